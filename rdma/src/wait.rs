@@ -54,19 +54,12 @@ impl EventDescriptor {
     /// `own` stays open until the value has been used for the last time.
     pub(crate) unsafe fn new(own: RawFd) -> Result<Self> {
         // SAFETY: epoll_create1 has no memory-safety requirements.
-        let lent = done(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: OwnedFd::from_raw_fd requires a descriptor with no other owner: it was just
-        // created.
-        let lent = unsafe { OwnedFd::from_raw_fd(lent) };
+        let lent = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         // SAFETY: fcntl with F_GETFL accepts any number; a bad descriptor is an error.
         let flags = done(unsafe { libc::fcntl(own, libc::F_GETFL) })?;
         // SAFETY: fcntl with F_SETFL accepts any number and flags.
         done(unsafe { libc::fcntl(own, libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
-        #[allow(clippy::cast_sign_loss, reason = "a flag")]
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: epoll_ctl requires an event that lives during the call: a local variable. A bad
-        // descriptor is an error.
-        done(unsafe { libc::epoll_ctl(lent.as_raw_fd(), libc::EPOLL_CTL_ADD, own, &raw mut event) })?;
+        add_to_epoll(&lent, own)?;
         Ok(Self { own, lent })
     }
 
@@ -104,6 +97,84 @@ impl AsFd for EventDescriptor {
     }
 }
 
+/// An epoll that is readable while one of several descriptors is readable, once a time has come, or
+/// after [`ring`](Self::ring).
+#[cfg(feature = "net")]
+pub(crate) struct Watch {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    bell: OwnedFd,
+}
+
+#[cfg(feature = "net")]
+impl Watch {
+    /// Watches the descriptors until they are closed.
+    pub(crate) fn new(fds: &[BorrowedFd<'_>]) -> Result<Self> {
+        // SAFETY: epoll_create1 has no memory-safety requirements.
+        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: timerfd_create has no memory-safety requirements.
+        let timer = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
+        // SAFETY: eventfd has no memory-safety requirements.
+        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        let watch = Self { epoll, timer: owned(timer)?, bell: owned(bell)? };
+        for fd in fds.iter().copied().chain([watch.timer.as_fd(), watch.bell.as_fd()]) {
+            add_to_epoll(&watch.epoll, fd.as_raw_fd())?;
+        }
+        Ok(watch)
+    }
+
+    /// Makes the epoll readable until [`clear`](Self::clear).
+    pub(crate) fn ring(&self) {
+        post(self.bell.as_fd(), 1);
+    }
+
+    /// Takes what [`ring`](Self::ring) and an expired timer have left.
+    pub(crate) fn clear(&self) {
+        take(self.bell.as_fd());
+        self.set_timer(None);
+    }
+
+    /// Makes the epoll readable after a time, or not at all.
+    pub(crate) fn set_timer(&self, after: Option<Duration>) {
+        // A time of zero would stop the timer.
+        let after = after.map_or(Duration::ZERO, |after| after.max(Duration::from_nanos(1)));
+        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = libc::timespec {
+            tv_sec: libc::time_t::try_from(after.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: after.subsec_nanos().into(),
+        };
+        let setting = libc::itimerspec { it_interval: zero, it_value: value };
+        // SAFETY: timerfd_settime requires a setting that lives during the call, a local variable,
+        // and room for the old setting or NULL. Its errors leave the timer as it was.
+        let _result = unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const setting, ptr::null_mut()) };
+    }
+}
+
+#[cfg(feature = "net")]
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Takes ownership of the descriptor that a system call has just created.
+fn owned(result: i32) -> Result<OwnedFd> {
+    let fd = done(result)?;
+    // SAFETY: OwnedFd::from_raw_fd requires a descriptor with no other owner: every caller passes
+    // the result of the system call that created it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes an epoll watch whether a descriptor is readable.
+fn add_to_epoll(epoll: &OwnedFd, fd: RawFd) -> Result<()> {
+    #[allow(clippy::cast_sign_loss, reason = "a flag")]
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+    // SAFETY: epoll_ctl requires an event that lives during the call: a local variable. A bad
+    // descriptor is an error.
+    done(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
+    Ok(())
+}
+
 /// Converts the result of a system call that returns -1 and sets `errno` on failure.
 fn done(result: i32) -> Result<i32> {
     if result < 0 { Err(Error::last(Operation::WatchDescriptor)) } else { Ok(result) }
@@ -112,9 +183,7 @@ fn done(result: i32) -> Result<i32> {
 /// Creates a semaphore to wait on. Each count that is [posted](post) can be [taken](take) once.
 pub(crate) fn semaphore() -> Result<OwnedFd> {
     // SAFETY: eventfd has no memory-safety requirements.
-    let fd = done(unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-    // SAFETY: OwnedFd::from_raw_fd requires a descriptor with no other owner: it was just created.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    owned(unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 /// Adds `count` to a [`semaphore`].

@@ -1,5 +1,79 @@
-//! Connections with messages.
+//! Connections with messages and flow control, for programs that do not want to know verbs.
+//!
+//! A [`Node`] is a device with its connections; its [`Driver`] does the work, as a task of any
+//! executor or on a thread. A [`Listener`] accepts peers, [`Node::connect`] connects to one, and a
+//! [`Connection`] carries messages in both directions: reliable, in order, whole, and as long as
+//! both ends allow.
+//!
+//! ```
+//! use rdma::aio::block_on;
+//! use rdma::net::{Failure, ListenOptions, Node, NodeOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let context = rdma::open(&"soft0".parse()?)?.context;
+//! let (node, driver) = Node::new(&context, &NodeOptions::new())?;
+//! std::thread::spawn(move || driver.run_blocking());
+//! let mut listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new())?;
+//! let address = listener.local_addr();
+//!
+//! // An echo server.
+//! let server = std::thread::spawn(move || {
+//!     block_on(async {
+//!         let (to, mut from) = listener.accept().await?.accept().await?.split();
+//!         while let Some(message) = from.next().await? {
+//!             to.send(&message).await?;
+//!         }
+//!         Ok::<(), Failure>(())
+//!     })
+//! });
+//!
+//! block_on(async {
+//!     let mut connection = node.connect(address).await?;
+//!     connection.send("hello").await?;
+//!     assert_eq!(&connection.next().await?.expect("an answer")[..], b"hello");
+//!     connection.close(0).await
+//! })?;
+//! server.join().expect("no panic")?;
+//! # Ok(()) }
+//! ```
+//!
+//! # Flow control
+//!
+//! Each end posts `window` receives and tells the peer how many messages it may send. A message
+//! never finds the peer without a receive, whatever the application does: a sender waits in
+//! [`Sender::send`] instead. A received message stays in its receive buffer, and a spare buffer
+//! takes its place, so a program may hold twice the window of messages before the peer must wait.
+//!
+//! # Ends
+//!
+//! Dropping the [`Sender`] ends the data of one direction: the peer's [`Receiver::next`] returns
+//! `None` after the last message. [`Connection::close`] waits until the peer has confirmed all of
+//! it. A peer that breaks the protocol, dies or falls silent fails this connection and no other;
+//! all waits then return the same [`Failure`].
+//!
+//! # Cancellation
+//!
+//! Any future may be dropped at any time: no message is lost or torn. A message whose `send` was
+//! dropped is sent as a whole or not at all.
 
+mod connect;
+mod connection;
+mod driver;
+mod failure;
+mod listener;
+mod mailbox;
+mod node;
+mod options;
 pub(crate) mod protocol;
+mod waiters;
 
+#[cfg(test)]
+mod tests;
+
+pub use connection::{Connection, Message, Permit, Receiver, Sender};
+pub use driver::Driver;
+pub use failure::{Failure, FailureKind};
+pub use listener::{Incoming, Listener};
+pub use node::Node;
+pub use options::{ListenOptions, NodeOptions};
 pub use protocol::{RefuseCode, Violation};

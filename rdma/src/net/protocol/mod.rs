@@ -30,8 +30,6 @@
 //! other. An UPDATE needs consumed data, so two idle ends fall silent. The tests in `search` check
 //! all of this on the states of two ends.
 
-#![allow(dead_code, reason = "its users follow")]
-
 mod credit;
 mod hello;
 mod keep_alive;
@@ -50,9 +48,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 pub use hello::RefuseCode;
-pub(crate) use hello::{Agreed, RESERVE};
+pub(crate) use hello::{Agreed, Hello, RESERVE, Refuse};
 pub use violation::Violation;
-pub(crate) use wire::HEADER_LEN;
+pub(crate) use wire::{HEADER_LEN, receive_size};
 
 use self::credit::Credit;
 use self::keep_alive::KeepAlive;
@@ -68,14 +66,16 @@ pub(crate) struct Protocol {
     agreed: Agreed,
     credit: Credit,
     alive: KeepAlive,
-    /// Free slots of the send queue.
+    /// Free slots of the send queue, and all of them.
     slots: u32,
+    all_slots: u32,
     /// The rest and the stream of the message that this end is sending.
     outgoing: Option<(u32, u32)>,
     /// The rest and the stream of the message that the peer is sending.
     incoming: Option<(u32, u32)>,
     sent_offers: BTreeSet<u32>,
     received_offers: BTreeSet<u32>,
+    #[cfg_attr(not(test), allow(dead_code, reason = "only a peer of another version offers yet"))]
     next_offer: u32,
     end: End,
     /// The code of this end's CLOSE, once it is asked for.
@@ -145,6 +145,7 @@ impl Protocol {
             credit: Credit::new(agreed.window),
             alive: KeepAlive::new(agreed.keep_alive, now),
             slots,
+            all_slots: slots,
             outgoing: None,
             incoming: None,
             sent_offers: BTreeSet::new(),
@@ -256,6 +257,19 @@ impl Protocol {
         self.credit.available() > 0 && self.slots > RESERVE && !self.close_sent && self.peer_code.is_none()
     }
 
+    /// The number of fragments that may be sent now.
+    pub(crate) fn room(&self) -> u32 {
+        if !self.can_send_data() {
+            return 0;
+        }
+        self.credit.available().min(self.slots - RESERVE)
+    }
+
+    /// Whether no send is in flight.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.slots == self.all_slots
+    }
+
     /// Whether [`data`](Self::data) returns a header now.
     pub(crate) fn can_send_data(&self) -> bool {
         (self.end == End::Open || self.outgoing.is_some()) && self.can_send_counted()
@@ -276,6 +290,7 @@ impl Protocol {
 
     /// The header of an OFFER, which must be posted with a slice as its payload, and its id. None
     /// if the offer must wait.
+    #[cfg_attr(not(test), allow(dead_code, reason = "only a peer of another version offers yet"))]
     pub(crate) fn offer(&mut self) -> Option<([u8; HEADER_LEN], u32)> {
         if self.end != End::Open || !self.can_send_counted() || self.sent_offers.len() >= MAX_OFFERS {
             return None;
@@ -355,6 +370,11 @@ impl Protocol {
     pub(crate) fn abort(&mut self, code: u32) {
         self.close(code);
         self.closes_now = true;
+    }
+
+    /// Whether [`abort`](Self::abort) was called.
+    pub(crate) fn has_aborted(&self) -> bool {
+        self.closes_now
     }
 
     /// Whether both ends have sent CLOSE.

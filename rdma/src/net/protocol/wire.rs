@@ -31,6 +31,11 @@ pub(crate) const OFFER_LEN: usize = RemoteSlice::WIRE_LEN;
 /// Length of the payload of a DONE: a status.
 pub(crate) const DONE_LEN: usize = 4;
 
+/// Size of the receive of a fragment with a payload of `payload` bytes.
+pub(crate) const fn receive_size(payload: u32) -> u32 {
+    payload.saturating_add(START as u32)
+}
+
 /// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {

@@ -1,0 +1,181 @@
+//! The shared part of a connection: its state behind a lock.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use super::flow::{Buffers, Flow, Link};
+use crate::cm::IdKey;
+use crate::error::Result;
+use crate::mr::Buffer;
+use crate::net::failure::{Failure, FailureKind};
+use crate::net::listener::Ticket;
+use crate::net::node::Shared;
+use crate::net::options::NodeOptions;
+use crate::net::protocol::{HEADER_LEN, Protocol};
+use crate::pd::ProtectionDomain;
+
+/// A connection, as its handles and the driver share it.
+pub(in crate::net) struct Core {
+    pub(in crate::net) key: u32,
+    pub(in crate::net) id: IdKey,
+    pub(super) local_addr: Option<SocketAddr>,
+    pub(super) peer_addr: Option<SocketAddr>,
+    pub(super) max_payload: usize,
+    pub(super) max_message: u64,
+    pub(super) senders: AtomicUsize,
+    flow: Mutex<Flow>,
+    shared: Arc<Shared>,
+    /// The place among the connections of a listener.
+    _ticket: Option<Ticket>,
+}
+
+/// The parts of a new connection.
+pub(in crate::net) struct Parts {
+    pub(in crate::net) key: u32,
+    pub(in crate::net) id: IdKey,
+    pub(in crate::net) local_addr: Option<SocketAddr>,
+    pub(in crate::net) peer_addr: Option<SocketAddr>,
+    pub(in crate::net) protocol: Protocol,
+    pub(in crate::net) pool: Pool,
+    pub(in crate::net) ticket: Option<Ticket>,
+}
+
+impl Core {
+    pub(in crate::net) fn new(shared: &Arc<Shared>, parts: Parts) -> Arc<Self> {
+        let Parts { key, id, local_addr, peer_addr, protocol, pool, ticket } = parts;
+        let agreed = protocol.agreed();
+        let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
+        let flow = Mutex::new(Flow::new(key.into(), protocol, pool.buffers, shared.options.linger));
+        let (shared, senders) = (Arc::clone(shared), AtomicUsize::new(1));
+        Arc::new(Self {
+            key,
+            id,
+            local_addr,
+            peer_addr,
+            max_payload,
+            max_message,
+            senders,
+            flow,
+            shared,
+            _ticket: ticket,
+        })
+    }
+
+    /// Works on the state under the lock, then wakes the tasks that the work concerns, and the
+    /// driver if it has something to do.
+    pub(super) fn with<R>(&self, work: impl FnOnce(&mut Flow, Instant) -> R) -> R {
+        let (result, wakeups, deadline, has_ended) = {
+            let mut flow = self.flow.lock().unwrap_or_else(PoisonError::into_inner);
+            let had_ended = flow.outcome().is_some();
+            let result = work(&mut flow, Instant::now());
+            let has_ended = !had_ended && flow.outcome().is_some();
+            (result, std::mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), has_ended)
+        };
+        wakeups.wake();
+        if let Some(deadline) = deadline {
+            self.shared.note_deadline(deadline);
+        }
+        if has_ended {
+            self.shared.note_end(self.key);
+        }
+        result
+    }
+
+    /// Brings the connection up with the link that `connect` makes. Received messages wait
+    /// meanwhile.
+    pub(in crate::net) fn connect(&self, connect: impl FnOnce() -> Result<Link>) -> Result<()> {
+        self.with(|flow, now| match connect() {
+            Ok(link) => {
+                flow.set_link(link, now);
+                Ok(())
+            }
+            Err(error) => {
+                flow.fail(error.into());
+                Err(error)
+            }
+        })
+    }
+
+    pub(in crate::net) fn expect_message(&self, by: Instant) {
+        self.with(|flow, _| flow.expect_message(by));
+    }
+
+    pub(in crate::net) fn received(&self, buffer: Buffer, len: usize) {
+        self.with(|flow, now| flow.received(buffer, len, now));
+    }
+
+    pub(in crate::net) fn sent(&self, buffer: Buffer) {
+        self.with(|flow, now| flow.sent(buffer, now));
+    }
+
+    pub(in crate::net) fn fail(&self, failure: Failure) {
+        self.with(|flow, _| flow.fail(failure));
+    }
+
+    pub(in crate::net) fn handle_timeout(&self) {
+        self.with(Flow::handle_timeout);
+    }
+
+    /// Disconnects a connection that has ended.
+    pub(in crate::net) fn disconnect(&self) {
+        // Outside of the lock: a subscriber of the log may run.
+        let link = self.with(|flow, _| flow.take_link());
+        link.into_iter().for_each(Link::disconnect);
+    }
+
+    /// Waits until the connection has closed; returns the peer's code.
+    pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<u32, Failure>> {
+        self.with(|flow, _| {
+            let Some(failure) = flow.outcome() else {
+                flow.closer = Some(cx.waker().clone());
+                return Poll::Pending;
+            };
+            match (failure.kind(), failure.code()) {
+                (FailureKind::Closed, Some(code)) => Poll::Ready(Ok(code)),
+                _ => Poll::Ready(Err(failure.clone())),
+            }
+        })
+    }
+
+    /// Notes that a sender was dropped. The last one ends the data.
+    pub(super) fn drop_sender(&self) {
+        if self.senders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.with(Flow::finish);
+        }
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("key", &self.key).field("peer_addr", &self.peer_addr).finish_non_exhaustive()
+    }
+}
+
+/// The memory of a connection, registered as one region.
+#[derive(Debug)]
+pub(in crate::net) struct Pool {
+    buffers: Buffers,
+    /// Buffers for the first receives.
+    receives: Vec<Buffer>,
+}
+
+impl Pool {
+    /// Allocates the first receives, as many spares as the window, and the send buffers.
+    pub(in crate::net) fn new(pd: &ProtectionDomain, options: &NodeOptions) -> Result<Self> {
+        let size = (options.payload as usize + HEADER_LEN).next_multiple_of(64);
+        let counts = [options.receives(), u32::from(options.window), options.slots()];
+        let mut region = pd.allocate(size * counts.iter().sum::<u32>() as usize)?;
+        let [receives, spares, sends] =
+            counts.map(|count| (0..count).map(|_| region.split_to(size)).collect::<Vec<_>>());
+        Ok(Self { buffers: Buffers { spares, sends }, receives })
+    }
+
+    /// Takes the buffers of the first receives.
+    pub(in crate::net) fn take_receives(&mut self) -> Vec<Buffer> {
+        std::mem::take(&mut self.receives)
+    }
+}

@@ -1,0 +1,528 @@
+//! The state of a connection under its lock: the protocol, the queue pair and the buffers.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use crate::cm::Id;
+use crate::mr::Buffer;
+use crate::net::failure::{Failure, FailureKind};
+use crate::net::protocol::{HEADER_LEN, Protocol, Received};
+use crate::net::waiters::Waiters;
+use crate::op::Send;
+use crate::qp::{QueuePair, Rc};
+
+/// Bytes of reassembled messages that wait for the application before receives are no longer
+/// replaced.
+const INBOX_LIMIT: usize = 256 << 10;
+/// Status of a DONE that refuses an offer.
+const OFFER_REFUSED: u32 = 1;
+
+/// The state of a connection.
+pub(super) struct Flow {
+    pub(super) protocol: Protocol,
+    /// The token of the connection's requests.
+    token: u64,
+    linger: Duration,
+    /// Present while the connection can send.
+    link: Option<Link>,
+    /// The reason of the end, once the connection has ended.
+    outcome: Option<Failure>,
+    /// The deadline that the driver knows.
+    noted: Option<Instant>,
+
+    buffers: Buffers,
+    /// Data receives that were consumed and not replaced.
+    owed: u32,
+    inbox: VecDeque<Stored>,
+    /// Bytes in the inbox that occupy no receive buffer.
+    inbox_bytes: usize,
+    /// The fragments of an incomplete message.
+    assembly: Vec<u8>,
+    receiver_is_gone: bool,
+    /// Offers of the peer that this end has yet to refuse.
+    offers: VecDeque<u32>,
+
+    outgoing: Option<Outgoing>,
+    /// Filled permits that are not posted yet.
+    filled: VecDeque<(Buffer, usize)>,
+    /// Permits that are not posted yet.
+    reserved: u32,
+    ending: Ending,
+    /// The end of the time to close.
+    close_by: Option<Instant>,
+    /// The end of the time for the peer's first message.
+    first_by: Option<Instant>,
+
+    pub(super) senders: Waiters,
+    pub(super) receiver: Option<Waker>,
+    pub(super) closer: Option<Waker>,
+    pub(super) wakeups: Wakeups,
+}
+
+/// The queue pair and the id of a connection.
+#[derive(Debug)]
+pub(in crate::net) struct Link {
+    pub(in crate::net) id: Id<Rc>,
+    pub(in crate::net) qp: QueuePair<Rc>,
+}
+
+impl Link {
+    /// Ends the connection; requests in flight are flushed.
+    pub(super) fn disconnect(self) {
+        if let Err(error) = self.id.disconnect(&self.qp) {
+            tracing::debug!(%error, "a connection that has ended could not be disconnected");
+        }
+    }
+}
+
+/// The buffers of a connection that are not posted.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    /// For receives.
+    pub(super) spares: Vec<Buffer>,
+    pub(super) sends: Vec<Buffer>,
+}
+
+/// A message that was received.
+#[derive(Debug)]
+pub(super) enum Stored {
+    /// A message of one fragment, in its receive buffer.
+    Whole(Buffer, Range<usize>),
+    /// A message of several fragments.
+    Assembled(Vec<u8>),
+}
+
+/// A message of which fragments are still to be sent.
+#[derive(Debug)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+/// The end of this end's data that the application asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    None,
+    Data,
+    Connection(u32),
+}
+
+/// Tasks to wake once the lock is released.
+#[derive(Debug, Default)]
+pub(super) struct Wakeups {
+    sender: Option<Waker>,
+    receiver: Option<Waker>,
+    closer: Option<Waker>,
+    /// All waiting senders, when the connection ends.
+    all: Vec<Waker>,
+}
+
+impl Wakeups {
+    pub(super) fn wake(self) {
+        let some = [self.sender, self.receiver, self.closer].into_iter().flatten();
+        some.chain(self.all).for_each(Waker::wake);
+    }
+}
+
+impl Flow {
+    pub(super) fn new(token: u64, protocol: Protocol, buffers: Buffers, linger: Duration) -> Self {
+        Self {
+            protocol,
+            token,
+            linger,
+            link: None,
+            outcome: None,
+            noted: None,
+            buffers,
+            owed: 0,
+            inbox: VecDeque::new(),
+            inbox_bytes: 0,
+            assembly: Vec::new(),
+            receiver_is_gone: false,
+            offers: VecDeque::new(),
+            outgoing: None,
+            filled: VecDeque::new(),
+            reserved: 0,
+            ending: Ending::None,
+            close_by: None,
+            first_by: None,
+            senders: Waiters::default(),
+            receiver: None,
+            closer: None,
+            wakeups: Wakeups::default(),
+        }
+    }
+
+    /// Makes the connection able to send.
+    pub(super) fn set_link(&mut self, link: Link, now: Instant) {
+        self.link = Some(link);
+        self.pump(now);
+    }
+
+    /// Fails the connection unless the peer sends a message in time.
+    pub(super) fn expect_message(&mut self, by: Instant) {
+        self.first_by = Some(by);
+    }
+
+    /// The reason of the end, once the connection has ended.
+    pub(super) fn outcome(&self) -> Option<&Failure> {
+        self.outcome.as_ref()
+    }
+
+    /// The link of a connection that has ended, to be disconnected.
+    pub(super) fn take_link(&mut self) -> Option<Link> {
+        if self.outcome.is_some() { self.link.take() } else { None }
+    }
+
+    /// Ends the connection, and wakes all tasks that wait for it. Only the first reason counts.
+    pub(super) fn fail(&mut self, failure: Failure) {
+        if self.outcome.is_some() {
+            return;
+        }
+        self.outcome = Some(self.protocol.peer_code().map_or(failure, Failure::closed));
+        self.outgoing = None;
+        self.assembly = Vec::new();
+        self.wake_all();
+    }
+
+    fn wake_all(&mut self) {
+        self.wakeups.all.extend(self.senders.take_all());
+        self.wakeups.closer = self.closer.take();
+        self.wake_receiver();
+    }
+
+    fn wake_receiver(&mut self) {
+        if let Some(waker) = self.receiver.take() {
+            self.wakeups.receiver = Some(waker);
+        }
+    }
+
+    /// Takes a received message of `len` bytes.
+    pub(super) fn received(&mut self, buffer: Buffer, len: usize, now: Instant) {
+        if self.outcome.is_some() {
+            return;
+        }
+        let len = len.min(buffer.len());
+        match self.protocol.handle_message(&buffer[..len], now) {
+            Ok(received) => self.deliver(received, buffer),
+            Err(violation) => self.fail(Failure::violation(violation)),
+        }
+        self.pump(now);
+    }
+
+    /// Delivers a message, and posts a receive in place of the one that it used.
+    fn deliver(&mut self, received: Received, buffer: Buffer) {
+        if received.is_control() {
+            self.post_receive(buffer);
+            if received == Received::Close {
+                self.wake_all();
+            }
+            return;
+        }
+        self.owed += 1;
+        match received {
+            Received::Data(fragment) => {
+                self.first_by = None;
+                if fragment.is_end || self.receiver_is_gone {
+                    self.buffers.spares.push(buffer);
+                } else if fragment.is_first && fragment.is_last {
+                    self.inbox.push_back(Stored::Whole(buffer, fragment.payload));
+                } else {
+                    self.assembly.extend_from_slice(&buffer[fragment.payload]);
+                    self.buffers.spares.push(buffer);
+                    if fragment.is_last {
+                        self.finish_assembly();
+                    }
+                }
+                self.wake_receiver();
+            }
+            Received::Offer { id, .. } => {
+                self.buffers.spares.push(buffer);
+                self.offers.push_back(id);
+            }
+            _ => self.buffers.spares.push(buffer),
+        }
+        self.replace_receives();
+    }
+
+    fn finish_assembly(&mut self) {
+        let message = std::mem::take(&mut self.assembly);
+        self.inbox_bytes += message.len();
+        self.inbox.push_back(Stored::Assembled(message));
+    }
+
+    /// Posts spare buffers in place of consumed receives, unless too much waits for the
+    /// application.
+    fn replace_receives(&mut self) {
+        while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && self.link.is_some() {
+            let Some(buffer) = self.buffers.spares.pop() else { return };
+            self.owed -= 1;
+            self.post_receive(buffer);
+            self.protocol.receive_posted();
+        }
+    }
+
+    fn post_receive(&mut self, buffer: Buffer) {
+        let Some(link) = &mut self.link else { return };
+        if let Err(refused) = link.qp.post_recv(buffer, self.token) {
+            self.fail(refused.error().into());
+        }
+    }
+
+    /// Takes the buffer of a completed send.
+    pub(super) fn sent(&mut self, buffer: Buffer, now: Instant) {
+        self.protocol.send_completed();
+        self.buffers.sends.push(buffer);
+        self.pump(now);
+    }
+
+    /// Sends all that can be sent now, and wakes the first sender if there is room for it.
+    pub(super) fn pump(&mut self, now: Instant) {
+        while self.outcome.is_none() && self.link.is_some() && self.send_next(now) {}
+        if self.outcome.is_some() {
+            return;
+        }
+        if self.protocol.is_closed() && self.protocol.is_drained() {
+            self.fail(Failure::new(FailureKind::Closed));
+        } else if self.has_room() {
+            self.wakeups.sender = self.senders.first();
+        }
+    }
+
+    /// Sends the next message; returns whether there was one.
+    fn send_next(&mut self, now: Instant) -> bool {
+        self.end_data();
+        if let Some(header) = self.protocol.poll_transmit(now) {
+            self.post_copy(header, &[]);
+            return true;
+        }
+        self.refuse_offer() || if self.outgoing.is_some() { self.send_fragment() } else { self.send_filled() }
+    }
+
+    /// Tells the protocol of the end of the data, once all data is sent.
+    fn end_data(&mut self) {
+        if self.outgoing.is_none() && self.filled.is_empty() {
+            match self.ending {
+                Ending::None => {}
+                Ending::Data => self.protocol.finish(),
+                Ending::Connection(code) => self.protocol.close(code),
+            }
+        }
+    }
+
+    /// Answers an offer: this version reads none.
+    fn refuse_offer(&mut self) -> bool {
+        let Some(header) = self.offers.front().and_then(|&offer| self.protocol.done(offer)) else { return false };
+        self.offers.pop_front();
+        self.post_copy(header, &OFFER_REFUSED.to_be_bytes());
+        true
+    }
+
+    /// Sends the next fragment of the outgoing message, if there is room beside the permits.
+    fn send_fragment(&mut self) -> bool {
+        if self.protocol.room() <= self.reserved {
+            return false;
+        }
+        let Some(mut outgoing) = self.outgoing.take() else { return false };
+        let max = self.protocol.agreed().max_payload();
+        let end = outgoing.bytes.len().min(outgoing.sent + max);
+        let rest = outgoing.bytes.len() - end;
+        let Some(header) = self.protocol.data(end - outgoing.sent, length(rest), 0) else { return false };
+        self.post_copy(header, &outgoing.bytes[outgoing.sent..end]);
+        outgoing.sent = end;
+        if rest > 0 {
+            self.outgoing = Some(outgoing);
+        }
+        true
+    }
+
+    fn send_filled(&mut self) -> bool {
+        let Some(&(_, len)) = self.filled.front() else { return false };
+        let Some(header) = self.protocol.data(len, 0, 0) else { return false };
+        self.reserved -= 1;
+        if let Some((buffer, len)) = self.filled.pop_front() {
+            self.post(header, buffer, len);
+        }
+        true
+    }
+
+    /// Copies a payload into a send buffer and posts it.
+    fn post_copy(&mut self, header: [u8; HEADER_LEN], payload: &[u8]) {
+        // Each free slot of the send queue has a free buffer.
+        let Some(mut buffer) = self.buffers.sends.pop() else {
+            return self.fail(Failure::new(FailureKind::Local));
+        };
+        buffer[HEADER_LEN..HEADER_LEN + payload.len()].copy_from_slice(payload);
+        self.post(header, buffer, payload.len());
+    }
+
+    fn post(&mut self, header: [u8; HEADER_LEN], mut buffer: Buffer, payload: usize) {
+        let Some(link) = &mut self.link else { return };
+        buffer[..HEADER_LEN].copy_from_slice(&header);
+        let send = Send::new(buffer.part(..HEADER_LEN + payload)).token(self.token);
+        if let Err(refused) = link.qp.post_send(send) {
+            self.fail(refused.error().into());
+        }
+    }
+
+    /// Whether a new message may begin: no other one is incomplete, and there is room beside the
+    /// permits.
+    pub(super) fn has_room(&self) -> bool {
+        self.outgoing.is_none() && self.link.is_some() && self.protocol.room() > self.reserved
+    }
+
+    /// The reason why nothing can be sent any more.
+    pub(super) fn send_failure(&self) -> Option<Failure> {
+        let closed = || self.protocol.peer_code().map(Failure::closed);
+        let ended = || (self.ending != Ending::None).then(|| Failure::new(FailureKind::Closed));
+        self.outcome.clone().or_else(closed).or_else(ended)
+    }
+
+    /// Begins a message; [`has_room`](Self::has_room) is true.
+    pub(super) fn start(&mut self, message: &[u8], now: Instant) {
+        let len = message.len().min(self.protocol.agreed().max_payload());
+        let (first, rest) = message.split_at(len);
+        let Some(header) = self.protocol.data(len, length(rest.len()), 0) else { return };
+        if !rest.is_empty() {
+            self.outgoing = Some(Outgoing { bytes: rest.to_vec(), sent: 0 });
+        }
+        self.post_copy(header, first);
+        self.pump(now);
+    }
+
+    /// Takes room for a fragment; [`has_room`](Self::has_room) is true.
+    pub(super) fn reserve(&mut self, now: Instant) -> Option<Buffer> {
+        let buffer = self.buffers.sends.pop()?;
+        self.reserved += 1;
+        self.pump(now);
+        Some(buffer)
+    }
+
+    /// Sends a permit's fragment with a payload of `len` bytes.
+    pub(super) fn send_permit(&mut self, buffer: Buffer, len: usize, now: Instant) -> Result<(), Failure> {
+        if let Some(failure) = self.send_failure() {
+            self.cancel_permit(buffer, now);
+            return Err(failure);
+        }
+        self.filled.push_back((buffer, len));
+        self.pump(now);
+        Ok(())
+    }
+
+    /// Gives a permit's room back.
+    pub(super) fn cancel_permit(&mut self, buffer: Buffer, now: Instant) {
+        self.reserved -= 1;
+        self.buffers.sends.push(buffer);
+        self.pump(now);
+    }
+
+    /// Takes the next received message.
+    pub(super) fn take(&mut self, now: Instant) -> Option<Stored> {
+        let stored = self.inbox.pop_front()?;
+        if let Stored::Assembled(bytes) = &stored {
+            self.inbox_bytes -= bytes.len();
+            self.replace_receives();
+            self.pump(now);
+        }
+        Some(stored)
+    }
+
+    /// The result of a receive when no message is left; none if more may come.
+    pub(super) fn receive_end(&self) -> Option<Result<(), Failure>> {
+        if self.protocol.peer_has_ended() {
+            return Some(Ok(()));
+        }
+        let closed = || self.protocol.peer_code().map(Failure::closed);
+        self.outcome.clone().or_else(closed).map(Err)
+    }
+
+    /// Takes a receive buffer back from the application.
+    pub(super) fn release(&mut self, buffer: Buffer, now: Instant) {
+        self.buffers.spares.push(buffer);
+        self.replace_receives();
+        self.pump(now);
+    }
+
+    /// Ends this end's data after the last message.
+    pub(super) fn finish(&mut self, now: Instant) {
+        if self.receiver_is_gone {
+            return self.close(0, now);
+        }
+        if self.ending == Ending::None {
+            self.ending = Ending::Data;
+        }
+        self.pump(now);
+    }
+
+    /// Discards received messages from now on.
+    pub(super) fn stop_receiving(&mut self, now: Instant) {
+        self.receiver_is_gone = true;
+        self.assembly = Vec::new();
+        self.inbox_bytes = 0;
+        for stored in self.inbox.drain(..) {
+            if let Stored::Whole(buffer, _) = stored {
+                self.buffers.spares.push(buffer);
+            }
+        }
+        self.replace_receives();
+        if self.ending == Ending::Data {
+            return self.close(0, now);
+        }
+        self.pump(now);
+    }
+
+    /// Closes the connection after the last message, in the time of `linger`.
+    pub(super) fn close(&mut self, code: u32, now: Instant) {
+        if !matches!(self.ending, Ending::Connection(_)) {
+            self.ending = Ending::Connection(code);
+            self.close_by = Some(now + self.linger);
+        }
+        self.pump(now);
+    }
+
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is due.
+    fn deadline(&self) -> Option<Instant> {
+        if self.outcome.is_some() {
+            return None;
+        }
+        [self.protocol.deadline(), self.close_by, self.first_by].into_iter().flatten().min()
+    }
+
+    /// The deadline, if it is sooner than the one that the driver knows.
+    pub(super) fn take_sooner_deadline(&mut self) -> Option<Instant> {
+        let deadline = self.deadline()?;
+        if self.noted.is_some_and(|noted| noted <= deadline) {
+            return None;
+        }
+        self.noted = Some(deadline);
+        Some(deadline)
+    }
+
+    /// Does what is due, and forgets the deadline that the driver knows.
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        self.noted = None;
+        if self.outcome.is_some() || self.deadline().is_none_or(|at| at > now) {
+            return;
+        }
+        let is_due = |time: Option<Instant>| time.is_some_and(|time| time <= now);
+        if self.protocol.handle_timeout(now).is_err() {
+            self.fail(Failure::new(FailureKind::PeerGone));
+        }
+        if is_due(self.first_by) || is_due(self.close_by) && self.protocol.has_aborted() {
+            self.fail(Failure::new(FailureKind::Timeout));
+        }
+        if is_due(self.close_by) {
+            let code = if let Ending::Connection(code) = self.ending { code } else { 0 };
+            self.protocol.abort(code);
+            self.close_by = Some(now + self.linger);
+        }
+        self.pump(now);
+    }
+}
+
+/// The length of a part of a message as the header has it; longer messages are never begun.
+fn length(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}

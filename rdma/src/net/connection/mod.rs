@@ -1,0 +1,93 @@
+//! Connections: an end that sends and an end that receives.
+
+mod core;
+mod flow;
+mod receiver;
+mod sender;
+
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+pub(super) use self::core::{Core, Parts, Pool};
+pub(super) use self::flow::Link;
+pub use self::receiver::{Message, Receiver};
+pub use self::sender::{Permit, Sender};
+
+use super::failure::Failure;
+
+/// A connection to a peer: messages in both directions, in order.
+///
+/// A message may be as long as the peer accepts; the connection splits it into fragments. The
+/// protocol sends no message for which the peer has no receive, so a slow reader slows the sender
+/// down and costs it no memory.
+///
+/// Dropping a connection closes it in the background: messages that were sent still go, for at most
+/// [`NodeOptions::linger`](super::NodeOptions::linger).
+pub struct Connection {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl Connection {
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        Self { sender: Sender::new(core), receiver: Receiver::new(core) }
+    }
+
+    /// The two halves, for two tasks. Dropping all clones of the sender ends this end's data: the
+    /// peer's [`Receiver::next`] then returns `None`. Dropping both halves closes the connection.
+    #[must_use]
+    pub fn split(self) -> (Sender, Receiver) {
+        (self.sender, self.receiver)
+    }
+
+    /// Sends a message: [`Sender::send`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Sender::send`].
+    pub async fn send(&self, message: impl AsRef<[u8]>) -> Result<(), Failure> {
+        self.sender.send(message).await
+    }
+
+    /// Waits for the next message: [`Receiver::next`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Receiver::next`].
+    pub async fn next(&mut self) -> Result<Option<Message>, Failure> {
+        self.receiver.next().await
+    }
+
+    /// Ends this end's data, discards what the peer still sends, and waits until both ends have
+    /// closed. Returns the peer's code. A peer that does not close in time is cut off.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the connection failed before, or `Timeout`. If the peer confirms with
+    /// success, it has received all messages.
+    pub async fn close(self, code: u32) -> Result<u32, Failure> {
+        let core = self.sender.core();
+        core.with(|flow, now| {
+            flow.stop_receiving(now);
+            flow.close(code, now);
+        });
+        poll_fn(|cx| core.poll_closed(cx)).await
+    }
+
+    getters! { |this|
+        /// The local address.
+        local_addr: Option<SocketAddr> = this.sender.core().local_addr;
+        /// The peer's address.
+        peer_addr: Option<SocketAddr> = this.sender.core().peer_addr;
+        /// Longest message that the peer accepts, in bytes.
+        max_message: u64 = this.sender.max_message();
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("peer_addr", &self.peer_addr()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,106 @@
+//! The receiving half, and the messages.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::core::Core;
+use super::flow::{Flow, Stored};
+use crate::net::failure::Failure;
+
+/// The half of a connection that receives.
+pub struct Receiver {
+    core: Arc<Core>,
+}
+
+impl Receiver {
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        Self { core: Arc::clone(core) }
+    }
+
+    /// Waits for the next message. `None` means that the peer has ended its data.
+    ///
+    /// Dropping the future loses no message.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the connection failed, after all messages that arrived before; `Closed` if
+    /// the peer has closed without ending its data.
+    pub async fn next(&mut self) -> Result<Option<Message>, Failure> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Result<Option<Message>, Failure>> {
+        let stored = self.core.with(|flow, now| {
+            if let Some(stored) = flow.take(now) {
+                return Poll::Ready(Ok(Some(stored)));
+            }
+            match flow.receive_end() {
+                Some(end) => Poll::Ready(end.map(|()| None)),
+                None => {
+                    flow.receiver = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        });
+        let message = |stored| Message { stored: Some(stored), core: Arc::clone(&self.core) };
+        stored.map_ok(|stored| stored.map(message))
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.core.with(Flow::stop_receiving);
+    }
+}
+
+impl fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receiver").field("core", &self.core).finish()
+    }
+}
+
+/// A received message.
+///
+/// A message of one fragment stays in the buffer that it arrived in, and gives the buffer back when
+/// it is dropped. The window of the connection shrinks while a program holds more messages than the
+/// window has.
+pub struct Message {
+    /// Present until the drop.
+    stored: Option<Stored>,
+    core: Arc<Core>,
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.stored {
+            Some(Stored::Whole(buffer, range)) => &buffer[range.clone()],
+            Some(Stored::Assembled(bytes)) => bytes,
+            None => &[],
+        }
+    }
+}
+
+impl AsRef<[u8]> for Message {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        if let Some(Stored::Whole(buffer, _)) = self.stored.take() {
+            self.core.with(|flow, now| flow.release(buffer, now));
+        }
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message").field("len", &self.len()).finish_non_exhaustive()
+    }
+}

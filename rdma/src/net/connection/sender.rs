@@ -1,0 +1,207 @@
+//! The sending half.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+
+use super::core::Core;
+use super::flow::Flow;
+use crate::mr::Buffer;
+use crate::net::failure::{Failure, FailureKind};
+use crate::net::protocol::HEADER_LEN;
+use crate::net::waiters::Place;
+
+/// The half of a connection that sends.
+///
+/// Clones send on the same connection; the order of messages of several clones is undefined, but
+/// each message stays whole. Waiting senders are served in the order in which they came.
+pub struct Sender {
+    core: Arc<Core>,
+}
+
+impl Sender {
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        Self { core: Arc::clone(core) }
+    }
+
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// Longest message that the peer accepts, in bytes.
+    #[must_use]
+    pub fn max_message(&self) -> u64 {
+        self.core.max_message
+    }
+
+    /// Longest message that fits a [`Permit`], in bytes.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        self.core.max_payload
+    }
+
+    /// Sends a message, which is copied, and returns once it is on its way: posted, or, if it has
+    /// several fragments, begun.
+    ///
+    /// Waits while the peer has no room. Dropping the future sends all of the message or nothing.
+    ///
+    /// # Errors
+    ///
+    /// `TooLong`; `Closed`; the reason why the connection failed. Success does not mean that the
+    /// peer has received the message: [`close`](super::Connection::close) confirms that.
+    pub async fn send(&self, message: impl AsRef<[u8]>) -> Result<(), Failure> {
+        let message = message.as_ref();
+        if message.len() as u64 > self.core.max_message {
+            return Err(Failure::new(FailureKind::TooLong));
+        }
+        let mut turn = Turn { core: &self.core, place: None };
+        poll_fn(|cx| turn.poll(cx.waker(), |flow, now| flow.start(message, now))).await
+    }
+
+    /// Waits for room for one message of at most [`max_payload`](Self::max_payload) bytes.
+    ///
+    /// Sending with the permit never waits, and its buffer can be filled without another copy.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`; the reason why the connection failed.
+    pub async fn reserve(&self) -> Result<Permit<'_>, Failure> {
+        poll_fn({
+            let mut turn = Turn { core: &self.core, place: None };
+            move |cx| self.poll_reserve(&mut turn, cx)
+        })
+        .await
+    }
+
+    fn poll_reserve(&self, turn: &mut Turn<'_>, cx: &Context<'_>) -> Poll<Result<Permit<'_>, Failure>> {
+        turn.poll(cx.waker(), |flow, now| flow.reserve(now)).map(|reserved| {
+            let buffer = reserved?.ok_or_else(|| Failure::new(FailureKind::Local))?;
+            Ok(Permit { core: &self.core, buffer: Some(buffer) })
+        })
+    }
+}
+
+impl Clone for Sender {
+    fn clone(&self) -> Self {
+        self.core.senders.fetch_add(1, Ordering::Relaxed);
+        Self { core: Arc::clone(&self.core) }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.core.drop_sender();
+    }
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").field("core", &self.core).finish()
+    }
+}
+
+/// A task's turn to send. Dropping it passes the turn on.
+struct Turn<'a> {
+    core: &'a Core,
+    place: Option<Place>,
+}
+
+impl Turn<'_> {
+    /// Does `work` once this task is first and there is room.
+    fn poll<R>(
+        &mut self,
+        waker: &Waker,
+        work: impl FnOnce(&mut Flow, std::time::Instant) -> R,
+    ) -> Poll<Result<R, Failure>> {
+        self.core.with(|flow, now| {
+            if let Some(failure) = flow.send_failure() {
+                flow.senders.leave(&mut self.place);
+                return Poll::Ready(Err(failure));
+            }
+            if !flow.senders.is_turn(self.place) || !flow.has_room() {
+                flow.senders.wait(&mut self.place, waker);
+                return Poll::Pending;
+            }
+            flow.senders.leave(&mut self.place);
+            Poll::Ready(Ok(work(flow, now)))
+        })
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.place.is_some() {
+            self.core.with(|flow, now| {
+                flow.senders.leave(&mut self.place);
+                flow.pump(now);
+            });
+        }
+    }
+}
+
+/// Room for one message on a connection.
+///
+/// Dropping the permit gives the room back.
+#[must_use = "dropping it gives the room back"]
+pub struct Permit<'a> {
+    core: &'a Core,
+    /// Present until the permit is used.
+    buffer: Option<Buffer>,
+}
+
+impl Permit<'_> {
+    /// Sends a message, which is copied.
+    ///
+    /// # Errors
+    ///
+    /// `TooLong` for more than [`Sender::max_payload`] bytes; `Closed`; the reason why the
+    /// connection failed meanwhile.
+    pub fn send(mut self, message: &[u8]) -> Result<(), Failure> {
+        let Some(place) = self.payload_mut().get_mut(..message.len()) else {
+            return Err(Failure::new(FailureKind::TooLong));
+        };
+        place.copy_from_slice(message);
+        self.send_filled(message.len())
+    }
+
+    /// The place of the payload, to be filled without another copy. It may hold bytes of earlier
+    /// messages.
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        let max = self.core.max_payload;
+        match &mut self.buffer {
+            Some(buffer) => &mut buffer[HEADER_LEN..][..max],
+            None => &mut [],
+        }
+    }
+
+    /// Sends the first `len` bytes of [`payload_mut`](Self::payload_mut).
+    ///
+    /// # Errors
+    ///
+    /// As for [`send`](Self::send).
+    pub fn send_filled(mut self, len: usize) -> Result<(), Failure> {
+        if len > self.core.max_payload {
+            return Err(Failure::new(FailureKind::TooLong));
+        }
+        match self.buffer.take() {
+            Some(buffer) => self.core.with(|flow, now| flow.send_permit(buffer, len, now)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.core.with(|flow, now| flow.cancel_permit(buffer, now));
+        }
+    }
+}
+
+impl fmt::Debug for Permit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit").field("core", &self.core).finish_non_exhaustive()
+    }
+}

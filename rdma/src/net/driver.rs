@@ -1,0 +1,219 @@
+//! The driver: completions, events and timers of a node.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use super::failure::{Failure, FailureKind};
+use super::node::{Route, Shared};
+use crate::aio::Readiness;
+use crate::cm::{Event, EventKind};
+use crate::cq::Poller;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::op::Opcode;
+use crate::wait::{self, Deadline};
+
+/// Completions of one turn.
+const BUDGET: usize = 256;
+/// Turns of a driver that never sleeps between looks for events of the connection manager.
+const EVENT_TURNS: u32 = 64;
+/// Empty turns before the driver sleeps.
+const IDLE_TURNS: u32 = 20;
+
+/// Does the work of a [`Node`](super::Node): it delivers completions and events, and keeps the
+/// time.
+///
+/// A program runs one driver for each node, in one of three ways: as a task ([`run`](Self::run)),
+/// on a thread ([`run_blocking`](Self::run_blocking)), or in a loop of its own
+/// ([`turn`](Self::turn), [`wait`](Self::wait)). If the driver is dropped, all connections of the
+/// node fail with `DriverGone`.
+///
+/// The descriptor ([`AsFd`]) is readable when the driver has work, while it is asleep.
+pub struct Driver {
+    shared: Arc<Shared>,
+    poller: Poller,
+    /// Whether events of the connection manager may be pending.
+    has_events: bool,
+    turns: u32,
+}
+
+impl Driver {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), poller: shared.cq.poller(), has_events: true, turns: 0 }
+    }
+
+    /// Delivers up to `budget` completions, and all that is due; never sleeps. Returns the number
+    /// of completions.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the device and of its connection manager.
+    pub fn turn(&mut self, budget: usize) -> Result<usize> {
+        let mut count = 0;
+        while count < budget && self.deliver()? {
+            count += 1;
+        }
+        self.turns = self.turns.wrapping_add(1);
+        if self.has_events || self.turns % EVENT_TURNS == 0 {
+            self.has_events = false;
+            while let Some(event) = self.shared.events.try_next_event()? {
+                self.handle_event(event)?;
+            }
+        }
+        self.shared.handle_timeouts(Instant::now());
+        self.shared.remove_ended();
+        Ok(count)
+    }
+
+    /// Delivers the next completion.
+    fn deliver(&mut self) -> Result<bool> {
+        let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
+        let key = u32::try_from(completion.token()).unwrap_or(0);
+        let (status, opcode, len) = (completion.status(), completion.opcode(), completion.byte_len());
+        let buffer = completion.take_buffer();
+        let Some(core) = self.shared.core(key) else { return Ok(true) };
+        match (status, buffer) {
+            (Err(error), _) => core.fail(Failure::completion(error)),
+            (Ok(()), Some(buffer)) if opcode == Opcode::Recv => core.received(buffer, len),
+            (Ok(()), Some(buffer)) => core.sent(buffer),
+            (Ok(()), None) => {}
+        }
+        Ok(true)
+    }
+
+    fn handle_event(&mut self, event: Event) -> Result<()> {
+        match (self.shared.route(event.id), event.kind) {
+            (Some(Route::Mailbox(mailbox)), kind) => mailbox.push(kind),
+            (Some(Route::Listener(requests)), EventKind::ConnectRequest(request)) => requests.push(request),
+            (Some(Route::Listener(requests)), EventKind::DeviceRemoval) => requests.fail(no_device()),
+            (Some(Route::Connection(core)), EventKind::Disconnected | EventKind::TimewaitExit) => {
+                // Messages that arrived before the end are delivered first.
+                for _ in 0..self.shared.cq.depth() {
+                    if !self.deliver()? {
+                        break;
+                    }
+                }
+                core.fail(Failure::new(FailureKind::PeerGone));
+            }
+            (Some(Route::Connection(core)), EventKind::DeviceRemoval) => core.fail(no_device()),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Waits until there was work, for `timeout` at most; spins a little before it sleeps. Returns
+    /// the number of completions that were delivered.
+    ///
+    /// # Errors
+    ///
+    /// As for [`turn`](Self::turn), and errors of waiting.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize> {
+        let deadline = Deadline::after(timeout);
+        for _ in 0..IDLE_TURNS {
+            let count = self.turn(BUDGET)?;
+            if count > 0 || deadline.is_over() {
+                return Ok(count);
+            }
+        }
+        let count = self.prepare_to_sleep()?;
+        if count > 0 {
+            return Ok(count);
+        }
+        wait::readable(self.shared.watch.as_fd(), deadline).map_err(|error| wait_failed(&error))?;
+        self.wake_up()?;
+        self.turn(BUDGET)
+    }
+
+    /// Runs on this thread until neither a handle of the node nor a connection is left.
+    ///
+    /// # Errors
+    ///
+    /// As for [`wait`](Self::wait).
+    pub fn run_blocking(mut self) -> Result<()> {
+        while !self.shared.is_idle() {
+            self.wait(None)?;
+        }
+        Ok(())
+    }
+
+    /// Runs as a task until neither a handle of the node nor a connection is left. `readiness`
+    /// waits for the driver's descriptor.
+    ///
+    /// # Errors
+    ///
+    /// As for [`turn`](Self::turn), and errors of the executor.
+    pub async fn run(mut self, mut readiness: impl Readiness) -> Result<()> {
+        let mut idle_turns = 0;
+        poll_fn(|cx| self.poll_run(cx, &mut readiness, &mut idle_turns)).await
+    }
+
+    /// One step of the task: a turn, after which the executor may run other tasks.
+    fn poll_run(
+        &mut self,
+        cx: &mut Context<'_>,
+        readiness: &mut impl Readiness,
+        idle_turns: &mut u32,
+    ) -> Poll<Result<()>> {
+        loop {
+            let count = self.turn(BUDGET)?;
+            if self.shared.is_idle() {
+                return Poll::Ready(Ok(()));
+            }
+            *idle_turns = if count > 0 { 0 } else { *idle_turns + 1 };
+            if *idle_turns < IDLE_TURNS || self.prepare_to_sleep()? > 0 {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            ready!(readiness.poll_readable(cx)).map_err(|error| wait_failed(&error))?;
+            *idle_turns = 0;
+            self.wake_up()?;
+        }
+    }
+
+    /// Arms the completion queue and the timer, and looks for work once more: a completion that
+    /// arrived before raises no event.
+    fn prepare_to_sleep(&mut self) -> Result<usize> {
+        self.shared.cq.request_notify(false)?;
+        let count = self.turn(BUDGET)?;
+        let next = self.shared.next_deadline();
+        self.shared.watch.set_timer(next.map(|at| at.saturating_duration_since(Instant::now())));
+        Ok(count)
+    }
+
+    /// Takes the events that ended a sleep.
+    fn wake_up(&mut self) -> Result<()> {
+        self.shared.watch.clear();
+        while self.shared.channel.try_next_event()?.is_some() {}
+        self.has_events = true;
+        Ok(())
+    }
+}
+
+impl AsFd for Driver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.watch.as_fd()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").finish_non_exhaustive()
+    }
+}
+
+fn no_device() -> Failure {
+    Error::new(Operation::GetCmEvent, ErrorKind::NoDevice).into()
+}
+
+fn wait_failed(error: &std::io::Error) -> Error {
+    Error::from_io(Operation::WatchDescriptor, error)
+}

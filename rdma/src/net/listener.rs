@@ -1,0 +1,246 @@
+//! The listening end.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use super::connect::{conn_options, prepare};
+use super::connection::{Connection, Core, Link, Parts, Pool};
+use super::failure::Failure;
+use super::mailbox::Attempt;
+use super::node::{Handle, Route};
+use super::options::ListenOptions;
+use super::protocol::{Hello, Protocol, Refuse, RefuseCode};
+use crate::cm::{ConnectRequest, EventKind, Id};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::qp::Rc;
+
+/// Waits for peers that connect.
+///
+/// Dropping the listener refuses the requests that wait; its connections stay.
+pub struct Listener {
+    handle: Arc<Handle>,
+    id: Id<Rc>,
+    local_addr: SocketAddr,
+    requests: Arc<Requests>,
+}
+
+/// Listens at an address.
+pub(super) fn listen(handle: &Arc<Handle>, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
+    let shared = &handle.shared;
+    let id = shared.events.create_id::<Rc>()?;
+    id.bind_addr(at)?;
+    let live = Arc::new(AtomicUsize::new(0));
+    let requests = Arc::new(Requests { options: options.clone(), live, state: Mutex::default() });
+    let unknown = Error::new(Operation::Listen, ErrorKind::Unknown);
+    shared.set_route(id.key(), Route::Listener(Arc::clone(&requests))).map_err(|_| unknown)?;
+    let mut listener = Listener { handle: Arc::clone(handle), local_addr: at, id, requests };
+    listener.id.listen(u32::try_from(options.backlog).unwrap_or(u32::MAX))?;
+    listener.local_addr = listener.id.local_addr().ok_or(unknown)?;
+    Ok(listener)
+}
+
+impl Listener {
+    /// The local address, with the chosen port.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Waits for the next request. Requests that break the protocol or a limit are refused
+    /// without notice.
+    ///
+    /// Dropping the future loses no request.
+    ///
+    /// # Errors
+    ///
+    /// `DriverGone`; `Local` if the device is gone.
+    pub async fn accept(&mut self) -> Result<Incoming, Failure> {
+        let pending = poll_fn(|cx| {
+            let mut state = self.requests.lock();
+            if let Some(request) = state.queue.pop_front() {
+                return Poll::Ready(Ok(request));
+            }
+            if let Some(failure) = &state.failure {
+                return Poll::Ready(Err(failure.clone()));
+            }
+            state.waker = Some(cx.waker().clone());
+            Poll::Pending
+        });
+        let pending = pending.await?;
+        Ok(Incoming { handle: Arc::clone(&self.handle), pending, options: self.requests.options.clone() })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.handle.shared.remove_route(self.id.key());
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("local_addr", &self.local_addr).finish_non_exhaustive()
+    }
+}
+
+/// The requests that wait at a listener.
+pub(super) struct Requests {
+    options: ListenOptions,
+    /// Connections of the listener, with the requests that wait.
+    live: Arc<AtomicUsize>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Pending>,
+    waker: Option<Waker>,
+    failure: Option<Failure>,
+}
+
+/// A request with a valid HELLO.
+struct Pending {
+    request: ConnectRequest<Rc>,
+    hello: Hello,
+    ticket: Ticket,
+}
+
+/// A place among the connections of a listener, free again when dropped.
+#[derive(Debug)]
+pub(super) struct Ticket(Arc<AtomicUsize>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Requests {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a peer's request, or refuses it.
+    pub(super) fn push(&self, request: ConnectRequest<Rc>) {
+        let waker = match self.check(&request) {
+            Ok((hello, ticket)) => {
+                let mut state = self.lock();
+                state.queue.push_back(Pending { request, hello, ticket });
+                state.waker.take()
+            }
+            Err(refuse) => return reject(request, &refuse),
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    fn check(&self, request: &ConnectRequest<Rc>) -> Result<(Hello, Ticket), Refuse> {
+        let hello = Hello::from_bytes(request.private_data())?;
+        if self.lock().queue.len() >= self.options.backlog {
+            return Err(Refuse::new(RefuseCode::Busy, "too many requests wait"));
+        }
+        let ticket = Ticket(Arc::clone(&self.live));
+        // The ticket is counted now, and counted off when it is dropped.
+        if self.live.fetch_add(1, Ordering::AcqRel) >= self.options.max_connections {
+            return Err(Refuse::new(RefuseCode::Busy, "the listener has too many connections"));
+        }
+        Ok((hello, ticket))
+    }
+
+    pub(super) fn fail(&self, failure: Failure) {
+        let waker = {
+            let mut state = self.lock();
+            state.failure = Some(failure);
+            state.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Refuses a request with a reason.
+fn reject(request: ConnectRequest<Rc>, refuse: &Refuse) {
+    let peer = request.peer_addr();
+    let rejected = request.reject(&refuse.to_bytes());
+    tracing::debug!(?peer, code = ?refuse.code, ?rejected, "a request to connect was refused");
+}
+
+/// A peer's request to connect. Accept or refuse it; dropping it refuses.
+pub struct Incoming {
+    handle: Arc<Handle>,
+    pending: Pending,
+    options: ListenOptions,
+}
+
+impl Incoming {
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.pending.request.peer_addr()
+    }
+
+    /// Refuses the request, with up to 100 bytes of text for the peer.
+    pub fn refuse(self, text: &str) {
+        reject(self.pending.request, &Refuse::new(RefuseCode::Application, text));
+    }
+
+    /// Accepts, and waits until the connection is established.
+    ///
+    /// # Errors
+    ///
+    /// `PeerGone` if the peer has given up; `Timeout`; `DriverGone`; `Local` for errors of the
+    /// device, and if the node has no room for another connection, which the peer learns.
+    pub async fn accept(self) -> Result<Connection, Failure> {
+        let shared = &self.handle.shared;
+        let Pending { request, hello, ticket } = self.pending;
+        let attempt = Attempt::new(shared, request.key())?;
+        let key = shared.new_key();
+        let prepared = Pool::new(&shared.pd, &shared.options).and_then(|mut pool| {
+            let qp = prepare(shared, &mut pool, key, |qp, access| request.init(qp, access))?;
+            Ok((qp, pool))
+        });
+        let (qp, pool) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                reject(request, &Refuse::new(RefuseCode::Busy, "the node has no room for another connection"));
+                return Err(error.into());
+            }
+        };
+        let agreed = shared.options.hello().agree(&hello);
+        let parts = Parts {
+            key,
+            id: request.key(),
+            local_addr: request.local_addr(),
+            peer_addr: request.peer_addr(),
+            protocol: Protocol::new(agreed, shared.options.slots(), Instant::now()),
+            pool,
+            ticket: Some(ticket),
+        };
+        let core = Core::new(shared, parts);
+        shared.add(&core)?;
+        let connection = Connection::new(&core);
+        core.connect(|| {
+            let (id, qp) = request.accept(qp, &conn_options(shared)).map_err(|failed| failed.error)?;
+            Ok(Link { id, qp })
+        })?;
+        let established = |event| matches!(event, EventKind::Established(_)).then_some(());
+        let established = attempt.wait(shared.options.timeout, established).await;
+        established
+            .and_then(|()| attempt.hand_over(Route::Connection(Arc::clone(&core))))
+            .inspect_err(|failure| core.fail(failure.clone()))?;
+        if let Some(time) = self.options.first_message {
+            core.expect_message(Instant::now() + time);
+        }
+        Ok(connection)
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming").field("peer_addr", &self.peer_addr()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,155 @@
+//! The events of one attempt to connect or to accept.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use super::failure::{Failure, FailureKind};
+use super::node::{Route, Shared};
+use super::protocol::Refuse;
+use crate::cm::{EventKind, IdKey, Rejection};
+use crate::error::{Error, ErrorKind, Operation};
+
+/// The events of an id that a future waits for.
+#[derive(Debug, Default)]
+pub(super) struct Mailbox {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    events: VecDeque<EventKind>,
+    failure: Option<Failure>,
+    waker: Option<Waker>,
+    deadline: Option<Instant>,
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn push(&self, event: EventKind) {
+        self.change(|state| state.events.push_back(event));
+    }
+
+    pub(super) fn fail(&self, failure: Failure) {
+        self.change(|state| state.failure = Some(failure));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let waker = {
+            let mut state = self.lock();
+            change(&mut state);
+            state.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Fails the attempt if its time is over, else returns the end of its time.
+    pub(super) fn handle_timeout(&self, now: Instant) -> Option<Instant> {
+        let deadline = self.lock().deadline?;
+        if now < deadline {
+            return Some(deadline);
+        }
+        self.fail(Failure::new(FailureKind::Timeout));
+        None
+    }
+}
+
+/// An attempt to connect or to accept: receives the events of its id until it is dropped.
+pub(super) struct Attempt<'a> {
+    shared: &'a Shared,
+    id: IdKey,
+    mailbox: Arc<Mailbox>,
+    /// Whether the id's events go to this attempt.
+    is_routed: bool,
+}
+
+impl<'a> Attempt<'a> {
+    pub(super) fn new(shared: &'a Shared, id: IdKey) -> Result<Self, Failure> {
+        let mailbox = Arc::new(Mailbox::default());
+        shared.set_route(id, Route::Mailbox(Arc::clone(&mailbox)))?;
+        Ok(Self { shared, id, mailbox, is_routed: true })
+    }
+
+    /// Waits for the next event that `wanted` accepts.
+    pub(super) async fn wait<R>(
+        &self,
+        timeout: Duration,
+        mut wanted: impl FnMut(EventKind) -> Option<R>,
+    ) -> Result<R, Failure> {
+        let deadline = Instant::now() + timeout;
+        self.mailbox.lock().deadline = Some(deadline);
+        self.shared.note_deadline(deadline);
+        loop {
+            if let Some(found) = wanted(checked(self.next().await?)?) {
+                return Ok(found);
+            }
+        }
+    }
+
+    async fn next(&self) -> Result<EventKind, Failure> {
+        poll_fn(|cx| {
+            let mut state = self.mailbox.lock();
+            if let Some(event) = state.events.pop_front() {
+                return Poll::Ready(Ok(event));
+            }
+            if let Some(failure) = state.failure.take() {
+                return Poll::Ready(Err(failure));
+            }
+            state.waker = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Gives the events of the id to a connection. Returns the failure of an event that came
+    /// before.
+    pub(super) fn hand_over(mut self, route: Route) -> Result<(), Failure> {
+        self.shared.set_route(self.id, route)?;
+        self.is_routed = false;
+        let events = std::mem::take(&mut self.mailbox.lock().events);
+        events.into_iter().try_for_each(|event| checked(event).map(drop))
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if self.is_routed {
+            self.shared.remove_route(self.id);
+        }
+    }
+}
+
+/// The event, or the failure that it reports.
+fn checked(event: EventKind) -> Result<EventKind, Failure> {
+    Err(match event {
+        EventKind::AddrError(error)
+        | EventKind::RouteError(error)
+        | EventKind::ConnectError(error)
+        | EventKind::Unreachable(error) => from_error(error),
+        EventKind::Rejected(rejection) => from_rejection(&rejection),
+        EventKind::DeviceRemoval => Error::new(Operation::GetCmEvent, ErrorKind::NoDevice).into(),
+        EventKind::Disconnected => Failure::new(FailureKind::PeerGone),
+        event => return Ok(event),
+    })
+}
+
+fn from_error(error: Error) -> Failure {
+    let kind = match error.kind() {
+        ErrorKind::Timeout => FailureKind::Timeout,
+        ErrorKind::NotListening => FailureKind::Refused,
+        _ => FailureKind::Local,
+    };
+    Failure::with_error(kind, error)
+}
+
+fn from_rejection(rejection: &Rejection) -> Failure {
+    match Refuse::from_bytes(&rejection.private_data) {
+        Some(refuse) => Failure::refused(&refuse),
+        None => Failure::with_error(FailureKind::Refused, rejection.to_error()),
+    }
+}

@@ -1,0 +1,280 @@
+//! Nodes: a device, its memory and its connections.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::connection::{Connection, Core};
+use super::driver::Driver;
+use super::failure::{Failure, FailureKind};
+use super::listener::{Listener, Requests};
+use super::mailbox::Mailbox;
+use super::options::{ListenOptions, NodeOptions};
+use super::{connect, listener};
+use crate::cm::{EventChannel, IdKey};
+use crate::context::Context;
+use crate::cq::{CompletionChannel, CompletionQueue};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::pd::ProtectionDomain;
+use crate::wait::Watch;
+
+/// A device with the connections of a program. Clones are handles to the same node.
+///
+/// All work happens in the node's [`Driver`], which a thread or a task must run.
+#[derive(Clone)]
+pub struct Node {
+    handle: Arc<Handle>,
+}
+
+/// Tells the driver when the last handle is gone.
+pub(super) struct Handle {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.lock().has_handles = false;
+        self.shared.watch.ring();
+    }
+}
+
+/// The part of a node that its connections and its driver share.
+pub(super) struct Shared {
+    pub(super) options: NodeOptions,
+    pub(super) pd: ProtectionDomain,
+    pub(super) cq: CompletionQueue,
+    pub(super) channel: CompletionChannel,
+    pub(super) events: EventChannel,
+    pub(super) watch: Watch,
+    table: Mutex<Table>,
+}
+
+/// The connections of a node, and the ids of the connection manager.
+pub(super) struct Table {
+    cores: HashMap<u32, Arc<Core>>,
+    routes: HashMap<IdKey, Route>,
+    last_key: u32,
+    /// Connections that have ended and are to be disconnected.
+    ended: Vec<u32>,
+    next_deadline: Option<Instant>,
+    pub(super) has_handles: bool,
+    pub(super) is_driven: bool,
+}
+
+/// The receiver of the events of an id.
+#[derive(Clone)]
+pub(super) enum Route {
+    /// An attempt to connect or to accept.
+    Mailbox(Arc<Mailbox>),
+    Listener(Arc<Requests>),
+    Connection(Arc<Core>),
+}
+
+impl Node {
+    /// Creates a node on a device, and its driver.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for options out of range; errors of the device, of its connection manager,
+    /// and of descriptors.
+    pub fn new(context: &Context, options: &NodeOptions) -> Result<(Self, Driver)> {
+        if let Err(reason) = options.hello().check() {
+            tracing::debug!(reason, "options of a node are out of range");
+            return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
+        }
+        let channel = context.create_completion_channel()?;
+        let entries = options.max_connections.saturating_mul(options.receives() + options.slots());
+        let cq = context.cq_builder(entries).channel(&channel).build()?;
+        let events = EventChannel::new(context)?;
+        let watch = Watch::new(&[channel.as_fd(), events.as_fd()])?;
+        let table = Mutex::new(Table {
+            cores: HashMap::new(),
+            routes: HashMap::new(),
+            last_key: 0,
+            ended: Vec::new(),
+            next_deadline: None,
+            has_handles: true,
+            is_driven: true,
+        });
+        let pd = context.alloc_pd()?;
+        let shared = Arc::new(Shared { options: options.clone(), pd, cq, channel, events, watch, table });
+        let driver = Driver::new(&shared);
+        Ok((Self { handle: Arc::new(Handle { shared }) }, driver))
+    }
+
+    /// Connects to a listener.
+    ///
+    /// # Errors
+    ///
+    /// `Refused` with the listener's reason, or if nothing listens at the address; `Timeout`;
+    /// `DriverGone`; `Local` for errors of the device, and if the node has no room for another
+    /// connection.
+    pub async fn connect(&self, to: SocketAddr) -> Result<Connection, Failure> {
+        connect::connect(&self.handle.shared, to).await
+    }
+
+    /// Listens at an address. Port 0 chooses a free port.
+    ///
+    /// # Errors
+    ///
+    /// As for [`cm::blocking::Listener::bind`](crate::cm::blocking::Listener::bind).
+    pub fn listen(&self, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
+        listener::listen(&self.handle, at, options)
+    }
+
+    /// The number of connections that have not ended.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.handle.shared.lock().cores.len()
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("options", &self.handle.shared.options).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number for a new connection.
+    pub(super) fn new_key(&self) -> u32 {
+        let mut table = self.lock();
+        loop {
+            table.last_key = table.last_key.wrapping_add(1);
+            if !table.cores.contains_key(&table.last_key) {
+                return table.last_key;
+            }
+        }
+    }
+
+    /// Adds a connection whose requests may complete from now on.
+    pub(super) fn add(&self, core: &Arc<Core>) -> Result<(), Failure> {
+        let mut table = self.lock();
+        if !table.is_driven {
+            return Err(Failure::new(FailureKind::DriverGone));
+        }
+        table.cores.insert(core.key, Arc::clone(core));
+        Ok(())
+    }
+
+    pub(super) fn core(&self, key: u32) -> Option<Arc<Core>> {
+        self.lock().cores.get(&key).cloned()
+    }
+
+    /// Sets the receiver of the events of an id.
+    pub(super) fn set_route(&self, id: IdKey, route: Route) -> Result<(), Failure> {
+        let mut table = self.lock();
+        if !table.is_driven {
+            return Err(Failure::new(FailureKind::DriverGone));
+        }
+        table.routes.insert(id, route);
+        Ok(())
+    }
+
+    pub(super) fn route(&self, id: IdKey) -> Option<Route> {
+        self.lock().routes.get(&id).cloned()
+    }
+
+    pub(super) fn remove_route(&self, id: IdKey) {
+        // Dropped after the lock is released: a listener's requests are rejected, which may log.
+        let route = self.lock().routes.remove(&id);
+        drop(route);
+    }
+
+    /// Wakes the driver by a time.
+    pub(super) fn note_deadline(&self, at: Instant) {
+        let mut table = self.lock();
+        if table.next_deadline.is_none_or(|next| at < next) {
+            table.next_deadline = Some(at);
+            drop(table);
+            self.watch.ring();
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.lock().next_deadline
+    }
+
+    /// Tells the driver that a connection has ended.
+    pub(super) fn note_end(&self, key: u32) {
+        self.lock().ended.push(key);
+        self.watch.ring();
+    }
+
+    /// Disconnects and removes the connections that have ended.
+    pub(super) fn remove_ended(&self) {
+        let ended: Vec<_> = {
+            let mut table = self.lock();
+            let keys = std::mem::take(&mut table.ended);
+            keys.iter().filter_map(|key| table.cores.remove(key)).collect()
+        };
+        for core in ended {
+            self.remove_route(core.id);
+            core.disconnect();
+        }
+    }
+
+    /// Does all that is due.
+    pub(super) fn handle_timeouts(&self, now: Instant) {
+        let (cores, mailboxes) = {
+            let mut table = self.lock();
+            if table.next_deadline.is_none_or(|next| now < next) {
+                return;
+            }
+            table.next_deadline = None;
+            let cores: Vec<_> = table.cores.values().cloned().collect();
+            (cores, table.mailboxes())
+        };
+        for core in cores {
+            core.handle_timeout();
+        }
+        for mailbox in mailboxes {
+            if let Some(deadline) = mailbox.handle_timeout(now) {
+                self.note_deadline(deadline);
+            }
+        }
+    }
+
+    /// Fails everything: the driver is gone.
+    pub(super) fn stop(&self) {
+        let (cores, routes) = {
+            let mut table = self.lock();
+            table.is_driven = false;
+            let routes: Vec<_> = table.routes.drain().map(|(_, route)| route).collect();
+            (table.cores.values().cloned().collect::<Vec<_>>(), routes)
+        };
+        let failure = Failure::new(FailureKind::DriverGone);
+        for core in cores {
+            core.fail(failure.clone());
+        }
+        for route in routes {
+            match route {
+                Route::Mailbox(mailbox) => mailbox.fail(failure.clone()),
+                Route::Listener(requests) => requests.fail(failure.clone()),
+                Route::Connection(_) => {}
+            }
+        }
+        self.remove_ended();
+    }
+
+    /// Whether neither a handle nor a connection is left.
+    pub(super) fn is_idle(&self) -> bool {
+        let table = self.lock();
+        !table.has_handles && table.cores.is_empty()
+    }
+}
+
+impl Table {
+    fn mailboxes(&self) -> Vec<Arc<Mailbox>> {
+        let mailbox =
+            |route: &Route| if let Route::Mailbox(mailbox) = route { Some(Arc::clone(mailbox)) } else { None };
+        self.routes.values().filter_map(mailbox).collect()
+    }
+}

@@ -1,0 +1,128 @@
+//! Options of nodes and listeners.
+
+use std::time::Duration;
+
+use super::protocol::{Hello, RESERVE, receive_size};
+
+/// Options of a [`Node`](super::Node).
+///
+/// A connection takes `2 * window + 4` receive buffers and `window + 4` send buffers of
+/// `payload` bytes and a header.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma::net::NodeOptions;
+///
+/// let options = NodeOptions::new().window(8).max_connections(1000).keep_alive(Duration::from_secs(5));
+/// # let _ = options;
+/// ```
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct NodeOptions {
+    pub(super) window: u16,
+    pub(super) payload: u32,
+    pub(super) max_message: u64,
+    pub(super) keep_alive: Duration,
+    pub(super) max_connections: u32,
+    pub(super) timeout: Duration,
+    pub(super) linger: Duration,
+    pub(super) rnr_retry_count: u8,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self {
+            window: 16,
+            payload: 4096,
+            max_message: 1 << 20,
+            keep_alive: Duration::from_secs(15),
+            max_connections: 256,
+            timeout: Duration::from_secs(5),
+            linger: Duration::from_secs(1),
+            rnr_retry_count: 6,
+        }
+    }
+}
+
+impl NodeOptions {
+    /// Default options: a window of 16 messages of 4 KiB, longer messages up to 1 MiB in
+    /// fragments, 256 connections, a keep-alive after 15 s.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// How many fragments the peer may send before this end answers: 1 to 4096. Both ends take
+        /// the smaller value.
+        window(count: u16) = count;
+        /// Payload of a fragment in bytes: 240 to 1,048,560. Both ends take the smaller value.
+        payload(len: u32) = len;
+        /// Longest message that this end accepts, in bytes, up to `u32::MAX`. Both ends take the
+        /// smaller value.
+        max_message(len: u32) = len.into();
+        /// Idle time after which the peer must answer; zero for never.
+        keep_alive(time: Duration) = time;
+        /// Most connections of the node. Its completion queue has room for them.
+        max_connections(count: u32) = count;
+        /// Time for each step of connecting and accepting.
+        timeout(time: Duration) = time;
+        /// Time for a dropped connection to send its last messages.
+        linger(time: Duration) = time;
+        /// How often the device retries a message for which the peer has no receive: 0 to 6. The
+        /// protocol never lets that happen, so 0 finds errors.
+        rnr_retry_count(count: u8) = count.min(6);
+    }
+
+    pub(super) fn hello(&self) -> Hello {
+        Hello {
+            window: self.window,
+            receive_size: receive_size(self.payload),
+            max_message: self.max_message,
+            keep_alive: self.keep_alive,
+        }
+    }
+
+    /// Receives of a connection.
+    pub(super) fn receives(&self) -> u32 {
+        u32::from(self.window) + RESERVE
+    }
+
+    /// Slots of a connection's send queue.
+    pub(super) fn slots(&self) -> u32 {
+        u32::from(self.window) + RESERVE
+    }
+}
+
+/// Options of a [`Listener`](super::Listener).
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct ListenOptions {
+    pub(super) backlog: usize,
+    pub(super) max_connections: usize,
+    pub(super) first_message: Option<Duration>,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self { backlog: 128, max_connections: usize::MAX, first_message: None }
+    }
+}
+
+impl ListenOptions {
+    /// Default options: 128 requests may wait to be accepted, the node limits the connections, and
+    /// a peer may stay silent.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// How many requests may wait to be accepted. The listener refuses others as busy.
+        backlog(count: usize) = count;
+        /// How many connections of the listener may exist. The listener refuses others as busy.
+        max_connections(count: usize) = count;
+        /// Time in which a new peer must send its first message.
+        first_message(time: Duration) = Some(time);
+    }
+}

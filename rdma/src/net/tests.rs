@@ -1,0 +1,346 @@
+//! Connections on the software device, between two nodes of one process.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::*;
+use crate::aio::block_on;
+use crate::context::Context;
+
+/// Time for anything that must happen.
+const LONG: Duration = Duration::from_secs(60);
+
+fn context() -> Context {
+    crate::open(&"soft0".parse().unwrap()).unwrap().context
+}
+
+fn options() -> NodeOptions {
+    NodeOptions::new().window(4).payload(256).timeout(LONG).linger(LONG).rnr_retry_count(0).max_connections(8)
+}
+
+/// A node whose driver runs on a thread of its own, until the last handle is dropped.
+fn node(options: &NodeOptions) -> (Node, JoinHandle<crate::Result<()>>) {
+    let (node, driver) = Node::new(&context(), options).unwrap();
+    (node, thread::spawn(move || driver.run_blocking()))
+}
+
+fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// A client and a server with a listener.
+struct World {
+    client: Node,
+    server: Node,
+    listener: Listener,
+    drivers: Vec<JoinHandle<crate::Result<()>>>,
+}
+
+impl World {
+    fn new(options: &NodeOptions) -> Self {
+        Self::with(options, options, &ListenOptions::new())
+    }
+
+    fn with(client: &NodeOptions, server: &NodeOptions, listen: &ListenOptions) -> Self {
+        let ((client, one), (server, two)) = (node(client), node(server));
+        let listener = server.listen(any_port(), listen).unwrap();
+        Self { client, server, listener, drivers: vec![one, two] }
+    }
+
+    /// Connects; returns the client's end and the server's.
+    fn pair(&mut self) -> (Connection, Connection) {
+        let (to, client) = (self.listener.local_addr(), self.client.clone());
+        let connecting = thread::spawn(move || block_on(client.connect(to)).unwrap());
+        let accepted = block_on(async { self.listener.accept().await?.accept().await }).unwrap();
+        (connecting.join().unwrap(), accepted)
+    }
+
+    /// Drops all handles; the drivers must end by themselves.
+    fn end(self) {
+        let Self { client, server, listener, drivers } = self;
+        drop((client, server, listener));
+        for driver in drivers {
+            driver.join().unwrap().unwrap();
+        }
+    }
+}
+
+/// Answers each message with the same bytes until the peer ends its data.
+fn echo(connection: Connection) -> Result<(), Failure> {
+    let (to, mut from) = connection.split();
+    block_on(async {
+        while let Some(message) = from.next().await? {
+            to.send(&message).await?;
+        }
+        Ok(())
+    })
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|at| at.to_le_bytes()[0] ^ at.to_le_bytes()[1]).collect()
+}
+
+#[test]
+fn messages_of_all_lengths_come_back_whole() {
+    let mut world = World::new(&options());
+    let (mut client, server) = world.pair();
+    let server = thread::spawn(move || echo(server));
+    block_on(async {
+        for len in [0, 1, 239, 240, 241, 256, 257, 1000, 100_000, 1 << 20] {
+            client.send(bytes(len)).await.unwrap();
+            let answer = client.next().await.unwrap().expect("an answer");
+            assert!(answer[..] == bytes(len), "{len} bytes");
+        }
+        let long = client.send(bytes((1 << 20) + 1)).await.unwrap_err();
+        assert_eq!(long.kind(), FailureKind::TooLong);
+        assert_eq!(client.close(3).await, Ok(0));
+    });
+    server.join().unwrap().unwrap();
+    world.end();
+}
+
+#[test]
+fn many_messages_in_both_directions_at_once_arrive_in_order() {
+    const COUNT: u32 = 2000;
+    let mut world = World::new(&options());
+    let (client, server) = world.pair();
+    let sides = [client, server].map(|connection| {
+        let (to, mut from) = connection.split();
+        let sending = thread::spawn(move || {
+            block_on(async {
+                for number in 0..COUNT {
+                    let len = usize::try_from(number).unwrap() % 700;
+                    to.send([&number.to_le_bytes()[..], &bytes(len)].concat()).await.unwrap();
+                }
+            });
+        });
+        let receiving = thread::spawn(move || {
+            block_on(async {
+                for number in 0..COUNT {
+                    let message = from.next().await.unwrap().expect("a message");
+                    assert_eq!(message[..4], number.to_le_bytes());
+                }
+                assert!(from.next().await.unwrap().is_none(), "the end of the data");
+            });
+        });
+        [sending, receiving]
+    });
+    for thread in sides.into_iter().flatten() {
+        thread.join().unwrap();
+    }
+    world.end();
+}
+
+#[test]
+fn a_slow_reader_stops_the_sender_and_loses_nothing() {
+    let mut world = World::new(&options());
+    let (client, mut server) = world.pair();
+    let (report, reports) = mpsc::channel();
+    let sending = thread::spawn(move || {
+        block_on(async {
+            for number in 0..200_u32 {
+                client.send(number.to_le_bytes()).await.unwrap();
+                report.send(number).unwrap();
+            }
+            client.close(0).await
+        })
+    });
+    // The window and as many spares: the rest waits for the reader.
+    let first: Vec<_> = (0..8).map(|_| reports.recv_timeout(LONG).unwrap()).collect();
+    assert_eq!(first, (0..8).collect::<Vec<_>>());
+    block_on(async {
+        for number in 0..200_u32 {
+            assert_eq!(server.next().await.unwrap().unwrap()[..], number.to_le_bytes());
+        }
+        assert!(server.next().await.unwrap().is_none());
+    });
+    assert!(reports.try_iter().count() <= 192);
+    drop(server);
+    assert_eq!(sending.join().unwrap(), Ok(0));
+    world.end();
+}
+
+#[test]
+fn a_program_may_hold_messages_up_to_twice_the_window() {
+    let mut world = World::new(&options());
+    let (client, mut server) = world.pair();
+    block_on(async {
+        let mut held = Vec::new();
+        for number in 0..8_u8 {
+            client.send([number]).await.unwrap();
+            held.push(server.next().await.unwrap().unwrap());
+        }
+        let numbers: Vec<_> = held.iter().map(|message| message[0]).collect();
+        assert_eq!(numbers, (0..8).collect::<Vec<_>>());
+        drop(held);
+        client.send([8]).await.unwrap();
+        assert_eq!(server.next().await.unwrap().unwrap()[..], [8]);
+    });
+    drop((client, server));
+    world.end();
+}
+
+#[test]
+fn permits_send_without_waiting_and_keep_messages_whole() {
+    let mut world = World::new(&options());
+    let (client, mut server) = world.pair();
+    let (to, _from) = client.split();
+    block_on(async {
+        let permit = to.reserve().await.unwrap();
+        drop(to.reserve().await.unwrap());
+        // A long message is under way while the permit is used.
+        to.send(bytes(5000)).await.unwrap();
+        permit.send(b"short").unwrap();
+        assert!(server.next().await.unwrap().unwrap()[..] == bytes(5000));
+        assert_eq!(&server.next().await.unwrap().unwrap()[..], b"short");
+        let mut permit = to.reserve().await.unwrap();
+        permit.payload_mut()[..3].copy_from_slice(b"abc");
+        permit.send_filled(3).unwrap();
+        assert_eq!(&server.next().await.unwrap().unwrap()[..], b"abc");
+        let long = to.reserve().await.unwrap().send(&bytes(257)).unwrap_err();
+        assert_eq!(long.kind(), FailureKind::TooLong);
+    });
+    drop((to, _from, server));
+    world.end();
+}
+
+#[test]
+fn the_reason_of_a_refusal_reaches_the_peer() {
+    let limits = ListenOptions::new().max_connections(1);
+    let mut world = World::with(&options(), &options(), &limits);
+    let (to, client) = (world.listener.local_addr(), world.client.clone());
+    let refused = thread::spawn(move || block_on(client.connect(to)).unwrap_err());
+    block_on(world.listener.accept()).unwrap().refuse("try another day");
+    let failure = refused.join().unwrap();
+    assert_eq!(failure.to_string(), "the peer refused the connection (Application): try another day");
+
+    let connected = world.pair();
+    let busy = block_on(world.client.connect(to)).unwrap_err();
+    assert_eq!(busy.refuse_code(), Some(RefuseCode::Busy), "{busy}");
+    drop(connected);
+    world.end();
+}
+
+#[test]
+fn nothing_listens_at_a_free_port() {
+    let world = World::new(&options());
+    let free = world.server.listen(any_port(), &ListenOptions::new()).unwrap().local_addr();
+    let failure = block_on(world.client.connect(free)).unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::Refused, "{failure}");
+    world.end();
+}
+
+#[test]
+fn a_peer_of_another_protocol_is_refused() {
+    use crate::cm::{ConnOptions, blocking};
+    let world = World::new(&options());
+    let context = context();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(32).unwrap());
+    let route = blocking::resolve::<crate::Rc>(&context, None, world.listener.local_addr(), LONG).unwrap();
+    let qp = route.init(pd.queue_pair().cq(&cq).build().unwrap()).unwrap();
+    let failed = route.connect(qp, &ConnOptions::new().private_data(b"GET /"), LONG).unwrap_err();
+    let refuse = protocol::Refuse::from_bytes(&failed.private_data).unwrap();
+    assert_eq!((refuse.code, &*refuse.text), (RefuseCode::Version, "the private data is no HELLO"));
+    world.end();
+}
+
+#[test]
+fn both_ends_use_the_smaller_limits() {
+    let small = options().window(1).payload(240).max_message(10_000);
+    let mut world = World::with(&options().payload(4096), &small, &ListenOptions::new());
+    let (mut client, server) = world.pair();
+    assert_eq!((client.max_message(), server.max_message()), (10_000, 10_000));
+    let server = thread::spawn(move || echo(server));
+    block_on(async {
+        client.send(bytes(10_000)).await.unwrap();
+        assert!(client.next().await.unwrap().unwrap()[..] == bytes(10_000));
+    });
+    drop(client);
+    server.join().unwrap().unwrap();
+    world.end();
+}
+
+#[test]
+fn a_dropped_driver_fails_all_waits() {
+    let (node, driver) = Node::new(&context(), &options()).unwrap();
+    let mut listener = node.listen(any_port(), &ListenOptions::new()).unwrap();
+    let accepting = thread::spawn(move || block_on(listener.accept()).map(drop).unwrap_err());
+    drop(driver);
+    assert_eq!(accepting.join().unwrap().kind(), FailureKind::DriverGone);
+    let failure = block_on(node.connect("127.0.0.1:1".parse().unwrap())).unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::DriverGone);
+}
+
+#[test]
+fn a_silent_peer_is_found() {
+    let silent = options().keep_alive(Duration::ZERO);
+    let alert = options().keep_alive(Duration::from_millis(100));
+    let (server, driver) = Node::new(&context(), &silent).unwrap();
+    let mut listener = server.listen(any_port(), &ListenOptions::new()).unwrap();
+    let (client, client_driver) = node(&alert);
+    let to = listener.local_addr();
+    let connecting = thread::spawn(move || block_on(client.connect(to)).unwrap());
+    let mut driver = driver;
+    let accepted = drive(&mut driver, async { listener.accept().await?.accept().await }).unwrap();
+    // Nobody drives the server any more, so nobody answers.
+    let mut connection = connecting.join().unwrap();
+    let failure = block_on(connection.next()).unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::PeerGone);
+    drop((connection, accepted, driver));
+    client_driver.join().unwrap().unwrap();
+}
+
+/// Runs a future on the thread of its driver.
+fn drive<F: Future>(driver: &mut Driver, future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    loop {
+        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+            return output;
+        }
+        driver.turn(64).unwrap();
+    }
+}
+
+#[test]
+fn a_peer_that_never_speaks_is_cut_off() {
+    let limits = ListenOptions::new().first_message(Duration::from_millis(50));
+    let mut world = World::with(&options(), &options(), &limits);
+    let (client, mut server) = world.pair();
+    let failure = block_on(server.next()).unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::Timeout);
+    drop((client, server));
+    world.end();
+}
+
+#[test]
+fn two_hundred_connections_share_a_node() {
+    const COUNT: usize = 200;
+    let options = options().window(1).payload(240).max_connections(256);
+    let World { client, server, mut listener, drivers } = World::new(&options);
+    let to = listener.local_addr();
+    let serving = thread::spawn(move || {
+        for _ in 0..COUNT {
+            let accepted = block_on(async { listener.accept().await?.accept().await }).unwrap();
+            thread::spawn(move || echo(accepted));
+        }
+    });
+    let mut connections: Vec<_> = (0..COUNT).map(|_| block_on(client.connect(to)).unwrap()).collect();
+    serving.join().unwrap();
+    assert_eq!(server.connections(), COUNT);
+    block_on(async {
+        for (number, connection) in connections.iter().enumerate() {
+            connection.send(number.to_le_bytes()).await.unwrap();
+        }
+        for (number, connection) in connections.iter_mut().enumerate() {
+            assert_eq!(connection.next().await.unwrap().unwrap()[..], number.to_le_bytes());
+        }
+    });
+    drop((connections, client, server));
+    for driver in drivers {
+        driver.join().unwrap().unwrap();
+    }
+}
