@@ -9,10 +9,10 @@
 //! [`poll_timeout`](Engine::poll_timeout).
 //!
 //! Modules import downwards: the shared tables (`tables`) and the queues import no queue pair; the
-//! common part of a queue pair (`qp`) imports the tables and queues, the services (`rc`, `uc`, `ud`)
-//! import `qp`, and this module imports the services; `objects` has the calls that create, change
-//! and destroy objects. Only `memory` accesses registered memory. Outside of it, `Engine::register`
-//! is the one place with `unsafe` code: it passes the promise of its caller on.
+//! common part of a queue pair (`qp`) imports the tables and queues, the services (`rc`, `uc`,
+//! `ud`) import `qp`, and this module imports the services; `objects` has the calls that create,
+//! change and destroy objects. Only `memory` accesses registered memory. Outside of it,
+//! `Engine::register` is the one place with `unsafe` code: it passes the promise of its caller on.
 
 #![deny(unsafe_code)]
 

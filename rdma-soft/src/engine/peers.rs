@@ -60,8 +60,8 @@ pub(super) enum Reach {
 /// The most processes that are awaited as members of groups. Any process can claim that a group has
 /// members that cannot be reached.
 const MAX_AWAITED_MEMBERS: usize = 128;
-/// How long no unreliable message is sent to a process that could not be reached, in nanoseconds. Each
-/// further failure in a row doubles the time, at most to 16 times this value.
+/// How long no unreliable message is sent to a process that could not be reached, in nanoseconds.
+/// Each further failure in a row doubles the time, at most to 16 times this value.
 const SHUN: u64 = 100_000_000;
 const MAX_DOUBLINGS: u8 = 4;
 /// The most control frames that wait for room. A peer that causes more of them harms only itself.

@@ -233,7 +233,8 @@ impl<T: Transport> PreparedQueuePair<T> {
     }
 }
 
-/// A transport whose queue pairs have one peer, to which they [connect](InitializedQueuePair::connect).
+/// A transport whose queue pairs have one peer, to which they
+/// [connect](InitializedQueuePair::connect).
 pub trait Connected: Transport<InitOptions = InitOptions, Start = Local> {
     /// All remote operations that the device supports.
     #[doc(hidden)]
@@ -396,9 +397,9 @@ impl<T: Connected> InitializedQueuePair<T> {
 
     /// Connects to the peer: moves the queue pair through RTR to RTS.
     ///
-    /// The peer does the same with this end's [`endpoint`](Self::endpoint), in any order, on a queue
-    /// pair of the same transport. Messages sent before the peer has connected are retried as often
-    /// as `retry_count` allows; on an unreliable connection they are lost.
+    /// The peer does the same with this end's [`endpoint`](Self::endpoint), in any order, on a
+    /// queue pair of the same transport. Messages sent before the peer has connected are retried as
+    /// often as `retry_count` allows; on an unreliable connection they are lost.
     ///
     /// # Errors
     ///
