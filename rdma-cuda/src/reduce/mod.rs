@@ -12,7 +12,7 @@ use rdma_mem::{Operation, Scalar, SliceError};
 use crate::driver::{Driver, FunctionHandle, ModuleHandle, StreamHandle};
 use crate::error::{CudaError, Error, Result};
 use crate::gpu::Gpu;
-use crate::memory::GpuSlice;
+use crate::memory::{GpuBuffer, GpuSlice};
 use crate::stream::Stream;
 
 /// Operands of one launch of a kernel.
@@ -87,7 +87,8 @@ impl Reducer {
     /// Begins to store the reduction of `operands` in `into`. One operand is a copy.
     ///
     /// The bytes of the slices are elements of type `scalar`, whatever `T` is. `into` may be one of
-    /// the first 64 operands, but must not overlap one in part.
+    /// the operands, but must not overlap one in part. If it is one after the first 64, the
+    /// reduction allocates memory of its size until it is done.
     ///
     /// # Errors
     ///
@@ -107,9 +108,15 @@ impl Reducer {
             return if operand.address() == into.address() { Ok(()) } else { stream.copy(into, operand) };
         }
         let (first, rest) = operands.split_at(operands.len().min(MOST_OPERANDS));
-        self.launch(stream, scalar, operation, into, first)?;
-        for more in rest.chunks(MOST_OPERANDS - 1) {
-            self.launch(stream, scalar, operation, into, &[std::slice::from_ref(into), more].concat())?;
+        // A later launch must not read `into` after an earlier one has written it.
+        let is_read_late = rest.iter().any(|operand| operand.address() == into.address()) && !into.is_empty();
+        let between = if is_read_late { &GpuBuffer::new(into.gpu(), into.len())?.slice() } else { into };
+        let launches = rest.len().div_ceil(MOST_OPERANDS - 1);
+        let target = |launch| if launch == launches { into } else { between };
+        self.launch(stream, scalar, operation, target(0), first)?;
+        for (launch, more) in (1..).zip(rest.chunks(MOST_OPERANDS - 1)) {
+            let operands = [std::slice::from_ref(between), more].concat();
+            self.launch(stream, scalar, operation, target(launch), &operands)?;
         }
         Ok(())
     }
@@ -135,11 +142,11 @@ impl Reducer {
                 return Err(Error::Misaligned { address: slice.address(), element: scalar.size() });
             }
         }
-        for (index, operand) in operands.iter().enumerate() {
+        for operand in operands {
             if operand.size() != into.size() {
                 return Err(SliceError::Length { expected: into.size(), actual: operand.size() }.into());
             }
-            let is_same = operand.address() == into.address() && index < MOST_OPERANDS;
+            let is_same = operand.address() == into.address();
             if !is_same && operand.address().abs_diff(into.address()) < into.size() as u64 {
                 return Err(SliceError::Overlap.into());
             }
