@@ -145,7 +145,7 @@ pub use error::{CudaError, Error, NotExportable, Result};
 pub use event::Event;
 pub use gpu::{Gpu, GpuName, InvalidGpuName, Uuid};
 pub use memory::{
-    AllocationKind, DeviceMemory, DmaBuf, GpuBuffer, GpuSlice, MemoryType, PinnedBuffer, PointerAttributes,
+    AllocationKind, DeviceMemory, DmaBuf, GpuBuffer, GpuSlice, MemoryType, PinnedBuffer, PointerAttributes, SyncMemops,
 };
 pub use order::{FlushMethod, Landed, NotVisible, OnGpu, Ready, Visible};
 pub use path::{InvalidVariable, Path, Policy, Preference, Reason, Way};

@@ -250,6 +250,8 @@ table! {
         "10.2" fn cuMemExportToShareableHandle(descriptor: *mut c_int, handle: u64, kind: c_int, flags: c_ulonglong);
         "10.2" fn cuMemImportFromShareableHandle(handle: *mut u64, descriptor: usize, kind: c_int);
 
+        "6.0" fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64);
+
         "11.7" fn cuMemGetHandleForAddressRange(
             handle: *mut c_int,
             address: u64,

@@ -73,7 +73,7 @@ impl PointerAttributes {
 }
 
 /// An attribute of an address. CUDA's booleans have one byte and its integers four.
-fn attribute(gpu: &Gpu, number: i32, address: u64) -> Result<u64, CudaError> {
+pub(super) fn attribute(gpu: &Gpu, number: i32, address: u64) -> Result<u64, CudaError> {
     let mut value = 0_u64;
     let room = (&raw mut value).cast();
     // SAFETY: cuPointerGetAttribute wants room for the attribute's type, at most 8 bytes for those

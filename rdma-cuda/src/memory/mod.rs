@@ -4,6 +4,7 @@ mod buffer;
 mod dma_buf;
 mod pinned;
 mod slice;
+mod sync_memops;
 mod vmm;
 
 use std::fmt::Debug;
@@ -15,6 +16,7 @@ pub use dma_buf::{DmaBuf, MemoryType, PointerAttributes};
 pub use pinned::PinnedBuffer;
 pub(crate) use pinned::PinnedMemory;
 pub use slice::GpuSlice;
+pub use sync_memops::SyncMemops;
 
 /// An owner of memory of a GPU: the one contract between this crate and memory that others have
 /// allocated.

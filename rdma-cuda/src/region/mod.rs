@@ -25,7 +25,7 @@ use rdma::{RemoteSlice, RevokeError};
 
 use crate::detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, NicFacts};
 use crate::error::Error;
-use crate::memory::{DeviceMemory, DmaBuf, GpuSlice, PointerAttributes};
+use crate::memory::{DeviceMemory, DmaBuf, GpuSlice, PointerAttributes, SyncMemops};
 use crate::order::Ready;
 use crate::path::{InvalidVariable, Path, Preference, Reason, Way, fmt_causes};
 use crate::topology::Topology;
@@ -60,6 +60,7 @@ pub struct GpuRegion {
     copier: Option<Arc<CopierThread>>,
     memory: Arc<dyn DeviceMemory>,
     path: Path,
+    sync_memops: SyncMemops,
 }
 
 impl GpuRegion {
@@ -115,14 +116,23 @@ impl GpuRegion {
             Way::Staged(Reason::Asked) | Way::DmaBuf | Way::PeerMemory | Way::Copied => tracing::info!("{path}"),
             Way::Staged(_) => tracing::warn!("{path}"),
         }
+        let sync_memops = if direct.is_some() { SyncMemops::set(&*memory) } else { SyncMemops::Unset };
+        tracing::debug!("{memory:?}: {sync_memops}");
         let (region, copier) = direct.map_or((None, None), |Direct { region, copier }| (Some(region), copier));
-        Ok(Self { region, copier, memory, path })
+        Ok(Self { region, copier, memory, path, sync_memops })
     }
 
     /// The path that requests on this region take, and why.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether CUDA's synchronous copies and fills of the memory are done when they return. A
+    /// registration sets the attribute where the driver allows it, and nothing resets it.
+    #[must_use]
+    pub fn sync_memops(&self) -> SyncMemops {
+        self.sync_memops
     }
 
     /// The memory's owner.
@@ -167,11 +177,11 @@ impl GpuRegion {
     /// device.
     #[allow(clippy::result_large_err, reason = "the region comes back with the error")]
     pub fn deregister(self) -> Result<Arc<dyn DeviceMemory>, Failed<Self>> {
-        let Self { region, copier, memory, path } = self;
+        let Self { region, copier, memory, path, sync_memops } = self;
         match region.map(ExposedRegion::revoke) {
             None | Some(Ok(_)) => Ok(memory),
             Some(Err(RevokeError { error, region })) => {
-                Err(Failed { error, object: Self { region, copier, memory, path } })
+                Err(Failed { error, object: Self { region, copier, memory, path, sync_memops } })
             }
         }
     }

@@ -374,6 +374,20 @@ fn soft0_says_how_it_accesses_a_gpu() {
 }
 
 #[test]
+fn synchronous_copies_are_ordered_where_the_driver_allows_it() {
+    let pd = soft().context.alloc_pd().unwrap();
+    let sync_memops = |memory, policy| {
+        let preference = Preference { policy, ..Preference::default() };
+        GpuRegion::register(&pd, memory, RemoteAccess::empty(), preference).unwrap().sync_memops()
+    };
+    // Memory of cuMemAlloc, and of cuMemCreate.
+    let (plain, vmm) = (buffer(3, 64), buffer(0, 64));
+    assert_eq!(sync_memops(plain.memory(), Policy::Staged), SyncMemops::Unset);
+    assert_eq!(sync_memops(plain.memory(), Policy::RequireDirect), SyncMemops::Set);
+    assert!(matches!(sync_memops(vmm.memory(), Policy::RequireDirect), SyncMemops::Refused(_)));
+}
+
+#[test]
 fn a_stream_that_is_held_back_does_not_hold_up_soft0() {
     let (opened, gpu) = (soft(), gpu(0));
     let pd = opened.context.alloc_pd().unwrap();

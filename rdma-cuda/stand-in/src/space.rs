@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 
-use crate::api::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::api::{Code, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 
 /// The page of a GPU: plain allocations begin at one.
 pub(crate) const GPU_PAGE: usize = 64 << 10;
@@ -65,6 +65,8 @@ pub(crate) struct Mapping {
     pub(crate) backing: Arc<Backing>,
     /// Whether `cuMemSetAccess` has allowed access.
     pub(crate) accessible: bool,
+    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`
+    pub(crate) sync_memops: bool,
 }
 
 pub(crate) struct Space {
@@ -162,6 +164,17 @@ impl Space {
     pub(crate) fn mapping(&self, address: usize) -> Option<(usize, &Mapping)> {
         let (start, mapping) = self.mappings.range(..=address).next_back()?;
         (address < start + mapping.size).then_some((*start, mapping))
+    }
+
+    /// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` of the mapping that contains an address, which must
+    /// not be one of virtual memory management.
+    pub(crate) fn set_sync_memops(&mut self, address: usize, value: bool) -> Result<(), Code> {
+        let (start, _) = self.mapping(address).ok_or(INVALID_VALUE)?;
+        match self.mappings.get_mut(&start) {
+            Some(mapping) if mapping.kind != Kind::Vmm => mapping.sync_memops = value,
+            _ => return Err(NOT_SUPPORTED),
+        }
+        Ok(())
     }
 
     /// Allows access to all mappings in a range.

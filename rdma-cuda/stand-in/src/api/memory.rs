@@ -36,7 +36,7 @@ fn allocate(size: usize, kind: Kind) -> Result<usize, Code> {
     let backing = Arc::new(Backing::new(whole, device, false, kind == Kind::Plain)?);
     let mut space = space();
     let at = space.take(whole, GPU_PAGE)?;
-    let mapping = Mapping { size: whole, kind, backing, accessible: true };
+    let mapping = Mapping { size: whole, kind, backing, accessible: true, sync_memops: false };
     let mapped = space.map(at, 0, mapping);
     if mapped.is_err() {
         space.give_back(at)?;

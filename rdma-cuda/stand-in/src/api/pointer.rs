@@ -29,6 +29,7 @@ fn attribute(number: c_int, address: usize) -> Result<(u64, usize), Code> {
         1 => (context_of(device) as u64, 8),
         // Memory type: device.
         2 => (2, 4),
+        6 => (mapping.sync_memops.into(), 1),
         8 => ((kind == Kind::Managed).into(), 1),
         9 => (u64::from(device.unsigned_abs()), 4),
         11 => (start as u64, 8),
@@ -58,14 +59,9 @@ unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, number: c_int, add
 /// `SYNC_MEMOPS` can be set on all memory but that of virtual memory management.
 #[unsafe(no_mangle)]
 extern "C" fn cuPointerSetAttribute(value: Option<&c_int>, number: c_int, address: usize) -> c_int {
-    call("cuPointerSetAttribute", || {
-        let space = space();
-        let (_, mapping) = space.mapping(address).ok_or(INVALID_VALUE)?;
-        match (number, value) {
-            (6, Some(_)) if mapping.kind == Kind::Vmm => Err(super::NOT_SUPPORTED),
-            (6, Some(_)) => Ok(()),
-            _ => Err(INVALID_VALUE),
-        }
+    call("cuPointerSetAttribute", || match (number, value) {
+        (6, Some(value)) => space().set_sync_memops(address, *value != 0),
+        _ => Err(INVALID_VALUE),
     })
 }
 

@@ -126,7 +126,7 @@ extern "C" fn cuMemAddressFree(address: usize, _size: usize) -> c_int {
 extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, _flags: c_ulonglong) -> c_int {
     call("cuMemMap", || {
         let backing = handles().get(&handle).cloned().ok_or(INVALID_VALUE)?;
-        space().map(address, offset, Mapping { size, kind: Kind::Vmm, backing, accessible: false })
+        space().map(address, offset, Mapping { size, kind: Kind::Vmm, backing, accessible: false, sync_memops: false })
     })
 }
 
