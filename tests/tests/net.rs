@@ -1,0 +1,217 @@
+//! Connections of `rdma::net` on a device: two processes, a killed peer, a hostile peer.
+
+use std::net::SocketAddr;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rdma::aio::block_on;
+use rdma::cm::{ConnOptions, blocking};
+use rdma::net::{Connection, Failure, FailureKind, ListenOptions, Listener, Node, NodeOptions, Violation};
+use rdma::op::Send;
+use rdma::{Context, Rc};
+use rdma_test_support::{Peer, first, role};
+use rdma_tests::cm::{address, any_port, available};
+use rdma_tests::{LIMIT, buffer, open};
+
+/// The open device, if it has a connection manager.
+fn device() -> Option<Context> {
+    let context = open().context;
+    available(&context).then_some(context)
+}
+
+fn options() -> NodeOptions {
+    NodeOptions::new().window(8).timeout(LIMIT).linger(LIMIT).rnr_retry_count(0).max_connections(16)
+}
+
+/// A node whose driver runs on a thread of its own, until the last handle is dropped.
+fn node(context: &Context, options: &NodeOptions) -> (Node, JoinHandle<rdma::Result<()>>) {
+    let (node, driver) = Node::new(context, options).unwrap();
+    (node, thread::spawn(move || driver.run_blocking()))
+}
+
+fn accept(listener: &mut Listener) -> Connection {
+    block_on(async { listener.accept().await?.accept().await }).unwrap()
+}
+
+/// Answers each message with the same bytes until the peer ends its data.
+fn echo(connection: Connection) -> Result<(), Failure> {
+    let (to, mut from) = connection.split();
+    block_on(async {
+        while let Some(message) = from.next().await? {
+            to.send(&message).await?;
+        }
+        Ok(())
+    })
+}
+
+/// The part of a second process: connects to the address that the first one tells, and sends until
+/// it is told to end, or killed.
+fn client_process() {
+    let mut channel = first();
+    let (node, driver) = node(&open().context, &options());
+    let to: SocketAddr = channel.hear().parse().unwrap();
+    let mut connection = block_on(node.connect(to)).unwrap();
+    let mut rounds = 0;
+    let telling = thread::spawn(move || {
+        channel.tell("connected");
+        channel.hear()
+    });
+    block_on(async {
+        while !telling.is_finished() {
+            rounds += 1;
+            connection.send(vec![7; rounds % 10_000]).await.unwrap();
+            assert_eq!(connection.next().await.unwrap().unwrap().len(), rounds % 10_000);
+        }
+        assert_eq!(connection.close(0).await, Ok(0));
+    });
+    assert_eq!(telling.join().unwrap(), "end");
+    drop(node);
+    driver.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_peer_killed_under_load_harms_no_other_connection() {
+    const TEST: &str = "a_peer_killed_under_load_harms_no_other_connection";
+    if role().is_some() {
+        return client_process();
+    }
+    let Some(context) = device() else { return };
+    let (node, driver) = node(&context, &options().keep_alive(Duration::from_millis(200)));
+    let mut listener = node.listen(any_port(address(&context)), &ListenOptions::new()).unwrap();
+    let mut start = || {
+        let mut peer = Peer::start(TEST, "client");
+        peer.tell(&listener.local_addr().to_string());
+        let connection = accept(&mut listener);
+        assert_eq!(peer.hear(), "connected");
+        (peer, thread::spawn(move || echo(connection)))
+    };
+    let (mut victim, of_victim) = start();
+    let (mut survivor, of_survivor) = start();
+    victim.kill();
+    let failure = of_victim.join().unwrap().unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::PeerGone, "{failure}");
+    survivor.tell("end");
+    of_survivor.join().unwrap().unwrap();
+    survivor.finish();
+    drop((listener, node));
+    driver.join().unwrap().unwrap();
+}
+
+/// A HELLO of version 1: 8 receives of 4112 bytes, messages of up to 1 MiB, no keep-alive.
+fn hello() -> [u8; 32] {
+    let mut hello = [0; 32];
+    hello[..8].copy_from_slice(b"RDN1\x01\x01\x20\x00");
+    hello[13..15].copy_from_slice(&[8, 4]);
+    hello[16..20].copy_from_slice(&4112_u32.to_be_bytes());
+    hello[20..28].copy_from_slice(&(1_u64 << 20).to_be_bytes());
+    hello
+}
+
+/// Connects with a queue pair that follows no protocol, and sends the messages.
+fn attack(context: &Context, to: SocketAddr, messages: &[Vec<u8>]) {
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let route = blocking::resolve::<Rc>(context, None, to, LIMIT).unwrap();
+    let mut qp = route.init(pd.queue_pair().cq(&cq).max_send_wr(32).build().unwrap()).unwrap();
+    for _ in 0..16 {
+        qp.post_recv(pd.allocate(8192).unwrap(), 0).unwrap();
+    }
+    let options = ConnOptions::new().private_data(&hello());
+    let (connection, mut qp) = route.connect(qp, &options, LIMIT).unwrap();
+    for message in messages {
+        qp.post_send(Send::new(buffer(&pd, message))).unwrap();
+    }
+    assert!(connection.wait_disconnected(Some(LIMIT)).unwrap(), "the victim ends the connection");
+}
+
+#[test]
+fn a_hostile_peer_fails_its_connection_alone() {
+    let Some(context) = device() else { return };
+    // A peer that ignores credits meets RNR: its device must repeat the message.
+    let (node, driver) = node(&context, &options().rnr_retry_count(6));
+    let mut listener = node.listen(any_port(address(&context)), &ListenOptions::new()).unwrap();
+    let to = listener.local_addr();
+    let honest = thread::spawn({
+        let node = node.clone();
+        move || block_on(node.connect(to)).unwrap()
+    });
+    let echoing = accept(&mut listener);
+    let mut honest = honest.join().unwrap();
+    let echoing = thread::spawn(move || echo(echoing));
+
+    let message =
+        |kind: u8, flags: u8, limit: u8, rest: u8| vec![kind, flags, 0, 0, 0, 0, 0, limit, 0, 0, 0, rest, 0, 0, 0, 0];
+    let empty = message(0, 3, 8, 0);
+    for (violation, messages) in [
+        (Violation::TooShort, vec![b"GET / HTTP/1.1"[..4].to_vec()]),
+        (Violation::UnknownKind, vec![message(9, 0, 8, 0)]),
+        (Violation::WrongLimit, vec![message(0, 3, 99, 0)]),
+        (Violation::UnexpectedPong, vec![message(3, 0, 8, 0)]),
+        (Violation::NoCredit, vec![empty; 17]),
+        (Violation::DataAfterEnd, vec![message(0, 7, 8, 0), message(0, 3, 8, 0)]),
+    ] {
+        let attacking = thread::spawn({
+            let context = context.clone();
+            move || attack(&context, to, &messages)
+        });
+        let mut victim = accept(&mut listener);
+        // The program keeps the messages, so no receive can replace theirs once the spares are used.
+        let mut held = Vec::new();
+        let failure = block_on(async {
+            loop {
+                match victim.next().await {
+                    Ok(Some(message)) => held.push(message),
+                    Ok(None) => {
+                        if let Err(failure) = victim.send("are you there?").await {
+                            break failure;
+                        }
+                    }
+                    Err(failure) => break failure,
+                }
+            }
+        });
+        assert_eq!(failure.as_violation(), Some(violation), "{failure}");
+        drop((victim, held));
+        attacking.join().unwrap();
+        block_on(async {
+            honest.send("still there?").await.unwrap();
+            assert_eq!(&honest.next().await.unwrap().unwrap()[..], b"still there?");
+        });
+    }
+    drop(honest);
+    echoing.join().unwrap().unwrap();
+    drop((listener, node));
+    driver.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_task_of_tokio_drives_a_node() {
+    let Some(context) = device() else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (node, driver) = Node::new(&context, &options()).unwrap();
+        let readable = rdma::aio::tokio::Readable::new(&driver).unwrap();
+        let driving = tokio::spawn(driver.run(readable));
+        let mut listener = node.listen(any_port(address(&context)), &ListenOptions::new()).unwrap();
+        let to = listener.local_addr();
+        let serving = tokio::spawn(async move {
+            let (to, mut from) = listener.accept().await?.accept().await?.split();
+            while let Some(message) = from.next().await? {
+                to.send(&message).await?;
+            }
+            Ok::<_, Failure>(())
+        });
+        let mut connection = node.connect(to).await.unwrap();
+        for round in 0..100_u8 {
+            connection.send(vec![round; 5000]).await.unwrap();
+            assert_eq!(connection.next().await.unwrap().unwrap()[..], [round; 5000]);
+            // A message that is cancelled before it begins is not sent.
+            drop(connection.send("not sent"));
+        }
+        let late = tokio::time::timeout(Duration::from_millis(5), connection.next()).await;
+        assert!(late.is_err(), "nothing was sent");
+        assert_eq!(connection.close(0).await, Ok(0));
+        serving.await.unwrap().unwrap();
+        drop(node);
+        driving.await.unwrap().unwrap();
+    });
+}
