@@ -69,7 +69,7 @@ pub(super) fn prepare(
     ) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>>,
 ) -> Result<InitializedQueuePair<Rc>, Error> {
     let options = &shared.options;
-    let qp = shared.pd.queue_pair().cq(&shared.cq).max_send_wr(options.slots()).max_recv_wr(options.receives());
+    let qp = shared.pd.queue_pair().cq(&shared.cq).max_send_wr(options.send_slots()).max_recv_wr(options.receives());
     let qp = qp.build()?;
     let access = qp.all_access();
     let mut qp = init(qp, access).map_err(|failed| failed.error)?;

@@ -71,12 +71,14 @@ impl Driver {
     /// Delivers the next completion.
     fn deliver(&mut self) -> Result<bool> {
         let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
-        let key = u32::try_from(completion.token()).unwrap_or(0);
+        let (key, operation) = split(completion.token());
         let (status, opcode, len) = (completion.status(), completion.opcode(), completion.byte_len());
+        let old_value = completion.old_value();
         let buffer = completion.take_buffer();
         let Some(core) = self.shared.core(key) else { return Ok(true) };
         match (status, buffer) {
             (Err(error), _) => core.fail(Failure::completion(error)),
+            (Ok(()), Some(buffer)) if operation != 0 => core.operated(operation, buffer, old_value),
             (Ok(()), Some(buffer)) if opcode == Opcode::Recv => core.received(buffer, len),
             (Ok(()), Some(buffer)) => core.sent(buffer),
             (Ok(()), None) => {}
@@ -208,6 +210,12 @@ impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver").finish_non_exhaustive()
     }
+}
+
+/// The connection and the operation that a token names; messages have operation 0.
+#[allow(clippy::cast_possible_truncation, reason = "the token has two halves of 32 bits")]
+fn split(token: u64) -> (u32, u32) {
+    (token as u32, (token >> 32) as u32)
 }
 
 fn no_device() -> Failure {

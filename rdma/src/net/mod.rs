@@ -44,6 +44,13 @@
 //! [`Sender::send`] instead. A received message stays in its receive buffer, and a spare buffer
 //! takes its place, so a program may hold twice the window of messages before the peer must wait.
 //!
+//! # One-sided operations
+//!
+//! A program exposes memory of its node's [domain](Node::domain) and sends the
+//! [`RemoteSlice`](crate::RemoteSlice) to the peer, which reads, writes and changes the memory with
+//! [`Remote`]. RDMA encrypts nothing, and a slice is a bearer token: whoever has it, or guesses its
+//! 32-bit key, can use the region on a connection of this node until the region is dropped.
+//!
 //! # Ends
 //!
 //! Dropping the [`Sender`] ends the data of one direction: the peer's [`Receiver::next`] returns
@@ -70,7 +77,7 @@ mod waiters;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Connection, Message, Permit, Receiver, Sender};
+pub use connection::{Connection, Message, Permit, Receiver, Remote, Sender};
 pub use driver::Driver;
 pub use failure::{Failure, FailureKind};
 pub use listener::{Incoming, Listener};

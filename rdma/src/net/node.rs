@@ -86,7 +86,7 @@ impl Node {
             return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
         }
         let channel = context.create_completion_channel()?;
-        let entries = options.max_connections.saturating_mul(options.receives() + options.slots());
+        let entries = options.max_connections.saturating_mul(options.receives() + options.send_slots());
         let cq = context.cq_builder(entries).channel(&channel).build()?;
         let events = EventChannel::new(context)?;
         let watch = Watch::new(&[channel.as_fd(), events.as_fd()])?;
@@ -123,6 +123,12 @@ impl Node {
     /// As for [`cm::blocking::Listener::bind`](crate::cm::blocking::Listener::bind).
     pub fn listen(&self, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
         listener::listen(&self.handle, at, options)
+    }
+
+    /// The protection domain of the node's connections, for the memory of one-sided operations.
+    #[must_use]
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.handle.shared.pd
     }
 
     /// The number of connections that have not ended.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::connection::MAX_OPERATIONS;
 use super::protocol::{Hello, RESERVE, receive_size};
 
 /// Options of a [`Node`](super::Node).
@@ -89,9 +90,14 @@ impl NodeOptions {
         u32::from(self.window) + RESERVE
     }
 
-    /// Slots of a connection's send queue.
+    /// Slots of a connection's send queue for messages.
     pub(super) fn slots(&self) -> u32 {
         u32::from(self.window) + RESERVE
+    }
+
+    /// All slots of a connection's send queue.
+    pub(super) fn send_slots(&self) -> u32 {
+        self.slots() + MAX_OPERATIONS
     }
 }
 

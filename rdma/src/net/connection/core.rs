@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use super::flow::{Buffers, Flow, Link};
+use super::operations::{MAX_OPERATIONS, WORD};
 use crate::cm::IdKey;
 use crate::error::Result;
 use crate::mr::Buffer;
@@ -112,6 +113,10 @@ impl Core {
         self.with(|flow, now| flow.sent(buffer, now));
     }
 
+    pub(in crate::net) fn operated(&self, id: u32, buffer: Buffer, old_value: Option<u64>) {
+        self.with(|flow, _| flow.operated(id, buffer, old_value));
+    }
+
     pub(in crate::net) fn fail(&self, failure: Failure) {
         self.with(|flow, _| flow.fail(failure));
     }
@@ -164,14 +169,16 @@ pub(in crate::net) struct Pool {
 }
 
 impl Pool {
-    /// Allocates the first receives, as many spares as the window, and the send buffers.
+    /// Allocates the first receives, as many spares as the window, the send buffers, and words for
+    /// atomic operations.
     pub(in crate::net) fn new(pd: &ProtectionDomain, options: &NodeOptions) -> Result<Self> {
         let size = (options.payload as usize + HEADER_LEN).next_multiple_of(64);
-        let counts = [options.receives(), u32::from(options.window), options.slots()];
-        let mut region = pd.allocate(size * counts.iter().sum::<u32>() as usize)?;
-        let [receives, spares, sends] =
-            counts.map(|count| (0..count).map(|_| region.split_to(size)).collect::<Vec<_>>());
-        Ok(Self { buffers: Buffers { spares, sends }, receives })
+        let counts = [options.receives(), u32::from(options.window), options.slots()].map(|count| count as usize);
+        let words = MAX_OPERATIONS as usize;
+        let mut region = pd.allocate(size * counts.iter().sum::<usize>() + WORD * words)?;
+        let mut cut = |size, count| (0..count).map(|_| region.split_to(size)).collect::<Vec<_>>();
+        let [receives, spares, sends] = counts.map(|count| cut(size, count));
+        Ok(Self { buffers: Buffers { spares, sends, words: cut(WORD, words) }, receives })
     }
 
     /// Takes the buffers of the first receives.

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use super::operations::{Finished, Operations, Request};
 use crate::cm::Id;
 use crate::mr::Buffer;
 use crate::net::failure::{Failure, FailureKind};
@@ -55,6 +56,7 @@ pub(super) struct Flow {
     /// The end of the time for the peer's first message.
     first_by: Option<Instant>,
 
+    pub(super) operations: Operations,
     pub(super) senders: Waiters,
     pub(super) receiver: Option<Waker>,
     pub(super) closer: Option<Waker>,
@@ -83,6 +85,8 @@ pub(super) struct Buffers {
     /// For receives.
     pub(super) spares: Vec<Buffer>,
     pub(super) sends: Vec<Buffer>,
+    /// For atomic operations.
+    pub(super) words: Vec<Buffer>,
 }
 
 /// A message that was received.
@@ -115,19 +119,21 @@ pub(super) struct Wakeups {
     sender: Option<Waker>,
     receiver: Option<Waker>,
     closer: Option<Waker>,
-    /// All waiting senders, when the connection ends.
+    operator: Option<Waker>,
+    /// All other waiting tasks, when the connection ends.
     all: Vec<Waker>,
 }
 
 impl Wakeups {
     pub(super) fn wake(self) {
-        let some = [self.sender, self.receiver, self.closer].into_iter().flatten();
+        let some = [self.sender, self.receiver, self.closer, self.operator].into_iter().flatten();
         some.chain(self.all).for_each(Waker::wake);
     }
 }
 
 impl Flow {
-    pub(super) fn new(token: u64, protocol: Protocol, buffers: Buffers, linger: Duration) -> Self {
+    pub(super) fn new(token: u64, protocol: Protocol, mut buffers: Buffers, linger: Duration) -> Self {
+        let operations = Operations::new(std::mem::take(&mut buffers.words));
         Self {
             protocol,
             token,
@@ -148,6 +154,7 @@ impl Flow {
             ending: Ending::None,
             close_by: None,
             first_by: None,
+            operations,
             senders: Waiters::default(),
             receiver: None,
             closer: None,
@@ -189,6 +196,7 @@ impl Flow {
 
     fn wake_all(&mut self) {
         self.wakeups.all.extend(self.senders.take_all());
+        self.wakeups.all.extend(self.operations.take_wakers());
         self.wakeups.closer = self.closer.take();
         self.wake_receiver();
     }
@@ -416,6 +424,36 @@ impl Flow {
         self.reserved -= 1;
         self.buffers.sends.push(buffer);
         self.pump(now);
+    }
+
+    /// The reason why no one-sided operation can begin any more.
+    pub(super) fn operation_failure(&self) -> Option<Failure> {
+        self.outcome.clone().or_else(|| self.protocol.peer_code().map(Failure::closed))
+    }
+
+    /// Begins a one-sided operation, for which there is room.
+    pub(super) fn operate(&mut self, request: Request, buffer: Option<Buffer>) -> Result<u32, Failure> {
+        let Some(link) = &mut self.link else { return Err(Failure::new(FailureKind::Closed)) };
+        let started = self.operations.start(link, self.token, request, buffer);
+        self.wake_operator();
+        started.map_err(Failure::from)
+    }
+
+    /// Takes the result of a one-sided operation.
+    pub(super) fn operated(&mut self, id: u32, buffer: Buffer, old_value: Option<u64>) {
+        self.wakeups.operator = self.operations.finish(id, buffer, old_value);
+    }
+
+    /// The result of a one-sided operation, once it is there.
+    pub(super) fn poll_operation(&mut self, id: u32, waker: &Waker) -> Poll<Result<Finished, Failure>> {
+        self.operations.poll(id, self.outcome.as_ref(), waker)
+    }
+
+    /// Wakes the first task that waits to begin a one-sided operation, if there is room for it.
+    pub(super) fn wake_operator(&mut self) {
+        if self.operations.has_room() {
+            self.wakeups.operator = self.operations.waiters.first();
+        }
     }
 
     /// Takes the next received message.

@@ -2,7 +2,9 @@
 
 mod core;
 mod flow;
+mod operations;
 mod receiver;
+mod remote;
 mod sender;
 
 use std::fmt;
@@ -12,7 +14,9 @@ use std::sync::Arc;
 
 pub(super) use self::core::{Core, Parts, Pool};
 pub(super) use self::flow::Link;
+pub(super) use self::operations::MAX_OPERATIONS;
 pub use self::receiver::{Message, Receiver};
+pub use self::remote::Remote;
 pub use self::sender::{Permit, Sender};
 
 use super::failure::Failure;
@@ -40,6 +44,12 @@ impl Connection {
     #[must_use]
     pub fn split(self) -> (Sender, Receiver) {
         (self.sender, self.receiver)
+    }
+
+    /// Access to memory that the peer exposes: [`Sender::remote`].
+    #[must_use]
+    pub fn remote(&self) -> Remote {
+        self.sender.remote()
     }
 
     /// Sends a message: [`Sender::send`].

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::core::Core;
 use super::flow::Flow;
+use super::remote::Remote;
 use crate::mr::Buffer;
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::protocol::HEADER_LEN;
@@ -40,6 +41,12 @@ impl Sender {
     #[must_use]
     pub fn max_payload(&self) -> usize {
         self.core.max_payload
+    }
+
+    /// Access to memory that the peer exposes. It does not keep the connection open.
+    #[must_use]
+    pub fn remote(&self) -> Remote {
+        Remote::new(&self.core)
     }
 
     /// Sends a message, which is copied, and returns once it is on its way: posted, or, if it has

@@ -1,0 +1,154 @@
+//! One-sided operations on the peer's memory.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::core::Core;
+use super::operations::{Finished, Request};
+use crate::error::{Error, ErrorKind, Operation};
+use crate::mr::{Buffer, RemoteSlice};
+use crate::net::failure::{Failure, FailureKind};
+use crate::net::waiters::Place;
+
+/// Access to memory that the peer has exposed: reads, writes and atomic operations that the peer's
+/// device executes without its processor.
+///
+/// The peer exposes a region of its [domain](crate::net::Node::domain) and sends the region's
+/// [`RemoteSlice`], for example in a message. The slice is a key: whoever has it can use it until
+/// the peer revokes or drops the region. An operation on a slice that the peer does not expose, or
+/// no longer, fails the connection.
+///
+/// Clones use the same connection. Up to 16 operations are in flight; others wait in the order in
+/// which they came. Operations of one task that waits for each of them happen in order; the order
+/// of operations in flight at the same time is undefined, and so is their order to messages.
+#[derive(Clone)]
+pub struct Remote {
+    core: Arc<Core>,
+}
+
+impl Remote {
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        Self { core: Arc::clone(core) }
+    }
+
+    /// Fills a buffer of the node's [domain](crate::net::Node::domain) from the front of the
+    /// peer's slice, which must be at least as long.
+    ///
+    /// A read of memory that the peer changes meanwhile may mix old and new bytes. Dropping the
+    /// future drops the buffer once the device has filled it.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the connection failed; `Local` for a slice that is too short, and on iWARP,
+    /// which cannot read into a buffer. The buffer is lost.
+    pub async fn read(&self, from: RemoteSlice, into: Buffer) -> Result<Buffer, Failure> {
+        self.run(Request::Read(from), Some(into)).await.and_then(buffer)
+    }
+
+    /// Writes the first `len` bytes of a buffer of the node's [domain](crate::net::Node::domain) to
+    /// the front of the peer's slice, which must be at least as long.
+    ///
+    /// Success means that the bytes are visible to the peer's processor.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the connection failed; `Local` for a slice or a buffer that is too short.
+    /// The buffer is lost.
+    pub async fn write(&self, to: RemoteSlice, from: Buffer, len: usize) -> Result<Buffer, Failure> {
+        if len > from.len() {
+            return Err(Error::new(Operation::PostSend, ErrorKind::OutOfBounds).into());
+        }
+        self.run(Request::Write(to, len), Some(from)).await.and_then(buffer)
+    }
+
+    /// Replaces the peer's 8 bytes at the front of `at` by `swap` if they equal `compare`; returns
+    /// the old value. The address must be a multiple of 8.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the connection failed; `Local` for a slice of less than 8 bytes, and if the
+    /// device has no atomic operations.
+    pub async fn compare_swap(&self, at: RemoteSlice, compare: u64, swap: u64) -> Result<u64, Failure> {
+        self.run(Request::CompareSwap(at, compare, swap), None).await.and_then(old_value)
+    }
+
+    /// Adds to the peer's 8 bytes at the front of `at`; returns the old value. The address must be
+    /// a multiple of 8.
+    ///
+    /// # Errors
+    ///
+    /// As for [`compare_swap`](Self::compare_swap).
+    pub async fn fetch_add(&self, at: RemoteSlice, add: u64) -> Result<u64, Failure> {
+        self.run(Request::FetchAdd(at, add), None).await.and_then(old_value)
+    }
+
+    async fn run(&self, request: Request, mut buffer: Option<Buffer>) -> Result<Finished, Failure> {
+        let mut waiting = Waiting { core: &self.core, place: None };
+        let started = poll_fn(|cx| {
+            self.core.with(|flow, _| {
+                let place = &mut waiting.place;
+                if let Some(failure) = flow.operation_failure() {
+                    flow.operations.waiters.leave(place);
+                    return Poll::Ready(Err(failure));
+                }
+                if !flow.operations.waiters.is_turn(*place) || !flow.operations.has_room() {
+                    flow.operations.waiters.wait(place, cx.waker());
+                    return Poll::Pending;
+                }
+                flow.operations.waiters.leave(place);
+                Poll::Ready(flow.operate(request, buffer.take()))
+            })
+        });
+        let id = started.await?;
+        let _running = Running { core: &self.core, id };
+        poll_fn(|cx| self.core.with(|flow, _| flow.poll_operation(id, cx.waker()))).await
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("core", &self.core).finish()
+    }
+}
+
+/// A task that waits for a slot. Dropping it passes the turn on.
+struct Waiting<'a> {
+    core: &'a Core,
+    place: Option<Place>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.place.is_some() {
+            self.core.with(|flow, _| {
+                flow.operations.waiters.leave(&mut self.place);
+                flow.wake_operator();
+            });
+        }
+    }
+}
+
+/// An operation in flight, abandoned when dropped.
+struct Running<'a> {
+    core: &'a Core,
+    id: u32,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.core.with(|flow, _| {
+            flow.operations.abandon(self.id);
+            flow.wake_operator();
+        });
+    }
+}
+
+fn buffer(finished: Finished) -> Result<Buffer, Failure> {
+    if let Finished::Buffer(buffer) = finished { Ok(buffer) } else { Err(Failure::new(FailureKind::Local)) }
+}
+
+fn old_value(finished: Finished) -> Result<u64, Failure> {
+    if let Finished::OldValue(value) = finished { Ok(value) } else { Err(Failure::new(FailureKind::Local)) }
+}
