@@ -154,7 +154,7 @@ fn a_hostile_peer_fails_its_connection_alone() {
             move || attack(&context, to, &messages)
         });
         let mut victim = accept(&mut listener);
-        // The program keeps the messages, so their receives stay unreplaced once the spares are used.
+        // The program keeps the messages: no spare is left to replace their receives.
         let mut held = Vec::new();
         let failure = block_on(async {
             loop {
