@@ -139,8 +139,18 @@ impl MrTable {
     /// `EBUSY`: a copy of the region may go on for ever.
     pub(super) fn begin_to_end(&mut self, key: u32) -> Result<(), Errno> {
         let Some(foreign) = self.foreign_mut(key) else { return Ok(()) };
+        if foreign.is_lost {
+            return Err(Errno::BUSY);
+        }
         foreign.is_ending = true;
-        if foreign.is_lost { Err(Errno::BUSY) } else { Ok(()) }
+        Ok(())
+    }
+
+    /// Lets copies of a foreign region begin again.
+    pub(super) fn keep(&mut self, key: u32) {
+        if let Some(foreign) = self.foreign_mut(key) {
+            foreign.is_ending = false;
+        }
     }
 
     /// Records that a copy of a region may go on for ever.

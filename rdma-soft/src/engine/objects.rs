@@ -87,6 +87,12 @@ impl Engine {
         self.tables.deregister(lkey)
     }
 
+    /// Gives up a deregistration that [`deregister`](Self::deregister) has answered with `EAGAIN`:
+    /// requests can use the region again.
+    pub(crate) fn keep_region(&mut self, lkey: u32) {
+        self.tables.mrs.keep(lkey);
+    }
+
     /// Creates a completion queue of exactly `depth` entries. `token` comes back in the queue's
     /// events.
     ///

@@ -54,10 +54,26 @@ impl Child for ibv_mr {
         let lkey = object.lock().lkey;
         deregister(node, lkey)
     }
+
+    fn force_end(object: &Object<Self>, node: &Node) {
+        let lkey = object.lock().lkey;
+        // Fails only if a copy does not end. No other copy of the region begins.
+        let _ended = wait_and_deregister(node, lkey);
+    }
 }
 
+/// Deregisters a region when its copies have ended; `EAGAIN` if they do not end, after which no
+/// request can use the region.
+fn wait_and_deregister(node: &Node, lkey: u32) -> Result<(), Errno> {
+    node.with_copies_ended(|errno| *errno == Errno::AGAIN, |engine| engine.deregister(lkey))
+}
+
+/// Deregisters a region, which stays as it is if its copies do not end.
 fn deregister(node: &Node, lkey: u32) -> Result<(), Errno> {
-    let ended = node.with_copies_ended(|errno| *errno == Errno::AGAIN, |engine| engine.deregister(lkey));
+    let ended = wait_and_deregister(node, lkey);
+    if ended == Err(Errno::AGAIN) {
+        node.with(|engine| engine.keep_region(lkey));
+    }
     ended.map_err(Errno::after_waiting)
 }
 

@@ -350,6 +350,21 @@ fn a_region_of_a_copy_that_may_go_on_for_ever_never_ends() {
 }
 
 #[test]
+fn a_region_whose_deregistration_is_given_up_can_be_used() {
+    let mut rig = Rig::new([0, 1]);
+    rig.post(WRITE, 1, 100);
+    rig.hold_copies_of(1);
+    assert_eq!(rig.world.nodes[1].engine.deregister(rig.keys[1]), Err(Errno::AGAIN));
+    rig.world.nodes[1].engine.keep_region(rig.keys[1]);
+    rig.world.holds_copies = false;
+    rig.world.settle();
+    rig.post(WRITE, 2, 100);
+    rig.world.settle();
+    assert_eq!(rig.statuses(0), [(1, OK), (2, OK)]);
+    assert_eq!(rig.world.nodes[1].engine.deregister(rig.keys[1]), Ok(()));
+}
+
+#[test]
 fn rights_and_bounds_are_checked() {
     for (access, opcode, at, expected) in [
         (3, READ, 0, REM_ACCESS),
