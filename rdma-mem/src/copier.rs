@@ -34,6 +34,8 @@ pub trait Copier: Send + 'static {
 pub enum CopyFailed {
     /// The copy has ended without success: nothing accesses the memory any more.
     Ended,
+    /// Like `Ended`; the reason is that the memory is not mapped or not accessible.
+    Fault,
     /// The copy may still be running. The memory must not be given back.
     Unknown,
 }

@@ -88,6 +88,7 @@ fn copy(copier: &mut impl Copier, job: CopyJob) -> (CopyId, CopyEnd) {
             CopyEnd::Failed
         }
         Ok(Err(CopyFailed::Ended)) => CopyEnd::Failed,
+        Ok(Err(CopyFailed::Fault)) => CopyEnd::Fault,
         Ok(Err(CopyFailed::Unknown)) => CopyEnd::Unknown,
         Err(_) => {
             log!(ERROR, "a copier of the software RDMA device has panicked; its memory cannot be given back");

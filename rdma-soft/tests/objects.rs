@@ -202,7 +202,7 @@ fn memory_that_cannot_be_registered() {
     assert_eq!(register(addr, 0, ibv_access_flags(1)), libc::EINVAL);
     assert_eq!(register(addr, usize::MAX, ibv_access_flags(1)), libc::EINVAL);
     assert_eq!(register(addr, 8, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE), libc::EINVAL);
-    assert_eq!(register(addr, 8, ibv_access_flags::IBV_ACCESS_ON_DEMAND), libc::EOPNOTSUPP);
+    assert_eq!(register(addr, 8, ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL), libc::EOPNOTSUPP);
     assert_eq!(register(ptr::without_provenance_mut(4096), 8, ibv_access_flags(0)), libc::EFAULT);
     // Read-only memory.
     let text = "read only".as_ptr().cast_mut();

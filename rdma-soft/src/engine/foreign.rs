@@ -44,6 +44,8 @@ pub(crate) enum CopyEnd {
     Done(Vec<u8>),
     /// The copy has failed and no longer accesses the memory.
     Failed,
+    /// Like `Failed`; the reason is that the memory is not mapped or not accessible.
+    Fault,
     /// The copy may go on for ever. Its region never ends.
     Unknown,
 }
@@ -57,10 +59,12 @@ pub(crate) trait CopyQueue: fmt::Debug + Send + Sync {
 /// The arguments of a registration of foreign memory.
 #[derive(Clone, Debug)]
 pub(crate) struct ForeignRegistration {
-    /// The first byte's address, for the copier and for requests.
+    /// The first byte's address, for the copier.
     pub(crate) address: u64,
     /// The length in bytes.
     pub(crate) len: usize,
+    /// The first byte's address, for requests.
+    pub(crate) iova: u64,
     /// The rights, `IBV_ACCESS_*`.
     pub(crate) access: u32,
     /// The copier of the memory.

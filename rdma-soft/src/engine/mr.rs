@@ -35,7 +35,10 @@ pub(super) struct Mr {
 /// The memory of a foreign region.
 #[derive(Debug)]
 struct Foreign {
+    /// The first byte's address, for the copier.
     address: u64,
+    /// The first byte's address, for requests.
+    iova: u64,
     len: usize,
     copier: Arc<dyn CopyQueue>,
     /// The region is to end: no copy begins any more.
@@ -97,8 +100,8 @@ impl MrTable {
     /// Inserts a region of foreign memory.
     pub(super) fn insert_foreign(&mut self, pd: PdId, what: &ForeignRegistration) -> Result<MrKeys, Errno> {
         let key = self.new_key()?;
-        let ForeignRegistration { address, len, access, ref copier } = *what;
-        let foreign = Foreign { address, len, copier: Arc::clone(copier), is_ending: false, is_lost: false };
+        let ForeignRegistration { address, len, iova, access, ref copier } = *what;
+        let foreign = Foreign { address, iova, len, copier: Arc::clone(copier), is_ending: false, is_lost: false };
         let foreign = Some(Box::new(foreign));
         let region = Region::empty(access);
         self.slots[(key >> TAG_BITS) as usize] =
@@ -171,7 +174,7 @@ impl MrTable {
         let foreign = self.usable(key, pd, rights)?.foreign.as_ref().filter(|foreign| !foreign.is_ending)?;
         let whole =
             ForeignRange { key, address: foreign.address, len: foreign.len, copier: Arc::clone(&foreign.copier) };
-        whole.part(usize::try_from(addr.checked_sub(foreign.address)?).ok()?, len)
+        whole.part(usize::try_from(addr.checked_sub(foreign.iova)?).ok()?, len)
     }
 
     /// Like [`check`](Self::check), where the list may also name foreign memory.

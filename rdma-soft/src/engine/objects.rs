@@ -1,5 +1,7 @@
 //! The engine's objects: domains, regions, queues and queue pairs.
 
+use rdma_sys::ibv_sge;
+
 use super::foreign::ForeignRegistration;
 use super::memory::Region;
 use super::service::Service;
@@ -64,9 +66,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As [`register`](Self::register).
+    /// As [`register`](Self::register); any length is allowed.
     pub(crate) fn register_foreign(&mut self, pd: PdId, what: &ForeignRegistration) -> Result<MrKeys, Errno> {
-        if what.address.checked_add(what.len as u64).is_none() || isize::try_from(what.len).is_err() {
+        if [what.address, what.iova].iter().any(|start| start.checked_add(what.len as u64).is_none()) {
             return Err(Errno::INVAL);
         }
         self.tables.pds.enter(pd)?;
@@ -75,6 +77,13 @@ impl Engine {
             self.tables.pds.leave(pd);
         }
         keys
+    }
+
+    /// Returns the address, for its copier, of the foreign memory that an entry of a list names;
+    /// `None` if the entry names no foreign memory of `pd` with all of `rights`.
+    pub(crate) fn foreign_address(&self, pd: PdId, sge: &ibv_sge, rights: u32) -> Option<u64> {
+        let range = self.tables.mrs.foreign(sge.lkey, pd, rights, sge.addr, sge.length as usize)?;
+        Some(range.address)
     }
 
     /// Deregisters memory; the engine does not touch the memory again.

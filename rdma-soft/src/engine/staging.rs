@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use rdma_sys::ibv_wc_status;
 
 use super::foreign::{CopyEnd, CopyId, Direction, ForeignRange, Waiter};
-use super::frame::Frame;
+use super::frame::{Frame, Refusal};
 use super::memory::Source;
 use super::tables::Tables;
 use super::types::{LinkId, QpId};
@@ -47,7 +47,8 @@ pub(super) struct Window {
     at: u32,
     copy: Option<CopyId>,
     bytes: Vec<u8>,
-    has_failed: bool,
+    /// A copy has failed; this is the refusal of a read from the memory.
+    failure: Option<Refusal>,
 }
 
 /// The data of a message that can be sent now.
@@ -55,8 +56,8 @@ pub(super) enum Fetched<'a> {
     Ready(Source<'a>),
     /// A copy is running.
     Waits,
-    /// The copy has failed.
-    Failed,
+    /// The copy has failed; this is the refusal of a read from the memory.
+    Failed(Refusal),
 }
 
 impl Window {
@@ -76,8 +77,8 @@ impl Window {
         if self.message == message && skip < self.bytes.len() {
             return Fetched::Ready(Source::of(&self.bytes[skip..]));
         }
-        if core::mem::take(&mut self.has_failed) {
-            return Fetched::Failed;
+        if let Some(refusal) = self.failure.take() {
+            return Fetched::Failed(refusal);
         }
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.resize(range.len.min(MAX_FETCH), 0);
@@ -96,7 +97,8 @@ impl Window {
         self.copy = None;
         match end {
             CopyEnd::Done(bytes) => self.bytes = bytes,
-            CopyEnd::Failed | CopyEnd::Unknown => self.has_failed = true,
+            CopyEnd::Fault => self.failure = Some(Refusal::Access),
+            CopyEnd::Failed | CopyEnd::Unknown => self.failure = Some(Refusal::Operation),
         }
     }
 }

@@ -5,15 +5,16 @@ use std::mem::offset_of;
 
 use rdma_sys::{
     _compat_ibv_port_attr, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, ibv_atomic_cap, ibv_context,
-    ibv_device_attr, ibv_device_attr_ex, ibv_device_cap_flags, ibv_gid, ibv_gid_entry, ibv_mtu, ibv_pci_atomic_op_size,
-    ibv_port_attr, ibv_port_cap_flags, ibv_port_state, ibv_query_device_ex_input,
+    ibv_device_attr, ibv_device_attr_ex, ibv_device_cap_flags, ibv_gid, ibv_gid_entry, ibv_mtu, ibv_odp_caps,
+    ibv_odp_general_caps, ibv_odp_transport_cap_bits, ibv_pci_atomic_op_size, ibv_port_attr, ibv_port_cap_flags,
+    ibv_port_state, ibv_query_device_ex_input,
 };
 
-use super::Errno;
 use super::call::{Done, Handle, InConst, MinusOne, Out};
 use super::context::ContextState;
 use super::device::LinkLayer;
 use super::qp_state::Limits;
+use super::{Errno, on_demand};
 use crate::engine::limits;
 
 /// Number of the device's only port.
@@ -89,7 +90,25 @@ fn device_attr_ex(context: &ContextState) -> ibv_device_attr_ex {
         .map(|()| u16::try_from(ibv_pci_atomic_op_size::IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP.0).unwrap_or(0));
     attr.pci_atomic_caps.fetch_add = fetch_add;
     attr.pci_atomic_caps.compare_swap = compare_swap;
+    attr.odp_caps = odp_caps();
     attr
+}
+
+/// The transports and operations that can use on-demand regions. Atomics cannot: the kernel has no
+/// atomic operation of 64 bits on memory that may be unmapped.
+fn odp_caps() -> ibv_odp_caps {
+    type Bits = ibv_odp_transport_cap_bits;
+    let mut caps = ibv_odp_caps::default();
+    if on_demand::is_supported() {
+        caps.general_caps =
+            u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0 | ibv_odp_general_caps::IBV_ODP_SUPPORT_IMPLICIT.0);
+        caps.per_transport_caps.rc_odp_caps = Bits::IBV_ODP_SUPPORT_SEND.0
+            | Bits::IBV_ODP_SUPPORT_RECV.0
+            | Bits::IBV_ODP_SUPPORT_WRITE.0
+            | Bits::IBV_ODP_SUPPORT_READ.0
+            | Bits::IBV_ODP_SUPPORT_SRQ_RECV.0;
+    }
+    caps
 }
 
 fn port_attr(context: &ContextState) -> ibv_port_attr {

@@ -241,6 +241,17 @@ impl<T> List<T> {
     }
 }
 
+/// Like [`List`], for parameters that `verbs.h` declares as pointers to what is not `const`.
+pub(crate) struct ListMut<T>(List<T>);
+
+impl<T> Deref for ListMut<T> {
+    type Target = List<T>;
+
+    fn deref(&self) -> &List<T> {
+        &self.0
+    }
+}
+
 /// A [`List`] of bytes that C passes as `void *`.
 pub(crate) struct Data(pub(crate) List<u8>);
 
@@ -287,7 +298,8 @@ pub(crate) fn list<T>(entries: &[*mut T]) -> *mut *mut T {
 }
 
 /// The address of memory that C registers. The memory stays mapped, with the length and access
-/// rights of the call, until the region is deregistered (promise 3).
+/// rights of the call, until the region is deregistered (promise 3); memory of an on-demand region
+/// need not stay mapped.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory(pub(crate) *mut c_void);
 
@@ -314,6 +326,7 @@ arguments! {
     [T] Bytes<T>: *mut T = |raw| Self(raw);
     [T] BytesConst<T>: *const T = |raw| Self(Bytes(raw));
     [T] List<T>: *const T = |raw| Self(raw);
+    [T] ListMut<T>: *mut T = |raw| Self(List(raw));
     [T] OwnList<T>: *mut *mut T = |raw| Self(raw);
     [] Text: *const c_char = |raw| Self(raw);
     [] DataConst: *const c_void = |raw| Self(List(raw.cast()));
@@ -350,7 +363,7 @@ plain! {
     (), u8, u16, u32, u64, usize, c_int, isize,
     rdma_sys::ibv_wr_opcode, rdma_sys::ibv_wc_opcode, rdma_sys::ibv_event_type,
     rdma_sys::rdma_port_space, rdma_sys::rdma_cm_event_type, rdma_sys::ibv_fork_status,
-    rdma_sys::ibv_wc_status, rdma_sys::ibv_node_type, rdma_sys::ibv_port_state, rdma_sys::ibv_rate,
+    rdma_sys::ib_uverbs_advise_mr_advice, rdma_sys::ibv_wc_status, rdma_sys::ibv_node_type, rdma_sys::ibv_port_state, rdma_sys::ibv_rate,
 }
 
 /// The result of an entry point.

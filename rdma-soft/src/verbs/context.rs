@@ -15,6 +15,7 @@ use super::device::{self, DeviceState, LinkLayer};
 use super::events::AsyncEvents;
 use super::gid::{self, GidEntry};
 use super::object::{Object, Pointee, Public};
+use super::on_demand::OwnMemory;
 use crate::log::log;
 use crate::node::Node;
 
@@ -43,6 +44,7 @@ pub(crate) struct ContextState {
     /// succeed.
     _commands: Option<File>,
     events: Arc<AsyncEvents>,
+    own_memory: OwnMemory,
     children: Mutex<HashMap<usize, Orphan>>,
 }
 
@@ -62,6 +64,11 @@ impl ContextState {
 
     pub(crate) fn events(&self) -> &Arc<AsyncEvents> {
         &self.events
+    }
+
+    /// The copies of on-demand regions.
+    pub(super) fn own_memory(&self) -> &OwnMemory {
+        &self.own_memory
     }
 
     /// Makes an object of this context and returns the pointer for C.
@@ -182,8 +189,15 @@ pub(super) fn open(
         abi_compat: ptr::without_provenance_mut(usize::MAX),
     };
     let gids = gid::table(device);
-    let state =
-        Arc::new(ContextState { device, tables, gids, events, _commands: commands, children: Mutex::default() });
+    let state = Arc::new(ContextState {
+        device,
+        tables,
+        gids,
+        events,
+        own_memory: OwnMemory::default(),
+        _commands: commands,
+        children: Mutex::default(),
+    });
     let object = Object::create(public, Arc::clone(&state));
     Ok((object.wrapping_byte_add(offset_of!(verbs_context, context)).cast(), state))
 }

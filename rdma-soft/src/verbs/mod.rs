@@ -12,7 +12,8 @@
 //!    list during the call. Promises 1 and 2 hold for the objects and pointers in the structure
 //!    too.
 //! 3. Registered memory stays mapped, with the access rights of its registration, until it is
-//!    deregistered.
+//!    deregistered. The memory of an on-demand region may be unmapped at any time; a request may
+//!    access whatever memory is mapped at the addresses that it names in the region.
 //! 4. No other thread uses a public field of an object during a call that reads or writes it.
 //!
 //! # Modules
@@ -21,7 +22,7 @@
 //!
 //! ```text
 //!   errno, object, call     errors; objects that C points to; C functions of safe ones
-//!   gate, event_queue, events, gid, device, strings, pages
+//!   gate, event_queue, events, gid, device, strings, pages, on_demand
 //!   context                 an opened device, and the objects that live in it
 //!   attr, pd, mr, ah, channel, cq, builder, qp
 //!   post, mcast, async_event, cq_ex, qp_ex
@@ -46,6 +47,7 @@ pub(crate) mod gid;
 mod mcast;
 mod mr;
 pub(crate) mod object;
+mod on_demand;
 pub(crate) mod ops;
 mod pages;
 mod pd;

@@ -4,12 +4,16 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd, ibv_rereg_mr_err_code, ibv_rereg_mr_flags};
+use rdma_sys::{
+    IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+    IBV_ADVISE_MR_FLAG_FLUSH, ib_uverbs_advise_mr_advice, ibv_access_flags, ibv_mr, ibv_pd, ibv_rereg_mr_err_code,
+    ibv_rereg_mr_flags, ibv_sge,
+};
 
-use super::call::{Answer, Argument, Handle, Made, Memory};
+use super::call::{Answer, Argument, Done, Handle, ListMut, Made, Memory};
 use super::context::{Child, ContextState};
 use super::object::{Object, Public, get_field, set_field};
-use super::{Errno, errno, pages};
+use super::{Errno, errno, on_demand, pages};
 use crate::copier::CopierThread;
 use crate::engine::{ForeignRegistration, MrKeys, PdId, Registration};
 use crate::node::Node;
@@ -79,19 +83,20 @@ fn deregister(node: &Node, lkey: u32) -> Result<(), Errno> {
 
 const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 const ZERO_BASED: u32 = ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
+const ON_DEMAND: u32 = ibv_access_flags::IBV_ACCESS_ON_DEMAND.0;
 /// Remote rights that require `IBV_ACCESS_LOCAL_WRITE` too.
 const REMOTE_CHANGE: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 /// The rights that the engine checks.
 const RIGHTS: u32 = LOCAL_WRITE | REMOTE_CHANGE | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
 /// Flags that are accepted without effect on the rights: huge pages are registered like others,
-/// memory windows cannot be bound, and `register` handles `IBV_ACCESS_ZERO_BASED` itself.
-const HINTS: u32 = ibv_access_flags::IBV_ACCESS_HUGETLB.0 | ibv_access_flags::IBV_ACCESS_MW_BIND.0 | ZERO_BASED;
+/// memory windows cannot be bound, `register` handles `IBV_ACCESS_ZERO_BASED` and `enroll` handles
+/// `IBV_ACCESS_ON_DEMAND`.
+const HINTS: u32 =
+    ibv_access_flags::IBV_ACCESS_HUGETLB.0 | ibv_access_flags::IBV_ACCESS_MW_BIND.0 | ZERO_BASED | ON_DEMAND;
 /// Flags that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`), relaxed ordering among them.
 const OPTIONAL: u32 = 0x3ff0_0000;
 /// Flags that this device does not support: `EOPNOTSUPP`.
-const LACKING: u32 = ibv_access_flags::IBV_ACCESS_ON_DEMAND.0
-    | ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0
-    | ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
+const LACKING: u32 = ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0 | ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
 
 /// The rights for the engine; `EOPNOTSUPP` or `EINVAL` if the flags are not allowed.
 fn check_access(access: u32) -> Result<u32, Errno> {
@@ -113,10 +118,16 @@ struct Range {
 }
 
 /// Registers memory in the engine.
-fn enroll(pd: PdId, range: Range, access: u32) -> Result<(Registered, MrKeys), Errno> {
+fn enroll(context: &ContextState, pd: PdId, range: Range, access: u32) -> Result<(Registered, MrKeys), Errno> {
     let Range { memory: Memory(addr), len, iova } = range;
-    let node = Node::get()?;
     let rights = check_access(access)?;
+    let registered = |keys: MrKeys| (Registered { lkey: keys.lkey, pd, iova, access: Some(access) }, keys);
+    if access & ON_DEMAND != 0 {
+        let copier = context.own_memory().queue()?;
+        let what = on_demand::registration(addr.addr(), len, iova, rights, copier)?;
+        return Node::get()?.with(|engine| engine.register_foreign(pd, &what)).map(registered);
+    }
+    let node = Node::get()?;
     let ends = addr.addr().checked_add(len).is_some() && iova.checked_add(len as u64).is_some();
     if len == 0 || isize::try_from(len).is_err() || !ends {
         return Err(Errno::INVAL);
@@ -130,12 +141,13 @@ fn enroll(pd: PdId, range: Range, access: u32) -> Result<(Registered, MrKeys), E
     // deregistered: promise 3, which `Memory` carries. Work requests and their completions order
     // the accesses of the device and of C.
     let keys = node.with(|engine| unsafe { engine.register(pd, &what) })?;
-    Ok((Registered { lkey: keys.lkey, pd, iova, access: Some(access) }, keys))
+    Ok(registered(keys))
 }
 
 fn register(ibv_pd: &Handle<ibv_pd>, memory: Memory, len: usize, iova: u64, access: u32) -> Made<ibv_mr> {
     let iova = if access & ZERO_BASED != 0 { 0 } else { iova };
-    let (registered, keys) = enroll(ibv_pd.get()?.id, Range { memory, len, iova }, access)?;
+    let pd = ibv_pd.get()?;
+    let (registered, keys) = enroll(&pd.context, pd.id, Range { memory, len, iova }, access)?;
     create(ibv_pd, memory.0, len, registered, keys)
 }
 
@@ -219,8 +231,12 @@ fn change(
     let old =
         Range { memory: Memory(get_field!(object, addr)), len: get_field!(object, length), iova: registered.iova };
     let range = range.unwrap_or(old);
-    let (new, keys) = enroll(pd_id, range, access.unwrap_or(before))?;
-    deregister(Node::get()?, registered.lkey)?;
+    let (new, keys) = enroll(&object.context, pd_id, range, access.unwrap_or(before))?;
+    let node = Node::get()?;
+    if let Err(errno) = deregister(node, registered.lkey) {
+        deregister(node, new.lkey)?;
+        return Err(errno);
+    }
     *registered = new;
     if let Some(pd) = pd {
         set_field!(object, pd, pd.raw());
@@ -257,14 +273,14 @@ fn register_copied(
 ) -> Made<ibv_mr> {
     let pd = ibv_pd.get()?;
     let rights = check_access(access)?;
-    if access & (ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0 | ZERO_BASED) != 0 {
+    if access & (ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0 | ZERO_BASED | ON_DEMAND) != 0 {
         return Err(Errno::OPNOTSUPP);
     }
     if len == 0 {
         return Err(Errno::INVAL);
     }
     let copier = copier.queue().ok_or(Errno(libc::ENODEV))?;
-    let what = ForeignRegistration { address, len, access: rights, copier };
+    let what = ForeignRegistration { address, len, iova: address, access: rights, copier };
     let keys = Node::get()?.with(|engine| engine.register_foreign(pd.id, &what))?;
     let addr = ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0));
     let registered = Registered { lkey: keys.lkey, pd: pd.id, iova: address, access: None };
@@ -299,6 +315,41 @@ pub unsafe fn register_foreign(
     register_copied(&pd, copier, address, len, access).into_c()
 }
 
+/// The context's `advise_mr`: prefetches the pages of on-demand regions. With
+/// `IBV_ADVISE_MR_FLAG_FLUSH`, missing pages are an error; without, a page that cannot be fetched
+/// now is left for the request that needs it.
+pub(super) fn advise_mr(
+    pd: Handle<ibv_pd>,
+    advice: ib_uverbs_advise_mr_advice,
+    flags: u32,
+    list: ListMut<ibv_sge>,
+    len: u32,
+) -> Done {
+    let pd = pd.get()?;
+    let writes = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+    let fetches = writes || advice == IBV_ADVISE_MR_ADVICE_PREFETCH;
+    if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || len == 0 {
+        return Err(Errno::INVAL);
+    }
+    if !fetches && advice != IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let rights = if writes { LOCAL_WRITE } else { 0 };
+    // SAFETY: `List::get` requires the number of entries that C passes: `len`.
+    let list = unsafe { list.get(len as usize) };
+    let node = Node::get()?;
+    let address = |sge| node.with(|engine| engine.foreign_address(pd.id, sge, rights)).ok_or(Errno(libc::EFAULT));
+    let ranges = list.iter().map(|sge| Ok((address(sge)?, sge.length))).collect::<Result<Vec<_>, Errno>>()?;
+    for (address, len) in ranges.into_iter().filter(|_| fetches) {
+        let address = usize::try_from(address).map_err(|_| Errno::INVAL)?;
+        let fetched = pages::populate(address, len as usize, writes);
+        if flags & IBV_ADVISE_MR_FLAG_FLUSH != 0 {
+            fetched?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,6 +363,6 @@ mod tests {
         assert_eq!(check_access(ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0), Err(Errno::INVAL));
         assert_eq!(check_access(ibv_access_flags::IBV_ACCESS_REMOTE_READ.0), Ok(4));
         assert_eq!(check_access(1 << 31), Err(Errno::INVAL));
-        assert_eq!(check_access(ibv_access_flags::IBV_ACCESS_ON_DEMAND.0), Err(Errno::OPNOTSUPP));
+        assert_eq!(check_access(ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0), Err(Errno::OPNOTSUPP));
     }
 }

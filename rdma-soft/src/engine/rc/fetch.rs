@@ -43,7 +43,7 @@ pub(super) fn push_request(
     let range = tables.mrs.foreign(sge.lkey, qp.pd, 0, addr, room).ok_or(NO_MEMORY)?;
     let waiter = (qp.id, Waiter::Request);
     let window = &mut qp.staging().request;
-    send(window.fetch((position, offset), &range, waiter, tables), len, push).ok_or(NO_MEMORY)
+    send(window.fetch((position, offset), &range, waiter, tables), len, push).map_err(|_| NO_MEMORY)
 }
 
 /// Sends at most `len` bytes of a read's data in foreign memory. `range` is the data that is not
@@ -60,18 +60,18 @@ pub(super) fn push_answer(
     let message = u64::from(number) | u64::from(epoch) << 32;
     let waiter = (qp.id, Waiter::Answer);
     let window = &mut qp.staging().answer;
-    send(window.fetch((message, sent), range, waiter, tables), len, push).ok_or(Refusal::Operation)
+    send(window.fetch((message, sent), range, waiter, tables), len, push)
 }
 
-/// Sends at most `len` fetched bytes; `None` if the copy has failed.
-fn send(fetched: Fetched<'_>, len: usize, push: impl FnOnce(&Gather<'_>) -> bool) -> Option<Pushed> {
+/// Sends at most `len` fetched bytes; fails if the copy has failed.
+fn send(fetched: Fetched<'_>, len: usize, push: impl FnOnce(&Gather<'_>) -> bool) -> Result<Pushed, Refusal> {
     match fetched {
-        Fetched::Waits => Some(Pushed::Waits),
-        Fetched::Failed => None,
+        Fetched::Waits => Ok(Pushed::Waits),
+        Fetched::Failed(refusal) => Err(refusal),
         Fetched::Ready(bytes) => {
             let len = len.min(bytes.len());
-            let part = bytes.part(0, len)?;
-            Some(pushed(push(&Gather::one(&part)), len))
+            let part = bytes.part(0, len).ok_or(Refusal::Operation)?;
+            Ok(pushed(push(&Gather::one(&part)), len))
         }
     }
 }

@@ -139,6 +139,7 @@ impl Rc {
                 }
                 self.store_on(qp, storing, tables);
             }
+            CopyEnd::Fault => self.not_stored(qp, &storing, Unstored::NoMemory, tables),
             CopyEnd::Failed | CopyEnd::Unknown => self.not_stored(qp, &storing, Unstored::Failed, tables),
         }
         while !qp.is_storing() {

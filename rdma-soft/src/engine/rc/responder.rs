@@ -529,7 +529,7 @@ enum Piece {
 /// Why a payload was not stored in foreign memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unstored {
-    /// The region is gone, or the region's rights are.
+    /// The region is gone, or the region's rights are, or the memory is not mapped.
     NoMemory,
     /// The copy has failed.
     Failed,

@@ -314,7 +314,7 @@ fn requests_are_flushed_after_the_copy_that_may_write_to_their_memory() {
 
 #[test]
 fn a_failed_copy_fails_its_request() {
-    let failing = |opcode, of: usize| {
+    let failing = |opcode, of: usize, failure| {
         let mut rig = Rig::new([0, 1]);
         if opcode == SEND {
             let into = [rig.sge(1, 0, 100)];
@@ -322,18 +322,21 @@ fn a_failed_copy_fails_its_request() {
         }
         rig.post(opcode, 1, 100);
         rig.hold_copies_of(of);
-        rig.world.failure = Some(CopyFailed::Ended);
+        rig.world.failure = Some(failure);
         assert!(rig.world.copy(of));
         rig.world.settle();
         rig.world.nodes[of].engine.deregister(rig.keys[of]).unwrap();
         (rig.statuses(0), rig.statuses(1))
     };
-    assert_eq!(failing(WRITE, 0), (vec![(1, LOC_PROT)], vec![]));
-    assert_eq!(failing(WRITE, 1), (vec![(1, REM_OP)], vec![]));
-    assert_eq!(failing(READ, 0), (vec![(1, LOC_PROT)], vec![]));
-    assert_eq!(failing(READ, 1), (vec![(1, REM_OP)], vec![]));
-    assert_eq!(failing(SEND, 0), (vec![(1, LOC_PROT)], vec![]));
-    assert_eq!(failing(SEND, 1), (vec![(1, REM_OP)], vec![(7, LOC_PROT)]));
+    // The second status is that of a request whose copy has failed at the peer.
+    for (failure, refused) in [(CopyFailed::Ended, REM_OP), (CopyFailed::Fault, REM_ACCESS)] {
+        for opcode in [WRITE, READ, SEND] {
+            assert_eq!(failing(opcode, 0, failure), (vec![(1, LOC_PROT)], vec![]));
+        }
+        assert_eq!(failing(WRITE, 1, failure), (vec![(1, refused)], vec![]));
+        assert_eq!(failing(READ, 1, failure), (vec![(1, refused)], vec![]));
+        assert_eq!(failing(SEND, 1, failure), (vec![(1, REM_OP)], vec![(7, LOC_PROT)]));
+    }
 }
 
 #[test]

@@ -378,6 +378,7 @@ impl World {
             let id = job.id;
             let end = match self.failure {
                 Some(CopyFailed::Ended) => CopyEnd::Failed,
+                Some(CopyFailed::Fault) => CopyEnd::Fault,
                 Some(CopyFailed::Unknown) => CopyEnd::Unknown,
                 None => CopyEnd::Done(self.vrams.iter().find(|vram| vram.holds(job.address)).unwrap().run(job)),
             };
@@ -390,7 +391,7 @@ impl World {
         self.vrams.push(Arc::clone(vram));
         let node = &mut self.nodes[at];
         let copier = Arc::clone(vram) as _;
-        let what = ForeignRegistration { address: vram.address, len: vram.len(), access, copier };
+        let what = ForeignRegistration { address: vram.address, len: vram.len(), iova: vram.address, access, copier };
         node.engine.register_foreign(node.pd, &what).unwrap().lkey
     }
 
