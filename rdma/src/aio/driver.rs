@@ -137,7 +137,11 @@ impl Driver {
     ///
     /// ```
     /// # fn f(mut driver: rdma::aio::Driver) {
-    /// std::thread::spawn(move || while driver.is_used() { driver.wait(None).expect("the device works") });
+    /// std::thread::spawn(move || {
+    ///     while driver.is_used() {
+    ///         driver.wait(None).expect("the device works");
+    ///     }
+    /// });
     /// # }
     /// ```
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize> {
@@ -202,6 +206,7 @@ impl Driver {
     }
 
     fn poll_run(&mut self, cx: &mut Context<'_>, readiness: &mut impl Readiness) -> Poll<Result<()>> {
+        self.shared.check()?;
         if !self.shared.register(cx) {
             return Poll::Ready(Ok(()));
         }
@@ -251,10 +256,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether a handle or a queue pair is left.
+    /// Whether a handle or a queue pair is left. False in a forked child.
     #[must_use]
     pub fn is_used(&self) -> bool {
-        self.shared.lock().is_used
+        self.shared.check().is_ok() && self.shared.lock().is_used
     }
 }
 
@@ -271,8 +276,7 @@ fn watched(error: std::io::Error) -> Error {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if self.shared.cq.inner.context.is_forked() {
-            // Another thread of the parent may have held a lock at the time of the fork.
+        if self.shared.check().is_err() {
             return;
         }
         let mut state = self.shared.lock();
@@ -286,6 +290,12 @@ impl Drop for Driver {
 }
 
 impl Shared {
+    /// Fails in a forked child, which must not take the lock: another thread of the parent may have
+    /// held it at the time of the fork.
+    fn check(&self) -> Result<()> {
+        self.cq.inner.context.check(Operation::PollCq)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Only failed allocations panic under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -342,7 +352,7 @@ impl Handle {
 
 impl Drop for User {
     fn drop(&mut self) {
-        if self.shared.cq.inner.context.is_forked() {
+        if self.shared.check().is_err() {
             return;
         }
         let mut state = self.shared.lock();

@@ -1,7 +1,78 @@
-//! Futures for any executor.
+//! Futures for requests, messages and events, for any executor.
+//!
+//! A [`Driver`] fetches the completions of one completion queue, and wakes for each the one task
+//! that waits for it. Its [`Handle`] turns a connected queue pair into a [`QueuePair`], whose
+//! requests are futures ([`InFlight`]) and whose messages are awaited. [`Events`] are the events of
+//! connections and of devices.
 //!
 //! All that this module needs of an executor is a descriptor that can be waited for: [`Readiness`].
-//! The features `tokio` and `smol` implement it for these executors.
+//! The features `tokio` and `smol` implement it for these executors. Without an executor, a thread
+//! calls [`Driver::wait`], or a poll loop calls [`Driver::turn`]:
+//!
+//! ```
+//! use std::future::Future;
+//! use std::pin::pin;
+//! use std::task::{Context, Poll, Waker};
+//! use rdma::aio::{Driver, DriverOptions};
+//! use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, op::Send};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let opened = rdma::open(&DeviceSelector::Any)?;
+//! let pd = opened.context.alloc_pd()?;
+//! let (mut driver, handle) = Driver::new(&opened.context, &DriverOptions::new())?;
+//! let options = InitOptions::new().port(opened.port);
+//! let build = || QueuePair::builder(&pd).cq(handle.completion_queue()).build();
+//! let (a, mut b) = (build()?.init(&options)?, build()?.init(&options)?);
+//! // Before the connection, so that the peer's first message finds it.
+//! handle.post_recv(&mut b, pd.allocate(64)?)?;
+//! let (to_a, to_b) = (a.endpoint(), b.endpoint());
+//! let mut a = handle.queue_pair(a.connect(&to_b, &ConnectOptions::new())?)?;
+//! let mut b = handle.queue_pair(b.connect(&to_a, &ConnectOptions::new())?)?;
+//!
+//! let mut talk = pin!(async {
+//!     let mut message = pd.allocate(5)?;
+//!     message.copy_from_slice(b"hello");
+//!     let sent = a.start(Send::new(message))?;
+//!     let mut received = b.next_received().await?;
+//!     let len = received.byte_len();
+//!     let room = received.take_buffer().ok_or("the buffer that was posted")?;
+//!     assert_eq!(&room[..len], b"hello");
+//!     // The memory of the send comes back too.
+//!     let _message = sent.await.into_memory()?;
+//!     Ok::<(), Box<dyn std::error::Error>>(())
+//! });
+//! let mut cx = Context::from_waker(Waker::noop());
+//! loop {
+//!     if let Poll::Ready(done) = talk.as_mut().poll(&mut cx) {
+//!         break done;
+//!     }
+//!     driver.turn(64)?;
+//! }
+//! # }
+//! ```
+//!
+//! # Cancellation
+//!
+//! Every future may be dropped at any time. The call neither waits nor makes a system call.
+//!
+//! | Dropped | Effect |
+//! | --- | --- |
+//! | [`InFlight`] | the request goes on; its completion frees its memory |
+//! | [`QueuePair::next_received`], [`QueuePair::reserve`], [`Events::next`] | none: no message, room or event is lost |
+//! | [`QueuePair::shutdown`] | the queue pair is in the error state; its requests end meanwhile |
+//! | [`QueuePair`] | all its requests end; futures get their memory back |
+//! | [`Driver`], or the task that runs it | futures end with [`Error::DriverGone`]; memory in flight comes free with its queue pair |
+//!
+//! Verbs cannot cancel a single request. A deadline therefore ends only the wait: the memory of an
+//! abandoned request stays with the device until the request has ended.
+//!
+//! # Waiting
+//!
+//! [`Strategy`] says when a driver sleeps: never, at once, or after some turns without a
+//! completion. A driver that sleeps costs no processor time, and a wake-up: between two cores that
+//! is some 30 microseconds. The default, 20 turns before it sleeps, keeps a conversation at the
+//! speed of polling and still sleeps when there is none. Let the driver be a task of the runtime
+//! whose tasks use it: a wake-up from another thread costs as much as one by the device.
 
 mod block_on;
 mod driver;

@@ -294,6 +294,50 @@ fn a_ring_that_is_used_again_starts_afresh() {
 }
 
 #[test]
+fn the_objects_of_a_task_go_to_any_thread() {
+    fn sent<T: std::marker::Send + 'static>() {}
+    fn shared<T: std::marker::Send + Sync + Clone + 'static>() {}
+    sent::<Driver>();
+    sent::<QueuePair<Rc>>();
+    sent::<InFlight<Buffer>>();
+    sent::<Finished<Buffer>>();
+    sent::<Received>();
+    shared::<Handle>();
+}
+
+#[test]
+#[cfg(not(miri))]
+fn futures_are_inert_in_a_forked_child() {
+    let mut rig = Rig::new();
+    let (mut sent, mut other) = (rig.start(), rig.start());
+    assert!(is_pending(&mut sent));
+    // SAFETY: fork wants a child that calls no function that needs a lock of another thread: the
+    // child makes only the calls under test, which do nothing there, and _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = rig.qp.start(Send::new(()));
+        let inert = ready(&mut sent).status == Err(Error::Forked)
+            && ready(rig.qp.next_received()).is_err_and(|error| error == Error::Forked)
+            && ready(rig.qp.reserve()).is_err_and(|error| error == Error::Forked)
+            && rig.driver.turn(1).is_err_and(|error| error.kind() == ErrorKind::Forked)
+            && !rig.driver.is_used()
+            && refused.is_err_and(|error| error.kind() == ErrorKind::Forked);
+        drop((sent, other, rig));
+        let destroyed = testing::calls().contains(&"destroy_qp");
+        // SAFETY: _exit has no requirements.
+        unsafe { libc::_exit(if inert && !destroyed { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waitpid wants room for a status: a local.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    rig.succeed(0);
+    rig.succeed(1);
+    rig.turn();
+    assert!(ready(&mut sent).into_memory().is_ok() && ready(&mut other).into_memory().is_ok());
+}
+
+#[test]
 fn the_driver_runs_until_no_handle_is_left() {
     let rig = Rig::new();
     let Rig { driver, handle, qp, .. } = rig;

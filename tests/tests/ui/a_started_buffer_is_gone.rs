@@ -1,0 +1,8 @@
+//! A buffer whose request is in flight belongs to the device until its future is ready.
+
+fn start(qp: &mut rdma::aio::QueuePair<rdma::Rc>, mut buffer: rdma::Buffer) {
+    let _sent = qp.start(rdma::op::Send::new(buffer));
+    buffer[0] = 1;
+}
+
+fn main() {}
