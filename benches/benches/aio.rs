@@ -1,0 +1,229 @@
+//! The price of futures: a send and its receive between two queue pairs of one process, polled by
+//! hand and through `rdma::aio`, in nanoseconds, instructions and allocations.
+//!
+//! `cargo bench -p rdma-benches --bench aio -- [rounds=N]`
+
+use std::error::Error;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use rdma::aio::{Driver, DriverOptions};
+use rdma::op::{Opcode, Send};
+use rdma::{Buffer, Poller, QueuePair, Rc, aio};
+use rdma_benches::allocations::{self, Counting};
+use rdma_benches::device::{self, DEPTH, End, Prepared};
+use rdma_benches::stats::{self, Spread};
+use rdma_benches::table::{self, Table};
+use rdma_benches::{affinity, callgrind, mode, pair, quiet};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes in a message.
+const LEN: usize = 64;
+
+/// Iterations under callgrind, and twice that.
+const COUNTED: u32 = 20_000;
+
+const NAMES: [&str; 2] = ["by hand", "by futures"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if let Some(name) = mode::option("--count") {
+        let iterations = mode::option("--iterations").and_then(|n| n.parse().ok()).unwrap_or(1);
+        Case::named(&name)?.run(iterations)?;
+        return Ok(());
+    }
+    let smoke = mode::is_smoke();
+    let rounds = match mode::option("rounds") {
+        Some(rounds) => rounds.parse()?,
+        None if smoke => 1,
+        None => 15,
+    };
+    affinity::pin(affinity::two_cores()?.0)?;
+    let mut measured = Vec::new();
+    for name in NAMES {
+        measured.push(Measured::new(name)?);
+    }
+    for _ in 0..rounds {
+        quiet::wait(Duration::from_secs(if smoke { 0 } else { 2 }));
+        for one in &mut measured {
+            one.time(if smoke { 10 } else { 10_000 })?;
+        }
+    }
+    if !smoke {
+        for one in &mut measured {
+            one.count()?;
+        }
+    }
+    report(&measured);
+    Ok(())
+}
+
+/// One way to send and receive, and the two buffers that take turns.
+struct Case {
+    way: Way,
+    message: Option<Buffer>,
+    room: Option<Buffer>,
+}
+
+enum Way {
+    ByHand { poller: Poller, from: QueuePair<Rc>, to: QueuePair<Rc> },
+    ByFutures { driver: Driver, from: aio::QueuePair<Rc>, to: aio::QueuePair<Rc> },
+}
+
+impl Case {
+    /// # Errors
+    ///
+    /// The device's error.
+    fn named(name: &str) -> io::Result<Self> {
+        let opened = device::open()?;
+        let (driver, handle) = Driver::new(&opened.context, &DriverOptions::new().depth(4 * DEPTH))?;
+        let cq = handle.completion_queue();
+        let (one, other) = (Prepared::on(&opened, cq.clone())?, Prepared::on(&opened, cq.clone())?);
+        let (to_one, to_other) = (one.qp.endpoint(), other.qp.endpoint());
+        let (End { qp: from, pd: sender, .. }, End { qp: to, pd: receiver, .. }) =
+            (one.connect(&to_other)?, other.connect(&to_one)?);
+        let way = if name == NAMES[0] {
+            Way::ByHand { poller: cq.poller(), from, to }
+        } else {
+            let futures = |qp| handle.queue_pair(qp).map_err(|failed| failed.error);
+            Way::ByFutures { from: futures(from)?, to: futures(to)?, driver }
+        };
+        Ok(Self { way, message: Some(sender.allocate(LEN)?), room: Some(receiver.allocate(LEN)?) })
+    }
+
+    fn run(&mut self, iterations: u64) -> io::Result<()> {
+        let mut buffers = self.message.take().zip(self.room.take()).ok_or_else(lost)?;
+        for _ in 0..iterations {
+            let (message, room) = buffers;
+            buffers = match &mut self.way {
+                Way::ByHand { poller, from, to } => by_hand(poller, from, to, message, room)?,
+                Way::ByFutures { driver, from, to } => by_futures(driver, from, to, message, room)?,
+            };
+        }
+        (self.message, self.room) = (Some(buffers.0), Some(buffers.1));
+        Ok(())
+    }
+}
+
+#[inline(never)]
+fn by_hand(
+    poller: &mut Poller,
+    from: &mut QueuePair<Rc>,
+    to: &mut QueuePair<Rc>,
+    message: Buffer,
+    room: Buffer,
+) -> io::Result<(Buffer, Buffer)> {
+    to.post_recv(room, 1)?;
+    from.post_send(Send::new(message))?;
+    let (mut sent, mut received) = (None, None);
+    loop {
+        if let Some(mut completion) = poller.poll()? {
+            completion.status().map_err(io::Error::other)?;
+            let place = if completion.opcode() == Opcode::Recv { &mut received } else { &mut sent };
+            *place = completion.take_buffer();
+        }
+        match (sent, received) {
+            (Some(message), Some(room)) => return Ok((message, room)),
+            rest => (sent, received) = rest,
+        }
+    }
+}
+
+#[inline(never)]
+fn by_futures(
+    driver: &mut Driver,
+    from: &mut aio::QueuePair<Rc>,
+    to: &mut aio::QueuePair<Rc>,
+    message: Buffer,
+    room: Buffer,
+) -> io::Result<(Buffer, Buffer)> {
+    let mut cx = Context::from_waker(Waker::noop());
+    to.post_recv(room)?;
+    let mut sent = pin!(from.start(Send::new(message))?);
+    driver.turn(2)?;
+    let mut received = loop {
+        match to.poll_received(&mut cx) {
+            Poll::Ready(received) => break received?,
+            Poll::Pending => driver.turn(1)?,
+        };
+    };
+    received.status().map_err(io::Error::other)?;
+    let message = loop {
+        match sent.as_mut().poll(&mut cx) {
+            Poll::Ready(finished) => break finished.into_memory()?,
+            Poll::Pending => driver.turn(1)?,
+        };
+    };
+    Ok((message, received.take_buffer().ok_or_else(lost)?))
+}
+
+#[cold]
+fn lost() -> io::Error {
+    io::Error::other("the buffer did not come back")
+}
+
+/// A case with its measurements.
+struct Measured {
+    name: &'static str,
+    case: Case,
+    nanoseconds: Vec<f64>,
+    allocations: u64,
+    instructions: Option<f64>,
+}
+
+impl Measured {
+    fn new(name: &'static str) -> io::Result<Self> {
+        let mut case = Case::named(name)?;
+        case.run(100)?;
+        Ok(Self { name, case, nanoseconds: Vec::with_capacity(64), allocations: 0, instructions: None })
+    }
+
+    /// A round: the median of some blocks.
+    fn time(&mut self, iterations: u64) -> io::Result<()> {
+        let mut blocks = [0.0; 9];
+        let allocations = allocations::count();
+        for block in &mut blocks {
+            let start = Instant::now();
+            self.case.run(iterations)?;
+            *block = pair::per_iteration(start.elapsed(), iterations);
+        }
+        self.allocations += allocations::count() - allocations;
+        self.nanoseconds.push(stats::median(&blocks));
+        Ok(())
+    }
+
+    fn count(&mut self) -> io::Result<()> {
+        match callgrind::per_iteration(self.name, COUNTED) {
+            Ok(instructions) => self.instructions = Some(instructions),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => println!("1 skipped: valgrind is not installed"),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+fn report(measured: &[Measured]) {
+    let heads = ["way", "ns, median (min-max)", "instructions", "allocations"];
+    let mut table = Table::new("Send and receive of 64 bytes within one process, soft0", &heads);
+    for one in measured {
+        table.row([
+            one.name.to_owned(),
+            table::spread(Spread::of(&one.nanoseconds)),
+            one.instructions.map_or_else(String::new, table::number),
+            one.allocations.to_string(),
+        ]);
+    }
+    println!("{table}");
+    let [by_hand, by_futures] = measured else { return };
+    let pairs = by_futures.nanoseconds.iter().zip(&by_hand.nanoseconds);
+    let more: Vec<f64> = pairs.map(|(futures, hand)| futures - hand).collect();
+    let reached = stats::median(&more) <= 60.0;
+    let what = "futures over polling by hand";
+    table::bar(what, "at most 60 ns more", &format!("{} ns", table::spread(Spread::of(&more))), reached);
+    let allocations = by_futures.allocations;
+    table::bar("futures", "no allocation", &allocations.to_string(), allocations == 0);
+}
