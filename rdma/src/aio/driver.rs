@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use super::{DriverOptions, Readiness, Strategy};
 use crate::context::Context as Device;
-use crate::cq::{CompletionChannel, CompletionQueue, FETCH};
+use crate::cq::{CompletionChannel, CompletionQueue, FETCH, Fetched};
 use crate::error::{Error, Operation, Result};
 use crate::qp::ring::{Cached, Report, Results};
 use crate::wait::{self, Deadline};
@@ -33,6 +33,7 @@ pub struct Driver {
     shared: Arc<Shared>,
     options: DriverOptions,
     cached: Cached,
+    fetched: Fetched,
     is_armed: bool,
     /// The number of turns without a completion since the last with one.
     idle: u32,
@@ -81,8 +82,8 @@ impl Driver {
         let state = State { results: Vec::new(), is_driven: true, is_used: true, driver: None };
         let shared = Arc::new(Shared { cq, channel, bell: wait::semaphore()?, state: Mutex::new(state) });
         let handle = Handle { user: Arc::new(User { shared: Arc::clone(&shared) }) };
-        let cached = Cached::nothing();
-        Ok((Self { shared, options: options.clone(), cached, is_armed: false, idle: 0 }, handle))
+        let (cached, fetched) = (Cached::nothing(), Fetched::new());
+        Ok((Self { shared, options: options.clone(), cached, fetched, is_armed: false, idle: 0 }, handle))
     }
 
     /// Fetches and delivers completions until there are none, or until about `budget` were fetched.
@@ -117,7 +118,7 @@ impl Driver {
     pub fn turn(&mut self, budget: usize) -> Result<usize> {
         let mut fetched = 0;
         loop {
-            let count = self.shared.cq.inner.pump(&mut self.cached)?;
+            let count = self.shared.cq.inner.pump(&mut self.cached, &mut self.fetched)?;
             fetched += count;
             // Less than a full batch is all that there was.
             if count < FETCH || fetched >= budget {

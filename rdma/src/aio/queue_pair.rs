@@ -114,9 +114,9 @@ impl<T: Transport> QueuePair<T> {
             let error = VerbError::new(Verb::PostSend, ErrorKind::Forked);
             return Err(PostError::refused(error, work.into_local()));
         }
-        let Some(sink) = self.spare.pop() else {
-            self.sent.refill(&mut self.spare);
-            return self.start(work);
+        let sink = match self.spare.pop() {
+            Some(sink) => sink,
+            None => self.sent.refill(&mut self.spare),
         };
         match self.inner.send.post_routed::<T, O, L>(work.token(sink.into())) {
             Ok(()) => Ok(InFlight::new(self.sent, sink, L::collect)),

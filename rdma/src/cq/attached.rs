@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::capacity::Retired;
+use super::poll::Fetched;
 use super::queue::CqInner;
 use crate::error::Result;
 use crate::handle::Handle;
@@ -46,9 +47,9 @@ impl CqInner {
     /// reservations of destroyed queue pairs become free.
     fn drain(&self) -> Result<()> {
         let retired = self.retired();
-        let (mut cached, mut left) = (Cached::nothing(), self.capacity.get() as usize);
+        let (mut cached, mut fetched, mut left) = (Cached::nothing(), Fetched::new(), self.capacity.get() as usize);
         while left > 0 {
-            match self.pump(&mut cached)? {
+            match self.pump(&mut cached, &mut fetched)? {
                 0 => break,
                 count => left = left.saturating_sub(count),
             }

@@ -29,6 +29,8 @@ pub use backoff::Backoff;
 pub use channel::CompletionChannel;
 pub use completion::{Completion, Released};
 pub use datagram::Datagram;
+#[cfg(feature = "aio")]
+pub(crate) use poll::Fetched;
 pub use poll::Poller;
 pub(crate) use queue::CqInner;
 pub use queue::{CompletionQueue, CqBuilder};

@@ -332,17 +332,25 @@ impl Poller {
 
     /// Fetches completions for a scope that waits; returns whether there were any.
     pub(crate) fn pump(&mut self) -> Result<bool> {
-        Ok(self.cq.pump(&mut self.cached)? > 0)
+        Ok(self.cq.pump(&mut self.cached, &mut Fetched::new())? > 0)
+    }
+}
+
+/// Room for the completions that one call fetches.
+pub(crate) struct Fetched([ibv_wc; FETCH]);
+
+impl Fetched {
+    pub(crate) fn new() -> Self {
+        Self([ibv_wc::default(); FETCH])
     }
 }
 
 impl CqInner {
     /// Fetches completions, delivers those that have a sink, and adds the others to the backlog.
     /// Returns the number fetched.
-    pub(crate) fn pump(&self, cached: &mut Cached) -> Result<usize> {
+    pub(crate) fn pump(&self, cached: &mut Cached, Fetched(wcs): &mut Fetched) -> Result<usize> {
         self.context.check(Operation::PollCq)?;
         let retired = self.retired();
-        let mut wcs = [ibv_wc::default(); FETCH];
         // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
         // `ENTRIES` entries: `self` owns the queue, the generation was checked above, and `wcs` has
         // `FETCH` entries.
@@ -369,6 +377,8 @@ impl CqInner {
     /// Delivers a completion to its request's sink.
     fn deliver(&self, wc: &ibv_wc, cached: &mut Cached) {
         match ring::grab(wc.wr_id, cached) {
+            #[cfg(feature = "aio")]
+            Some(grabbed) if grabbed.read().1.is_routed_single() => ring::publish_single(grabbed, wc, cached),
             Some(grabbed) => ring::claimed(grabbed, wc.wr_id, cached).finish(wc),
             None => self.count_stale(),
         }

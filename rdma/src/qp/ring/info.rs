@@ -125,6 +125,13 @@ impl Info {
         self.memory & ROUTED != 0
     }
 
+    /// Whether the request is routed and has one segment, and no run, keep-alive or scope.
+    #[cfg(feature = "aio")]
+    #[inline(always)]
+    pub(crate) const fn is_routed_single(self) -> bool {
+        self.memory == ROUTED | SINGLE
+    }
+
     pub(crate) const fn is_keeping(self) -> bool {
         self.memory & KEEPING != 0
     }

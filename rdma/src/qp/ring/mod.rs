@@ -45,7 +45,7 @@ pub(crate) use producer::{Panics, Producer, Staged, Vacant};
 pub(crate) use results::Results;
 pub(crate) use returned::ReturnedMemory;
 #[cfg(feature = "aio")]
-pub(crate) use routed::Report;
+pub(crate) use routed::{Report, publish_single};
 pub(crate) use shared::SharedProducer;
 pub(crate) use sink::Sink;
 use state::{Lap, State, parked_word};

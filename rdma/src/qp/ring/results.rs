@@ -35,6 +35,9 @@ use crate::fork;
 /// The token of a request whose report goes to the queue of received messages.
 pub(crate) const RECEIVE: u64 = u64::MAX;
 
+/// The number of sinks that are made at a time.
+const GROWTH: u32 = 16;
+
 /// The results of one work queue. A ring keeps its results for all queues that use it.
 pub(crate) struct Results<R> {
     /// Fork generation that may take the lock.
@@ -70,6 +73,14 @@ pub(crate) struct After<R> {
     pub(crate) given_up: Option<R>,
 }
 
+impl<R> After<R> {
+    /// Whether there is nothing to do.
+    #[inline]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.wakers.iter().all(Option::is_none) && self.given_up.is_none()
+    }
+}
+
 impl<R> Results<R> {
     pub(crate) fn new() -> Self {
         let state = State {
@@ -91,6 +102,7 @@ impl<R> Results<R> {
         self.made_in != fork::generation()
     }
 
+    #[inline]
     fn lock(&self) -> MutexGuard<'_, State<R>> {
         // Only failed allocations panic under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -102,15 +114,19 @@ impl<R> Results<R> {
         (state.is_open, state.is_driven) = (true, true);
     }
 
-    /// Moves free sinks to the empty list `spare`: at least one.
-    pub(crate) fn refill(&self, spare: &mut Vec<u32>) {
+    /// Returns a free sink, and moves the other free ones to the empty list `spare`: several at a
+    /// time, so that few operations take the lock.
+    #[cold]
+    pub(crate) fn refill(&self, spare: &mut Vec<u32>) -> u32 {
         let mut state = self.lock();
         std::mem::swap(&mut state.free, spare);
-        if spare.is_empty() {
-            let index = u32::try_from(state.sinks.len()).expect("fewer than 2^32 operations");
-            state.sinks.push(Sink::Pending(None));
-            spare.push(index);
+        if let Some(index) = spare.pop() {
+            return index;
         }
+        let first = u32::try_from(state.sinks.len()).expect("fewer than 2^32 operations");
+        state.sinks.extend((0..GROWTH).map(|_| Sink::Pending(None)));
+        spare.extend((first + 1..first + GROWTH).rev());
+        first
     }
 
     /// Takes back sinks that were not used.
@@ -119,6 +135,7 @@ impl<R> Results<R> {
     }
 
     /// Publishes the report of an ended request (W1, W3).
+    #[inline]
     pub(crate) fn publish(&self, token: u64, report: R) -> After<R> {
         let mut state = self.lock();
         let owner = state.owner.take();
@@ -128,6 +145,7 @@ impl<R> Results<R> {
 
     /// Polls the future of a sink. The sink is free afterwards if a report is returned. Without a
     /// driver there is no report to wait for.
+    #[inline]
     pub(crate) fn poll(&self, index: u32, cx: &Context<'_>) -> Poll<Option<R>> {
         let mut new = None;
         loop {
@@ -181,6 +199,7 @@ impl<R> Results<R> {
     }
 
     /// Polls for the next received message; `Ready(None)` if no driver would bring one.
+    #[inline]
     pub(crate) fn poll_received(&self, cx: &Context<'_>) -> Poll<Option<R>> {
         let mut new = None;
         loop {
@@ -256,6 +275,7 @@ impl<R> Results<R> {
 
 impl<R> State<R> {
     /// Publishes a report in its sink. Returns the waker, or the report that nobody wants.
+    #[inline]
     fn complete(&mut self, token: u64, report: R) -> (Option<Waker>, Option<R>) {
         let index = usize::try_from(token).unwrap_or(usize::MAX);
         let Some(sink) = self.sinks.get_mut(index) else { return (None, Some(report)) };
@@ -276,6 +296,7 @@ impl<R> State<R> {
         }
     }
 
+    #[inline]
     fn receive(&mut self, report: R) -> (Option<Waker>, Option<R>) {
         if !self.is_open {
             return (None, Some(report));

@@ -4,18 +4,26 @@ use std::vec;
 
 use crate::mr::{Kind, Segment};
 
-/// The segments of an ended request, in order. The first needs no allocation.
+/// The segments of an ended request, in order. One segment needs no allocation.
 // Public only because a hidden method of a sealed trait takes it.
 #[allow(missing_debug_implementations, reason = "nobody can name it")]
 pub struct ReturnedMemory {
     first: Option<Segment>,
-    rest: vec::IntoIter<Segment>,
+    /// The others, in a box that keeps the common value small.
+    rest: Option<Box<vec::IntoIter<Segment>>>,
 }
 
 impl ReturnedMemory {
     #[cfg(feature = "aio")]
+    #[inline]
+    pub(crate) fn single(segment: Segment) -> Self {
+        Self { first: Some(segment), rest: None }
+    }
+
+    #[cfg(feature = "aio")]
     pub(crate) fn new(first: Option<Segment>, rest: Vec<Segment>) -> Self {
-        Self { first, rest: rest.into_iter() }
+        let rest = if rest.is_empty() { None } else { Some(Box::new(rest.into_iter())) };
+        Self { first, rest }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -23,8 +31,9 @@ impl ReturnedMemory {
     }
 
     /// The next segment, without taking it.
+    #[inline]
     pub(crate) fn peek(&self) -> Option<&Segment> {
-        self.first.as_ref().or_else(|| self.rest.as_slice().first())
+        self.first.as_ref().or_else(|| self.rest.as_ref()?.as_slice().first())
     }
 
     /// Takes the next segment, if it is of kind `kind`.
@@ -33,6 +42,6 @@ impl ReturnedMemory {
         if self.peek()?.kind() != kind {
             return None;
         }
-        self.first.take().or_else(|| self.rest.next())
+        self.first.take().or_else(|| self.rest.as_mut()?.next())
     }
 }

@@ -5,8 +5,9 @@ use std::sync::OnceLock;
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
 use super::producer::Panics;
+use super::results::After;
 use super::results::{RECEIVE, Results};
-use super::{Claimed, Info, Producer, ReturnedMemory, Ring};
+use super::{Cached, Claimed, Grabbed, Info, Producer, ReturnedMemory, Ring};
 use crate::types::Opcode;
 
 /// A place for the results of a ring's requests. Results live as long as their ring: without a time
@@ -18,6 +19,33 @@ pub(crate) struct Report {
     pub(crate) wc: ibv_wc,
     pub(crate) info: Info,
     pub(crate) memory: ReturnedMemory,
+}
+
+/// Ends a routed request with [one segment](Info::is_routed_single) that was just claimed: frees
+/// the slot, and then publishes the report (W3). `cached` is what found the slot.
+#[inline]
+pub(crate) fn publish_single(grabbed: Grabbed, wc: &ibv_wc, cached: &Cached) {
+    let (token, info) = grabbed.read();
+    let memory = ReturnedMemory::single(grabbed.into_single().take());
+    // SAFETY: as_ref requires a valid ring: the slot was found in it (K1), and a ring is never
+    // freed (R4).
+    let ring = unsafe { cached.ring.as_ref() };
+    if let Some(after) = ring.publish(token, Report { wc: *wc, info, memory }) {
+        let mut panics = Panics::default();
+        after.run(&mut panics);
+        panics.resume();
+    }
+}
+
+impl After<Report> {
+    /// Wakes the tasks, and drops the report that nobody wants.
+    #[inline(never)]
+    fn run(self, panics: &mut Panics) {
+        for waker in self.wakers.into_iter().flatten() {
+            panics.catch(|| waker.wake());
+        }
+        panics.catch(|| drop(self.given_up));
+    }
 }
 
 impl Ring {
@@ -46,7 +74,9 @@ impl Claimed {
         panics.catch(|| drop(self));
         // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         let ring = unsafe { ring.as_ref() };
-        ring.publish(token, Report { wc: *wc, info, memory }, &mut panics);
+        if let Some(after) = ring.publish(token, Report { wc: *wc, info, memory }) {
+            after.run(&mut panics);
+        }
         panics.resume();
     }
 
@@ -59,7 +89,9 @@ impl Claimed {
         let wc = self.flushed();
         let mut panics = Panics::default();
         panics.catch(|| self.drop_rest_and_release());
-        self.ring().publish(self.token, Report { wc, info: self.info, memory }, &mut panics);
+        if let Some(after) = self.ring().publish(self.token, Report { wc, info: self.info, memory }) {
+            after.run(&mut panics);
+        }
         panics.resume();
     }
 
@@ -81,16 +113,11 @@ impl Claimed {
 }
 
 impl Ring {
-    /// Publishes the report of a request whose slot is free.
-    pub(super) fn publish(&self, token: u64, report: Report, panics: &mut Panics) {
+    /// Publishes the report of a request whose slot is free. Returns the user code to run.
+    #[inline]
+    fn publish(&self, token: u64, report: Report) -> Option<After<Report>> {
         let token = if report.info.opcode() == Opcode::Recv { RECEIVE } else { token };
-        let Some(results) = self.results.get() else { return };
-        let after = results.publish(token, report);
-        for waker in after.wakers.into_iter().flatten() {
-            panics.catch(|| waker.wake());
-        }
-        if let Some(report) = after.given_up {
-            panics.catch(|| drop(report));
-        }
+        let after = self.results.get()?.publish(token, report);
+        if after.is_nothing() { None } else { Some(after) }
     }
 }

@@ -30,9 +30,7 @@ const SINK: u32 = 0;
 impl World {
     fn new() -> Arc<Self> {
         let world = Self { results: Results::new(), slot_is_free: AtomicBool::new(false) };
-        let mut spare = Vec::new();
-        world.results.refill(&mut spare);
-        assert_eq!(spare, [SINK]);
+        assert_eq!(world.results.refill(&mut Vec::new()), SINK);
         Arc::new(world)
     }
 
