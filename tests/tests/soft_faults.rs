@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use rdma::op::{FetchAdd, Read, Send, Write};
 use rdma::soft::faults;
-use rdma::{AckTimeout, AsyncEventKind, ConnectOptions, ExposedRegion, QpState, RemoteSlice, RnrTimer, WcStatus};
+use rdma::{
+    AckTimeout, AsyncEventKind, ConnectOptions, EventSource, ExposedRegion, PortState, QpState, RemoteSlice, RnrTimer,
+    WcStatus,
+};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::{
     LIMIT, Options, Side, Unconnected, all_rights, buffer, open, pair, pattern, poll, receive_slice, skip, wait,
@@ -168,6 +171,38 @@ fn faults_of_the_receiver_have_their_events() {
         f.post(operation);
         f.event(kind);
         assert!(wait(&mut f.a.sends).status.is_err(), "{plan}");
+    }
+}
+
+#[test]
+fn the_port_goes_down_and_comes_back() {
+    let Some(turn) = Turn::take() else { return };
+    let mut f = Fixture::new();
+    turn.plan("port-down=1000s:nth=2");
+    f.post("send");
+    assert_eq!(wait(&mut f.a.sends).status, Ok(()));
+    f.post("send");
+    f.event(AsyncEventKind::PORT_ERR);
+    assert_eq!(f.b.context.port_attr(1).unwrap().state(), PortState::DOWN);
+    assert_eq!(wait(&mut f.a.sends).status.unwrap_err().status, WcStatus::RETRY_EXC_ERR);
+    faults::clear().unwrap();
+    f.event(AsyncEventKind::PORT_ACTIVE);
+    assert_eq!(f.b.context.port_attr(1).unwrap().state(), PortState::ACTIVE);
+}
+
+#[test]
+fn a_fatal_error_reaches_every_context() {
+    let Some(turn) = Turn::take() else { return };
+    let mut f = Fixture::new();
+    let other = open();
+    turn.plan("device-fatal");
+    assert_eq!(f.run("write").pop().unwrap(), FLUSHED);
+    for context in [&f.b.context, &other.context] {
+        let event = context.next_event(Some(LIMIT)).unwrap().unwrap();
+        assert_eq!((event.kind, event.source), (AsyncEventKind::DEVICE_FATAL, EventSource::Device));
+    }
+    for token in 0..3 {
+        assert_eq!(wait(&mut f.b.receives).token, token);
     }
 }
 

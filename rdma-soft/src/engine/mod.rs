@@ -152,6 +152,11 @@ impl Engine {
         self.tables.fault_report()
     }
 
+    /// Whether a fault has taken the port down.
+    pub(crate) fn port_is_down(&self) -> bool {
+        self.tables.port_is_down()
+    }
+
     /// Adds a slot: needed when `create_qp` returned `ENOMEM` because all queue pair numbers are
     /// taken.
     pub(crate) fn add_slot(&mut self, slot: Slot) {
@@ -526,6 +531,8 @@ impl Engine {
                 }
                 Owner::Group(serial) => tables.groups.expire(serial),
                 Owner::Fault(rule) => tables.handle_fault_timer(rule),
+                Owner::PortUp => tables.handle_port_up(),
+                Owner::Fatal => self.qps.iter_mut().filter(|qp| qp.is_used()).for_each(|qp| qp.fail(tables)),
                 Owner::Delay(id) => {
                     if let Ok(qp) = self.qps.get_mut(id) {
                         qp.end_delay(tables);
@@ -604,7 +611,7 @@ impl Engine {
     fn fail_all_overrun(&mut self) {
         while let Some(cq) = self.tables.cqs.take_overrun() {
             for qp in self.qps.iter_mut().filter(|qp| qp.qp.send_cq == cq || qp.qp.recv_cq == cq) {
-                if qp.qp.state != QpState::Reset && qp.qp.state != QpState::Err {
+                if qp.is_used() {
                     qp.qp.event(&mut self.tables, ibv_event_type::IBV_EVENT_QP_FATAL);
                     qp.fail(&mut self.tables);
                 }

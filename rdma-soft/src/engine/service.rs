@@ -5,7 +5,7 @@ use super::peers::Work;
 use super::qp::Qp;
 use super::rc::Rc;
 use super::tables::Tables;
-use super::types::{Errno, LinkId, ModifyQp, QpId, QpInit, QpStatus, ServiceType, Transmit};
+use super::types::{Errno, LinkId, ModifyQp, QpId, QpInit, QpState, QpStatus, ServiceType, Transmit};
 use super::uc::Uc;
 use super::ud::Ud;
 
@@ -95,6 +95,11 @@ impl QueuePair {
         }
         self.fail(tables);
         Err(Errno::AGAIN)
+    }
+
+    /// Whether the queue pair has left RESET and is not in ERR.
+    pub(super) fn is_used(&self) -> bool {
+        !matches!(self.qp.state, QpState::Reset | QpState::Err)
     }
 
     /// Moves the queue pair to ERR for a reason that is no request's fault.

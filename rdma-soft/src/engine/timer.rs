@@ -15,6 +15,10 @@ pub(super) enum Owner {
     Delay(QpId),
     /// The rule with this index of the plan of faults.
     Fault(u32),
+    /// The port, which a fault has taken down.
+    PortUp,
+    /// The device, which a fault makes fail.
+    Fatal,
 }
 
 /// RNR waiting times in units of 10 us, by their 5-bit encoding (vol. 1, 9.7.5.2.8).

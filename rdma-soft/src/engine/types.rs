@@ -455,6 +455,10 @@ pub(crate) enum Element {
     Cq(CqId, u64),
     /// A shared receive queue.
     Srq(SrqId, u64),
+    /// The port.
+    Port,
+    /// The whole device.
+    Device,
 }
 
 /// An event for the process.

@@ -13,6 +13,7 @@
 use rdma_sys::{ibv_event_type, ibv_wc_status};
 
 use super::Outbound;
+use super::fault::{Fault, Operations, Unanswered};
 use super::frame::{self, Frame, Kind, after};
 use super::memory::Source;
 use super::mr::REMOTE_WRITE;
@@ -22,7 +23,7 @@ use super::qp::Qp;
 use super::receive::Receive;
 use super::tables::Tables;
 use super::transfer;
-use super::types::{Errno, LinkId, Op, QpState, QpStatus, SendData, SendRequest, Transmit};
+use super::types::{Errno, LinkId, Op, QpState, QpStatus, SendData, SendFlags, SendRequest, Transmit};
 
 /// A message of which only a part has arrived.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,16 @@ struct Inbound {
     frame: Frame,
     /// The offset of the next piece.
     offset: u32,
+}
+
+/// How the request at `sq.next` begins.
+enum Begin {
+    /// Its message is sent.
+    Go,
+    /// It is complete, or the send queue has failed.
+    Skip,
+    /// It waits.
+    Hold,
 }
 
 /// The outcome of a piece at the receiver.
@@ -130,6 +141,13 @@ impl Uc {
         if request.op.fetches() {
             return Err(Errno::INVAL);
         }
+        let judged;
+        let request = if tables.faults.is_some() {
+            judged = tables.judged(qp, request, data, Operations::of(request.op), false);
+            &judged
+        } else {
+            request
+        };
         if qp.post_send(request, data, tables)? {
             self.schedule(qp, tables);
         }
@@ -208,8 +226,16 @@ impl Uc {
             if *budget == 0 {
                 return Transmit::More;
             }
-            if self.offset == 0 && !self.is_valid(qp, tables) {
-                break;
+            if self.offset == 0 {
+                match self.begin(qp, tables) {
+                    Begin::Go => {}
+                    Begin::Skip => continue,
+                    Begin::Hold => {
+                        // The end of the delay lists the queue pair again.
+                        self.listed = None;
+                        return Transmit::Idle;
+                    }
+                }
             }
             if !self.push_piece(qp, link, tables, out, budget) {
                 return Transmit::Blocked;
@@ -218,6 +244,29 @@ impl Uc {
         self.listed = None;
         self.schedule(qp, tables);
         Transmit::Idle
+    }
+
+    /// Checks the request at `sq.next`, and lets the fault happen that waits for it.
+    fn begin(&mut self, qp: &mut Qp, tables: &mut Tables) -> Begin {
+        if qp.sq.at(qp.sq.next).has(SendFlags::FAULT) {
+            match tables.fault_of_unanswered(qp, qp.sq.next) {
+                Unanswered::Sent => {}
+                Unanswered::Waits => return Begin::Hold,
+                Unanswered::Lost => {
+                    self.finish(qp, tables);
+                    return Begin::Skip;
+                }
+                Unanswered::Fails(status) => {
+                    self.fail_sends(qp, status, tables);
+                    return Begin::Skip;
+                }
+                Unanswered::Flushed => {
+                    self.fail(qp, tables);
+                    return Begin::Skip;
+                }
+            }
+        }
+        if self.is_valid(qp, tables) { Begin::Go } else { Begin::Skip }
     }
 
     /// Sends the next piece of the message at `sq.next`; false if the piece waits for room.
@@ -287,6 +336,10 @@ impl Uc {
         if qp.state == QpState::Rtr && !core::mem::replace(&mut self.established, true) {
             qp.event(tables, ibv_event_type::IBV_EVENT_COMM_EST);
         }
+        if tables.faults.is_some() && frame.offset() == 0 && self.inject(qp, frame, tables) {
+            self.expected = after(frame.number);
+            return;
+        }
         let end = frame.offset() as usize + payload.len();
         let is_last = end == frame.total as usize;
         let delivery = match frame.kind {
@@ -308,6 +361,19 @@ impl Uc {
                 self.fail(qp, tables);
             }
         }
+    }
+
+    /// Lets the fault happen that a plan has for the message that begins with `frame`. True if the
+    /// message is dropped.
+    #[cold]
+    fn inject(&mut self, qp: &mut Qp, frame: &Frame, tables: &mut Tables) -> bool {
+        let Some(fault) = tables.judge_message(qp, frame) else { return false };
+        match fault {
+            Fault::Flush => self.fail(qp, tables),
+            Fault::CqError => tables.cqs.overflow(qp.recv_cq, &mut tables.events),
+            _ => {}
+        }
+        true
     }
 
     /// Whether a piece continues the message in progress or begins one. A message that is not

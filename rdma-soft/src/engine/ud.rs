@@ -15,7 +15,7 @@ use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use super::Outbound;
 use super::cq::set_imm;
-use super::fault::{Fault, Operations};
+use super::fault::{Operations, Unanswered};
 use super::frame::{self, Frame, Kind, NUMBER_MASK, after};
 use super::grh::{GRH_LEN, Grh};
 use super::groups::Next;
@@ -156,13 +156,13 @@ impl Ud {
         if request.op != Op::Send {
             return Err(Errno::INVAL);
         }
-        let mut judged = None;
-        if tables.faults.is_some() {
-            if let Ok(total) = qp.sq.admit(request.op, data) {
-                tables.judge_post(qp, judged.insert(*request), total, Operations::DATAGRAM);
-            }
-        }
-        let request = judged.as_ref().unwrap_or(request);
+        let judged;
+        let request = if tables.faults.is_some() {
+            judged = tables.judged(qp, request, data, Operations::DATAGRAM, false);
+            &judged
+        } else {
+            request
+        };
         let index = qp.sq.index(qp.sq.tail);
         if qp.post_send(request, data, tables)? {
             self.deliveries[index] = Delivery::new(*address);
@@ -214,14 +214,11 @@ impl Ud {
             return Step::Done;
         }
         if wqe.has(SendFlags::FAULT) {
-            match tables.take_fault(qp.id, position) {
-                Some(Fault::Delay(nanos, _)) => {
-                    tables.delay(qp.id, nanos);
-                    return Step::Hold;
-                }
-                Some(Fault::Protection) => return Step::Wrong(ibv_wc_status::IBV_WC_LOC_PROT_ERR),
-                Some(_) => return Step::Done,
-                None => {}
+            match tables.fault_of_unanswered(qp, position) {
+                Unanswered::Sent => {}
+                Unanswered::Waits => return Step::Hold,
+                Unanswered::Lost | Unanswered::Flushed => return Step::Done,
+                Unanswered::Fails(status) => return Step::Wrong(status),
             }
         }
         if !wqe.inline && !tables.mrs.check(qp.pd, qp.sq.list(position), 0) {
@@ -405,7 +402,7 @@ impl Ud {
         if !qp.hears() || frame.key != qp.attr.qkey {
             return;
         }
-        if tables.faults.is_some() && tables.loses_datagram(qp, frame) {
+        if tables.faults.is_some() && tables.judge_message(qp, frame).is_some() {
             return;
         }
         let Some(Receive { wqe, list, pd }) = qp.rq.front(qp.pd, tables) else { return };

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_sys::{ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_context, ibv_event_type};
 
+use super::attr::PORT;
 use super::call::{Argument, Handle, In, MinusOne, Out};
 use super::events::AsyncEvent;
 use super::object::counter;
@@ -14,9 +15,15 @@ pub(super) fn get_async_event(context: Handle<ibv_context>, event: Out<ibv_async
     let AsyncEvent { event_type, object } = context.get()?.events().wait(|event| {
         // Counts the event under the queue's lock: until C acknowledges it, destroying the object
         // waits.
-        event.object.async_events.report();
+        if let Some(object) = &event.object {
+            object.async_events.report();
+        }
         event
     })?;
+    let Some(object) = object else {
+        let element = ibv_async_event__bindgen_ty_1 { port_num: i32::from(PORT) };
+        return Ok(event.write(ibv_async_event { element, event_type })?);
+    };
     let element = match event_type {
         ibv_event_type::IBV_EVENT_CQ_ERR => ibv_async_event__bindgen_ty_1 { cq: object.address() },
         ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED => ibv_async_event__bindgen_ty_1 { srq: object.address() },

@@ -16,6 +16,7 @@ use super::device::LinkLayer;
 use super::qp_state::Limits;
 use super::{Errno, on_demand};
 use crate::engine::limits;
+use crate::node::Node;
 
 /// Number of the device's only port.
 pub(crate) const PORT: u8 = 1;
@@ -116,8 +117,14 @@ fn port_attr(context: &ContextState) -> ibv_port_attr {
         LinkLayer::Ethernet => (IBV_LINK_LAYER_ETHERNET, ibv_port_cap_flags::IBV_PORT_IP_BASED_GIDS.0, 0),
         LinkLayer::InfiniBand => (IBV_LINK_LAYER_INFINIBAND, 0, context.device().lid()),
     };
+    // 5 and 3 are "LinkUp" and "Disabled".
+    let (state, phys_state) = if Node::get().is_ok_and(|node| node.with(|engine| engine.port_is_down())) {
+        (ibv_port_state::IBV_PORT_DOWN, 3)
+    } else {
+        (ibv_port_state::IBV_PORT_ACTIVE, 5)
+    };
     ibv_port_attr {
-        state: ibv_port_state::IBV_PORT_ACTIVE,
+        state,
         max_mtu: MTU,
         active_mtu: MTU,
         gid_tbl_len: int(u32::try_from(context.gids().len()).unwrap_or(u32::MAX)),
@@ -131,7 +138,7 @@ fn port_attr(context: &ContextState) -> ibv_port_attr {
         // 4x at 25 Gbit/s per lane: 100 Gbit/s, the order of magnitude of a memory copy.
         active_width: 2,
         active_speed: 32,
-        phys_state: 5,
+        phys_state,
         link_layer: u8::try_from(link_layer).unwrap_or(0),
         ..Default::default()
     }

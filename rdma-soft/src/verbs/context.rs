@@ -12,7 +12,7 @@ use rdma_sys::{ibv_context, ibv_context_ops, ibv_cq_ex, ibv_device, ibv_qp_ex, v
 use super::Errno;
 use super::call::{Done, Own};
 use super::device::{self, DeviceState, LinkLayer};
-use super::events::AsyncEvents;
+use super::events::{self, AsyncEvents};
 use super::gid::{self, GidEntry};
 use super::object::{Object, Pointee, Public};
 use super::on_demand::OwnMemory;
@@ -173,8 +173,9 @@ pub(super) fn open(
     tables: &'static Tables,
 ) -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
     let device: &'static DeviceState = device::get(ibv_device)?;
-    Node::get()?.set_sink(super::events::deliver);
+    Node::get()?.set_sink(events::deliver);
     let events = Arc::new(AsyncEvents::new()?);
+    events::listen(&events);
     // A sandbox may lack the file; the device works without the descriptor.
     let commands = File::open("/dev/null").ok();
     let mut public = verbs_context { sz: size_of::<verbs_context>(), ..(tables.extended)() };

@@ -8,7 +8,7 @@
 //! 1. The address in an entry is that of a live object while one of the entry's ledgers is open or
 //!    has reported events that are not acknowledged: destroying the object closes the ledgers,
 //!    removes unread events from the queues and waits for the acknowledgement of the others.
-//! 2. [`deliver`] takes only the locks of this module's map and of an event queue, so it may be
+//! 2. [`deliver`] takes only the locks of this module's lists and of event queues, so it may be
 //!    called under the node's lock.
 
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use std::convert::Infallible;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use rdma_sys::{ibv_cq, ibv_event_type};
 
@@ -34,8 +34,15 @@ pub(crate) type AsyncEvents = EventQueue<AsyncEvent>;
 #[derive(Debug)]
 pub(crate) struct AsyncEvent {
     pub(crate) event_type: ibv_event_type,
-    /// The CQ, QP or SRQ of the event, as `event_type` says.
-    pub(crate) object: Arc<Entry>,
+    /// The CQ, QP or SRQ of the event, as `event_type` says; `None` for an event of the port or the
+    /// device.
+    pub(crate) object: Option<Arc<Entry>>,
+}
+
+impl AsyncEvent {
+    fn is_of(&self, entry: &Entry) -> bool {
+        self.object.as_ref().is_some_and(|object| ptr::eq(Arc::as_ptr(object), entry))
+    }
 }
 
 /// Counts of the events of one kind that C has read from an object, and of those it has
@@ -155,7 +162,7 @@ impl Entry {
         if let Some(channel) = &self.channel {
             channel.retract(is_self, || self.completions.close());
         }
-        self.context.retract(|event| is_self(&event.object), || self.async_events.close());
+        self.context.retract(|event| event.is_of(self), || self.async_events.close());
     }
 
     /// Waits until C has acknowledged every event that it read; call [`Entry::close`] before.
@@ -165,18 +172,52 @@ impl Entry {
     }
 }
 
-/// Queues an event of the engine on the channel or context of its object. Drops events of destroyed
-/// objects.
+/// Queues an event of the engine on the channel or context of its object, or on all contexts. Drops
+/// events of destroyed objects.
 pub(crate) fn deliver(event: Event) {
-    let (Event::Completion { token, .. }
-    | Event::Async { element: Element::Cq(_, token) | Element::Qp(_, token) | Element::Srq(_, token), .. }) = event;
-    let Some(entry) = entries().get(&token).cloned() else { return };
-    if let Event::Async { event_type, .. } = event {
-        let context = Arc::clone(&entry.context);
-        context.offer(AsyncEvent { event_type, object: entry }, |event| event.object.async_events.is_open());
-    } else if let Some(channel) = &entry.channel {
-        // C may arm a CQ without a channel too; the event of such a CQ is dropped.
-        channel.offer(Arc::clone(&entry), |entry| entry.completions.is_open());
+    match event {
+        Event::Completion { token, .. } => {
+            let Some(entry) = entry(token) else { return };
+            // C may arm a CQ without a channel too; the event of such a CQ is dropped.
+            if let Some(channel) = &entry.channel {
+                channel.offer(Arc::clone(&entry), |entry| entry.completions.is_open());
+            }
+        }
+        Event::Async { event_type, element } => {
+            let (Element::Cq(_, token) | Element::Qp(_, token) | Element::Srq(_, token)) = element else {
+                return deliver_to_all(event_type);
+            };
+            let Some(entry) = entry(token) else { return };
+            let context = Arc::clone(&entry.context);
+            context
+                .offer(AsyncEvent { event_type, object: Some(Arc::clone(&entry)) }, |_| entry.async_events.is_open());
+        }
+    }
+}
+
+fn entry(token: u64) -> Option<Arc<Entry>> {
+    entries().get(&token).cloned()
+}
+
+/// The event queues of this process's contexts.
+static CONTEXTS: PerProcess<Mutex<Vec<Weak<AsyncEvents>>>> = PerProcess::new();
+
+fn contexts() -> MutexGuard<'static, Vec<Weak<AsyncEvents>>> {
+    let Ok(contexts) = CONTEXTS.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
+    contexts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lets a context have the events of the port and the device.
+pub(crate) fn listen(context: &Arc<AsyncEvents>) {
+    let mut contexts = contexts();
+    contexts.retain(|context| context.strong_count() > 0);
+    contexts.push(Arc::downgrade(context));
+}
+
+/// Queues an event of the port or the device on every context.
+fn deliver_to_all(event_type: ibv_event_type) {
+    for context in contexts().iter().filter_map(Weak::upgrade) {
+        context.offer(AsyncEvent { event_type, object: None }, |_| true);
     }
 }
 

@@ -6,21 +6,18 @@
 //! services let the fault happen where the real one would: the rest of the engine then does what it
 //! does after a real fault. Without a plan, each of these places is one test of a pointer.
 
+mod apply;
 mod parse;
 mod plan;
 
 use std::collections::HashMap;
 
+pub(super) use self::apply::Unanswered;
 pub use self::parse::{HELP, ParseFaultError};
 pub use self::plan::FaultPlan;
-pub(crate) use self::plan::{Attempts, Fault, Operations, Subject};
+pub(crate) use self::plan::{Fault, Operations};
 
-use self::plan::{Pick, Rule};
-use super::frame::{self, Frame, Kind};
-use super::qp::Qp;
-use super::tables::Tables;
-use super::timer::Owner;
-use super::types::{Errand, Op, QpId, QpState, SendFlags, SendRequest};
+use self::plan::{Pick, Rule, Subject};
 
 /// How often a plan has picked requests since it was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -156,6 +153,7 @@ pub(super) struct Faults {
     arrived: HashMap<u32, Arrival>,
     /// The queue pairs whose next request is delayed now.
     delayed: Vec<u32>,
+    port_is_down: bool,
 }
 
 impl Faults {
@@ -171,12 +169,13 @@ impl Faults {
             posted: HashMap::new(),
             arrived: HashMap::new(),
             delayed: Vec::new(),
+            port_is_down: false,
         }
     }
 
     /// Whether peers must not execute requests on this process's memory by themselves.
     fn bars_direct_requests(&self) -> bool {
-        self.rules.iter().any(|active| active.rule.inbound)
+        self.rules.iter().any(|active| active.rule.inbound || matches!(active.rule.fault, Fault::PortDown(_)))
     }
 
     fn report(&self) -> FaultReport {
@@ -201,183 +200,12 @@ impl Faults {
     }
 }
 
-impl Tables {
-    /// Replaces the plan. Requests that wait because of the old plan go on.
-    pub(super) fn set_faults(&mut self, plan: Option<&FaultPlan>) {
-        for index in self.timed_rules() {
-            self.timers.cancel(Owner::Fault(index));
-        }
-        let old = core::mem::replace(&mut self.faults, plan.map(|plan| Box::new(Faults::new(plan))));
-        for qp in old.iter().flat_map(|old| &old.delayed) {
-            self.timers.start(Owner::Delay(QpId(*qp)), 0, 0);
-        }
-        let Self { faults, timers, .. } = self;
-        for (index, active) in (0..).zip(faults.iter().flat_map(|faults| &faults.rules)) {
-            if let Pick::At(nanos) = active.rule.pick {
-                timers.start(Owner::Fault(index), 0, nanos);
-            }
-        }
-    }
-
-    /// Returns the indices of the rules whose time comes by itself.
-    fn timed_rules(&self) -> Vec<u32> {
-        let rules = self.faults.iter().flat_map(|faults| &faults.rules);
-        let is_timed = |active: &Active| matches!(active.rule.pick, Pick::At(_));
-        (0..).zip(rules).filter(|(_, active)| is_timed(active)).map(|(index, _)| index).collect()
-    }
-
-    /// Returns how often the plan has picked requests.
-    pub(super) fn fault_report(&self) -> FaultReport {
-        self.faults.as_ref().map(|faults| faults.report()).unwrap_or_default()
-    }
-
-    /// Whether the plan is for requests that peers could execute without this engine.
-    pub(super) fn faults_bar_direct_requests(&self) -> bool {
-        self.faults.as_ref().is_some_and(|faults| faults.bars_direct_requests())
-    }
-
-    /// Handles the timer of a rule.
-    pub(super) fn handle_fault_timer(&mut self, index: u32) {
-        let Some(faults) = &mut self.faults else { return };
-        if let Some(active) = faults.rules.get_mut(index as usize) {
-            active.injected += 1;
-            let name = active.rule.fault.name();
-            self.errands.push_back(Errand::Fault(Injected { name, qpn: 0, inbound: false, dies: true }));
-        }
-    }
-
-    /// Judges a request that is about to be posted to `qp`, and marks it if a fault waits for it.
-    /// `total` is the length of its message.
-    pub(super) fn judge_post(&mut self, qp: &Qp, request: &mut SendRequest, total: u32, operation: Operations) {
-        if !matches!(qp.state, QpState::Rts | QpState::Sqd) {
-            return;
-        }
-        let is_send = matches!(request.op, Op::Send);
-        let takes_receive = is_send || (request.op == Op::Write && request.flags.contains(SendFlags::IMM));
-        let subject = Subject { qpn: qp.qpn, inbound: false, operation, takes_receive, is_empty: total == 0 };
-        let Some(fault) = self.judge(&subject) else { return };
-        match fault {
-            Fault::Die => {}
-            // No region has this key, so the target refuses the request.
-            Fault::Access => request.rkey = 0,
-            fault => {
-                request.flags |= SendFlags::FAULT;
-                if let Some(faults) = &mut self.faults {
-                    faults.posted.insert((qp.id.0, qp.sq.tail), fault);
-                }
-            }
-        }
-    }
-
-    /// Judges a request whose first frame has arrived at `qp`; a request that arrives again keeps
-    /// its judgement. Uses up one attempt of a fault that spoils several.
-    pub(super) fn judge_arrival(&mut self, qp: &Qp, frame: &Frame) -> Option<Fault> {
-        let faults = self.faults.as_mut()?;
-        let is_new = faults.arrived.get(&qp.id.0).is_none_or(|arrival| arrival.number != frame.number);
-        if is_new {
-            let fault = self.judge(&arriving(qp, frame)).filter(|fault| *fault != Fault::Die);
-            self.faults.as_mut()?.arrived.insert(qp.id.0, Arrival { number: frame.number, fault });
-        }
-        let arrival = self.faults.as_mut()?.arrived.get_mut(&qp.id.0)?;
-        let fault = arrival.fault?;
-        arrival.fault = after_attempt(fault);
-        Some(fault)
-    }
-
-    /// Judges a datagram that has arrived at `qp`: true if it is lost.
-    pub(super) fn loses_datagram(&mut self, qp: &Qp, frame: &Frame) -> bool {
-        matches!(self.judge(&arriving(qp, frame)), Some(Fault::Loss(_)))
-    }
-
-    fn judge(&mut self, subject: &Subject) -> Option<Fault> {
-        let fault = self.faults.as_mut()?.judge(subject)?;
-        let (name, dies) = (fault.name(), fault == Fault::Die);
-        let injected = Injected { name, qpn: subject.qpn, inbound: subject.inbound, dies };
-        self.errands.push_back(Errand::Fault(injected));
-        Some(fault)
-    }
-
-    /// Returns the fault that waits for a posted request, and uses up one attempt of a fault that
-    /// spoils several. A delay waits until its timer fires, a local error until the request is the
-    /// oldest.
-    pub(super) fn take_fault(&mut self, qp: QpId, position: u64) -> Option<Fault> {
-        let faults = self.faults.as_mut()?;
-        let fault = *faults.posted.get(&(qp.0, position))?;
-        match after_attempt(fault) {
-            Some(left) => faults.posted.insert((qp.0, position), left),
-            None if matches!(fault, Fault::Delay(..) | Fault::Protection) => None,
-            None => faults.posted.remove(&(qp.0, position)),
-        };
-        Some(fault)
-    }
-
-    /// Whether a fault waits for a posted request.
-    pub(super) fn has_fault(&self, qp: QpId, position: u64) -> bool {
-        self.faults.as_ref().is_some_and(|faults| faults.posted.contains_key(&(qp.0, position)))
-    }
-
-    /// Starts the delay of a queue pair's next request, unless it runs.
-    pub(super) fn delay(&mut self, qp: QpId, nanos: u64) {
-        let Some(faults) = &mut self.faults else { return };
-        if !faults.delayed.contains(&qp.0) {
-            faults.delayed.push(qp.0);
-            self.timers.start(Owner::Delay(qp), 0, nanos);
-        }
-    }
-
-    /// Ends a delay: the request at `position` may start.
-    pub(super) fn end_delay(&mut self, qp: QpId, position: u64) {
-        if let Some(faults) = &mut self.faults {
-            faults.delayed.retain(|delayed| *delayed != qp.0);
-            if matches!(faults.posted.get(&(qp.0, position)), Some(Fault::Delay(..))) {
-                faults.posted.remove(&(qp.0, position));
-            }
-        }
-    }
-
-    /// Forgets the requests of a queue pair that is reset.
-    pub(super) fn forget_faults(&mut self, qp: QpId) {
-        self.timers.cancel(Owner::Delay(qp));
-        if let Some(faults) = &mut self.faults {
-            faults.posted.retain(|(id, _), _| *id != qp.0);
-            faults.delayed.retain(|id| *id != qp.0);
-            faults.arrived.remove(&qp.0);
-        }
-    }
-}
-
-/// Returns what is left of a fault after one attempt of its request.
-fn after_attempt(fault: Fault) -> Option<Fault> {
-    let left = |attempts| match attempts {
-        Attempts::All => Some(Attempts::All),
-        Attempts::Some(attempts) => (attempts > 1).then(|| Attempts::Some(attempts - 1)),
-    };
-    match fault {
-        Fault::Loss(attempts) => left(attempts).map(Fault::Loss),
-        Fault::Rnr(attempts) => left(attempts).map(Fault::Rnr),
-        _ => None,
-    }
-}
-
-/// Describes a request that has arrived at a queue pair.
-fn arriving(qp: &Qp, frame: &Frame) -> Subject {
-    let operation = match frame.kind {
-        Kind::Send => Operations::SEND,
-        Kind::Read => Operations::READ,
-        Kind::CompareSwap | Kind::FetchAdd => Operations::ATOMIC,
-        Kind::Datagram => Operations::DATAGRAM,
-        _ => Operations::WRITE,
-    };
-    let takes_receive = frame.kind == Kind::Send || frame.flags & frame::IMM != 0;
-    Subject { qpn: qp.qpn, inbound: true, operation, takes_receive, is_empty: frame.total == 0 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn subject(operation: Operations) -> Subject {
-        Subject { qpn: 7, inbound: false, operation, takes_receive: true, is_empty: false }
+        Subject { qpn: 7, inbound: false, operation, takes_receive: true, is_empty: false, is_reliable: true }
     }
 
     /// The numbers of the sends, of `count`, that a plan picks.

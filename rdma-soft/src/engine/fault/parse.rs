@@ -25,6 +25,9 @@ Faults
   response                      the answer makes no sense: BAD_RESP_ERR
   flush                         the queue pair goes to ERR: WR_FLUSH_ERR for this and later requests
   cq-error                      the completion queue overruns: CQ_ERR and QP_FATAL events
+  port-down=TIME                the port is down for so long: PORT_ERR and PORT_ACTIVE events, and all
+                                requests are lost
+  device-fatal                  DEVICE_FATAL event; every queue pair of this process goes to ERR
   die                           this process ends by SIGKILL
 
 Options
@@ -35,7 +38,10 @@ Options
   nth=N, every=N  only the Nth request; each Nth request
   p=P             each request with probability P
   limit=N         at most N requests
-  at=TIME         (die) so long after the start, whatever is posted
+  at=TIME         (port-down, device-fatal, die) so long after the start, whatever is posted
+
+Unreliable connections and datagrams have no rnr, operation and response, and a refused access
+loses their message.
 
 seed=N repeats the random choices (1 by default). Times have a unit: ns, us, ms or s.";
 
@@ -215,6 +221,8 @@ fn fault(head: Piece<'_>) -> Parsed<Fault> {
     })?;
     match (known, value) {
         (Fault::Delay(..), None) => Err(head.wrong("delay needs a time or a range, such as delay=100us..2ms")),
+        (Fault::PortDown(_), None) => Err(head.wrong("port-down needs a time, such as port-down=200ms")),
+        (Fault::PortDown(_), Some(value)) => value.time().map(Fault::PortDown),
         (Fault::Delay(..), Some(value)) => value.times().map(|(from, to)| Fault::Delay(from, to)),
         (Fault::Loss(_), Some(value)) => value.attempts().map(Fault::Loss),
         (Fault::Rnr(_), Some(value)) => value.attempts().map(Fault::Rnr),
@@ -247,8 +255,8 @@ fn add(rule: &mut Rule, option: Piece<'_>) -> Parsed<()> {
             "nth" => pick(rule, Pick::Nth(value.number(1)?))?,
             "every" => pick(rule, Pick::Every(value.number(1)?))?,
             "p" => pick(rule, Pick::Chance(probability(value)?))?,
-            "at" if rule.fault == Fault::Die => pick(rule, Pick::At(value.time()?))?,
-            "at" => return Err(option.wrong("`at` is for die")),
+            "at" if rule.fault.is_general() => pick(rule, Pick::At(value.time()?))?,
+            "at" => return Err(option.wrong("`at` is for port-down, device-fatal and die")),
             _ => return Err(option.wrong("there is no such option")),
         },
     }
@@ -276,6 +284,7 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.fault.name())?;
         match self.fault {
+            Fault::PortDown(time) => write!(f, "={}", Time(time))?,
             Fault::Delay(from, to) if from == to => write!(f, "={}", Time(from))?,
             Fault::Delay(from, to) => write!(f, "={}..{}", Time(from), Time(to))?,
             Fault::Loss(attempts) | Fault::Rnr(attempts) => match attempts {
@@ -352,6 +361,7 @@ mod tests {
             ("delay=0s:read:send", "seed=1; delay=0s:send:read"),
             ("access:write:read:atomic:nth=5", "seed=1; access:nth=5"),
             ("loss=all:qp=0x10:after=3:limit=2", "seed=1; loss=all:qp=16:after=3:limit=2"),
+            ("port-down=200ms:at=1s", "seed=1; port-down=200ms:at=1s"),
             ("die:at=2s;die:nth=4", "seed=1; die:at=2s; die:nth=4"),
         ] {
             assert_eq!(parse(text).to_string(), printed);
@@ -386,7 +396,9 @@ mod tests {
             ("loss:nth=0", 9, "whole number from 1"),
             ("loss:nth=1:p=1", 11, "one of nth, every, p and at"),
             ("loss:qp=16777216", 8, "24 bits"),
-            ("loss:at=1s", 5, "`at` is for die"),
+            ("loss:at=1s", 5, "`at` is for port-down, device-fatal and die"),
+            ("port-down", 0, "such as port-down=200ms"),
+            ("port-down=5", 10, "100us, 20ms or 3s"),
             ("die:at=1s:send", 10, "no other option"),
             ("loss:ä=1", 5, "no such option"),
         ] {
@@ -415,7 +427,8 @@ mod tests {
             (0..=MAX_TIME, 0..=MAX_TIME).prop_map(|(a, b)| Fault::Delay(a.min(b), a.max(b))),
             attempts().prop_map(Fault::Loss),
             attempts().prop_map(Fault::Rnr),
-            (3..Fault::ALL.len()).prop_map(|index| Fault::ALL[index]),
+            (0..=MAX_TIME).prop_map(Fault::PortDown),
+            (3..Fault::ALL.len() - 1).prop_map(|index| Fault::ALL[index]),
         ]
     }
 

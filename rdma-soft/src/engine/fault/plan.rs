@@ -116,13 +116,17 @@ pub(crate) enum Fault {
     Flush,
     /// The completion queue overruns.
     CqError,
+    /// The port goes down, and up again after a time in nanoseconds: all requests are lost.
+    PortDown(u64),
+    /// The device fails, and with it every queue pair.
+    DeviceFatal,
     /// The process ends as if killed.
     Die,
 }
 
 impl Fault {
     /// Every fault, with the values that stand for an omitted one.
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Delay(0, 0),
         Self::Loss(Attempts::Some(1)),
         Self::Rnr(Attempts::Some(1)),
@@ -132,7 +136,9 @@ impl Fault {
         Self::Response,
         Self::Flush,
         Self::CqError,
+        Self::DeviceFatal,
         Self::Die,
+        Self::PortDown(0),
     ];
 
     /// Returns the name in the text of a plan.
@@ -147,8 +153,20 @@ impl Fault {
             Self::Response => "response",
             Self::Flush => "flush",
             Self::CqError => "cq-error",
+            Self::PortDown(_) => "port-down",
+            Self::DeviceFatal => "device-fatal",
             Self::Die => "die",
         }
+    }
+
+    /// Whether the fault is the device's or the process's, and needs no request.
+    pub(super) const fn is_general(self) -> bool {
+        matches!(self, Self::PortDown(_) | Self::DeviceFatal | Self::Die)
+    }
+
+    /// Whether only a requester that expects an answer can notice the fault.
+    const fn needs_answer(self) -> bool {
+        matches!(self, Self::Rnr(_) | Self::Operation | Self::Response)
     }
 
     /// Returns the operations that can meet the fault.
@@ -157,7 +175,7 @@ impl Fault {
             Self::Delay(..) | Self::Protection if !inbound => Operations::all(),
             Self::Response if !inbound => Operations::CONNECTED,
             Self::Delay(..) | Self::Protection | Self::Response => Operations::empty(),
-            Self::Loss(_) | Self::Die => Operations::all(),
+            Self::Loss(_) | Self::PortDown(_) | Self::DeviceFatal | Self::Die => Operations::all(),
             Self::Rnr(_) => Operations::SEND.union(Operations::WRITE),
             Self::Access => Operations::ONE_SIDED,
             Self::Operation | Self::Flush | Self::CqError => Operations::CONNECTED,
@@ -207,6 +225,8 @@ pub(crate) struct Subject {
     /// Whether the request takes a receive at its destination.
     pub(crate) takes_receive: bool,
     pub(crate) is_empty: bool,
+    /// Whether the connection is reliable.
+    pub(crate) is_reliable: bool,
 }
 
 impl Rule {
@@ -219,6 +239,7 @@ impl Rule {
             _ => true,
         };
         can_meet
+            && (subject.is_reliable || !self.fault.needs_answer())
             && self.inbound == subject.inbound
             && self.operations.contains(subject.operation)
             && self.qpn.is_none_or(|qpn| qpn == subject.qpn)

@@ -155,11 +155,7 @@ impl Rc {
         data: SendData<'_>,
         tables: &mut Tables,
     ) -> Result<(), Errno> {
-        let mut request = *request;
-        if let Ok(total) = qp.sq.admit(request.op, data) {
-            let operation = Operations::of(request.op);
-            tables.judge_post(qp, &mut request, total, operation);
-        }
+        let request = tables.judged(qp, request, data, Operations::of(request.op), true);
         self.post_now(qp, &request, data, tables)
     }
 

@@ -300,14 +300,14 @@ impl Requester {
         }
         match tables.take_fault(qp.id, qp.sq.next) {
             Some(Fault::Delay(nanos, _)) => tables.delay(qp.id, nanos),
-            Some(Fault::Loss(_)) => self.wait_for_hearing(qp, tables),
+            Some(Fault::Loss(_) | Fault::PortDown(_)) => self.wait_for_hearing(qp, tables),
             Some(Fault::Rnr(_)) => self.back_off(qp, MIN_RNR_TIMER, tables),
             Some(Fault::Operation) => self.stall(qp, ibv_wc_status::IBV_WC_REM_OP_ERR, tables),
             Some(Fault::Protection) => self.stall(qp, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables),
             Some(Fault::Response) => self.stall(qp, ibv_wc_status::IBV_WC_BAD_RESP_ERR, tables),
             Some(Fault::Flush) => qp.fail(None, tables),
             Some(Fault::CqError) => tables.cqs.overflow(qp.send_cq, &mut tables.events),
-            Some(Fault::Access | Fault::Die) | None => return false,
+            Some(Fault::Access | Fault::DeviceFatal | Fault::Die) | None => return false,
         }
         true
     }

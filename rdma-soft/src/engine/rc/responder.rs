@@ -211,7 +211,12 @@ impl Responder {
                 }
                 return true;
             }
-            Fault::Delay(..) | Fault::Protection | Fault::Response | Fault::Die => return false,
+            Fault::Delay(..)
+            | Fault::Protection
+            | Fault::Response
+            | Fault::PortDown(_)
+            | Fault::DeviceFatal
+            | Fault::Die => return false,
         };
         self.conclude(qp, link, frame, 0, outcome, tables);
         true

@@ -38,9 +38,13 @@ impl Fixture {
     }
 
     fn with(attrs: impl Fn(&mut ModifyQp)) -> Self {
+        Self::of(ServiceType::Rc, attrs)
+    }
+
+    fn of(service: ServiceType, attrs: impl Fn(&mut ModifyQp)) -> Self {
         let (here, there) = (Memory::new(1 << 16), Memory::new(1 << 16));
         let mut world = World::new();
-        let ends = world.connect_with([0, 1], |_, _| {}, |_, change| attrs(change));
+        let ends = world.connect_with([0, 1], |_, init| init.service = service, |_, change| attrs(change));
         let keys = [world.register(0, &here, ALL), world.register(1, &there, ALL)];
         here.fill(1);
         let mut f = Self { world, ends, keys, here, there };
@@ -336,6 +340,82 @@ fn datagrams_are_lost_late_or_refused() {
     }
 }
 
+#[test]
+fn messages_without_answers_are_lost_late_or_refused() {
+    let all = [(1, OK), (2, OK), (3, OK)];
+    let received = |count: u64| (10..10 + count).map(|wr_id| (wr_id, OK)).collect::<Vec<_>>();
+    for (at, plan, sent, arrived) in [
+        (0, "loss:nth=2", all, 2),
+        (1, "loss:recv:nth=2", all, 2),
+        (0, "loss=all", all, 0),
+        (0, "delay=3ms:nth=2", all, 3),
+        (0, "rnr; operation; response", all, 3),
+        (0, "protection:nth=2", [(1, OK), (2, LOC_PROT), (3, FLUSH)], 1),
+        (0, "flush:nth=2", [(1, OK), (2, FLUSH), (3, FLUSH)], 1),
+    ] {
+        let mut f = Fixture::of(ServiceType::Uc, |_| {});
+        f.plan(at, plan);
+        f.run(SEND);
+        assert_eq!(f.world.statuses(0), sent, "{plan}");
+        assert_eq!(f.world.statuses(1), received(arrived), "{plan}");
+    }
+    let mut f = Fixture::of(ServiceType::Uc, |_| {});
+    f.plan(0, "access");
+    f.run(WRITE_IMM);
+    assert_eq!((f.world.statuses(0), f.world.statuses(1)), (all.to_vec(), vec![]));
+    assert_eq!(f.there.read(0, LEN), vec![0; LEN]);
+}
+
+const PORT_EVENTS: [u32; 2] = [event::IBV_EVENT_PORT_ERR.0, event::IBV_EVENT_PORT_ACTIVE.0];
+
+#[test]
+fn a_port_that_is_down_for_a_while_loses_what_is_sent_meanwhile() {
+    for (at, plan) in [(0, "port-down=50ms:nth=2"), (1, "port-down=50ms:recv:nth=2")] {
+        let mut f = Fixture::new();
+        f.world.events(at);
+        f.plan(at, plan);
+        (1..4).for_each(|wr_id| f.post(SEND, wr_id));
+        f.world.run_for(40_000_000);
+        assert!(f.world.nodes[at].engine.port_is_down());
+        assert_eq!(f.world.statuses(0), [(1, OK)], "{plan}");
+        f.world.run_for(LONG);
+        assert_eq!(f.world.statuses(0), [(2, OK), (3, OK)], "{plan}");
+        assert_eq!(f.world.statuses(1), [(10, OK), (11, OK), (12, OK)], "{plan}");
+        assert_eq!(f.world.events(at), PORT_EVENTS);
+    }
+}
+
+#[test]
+fn a_port_that_stays_down_ends_the_connections() {
+    for service in [ServiceType::Rc, ServiceType::Uc] {
+        let mut f = Fixture::of(service, |_| {});
+        f.plan(0, "port-down=3000s:at=1s");
+        f.world.run_for(2_000_000_000);
+        f.run(SEND);
+        let failed = [(1, RETRY), (2, FLUSH), (3, FLUSH)];
+        let expected = if service == ServiceType::Rc { failed } else { [(1, OK), (2, OK), (3, OK)] };
+        assert_eq!(f.world.statuses(0), expected);
+        assert_eq!(f.world.statuses(1), []);
+        f.world.nodes[0].engine.set_faults(None);
+        assert!(!f.world.nodes[0].engine.port_is_down());
+        let events = f.world.events(0);
+        assert_eq!(events[events.len() - 2..], PORT_EVENTS);
+    }
+}
+
+#[test]
+fn a_fatal_error_ends_every_queue_pair_of_the_device() {
+    let mut f = Fixture::new();
+    f.world.events(1);
+    f.plan(1, "device-fatal:recv:nth=2");
+    f.run(SEND);
+    assert_eq!(f.states(), [QpState::Err; 2]);
+    assert_eq!(f.world.events(1), [event::IBV_EVENT_DEVICE_FATAL.0]);
+    assert_eq!(f.world.statuses(0).last(), Some(&(3, FLUSH)));
+    let received: Vec<u64> = f.world.statuses(1).into_iter().map(|(wr_id, _)| wr_id).collect();
+    assert_eq!(received, [10, 11, 12]);
+}
+
 /// All that both ends of a run have seen.
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
@@ -382,18 +462,36 @@ fn campaign(plan: &str, opcodes: &[usize]) -> Seen {
     seen
 }
 
+/// Faults for random plans.
+const FAULTS: [&str; 18] = [
+    "delay=1us..30ms",
+    "loss",
+    "loss=2",
+    "loss=all",
+    "rnr",
+    "rnr=all",
+    "access",
+    "operation",
+    "protection",
+    "response",
+    "flush",
+    "cq-error",
+    "port-down=40ms",
+    "device-fatal",
+    "loss:recv",
+    "rnr=2:recv",
+    "operation:recv",
+    "flush:recv",
+];
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
     fn no_plan_loses_a_request_and_a_seed_repeats_a_run(
         seed: u64,
-        rules in proptest::collection::vec((0..16_usize, 1..60_u32), 1..4),
+        rules in proptest::collection::vec((0..FAULTS.len(), 1..60_u32), 1..4),
         opcodes in proptest::collection::vec(0..7_usize, 1..14),
     ) {
-        const FAULTS: [&str; 16] = [
-            "delay=1us..30ms", "loss", "loss=2", "loss=all", "rnr", "rnr=all", "access", "operation", "protection",
-            "response", "flush", "cq-error", "loss:recv", "rnr=2:recv", "operation:recv", "flush:recv",
-        ];
         let mut plan = format!("seed={seed}");
         for (fault, percent) in rules {
             plan += &format!("; {}:p=0.{percent:02}", FAULTS[fault]);
