@@ -2,12 +2,14 @@
 
 use rdma::op::{Send, WriteImm};
 use rdma::{
-    AsyncEventKind, CompletionQueue, ConnectOptions, Context, EventSource, InitOptions, InitializedQueuePair, Opened,
-    Poller, ProtectionDomain, QueuePair, Rc, SharedReceiveQueue,
+    AsyncEventKind, CompletionQueue, ConnectOptions, Context, ErrorKind, EventSource, InitOptions,
+    InitializedQueuePair, Opened, Poller, ProtectionDomain, QueuePair, Rc, SharedReceiveQueue,
 };
 use rdma_tests::{LIMIT, MANAGED, all_rights, buffer, open, pattern, skip, wait};
 
 const LEN: usize = 6000;
+/// The depth to which the servers' queue can be resized.
+const MOST: u32 = 24;
 
 /// A server whose queue pairs share their receives, and the clients that are connected to it.
 struct Server {
@@ -34,7 +36,7 @@ impl Server {
             return None;
         }
         let pd = context.alloc_pd().unwrap();
-        let receives = SharedReceiveQueue::builder(&pd).max_wr(depth).build().unwrap();
+        let receives = SharedReceiveQueue::builder(&pd).max_wr(depth).resizable_to(MOST).build().unwrap();
         let queues = [(); 2].map(|()| context.create_cq(1024).unwrap());
         let client_queue = context.create_cq(1024).unwrap();
         let options = InitOptions::new().port(port).remote_access(all_rights());
@@ -134,6 +136,33 @@ fn writes_with_an_immediate_take_receives_too() {
     let mut bytes = [0; 8];
     target.copy_out(0, &mut bytes).unwrap();
     assert_eq!(bytes, [7; 8]);
+}
+
+#[test]
+fn a_queue_in_use_is_resized() {
+    let Some(mut server) = Server::new(2, 4) else { return };
+    let depth = server.receives.depth();
+    server.post(0);
+    assert_eq!(server.receives.resize(16 * depth).unwrap_err().kind(), ErrorKind::InvalidInput);
+    match server.receives.resize(MOST) {
+        Err(error) if error.kind() == ErrorKind::NotSupported => {
+            return skip("the device cannot resize a shared receive queue");
+        }
+        resized => resized.unwrap(),
+    }
+    assert!((MOST..=2 * MOST).contains(&server.receives.depth()));
+    (1..u64::from(MOST)).for_each(|token| server.post(token));
+    for round in 0..u8::try_from(MOST).unwrap() {
+        let client = usize::from(round) % 2;
+        server.send(client, round);
+        let (from, token, message) = server.receive(client);
+        assert_eq!((from, token, message == pattern(LEN, round)), (client, round.into(), true));
+        assert_eq!(wait(&mut server.sent).status, Ok(()));
+    }
+    server.receives.resize(2).unwrap();
+    server.post(1);
+    server.send(0, 1);
+    assert_eq!(server.receive(0).1, 1);
 }
 
 #[test]

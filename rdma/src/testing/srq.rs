@@ -14,7 +14,7 @@ use super::world::called;
 struct FakeSrq {
     base: ibv_srq,
     posted: Mutex<Vec<Posted>>,
-    limit: Mutex<u32>,
+    attr: Mutex<ibv_srq_attr>,
 }
 
 /// The requests posted to a queue of this provider, in order.
@@ -34,22 +34,31 @@ pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
     // SAFETY: the caller gives a live domain of this provider (1).
     let context = unsafe { (*pd).context };
     let base = ibv_srq { context, pd, srq_context: init.srq_context, ..ibv_srq::default() };
-    boxed("srq", FakeSrq { base, posted: Mutex::default(), limit: Mutex::default() })
+    boxed("srq", FakeSrq { base, posted: Mutex::default(), attr: Mutex::new(init.attr) })
 }
 
-pub(super) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, _mask: c_int) -> c_int {
+pub(super) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    let errno = called("modify_srq");
+    if errno != 0 {
+        return errno;
+    }
     // SAFETY: the caller gives valid attributes.
-    let limit = unsafe { (*attr).srq_limit };
+    let ibv_srq_attr { max_wr, srq_limit, .. } = unsafe { *attr };
     // SAFETY: the caller gives a live queue of this provider (1).
-    *unsafe { &*srq.cast::<FakeSrq>() }.limit.lock().unwrap() = limit;
-    called("modify_srq")
+    let mut held = unsafe { &*srq.cast::<FakeSrq>() }.attr.lock().unwrap();
+    if mask as u32 & ibv_srq_attr_mask::IBV_SRQ_MAX_WR.0 == 0 {
+        held.srq_limit = srq_limit;
+    } else {
+        held.max_wr = 2 * max_wr;
+    }
+    0
 }
 
 pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: the caller gives a live queue of this provider (1).
-    let srq_limit = *unsafe { &*srq.cast::<FakeSrq>() }.limit.lock().unwrap();
+    let held = *unsafe { &*srq.cast::<FakeSrq>() }.attr.lock().unwrap();
     // SAFETY: the caller gives room for the attributes.
-    unsafe { *attr = ibv_srq_attr { srq_limit, ..ibv_srq_attr::default() } };
+    unsafe { *attr = held };
     called("query_srq")
 }
 

@@ -129,6 +129,7 @@ unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_att
         max_sge: 16,
         max_cqe: 4096,
         max_srq: 16,
+        device_cap_flags: ibv_device_cap_flags::IBV_DEVICE_SRQ_RESIZE.0,
         max_srq_wr: 1024,
         max_srq_sge: 4,
         ..ibv_device_attr::default()

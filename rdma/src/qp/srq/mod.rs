@@ -10,7 +10,8 @@
 //! 3. The memory of a posted receive is parked in the queue's ring. It is returned without a
 //!    completion only if the device cannot have accepted the receive.
 //! 4. In each completion queue of its queue pairs, as many entries are reserved as the ring has
-//!    slots.
+//!    slots. A resize changes the depth of the C queue alone: the ring has slots for the largest
+//!    depth from the start, and bounds the receives in flight whatever depth the provider grants.
 
 mod post;
 
@@ -19,7 +20,7 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rdma_sys::{ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
+use rdma_sys::{ibv_device_cap_flags, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
 
 use super::chain::Chain;
 use super::ring::{MAX_SLOTS, SharedProducer, attach_shared, detach_shared};
@@ -69,6 +70,8 @@ pub struct SharedReceiveQueue<T: Transport = Rc> {
     /// Whether the provider may write received data with the processor.
     processor_writes: bool,
     depth: u32,
+    /// The largest depth: half of the ring's slots.
+    max_depth: u32,
     transport: PhantomData<T>,
 }
 
@@ -158,6 +161,16 @@ impl SrqInner {
         Error::check(Operation::ModifySrq, result)
     }
 
+    fn query(&self) -> Result<ibv_srq_attr> {
+        self.context().check(Operation::QuerySrq)?;
+        let mut attr = ibv_srq_attr::default();
+        // SAFETY: ibv_query_srq wants a live queue of this table (1), and room for the attributes:
+        // a local.
+        let result = unsafe { (self.context().table.ibv_query_srq)(self.raw.as_ptr(), &raw mut attr) };
+        Error::check(Operation::QuerySrq, result)?;
+        Ok(attr)
+    }
+
     /// Reserves entries of a completion queue for the receives of this queue (4), unless another
     /// queue pair has done so.
     fn reserve(&self, cq: &Arc<Handle<CqInner>>) -> Result<Arc<Reservation>> {
@@ -224,6 +237,7 @@ pub struct SrqBuilder<T: Transport> {
     pd: ProtectionDomain,
     max_wr: u32,
     max_sge: u32,
+    resizable_to: u32,
     transport: PhantomData<T>,
 }
 
@@ -250,7 +264,7 @@ impl SharedReceiveQueue<Ud> {
 
 impl<T: Transport> SrqBuilder<T> {
     fn new(pd: &ProtectionDomain) -> Self {
-        Self { pd: pd.clone(), max_wr: 16, max_sge: 1, transport: PhantomData }
+        Self { pd: pd.clone(), max_wr: 16, max_sge: 1, resizable_to: 0, transport: PhantomData }
     }
 
     setters! {
@@ -259,12 +273,17 @@ impl<T: Transport> SrqBuilder<T> {
 
         /// The number of segments that a receive can scatter to; 1 by default.
         max_sge(count: u32) = count;
+
+        /// The largest number of receives to which the queue may be
+        /// [resized](SharedReceiveQueue::resize); `max_wr` by default.
+        resizable_to(count: u32) = count;
     }
 
     /// Creates the queue.
     ///
-    /// Each queue pair that uses the queue needs room in its completion queue for twice the number
-    /// of receives, rounded up to a power of two; queue pairs that share both queues need it once.
+    /// Each queue pair that uses the queue needs room in its completion queue for twice the largest
+    /// number of receives, rounded up to a power of two; queue pairs that share both queues need it
+    /// once.
     ///
     /// # Errors
     ///
@@ -282,8 +301,9 @@ impl<T: Transport> SrqBuilder<T> {
             return Err(refused(ErrorKind::NotSupported));
         }
         let (max_wr, max_sge) = (self.max_wr.max(1), self.max_sge.max(1));
+        let most = self.resizable_to.max(max_wr);
         // The ring has twice as many slots.
-        if max_wr > limit(device.max_srq_wr).min(MAX_SLOTS / 2) || max_sge > limit(device.max_srq_sge) {
+        if most > limit(device.max_srq_wr).min(MAX_SLOTS / 2) || max_sge > limit(device.max_srq_sge) {
             return Err(refused(ErrorKind::InvalidInput));
         }
         let id = SrqId::fresh();
@@ -299,7 +319,8 @@ impl<T: Transport> SrqBuilder<T> {
         let raw = Raw::created(Operation::CreateSrq, raw)?;
         // The provider may grant more than was asked for.
         let depth = init.attr.max_wr.clamp(max_wr, MAX_SLOTS / 2);
-        let slots = (2 * depth).next_power_of_two();
+        let max_depth = most.max(depth);
+        let slots = (2 * max_depth).next_power_of_two();
         let (reservations, parked) = (Mutex::default(), Parked(Mutex::default()));
         let inner = Arc::new(Handle::new(SrqInner { raw, pd: Arc::clone(pd), id, slots, reservations, parked }));
         let producer = attach_shared(slots, max_sge).map_err(|error| refused(error.kind()))?;
@@ -309,6 +330,7 @@ impl<T: Transport> SrqBuilder<T> {
             live_in: context.fork,
             processor_writes: scatter::processor_writes(context),
             depth,
+            max_depth,
             transport: PhantomData,
         })
     }
@@ -319,6 +341,49 @@ impl<T: Transport> SharedReceiveQueue<T> {
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.depth
+    }
+
+    /// Changes the number of receives that the device holds, to `depth` or more, while the queue is
+    /// in use. [`depth`](Self::depth) then returns the new number.
+    ///
+    /// The completion queues of the queue's users have room for the depth that
+    /// [`SrqBuilder::resizable_to`] allows: it is the limit.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput`, without a change, for 0, for more than the limit, or for less than the
+    /// receives that are posted or the limit that is armed; `NotSupported` if the device cannot
+    /// resize such queues; errors of the provider.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let mut receives = rdma::SharedReceiveQueue::builder(&pd).max_wr(16).resizable_to(256).build()?;
+    /// // More clients have come.
+    /// receives.resize(64)?;
+    /// assert!(receives.depth() >= 64);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "ibv_modify_srq")]
+    #[doc(alias = "IBV_SRQ_MAX_WR")]
+    pub fn resize(&mut self, depth: u32) -> Result<()> {
+        const RESIZES: u32 = ibv_device_cap_flags::IBV_DEVICE_SRQ_RESIZE.0;
+        let refused = |kind| Error::new(Operation::ModifySrq, kind);
+        let context = self.inner().context();
+        context.check(Operation::ModifySrq)?;
+        if context.device_attr.as_raw().device_cap_flags & RESIZES == 0 {
+            return Err(refused(ErrorKind::NotSupported));
+        }
+        if depth == 0 || depth > self.max_depth {
+            return Err(refused(ErrorKind::InvalidInput));
+        }
+        let attr = ibv_srq_attr { max_wr: depth, ..ibv_srq_attr::default() };
+        self.inner().modify(attr, ibv_srq_attr_mask::IBV_SRQ_MAX_WR)?;
+        // The provider may grant more than was asked for.
+        let granted = self.inner().query().map_or(depth, |attr| attr.max_wr);
+        self.depth = granted.clamp(depth, self.max_depth);
+        Ok(())
     }
 
     /// The identifier of the queue in events.
@@ -361,14 +426,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// Errors of the provider.
     #[doc(alias = "ibv_query_srq")]
     pub fn limit(&self) -> Result<u32> {
-        let context = self.inner().context();
-        context.check(Operation::QuerySrq)?;
-        let mut attr = ibv_srq_attr::default();
-        // SAFETY: ibv_query_srq wants a live queue of this table (1), and room for the attributes:
-        // a local.
-        let result = unsafe { (context.table.ibv_query_srq)(self.as_raw(), &raw mut attr) };
-        Error::check(Operation::QuerySrq, result)?;
-        Ok(attr.srq_limit)
+        Ok(self.inner().query()?.srq_limit)
     }
 
     /// Destroys the queue and frees the memory of the receives that are posted.

@@ -253,3 +253,30 @@ fn receives_of_datagrams_have_room_for_the_header() {
     assert_eq!(refused.kind(), ErrorKind::OutOfBounds);
     srq.post_recv(rig.pd.allocate(40).unwrap(), 1).unwrap();
 }
+
+#[test]
+fn a_resized_queue_takes_as_many_receives_as_it_has_slots_for() {
+    const MOST: u32 = 8 * DEPTH;
+    let mut rig = Rig::new();
+    assert_eq!(rig.srq.resize(2 * DEPTH + 1).unwrap_err().kind(), ErrorKind::InvalidInput, "more than was reserved");
+    assert_eq!(rig.srq.resize(0).unwrap_err().kind(), ErrorKind::InvalidInput);
+
+    rig.srq = SharedReceiveQueue::builder(&rig.pd).max_wr(DEPTH).resizable_to(MOST).build().unwrap();
+    let too_small = rig.pd.queue_pair().cq(&rig.cq).shared_receives(&rig.srq).max_send_wr(1).build();
+    let expected = ErrorKind::CompletionQueueTooSmall { needed: 2 * MOST, free: 63 - 16 - SLOTS };
+    assert_eq!(too_small.unwrap_err().kind(), expected, "entries for all slots are reserved at once");
+    let mut fill = |srq: &mut SharedReceiveQueue| {
+        let posted = (0..).take_while(|token| srq.post_recv(rig.pd.allocate(16).unwrap(), *token).is_ok()).count();
+        (posted, srq.room())
+    };
+    assert_eq!((rig.srq.depth(), rig.srq.room()), (2 * DEPTH, 2 * DEPTH));
+    fail("modify_srq", libc::EINVAL);
+    assert_eq!(rig.srq.resize(MOST).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(rig.srq.depth(), 2 * DEPTH, "a refusal changes nothing");
+    // The provider grants twice as many, for which the ring has no slots.
+    rig.srq.resize(MOST).unwrap();
+    assert_eq!((rig.srq.depth(), rig.srq.room()), (MOST, MOST));
+    let (posted, room) = fill(&mut rig.srq);
+    assert!(posted >= MOST as usize && posted <= 2 * MOST as usize, "{posted}");
+    assert_eq!(room, 0);
+}
