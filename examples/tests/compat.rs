@@ -1,5 +1,5 @@
 //! `pingpong --compat` against itself, and against peers that are no such program.
-//! `tests/vm/compat.sh` runs it against the real `ibv_rc_pingpong`.
+//! `tests/vm/compat.sh` runs it against the real `ibv_rc_pingpong` and `ibv_uc_pingpong`.
 
 mod common;
 
@@ -28,6 +28,17 @@ fn both_sides_are_ours() {
             assert!(report["usec_per_iteration"].as_f64().unwrap() > 0.0, "{report}");
         }
     }
+}
+
+#[test]
+fn both_sides_are_unreliable() {
+    for size in ["1", "4096", "64K"] {
+        let report = json(&["--connection", "UC", "--size", size, "--check", "-n", "20"]);
+        assert_eq!((&report["checked"], &report["compat"]), (&true.into(), &"ibv_uc_pingpong".into()), "{report}");
+    }
+    let output = run("pingpong", &["--compat", "--connection", "UD"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("give RC or UC"));
 }
 
 #[test]
@@ -127,7 +138,7 @@ fn clients_that_are_none_are_refused() {
     let cases: [(u8, &[u8], bool, &str); 6] = [
         (20, b"", true, "sent no address"),
         (21, b"", false, "says nothing"),
-        (22, b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n\r\n\r\n", false, "no ibv_rc_pingpong"),
+        (22, b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n\r\n\r\n", false, "no pingpong of rdma-core"),
         (23, b"0000:000002:0000", true, "16 bytes where 52 are due"),
         // The line of the C program without its option `-g`.
         (24, b"0000:000002:000007:00000000000000000000000000000000\0", false, "needs -g"),

@@ -55,6 +55,17 @@ fn datagrams_carry_what_was_sent() {
 }
 
 #[test]
+fn unreliable_connections_carry_what_was_sent() {
+    for op in ["send", "write"] {
+        for more in [&[][..], &["--events"], &["-b", "-q", "3"]] {
+            checked(&[&["-c", "UC", "--op", op, "--size", "10000", "-n", "200"], more].concat());
+        }
+    }
+    let out = succeed("pingpong", &["-c", "UC", "--size", "64", "-n", "50", "--test", "lat"]);
+    assert!(out.contains("Connection type : UC"), "{out}");
+}
+
+#[test]
 fn all_sizes_are_the_powers_of_two() {
     let report = report(&["-a", "-n", "1", "--test", "bw", "--op", "write"]);
     let sizes: Vec<_> = report["bandwidth"].as_array().unwrap().iter().map(|row| row["MsgSize"].clone()).collect();
@@ -153,7 +164,7 @@ fn different_settings_are_named() {
 
 #[test]
 fn refuses_bad_input() {
-    let cases: [(&[&str], &str); 25] = [
+    let cases: [(&[&str], &str); 27] = [
         (&["--device", "mlx9_9"], "mlx9_9"),
         (&["--size", "0"], "--size 0"),
         (&["--size", "4G"], "--size 4G"),
@@ -173,6 +184,8 @@ fn refuses_bad_input() {
         (&["--op", "atomic", "-a"], "8 bytes"),
         (&["-c", "UD", "--op", "write"], "--op send"),
         (&["-c", "UD", "-R"], "leave --rdma_cm out"),
+        (&["-c", "UC", "--op", "read"], "send and write"),
+        (&["-c", "UC", "-R"], "leave --rdma_cm out"),
         (&["-c", "UD", "-s", "1M"], "a datagram has at most 4096 bytes"),
         (&["--test", "lat", "-q", "2"], "bandwidth tests"),
         (&["-D", "1", "-a"], "cannot be used with"),

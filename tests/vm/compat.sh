@@ -1,9 +1,10 @@
 #!/bin/bash
 # cases: `pingpong --compat` against rdma-core's ibv_rc_pingpong, on rxe. A case's name is our side,
 # a size, and more words in any order: `events` (both sides sleep), `checked` (both check contents),
-# `extended` (the C program posts by ibv_wr_send), `mtu256` (and other MTUs). In cases that begin
-# with `refuses` the C client gets wrong options, and our server must report them. `list DEVICE`
-# prints the cases, `run CASE` runs one.
+# `extended` (the C program posts by ibv_wr_send), `mtu256` (and other MTUs), `uc` (the C program is
+# ibv_uc_pingpong; its messages are at most 64 KiB, because one lost packet ends the case). In cases
+# that begin with `refuses` the C client gets wrong options, and our server must report them.
+# `list DEVICE` prints the cases, `run CASE` runs one.
 set -u
 
 list() {
@@ -14,6 +15,8 @@ list() {
       for how in _events _extended_checked; do echo "${role}_$size$how"; done
     done
     for mtu in 256 512 1024 2048 4096; do echo "${role}_64k_checked_mtu$mtu"; done
+    for size in 1 63 4096 64k; do echo "${role}_${size}_uc_checked"; done
+    echo "${role}_4096_uc_events"
   done
   printf '%s\n' refuses_other_size refuses_no_gid refuses_wrong_contents
 }
@@ -37,7 +40,7 @@ c_client() {
     (read -rt 0.05 <> <(:))
   done
   for _ in $(seq 200); do
-    timeout 60 ibv_rc_pingpong "${theirs[@]}" 127.0.0.1 >"$out/c.stdout" 2>"$out/c.stderr"
+    timeout 60 "$program" "${theirs[@]}" 127.0.0.1 >"$out/c.stdout" 2>"$out/c.stderr"
     status=$?
     [ $status -ne 0 ] && grep -q "^Couldn't connect to" "$out/c.stderr" || return $status
     sleep 0.05
@@ -45,7 +48,7 @@ c_client() {
   return $status
 }
 
-# Sets $device, its $gid, $port, and $out, a folder for output.
+# Sets $device, its $gid, $port, and $out, a folder for output. $program is the C program.
 prepare() {
   device=${RDMA_TEST_DEVICE:-rxe0} port=${RDMA_TEST_PORT:-18515}
   for gid in "/sys/class/infiniband/$device/ports/1/gids"/*; do [[ $(<"$gid") != *0a09:0001 ]] || break; done 2>/dev/null
@@ -63,7 +66,7 @@ serve() {
 }
 
 refuses() {
-  local device gid port out ours_status=0 their_status=0 theirs ours reason
+  local device gid port out ours_status=0 their_status=0 theirs ours reason program=ibv_rc_pingpong
   prepare
   theirs=(-d "$device" -p "$port" -n 40)
   ours=(--compat --device "$device" --gid-index "$gid" --iters 40 --timeout 20)
@@ -76,11 +79,12 @@ refuses() {
   serve
   [ $ours_status -eq 1 ] || fail "pingpong ended with status $ours_status"
   grep -q "$reason" "$out/ours.stderr" || fail "pingpong did not say: $reason"
-  [ "$1" = wrong_contents ] || [ $their_status -ne 0 ] || fail 'ibv_rc_pingpong noticed nothing'
+  [ "$1" = wrong_contents ] || [ $their_status -ne 0 ] || fail "$program noticed nothing"
 }
 
 run() {
   local words=${1//_/ } role size mtu=1024 iterations word device gid port out theirs ours ours_status=0 their_status=0
+  local program=ibv_rc_pingpong
   [[ $1 != refuses_* ]] || { refuses "${1#refuses_}"; return; }
   read -r role size words <<<"$words"
   case $size in 64k) size=65536 iterations=10 ;; 1m) size=1048576 iterations=4 ;; 8m) size=8388608 iterations=2 ;; *) iterations=40 ;; esac
@@ -91,6 +95,7 @@ run() {
       checked) theirs+=(-c) ours+=(--check) ;;
       extended) theirs+=(-N) ;;
       mtu*) mtu=${word#mtu} ;;
+      uc) program=ibv_uc_pingpong ours+=(--connection UC) ;;
       *) echo "what is $word?"; exit 2 ;;
     esac
   done
@@ -99,7 +104,7 @@ run() {
   ours+=(--compat --device "$device" --gid-index "$gid" --size "$size" --iters "$iterations" --mtu "$mtu" --timeout 60)
   case $role in
     client)
-      timeout 60 ibv_rc_pingpong "${theirs[@]}" >"$out/c.stdout" 2>"$out/c.stderr" &
+      timeout 60 "$program" "${theirs[@]}" >"$out/c.stdout" 2>"$out/c.stderr" &
       timeout 60 pingpong "${ours[@]}" "127.0.0.1:$port" >"$out/ours.stdout" 2>"$out/ours.stderr" || ours_status=$?
       wait $! || their_status=$?
       ;;
@@ -107,12 +112,12 @@ run() {
     *) echo "what is $role?"; exit 2 ;;
   esac
   [ $ours_status -eq 0 ] || fail "pingpong ended with status $ours_status"
-  [ $their_status -eq 0 ] || fail "ibv_rc_pingpong ended with status $their_status"
+  [ $their_status -eq 0 ] || fail "$program ended with status $their_status"
   # The C program's exit status does not tell the result of its check.
-  ! grep -q 'invalid data' "$out/c.stdout" || fail 'ibv_rc_pingpong found wrong contents'
+  ! grep -q 'invalid data' "$out/c.stdout" || fail "$program found wrong contents"
   [[ " $words " != *' checked '* ]] || grep -q 'contents checked' "$out/ours.stdout" || fail 'pingpong did not check'
   grep -q "^$((2 * size * iterations)) bytes in" "$out/ours.stdout" || fail 'pingpong counts other bytes'
-  grep -q "^$((2 * size * iterations)) bytes in" "$out/c.stdout" || fail 'ibv_rc_pingpong counts other bytes'
+  grep -q "^$((2 * size * iterations)) bytes in" "$out/c.stdout" || fail "$program counts other bytes"
 }
 
 case ${1-} in

@@ -42,7 +42,7 @@ device() {
 # is touched.
 keep() { # file...
   local libraries=/usr/lib/x86_64-linux-gnu
-  touch -c "$@" /usr/bin/{bash,timeout,sleep,grep,rping,cmtime,ibv_rc_pingpong,rdma} $libraries/{ld-linux-x86-64,libc,libm,libgcc_s,libtinfo}.so.* \
+  touch -c "$@" /usr/bin/{bash,timeout,sleep,grep,rping,cmtime,ibv_{rc,uc}_pingpong,rdma} $libraries/{ld-linux-x86-64,libc,libm,libgcc_s,libtinfo}.so.* \
     $libraries/{libibverbs,librdmacm,libnl-3,libnl-route-3,libmnl,libselinux,libpcre2-8}.so.* $libraries/libibverbs/lib{rxe,siw}-rdmav34.so
 } 2>/dev/null
 

@@ -174,9 +174,9 @@ pub(crate) struct How {
 
 /// A queue pair that is connected to a rank.
 #[derive(Debug)]
-pub(crate) struct Connected {
+pub(crate) struct Connected<T: Transport = Rc> {
     pub(crate) peer: usize,
-    pub(crate) qp: QueuePair<Rc>,
+    pub(crate) qp: QueuePair<T>,
     /// The connection manager's handle, which must live as long as the connection is needed.
     pub(crate) connection: Option<Connection>,
     /// Whether this end called.
@@ -221,13 +221,16 @@ fn exchange<T: Transport, Q>(
     Ok(paired.collect())
 }
 
-/// Connects by an exchange of endpoints.
-fn by_endpoints(
+/// Connects by an exchange of endpoints; collective.
+pub(crate) fn by_endpoints<T: rdma::Connected>(
     chosen: &Chosen,
     group: &mut Group,
-    queue_pairs: Vec<Unconnected>,
+    queue_pairs: Vec<Unconnected<T>>,
     how: &How,
-) -> Result<Vec<Connected>, Failure> {
+) -> Result<Vec<Connected<T>>, Failure> {
+    if queue_pairs.is_empty() {
+        return Ok(Vec::new());
+    }
     let rank = group.rank();
     let initialized = exchange(group, queue_pairs, |qp, receives| {
         let mut qp = qp.init(&chosen.init_options(how.access))?;
@@ -242,14 +245,14 @@ fn by_endpoints(
     group.agree("the connections", connected.collect())
 }
 
-fn one_by_endpoint(
+fn one_by_endpoint<T: rdma::Connected>(
     chosen: &Chosen,
     peer: usize,
-    qp: InitializedQueuePair<Rc>,
+    qp: InitializedQueuePair<T>,
     endpoint: &[u8],
     is_active: bool,
     how: &How,
-) -> Result<Connected, Failure> {
+) -> Result<Connected<T>, Failure> {
     let (local, remote) = (qp.endpoint(), Endpoint::from_bytes(endpoint)?);
     let options = chosen.path.connect_options().rnr_retry(7).min_rnr_timer(how.min_rnr_timer);
     let options = how.mtu.into_iter().fold(options, ConnectOptions::mtu);

@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma::cm::blocking::Connection;
-use rdma::op::{CompareSwap, FetchAdd, Opcode, Read, Send, Write, WriteImm};
+use rdma::op::{CompareSwap, FetchAdd, Opcode, Operation, Read, Send, Work, Write, WriteImm};
 use rdma::{
     Buffer, Completion, ExposedRegion, ExposedSlice, Mtu, Owned, ProtectionDomain, QueuePair, Rc, RemoteSlice,
-    RnrTimer, Ud, WcStatus, Writable,
+    RnrTimer, Uc, Ud, WcStatus, Writable,
 };
 
 use super::contents::{fill, is_intact, last_byte};
-use super::options::{AtomicType, Op, Options, Test};
+use super::options::{self, AtomicType, Op, Options, Test};
 use super::plan::{MOST_INLINE, PERMISSIONS, Plan};
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -24,11 +24,14 @@ use crate::wait::Completions;
 /// The lowest bit of the queue pair's index in a token; the bits below hold the number of a
 /// request.
 const LANE: u32 = 48;
+/// The time after which a write that was not acknowledged counts as lost.
+const LATEST: Duration = Duration::from_secs(5);
 
 /// A ready queue pair.
 #[derive(Debug)]
 enum Qp {
     Rc(QueuePair<Rc>),
+    Uc(QueuePair<Uc>),
     Ud(Datagrams),
 }
 
@@ -36,6 +39,7 @@ impl Qp {
     fn send<L: Owned>(&mut self, message: Send<L>) -> Result<(), Failure> {
         match self {
             Self::Rc(qp) => Ok(qp.post_send(message)?),
+            Self::Uc(qp) => Ok(qp.post_send(message)?),
             Self::Ud(Datagrams { qp, address, to, .. }) => Ok(qp.post_send(message.to(address, to.qpn, to.qkey))?),
         }
     }
@@ -43,21 +47,31 @@ impl Qp {
     fn receive<L: Owned + Writable>(&mut self, room: L, token: u64) -> Result<(), Failure> {
         match self {
             Self::Rc(qp) => Ok(qp.post_recv(room, token)?),
+            Self::Uc(qp) => Ok(qp.post_recv(room, token)?),
             Self::Ud(datagrams) => Ok(datagrams.qp.post_recv(room, token)?),
         }
     }
 
-    /// The connected queue pair, which every operation but sends needs.
-    fn connected(&mut self) -> Result<&mut QueuePair<Rc>, Failure> {
+    fn write<O: Operation<Rc> + Operation<Uc>, L: Owned>(&mut self, write: Work<O, L>) -> Result<(), Failure> {
+        match self {
+            Self::Rc(qp) => Ok(qp.post_send(write)?),
+            Self::Uc(qp) => Ok(qp.post_send(write)?),
+            Self::Ud(_) => Err(Failure::new("datagrams are only sent")),
+        }
+    }
+
+    /// The reliable queue pair, which reads and atomics need.
+    fn reliable(&mut self) -> Result<&mut QueuePair<Rc>, Failure> {
         match self {
             Self::Rc(qp) => Ok(qp),
-            Self::Ud(_) => Err(Failure::new("datagrams are only sent")),
+            Self::Uc(_) | Self::Ud(_) => Err(Failure::new("unreliable transports have neither reads nor atomics")),
         }
     }
 
     fn max_inline(&self) -> u32 {
         match self {
             Self::Rc(qp) => qp.send_queue().max_inline_data(),
+            Self::Uc(qp) => qp.send_queue().max_inline_data(),
             Self::Ud(datagrams) => datagrams.qp.send_queue().max_inline_data(),
         }
     }
@@ -114,6 +128,7 @@ struct Prepared {
     window: ExposedRegion,
     source: ExposedRegion,
     connections: Vec<Unconnected>,
+    unreliable: Vec<Unconnected<Uc>>,
     datagrams: Vec<Unconnected<Ud>>,
     spares: Vec<VecDeque<Buffer>>,
 }
@@ -129,7 +144,8 @@ impl Prepared {
         let access = plan.access();
         let window = pd.allocate_exposed(plan.lanes * plan.size, access)?;
         let source = pd.allocate_exposed(plan.lanes * plan.size, access)?;
-        let (mut connections, mut datagrams, mut spares) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut connections, mut unreliable, mut datagrams) = (Vec::new(), Vec::new(), Vec::new());
+        let mut spares = Vec::new();
         for lane in 0..plan.lanes {
             let cut = |count: u32, length: usize| -> Result<Vec<Buffer>, Failure> {
                 let mut all = pd.allocate((count as usize * length).max(1))?;
@@ -143,15 +159,22 @@ impl Prepared {
             };
             let receives = Receives { rooms, token: (lane as u64) << LANE };
             let peer = 1 - group.rank();
-            if plan.is_datagram {
-                let qp = plan.build(QueuePair::datagram(&pd), &completions)?;
-                datagrams.push(Unconnected { peer, qp, receives });
-            } else {
-                let qp = plan.build(QueuePair::builder(&pd), &completions)?;
-                connections.push(Unconnected { peer, qp, receives });
+            match plan.connection {
+                options::Connection::Rc => {
+                    let qp = plan.build(QueuePair::builder(&pd), &completions)?;
+                    connections.push(Unconnected { peer, qp, receives });
+                }
+                options::Connection::Uc => {
+                    let qp = plan.build(QueuePair::unreliable(&pd), &completions)?;
+                    unreliable.push(Unconnected { peer, qp, receives });
+                }
+                options::Connection::Ud => {
+                    let qp = plan.build(QueuePair::datagram(&pd), &completions)?;
+                    datagrams.push(Unconnected { peer, qp, receives });
+                }
             }
         }
-        Ok(Self { mtu, pd, completions, window, source, connections, datagrams, spares })
+        Ok(Self { mtu, pd, completions, window, source, connections, unreliable, datagrams, spares })
     }
 }
 
@@ -186,7 +209,7 @@ impl Link {
     ) -> Result<Self, Failure> {
         let plan = Plan::new(options, test, size, chosen.context.capabilities());
         let prepared = Prepared::new(chosen, group, options, &plan);
-        let Prepared { mtu, pd, completions, window, source, connections, datagrams, spares } =
+        let Prepared { mtu, pd, completions, window, source, connections, unreliable, datagrams, spares } =
             group.agree("the queue pairs", prepared)?;
         let min_rnr_timer = RnrTimer::at_least(Duration::ZERO);
         let how = How { method, access: plan.access(), mtu: Some(mtu), min_rnr_timer };
@@ -194,6 +217,10 @@ impl Link {
         for Connected { qp, connection, ends: both, .. } in connect::connect(chosen, group, connections, &how)? {
             ready.push((Qp::Rc(qp), connection));
             ends.push(both);
+        }
+        for connected in connect::by_endpoints(chosen, group, unreliable, &how)? {
+            ends.push(connected.ends);
+            ready.push((Qp::Uc(connected.qp), None));
         }
         for connected in connect::exchange_datagrams(chosen, &pd, group, datagrams)? {
             ends.push(connected.ends.clone());
@@ -273,21 +300,21 @@ impl Link {
                 lane.qp.send(Send::new(buffer).token(token))?;
             }
             Op::Write => {
-                let qp = lane.qp.connected()?;
+                let qp = &mut lane.qp;
                 match (is_inline, with_immediate) {
-                    (true, true) => qp.post_send(WriteImm::inline(copy, there, 0).token(token))?,
-                    (true, false) => qp.post_send(Write::inline(copy, there).token(token))?,
-                    (false, true) => qp.post_send(WriteImm::new(source(&self.source)?, there, 0).token(token))?,
-                    (false, false) => qp.post_send(Write::new(source(&self.source)?, there).token(token))?,
+                    (true, true) => qp.write(WriteImm::inline(copy, there, 0).token(token))?,
+                    (true, false) => qp.write(Write::inline(copy, there).token(token))?,
+                    (false, true) => qp.write(WriteImm::new(source(&self.source)?, there, 0).token(token))?,
+                    (false, false) => qp.write(Write::new(source(&self.source)?, there).token(token))?,
                 }
             }
             Op::Read => {
                 let read = Read::new(source(&self.source)?, there).token(token);
-                lane.qp.connected()?.post_send(read)?;
+                lane.qp.reliable()?.post_send(read)?;
             }
             Op::Atomic => {
                 let result = lane.spare.pop_front().ok_or_else(out_of_buffers)?;
-                let qp = lane.qp.connected()?;
+                let qp = lane.qp.reliable()?;
                 match self.plan.atomic_type {
                     AtomicType::FetchAndAdd => qp.post_send(FetchAdd::new(result, there, 1).token(token))?,
                     AtomicType::CmpAndSwap => {
@@ -342,18 +369,29 @@ impl Link {
     /// Checks the contents that `count` messages of the peer left for each queue pair, or that this
     /// side has read.
     pub(super) fn inspect(&mut self, count: u64) -> Result<(), Failure> {
-        let region = if self.plan.op == Op::Read { &self.source } else { &self.window };
+        // On an unreliable connection, the last writes may arrive after their sender's completions.
+        let delay = if self.plan.connection == options::Connection::Uc { LATEST } else { Duration::ZERO };
+        let deadline = Instant::now() + delay;
         for lane in 0..self.lanes.len() {
-            let mut bytes = vec![0; self.plan.size];
-            region.copy_out(self.range(lane).start, &mut bytes)?;
-            let is_right = match self.plan.op {
-                Op::Atomic => bytes == count.to_ne_bytes(),
-                Op::Read => is_intact(&bytes, 0),
-                _ => is_intact(&bytes, count - 1),
-            };
+            let mut is_right = self.is_intact(lane, count)?;
+            while !is_right && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+                is_right = self.is_intact(lane, count)?;
+            }
             self.wrong += u64::from(!is_right);
         }
         Ok(())
+    }
+
+    fn is_intact(&self, lane: usize, count: u64) -> Result<bool, Failure> {
+        let region = if self.plan.op == Op::Read { &self.source } else { &self.window };
+        let mut bytes = vec![0; self.plan.size];
+        region.copy_out(self.range(lane).start, &mut bytes)?;
+        Ok(match self.plan.op {
+            Op::Atomic => bytes == count.to_ne_bytes(),
+            Op::Read => is_intact(&bytes, 0),
+            _ => is_intact(&bytes, count - 1),
+        })
     }
 
     /// Waits until at most `count` requests of the first queue pair are outstanding.
@@ -383,7 +421,7 @@ impl Link {
         let (lanes, wrong, plan) = (&mut self.lanes, &mut self.wrong, &self.plan);
         let taken = self.completions.wait(|completion| take(lanes, wrong, plan, completion))?;
         taken.ok_or_else(|| {
-            let hint = if plan.is_datagram { "; datagrams may be lost" } else { "" };
+            let hint = if plan.connection == options::Connection::Rc { "" } else { "; messages may be lost" };
             Failure::new(format!("the other side makes no progress{hint}"))
         })
     }
@@ -408,7 +446,7 @@ fn take(lanes: &mut [Lane], wrong: &mut u64, plan: &Plan, mut completion: Comple
     let (index, number) = ((completion.token() >> LANE) as usize, completion.token() & ((1 << LANE) - 1));
     let opcode = completion.opcode();
     completion.status().map_err(|error| {
-        // Only a connection reports an unreachable peer; datagrams get no acknowledgement.
+        // Only a reliable connection reports an unreachable peer; others get no acknowledgement.
         let lost = if error.status == WcStatus::RETRY_EXC_ERR { "; the other side does not answer" } else { "" };
         Failure::new(format!("the connection broke: {}: {error}{lost}", name(opcode)))
     })?;

@@ -35,8 +35,10 @@ pub fn run(local: &LocalOptions, options: &Options, group: &mut Group) -> Result
     if is_client || !is_launched() {
         announce(&chosen.using(), local.json)?;
     }
-    let is_datagram = options.connection == Connection::Ud;
-    let method = if is_datagram { Method::Endpoints } else { options.manager.settle(&chosen, group, 1, local.json)? };
+    let method = match options.connection {
+        Connection::Rc => options.manager.settle(&chosen, group, 1, local.json)?,
+        Connection::Uc | Connection::Ud => Method::Endpoints,
+    };
     let most = group.agree("the sizes", options.most(&chosen, method))?;
     let prints = is_client && !local.json;
     let mut rows: [Vec<Row>; 2] = Default::default();

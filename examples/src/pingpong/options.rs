@@ -55,6 +55,9 @@ pub enum Connection {
     /// Reliable connections
     #[value(name = "RC")]
     Rc,
+    /// Unreliable connections
+    #[value(name = "UC")]
+    Uc,
     /// Unreliable datagrams
     #[value(name = "UD")]
     Ud,
@@ -65,6 +68,7 @@ impl Connection {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
+            Self::Uc => "UC",
             Self::Ud => "UD",
         }
     }
@@ -246,8 +250,11 @@ impl Options {
         if self.connection == Connection::Ud && self.op != Op::Send {
             return refuse("datagrams (--connection UD) are sent; give --op send");
         }
-        if self.connection == Connection::Ud && self.manager.is_asked_for() {
-            return refuse("datagrams (--connection UD) need no connection manager; leave --rdma_cm out");
+        if self.connection == Connection::Uc && self.op.is_one_sided() {
+            return refuse("unreliable connections (--connection UC) send and write; give --op send or --op write");
+        }
+        if self.connection != Connection::Rc && self.manager.is_asked_for() {
+            return refuse("the connection manager makes reliable connections only; leave --rdma_cm out");
         }
         if self.test == Test::Lat && (self.bidirectional || self.qp > 1) {
             return refuse("--bidirectional and --qp are for bandwidth tests; leave --test lat out");
@@ -269,7 +276,7 @@ impl Options {
             // checked this.
             self.check_mtu()?;
         }
-        if self.connection == Connection::Rc {
+        if self.connection != Connection::Ud {
             return Ok(usize::MAX);
         }
         let most = chosen.mtu(self.mtu)?.bytes().unwrap_or(0) as usize;

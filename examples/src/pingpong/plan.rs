@@ -2,7 +2,7 @@
 
 use rdma::{Capabilities, Grh, PreparedQueuePair, QpBuilder, RemoteAccess, Transport, TransportType};
 
-use super::options::{self, AtomicType, Op, Options, Test};
+use super::options::{AtomicType, Connection, Op, Options, Test};
 use crate::wait::Completions;
 
 /// Largest message that latency tests send inline, if the device allows it.
@@ -29,7 +29,7 @@ pub(super) struct Plan {
     /// Most messages in flight on a queue pair.
     pub(super) depth: u32,
     pub(super) inline: u32,
-    pub(super) is_datagram: bool,
+    pub(super) connection: Connection,
     pub(super) capabilities: Capabilities,
 }
 
@@ -54,7 +54,7 @@ impl Plan {
             receives: options.rx_depth.min(2 * in_memory) + PERMISSIONS,
             depth,
             inline: options.inline_size.unwrap_or(usual),
-            is_datagram: options.connection == options::Connection::Ud,
+            connection: options.connection,
             capabilities,
         }
     }
@@ -62,7 +62,7 @@ impl Plan {
     /// Whether the receiver grants permission to send more, because the transport does not make a
     /// sender wait for receives.
     pub(super) fn is_by_permission(&self) -> bool {
-        self.op == Op::Send && (self.is_datagram || !self.capabilities.waits_for_receives)
+        self.op == Op::Send && (self.connection != Connection::Rc || !self.capabilities.waits_for_receives)
     }
 
     /// Number of messages that one permission grants.
@@ -73,7 +73,7 @@ impl Plan {
     /// Bytes of memory of each receive.
     pub(super) fn room(&self) -> Option<usize> {
         match self.op {
-            Op::Send if self.is_datagram => Some(Grh::LEN + self.size),
+            Op::Send if self.connection == Connection::Ud => Some(Grh::LEN + self.size),
             Op::Send => Some(self.size),
             // Only notices of writes arrive, which have no bytes; but siw refuses receives without
             // memory.

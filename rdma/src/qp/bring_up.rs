@@ -235,6 +235,10 @@ impl<T: Transport> PreparedQueuePair<T> {
 
 /// A transport whose queue pairs have one peer, to which they
 /// [connect](InitializedQueuePair::connect).
+#[diagnostic::on_unimplemented(
+    message = "a queue pair of transport `{Self}` has no peer",
+    note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`, `Uc`)"
+)]
 pub trait Connected: Transport<InitOptions = InitOptions, Start = Local> {
     /// All remote operations that the device supports.
     #[doc(hidden)]

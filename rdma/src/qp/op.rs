@@ -16,7 +16,7 @@
 use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
 use super::local::{HostBytes, Inline, Local, Refusal, Writable};
-use super::{Rc, Transport, Uc, Ud};
+use super::{Connected, Rc, Transport, Ud};
 use crate::ah::AddressHandle;
 use crate::mr::RemoteSlice;
 
@@ -25,7 +25,7 @@ pub use crate::types::Opcode;
 /// The operation of a [`Work`], on a queue pair of transport `T`.
 #[diagnostic::on_unimplemented(
     message = "a queue pair of transport `{T}` cannot do `{Self}`",
-    note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections: sends and writes for any (`Rc`, `Uc`), reads and atomics for reliable ones (`Rc`)"
+    note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`, `Uc`), and reads and atomics for reliable ones (`Rc`)"
 )]
 // Sealed: code outside this crate cannot name `Refusal`.
 pub trait Operation<T: Transport = Rc> {
@@ -131,6 +131,24 @@ impl<O: Gathers, L: HostBytes> Work<O, L> {
     }
 }
 
+/// The request of an operation, on every transport that has the operation.
+trait Request {
+    const OPCODE: Opcode;
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal>;
+}
+
+/// The items of an `impl Operation` for an operation with a [`Request`].
+macro_rules! as_requested {
+    () => {
+        const OPCODE: Opcode = <Self as Request>::OPCODE;
+
+        #[inline(always)]
+        fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
+            Request::fill(self, wr, len, segments)
+        }
+    };
+}
+
 macro_rules! operations {
     ($(
         $(#[$doc:meta])*
@@ -153,7 +171,7 @@ macro_rules! operations {
             }
         }
 
-        impl Operation for $op {
+        impl Request for $op {
             const OPCODE: Opcode = Opcode::$opcode;
 
             #[inline(always)]
@@ -294,13 +312,8 @@ macro_rules! gathering_operations {
     ($($op:ident { $($field:ident: $type:ty),* })*) => { $(
         impl Gathers for $op {}
 
-        impl Operation<Uc> for $op {
-            const OPCODE: Opcode = <Self as Operation<Rc>>::OPCODE;
-
-            #[inline(always)]
-            fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
-                Operation::<Rc>::fill(self, wr, len, segments)
-            }
+        impl<T: Connected> Operation<T> for $op {
+            as_requested!();
         }
 
         impl<'a> Work<$op, Inline<'a>> {
@@ -318,6 +331,17 @@ gathering_operations! {
     SendImmOp { imm: u32 }
     WriteOp { remote: RemoteSlice }
     WriteImmOp { remote: RemoteSlice, imm: u32 }
+}
+
+// The peer's answer brings the data back.
+impl Operation<Rc> for ReadOp {
+    as_requested!();
+}
+impl Operation<Rc> for CompareSwapOp {
+    as_requested!();
+}
+impl Operation<Rc> for FetchAddOp {
+    as_requested!();
 }
 
 impl Consumes for SendOp {}

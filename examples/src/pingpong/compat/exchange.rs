@@ -1,8 +1,8 @@
 //! The exchange of addresses over TCP, from either side.
 //!
 //! The client sends its address first, and the server answers when it is ready to receive. The
-//! client's last message confirms the answer; after it both sides close. `ibv_rc_pingpong` reads
-//! each message with a single call, so each is written with one.
+//! client's last message confirms the answer; after it both sides close. The C programs read each
+//! message with a single call, so each is written with one.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::Failure;
 use crate::bootstrap::{self, Until, is_timeout};
 
 /// Advice about an option that users of the C program forget.
-const GID_HINT: &str = "on RoCE, ibv_rc_pingpong needs -g with the index of its GID";
+const GID_HINT: &str = "on RoCE, the C program needs -g with the index of its GID";
 
 /// The server's half: waits for one client, lets `connect` take its address, and only then sends
 /// this side's address.
@@ -37,7 +37,7 @@ pub(super) fn serve<T>(
         _ => gone(&who, &error),
     })?;
     if word != DONE {
-        return Err(Failure::new(format!("{who} is no ibv_rc_pingpong: it ended with {:?}", Quoted(&word))));
+        return Err(Failure::new(format!("{who} is no pingpong of rdma-core: it ended with {:?}", Quoted(&word))));
     }
     Ok((connected, remote))
 }
@@ -72,7 +72,7 @@ fn accept(listener: &Socket, deadline: Instant, timeout: Duration) -> Result<(So
         if Instant::now() >= deadline {
             let seconds = timeout.as_secs();
             return Err(Failure::new(format!(
-                "no client came within {seconds} s; start ibv_rc_pingpong, or pingpong --compat, with this host's address"
+                "no client came within {seconds} s; start the C program, or pingpong --compat, with this host's address"
             )));
         }
     }
@@ -89,7 +89,7 @@ fn receive_address(stream: &Socket, deadline: Instant, who: &str, hint: &str) ->
             }
             Ok(0) => {
                 return Err(Failure::new(format!(
-                    "{who} is no ibv_rc_pingpong: it sent {:?}, {have} bytes where {LINE} are due",
+                    "{who} is no pingpong of rdma-core: it sent {:?}, {have} bytes where {LINE} are due",
                     Quoted(&line[..have])
                 )));
             }
@@ -98,7 +98,7 @@ fn receive_address(stream: &Socket, deadline: Instant, who: &str, hint: &str) ->
             Err(error) => return Err(gone(who, &error)),
         }
     }
-    Address::from_line(&line).map_err(|why| Failure::new(format!("{who} is no ibv_rc_pingpong: {why}")))
+    Address::from_line(&line).map_err(|why| Failure::new(format!("{who} is no pingpong of rdma-core: {why}")))
 }
 
 fn send(mut stream: &Socket, bytes: &[u8], deadline: Instant) -> io::Result<()> {
@@ -110,7 +110,7 @@ fn send(mut stream: &Socket, bytes: &[u8], deadline: Instant) -> io::Result<()> 
 fn gone(who: &str, error: &io::Error) -> Failure {
     match error.kind() {
         _ if is_timeout(error) => {
-            Failure::new(format!("{who} says nothing: is it ibv_rc_pingpong, or pingpong --compat?"))
+            Failure::new(format!("{who} says nothing: is it the C program, or pingpong --compat?"))
         }
         _ => bootstrap::lost(format!("{who} has gone: {error}")),
     }

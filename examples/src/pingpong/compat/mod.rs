@@ -1,5 +1,5 @@
-//! The address exchange and the traffic of rdma-core's `ibv_rc_pingpong`, so that `pingpong
-//! --compat` can be either end of it.
+//! The address exchange and the traffic of rdma-core's `ibv_rc_pingpong` and `ibv_uc_pingpong`, so
+//! that `pingpong --compat` can be either end of them.
 //!
 //! Both sides post receives of one size, exchange the addresses of their queue pairs over TCP, and
 //! then send one message back and forth as often as the options say. The server sends back each
@@ -14,10 +14,10 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::Parser;
-use rdma::LinkLayer;
+use rdma::{Connected, LinkLayer, ProtectionDomain, QpBuilder, QueuePair};
 use serde_json::json;
 
-use super::options::Sides;
+use super::options::{Connection, Sides};
 use crate::bootstrap::{self, Place, Roles, Root};
 use crate::cli::Size;
 use crate::device::{Chosen, DeviceOptions, PathOptions, announce};
@@ -29,16 +29,20 @@ use wire::Address;
 /// Most bytes of memory for receives, approximately, whatever number of receives is asked for.
 const MEMORY: usize = 64 << 20;
 
-/// Ping-pong with rdma-core's ibv_rc_pingpong; the options have that program's meaning.
+/// Ping-pong with rdma-core's ibv_rc_pingpong or ibv_uc_pingpong; the options have those programs'
+/// meaning.
 ///
 /// Size, count, MTU and service level have to be those of the other side, which cannot be asked.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "pingpong --compat", version, args_override_self = true, long_about = None)]
 #[command(after_help = crate::failure::STATUS_HELP)]
 pub struct Args {
-    /// Exchange messages with ibv_rc_pingpong
+    /// Exchange messages with a C program
     #[arg(long, required = true)]
     compat: bool,
+    /// The C program: RC for ibv_rc_pingpong, UC for ibv_uc_pingpong
+    #[arg(long, value_enum, ignore_case = true, default_value = "RC")]
+    connection: Connection,
     #[command(flatten)]
     sides: Sides,
     /// Device: soft0, mlx5_0, mlx5_0:1, any, hardware
@@ -78,6 +82,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// The C program at the other end.
+    fn peer(&self) -> &'static str {
+        if self.connection == Connection::Uc { "ibv_uc_pingpong" } else { "ibv_rc_pingpong" }
+    }
+
     /// Number of posted receives: the requested number or what memory allows, and at least two
     /// unless fewer are requested.
     fn depth(&self) -> u32 {
@@ -96,11 +105,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if size == 0 || size > 1 << 30 {
         return Err(Failure::usage(format!("--size {}: give 1 to 1G", args.size)));
     }
+    if args.connection == Connection::Ud {
+        return Err(Failure::usage("--connection UD: give RC or UC; there is no peer for ibv_ud_pingpong"));
+    }
     cli::check_memory((u128::from(args.depth()) + 2) * size as u128, "the buffers")?;
     let Some(Place { rank, root, .. }) = args.sides.place()? else { return Ok(()) };
     let path = PathOptions { service_level: args.sl, ..PathOptions::default() };
     let device = DeviceOptions { device: args.device.clone(), port: args.ib_port, gid_index: args.gid_index, path };
-    let result = device.open().and_then(|chosen| run_side(rank == 0, root, &chosen, args));
+    let result = device.open().and_then(|chosen| match args.connection {
+        Connection::Uc => run_side(rank == 0, root, &chosen, args, QueuePair::unreliable),
+        _ => run_side(rank == 0, root, &chosen, args, QueuePair::builder),
+    });
     match result {
         // The launcher's two processes share one standard error, so each names itself.
         Err(failure) if failure.kind() == Kind::Failed && is_launched() => {
@@ -110,7 +125,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Result<(), Failure> {
+fn run_side<T: Connected>(
+    is_server: bool,
+    root: Root,
+    chosen: &Chosen,
+    options: &Args,
+    builder: fn(&ProtectionDomain) -> QpBuilder<T>,
+) -> Result<(), Failure> {
     let port = chosen.context.port_attr(chosen.port)?;
     let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
     let (mtu, most) = (chosen.mtu(Some(options.mtu))?, port.max_message_size());
@@ -118,7 +139,7 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
         let size = options.size;
         return Err(Failure::usage(format!("--size {size}: the port's messages have at most {most} bytes")));
     }
-    let prepared = Session::prepare(chosen, options)?;
+    let prepared = Session::prepare(chosen, options, builder)?;
     // Without a GID index the C program addresses by LID.
     let own = Address::of(&prepared.endpoint(), !is_ethernet && options.gid_index.is_none());
     if !is_server || !is_launched() {
@@ -128,10 +149,10 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
     }
     let connect = |remote: &Address| {
         if is_ethernet && remote.gid.is_none() {
-            return Err(Failure::new(
-                "the other side has sent no GID: ibv_rc_pingpong needs -g with an index of its port's \
-                                     table (ibv_devinfo -v shows it)",
-            ));
+            return Err(Failure::new(format!(
+                "the other side has sent no GID: {} needs -g with an index of its port's table (ibv_devinfo -v shows it)",
+                options.peer()
+            )));
         }
         let how = chosen.path.connect_options().mtu(mtu).rnr_retry(7);
         prepared.connect(&remote.endpoint(mtu), &how).map_err(|failure| failure.context("cannot connect"))
@@ -165,7 +186,8 @@ fn advice(is_server: bool, is_ethernet: bool, options: &Args) -> String {
     let level = options.sl.map_or_else(String::new, |level| format!(" -l {level}"));
     let check = if options.check { " -c" } else { "" };
     let argument = if is_server { " THIS-HOST" } else { "" };
-    format!("speaks to: ibv_rc_pingpong{gid} -s {size} -n {iters} -m {mtu}{level}{check}{argument}")
+    let peer = options.peer();
+    format!("speaks to: {peer}{gid} -s {size} -n {iters} -m {mtu}{level}{check}{argument}")
 }
 
 fn report(outcome: &Outcome, chosen: &Chosen, options: &Args) -> Result<(), Failure> {
@@ -175,7 +197,7 @@ fn report(outcome: &Outcome, chosen: &Chosen, options: &Args) -> Result<(), Fail
     let mut out = io::stdout();
     if options.json {
         let report = json!({
-            "program": "pingpong", "compat": "ibv_rc_pingpong", "device": chosen.line, "size": options.size.0,
+            "program": "pingpong", "compat": options.peer(), "device": chosen.line, "size": options.size.0,
             "iterations": options.iters, "bytes": bytes, "seconds": seconds, "mbit_per_second": rate,
             "usec_per_iteration": each, "checked": options.check && outcome.wrong.is_none(),
         });

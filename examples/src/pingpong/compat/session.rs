@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use rdma::op::{Opcode, Send};
 use rdma::{
-    Buffer, Completion, ConnectOptions, Endpoint, InitializedQueuePair, QueuePair, Rc, RemoteAccess, WcError, WcStatus,
+    Buffer, Completion, ConnectOptions, Connected, Endpoint, InitializedQueuePair, ProtectionDomain, QpBuilder,
+    QueuePair, RemoteAccess, WcError, WcStatus,
 };
 
 use super::Args;
@@ -24,11 +25,11 @@ pub(super) struct Session<Q> {
 }
 
 /// The messages of one side.
-struct Traffic {
+struct Traffic<T: Connected> {
     options: Args,
     is_server: bool,
     contents: Contents,
-    qp: QueuePair<Rc>,
+    qp: QueuePair<T>,
     /// Buffers that are neither posted nor hold the last received message.
     spare: Vec<Buffer>,
     /// The last received message, which a server sends back.
@@ -55,13 +56,17 @@ pub(super) struct Outcome {
     pub(super) wrong: Option<String>,
 }
 
-impl Session<InitializedQueuePair<Rc>> {
-    pub(super) fn prepare(chosen: &Chosen, options: &Args) -> Result<Self, Failure> {
+impl<T: Connected> Session<InitializedQueuePair<T>> {
+    pub(super) fn prepare(
+        chosen: &Chosen,
+        options: &Args,
+        builder: fn(&ProtectionDomain) -> QpBuilder<T>,
+    ) -> Result<Self, Failure> {
         let context = &chosen.context;
         let (depth, size) = (options.depth(), options.size.0);
         let pd = context.alloc_pd()?;
         let completions = Completions::new(context, depth + 1, options.events, Watch::new(), options.sides.timeout)?;
-        let qp = QueuePair::<Rc>::builder(&pd).cq(completions.queue()).max_send_wr(1).max_recv_wr(depth).build()?;
+        let qp = builder(&pd).cq(completions.queue()).max_send_wr(1).max_recv_wr(depth).build()?;
         let mut qp = qp.init(&chosen.init_options(RemoteAccess::empty()))?;
         // Two buffers besides the receives: the last received message, and the one being sent.
         let mut all = pd.allocate((depth as usize + 2) * size)?;
@@ -76,13 +81,13 @@ impl Session<InitializedQueuePair<Rc>> {
         self.qp.endpoint()
     }
 
-    pub(super) fn connect(self, remote: &Endpoint, how: &ConnectOptions) -> Result<Session<QueuePair<Rc>>, Failure> {
+    pub(super) fn connect(self, remote: &Endpoint, how: &ConnectOptions) -> Result<Session<QueuePair<T>>, Failure> {
         let Self { completions, qp, spare, options } = self;
         Ok(Session { completions, qp: qp.connect(remote, how)?, spare, options })
     }
 }
 
-impl Session<QueuePair<Rc>> {
+impl<T: Connected> Session<QueuePair<T>> {
     /// Sends and receives as often as the options say, the client first.
     pub(super) fn run(self, is_server: bool) -> Result<Outcome, Failure> {
         let Self { mut completions, qp, spare, options } = self;
@@ -112,7 +117,7 @@ impl Session<QueuePair<Rc>> {
     }
 }
 
-impl Traffic {
+impl<T: Connected> Traffic<T> {
     /// Sends the next message: a server sends back the received one, a client one with contents of
     /// its own.
     fn send(&mut self) -> Result<(), Failure> {
