@@ -74,16 +74,22 @@ impl ConnOptions {
         rnr_retry_count(count: u8) = count.min(7);
         /// Whether to tell the peer that we control the flow of messages end to end.
         flow_control(control: bool) = control;
-        /// Whether our receives come from a shared receive queue.
+        /// Whether to tell the peer that our receives come from a shared receive queue; a queue pair
+        /// that [takes its receives from one](crate::QpBuilder::shared_receives) tells in any case.
         srq(srq: bool) = srq;
         /// How long the peer shall wait before it retries, when we have no receive posted. Not used
         /// on iWARP.
         min_rnr_timer(timer: RnrTimer) = timer;
     }
 
-    /// Converts to C's form. `offered_by_peer` holds, when accepting, the peer's request: how many
-    /// reads and atomics we are to serve, and how many the peer serves.
-    pub(super) fn to_raw(&self, context: &Context, qpn: u32, offered_by_peer: Option<(u8, u8)>) -> rdma_conn_param {
+    /// Converts to C's form, for a queue pair. `offered_by_peer` holds, when accepting, the peer's
+    /// request: how many reads and atomics we are to serve, and how many the peer serves.
+    pub(super) fn to_raw(
+        &self,
+        InitializedQueuePair { qp, .. }: &InitializedQueuePair<Rc>,
+        offered_by_peer: Option<(u8, u8)>,
+    ) -> rdma_conn_param {
+        let context = qp.context();
         let attr = context.device_attr();
         // librdmacm reads 255 as the device's limit.
         let device = |limit: u32| u8::try_from(limit).unwrap_or(u8::MAX).min(u8::MAX - 1);
@@ -105,8 +111,8 @@ impl ConnOptions {
             flow_control: self.flow_control.into(),
             retry_count: self.retry_count,
             rnr_retry_count: self.rnr_retry_count,
-            srq: self.srq.into(),
-            qp_num: qpn,
+            srq: (self.srq || qp.control.has_srq()).into(),
+            qp_num: qp.qpn(),
         }
     }
 
@@ -257,7 +263,7 @@ impl Id<Rc> {
         let context = qp.qp.context();
         options.check_len(Operation::Connect, &context, super::CONNECT_PRIVATE_DATA)?;
         self.raw.check_device(Operation::Connect, &context)?;
-        self.raw.connect(options.to_raw(&context, qp.qpn(), None))
+        self.raw.connect(options.to_raw(qp, None))
     }
 
     /// Completes the connection once the peer has accepted it, on `ConnectResponse`: brings the
@@ -277,7 +283,7 @@ impl Id<Rc> {
         options: &ConnOptions,
     ) -> Result<QueuePair<Rc>, Failed<InitializedQueuePair<Rc>>> {
         let context = qp.qp.context();
-        let limits = Limits::from(&options.to_raw(&context, qp.qpn(), None));
+        let limits = Limits::from(&options.to_raw(&qp, None));
         let done = (self.raw.check_device(Operation::Establish, &context))
             .and_then(|()| self.raw.bring_up(&qp, limits, options.min_rnr_timer))
             .and_then(|()| if context.capabilities().manual_connect { self.tell_established() } else { Ok(()) });

@@ -168,7 +168,7 @@ impl ConnectRequest<Rc> {
         options.check_len(Operation::Accept, &context, ACCEPT_PRIVATE_DATA)?;
         self.id.raw.check_device(Operation::Accept, &context)?;
         let offered = (self.parameters.responder_resources, self.parameters.initiator_depth);
-        let param = options.to_raw(&context, qp.qpn(), Some(offered));
+        let param = options.to_raw(qp, Some(offered));
         self.id.raw.bring_up(qp, Limits::from(&param), options.rnr_timer())?;
         self.id.raw.accept(param)
     }

@@ -118,6 +118,11 @@ impl QpInner {
         Context { inner: Arc::clone(&self.context) }
     }
 
+    /// Whether the receives come from a shared queue.
+    pub(crate) fn has_srq(&self) -> bool {
+        self.srq.is_some()
+    }
+
     pub(crate) fn is_destroyed(&self) -> bool {
         self.done
     }
