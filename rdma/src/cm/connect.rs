@@ -74,8 +74,9 @@ impl ConnOptions {
         rnr_retry_count(count: u8) = count.min(7);
         /// Whether to tell the peer that we control the flow of messages end to end.
         flow_control(control: bool) = control;
-        /// Whether to tell the peer that our receives come from a shared receive queue; a queue pair
-        /// that [takes its receives from one](crate::QpBuilder::shared_receives) tells in any case.
+        /// Whether to tell the peer that our receives come from a shared receive queue. A queue
+        /// pair that [takes its receives from one](crate::QpBuilder::shared_receives) tells in any
+        /// case.
         srq(srq: bool) = srq;
         /// How long the peer shall wait before it retries, when we have no receive posted. Not used
         /// on iWARP.

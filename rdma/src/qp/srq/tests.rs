@@ -265,7 +265,7 @@ fn a_resized_queue_takes_as_many_receives_as_it_has_slots_for() {
     let too_small = rig.pd.queue_pair().cq(&rig.cq).shared_receives(&rig.srq).max_send_wr(1).build();
     let expected = ErrorKind::CompletionQueueTooSmall { needed: 2 * MOST, free: 63 - 16 - SLOTS };
     assert_eq!(too_small.unwrap_err().kind(), expected, "entries for all slots are reserved at once");
-    let mut fill = |srq: &mut SharedReceiveQueue| {
+    let fill = |srq: &mut SharedReceiveQueue| {
         let posted = (0..).take_while(|token| srq.post_recv(rig.pd.allocate(16).unwrap(), *token).is_ok()).count();
         (posted, srq.room())
     };
