@@ -1,6 +1,6 @@
 //! A safe, owned post and its poll beside the raw sequence: nanoseconds, instructions and
 //! allocations per operation, over a provider that does nothing and over the software device within
-//! one process.
+//! one process; and a receive of a shared queue beside one of the queue pair's own.
 //!
 //! `cargo bench -p rdma-benches --bench post_poll -- [rounds=N]`
 
@@ -9,7 +9,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use rdma::op::{Send, Write};
-use rdma::{Buffer, ExposedRegion, Poller, QueuePair, Rc, RemoteAccess, RemoteSlice};
+use rdma::{Buffer, ExposedRegion, Poller, QueuePair, Rc, RemoteAccess, RemoteSlice, SharedReceiveQueue};
 use rdma_benches::allocations::{self, Counting};
 use rdma_benches::device::{self, End, Prepared};
 use rdma_benches::raw_sequence::{RawSequence, Remote};
@@ -69,12 +69,22 @@ struct Case {
 enum Sequence {
     Raw(RawSequence),
     Owned(OwnedSequence),
+    Receives(ReceiveSequence),
 }
 
 impl Case {
     const RAW_NULL: usize = 0;
     const OWNED_NULL: usize = 1;
-    const NAMES: [&str; 4] = ["raw, null provider", "owned, null provider", "raw, soft0", "owned, soft0"];
+    const RECEIVE: usize = 4;
+    const SHARED_RECEIVE: usize = 5;
+    const NAMES: [&str; 6] = [
+        "raw, null provider",
+        "owned, null provider",
+        "raw, soft0",
+        "owned, soft0",
+        "receive, null provider",
+        "shared receive, null provider",
+    ];
 
     /// # Errors
     ///
@@ -99,6 +109,10 @@ impl Case {
             // dropped, that nothing else uses: `end` keeps them for as long as the sequence, which
             // is dropped first; nothing else posts to them or polls them.
             Sequence::Raw(unsafe { RawSequence::new(opened.context.table(), pd, qp, cq, remote) }?)
+        } else if name.contains("receive") {
+            let srq = SharedReceiveQueue::builder(&end.pd).max_wr(device::DEPTH).build()?;
+            let srq = name.starts_with("shared").then_some(srq);
+            Sequence::Receives(ReceiveSequence { poller: end.cq.poller(), buffer: Some(end.pd.allocate(LEN)?), srq })
         } else {
             Sequence::Owned(OwnedSequence { poller: end.cq.poller(), buffer: Some(end.pd.allocate(LEN)?), remote })
         };
@@ -109,6 +123,7 @@ impl Case {
         match &mut self.sequence {
             Sequence::Raw(sequence) => sequence.run(iterations),
             Sequence::Owned(sequence) => sequence.run(&mut self.end.qp, iterations),
+            Sequence::Receives(sequence) => sequence.run(&mut self.end.qp, iterations),
         }
     }
 }
@@ -130,19 +145,52 @@ impl OwnedSequence {
                 None => qp.post_send(Send::new(buffer))?,
                 Some(remote) => qp.post_send(Write::new(buffer, remote))?,
             }
-            buffer = self.poll()?;
+            buffer = poll(&mut self.poller)?;
         }
         self.buffer = Some(buffer);
         Ok(())
     }
+}
 
-    #[inline]
-    fn poll(&mut self) -> io::Result<Buffer> {
-        loop {
-            if let Some(mut completion) = self.poller.poll()? {
-                completion.status().map_err(io::Error::other)?;
-                return completion.take_buffer().ok_or_else(lost);
-            }
+/// A receive that is posted and completes, through a queue pair's own queue or a shared one.
+struct ReceiveSequence {
+    poller: Poller,
+    buffer: Option<Buffer>,
+    srq: Option<SharedReceiveQueue>,
+}
+
+impl ReceiveSequence {
+    fn run(&mut self, qp: &mut QueuePair<Rc>, iterations: u64) -> io::Result<()> {
+        let buffer = self.buffer.take().ok_or_else(lost)?;
+        let buffer = match &mut self.srq {
+            None => receive(&mut self.poller, buffer, iterations, |buffer| Ok(qp.post_recv(buffer, 0)?)),
+            Some(srq) => receive(&mut self.poller, buffer, iterations, |buffer| Ok(srq.post_recv(buffer, 0)?)),
+        };
+        self.buffer = Some(buffer?);
+        Ok(())
+    }
+}
+
+#[inline(never)]
+fn receive(
+    poller: &mut Poller,
+    mut buffer: Buffer,
+    iterations: u64,
+    mut post: impl FnMut(Buffer) -> io::Result<()>,
+) -> io::Result<Buffer> {
+    for _ in 0..iterations {
+        post(buffer)?;
+        buffer = poll(poller)?;
+    }
+    Ok(buffer)
+}
+
+#[inline]
+fn poll(poller: &mut Poller) -> io::Result<Buffer> {
+    loop {
+        if let Some(mut completion) = poller.poll()? {
+            completion.status().map_err(io::Error::other)?;
+            return completion.take_buffer().ok_or_else(lost);
         }
     }
 }
@@ -194,7 +242,7 @@ impl Measured {
 
 fn report(measured: &[Measured]) {
     let heads = ["sequence", "ns, median (min-max)", "instructions", "allocations"];
-    let mut table = Table::new("Post and poll of one signaled 64-byte request, per operation", &heads);
+    let mut table = Table::new("Post and poll of one signaled 64-byte request or receive, per operation", &heads);
     for one in measured {
         table.row([
             one.name.to_owned(),
@@ -212,6 +260,12 @@ fn report(measured: &[Measured]) {
     if let (Some(raw), Some(owned)) = (raw.instructions, owned.instructions) {
         let more = owned - raw;
         table::bar(what, "at most 60 instructions more", &table::number(more), more <= 60.0);
+    }
+    let (own, shared) = (&measured[Case::RECEIVE], &measured[Case::SHARED_RECEIVE]);
+    if let (Some(own), Some(shared)) = (own.instructions, shared.instructions) {
+        let more = shared - own;
+        let what = "shared receive over own, null provider";
+        table::bar(what, "at most 30 instructions more", &table::number(more), more <= 30.0);
     }
     let allocations: u64 = measured.iter().map(|one| one.allocations).sum();
     table::bar("data path", "no allocation", &allocations.to_string(), allocations == 0);

@@ -1,12 +1,15 @@
-//! A provider without a device: posting stores the identifiers of signaled requests, and polling
-//! reports success for them.
+//! A provider without a device: posting stores the identifiers of signaled sends and of receives,
+//! and polling reports success for them.
 //!
 //! The cost of a post and a poll with this provider is the cost of the code above a provider.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use rdma_sys::{ibv_context, ibv_cq, ibv_qp, ibv_send_flags, ibv_send_wr, ibv_wc, ibv_wc_opcode, ibv_wc_status};
+use rdma_sys::{
+    ibv_context, ibv_cq, ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_srq, ibv_wc, ibv_wc_opcode,
+    ibv_wc_status,
+};
 
 /// Most signaled requests that wait for a poll.
 const DEPTH: usize = 256;
@@ -18,6 +21,8 @@ static IDS: [AtomicU64; DEPTH] = [const { AtomicU64::new(0) }; DEPTH];
 static POSTED: AtomicUsize = AtomicUsize::new(0);
 static POLLED: AtomicUsize = AtomicUsize::new(0);
 static QP_NUM: AtomicU32 = AtomicU32::new(0);
+/// The operation of the requests that were posted last.
+static OPCODE: AtomicU32 = AtomicU32::new(ibv_wc_opcode::IBV_WC_SEND.0);
 
 /// Replaces the posting and polling functions of `context` by the functions of this module.
 ///
@@ -30,28 +35,72 @@ pub unsafe fn install(context: *mut ibv_context) {
     // are conditions of this function.
     let ops = unsafe { &mut (*context).ops };
     ops.post_send = Some(post_send);
+    ops.post_recv = Some(post_recv);
+    ops.post_srq_recv = Some(post_srq_recv);
     ops.poll_cq = Some(poll_cq);
+}
+
+/// Stores the identifier of a request; false if there is no room.
+#[inline]
+fn store(wr_id: u64) -> bool {
+    let posted = POSTED.load(Ordering::Relaxed);
+    if posted.wrapping_sub(POLLED.load(Ordering::Relaxed)) == DEPTH {
+        return false;
+    }
+    IDS[posted % DEPTH].store(wr_id, Ordering::Relaxed);
+    POSTED.store(posted.wrapping_add(1), Ordering::Relaxed);
+    true
+}
+
+/// Stores the identifiers of a chain of receives.
+///
+/// # Safety
+///
+/// The chain and `bad_wr` are as `ibv_post_recv` requires them.
+#[inline]
+unsafe fn store_receives(wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    OPCODE.store(ibv_wc_opcode::IBV_WC_RECV.0, Ordering::Relaxed);
+    let mut next = wr;
+    // SAFETY: `as_ref` requires null, or a request that nothing changes at the same time: the
+    // condition of this function.
+    while let Some(request) = unsafe { next.as_ref() } {
+        if !store(request.wr_id) {
+            // SAFETY: the write requires room for a pointer: the condition of this function.
+            unsafe { *bad_wr = next };
+            return libc::ENOMEM;
+        }
+        next = request.next;
+    }
+    0
+}
+
+unsafe extern "C" fn post_recv(_qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: `store_receives` requires what ibv_post_recv requires of its caller.
+    unsafe { store_receives(wr, bad_wr) }
+}
+
+unsafe extern "C" fn post_srq_recv(_srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: `store_receives` requires what ibv_post_srq_recv requires of its caller, as
+    // ibv_post_recv does.
+    unsafe { store_receives(wr, bad_wr) }
 }
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: the read requires a live queue pair: ibv_post_send requires one of its caller.
     QP_NUM.store(unsafe { (*qp).qp_num }, Ordering::Relaxed);
+    OPCODE.store(ibv_wc_opcode::IBV_WC_SEND.0, Ordering::Relaxed);
     let mut next = wr;
     while !next.is_null() {
         // SAFETY: the reference requires a request that nothing changes at the same time:
         // ibv_post_send requires of its caller a chain of valid requests for the duration of the
         // call.
         let request = unsafe { &*next };
-        if request.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0 {
-            let posted = POSTED.load(Ordering::Relaxed);
-            if posted.wrapping_sub(POLLED.load(Ordering::Relaxed)) == DEPTH {
-                // SAFETY: the write requires room for a pointer: ibv_post_send requires that of its
-                // caller.
-                unsafe { *bad_wr = next };
-                return libc::ENOMEM;
-            }
-            IDS[posted % DEPTH].store(request.wr_id, Ordering::Relaxed);
-            POSTED.store(posted.wrapping_add(1), Ordering::Relaxed);
+        let is_signaled = request.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0;
+        if is_signaled && !store(request.wr_id) {
+            // SAFETY: the write requires room for a pointer: ibv_post_send requires that of its
+            // caller.
+            unsafe { *bad_wr = next };
+            return libc::ENOMEM;
         }
         next = request.next;
     }
@@ -67,7 +116,7 @@ unsafe extern "C" fn poll_cq(_cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_
         let completion = ibv_wc {
             wr_id: id,
             status: ibv_wc_status::IBV_WC_SUCCESS,
-            opcode: ibv_wc_opcode::IBV_WC_SEND,
+            opcode: ibv_wc_opcode(OPCODE.load(Ordering::Relaxed)),
             qp_num: QP_NUM.load(Ordering::Relaxed),
             ..Default::default()
         };
