@@ -20,8 +20,8 @@ use rdma_benches::stats::{self, Spread};
 use rdma_benches::table::{self, Table};
 use rdma_benches::{callgrind, mode, null, pair, quiet};
 use rdma_cuda::{
-    DeviceMemory, DmaBuf, Driver, Gpu, GpuBuffer, GpuEndpoint, GpuRegion, PinnedBuffer, Preference, Ready,
-    StagingOptions, Stream,
+    DeviceMemory, DmaBuf, Driver, Gpu, GpuBuffer, GpuEndpoint, GpuEndpointOptions, GpuRegion, PinnedBuffer, Policy,
+    Preference, Ready, Stream,
 };
 
 /// Bytes in a message whose post is measured.
@@ -336,7 +336,9 @@ impl Ends {
         let opened = device::open()?;
         let pd = opened.context.alloc_pd()?;
         let init = InitOptions::new().port(opened.port);
-        let prepare = || GpuEndpoint::prepare(gpu, &pd, &init, StagingOptions::new());
+        let preference = Preference { policy: Policy::Staged, ..Preference::default() };
+        let options = GpuEndpointOptions::new().preference(preference);
+        let prepare = || GpuEndpoint::prepare(gpu, &pd, &init, options);
         let (one, other) = (prepare()?, prepare()?);
         let (to_one, to_other) = (one.endpoint(), other.endpoint());
         let options = ConnectOptions::new();

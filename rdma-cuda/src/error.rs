@@ -147,8 +147,8 @@ pub enum Error {
     /// A call of an RDMA device failed.
     #[error(transparent)]
     Rdma(#[from] rdma::Error),
-    /// A request of a staged connection failed.
-    #[error("a transfer of a staged message failed: {0}")]
+    /// A request of a [`GpuEndpoint`](crate::GpuEndpoint) failed.
+    #[error("a transfer of a message failed: {0}")]
     Completion(rdma::WcError),
     /// A message was longer than the memory that it was received into, and is lost.
     #[error("a message of {len} bytes does not fit into {room} bytes: receive it into a longer slice")]
@@ -165,8 +165,14 @@ pub enum Error {
     #[error("an earlier call on this end of the connection has failed: connect a new one")]
     EndpointFailed,
     /// The peer sent nothing within the timeout.
-    #[error("the peer has sent nothing within the timeout of the staged connection")]
+    #[error("the peer has sent nothing within the timeout of the connection")]
     Timeout,
+    /// A [`GpuEndpoint`](crate::GpuEndpoint) has no path as its preference demands.
+    #[error("{reason}")]
+    Path {
+        /// The reason, and what to do about it.
+        reason: String,
+    },
     /// The GPU neither orders a NIC's writes nor flushes them.
     #[error(
         "this GPU neither orders the writes of a NIC nor has cuFlushGPUDirectRDMAWrites: only a loopback read by the \

@@ -55,18 +55,20 @@
 //! its own, for any memory that the driver can copy. So requests on GPU memory, and peers' access
 //! to it, run on one host without a NIC. Atomics on such memory are refused.
 //!
-//! # Messages through host memory
+//! # Messages
 //!
-//! Where a NIC cannot access a GPU's memory, a [`GpuEndpoint`] sends messages from the memory of
-//! one GPU to that of another through pinned host memory, in chunks, so that copies and transfer
-//! overlap. There are messages only: a peer cannot read or write memory that its NIC cannot reach.
+//! A [`GpuEndpoint`] sends messages from the memory of one GPU to that of another, in chunks. The
+//! NIC reads and writes the GPU's memory where there is a direct path; else chunks go through pinned
+//! host memory, so that copies and transfer overlap. [`GpuEndpoint::path`] says which, and why. Each
+//! end chooses for itself. There are messages only: a peer cannot read or write memory that its NIC
+//! cannot reach.
 //!
 //! ```no_run
 //! use std::io::{self, Read, Write};
 //! use std::net::TcpStream;
 //!
 //! use rdma::{ConnectOptions, Endpoint, InitOptions};
-//! use rdma_cuda::{Gpu, GpuBuffer, GpuEndpoint, StagingOptions, Stream};
+//! use rdma_cuda::{Gpu, GpuBuffer, GpuEndpoint, GpuEndpointOptions, Stream};
 //!
 //! fn exchange(peer: &mut TcpStream, own: &Endpoint) -> io::Result<Endpoint> {
 //!     peer.write_all(&own.to_bytes())?;
@@ -80,9 +82,10 @@
 //! let opened = rdma::open(&rdma::DeviceSelector::Any)?;
 //! let pd = opened.context.alloc_pd()?;
 //! let (gpu, init) = (Gpu::new(0)?, InitOptions::new().port(opened.port));
-//! let end = GpuEndpoint::prepare(&gpu, &pd, &init, StagingOptions::new())?;
+//! let end = GpuEndpoint::prepare(&gpu, &pd, &init, GpuEndpointOptions::new())?;
 //! let peer = exchange(&mut socket, &end.endpoint())?;
 //! let mut end = end.connect(&peer, &ConnectOptions::new())?;
+//! println!("{}", end.path());
 //!
 //! let (stream, buffer) = (Stream::new(&gpu)?, GpuBuffer::<u8>::new(&gpu, 1 << 20)?);
 //! stream.fill(&buffer.slice(), 7)?;
@@ -120,6 +123,7 @@ mod attribute;
 mod context;
 mod detect;
 mod driver;
+mod endpoint;
 mod error;
 mod event;
 mod gpu;
@@ -128,10 +132,10 @@ mod memory;
 mod order;
 mod path;
 mod pending;
+mod pinned_region;
 mod read_back;
 mod reduce;
 mod region;
-mod staging;
 mod stream;
 #[cfg(test)]
 mod testing;
@@ -141,6 +145,7 @@ mod waker;
 pub use attribute::DeviceAttribute;
 pub use detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, NicFacts};
 pub use driver::{Attempt, Driver, DriverVersion, NoDriver};
+pub use endpoint::{GpuEndpoint, GpuEndpointOptions, PreparedGpuEndpoint};
 pub use error::{CudaError, Error, NotExportable, Result};
 pub use event::Event;
 pub use gpu::{Gpu, GpuName, InvalidGpuName, Uuid};
@@ -150,10 +155,10 @@ pub use memory::{
 pub use order::{FlushMethod, Landed, NotVisible, OnGpu, Ready, Visible};
 pub use path::{InvalidVariable, Path, Policy, Preference, Reason, Way};
 pub use pending::Pending;
+pub use pinned_region::PinnedRegion;
 pub use rdma_mem::{Operation, Scalar};
 pub use read_back::ReadBack;
 pub use reduce::Reducer;
 pub use region::{GpuRegion, RegionError};
-pub use staging::{GpuEndpoint, PinnedRegion, PreparedGpuEndpoint, StagingOptions};
 pub use stream::Stream;
 pub use topology::{Distance, Level, ParseLevelError, Topology};

@@ -3,7 +3,10 @@
 use std::fmt;
 
 use bytemuck::Pod;
-use rdma::{Buffer, ConnectOptions, InitOptions, InitializedQueuePair, Poller, ProtectionDomain, QueuePair, Rc, op};
+use rdma::{
+    Buffer, ConnectOptions, InitOptions, InitializedQueuePair, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess,
+    op,
+};
 
 use crate::memory::GpuSlice;
 use crate::region::{GpuRegion, RegionError};
@@ -41,8 +44,13 @@ impl ReadBack {
     ///
     /// `NotSupported` on iWARP, where no program connects queue pairs itself; errors of the device.
     pub fn new(pd: &ProtectionDomain, port: u8) -> rdma::Result<Self> {
+        Self::with_options(pd, InitOptions::new().port(port))
+    }
+
+    /// Connects the port of `options` to itself.
+    pub(crate) fn with_options(pd: &ProtectionDomain, options: InitOptions) -> rdma::Result<Self> {
         let cq = pd.context().create_cq(4)?;
-        let options = InitOptions::new().port(port);
+        let options = options.remote_access(RemoteAccess::READ);
         let make = || -> rdma::Result<InitializedQueuePair<Rc>> {
             let prepared = pd.queue_pair().cq(&cq).max_send_wr(1).max_recv_wr(1).build()?;
             Ok(prepared.init(&options)?)

@@ -1,7 +1,7 @@
 //! Messages between two GPUs through pinned host memory.
 
 use rdma::{Endpoint, RemoteAccess};
-use rdma_cuda::{GpuBuffer, GpuEndpoint, Ready, StagingOptions, Stream};
+use rdma_cuda::{GpuBuffer, GpuEndpoint, GpuEndpointOptions, Policy, Preference, Ready, Stream};
 
 use super::{Bench, End, failure, upload};
 use crate::Failure;
@@ -15,15 +15,19 @@ struct Staged {
     buffer: GpuBuffer<u8>,
     /// For the other end's answer.
     answer: GpuBuffer<u8>,
-    path: String,
 }
 
 /// Connects two GPUs by messages; collective.
 pub(super) fn connect(bench: &Bench<'_>, group: &mut Group) -> Result<impl End + use<>, Failure> {
     let prepared = (|| {
-        let options = StagingOptions::new().timeout(group.timeout());
+        let staged = Preference { policy: Policy::Staged, ..Preference::default() };
+        let options = GpuEndpointOptions::new().timeout(group.timeout()).preference(staged);
         let init = bench.chosen.init_options(RemoteAccess::empty());
         let end = GpuEndpoint::prepare(bench.gpu, &bench.pd, &init, options)?;
+        if end.path().is_direct() {
+            let reason = "RDMA_CUDA_PATH asks for a direct path: unset it to measure staged messages".to_owned();
+            return Err(rdma_cuda::Error::Path { reason });
+        }
         let buffers = (GpuBuffer::new(bench.gpu, bench.most)?, GpuBuffer::new(bench.gpu, 1)?);
         Ok((end, buffers, Stream::new(bench.gpu)?))
     })();
@@ -35,8 +39,7 @@ pub(super) fn connect(bench: &Bench<'_>, group: &mut Group) -> Result<impl End +
     let options = bench.chosen.path.connect_options().rnr_retry(7);
     let connected = connected.and_then(|peer| end.connect(&peer, &options).map_err(failure));
     let end = group.agree("the connections", connected)?;
-    let path = format!("staged in host memory, GPU {} <-> {}", bench.gpu.pci_id(), bench.chosen.context.name());
-    Ok(Staged { end, stream, buffer, answer, path })
+    Ok(Staged { end, stream, buffer, answer })
 }
 
 impl Staged {
@@ -48,7 +51,7 @@ impl Staged {
 
 impl End for Staged {
     fn path(&self) -> String {
-        self.path.clone()
+        self.end.path().to_string()
     }
 
     fn fill(&mut self, size: usize, number: u64) -> Result<(), Failure> {

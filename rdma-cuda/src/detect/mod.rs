@@ -321,6 +321,9 @@ pub enum Cause {
     OutOfMemory(rdma::Error),
     /// The registration failed for a reason that nothing explains.
     Refused(rdma::Error),
+    /// The NIC's provider delivers short messages with the processor, which cannot write the
+    /// memory.
+    ShortMessages,
 }
 
 impl Cause {
@@ -346,6 +349,7 @@ impl Cause {
             Self::NoPeerMemory => "run `modprobe nvidia-peermem` as root",
             Self::OutOfMemory(_) => "register less, raise the memlock limit, or set the IOMMU to pass-through",
             Self::Refused(_) => "see the kernel's log (dmesg) for what the NIC's driver says",
+            Self::ShortMessages => "on mlx5, set MLX5_SCATTER_TO_CQE=0",
         }
     }
 }
@@ -374,6 +378,7 @@ impl fmt::Display for Cause {
             Self::NoPeerMemory => write!(f, "no peer memory module (nvidia-peermem) is loaded"),
             Self::OutOfMemory(error) => write!(f, "the NIC cannot map that much: {error}"),
             Self::Refused(error) => write!(f, "the registration failed: {error}"),
+            Self::ShortMessages => write!(f, "the NIC's provider delivers short messages with the processor"),
         }
     }
 }

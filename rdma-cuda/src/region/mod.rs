@@ -274,6 +274,16 @@ impl fmt::Display for RegionError {
 
 impl std::error::Error for RegionError {}
 
+impl From<RegionError> for Error {
+    fn from(error: RegionError) -> Self {
+        match error {
+            RegionError::Gpu(error) => error,
+            RegionError::Rdma(error) => error.into(),
+            other => Self::Path { reason: other.to_string() },
+        }
+    }
+}
+
 impl From<InvalidVariable> for RegionError {
     fn from(error: InvalidVariable) -> Self {
         Self::Variable(error)

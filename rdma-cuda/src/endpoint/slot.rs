@@ -1,8 +1,9 @@
-//! Slots: pinned host memory that the NIC and the GPU's copy engine access in turn.
+//! Slots: memory that the NIC and the GPU's copy engine access in turn. Those for sending are pinned
+//! host memory; those for receiving are the GPU's if the path is direct.
 
 use std::sync::Arc;
 
-use rdma::{Buffer, ProtectionDomain};
+use rdma::{Buffer, ExposedSlice, ProtectionDomain};
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
@@ -10,15 +11,48 @@ use crate::memory::{GpuSlice, PinnedBuffer, PinnedMemory};
 use crate::pending::Pending;
 use crate::stream::Stream;
 
-/// A slot that neither the NIC nor a copy uses.
+/// A slot for receiving that neither the NIC nor a copy uses.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) enum Slot {
+    Host(HostSlot),
+    Gpu(GpuSlot),
+}
+
+impl Slot {
+    /// The size in bytes.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Host(slot) => slot.buffer.len(),
+            Self::Gpu(slot) => slot.slice.len(),
+        }
+    }
+}
+
+/// A slot of the GPU's memory.
+#[derive(Debug)]
+pub(super) struct GpuSlot {
+    pub(super) segment: ExposedSlice<rdma::Gpu>,
+    /// The memory that `segment` registers.
+    pub(super) slice: GpuSlice<u8>,
+}
+
+impl GpuSlot {
+    /// Begins a copy of the front of the slot, which is visible to the GPU.
+    pub(super) fn empty(self, stream: &Stream, front: &GpuSlice<u8>, to: &GpuSlice<u8>) -> Result<Pending<Slot>> {
+        stream.copy(to, front)?;
+        Ok(Pending::new(Slot::Gpu(self), stream.record()?))
+    }
+}
+
+/// A slot of pinned host memory that neither the NIC nor a copy uses.
+#[derive(Debug)]
+pub(super) struct HostSlot {
     pub(super) buffer: Buffer,
     /// The memory that `buffer` registers, to keep during a copy.
     pub(super) memory: Arc<PinnedMemory>,
 }
 
-impl Slot {
+impl HostSlot {
     pub(super) fn new(gpu: &Gpu, pd: &ProtectionDomain, size: usize) -> Result<Self> {
         let pinned = PinnedBuffer::<u8>::new(gpu, size)?;
         let memory = pinned.memory();
@@ -39,7 +73,7 @@ impl Slot {
     }
 
     /// Begins a copy of the front of the slot to the GPU.
-    pub(super) fn empty(self, stream: &Stream, to: &GpuSlice<u8>) -> Result<Pending<Self>> {
+    pub(super) fn empty(self, stream: &Stream, to: &GpuSlice<u8>) -> Result<Pending<Slot>> {
         self.check(to)?;
         let source = self.memory.start().as_ptr().cast();
         let event = stream.submit((to.clone(), Arc::clone(&self.memory)), |driver, stream| {
@@ -48,7 +82,7 @@ impl Slot {
             // bytes: `Pending` has the buffer.
             unsafe { driver.cuMemcpyHtoDAsync_v2(to.address(), source, to.size(), stream) }
         })?;
-        Ok(Pending::new(self, event))
+        Ok(Pending::new(Slot::Host(self), event))
     }
 
     fn check(&self, slice: &GpuSlice<u8>) -> Result<()> {

@@ -6,15 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma::op::{Opcode, SendImm};
-use rdma::{Buffer, ErrorKind, Poller, QueuePair, Rc};
+use rdma::{Buffer, ErrorKind, ExposedSlice, InitializedQueuePair, Poller, ProtectionDomain, QueuePair, Rc};
 
 use super::KIB;
+use crate::endpoint::slot::{GpuSlot, HostSlot, Slot};
 use crate::error::{Error, Result};
-use crate::memory::PinnedMemory;
-use crate::staging::slot::Slot;
+use crate::gpu::Gpu;
+use crate::memory::{GpuSlice, PinnedMemory};
 
-/// The token of a message without a slot.
+/// The token of a message without memory.
 const CONTROL: u64 = u64::MAX;
+/// The token of a chunk that is sent from the GPU's memory.
+const DIRECT: u64 = u64::MAX - 1;
+
+/// The memory of a completed request.
+type Returned = (Option<Buffer>, Option<ExposedSlice<rdma::Gpu>>);
 
 /// A received chunk.
 pub(super) struct Chunk {
@@ -50,15 +56,47 @@ impl Message {
     }
 }
 
+/// The memory of a slot that a queue has.
+enum Lent {
+    Host(Arc<PinnedMemory>),
+    Gpu(GpuSlice<u8>),
+}
+
+/// A queue pair that takes receives, connected or not yet.
+pub(super) trait Receives {
+    fn post_host(&mut self, buffer: Buffer, token: u64) -> rdma::Result<()>;
+
+    fn post_gpu(&mut self, segment: ExposedSlice<rdma::Gpu>, token: u64) -> rdma::Result<()>;
+}
+
+macro_rules! receives {
+    ($($queue_pair:ty)*) => { $(
+        impl Receives for $queue_pair {
+            fn post_host(&mut self, buffer: Buffer, token: u64) -> rdma::Result<()> {
+                self.post_recv(buffer, token).map_err(|refused| refused.error())
+            }
+
+            fn post_gpu(&mut self, segment: ExposedSlice<rdma::Gpu>, token: u64) -> rdma::Result<()> {
+                self.post_recv(segment, token).map_err(|refused| refused.error())
+            }
+        }
+    )* };
+}
+receives! { QueuePair<Rc> InitializedQueuePair<Rc> }
+
 /// The slots, credits and completions of an end.
 pub(super) struct Ring {
     poller: Poller,
     timeout: Option<Duration>,
     chunk: usize,
     depth: u32,
-    /// The memory of each slot whose buffer a queue has, by token.
-    lent: Vec<Option<Arc<PinnedMemory>>>,
-    free: Vec<Slot>,
+    /// The memory of each slot that a queue has, by token.
+    lent: Vec<Option<Lent>>,
+    /// The number of slots for sending.
+    slots: u32,
+    free: Vec<HostSlot>,
+    /// Chunks that the NIC reads from the GPU's memory.
+    reading: usize,
     arrived: VecDeque<Chunk>,
     peer_chunk: Option<usize>,
     /// Chunks that the peer has room for.
@@ -70,16 +108,21 @@ pub(super) struct Ring {
 impl Ring {
     pub(super) fn new(poller: Poller, chunk: usize, depth: u32, timeout: Option<Duration>) -> Self {
         let (lent, free, arrived) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { poller, timeout, chunk, depth, lent, free, arrived, peer_chunk: None, credits: 0, owed: 0 }
+        let (slots, reading, credits, owed) = (0, 0, 0, 0);
+        Self { poller, timeout, chunk, depth, lent, slots, free, reading, arrived, peer_chunk: None, credits, owed }
     }
 
-    /// Adds a slot for sending.
-    pub(super) fn add_free(&mut self, slot: Slot) {
-        self.free.push(slot);
+    /// Makes the slots for sending, if there are none yet.
+    pub(super) fn add_slots(&mut self, gpu: &Gpu, pd: &ProtectionDomain) -> Result<()> {
+        while self.slots < self.depth {
+            self.free.push(HostSlot::new(gpu, pd, self.chunk)?);
+            self.slots += 1;
+        }
+        Ok(())
     }
 
     /// A slot for sending, if one is free.
-    pub(super) fn take_free(&mut self) -> Option<Slot> {
+    pub(super) fn take_free(&mut self) -> Option<HostSlot> {
         self.free.pop()
     }
 
@@ -92,22 +135,24 @@ impl Ring {
         self.credits > 0
     }
 
-    /// Takes a slot apart for a queue, which gets the buffer and the token.
-    pub(super) fn lend(&mut self, slot: Slot) -> (Buffer, u64) {
-        let Slot { buffer, memory } = slot;
+    /// Keeps the memory of a slot for a queue, which gets the token.
+    fn lend(&mut self, memory: Lent) -> u64 {
         let place = self.lent.iter().position(Option::is_none).unwrap_or_else(|| {
             self.lent.push(None);
             self.lent.len() - 1
         });
         self.lent[place] = Some(memory);
-        (buffer, place as u64)
+        place as u64
     }
 
-    /// The slot of a buffer that a queue returned.
-    fn returned(&mut self, buffer: Buffer, token: u64) -> Result<Slot> {
+    /// The slot that a queue returned.
+    fn returned(&mut self, returned: Returned, token: u64) -> Result<Slot> {
         let place = usize::try_from(token).ok().and_then(|place| self.lent.get_mut(place));
-        let memory = place.and_then(Option::take).ok_or(Error::EndpointFailed)?;
-        Ok(Slot { buffer, memory })
+        match (place.and_then(Option::take), returned) {
+            (Some(Lent::Host(memory)), (Some(buffer), _)) => Ok(Slot::Host(HostSlot { buffer, memory })),
+            (Some(Lent::Gpu(slice)), (_, Some(segment))) => Ok(Slot::Gpu(GpuSlot { segment, slice })),
+            _ => Err(Error::EndpointFailed),
+        }
     }
 
     /// Sends the greeting, the first message.
@@ -126,9 +171,16 @@ impl Ring {
     }
 
     /// Sends the front of a slot as a chunk. There is a credit for it.
-    pub(super) fn send(&mut self, queue_pair: &mut QueuePair<Rc>, slot: Slot, len: usize, is_last: bool) -> Result<()> {
+    pub(super) fn send(
+        &mut self,
+        queue_pair: &mut QueuePair<Rc>,
+        slot: HostSlot,
+        len: usize,
+        is_last: bool,
+    ) -> Result<()> {
         let imm = Message::Chunk { is_last }.to_imm();
-        let (mut buffer, token) = self.lend(slot);
+        let HostSlot { mut buffer, memory } = slot;
+        let token = self.lend(Lent::Host(memory));
         loop {
             match queue_pair.post_send(SendImm::new(buffer.part(..len), imm).token(token)) {
                 Ok(()) => break,
@@ -140,6 +192,37 @@ impl Ring {
             self.progress(queue_pair)?;
         }
         self.credits -= 1;
+        Ok(())
+    }
+
+    /// Sends memory of the GPU as a chunk. There is a credit for it.
+    pub(super) fn send_direct(
+        &mut self,
+        queue_pair: &mut QueuePair<Rc>,
+        mut segment: ExposedSlice<rdma::Gpu>,
+        is_last: bool,
+    ) -> Result<()> {
+        let imm = Message::Chunk { is_last }.to_imm();
+        loop {
+            match queue_pair.post_send(SendImm::new(segment, imm).token(DIRECT)) {
+                Ok(()) => break,
+                Err(refused) => match refused.into_parts() {
+                    (error, Some(returned)) if error.kind() == ErrorKind::QueueFull => segment = returned,
+                    (error, _) => return Err(error.into()),
+                },
+            }
+            self.progress(queue_pair)?;
+        }
+        self.credits -= 1;
+        self.reading += 1;
+        Ok(())
+    }
+
+    /// Waits until the NIC has read all chunks that are sent from the GPU's memory.
+    pub(super) fn finish_direct(&mut self, queue_pair: &mut QueuePair<Rc>) -> Result<()> {
+        while self.reading > 0 {
+            self.progress(queue_pair)?;
+        }
         Ok(())
     }
 
@@ -160,9 +243,18 @@ impl Ring {
         Ok(())
     }
 
-    fn post_receive(&mut self, queue_pair: &mut QueuePair<Rc>, slot: Slot) -> Result<()> {
-        let (buffer, token) = self.lend(slot);
-        queue_pair.post_recv(buffer, token).map_err(|refused| refused.error().into())
+    /// Posts the receive of an empty slot.
+    pub(super) fn post_receive(&mut self, queue_pair: &mut impl Receives, slot: Slot) -> rdma::Result<()> {
+        match slot {
+            Slot::Host(HostSlot { buffer, memory }) => {
+                let token = self.lend(Lent::Host(memory));
+                queue_pair.post_host(buffer, token)
+            }
+            Slot::Gpu(GpuSlot { segment, slice }) => {
+                let token = self.lend(Lent::Gpu(slice));
+                queue_pair.post_gpu(segment, token)
+            }
+        }
     }
 
     /// Waits for a completion.
@@ -175,19 +267,20 @@ impl Ring {
         let Some(mut completion) = self.poller.wait(timeout)? else { return Ok(false) };
         completion.status().map_err(Error::Completion)?;
         let (opcode, token, imm) = (completion.opcode(), completion.token(), completion.imm());
-        let (len, buffer) = (completion.byte_len(), completion.take_buffer());
-        match (opcode, buffer) {
-            (Opcode::Recv, Some(buffer)) => {
-                let slot = self.returned(buffer, token)?;
+        let (len, returned) = (completion.byte_len(), (completion.take_buffer(), completion.take_gpu_slice()));
+        match (opcode, token) {
+            (Opcode::Recv, _) => {
+                let slot = self.returned(returned, token)?;
                 if let Some(empty) = self.received(slot, len, imm)? {
                     self.post_receive(queue_pair, empty)?;
                 }
             }
-            (_, Some(buffer)) => {
-                let slot = self.returned(buffer, token)?;
-                self.free.push(slot);
-            }
-            (_, None) => {}
+            (_, CONTROL) => {}
+            (_, DIRECT) => self.reading = self.reading.saturating_sub(1),
+            (_, _) => match self.returned(returned, token)? {
+                Slot::Host(slot) => self.free.push(slot),
+                Slot::Gpu(_) => return Err(Error::EndpointFailed),
+            },
         }
         Ok(true)
     }
@@ -198,7 +291,7 @@ impl Ring {
         match Message::from_imm(imm) {
             Message::Chunk { is_last } => {
                 // A device that reports more bytes than the slot has is not believed.
-                let len = len.min(slot.buffer.len());
+                let len = len.min(slot.len());
                 self.arrived.push_back(Chunk { slot, len, is_last });
                 return Ok(None);
             }

@@ -1,8 +1,16 @@
-//! Messages between memories of GPUs through host memory, for GPUs and NICs without a direct way.
+//! Messages between memories of GPUs.
 //!
-//! A message goes in chunks. Each chunk is copied from the GPU to a slot of pinned host memory,
-//! sent to a slot of the peer, and copied from there to the peer's GPU. Both ends have a ring of
-//! slots and a stream for each direction, so the two copies and the transfer run at the same time.
+//! A message goes in chunks, each of which is sent to a slot of the peer and copied from there to
+//! its place. Both ends have a ring of slots and a stream for each direction, so copies and
+//! transfers run at the same time.
+//!
+//! | Path | Sender | Receiver |
+//! | --- | --- | --- |
+//! | direct | the NIC reads the message where it is | slots of GPU memory |
+//! | staged | chunks are copied to slots of pinned host memory | slots of pinned host memory |
+//!
+//! Both paths have the same messages, so each end chooses its own path, and a sender without a
+//! direct path to some memory stages what it sends from there.
 //!
 //! A message of the endpoints is a send with immediate data:
 //!
@@ -17,47 +25,53 @@
 //! a receive for it. Credits are returned for half of the slots at a time, so two such messages can
 //! be on the way; with the greeting, an end needs three receives beyond those for chunks.
 
-mod pinned_region;
+mod landing;
 mod ring;
 mod slot;
+mod sources;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-use rdma::{ConnectOptions, Endpoint, InitOptions, InitializedQueuePair, ProtectionDomain, QueuePair, Rc};
+use rdma::{
+    ConnectOptions, Endpoint, ExposedSlice, InitOptions, InitializedQueuePair, ProtectionDomain, QueuePair, Rc,
+};
 
+use crate::endpoint::landing::Landing;
+use crate::endpoint::ring::{Chunk, Ring};
+use crate::endpoint::slot::{HostSlot, Slot};
+use crate::endpoint::sources::Sources;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::memory::GpuSlice;
 use crate::order::Ready;
+use crate::path::{Path, Preference};
 use crate::pending::Pending;
-use crate::staging::ring::{Chunk, Ring};
-use crate::staging::slot::Slot;
+use crate::region::RegionError;
 use crate::stream::Stream;
-
-pub use pinned_region::PinnedRegion;
 
 /// Receives for a greeting and for credits.
 const CONTROL_RECEIVES: u32 = 3;
 const KIB: usize = 1024;
 
-/// Sizes of a [`GpuEndpoint`]. The ends may differ: a chunk is as large as both allow.
+/// Options of a [`GpuEndpoint`]. The ends may differ: a chunk is as large as both allow.
 #[derive(Debug, Clone, Copy)]
-pub struct StagingOptions {
+pub struct GpuEndpointOptions {
     chunk: usize,
     depth: u32,
     timeout: Option<Duration>,
+    preference: Preference,
 }
 
-impl Default for StagingOptions {
+impl Default for GpuEndpointOptions {
     fn default() -> Self {
-        Self { chunk: 512 * KIB, depth: 8, timeout: None }
+        Self { chunk: 512 * KIB, depth: 8, timeout: None, preference: Preference::default() }
     }
 }
 
-impl StagingOptions {
-    /// 8 slots of 512 KiB in each direction, and no time limit.
+impl GpuEndpointOptions {
+    /// 8 slots of 512 KiB in each direction, no time limit, and a direct path if there is one.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -84,14 +98,24 @@ impl StagingOptions {
         self.timeout = Some(timeout);
         self
     }
+
+    /// The demands on the path, which
+    /// [the environment may override](Preference::with_environment).
+    #[must_use]
+    pub fn preference(mut self, preference: Preference) -> Self {
+        self.preference = preference;
+        self
+    }
 }
 
 /// A [`GpuEndpoint`] that is not connected yet.
-#[derive(Debug)]
 pub struct PreparedGpuEndpoint {
     gpu: Gpu,
+    pd: ProtectionDomain,
     queue_pair: InitializedQueuePair<Rc>,
     ring: Ring,
+    landing: Landing,
+    preference: Preference,
 }
 
 impl PreparedGpuEndpoint {
@@ -101,31 +125,47 @@ impl PreparedGpuEndpoint {
         self.queue_pair.endpoint()
     }
 
+    /// The path of messages on this end, and why it is used.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.landing.path()
+    }
+
     /// Connects to the peer's end. The ends need no common order.
     ///
     /// # Errors
     ///
     /// Errors of the device and the driver.
     pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<GpuEndpoint> {
-        let Self { gpu, queue_pair, mut ring } = self;
+        let Self { gpu, pd, queue_pair, mut ring, landing, preference } = self;
         let queue_pair = queue_pair.connect(remote, options).map_err(rdma::Error::from)?;
         let (outgoing, incoming) = (Stream::new(&gpu)?, Stream::new(&gpu)?);
         let mut queue_pair: QueuePair<Rc> = queue_pair;
         ring.greet(&mut queue_pair)?;
-        Ok(GpuEndpoint { queue_pair, ring, outgoing, incoming, has_failed: false })
+        let sources = Sources::new(&pd, preference);
+        Ok(GpuEndpoint { pd, queue_pair, ring, landing, sources, outgoing, incoming, has_failed: false })
     }
 }
 
-/// One end of a connection that carries messages between memories of GPUs through host memory.
+/// One end of a connection that carries messages between memories of GPUs.
 ///
-/// It works with every GPU and NIC. Bytes cross the PCIe link of the GPU and that of the NIC, and
-/// rest in host memory in between: where both share an uplink, this can halve the bandwidth.
+/// It works with every GPU and NIC. If there is a direct path, the NIC reads messages where they
+/// are, and writes them to memory of the GPU. Else bytes cross the PCIe link of the GPU and that of
+/// the NIC, and rest in host memory in between: where both share an uplink, this can halve the
+/// bandwidth. [`path`](Self::path) says which path is used, and why.
+///
+/// On a direct path, the last 16 memories that messages were sent from stay registered, and are not
+/// freed. A message from memory that the NIC cannot access is staged, with a warning, unless the
+/// policy is [`Policy::RequireDirect`](crate::Policy::RequireDirect).
 ///
 /// Peers cannot read or write the memory of the GPU by themselves, because a NIC that cannot access
 /// the memory needs a processor of this end for the second copy. So there are messages only.
 pub struct GpuEndpoint {
+    pd: ProtectionDomain,
     queue_pair: QueuePair<Rc>,
     ring: Ring,
+    landing: Landing,
+    sources: Sources,
     outgoing: Stream,
     incoming: Stream,
     has_failed: bool,
@@ -136,32 +176,45 @@ impl GpuEndpoint {
     ///
     /// # Errors
     ///
-    /// Errors of the device and the driver.
+    /// [`Error::Path`] if there is no path as the options demand, or the environment's demands are
+    /// invalid; errors of the device and the driver.
     pub fn prepare(
         gpu: &Gpu,
         pd: &ProtectionDomain,
         init: &InitOptions,
-        options: StagingOptions,
+        options: GpuEndpointOptions,
     ) -> Result<PreparedGpuEndpoint> {
-        let StagingOptions { chunk, depth, timeout } = options;
+        let GpuEndpointOptions { chunk, depth, timeout, preference } = options;
+        let preference = preference.with_environment().map_err(RegionError::from)?;
         // Chunks, and control messages whose completions are not polled yet.
         let (sends, receives) = (depth + 2 * CONTROL_RECEIVES, depth + CONTROL_RECEIVES);
         let cq = pd.context().cq_builder(sends + receives).events().build()?;
         let builder = pd.queue_pair().cq(&cq).max_send_wr(sends).max_recv_wr(receives);
         let mut queue_pair = builder.build()?.init(init).map_err(rdma::Error::from)?;
         let mut ring = Ring::new(cq.poller(), chunk, depth, timeout);
-        for _ in 0..depth {
-            ring.add_free(Slot::new(gpu, pd, chunk)?);
+        let mut landing = Landing::new(gpu, pd, init, chunk * receives as usize, preference)?;
+        for slot in landing.slots(chunk)? {
+            if let Err(error) = ring.post_receive(&mut queue_pair, Slot::Gpu(slot)) {
+                landing.refuse(error, preference.policy)?;
+                break;
+            }
         }
-        for _ in 0..receives {
-            let slot = Slot::new(gpu, pd, chunk)?;
-            let (buffer, token) = ring.lend(slot);
-            queue_pair.post_recv(buffer, token).map_err(|refused| refused.error())?;
+        if !landing.path().is_direct() {
+            for _ in 0..receives {
+                ring.post_receive(&mut queue_pair, Slot::Host(HostSlot::new(gpu, pd, chunk)?))?;
+            }
         }
-        Ok(PreparedGpuEndpoint { gpu: gpu.clone(), queue_pair, ring })
+        Ok(PreparedGpuEndpoint { gpu: gpu.clone(), pd: pd.clone(), queue_pair, ring, landing, preference })
     }
 
-    /// Sends a message. Returns when all of it has been copied from the GPU and given to the NIC.
+    /// The path of messages on this end, and why it is used. The other end may use another.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.landing.path()
+    }
+
+    /// Sends a message. Returns when its memory is no longer read: all of it has been copied to host
+    /// memory and given to the NIC, or sent.
     ///
     /// A message of more chunks than the peer has slots waits until the peer receives: two ends
     /// that both send such messages before they receive wait for ever, or until the timeout.
@@ -171,7 +224,7 @@ impl GpuEndpoint {
     /// Errors of the device, the driver and the connection. The connection cannot be used after
     /// one.
     pub fn send(&mut self, slice: &Ready<GpuSlice<u8>>) -> Result<()> {
-        self.guarded(|end| end.send_chunks(slice.get()))
+        self.guarded(|end| end.send_message(slice))
     }
 
     /// Receives a message into the front of a slice, and returns its length in bytes. The bytes are
@@ -197,12 +250,40 @@ impl GpuEndpoint {
         Ok(done)
     }
 
-    fn send_chunks(&mut self, slice: &GpuSlice<u8>) -> Result<()> {
+    fn send_message(&mut self, slice: &Ready<GpuSlice<u8>>) -> Result<()> {
         // Before the greeting, the size of the peer's slots is not known.
-        while self.ring.peer_chunk().is_none() {
-            self.ring.progress(&mut self.queue_pair)?;
+        let chunk = loop {
+            match self.ring.peer_chunk() {
+                Some(chunk) => break chunk,
+                None => self.ring.progress(&mut self.queue_pair)?,
+            }
+        };
+        let is_direct = self.path().is_direct() && !slice.get().is_empty();
+        match if is_direct { self.sources.source(slice)? } else { None } {
+            Some(source) => self.send_directly(&source, chunk),
+            None => self.send_staged(slice.get(), chunk),
         }
-        let chunk = self.ring.peer_chunk().unwrap_or(KIB);
+    }
+
+    /// Sends a message in chunks that the NIC reads from the GPU's memory.
+    fn send_directly(&mut self, source: &ExposedSlice<rdma::Gpu>, chunk: usize) -> Result<()> {
+        let mut next = 0;
+        while next < source.len() {
+            if !self.ring.has_credit() {
+                self.ring.progress(&mut self.queue_pair)?;
+                continue;
+            }
+            let end = source.len().min(next + chunk);
+            let is_last = end == source.len();
+            self.ring.send_direct(&mut self.queue_pair, source.slice(next..end)?, is_last)?;
+            next = end;
+        }
+        self.ring.finish_direct(&mut self.queue_pair)
+    }
+
+    /// Sends a message in chunks that are copied to host memory.
+    fn send_staged(&mut self, slice: &GpuSlice<u8>, chunk: usize) -> Result<()> {
+        self.ring.add_slots(self.outgoing.gpu(), &self.pd)?;
         let mut copies = VecDeque::new();
         let (mut next, mut is_cut) = (0, false);
         while !is_cut || !copies.is_empty() {
@@ -227,6 +308,17 @@ impl GpuEndpoint {
         Ok(())
     }
 
+    /// Begins to copy the front of a slot to its place.
+    fn unload(&mut self, slot: Slot, to: &GpuSlice<u8>) -> Result<Pending<Slot>> {
+        match slot {
+            Slot::Host(slot) => slot.empty(&self.incoming, to),
+            Slot::Gpu(slot) => {
+                let front = self.landing.visible(slot.slice.range(..to.len())?)?;
+                slot.empty(&self.incoming, &front, to)
+            }
+        }
+    }
+
     fn recv_chunks(&mut self, slice: &GpuSlice<u8>) -> Result<usize> {
         let mut copies = VecDeque::<Pending<Slot>>::new();
         let mut len = 0_usize;
@@ -240,7 +332,7 @@ impl GpuEndpoint {
                 continue;
             };
             match slice.range(len..len.saturating_add(received)) {
-                Ok(part) => copies.push_back(slot.empty(&self.incoming, &part)?),
+                Ok(part) => copies.push_back(self.unload(slot, &part)?),
                 // The message is too long, and the rest of it is dropped.
                 Err(_) => self.ring.recycle(&mut self.queue_pair, slot)?,
             }
@@ -256,15 +348,21 @@ impl GpuEndpoint {
     }
 }
 
+impl fmt::Debug for PreparedGpuEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PreparedGpuEndpoint({}, {:?})", self.path(), self.ring)
+    }
+}
+
 impl fmt::Debug for GpuEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GpuEndpoint({:?}, {:?})", self.incoming.gpu(), self.ring)
+        write!(f, "GpuEndpoint({}, {:?})", self.path(), self.ring)
     }
 }
 
 /// A chunk on its way from the GPU to its slot.
 struct Outgoing {
-    copy: Pending<Slot>,
+    copy: Pending<HostSlot>,
     len: usize,
     is_last: bool,
 }
