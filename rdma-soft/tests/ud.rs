@@ -427,6 +427,21 @@ fn the_last_datagram_of_a_process_arrives() {
 }
 
 #[test]
+fn a_datagram_leaves_before_its_queue_pair_is_destroyed() {
+    let mut other = Puppet::start("other_process", "");
+    assert_eq!(other.ask("recv 1 0 8"), "done");
+    let end = Datagrams::new();
+    let handle = end.handle();
+    // This process has no link to the other one yet.
+    end.send(1, 0, 8, &handle, other.endpoint.qpn);
+    drop(handle);
+    drop(end);
+    let got = other.ask("wait");
+    assert!(got.starts_with("1 0 48"), "{got}");
+    other.finish();
+}
+
+#[test]
 fn a_process_that_stands_still_or_dies_holds_up_nobody() {
     let mut other = Puppet::start("other_process", "");
     let (end, near) = (Datagrams::new(), Datagrams::new());

@@ -4,7 +4,7 @@ use rdma_sys::ibv_sge;
 
 use super::foreign::ForeignRegistration;
 use super::memory::Region;
-use super::service::Service;
+use super::service::{QueuePair, Service};
 use super::tables::Tables;
 use super::{
     CqId, Engine, Errno, Gid, ModifyQp, MrKeys, PdId, QpId, QpInit, QpState, QpStatus, Registration, SrqId, SrqInit,
@@ -277,6 +277,14 @@ impl Engine {
     /// `EINVAL`: the queue pair was not in the group.
     pub(crate) fn detach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
         self.tables.groups.detach(gid, qp.0)
+    }
+
+    /// Whether a datagram queue pair has requests that are neither sent nor lost, because the way
+    /// to their destination is being looked up or a link has no room.
+    pub(crate) fn has_unsent_datagrams(&self, qp: QpId) -> bool {
+        self.qps.get(qp).is_ok_and(|QueuePair { qp, service }| {
+            matches!(service, Service::Ud(_)) && qp.state == QpState::Rts && !qp.sq.is_empty()
+        })
     }
 
     /// Returns a group that the queue pair is in.

@@ -10,7 +10,7 @@ use rdma_sys::ibv_wc;
 
 use super::source::Source;
 use super::state::State;
-use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Gid};
+use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Gid, QpId};
 use crate::faults;
 use crate::link::Link;
 use crate::link::handshake::Local;
@@ -27,6 +27,10 @@ const RING_CAPACITY: usize = 1 << 20;
 
 /// The longest wait for copies of foreign memory.
 const COPY_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The longest wait for datagrams to be sent. The engine gives up a destination that it cannot reach
+/// after 100 ms.
+const DATAGRAM_PATIENCE: Duration = Duration::from_millis(300);
 
 /// This process's part in a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +135,18 @@ impl Node {
         let result = call(&mut state.engine);
         state.after_call();
         result
+    }
+
+    /// Waits until a datagram queue pair has sent its requests, for 300 ms at most.
+    pub(crate) fn send_datagrams(&self, qp: QpId) {
+        let has_unsent = |engine: &mut Engine| engine.has_unsent_datagrams(qp);
+        if !self.with(has_unsent) {
+            return;
+        }
+        let deadline = Instant::now() + DATAGRAM_PATIENCE;
+        while self.with_drained(has_unsent) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(200));
+        }
     }
 
     /// Like [`with`](Self::with), but handles all inbound frames first: frames that arrived before

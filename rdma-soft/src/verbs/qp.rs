@@ -96,7 +96,13 @@ impl Child for ibv_qp_ex {
     }
 
     /// Refused while the queue pair is attached to a multicast group, as in the kernel.
+    ///
+    /// Datagrams that wait for a link are sent first: a NIC would have sent them when they were
+    /// posted, and programs such as `mckey` rely on this.
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
+        if node.with(|engine| engine.group_of(object.id)).is_none() {
+            node.send_datagrams(object.id);
+        }
         let ended = node.with_copies_ended(|errno| *errno == Errno::AGAIN, |engine| engine.destroy_qp(object.id));
         ended.map_err(Errno::after_waiting)
     }

@@ -1,6 +1,6 @@
 //! The command lines, and what is known to fail.
 
-use Kind::{Alone, CmClient, CmPair, CmService, Fabric, Perftest, Pingpong, Rping, Ucx};
+use Kind::{Alone, CmClient, CmGroup, CmPair, CmService, Fabric, Perftest, Pingpong, Rping, Ucx};
 
 /// The expected end of a case.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(super) enum Kind {
     CmClient,
     /// `cmtime`, whose server goes on.
     CmService,
+    /// `mckey`, whose client sends to a group.
+    CmGroup,
     /// `rdma_client` after `rdma_server`
     CmPair,
     /// libfabric's `fi_pingpong`
@@ -45,6 +47,7 @@ impl Kind {
             Self::Perftest => pair(format!("-F -p {port}"), "127.0.0.1"),
             Self::Rping => (format!("-s -p {port}"), format!("-c -p {port}")),
             Self::CmClient | Self::CmService => pair(String::new(), "-s 127.0.0.1"),
+            Self::CmGroup => (String::new(), "-s".to_owned()),
             Self::CmPair => pair(format!("-p {port}"), "-s 127.0.0.1"),
             Self::Fabric => (format!("-B {port}"), format!("-P {port} 127.0.0.1")),
             Self::Ucx => pair(format!("-p {port}"), "127.0.0.1"),
@@ -77,7 +80,7 @@ impl Case {
             (_, "valgrind") => "valgrind",
             (Alone | Pingpong, _) => "ibverbs-utils",
             (Perftest, _) => "perftest",
-            (Rping | CmClient | CmService | CmPair, _) => "rdmacm-utils",
+            (Rping | CmClient | CmGroup | CmService | CmPair, _) => "rdmacm-utils",
             (Fabric, _) => "libfabric-bin",
             (Ucx, _) => "ucx-utils",
         }
@@ -125,6 +128,7 @@ pub(super) static CASES: &[Case] = &[
     passes(CmClient, "udaddy", ""),
     passes(CmClient, "udaddy", "-c 10 -C 200"),
     passes(CmService, "cmtime", "-c 10"),
+    passes(CmGroup, "mckey", "-m 239.77.1.1 -C 20"),
     Case { client: "rdma_client", ..passes(CmPair, "rdma_server", "") },
     lacks(CmClient, "udpong", "", NO_RSOCKETS),
     lacks(CmClient, "rstream", "", NO_RSOCKETS),
