@@ -440,6 +440,8 @@ impl<W: WorkRequest> Half<W> {
     pub(super) fn release_all(&mut self) {
         self.live_in = fork::NEVER;
         self.reclaim();
+        #[cfg(feature = "aio")]
+        self.attached.producer.end_results();
     }
 
     /// Leaks the latest address handle: the queue pair could not be destroyed, so the device may

@@ -79,15 +79,18 @@ impl Rig {
 fn connect(pd: &ProtectionDomain, handle: &Handle) -> crate::QueuePair<Rc> {
     let cq = handle.completion_queue();
     let builder = pd.queue_pair().cq(cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).max_send_sge(3).max_recv_sge(2);
-    let peer = Endpoint {
+    builder.build().unwrap().init(&InitOptions::new()).unwrap().connect(&peer(), &ConnectOptions::new()).unwrap()
+}
+
+fn peer() -> Endpoint {
+    Endpoint {
         qpn: 0x42,
         psn: 7,
         gid: Some("::ffff:10.0.0.2".parse().unwrap()),
         lid: Lid::NONE,
         mtu: Mtu::MTU_512,
         responder_resources: 4,
-    };
-    builder.build().unwrap().init(&InitOptions::new()).unwrap().connect(&peer, &ConnectOptions::new()).unwrap()
+    }
 }
 
 /// A task that counts its wake-ups.

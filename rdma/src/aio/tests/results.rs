@@ -106,19 +106,39 @@ fn received_messages_wait_in_order() {
     assert_eq!(regions(), 1);
 }
 
+/// A queue pair that is not connected yet, with two receives. The first has got a message.
+fn with_an_early_message(rig: &mut Rig) -> crate::InitializedQueuePair<Rc> {
+    let cq = rig.handle.completion_queue().clone();
+    let mut early = rig.pd.queue_pair().cq(&cq).build().unwrap().init(&InitOptions::new()).unwrap();
+    for _ in 0..2 {
+        let buffer = rig.buffer();
+        rig.handle.post_recv(&mut early, buffer).unwrap();
+    }
+    let wr_id = testing::posted(early.qp.as_raw())[0].wr_id;
+    testing::complete(cq.as_raw(), ibv_wc { wr_id, byte_len: 5, ..ibv_wc::default() });
+    rig.turn();
+    early
+}
+
 #[test]
-fn a_receive_posted_before_the_connection_arrives_too() {
-    let rig = Rig::new();
-    let cq = rig.handle.completion_queue();
-    let mut early = rig.pd.queue_pair().cq(cq).build().unwrap().init(&InitOptions::new()).unwrap();
-    let buffer = rig.buffer();
-    rig.handle.post_recv(&mut early, buffer).unwrap();
-    let posted = testing::posted(early.qp.as_raw())[0].wr_id;
-    testing::complete(cq.as_raw(), ibv_wc { wr_id: posted, ..ibv_wc::default() });
-    let mut driver = rig.driver;
-    driver.turn(1).unwrap();
-    assert_eq!(regions(), 1, "it waits for the connected queue pair");
-    drop(early);
+fn a_message_that_comes_before_the_connection_is_kept() {
+    let mut rig = Rig::new();
+    let early = with_an_early_message(&mut rig);
+    let qp = early.connect(&peer(), &ConnectOptions::new()).unwrap();
+    let mut qp = rig.handle.queue_pair(qp).unwrap();
+    assert_eq!(ready(qp.next_received()).unwrap().byte_len(), 5);
+    assert!(is_pending(qp.next_received()));
+}
+
+#[test]
+fn a_queue_pair_that_is_never_connected_keeps_no_memory() {
+    let mut rig = Rig::new();
+    for _ in 0..2 {
+        let early = with_an_early_message(&mut rig);
+        assert_eq!(regions(), 2);
+        drop(early);
+        assert_eq!(regions(), 0);
+    }
 }
 
 #[test]
