@@ -133,7 +133,8 @@
 //! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. The
 //! module `soft` lets its requests fail, so that a program can test how it handles errors. `aio`
 //! adds futures for any executor; `tokio` and `smol` let them wait on these executors' descriptors.
-//! `net` adds connections with messages and flow control.
+//! `net` adds connections with messages and flow control; with `tokio` and `futures-io` their byte
+//! streams have the traits of these crates.
 
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 

@@ -72,6 +72,7 @@ mod mailbox;
 mod node;
 mod options;
 pub(crate) mod protocol;
+mod stream;
 mod waiters;
 
 #[cfg(test)]
@@ -84,3 +85,4 @@ pub use listener::{Incoming, Listener};
 pub use node::Node;
 pub use options::{ListenOptions, NodeOptions};
 pub use protocol::{RefuseCode, Violation};
+pub use stream::Stream;

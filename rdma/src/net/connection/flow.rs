@@ -1,6 +1,7 @@
 //! The state of a connection under its lock: the protocol, the queue pair and the buffers.
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::ops::Range;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
@@ -398,6 +399,25 @@ impl Flow {
         }
         self.post_copy(header, first);
         self.pump(now);
+    }
+
+    /// Sends bytes of the slices as one fragment; [`has_room`](Self::has_room) is true. Returns how
+    /// many.
+    pub(super) fn write(&mut self, slices: &[IoSlice<'_>], now: Instant) -> usize {
+        let Some(mut buffer) = self.buffers.sends.pop() else { return 0 };
+        let max = self.protocol.agreed().max_payload();
+        let mut len = 0;
+        for slice in slices {
+            let part = slice.len().min(max - len);
+            buffer[HEADER_LEN + len..][..part].copy_from_slice(&slice[..part]);
+            len += part;
+        }
+        match self.protocol.data(len, 0, 0) {
+            Some(header) => self.post(header, buffer, len),
+            None => self.buffers.sends.push(buffer),
+        }
+        self.pump(now);
+        len
     }
 
     /// Takes room for a fragment; [`has_room`](Self::has_room) is true.

@@ -32,7 +32,7 @@ impl Receiver {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Result<Option<Message>, Failure>> {
+    pub(in crate::net) fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Result<Option<Message>, Failure>> {
         let stored = self.core.with(|flow, now| {
             if let Some(stored) = flow.take(now) {
                 return Poll::Ready(Ok(Some(stored)));

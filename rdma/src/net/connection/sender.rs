@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use super::core::Core;
 use super::flow::Flow;
@@ -88,6 +91,34 @@ impl Sender {
             Ok(Permit { core: &self.core, buffer: Some(buffer) })
         })
     }
+
+    /// Sends bytes of the slices as one fragment; returns how many.
+    pub(in crate::net) fn poll_write(
+        &self,
+        place: &mut Option<Place>,
+        cx: &Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<Result<usize, Failure>> {
+        poll_turn(&self.core, place, cx.waker(), |flow, now| flow.write(slices, now))
+    }
+
+    /// Gives a place among the waiting senders up.
+    pub(in crate::net) fn leave(&self, place: &mut Option<Place>) {
+        leave(&self.core, place);
+    }
+
+    /// Ends the data of this end, also for other clones.
+    pub(in crate::net) fn finish(&self) {
+        self.core.with(Flow::finish);
+    }
+
+    pub(in crate::net) fn local_addr(&self) -> Option<SocketAddr> {
+        self.core.local_addr
+    }
+
+    pub(in crate::net) fn peer_addr(&self) -> Option<SocketAddr> {
+        self.core.peer_addr
+    }
 }
 
 impl Clone for Sender {
@@ -117,34 +148,45 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     /// Does `work` once this task is first and there is room.
-    fn poll<R>(
-        &mut self,
-        waker: &Waker,
-        work: impl FnOnce(&mut Flow, std::time::Instant) -> R,
-    ) -> Poll<Result<R, Failure>> {
-        self.core.with(|flow, now| {
-            if let Some(failure) = flow.send_failure() {
-                flow.senders.leave(&mut self.place);
-                return Poll::Ready(Err(failure));
-            }
-            if !flow.senders.is_turn(self.place) || !flow.has_room() {
-                flow.senders.wait(&mut self.place, waker);
-                return Poll::Pending;
-            }
-            flow.senders.leave(&mut self.place);
-            Poll::Ready(Ok(work(flow, now)))
-        })
+    fn poll<R>(&mut self, waker: &Waker, work: impl FnOnce(&mut Flow, Instant) -> R) -> Poll<Result<R, Failure>> {
+        poll_turn(self.core, &mut self.place, waker, work)
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        if self.place.is_some() {
-            self.core.with(|flow, now| {
-                flow.senders.leave(&mut self.place);
-                flow.pump(now);
-            });
+        leave(self.core, &mut self.place);
+    }
+}
+
+/// Does `work` once the task with this place is first and there is room.
+fn poll_turn<R>(
+    core: &Core,
+    place: &mut Option<Place>,
+    waker: &Waker,
+    work: impl FnOnce(&mut Flow, Instant) -> R,
+) -> Poll<Result<R, Failure>> {
+    core.with(|flow, now| {
+        if let Some(failure) = flow.send_failure() {
+            flow.senders.leave(place);
+            return Poll::Ready(Err(failure));
         }
+        if !flow.senders.is_turn(*place) || !flow.has_room() {
+            flow.senders.wait(place, waker);
+            return Poll::Pending;
+        }
+        flow.senders.leave(place);
+        Poll::Ready(Ok(work(flow, now)))
+    })
+}
+
+/// Passes the turn on, if the task waits.
+fn leave(core: &Core, place: &mut Option<Place>) {
+    if place.is_some() {
+        core.with(|flow, now| {
+            flow.senders.leave(place);
+            flow.pump(now);
+        });
     }
 }
 
