@@ -5,8 +5,6 @@ use std::sync::Arc;
 use crate::driver::EventHandle;
 use crate::error::{CudaError, Result};
 use crate::gpu::Gpu;
-use crate::order::Ready;
-use crate::pending::Pending;
 
 /// `CU_EVENT_DISABLE_TIMING`
 const DISABLE_TIMING: std::ffi::c_uint = 2;
@@ -52,11 +50,6 @@ impl Event {
     pub fn wait(&self) -> Result<()> {
         // SAFETY: cuEventSynchronize wants an event that is not destroyed.
         Ok(self.0.gpu.with(|driver| unsafe { driver.cuEventSynchronize(self.0.handle) })?)
-    }
-
-    /// A slice that a NIC may read once the work before the event is done.
-    pub fn ready<S>(&self, slice: S) -> Pending<Ready<S>> {
-        Pending::new(Ready::new(slice), self.clone())
     }
 }
 

@@ -2,14 +2,15 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::attribute::DeviceAttribute;
-use crate::context::{self, Primary};
+use crate::context::Primary;
 use crate::driver::{ContextHandle, DeviceHandle, Driver};
 use crate::error::{CudaError, Error, Result};
-use crate::order::FlushMethod;
+use crate::flush::FlushMethod;
+use crate::gpu_name::{GpuName, Uuid};
+use crate::host_function;
 
 /// Room for a name or an address of a device, with its NUL.
 const TEXT_SIZE: u16 = 256;
@@ -197,11 +198,24 @@ impl Gpu {
     /// The method that makes a NIC's writes visible to this GPU.
     #[must_use]
     pub fn flush_method(&self) -> FlushMethod {
-        if context::refuses_calls() {
+        if host_function::refuses_calls() {
             // A host function cannot ask the driver. A read by the NIC does for every GPU.
             return self.0.flush_method.get().copied().unwrap_or(FlushMethod::ReadBack);
         }
-        *self.0.flush_method.get_or_init(|| FlushMethod::of(self))
+        *self.0.flush_method.get_or_init(|| {
+            // A driver that does not know the attributes has neither.
+            let value = |attribute| self.attribute(attribute).unwrap_or(0);
+            let ordering = value(DeviceAttribute::GPU_DIRECT_RDMA_WRITES_ORDERING);
+            FlushMethod::of(ordering, value(DeviceAttribute::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS))
+        })
+    }
+
+    fn is_named(&self, name: &GpuName) -> bool {
+        match name {
+            GpuName::Ordinal(ordinal) => *ordinal == self.ordinal(),
+            GpuName::PciId(id) => id == self.pci_id(),
+            GpuName::Uuid(uuid) => *uuid == self.uuid(),
+        }
     }
 
     pub(crate) fn device(&self) -> DeviceHandle {
@@ -228,6 +242,45 @@ impl Gpu {
     }
 }
 
+impl Driver {
+    /// All GPUs that the process may use: `CUDA_VISIBLE_DEVICES` selects them.
+    ///
+    /// # Errors
+    ///
+    /// If the driver cannot describe a GPU.
+    pub fn gpus(&'static self) -> Result<Vec<Gpu>> {
+        let mut count = 0;
+        // SAFETY: cuDeviceGetCount wants room for an integer.
+        unsafe { self.cuDeviceGetCount(&raw mut count) }?;
+        (0..count).map(|ordinal| self.gpu(ordinal)).collect()
+    }
+
+    /// The GPU with an ordinal, which counts from 0 the GPUs that the process may use.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::INVALID_DEVICE`] if there are fewer GPUs.
+    pub fn gpu(&'static self, ordinal: i32) -> Result<Gpu> {
+        let mut device = 0;
+        // SAFETY: cuDeviceGet wants room for an integer.
+        unsafe { self.cuDeviceGet(&raw mut device, ordinal) }?;
+        Gpu::describe(self, device, ordinal)
+    }
+
+    /// The GPU that a name selects.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchGpu`] if the process may use no such GPU.
+    pub fn find_gpu(&'static self, name: &GpuName) -> Result<Gpu> {
+        let gpus = self.gpus()?;
+        let listed = gpus.iter().map(|gpu| format!("{} = {}", gpu.ordinal(), gpu.pci_id()));
+        let there = listed.collect::<Vec<_>>().join(", ");
+        let found = gpus.into_iter().find(|gpu| gpu.is_named(name));
+        found.ok_or_else(|| Error::NoSuchGpu { name: name.clone(), there })
+    }
+}
+
 impl PartialEq for Gpu {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.0.driver, other.0.driver) && self.0.device == other.0.device
@@ -246,95 +299,6 @@ impl fmt::Display for Gpu {
     /// Writes the name and the PCI address.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.0.name, self.0.pci_id)
-    }
-}
-
-/// A name of a GPU: its number, its address or its identity.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum GpuName {
-    /// The number among the GPUs that the process may use, such as `0`.
-    Ordinal(i32),
-    /// The PCI address as sysfs writes it, such as `0000:1b:00.0`.
-    PciId(String),
-    /// The identity, such as `GPU-00010203-0405-0607-0809-0a0b0c0d0e0f`.
-    Uuid(Uuid),
-}
-
-impl GpuName {
-    pub(crate) fn is_of(&self, gpu: &Gpu) -> bool {
-        match self {
-            Self::Ordinal(ordinal) => *ordinal == gpu.ordinal(),
-            Self::PciId(id) => id == gpu.pci_id(),
-            Self::Uuid(uuid) => *uuid == gpu.uuid(),
-        }
-    }
-}
-
-impl FromStr for GpuName {
-    type Err = InvalidGpuName;
-
-    /// Takes a PCI address also as `nvidia-smi` and `lspci` write it: with a domain of eight digits
-    /// or none, and in capitals.
-    fn from_str(text: &str) -> Result<Self, InvalidGpuName> {
-        let invalid = || InvalidGpuName(text.to_owned());
-        if let Ok(ordinal) = text.parse() {
-            return Ok(Self::Ordinal(ordinal));
-        }
-        if text.starts_with("GPU-") {
-            return text.parse().map(Self::Uuid);
-        }
-        let (start, function) = text.split_once('.').ok_or_else(invalid)?;
-        let parts: Vec<&str> = start.split(':').chain([function]).collect();
-        let number = |part: &str| u32::from_str_radix(part, 16).map_err(|_| invalid());
-        let (domain, rest) = match parts[..] {
-            [domain, bus, device, function] => (number(domain)?, [bus, device, function]),
-            [bus, device, function] => (0, [bus, device, function]),
-            _ => return Err(invalid()),
-        };
-        let [bus, device, function] = [number(rest[0])?, number(rest[1])?, number(rest[2])?];
-        Ok(Self::PciId(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}")))
-    }
-}
-
-impl fmt::Display for GpuName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ordinal(ordinal) => ordinal.fmt(f),
-            Self::PciId(id) => id.fmt(f),
-            Self::Uuid(uuid) => uuid.fmt(f),
-        }
-    }
-}
-
-/// A text that names no GPU.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} names no GPU: give a number, a PCI address such as 0000:1b:00.0, or a UUID such as GPU-00010203-0405-..."
-)]
-pub struct InvalidGpuName(String);
-
-/// The identity of a GPU, written as `nvidia-smi` writes it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Uuid(pub [u8; 16]);
-
-impl fmt::Display for Uuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GPU")?;
-        for (index, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(index, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
-            write!(f, "{dash}{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl FromStr for Uuid {
-    type Err = InvalidGpuName;
-
-    fn from_str(text: &str) -> Result<Self, InvalidGpuName> {
-        let digits = text.strip_prefix("GPU-").unwrap_or_default().replace('-', "");
-        let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
-        number.map(|number| Self(number.to_be_bytes())).ok_or_else(|| InvalidGpuName(text.to_owned()))
     }
 }
 

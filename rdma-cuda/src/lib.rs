@@ -58,10 +58,10 @@
 //! # Messages
 //!
 //! A [`GpuEndpoint`] sends messages from the memory of one GPU to that of another, in chunks. The
-//! NIC reads and writes the GPU's memory where there is a direct path; else chunks go through pinned
-//! host memory, so that copies and transfer overlap. [`GpuEndpoint::path`] says which, and why. Each
-//! end chooses for itself. There are messages only: a peer cannot read or write memory that its NIC
-//! cannot reach.
+//! NIC reads and writes the GPU's memory where there is a direct path; else chunks go through
+//! pinned host memory, so that copies and transfer overlap. [`GpuEndpoint::path`] says which, and
+//! why. Each end chooses for itself. There are messages only: a peer cannot read or write memory
+//! that its NIC cannot reach.
 //!
 //! ```no_run
 //! use std::io::{self, Read, Write};
@@ -121,12 +121,16 @@
 
 mod attribute;
 mod context;
+mod cuda_error;
 mod detect;
 mod driver;
 mod endpoint;
 mod error;
 mod event;
+mod flush;
 mod gpu;
+mod gpu_name;
+mod host_function;
 pub mod interop;
 mod memory;
 mod order;
@@ -148,11 +152,13 @@ pub use driver::{Attempt, Driver, DriverVersion, NoDriver};
 pub use endpoint::{GpuEndpoint, GpuEndpointOptions, PreparedGpuEndpoint};
 pub use error::{CudaError, Error, NotExportable, Result};
 pub use event::Event;
-pub use gpu::{Gpu, GpuName, InvalidGpuName, Uuid};
+pub use flush::FlushMethod;
+pub use gpu::Gpu;
+pub use gpu_name::{GpuName, InvalidGpuName, Uuid};
 pub use memory::{
     AllocationKind, DeviceMemory, DmaBuf, GpuBuffer, GpuSlice, MemoryType, PinnedBuffer, PointerAttributes, SyncMemops,
 };
-pub use order::{FlushMethod, Landed, NotVisible, OnGpu, Ready, Visible};
+pub use order::{Landed, NotVisible, OnGpu, Ready, Visible};
 pub use path::{InvalidVariable, Path, Policy, Preference, Reason, Way};
 pub use pending::Pending;
 pub use pinned_region::PinnedRegion;

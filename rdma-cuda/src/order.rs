@@ -8,10 +8,8 @@
 //! completion and the bytes go different ways. So a received slice is [`Landed`], and only
 //! [`Landed::visible`] makes one that a kernel may be given.
 
-use std::fmt;
-
-use crate::attribute::DeviceAttribute;
 use crate::error::{Error, Result};
+use crate::flush::FlushMethod;
 use crate::gpu::Gpu;
 use crate::memory::GpuSlice;
 
@@ -146,47 +144,6 @@ pub struct NotVisible<S> {
     pub landed: Landed<S>,
     /// The reason.
     pub error: Error,
-}
-
-/// The method that makes a NIC's writes visible to a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FlushMethod {
-    /// Nothing: the GPU sees writes in order (from Hopper on).
-    None,
-    /// `cuFlushGPUDirectRDMAWrites`.
-    Driver,
-    /// A read of the memory by the NIC that wrote it, which pushes its writes.
-    ReadBack,
-}
-
-impl FlushMethod {
-    /// The method for a GPU whose memory is mapped in the default way.
-    pub(crate) fn of(gpu: &Gpu) -> Self {
-        /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`
-        const OWNER: i32 = 100;
-        /// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST`
-        const HOST: i32 = 1;
-        // A driver that does not know the attributes has neither.
-        let value = |attribute| gpu.attribute(attribute).unwrap_or(0);
-        if value(DeviceAttribute::GPU_DIRECT_RDMA_WRITES_ORDERING) >= OWNER {
-            Self::None
-        } else if value(DeviceAttribute::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS) & HOST != 0 {
-            Self::Driver
-        } else {
-            Self::ReadBack
-        }
-    }
-}
-
-impl fmt::Display for FlushMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Driver => "cuFlushGPUDirectRDMAWrites",
-            Self::ReadBack => "read back by the NIC",
-        })
-    }
 }
 
 #[cfg(test)]

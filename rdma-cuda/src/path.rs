@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::detect::{Cause, Facts};
-use crate::order::FlushMethod;
+use crate::flush::FlushMethod;
 use crate::topology::{Distance, Level, ParseLevelError};
 
 /// The environment variable that overrides a program's [`Policy`].

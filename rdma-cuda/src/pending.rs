@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 use crate::error::Result;
 use crate::event::Event;
+use crate::order::Ready;
 use crate::waker::Watch;
 
 /// A value that exists when work of a GPU is done: [`wait`](Self::wait) for it,
@@ -66,6 +67,13 @@ impl<T> Pending<T> {
                 Err(error)
             }
         }
+    }
+}
+
+impl Event {
+    /// A slice that a NIC may read once the work before the event is done.
+    pub fn ready<S>(&self, slice: S) -> Pending<Ready<S>> {
+        Pending::new(Ready::new(slice), self.clone())
     }
 }
 

@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
 
-use crate::context;
 use crate::driver::{Driver, StreamHandle};
 use crate::error::{CudaError, Error, Result};
 use crate::event::Event;
 use crate::gpu::Gpu;
+use crate::host_function;
 use crate::memory::{GpuSlice, PinnedBuffer};
 use crate::order::Ready;
 use crate::pending::Pending;
@@ -353,7 +353,7 @@ type HostFunction = Box<Box<dyn FnOnce() + Send>>;
 ///
 /// `data` is the pointer of a [`HostFunction`] that this call takes over.
 unsafe extern "C" fn call_host_function(data: *mut c_void) {
-    let _no_calls = context::refuse_calls();
+    let _no_calls = host_function::refuse_calls();
     // SAFETY: from_raw wants a pointer of into_raw that nobody else takes over, as this function.
     let function: HostFunction = unsafe { Box::from_raw(data.cast()) };
     // A panic must not reach the driver's frames.

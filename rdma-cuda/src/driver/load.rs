@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::error::CudaError;
+use crate::cuda_error::CudaError;
 
 /// The environment variable that names a library to load in place of the system's.
 const VARIABLE: &str = "RDMA_LIBCUDA_PATH";

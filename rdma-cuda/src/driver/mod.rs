@@ -12,8 +12,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::Library;
 
-use crate::error::{CudaError, Error, Result};
-use crate::gpu::{Gpu, GpuName};
+use crate::cuda_error::CudaError;
 
 pub use load::{Attempt, NoDriver};
 pub(crate) use table::{
@@ -92,43 +91,6 @@ impl Driver {
     #[must_use]
     pub fn version(&self) -> DriverVersion {
         self.version
-    }
-
-    /// All GPUs that the process may use: `CUDA_VISIBLE_DEVICES` selects them.
-    ///
-    /// # Errors
-    ///
-    /// If the driver cannot describe a GPU.
-    pub fn gpus(&'static self) -> Result<Vec<Gpu>> {
-        let mut count = 0;
-        // SAFETY: cuDeviceGetCount wants room for an integer.
-        unsafe { self.cuDeviceGetCount(&raw mut count) }?;
-        (0..count).map(|ordinal| self.gpu(ordinal)).collect()
-    }
-
-    /// The GPU with an ordinal, which counts from 0 the GPUs that the process may use.
-    ///
-    /// # Errors
-    ///
-    /// [`CudaError::INVALID_DEVICE`] if there are fewer GPUs.
-    pub fn gpu(&'static self, ordinal: i32) -> Result<Gpu> {
-        let mut device = 0;
-        // SAFETY: cuDeviceGet wants room for an integer.
-        unsafe { self.cuDeviceGet(&raw mut device, ordinal) }?;
-        Gpu::describe(self, device, ordinal)
-    }
-
-    /// The GPU that a name selects.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoSuchGpu`] if the process may use no such GPU.
-    pub fn find_gpu(&'static self, name: &GpuName) -> Result<Gpu> {
-        let gpus = self.gpus()?;
-        let listed = gpus.iter().map(|gpu| format!("{} = {}", gpu.ordinal(), gpu.pci_id()));
-        let there = listed.collect::<Vec<_>>().join(", ");
-        let found = gpus.into_iter().find(|gpu| name.is_of(gpu));
-        found.ok_or_else(|| Error::NoSuchGpu { name: name.clone(), there })
     }
 
     /// The error of a result that is not 0.

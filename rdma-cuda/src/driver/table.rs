@@ -9,9 +9,9 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use libloading::os::unix::Library;
 
-use crate::context;
+use crate::cuda_error::CudaError;
 use crate::driver::Driver;
-use crate::error::CudaError;
+use crate::host_function;
 
 /// `CUdevice`
 pub(crate) type DeviceHandle = c_int;
@@ -131,7 +131,7 @@ macro_rules! table {
                 ///
                 /// The requirements of the C function of this name.
                 pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> Result<(), CudaError> {
-                    context::check_allowed(stringify!($name))?;
+                    host_function::check_allowed(stringify!($name))?;
                     // SAFETY: the caller meets the C function's requirements.
                     match unsafe { (self.table.$name)($($arg),*) } {
                         0 => Ok(()),
@@ -148,7 +148,7 @@ macro_rules! table {
                         let since = concat!("the driver lacks this function, which came with CUDA ", $since);
                         return Err(CudaError::missing(stringify!($extra), since));
                     };
-                    context::check_allowed(stringify!($extra))?;
+                    host_function::check_allowed(stringify!($extra))?;
                     // SAFETY: the caller meets the C function's requirements.
                     match unsafe { function($($extra_arg),*) } {
                         0 => Ok(()),

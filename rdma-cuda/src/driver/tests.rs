@@ -6,7 +6,7 @@ use rdma_cuda_stand_in::{Control, without};
 use rdma_test_support::passes_alone;
 
 use super::*;
-use crate::testing;
+use crate::{Gpu, testing};
 
 /// Loads a library that is the stand-in, or no driver at all.
 fn load_from(path: &Path) -> Result<&'static Driver, NoDriver> {

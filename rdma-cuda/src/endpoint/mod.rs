@@ -39,7 +39,7 @@ use rdma::{
 };
 
 use crate::endpoint::landing::Landing;
-use crate::endpoint::ring::{Chunk, Ring};
+use crate::endpoint::ring::{Chunk, KIB, Ring};
 use crate::endpoint::slot::{HostSlot, Slot};
 use crate::endpoint::sources::Sources;
 use crate::error::{Error, Result};
@@ -53,7 +53,6 @@ use crate::stream::Stream;
 
 /// Receives for a greeting and for credits.
 const CONTROL_RECEIVES: u32 = 3;
-const KIB: usize = 1024;
 
 /// Options of a [`GpuEndpoint`]. The ends may differ: a chunk is as large as both allow.
 #[derive(Debug, Clone, Copy)]
@@ -213,8 +212,8 @@ impl GpuEndpoint {
         self.landing.path()
     }
 
-    /// Sends a message. Returns when its memory is no longer read: all of it has been copied to host
-    /// memory and given to the NIC, or sent.
+    /// Sends a message. Returns when its memory is no longer read: all of it has been copied to
+    /// host memory and given to the NIC, or sent.
     ///
     /// A message of more chunks than the peer has slots waits until the peer receives: two ends
     /// that both send such messages before they receive wait for ever, or until the timeout.

@@ -8,12 +8,12 @@ use std::time::Duration;
 use rdma::op::{Opcode, SendImm};
 use rdma::{Buffer, ErrorKind, ExposedSlice, InitializedQueuePair, Poller, ProtectionDomain, QueuePair, Rc};
 
-use super::KIB;
 use crate::endpoint::slot::{GpuSlot, HostSlot, Slot};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::memory::{GpuSlice, PinnedMemory};
 
+pub(super) const KIB: usize = 1024;
 /// The token of a message without memory.
 const CONTROL: u64 = u64::MAX;
 /// The token of a chunk that is sent from the GPU's memory.

@@ -1,5 +1,5 @@
-//! Slots: memory that the NIC and the GPU's copy engine access in turn. Those for sending are pinned
-//! host memory; those for receiving are the GPU's if the path is direct.
+//! Slots: memory that the NIC and the GPU's copy engine access in turn. Those for sending are
+//! pinned host memory; those for receiving are the GPU's if the path is direct.
 
 use std::sync::Arc;
 

@@ -13,10 +13,9 @@ use crate::driver::{Driver, FunctionHandle, ModuleHandle, StreamHandle};
 use crate::error::{CudaError, Error, Result};
 use crate::gpu::Gpu;
 use crate::memory::{GpuBuffer, GpuSlice};
+use crate::reduce::ptx::MOST_OPERANDS;
 use crate::stream::Stream;
 
-/// Operands of one launch of a kernel.
-const MOST_OPERANDS: usize = 64;
 /// Threads of a block.
 const THREADS: c_uint = 256;
 /// Most blocks of a launch: enough for the largest GPUs. A thread takes several elements if there

@@ -5,7 +5,8 @@
 
 use rdma_mem::{Operation, Scalar};
 
-use super::MOST_OPERANDS;
+/// Operands of one launch of a kernel.
+pub(super) const MOST_OPERANDS: usize = 64;
 
 /// The name of a kernel in the module.
 pub(super) fn kernel_name(operation: Operation, scalar: Scalar) -> String {

@@ -6,7 +6,7 @@ use rdma_mem::{Operation, Scalar};
 
 use super::interpreter::{Kernel, Launch};
 use super::{kernel_name, module};
-use crate::reduce::MOST_OPERANDS;
+use crate::reduce::ptx::MOST_OPERANDS;
 use crate::reduce::tests::{canonical, expected, samples};
 
 /// Elements of an operand: no multiple of the number of threads.
