@@ -28,8 +28,8 @@ const RING_CAPACITY: usize = 1 << 20;
 /// The longest wait for copies of foreign memory.
 const COPY_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The longest wait for datagrams to be sent. The engine gives up a destination that it cannot reach
-/// after 100 ms.
+/// The longest wait for datagrams to be sent. The engine gives up a destination that it cannot
+/// reach after 100 ms.
 const DATAGRAM_PATIENCE: Duration = Duration::from_millis(300);
 
 /// This process's part in a handshake.
