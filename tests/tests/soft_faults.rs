@@ -146,7 +146,7 @@ fn each_fault_has_its_status_and_the_buffers_come_back() {
 #[test]
 fn a_fault_that_the_retries_outlive_changes_nothing() {
     let Some(turn) = Turn::take() else { return };
-    for plan in ["delay=1ms..3ms", "loss", "loss=2:recv:nth=2", "rnr=2:send", "rnr:recv:p=0.5"] {
+    for plan in ["delay=1ms..3ms", "late=1ms..3ms", "loss", "loss=2:recv:nth=2", "rnr=2:send", "rnr:recv:p=0.5"] {
         let mut f = Fixture::new();
         turn.plan(plan);
         assert_eq!(f.run("send"), [None; 3], "{plan}");
@@ -235,7 +235,7 @@ fn a_scope_ends_under_every_fault() {
 #[test]
 fn a_handle_dropped_in_mid_fault_ends_at_once() {
     let Some(turn) = Turn::take() else { return };
-    for plan in ["delay=1000s", "loss=all", "rnr=all"] {
+    for plan in ["delay=1000s", "late=1000s", "loss=all", "rnr=all"] {
         let mut f = Fixture::new();
         turn.plan(plan);
         (0..3).for_each(|_| f.post("send"));
@@ -252,7 +252,7 @@ fn random_plans_lose_no_buffer() {
     eprintln!("RDMA_TEST_SEED={seed}");
     for round in 0..40 {
         let plan = format!(
-            "seed={}; delay=1us..2ms:p=0.2; loss:p=0.1; loss:recv:p=0.1; rnr:p=0.1; loss=all:p=0.03; access:p=0.03; \
+            "seed={}; delay=1us..2ms:p=0.2; late=1us..2ms:p=0.2; loss:p=0.1; loss:recv:p=0.1; rnr:p=0.1; loss=all:p=0.03; access:p=0.03; \
              operation:recv:p=0.03; flush:p=0.02; protection:p=0.02; response:p=0.02",
             seed + round
         );

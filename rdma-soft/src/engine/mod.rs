@@ -538,6 +538,11 @@ impl Engine {
                         qp.end_delay(tables);
                     }
                 }
+                Owner::Late(id) => {
+                    if let Ok(QueuePair { qp, service: Service::Rc(rc) }) = self.qps.get_mut(id) {
+                        rc.end_late(qp, tables);
+                    }
+                }
                 Owner::Qp(id) => {
                     if let Ok(qp) = self.qps.get_mut(id) {
                         qp.handle_timer(generation, tables);

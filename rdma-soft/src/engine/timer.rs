@@ -13,6 +13,8 @@ pub(super) enum Owner {
     Group(u32),
     /// The next request of a queue pair, which a fault delays.
     Delay(QpId),
+    /// The oldest request of a queue pair, which a fault completes late.
+    Late(QpId),
     /// The rule with this index of the plan of faults.
     Fault(u32),
     /// The port, which a fault has taken down.

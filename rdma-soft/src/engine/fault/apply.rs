@@ -34,6 +34,9 @@ impl Tables {
         for qp in old.iter().flat_map(|old| &old.delayed) {
             self.timers.start(Owner::Delay(QpId(*qp)), 0, 0);
         }
+        for qp in old.iter().flat_map(|old| &old.late) {
+            self.timers.start(Owner::Late(QpId(*qp)), 0, 0);
+        }
         if old.is_some_and(|old| old.port_is_down) {
             self.timers.cancel(Owner::PortUp);
             self.port_event(ibv_event_type::IBV_EVENT_PORT_ACTIVE);
@@ -184,7 +187,7 @@ impl Tables {
     #[cold]
     pub(in super::super) fn fault_of_unanswered(&mut self, qp: &Qp, position: u64) -> Unanswered {
         match self.take_fault(qp.id, position) {
-            None | Some(Fault::Access | Fault::Die | Fault::DeviceFatal) => Unanswered::Sent,
+            None | Some(Fault::Late(..) | Fault::Access | Fault::Die | Fault::DeviceFatal) => Unanswered::Sent,
             Some(Fault::Delay(nanos, _)) => {
                 self.delay(qp.id, nanos);
                 Unanswered::Waits
@@ -217,7 +220,7 @@ impl Tables {
         }
         match after_attempt(fault) {
             Some(left) => faults.posted.insert((qp.0, position), left),
-            None if matches!(fault, Fault::Delay(..) | Fault::Protection) => None,
+            None if matches!(fault, Fault::Delay(..) | Fault::Late(..) | Fault::Protection) => None,
             None => faults.posted.remove(&(qp.0, position)),
         };
         Some(fault)
@@ -247,12 +250,37 @@ impl Tables {
         }
     }
 
+    /// Whether the request at `position`, which is the oldest and answered, completes later. Starts
+    /// the time.
+    #[cold]
+    pub(in super::super) fn completes_late(&mut self, qp: QpId, position: u64) -> bool {
+        let Some(faults) = &mut self.faults else { return false };
+        let Some(Fault::Late(nanos, _)) = faults.posted.get(&(qp.0, position)) else { return false };
+        if !faults.late.contains(&qp.0) {
+            faults.late.push(qp.0);
+            self.timers.start(Owner::Late(qp), 0, *nanos);
+        }
+        true
+    }
+
+    /// Ends the time by which the request at `position` is late.
+    pub(in super::super) fn end_late(&mut self, qp: QpId, position: u64) {
+        self.timers.cancel(Owner::Late(qp));
+        let Some(faults) = &mut self.faults else { return };
+        faults.late.retain(|late| *late != qp.0);
+        if matches!(faults.posted.get(&(qp.0, position)), Some(Fault::Late(..))) {
+            faults.posted.remove(&(qp.0, position));
+        }
+    }
+
     /// Forgets the requests of a queue pair that is reset.
     pub(in super::super) fn forget_faults(&mut self, qp: QpId) {
         self.timers.cancel(Owner::Delay(qp));
+        self.timers.cancel(Owner::Late(qp));
         if let Some(faults) = &mut self.faults {
             faults.posted.retain(|(id, _), _| *id != qp.0);
             faults.delayed.retain(|id| *id != qp.0);
+            faults.late.retain(|id| *id != qp.0);
             faults.arrived.remove(&qp.0);
         }
     }

@@ -131,6 +131,10 @@ impl Active {
                 let nanos = self.random.between(from, to);
                 Fault::Delay(nanos, nanos)
             }
+            Fault::Late(from, to) => {
+                let nanos = self.random.between(from, to);
+                Fault::Late(nanos, nanos)
+            }
             fault => fault,
         }
     }
@@ -153,6 +157,8 @@ pub(super) struct Faults {
     arrived: HashMap<u32, Arrival>,
     /// The queue pairs whose next request is delayed now.
     delayed: Vec<u32>,
+    /// The queue pairs whose oldest request completes late.
+    late: Vec<u32>,
     port_is_down: bool,
 }
 
@@ -169,6 +175,7 @@ impl Faults {
             posted: HashMap::new(),
             arrived: HashMap::new(),
             delayed: Vec::new(),
+            late: Vec::new(),
             port_is_down: false,
         }
     }

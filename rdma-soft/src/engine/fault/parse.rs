@@ -13,6 +13,8 @@ Requests that a rule picks meet the fault; if several rules pick a request, the 
 
 Faults
   delay=TIME, delay=TIME..TIME  the request, and all behind it, start later
+  late=TIME, late=TIME..TIME    the request is executed in time, and completes later: at the latest
+                                when a later request brings data, or fails
   loss, loss=N, loss=all        the network loses N attempts of the request (1): the sender sends it
                                 again after its timeout, and fails with RETRY_EXC_ERR if no retry is
                                 left; a datagram is lost for good
@@ -40,7 +42,7 @@ Options
   limit=N         at most N requests
   at=TIME         (port-down, device-fatal, die) so long after the start, whatever is posted
 
-Unreliable connections and datagrams have no rnr, operation and response, and a refused access
+Unreliable connections and datagrams have no late, rnr, operation and response, and a refused access
 loses their message.
 
 seed=N repeats the random choices (1 by default). Times have a unit: ns, us, ms or s.";
@@ -220,7 +222,10 @@ fn fault(head: Piece<'_>) -> Parsed<Fault> {
         name.wrong(format!("there is no such fault; the faults are {}", names.join(", ")))
     })?;
     match (known, value) {
-        (Fault::Delay(..), None) => Err(head.wrong("delay needs a time or a range, such as delay=100us..2ms")),
+        (Fault::Delay(..) | Fault::Late(..), None) => {
+            Err(head.wrong(format!("this needs a time or a range, such as {}=100us..2ms", known.name())))
+        }
+        (Fault::Late(..), Some(value)) => value.times().map(|(from, to)| Fault::Late(from, to)),
         (Fault::PortDown(_), None) => Err(head.wrong("port-down needs a time, such as port-down=200ms")),
         (Fault::PortDown(_), Some(value)) => value.time().map(Fault::PortDown),
         (Fault::Delay(..), Some(value)) => value.times().map(|(from, to)| Fault::Delay(from, to)),
@@ -285,8 +290,8 @@ impl fmt::Display for Rule {
         f.write_str(self.fault.name())?;
         match self.fault {
             Fault::PortDown(time) => write!(f, "={}", Time(time))?,
-            Fault::Delay(from, to) if from == to => write!(f, "={}", Time(from))?,
-            Fault::Delay(from, to) => write!(f, "={}..{}", Time(from), Time(to))?,
+            Fault::Delay(from, to) | Fault::Late(from, to) if from == to => write!(f, "={}", Time(from))?,
+            Fault::Delay(from, to) | Fault::Late(from, to) => write!(f, "={}..{}", Time(from), Time(to))?,
             Fault::Loss(attempts) | Fault::Rnr(attempts) => match attempts {
                 Attempts::Some(1) => {}
                 Attempts::Some(attempts) => write!(f, "={attempts}")?,
@@ -375,7 +380,7 @@ mod tests {
             ("seed=1", 0, "at least one rule"),
             ("seed=x;loss", 5, "whole number from 0"),
             ("seed=1;seed=2;loss", 7, "one seed"),
-            ("loss;lose", 5, "the faults are delay, loss, rnr"),
+            ("loss;lose", 5, "the faults are delay, late, loss, rnr"),
             ("loss=0", 5, "attempts from 1, or `all`"),
             ("delay", 0, "such as delay=100us..2ms"),
             ("delay=5", 6, "100us, 20ms or 3s"),
@@ -385,6 +390,8 @@ mod tests {
             ("delay=1us..x", 11, "100us, 20ms or 3s"),
             ("delay=2us..1us", 6, "the longer time comes last"),
             ("delay=1us:recv", 0, "not for `recv`"),
+            ("late", 0, "such as late=100us..2ms"),
+            ("late=1us:datagram", 9, "late applies to send, write, read, atomic"),
             ("access=1", 7, "access has no value"),
             ("access: send", 8, "access applies to write, read, atomic"),
             ("flush:datagram", 6, "flush applies to send, write, read, atomic"),
@@ -425,10 +432,11 @@ mod tests {
     fn faults() -> impl Strategy<Value = Fault> {
         prop_oneof![
             (0..=MAX_TIME, 0..=MAX_TIME).prop_map(|(a, b)| Fault::Delay(a.min(b), a.max(b))),
+            (0..=MAX_TIME, 0..=MAX_TIME).prop_map(|(a, b)| Fault::Late(a.min(b), a.max(b))),
             attempts().prop_map(Fault::Loss),
             attempts().prop_map(Fault::Rnr),
             (0..=MAX_TIME).prop_map(Fault::PortDown),
-            (3..Fault::ALL.len() - 1).prop_map(|index| Fault::ALL[index]),
+            (4..Fault::ALL.len() - 1).prop_map(|index| Fault::ALL[index]),
         ]
     }
 

@@ -100,6 +100,8 @@ pub(crate) enum Attempts {
 pub(crate) enum Fault {
     /// The request starts later, by a time in nanoseconds from this range.
     Delay(u64, u64),
+    /// The request completes later than it could, by a time in nanoseconds from this range.
+    Late(u64, u64),
     /// The request is lost on its way.
     Loss(Attempts),
     /// The receiver has no receive for the request.
@@ -126,8 +128,9 @@ pub(crate) enum Fault {
 
 impl Fault {
     /// Every fault, with the values that stand for an omitted one.
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::Delay(0, 0),
+        Self::Late(0, 0),
         Self::Loss(Attempts::Some(1)),
         Self::Rnr(Attempts::Some(1)),
         Self::Access,
@@ -145,6 +148,7 @@ impl Fault {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Delay(..) => "delay",
+            Self::Late(..) => "late",
             Self::Loss(_) => "loss",
             Self::Rnr(_) => "rnr",
             Self::Access => "access",
@@ -166,15 +170,15 @@ impl Fault {
 
     /// Whether only a requester that expects an answer can notice the fault.
     const fn needs_answer(self) -> bool {
-        matches!(self, Self::Rnr(_) | Self::Operation | Self::Response)
+        matches!(self, Self::Late(..) | Self::Rnr(_) | Self::Operation | Self::Response)
     }
 
     /// Returns the operations that can meet the fault.
     pub(super) const fn operations(self, inbound: bool) -> Operations {
         match self {
             Self::Delay(..) | Self::Protection if !inbound => Operations::all(),
-            Self::Response if !inbound => Operations::CONNECTED,
-            Self::Delay(..) | Self::Protection | Self::Response => Operations::empty(),
+            Self::Late(..) | Self::Response if !inbound => Operations::CONNECTED,
+            Self::Delay(..) | Self::Late(..) | Self::Protection | Self::Response => Operations::empty(),
             Self::Loss(_) | Self::PortDown(_) | Self::DeviceFatal | Self::Die => Operations::all(),
             Self::Rnr(_) => Operations::SEND.union(Operations::WRITE),
             Self::Access => Operations::ONE_SIDED,

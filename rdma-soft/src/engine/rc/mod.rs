@@ -159,6 +159,12 @@ impl Rc {
         self.post_now(qp, &request, data, tables)
     }
 
+    /// Completes the oldest request, which a fault has held back.
+    pub(super) fn end_late(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        self.req.end_late(qp, tables);
+        self.schedule(qp, tables);
+    }
+
     /// Puts the requests into their link's work list, if there is something to send and nothing to
     /// wait for.
     #[inline]

@@ -307,7 +307,7 @@ impl Requester {
             Some(Fault::Response) => self.stall(qp, ibv_wc_status::IBV_WC_BAD_RESP_ERR, tables),
             Some(Fault::Flush) => qp.fail(None, tables),
             Some(Fault::CqError) => tables.cqs.overflow(qp.send_cq, &mut tables.events),
-            Some(Fault::Access | Fault::DeviceFatal | Fault::Die) | None => return false,
+            Some(Fault::Late(..) | Fault::Access | Fault::DeviceFatal | Fault::Die) | None => return false,
         }
         true
     }
@@ -393,11 +393,34 @@ impl Requester {
                     return qp.fail(Some(ibv_wc_status::IBV_WC_BAD_RESP_ERR), tables);
                 }
             }
+            if wqe.has(SendFlags::FAULT) && tables.completes_late(qp.id, qp.sq.head) {
+                return;
+            }
             qp.complete_send(tables);
         }
         match self.stalled {
             Some(status) if qp.sq.head == qp.sq.next => qp.fail(Some(status), tables),
             _ => qp.report_drained(tables),
+        }
+    }
+
+    /// Completes the oldest request, which a fault has held back.
+    pub(super) fn end_late(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        tables.end_late(qp.id, qp.sq.head);
+        if qp.state != QpState::Err {
+            self.complete(qp, tables);
+        }
+    }
+
+    /// Completes the answered requests that faults hold back: what comes now is about the first
+    /// request without an answer.
+    fn release_late(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        while qp.state != QpState::Err && qp.sq.head < qp.sq.next {
+            let wqe = qp.sq.at(qp.sq.head);
+            if !wqe.has(SendFlags::FAULT) || !(wqe.done || precedes(wqe.number, self.una)) {
+                return;
+            }
+            self.end_late(qp, tables);
         }
     }
 
@@ -442,6 +465,7 @@ impl Requester {
     #[must_use]
     fn acknowledge_before(&mut self, qp: &mut Qp, number: u32, tables: &mut Tables) -> bool {
         self.acknowledge(qp, number, tables);
+        self.release_late(qp, tables);
         if qp.state == QpState::Err {
             return false;
         }
@@ -514,6 +538,7 @@ impl Requester {
             }
             Wait::Silence => self.retries -= 1,
         }
+        self.release_late(qp, tables);
         self.go_back(qp);
     }
 

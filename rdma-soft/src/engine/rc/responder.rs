@@ -212,6 +212,7 @@ impl Responder {
                 return true;
             }
             Fault::Delay(..)
+            | Fault::Late(..)
             | Fault::Protection
             | Fault::Response
             | Fault::PortDown(_)

@@ -174,14 +174,14 @@ fn a_completion_queue_of_the_sender_overruns() {
 
 #[test]
 fn a_fault_that_the_retries_outlive_leaves_no_trace() {
-    let plans = ["delay=1ms", "delay=1us..50ms:p=0.5", "loss=3", "loss=7:nth=2"];
+    let plans = ["delay=1ms", "delay=1us..50ms:p=0.5", "late=1ms", "late=0ms..3ms:p=0.5", "loss=3", "loss=7:nth=2"];
     let takes_receive = |opcode| [SEND, SEND_IMM, WRITE_IMM].contains(&opcode);
     for opcode in ALL_OPCODES {
         let both = ["rnr=3", "rnr=20:nth=3"].into_iter().filter(|_| takes_receive(opcode));
         for (at, plan) in
             plans.into_iter().chain(both).flat_map(|plan| [(0, plan.to_owned()), (1, format!("{plan}:recv"))])
         {
-            if plan.contains("delay") && at == 1 {
+            if (plan.contains("delay") || plan.contains("late")) && at == 1 {
                 continue;
             }
             let mut f = Fixture::new();
@@ -214,6 +214,35 @@ fn a_delay_takes_its_time() {
 }
 
 #[test]
+fn a_late_completion_comes_after_the_data() {
+    for (opcode, nth) in [(SEND, 2), (WRITE, 2), (READ, 3), (ADD, 3)] {
+        let mut f = Fixture::new();
+        f.plan(0, &format!("late=5ms:nth={nth}"));
+        for wr_id in 1..4 {
+            f.post(opcode, wr_id);
+        }
+        f.world.run_for(4_900_000);
+        let early = f.world.statuses(0);
+        assert_eq!(early.len() + 1, nth, "{opcode:?}");
+        assert_eq!(f.world.statuses(1).len(), if opcode == SEND { 3 } else { 0 });
+        f.world.run_for(200_000);
+        assert_eq!([early, f.world.statuses(0)].concat(), [(1, OK), (2, OK), (3, OK)], "{opcode:?}");
+    }
+}
+
+#[test]
+fn a_failed_request_ends_the_wait_of_a_late_one() {
+    for plan in ["late=1000s:nth=1; access:nth=2", "late=1000s:nth=1; loss=2:nth=2", "late=1000s:limit=2; rnr:nth=3"] {
+        let mut f = Fixture::new();
+        f.plan(0, plan);
+        f.run(WRITE_IMM);
+        let second = if plan.contains("access") { [(2, REM_ACCESS), (3, FLUSH)] } else { [(2, OK), (3, OK)] };
+        assert_eq!(f.world.statuses(0), [vec![(1, OK)], second.to_vec()].concat(), "{plan}");
+        assert_eq!(f.world.poll(1).len(), 3, "{plan}");
+    }
+}
+
+#[test]
 fn a_loss_behind_reads_loses_no_data() {
     for lazy in [false, true] {
         let mut f = Fixture::new();
@@ -229,7 +258,7 @@ fn a_loss_behind_reads_loses_no_data() {
 
 #[test]
 fn a_cleared_plan_ends_every_wait() {
-    for plan in ["delay=1000s", "loss=all", "rnr=all"] {
+    for plan in ["delay=1000s", "late=1000s", "loss=all", "rnr=all"] {
         let mut f = Fixture::new();
         f.plan(0, plan);
         f.post(SEND, 1);
@@ -463,8 +492,9 @@ fn campaign(plan: &str, opcodes: &[usize]) -> Seen {
 }
 
 /// Faults for random plans.
-const FAULTS: [&str; 18] = [
+const FAULTS: [&str; 19] = [
     "delay=1us..30ms",
+    "late=0ns..30ms",
     "loss",
     "loss=2",
     "loss=all",
