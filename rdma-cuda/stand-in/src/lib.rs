@@ -40,7 +40,9 @@
 
 #[allow(non_snake_case, reason = "CUDA's names")]
 mod api;
+mod codes;
 mod control;
+mod entry;
 mod gpus;
 mod knobs;
 mod space;

@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 
-use crate::api::{Code, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::codes::{Code, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 
 /// The page of a GPU: plain allocations begin at one.
 pub(crate) const GPU_PAGE: usize = 64 << 10;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::api::Code;
+use crate::codes::Code;
 use crate::knobs::KNOBS;
 
 /// A work item; it gets the error of the work before it, and returns its own.

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, Out, call, put, stream};
+use crate::codes::{Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED};
+use crate::entry::{Out, call, put};
 use crate::gpus::{self, MODELS};
 
 /// The handle of GPU 0's context.
@@ -77,17 +78,12 @@ extern "C" fn cuCtxGetCurrent(context: Out<'_, usize>) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuCtxSynchronize() -> c_int {
-    call("cuCtxSynchronize", || stream::synchronize_all(current()?))
-}
-
-#[unsafe(no_mangle)]
 extern "C" fn cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) -> c_int {
     call("cuFlushGPUDirectRDMAWrites", || {
         let device = current()?;
         match (target, scope) {
             (0, 100 | 200) if gpus::has(device, gpus::FLUSH_OPTIONS) => Ok(()),
-            (0, 100 | 200) => Err(super::NOT_SUPPORTED),
+            (0, 100 | 200) => Err(NOT_SUPPORTED),
             _ => Err(INVALID_VALUE),
         }
     })

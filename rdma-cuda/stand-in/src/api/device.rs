@@ -1,16 +1,15 @@
 //! Initialisation, errors, devices.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::{
+use crate::codes::{
     Code, ILLEGAL_ADDRESS, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_FOUND,
-    NOT_INITIALIZED, NOT_PERMITTED, NOT_READY, NOT_SUPPORTED, OUT_OF_MEMORY, Out, call, put,
+    NOT_INITIALIZED, NOT_PERMITTED, NOT_READY, NOT_SUPPORTED, OUT_OF_MEMORY,
 };
+use crate::entry::{INITIALIZED, Out, call, put};
 use crate::gpus::{self, MEMORY, Model};
 use crate::knobs::KNOBS;
-
-static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
 /// Codes with their names and descriptions.
 const ERRORS: [(Code, &CStr, &CStr); 13] = [
@@ -28,10 +27,6 @@ const ERRORS: [(Code, &CStr, &CStr); 13] = [
     (NOT_PERMITTED, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
     (NOT_SUPPORTED, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
 ];
-
-pub(crate) fn is_initialized() -> bool {
-    INITIALIZED.load(Ordering::Acquire)
-}
 
 #[unsafe(no_mangle)]
 extern "C" fn cuInit(flags: c_uint) -> c_int {

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::context::current;
-use super::{Code, INVALID_VALUE, OUT_OF_MEMORY, Out, call, put};
+use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::entry::{Out, call, put};
 use crate::gpus::MEMORY;
 use crate::space::{Backing, GPU_PAGE, Kind, Mapping, space};
 

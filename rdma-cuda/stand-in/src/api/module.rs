@@ -7,7 +7,9 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use rdma_mem::{Operation, Scalar, SharedSlice, SharedSliceMut, Stores, reduce};
 
 use super::context::current;
-use super::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, Out, call, new_handle, put, stream};
+use super::stream;
+use crate::codes::{Code, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
+use crate::entry::{Out, call, new_handle, put};
 use crate::space::{Space, space};
 
 /// `CUDA_ERROR_INVALID_PTX`
@@ -161,7 +163,7 @@ unsafe extern "C" fn cuLaunchKernel(
         // caller that has kernels with these names.
         let reduction = unsafe { Reduction::new(&kernel, parameters) }.ok_or(INVALID_VALUE)?;
         stream.push(move |failed| {
-            failed.or_else(|| if reduction.run(&space()).is_some() { None } else { Some(super::ILLEGAL_ADDRESS) })
+            failed.or_else(|| if reduction.run(&space()).is_some() { None } else { Some(ILLEGAL_ADDRESS) })
         });
         Ok(())
     })

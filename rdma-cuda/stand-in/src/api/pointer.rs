@@ -3,7 +3,8 @@
 use std::ffi::{c_int, c_void};
 
 use super::context::context_of;
-use super::{Code, INVALID_VALUE, Out, call, put};
+use crate::codes::{Code, INVALID_VALUE, NOT_FOUND};
+use crate::entry::{Out, call, put};
 use crate::gpus;
 use crate::space::{Kind, space};
 
@@ -69,7 +70,7 @@ extern "C" fn cuPointerSetAttribute(value: Option<&c_int>, number: c_int, addres
 extern "C" fn cuMemGetAddressRange_v2(start: Out<'_, usize>, size: Out<'_, usize>, address: usize) -> c_int {
     call("cuMemGetAddressRange_v2", || {
         let space = space();
-        let (at, mapping) = space.mapping(address).ok_or(super::NOT_FOUND)?;
+        let (at, mapping) = space.mapping(address).ok_or(NOT_FOUND)?;
         // Each result may be NULL.
         let _start = put(start, at);
         let _size = put(size, mapping.size);

@@ -1,13 +1,13 @@
 //! Streams, events, copies and host functions.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::context::{self, current};
-use super::{Code, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, NOT_READY, Out, call, new_handle, put};
+use crate::codes::{Code, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use crate::entry::{IN_HOST_FUNCTION, Out, call, new_handle, put};
 use crate::knobs::KNOBS;
 use crate::space::space;
 use crate::work::{Event, Stream};
@@ -17,15 +17,6 @@ static STREAMS: LazyLock<Mutex<HashMap<usize, Arc<Stream>>>> = LazyLock::new(Mut
 static EVENTS: LazyLock<Mutex<Events>> = LazyLock::new(Mutex::default);
 
 type Events = HashMap<usize, (c_int, Arc<Event>)>;
-
-thread_local! {
-    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread runs a host function, which must not call CUDA.
-pub(crate) fn in_host_function() -> bool {
-    IN_HOST_FUNCTION.get()
-}
 
 fn streams() -> MutexGuard<'static, HashMap<usize, Arc<Stream>>> {
     STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -55,7 +46,7 @@ fn event(handle: usize) -> Result<(c_int, Arc<Event>), Code> {
 }
 
 /// Waits for all streams of a GPU.
-pub(crate) fn synchronize_all(device: c_int) -> Result<(), Code> {
+fn synchronize_all(device: c_int) -> Result<(), Code> {
     let all: Vec<_> = streams().values().filter(|stream| stream.device == device).cloned().collect();
     all.iter().try_for_each(|stream| stream.synchronize())
 }
@@ -277,4 +268,9 @@ extern "C" fn cuMemsetD8Async(to: usize, value: u8, length: usize, in_stream: us
         });
         Ok(())
     })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSynchronize() -> c_int {
+    call("cuCtxSynchronize", || synchronize_all(current()?))
 }

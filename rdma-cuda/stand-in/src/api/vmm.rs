@@ -9,7 +9,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::context::current;
-use super::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY, Out, call, new_handle, put};
+use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::entry::{Out, call, new_handle, put};
 use crate::gpus::{self, MEMORY};
 use crate::space::{Backing, GRANULARITY, Kind, Mapping, space};
 
