@@ -7,11 +7,13 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_qp, ibv_xrcd, verbs_context};
+use rdma_sys::{
+    ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_qp, ibv_td, ibv_xrcd, verbs_context,
+};
 
 use super::call::{Made, call1, call2, call3, call4, call5};
 use super::context::{self, ContextState, Tables};
-use super::{Errno, attr, cq, cq_ex, device, mr, post, qp_ex};
+use super::{Errno, attr, cq, cq_ex, device, mr, pd, post, qp_ex};
 
 static TABLES: Tables = Tables { classic, extended, cq: cq_ex::slots, qp: qp_ex::slots };
 
@@ -45,6 +47,9 @@ fn extended() -> verbs_context {
     verbs_context {
         query_port: Some(call4(attr::query_port)),
         advise_mr: Some(call5(mr::advise_mr)),
+        alloc_td: Some(call2(pd::alloc_td)),
+        dealloc_td: Some(call1(context::destroy::<ibv_td>)),
+        alloc_parent_domain: Some(call2(pd::alloc_parent_domain)),
         query_device_ex: Some(call4(attr::query_device_ex)),
         create_cq_ex: Some(call2(cq_ex::create_cq_ex)),
         create_qp_ex: Some(call2(qp_ex::create_qp_ex)),
