@@ -17,15 +17,15 @@ use super::{Claimed, Ring, Staged, USE_BITS, Vacant};
 /// costs at most two slots for each request, and the laps of a ring last for as many requests as
 /// those of any other queue.
 ///
-/// Invariant **P2**: each slot in `free` is free, and stays so until this producer parks it: only a
-/// producer ends a slot's freedom (R2). No slot in `free` was used in this `lap`, which begins with
-/// a search (R5).
+/// Invariant **P2**: the slot of each `wr_id` in `free` is free, and stays so until this producer
+/// parks it: only a producer ends a slot's freedom (R2). Each `wr_id` in `free` is of this `lap`,
+/// which begins with a search, and was never parked (R5): it leaves the list before.
 pub(crate) struct SharedProducer {
     ring: NonNull<Ring>,
     /// The queue's number, shifted to its place in a `wr_id`.
     queue_bits: u64,
-    /// Allocated for all slots.
-    free: Vec<u32>,
+    /// The `wr_id`s of the next uses of free slots. Allocated for all slots.
+    free: Vec<u64>,
     lap: Lap,
 }
 
@@ -35,6 +35,20 @@ unsafe impl Send for SharedProducer {}
 // SAFETY: sharing a producer is sound: `&SharedProducer` gives access to copies of plain fields and
 // to the ring, which is Sync.
 unsafe impl Sync for SharedProducer {}
+
+impl Vacant<'_> {
+    /// Parks a slot of a [`SharedProducer`] (R3).
+    ///
+    /// # Safety
+    ///
+    /// A [`SharedProducer`] returned the slot. [`Vacant::describe`] was called on it, with the
+    /// number of segments that were written, and without a sink or a keep-alive.
+    #[inline]
+    pub(crate) unsafe fn park(self) -> Staged {
+        self.slot.state.park(parked_word(self.wr_id));
+        Staged { wr_id: self.wr_id }
+    }
+}
 
 impl SharedProducer {
     /// # Safety
@@ -63,49 +77,48 @@ impl SharedProducer {
         self.ring().slots.iter().filter(|slot| !slot.state.is_free()).count()
     }
 
-    /// Returns a free slot, if there are enough.
+    /// Takes a free slot off the list, if there are enough. If the slot is not parked, a later
+    /// search finds it again.
     #[inline]
     pub(crate) fn vacant(&mut self) -> Option<Vacant<'_>> {
-        if self.free.is_empty() {
-            self.search();
-        }
-        let &index = self.free.last()?;
-        let ring = self.ring;
-        let wr_id = self.queue_bits | self.ring().name(index, self.lap);
-        Some(Vacant { slot: &self.ring().slots[index as usize], wr_id, ring })
+        let wr_id = match self.free.pop() {
+            Some(wr_id) => wr_id,
+            None => self.search()?,
+        };
+        let ring = self.ring();
+        let slot = ring.slots.get(ring.slot_of(wr_id) as usize)?;
+        Some(Vacant { slot, wr_id, ring: self.ring })
     }
 
     fn next_lap(&self) -> Lap {
         self.lap.next(self.ring().lap_mask())
     }
 
+    /// Fills the list, and takes the last slot off.
     #[cold]
-    fn search(&mut self) {
-        // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
-        let slots = &unsafe { self.ring.as_ref() }.slots;
-        let free = (0..).zip(slots).filter(|(_, slot)| slot.state.is_free()).map(|(index, _)| index);
-        self.free.extend(free);
-        if self.free.len() < slots.len() / 2 {
-            self.free.clear();
-        } else {
-            self.lap = self.next_lap();
-        }
-    }
-
-    /// Parks the slot that [`vacant`](Self::vacant) returned last (R3).
-    ///
-    /// # Safety
-    ///
-    /// [`Vacant::describe`] was called on the slot, with the number of segments that were written,
-    /// and without a sink or a keep-alive.
-    #[inline]
-    pub(crate) unsafe fn park(&mut self) -> Option<Staged> {
-        let index = self.free.pop()?;
+    fn search(&mut self) -> Option<u64> {
         // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         let ring = unsafe { self.ring.as_ref() };
-        let wr_id = self.queue_bits | ring.name(index, self.lap);
-        ring.slots[index as usize].state.park(parked_word(wr_id));
-        Some(Staged { wr_id })
+        let lap = self.next_lap();
+        let first = self.queue_bits | ring.name(0, lap);
+        // Filled in place: an `extend` costs twice as many instructions for each slot.
+        self.free.resize(ring.slots.len(), 0);
+        let mut places = self.free.iter_mut();
+        for (index, slot) in (0_u64..).zip(&ring.slots) {
+            if slot.state.is_free() {
+                if let Some(place) = places.next() {
+                    *place = first | index;
+                }
+            }
+        }
+        let count = ring.slots.len() - places.len();
+        if count < ring.slots.len() / 2 {
+            self.free.clear();
+        } else {
+            self.free.truncate(count);
+            self.lap = lap;
+        }
+        self.free.pop()
     }
 
     /// Claims a request that the device did not accept or no longer accesses.

@@ -3,6 +3,8 @@
 use std::mem::ManuallyDrop;
 use std::ptr;
 
+use rdma_sys::ibv_srq;
+
 use super::{Held, SharedReceiveQueue};
 use crate::ah::Grh;
 use crate::error::{Error, ErrorKind, Operation as Verb};
@@ -56,19 +58,20 @@ impl<T: Transport> SharedReceiveQueue<T> {
         // SAFETY: stage requires that the memory is forgotten unless the slot was freed: `settle`
         // forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = match unsafe { self.stage(&*local, token) } {
-            Ok(staged) => self.submit(staged),
+            Ok((staged, srq)) => self.submit(staged, srq),
             Err(refusal) => Outcome::Returned(self.refused(refusal)),
         };
         outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back)
     }
 
-    /// Writes the request and parks its memory in a free slot; a refusal changes nothing.
+    /// Writes the request and parks its memory in a free slot; a refusal changes nothing. Returns
+    /// the C queue too.
     ///
     /// # Safety
     ///
     /// After success the memory is forgotten, unless the slot is freed by `forget_segments`.
     #[inline(always)]
-    unsafe fn stage<L: Owned>(&mut self, local: &L, token: u64) -> Result<Staged, Refusal> {
+    unsafe fn stage<L: Owned>(&mut self, local: &L, token: u64) -> Result<(Staged, *mut ibv_srq), Refusal> {
         if self.live_in != fork::generation() {
             return Err(Refusal::Ended);
         }
@@ -88,19 +91,20 @@ impl<T: Transport> SharedReceiveQueue<T> {
         let count = unsafe { Segments(local).park(&mut slot) };
         slot.describe(token, Info::new(0, 0, Opcode::Recv).datagram(T::IS_DATAGRAM).with_count(count));
         wr.describe(slot.wr_id(), list.count());
-        // SAFETY: park requires the slot that `vacant` returned last, described, with its number of
+        // SAFETY: park requires a slot of a shared producer that is described, with its number of
         // segments: just done.
-        unsafe { producer.park() }.ok_or(Refusal::QueueFull)
+        Ok((unsafe { slot.park() }, inner.raw.as_ptr()))
     }
 
     /// Posts the request that was staged last.
     #[inline(always)]
-    fn submit(&mut self, staged: Staged) -> Outcome {
+    fn submit(&mut self, staged: Staged, srq: *mut ibv_srq) -> Outcome {
         let mut bad = ptr::null_mut();
-        // SAFETY: ibv_post_srq_recv requires a live queue (1) of this process (`stage` checked),
+        // SAFETY: ibv_post_srq_recv requires a live queue (`stage` returned it: 1) of this process
+        // (`stage` checked),
         // and a chain of requests whose lists and memory are valid while the device may access
         // them: the chain lives as long as `self`, and the memory is parked (3).
-        let result = unsafe { rdma_sys::ibv_post_srq_recv(self.as_raw(), self.chain.first(), &raw mut bad) };
+        let result = unsafe { rdma_sys::ibv_post_srq_recv(srq, self.chain.first(), &raw mut bad) };
         if result == 0 { Outcome::InFlight } else { self.take_back(result, ptr::eq(bad, self.chain.first()), staged) }
     }
 
