@@ -1,0 +1,43 @@
+//! Sockets over RDMA: the functions of librdmacm's `rsocket.h` in Rust.
+//!
+//! An rsocket has the interface of a socket and moves its data by RDMA, without a call of the
+//! kernel. [`Socket`] is the safe interface; [`Descriptors`] has the functions of `rsocket.h` under
+//! their names, on numbers of sockets. Both run over the function tables of `rdma-sys`: the
+//! system's libraries ([`Libraries::system`]), or the software device of `rdma-soft`.
+//!
+//! The wire format is librdmacm's, so the other end may be a program of the C library.
+//!
+//! # What differs from sockets
+//!
+//! * A number of an rsocket is no descriptor for read(2), poll(2) or close(2). [`poll`] takes both.
+//! * `SO_LINGER` bounds the time that a close waits until its data is sent. Without the option, the
+//!   bound is 10 seconds. With the time 0 the connection is aborted.
+//! * A blocking call always fails with `EINTR` after a signal, whatever `SA_RESTART` says. No call
+//!   raises `SIGPIPE`.
+//! * A non-blocking connect makes progress during calls on the socket, [`poll`] included.
+//! * With `SO_KEEPALIVE`, a thread that waits in a call on the socket probes the peer every
+//!   `TCP_KEEPIDLE` seconds.
+//! * Datagrams, I/O maps, out-of-band data, ancillary data, and devices without RDMA write with
+//!   immediate data (iWARP) are not supported.
+//!
+//! # Trust
+//!
+//! A peer can write to the receive buffer and to two lists at any time; they are copied before they
+//! are used. Lengths, credits and list entries of a peer are checked: a peer that breaks the
+//! protocol ends its connection with `EPROTO`, and the connections of others go on.
+
+mod buffers;
+mod descriptors;
+mod poll;
+mod settings;
+mod socket;
+mod stream;
+mod verbs;
+mod wait;
+mod wire;
+
+pub use descriptors::Descriptors;
+pub use poll::{PollEntry, poll};
+pub use settings::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
+pub use socket::Socket;
+pub use verbs::Libraries;

@@ -1,0 +1,302 @@
+//! [`Socket`], the safe interface.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{self, SocketAddr};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use libc::{c_int, c_short};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, Shutdown};
+
+use crate::buffers::{Sink, Source};
+use crate::settings::Settings;
+use crate::stream::Stream;
+use crate::verbs::Libraries;
+use crate::wait::{Bell, Polled};
+
+/// A socket over RDMA. Dropping it closes it.
+///
+/// All methods take `&self`: one thread may receive while another sends.
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::io::{Read, Write};
+/// use rdma_rsocket::{Libraries, Socket};
+///
+/// let mut socket = Socket::stream(Libraries::system()?)?;
+/// socket.connect("192.0.2.1:7000".parse()?)?;
+/// socket.write_all(b"hello")?;
+/// let mut answer = [0; 5];
+/// socket.read_exact(&mut answer)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Socket(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Stream(Arc<Stream>),
+}
+
+impl Socket {
+    /// A stream socket: `rsocket` with `SOCK_STREAM`.
+    ///
+    /// # Errors
+    ///
+    /// The connection manager is missing, or a system limit.
+    #[doc(alias = "rsocket")]
+    pub fn stream(libraries: Libraries) -> io::Result<Self> {
+        Ok(Self::new_stream(libraries, Settings::default())?)
+    }
+
+    pub(crate) fn new_stream(libraries: Libraries, settings: Settings) -> Result<Self, Errno> {
+        Ok(Self(Kind::Stream(Arc::new(Stream::new(libraries, settings)?))))
+    }
+
+    /// The socket's number in `rsocket.h`.
+    #[must_use]
+    pub fn number(&self) -> RawFd {
+        let Kind::Stream(stream) = &self.0;
+        stream.fd()
+    }
+
+    fn as_stream(&self) -> Result<&Arc<Stream>, Errno> {
+        let Kind::Stream(stream) = &self.0;
+        Ok(stream)
+    }
+
+    /// Binds the socket to an address.
+    ///
+    /// # Errors
+    ///
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `EINVAL` if the socket is bound already.
+    #[doc(alias = "rbind")]
+    pub fn bind(&self, address: SocketAddr) -> io::Result<()> {
+        Ok(self.as_stream()?.bind(address)?)
+    }
+
+    /// Begins to listen. The backlog bounds the connections that nobody has accepted, but is at
+    /// least 128.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the socket is connected; `EADDRINUSE`.
+    #[doc(alias = "rlisten")]
+    pub fn listen(&self, backlog: c_int) -> io::Result<()> {
+        Ok(self.as_stream()?.listen(backlog)?)
+    }
+
+    /// Takes a connection, which inherits the listener's options.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` in non-blocking mode, `EINVAL` if the socket does not listen.
+    #[doc(alias = "raccept")]
+    pub fn accept(&self) -> io::Result<(Self, SocketAddr)> {
+        let stream = self.as_stream()?.accept()?;
+        let peer = stream.peer_address()?;
+        Ok((Self(Kind::Stream(stream)), peer))
+    }
+
+    /// Connects to a listener.
+    ///
+    /// # Errors
+    ///
+    /// `ECONNREFUSED`, `ETIMEDOUT` and the like; `EINPROGRESS` in non-blocking mode, where
+    /// `POLLOUT` reports the end.
+    #[doc(alias = "rconnect")]
+    pub fn connect(&self, address: SocketAddr) -> io::Result<()> {
+        Ok(self.as_stream()?.connect(address)?)
+    }
+
+    /// Sends bytes with flags of send(2), of which `MSG_DONTWAIT` has an effect. A blocking call
+    /// sends fewer bytes only if an error or a signal comes in between.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN`, `EINTR`, `ENOTCONN`, `EPIPE`, `ECONNRESET`.
+    #[doc(alias = "rsend")]
+    #[doc(alias = "rsendmsg")]
+    pub fn send(&self, buffers: &[IoSlice<'_>], flags: c_int) -> io::Result<usize> {
+        Ok(self.send_source(&mut Source::new(buffers), flags)?)
+    }
+
+    fn send_source(&self, source: &mut Source<'_, '_>, flags: c_int) -> Result<usize, Errno> {
+        self.as_stream()?.send(source, MsgFlags::from_bits_truncate(flags))
+    }
+
+    /// Receives bytes with flags of recv(2), of which `MSG_DONTWAIT`, `MSG_PEEK` and `MSG_WAITALL`
+    /// have an effect. 0 is the end of the stream.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN`, `EINTR`, `ENOTCONN`, `ECONNRESET`; `EPROTO` if the peer broke the protocol.
+    #[doc(alias = "rrecv")]
+    #[doc(alias = "rrecvmsg")]
+    pub fn receive(&self, buffers: &mut [IoSliceMut<'_>], flags: c_int) -> io::Result<usize> {
+        let flags = MsgFlags::from_bits_truncate(flags);
+        Ok(self.as_stream()?.receive(&mut Sink::new(buffers), flags)?)
+    }
+
+    /// Ends one direction or both.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTCONN`; `EAGAIN` if the peer takes no message for the time of `SO_LINGER`.
+    #[doc(alias = "rshutdown")]
+    pub fn shutdown(&self, how: net::Shutdown) -> io::Result<()> {
+        let how = match how {
+            net::Shutdown::Read => Shutdown::Read,
+            net::Shutdown::Write => Shutdown::Write,
+            net::Shutdown::Both => Shutdown::Both,
+        };
+        Ok(self.as_stream()?.shut_down(how)?)
+    }
+
+    /// Ends the socket. Calls of other threads fail with `EBADF`.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if the socket is closed already.
+    #[doc(alias = "rclose")]
+    pub fn close(&self) -> io::Result<()> {
+        Ok(self.as_stream()?.close()?)
+    }
+
+    /// The address of the socket; `None` before it has one.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` after a close.
+    #[doc(alias = "rgetsockname")]
+    pub fn local_address(&self) -> io::Result<Option<SocketAddr>> {
+        Ok(self.as_stream()?.local_address()?)
+    }
+
+    /// The address of the peer.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTCONN`.
+    #[doc(alias = "rgetpeername")]
+    pub fn peer_address(&self) -> io::Result<SocketAddr> {
+        Ok(self.as_stream()?.peer_address()?)
+    }
+
+    /// Sets an option, by its numbers and bytes in C.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for an unknown option, `EINVAL` for a wrong length.
+    #[doc(alias = "rsetsockopt")]
+    pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
+        Ok(self.as_stream()?.set_option(level, name, value)?)
+    }
+
+    /// The bytes in C of an option.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for an unknown option.
+    #[doc(alias = "rgetsockopt")]
+    pub fn option(&self, level: c_int, name: c_int) -> io::Result<Vec<u8>> {
+        Ok(self.as_stream()?.option(level, name)?)
+    }
+
+    /// Whether calls fail with `EAGAIN` instead of waiting.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` after a close.
+    #[doc(alias = "rfcntl")]
+    pub fn is_nonblocking(&self) -> io::Result<bool> {
+        Ok(self.as_stream()?.is_nonblocking()?)
+    }
+
+    /// Lets calls fail with `EAGAIN` instead of waiting, or not.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` after a close.
+    #[doc(alias = "rfcntl")]
+    pub fn set_nonblocking(&self, is_nonblocking: bool) -> io::Result<()> {
+        Ok(self.as_stream()?.set_nonblocking(is_nonblocking)?)
+    }
+
+    /// The flags of `F_GETFD`, which have no effect; sets them if new ones are given.
+    pub(crate) fn descriptor_flags(&self, new: Option<c_int>) -> Result<c_int, Errno> {
+        self.as_stream()?.descriptor_flags(new)
+    }
+
+    pub(crate) fn ready(&self, events: c_short) -> c_short {
+        let Kind::Stream(stream) = &self.0;
+        stream.ready(events)
+    }
+
+    pub(crate) fn prepare_sleep(&self, bell: &Arc<Bell>, sources: &mut Vec<Polled>) -> bool {
+        let Kind::Stream(stream) = &self.0;
+        stream.prepare_sleep(bell, sources)
+    }
+
+    pub(crate) fn end_sleep(&self, bell: &Arc<Bell>) {
+        let Kind::Stream(stream) = &self.0;
+        stream.end_sleep(bell);
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Fails only if the socket is closed already.
+        let _closed = self.close();
+    }
+}
+
+impl Read for &Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive(&mut [IoSliceMut::new(buffer)], 0)
+    }
+
+    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.receive(buffers, 0)
+    }
+}
+
+impl Write for &Socket {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.send(&[IoSlice::new(buffer)], 0)
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.send(buffers, 0)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(buffer)
+    }
+
+    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        (&*self).read_vectored(buffers)
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        (&*self).write(buffer)
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&*self).write_vectored(buffers)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

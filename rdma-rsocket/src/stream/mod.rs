@@ -1,0 +1,478 @@
+//! Streams: connected sockets and listeners.
+//!
+//! One mutex protects all of a stream. No thread sleeps with it: a call that cannot proceed joins
+//! the stream's [`Sleepers`], unlocks, and sleeps on the descriptors of the libraries. So one
+//! thread may read, another write and a third close the stream.
+
+mod connect;
+pub(crate) mod connection;
+mod flow;
+mod listen;
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use libc::{c_int, c_short};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, Shutdown};
+use rdma_sys::{RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, rdma_port_space};
+
+use self::connect::Phase;
+use self::connection::Connection;
+use self::listen::Listener;
+use crate::buffers::{Sink, Source};
+use crate::settings::{Effect, Settings};
+use crate::verbs::{Id, Libraries};
+use crate::wait::{Bell, Polled, SPIN, Sleepers};
+
+/// A stream socket.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    fd: RawFd,
+    state: Mutex<State>,
+}
+
+/// All of a stream.
+#[derive(Debug)]
+struct State {
+    // Dropped before the id, whose device it uses.
+    connection: Option<Connection>,
+    listener: Option<Listener>,
+    /// `None` once the stream is closed.
+    id: Option<Id>,
+    phase: Phase,
+    settings: Settings,
+    /// The reason of a failed connection, for `SO_ERROR`.
+    error: Option<Errno>,
+    sleepers: Sleepers,
+    /// A close has begun: further closes fail.
+    is_closing: bool,
+    /// Every call fails.
+    is_closed: bool,
+}
+
+impl Stream {
+    /// A socket that is neither bound nor connected.
+    pub(crate) fn new(libraries: Libraries, settings: Settings) -> Result<Self, Errno> {
+        let id = Id::new(libraries, rdma_port_space::RDMA_PS_TCP)?;
+        Ok(Self::with(id, None, Phase::Idle, settings))
+    }
+
+    fn with(id: Id, connection: Option<Connection>, phase: Phase, settings: Settings) -> Self {
+        let fd = id.fd();
+        let state = State {
+            connection,
+            listener: None,
+            id: Some(id),
+            phase,
+            settings,
+            error: None,
+            sleepers: Sleepers::default(),
+            is_closing: false,
+            is_closed: false,
+        };
+        Self { fd, state: Mutex::new(state) }
+    }
+
+    /// The socket's number.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks a stream that is not closed.
+    fn open(&self) -> Result<MutexGuard<'_, State>, Errno> {
+        let state = self.lock();
+        if state.is_closed { Err(Errno::EBADF) } else { Ok(state) }
+    }
+
+    /// Repeats an attempt until it has a result, and sleeps meanwhile. `EAGAIN` once the deadline
+    /// has passed, `EINTR` after a signal.
+    fn until<T>(
+        &self,
+        wait: Wait,
+        mut attempt: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
+    ) -> Result<T, Errno> {
+        let mut state = self.open()?;
+        let deadline = wait.deadline(&state);
+        let mut spin_until = None;
+        loop {
+            let mut is_changed = state.poll();
+            if let Some(result) = attempt(&mut state) {
+                return result;
+            }
+            is_changed |= state.take_events();
+            if is_changed {
+                continue;
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Err(Errno::EAGAIN);
+            }
+            if now < *spin_until.get_or_insert(now + SPIN) {
+                drop(state);
+                std::hint::spin_loop();
+                state = self.open()?;
+            } else if !state.arm()? {
+                state = self.sleep(state, deadline)?;
+            }
+        }
+    }
+
+    /// Sleeps until the state may have changed.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        deadline: Option<Instant>,
+    ) -> Result<MutexGuard<'a, State>, Errno> {
+        let bell = Bell::of_thread()?;
+        let mut sources = state.sources();
+        let probe = state.settings.probe_interval().map(|interval| Instant::now() + interval);
+        state.sleepers.join(&bell);
+        drop(state);
+        let slept = bell.sleep(&mut sources, [deadline, probe].into_iter().flatten().min());
+        let mut state = self.lock();
+        state.sleepers.leave(&bell);
+        if state.is_closed {
+            return Err(Errno::EBADF);
+        }
+        state.awake(probe);
+        slept.map(|()| state)
+    }
+
+    pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
+        self.open()?.id()?.bind(address)
+    }
+
+    /// Sends the buffers. A blocking call returns less than their length only after an error or a
+    /// signal.
+    pub(crate) fn send(&self, source: &mut Source<'_, '_>, flags: MsgFlags) -> Result<usize, Errno> {
+        let wanted = source.left();
+        let wait = Wait::of(flags);
+        while source.left() > 0 {
+            let before = source.left();
+            let sent = self.until(wait, |state| match state.connected() {
+                Ok(None) => None,
+                Ok(Some(connection)) => connection.send(source).map(|sent| (sent > 0).then_some(())).transpose(),
+                Err(errno) => Some(Err(errno)),
+            });
+            match sent {
+                Ok(()) => (),
+                Err(errno) if source.left() == wanted && before == wanted => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        Ok(wanted - source.left())
+    }
+
+    /// Receives into the buffers: some bytes, or 0 at the end of the stream. With `MSG_WAITALL`
+    /// they are filled, unless an error, a signal or the end comes first.
+    pub(crate) fn receive(&self, sink: &mut Sink<'_, '_>, flags: MsgFlags) -> Result<usize, Errno> {
+        let (is_peek, wants_all) = (flags.contains(MsgFlags::MSG_PEEK), flags.contains(MsgFlags::MSG_WAITALL));
+        let wanted = sink.left();
+        let wait = Wait::of(flags);
+        while sink.left() > 0 {
+            let received = self.until(wait, |state| match state.connected() {
+                Ok(None) => None,
+                Ok(Some(connection)) if connection.unread() > 0 => Some(connection.receive(sink, is_peek)),
+                Ok(Some(connection)) => match connection.take_failure() {
+                    Some(errno) => Some(Err(errno)),
+                    None => (!connection.is_readable()).then_some(Ok(0)),
+                },
+                Err(errno) => Some(Err(errno)),
+            });
+            match received {
+                Ok(0) => break,
+                Err(errno) if sink.left() == wanted => return Err(errno),
+                Ok(_) if wants_all && !is_peek => (),
+                _ => break,
+            }
+        }
+        Ok(wanted - sink.left())
+    }
+
+    pub(crate) fn shut_down(&self, how: Shutdown) -> Result<(), Errno> {
+        let reading = how != Shutdown::Write;
+        let writing = how != Shutdown::Read;
+        let linger = self.open()?.settings.linger();
+        self.until(Wait::AtMost(linger), |state| match state.connected() {
+            Ok(Some(connection)) => match connection.shut_down(reading, writing) {
+                Ok(false) => None,
+                Ok(true) => {
+                    state.sleepers.wake();
+                    Some(Ok(()))
+                }
+                Err(errno) => Some(Err(errno)),
+            },
+            Ok(None) => Some(Err(Errno::ENOTCONN)),
+            Err(errno) => Some(Err(errno)),
+        })
+    }
+
+    /// Sends what was written, waits at most the time of `SO_LINGER` for that, and ends the socket.
+    /// Calls of other threads fail with `EBADF`.
+    pub(crate) fn close(&self) -> Result<(), Errno> {
+        let linger = {
+            let mut state = self.open()?;
+            if std::mem::replace(&mut state.is_closing, true) {
+                return Err(Errno::EBADF);
+            }
+            let is_connected = state.connection.as_ref().is_some_and(Connection::is_open);
+            if is_connected { state.settings.linger() } else { Duration::ZERO }
+        };
+        if !linger.is_zero() {
+            self.finish(linger);
+        }
+        let thread = {
+            let mut state = self.lock();
+            state.is_closed = true;
+            if state.connection.is_some() {
+                state.id()?.disconnect();
+            }
+            state.sleepers.wake();
+            state.listener.take().map(Listener::stop)
+        };
+        thread.into_iter().for_each(listen::join);
+        let (connection, id) = {
+            let mut state = self.lock();
+            (state.connection.take(), state.id.take())
+        };
+        // In this order: the connection uses the id's device.
+        drop(connection);
+        drop(id);
+        Ok(())
+    }
+
+    /// Tells the peer of the end, and waits until the device has sent everything.
+    fn finish(&self, linger: Duration) {
+        let deadline = Wait::Until(Instant::now() + linger);
+        let mut is_told = false;
+        loop {
+            let finished = self.until(deadline, |state| {
+                let connection = state.connection.as_mut()?;
+                if !is_told {
+                    is_told = connection.shut_down(true, true).unwrap_or(true);
+                }
+                (is_told && connection.is_idle()).then_some(Ok(()))
+            });
+            // A signal does not end the wait, which the deadline bounds.
+            if finished != Err(Errno::EINTR) {
+                break;
+            }
+        }
+    }
+
+    pub(crate) fn local_address(&self) -> Result<Option<SocketAddr>, Errno> {
+        Ok(self.open()?.id()?.local_address())
+    }
+
+    pub(crate) fn peer_address(&self) -> Result<SocketAddr, Errno> {
+        let mut state = self.open()?;
+        let is_connected = state.connection.is_some();
+        state.id()?.peer_address().filter(|_| is_connected).ok_or(Errno::ENOTCONN)
+    }
+
+    pub(crate) fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+        let mut state = self.open()?;
+        let state = &mut *state;
+        let is_open = !matches!(state.phase, Phase::Idle | Phase::Listening);
+        match state.settings.set(level, name, value, is_open)? {
+            Effect::None => Ok(()),
+            // The connection manager takes one byte.
+            Effect::Identifier(RDMA_OPTION_ID_TOS) => {
+                let byte = value.first_chunk().map_or(0, |bytes| c_int::from_ne_bytes(*bytes)).to_le_bytes()[0];
+                state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[byte])
+            }
+            Effect::Identifier(option) => state.id()?.set_option(RDMA_OPTION_ID, option, &value[..size_of::<c_int>()]),
+        }
+    }
+
+    pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
+        let mut state = self.open()?;
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+            state.poll();
+            state.take_events();
+            let failure = state.connection.as_mut().and_then(Connection::take_failure);
+            let error = state.error.take().or(failure).map_or(0, |errno| errno as c_int);
+            return Ok(error.to_ne_bytes().to_vec());
+        }
+        state.settings.get(level, name)
+    }
+
+    pub(crate) fn is_nonblocking(&self) -> Result<bool, Errno> {
+        Ok(self.open()?.settings.is_nonblocking)
+    }
+
+    pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) -> Result<(), Errno> {
+        self.open()?.settings.is_nonblocking = is_nonblocking;
+        Ok(())
+    }
+
+    /// The flags of `F_GETFD`; sets them if new ones are given.
+    pub(crate) fn descriptor_flags(&self, new: Option<c_int>) -> Result<c_int, Errno> {
+        let mut state = self.open()?;
+        state.settings.descriptor_flags = new.unwrap_or(state.settings.descriptor_flags);
+        Ok(state.settings.descriptor_flags)
+    }
+
+    /// The events of poll(2) that the socket has now.
+    pub(crate) fn ready(&self, events: c_short) -> c_short {
+        let Ok(mut state) = self.open() else { return libc::POLLNVAL };
+        loop {
+            let is_changed = state.poll();
+            let ready = state.ready(events);
+            if ready != 0 || !(state.take_events() || is_changed) {
+                return ready;
+            }
+        }
+    }
+
+    /// Prepares the calling thread's sleep: adds the descriptors to sleep on. Returns false if the
+    /// socket must be looked at again first.
+    pub(crate) fn prepare_sleep(&self, bell: &Arc<Bell>, sources: &mut Vec<Polled>) -> bool {
+        let Ok(mut state) = self.open() else { return false };
+        match state.arm() {
+            Ok(false) => (),
+            Ok(true) => return false,
+            Err(errno) => {
+                state.lose(errno);
+                return false;
+            }
+        }
+        sources.extend(state.sources());
+        state.sleepers.join(bell);
+        true
+    }
+
+    /// Ends the calling thread's sleep.
+    pub(crate) fn end_sleep(&self, bell: &Arc<Bell>) {
+        let mut state = self.lock();
+        state.sleepers.leave(bell);
+        state.awake(None);
+    }
+}
+
+impl State {
+    fn id(&mut self) -> Result<&mut Id, Errno> {
+        self.id.as_mut().ok_or(Errno::EBADF)
+    }
+
+    /// The connection. `None` while it is being made; `ENOTCONN` or the reason if there is none.
+    fn connected(&mut self) -> Result<Option<&mut Connection>, Errno> {
+        match self.phase {
+            Phase::Connected => self.connection.as_mut().map(Some).ok_or(Errno::ENOTCONN),
+            phase if phase.is_opening() => Ok(None),
+            _ => Err(self.error.take().unwrap_or(Errno::ENOTCONN)),
+        }
+    }
+
+    /// Processes completions. Returns whether there were any.
+    fn poll(&mut self) -> bool {
+        let connection = self.connection.as_mut().filter(|_| self.phase == Phase::Connected);
+        let is_changed = connection.is_some_and(Connection::poll);
+        if is_changed {
+            self.sleepers.wake();
+        }
+        is_changed
+    }
+
+    /// Processes events of the connection manager. Returns whether there were any.
+    fn take_events(&mut self) -> bool {
+        let mut is_changed = false;
+        while self.phase != Phase::Listening {
+            match self.id().and_then(Id::next_event) {
+                Ok(Some(event)) => self.advance(&event),
+                Ok(None) => break,
+                Err(errno) => {
+                    self.lose(errno);
+                    break;
+                }
+            }
+            is_changed = true;
+        }
+        if is_changed {
+            self.sleepers.wake();
+        }
+        is_changed
+    }
+
+    /// Asks for an event at the next completion. Returns true if completions that came before it
+    /// must be looked for.
+    fn arm(&mut self) -> Result<bool, Errno> {
+        let connection = self.connection.as_mut().filter(|_| self.phase == Phase::Connected);
+        connection.map_or(Ok(false), |connection| connection.queues().arm())
+    }
+
+    /// The descriptors that become readable when something happens.
+    fn sources(&mut self) -> Vec<Polled> {
+        let mut sources = Vec::with_capacity(3);
+        if self.phase.is_opening() || self.phase == Phase::Connected {
+            sources.extend(self.id.as_ref().map(|id| Polled::readable(id.fd())));
+            sources.extend(self.connection.as_mut().map(|connection| Polled::readable(connection.queues().fd())));
+        }
+        sources
+    }
+
+    /// Takes the completion events that have ended a sleep. Probes the peer after `probe`.
+    fn awake(&mut self, probe: Option<Instant>) {
+        let Some(connection) = &mut self.connection else { return };
+        connection.queues().take_events();
+        if probe.is_some_and(|probe| Instant::now() >= probe) {
+            connection.probe();
+        }
+    }
+
+    fn ready(&mut self, events: c_short) -> c_short {
+        const READ: c_short = libc::POLLIN | libc::POLLRDNORM;
+        const WRITE: c_short = libc::POLLOUT | libc::POLLWRNORM;
+        let flag = |flag: c_short, is_set: bool| if is_set { flag } else { 0 };
+        if let Some(listener) = &self.listener {
+            return events & flag(READ, listener.has_ready());
+        }
+        if self.phase == Phase::Failed {
+            return libc::POLLERR | events & (READ | WRITE);
+        }
+        let Some(connection) = self.connection.as_mut().filter(|_| self.phase == Phase::Connected) else { return 0 };
+        // A program that polls for data often takes POLLHUP for a failure, so data comes first.
+        let ended = match (connection.is_open(), connection.is_disconnected()) {
+            (true, _) => 0,
+            (false, true) => flag(libc::POLLHUP, connection.unread() == 0),
+            (false, false) => libc::POLLERR,
+        };
+        let has_read = connection.unread() > 0 || !connection.is_readable();
+        let has_room = !connection.is_open() || connection.room() > 0;
+        let peer_is_done = flag(libc::POLLRDHUP, !connection.is_readable());
+        ended | events & (flag(READ, has_read) | flag(WRITE, has_room) | peer_is_done)
+    }
+}
+
+/// How long a call may wait.
+#[derive(Clone, Copy, Debug)]
+enum Wait {
+    /// As the socket's mode says.
+    Mode,
+    /// Not at all.
+    Never,
+    AtMost(Duration),
+    Until(Instant),
+}
+
+impl Wait {
+    fn of(flags: MsgFlags) -> Self {
+        if flags.contains(MsgFlags::MSG_DONTWAIT) { Self::Never } else { Self::Mode }
+    }
+
+    fn deadline(self, state: &State) -> Option<Instant> {
+        match self {
+            Self::Mode => state.settings.is_nonblocking.then(Instant::now),
+            Self::Never => Some(Instant::now()),
+            Self::AtMost(time) => Some(Instant::now() + time),
+            Self::Until(deadline) => Some(deadline),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Sockets on the software device.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use rdma_rsocket::{Libraries, Socket};
+
+/// The software device's libraries.
+pub(crate) fn libraries() -> Libraries {
+    static VERBS: rdma_sys::Ibverbs = *rdma_soft::ibverbs();
+    static CM: rdma_sys::RdmaCm = *rdma_soft::rdmacm();
+    // SAFETY: `new` requires tables of one implementation: both are the software device's.
+    unsafe { Libraries::new(&VERBS, &CM) }
+}
+
+pub(crate) fn stream() -> Socket {
+    Socket::stream(libraries()).expect("a socket")
+}
+
+/// A listener at a free port of the loopback address.
+pub(crate) fn listener() -> (Socket, SocketAddr) {
+    let socket = stream();
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+    socket.listen(1).expect("a listener");
+    let address = socket.local_address().expect("an open socket").expect("an address");
+    (socket, address)
+}
+
+/// Two connected sockets.
+pub(crate) fn pair() -> (Socket, Socket) {
+    pair_with(|_| ())
+}
+
+/// Two connected sockets whose options are set by a function before the connection.
+pub(crate) fn pair_with(tune: impl Fn(&Socket)) -> (Socket, Socket) {
+    let (listener, address) = listener();
+    let client = stream();
+    tune(&listener);
+    tune(&client);
+    client.connect(address).expect("a connection");
+    let (server, peer) = listener.accept().expect("the connection");
+    assert_eq!(Some(peer), client.local_address().expect("an open socket"));
+    (client, server)
+}
+
+/// Sets an option that is an `int` in C.
+pub(crate) fn set_int(socket: &Socket, level: libc::c_int, name: libc::c_int, value: libc::c_int) {
+    socket.set_option(level, name, &value.to_ne_bytes()).expect("an option");
+}
+
+/// The error number of a failure.
+pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+    result.expect_err("a failure").raw_os_error().expect("an error of the system")
+}
