@@ -22,6 +22,7 @@ pub const RDMACM: &str = "librdmacm.so.1";
 pub const SYMBOLS: &str = include_str!("../symbols.txt");
 
 mod own;
+mod rsocket;
 mod unsupported;
 #[macro_use]
 mod trampoline;
