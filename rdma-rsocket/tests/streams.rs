@@ -237,6 +237,20 @@ fn a_close_waits_no_longer_than_its_linger() {
     drop(server);
 }
 
+#[test]
+fn a_socket_that_connects_is_closed_at_once() {
+    let (_listener, address) = listener();
+    let client = stream();
+    client.set_nonblocking(true).expect("a mode");
+    // The limit of a close that waits for a message which nobody can send.
+    let one_hour = [1, 3600].map(libc::c_int::to_ne_bytes).concat();
+    client.set_option(libc::SOL_SOCKET, libc::SO_LINGER, &one_hour).expect("an option");
+    if let Err(error) = client.connect(address) {
+        assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS));
+    }
+    client.close().expect("a close");
+}
+
 /// The other process runs only this test.
 #[test]
 fn other_process() {

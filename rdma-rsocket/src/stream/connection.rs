@@ -236,7 +236,8 @@ impl Connection {
         self.controls = self.controls.wrapping_add(1);
         self.control_slots -= 1;
         let target = Target { address, key, immediate: Some(message.encode()) };
-        self.queues.send(kind, &self.outbox, pieces, target)
+        let sent = self.queues.send(kind, &self.outbox, pieces, target);
+        sent.inspect_err(|&errno| self.fail(errno))
     }
 
     /// Sends as much as there is room for. Returns the number of bytes, perhaps 0.

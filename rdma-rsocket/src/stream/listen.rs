@@ -77,8 +77,17 @@ impl Stream {
             if state.is_closed || slept.is_err_and(|errno| errno != Errno::EINTR) {
                 break;
             }
-            while let Ok(Some(event)) = state.id().and_then(Id::next_event) {
-                state.serve(&event);
+            loop {
+                match state.id().and_then(Id::next_event) {
+                    Ok(Some(event)) => state.serve(&event),
+                    Ok(None) => break,
+                    // The device is gone: accepts fail from now on.
+                    Err(_) => {
+                        state.listener = None;
+                        state.sleepers.wake();
+                        return;
+                    }
+                }
             }
         }
     }

@@ -222,7 +222,8 @@ impl Stream {
             if std::mem::replace(&mut state.is_closing, true) {
                 return Err(Errno::EBADF);
             }
-            let is_connected = state.connection.as_ref().is_some_and(Connection::is_open);
+            let connection = state.connection.as_ref().filter(|_| state.phase == Phase::Connected);
+            let is_connected = connection.is_some_and(Connection::is_open);
             if is_connected { state.settings.linger() } else { Duration::ZERO }
         };
         if !linger.is_zero() {
