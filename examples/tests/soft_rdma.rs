@@ -1,12 +1,14 @@
 //! Runs `soft-rdma` as a user does: the program that it becomes keeps its status, and finds the
 //! device.
 
-use std::os::unix::process::ExitStatusExt;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use rdma_test_support::Compiler;
+use nix::unistd::geteuid;
 use rdma_test_support::program::{finish, has_failed, has_succeeded, text};
+use rdma_test_support::{Compiler, skip};
 
 /// A folder of a test, which is also its cache.
 fn folder(name: &str) -> PathBuf {
@@ -16,12 +18,17 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Runs the launcher with its cache in `folder`.
-fn launch(folder: &Path, arguments: &[&str]) -> Output {
+/// The launcher with its cache in `folder`.
+fn launcher(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_soft-rdma"));
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("XDG_CACHE_HOME", folder);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    finish(command.spawn().unwrap())
+    command
+}
+
+/// Runs the launcher.
+fn launch(folder: &Path, arguments: &[&str]) -> Output {
+    finish(launcher(folder, arguments).spawn().unwrap())
 }
 
 #[test]
@@ -200,4 +207,74 @@ fn a_c_program_meets_each_fault() {
     let out = has_succeeded("cq-error", &launch(&folder, &["--fault", "cq-error:nth=2", &program]));
     assert!(out.ends_with("no poll\n"), "{out}");
     assert_eq!(launch(&folder, &["--fault", "die:nth=2", &program]).status.signal(), Some(9));
+}
+
+/// Whether the launcher can show the devices in sysfs here; the reason why not is printed.
+fn shows_sysfs(folder: &Path) -> bool {
+    let checked = launch(folder, &["--check", "--sysfs"]);
+    if !checked.status.success() {
+        skip(&text(&checked.stderr));
+    }
+    checked.status.success()
+}
+
+#[test]
+fn the_program_sees_the_devices_in_sysfs() {
+    let folder = folder("sysfs");
+    if !shows_sysfs(&folder) {
+        return;
+    }
+    let run = |arguments: &[&str]| launch(&folder, &[&["--sysfs", "--devices", "2"], arguments].concat());
+    let script = "cd /sys/class/infiniband && cat */ports/1/state && test -c /dev/infiniband/soft1 \
+                  && test -d /sys/class/net/lo/ && test -w /dev/null && exit 7";
+    let output = run(&["sh", "-c", script]);
+    assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("4: ACTIVE\n4: ACTIVE\n", Some(7)));
+    // The host has got nothing.
+    assert!(!Path::new("/dev/infiniband/soft1").exists());
+    // A program under a launcher may be one itself.
+    let inner = env!("CARGO_BIN_EXE_soft-rdma");
+    let _out = has_succeeded("the same devices", &run(&[inner, "--sysfs", "true"]));
+    has_failed("more devices", &run(&[inner, "--sysfs", "--devices", "3", "true"]), "an outer soft-rdma --sysfs");
+}
+
+#[test]
+fn programs_of_a_user_who_may_not_mount_can_trace_each_other() {
+    let folder = folder("user-namespace");
+    std::fs::create_dir_all(&folder).unwrap();
+    let user = if geteuid().is_root() { 65534 } else { geteuid().as_raw() };
+    std::os::unix::fs::chown(&folder, Some(user), None).unwrap();
+    let start = |arguments: &[&str]| {
+        let mut command = launcher(&folder, arguments);
+        if geteuid().is_root() {
+            command.uid(user).gid(user);
+        }
+        command.stdin(Stdio::piped()).spawn()
+    };
+    let checked = match start(&["--check", "--sysfs"]) {
+        Ok(child) => finish(child),
+        Err(error) => return skip(&format!("another user cannot run the launcher: {error}")),
+    };
+    if !checked.status.success() {
+        return skip(&text(&checked.stderr));
+    }
+    // Runs until the test closes its input.
+    let mut first = start(&["--sysfs", "sh", "-c", "echo $$; read line"]).unwrap();
+    let mut id = String::new();
+    BufReader::new(first.stdout.take().unwrap()).read_line(&mut id).unwrap();
+    let path = |file: &str| format!("/proc/{}/{file}", id.trim());
+    let namespace = finish(start(&["--sysfs", "readlink", "/proc/self/ns/user", &path("ns/user")]).unwrap());
+    let namespaces = has_succeeded("readlink", &namespace);
+    let [second, of_first] = namespaces.lines().collect::<Vec<_>>()[..] else { panic!("{namespaces}") };
+    assert_eq!(second, of_first);
+    let traced = finish(start(&["--sysfs", "cat", &path("environ")]).unwrap());
+    assert!(has_succeeded("cat", &traced).contains("LD_LIBRARY_PATH"));
+    drop(first.stdin.take());
+    let _status = first.wait().unwrap();
+}
+
+#[test]
+fn folders_may_have_spaces_but_no_colon() {
+    let folder = folder("with a space");
+    assert!(has_succeeded("soft-rdma", &launch(&folder, &["--check", "true"])).contains("with a space"));
+    has_failed("soft-rdma", &launch(&folder.join("a:b"), &["true"]), "XDG_CACHE_HOME sets another folder");
 }

@@ -1,6 +1,6 @@
 //! `--check`: what of the software device does not work here, and why.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, IoSliceMut, Write};
 use std::path::Path;
@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{Pid, geteuid};
 
-use super::{Library, PATH};
+use super::{Library, Options, PATH, SELF};
 use crate::Failure;
 
 /// A test of this machine or of the program.
@@ -29,9 +29,10 @@ impl Finding {
 }
 
 /// Prints the findings for this machine, and for the program if one is given.
-pub(super) fn run(program: Option<&OsString>, path: &OsStr, library: &Library) -> Result<(), Failure> {
-    let mut findings = vec![environment(), loader(path, library), tracing(), nodes(), sysfs()];
-    findings.extend(program.map(|program| links(program, path, library)));
+pub(super) fn run(options: &Options, path: &OsStr, library: &Library) -> Result<(), Failure> {
+    let mut findings = vec![environment(), loader(path, library), tracing()];
+    findings.extend(if options.sysfs { vec![namespaces(options)] } else { vec![nodes(), sysfs()] });
+    findings.extend(options.program.first().map(|program| links(program, path, library)));
     let mut out = io::stdout().lock();
     for Finding { name, text, .. } in &findings {
         writeln!(out, "{name:12} {text}")?;
@@ -59,13 +60,14 @@ fn environment() -> Finding {
 /// Whether the dynamic loader can load the library.
 fn loader(path: &OsStr, library: &Library) -> Finding {
     let folder = path.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
-    let file = Path::new(&folder).join(library.names[0]);
-    let run = Command::new("/proc/self/exe").arg("--version").env("LD_PRELOAD", &file).stdin(Stdio::null()).output();
-    match run {
-        // The loader goes on without a library that it cannot load, and says so.
-        Ok(output) if output.stderr.is_empty() => Finding::new("library", true, file.display().to_string()),
-        Ok(output) => Finding::new("library", false, String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-        Err(error) => Finding::new("library", false, format!("cannot test {}: {error}", file.display())),
+    let file = Path::new(&folder).join(library.names[0]).display().to_string();
+    // A name, because LD_PRELOAD ends a path at a space.
+    let mut test = Command::new(SELF);
+    test.arg("--version").env(PATH, path).env("LD_PRELOAD", library.names[0]);
+    // The loader goes on without a library that it cannot load, and says so.
+    match complaint(&mut test) {
+        None => Finding::new("library", true, file),
+        Some(text) => Finding::new("library", false, text),
     }
 }
 
@@ -90,12 +92,32 @@ fn tracing() -> Finding {
     Finding::new("processes", works, text)
 }
 
+/// Whether a program can get the files of `--sysfs`.
+fn namespaces(options: &Options) -> Finding {
+    let mut test = Command::new(SELF);
+    options.prepare(&mut test).args(["--sysfs", SELF, "--version"]);
+    match complaint(&mut test) {
+        None => Finding::new("sysfs", true, "--sysfs shows /sys/class/infiniband/soft0 and /dev/infiniband/soft0"),
+        Some(text) => Finding::new("sysfs", false, text),
+    }
+}
+
+/// The text that a program writes to standard error, or the reason why it cannot be started. `None`
+/// if it writes nothing.
+fn complaint(test: &mut Command) -> Option<String> {
+    let text = match test.stdin(Stdio::null()).output() {
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Some(text).filter(|text| !text.is_empty())
+}
+
 /// Whether programs find the device nodes that hardware has.
 fn nodes() -> Finding {
     let text = if Path::new("/dev/infiniband/soft0").exists() {
         "/dev/infiniband/soft0"
     } else {
-        "no /dev/infiniband/soft0: UCX ignores the device"
+        "no /dev/infiniband/soft0: UCX ignores the device; --sysfs shows it"
     };
     Finding::new("node", true, text)
 }
@@ -105,7 +127,7 @@ fn sysfs() -> Finding {
     let text = if Path::new("/sys/class/infiniband/soft0").exists() {
         "/sys/class/infiniband/soft0"
     } else {
-        "no /sys/class/infiniband/soft0: NCCL needs NCCL_IB_GID_INDEX, and pyverbs skips tests"
+        "no /sys/class/infiniband/soft0: NCCL needs NCCL_IB_GID_INDEX, and pyverbs skips tests; --sysfs shows it"
     };
     Finding::new("sysfs", true, text)
 }
@@ -145,8 +167,13 @@ fn find(program: &OsStr) -> Option<std::path::PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Whether a program runs with other rights than its caller's.
+/// Whether a program runs with other rights than its caller's: those of its owner, or capabilities
+/// of the file. Where `getcap` is missing, the file counts as one without.
 fn is_privileged(program: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    fs::metadata(program).is_ok_and(|found| found.permissions().mode() & 0o6000 != 0)
+    let is_setuid = fs::metadata(program).is_ok_and(|found| found.permissions().mode() & 0o6000 != 0);
+    // A user's path often lacks the folder of getcap.
+    let has_capabilities =
+        |getcap: &&str| Command::new(getcap).arg(program).output().is_ok_and(|output| !output.stdout.is_empty());
+    is_setuid || ["getcap", "/usr/sbin/getcap", "/sbin/getcap"].iter().any(has_capabilities)
 }

@@ -36,6 +36,10 @@ impl Library {
         }
         let parent = cache();
         let place = || {
+            // The dynamic loader ends a folder's name there.
+            if parent.to_string_lossy().contains([':', ';']) {
+                return Err(io::Error::other("a library path cannot contain a colon or semicolon"));
+            }
             let folder = parent.join(format!("{:016x}", hash(self.bytes)));
             make_private(&parent)?;
             make_private(&folder)?;
@@ -75,6 +79,11 @@ impl Library {
             _ => Ok(()),
         }
     }
+}
+
+/// The file that launchers lock while they look for namespaces of this user.
+pub(super) fn lock() -> PathBuf {
+    cache().join("namespace.lock")
 }
 
 /// The folder of all copies: in the user's cache, or else in the folder of temporary files.
@@ -121,6 +130,9 @@ fn hash(bytes: &[u8]) -> u64 {
 fn remove_unused(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
         let entry = entry?;
+        if entry.path() == lock() {
+            continue;
+        }
         let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
         let is_free = || Flock::lock(File::open(entry.path()).ok()?, FlockArg::LockExclusiveNonblock).ok();
         if let Some(_lock) = Some(age > UNUSED).filter(|is_old| *is_old).and_then(|_| is_free()) {

@@ -5,6 +5,7 @@
 
 mod check;
 mod library;
+mod sysfs;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -22,6 +23,9 @@ use crate::Failure;
 
 /// The dynamic loader's list of folders.
 const PATH: &str = "LD_LIBRARY_PATH";
+
+/// This program's file.
+const SELF: &str = "/proc/self/exe";
 
 /// Runs a program on the software RDMA device: without a NIC, a kernel module or root.
 ///
@@ -48,12 +52,20 @@ pub struct Options {
     /// Faults that the program's requests meet; `help` explains what can be given
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultOption>,
+    /// Show the devices in /sys/class/infiniband and /dev/infiniband, where UCX, Open MPI and
+    /// pyverbs look for them. Not root: all programs of a job need this option, and sudo does not
+    /// work in them
+    #[arg(long)]
+    sysfs: bool,
+    /// Print the files of `--sysfs`, for the launcher
+    #[arg(long, hide = true)]
+    print_sysfs: bool,
     /// The program and its arguments
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
         value_name = "PROGRAM",
-        required_unless_present_any = ["check", "fault"]
+        required_unless_present_any = ["check", "fault", "print_sysfs"]
     )]
     program: Vec<OsString>,
 }
@@ -92,6 +104,9 @@ pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
         writeln!(std::io::stdout(), "{}", faults::HELP)?;
         return Ok(());
     }
+    if options.print_sysfs {
+        return sysfs::print();
+    }
     let folder = library.place()?;
     let mut path = folder.into_os_string();
     if let Some(others) = std::env::var_os(PATH).filter(|others| !others.is_empty()) {
@@ -99,18 +114,27 @@ pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
         path.push(others);
     }
     if options.check {
-        return check::run(options.program.first(), &path, library);
+        return check::run(options, &path, library);
     }
     let Some((program, arguments)) = options.program.split_first() else {
         return Err(Failure::usage("no program is given"));
     };
+    if options.sysfs {
+        sysfs::enter(options.prepare(&mut Command::new(SELF)).arg("--print-sysfs"), &library::lock())?;
+    }
     let mut command = Command::new(program);
-    command.args(arguments).env(PATH, path);
-    command.envs(options.devices.map(|count| ("RDMA_SOFT_DEVICES", count.to_string())));
-    command.envs(options.link_layer.map(|layer| ("RDMA_SOFT_LINK_LAYER", format!("{layer:?}").to_lowercase())));
+    options.prepare(&mut command).args(arguments).env(PATH, path);
     if let Some(FaultOption::Plan(plan)) = &options.fault {
         command.env(faults::VARIABLE, plan.to_string());
     }
     let error = command.exec();
     Err(Failure::new(format!("{}: {error}", Path::new(program).display())))
+}
+
+impl Options {
+    /// Gives a program the variables that choose its devices.
+    fn prepare<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.envs(self.devices.map(|count| ("RDMA_SOFT_DEVICES", count.to_string())));
+        command.envs(self.link_layer.map(|layer| ("RDMA_SOFT_LINK_LAYER", format!("{layer:?}").to_lowercase())))
+    }
 }
