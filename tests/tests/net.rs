@@ -123,6 +123,23 @@ fn attack(context: &Context, to: SocketAddr, messages: &[Vec<u8>]) {
     assert!(connection.wait_disconnected(Some(LIMIT)).unwrap(), "the victim ends the connection");
 }
 
+/// Receives until the connection fails. Keeps the messages: no spare is left to replace their
+/// receives.
+async fn failure_of(mut connection: Connection) -> Failure {
+    let mut held = Vec::new();
+    loop {
+        match connection.next().await {
+            Ok(Some(message)) => held.push(message),
+            Ok(None) => {
+                if let Err(failure) = connection.send("are you there?").await {
+                    return failure;
+                }
+            }
+            Err(failure) => return failure,
+        }
+    }
+}
+
 #[test]
 fn a_hostile_peer_fails_its_connection_alone() {
     let Some(context) = device() else { return };
@@ -153,24 +170,15 @@ fn a_hostile_peer_fails_its_connection_alone() {
             let context = context.clone();
             move || attack(&context, to, &messages)
         });
-        let mut victim = accept(&mut listener);
-        // The program keeps the messages: no spare is left to replace their receives.
-        let mut held = Vec::new();
         let failure = block_on(async {
-            loop {
-                match victim.next().await {
-                    Ok(Some(message)) => held.push(message),
-                    Ok(None) => {
-                        if let Err(failure) = victim.send("are you there?").await {
-                            break failure;
-                        }
-                    }
-                    Err(failure) => break failure,
-                }
+            // The messages may arrive before the connection is accepted.
+            let incoming = listener.accept().await.unwrap();
+            match incoming.accept().await {
+                Ok(victim) => failure_of(victim).await,
+                Err(failure) => failure,
             }
         });
         assert_eq!(failure.as_violation(), Some(violation), "{failure}");
-        drop((victim, held));
         attacking.join().unwrap();
         block_on(async {
             honest.send("still there?").await.unwrap();

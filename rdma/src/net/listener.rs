@@ -192,7 +192,7 @@ impl Incoming {
     ///
     /// # Errors
     ///
-    /// `PeerGone` if the peer has given up; `Timeout`; `DriverGone`; `Local` for errors of the
+    /// `PeerGone` if the peer has given up; `Protocol` if its first messages break the protocol; `Timeout`; `DriverGone`; `Local` for errors of the
     /// device, and if the node has no room for another connection, which the peer learns.
     pub async fn accept(self) -> Result<Connection, Failure> {
         let shared = &self.handle.shared;

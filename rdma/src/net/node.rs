@@ -222,6 +222,10 @@ impl Shared {
             keys.iter().filter_map(|key| table.cores.remove(key)).collect()
         };
         for core in ended {
+            // An attempt to accept may still wait for its connection.
+            if let (Some(Route::Mailbox(mailbox)), Some(failure)) = (self.route(core.id), core.failure()) {
+                mailbox.fail(failure);
+            }
             self.remove_route(core.id);
             core.disconnect();
         }

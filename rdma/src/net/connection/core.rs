@@ -117,6 +117,11 @@ impl Core {
         self.with(|flow, _| flow.operated(id, buffer, old_value));
     }
 
+    /// The reason of the end, once the connection has ended.
+    pub(in crate::net) fn failure(&self) -> Option<Failure> {
+        self.with(|flow, _| flow.outcome().cloned())
+    }
+
     pub(in crate::net) fn fail(&self, failure: Failure) {
         self.with(|flow, _| flow.fail(failure));
     }
