@@ -192,8 +192,9 @@ impl Incoming {
     ///
     /// # Errors
     ///
-    /// `PeerGone` if the peer has given up; `Protocol` if its first messages break the protocol; `Timeout`; `DriverGone`; `Local` for errors of the
-    /// device, and if the node has no room for another connection, which the peer learns.
+    /// `PeerGone` if the peer has given up; `Protocol` if its first messages break the protocol;
+    /// `Timeout`; `DriverGone`; `Local` for errors of the device, and if the node has no room for
+    /// another connection, which the peer learns.
     pub async fn accept(self) -> Result<Connection, Failure> {
         let shared = &self.handle.shared;
         let Pending { request, hello, ticket } = self.pending;
