@@ -1,6 +1,6 @@
 //! The command lines, and what is known to fail.
 
-use Kind::{Alone, CmClient, CmGroup, CmPair, CmService, Fabric, Perftest, Pingpong, Rping, Ucx};
+use Kind::{Alone, CmClient, CmGroup, CmPair, CmService, Fabric, Mpi, Perftest, Pingpong, Rping, Ucx};
 
 /// The expected end of a case.
 #[derive(Debug)]
@@ -35,14 +35,22 @@ pub(super) enum Kind {
     Fabric,
     /// `ucx_perftest`
     Ucx,
+    /// `mpirun` of the test program
+    Mpi,
 }
 
 impl Kind {
+    /// The launcher's options.
+    pub(super) fn launch_options(self) -> &'static [&'static str] {
+        if matches!(self, Ucx | Mpi) { &["--sysfs"] } else { &[] }
+    }
+
     /// The arguments of the server and of the client, besides those of the case.
     pub(super) fn arguments(self, port: u16) -> (String, String) {
         let pair = |both: String, client: &str| (both.clone(), format!("{both} {client}"));
         match self {
             Self::Alone => (String::new(), String::new()),
+            Self::Mpi => ("-np 3 --oversubscribe ./mpi_sums".to_owned(), String::new()),
             Self::Pingpong => pair(format!("-g 0 -p {port}"), "127.0.0.1"),
             Self::Perftest => pair(format!("-F -p {port}"), "127.0.0.1"),
             Self::Rping => (format!("-s -p {port}"), format!("-c -p {port}")),
@@ -83,6 +91,7 @@ impl Case {
             (Rping | CmClient | CmGroup | CmService | CmPair, _) => "rdmacm-utils",
             (Fabric, _) => "libfabric-bin",
             (Ucx, _) => "ucx-utils",
+            (Mpi, _) => "openmpi-bin and libopenmpi-dev",
         }
     }
 }
@@ -97,7 +106,17 @@ const fn lacks(kind: Kind, program: &'static str, options: &'static str, reason:
 
 const NO_XRC: &str = "no XRC";
 const NO_RSOCKETS: &str = "no rsockets";
-const NO_NODE: &str = "no /dev/infiniband/soft0, so UCX ignores it";
+/// UCX's transports: `rc_v` needs UD to connect, which the name includes.
+const UCX_RC: &str = "UCX_TLS=rc_v";
+const UCX_UD: &str = "UCX_TLS=ud_v";
+
+const fn ucx(variable: &'static str, options: &'static str) -> Case {
+    Case { variable, ..passes(Ucx, "ucx_perftest", options) }
+}
+
+const fn mpi(options: &'static str) -> Case {
+    Case { variable: "UCX_NET_DEVICES=soft0:1", ..passes(Mpi, "mpirun", options) }
+}
 
 pub(super) static CASES: &[Case] = &[
     passes(Alone, "ibv_devices", ""),
@@ -176,7 +195,30 @@ pub(super) static CASES: &[Case] = &[
     passes(Fabric, "fi_pingpong", "-p verbs -e dgram -I 100"),
     passes(Fabric, "fi_pingpong", "-p verbs;ofi_rxm -e rdm -I 100"),
     passes(Fabric, "fi_pingpong", "-p verbs;ofi_rxd -e rdm -I 100"),
-    Case { variable: "UCX_TLS=ud_verbs", ..lacks(Ucx, "ucx_perftest", "-t tag_lat -n 100", NO_NODE) },
-    Case { variable: "UCX_TLS=rc_verbs", ..lacks(Ucx, "ucx_perftest", "-t tag_lat -n 100", NO_NODE) },
+    ucx(UCX_RC, "-t tag_lat -n 500"),
+    ucx(UCX_RC, "-t tag_bw -n 500"),
+    ucx(UCX_RC, "-t ucp_am_lat -n 500"),
+    ucx(UCX_RC, "-t ucp_am_bw -n 500"),
+    ucx(UCX_RC, "-t stream_lat -n 500"),
+    ucx(UCX_RC, "-t stream_bw -n 500"),
+    ucx(UCX_RC, "-t ucp_put_lat -n 500"),
+    ucx(UCX_RC, "-t ucp_put_bw -n 500"),
+    ucx(UCX_RC, "-t ucp_get -n 500"),
+    ucx(UCX_RC, "-t ucp_add -n 500"),
+    ucx(UCX_RC, "-t ucp_fadd -n 500"),
+    ucx(UCX_RC, "-t ucp_swap -n 500"),
+    ucx(UCX_RC, "-t ucp_cswap -n 500"),
+    ucx(UCX_UD, "-t tag_lat -n 200"),
+    ucx(UCX_UD, "-t tag_bw -n 200"),
+    ucx(UCX_UD, "-t ucp_am_bw -n 200"),
+    ucx(UCX_UD, "-t stream_bw -n 200"),
+    ucx(UCX_UD, "-t ucp_put_bw -n 200"),
+    ucx(UCX_UD, "-t ucp_get -n 200"),
+    ucx(UCX_UD, "-t ucp_fadd -n 200"),
+    ucx(UCX_RC, "-t tag_bw -s 1048576 -n 50"),
+    ucx(UCX_UD, "-t tag_lat -E sleep -n 100"),
+    mpi("-x UCX_TLS=rc_v,self --mca pml ucx"),
+    mpi("-x UCX_TLS=ud_v,self --mca pml ucx"),
+    mpi("--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm"),
     passes(Pingpong, "valgrind", "-q --error-exitcode=9 ibv_rc_pingpong -c -n 100"),
 ];

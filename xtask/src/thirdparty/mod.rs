@@ -7,7 +7,7 @@ mod run;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::system::{cargo, output};
+use crate::system::{cargo, make, output};
 use cases::{CASES, Case, Outcome};
 use run::{Ended, Launcher};
 
@@ -52,7 +52,10 @@ fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
     build.args(["build", "--quiet", "--package", "rdma-examples", "--bin", "soft-rdma", "--profile", profile]);
     output(&mut build)?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
-    Ok(Launcher::new(target.join(if dev { "debug" } else { "release" }).join("soft-rdma")))
+    let folder = target.join("xtask/thirdparty");
+    make(&folder)?;
+    let path = target.join(if dev { "debug" } else { "release" }).join("soft-rdma");
+    Ok(Launcher::new(std::path::absolute(path).map_err(|error| error.to_string())?, folder))
 }
 
 /// Runs a case and compares its end with the expected one.

@@ -23,8 +23,11 @@ pub(super) enum Ended {
     Missing,
 }
 
-/// The path of `soft-rdma`.
-pub(super) struct Launcher(PathBuf);
+/// `soft-rdma`, and the folder that programs run in.
+pub(super) struct Launcher {
+    path: PathBuf,
+    folder: PathBuf,
+}
 
 /// A running program and its output.
 struct Running {
@@ -33,15 +36,15 @@ struct Running {
 }
 
 impl Launcher {
-    pub(super) fn new(path: PathBuf) -> Self {
-        Self(path)
+    pub(super) fn new(path: PathBuf, folder: PathBuf) -> Self {
+        Self { path, folder }
     }
 
     /// Runs a case, and measures its time.
     pub(super) fn run(&self, case: &Case) -> (Ended, Duration) {
         let start = Instant::now();
         let is_installed = |name: &&str| PathBuf::from("/usr/bin").join(name).exists();
-        let ended = if ![case.program, case.client].iter().all(is_installed) {
+        let ended = if ![case.program, case.client].iter().all(is_installed) || !self.has_program(case.kind) {
             Ended::Missing
         } else {
             match self.attempt(case, start + LIMIT) {
@@ -53,12 +56,19 @@ impl Launcher {
         (ended, start.elapsed())
     }
 
+    /// Compiles the test program of MPI; false if Open MPI's compiler or headers are missing.
+    fn has_program(&self, kind: Kind) -> bool {
+        let source = crate::root().join("xtask/src/thirdparty/mpi_sums.c");
+        let compile = || Command::new("mpicc").arg("-o").arg(self.folder.join("mpi_sums")).arg(source).output();
+        kind != Kind::Mpi || compile().is_ok_and(|output| output.status.success())
+    }
+
     /// Runs a case; the result is the reason of its failure.
     fn attempt(&self, case: &Case, deadline: Instant) -> io::Result<Option<String>> {
         let port = free_port()?;
         let (server, client) = case.kind.arguments(port);
         let mut server = self.start(case.program, case, &server)?;
-        if case.kind == Kind::Alone {
+        if matches!(case.kind, Kind::Alone | Kind::Mpi) {
             return server.failure(deadline);
         }
         server.await_listener(port)?;
@@ -74,8 +84,15 @@ impl Launcher {
 
     fn start(&self, program: &str, case: &Case, more: &str) -> io::Result<Running> {
         let output = tempfile()?;
-        let mut command = Command::new(&self.0);
-        command.arg(program).args(case.options.split_whitespace()).args(more.split_whitespace());
+        let mut command = Command::new(&self.path);
+        command.current_dir(&self.folder);
+        // A container's only user may be root.
+        command.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
+        command
+            .args(case.kind.launch_options())
+            .arg(program)
+            .args(case.options.split_whitespace())
+            .args(more.split_whitespace());
         command.envs(case.variable.split_once('='));
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
         Ok(Running { child: command.spawn()?, output })
