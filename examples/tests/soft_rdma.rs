@@ -79,6 +79,13 @@ fn a_plan_of_faults_is_checked_before_the_program_starts() {
     assert_eq!(has_succeeded("soft-rdma", &shown), "seed=4; loss:every=3\n");
 }
 
+#[test]
+fn a_program_with_the_device_built_in_lists_it_once() {
+    let shown = launch(&folder("once"), &[env!("CARGO_BIN_EXE_devinfo"), "--json"]);
+    let shown = has_succeeded("devinfo", &shown);
+    assert_eq!(shown.matches("\"hca_id\": \"soft0\"").count(), 1, "{shown}");
+}
+
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <infiniband/verbs.h>

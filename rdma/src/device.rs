@@ -87,7 +87,11 @@ impl Device {
     #[doc(alias = "ibv_get_device_list")]
     pub fn list() -> Result<Vec<Self>> {
         let mut devices = Self::hardware()?;
-        devices.extend(Self::software()?);
+        let mut software = Self::software()?;
+        // The system's library may be the software device too: under `soft-rdma`.
+        let names = |device: &Self| (device.guid(), device.name());
+        software.retain(|own| !devices.iter().any(|other| names(other) == names(own)));
+        devices.append(&mut software);
         Ok(devices)
     }
 

@@ -1,6 +1,5 @@
 //! The files that sysfs and `/dev` have for a NIC, with the attributes of the software devices.
 
-use std::collections::HashSet;
 use std::fs;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
@@ -44,12 +43,8 @@ impl Tree {
     /// Describes the devices that this process sees.
     pub(super) fn of_devices() -> Result<Self, Failure> {
         let mut tree = Self::default();
-        // Below another launcher the list has each device twice: this program's and the library's.
-        let mut seen = HashSet::new();
-        for device in Device::list()? {
-            if device.name().starts_with("soft") && seen.insert(device.name()) {
-                tree.add_device(&device)?;
-            }
+        for device in Device::list()?.iter().filter(|device| device.name().starts_with("soft")) {
+            tree.add_device(device)?;
         }
         if tree.entries.is_empty() {
             return Err(Failure::new("there is no software device: RDMA_SOFT=off turns it off"));
