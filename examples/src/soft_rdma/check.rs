@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, IoSliceMut, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -65,9 +65,10 @@ fn loader(path: &OsStr, library: &Library) -> Finding {
     let mut test = Command::new(SELF);
     test.arg("--version").env(PATH, path).env("LD_PRELOAD", library.names[0]);
     // The loader goes on without a library that it cannot load, and says so.
-    match complaint(&mut test) {
-        None => Finding::new("library", true, file),
-        Some(text) => Finding::new("library", false, text),
+    match outcome_of(&mut test) {
+        Ok(output) if output.status.success() && output.stderr.is_empty() => Finding::new("library", true, file),
+        Ok(output) => Finding::new("library", false, said(&output)),
+        Err(text) => Finding::new("library", false, text),
     }
 }
 
@@ -96,20 +97,21 @@ fn tracing() -> Finding {
 fn namespaces(options: &Options) -> Finding {
     let mut test = Command::new(SELF);
     options.prepare(&mut test).args(["--sysfs", SELF, "--version"]);
-    match complaint(&mut test) {
-        None => Finding::new("sysfs", true, "--sysfs shows /sys/class/infiniband/soft0 and /dev/infiniband/soft0"),
-        Some(text) => Finding::new("sysfs", false, text),
+    match outcome_of(&mut test).and_then(|output| if output.status.success() { Ok(()) } else { Err(said(&output)) }) {
+        Ok(()) => Finding::new("sysfs", true, "--sysfs shows /sys/class/infiniband/soft0 and /dev/infiniband/soft0"),
+        Err(text) => Finding::new("sysfs", false, text),
     }
 }
 
-/// The text that a program writes to standard error, or the reason why it cannot be started. `None`
-/// if it writes nothing.
-fn complaint(test: &mut Command) -> Option<String> {
-    let text = match test.stdin(Stdio::null()).output() {
-        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        Err(error) => error.to_string(),
-    };
-    Some(text).filter(|text| !text.is_empty())
+/// Runs a program to its end. The error is the reason why it cannot be started.
+fn outcome_of(test: &mut Command) -> Result<Output, String> {
+    test.stdin(Stdio::null()).output().map_err(|error| error.to_string())
+}
+
+/// The text that a program has written to standard error; if it has written none, its exit status.
+fn said(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if text.is_empty() { output.status.to_string() } else { text }
 }
 
 /// Whether programs find the device nodes that hardware has.

@@ -45,14 +45,14 @@ pub(super) fn enter(lock: &Path) -> Result<(), Failure> {
 
 /// Joins the user namespace of another program, or makes one.
 fn join_or_make() -> Result<(), Failure> {
-    let joined = candidates()?.iter().any(|process| {
-        let namespace = File::open(process.join("ns/user"));
-        namespace.is_ok_and(|namespace| setns(namespace.as_fd(), CloneFlags::CLONE_NEWUSER).is_ok())
-    });
-    if joined {
-        return Ok(());
-    }
     let (user, group) = (geteuid(), getegid());
+    for process in candidates()? {
+        let Ok(namespace) = File::open(process.join("ns/user")) else { continue };
+        let groups = fs::read_to_string(process.join("gid_map")).unwrap_or_default();
+        if setns(namespace.as_fd(), CloneFlags::CLONE_NEWUSER).is_ok() {
+            return if maps(&groups, group.as_raw()) { Ok(()) } else { Err(other_group(&groups)) };
+        }
+    }
     unshare(CloneFlags::CLONE_NEWUSER).map_err(|errno| refused("a user namespace", errno))?;
     // A group map requires that the process can no longer drop groups.
     let maps = [
@@ -65,6 +65,16 @@ fn join_or_make() -> Result<(), Failure> {
             .map_err(|error| refused("a user namespace", Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
     }
     Ok(())
+}
+
+/// Whether the namespace with this `gid_map`, which maps single groups to themselves, has a group.
+fn maps(groups: &str, group: u32) -> bool {
+    groups.lines().any(|line| line.split_whitespace().next() == Some(&group.to_string()))
+}
+
+fn other_group(groups: &str) -> Failure {
+    let group = groups.split_whitespace().next().unwrap_or("?");
+    Failure::new(format!("a program under --sysfs runs with group {group}: start this one with the same primary group"))
 }
 
 /// The folders in `/proc` of the processes of this user that run in another user namespace and have

@@ -49,7 +49,9 @@ impl Tree {
         if tree.entries.is_empty() {
             return Err(Failure::new("there is no software device: RDMA_SOFT=off turns it off"));
         }
-        tree.add(NODES, "rdma_cm", Content::Node);
+        if !Path::new(NODES).join("rdma_cm").exists() {
+            tree.add(NODES, "rdma_cm", Content::Node);
+        }
         if !Path::new(VERBS).join("abi_version").exists() {
             tree.add(VERBS, "abi_version", line(6));
         }
