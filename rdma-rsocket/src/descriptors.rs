@@ -21,7 +21,7 @@ use std::slice;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use libc::{c_int, c_void, fd_set, iovec, msghdr, nfds_t, pollfd, sockaddr, socklen_t, timeval};
+use libc::{c_int, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, timeval};
 use nix::errno::Errno;
 
 use crate::poll::{PollEntry, poll};
@@ -332,6 +332,60 @@ impl Descriptors {
             })
             .collect();
         socket.send(&buffers, flags)
+    }
+
+    /// `riomap`. Memory without `PROT_WRITE` is registered only.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays valid until `riounmap` or `rclose`. With `PROT_WRITE`, the peer may write
+    /// it at any time.
+    pub unsafe fn riomap(
+        &self,
+        socket: c_int,
+        buf: *mut c_void,
+        len: usize,
+        prot: c_int,
+        _flags: c_int,
+        offset: off_t,
+    ) -> off_t {
+        if prot & !libc::PROT_WRITE != 0 {
+            return answer::<off_t>(Err(Errno::EINVAL.into()));
+        }
+        let is_shared = prot & libc::PROT_WRITE != 0;
+        let offset = (offset != -1).then(|| u64::from_ne_bytes(offset.to_ne_bytes()));
+        answer(self.get(socket).and_then(|socket| {
+            // SAFETY: `map` requires memory that stays valid, this function's condition.
+            let offset = unsafe { socket.map(buf.cast(), len, is_shared, offset) }?;
+            Ok(off_t::from_ne_bytes(offset.to_ne_bytes()))
+        }))
+    }
+
+    /// `riounmap`.
+    pub fn riounmap(&self, socket: c_int, buf: *mut c_void, len: usize) -> c_int {
+        done(self.get(socket).and_then(|socket| socket.unmap(buf.cast(), len)))
+    }
+
+    /// `riowrite`.
+    ///
+    /// # Safety
+    ///
+    /// The buffer is valid for reads of the length.
+    pub unsafe fn riowrite(
+        &self,
+        socket: c_int,
+        buf: *const c_void,
+        count: usize,
+        offset: off_t,
+        flags: c_int,
+    ) -> isize {
+        let bytes = match count {
+            0 => &[],
+            // SAFETY: from_raw_parts requires readable memory, by this function's condition.
+            _ => unsafe { slice::from_raw_parts(buf.cast::<u8>(), count) },
+        };
+        let offset = u64::from_ne_bytes(offset.to_ne_bytes());
+        size(self.get(socket).and_then(|socket| socket.write_mapped(bytes, offset, flags)))
     }
 
     /// `rpoll`.

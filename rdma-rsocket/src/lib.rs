@@ -17,14 +17,15 @@
 //! * A non-blocking connect makes progress during calls on the socket, [`poll`] included.
 //! * With `SO_KEEPALIVE`, a thread that waits in a call on the socket probes the peer every
 //!   `TCP_KEEPIDLE` seconds.
-//! * Datagrams, I/O maps, out-of-band data, ancillary data, and devices without RDMA write with
+//! * Datagrams, out-of-band data, ancillary data, and devices without RDMA write with
 //!   immediate data (iWARP) are not supported.
 //!
 //! # Trust
 //!
-//! A peer can write to the receive buffer and to two lists at any time; they are copied before they
-//! are used. Lengths, credits and list entries of a peer are checked: a peer that breaks the
-//! protocol ends its connection with `EPROTO`, and the connections of others go on.
+//! A peer can write to the receive buffer, to two lists, and to the memory that [`Socket::map`]
+//! shares, at any time. Buffer and lists are copied before they are used. Lengths, credits and list
+//! entries of a peer are checked: a peer that breaks the protocol ends its connection with
+//! `EPROTO`, and the connections of others go on.
 
 mod buffers;
 mod descriptors;

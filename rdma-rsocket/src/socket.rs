@@ -140,6 +140,54 @@ impl Socket {
         Ok(self.as_stream()?.receive(&mut Sink::new(buffers), flags)?)
     }
 
+    /// Maps memory: registers it, and lets the peer write it with [`Self::write_mapped`] at an
+    /// offset if it is shared. Without an offset, the offset is the address. Returns the offset.
+    ///
+    /// The peer learns of the mapping before it gets data that is sent after this call.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTCONN`; `ENOMEM` if the peer has no entry left, of those that it has set with
+    /// [`RDMA_IOMAPSIZE`](crate::RDMA_IOMAPSIZE); `EINVAL` for 4 GiB or more; the reasons of
+    /// `ibv_reg_mr`.
+    ///
+    /// # Safety
+    ///
+    /// Until [`Self::unmap`] or the end of the socket, the memory stays valid for reads and writes.
+    /// If it is shared, the peer may write it at any time: access it as memory that others write.
+    #[doc(alias = "riomap")]
+    pub unsafe fn map(&self, memory: *mut u8, len: usize, is_shared: bool, offset: Option<u64>) -> io::Result<u64> {
+        let offset = offset.unwrap_or_else(|| memory.addr() as u64);
+        // SAFETY: `map` requires memory that stays valid, this function's condition.
+        unsafe { self.as_stream()?.map((memory, len), is_shared, offset) }?;
+        Ok(offset)
+    }
+
+    /// Ends a mapping of [`Self::map`], named by its memory. If the peer writes to it later, the
+    /// connection ends.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if this memory is not mapped.
+    #[doc(alias = "riounmap")]
+    pub fn unmap(&self, memory: *mut u8, len: usize) -> io::Result<()> {
+        Ok(self.as_stream()?.unmap(memory, len)?)
+    }
+
+    /// Writes bytes to the memory that the peer has mapped at an offset, up to the end of its
+    /// mappings: 0 bytes if nothing is mapped there. The peer gets no notice of the write. The
+    /// flags are those of [`Self::send`].
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN`, `EINTR`, `ENOTCONN`, `EPIPE`, `ECONNRESET`.
+    #[doc(alias = "riowrite")]
+    pub fn write_mapped(&self, bytes: &[u8], offset: u64, flags: c_int) -> io::Result<usize> {
+        let buffers = [IoSlice::new(bytes)];
+        let flags = MsgFlags::from_bits_truncate(flags);
+        Ok(self.as_stream()?.write_mapped(&mut Source::new(&buffers), offset, flags)?)
+    }
+
     /// Ends one direction or both.
     ///
     /// # Errors

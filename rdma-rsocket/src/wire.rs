@@ -121,8 +121,43 @@ impl Range {
     }
 }
 
-/// Bytes of an entry of the list of I/O maps: an offset and a range.
-pub(crate) const IO_MAP_LEN: usize = 8 + Range::LEN;
+/// An entry of the list of I/O maps: memory that the other end may write, at an offset that the
+/// owner of the memory has chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IoMap {
+    pub(crate) offset: u64,
+    pub(crate) range: Range,
+}
+
+impl IoMap {
+    /// Bytes of an encoded entry.
+    pub(crate) const LEN: usize = 8 + Range::LEN;
+
+    /// The entry for a peer of our byte order, or of the other one.
+    pub(crate) fn encode(self, swapped: bool) -> [u8; Self::LEN] {
+        let offset = if swapped { self.offset.swap_bytes() } else { self.offset };
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&offset.to_ne_bytes());
+        bytes[8..].copy_from_slice(&self.range.encode(swapped));
+        bytes
+    }
+
+    /// Decodes an entry of our own list, which the peer has written in our byte order.
+    pub(crate) fn decode(bytes: [u8; Self::LEN]) -> Self {
+        let (mut offset, mut range) = ([0; 8], [0; Range::LEN]);
+        offset.copy_from_slice(&bytes[..8]);
+        range.copy_from_slice(&bytes[8..]);
+        Self { offset: u64::from_ne_bytes(offset), range: Range::decode(range) }
+    }
+
+    /// The memory from an offset on, at least one byte. `None` if the entry does not contain it.
+    pub(crate) fn at(self, offset: u64) -> Option<Range> {
+        let skipped = offset.checked_sub(self.offset)?;
+        let len = u64::from(self.range.len).checked_sub(skipped).filter(|len| *len > 0)?;
+        let address = self.range.address.wrapping_add(skipped);
+        Some(Range { address, len: u32::try_from(len).ok()?, ..self.range })
+    }
+}
 
 /// The private data of a connection request and of its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,6 +273,26 @@ mod tests {
         fn entries_survive_the_wire(range in any_range()) {
             prop_assert_eq!(Range::decode(range.encode(false)), range);
             prop_assert_eq!(Range::decode(range.encode(true)), range.swap_bytes());
+        }
+
+        #[test]
+        fn io_maps_survive_the_wire(offset: u64, range in any_range()) {
+            let map = IoMap { offset, range };
+            prop_assert_eq!(IoMap::decode(map.encode(false)), map);
+            let swapped = IoMap { offset: offset.swap_bytes(), range: range.swap_bytes() };
+            prop_assert_eq!(IoMap::decode(map.encode(true)), swapped);
+        }
+
+        #[test]
+        fn any_io_map_yields_only_its_own_memory(offset: u64, range in any_range(), ahead in 0..u64::from(u32::MAX), at: u64) {
+            let map = IoMap { offset, range };
+            for at in [at, offset.wrapping_add(ahead), offset.wrapping_add(range.len.into())] {
+                let Some(part) = map.at(at) else { continue };
+                let skipped = part.address.wrapping_sub(range.address);
+                prop_assert!(part.len > 0 && part.key == range.key);
+                prop_assert_eq!(skipped + u64::from(part.len), range.len.into());
+                prop_assert_eq!(offset + skipped, at);
+            }
         }
 
         #[test]

@@ -3,10 +3,11 @@
 use nix::errno::Errno;
 
 use super::flow::{Inbound, Outbound, Pieces, SendRing};
+use super::maps::Maps;
 use crate::buffers::{Sink, Source};
 use crate::settings::Settings;
 use crate::verbs::{Access, Completion, Id, Limits, Queues, Region, Target};
-use crate::wire::{CONNECT_DATA_LEN, ConnectData, IO_MAP_LEN, Message, Range, TARGETS};
+use crate::wire::{CONNECT_DATA_LEN, ConnectData, IoMap, Message, Range, TARGETS};
 
 /// Send requests and send buffers that are reserved for messages without data.
 const CONTROL_SLOTS: usize = 4;
@@ -19,6 +20,8 @@ pub(crate) const LOW_WATER: usize = 2048;
 /// The least requests of a queue.
 const LEAST_DEPTH: u16 = 16;
 
+/// Bytes of the longest control message: an entry of a list.
+const CONTROL_LEN: usize = IoMap::LEN;
 /// Bytes of the target list.
 const TARGETS_LEN: usize = TARGETS as usize * Range::LEN;
 
@@ -48,7 +51,10 @@ pub(crate) struct Connection {
     outbox: Region,
     receive_size: usize,
     send_size: usize,
+    /// Entries of the list of the peer's I/O maps.
     io_maps: u16,
+    /// The memory that the peer may write.
+    maps: Maps,
     inbound: Inbound,
     outbound: Outbound,
     ring: SendRing,
@@ -79,9 +85,9 @@ impl Connection {
         };
         let mut queues = Queues::new(id, limits)?;
         let (receive_size, send_size) = (settings.receive_size(), settings.send_size());
-        let lists = TARGETS_LEN + usize::from(settings.io_maps) * IO_MAP_LEN;
+        let lists = TARGETS_LEN + usize::from(settings.io_maps) * IoMap::LEN;
         let inbox = queues.region(id, receive_size + lists, Access::PeerWrites)?;
-        let outbox = queues.region(id, send_size + CONTROL_SLOTS * Range::LEN, Access::Local)?;
+        let outbox = queues.region(id, send_size + CONTROL_SLOTS * CONTROL_LEN, Access::Local)?;
         let limits = queues.limits();
         for _ in 0..limits.receive {
             queues.receive()?;
@@ -94,6 +100,7 @@ impl Connection {
             receive_size,
             send_size,
             io_maps: settings.io_maps,
+            maps: Maps::default(),
             inbound: Inbound::new(receive_size, limits.receive),
             outbound: Outbound::new(0, nowhere),
             ring: SendRing::new(send_size),
@@ -133,8 +140,8 @@ impl Connection {
         &mut self.queues
     }
 
-    /// Processes completions, and grants the peer new buffers and credits. Returns whether there
-    /// were completions.
+    /// Processes completions, and tells the peer of maps, buffers and credits. Returns whether
+    /// there were completions.
     pub(crate) fn poll(&mut self) -> bool {
         let mut is_changed = false;
         loop {
@@ -149,6 +156,7 @@ impl Connection {
                 break;
             }
         }
+        self.announce();
         self.grant();
         is_changed
     }
@@ -217,12 +225,68 @@ impl Connection {
             key: self.inbox.remote_key(),
             len: u32::try_from(len).map_err(|_| Errno::EINVAL)?,
         };
-        let slot = self.send_size + self.controls % CONTROL_SLOTS * Range::LEN;
+        let slot = self.control_slot();
         self.outbox.write(slot, &range.encode(self.peer.is_swapped))?;
         let Range { address, key, len: entries } = self.peer.targets;
         let address = address.wrapping_add(u64::from(self.peer_target) * Range::LEN as u64);
         self.peer_target = (self.peer_target + 1) % entries;
         self.control(CONTROL, &[(slot, Range::LEN)], (address, key), message)
+    }
+
+    /// Registers memory and lets the peer write it at an offset, if it is shared. `ENOMEM` if the
+    /// peer's list is full.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays valid for the device, and for writes of the peer if it is shared, until
+    /// [`Self::unmap`] or the end of the connection.
+    pub(crate) unsafe fn map(
+        &mut self,
+        id: &Id,
+        (memory, len): (*mut u8, usize),
+        is_shared: bool,
+        offset: u64,
+    ) -> Result<(), Errno> {
+        u32::try_from(len).map_err(|_| Errno::EINVAL)?;
+        if is_shared && !self.maps.has_room(self.peer.io_maps) {
+            return Err(Errno::ENOMEM);
+        }
+        let access = if is_shared { Access::PeerWrites } else { Access::Local };
+        // SAFETY: `register` requires memory that stays valid, this function's condition.
+        let registration = unsafe { self.queues.register(id, memory, len, access) }?;
+        self.maps.add(memory.expose_provenance() as u64, len, offset, is_shared, registration);
+        self.announce();
+        Ok(())
+    }
+
+    /// Ends a mapping. A later write of the peer to it ends the connection.
+    pub(crate) fn unmap(&mut self, memory: *mut u8, len: usize) -> Result<(), Errno> {
+        self.maps.remove(memory.addr() as u64, len)
+    }
+
+    /// Writes entries to the peer's list of I/O maps, as far as control messages can be sent.
+    fn announce(&mut self) {
+        while self.is_open() && self.control_slots > 0 {
+            let Some((index, map)) = self.maps.take_pending() else { break };
+            if let Err(errno) = self.announce_map(index, map) {
+                self.fail(errno);
+            }
+        }
+    }
+
+    fn announce_map(&mut self, index: u32, map: IoMap) -> Result<(), Errno> {
+        let slot = self.control_slot();
+        self.outbox.write(slot, &map.encode(self.peer.is_swapped))?;
+        let Range { address, key, len: entries } = self.peer.targets;
+        // The peer's list of I/O maps lies behind its target list.
+        let list = address.wrapping_add(u64::from(entries) * Range::LEN as u64);
+        let entry = list.wrapping_add(u64::from(index) * IoMap::LEN as u64);
+        self.control(CONTROL, &[(slot, IoMap::LEN)], (entry, key), Message::IoMap(index))
+    }
+
+    /// Where the outbox has room for the next control message.
+    fn control_slot(&self) -> usize {
+        self.send_size + self.controls % CONTROL_SLOTS * CONTROL_LEN
     }
 
     /// Sends a control message; the caller has checked that there is a slot.
@@ -260,6 +324,45 @@ impl Connection {
         Ok(before - source.left())
     }
 
+    /// Writes to the memory that the peer has mapped at an offset, as much as there is room for.
+    /// `None` if there is no room yet; 0 bytes if nothing is mapped at the offset.
+    pub(crate) fn write_mapped(
+        &mut self,
+        source: &mut Source<'_, '_>,
+        mut offset: u64,
+    ) -> Result<Option<usize>, Errno> {
+        let before = source.left();
+        let mut most = FIRST_MESSAGE;
+        self.check_writable()?;
+        while source.left() > 0 {
+            let Some(Range { address, key, len }) = self.peer_map(offset) else {
+                return Ok(Some(before - source.left()));
+            };
+            let mapped = usize::try_from(len).unwrap_or(usize::MAX);
+            let len = self.space().min(mapped).min(source.left()).min(most);
+            if len == 0 {
+                break;
+            }
+            let pieces = self.fill(source, len)?;
+            self.post(pieces, len, Target { address, key, immediate: None })?;
+            offset = offset.wrapping_add(len as u64);
+            most = (2 * most).min(LARGEST_MESSAGE);
+        }
+        let written = before - source.left();
+        Ok((written > 0).then_some(written))
+    }
+
+    /// The memory of the peer from an offset on. The peer may change its maps at any time, so each
+    /// entry is copied before it is looked at. The peer's device checks the address.
+    fn peer_map(&self, offset: u64) -> Option<Range> {
+        let list = self.receive_size + TARGETS_LEN;
+        (0..usize::from(self.io_maps)).find_map(|index| {
+            let mut bytes = [0; IoMap::LEN];
+            self.inbox.read(list + index * IoMap::LEN, &mut bytes).ok()?;
+            IoMap::decode(bytes).at(offset)
+        })
+    }
+
     /// Copies `len` bytes to the send ring.
     fn fill(&mut self, source: &mut Source<'_, '_>, len: usize) -> Result<Pieces, Errno> {
         let pieces = self.ring.take(len);
@@ -284,8 +387,13 @@ impl Connection {
         if self.outbound.is_full() && self.targets_changed {
             self.next_target();
         }
-        let space = if self.has_space() { self.ring.free() } else { 0 };
-        space.min(usize::try_from(self.outbound.room()).unwrap_or(usize::MAX))
+        self.space().min(usize::try_from(self.outbound.room()).unwrap_or(usize::MAX))
+    }
+
+    /// Free bytes of the send ring, if the device takes another message with data. Data waits until
+    /// the peer has been told of all maps, so that a message shows that they are there.
+    fn space(&self) -> usize {
+        if self.has_space() && !self.maps.has_pending() { self.ring.free() } else { 0 }
     }
 
     /// Whether the device takes another message with data.

@@ -8,6 +8,7 @@ mod connect;
 pub(crate) mod connection;
 mod flow;
 mod listen;
+mod maps;
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -194,6 +195,57 @@ impl Stream {
             }
         }
         Ok(wanted - sink.left())
+    }
+
+    /// Registers memory and lets the peer write it at an offset, if it is shared.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays valid for the device, and for writes of the peer if it is shared, until
+    /// [`Self::unmap`] or [`Self::close`].
+    pub(crate) unsafe fn map(&self, memory: (*mut u8, usize), is_shared: bool, offset: u64) -> Result<(), Errno> {
+        self.until(Wait::Mode, |state| match state.connected() {
+            Ok(None) => None,
+            Ok(Some(_)) => {
+                let State { connection, id, .. } = state;
+                let (connection, id) = connection.as_mut().zip(id.as_ref())?;
+                // SAFETY: `map` requires memory that stays valid, this function's condition: a
+                // close ends the connection.
+                Some(unsafe { connection.map(id, memory, is_shared, offset) })
+            }
+            Err(errno) => Some(Err(errno)),
+        })
+    }
+
+    /// Ends a mapping. `EINVAL` if the memory is not mapped.
+    pub(crate) fn unmap(&self, memory: *mut u8, len: usize) -> Result<(), Errno> {
+        let mut state = self.open()?;
+        state.connection.as_mut().ok_or(Errno::EINVAL)?.unmap(memory, len)
+    }
+
+    /// Writes to the memory that the peer has mapped at an offset, up to the end of its mappings.
+    pub(crate) fn write_mapped(
+        &self,
+        source: &mut Source<'_, '_>,
+        offset: u64,
+        flags: MsgFlags,
+    ) -> Result<usize, Errno> {
+        let wanted = source.left();
+        while source.left() > 0 {
+            let written = wanted - source.left();
+            let at = offset.wrapping_add(written as u64);
+            let result = self.until(Wait::of(flags), |state| match state.connected() {
+                Ok(None) => None,
+                Ok(Some(connection)) => connection.write_mapped(source, at).transpose(),
+                Err(errno) => Some(Err(errno)),
+            });
+            match result {
+                Err(errno) if written == 0 => return Err(errno),
+                Ok(0) | Err(_) => break,
+                Ok(_) => (),
+            }
+        }
+        Ok(wanted - source.left())
     }
 
     pub(crate) fn shut_down(&self, how: Shutdown) -> Result<(), Errno> {

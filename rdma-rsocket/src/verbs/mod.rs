@@ -26,7 +26,7 @@ use rdma_sys::{Ibverbs, LoadError, RdmaCm};
 
 pub(crate) use id::{Event, Id, Request, ids_match};
 pub(crate) use queues::{Completion, Limits, Queues, Target};
-pub(crate) use region::{Access, Region};
+pub(crate) use region::{Access, Region, Registration};
 
 /// The libraries on which sockets run.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use rdma_sys::{
     ibv_wc_flags, ibv_wc_status, ibv_wr_opcode, rdma_cm_id,
 };
 
-use super::{Access, Id, Libraries, Region, minus_one, number, pointer, set_nonblocking};
+use super::{Access, Id, Libraries, Region, Registration, minus_one, number, pointer, set_nonblocking};
 
 /// Bit of a request's number that marks receives.
 const RECEIVE: u64 = 1 << 63;
@@ -88,6 +88,23 @@ impl Queues {
     /// Allocates memory that the requests may name. Drop it after the queues.
     pub(crate) fn region(&self, id: &Id, len: usize, access: Access) -> Result<Region, Errno> {
         Region::new(self.pair.libraries, id.device()?.1, len, access)
+    }
+
+    /// Registers memory of somebody else.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays valid for the accesses of `access` while the value lives.
+    pub(crate) unsafe fn register(
+        &self,
+        id: &Id,
+        memory: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Registration, Errno> {
+        let (_, domain) = id.device()?;
+        // SAFETY: `new` requires memory that stays valid, this function's condition.
+        unsafe { Registration::new(self.pair.libraries, domain, memory, len, access) }
     }
 
     pub(crate) fn limits(&self) -> Limits {

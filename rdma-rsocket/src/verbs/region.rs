@@ -106,6 +106,11 @@ pub(crate) struct Registration {
 unsafe impl Send for Registration {}
 
 impl Registration {
+    /// The key with which peers write the memory.
+    pub(crate) fn remote_key(&self) -> u32 {
+        self.remote_key
+    }
+
     /// Registers memory.
     ///
     /// # Safety

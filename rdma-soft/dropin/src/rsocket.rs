@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use libc::{fd_set, iovec, msghdr, nfds_t, pollfd, sockaddr, socklen_t, timeval};
+use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, timeval};
 use rdma_rsocket::{Descriptors, Libraries};
 
 static SOCKETS: Descriptors = Descriptors::new();
@@ -49,6 +49,7 @@ functions! {
         fn rlisten(socket: c_int, backlog: c_int) -> c_int;
         fn rshutdown(socket: c_int, how: c_int) -> c_int;
         fn rclose(socket: c_int) -> c_int;
+        fn riounmap(socket: c_int, buf: *mut c_void, len: usize) -> c_int;
     }
     unsafe {
         fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int;
@@ -68,6 +69,10 @@ functions! {
         fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> isize;
         fn rwrite(socket: c_int, buf: *const c_void, count: usize) -> isize;
         fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> isize;
+        fn riomap(
+            socket: c_int, buf: *mut c_void, len: usize, prot: c_int, flags: c_int, offset: off_t
+        ) -> off_t;
+        fn riowrite(socket: c_int, buf: *const c_void, count: usize, offset: off_t, flags: c_int) -> isize;
         fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int;
         fn rselect(
             nfds: c_int, readfds: *mut fd_set, writefds: *mut fd_set, exceptfds: *mut fd_set, timeout: *mut timeval
