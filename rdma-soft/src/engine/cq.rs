@@ -143,10 +143,16 @@ impl CqTable {
         Ok((cq.head - before) as usize)
     }
 
-    pub(super) fn arm(&mut self, id: CqId, solicited_only: bool) -> Result<(), Errno> {
+    /// Arms a queue. A queue armed for any completion that holds one raises its event at once, as
+    /// some devices do, because programs (UCX) rely on it. A queue does not know which of its
+    /// completions were solicited, so arming for those only waits for the next one.
+    pub(super) fn arm(&mut self, id: CqId, solicited_only: bool, events: &mut Events) -> Result<(), Errno> {
         let cq = self.get(id)?;
         // A later, narrower request does not replace a wider one.
-        if !solicited_only {
+        if !solicited_only && cq.waiting() > 0 {
+            cq.armed = Armed::No;
+            events.push(Event::Completion { cq: id, token: cq.token });
+        } else if !solicited_only {
             cq.armed = Armed::Any;
         } else if cq.armed == Armed::No {
             cq.armed = Armed::Solicited;

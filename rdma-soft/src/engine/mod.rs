@@ -182,13 +182,15 @@ impl Engine {
         self.tables.cqs.poll(cq, out)
     }
 
-    /// Requests one event for the next completion (or the next solicited or failed one).
+    /// Requests one event for the next completion (or the next solicited or failed one). If any
+    /// completion will do and the queue holds one, the event is raised at once.
     ///
     /// # Errors
     ///
     /// `EINVAL`: no such queue.
     pub(crate) fn arm_cq(&mut self, cq: CqId, solicited_only: bool) -> Result<(), Errno> {
-        self.tables.cqs.arm(cq, solicited_only)
+        let Tables { cqs, events, .. } = &mut self.tables;
+        cqs.arm(cq, solicited_only, events)
     }
 
     /// Posts a receive request to a shared receive queue; errors as [`post_recv`](Self::post_recv).

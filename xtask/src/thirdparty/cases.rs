@@ -216,6 +216,7 @@ pub(super) static CASES: &[Case] = &[
     ucx(UCX_UD, "-t ucp_get -n 200"),
     ucx(UCX_UD, "-t ucp_fadd -n 200"),
     ucx(UCX_RC, "-t tag_bw -s 1048576 -n 50"),
+    ucx(UCX_RC, "-t tag_lat -E sleep -n 100"),
     ucx(UCX_UD, "-t tag_lat -E sleep -n 100"),
     mpi("-x UCX_TLS=rc_v,self --mca pml ucx"),
     mpi("-x UCX_TLS=ud_v,self --mca pml ucx"),
