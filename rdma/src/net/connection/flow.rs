@@ -198,7 +198,10 @@ impl Flow {
     fn wake_all(&mut self) {
         self.wakeups.all.extend(self.senders.take_all());
         self.wakeups.all.extend(self.operations.take_wakers());
-        self.wakeups.closer = self.closer.take();
+        // The peer's CLOSE may end the connection at once: the second call must not forget the first.
+        if let Some(waker) = self.closer.take() {
+            self.wakeups.closer = Some(waker);
+        }
         self.wake_receiver();
     }
 
@@ -583,4 +586,38 @@ impl Flow {
 /// The length of a part of a message as the header has it; longer messages are never begun.
 fn length(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+    use crate::net::protocol::Agreed;
+
+    struct Count(AtomicU32);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_close_that_ends_the_connection_at_once_wakes_its_task() {
+        let agreed = Agreed { window: 4, receive_size: 256, max_message: 1 << 20, keep_alive: None };
+        let now = Instant::now();
+        let protocol = Protocol::new(agreed, 16, now);
+        let buffers = Buffers { spares: Vec::new(), sends: Vec::new(), words: Vec::new() };
+        let mut flow = Flow::new(1, protocol, buffers, Duration::from_secs(1));
+        let count = Arc::new(Count(AtomicU32::new(0)));
+        flow.closer = Some(Arc::clone(&count).into());
+        // CLOSE wakes all tasks, and then the end of the connection does.
+        flow.wake_all();
+        flow.fail(Failure::new(FailureKind::Closed));
+        std::mem::take(&mut flow.wakeups).wake();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+    }
 }
