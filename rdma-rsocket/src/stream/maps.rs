@@ -20,6 +20,13 @@ impl Mapping {
     fn is_over(&self, address: u64, len: usize) -> bool {
         (self.address, self.len) == (address, len)
     }
+
+    /// Ends the registration, or keeps the mapping.
+    fn end(self) -> Result<(), (Self, Errno)> {
+        let Self { address, len, offset, registration } = self;
+        let kept = |(registration, errno)| (Self { address, len, offset, registration }, errno);
+        registration.end().map_err(kept)
+    }
 }
 
 /// The mappings of a connection.
@@ -58,13 +65,23 @@ impl Maps {
     pub(crate) fn remove(&mut self, address: u64, len: usize) -> Result<(), Errno> {
         let is_it = |mapping: &Mapping| mapping.is_over(address, len);
         if let Some(index) = self.shared.iter().position(|mapping| mapping.as_ref().is_some_and(is_it)) {
-            self.shared[index] = None;
-            self.pending.retain(|&pending| pending != index);
-            return Ok(());
+            let Some(mapping) = self.shared[index].take() else { return Err(Errno::EINVAL) };
+            return match mapping.end() {
+                Ok(()) => {
+                    self.pending.retain(|&pending| pending != index);
+                    Ok(())
+                }
+                Err((mapping, errno)) => {
+                    self.shared[index] = Some(mapping);
+                    Err(errno)
+                }
+            };
         }
         let index = self.private.iter().position(is_it).ok_or(Errno::EINVAL)?;
-        self.private.swap_remove(index);
-        Ok(())
+        self.private.swap_remove(index).end().map_err(|(mapping, errno)| {
+            self.private.push(mapping);
+            errno
+        })
     }
 
     /// Whether the peer has not been told of all shared memory.

@@ -524,7 +524,7 @@ impl Wait {
         match self {
             Self::Mode => state.settings.is_nonblocking.then(Instant::now),
             Self::Never => Some(Instant::now()),
-            Self::AtMost(time) => Some(Instant::now() + time),
+            Self::AtMost(time) => Instant::now().checked_add(time),
             Self::Until(deadline) => Some(deadline),
         }
     }

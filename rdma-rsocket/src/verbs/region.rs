@@ -1,5 +1,6 @@
 //! Registered memory, which the device and peers may access at any time.
 
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use nix::errno::Errno;
@@ -27,11 +28,12 @@ impl Access {
     }
 }
 
-/// Memory of our own, registered for as long as the value lives.
+/// Memory of our own, registered for as long as the value lives. It leaks if its registration
+/// cannot be ended.
 #[derive(Debug)]
 pub(crate) struct Region {
-    registration: Registration,
-    memory: SharedMemory,
+    registration: ManuallyDrop<Registration>,
+    memory: ManuallyDrop<SharedMemory>,
 }
 
 impl Region {
@@ -44,10 +46,10 @@ impl Region {
     ) -> Result<Self, Errno> {
         let memory =
             SharedMemory::new(len).map_err(|error| error.raw_os_error().map_or(Errno::ENOMEM, Errno::from_raw))?;
-        // SAFETY: `new` requires memory that stays valid while it is registered: the field
-        // `registration` is dropped before `memory`.
+        // SAFETY: `new` requires memory that stays valid while it is registered: the drop gives it
+        // back only once the registration has ended.
         let registration = unsafe { Registration::new(libraries, domain, memory.as_ptr(), len, access) }?;
-        Ok(Self { registration, memory })
+        Ok(Self { registration: ManuallyDrop::new(registration), memory: ManuallyDrop::new(memory) })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -92,6 +94,21 @@ impl Region {
     }
 }
 
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: take requires that the field is not used again: this is the drop.
+        let registration = unsafe { ManuallyDrop::take(&mut self.registration) };
+        match registration.end() {
+            // SAFETY: drop requires that the field is not used again: this is the drop.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.memory) },
+            // The device and peers may still access the memory.
+            Err((registration, _)) => {
+                let _leaked = ManuallyDrop::new(registration);
+            }
+        }
+    }
+}
+
 /// A memory region of the device over memory of somebody else.
 #[derive(Debug)]
 pub(crate) struct Registration {
@@ -131,12 +148,27 @@ impl Registration {
         let mr = unsafe { raw.read() };
         Ok(Self { libraries, raw, local_key: mr.lkey, remote_key: mr.rkey })
     }
+
+    /// Ends the registration. If that fails, the device and peers may still access the memory.
+    pub(crate) fn end(self) -> Result<(), (Self, Errno)> {
+        let ended = ManuallyDrop::new(self);
+        match ended.deregister() {
+            0 => Ok(()),
+            kept => Err((ManuallyDrop::into_inner(ended), Errno::from_raw(kept))),
+        }
+    }
+
+    fn deregister(&self) -> libc::c_int {
+        // SAFETY: ibv_dereg_mr requires a live region that nobody uses after a success (2): `end`
+        // drops nothing of the value then, and the drop is its last use. A request that still names
+        // it fails.
+        unsafe { (self.libraries.verbs.ibv_dereg_mr)(self.raw.as_ptr()) }
+    }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: ibv_dereg_mr requires a live region that nobody uses afterwards (2). A request
-        // that still names it fails.
-        let _kept = unsafe { (self.libraries.verbs.ibv_dereg_mr)(self.raw.as_ptr()) };
+        // The memory is the application's, which keeps it as long as the socket.
+        let _kept = self.deregister();
     }
 }

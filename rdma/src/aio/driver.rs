@@ -21,7 +21,7 @@ use super::{DriverOptions, Readiness, Strategy};
 use crate::context::Context as Device;
 use crate::cq::{CompletionChannel, CompletionQueue, FETCH, Fetched};
 use crate::error::{Error, Operation, Result};
-use crate::qp::ring::{Cached, Report, Results};
+use crate::qp::ring::{Cached, Panics, Report, Results};
 use crate::wait::{self, Deadline};
 
 /// Fetches the completions of a completion queue, and wakes the task that waits for each.
@@ -183,7 +183,7 @@ impl Driver {
     }
 
     /// Delivers completions until no handle is left. `readiness` waits for this driver's
-    /// descriptor, which [`Handle`] and `Driver` lend.
+    /// descriptor.
     ///
     /// # Errors
     ///
@@ -285,8 +285,10 @@ impl Drop for Driver {
         let results = std::mem::take(&mut state.results);
         let waker = state.driver.take();
         drop(state);
-        drop(waker);
-        results.into_iter().for_each(Results::undrive);
+        let mut panics = Panics::default();
+        panics.catch(|| drop(waker));
+        results.into_iter().for_each(|results| panics.catch(|| results.undrive()));
+        panics.resume();
     }
 }
 

@@ -203,6 +203,8 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// The device flushes requests without waiting for the peer. A caller that sets a time limit
     /// all the same may drop the future and then the queue pair, which ends the requests at once.
+    /// Receives that were posted before the queue pair became asynchronous, other than by
+    /// [`Handle::post_recv`], are waited for too: a poller of the queue must take them.
     ///
     /// # Errors
     ///

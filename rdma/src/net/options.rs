@@ -5,6 +5,9 @@ use std::time::Duration;
 use super::connection::MAX_OPERATIONS;
 use super::protocol::{Hello, RESERVE, receive_size};
 
+/// Longer times are this long: 100 years.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Options of a [`Node`](super::Node).
 ///
 /// A connection takes `2 * window + 4` receive buffers and `window + 4` send buffers of
@@ -68,9 +71,9 @@ impl NodeOptions {
         /// Most connections of the node. Its completion queue has room for them.
         max_connections(count: u32) = count;
         /// Time for each step of connecting and accepting.
-        timeout(time: Duration) = time;
+        timeout(time: Duration) = time.min(LONGEST);
         /// Time for a dropped connection to send its last messages.
-        linger(time: Duration) = time;
+        linger(time: Duration) = time.min(LONGEST);
         /// How often the device retries a message for which the peer has no receive: 0 to 6. The
         /// protocol never lets that happen, so 0 finds errors.
         rnr_retry_count(count: u8) = count.min(6);
@@ -129,6 +132,6 @@ impl ListenOptions {
         /// How many connections of the listener may exist. The listener refuses others as busy.
         max_connections(count: usize) = count;
         /// Time in which a new peer must send its first message.
-        first_message(time: Duration) = Some(time);
+        first_message(time: Duration) = Some(time.min(LONGEST));
     }
 }

@@ -85,6 +85,9 @@ impl Stream {
     pub async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let len = self.write(bytes).await?;
+            if len == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
             bytes = bytes.get(len..).unwrap_or_default();
         }
         Ok(())

@@ -3,8 +3,8 @@
 //!
 //! A folder of sysfs cannot get new entries, so the launcher mounts a new folder in its place: a
 //! tmpfs with the entries of the old one, each bound or copied, and with the device's. If the old
-//! folder does not exist, its parent is replaced. Devices that appear in `/dev` after the start are then
-//! not visible to the program.
+//! folder does not exist, its parent is replaced. Devices that appear in `/dev` after the start are
+//! then not visible to the program.
 
 mod namespace;
 mod tree;

@@ -198,7 +198,8 @@ impl Flow {
     fn wake_all(&mut self) {
         self.wakeups.all.extend(self.senders.take_all());
         self.wakeups.all.extend(self.operations.take_wakers());
-        // The peer's CLOSE may end the connection at once: the second call must not forget the first.
+        // The peer's CLOSE may end the connection at once: the second call must not forget the
+        // first.
         if let Some(waker) = self.closer.take() {
             self.wakeups.closer = Some(waker);
         }
@@ -407,7 +408,10 @@ impl Flow {
     /// Sends bytes of the slices as one fragment; [`has_room`](Self::has_room) is true. Returns how
     /// many.
     pub(super) fn write(&mut self, slices: &[IoSlice<'_>], now: Instant) -> usize {
-        let Some(mut buffer) = self.buffers.sends.pop() else { return 0 };
+        let Some(mut buffer) = self.buffers.sends.pop() else {
+            self.fail(Failure::new(FailureKind::Local));
+            return 0;
+        };
         let max = self.protocol.agreed().max_payload();
         let mut len = 0;
         for slice in slices {
@@ -415,10 +419,12 @@ impl Flow {
             buffer[HEADER_LEN + len..][..part].copy_from_slice(&slice[..part]);
             len += part;
         }
-        match self.protocol.data(len, 0, 0) {
-            Some(header) => self.post(header, buffer, len),
-            None => self.buffers.sends.push(buffer),
-        }
+        let Some(header) = self.protocol.data(len, 0, 0) else {
+            self.buffers.sends.push(buffer);
+            self.fail(Failure::new(FailureKind::Local));
+            return 0;
+        };
+        self.post(header, buffer, len);
         self.pump(now);
         len
     }

@@ -30,6 +30,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use std::sync::PoisonError;
 
+use super::producer::Panics;
 use crate::fork;
 
 /// The token of a request whose report goes to the queue of received messages.
@@ -264,7 +265,9 @@ impl<R> Results<R> {
         wakers.extend(state.receiver.take());
         wakers.extend(state.owner.take());
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        let mut panics = Panics::default();
+        wakers.into_iter().for_each(|waker| panics.catch(|| waker.wake()));
+        panics.resume();
     }
 
     /// The number of requests that were abandoned and have not ended.
