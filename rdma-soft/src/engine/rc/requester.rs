@@ -305,7 +305,7 @@ impl Requester {
             Some(Fault::Operation) => self.stall(qp, ibv_wc_status::IBV_WC_REM_OP_ERR, tables),
             Some(Fault::Protection) => self.stall(qp, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables),
             Some(Fault::Response) => self.stall(qp, ibv_wc_status::IBV_WC_BAD_RESP_ERR, tables),
-            Some(Fault::Flush) => qp.fail(None, tables),
+            Some(Fault::Flush) => self.fail(qp, None, tables),
             Some(Fault::CqError) => tables.cqs.overflow(qp.send_cq, &mut tables.events),
             Some(Fault::Late(..) | Fault::Access | Fault::DeviceFatal | Fault::Die) | None => return false,
         }
@@ -424,6 +424,13 @@ impl Requester {
         }
     }
 
+    /// Moves the queue pair to ERR. The oldest request without an answer completes with `status`,
+    /// if it is given; the others are flushed.
+    fn fail(&mut self, qp: &mut Qp, status: Option<ibv_wc_status>, tables: &mut Tables) {
+        self.release_late(qp, tables);
+        qp.fail(status, tables);
+    }
+
     /// Handles an answer from the connected queue pair on the right link.
     pub(super) fn handle_answer(
         &mut self,
@@ -499,7 +506,7 @@ impl Requester {
     fn back_off(&mut self, qp: &mut Qp, code: u8, tables: &mut Tables) {
         if qp.attr.rnr_retry != 7 {
             if self.rnr_retries == 0 {
-                return qp.fail(Some(ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR), tables);
+                return self.fail(qp, Some(ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR), tables);
             }
             self.rnr_retries -= 1;
         }
@@ -534,7 +541,7 @@ impl Requester {
             Wait::No => return,
             Wait::Rnr => {}
             Wait::Silence if self.retries == 0 => {
-                return qp.fail(Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
+                return self.fail(qp, Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
             }
             Wait::Silence => self.retries -= 1,
         }
@@ -608,7 +615,7 @@ impl Requester {
     pub(super) fn handle_peer_death(&mut self, qp: &mut Qp, tables: &mut Tables) {
         self.listed = false;
         if matches!(qp.state, QpState::Rts | QpState::Sqd) && !qp.sq.is_empty() {
-            qp.fail(Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
+            self.fail(qp, Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
         }
     }
 }

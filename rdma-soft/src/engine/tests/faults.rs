@@ -243,6 +243,30 @@ fn a_failed_request_ends_the_wait_of_a_late_one() {
 }
 
 #[test]
+fn a_late_request_succeeds_though_the_next_one_fails() {
+    for (second, failure) in [("rnr:nth=2", RNR_RETRY), ("loss=all:nth=2", RETRY), ("flush:nth=2", FLUSH)] {
+        let mut f = Fixture::with(|attrs| (attrs.rnr_retry, attrs.retry_cnt) = (Some(0), Some(0)));
+        f.plan(0, &format!("late=1000s:nth=1; {second}"));
+        f.run(WRITE_IMM);
+        assert_eq!(f.world.statuses(0), [(1, OK), (2, failure), (3, FLUSH)], "{second}");
+    }
+}
+
+#[test]
+fn a_late_request_succeeds_though_the_peer_dies() {
+    let mut f = Fixture::new();
+    f.plan(0, "late=1000s:nth=1; delay=1000s:nth=2");
+    for wr_id in 1..4 {
+        f.post(WRITE_IMM, wr_id);
+    }
+    f.world.run_for(1_000_000);
+    assert_eq!(f.world.statuses(0), []);
+    f.world.kill(1, false);
+    f.world.run_for(LONG);
+    assert_eq!(f.world.statuses(0), [(1, OK), (2, RETRY), (3, FLUSH)]);
+}
+
+#[test]
 fn a_loss_behind_reads_loses_no_data() {
     for lazy in [false, true] {
         let mut f = Fixture::new();
