@@ -213,6 +213,7 @@ impl Qp {
     pub(super) fn fail_sends(&mut self, status: ibv_wc_status, tables: &mut Tables) {
         self.state = QpState::Sqe;
         self.flush_sends(Some(status), tables);
+        tables.forget_faults(self.id);
     }
 
     /// Completes a request as flushed.

@@ -167,11 +167,11 @@ impl Uc {
                 Reach::Link(link, _) if tables.peers.push_work(link, Work::Requests(qp.id.0)) => {
                     self.listed = Some(link);
                 }
-                Reach::Link(..) | Reach::Lost => {
-                    if self.is_valid(qp, tables) {
-                        self.finish(qp, tables);
-                    }
-                }
+                Reach::Link(..) | Reach::Lost => match self.begin(qp, tables) {
+                    Begin::Go => self.finish(qp, tables),
+                    Begin::Skip => {}
+                    Begin::Hold => return,
+                },
             }
         }
     }

@@ -273,7 +273,7 @@ impl Tables {
         }
     }
 
-    /// Forgets the requests of a queue pair that is reset.
+    /// Forgets the requests of a queue pair that is reset, or whose send queue has failed.
     pub(in super::super) fn forget_faults(&mut self, qp: QpId) {
         self.timers.cancel(Owner::Delay(qp));
         self.timers.cancel(Owner::Late(qp));

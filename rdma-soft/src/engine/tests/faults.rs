@@ -422,6 +422,22 @@ fn messages_without_answers_are_lost_late_or_refused() {
 const PORT_EVENTS: [u32; 2] = [event::IBV_EVENT_PORT_ERR.0, event::IBV_EVENT_PORT_ACTIVE.0];
 
 #[test]
+fn messages_to_an_unreachable_peer_meet_their_faults() {
+    for (plan, statuses) in [
+        ("protection:nth=2", vec![(1, OK), (2, LOC_PROT), (3, FLUSH)]),
+        ("flush:nth=2", vec![(1, OK), (2, FLUSH), (3, FLUSH)]),
+        ("delay=1000s:nth=2", vec![(1, OK)]),
+        ("loss:nth=2", vec![(1, OK), (2, OK), (3, OK)]),
+    ] {
+        let mut f = Fixture::of(ServiceType::Uc, |_| {});
+        f.world.kill(1, true);
+        f.plan(0, plan);
+        f.run(SEND);
+        assert_eq!(f.world.statuses(0), statuses, "{plan}");
+    }
+}
+
+#[test]
 fn a_port_that_is_down_for_a_while_loses_what_is_sent_meanwhile() {
     for (at, plan) in [(0, "port-down=50ms:nth=2"), (1, "port-down=50ms:recv:nth=2")] {
         let mut f = Fixture::new();
