@@ -22,6 +22,8 @@ pub(super) struct Cq {
     limit: u32,
     head: u64,
     tail: u64,
+    /// The tail when the latest event was raised.
+    announced: u64,
     armed: Armed,
     failed: bool,
     users: u32,
@@ -37,6 +39,13 @@ impl fmt::Debug for Cq {
 impl Cq {
     const fn waiting(&self) -> u64 {
         self.tail - self.head
+    }
+
+    /// Raises the event of the completions that wait.
+    fn raise(&mut self, id: CqId, events: &mut Events) {
+        self.armed = Armed::No;
+        self.announced = self.tail;
+        events.push(Event::Completion { cq: id, token: self.token });
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "masked to the ring's size")]
@@ -72,8 +81,9 @@ impl CqTable {
         if index == self.slots.len() {
             self.slots.push(None);
         }
+        let (head, tail, announced) = (0, 0, 0);
         self.slots[index] =
-            Some(Cq { ring, limit: depth, head: 0, tail: 0, armed: Armed::No, failed: false, users: 0, token });
+            Some(Cq { ring, limit: depth, head, tail, announced, armed: Armed::No, failed: false, users: 0, token });
         Ok(CqId(id))
     }
 
@@ -100,6 +110,7 @@ impl CqTable {
             *to = cq.ring[cq.index(position)];
         }
         cq.tail -= cq.head;
+        cq.announced = cq.announced.saturating_sub(cq.head);
         cq.head = 0;
         cq.ring = ring;
         cq.limit = depth;
@@ -143,15 +154,15 @@ impl CqTable {
         Ok((cq.head - before) as usize)
     }
 
-    /// Arms a queue. A queue armed for any completion that holds one raises its event at once, as
-    /// some devices do, because programs (UCX) rely on it. A queue does not know which of its
+    /// Arms a queue. Armed for any completion, a queue raises its event at once if it holds a
+    /// completion that came after the latest event: UCX relies on that. A completion that had its
+    /// event has no second one: perftest relies on that. A queue does not know which of its
     /// completions were solicited, so arming for those only waits for the next one.
     pub(super) fn arm(&mut self, id: CqId, solicited_only: bool, events: &mut Events) -> Result<(), Errno> {
         let cq = self.get(id)?;
         // A later, narrower request does not replace a wider one.
-        if !solicited_only && cq.waiting() > 0 {
-            cq.armed = Armed::No;
-            events.push(Event::Completion { cq: id, token: cq.token });
+        if !solicited_only && cq.tail > cq.head.max(cq.announced) {
+            cq.raise(id, events);
         } else if !solicited_only {
             cq.armed = Armed::Any;
         } else if cq.armed == Armed::No {
@@ -176,8 +187,7 @@ impl CqTable {
         let failed = wc.status != ibv_wc_status::IBV_WC_SUCCESS;
         cq.tail += 1;
         if cq.armed == Armed::Any || (cq.armed == Armed::Solicited && (solicited || failed)) {
-            cq.armed = Armed::No;
-            events.push(Event::Completion { cq: id, token: cq.token });
+            cq.raise(id, events);
         }
     }
 
@@ -205,6 +215,7 @@ impl CqTable {
             }
         }
         cq.tail = kept;
+        cq.announced = cq.announced.min(kept);
     }
 
     /// Whether a queue overran, and its queue pairs are not in ERR yet.

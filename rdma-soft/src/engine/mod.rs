@@ -183,7 +183,8 @@ impl Engine {
     }
 
     /// Requests one event for the next completion (or the next solicited or failed one). If any
-    /// completion will do and the queue holds one, the event is raised at once.
+    /// completion will do and the queue holds one that no event has announced, the event is raised
+    /// at once.
     ///
     /// # Errors
     ///
