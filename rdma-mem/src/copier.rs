@@ -1,6 +1,8 @@
-//! The interface of copiers, which copy memory that the processor cannot access, such as a GPU's.
+//! The interface of copiers, which copy memory that a device does not access itself, such as a
+//! GPU's.
 
-/// Copies between host memory and memory that the processor cannot access, such as a GPU's.
+/// Copies between host memory and memory that a device does not access itself: that of a GPU, or
+/// memory that may be unmapped at any time.
 ///
 /// Each call returns when its copy is done. Host bytes are passed by value, so that a copier whose
 /// copy may still be running can keep them.
@@ -13,8 +15,8 @@ pub trait Copier: Send + 'static {
     ///
     /// # Safety
     ///
-    /// As many bytes at `address` are memory of this copier's device until the call returns; if it
-    /// returns [`CopyFailed::Unknown`], for ever.
+    /// As many bytes at `address` are memory that this copier may access until the call returns; if
+    /// it returns [`CopyFailed::Unknown`], for ever.
     unsafe fn read(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed>;
 
     /// Copies `bytes` to the memory at `address`, and returns them.

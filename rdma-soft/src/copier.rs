@@ -1,4 +1,5 @@
-//! Threads that copy foreign memory: memory that the processor cannot access, such as a GPU's.
+//! Threads that copy foreign memory: memory that the engine does not access itself, such as a GPU's
+//! and on-demand regions.
 //!
 //! The device never touches such memory. It queues copies with the thread of the region's copier,
 //! which executes them one after the other, under no lock of the device, and reports their ends.
@@ -74,9 +75,11 @@ fn copy(copier: &mut impl Copier, job: CopyJob) -> (CopyId, CopyEnd) {
     drop(queue);
     let len = bytes.len();
     let called = catch_unwind(AssertUnwindSafe(|| match direction {
-        // SAFETY: `Copier::read` requires memory of the copier's device: `register_foreign`
+        // SAFETY: `Copier::read` requires memory that the copier may access: `register_foreign`
         // requires such memory until it is deregistered, which this copy holds up, for ever if its
-        // end is unknown. The engine has checked that the range lies in the region.
+        // end is unknown; or C has registered it on demand, and a request may access whatever is
+        // mapped there (promise 3 of `verbs`). The engine has checked that the range lies in the
+        // region.
         Direction::Fetch => unsafe { copier.read(address, bytes) },
         // SAFETY: `Copier::write` requires the same as `read`.
         Direction::Store => unsafe { copier.write(address, bytes) },

@@ -1,5 +1,5 @@
-//! Foreign memory: memory that the processor cannot access, such as a GPU's. The engine never
-//! touches it: a request on such memory becomes copies, which the driver has executed.
+//! Foreign memory: memory that the engine does not access itself, such as a GPU's or that of an
+//! on-demand region. A request on such memory becomes copies, which the driver has executed.
 //!
 //! A copy moves bytes between foreign memory and staging bytes of the engine. The queue pair that
 //! began the copy waits for [`Engine::handle_copied`](super::Engine::handle_copied); other queue

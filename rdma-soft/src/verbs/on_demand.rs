@@ -8,7 +8,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno as SystemErrno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
@@ -16,6 +16,7 @@ use nix::unistd::Pid;
 use rdma_mem::{Copier, CopyFailed};
 
 use super::Errno;
+use super::pages::Probe;
 use crate::copier::CopierThread;
 use crate::engine::{CopyQueue, ForeignRegistration};
 
@@ -57,12 +58,13 @@ pub(super) fn registration(
 
 /// Whether the kernel lets this process copy its own memory; a seccomp filter may forbid it.
 pub(super) fn is_supported() -> bool {
-    static IS: OnceLock<bool> = OnceLock::new();
-    *IS.get_or_init(|| {
+    static IS: Probe = Probe::new();
+    IS.get(|| {
         let (mut from, mut to) = ([1_u8], [0_u8]);
         let (from, to) = (ptr::from_mut(&mut from).expose_provenance(), ptr::from_mut(&mut to).expose_provenance());
         let mut byte = [0];
-        fetch(from, &mut byte).is_ok() && store(to, &byte).is_ok()
+        // SAFETY: store requires memory that may be written: the local byte, which nothing uses.
+        fetch(from, &mut byte).is_ok() && unsafe { store(to, &byte) }.is_ok()
     })
 }
 
@@ -74,7 +76,11 @@ fn fetch(address: usize, bytes: &mut [u8]) -> Result<(), CopyFailed> {
 }
 
 /// Copies `bytes` to the memory at `address`.
-fn store(address: usize, bytes: &[u8]) -> Result<(), CopyFailed> {
+///
+/// # Safety
+///
+/// What is mapped there may be written.
+unsafe fn store(address: usize, bytes: &[u8]) -> Result<(), CopyFailed> {
     let there = RemoteIoVec { base: address, len: bytes.len() };
     moved(process_vm_writev(Pid::this(), &[IoSlice::new(bytes)], &[there]), bytes.len())
 }
@@ -104,7 +110,8 @@ impl Copier for ThroughKernel {
     }
 
     unsafe fn write(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
-        store(to_address(address)?, &bytes)?;
+        // SAFETY: store requires memory that may be written: this function's condition.
+        unsafe { store(to_address(address)?, &bytes) }?;
         Ok(bytes)
     }
 }

@@ -8,7 +8,7 @@
 use std::ffi::c_void;
 use std::io::IoSliceMut;
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use nix::errno::Errno as SystemErrno;
 use nix::sys::mman::{MmapAdvise, madvise};
@@ -55,11 +55,34 @@ fn advise(start: usize, len: usize, write: bool) -> Result<(), Errno> {
     }
 }
 
+/// The result of a probe of the kernel. Threads may probe at the same time, so that a child that is
+/// forked during a probe does not wait for a thread of its parent.
+#[derive(Debug)]
+pub(super) struct Probe(AtomicU8);
+
+impl Probe {
+    const UNKNOWN: u8 = 0;
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+
+    pub(super) const fn new() -> Self {
+        Self(AtomicU8::new(Self::UNKNOWN))
+    }
+
+    /// The result of the first probe that has ended.
+    pub(super) fn get(&self, probe: impl FnOnce() -> bool) -> bool {
+        if self.0.load(Ordering::Relaxed) == Self::UNKNOWN {
+            self.0.store(if probe() { Self::YES } else { Self::NO }, Ordering::Relaxed);
+        }
+        self.0.load(Ordering::Relaxed) == Self::YES
+    }
+}
+
 /// Whether the kernel supports the two kinds of advice (since Linux 5.14; a seccomp filter may
 /// forbid them). Tried once, on a mapped page: the stack.
 fn can_populate() -> bool {
-    static CAN: OnceLock<bool> = OnceLock::new();
-    *CAN.get_or_init(|| {
+    static CAN: Probe = Probe::new();
+    CAN.get(|| {
         let here = 0_u64;
         let page = page_size();
         advise(ptr::from_ref(&here).addr() & !(page - 1), page, false).is_ok()
@@ -81,6 +104,15 @@ fn read_byte(address: usize) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_probe_keeps_its_first_result() {
+        for result in [true, false] {
+            let probe = Probe::new();
+            assert_eq!(probe.get(|| result), result);
+            assert_eq!(probe.get(|| panic!("probed again")), result);
+        }
+    }
 
     fn map(pages: usize, protection: i32) -> *mut c_void {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

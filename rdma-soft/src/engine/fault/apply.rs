@@ -1,4 +1,4 @@
-//! What the services ask of the plan: whether a request meets a fault, and what is left of it.
+//! The services' questions to the plan: whether a request meets a fault, and its rest.
 
 use rdma_sys::{ibv_event_type, ibv_wc_status};
 
@@ -10,7 +10,7 @@ use super::super::types::{Element, Errand, Event, Op, QpId, QpState, SendData, S
 use super::plan::{Attempts, Pick, Subject};
 use super::{Active, Arrival, Fault, FaultPlan, FaultReport, Faults, Injected, Operations};
 
-/// What becomes of a request that needs no answer.
+/// The fate of a request that needs no answer.
 pub(in super::super) enum Unanswered {
     /// It is sent.
     Sent,

@@ -19,7 +19,7 @@ pub(crate) use self::plan::{Fault, Operations};
 
 use self::plan::{Pick, Rule, Subject};
 
-/// How often a plan has picked requests since it was set.
+/// Counts of the requests that a plan has picked since it was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FaultReport {
@@ -35,7 +35,7 @@ impl FaultReport {
     }
 }
 
-/// How often a rule has picked requests.
+/// Counts of the requests that a rule has picked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuleReport {

@@ -86,7 +86,7 @@ impl Operations {
     }
 }
 
-/// How many attempts of one request a fault spoils.
+/// The number of attempts of one request that a fault spoils.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attempts {
     /// So many.
@@ -95,7 +95,7 @@ pub(crate) enum Attempts {
     All,
 }
 
-/// What happens to a request.
+/// The effect on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The request starts later, by a time in nanoseconds from this range.
@@ -211,7 +211,7 @@ pub(crate) struct Rule {
     pub(super) operations: Operations,
     /// The only queue pair of this process that the rule concerns.
     pub(super) qpn: Option<u32>,
-    /// How many matching requests the rule passes over first.
+    /// The number of matching requests that the rule passes over first.
     pub(super) after: u64,
     pub(super) pick: Pick,
     /// The most requests that the rule picks.

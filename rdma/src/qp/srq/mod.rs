@@ -70,7 +70,7 @@ pub struct SharedReceiveQueue<T: Transport = Rc> {
     /// Whether the provider may write received data with the processor.
     processor_writes: bool,
     depth: u32,
-    /// The largest depth: half of the ring's slots.
+    /// The largest depth: at most half of the ring's slots.
     max_depth: u32,
     transport: PhantomData<T>,
 }
