@@ -236,13 +236,14 @@ impl Requester {
             return Begin::Go;
         }
         wqe.done = true;
+        // Once for each request: a repeated attempt, which skips it, is no progress.
+        self.refill(&qp.attr);
         self.skip(qp, tables)
     }
 
     /// Steps over the request at `sq.next`, which needs no link.
     fn skip(&mut self, qp: &mut Qp, tables: &mut Tables) -> Begin {
         qp.sq.next += 1;
-        self.refill(&qp.attr);
         self.complete(qp, tables);
         Begin::Skip
     }

@@ -42,6 +42,20 @@ fn both(test: impl Fn(Fixture)) {
     test(Fixture::new([0, 0]));
 }
 
+#[test]
+fn a_request_executed_before_is_no_progress_of_a_repeated_attempt() {
+    let mut f = Fixture::new([0, 0]);
+    let [a, b] = f.ends;
+    let list = [sge(&f.here, f.keys[0], 0, 8)];
+    // No receive is posted, so the message waits, and the write after it is executed directly.
+    f.world.send(a, &request(SEND, 1, &list)).unwrap();
+    f.world.send(a, &remote(request(WRITE, 2, &list), &f.there, 0, f.keys[1])).unwrap();
+    f.world.settle();
+    f.world.set_state(b, QpState::Err);
+    f.world.run_for(60_000_000_000);
+    assert_eq!(f.world.statuses(0).first(), Some(&(1, status::IBV_WC_RETRY_EXC_ERR.0)));
+}
+
 /// Posts a one-sided request that the responder must refuse, between two correct requests.
 fn refused(opcode: ibv_wr_opcode, spoil: impl Fn(&mut Fixture, &mut Post<'_>), expected: (u32, u32)) {
     both(|mut f| {
