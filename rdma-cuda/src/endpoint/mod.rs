@@ -221,7 +221,7 @@ impl GpuEndpoint {
     /// # Errors
     ///
     /// Errors of the device, the driver and the connection. The connection cannot be used after
-    /// one.
+    /// one, and until it is dropped the NIC may still read the memory.
     pub fn send(&mut self, slice: &Ready<GpuSlice<u8>>) -> Result<()> {
         self.guarded(|end| end.send_message(slice))
     }

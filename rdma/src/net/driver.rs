@@ -91,7 +91,10 @@ impl Driver {
             (Some(Route::Mailbox(mailbox)), kind) => mailbox.push(kind),
             (Some(Route::Listener(requests)), EventKind::ConnectRequest(request)) => requests.push(request),
             (Some(Route::Listener(requests)), EventKind::DeviceRemoval) => requests.fail(no_device()),
-            (Some(Route::Connection(core)), EventKind::Disconnected | EventKind::TimewaitExit) => {
+            (
+                Some(Route::Connection(core)),
+                EventKind::Disconnected | EventKind::Rejected(_) | EventKind::TimewaitExit,
+            ) => {
                 // Messages that arrived before the end are delivered first.
                 for _ in 0..self.shared.cq.depth() {
                     if !self.deliver()? {

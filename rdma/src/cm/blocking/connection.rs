@@ -181,8 +181,10 @@ impl Connection {
     }
 
     fn note(&self, event: Option<&Event>) {
+        // A listener that gives up before it has heard of the connection rejects it.
         let ends = |kind: &EventKind| {
-            matches!(kind, EventKind::Disconnected | EventKind::DeviceRemoval | EventKind::TimewaitExit)
+            use EventKind::*;
+            matches!(kind, Disconnected | Rejected(_) | DeviceRemoval | TimewaitExit)
         };
         if event.is_some_and(|event| ends(&event.kind)) {
             self.ended.store(true, Ordering::Release);
