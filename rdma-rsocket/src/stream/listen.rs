@@ -103,14 +103,14 @@ impl State {
         let Some(listener) = &mut self.listener else { return };
         let is_of_event = |answered: &mut Answered| ids_match(event, answered.request.id());
         let Some(place) = listener.answered.iter_mut().position(is_of_event) else { return };
-        // Every other event means that the connection has failed.
-        let Answered { connection, request } = listener.answered.swap_remove(place);
-        if event.kind == Kind::RDMA_CM_EVENT_ESTABLISHED {
-            if let Ok(id) = request.into_own_channel() {
-                let stream = Stream::with(id, Some(connection), Phase::Connected, self.settings.clone());
-                listener.ready.push_back(Arc::new(stream));
-                self.sleepers.wake();
-            }
+        // Every other event means that the connection has failed: it is dropped whole, in the order
+        // of its fields.
+        let mut answered = listener.answered.swap_remove(place);
+        if event.kind == Kind::RDMA_CM_EVENT_ESTABLISHED && answered.request.migrate().is_ok() {
+            let Answered { connection, request } = answered;
+            let stream = Stream::with(request.into_id(), Some(connection), Phase::Connected, self.settings.clone());
+            listener.ready.push_back(Arc::new(stream));
+            self.sleepers.wake();
         }
     }
 

@@ -264,12 +264,16 @@ impl Request {
     }
 
     /// Moves the identifier to a channel of its own.
-    pub(crate) fn into_own_channel(self) -> Result<Id, Errno> {
+    pub(crate) fn migrate(&mut self) -> Result<(), Errno> {
         let Self(id) = self;
         // SAFETY: rdma_migrate_id requires a live id and a live channel (2), and no event that is
         // not acknowledged: `EventChannel::next` acknowledges each.
-        minus_one(unsafe { (id.cm().rdma_migrate_id)(id.as_ptr(), id.channel.raw.as_ptr()) })?;
-        Ok(id)
+        minus_one(unsafe { (id.cm().rdma_migrate_id)(id.as_ptr(), id.channel.raw.as_ptr()) })
+    }
+
+    /// The identifier of a request that has [migrated](Self::migrate).
+    pub(crate) fn into_id(self) -> Id {
+        self.0
     }
 }
 
