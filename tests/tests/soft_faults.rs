@@ -239,7 +239,9 @@ fn a_handle_dropped_in_mid_fault_ends_at_once() {
         let mut f = Fixture::new();
         turn.plan(plan);
         (0..3).for_each(|_| f.post("send"));
-        assert!(poll(&mut f.a.sends).is_none());
+        // On a loaded machine the retries of the other plans may have ended by now.
+        let ended = poll(&mut f.a.sends).is_some();
+        assert!(!ended || plan.ends_with("all"), "{plan}");
         f.a.qp.close().unwrap_or_else(|error| panic!("{plan}: {error:?}"));
     }
 }
