@@ -9,12 +9,13 @@
 //!
 //! # What differs from sockets
 //!
-//! * A number of an rsocket is no descriptor for read(2), poll(2) or close(2). [`poll`] takes both.
+//! * A number of an rsocket is no descriptor for read(2), poll(2) or close(2). [`poll()`] takes
+//!   both.
 //! * `SO_LINGER` bounds the time that a close waits until its data is sent. Without the option, the
 //!   bound is 10 seconds. With the time 0 the connection is aborted.
 //! * A blocking call always fails with `EINTR` after a signal, whatever `SA_RESTART` says. No call
 //!   raises `SIGPIPE`.
-//! * A non-blocking connect makes progress during calls on the socket, [`poll`] included.
+//! * A non-blocking connect makes progress during calls on the socket, [`poll()`] included.
 //! * With `SO_KEEPALIVE`, a thread that waits in a call on the socket probes the peer every
 //!   `TCP_KEEPIDLE` seconds.
 //! * Datagrams, out-of-band data, ancillary data, and devices without RDMA write with

@@ -31,7 +31,7 @@ pub(super) fn print() -> Result<(), Failure> {
 }
 
 /// Moves this process into namespaces in which the devices are visible. `describe` is this program
-/// with [`print`] and the environment of the program to run: to open a device may start threads,
+/// with [`print()`] and the environment of the program to run: to open a device may start threads,
 /// and a process with threads cannot change its user namespace.
 pub(super) fn enter(describe: &mut Command, lock: &Path) -> Result<(), Failure> {
     let described = describe.output().map_err(|error| Failure::from(error).context("soft-rdma"))?;
