@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::failure::{Failure, FailureKind};
 use super::node::{Route, Shared};
-use crate::aio::Readiness;
+use crate::aio::{Readiness, Strategy};
 use crate::cm::{Event, EventKind};
 use crate::cq::Poller;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -20,8 +20,6 @@ use crate::wait::{self, Deadline};
 const BUDGET: usize = 256;
 /// Turns of a driver that never sleeps between looks for events of the connection manager.
 const EVENT_TURNS: u32 = 64;
-/// Empty turns before the driver sleeps.
-const IDLE_TURNS: u32 = 20;
 
 /// Does the work of a [`Node`](super::Node): it delivers completions and events, and keeps the
 /// time.
@@ -109,19 +107,22 @@ impl Driver {
         Ok(())
     }
 
-    /// Waits until there was work, for `timeout` at most; spins a little before it sleeps. Returns
-    /// the number of completions that were delivered.
+    /// Waits until there was work, for `timeout` at most; sleeps when the node's
+    /// [`strategy`](super::NodeOptions::strategy) says so. Returns the number of completions that
+    /// were delivered.
     ///
     /// # Errors
     ///
     /// As for [`turn`](Self::turn), and errors of waiting.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize> {
         let deadline = Deadline::after(timeout);
-        for _ in 0..IDLE_TURNS {
+        let mut idle_turns = 0;
+        while !self.may_sleep(idle_turns) {
             let count = self.turn(BUDGET)?;
-            if count > 0 || deadline.is_over() {
+            if count > 0 || deadline.is_over() || self.shared.is_idle() {
                 return Ok(count);
             }
+            idle_turns = idle_turns.saturating_add(1);
         }
         let count = self.prepare_to_sleep()?;
         if count > 0 {
@@ -167,14 +168,23 @@ impl Driver {
             if self.shared.is_idle() {
                 return Poll::Ready(Ok(()));
             }
-            *idle_turns = if count > 0 { 0 } else { *idle_turns + 1 };
-            if *idle_turns < IDLE_TURNS || self.prepare_to_sleep()? > 0 {
+            *idle_turns = if count > 0 { 0 } else { idle_turns.saturating_add(1) };
+            if count > 0 || !self.may_sleep(*idle_turns) || self.prepare_to_sleep()? > 0 {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
             ready!(readiness.poll_readable(cx)).map_err(|error| wait_failed(&error))?;
             *idle_turns = 0;
             self.wake_up()?;
+        }
+    }
+
+    /// Whether the driver sleeps after this number of turns without a completion.
+    fn may_sleep(&self, idle_turns: u32) -> bool {
+        match self.shared.options.strategy {
+            Strategy::BusyPoll => false,
+            Strategy::EventDriven => true,
+            Strategy::Adaptive { polls } => idle_turns >= polls,
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::connection::MAX_OPERATIONS;
 use super::protocol::{Hello, RESERVE, receive_size};
+use crate::aio::Strategy;
 
 /// Longer times are this long: 100 years.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -33,6 +34,7 @@ pub struct NodeOptions {
     pub(super) timeout: Duration,
     pub(super) linger: Duration,
     pub(super) rnr_retry_count: u8,
+    pub(super) strategy: Strategy,
 }
 
 impl Default for NodeOptions {
@@ -46,6 +48,7 @@ impl Default for NodeOptions {
             timeout: Duration::from_secs(5),
             linger: Duration::from_secs(1),
             rnr_retry_count: 6,
+            strategy: Strategy::default(),
         }
     }
 }
@@ -77,6 +80,9 @@ impl NodeOptions {
         /// How often the device retries a message for which the peer has no receive: 0 to 6. The
         /// protocol never lets that happen, so 0 finds errors.
         rnr_retry_count(count: u8) = count.min(6);
+        /// When the driver sleeps: by default after 20 turns without a completion.
+        /// [`BusyPoll`](Strategy::BusyPoll) has the lowest latency, and keeps a core busy.
+        strategy(strategy: Strategy) = strategy;
     }
 
     pub(super) fn hello(&self) -> Hello {

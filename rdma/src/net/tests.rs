@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::*;
-use crate::aio::block_on;
+use crate::aio::{Strategy, block_on};
 use crate::context::Context;
 
 /// Time for anything that must happen.
@@ -100,6 +100,22 @@ fn messages_of_all_lengths_come_back_whole() {
     });
     server.join().unwrap().unwrap();
     world.end();
+}
+
+#[test]
+fn a_driver_may_never_sleep_or_sleep_at_once() {
+    for strategy in [Strategy::BusyPoll, Strategy::EventDriven] {
+        let mut world = World::new(&options().strategy(strategy));
+        let (mut client, server) = world.pair();
+        let server = thread::spawn(move || echo(server));
+        block_on(async {
+            client.send(bytes(1000)).await.unwrap();
+            assert!(client.next().await.unwrap().expect("an answer")[..] == bytes(1000), "{strategy:?}");
+            assert_eq!(client.close(0).await, Ok(0));
+        });
+        server.join().unwrap().unwrap();
+        world.end();
+    }
 }
 
 #[test]
