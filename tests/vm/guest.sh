@@ -4,11 +4,11 @@
 OUT=${OUT:-/out}
 
 # Sets the addresses of the device's interface.
-address() { # interface, number
+address() { # interface, number of the network, number of the host
   local settings=/proc/sys/net/ipv6/conf/$1
   # IPv6 addresses are usable at once and stay when the link goes down, as IPv4 addresses do.
   echo 0 >"$settings/accept_dad"; echo 1 >"$settings/keep_addr_on_down"
-  ip addr add "10.9.$2.1/24" dev "$1" && ip addr add "fd09:$2::1/64" dev "$1" nodad && ip link set "$1" up
+  ip addr add "10.9.$2.${3:-1}/24" dev "$1" && ip addr add "fd09:$2::${3:-1}/64" dev "$1" nodad && ip link set "$1" up
 }
 
 active() { # device, a GID that must be there, if any
@@ -36,6 +36,36 @@ device() {
   export RDMA_TEST_ADDRESS=10.9.0.1 RDMA_TEST_ADDRESS6=fd09::1 RDMA_TEST_NETDEV=d0
   # The counts with which leftovers.sh compares must not be empty.
   rdma resource show >/tmp/resources && grep -q "${1}0: .*qp" /tmp/resources
+}
+
+# Makes a device on each of the two wires between two guests: 10.9.WIRE.GUEST.
+wire() { # number of this guest: 1 or 2
+  local n
+  # mpirun tells hosts apart by their names.
+  echo "guest$1" >/proc/sys/kernel/hostname
+  for n in 0 1; do
+    address "eth$n" "$n" "$1" && rdma link add "rxe$n" type rxe netdev "eth$n" || return
+  done
+  for n in 0 1; do active "rxe$n" "0a09:0${n}0$1" || return; done
+  export RDMA_DEVICE=rxe0
+  rdma resource show >/tmp/resources
+}
+
+# In the second of two guests: runs the scripts that the first puts into /out/requests, each in the
+# background, until the file /out/end appears. A script's output goes to NAME.log, its status to
+# NAME.status.
+serve() {
+  local script name never
+  never=$(mktemp -u); mkfifo "$never"
+  mkdir -p /out/requests; : >/out/ready
+  until [ -e /out/end ]; do
+    for script in /out/requests/*.sh; do
+      [ -e "$script" ] || continue
+      name=${script%.sh}; mv "$script" "$name.begun"
+      { bash "$name.begun" </dev/null >"$name.log" 2>&1; echo $? >"$name.new"; mv "$name.new" "$name.status"; } &
+    done
+    read -rt 0.1 <>"$never"
+  done
 }
 
 # Copies files into memory, where opening and mapping need no host: the overlay copies a file that

@@ -21,8 +21,11 @@ const EMULATED: &str = "max,la57=off,erms=off,fsrm=off,smap=off,smep=off";
 /// for each clock access, one processor at a time.
 const EMULATED_CLOCK: &str = "tsc=reliable";
 
+/// The time in which the first of two guests makes its ends of the wires.
+const WIRING: Duration = Duration::from_secs(30);
+
 /// A guest and its settings.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Guest {
     pub(crate) image: Image,
     /// The folder that is `/out` in the guest.
@@ -33,6 +36,17 @@ pub(crate) struct Guest {
     pub(crate) guests: usize,
     pub(crate) memory: u32,
     pub(crate) limit: Duration,
+    /// The ends of wires that are the guest's network interfaces, in their order.
+    pub(crate) wires: Vec<Wire>,
+}
+
+/// One end of a wire between two guests.
+#[derive(Clone, Debug)]
+pub(crate) struct Wire {
+    /// The Unix socket that joins the ends.
+    pub(crate) socket: PathBuf,
+    /// Whether this end makes the socket; the other connects to it.
+    pub(crate) listens: bool,
 }
 
 /// The implementation of the guest's processor.
@@ -74,6 +88,18 @@ impl Guest {
         Ok(())
     }
 
+    /// Waits until the guest, which another thread runs, has made its wires.
+    pub(crate) fn wait_for_wires(&self) -> Result<(), String> {
+        let deadline = Instant::now() + WIRING;
+        while !self.wires.iter().all(|wire| wire.socket.exists()) {
+            if Instant::now() > deadline {
+                return Err(format!("the first guest made no wires within {WIRING:?}"));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     /// The kernel's messages on the console: errors, and the steps that the guest has reached.
     fn console(&self) -> String {
         text(&self.console_path())
@@ -91,9 +117,10 @@ impl Guest {
 
     fn start(&self, accelerator: Accelerator, stdout: Stdio) -> Result<Child, String> {
         drop(fs::remove_file(self.console_path()));
+        // A comma ends a QEMU option unless it is doubled.
+        let text = |path: &Path| path.display().to_string().replace(',', ",,");
         let share = |path: &Path, tag: &str, mode: &str| {
-            // A comma ends a QEMU option unless it is doubled.
-            let path = path.display().to_string().replace(',', ",,");
+            let path = text(path);
             ["-virtfs".into(), format!("local,path={path},mount_tag={tag},security_model=none,{mode}multidevs=remap")]
         };
         let (accelerator, processor, clock) = match accelerator {
@@ -114,6 +141,13 @@ impl Guest {
         qemu.args(["-serial", &format!("file:{}", self.console_path().display()), "-serial", "stdio"]);
         qemu.args(share(Path::new("/"), "host", "readonly=on,")).args(share(packages, "packages", "readonly=on,"));
         qemu.args(share(&self.out, "out", ""));
+        for (number, wire) in self.wires.iter().enumerate() {
+            let (server, end) = if wire.listens { ("on", 1) } else { ("off", 2) };
+            let socket = text(&wire.socket);
+            qemu.args(["-netdev", &format!("stream,id=w{number},server={server},addr.type=unix,addr.path={socket}")]);
+            let card = format!("virtio-net-pci,netdev=w{number},mac=52:54:00:00:{number:02}:{end:02}");
+            qemu.args(["-device", &card]);
+        }
         qemu.stdin(Stdio::null())
             .stdout(stdout)
             .spawn()

@@ -50,7 +50,7 @@ impl Kernel {
 }
 
 /// The files that a guest boots from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Image {
     pub(crate) kernel: PathBuf,
     pub(crate) initrd: PathBuf,

@@ -20,7 +20,7 @@ use std::{
 
 use crate::system;
 use clap::ValueEnum;
-use guest::{Accelerator, Guest};
+use guest::{Accelerator, Guest, Wire};
 use kernel::Kernel;
 use plan::{Built, Known};
 use report::{Report, Table};
@@ -72,6 +72,9 @@ enum Device {
     Rxe,
     /// iWARP.
     Siw,
+    /// RoCE version 2 between two guests: two devices in each, on two wires. Runs jobs of several
+    /// hosts only.
+    Wire,
     /// Each of the devices.
     All,
 }
@@ -96,6 +99,11 @@ impl Run {
     fn kernel_name(self) -> String {
         self.kernel.map_or("host".into(), name_of)
     }
+
+    /// Whether the two run at the same time: the single guests of one kernel do.
+    fn is_beside(self, other: Self) -> bool {
+        self.kernel == other.kernel && (self.device == Device::Wire) == (other.device == Device::Wire)
+    }
 }
 
 /// Runs the command.
@@ -118,8 +126,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         Built::new(&root, !options.no_programs, !options.no_build)
     })?;
     let mut table = Table::default();
-    // The guests of one kernel run at the same time.
-    for group in runs.chunk_by(|a, b| a.kernel == b.kernel) {
+    for group in runs.chunk_by(|a, b| a.is_beside(*b)) {
         for &run in group {
             println!("\n=== {} on {}", run.device_name(), run.kernel_name());
         }
@@ -146,7 +153,7 @@ fn runs(devices: &[Device], kernels: &[Kernel]) -> Vec<Run> {
     let soft = [Run { device: Device::Soft, kernel: None }];
     let drivers = kernels
         .into_iter()
-        .flat_map(|kernel| [Device::Rxe, Device::Siw].map(|device| Run { device, kernel: Some(kernel) }));
+        .flat_map(|kernel| [Device::Rxe, Device::Siw, Device::Wire].map(|device| Run { device, kernel: Some(kernel) }));
     let asked = soft.into_iter().chain(drivers).filter(|run| is_asked(run.device));
     asked.filter(|run| exists(run) || devices.contains(&run.device)).collect()
 }
@@ -184,7 +191,7 @@ impl Session<'_> {
 
     fn fill(self, built: &Built, run: Run, report: &mut Report) -> Result<(), String> {
         let Options { filters, known_faults, .. } = self.options;
-        let mut items = built.items(&run.device_name())?;
+        let mut items = built.items(&run.device_name(), run.device != Device::Wire)?;
         let known = Known::read(&self.root.join("tests/vm"), &run.device_name(), &run.kernel_name())?;
         if !known_faults {
             report.excluded = known.exclude(&mut items)?;
@@ -205,11 +212,37 @@ impl Session<'_> {
         let guest = self.guest(run, kernel, &out)?;
         let begin = Instant::now();
         let programs = self.programs();
-        let ended = guest.run(&format!("{}keep '{programs}'/* target/vm/tests/*\nrun\n", self.prepare(run)));
+        let (ended, messages) = if run.device == Device::Wire {
+            self.on_a_wire(run, guest)
+        } else {
+            let ended = guest.run(&format!("{}keep '{programs}'/* target/vm/tests/*\nrun\n", self.prepare(run)));
+            (ended, guest.messages())
+        };
         report.guest_seconds = begin.elapsed().as_secs();
         report.read(&out, items.len());
-        report.complaints(&guest.messages(), &known);
+        report.complaints(&messages, &known);
         ended
+    }
+
+    /// Runs the plan in the first of two guests, while the second executes what the first asks of
+    /// it. Returns the messages of both kernels.
+    fn on_a_wire(self, run: Run, mut first: Guest) -> (Result<(), String>, String) {
+        let prepare = self.prepare(run);
+        let (mut second, files) = (first.clone(), first.out.join("second"));
+        second.out.clone_from(&files);
+        first.wires = [0, 1].map(|wire| Wire { socket: first.out.join(format!("wire{wire}")), listens: true }).into();
+        second.wires = first.wires.iter().map(|wire| Wire { listens: false, ..wire.clone() }).collect();
+        let ended = thread::scope(|scope| {
+            copy_script(self.root, &files)?;
+            let other = scope.spawn(|| {
+                first.wait_for_wires()?;
+                second.run(&format!("{prepare}wire 2 && serve\n"))
+            });
+            let ended = first.run(&format!("{prepare}wire 1 && run\n"));
+            let stopped = system::write(files.join("end"), "").map(drop);
+            ended.and(other.join().expect("a guest's thread does not panic")).and(stopped)
+        });
+        (ended, first.messages() + &second.messages())
     }
 
     fn shell(self, run: Run, command: &str) -> Result<(), String> {
@@ -231,9 +264,7 @@ impl Session<'_> {
     fn out(self, run: Run) -> Result<PathBuf, String> {
         let out = self.cache.join(format!("run-{}-{}", run.kernel_name(), run.device_name()));
         system::remove(&out)?;
-        system::make(&out)?;
-        let script = self.root.join("tests/vm/guest.sh");
-        fs::copy(&script, out.join("guest.sh")).map_err(system::at(&script))?;
+        copy_script(self.root, &out)?;
         Ok(out)
     }
 
@@ -243,7 +274,11 @@ impl Session<'_> {
             out: out.to_owned(),
             accelerator: self.options.accelerator,
             processors: self.options.processors,
-            guests: self.runs.iter().filter(|other| other.kernel == run.kernel).count(),
+            guests: match run.device {
+                Device::Wire => 2,
+                _ => self.runs.iter().filter(|other| other.is_beside(run)).count(),
+            },
+            wires: Vec::new(),
             memory: self.options.memory,
             limit: Duration::from_secs(self.options.limit),
         };
@@ -259,11 +294,11 @@ impl Session<'_> {
     /// The first commands of the guest's shell.
     fn prepare(self, run: Run) -> String {
         let (root, programs, device) = (self.root.display(), self.programs(), run.device_name());
-        format!(
-            "cd '{root}'; ulimit -l unlimited; . /out/guest.sh\n\
-             export PATH='{programs}':$PATH RDMA_TEST_DEVICE={device}0 RDMA_DEVICE={device}0\n\
-             device {device} || exit 1\n"
-        )
+        let begin = format!("cd '{root}'; ulimit -l unlimited; . /out/guest.sh\nexport PATH='{programs}':$PATH\n");
+        if run.device == Device::Wire {
+            return begin;
+        }
+        begin + &format!("export RDMA_TEST_DEVICE={device}0 RDMA_DEVICE={device}0\ndevice {device} || exit 1\n")
     }
 
     /// Runs the same plan on the software device, without a guest.
@@ -274,6 +309,13 @@ impl Session<'_> {
         let status = bash.status().map_err(|error| format!("cannot run bash: {error}"))?;
         if status.success() { Ok(()) } else { Err("the tests' shell failed".into()) }
     }
+}
+
+/// Puts the guest's script into the folder that is `/out` in the guest, which is made.
+fn copy_script(root: &Path, out: &Path) -> Result<(), String> {
+    system::make(out)?;
+    let script = root.join("tests/vm/guest.sh");
+    fs::copy(&script, out.join("guest.sh")).map(drop).map_err(system::at(&script))
 }
 
 #[cfg(test)]
@@ -293,7 +335,10 @@ mod tests {
     fn each_driver_runs_on_each_kernel_and_the_software_device_once() {
         use Device::{All, Rxe, Siw};
         let both = [Kernel::V6_1, Kernel::V7_2];
-        assert_eq!(named(&[All], &both), pairs([("soft", "host"), ("rxe", "6.1"), ("siw", "6.1"), ("rxe", "7.2")]));
+        assert_eq!(
+            named(&[All], &both),
+            pairs([("soft", "host"), ("rxe", "6.1"), ("siw", "6.1"), ("wire", "6.1"), ("rxe", "7.2"), ("wire", "7.2")])
+        );
         assert_eq!(named(&[Rxe, Rxe], &[Kernel::V6_1; 2]), pairs([("rxe", "6.1")]));
         // A device that was given by name is never skipped silently.
         assert_eq!(named(&[Siw], &both[1..]), pairs([("siw", "7.2")]));
@@ -311,6 +356,6 @@ mod tests {
         let root = Path::new("/workspace");
         let session = Session { options: &options, runs: &[run], root, cache: root };
         let commands = session.prepare(run);
-        assert!(commands.contains("export PATH='/workspace/target/vm/programs':$PATH "), "{commands}");
+        assert!(commands.contains("export PATH='/workspace/target/vm/programs':$PATH\n"), "{commands}");
     }
 }

@@ -65,12 +65,14 @@ impl Built {
         Ok(Self { root: root.to_owned(), tests, with_programs })
     }
 
-    /// The plan of a device.
-    pub(crate) fn items(&self, device: &str) -> Result<Vec<Item>, String> {
-        let mut items = self.tests.clone();
+    /// The plan of a device: the tests and programs of a single host, if asked for, and the cases.
+    pub(crate) fn items(&self, device: &str, with_single: bool) -> Result<Vec<Item>, String> {
+        let mut items = if with_single { self.tests.clone() } else { Vec::new() };
         if self.with_programs {
             let scripts = self.root.join("tests/vm");
-            items.extend(program_lines(&read(&scripts.join("programs.txt"))?, device));
+            if with_single {
+                items.extend(program_lines(&read(&scripts.join("programs.txt"))?, device));
+            }
             items.extend(script_cases(&scripts, device)?);
         }
         items.sort_by_key(|item| {
