@@ -1,7 +1,7 @@
 //! Rules for dependencies: each one is used, none needs a newer compiler than the workspace's
 //! minimum, and none builds C.
 
-use std::{path::Path, process::Command};
+use std::{collections::HashSet, path::Path, process::Command};
 
 use serde_json::Value;
 
@@ -23,8 +23,9 @@ pub(super) fn check(root: &Path) -> Result<Vec<String>, String> {
     let mut faults = unused_in_workspace(&manifest, &members);
     faults.extend(members.iter().flat_map(|member| unused_in_member(member)));
     faults.extend(all.iter().filter_map(|package| too_new(package, minimum)));
+    let built = built(root)?;
     let builds_c = |package: &&Value| C_BUILDERS.contains(&name(package)) || !package["links"].is_null();
-    faults.extend(default.iter().filter(builds_c).map(|package| {
+    faults.extend(default.iter().filter(|package| built.contains(name(package))).filter(builds_c).map(|package| {
         let name = name(package);
         format!("{name} builds or links C code; cargo tree --workspace --edges all --invert {name} shows for whom")
     }));
@@ -69,6 +70,26 @@ fn packages(root: &Path, options: &[&str]) -> Result<Vec<Value>, String> {
         Value::Array(packages) => Ok(packages),
         other => Err(format!("cargo metadata lists no packages: {other}")),
     }
+}
+
+/// The names of the packages that a default build has. `cargo metadata` lists more: packages that
+/// weak features name and nothing enables.
+fn built(root: &Path) -> Result<HashSet<String>, String> {
+    let mut cargo = cargo(root);
+    cargo.args([
+        "tree",
+        "--workspace",
+        "--locked",
+        "--edges",
+        "normal,build,dev",
+        "--prefix",
+        "none",
+        "--format",
+        "{p}",
+    ]);
+    cargo.args(TARGETS.iter().flat_map(|target| ["--target", *target]));
+    let tree = output(&mut cargo)?;
+    Ok(tree.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
 }
 
 fn dependencies(package: &Value) -> impl Iterator<Item = &str> {
