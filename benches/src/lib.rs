@@ -16,6 +16,7 @@ pub mod null;
 pub mod pair;
 pub mod quiet;
 pub mod raw_sequence;
+pub mod services;
 pub mod shared;
 pub mod stats;
 pub mod table;

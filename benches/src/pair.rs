@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::quiet::Usage;
 use crate::{affinity, quiet, stats};
 
 /// The first argument of a follower process; the second is its core.
@@ -188,6 +189,8 @@ pub struct Outcome {
     /// Nanoseconds per iteration, one value per round: index `i` is the same round for every
     /// contender.
     pub rounds: Vec<f64>,
+    /// Nanoseconds of processor time that both processes took per iteration, one value per round.
+    pub processor: Vec<f64>,
     /// Number of rounds in which the scheduler took a core away from one of the ends.
     pub disturbed: usize,
 }
@@ -223,11 +226,12 @@ fn follow(core: usize, build: impl Fn(Role, &mut Channel) -> io::Result<Contende
         let Ok(line) = channel.receive() else { return Ok(()) };
         let (index, iterations, blocks): (usize, u64, usize) = serde_json::from_str(&line)?;
         let contender = contenders.get_mut(index).ok_or_else(|| io::Error::other(format!("no contender {index}")))?;
-        let before = quiet::preemptions()?;
+        let before = Usage::now()?;
         for _ in 0..blocks {
             contender.follow(iterations)?;
         }
-        channel.send(&(quiet::preemptions()? - before).to_string())?;
+        let Usage { preemptions, processor } = Usage::since(&before)?;
+        channel.send(&serde_json::to_string(&(preemptions, processor.as_secs_f64()))?)?;
     }
 }
 
@@ -276,16 +280,17 @@ fn play(plan: &Plan, channel: &mut Channel, contenders: &mut [Box<dyn Contender>
     }
     let mut outcomes: Vec<Outcome> = contenders
         .iter()
-        .map(|contender| Outcome { name: contender.name(), rounds: Vec::with_capacity(plan.rounds), disturbed: 0 })
+        .map(|contender| Outcome { name: contender.name(), rounds: Vec::new(), processor: Vec::new(), disturbed: 0 })
         .collect();
     for _ in 0..plan.rounds {
         quiet::wait(plan.patience);
         for (index, contender) in contenders.iter_mut().enumerate() {
             let (warm_up, blocks) = if contender.is_a_program() { (0, 1) } else { (plan.warm_up, plan.blocks) };
             let turn = Turn { index, iterations: turns[index], warm_up, blocks };
-            let (value, preempted) = turn.run(channel, contender.as_mut())?;
-            outcomes[index].rounds.push(value);
-            outcomes[index].disturbed += usize::from(preempted);
+            let round = turn.run(channel, contender.as_mut())?;
+            outcomes[index].rounds.push(round.value);
+            outcomes[index].processor.push(round.processor);
+            outcomes[index].disturbed += usize::from(round.is_disturbed);
         }
     }
     Ok(outcomes)
@@ -296,9 +301,9 @@ fn calibrate(block: Duration, channel: &mut Channel, index: usize, contender: &m
     let mut iterations = 1;
     loop {
         let start = Instant::now();
-        let (took, _) = Turn { index, iterations, warm_up: 0, blocks: 1 }.run(channel, contender)?;
+        let round = Turn { index, iterations, warm_up: 0, blocks: 1 }.run(channel, contender)?;
         if start.elapsed() >= block / 2 || iterations >= 1 << 24 {
-            return Ok(whole(block.as_secs_f64() * 1e9 / took.max(0.1)).clamp(1, iterations));
+            return Ok(whole(block.as_secs_f64() * 1e9 / round.value.max(0.1)).clamp(1, iterations));
         }
         iterations *= 2;
     }
@@ -318,23 +323,35 @@ struct Turn {
     blocks: usize,
 }
 
+/// The measurements of one contender in one round.
+struct Round {
+    /// The median block's nanoseconds per iteration.
+    value: f64,
+    /// Nanoseconds of processor time of both processes per iteration.
+    processor: f64,
+    /// Whether the scheduler took a core away.
+    is_disturbed: bool,
+}
+
 impl Turn {
-    /// Runs the blocks; returns the median block's nanoseconds per iteration, and whether the
-    /// scheduler took a core away meanwhile.
-    fn run(&self, channel: &mut Channel, contender: &mut dyn Contender) -> io::Result<(f64, bool)> {
-        let blocks = self.warm_up + self.blocks;
-        channel.send(&serde_json::to_string(&(self.index, self.iterations, blocks))?)?;
+    fn run(&self, channel: &mut Channel, contender: &mut dyn Contender) -> io::Result<Round> {
+        let count = self.warm_up + self.blocks;
+        channel.send(&serde_json::to_string(&(self.index, self.iterations, count))?)?;
+        let before = Usage::now()?;
         for _ in 0..self.warm_up {
             contender.lead(self.iterations)?;
         }
-        let before = quiet::preemptions()?;
+        let warmed_up = Usage::now()?;
         let mut blocks = Vec::with_capacity(self.blocks);
         for _ in 0..self.blocks {
             blocks.push(per_iteration(contender.lead(self.iterations)?, self.iterations));
         }
-        let here = quiet::preemptions()? - before;
-        let there: u64 = channel.receive()?.parse().map_err(io::Error::other)?;
-        Ok((stats::median(&blocks), here + there > 0))
+        let here = Usage::since(&warmed_up)?.preemptions;
+        let processor = Usage::since(&before)?.processor;
+        let (there, answering): (u64, f64) = serde_json::from_str(&channel.receive()?)?;
+        let iterations = self.iterations.saturating_mul(count as u64);
+        let processor = per_iteration(processor + Duration::from_secs_f64(answering), iterations);
+        Ok(Round { value: stats::median(&blocks), processor, is_disturbed: here + there > 0 })
     }
 }
 

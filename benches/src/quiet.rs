@@ -4,6 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 
 /// The machine counts as quiet if the share of busy time is below this value.
 const QUIET: f64 = 0.10;
@@ -38,15 +39,43 @@ fn busy_and_total() -> Option<(u64, u64)> {
     Some((total - idle, total))
 }
 
-/// Number of times that the scheduler has taken a core away from this process. A measurement during
-/// which the number grew was disturbed.
-///
-/// # Errors
-///
-/// The error of `getrusage`.
-pub fn preemptions() -> io::Result<u64> {
-    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
-    Ok(u64::try_from(usage.involuntary_context_switches()).unwrap_or(0))
+/// The resources that this process has used since it began, or within a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    /// Number of times that the scheduler has taken a core away. A measurement during which the
+    /// number grew was disturbed.
+    pub preemptions: u64,
+    /// Processor time of all threads.
+    pub processor: Duration,
+}
+
+impl Usage {
+    /// The resources used since the process began.
+    ///
+    /// # Errors
+    ///
+    /// The error of `getrusage`.
+    pub fn now() -> io::Result<Self> {
+        let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+        let microseconds = (usage.user_time() + usage.system_time()).num_microseconds();
+        Ok(Self {
+            preemptions: u64::try_from(usage.involuntary_context_switches()).unwrap_or(0),
+            processor: Duration::from_micros(u64::try_from(microseconds).unwrap_or(0)),
+        })
+    }
+
+    /// The resources used since `before`.
+    ///
+    /// # Errors
+    ///
+    /// The error of `getrusage`.
+    pub fn since(before: &Self) -> io::Result<Self> {
+        let now = Self::now()?;
+        Ok(Self {
+            preemptions: now.preemptions.saturating_sub(before.preemptions),
+            processor: now.processor.saturating_sub(before.processor),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -59,6 +88,6 @@ mod tests {
         wait(Duration::ZERO);
         assert!(start.elapsed() < Duration::from_secs(5));
         assert!(busy_and_total().is_some());
-        preemptions().unwrap();
+        Usage::since(&Usage::now().unwrap()).unwrap();
     }
 }
