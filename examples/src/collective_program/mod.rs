@@ -25,7 +25,8 @@ use crate::Failure;
 use crate::bootstrap::{Group, Roles, Terms};
 use crate::cli::{self, Size};
 use crate::collectives::{
-    Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, Rail, TensorPlace, Transport, Tuning, choose,
+    Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, Rail, RankGpu, TensorPlace, Transport, Tuning,
+    choose,
 };
 use crate::device::{RailSettings, announce};
 use crate::failure::{is_launched, run_as};
@@ -187,12 +188,12 @@ fn hosts(group: &Group) -> usize {
     group.hosts().into_iter().enumerate().filter(|&(rank, host)| rank == host).count()
 }
 
-/// The lines that say which GPU each rank has, and why messages are staged if that was not asked
-/// for.
-fn memory_lines(gpus: &[(String, String)]) -> Vec<String> {
-    let gpu = |(rank, (name, _)): (usize, &(String, String))| format!("memory: rank {rank}: {name}");
+/// The lines that say which GPU each rank has, how its messages go, and why they are staged if that
+/// was not asked for.
+fn memory_lines(gpus: &[RankGpu]) -> Vec<String> {
+    let gpu = |(rank, RankGpu { name, way, .. }): (usize, &RankGpu)| format!("memory: rank {rank}: {name}, {way}");
     let mut lines: Vec<String> = gpus.iter().enumerate().map(gpu).collect();
-    let mut reasons: Vec<&str> = gpus.iter().map(|(_, why)| why.as_str()).filter(|why| !why.is_empty()).collect();
+    let mut reasons: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.why_staged.as_deref()).collect();
     reasons.sort_unstable();
     reasons.dedup();
     lines.extend(reasons.iter().map(|why| format!("warning: messages are staged in host memory: {why}")));

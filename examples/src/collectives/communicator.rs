@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use rdma::ExposedRegion;
+use serde::{Deserialize, Serialize};
 
 use super::blocks::{Blocks, parts};
 use super::choose::{AlgorithmTable, Point, choose};
@@ -82,15 +83,27 @@ impl Default for Tuning {
 }
 
 /// The memory that tensors are allocated in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TensorPlace {
     /// Host memory.
     Host,
-    /// GPUs. Messages are staged in host memory, with a warning.
+    /// GPUs. The device accesses their memory if it can; else messages are staged in host memory,
+    /// with a warning.
     Gpu,
-    /// GPUs. Messages are staged in host memory, as asked for.
+    /// GPUs. Messages are staged in host memory.
     GpuStaged,
+}
+
+/// The GPU of a rank, and how the rank's messages go from and to its memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankGpu {
+    /// The GPU's name and address.
+    pub name: String,
+    /// The way of the messages.
+    pub way: String,
+    /// The reason why messages are staged, unless it was asked for.
+    pub why_staged: Option<String>,
 }
 
 /// Beyond this number of ranks, each rank is connected to its two neighbours only.
@@ -231,24 +244,25 @@ impl Communicator {
     }
 
     /// Puts the tensors that are allocated from now on into the memory of GPUs, of which each rank
-    /// of a host takes the next; collective. Returns the name of each rank's GPU, and why messages
-    /// are staged if that was not asked for.
+    /// of a host takes the next; collective. Earlier tensors cannot be used any more. Returns each
+    /// rank's GPU.
     ///
     /// # Errors
     /// If there is no GPU, if the communicator runs no schedules, has another transport than the
     /// verbs or several connections between two ranks, or if any rank fails.
-    pub fn use_gpus(&mut self, group: &mut Group, wanted: TensorPlace) -> Result<Vec<(String, String)>, Failure> {
+    pub fn use_gpus(&mut self, group: &mut Group, wanted: TensorPlace) -> Result<Vec<RankGpu>, Failure> {
         let streams = self.streams.as_mut().filter(|_| self.host.is_none()).ok_or_else(no_streams)?;
         if self.fabrics.len() != 1 {
             return Err(Failure::usage("tensors on GPUs use one device and one queue pair per connection"));
         }
         let position = self.hosts[..self.rank].iter().filter(|host| **host == self.hosts[self.rank]).count();
-        let gpu = GpuMemory::new(self.fabrics[0].domain(), position, self.world, streams.memory(), streams.piece());
-        let gpu = gpu.and_then(|gpu| Ok((gpu.slots()?, (gpu.name(), gpu.why_staged(wanted)?), gpu)));
-        let (slots, line, gpu) = group.agree("the memory of GPUs", gpu)?;
+        let gpu = GpuMemory::new(self.fabrics[0].nic(), position, streams.room(), wanted);
+        let gpu = gpu.and_then(|gpu| Ok((gpu.slots()?, gpu)));
+        let (slots, gpu) = group.agree("the memory of GPUs", gpu)?;
         streams.move_to(group, slots)?;
-        self.gpu = Some(gpu);
-        group.all_gather("the GPUs", &line)
+        let own = self.gpu.insert(gpu).describe();
+        self.token = Some(self.allocate(group, 1)?);
+        group.all_gather("the GPUs", &own)
     }
 
     /// Allocates a tensor of `count` elements at every rank; collective.

@@ -14,8 +14,8 @@ use std::time::Duration;
 use rdma::cm::blocking::Connection;
 use rdma::op::{Send, Write, WriteImm};
 use rdma::{
-    CompletionQueue, ExposedRegion, ExposedSlice, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice,
-    RnrTimer,
+    CompletionQueue, ExposedRegion, ExposedSlice, Placement, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess,
+    RemoteSlice, RnrTimer,
 };
 
 use super::communicator::Tuning;
@@ -131,6 +131,15 @@ impl<'a> Rail<'a> {
     }
 }
 
+/// A device for memory of GPUs.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is no memory of GPUs"))]
+pub(super) struct Nic<'a> {
+    /// The domain of the memory that this rank sends and receives.
+    pub(super) pd: &'a ProtectionDomain,
+    pub(super) port: u8,
+}
+
 /// Connections to some of the ranks of a group, by one queue pair each.
 #[derive(Debug)]
 pub(super) struct Fabric {
@@ -141,6 +150,8 @@ pub(super) struct Fabric {
     recv_poller: Poller,
     recv_cq: CompletionQueue,
     pd: ProtectionDomain,
+    /// The port of the device.
+    port: u8,
     patience: Patience,
     /// Bytes of data sent.
     sent: u64,
@@ -221,7 +232,8 @@ impl Fabric {
         }
         let peers = (0..world).map(|_| None).collect();
         let (send_poller, recv_poller) = (send_cq.poller(), recv_cq.poller());
-        let fabric = Self { peers, counters, notices, send_poller, recv_poller, recv_cq, pd, patience, sent: 0 };
+        let port = rail.chosen.port;
+        let fabric = Self { peers, counters, notices, send_poller, recv_poller, recv_cq, pd, port, patience, sent: 0 };
         Ok((fabric, queue_pairs))
     }
 
@@ -235,9 +247,9 @@ impl Fabric {
         self.sent
     }
 
-    /// The domain of the memory that this rank sends.
-    pub(super) fn domain(&self) -> &ProtectionDomain {
-        &self.pd
+    /// The device.
+    pub(super) fn nic(&self) -> Nic<'_> {
+        Nic { pd: &self.pd, port: self.port }
     }
 
     /// How this rank notices arrivals, as text for the report.
@@ -251,11 +263,11 @@ impl Fabric {
 
     /// Writes `source` to a place at a peer, then sends a notice on `lane`. Returns the number to
     /// [wait for](Self::wait_sent) before `source` may change.
-    pub(super) fn send(
+    pub(super) fn send<M: Placement>(
         &mut self,
         to: usize,
         lane: Lane,
-        source: ExposedSlice,
+        source: ExposedSlice<M>,
         place: RemoteSlice,
     ) -> Result<u64, Failure> {
         if source.is_empty() {

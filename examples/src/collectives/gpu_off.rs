@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
-use rdma::{ExposedSlice, ProtectionDomain};
+use rdma::RemoteSlice;
 
 use super::blocks::Blocks;
-use super::communicator::TensorPlace;
+use super::communicator::{RankGpu, TensorPlace};
 use super::element::{Element, Reduction};
 use super::execute::Traffic;
+use super::fabric::Nic;
 use super::step::Schedule;
-use super::streams::StreamLinks;
+use super::streams::{Room, StreamLinks};
 use crate::Failure;
 
 #[derive(Debug)]
@@ -22,19 +23,15 @@ pub(super) enum GpuTensor {}
 pub(super) enum GpuPart {}
 
 impl GpuMemory {
-    pub(super) fn new(_: &ProtectionDomain, _: usize, _: usize, _: usize, _: usize) -> Result<Self, Failure> {
+    pub(super) fn new(_: Nic<'_>, _: usize, _: Room, _: TensorPlace) -> Result<Self, Failure> {
         Err(Failure::new("this build has no GPU memory: build with the feature cuda, or use --memory host"))
     }
 
-    pub(super) fn name(&self) -> String {
+    pub(super) fn describe(&self) -> RankGpu {
         match *self {}
     }
 
-    pub(super) fn slots(&self) -> Result<ExposedSlice, Failure> {
-        match *self {}
-    }
-
-    pub(super) fn why_staged(&self, _: TensorPlace) -> Result<String, Failure> {
+    pub(super) fn slots(&self) -> Result<RemoteSlice, Failure> {
         match *self {}
     }
 

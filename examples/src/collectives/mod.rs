@@ -2,7 +2,8 @@
 //!
 //! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s. Ranks that
 //! share memory read each other's tensors where they lie; to the others, messages are written.
-//! Messages of tensors on GPUs are staged in host memory.
+//! Messages of tensors on GPUs go from GPU memory to GPU memory where the devices can access it, and
+//! are staged in host memory elsewhere.
 
 mod blocks;
 mod choose;
@@ -31,7 +32,7 @@ mod transport;
 pub(crate) mod wait;
 
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
-pub use communicator::{Communicator, TensorPlace, Tuning};
+pub use communicator::{Communicator, RankGpu, TensorPlace, Tuning};
 pub use element::{Element, Reduction};
 pub use execute::Traffic;
 pub use fabric::Rail;

@@ -9,8 +9,9 @@
 //! on several. Its pieces take the channels in turn, which both ends count.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use rdma::{ExposedSlice, RemoteSlice};
+use rdma::{ExposedSlice, Gpu, RemoteSlice};
 
 use super::fabric::{Fabric, Lane, exchange, expose_together};
 use super::link::{Links, Slice, Ticket};
@@ -44,15 +45,65 @@ pub(super) struct Streams {
 struct Channel {
     /// The number of the rail that this rank uses.
     rail: usize,
-    slots: ExposedSlice,
+    /// `None` if the slots are the memory of a GPU, or of its copies.
+    slots: Option<ExposedSlice>,
     remotes: Vec<RemoteSlice>,
+}
+
+/// Memory that is sent as a message.
+#[derive(Clone, Debug)]
+pub(super) enum Message {
+    /// Host memory.
+    Host(HostSlice),
+    /// Memory of a GPU, which is registered with the only rail.
+    Gpu(ExposedSlice<Gpu>),
+}
+
+impl Message {
+    fn len(&self) -> usize {
+        match self {
+            Self::Host(slice) => slice.len(),
+            Self::Gpu(slice) => slice.len(),
+        }
+    }
+
+    fn part(&self, bytes: Range<usize>) -> Result<Self, Failure> {
+        Ok(match self {
+            Self::Host(slice) => Self::Host(slice.part(bytes)?),
+            Self::Gpu(slice) => Self::Gpu(slice.slice(bytes)?),
+        })
+    }
+}
+
+impl From<HostSlice> for Message {
+    fn from(slice: HostSlice) -> Self {
+        Self::Host(slice)
+    }
+}
+
+impl From<ExposedSlice<Gpu>> for Message {
+    fn from(slice: ExposedSlice<Gpu>) -> Self {
+        Self::Gpu(slice)
+    }
+}
+
+/// The size of the slots of a rank on a channel.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only slots on GPUs have another owner"))]
+pub(super) struct Room {
+    /// Bytes of the slots for all ranks.
+    pub(super) bytes: usize,
+    /// Bytes of a slot.
+    pub(super) piece: usize,
+    /// Number of ranks.
+    pub(super) ranks: usize,
 }
 
 /// The stream to one rank, and the one from it.
 #[derive(Debug, Default)]
 struct Stream {
     /// The rest of each message that is not sent yet.
-    queue: VecDeque<HostSlice>,
+    queue: VecDeque<Message>,
     /// Messages posted.
     posted: u64,
     /// Pieces sent.
@@ -61,8 +112,10 @@ struct Stream {
     sends: VecDeque<Sent>,
     /// Messages whose memory may change.
     taken: u64,
-    /// Pieces received and released.
-    released: usize,
+    /// Pieces received and read.
+    read: usize,
+    /// Pieces read whose slots were handed back.
+    freed: usize,
 }
 
 /// A piece that was sent.
@@ -86,29 +139,25 @@ impl Streams {
         let mut channels = Vec::new();
         for (fabric, &rail) in fabrics.iter().zip(rails) {
             let (slots, remotes) = expose_together(fabric, group, "the slots for messages", slots * piece)?;
-            channels.push(Channel { rail, slots: slots.slice(..)?, remotes });
+            channels.push(Channel { rail, slots: Some(slots.slice(..)?), remotes });
         }
         let peers = (0..world).map(|_| Stream::default()).collect();
         Ok(Self { rank, piece, channels, peers, unsent: 0 })
     }
 
-    /// Bytes of the slots of all ranks on a channel.
-    pub(super) fn memory(&self) -> usize {
-        self.channels.first().map_or(0, |channel| channel.slots.len())
+    /// The size of the slots of a channel.
+    pub(super) fn room(&self) -> Room {
+        let ranks = self.peers.len();
+        Room { bytes: SLOTS * ranks * self.piece, piece: self.piece, ranks }
     }
 
-    /// Moves the slots of the only channel to other memory of the same length; collective, between
-    /// two collectives.
-    pub(super) fn move_to(&mut self, group: &mut Group, slots: ExposedSlice) -> Result<(), Failure> {
+    /// Moves the slots of the only channel to other memory of the same length, which only its owner
+    /// reads; collective, between two collectives.
+    pub(super) fn move_to(&mut self, group: &mut Group, slots: RemoteSlice) -> Result<(), Failure> {
         let [channel] = &mut self.channels[..] else { return Err(Failure::new("the slots of one channel can move")) };
-        channel.remotes = exchange(group, "the slots for messages", slots.remote(..)?)?;
-        channel.slots = slots;
+        channel.remotes = exchange(group, "the slots for messages", slots)?;
+        channel.slots = None;
         Ok(())
-    }
-
-    /// Most bytes of a piece.
-    pub(super) fn piece(&self) -> usize {
-        self.piece
     }
 
     /// The channel of a stream's piece, and the number of the piece on that channel.
@@ -147,8 +196,10 @@ impl StreamLinks<'_> {
             }
             let (length, slot) = (message.len().min(self.streams.piece), self.streams.slot(self.streams.rank, piece));
             let place = channel.remotes[to].slice(slot..slot + length)?;
-            let bytes = message.part(0..length)?.registered(channel.rail)?;
-            let number = fabric.send(to, Lane::Piece, bytes, place)?;
+            let number = match message.part(0..length)? {
+                Message::Host(bytes) => fabric.send(to, Lane::Piece, bytes.registered(channel.rail)?, place)?,
+                Message::Gpu(bytes) => fabric.send(to, Lane::Piece, bytes, place)?,
+            };
             let (stream, is_last) = (&mut self.streams.peers[to], length == message.len());
             stream.sent += 1;
             stream.sends.push_back(Sent { channel: at, number, is_last });
@@ -158,6 +209,48 @@ impl StreamLinks<'_> {
             } else {
                 stream.queue[0] = message.part(length..message.len())?;
             }
+        }
+        Ok(())
+    }
+
+    /// Offers memory to a rank as its next message, as [`Links::post`].
+    pub(super) fn send(&mut self, to: usize, message: impl Into<Message>) -> Result<Ticket, Failure> {
+        let stream = &mut self.streams.peers[to];
+        stream.posted += 1;
+        stream.queue.push_back(message.into());
+        let number = stream.posted;
+        self.streams.unsent += 1;
+        self.push(to)?;
+        Ok(Ticket { to, number })
+    }
+
+    /// The channel of the next piece from a rank and the byte offset of its slot, if the piece has
+    /// arrived.
+    fn next(&mut self, from: usize) -> Result<Option<(usize, usize)>, Failure> {
+        let (at, piece) = self.streams.channel(self.streams.peers[from].read);
+        let has_arrived = self.fabrics[at].received(from, Lane::Piece)? > piece as u64;
+        Ok(has_arrived.then(|| (at, self.streams.slot(from, piece))))
+    }
+
+    /// The byte offset of the slot of the next piece from a rank, if the piece has arrived by the
+    /// only channel.
+    #[cfg(feature = "cuda")]
+    pub(super) fn next_slot(&mut self, from: usize) -> Result<Option<usize>, Failure> {
+        Ok(self.next(from)?.map(|(_, slot)| slot))
+    }
+
+    /// Passes to the next piece from a rank. The slot of this one is in use until
+    /// [`free`](Self::free).
+    pub(super) fn pass(&mut self, from: usize) {
+        self.streams.peers[from].read += 1;
+    }
+
+    /// Hands back the slot of the earliest passed piece from a rank whose slot is in use.
+    pub(super) fn free(&mut self, from: usize) -> Result<(), Failure> {
+        let (at, piece) = self.streams.channel(self.streams.peers[from].freed);
+        self.streams.peers[from].freed += 1;
+        if (piece + 1) % BATCH == 0 {
+            self.fabrics[at].notify(from, Lane::FreeSlots)?;
         }
         Ok(())
     }
@@ -171,13 +264,7 @@ impl Links for StreamLinks<'_> {
     }
 
     fn post(&mut self, to: usize, message: HostSlice) -> Result<Ticket, Failure> {
-        let stream = &mut self.streams.peers[to];
-        stream.posted += 1;
-        stream.queue.push_back(message);
-        let number = stream.posted;
-        self.streams.unsent += 1;
-        self.push(to)?;
-        Ok(Ticket { to, number })
+        self.send(to, message)
     }
 
     fn is_taken(&mut self, ticket: Ticket) -> Result<bool, Failure> {
@@ -194,21 +281,15 @@ impl Links for StreamLinks<'_> {
     }
 
     fn arrived(&mut self, from: usize, length: usize) -> Result<Option<HostSlice>, Failure> {
-        let (at, piece) = self.streams.channel(self.streams.peers[from].released);
-        if self.fabrics[at].received(from, Lane::Piece)? <= piece as u64 {
-            return Ok(None);
-        }
-        let slot = self.streams.slot(from, piece);
-        Ok(Some(self.streams.channels[at].slots.slice(slot..slot + length)?.into()))
+        let Some((at, slot)) = self.next(from)? else { return Ok(None) };
+        let slots = self.streams.channels[at].slots.as_ref();
+        let slots = slots.ok_or_else(|| Failure::new("the slots for messages are not in host memory"))?;
+        Ok(Some(slots.slice(slot..slot + length)?.into()))
     }
 
     fn release(&mut self, from: usize) -> Result<(), Failure> {
-        let (at, piece) = self.streams.channel(self.streams.peers[from].released);
-        self.streams.peers[from].released += 1;
-        if (piece + 1) % BATCH == 0 {
-            self.fabrics[at].notify(from, Lane::FreeSlots)?;
-        }
-        Ok(())
+        self.pass(from);
+        self.free(from)
     }
 
     fn pause(&mut self, wait: &mut Wait) -> Result<(), Failure> {

@@ -34,7 +34,7 @@ pub(super) enum TensorMemory {
     Exposed(ExposedRegion, Vec<RemoteSlice>),
     /// Memory that the other ranks of the host read, and that is sent to ranks of other hosts.
     Shared(SharedTensor),
-    /// Memory of a GPU, whose messages are staged.
+    /// Memory of a GPU.
     Gpu(GpuTensor),
 }
 
@@ -142,7 +142,7 @@ impl<T: Element> Tensor<T> {
             TensorMemory::Exposed(region, remotes) => Ok((region, remotes)),
             TensorMemory::Shared(_) => Err(Failure::new("the tensor is in shared memory, which RDMA does not reach")),
             TensorMemory::Gpu(_) => {
-                Err(Failure::new("the tensor is in the memory of a GPU, which RDMA does not reach"))
+                Err(Failure::new("the tensor is in the memory of a GPU, which only schedules work on"))
             }
         }
     }

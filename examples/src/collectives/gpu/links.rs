@@ -1,59 +1,67 @@
-//! Links of memory of GPUs: messages are copied to the host, travel as those of host memory do, and
-//! are copied to the GPU.
+//! Links of memory of GPUs.
+//!
+//! A message is sent when the work of the GPU that writes it is done, and a slot is handed back when
+//! the work that reads it is done. Staged messages are copied to host memory, travel as those of
+//! host memory do, and are copied to the GPU.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use rdma::ExposedSlice;
 use rdma_cuda::Event;
 
+use super::outgoing::Outgoing;
+use super::slots::Slots;
 use super::tensor::GpuPart;
-use super::{GpuMemory, failed};
+use super::{Engine, failed};
 use crate::Failure;
-use crate::collectives::blocks::parts;
-use crate::collectives::link::{Links, Slice, Ticket};
+use crate::collectives::link::{Links, Ticket};
 use crate::collectives::streams::StreamLinks;
 use crate::collectives::wait::Wait;
 
 /// The links of a rank, for one collective.
 #[derive(Debug)]
 pub(super) struct GpuLinks<'a> {
-    gpu: &'a GpuMemory,
+    engine: Arc<Engine>,
+    slots: &'a mut Slots,
     streams: StreamLinks<'a>,
-    /// Pieces on their way to the host, in order.
-    downloads: VecDeque<Download>,
-    /// The copy of each rank's piece to the GPU.
-    uploads: Vec<Option<Event>>,
-}
-
-/// A piece of a message on its way from the GPU to the host.
-#[derive(Debug)]
-struct Download {
-    to: usize,
-    copied: Event,
-    piece: ExposedSlice,
+    /// Messages and pieces that wait for work of the GPU, in order, and their receivers.
+    outgoing: VecDeque<(usize, Outgoing)>,
+    /// The senders of pieces whose slots work of the GPU may still read, and the end of that work.
+    reading: VecDeque<(usize, Event)>,
 }
 
 impl<'a> GpuLinks<'a> {
-    pub(super) fn new(gpu: &'a GpuMemory, streams: StreamLinks<'a>) -> Self {
-        let uploads = gpu.windows.iter().map(|_| None).collect();
-        Self { gpu, streams, downloads: VecDeque::new(), uploads }
+    pub(super) fn new(engine: &Arc<Engine>, slots: &'a mut Slots, streams: StreamLinks<'a>) -> Self {
+        let (outgoing, reading) = (VecDeque::new(), VecDeque::new());
+        Self { engine: Arc::clone(engine), slots, streams, outgoing, reading }
     }
 
-    /// Sends the pieces that have come to the host.
+    /// Waits until the GPU's work is done, and hands the last slots back.
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        self.engine.stream.synchronize().map_err(failed)?;
+        self.push()
+    }
+
+    /// Sends what the GPU has written, and hands back the slots that it has read.
     fn push(&mut self) -> Result<(), Failure> {
-        while let Some(Download { to, piece, copied }) = self.downloads.front() {
-            if !copied.is_done().map_err(failed)? {
+        while let Some((to, first)) = self.outgoing.front_mut() {
+            let Some(message) = first.poll()? else { break };
+            self.streams.send(*to, message)?;
+            self.outgoing.pop_front();
+        }
+        while let Some((from, read)) = self.reading.front() {
+            if !read.is_done().map_err(failed)? {
                 break;
             }
-            self.streams.post(*to, piece.clone().into())?;
-            self.downloads.pop_front();
+            self.streams.free(*from)?;
+            self.reading.pop_front();
         }
         Ok(())
     }
 }
 
-/// Each piece of a message is a message of its own for the streams, which makes no difference to
-/// the receiver.
+/// Each piece of a staged message is a message of its own for the streams, which makes no difference
+/// to the receiver.
 impl Links for GpuLinks<'_> {
     type Slice = GpuPart;
 
@@ -62,12 +70,8 @@ impl Links for GpuLinks<'_> {
     }
 
     fn post(&mut self, to: usize, message: GpuPart) -> Result<Ticket, Failure> {
-        let empty = (message.len() == 0).then_some(0..0);
-        for bytes in empty.into_iter().chain(parts(0..message.len(), self.piece())) {
-            let (copied, piece) = message.part(bytes)?.stage()?;
-            self.downloads.push_back(Download { to, copied, piece });
-        }
-        let waiting = self.downloads.iter().filter(|download| download.to == to).count();
+        self.outgoing.extend(message.send(self.piece())?.into_iter().map(|outgoing| (to, outgoing)));
+        let waiting = self.outgoing.iter().filter(|(receiver, _)| *receiver == to).count();
         Ok(Ticket { to, number: self.streams.posted(to) + waiting as u64 })
     }
 
@@ -78,24 +82,25 @@ impl Links for GpuLinks<'_> {
 
     fn arrived(&mut self, from: usize, length: usize) -> Result<Option<GpuPart>, Failure> {
         self.push()?;
-        let Some(piece) = self.streams.arrived(from, length)? else { return Ok(None) };
-        let GpuMemory { engine, slots, windows, .. } = self.gpu;
-        let window = windows[from].range(..length).map_err(failed)?;
-        let copied = slots.upload(&engine.stream, &piece.registered(0)?, &window).map_err(failed)?;
-        self.uploads[from] = Some(copied);
-        Ok(Some(GpuPart::received(engine, window)))
+        let Some(slot) = self.streams.next_slot(from)? else { return Ok(None) };
+        let piece = self.slots.piece(&self.engine, from, slot, length)?;
+        Ok(Some(GpuPart::received(&self.engine, piece)))
     }
 
     fn release(&mut self, from: usize) -> Result<(), Failure> {
-        if let Some(copied) = self.uploads[from].take() {
-            copied.wait().map_err(failed)?;
-        }
-        self.streams.release(from)
+        self.reading.push_back((from, self.slots.read(&self.engine, from)?));
+        self.streams.pass(from);
+        Ok(())
     }
 
     fn pause(&mut self, wait: &mut Wait) -> Result<(), Failure> {
-        let Some(Download { copied, .. }) = self.downloads.front() else { return self.streams.pause(wait) };
-        copied.wait().map_err(failed)?;
+        if let Some((to, first)) = self.outgoing.pop_front() {
+            self.streams.send(to, first.wait()?)?;
+        } else if let Some((_, read)) = self.reading.front() {
+            read.wait().map_err(failed)?;
+        } else {
+            return self.streams.pause(wait);
+        }
         self.push()
     }
 }

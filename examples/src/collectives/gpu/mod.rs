@@ -1,27 +1,28 @@
-//! Tensors in the memory of GPUs: reductions are done by the GPU, and messages are staged in pinned
-//! host memory, from which and to which the ranks write.
+//! Tensors in the memory of GPUs, which do the reductions. Where the device can access a GPU's
+//! memory, the ranks write messages from there and to there; elsewhere messages are staged in pinned
+//! host memory.
 
 mod links;
+mod outgoing;
+mod slots;
 mod tensor;
 
 use std::fmt::Display;
-use std::path::Path;
 use std::sync::Arc;
 
-use rdma::{ExposedSlice, ProtectionDomain, RemoteAccess};
-use rdma_cuda::{
-    Facts, Gpu, GpuBuffer, GpuFacts, GpuSlice, HostFacts, MemoryFacts, NicFacts, PinnedRegion, Policy, Preference,
-    Reducer, Stream, Topology, Way,
-};
+use rdma::{ProtectionDomain, RemoteSlice};
+use rdma_cuda::{Gpu, Reason, Reducer, Stream, Way};
 
 use self::links::GpuLinks;
+use self::slots::Slots;
 pub(super) use self::tensor::{GpuPart, GpuTensor};
 use super::blocks::Blocks;
-use super::communicator::TensorPlace;
+use super::communicator::{RankGpu, TensorPlace};
 use super::element::{Element, Reduction};
 use super::execute::{Execution, Memory, Traffic};
+use super::fabric::Nic;
 use super::step::Schedule;
-use super::streams::StreamLinks;
+use super::streams::{Room, StreamLinks};
 use crate::Failure;
 
 /// A failure of a GPU.
@@ -42,68 +43,45 @@ struct Engine {
 pub(super) struct GpuMemory {
     engine: Arc<Engine>,
     pd: ProtectionDomain,
+    wanted: TensorPlace,
     /// The slots for pieces from the other ranks.
-    slots: PinnedRegion,
-    /// Memory of the GPU for a piece of each rank.
-    windows: Vec<GpuSlice<u8>>,
+    slots: Slots,
     /// Memory for schedules; grows as needed.
     scratch: GpuTensor,
 }
 
 impl GpuMemory {
     /// Chooses one of the host's GPUs for the rank with a position among those of its host, and
-    /// allocates slots of `slots` bytes for pieces of `piece` bytes from each of `world` ranks.
-    pub(super) fn new(
-        pd: &ProtectionDomain,
-        position: usize,
-        world: usize,
-        slots: usize,
-        piece: usize,
-    ) -> Result<Self, Failure> {
+    /// allocates the slots for messages that come by a device.
+    pub(super) fn new(nic: Nic<'_>, position: usize, room: Room, wanted: TensorPlace) -> Result<Self, Failure> {
         let gpus = Gpu::all().map_err(|error| Failure::new(format!("{error}; --memory host needs no GPU")))?;
         let gpu = gpus.get(position % gpus.len().max(1)).ok_or_else(|| failed("there is no GPU"))?.clone();
         let stream = Stream::new(&gpu).map_err(failed)?;
         let reducer = Reducer::new(&gpu).map_err(failed)?;
-        let slots = PinnedRegion::new(&gpu, pd, slots, RemoteAccess::WRITE).map_err(failed)?;
-        let window = |_| Ok(GpuBuffer::new(&gpu, piece).map_err(failed)?.slice());
-        let windows = (0..world).map(window).collect::<Result<_, Failure>>()?;
         let engine = Arc::new(Engine { gpu, stream, reducer });
-        let scratch = GpuTensor::new(&engine, pd, 0)?;
-        Ok(Self { engine, pd: pd.clone(), slots, windows, scratch })
+        let slots = Slots::new(&engine, nic, room, wanted)?;
+        let (pd, scratch) = (nic.pd.clone(), GpuTensor::new(&engine, nic.pd, wanted, 0)?);
+        Ok(Self { engine, pd, wanted, slots, scratch })
     }
 
-    /// The GPU's name and address.
-    pub(super) fn name(&self) -> String {
-        self.engine.gpu.to_string()
+    /// The GPU, and the way of the messages.
+    pub(super) fn describe(&self) -> RankGpu {
+        let way = self.slots.way();
+        let why_staged = match &way {
+            Way::Staged(reason) if *reason != Reason::Asked => Some(reason.to_string()),
+            _ => None,
+        };
+        RankGpu { name: self.engine.gpu.to_string(), way: way.to_string(), why_staged }
     }
 
     /// The slots for pieces from the other ranks.
-    pub(super) fn slots(&self) -> Result<ExposedSlice, Failure> {
-        Ok(self.slots.region().slice(..)?)
-    }
-
-    /// Why messages are staged in host memory, if that was not asked for.
-    pub(super) fn why_staged(&self, wanted: TensorPlace) -> Result<String, Failure> {
-        if wanted == TensorPlace::GpuStaged {
-            return Ok(String::new());
-        }
-        let preference = Preference::default().with_environment().map_err(failed)?;
-        let (gpu, nic) = (&self.engine.gpu, NicFacts::of(&self.pd));
-        let distance = Topology::of_this_machine().distance(gpu.pci_id(), &nic.name);
-        let (host, memory) = (HostFacts::below(Path::new("/")), MemoryFacts::default());
-        let why = match preference.plan(&Facts { host, gpu: GpuFacts::of(gpu), nic, memory }, distance) {
-            Way::Staged(reason) => reason.to_string(),
-            _ => "the collectives stage all messages of GPUs".to_owned(),
-        };
-        if preference.policy == Policy::RequireDirect {
-            return Err(failed(format!("no direct path, which RDMA_CUDA_PATH asks for: {why}")));
-        }
-        Ok(why)
+    pub(super) fn slots(&self) -> Result<RemoteSlice, Failure> {
+        self.slots.remote()
     }
 
     /// Allocates memory for a tensor of `bytes` bytes.
     pub(super) fn allocate(&self, bytes: usize) -> Result<GpuTensor, Failure> {
-        GpuTensor::new(&self.engine, &self.pd, bytes)
+        GpuTensor::new(&self.engine, &self.pd, self.wanted, bytes)
     }
 
     /// Runs this rank's part of a collective.
@@ -120,9 +98,9 @@ impl GpuMemory {
             self.scratch = self.allocate(bytes)?;
         }
         let memory = Memory { input, output, scratch: self.scratch.part(0..bytes)? };
-        let mut links = GpuLinks::new(self, streams);
+        let mut links = GpuLinks::new(&self.engine, &mut self.slots, streams);
         let traffic = Execution::new(&mut links, blocks, &memory, reduction).run::<T>(schedule)?;
-        self.engine.stream.synchronize().map_err(failed)?;
+        links.finish()?;
         Ok(traffic)
     }
 }

@@ -4,15 +4,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rdma::{ExposedSlice, ProtectionDomain, RemoteAccess};
-use rdma_cuda::{Event, GpuBuffer, GpuSlice, PinnedRegion};
+use rdma_cuda::{GpuBuffer, GpuRegion, GpuSlice, PinnedRegion, Preference};
 
+use super::outgoing::Outgoing;
 use super::{Engine, failed};
 use crate::Failure;
-use crate::collectives::blocks::Blocks;
+use crate::collectives::blocks::{Blocks, parts};
+use crate::collectives::communicator::TensorPlace;
 use crate::collectives::element::{Element, Reduction};
 use crate::collectives::link::Slice;
 
-/// Memory of a GPU, and as much pinned host memory, from which its messages are sent.
+/// Memory of a GPU, and what sends its messages.
 #[derive(Debug)]
 pub(crate) struct GpuTensor {
     all: GpuPart,
@@ -21,12 +23,15 @@ pub(crate) struct GpuTensor {
 }
 
 impl GpuTensor {
-    pub(super) fn new(engine: &Arc<Engine>, pd: &ProtectionDomain, bytes: usize) -> Result<Self, Failure> {
+    pub(super) fn new(
+        engine: &Arc<Engine>,
+        pd: &ProtectionDomain,
+        wanted: TensorPlace,
+        bytes: usize,
+    ) -> Result<Self, Failure> {
         let slice = GpuBuffer::new(&engine.gpu, bytes.max(1)).map_err(failed)?.slice();
-        // A region has some right, which no rank uses: none is told of the mirror.
-        let pinned = PinnedRegion::new(&engine.gpu, pd, bytes.max(1), RemoteAccess::READ).map_err(failed)?;
-        let mirror = Mirror { slice: pinned.region().slice(..)?, pinned: Arc::new(pinned) };
-        Ok(Self { all: GpuPart { engine: Arc::clone(engine), slice, mirror: Some(mirror) }, bytes })
+        let sender = Sender::new(pd, &slice, wanted)?;
+        Ok(Self { all: GpuPart { engine: Arc::clone(engine), slice, sender: Some(sender) }, bytes })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -49,11 +54,38 @@ impl GpuTensor {
     }
 }
 
-/// Host memory for the messages of some memory of a GPU.
+/// What sends the messages of some memory of a GPU.
 #[derive(Clone, Debug)]
-struct Mirror {
-    pinned: Arc<PinnedRegion>,
-    slice: ExposedSlice,
+enum Sender {
+    /// The device, which reads the memory.
+    Direct(Arc<GpuRegion>),
+    /// Pinned host memory of the same size, of which a part belongs to each part of the memory.
+    Staged { pinned: Arc<PinnedRegion>, mirror: ExposedSlice },
+}
+
+impl Sender {
+    fn new(pd: &ProtectionDomain, memory: &GpuSlice<u8>, wanted: TensorPlace) -> Result<Self, Failure> {
+        if wanted == TensorPlace::Gpu {
+            let (memory, none) = (Arc::clone(memory.memory()), RemoteAccess::empty());
+            let region = GpuRegion::register(pd, memory, none, Preference::default()).map_err(failed)?;
+            if region.path().is_direct() {
+                return Ok(Self::Direct(Arc::new(region)));
+            }
+        }
+        // A region has some right, which no rank uses: none is told of the mirror.
+        let pinned = PinnedRegion::new(memory.gpu(), pd, memory.len(), RemoteAccess::READ).map_err(failed)?;
+        Ok(Self::Staged { mirror: pinned.region().slice(..)?, pinned: Arc::new(pinned) })
+    }
+
+    /// The sender of some of the bytes.
+    fn part(&self, bytes: Range<usize>) -> Result<Self, Failure> {
+        Ok(match self {
+            Self::Direct(region) => Self::Direct(Arc::clone(region)),
+            Self::Staged { pinned, mirror } => {
+                Self::Staged { pinned: Arc::clone(pinned), mirror: mirror.slice(bytes)? }
+            }
+        })
+    }
 }
 
 /// Some memory of a GPU.
@@ -62,20 +94,34 @@ pub(crate) struct GpuPart {
     engine: Arc<Engine>,
     slice: GpuSlice<u8>,
     /// `None` for a received piece, which is never sent.
-    mirror: Option<Mirror>,
+    sender: Option<Sender>,
 }
 
 impl GpuPart {
     /// A received piece.
     pub(super) fn received(engine: &Arc<Engine>, slice: GpuSlice<u8>) -> Self {
-        Self { engine: Arc::clone(engine), slice, mirror: None }
+        Self { engine: Arc::clone(engine), slice, sender: None }
     }
 
-    /// Begins to copy the bytes to the host, where they can be sent from after the event.
-    pub(super) fn stage(&self) -> Result<(Event, ExposedSlice), Failure> {
-        let mirror = self.mirror.as_ref().ok_or_else(|| failed("a schedule sends a message that it received"))?;
-        let copied = mirror.pinned.download(&self.engine.stream, &self.slice, &mirror.slice).map_err(failed)?;
-        Ok((copied, mirror.slice.clone()))
+    /// Begins to send the bytes: as one message, or staged in pieces of at most `piece` bytes.
+    pub(super) fn send(&self, piece: usize) -> Result<Vec<Outgoing>, Failure> {
+        let stream = &self.engine.stream;
+        match self.sender.as_ref().ok_or_else(|| failed("a schedule sends a message that it received"))? {
+            Sender::Direct(region) => {
+                let written = stream.ready_later(self.slice.clone()).map_err(failed)?;
+                Ok(vec![Outgoing::Direct(written, Arc::clone(region))])
+            }
+            Sender::Staged { pinned, mirror } => {
+                let empty = (self.len() == 0).then_some(0..0);
+                let pieces = empty.into_iter().chain(parts(0..self.len(), piece));
+                let stage = |bytes: Range<usize>| {
+                    let (slice, target) = (self.slice.range(bytes.clone()).map_err(failed)?, mirror.slice(bytes)?);
+                    let copied = pinned.download(stream, &slice, &target).map_err(failed)?;
+                    Ok(Outgoing::Staged(copied.ready(target)))
+                };
+                pieces.map(stage).collect()
+            }
+        }
     }
 }
 
@@ -86,11 +132,8 @@ impl Slice for GpuPart {
 
     fn part(&self, bytes: Range<usize>) -> Result<Self, Failure> {
         let slice = self.slice.range(bytes.clone()).map_err(failed)?;
-        let part = |Mirror { pinned, slice }: &Mirror| {
-            Ok::<_, Failure>(Mirror { pinned: Arc::clone(pinned), slice: slice.slice(bytes)? })
-        };
-        let mirror = self.mirror.as_ref().map(part).transpose()?;
-        Ok(Self { engine: Arc::clone(&self.engine), slice, mirror })
+        let sender = self.sender.as_ref().map(|sender| sender.part(bytes)).transpose()?;
+        Ok(Self { engine: Arc::clone(&self.engine), slice, sender })
     }
 
     fn addresses(&self) -> Result<Range<u64>, Failure> {
