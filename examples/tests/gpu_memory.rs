@@ -89,8 +89,8 @@ fn ranks_take_gpus_in_turn_and_say_the_way_of_messages() {
 
 #[test]
 fn direct_messages_need_no_host_memory() {
-    // Staging needs pinned host memory. Each of the four GPUs makes received bytes visible in another
-    // way, and its work runs late.
+    // Staging needs pinned host memory. Each of the four GPUs makes received bytes visible in
+    // another way, and its work runs late.
     let environment = [("STAND_IN_FAIL", "cuMemHostAlloc=2"), ("STAND_IN_DELAY_US", "300")];
     let args = ["-r", "4", "-e", "100K", "--chunk", "8K", "--algo"];
     for algorithm in ["ring", "two-step", "tree"] {

@@ -2,8 +2,8 @@
 //!
 //! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s. Ranks that
 //! share memory read each other's tensors where they lie; to the others, messages are written.
-//! Messages of tensors on GPUs go from GPU memory to GPU memory where the devices can access it, and
-//! are staged in host memory elsewhere.
+//! Messages of tensors on GPUs go from GPU memory to GPU memory where the devices can access it,
+//! and are staged in host memory elsewhere.
 
 mod blocks;
 mod choose;

@@ -1,8 +1,8 @@
 //! Links of memory of GPUs.
 //!
-//! A message is sent when the work of the GPU that writes it is done, and a slot is handed back when
-//! the work that reads it is done. Staged messages are copied to host memory, travel as those of
-//! host memory do, and are copied to the GPU.
+//! A message is sent when the work of the GPU that writes it is done, and a slot is handed back
+//! when the work that reads it is done. Staged messages are copied to host memory, travel as those
+//! of host memory do, and are copied to the GPU.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -60,8 +60,8 @@ impl<'a> GpuLinks<'a> {
     }
 }
 
-/// Each piece of a staged message is a message of its own for the streams, which makes no difference
-/// to the receiver.
+/// Each piece of a staged message is a message of its own for the streams, which makes no
+/// difference to the receiver.
 impl Links for GpuLinks<'_> {
     type Slice = GpuPart;
 

@@ -1,6 +1,6 @@
 //! Tensors in the memory of GPUs, which do the reductions. Where the device can access a GPU's
-//! memory, the ranks write messages from there and to there; elsewhere messages are staged in pinned
-//! host memory.
+//! memory, the ranks write messages from there and to there; elsewhere messages are staged in
+//! pinned host memory.
 
 mod links;
 mod outgoing;
