@@ -28,22 +28,12 @@ impl Work {
 /// The messages that are to reach a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Those of an unreliable connection.
+    /// Those of an unreliable connection, which wait for a link for one second.
     Connection,
-    /// Datagrams to one process.
+    /// Datagrams to one process, which wait for 100 ms.
     Datagram,
-    /// Datagrams to a group, which the process may be in.
+    /// Datagrams to a group, which the process may be in; they wait for 100 ms.
     Group,
-}
-
-impl Purpose {
-    /// Returns the longest wait for a link, in nanoseconds.
-    const fn patience(self) -> u64 {
-        match self {
-            Self::Connection => 1_000_000_000,
-            Self::Datagram | Self::Group => 100_000_000,
-        }
-    }
 }
 
 /// The way in which an unreliable message reaches a process.
@@ -57,6 +47,10 @@ pub(super) enum Reach {
     Lost,
 }
 
+/// The longest wait of any message for a link, in nanoseconds.
+const PATIENCE: u64 = 100_000_000;
+/// How much longer the messages of unreliable connections wait, in nanoseconds.
+const MORE_PATIENCE: u64 = 900_000_000;
 /// The most processes that are awaited as members of groups. Any process can claim that a group has
 /// members that cannot be reached.
 const MAX_AWAITED_MEMBERS: usize = 128;
@@ -96,6 +90,27 @@ pub(super) struct Link {
     listed: bool,
 }
 
+/// The unreliable messages that wait for a link to a process. The process's timer ends each state
+/// but the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Wait {
+    /// None waits.
+    #[default]
+    Nothing,
+    /// All wait.
+    Everything,
+    /// Those of unreliable connections wait; datagrams are lost.
+    Connections,
+    /// None waits: all are lost.
+    Shunned,
+}
+
+impl Wait {
+    const fn is_wait(self) -> bool {
+        matches!(self, Self::Everything | Self::Connections)
+    }
+}
+
 /// The state of a process, as far as this engine knows it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Process {
@@ -104,10 +119,9 @@ struct Process {
     number: u32,
     /// The driver was asked for a link to the process.
     asked: bool,
-    /// Unreliable messages wait for the process, and its timer runs.
-    awaited: bool,
-    /// Unreliable messages to the process are lost until its timer fires.
-    shunned: bool,
+    wait: Wait,
+    /// Messages of unreliable connections are among those that wait.
+    connections_wait: bool,
     /// How many times in a row the process could not be reached.
     failures: u8,
 }
@@ -181,8 +195,8 @@ impl Peers {
             (process.link, process.number) = (Some(id), number);
         }
         let is_new = process.number == number;
-        let was_awaited = core::mem::take(&mut process.awaited);
-        (process.asked, process.shunned, process.failures) = (false, false, 0);
+        let was_awaited = core::mem::take(&mut process.wait).is_wait();
+        (process.asked, process.connections_wait, process.failures) = (false, false, 0);
         timers.cancel(Owner::Peer(peer));
         self.reached += u32::from(is_new);
         self.awaited -= usize::from(was_awaited);
@@ -221,12 +235,20 @@ impl Peers {
         if let Some(link) = process.link {
             return Reach::Link(link, process.number);
         }
-        if process.shunned || (purpose == Purpose::Group && !process.awaited && awaited >= MAX_AWAITED_MEMBERS) {
+        let is_lost = match process.wait {
+            Wait::Nothing => purpose == Purpose::Group && awaited >= MAX_AWAITED_MEMBERS,
+            Wait::Everything => false,
+            Wait::Connections => purpose != Purpose::Connection,
+            Wait::Shunned => true,
+        };
+        if is_lost {
             return Reach::Lost;
         }
-        if !core::mem::replace(&mut process.awaited, true) {
+        process.connections_wait |= purpose == Purpose::Connection;
+        if process.wait == Wait::Nothing {
+            process.wait = Wait::Everything;
             self.awaited += 1;
-            timers.start(Owner::Peer(peer), 0, purpose.patience());
+            timers.start(Owner::Peer(peer), 0, PATIENCE);
         }
         self.want(peer);
         Reach::Wait
@@ -236,8 +258,8 @@ impl Peers {
     /// for the process are lost, and later ones are lost at once until a timer fires.
     fn lose(&mut self, peer: PeerId, timers: &mut Timers) {
         let process = self.process(peer);
-        if core::mem::take(&mut process.awaited) {
-            process.shunned = true;
+        if process.wait.is_wait() {
+            (process.wait, process.connections_wait) = (Wait::Shunned, false);
             timers.start(Owner::Peer(peer), 0, SHUN << process.failures);
             process.failures = (process.failures + 1).min(MAX_DOUBLINGS);
             self.awaited -= 1;
@@ -250,13 +272,17 @@ impl Peers {
         self.lose(peer, timers);
     }
 
-    /// Handles a process's timer: the wait for the process was too long, or the process may be
-    /// tried again.
+    /// Handles a process's timer: the wait for the process was too long, for datagrams at least, or
+    /// the process may be tried again.
     pub(super) fn handle_timer(&mut self, peer: PeerId, timers: &mut Timers) {
-        if self.process(peer).awaited {
-            self.lose(peer, timers);
-        } else {
-            self.process(peer).shunned = false;
+        let process = self.process(peer);
+        match process.wait {
+            Wait::Everything if process.connections_wait => {
+                process.wait = Wait::Connections;
+                timers.start(Owner::Peer(peer), 0, MORE_PATIENCE);
+            }
+            Wait::Everything | Wait::Connections => self.lose(peer, timers),
+            Wait::Nothing | Wait::Shunned => process.wait = Wait::Nothing,
         }
     }
 

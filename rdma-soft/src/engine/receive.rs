@@ -65,6 +65,16 @@ impl Receives {
         self.current(pd)
     }
 
+    /// Returns the length of the request that [`front`](Self::front) would return, and takes none
+    /// from a shared queue.
+    pub(super) fn front_len(&self, tables: &Tables) -> Option<u32> {
+        match self {
+            Self::Own(queue) => queue.front().map(|(wqe, _)| wqe.total),
+            Self::Shared(Shared { taken: Some(wqe), .. }) => Some(wqe.total),
+            Self::Shared(shared) => tables.srqs.front_len(shared.srq),
+        }
+    }
+
     /// Returns the request for the message in progress; of the queue pair's own queue, the oldest
     /// request.
     #[inline]

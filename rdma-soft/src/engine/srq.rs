@@ -125,6 +125,11 @@ impl SrqTable {
         Ok(())
     }
 
+    /// Returns the length of the oldest request.
+    pub(super) fn front_len(&self, id: SrqId) -> Option<u32> {
+        self.get(id).ok()?.ring.front().map(|(wqe, _)| wqe.total)
+    }
+
     /// Takes the oldest request and copies its scatter list to `list`, which has room for the
     /// longest one.
     #[inline]

@@ -4,8 +4,10 @@
 //! The sender loses a message where a network would: the peer's process is dead or refuses a link,
 //! or its ring stays full as long as [`Patience`] lasts. The receiver drops a message that it
 //! cannot execute: no receive request is posted or the posted one is too short, the peer lacks the
-//! right, or a piece of the message is lost. A message that is dropped leaves its receive request
-//! to the next message. Only a receive request whose own memory cannot be written takes the queue
+//! right, or a piece of the message is lost. A message takes its receive request from a shared queue
+//! when its first piece is accepted; if a later piece is lost, the request is left to the queue
+//! pair's next message. So a queue pair holds one shared request at most, whatever its peer sends.
+//! Only a receive request whose own memory cannot be written takes the queue
 //! pair to ERR.
 //!
 //! Memory that the processor cannot access is not sent from, and not received into.
@@ -387,20 +389,21 @@ impl Uc {
 }
 
 fn deliver_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Delivery {
-    match qp.rq.front(qp.pd, tables) {
-        Some(Receive { wqe, list, pd }) if frame.total <= wqe.total => {
-            let is_stored = tables.mrs.scatter(pd, list, frame.offset(), payload);
-            if is_stored { Delivery::Done } else { Delivery::Failed }
-        }
-        _ => Delivery::Dropped,
+    if qp.rq.front_len(tables).is_none_or(|len| frame.total > len) {
+        return Delivery::Dropped;
     }
+    let Some(Receive { list, pd, .. }) = qp.rq.front(qp.pd, tables) else { return Delivery::Dropped };
+    let is_stored = tables.mrs.scatter(pd, list, frame.offset(), payload);
+    if is_stored { Delivery::Done } else { Delivery::Failed }
 }
 
 fn deliver_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Delivery {
-    if frame.flags & frame::IMM != 0 && qp.rq.front(qp.pd, tables).is_none() {
+    let notifies = frame.flags & frame::IMM != 0;
+    if notifies && qp.rq.front_len(tables).is_none() {
         return Delivery::Dropped;
     }
     let may_write = qp.attr.access & REMOTE_WRITE != 0;
     let is_stored = frame.total == 0 || (may_write && transfer::write_payload(qp, frame, payload, tables));
-    if is_stored { Delivery::Done } else { Delivery::Dropped }
+    let is_accepted = is_stored && (!notifies || qp.rq.front(qp.pd, tables).is_some());
+    if is_accepted { Delivery::Done } else { Delivery::Dropped }
 }

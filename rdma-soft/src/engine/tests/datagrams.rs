@@ -48,7 +48,7 @@ pub(super) fn end_with(world: &mut World, at: usize, tune: impl Fn(QpInit) -> Qp
     end
 }
 
-fn send(world: &mut World, from: End, wr_id: u64, list: &[ibv_sge], address: &Address) {
+pub(super) fn send(world: &mut World, from: End, wr_id: u64, list: &[ibv_sge], address: &Address) {
     let request = Post { address: Some(address), ..request(SEND, wr_id, list) };
     world.send(from, &request).unwrap();
 }

@@ -2,6 +2,7 @@
 
 use rdma_sys::{ibv_event_type as event, ibv_sge, ibv_wc_opcode as completed, ibv_wc_status as status, ibv_wr_opcode};
 
+use super::datagrams::{end, send, to};
 use super::world::*;
 use crate::engine::*;
 
@@ -220,6 +221,56 @@ fn a_dropped_message_keeps_its_request_of_a_shared_queue() {
     assert_eq!(world.statuses(1), [(1, OK)]);
     world.set_state(b, QpState::Err);
     assert_eq!(world.events(1), [event::IBV_EVENT_QP_LAST_WQE_REACHED.0]);
+}
+
+#[test]
+fn a_message_that_is_dropped_at_once_takes_no_request_of_a_shared_queue() {
+    let memory = [Memory::new(LONG), Memory::new(LONG)];
+    for (opcode, len, key) in [(SEND, LONG, 0), (WRITE_IMM, LONG, 1)] {
+        let mut world = World::with_wires(64, PIECE);
+        let pd = world.nodes[1].pd;
+        let srq = world.nodes[1].engine.create_srq(&SrqInit { pd, max_wr: 4, max_sge: 1, token: 5 }).unwrap();
+        let share =
+            |index, init: &mut QpInit| (init.service, init.srq) = (ServiceType::Uc, (index == 1).then_some(srq));
+        let pairs = [(); 2].map(|()| world.connect_with([0, 1], share, |_, _| {}));
+        let keys = [0, 1].map(|at| world.register(at, &memory[at], ALL));
+        let request_of = |world: &mut World, id, len| {
+            let list = [sge(&memory[1], keys[1], 0, len)];
+            world.nodes[1].engine.post_srq_recv(srq, id, &list).unwrap();
+        };
+        // The only request is too short for the send, and the write has a wrong key.
+        request_of(&mut world, 1, PIECE);
+        let list = [sge(&memory[0], keys[0], 0, len)];
+        let wrong = remote(request(opcode, 10, &list), &memory[1], 0, keys[1] ^ key);
+        world.send(pairs[0][0], &wrong).unwrap();
+        world.settle();
+        assert_eq!((world.statuses(0), world.statuses(1)), (vec![(10, OK)], vec![]), "{opcode:?}");
+        // The request is left to the other queue pair.
+        let short = [sge(&memory[0], keys[0], 0, PIECE)];
+        world.send(pairs[1][0], &request(SEND, 11, &short)).unwrap();
+        world.settle();
+        assert_eq!(world.statuses(1), [(1, OK)], "{opcode:?}");
+    }
+}
+
+#[test]
+fn a_datagram_does_not_wait_as_long_as_a_connection_to_the_same_process() {
+    let mut f = Fixture::new();
+    let absent = |qpn: u32| 77 << 12 | qpn;
+    let tune = |_, init: &mut QpInit| init.service = ServiceType::Uc;
+    let [lone, _] = f.world.connect_with([0, 0], tune, |_, attrs| attrs.dest_qpn = Some(absent(3)));
+    let from = end(&mut f.world, 0);
+    let list = f.here(8);
+    f.world.send(lone, &request(SEND, 1, &list)).unwrap();
+    send(&mut f.world, from, 2, &list, &Address { qpn: absent(4), ..to(from) });
+    // The driver does not answer.
+    assert_eq!(f.world.nodes[0].engine.poll_lookup(), Some(Lookup::Link(PeerId::local(Slot(77)))));
+    f.world.run_for(101_000_000);
+    assert_eq!(f.world.statuses(0), [(2, OK)]);
+    f.world.run_for(800_000_000);
+    assert_eq!(f.world.statuses(0), []);
+    f.world.run_for(100_000_000);
+    assert_eq!(f.world.statuses(0), [(1, OK)]);
 }
 
 #[test]
