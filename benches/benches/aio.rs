@@ -8,16 +8,15 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
 
 use rdma::aio::{Driver, DriverOptions};
 use rdma::op::{Opcode, Send};
 use rdma::{Buffer, Poller, QueuePair, Rc, aio};
-use rdma_benches::allocations::{self, Counting};
+use rdma_benches::allocations::Counting;
 use rdma_benches::device::{self, DEPTH, End, Prepared};
 use rdma_benches::stats::{self, Spread};
-use rdma_benches::table::{self, Table};
-use rdma_benches::{affinity, callgrind, mode, pair, quiet};
+use rdma_benches::table;
+use rdma_benches::ways::{self, Measured, Way};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -25,60 +24,29 @@ static ALLOCATOR: Counting = Counting;
 /// Bytes in a message.
 const LEN: usize = 64;
 
-/// Iterations under callgrind, and twice that.
-const COUNTED: u32 = 20_000;
-
 const NAMES: [&str; 2] = ["by hand", "by futures"];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    if let Some(name) = mode::option("--count") {
-        let iterations = mode::option("--iterations").and_then(|n| n.parse().ok()).unwrap_or(1);
-        Case::named(&name)?.run(iterations)?;
-        return Ok(());
+    if let Some(measured) = ways::measure(&NAMES, 10_000)? {
+        report(&measured);
     }
-    let smoke = mode::is_smoke();
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None if smoke => 1,
-        None => 15,
-    };
-    affinity::pin(affinity::two_cores()?.0)?;
-    let mut measured = Vec::new();
-    for name in NAMES {
-        measured.push(Measured::new(name)?);
-    }
-    for _ in 0..rounds {
-        quiet::wait(Duration::from_secs(if smoke { 0 } else { 2 }));
-        for one in &mut measured {
-            one.time(if smoke { 10 } else { 10_000 })?;
-        }
-    }
-    if !smoke {
-        for one in &mut measured {
-            one.count()?;
-        }
-    }
-    report(&measured);
     Ok(())
 }
 
 /// One way to send and receive, and the two buffers that take turns.
 struct Case {
-    way: Way,
+    polling: Polling,
     message: Option<Buffer>,
     room: Option<Buffer>,
 }
 
 #[allow(clippy::large_enum_variant, reason = "there is one value, and a box would cost what is measured")]
-enum Way {
+enum Polling {
     ByHand { poller: Poller, from: QueuePair<Rc>, to: QueuePair<Rc> },
     ByFutures { driver: Driver, from: aio::QueuePair<Rc>, to: aio::QueuePair<Rc> },
 }
 
-impl Case {
-    /// # Errors
-    ///
-    /// The device's error.
+impl Way for Case {
     fn named(name: &str) -> io::Result<Self> {
         let opened = device::open()?;
         let (driver, handle) = Driver::new(&opened.context, &DriverOptions::new().depth(4 * DEPTH))?;
@@ -87,22 +55,22 @@ impl Case {
         let (to_one, to_other) = (one.qp.endpoint(), other.qp.endpoint());
         let (End { qp: from, pd: sender, .. }, End { qp: to, pd: receiver, .. }) =
             (one.connect(&to_other)?, other.connect(&to_one)?);
-        let way = if name == NAMES[0] {
-            Way::ByHand { poller: cq.poller(), from, to }
+        let polling = if name == NAMES[0] {
+            Polling::ByHand { poller: cq.poller(), from, to }
         } else {
             let futures = |qp| handle.queue_pair(qp).map_err(|failed| failed.error);
-            Way::ByFutures { from: futures(from)?, to: futures(to)?, driver }
+            Polling::ByFutures { from: futures(from)?, to: futures(to)?, driver }
         };
-        Ok(Self { way, message: Some(sender.allocate(LEN)?), room: Some(receiver.allocate(LEN)?) })
+        Ok(Self { polling, message: Some(sender.allocate(LEN)?), room: Some(receiver.allocate(LEN)?) })
     }
 
     fn run(&mut self, iterations: u64) -> io::Result<()> {
         let mut buffers = self.message.take().zip(self.room.take()).ok_or_else(lost)?;
         for _ in 0..iterations {
             let (message, room) = buffers;
-            buffers = match &mut self.way {
-                Way::ByHand { poller, from, to } => by_hand(poller, from, to, message, room)?,
-                Way::ByFutures { driver, from, to } => by_futures(driver, from, to, message, room)?,
+            buffers = match &mut self.polling {
+                Polling::ByHand { poller, from, to } => by_hand(poller, from, to, message, room)?,
+                Polling::ByFutures { driver, from, to } => by_futures(driver, from, to, message, room)?,
             };
         }
         (self.message, self.room) = (Some(buffers.0), Some(buffers.1));
@@ -167,61 +135,10 @@ fn lost() -> io::Error {
     io::Error::other("the buffer did not come back")
 }
 
-/// A case with its measurements.
-struct Measured {
-    name: &'static str,
-    case: Case,
-    nanoseconds: Vec<f64>,
-    allocations: u64,
-    instructions: Option<f64>,
-}
-
-impl Measured {
-    fn new(name: &'static str) -> io::Result<Self> {
-        let mut case = Case::named(name)?;
-        case.run(100)?;
-        Ok(Self { name, case, nanoseconds: Vec::with_capacity(64), allocations: 0, instructions: None })
-    }
-
-    /// A round: the median of some blocks.
-    fn time(&mut self, iterations: u64) -> io::Result<()> {
-        let mut blocks = [0.0; 9];
-        let allocations = allocations::count();
-        for block in &mut blocks {
-            let start = Instant::now();
-            self.case.run(iterations)?;
-            *block = pair::per_iteration(start.elapsed(), iterations);
-        }
-        self.allocations += allocations::count() - allocations;
-        self.nanoseconds.push(stats::median(&blocks));
-        Ok(())
-    }
-
-    fn count(&mut self) -> io::Result<()> {
-        match callgrind::per_iteration(self.name, COUNTED) {
-            Ok(instructions) => self.instructions = Some(instructions),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => println!("1 skipped: valgrind is not installed"),
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-}
-
-fn report(measured: &[Measured]) {
-    let heads = ["way", "ns, median (min-max)", "instructions", "allocations"];
-    let mut table = Table::new("Send and receive of 64 bytes within one process, soft0", &heads);
-    for one in measured {
-        table.row([
-            one.name.to_owned(),
-            table::spread(Spread::of(&one.nanoseconds)),
-            one.instructions.map_or_else(String::new, table::number),
-            one.allocations.to_string(),
-        ]);
-    }
-    println!("{table}");
+fn report(measured: &[Measured<Case>]) {
+    println!("{}", ways::table("Send and receive of 64 bytes within one process, soft0", "way", measured));
     let [by_hand, by_futures] = measured else { return };
-    let pairs = by_futures.nanoseconds.iter().zip(&by_hand.nanoseconds);
-    let more: Vec<f64> = pairs.map(|(futures, hand)| futures - hand).collect();
+    let more = by_futures.nanoseconds_over(by_hand);
     let reached = stats::median(&more) <= 60.0;
     let what = "futures over polling by hand";
     table::bar(what, "at most 60 ns more", &format!("{} ns", table::spread(Spread::of(&more))), reached);

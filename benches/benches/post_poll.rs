@@ -6,16 +6,15 @@
 
 use std::error::Error;
 use std::io;
-use std::time::{Duration, Instant};
 
 use rdma::op::{Send, Write};
 use rdma::{Buffer, ExposedRegion, Poller, QueuePair, Rc, RemoteAccess, RemoteSlice, SharedReceiveQueue};
-use rdma_benches::allocations::{self, Counting};
+use rdma_benches::allocations::Counting;
 use rdma_benches::device::{self, End, Prepared};
 use rdma_benches::raw_sequence::{RawSequence, Remote};
 use rdma_benches::stats::{self, Spread};
-use rdma_benches::table::{self, Table};
-use rdma_benches::{affinity, callgrind, mode, null, pair, quiet};
+use rdma_benches::ways::{self, Measured, Way};
+use rdma_benches::{null, table};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -23,38 +22,10 @@ static ALLOCATOR: Counting = Counting;
 /// Bytes in a message.
 const LEN: usize = 64;
 
-/// Iterations under callgrind, and twice that.
-const COUNTED: u32 = 20_000;
-
 fn main() -> Result<(), Box<dyn Error>> {
-    if let Some(name) = mode::option("--count") {
-        let iterations = mode::option("--iterations").and_then(|n| n.parse().ok()).unwrap_or(1);
-        Case::named(&name)?.run(iterations)?;
-        return Ok(());
+    if let Some(measured) = ways::measure(&Case::NAMES, 20_000)? {
+        report(&measured);
     }
-    let smoke = mode::is_smoke();
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None if smoke => 1,
-        None => 15,
-    };
-    affinity::pin(affinity::two_cores()?.0)?;
-    let mut measured = Vec::new();
-    for name in Case::NAMES {
-        measured.push(Measured::new(name)?);
-    }
-    for _ in 0..rounds {
-        quiet::wait(Duration::from_secs(if smoke { 0 } else { 2 }));
-        for one in &mut measured {
-            one.time(if smoke { 10 } else { 20_000 })?;
-        }
-    }
-    if !smoke {
-        for one in &mut measured {
-            one.count()?;
-        }
-    }
-    report(&measured);
     Ok(())
 }
 
@@ -85,10 +56,9 @@ impl Case {
         "receive, null provider",
         "shared receive, null provider",
     ];
+}
 
-    /// # Errors
-    ///
-    /// The device's error.
+impl Way for Case {
     fn named(name: &str) -> io::Result<Self> {
         let opened = device::open()?;
         let (one, other) = (Prepared::new(&opened)?, Prepared::new(&opened)?);
@@ -200,70 +170,18 @@ fn lost() -> io::Error {
     io::Error::other("the buffer did not come back")
 }
 
-/// A case with its measurements.
-struct Measured {
-    name: &'static str,
-    case: Case,
-    nanoseconds: Vec<f64>,
-    allocations: u64,
-    instructions: Option<f64>,
-}
-
-impl Measured {
-    fn new(name: &'static str) -> io::Result<Self> {
-        let mut case = Case::named(name)?;
-        case.run(100)?;
-        Ok(Self { name, case, nanoseconds: Vec::with_capacity(64), allocations: 0, instructions: None })
-    }
-
-    /// A round: the median of some blocks.
-    fn time(&mut self, iterations: u64) -> io::Result<()> {
-        let mut blocks = [0.0; 9];
-        let allocations = allocations::count();
-        for block in &mut blocks {
-            let start = Instant::now();
-            self.case.run(iterations)?;
-            *block = pair::per_iteration(start.elapsed(), iterations);
-        }
-        self.allocations += allocations::count() - allocations;
-        self.nanoseconds.push(stats::median(&blocks));
-        Ok(())
-    }
-
-    fn count(&mut self) -> io::Result<()> {
-        match callgrind::per_iteration(self.name, COUNTED) {
-            Ok(instructions) => self.instructions = Some(instructions),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => println!("1 skipped: valgrind is not installed"),
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-}
-
-fn report(measured: &[Measured]) {
-    let heads = ["sequence", "ns, median (min-max)", "instructions", "allocations"];
-    let mut table = Table::new("Post and poll of one signaled 64-byte request or receive, per operation", &heads);
-    for one in measured {
-        table.row([
-            one.name.to_owned(),
-            table::spread(Spread::of(&one.nanoseconds)),
-            one.instructions.map_or_else(String::new, table::number),
-            one.allocations.to_string(),
-        ]);
-    }
-    println!("{table}");
+fn report(measured: &[Measured<Case>]) {
+    let title = "Post and poll of one signaled 64-byte request or receive, per operation";
+    println!("{}", ways::table(title, "sequence", measured));
     let (raw, owned) = (&measured[Case::RAW_NULL], &measured[Case::OWNED_NULL]);
-    let more: Vec<f64> = owned.nanoseconds.iter().zip(&raw.nanoseconds).map(|(owned, raw)| owned - raw).collect();
+    let more = owned.nanoseconds_over(raw);
     let reached = stats::median(&more) <= 15.0;
     let what = "owned over raw, null provider";
     table::bar(what, "at most 15 ns more", &format!("{} ns", table::spread(Spread::of(&more))), reached);
-    if let (Some(raw), Some(owned)) = (raw.instructions, owned.instructions) {
-        let more = owned - raw;
+    if let Some(more) = owned.instructions_over(raw) {
         table::bar(what, "at most 60 instructions more", &table::number(more), more <= 60.0);
     }
-    let (own, shared) = (&measured[Case::RECEIVE], &measured[Case::SHARED_RECEIVE]);
-    if let (Some(own), Some(shared)) = (own.instructions, shared.instructions) {
-        let more = shared - own;
+    if let Some(more) = measured[Case::SHARED_RECEIVE].instructions_over(&measured[Case::RECEIVE]) {
         let what = "shared receive over own, null provider";
         table::bar(what, "at most 30 instructions more", &table::number(more), more <= 30.0);
     }

@@ -20,3 +20,4 @@ pub mod services;
 pub mod shared;
 pub mod stats;
 pub mod table;
+pub mod ways;

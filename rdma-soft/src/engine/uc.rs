@@ -4,11 +4,10 @@
 //! The sender loses a message where a network would: the peer's process is dead or refuses a link,
 //! or its ring stays full as long as [`Patience`] lasts. The receiver drops a message that it
 //! cannot execute: no receive request is posted or the posted one is too short, the peer lacks the
-//! right, or a piece of the message is lost. A message takes its receive request from a shared queue
-//! when its first piece is accepted; if a later piece is lost, the request is left to the queue
-//! pair's next message. So a queue pair holds one shared request at most, whatever its peer sends.
-//! Only a receive request whose own memory cannot be written takes the queue
-//! pair to ERR.
+//! right, or a piece of the message is lost. A message takes its receive request from a shared
+//! queue when its first piece is accepted; if a later piece is lost, the request is left to the
+//! queue pair's next message. So a queue pair holds one shared request at most, whatever its peer
+//! sends. Only a receive request whose own memory cannot be written takes the queue pair to ERR.
 //!
 //! Memory that the processor cannot access is not sent from, and not received into.
 

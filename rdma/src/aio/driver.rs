@@ -5,7 +5,7 @@
 //! completion (a [`Poller`](crate::Poller), a scope) delivers it to its future too.
 //!
 //! The driver obeys these rules when it sleeps. It arms the queue and then fetches again, because a
-//! completion from before raises no event. It does not arm an armed queue. It takes events until
+//! completion from before may raise no event. It does not arm an armed queue. It takes events until
 //! none is left, because executors may watch the descriptor edge-triggered.
 
 use std::fmt;

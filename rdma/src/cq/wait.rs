@@ -147,9 +147,9 @@ impl Poller {
         loop {
             let bell = cq.sharing.bell()?;
             cq.arm(false)?;
-            // Poll once more: a completion that arrived before the queue was armed raises no event,
-            // and one that was added to the backlog before this poller counted as asleep rings no
-            // bell.
+            // Poll once more: a completion that arrived before the queue was armed may raise no
+            // event, and one that was added to the backlog before this poller counted as asleep
+            // rings no bell.
             if let Some(found) = self.advance()? {
                 if slept {
                     asleep.wake_another();

@@ -189,7 +189,7 @@ impl Driver {
     }
 
     /// Arms the completion queue and the timer, and looks for work once more: a completion that
-    /// arrived before raises no event.
+    /// arrived before may raise no event.
     fn prepare_to_sleep(&mut self) -> Result<usize> {
         self.shared.cq.request_notify(false)?;
         let count = self.turn(BUDGET)?;
