@@ -8,7 +8,7 @@ use rdma::aio::block_on;
 use rdma::cm::{ConnOptions, blocking};
 use rdma::net::{Connection, Failure, FailureKind, ListenOptions, Listener, Node, NodeOptions, Violation};
 use rdma::op::Send;
-use rdma::{Context, Rc};
+use rdma::{Context, Rc, RemoteAccess};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{address, any_port, available};
 use rdma_tests::{LIMIT, buffer, open};
@@ -59,8 +59,10 @@ fn client_process() {
     block_on(async {
         while !telling.is_finished() {
             rounds += 1;
-            connection.send(vec![7; rounds % 10_000]).await.unwrap();
-            assert_eq!(connection.next().await.unwrap().unwrap().len(), rounds % 10_000);
+            // Some fit a fragment, some have several, some are offered.
+            let len = rounds * 997 % 40_000;
+            connection.send(vec![7; len]).await.unwrap();
+            assert_eq!(connection.next().await.unwrap().unwrap().len(), len);
         }
         assert_eq!(connection.close(0).await, Ok(0));
     });
@@ -97,10 +99,12 @@ fn a_peer_killed_under_load_harms_no_other_connection() {
     driver.join().unwrap().unwrap();
 }
 
-/// A HELLO of version 1: 8 receives of 4112 bytes, messages of up to 1 MiB, no keep-alive.
+/// A HELLO of version 1: 8 receives of 4112 bytes, messages of up to 1 MiB, offers, no
+/// keep-alive.
 fn hello() -> [u8; 32] {
     let mut hello = [0; 32];
     hello[..8].copy_from_slice(b"RDN1\x01\x01\x20\x00");
+    hello[11] = 1;
     hello[13..15].copy_from_slice(&[8, 4]);
     hello[16..20].copy_from_slice(&4112_u32.to_be_bytes());
     hello[20..28].copy_from_slice(&(1_u64 << 20).to_be_bytes());
@@ -158,6 +162,15 @@ fn a_hostile_peer_fails_its_connection_alone() {
     let message =
         |kind: u8, flags: u8, limit: u8, rest: u8| vec![kind, flags, 0, 0, 0, 0, 0, limit, 0, 0, 0, rest, 0, 0, 0, 0];
     let empty = message(0, 3, 8, 0);
+    let with_payload = |kind: u8, payload: &[u8]| {
+        let mut header = message(kind, 0, 8, 0);
+        header[3] = 16;
+        [&header[..], payload].concat()
+    };
+    let offer = |address: u64, len: u64| with_payload(5, &rdma::RemoteSlice::new(address, len, 0x1234_5600).to_bytes());
+    // Without the right reads, no offers are agreed.
+    let has_offers = !context.capabilities().read_needs_exposed_sink;
+    let unreadable = if has_offers { Violation::UnreadableOffer } else { Violation::WrongOffer };
     for (violation, messages) in [
         (Violation::TooShort, vec![b"GET / HTTP/1.1"[..4].to_vec()]),
         (Violation::UnknownKind, vec![message(9, 0, 8, 0)]),
@@ -165,6 +178,10 @@ fn a_hostile_peer_fails_its_connection_alone() {
         (Violation::UnexpectedPong, vec![message(3, 0, 8, 0)]),
         (Violation::NoCredit, vec![empty; 17]),
         (Violation::DataAfterEnd, vec![message(0, 7, 8, 0), message(0, 3, 8, 0)]),
+        (Violation::TooLong, vec![offer(4096, (1 << 20) + 1)]),
+        (Violation::WrongOffer, vec![offer(u64::MAX, 2)]),
+        (Violation::UnexpectedDone, vec![with_payload(6, &[0; 4])]),
+        (unreadable, vec![offer(4096, 1000)]),
     ] {
         let attacking = thread::spawn({
             let context = context.clone();
@@ -189,6 +206,36 @@ fn a_hostile_peer_fails_its_connection_alone() {
     echoing.join().unwrap().unwrap();
     drop((listener, node));
     driver.join().unwrap().unwrap();
+}
+
+#[test]
+fn long_messages_and_exposed_memory_arrive_whole() {
+    const LEN: usize = 1 << 20;
+    let Some(context) = device() else { return };
+    let (node, driver) = node(&context, &options());
+    let mut listener = node.listen(any_port(address(&context)), &ListenOptions::new()).unwrap();
+    let to = listener.local_addr();
+    let connecting = thread::spawn({
+        let node = node.clone();
+        move || block_on(node.connect(to)).unwrap()
+    });
+    let echoing = accept(&mut listener);
+    let echoing = thread::spawn(move || echo(echoing));
+    let (to, mut from) = connecting.join().unwrap().split();
+    let region = node.domain().allocate_exposed(LEN, RemoteAccess::READ).unwrap();
+    block_on(async {
+        for round in 1..9_u8 {
+            region.fill(0, LEN, round).unwrap();
+            to.send_exposed(region.slice(..).unwrap()).await.unwrap();
+            let answer = from.next().await.unwrap().expect("an answer");
+            assert!(answer[..] == [round; LEN], "round {round}");
+        }
+    });
+    drop((to, from));
+    echoing.join().unwrap().unwrap();
+    drop((listener, node));
+    driver.join().unwrap().unwrap();
+    region.revoke().unwrap();
 }
 
 #[test]

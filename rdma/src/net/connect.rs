@@ -35,7 +35,7 @@ pub(super) async fn connect(shared: &Arc<Shared>, to: SocketAddr) -> Result<Conn
     });
     let accepted = answer.await?;
     let peer = Hello::from_bytes(&accepted.private_data).map_err(|refuse| Failure::refused(&refuse))?;
-    let agreed = shared.options.hello().agree(&peer);
+    let agreed = shared.hello().agree(&peer);
     let core = Core::new(
         shared,
         Parts {
@@ -81,6 +81,6 @@ pub(super) fn prepare(
 
 /// The options of the connection manager at both ends.
 pub(super) fn conn_options(shared: &Shared) -> ConnOptions {
-    let hello = shared.options.hello().to_bytes();
+    let hello = shared.hello().to_bytes();
     ConnOptions::new().private_data(&hello).rnr_retry_count(shared.options.rnr_retry_count)
 }

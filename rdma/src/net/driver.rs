@@ -7,13 +7,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use super::connection::READ_BIT;
 use super::failure::{Failure, FailureKind};
 use super::node::{Route, Shared};
+use super::protocol::Violation;
 use crate::aio::{Readiness, Strategy};
 use crate::cm::{Event, EventKind};
 use crate::cq::Poller;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::op::Opcode;
+use crate::types::{WcError, WcStatus};
 use crate::wait::{self, Deadline};
 
 /// Completions of one turn.
@@ -75,6 +78,9 @@ impl Driver {
         let buffer = completion.take_buffer();
         let Some(core) = self.shared.core(key) else { return Ok(true) };
         match (status, buffer) {
+            (Err(error), _) if is_refused_read(operation, error) => {
+                core.fail(Failure::violation(Violation::UnreadableOffer));
+            }
             (Err(error), _) => core.fail(Failure::completion(error)),
             (Ok(()), Some(buffer)) if operation != 0 => core.operated(operation, buffer, old_value),
             (Ok(()), Some(buffer)) if opcode == Opcode::Recv => core.received(buffer, len),
@@ -229,6 +235,11 @@ impl fmt::Debug for Driver {
 #[allow(clippy::cast_possible_truncation, reason = "the token has two halves of 32 bits")]
 fn split(token: u64) -> (u32, u32) {
     (token as u32, (token >> 32) as u32)
+}
+
+/// Whether the peer's device refused to read memory that the peer has offered.
+fn is_refused_read(operation: u32, error: WcError) -> bool {
+    operation & READ_BIT != 0 && error.status == WcStatus::REM_ACCESS_ERR
 }
 
 fn no_device() -> Failure {

@@ -211,7 +211,7 @@ impl Incoming {
                 return Err(error.into());
             }
         };
-        let agreed = shared.options.hello().agree(&hello);
+        let agreed = shared.hello().agree(&hello);
         let parts = Parts {
             key,
             id: request.key(),

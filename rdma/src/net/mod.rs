@@ -44,6 +44,13 @@
 //! [`Sender::send`] instead. A received message stays in its receive buffer, and a spare buffer
 //! takes its place, so a program may hold twice the window of messages before the peer must wait.
 //!
+//! # Long messages
+//!
+//! A message of more than a few fragments is copied once, into memory that the connection exposes;
+//! the peer's device reads it into the peer's [`Message`]. [`Sender::send_exposed`] saves that copy
+//! too: the peer reads memory of the application. The peer reads ahead no more than its
+//! [longest message](NodeOptions::max_message), so its memory is bounded whatever is sent.
+//!
 //! # One-sided operations
 //!
 //! A program exposes memory of its node's [domain](Node::domain) and sends the

@@ -13,6 +13,7 @@ use super::failure::{Failure, FailureKind};
 use super::listener::{Listener, Requests};
 use super::mailbox::Mailbox;
 use super::options::{ListenOptions, NodeOptions};
+use super::protocol::Hello;
 use super::{connect, listener};
 use crate::cm::{EventChannel, IdKey};
 use crate::context::Context;
@@ -81,7 +82,7 @@ impl Node {
     /// `InvalidInput` for options out of range; errors of the device, of its connection manager,
     /// and of descriptors.
     pub fn new(context: &Context, options: &NodeOptions) -> Result<(Self, Driver)> {
-        if let Err(reason) = options.hello().check() {
+        if let Err(reason) = options.hello(false).check() {
             tracing::debug!(reason, "options of a node are out of range");
             return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
         }
@@ -145,6 +146,14 @@ impl fmt::Debug for Node {
 }
 
 impl Shared {
+    /// The HELLO of this end.
+    pub(super) fn hello(&self) -> Hello {
+        let context = self.pd.context();
+        let limits = context.device_attr();
+        let has_reads = limits.max_qp_rd_atom() > 0 && limits.max_qp_init_rd_atom() > 0;
+        self.options.hello(has_reads && !context.capabilities().read_needs_exposed_sink)
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,17 +2,21 @@
 
 use std::time::Duration;
 
-use super::connection::MAX_OPERATIONS;
-use super::protocol::{Hello, RESERVE, receive_size};
+use super::connection::{MAX_OPERATIONS, MAX_READS};
+use super::protocol::{Agreed, Hello, RESERVE, receive_size};
 use crate::aio::Strategy;
 
 /// Longer times are this long: 100 years.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
+/// Default length above which messages are read, in bytes, where the window does not say less.
+const EAGER_LIMIT: usize = 64 << 10;
+
 /// Options of a [`Node`](super::Node).
 ///
 /// A connection takes `2 * window + 4` receive buffers and `window + 4` send buffers of
-/// `payload` bytes and a header.
+/// `payload` bytes and a header. Once longer messages than the eager limit go, it takes up to twice
+/// the longest message at the sender, and as much at the receiver.
 ///
 /// # Examples
 ///
@@ -29,6 +33,7 @@ pub struct NodeOptions {
     pub(super) window: u16,
     pub(super) payload: u32,
     pub(super) max_message: u64,
+    pub(super) eager_limit: Option<u32>,
     pub(super) keep_alive: Duration,
     pub(super) max_connections: u32,
     pub(super) timeout: Duration,
@@ -43,6 +48,7 @@ impl Default for NodeOptions {
             window: 16,
             payload: 4096,
             max_message: 1 << 20,
+            eager_limit: None,
             keep_alive: Duration::from_secs(15),
             max_connections: 256,
             timeout: Duration::from_secs(5),
@@ -54,8 +60,8 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// Default options: a window of 16 messages of 4 KiB, longer messages up to 1 MiB in
-    /// fragments, 256 connections, a keep-alive after 15 s.
+    /// Default options: a window of 16 messages of 4 KiB, longer messages up to 1 MiB, 256
+    /// connections, a keep-alive after 15 s.
     pub fn new() -> Self {
         Self::default()
     }
@@ -69,6 +75,11 @@ impl NodeOptions {
         /// Longest message that this end accepts, in bytes, up to `u32::MAX`. Both ends take the
         /// smaller value.
         max_message(len: u32) = len.into();
+        /// Longest message that this end sends in fragments, in bytes. The peer's device reads
+        /// longer ones from this end's memory, which saves two copies and costs a round trip. By
+        /// default half of the window, and at most 64 KiB; `u32::MAX` sends all in fragments. On
+        /// iWARP, and to a peer that cannot read, all messages go in fragments.
+        eager_limit(len: u32) = Some(len);
         /// Idle time after which the peer must answer; zero for never.
         keep_alive(time: Duration) = time;
         /// Most connections of the node. Its completion queue has room for them.
@@ -85,12 +96,25 @@ impl NodeOptions {
         strategy(strategy: Strategy) = strategy;
     }
 
-    pub(super) fn hello(&self) -> Hello {
+    pub(super) fn hello(&self, reads_offers: bool) -> Hello {
         Hello {
             window: self.window,
             receive_size: receive_size(self.payload),
             max_message: self.max_message,
             keep_alive: self.keep_alive,
+            reads_offers,
+        }
+    }
+
+    /// Longest message that goes in fragments on a connection, in bytes.
+    pub(super) fn longest_eager(&self, agreed: &Agreed) -> usize {
+        let max_payload = agreed.max_payload();
+        let half_window = agreed.window as usize / 2 * max_payload;
+        match self.eager_limit {
+            _ if !agreed.offers => usize::MAX,
+            Some(u32::MAX) => usize::MAX,
+            Some(limit) => max_payload.max(limit as usize),
+            None => max_payload.max(half_window.min(EAGER_LIMIT)),
         }
     }
 
@@ -106,7 +130,7 @@ impl NodeOptions {
 
     /// All slots of a connection's send queue.
     pub(super) fn send_slots(&self) -> u32 {
-        self.slots() + MAX_OPERATIONS
+        self.slots() + MAX_OPERATIONS + MAX_READS
     }
 }
 

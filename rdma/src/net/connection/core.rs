@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use super::flow::{Buffers, Flow, Link};
+use super::flow::{Buffers, Flow, Link, Offers};
 use super::operations::{MAX_OPERATIONS, WORD};
 use crate::cm::IdKey;
 use crate::error::Result;
@@ -16,7 +16,7 @@ use crate::net::failure::{Failure, FailureKind};
 use crate::net::listener::Ticket;
 use crate::net::node::Shared;
 use crate::net::options::NodeOptions;
-use crate::net::protocol::{HEADER_LEN, Protocol};
+use crate::net::protocol::{HEADER_LEN, MAX_OFFER_LEN, Protocol};
 use crate::pd::ProtectionDomain;
 
 /// A connection, as its handles and the driver share it.
@@ -27,6 +27,10 @@ pub(in crate::net) struct Core {
     pub(super) peer_addr: Option<SocketAddr>,
     pub(super) max_payload: usize,
     pub(super) max_message: u64,
+    /// Whether the peer reads offers.
+    pub(super) offers: bool,
+    /// Longer messages are offered.
+    pub(super) eager_limit: usize,
     pub(super) senders: AtomicUsize,
     flow: Mutex<Flow>,
     shared: Arc<Shared>,
@@ -50,7 +54,9 @@ impl Core {
         let Parts { key, id, local_addr, peer_addr, protocol, pool, ticket } = parts;
         let agreed = protocol.agreed();
         let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
-        let flow = Mutex::new(Flow::new(key.into(), protocol, pool.buffers, shared.options.linger));
+        let (has_offers, eager_limit) = (agreed.offers, shared.options.longest_eager(agreed));
+        let offers = Offers::new(&shared.pd, max_message.min(MAX_OFFER_LEN));
+        let flow = Mutex::new(Flow::new(key.into(), protocol, pool.buffers, offers, shared.options.linger));
         let (shared, senders) = (Arc::clone(shared), AtomicUsize::new(1));
         Arc::new(Self {
             key,
@@ -59,6 +65,8 @@ impl Core {
             peer_addr,
             max_payload,
             max_message,
+            offers: has_offers,
+            eager_limit,
             senders,
             flow,
             shared,
@@ -114,7 +122,12 @@ impl Core {
     }
 
     pub(in crate::net) fn operated(&self, id: u32, buffer: Buffer, old_value: Option<u64>) {
-        self.with(|flow, _| flow.operated(id, buffer, old_value));
+        self.with(|flow, now| flow.operated(id, buffer, old_value, now));
+    }
+
+    /// Domain of the node.
+    pub(super) fn pd(&self) -> &ProtectionDomain {
+        &self.shared.pd
     }
 
     /// The reason of the end, once the connection has ended.

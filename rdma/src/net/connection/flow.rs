@@ -1,11 +1,17 @@
 //! The state of a connection under its lock: the protocol, the queue pair and the buffers.
 
+mod offers;
+mod staging;
+
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+pub(super) use self::offers::Offers;
+use self::offers::Retired;
+pub(in crate::net) use self::offers::{MAX_READS, READ_BIT};
 use super::operations::{Finished, Operations, Request};
 use crate::cm::Id;
 use crate::mr::Buffer;
@@ -18,8 +24,6 @@ use crate::qp::{QueuePair, Rc};
 /// Bytes of reassembled messages that wait for the application before receives are no longer
 /// replaced.
 const INBOX_LIMIT: usize = 256 << 10;
-/// Status of a DONE that refuses an offer.
-const OFFER_REFUSED: u32 = 1;
 
 /// The state of a connection.
 pub(super) struct Flow {
@@ -43,8 +47,9 @@ pub(super) struct Flow {
     /// The fragments of an incomplete message.
     assembly: Vec<u8>,
     receiver_is_gone: bool,
-    /// Offers of the peer that this end has yet to refuse.
-    offers: VecDeque<u32>,
+    /// Whether messages that arrived were given up, because one before them was lost.
+    is_cut: bool,
+    offers: Offers,
 
     outgoing: Option<Outgoing>,
     /// Filled permits that are not posted yet.
@@ -97,6 +102,10 @@ pub(super) enum Stored {
     Whole(Buffer, Range<usize>),
     /// A message of several fragments.
     Assembled(Vec<u8>),
+    /// A message that the peer offers and that is not read yet.
+    Offered(u32),
+    /// A message that was read, and the part of its memory behind it.
+    Read(Buffer, Buffer),
 }
 
 /// A message of which fragments are still to be sent.
@@ -121,8 +130,10 @@ pub(super) struct Wakeups {
     receiver: Option<Waker>,
     closer: Option<Waker>,
     operator: Option<Waker>,
-    /// All other waiting tasks, when the connection ends.
+    /// Tasks that wait for the peer's DONE; all other waiting tasks, when the connection ends.
     all: Vec<Waker>,
+    /// Memory that the connection no longer needs.
+    retired: Vec<Retired>,
 }
 
 impl Wakeups {
@@ -133,7 +144,7 @@ impl Wakeups {
 }
 
 impl Flow {
-    pub(super) fn new(token: u64, protocol: Protocol, mut buffers: Buffers, linger: Duration) -> Self {
+    pub(super) fn new(token: u64, protocol: Protocol, mut buffers: Buffers, offers: Offers, linger: Duration) -> Self {
         let operations = Operations::new(std::mem::take(&mut buffers.words));
         Self {
             protocol,
@@ -148,7 +159,8 @@ impl Flow {
             inbox_bytes: 0,
             assembly: Vec::new(),
             receiver_is_gone: false,
-            offers: VecDeque::new(),
+            is_cut: false,
+            offers,
             outgoing: None,
             filled: VecDeque::new(),
             reserved: 0,
@@ -192,6 +204,7 @@ impl Flow {
         self.outcome = Some(self.protocol.peer_code().map_or(failure, Failure::closed));
         self.outgoing = None;
         self.assembly = Vec::new();
+        self.end_offers();
         self.wake_all();
     }
 
@@ -230,6 +243,7 @@ impl Flow {
         if received.is_control() {
             self.post_receive(buffer);
             if received == Received::Close {
+                self.end_offers();
                 self.wake_all();
             }
             return;
@@ -251,11 +265,16 @@ impl Flow {
                 }
                 self.wake_receiver();
             }
-            Received::Offer { id, .. } => {
+            Received::Offer { id, slice } => {
+                self.first_by = None;
                 self.buffers.spares.push(buffer);
-                self.offers.push_back(id);
+                self.offered(id, slice);
             }
-            _ => self.buffers.spares.push(buffer),
+            Received::Done { id, status } => {
+                self.buffers.spares.push(buffer);
+                self.offer_done(id, status);
+            }
+            Received::Control | Received::Close => {}
         }
         self.replace_receives();
     }
@@ -293,6 +312,9 @@ impl Flow {
 
     /// Sends all that can be sent now, and wakes the first sender if there is room for it.
     pub(super) fn pump(&mut self, now: Instant) {
+        if self.link.is_some() {
+            self.start_reads();
+        }
         while self.outcome.is_none() && self.link.is_some() && self.send_next(now) {}
         if self.outcome.is_some() {
             return;
@@ -311,7 +333,7 @@ impl Flow {
             self.post_copy(header, &[]);
             return true;
         }
-        self.refuse_offer() || if self.outgoing.is_some() { self.send_fragment() } else { self.send_filled() }
+        self.answer_offer() || if self.outgoing.is_some() { self.send_fragment() } else { self.send_filled() }
     }
 
     /// Tells the protocol of the end of the data, once all data is sent.
@@ -323,14 +345,6 @@ impl Flow {
                 Ending::Connection(code) => self.protocol.close(code),
             }
         }
-    }
-
-    /// Answers an offer: this version reads none.
-    fn refuse_offer(&mut self) -> bool {
-        let Some(header) = self.offers.front().and_then(|&offer| self.protocol.done(offer)) else { return false };
-        self.offers.pop_front();
-        self.post_copy(header, &OFFER_REFUSED.to_be_bytes());
-        true
     }
 
     /// Sends the next fragment of the outgoing message, if there is room beside the permits.
@@ -469,7 +483,10 @@ impl Flow {
     }
 
     /// Takes the result of a one-sided operation.
-    pub(super) fn operated(&mut self, id: u32, buffer: Buffer, old_value: Option<u64>) {
+    pub(super) fn operated(&mut self, id: u32, buffer: Buffer, old_value: Option<u64>, now: Instant) {
+        if id & READ_BIT != 0 {
+            return self.offer_read(id, buffer, now);
+        }
         self.wakeups.operator = self.operations.finish(id, buffer, old_value);
     }
 
@@ -485,31 +502,50 @@ impl Flow {
         }
     }
 
-    /// Takes the next received message.
+    /// Takes the next received message. An offer that is not read yet must be waited for.
     pub(super) fn take(&mut self, now: Instant) -> Option<Stored> {
+        if matches!(self.inbox.front(), Some(Stored::Offered(_))) {
+            return None;
+        }
         let stored = self.inbox.pop_front()?;
-        if let Stored::Assembled(bytes) = &stored {
-            self.inbox_bytes -= bytes.len();
-            self.replace_receives();
-            self.pump(now);
+        match &stored {
+            Stored::Assembled(bytes) => {
+                self.inbox_bytes -= bytes.len();
+                self.replace_receives();
+                self.pump(now);
+            }
+            Stored::Read(buffer, _) => {
+                self.take_read(buffer.len());
+                self.pump(now);
+            }
+            Stored::Whole(..) | Stored::Offered(_) => {}
         }
         Some(stored)
     }
 
     /// The result of a receive when no message is left; none if more may come.
     pub(super) fn receive_end(&self) -> Option<Result<(), Failure>> {
-        if self.protocol.peer_has_ended() {
+        if !self.inbox.is_empty() {
+            return None;
+        }
+        if self.protocol.peer_has_ended() && !self.is_cut {
             return Some(Ok(()));
         }
         let closed = || self.protocol.peer_code().map(Failure::closed);
         self.outcome.clone().or_else(closed).map(Err)
     }
 
-    /// Takes a receive buffer back from the application.
-    pub(super) fn release(&mut self, buffer: Buffer, now: Instant) {
-        self.buffers.spares.push(buffer);
-        self.replace_receives();
-        self.pump(now);
+    /// Takes the memory of a message back from the application.
+    pub(super) fn release(&mut self, stored: Stored, now: Instant) {
+        match stored {
+            Stored::Whole(buffer, _) => {
+                self.buffers.spares.push(buffer);
+                self.replace_receives();
+                self.pump(now);
+            }
+            Stored::Read(buffer, rest) => self.keep_read(buffer, rest),
+            Stored::Assembled(_) | Stored::Offered(_) => {}
+        }
     }
 
     /// Ends this end's data after the last message.
@@ -527,11 +563,8 @@ impl Flow {
     pub(super) fn stop_receiving(&mut self, now: Instant) {
         self.receiver_is_gone = true;
         self.assembly = Vec::new();
-        self.inbox_bytes = 0;
-        for stored in self.inbox.drain(..) {
-            if let Stored::Whole(buffer, _) = stored {
-                self.buffers.spares.push(buffer);
-            }
+        for stored in std::mem::take(&mut self.inbox) {
+            self.discard(stored);
         }
         self.replace_receives();
         if self.ending == Ending::Data {
@@ -613,11 +646,12 @@ mod tests {
 
     #[test]
     fn a_close_that_ends_the_connection_at_once_wakes_its_task() {
-        let agreed = Agreed { window: 4, receive_size: 256, max_message: 1 << 20, keep_alive: None };
+        let agreed = Agreed { window: 4, receive_size: 256, max_message: 1 << 20, keep_alive: None, offers: false };
         let now = Instant::now();
         let protocol = Protocol::new(agreed, 16, now);
         let buffers = Buffers { spares: Vec::new(), sends: Vec::new(), words: Vec::new() };
-        let mut flow = Flow::new(1, protocol, buffers, Duration::from_secs(1));
+        let pd = crate::open(&"soft0".parse().unwrap()).unwrap().context.alloc_pd().unwrap();
+        let mut flow = Flow::new(1, protocol, buffers, Offers::new(&pd, 0), Duration::from_secs(1));
         let count = Arc::new(Count(AtomicU32::new(0)));
         flow.closer = Some(Arc::clone(&count).into());
         // CLOSE wakes all tasks, and then the end of the connection does.

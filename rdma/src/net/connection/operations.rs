@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::task::{Poll, Waker};
 
-use super::flow::Link;
+use super::flow::{Link, READ_BIT};
 use crate::error::{Error, ErrorKind, Operation};
 use crate::mr::{Buffer, RemoteSlice};
 use crate::net::failure::Failure;
@@ -103,10 +103,11 @@ impl Operations {
         Ok(id)
     }
 
-    /// A number that no operation in flight has, other than 0, which messages have.
+    /// A number that no operation in flight has, other than 0, which messages have, and those of
+    /// reads of offers.
     fn new_id(&mut self) -> u32 {
         loop {
-            self.last_id = self.last_id.wrapping_add(1);
+            self.last_id = self.last_id.wrapping_add(1) & !READ_BIT;
             if self.last_id != 0 && !self.running.contains_key(&self.last_id) {
                 return self.last_id;
             }

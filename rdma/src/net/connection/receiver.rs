@@ -66,7 +66,7 @@ impl fmt::Debug for Receiver {
 ///
 /// A message of one fragment stays in the buffer that it arrived in, and gives the buffer back when
 /// it is dropped. The window of the connection shrinks while a program holds more messages than the
-/// window has.
+/// window has. A long message lies in the buffer that this end's device has read it into.
 pub struct Message {
     /// Present until the drop.
     stored: Option<Stored>,
@@ -80,7 +80,8 @@ impl Deref for Message {
         match &self.stored {
             Some(Stored::Whole(buffer, range)) => &buffer[range.clone()],
             Some(Stored::Assembled(bytes)) => bytes,
-            None => &[],
+            Some(Stored::Read(buffer, _)) => buffer,
+            Some(Stored::Offered(_)) | None => &[],
         }
     }
 }
@@ -93,8 +94,8 @@ impl AsRef<[u8]> for Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        if let Some(Stored::Whole(buffer, _)) = self.stored.take() {
-            self.core.with(|flow, now| flow.release(buffer, now));
+        if let Some(stored) = self.stored.take() {
+            self.core.with(|flow, now| flow.release(stored, now));
         }
     }
 }

@@ -12,10 +12,12 @@ use std::time::Instant;
 use super::core::Core;
 use super::flow::Flow;
 use super::remote::Remote;
-use crate::mr::Buffer;
+use crate::error::{Error, ErrorKind, Operation};
+use crate::mr::{Buffer, ExposedSlice};
 use crate::net::failure::{Failure, FailureKind};
-use crate::net::protocol::HEADER_LEN;
+use crate::net::protocol::{HEADER_LEN, MAX_OFFER_LEN};
 use crate::net::waiters::Place;
+use crate::types::RemoteAccess;
 
 /// The half of a connection that sends.
 ///
@@ -53,7 +55,8 @@ impl Sender {
     }
 
     /// Sends a message, which is copied, and returns once it is on its way: posted, or, if it has
-    /// several fragments, begun.
+    /// several fragments, begun. A message longer than the node's
+    /// [limit](crate::net::NodeOptions::eager_limit) is copied into memory that the peer reads.
     ///
     /// Waits while the peer has no room. Dropping the future sends all of the message or nothing.
     ///
@@ -67,7 +70,63 @@ impl Sender {
             return Err(Failure::new(FailureKind::TooLong));
         }
         let mut turn = Turn { core: &self.core, place: None };
-        poll_fn(|cx| turn.poll(cx.waker(), |flow, now| flow.start(message, now))).await
+        if message.len() <= self.core.eager_limit {
+            return poll_fn(|cx| turn.poll(cx.waker(), |flow, now| flow.start(message, now))).await;
+        }
+        let has_room = |flow: &Flow| flow.has_room_to_offer(message.len());
+        poll_fn(|cx| turn.poll_with(cx.waker(), has_room, |flow, now| flow.offer_copy(message, now))).await?
+    }
+
+    /// Sends the contents of exposed memory of the node's [domain](crate::net::Node::domain) as a
+    /// message, without a copy: the peer's device reads the memory into the peer's message. Returns
+    /// once it has, and the memory may change again.
+    ///
+    /// The slice needs [`RemoteAccess::READ`](crate::RemoteAccess::READ). The connection holds it
+    /// until the peer has read it, or until the connection ends: its region cannot be revoked
+    /// meanwhile. The peer learns the region's key. On iWARP, which has no such reads, the contents
+    /// are copied and sent as by [`send`](Self::send).
+    ///
+    /// Dropping the future sends all of the message or nothing, and keeps the slice held.
+    ///
+    /// # Errors
+    ///
+    /// `TooLong`; `Closed`, also if the peer has dropped its [`Receiver`](super::Receiver); `Local`
+    /// for a slice of another domain or without the right; the reason why the connection failed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::net::{Connection, Failure, Node};
+    /// # async fn f(node: &Node, connection: Connection) -> Result<(), Failure> {
+    /// let table = node.domain().allocate_exposed(1 << 20, rdma::RemoteAccess::READ)?;
+    /// let (to, _from) = connection.split();
+    /// loop {
+    ///     table.fill(0, 1 << 20, 7)?;
+    ///     to.send_exposed(table.slice(..)?).await?;
+    /// }
+    /// # }
+    /// ```
+    pub async fn send_exposed(&self, slice: ExposedSlice) -> Result<(), Failure> {
+        let len = slice.len() as u64;
+        if len > self.core.max_message {
+            return Err(Failure::new(FailureKind::TooLong));
+        }
+        let is_own = slice.segment().domain() == self.core.pd().inner.identity();
+        if !is_own || !slice.access().contains(RemoteAccess::READ) {
+            return Err(Error::new(Operation::Access, ErrorKind::InvalidInput).into());
+        }
+        if !self.core.offers || len == 0 || len > MAX_OFFER_LEN {
+            let mut message = vec![0; slice.len()];
+            slice.copy_out(0, &mut message)?;
+            return self.send(message).await;
+        }
+        let mut turn = Turn { core: &self.core, place: None };
+        let offer = |flow: &mut Flow, now| flow.offer_exposed(slice.clone(), now);
+        let offered = poll_fn(|cx| turn.poll_with(cx.waker(), Flow::has_room_to_expose, offer)).await?;
+        // The connection holds the memory from now on.
+        let waiting = Offered { core: &self.core, id: offered? };
+        drop(slice);
+        poll_fn(|cx| self.core.with(|flow, _| flow.poll_offer(waiting.id, cx.waker()))).await
     }
 
     /// Waits for room for one message of at most [`max_payload`](Self::max_payload) bytes.
@@ -99,7 +158,7 @@ impl Sender {
         cx: &Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<Result<usize, Failure>> {
-        poll_turn(&self.core, place, cx.waker(), |flow, now| flow.write(slices, now))
+        poll_turn(&self.core, place, cx.waker(), Flow::has_room, |flow, now| flow.write(slices, now))
     }
 
     /// Gives a place among the waiting senders up.
@@ -149,7 +208,29 @@ struct Turn<'a> {
 impl Turn<'_> {
     /// Does `work` once this task is first and there is room.
     fn poll<R>(&mut self, waker: &Waker, work: impl FnOnce(&mut Flow, Instant) -> R) -> Poll<Result<R, Failure>> {
-        poll_turn(self.core, &mut self.place, waker, work)
+        self.poll_with(waker, Flow::has_room, work)
+    }
+
+    /// Does `work` once this task is first and has the room that it needs.
+    fn poll_with<R>(
+        &mut self,
+        waker: &Waker,
+        has_room: impl FnOnce(&Flow) -> bool,
+        work: impl FnOnce(&mut Flow, Instant) -> R,
+    ) -> Poll<Result<R, Failure>> {
+        poll_turn(self.core, &mut self.place, waker, has_room, work)
+    }
+}
+
+/// An offer of the application's memory, abandoned when dropped.
+struct Offered<'a> {
+    core: &'a Core,
+    id: u32,
+}
+
+impl Drop for Offered<'_> {
+    fn drop(&mut self) {
+        self.core.with(|flow, _| flow.abandon_offer(self.id));
     }
 }
 
@@ -164,6 +245,7 @@ fn poll_turn<R>(
     core: &Core,
     place: &mut Option<Place>,
     waker: &Waker,
+    has_room: impl FnOnce(&Flow) -> bool,
     work: impl FnOnce(&mut Flow, Instant) -> R,
 ) -> Poll<Result<R, Failure>> {
     core.with(|flow, now| {
@@ -171,7 +253,7 @@ fn poll_turn<R>(
             flow.senders.leave(place);
             return Poll::Ready(Err(failure));
         }
-        if !flow.senders.is_turn(*place) || !flow.has_room() {
+        if !flow.senders.is_turn(*place) || !has_room(flow) {
             flow.senders.wait(place, waker);
             return Poll::Pending;
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! HELLO   0 magic u32 | 4 version_min u8 | 5 version_max u8 | 6 length u8 (32) | 7 reserved u8
-//!         8 features u32 | 12 window u16 | 14 reserve u8 | 15 reserved u8 | 16 receive_size u32
+//!         8 features u32 (1: reads offers) | 12 window u16 | 14 reserve u8 | 15 reserved u8 | 16 receive_size u32
 //!        20 max_message u64 | 28 keep_alive u32 (ms, 0 for none)
 //! REFUSE  0 magic u32 | 4 version_min u8 | 5 version_max u8 | 6 code u16 | 8 text
 //! ```
@@ -25,6 +25,8 @@ const MAX_TEXT: usize = 100;
 /// Longest HELLO of a later version, in bytes.
 const MAX_LENGTH: u8 = 56;
 const MAX_WINDOW: u16 = 4096;
+/// Feature: this end reads offers.
+const FEATURE_OFFERS: u32 = 1;
 const RECEIVE_SIZES: std::ops::RangeInclusive<u32> = 256..=1 << 20;
 
 /// The offer of one end.
@@ -38,6 +40,8 @@ pub(crate) struct Hello {
     pub(crate) max_message: u64,
     /// Idle time after which the peer is checked; zero for never.
     pub(crate) keep_alive: Duration,
+    /// Whether this end can read the memory that an OFFER names.
+    pub(crate) reads_offers: bool,
 }
 
 /// The values that both ends use.
@@ -51,6 +55,8 @@ pub(crate) struct Agreed {
     pub(crate) max_message: u64,
     /// Idle time after which the peer is checked.
     pub(crate) keep_alive: Option<Duration>,
+    /// Whether both ends read offers.
+    pub(crate) offers: bool,
 }
 
 impl Agreed {
@@ -140,6 +146,8 @@ impl Hello {
         let mut bytes = [0; HELLO_LEN];
         bytes[..4].copy_from_slice(&MAGIC.to_be_bytes());
         bytes[4..7].copy_from_slice(&[VERSION, VERSION, LENGTH]);
+        let features = if self.reads_offers { FEATURE_OFFERS } else { 0 };
+        bytes[8..12].copy_from_slice(&features.to_be_bytes());
         bytes[12..14].copy_from_slice(&self.window.to_be_bytes());
         bytes[14] = CONTROL_RECEIVES;
         bytes[16..20].copy_from_slice(&self.receive_size.to_be_bytes());
@@ -167,6 +175,8 @@ impl Hello {
             receive_size: word(16),
             max_message: u64::from(word(20)) << 32 | u64::from(word(24)),
             keep_alive: Duration::from_millis(word(28).into()),
+            // Features of later versions are not used.
+            reads_offers: word(8) & FEATURE_OFFERS != 0,
         };
         if bytes[14] < CONTROL_RECEIVES || hello.check().is_err() {
             return refuse(RefuseCode::Limits, "a value of the HELLO is out of range");
@@ -193,6 +203,7 @@ impl Hello {
             receive_size: self.receive_size.min(peer.receive_size) as usize,
             max_message: self.max_message.min(peer.max_message),
             keep_alive: alive,
+            offers: self.reads_offers && peer.reads_offers,
         }
     }
 }
@@ -206,7 +217,13 @@ mod tests {
     use super::*;
 
     fn hello() -> Hello {
-        Hello { window: 64, receive_size: 4112, max_message: 1 << 20, keep_alive: Duration::from_secs(15) }
+        Hello {
+            window: 64,
+            receive_size: 4112,
+            max_message: 1 << 20,
+            keep_alive: Duration::from_secs(15),
+            reads_offers: true,
+        }
     }
 
     #[test]
@@ -218,11 +235,13 @@ mod tests {
 
     #[test]
     fn both_ends_take_the_smaller_values() {
-        let peer = Hello { window: 8, receive_size: 8192, max_message: 5, keep_alive: Duration::ZERO };
+        let peer =
+            Hello { window: 8, receive_size: 8192, max_message: 5, keep_alive: Duration::ZERO, reads_offers: false };
         let agreed = hello().agree(&peer);
         assert_eq!(agreed, peer.agree(&hello()));
         assert_eq!((agreed.window, agreed.receive_size, agreed.max_message), (8, 4112, 5));
         assert_eq!(agreed.keep_alive, Some(Duration::from_secs(15)));
+        assert!(!agreed.offers && hello().agree(&hello()).offers);
     }
 
     #[test]

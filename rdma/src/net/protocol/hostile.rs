@@ -39,6 +39,10 @@ fn offer(id: u32, len: u64) -> Vec<u8> {
     message(Kind::Offer, NONE, id, &crate::RemoteSlice::new(64, len, 7).to_bytes())
 }
 
+fn offer_at(address: u64, len: u64) -> Vec<u8> {
+    message(Kind::Offer, NONE, 0, &crate::RemoteSlice::new(address, len, 7).to_bytes())
+}
+
 /// Messages of a peer, and the violation of the last one, if it has one.
 struct Case {
     name: &'static str,
@@ -71,6 +75,8 @@ fn good_cases() -> Vec<Case> {
         good("end", vec![data(), message(Kind::Data, END, 0, b""), control(Kind::Close, 3)]),
         good("last_message_with_end", vec![message(Kind::Data, END, 0, b"bye")]),
         good("offer", vec![offer(5, 1000)]),
+        good("offers_between_messages", vec![data(), offer(9, 1 << 20), data(), offer(u32::MAX, 1)]),
+        good("end_with_open_offers", vec![offer(1, 8), offer(0, 8), message(Kind::Data, END, 0, b"")]),
     ]
 }
 
@@ -129,6 +135,10 @@ fn bad_sequences() -> Vec<Case> {
         bad("ping_after_close", MessageAfterClose, vec![control(Kind::Close, 0), control(Kind::Ping, 0)]),
         bad("close_twice", MessageAfterClose, vec![control(Kind::Close, 0), control(Kind::Close, 0)]),
         bad("long_offer", TooLong, vec![offer(0, (1 << 20) + 1)]),
+        bad("offer_in_a_message", WrongFragment, vec![message(Kind::Data, FIRST, 2, b"x"), offer(0, 1)]),
+        bad("empty_offer", WrongOffer, vec![offer(0, 0)]),
+        bad("offer_past_the_address_space", WrongOffer, vec![offer_at(u64::MAX, 2)]),
+        bad("done_of_another_offer", UnexpectedDone, vec![offer(3, 1), message(Kind::Done, NONE, 3, &[0; 4])]),
         bad("offer_twice", WrongOffer, vec![offer(3, 1), offer(3, 1)]),
         bad("done", UnexpectedDone, vec![message(Kind::Done, NONE, 0, &[0; 4])]),
     ]
@@ -175,6 +185,31 @@ fn offers_are_bounded_and_answered_once() {
     assert!(protocol.done(3).is_some());
     assert!(protocol.done(3).is_none(), "answered already");
     assert!(protocol.done(limit + 1).is_none(), "never offered");
+}
+
+#[test]
+fn offers_that_were_not_agreed_are_refused() {
+    let agreed = super::Agreed { offers: false, ..agreed(WINDOW) };
+    let now = Instant::now();
+    let found = Protocol::new(agreed, 16, now).handle_message(&offer(0, 1), now);
+    assert_eq!(found, Err(Violation::WrongOffer));
+}
+
+#[test]
+fn a_close_waits_for_the_offers_of_both_ends() {
+    let mut protocol = protocol();
+    let now = Instant::now();
+    let (_, id) = protocol.offer().unwrap();
+    protocol.handle_message(&offer(7, 1), now).unwrap();
+    protocol.handle_message(&message(Kind::Data, END, 0, b""), now).unwrap();
+    protocol.close(0);
+    while protocol.poll_transmit(now).is_some() {}
+    assert!(!protocol.close_sent, "two offers are open");
+    protocol.done(7).unwrap();
+    assert!(protocol.poll_transmit(now).is_none(), "one offer is open");
+    protocol.handle_message(&message(Kind::Done, NONE, id, &[0; 4]), now).unwrap();
+    while protocol.poll_transmit(now).is_some() {}
+    assert!(protocol.close_sent);
 }
 
 #[test]

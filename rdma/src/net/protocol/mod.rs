@@ -20,8 +20,9 @@
 //! * **N8.** A data receive is replaced at once from spare buffers, whatever the application still
 //!   holds. Without a spare buffer the limit stays.
 //! * **N9.** Replacing a receive needs no credit, no slot and no send buffer.
-//! * **N10.** The fragments of a message are contiguous.
-//! * **N11.** No DATA and no OFFER follows FIN, nothing follows CLOSE.
+//! * **N10.** The fragments of a message are contiguous: no other DATA and no OFFER lies between.
+//! * **N11.** No DATA and no OFFER follows FIN, nothing follows CLOSE. A CLOSE in good order waits
+//!   for the DONE of each OFFER.
 //! * **N12.** The first failure fails the connection.
 //!
 //! W + [`RESERVE`] receives suffice even while the peer's processor sleeps: at most W data messages
@@ -59,6 +60,8 @@ use crate::mr::RemoteSlice;
 
 /// Offers of each end that may be open at a time.
 pub(crate) const MAX_OFFERS: usize = 16;
+/// Longest offer in bytes: every device can read so much with one request.
+pub(crate) const MAX_OFFER_LEN: u64 = 1 << 30;
 
 /// One end of a connection.
 #[derive(Debug, Clone)]
@@ -75,7 +78,6 @@ pub(crate) struct Protocol {
     incoming: Option<(u32, u32)>,
     sent_offers: BTreeSet<u32>,
     received_offers: BTreeSet<u32>,
-    #[cfg_attr(not(test), allow(dead_code, reason = "only a peer of another version offers yet"))]
     next_offer: u32,
     end: End,
     /// The code of this end's CLOSE, once it is asked for.
@@ -224,11 +226,17 @@ impl Protocol {
         if self.peer_end {
             return Err(Violation::DataAfterEnd);
         }
+        if self.incoming.is_some() {
+            return Err(Violation::WrongFragment);
+        }
         let slice = RemoteSlice::from_bytes(payload.first_chunk().ok_or(Violation::WrongPayload)?);
-        if slice.len() > self.agreed.max_message {
+        if slice.len() > self.agreed.max_message.min(MAX_OFFER_LEN) {
             return Err(Violation::TooLong);
         }
-        if self.received_offers.len() >= MAX_OFFERS || !self.received_offers.insert(id) {
+        if slice.is_empty() || slice.address().checked_add(slice.len()).is_none() {
+            return Err(Violation::WrongOffer);
+        }
+        if !self.agreed.offers || self.received_offers.len() >= MAX_OFFERS || !self.received_offers.insert(id) {
             return Err(Violation::WrongOffer);
         }
         Ok(Received::Offer { id, slice })
@@ -259,7 +267,12 @@ impl Protocol {
 
     /// The number of fragments that may be sent now.
     pub(crate) fn room(&self) -> u32 {
-        if !self.can_send_data() {
+        if self.can_send_data() { self.counted_room() } else { 0 }
+    }
+
+    /// The number of messages that need a credit and may be sent now.
+    pub(crate) fn counted_room(&self) -> u32 {
+        if !self.can_send_counted() {
             return 0;
         }
         self.credit.available().min(self.slots - RESERVE)
@@ -288,11 +301,16 @@ impl Protocol {
         Some(self.header(Kind::Data, flags, payload > 0, rest, stream))
     }
 
+    /// Whether [`offer`](Self::offer) returns a header now.
+    pub(crate) fn can_offer(&self) -> bool {
+        let is_between_messages = self.end == End::Open && self.outgoing.is_none();
+        is_between_messages && self.can_send_counted() && self.sent_offers.len() < MAX_OFFERS
+    }
+
     /// The header of an OFFER, which must be posted with a slice as its payload, and its id. None
     /// if the offer must wait.
-    #[cfg_attr(not(test), allow(dead_code, reason = "only a peer of another version offers yet"))]
     pub(crate) fn offer(&mut self) -> Option<([u8; HEADER_LEN], u32)> {
-        if self.end != End::Open || !self.can_send_counted() || self.sent_offers.len() >= MAX_OFFERS {
+        if !self.can_offer() {
             return None;
         }
         let id = self.next_offer;
@@ -338,9 +356,11 @@ impl Protocol {
         None
     }
 
-    /// Whether CLOSE is due: both ends have sent all data, or one of them gives up.
+    /// Whether CLOSE is due: both ends have sent all data and read all offers, or one of them gives
+    /// up.
     fn must_close(&self) -> bool {
-        let both_ended = self.end == End::Sent && self.peer_end;
+        let is_read = self.sent_offers.is_empty() && self.received_offers.is_empty();
+        let both_ended = self.end == End::Sent && self.peer_end && is_read;
         self.peer_code.is_some() || self.code.is_some() && (both_ended || self.closes_now)
     }
 
@@ -410,14 +430,15 @@ impl Protocol {
 
 #[cfg(test)]
 impl Protocol {
-    /// All that decides about the future of an end without fragments and offers, with counters
-    /// relative to each other.
+    /// All that decides about the future of an end without fragments whose offers are answered in
+    /// order, with counters relative to each other.
     fn key(&self) -> Vec<u32> {
         let mut key = Vec::with_capacity(16);
         key.extend(self.credit.key());
         key.extend(self.alive.key());
         key.extend([self.end as u32, u32::from(self.close_sent), u32::from(self.peer_end)]);
         key.extend([self.code.is_some().into(), self.peer_code.is_some().into(), self.slots]);
+        key.extend([&self.sent_offers, &self.received_offers].map(|offers| u32::try_from(offers.len()).unwrap()));
         key
     }
 }

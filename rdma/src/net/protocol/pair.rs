@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::{Agreed, HEADER_LEN, Protocol, RESERVE, Received, Violation};
+use crate::mr::RemoteSlice;
 
 /// Two connected ends.
 #[derive(Debug, Clone)]
@@ -25,6 +26,10 @@ pub(super) struct Side {
     pub(super) inbox: VecDeque<Vec<u8>>,
     /// Data messages that the application holds while no spare buffer is left.
     pub(super) held: u32,
+    /// Offers of the peer that the application has not read.
+    pub(super) offers: VecDeque<u32>,
+    /// Offers of the peer that were read, and wait for their DONE.
+    pub(super) read: VecDeque<u32>,
     /// Payload that was received, in order.
     pub(super) payload: Vec<u8>,
 }
@@ -39,7 +44,7 @@ pub(super) enum Broken {
 }
 
 pub(super) fn agreed(window: u32) -> Agreed {
-    Agreed { window, receive_size: 256, max_message: 1 << 20, keep_alive: Some(Duration::from_secs(1)) }
+    Agreed { window, receive_size: 256, max_message: 1 << 20, keep_alive: Some(Duration::from_secs(1)), offers: true }
 }
 
 impl Pair {
@@ -51,6 +56,8 @@ impl Pair {
             wire: VecDeque::new(),
             inbox: VecDeque::new(),
             held: 0,
+            offers: VecDeque::new(),
+            read: VecDeque::new(),
             payload: Vec::new(),
         };
         Self { sides: [side(), side()], now }
@@ -66,6 +73,35 @@ impl Pair {
         let side = &mut self.sides[side];
         let Some(header) = side.protocol.data(payload.len(), rest, 0) else { return false };
         side.wire.push_back([&header[..], payload].concat());
+        true
+    }
+
+    /// Sends an OFFER, if it may go and fewer than `most` are open.
+    pub(super) fn offer(&mut self, side: usize, most: usize) -> bool {
+        let side = &mut self.sides[side];
+        if side.protocol.sent_offers.len() >= most {
+            return false;
+        }
+        let Some((header, _)) = side.protocol.offer() else { return false };
+        let slice = RemoteSlice::new(64, 8, 1).to_bytes();
+        side.wire.push_back([&header[..], &slice].concat());
+        true
+    }
+
+    /// The application of `side` has read the oldest offer.
+    pub(super) fn read(&mut self, side: usize) -> bool {
+        let side = &mut self.sides[side];
+        let offer = side.offers.pop_front();
+        side.read.extend(offer);
+        offer.is_some()
+    }
+
+    /// Sends the DONE of an offer that was read, if it may go.
+    pub(super) fn answer(&mut self, side: usize) -> bool {
+        let side = &mut self.sides[side];
+        let Some(header) = side.read.front().and_then(|&offer| side.protocol.done(offer)) else { return false };
+        side.read.pop_front();
+        side.wire.push_back([&header[..], &[0; 4]].concat());
         true
     }
 
@@ -100,8 +136,10 @@ impl Pair {
         } else {
             side.held += 1;
         }
-        if let Received::Data(fragment) = received {
-            side.payload.extend_from_slice(&message[fragment.payload]);
+        match received {
+            Received::Data(fragment) => side.payload.extend_from_slice(&message[fragment.payload]),
+            Received::Offer { id, .. } => side.offers.push_back(id),
+            _ => {}
         }
         Ok(true)
     }
@@ -124,7 +162,7 @@ impl Pair {
         loop {
             let mut moved = false;
             for side in [0, 1] {
-                moved |= self.transmit(side) | self.accept(side)? | self.process(side)?;
+                moved |= self.transmit(side) | self.answer(side) | self.accept(side)? | self.process(side)?;
             }
             if !moved {
                 return Ok(steps);
@@ -138,9 +176,10 @@ impl Pair {
     pub(super) fn key(&self) -> Vec<u32> {
         let mut key = Vec::with_capacity(64);
         for (side, peer) in [(0, 1), (1, 0)] {
-            let Side { protocol, posted, wire, inbox, held, .. } = &self.sides[side];
+            let Side { protocol, posted, wire, inbox, held, offers, read, .. } = &self.sides[side];
             key.extend(protocol.key());
             key.extend([*posted, *held]);
+            key.extend([offers, read].map(|ids| u32::try_from(ids.len()).unwrap()));
             let limit_at = |message: &[u8]| u32::from_be_bytes([message[4], message[5], message[6], message[7]]);
             let mut list = |messages: &VecDeque<Vec<u8>>, receiver: usize| {
                 key.push(u32::try_from(messages.len()).unwrap());

@@ -7,9 +7,11 @@ use proptest::prelude::*;
 use super::pair::{Broken, Pair};
 
 /// The steps of an application, which may happen or not.
-const CHOICES: [fn(&mut Pair, usize) -> bool; 4] = [
+const CHOICES: [fn(&mut Pair, usize) -> bool; 6] = [
     |pair, side| pair.send(side, b"x", 0),
     Pair::release,
+    |pair, side| pair.offer(side, 2),
+    Pair::read,
     |pair, side| {
         let keys = |pair: &Pair| pair.sides[side].protocol.alive.key();
         let before = keys(pair);
@@ -44,7 +46,8 @@ enum Found {
 fn successors(pair: &Pair) -> Result<(Vec<Pair>, usize), Broken> {
     let mut next = Vec::new();
     for side in [0, 1] {
-        let steps: [Step; 3] = [|pair, side| Ok(pair.transmit(side)), Pair::accept, Pair::process];
+        let steps: [Step; 4] =
+            [|pair, side| Ok(pair.transmit(side)), |pair, side| Ok(pair.answer(side)), Pair::accept, Pair::process];
         for step in steps {
             let mut pair = pair.clone();
             if step(&mut pair, side)? {
@@ -131,7 +134,7 @@ fn step() -> impl Strategy<Value = Action> {
     let side = || 0..2_usize;
     prop_oneof![
         2 => (side(), 0..2000_usize).prop_map(|(side, len)| Action::Message { side, len }),
-        2 => (side(), 1..3_usize).prop_map(|(side, choice)| Action::Choice { side, choice }),
+        2 => (side(), 1..5_usize).prop_map(|(side, choice)| Action::Choice { side, choice }),
         2 => side().prop_map(Action::Transmit),
         4 => side().prop_map(Action::Accept),
         4 => side().prop_map(Action::Process),
@@ -193,11 +196,12 @@ fn run(window: u32, start: u32, steps: &[Action]) -> Result<(), Broken> {
         pair.settle()?;
         is_busy = false;
         for side in [0, 1] {
-            while pair.release(side) {
+            while pair.release(side) | pair.read(side) {
                 is_busy = true;
             }
             senders[side].run(&mut pair, side);
-            is_busy |= !senders[side].messages.is_empty() || !pair.sides[side].wire.is_empty();
+            let is_waiting = !senders[side].messages.is_empty() || !pair.sides[side].read.is_empty();
+            is_busy |= is_waiting || !pair.sides[side].wire.is_empty();
         }
     }
     for side in [0, 1] {

@@ -42,7 +42,7 @@ violations! {
     PingUnanswered = "a second PING came before the first was answered",
     /// A PONG came without a PING, or with another cookie.
     UnexpectedPong = "a PONG came without a PING, or with another cookie",
-    /// FIRST came inside a message, or a message began without it.
+    /// FIRST or an OFFER came inside a message, or a message began without FIRST.
     WrongFragment = "a fragment does not continue the message before it",
     /// LAST and the rest of the message disagree, or a fragment is empty.
     WrongRest = "the length of a fragment and the rest of its message disagree",
@@ -52,8 +52,11 @@ violations! {
     DataAfterEnd = "data came after the end of the peer's data",
     /// A message came after CLOSE.
     MessageAfterClose = "a message came after CLOSE",
-    /// More offers are open than this end accepts, or an id is used twice.
-    WrongOffer = "an OFFER is one too many, or its id is in use",
+    /// Offers were not agreed, too many are open, an id is used twice, or the slice is empty or
+    /// passes the end of the address space.
+    WrongOffer = "an OFFER is not agreed or one too many, its id is in use, or its slice is no memory",
+    /// The peer's device refused to read the memory that an OFFER names.
+    UnreadableOffer = "an OFFER names memory that the peer does not expose",
     /// DONE names no open offer.
     UnexpectedDone = "a DONE names no open OFFER",
 }
