@@ -5,6 +5,10 @@
 //! and adds a software device, `soft0`, that needs no NIC, no kernel module and no root. A program
 //! that works on `soft0` works on hardware.
 //!
+//! The [`guide`] begins with connections that need no verbs, and goes down to raw verbs in six
+//! steps. It says how to size queues, handle errors, test without a NIC, and what RDMA does not
+//! protect.
+//!
 //! # Objects
 //!
 //! | Object | What it is | Keeps |
@@ -152,6 +156,7 @@ mod cq;
 mod device;
 mod error;
 mod fork;
+pub mod guide;
 mod handle;
 mod mr;
 #[cfg(feature = "net")]
