@@ -16,7 +16,7 @@
 //!
 //! | Bits 31 and 30 | Meaning | Other bits |
 //! | --- | --- | --- |
-//! | 0 | a chunk of a message | |
+//! | 0 | a chunk of a message, as long as both ends allow | |
 //! | 1 | the last chunk of a message | |
 //! | 2 | credits: the receiver has emptied slots | their number |
 //! | 3 | greeting, the first message | 29 to 20: the slots for chunks; 19 to 0: KiB of a slot |
@@ -39,14 +39,14 @@ use rdma::{
 };
 
 use crate::endpoint::landing::Landing;
-use crate::endpoint::ring::{Chunk, KIB, Ring};
+use crate::endpoint::ring::{Chunk, KIB, Receives, Ring};
 use crate::endpoint::slot::{HostSlot, Slot};
 use crate::endpoint::sources::Sources;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::memory::GpuSlice;
 use crate::order::Ready;
-use crate::path::{Path, Preference};
+use crate::path::{Path, Policy, Preference};
 use crate::pending::Pending;
 use crate::region::RegionError;
 use crate::stream::Stream;
@@ -187,22 +187,15 @@ impl GpuEndpoint {
         let preference = preference.with_environment().map_err(RegionError::from)?;
         // Chunks, and control messages whose completions are not polled yet.
         let (sends, receives) = (depth + 2 * CONTROL_RECEIVES, depth + CONTROL_RECEIVES);
-        let cq = pd.context().cq_builder(sends + receives).events().build()?;
-        let builder = pd.queue_pair().cq(&cq).max_send_wr(sends).max_recv_wr(receives);
-        let mut queue_pair = builder.build()?.init(init).map_err(rdma::Error::from)?;
-        let mut ring = Ring::new(cq.poller(), chunk, depth, timeout);
+        let make = || {
+            let cq = pd.context().cq_builder(sends + receives).events().build()?;
+            let builder = pd.queue_pair().cq(&cq).max_send_wr(sends).max_recv_wr(receives);
+            let queue_pair = builder.build()?.init(init).map_err(rdma::Error::from)?;
+            Ok((queue_pair, Ring::new(cq.poller(), chunk, depth, timeout)))
+        };
         let mut landing = Landing::new(gpu, pd, init, chunk * receives as usize, preference)?;
-        for slot in landing.slots(chunk)? {
-            if let Err(error) = ring.post_receive(&mut queue_pair, Slot::Gpu(slot)) {
-                landing.refuse(error, preference.policy)?;
-                break;
-            }
-        }
-        if !landing.path().is_direct() {
-            for _ in 0..receives {
-                ring.post_receive(&mut queue_pair, Slot::Host(HostSlot::new(gpu, pd, chunk)?))?;
-            }
-        }
+        let host_slots = (0..receives).map(|_| HostSlot::new(gpu, pd, chunk));
+        let (queue_pair, ring) = post_receives(make, &mut landing, preference.policy, chunk, host_slots)?;
         Ok(PreparedGpuEndpoint { gpu: gpu.clone(), pd: pd.clone(), queue_pair, ring, landing, preference })
     }
 
@@ -345,6 +338,30 @@ impl GpuEndpoint {
         }
         Ok(len)
     }
+}
+
+/// Makes a queue pair with the receives of all slots: those of the landing, or `host_slots` if there
+/// are none or the queue pair refuses them.
+fn post_receives<Q: Receives>(
+    make: impl Fn() -> Result<(Q, Ring)>,
+    landing: &mut Landing,
+    policy: Policy,
+    chunk: usize,
+    host_slots: impl Iterator<Item = Result<HostSlot>>,
+) -> Result<(Q, Ring)> {
+    let (mut queue_pair, mut ring) = make()?;
+    let mut slots = landing.slots(chunk)?.into_iter().map(Slot::Gpu);
+    if let Err(error) = slots.try_for_each(|slot| ring.post_receive(&mut queue_pair, slot)) {
+        landing.refuse(error, policy)?;
+        // The receives that were taken end with the queue pair.
+        (queue_pair, ring) = make()?;
+    }
+    if !landing.path().is_direct() {
+        for slot in host_slots {
+            ring.post_receive(&mut queue_pair, Slot::Host(slot?))?;
+        }
+    }
+    Ok((queue_pair, ring))
 }
 
 impl fmt::Debug for PreparedGpuEndpoint {

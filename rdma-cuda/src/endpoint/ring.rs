@@ -292,6 +292,10 @@ impl Ring {
             Message::Chunk { is_last } => {
                 // A device that reports more bytes than the slot has is not believed.
                 let len = len.min(slot.len());
+                // Without this a peer could send chunks for ever that bring a message no further.
+                if !is_last && self.peer_chunk() != Some(len) {
+                    return Err(Error::ForeignMessage);
+                }
                 self.arrived.push_back(Chunk { slot, len, is_last });
                 return Ok(None);
             }

@@ -160,6 +160,54 @@ fn the_memories_that_were_sent_from_last_stay_registered() {
 }
 
 #[test]
+fn chunks_that_bring_a_message_no_further_are_refused() {
+    for len in [0, 10] {
+        let [mut a, mut b] = pair([small(Staged); 2]);
+        while a.ring.peer_chunk().is_none() {
+            a.ring.progress(&mut a.queue_pair).unwrap();
+        }
+        a.ring.add_slots(a.outgoing.gpu(), &a.pd).unwrap();
+        let slot = a.ring.take_free().unwrap();
+        a.ring.send(&mut a.queue_pair, slot, len, false).unwrap();
+        assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage));
+    }
+}
+
+/// A queue pair that refuses receives into a GPU's memory after the first ones.
+#[derive(Default)]
+struct Refusing {
+    gpu: usize,
+    host: usize,
+}
+
+impl Receives for Refusing {
+    fn post_host(&mut self, _: rdma::Buffer, _: u64) -> rdma::Result<()> {
+        self.host += 1;
+        Ok(())
+    }
+
+    fn post_gpu(&mut self, _: ExposedSlice<rdma::Gpu>, _: u64) -> rdma::Result<()> {
+        self.gpu += 1;
+        if self.gpu < 3 {
+            return Ok(());
+        }
+        Err(rdma::Error::new(rdma::Operation::PostRecv, rdma::ErrorKind::NotSupported))
+    }
+}
+
+#[test]
+fn no_receive_into_a_gpu_is_left_after_a_refusal() {
+    let pd = soft().context.alloc_pd().unwrap();
+    let gpu = testing::driver().gpu(0).unwrap();
+    let mut landing = Landing::new(&gpu, &pd, &InitOptions::new(), 4 * 4096, Preference::default()).unwrap();
+    let cq = pd.context().create_cq(8).unwrap();
+    let make = || Ok((Refusing::default(), Ring::new(cq.poller(), 4096, 1, None)));
+    let host_slots = (0..4).map(|_| HostSlot::new(&gpu, &pd, 4096));
+    let (queue_pair, _) = post_receives(make, &mut landing, PreferDirect, 4096, host_slots).unwrap();
+    assert_eq!((queue_pair.gpu, queue_pair.host, landing.path().is_direct()), (0, 4, false));
+}
+
+#[test]
 fn an_end_without_a_direct_path_stages_if_it_may() {
     if testing::driver().path() == testing::stand_in().path() {
         passes_alone(&["endpoint::tests::only_one_end_has_a_direct_path"], &[]);
