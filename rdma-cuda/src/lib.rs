@@ -113,6 +113,9 @@
 //! [`GpuSlice::size`] to `cuFileBufRegister`, keep the slice until after `cuFileBufDeregister`, and
 //! take a [`Landed`] slice through [`Landed::visible`] before a file is written from it.
 //!
+//! Slices and tensors are exchanged with other libraries without a copy: with cudarc and, by DLPack,
+//! with PyTorch, JAX and CuPy (features `cudarc` and `dlpack`, module [`interop`]).
+//!
 //! # Environment
 //!
 //! `RDMA_LIBCUDA_PATH` names a library to load in place of `libcuda.so.1`. `RDMA_CUDA_PATH`

@@ -6,6 +6,7 @@
 mod context;
 mod device;
 mod memory;
+mod missing;
 mod module;
 mod pointer;
 mod stream;

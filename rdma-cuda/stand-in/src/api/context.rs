@@ -77,6 +77,21 @@ extern "C" fn cuCtxGetCurrent(context: Out<'_, usize>) -> c_int {
     call("cuCtxGetCurrent", || put(context, STACK.with_borrow(|stack| stack.last().copied()).unwrap_or(0)))
 }
 
+/// Replaces the top of the stack; NULL pops it.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetCurrent(context: usize) -> c_int {
+    call("cuCtxSetCurrent", || {
+        if context != 0 {
+            device_of(context)?;
+        }
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.extend((context != 0).then_some(context));
+        });
+        Ok(())
+    })
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) -> c_int {
     call("cuFlushGPUDirectRDMAWrites", || {
