@@ -4,9 +4,9 @@
 /// Copies between host memory and memory that a device does not access itself: that of a GPU, or
 /// memory that may be unmapped at any time.
 ///
-/// Each call returns when its copy is done. Host bytes are passed by value, so that a copier whose
+/// Each call returns when its copy is done; several may run at the same time. Host bytes are passed by value, so that a copier whose
 /// copy may still be running can keep them.
-pub trait Copier: Send + 'static {
+pub trait Copier: Send + Sync + 'static {
     /// Fills `bytes` with the memory at `address`, and returns them.
     ///
     /// # Errors
@@ -17,7 +17,7 @@ pub trait Copier: Send + 'static {
     ///
     /// As many bytes at `address` are memory that this copier may access until the call returns; if
     /// it returns [`CopyFailed::Unknown`], for ever.
-    unsafe fn read(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed>;
+    unsafe fn read(&self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed>;
 
     /// Copies `bytes` to the memory at `address`, and returns them.
     ///
@@ -28,7 +28,7 @@ pub trait Copier: Send + 'static {
     /// # Safety
     ///
     /// As for [`read`](Self::read).
-    unsafe fn write(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed>;
+    unsafe fn write(&self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed>;
 }
 
 /// The error of a [`Copier`].

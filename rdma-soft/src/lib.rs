@@ -40,7 +40,7 @@
 //! because Linux chooses the same address as source.
 //!
 //! Memory that the processor cannot access, such as a GPU's, is registered with what copies it
-//! ([`register_foreign`], [`CopierThread`]): reliable connections send, write and read such memory
+//! ([`register_foreign`], [`CopierThreads`]): reliable connections send, write and read such memory
 //! like any other, but atomics on it, and datagrams from and to it, fail. The copies run in a
 //! thread of their own; while one runs, its queue pair waits, and other queue pairs go on. The end
 //! of a region, and of a queue pair, waits up to 10 s for their copies, and then fails with
@@ -84,6 +84,6 @@ mod os;
 mod verbs;
 
 pub use cm::rdmacm;
-pub use copier::CopierThread;
+pub use copier::CopierThreads;
 pub use os::failed_call;
 pub use verbs::{check_environment, ibverbs, is_soft, register_foreign};

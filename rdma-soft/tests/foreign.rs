@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use common::{Config, Request, Side, pair, verbs};
 use rdma_mem::{Copier, CopyFailed};
-use rdma_soft::CopierThread;
+use rdma_soft::CopierThreads;
 use rdma_sys::*;
 
 type Op = ibv_wr_opcode;
@@ -16,6 +16,8 @@ const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 /// An address that no processor could access.
 const ADDRESS: u64 = 0x7000_0000_0000_0000;
 const LEN: usize = 1 << 20;
+/// The first address whose copies are never held back.
+const FREE: u64 = ADDRESS + LEN as u64 / 2;
 const READ_AND_WRITE: u32 = 7;
 
 /// Memory of a device, whose copies can be held back.
@@ -37,13 +39,16 @@ impl Device {
         self.changed.notify_all();
     }
 
-    /// Waits until a copy is held back.
-    fn wait_for_copy(&self) {
-        let _held = self.changed.wait_while(self.state.lock().unwrap(), |state| state.1 == 0).unwrap();
+    /// Waits until copies are held back.
+    fn wait_for_copies(&self, count: usize) {
+        let _held = self.changed.wait_while(self.state.lock().unwrap(), |state| state.1 < count).unwrap();
     }
 
     /// Lets a copy begin.
-    fn pass(&self) {
+    fn pass(&self, address: u64) {
+        if address >= FREE {
+            return;
+        }
         let mut state = self.state.lock().unwrap();
         state.1 += 1;
         self.changed.notify_all();
@@ -61,15 +66,15 @@ fn range(address: u64, bytes: &[u8]) -> Range<usize> {
 struct Copies(Arc<Device>);
 
 impl Copier for Copies {
-    unsafe fn read(&mut self, address: u64, mut bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
-        self.0.pass();
+    unsafe fn read(&self, address: u64, mut bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+        self.0.pass(address);
         let range = range(address, &bytes);
         bytes.copy_from_slice(&self.0.bytes.lock().unwrap()[range]);
         Ok(bytes)
     }
 
-    unsafe fn write(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
-        self.0.pass();
+    unsafe fn write(&self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+        self.0.pass(address);
         self.0.bytes.lock().unwrap()[range(address, &bytes)].copy_from_slice(&bytes);
         Ok(bytes)
     }
@@ -77,10 +82,13 @@ impl Copier for Copies {
 
 /// Registers the memory of a device in the domain of one end.
 fn register(side: &Side, device: &Arc<Device>) -> *mut ibv_mr {
-    let copier = CopierThread::start(Copies(Arc::clone(device))).unwrap();
+    register_with(side, &CopierThreads::start(Copies(Arc::clone(device))).unwrap())
+}
+
+fn register_with(side: &Side, copier: &CopierThreads) -> *mut ibv_mr {
     // SAFETY: `register_foreign` requires a live domain, and memory that the copier may access: the
     // copier checks each address.
-    let region = unsafe { rdma_soft::register_foreign(side.pd, &copier, ADDRESS, LEN, READ_AND_WRITE) };
+    let region = unsafe { rdma_soft::register_foreign(side.pd, copier, ADDRESS, LEN, READ_AND_WRITE) };
     assert!(!region.is_null(), "{}", std::io::Error::last_os_error());
     region
 }
@@ -88,14 +96,19 @@ fn register(side: &Side, device: &Arc<Device>) -> *mut ibv_mr {
 /// Two connected ends, of which the first writes to a device's memory at the second; the copy is
 /// held back.
 fn held_back() -> (Side, Side, Arc<Device>, *mut ibv_mr) {
-    let (a, b) = pair(Config::default());
     let device = Device::new();
-    let region = register(&b, &device);
+    let (a, b, region) = held_back_by(&device, &CopierThreads::start(Copies(Arc::clone(&device))).unwrap());
+    (a, b, device, region)
+}
+
+fn held_back_by(device: &Arc<Device>, copier: &CopierThreads) -> (Side, Side, *mut ibv_mr) {
+    let (a, b) = pair(Config::default());
+    let region = register_with(&b, copier);
     device.hold(true);
     let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[a.sge(0, 100)]);
     assert_eq!(a.post(&write.remote(ADDRESS, key(region)).flags(SIGNALED)), 0);
-    device.wait_for_copy();
-    (a, b, device, region)
+    device.wait_for_copies(1);
+    (a, b, region)
 }
 
 fn key(region: *mut ibv_mr) -> u32 {
@@ -161,6 +174,38 @@ fn a_copy_that_is_held_back_holds_up_nobody_else_and_a_deregistration() {
 }
 
 #[test]
+fn copies_of_several_queue_pairs_run_at_once() {
+    let device = Device::new();
+    let copier = CopierThreads::start(Copies(Arc::clone(&device))).unwrap();
+    let held: Vec<_> = (1..=6)
+        .map(|count| {
+            let held = held_back_by(&device, &copier);
+            device.wait_for_copies(count);
+            held
+        })
+        .collect();
+
+    // The copies of another queue pair pass those, and its region ends without them.
+    let (c, d) = pair(Config::default());
+    let region = register_with(&d, &copier);
+    c.put(0, &pattern(64));
+    for wr_id in 0..20 {
+        let write = Request::new(Op::IBV_WR_RDMA_WRITE, wr_id, &[c.sge(0, 64)]);
+        assert_eq!(c.post(&write.remote(FREE, key(region)).flags(SIGNALED)), 0);
+        c.success(wr_id);
+    }
+    assert_eq!(device.bytes.lock().unwrap()[LEN / 2..][..64], pattern(64));
+    assert_eq!(deregister(region), 0);
+    assert!(held.iter().all(|(a, ..)| a.poll().is_none()));
+
+    device.hold(false);
+    for (a, _b, region) in &held {
+        a.success(1);
+        assert_eq!(deregister(*region), 0);
+    }
+}
+
+#[test]
 fn a_queue_pair_waits_for_its_copies_before_it_ends() {
     let (_a, b, device, region) = held_back();
     let other = Arc::clone(&device);
@@ -177,7 +222,7 @@ fn a_queue_pair_waits_for_its_copies_before_it_ends() {
 #[test]
 fn what_cannot_be_registered_is_refused() {
     let (a, _) = pair(Config::default());
-    let copier = CopierThread::start(Copies(Device::new())).unwrap();
+    let copier = CopierThreads::start(Copies(Device::new())).unwrap();
     let attempt = |address, len, access| {
         // SAFETY: as in `register`; the registrations fail.
         let region = unsafe { rdma_soft::register_foreign(a.pd, &copier, address, len, access) };
@@ -194,18 +239,18 @@ fn what_cannot_be_registered_is_refused() {
 struct Keeper;
 
 impl Copier for Keeper {
-    unsafe fn read(&mut self, _: u64, _: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+    unsafe fn read(&self, _: u64, _: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
         Ok(Vec::new())
     }
 
-    unsafe fn write(&mut self, _: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+    unsafe fn write(&self, _: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
         Ok(bytes[..bytes.len() / 2].to_vec())
     }
 }
 
 #[test]
 fn a_copier_that_returns_another_length_fails_the_request() {
-    let copier = CopierThread::start(Keeper).unwrap();
+    let copier = CopierThreads::start(Keeper).unwrap();
     for op in [Op::IBV_WR_RDMA_WRITE, Op::IBV_WR_RDMA_READ] {
         let (a, b) = pair(Config::default());
         // SAFETY: `register_foreign` requires a live domain, and memory that the copier may access:

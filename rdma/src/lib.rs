@@ -178,7 +178,7 @@ pub use cq::{Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder,
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};
 pub use mr::{
-    Buffer, CopierThread, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner,
+    Buffer, CopierThreads, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner,
     Placement, RemoteSlice, RemoteSliceError, RevokeError,
 };
 pub use pd::ProtectionDomain;

@@ -1,59 +1,67 @@
 //! The copier of a GPU's memory for the software device, which cannot access that memory.
 //!
-//! Copies run on a stream of their own, which does not wait for kernels of other streams.
+//! Each copy runs on a stream of its own, which waits neither for kernels nor for other copies.
 
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rdma::{Copier, CopierThread, CopyFailed};
+use rdma::{Copier, CopierThreads, CopyFailed};
 
 use crate::driver::{DeviceHandle, Driver, StreamHandle};
 use crate::error::{CudaError, Error};
 use crate::gpu::Gpu;
 use crate::stream::Stream;
 
-/// The threads that copy for the regions that exist, one for each GPU of each driver.
+/// The threads that copy for the regions that exist, by GPU and driver.
 static THREADS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 struct Entry {
     /// The address of the driver, which is never unloaded.
     driver: usize,
     device: DeviceHandle,
-    thread: Weak<CopierThread>,
+    threads: Weak<CopierThreads>,
 }
 
-/// The thread that copies the memory of a GPU.
-pub(super) fn of(gpu: &Gpu) -> Result<Arc<CopierThread>, Error> {
+/// The threads that copy the memory of a GPU.
+pub(super) fn of(gpu: &Gpu) -> Result<Arc<CopierThreads>, Error> {
     let (driver, device) = (std::ptr::from_ref(gpu.driver()).addr(), gpu.device());
     let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
     let found = threads.iter().find(|entry| entry.driver == driver && entry.device == device);
-    if let Some(thread) = found.and_then(|entry| entry.thread.upgrade()) {
-        return Ok(thread);
+    if let Some(found) = found.and_then(|entry| entry.threads.upgrade()) {
+        return Ok(found);
     }
-    let thread = Arc::new(CopierThread::start(GpuCopier { stream: Stream::new(gpu)? })?);
-    threads.retain(|entry| entry.thread.strong_count() > 0);
-    threads.push(Entry { driver, device, thread: Arc::downgrade(&thread) });
-    Ok(thread)
+    let idle = Mutex::new(vec![Stream::new(gpu)?]);
+    let started = Arc::new(CopierThreads::start(GpuCopier { gpu: gpu.clone(), idle })?);
+    threads.retain(|entry| entry.threads.strong_count() > 0);
+    threads.push(Entry { driver, device, threads: Arc::downgrade(&started) });
+    Ok(started)
 }
 
 struct GpuCopier {
-    stream: Stream,
+    gpu: Gpu,
+    /// The streams that no copy uses.
+    idle: Mutex<Vec<Stream>>,
 }
 
 impl GpuCopier {
-    /// Runs a copy from or to `bytes`.
+    /// Runs a copy from or to `bytes`, on a stream that no other copy uses.
     fn run(
         &self,
         bytes: Vec<u8>,
         call: impl FnOnce(&Driver, StreamHandle, &mut ManuallyDrop<Vec<u8>>) -> Result<(), CudaError>,
     ) -> Result<Vec<u8>, CopyFailed> {
-        // Leaks if the copy may still be running.
-        let mut bytes = ManuallyDrop::new(bytes);
-        let begun = self.stream.submit((), |driver, stream| call(driver, stream, &mut bytes));
-        if let Err(error) = self.stream.synchronize() {
+        let stream = self.idle().pop().map_or_else(|| Stream::new(&self.gpu), Ok).map_err(|error| {
+            tracing::error!("a copy of a GPU's memory for the software device has no stream: {error}");
+            CopyFailed::Ended
+        })?;
+        // Both leak if the copy may still be running: dropping a stream waits for its work.
+        let (stream, mut bytes) = (ManuallyDrop::new(stream), ManuallyDrop::new(bytes));
+        let begun = stream.submit((), |driver, stream| call(driver, stream, &mut bytes));
+        if let Err(error) = stream.synchronize() {
             tracing::error!("a copy of a GPU's memory for the software device may never end: {error}");
             return Err(CopyFailed::Unknown);
         }
+        self.idle().push(ManuallyDrop::into_inner(stream));
         let bytes = ManuallyDrop::into_inner(bytes);
         match begun {
             Ok(_done) => Ok(bytes),
@@ -63,10 +71,14 @@ impl GpuCopier {
             }
         }
     }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Stream>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Copier for GpuCopier {
-    unsafe fn read(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+    unsafe fn read(&self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
         self.run(bytes, |driver, stream, bytes| {
             let (target, size) = (bytes.as_mut_ptr().cast(), bytes.len());
             // SAFETY: cuMemcpyDtoHAsync wants as many bytes on both sides until the copy is done:
@@ -76,7 +88,7 @@ impl Copier for GpuCopier {
         })
     }
 
-    unsafe fn write(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+    unsafe fn write(&self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
         self.run(bytes, |driver, stream, bytes| {
             let (source, size) = (bytes.as_ptr().cast(), bytes.len());
             // SAFETY: cuMemcpyHtoDAsync wants as many bytes on both sides until the copy is done:

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use rdma::{
-    CopierThread, ErrorKind, ExposedRegion, ExposedSlice, Failed, Memory, MemoryOwner, ProtectionDomain, RemoteAccess,
+    CopierThreads, ErrorKind, ExposedRegion, ExposedSlice, Failed, Memory, MemoryOwner, ProtectionDomain, RemoteAccess,
 };
 use rdma::{RemoteSlice, RevokeError};
 
@@ -57,7 +57,7 @@ pub struct GpuRegion {
     /// `None` if the memory is staged.
     region: Option<ExposedRegion<rdma::Gpu>>,
     /// Kept for the GPU's next region.
-    copier: Option<Arc<CopierThread>>,
+    copier: Option<Arc<CopierThreads>>,
     memory: Arc<dyn DeviceMemory>,
     path: Path,
     sync_memops: SyncMemops,
@@ -310,7 +310,7 @@ trait Registrar {
 
     fn register_peer_memory(&self, owner: Owner, access: RemoteAccess) -> Registered;
 
-    fn register_copied(&self, owner: Owner, copier: &CopierThread, access: RemoteAccess) -> Registered;
+    fn register_copied(&self, owner: Owner, copier: &CopierThreads, access: RemoteAccess) -> Registered;
 }
 
 type Registered = Result<ExposedRegion<rdma::Gpu>, Failed<Memory<rdma::Gpu>>>;
@@ -330,7 +330,7 @@ impl Registrar for ProtectionDomain {
         self.register_peer_memory(owner, access)
     }
 
-    fn register_copied(&self, owner: Owner, copier: &CopierThread, access: RemoteAccess) -> Registered {
+    fn register_copied(&self, owner: Owner, copier: &CopierThreads, access: RemoteAccess) -> Registered {
         // SAFETY: register_copied wants a copier that can access the owner's memory until the owner
         // is dropped: its only caller passes that of the memory's GPU, and the memory lives so long
         // (2).
@@ -338,10 +338,10 @@ impl Registrar for ProtectionDomain {
     }
 }
 
-/// Memory that a NIC accesses, and the thread that copies it for the software device.
+/// Memory that a NIC accesses, and the threads that copy it for the software device.
 struct Direct {
     region: ExposedRegion<rdma::Gpu>,
-    copier: Option<Arc<CopierThread>>,
+    copier: Option<Arc<CopierThreads>>,
 }
 
 impl From<ExposedRegion<rdma::Gpu>> for Direct {

@@ -75,7 +75,7 @@ impl Registrar for Nic {
         self.refuse(owner, error)
     }
 
-    fn register_copied(&self, _: Owner, _: &CopierThread, _: RemoteAccess) -> Registered {
+    fn register_copied(&self, _: Owner, _: &CopierThreads, _: RemoteAccess) -> Registered {
         unreachable!("this NIC is hardware");
     }
 }

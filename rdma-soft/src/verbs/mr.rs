@@ -14,7 +14,7 @@ use super::call::{Answer, Argument, Done, Handle, ListMut, Made, Memory};
 use super::context::{Child, ContextState};
 use super::object::{Object, Public, get_field, set_field};
 use super::{Errno, errno, on_demand, pages};
-use crate::copier::CopierThread;
+use crate::copier::CopierThreads;
 use crate::engine::{ForeignRegistration, MrKeys, PdId, Registration};
 use crate::node::Node;
 
@@ -266,7 +266,7 @@ pub(super) fn reg_mr_iova2(pd: Handle<ibv_pd>, memory: Memory, len: usize, iova:
 
 fn register_copied(
     ibv_pd: &Handle<ibv_pd>,
-    copier: &CopierThread,
+    copier: &CopierThreads,
     address: u64,
     len: usize,
     access: u32,
@@ -304,7 +304,7 @@ fn register_copied(
 /// `address` are memory that `copier` may access.
 pub unsafe fn register_foreign(
     pd: *mut ibv_pd,
-    copier: &CopierThread,
+    copier: &CopierThreads,
     address: u64,
     len: usize,
     access: u32,

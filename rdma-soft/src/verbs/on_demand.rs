@@ -17,26 +17,26 @@ use rdma_mem::{Copier, CopyFailed};
 
 use super::Errno;
 use super::pages::Probe;
-use crate::copier::CopierThread;
+use crate::copier::CopierThreads;
 use crate::engine::{CopyQueue, ForeignRegistration};
 
 /// The copies of a context's on-demand regions.
 #[derive(Debug, Default)]
-pub(crate) struct OwnMemory(Mutex<Option<CopierThread>>);
+pub(crate) struct OwnMemory(Mutex<Option<CopierThreads>>);
 
 impl OwnMemory {
-    /// Returns the queue of the thread that copies; starts the thread if there is none.
+    /// Returns the queue of the threads that copy; starts them if there are none.
     /// `EOPNOTSUPP` if the kernel does not let this process copy its own memory.
     pub(super) fn queue(&self) -> Result<Arc<dyn CopyQueue>, Errno> {
         if !is_supported() {
             return Err(Errno::OPNOTSUPP);
         }
-        let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let thread = match &mut *thread {
-            Some(thread) => thread,
-            none => none.insert(CopierThread::start(ThroughKernel)?),
+        let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let threads = match &mut *threads {
+            Some(threads) => threads,
+            none => none.insert(CopierThreads::start(ThroughKernel)?),
         };
-        thread.queue().ok_or(Errno(libc::ENODEV))
+        threads.queue().ok_or(Errno(libc::ENODEV))
     }
 }
 
@@ -104,12 +104,12 @@ fn to_address(address: u64) -> Result<usize, CopyFailed> {
 }
 
 impl Copier for ThroughKernel {
-    unsafe fn read(&mut self, address: u64, mut bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+    unsafe fn read(&self, address: u64, mut bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
         fetch(to_address(address)?, &mut bytes)?;
         Ok(bytes)
     }
 
-    unsafe fn write(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+    unsafe fn write(&self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
         // SAFETY: store requires memory that may be written: this function's condition.
         unsafe { store(to_address(address)?, &bytes) }?;
         Ok(bytes)

@@ -10,31 +10,32 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::{Handle, Raw};
 use crate::pd::PdInner;
 
-/// A thread that copies the memory of a GPU for the software device, which cannot access it.
+/// Threads that copy the memory of a GPU for the software device, which cannot access it. Copies of
+/// several queue pairs run at the same time.
 ///
-/// The thread ends when this value is dropped and its regions have ended.
-pub struct CopierThread {
+/// The threads end when this value is dropped and its regions have ended.
+pub struct CopierThreads {
     #[cfg(feature = "soft")]
-    thread: rdma_soft::CopierThread,
+    threads: rdma_soft::CopierThreads,
 }
 
-impl CopierThread {
-    /// Starts a thread for a copier.
+impl CopierThreads {
+    /// Starts the first thread of a copier.
     ///
     /// # Errors
     ///
     /// `NotSupported` if this build has no software device; errors of the system.
     #[cfg(feature = "soft")]
     pub fn start(copier: impl Copier) -> Result<Self> {
-        let started = rdma_soft::CopierThread::start(copier);
+        let started = rdma_soft::CopierThreads::start(copier);
         let error = |error: std::io::Error| match error.raw_os_error() {
             Some(errno) => Error::from_errno(Operation::RegisterMr, errno),
             None => Error::new(Operation::RegisterMr, ErrorKind::Unknown),
         };
-        started.map(|thread| Self { thread }).map_err(error)
+        started.map(|threads| Self { threads }).map_err(error)
     }
 
-    /// Starts a thread for a copier.
+    /// Starts the first thread of a copier.
     ///
     /// # Errors
     ///
@@ -45,9 +46,9 @@ impl CopierThread {
     }
 }
 
-impl fmt::Debug for CopierThread {
+impl fmt::Debug for CopierThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CopierThread").finish_non_exhaustive()
+        f.debug_struct("CopierThreads").finish_non_exhaustive()
     }
 }
 
@@ -55,7 +56,7 @@ impl fmt::Debug for CopierThread {
 pub(super) fn register(
     pd: &Handle<PdInner>,
     memory: &RawMemory,
-    copier: &CopierThread,
+    copier: &CopierThreads,
     flags: u32,
 ) -> Result<Raw<ibv_mr>> {
     if !pd.context.device.is_software() {
@@ -65,15 +66,15 @@ pub(super) fn register(
 }
 
 #[cfg(feature = "soft")]
-fn call(pd: &Handle<PdInner>, memory: &RawMemory, copier: &CopierThread, flags: u32) -> *mut ibv_mr {
+fn call(pd: &Handle<PdInner>, memory: &RawMemory, copier: &CopierThreads, flags: u32) -> *mut ibv_mr {
     let address = memory.address().as_ptr().addr() as u64;
     // SAFETY: register_foreign wants a live domain of the software device, which `pd` is: its
     // device was just checked. It wants memory that the copier may access until after
     // deregistration: the contract of `register_copied`, and M1 and M2 for the time.
-    unsafe { rdma_soft::register_foreign(pd.raw.as_ptr(), &copier.thread, address, memory.len(), flags) }
+    unsafe { rdma_soft::register_foreign(pd.raw.as_ptr(), &copier.threads, address, memory.len(), flags) }
 }
 
 #[cfg(not(feature = "soft"))]
-fn call(_: &Handle<PdInner>, _: &RawMemory, _: &CopierThread, _: u32) -> *mut ibv_mr {
+fn call(_: &Handle<PdInner>, _: &RawMemory, _: &CopierThreads, _: u32) -> *mut ibv_mr {
     std::ptr::null_mut()
 }

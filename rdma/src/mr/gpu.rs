@@ -13,7 +13,7 @@ use rdma_sys::ibv_access_flags;
 
 use super::exposed::ExposedRegion;
 use super::memory::{Gpu, Memory, MemoryOwner, RawMemory};
-use super::{CopierThread, Kind, Region, Route};
+use super::{CopierThreads, Kind, Region, Route};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
 use crate::types::RemoteAccess;
@@ -100,7 +100,7 @@ impl ProtectionDomain {
         self.register_gpu(memory, access, Route::Mapping(mapping))
     }
 
-    /// Registers memory of a GPU with the software device, which has a thread copy it in place of
+    /// Registers memory of a GPU with the software device, which has threads copy it in place of
     /// accessing it. Peers and requests use the owner's address.
     ///
     /// Sends, receives, writes and reads work as on a NIC. Datagrams from and to such memory fail.
@@ -114,12 +114,12 @@ impl ProtectionDomain {
     ///
     /// # Safety
     ///
-    /// The thread's copier can access the owner's memory at its address, until the owner is
+    /// The copier of the threads can access the owner's memory at its address, until the owner is
     /// dropped.
     pub unsafe fn register_copied<O: MemoryOwner<Placement = Gpu>>(
         &self,
         owner: O,
-        copier: &CopierThread,
+        copier: &CopierThreads,
         access: RemoteAccess,
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
         self.register_gpu(RawMemory::new(owner), access, Route::Copies(copier))

@@ -41,7 +41,7 @@ use rdma_sys::{ibv_access_flags, ibv_mr};
 
 pub use buffer::Buffer;
 pub(crate) use buffer::resolve;
-pub use copier::CopierThread;
+pub use copier::CopierThreads;
 pub use exposed::{ExposedRegion, ExposedSlice, RevokeError};
 pub(crate) use local::Lent;
 pub use local::{LentSlice, LentSliceMut};
@@ -92,7 +92,7 @@ enum Route<'a> {
     /// By another address, at which the processor can access it.
     Mapping(NonNull<u8>),
     /// By copies, which the thread executes.
-    Copies(&'a CopierThread),
+    Copies(&'a CopierThreads),
     /// By a dma-buf that holds it from `offset` on.
     DmaBuf { fd: BorrowedFd<'a>, offset: u64 },
 }
