@@ -113,8 +113,8 @@
 //! [`GpuSlice::size`] to `cuFileBufRegister`, keep the slice until after `cuFileBufDeregister`, and
 //! take a [`Landed`] slice through [`Landed::visible`] before a file is written from it.
 //!
-//! Slices and tensors are exchanged with other libraries without a copy: with cudarc and, by DLPack,
-//! with PyTorch, JAX and CuPy (features `cudarc` and `dlpack`, module [`interop`]).
+//! Slices and tensors are exchanged with other libraries without a copy: with cudarc and, by
+//! DLPack, with PyTorch, JAX and CuPy (features `cudarc` and `dlpack`, module [`interop`]).
 //!
 //! # Environment
 //!

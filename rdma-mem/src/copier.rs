@@ -4,8 +4,8 @@
 /// Copies between host memory and memory that a device does not access itself: that of a GPU, or
 /// memory that may be unmapped at any time.
 ///
-/// Each call returns when its copy is done; several may run at the same time. Host bytes are passed by value, so that a copier whose
-/// copy may still be running can keep them.
+/// Each call returns when its copy is done; several may run at the same time. Host bytes are passed
+/// by value, so that a copier whose copy may still be running can keep them.
 pub trait Copier: Send + Sync + 'static {
     /// Fills `bytes` with the memory at `address`, and returns them.
     ///

@@ -155,7 +155,7 @@ impl PreparedGpuEndpoint {
 ///
 /// On a direct path, the last 16 memories that messages were sent from stay registered, and are not
 /// freed. A message from memory that the NIC cannot access is staged, with a warning, unless the
-/// policy is [`Policy::RequireDirect`](crate::Policy::RequireDirect).
+/// policy is [`Policy::RequireDirect`].
 ///
 /// Peers cannot read or write the memory of the GPU by themselves, because a NIC that cannot access
 /// the memory needs a processor of this end for the second copy. So there are messages only.
@@ -340,8 +340,8 @@ impl GpuEndpoint {
     }
 }
 
-/// Makes a queue pair with the receives of all slots: those of the landing, or `host_slots` if there
-/// are none or the queue pair refuses them.
+/// Makes a queue pair with the receives of all slots: those of the landing, or `host_slots` if
+/// there are none or the queue pair refuses them.
 fn post_receives<Q: Receives>(
     make: impl Fn() -> Result<(Q, Ring)>,
     landing: &mut Landing,

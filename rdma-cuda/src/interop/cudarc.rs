@@ -4,16 +4,17 @@
 //! Both wait for the work of the side that gives the memory.
 //!
 //! cudarc allocates from a memory pool where the GPU has one, and a NIC cannot access the memory of
-//! a pool: [`GpuRegion::register`](crate::GpuRegion::register) says so ([`Cause::Pool`]) or stages it.
-//! To avoid that, allocate a [`GpuBuffer`](crate::GpuBuffer) and lend it to cudarc.
+//! a pool: [`GpuRegion::register`](crate::GpuRegion::register) says so ([`Cause::Pool`]) or stages
+//! it. To avoid that, allocate a [`GpuBuffer`](crate::GpuBuffer) and lend it to cudarc.
 //!
 //! cudarc loads the driver library by itself, as `libcuda.so`, and panics if there is none. Both
 //! crates must load the same library: set no `RDMA_LIBCUDA_PATH`.
 //!
 //! # Safety
 //!
-//! 1. A `CudaSlice` owns its memory until it is dropped. [`import`] takes it by value; [`Lent`] never
-//!    drops one nor hands one out by value or `&mut`, since cudarc would free this crate's memory.
+//! 1. A `CudaSlice` owns its memory until it is dropped. [`import`] takes it by value; [`Lent`]
+//!    never drops one nor hands one out by value or `&mut`, since cudarc would free this crate's
+//!    memory.
 //! 2. Handles of cudarc are valid for this crate if both use the same context: compared by
 //!    [`check`].
 //!
@@ -49,8 +50,8 @@ pub enum CudarcError {
     Driver(#[from] DriverError),
 }
 
-/// Makes a slice of cudarc one of this crate, which keeps its memory. Waits for the work of cudarc on
-/// the slice.
+/// Makes a slice of cudarc one of this crate, which keeps its memory. Waits for the work of cudarc
+/// on the slice.
 ///
 /// # Errors
 ///
@@ -107,7 +108,8 @@ unsafe impl<T: Pod> DeviceMemory for Imported<T> {
 
 impl<T> Drop for Imported<T> {
     fn drop(&mut self) {
-        // cudarc frees the slice next, which may need the context of this thread. It records errors.
+        // cudarc frees the slice next, which may need the context of this thread. It records
+        // errors.
         let _recorded = self.slice.context().bind_to_thread();
     }
 }
