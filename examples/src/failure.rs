@@ -186,6 +186,12 @@ impl From<rdma::cm::blocking::ConnectError> for Failure {
     }
 }
 
+impl From<rdma::net::Failure> for Failure {
+    fn from(failure: rdma::net::Failure) -> Self {
+        Self::new(failure.to_string())
+    }
+}
+
 impl From<rdma::RemoteSliceError> for Failure {
     fn from(error: rdma::RemoteSliceError) -> Self {
         Self::new(error.to_string())

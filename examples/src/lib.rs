@@ -7,6 +7,7 @@
 
 pub mod address;
 pub mod bootstrap;
+pub mod checksum;
 pub mod cli;
 pub mod cm_time;
 pub mod collective_program;
@@ -20,12 +21,15 @@ pub mod failure;
 pub mod gpu_bw;
 #[cfg(feature = "cuda")]
 pub mod gpu_doctor;
+pub mod kv;
 mod launcher;
+pub mod load;
 pub mod pingpong;
 pub mod placement;
 pub mod plan;
 pub mod progress;
 pub mod rping;
+pub mod service;
 pub mod soft_rdma;
 mod statistics;
 pub mod table;

@@ -3,7 +3,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary has this module, and needs a part of it")]
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
@@ -29,6 +29,7 @@ pub fn program(name: &str) -> Command {
         "rping" => env!("CARGO_BIN_EXE_rping"),
         "cm_time" => env!("CARGO_BIN_EXE_cm_time"),
         "training_step" => env!("CARGO_BIN_EXE_training_step"),
+        "kv" => env!("CARGO_BIN_EXE_kv"),
         "tune" => env!("CARGO_BIN_EXE_tune"),
         "plan" => env!("CARGO_BIN_EXE_plan"),
         _ => env!("CARGO_BIN_EXE_devinfo"),
@@ -95,4 +96,42 @@ pub fn end(mut job: Child) -> Output {
 
 pub fn send(signal: Signal, pid: u32) {
     kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
+}
+
+/// A server in the background, which has printed its address as JSON. Dropping it kills it.
+pub struct Server {
+    pub child: Child,
+    pub address: SocketAddr,
+}
+
+impl Server {
+    /// Starts a server of `program` with these arguments on a free port.
+    pub fn start(name: &str, args: &[&str]) -> Self {
+        let mut child = program(name).args(args).args(["--port=0", "--json"]).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let fields: serde_json::Value = serde_json::from_str(&line).expect("the server prints its address");
+        Self { child, address: fields["address"].as_str().unwrap().parse().unwrap() }
+    }
+
+    /// Runs a client: `command`, the server's address, and more arguments.
+    pub fn client(&self, name: &str, command: &str, args: &[&str]) -> Output {
+        finish(self.spawn(name, command, args))
+    }
+
+    pub fn spawn(&self, name: &str, command: &str, args: &[&str]) -> Child {
+        let (ip, port) = (self.address.ip().to_string(), format!("--port={}", self.address.port()));
+        start(name, &[&[command, &ip, &port], args].concat())
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }

@@ -1,0 +1,233 @@
+//! The client: reads the table in the server's memory, and sends changes by message.
+
+use std::net::SocketAddr;
+
+use rdma::net::{Connection, Message, Node, Remote};
+use rdma::{Buffer, ProtectionDomain, RemoteSlice};
+
+use super::block::{BUCKET_LEN, Hash, MAX_KEY, MAX_VALUE, Opened, Slot, open};
+use super::wire::{Answer, Request};
+use crate::Failure;
+use crate::service::join;
+
+/// Times that a client reads a key again that changes meanwhile, before it asks by message.
+const RETRIES: usize = 8;
+/// Bytes of the first buffer for blocks; longer blocks get longer ones.
+const BLOCK_LEN: usize = 4096;
+
+/// A value and its sequence number, which every change of the key increases.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Sequence number of the change that set the value.
+    pub sequence: u64,
+    /// The value.
+    pub bytes: Vec<u8>,
+}
+
+/// How a client has found values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Searches that met a change and began again.
+    pub retries: u64,
+    /// Searches that were left to the server.
+    pub by_message: u64,
+}
+
+/// A connection to a server. It does one request at a time.
+///
+/// Dropping the future of a request may leave its answer in the connection, so the client must be
+/// dropped then too.
+#[derive(Debug)]
+pub struct Client {
+    connection: Connection,
+    remote: Remote,
+    pd: ProtectionDomain,
+    /// The memory of the server's table.
+    table: RemoteSlice,
+    /// Number of its buckets.
+    buckets: usize,
+    /// Buffers that no read uses.
+    pool: Pool,
+    counts: Counts,
+}
+
+/// A client's buffers; `None` while a read has one.
+#[derive(Debug, Default)]
+struct Pool {
+    buckets: [Option<Buffer>; 2],
+    block: Option<Buffer>,
+}
+
+/// The result of a search in the table.
+enum Search {
+    Found(Value),
+    Absent,
+    /// The key's tag is that of another key.
+    Ambiguous,
+    /// The table has changed meanwhile.
+    Changed,
+}
+
+impl Client {
+    /// Connects to a server, and asks it where its table is.
+    ///
+    /// # Errors
+    /// If there is no server, or if it answers what no server does.
+    pub async fn connect(node: &Node, server: SocketAddr) -> Result<Self, Failure> {
+        let mut connection = node.connect(server).await?;
+        let answer = ask(&mut connection, Request::Open).await?;
+        let Some(Answer::Table(table, buckets)) = Answer::from_bytes(&answer) else { return Err(unknown()) };
+        let buckets = usize::try_from(buckets).map_err(|_| unknown())?;
+        let fits = buckets.checked_mul(BUCKET_LEN).is_some_and(|len| len as u64 <= table.len());
+        if !buckets.is_power_of_two() || buckets < 2 || !fits {
+            return Err(unknown());
+        }
+        let (remote, pd) = (connection.remote(), node.domain().clone());
+        Ok(Self { connection, remote, pd, table, buckets, pool: Pool::default(), counts: Counts::default() })
+    }
+
+    /// How values were found so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The value of a key, if it exists: by reads, and by message if the key changes all the time.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Value>, Failure> {
+        check(key, &[])?;
+        for _ in 0..=RETRIES {
+            match self.search(key).await? {
+                Search::Found(value) => return Ok(Some(value)),
+                Search::Absent => return Ok(None),
+                Search::Ambiguous => break,
+                Search::Changed => self.counts.retries += 1,
+            }
+        }
+        self.counts.by_message += 1;
+        let answer = ask(&mut self.connection, Request::Get(key)).await?;
+        match Answer::from_bytes(&answer) {
+            Some(Answer::Value(sequence, bytes)) => Ok(Some(Value { sequence, bytes: bytes.to_vec() })),
+            Some(Answer::NoKey) => Ok(None),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// Sets the value of a key and returns its new sequence number. With `expected`, only if the
+    /// key has this sequence number, or does not exist for 0.
+    ///
+    /// # Errors
+    /// If the server refuses; if the connection fails.
+    pub async fn put(&mut self, key: &[u8], value: &[u8], expected: Option<u64>) -> Result<u64, Failure> {
+        check(key, value)?;
+        self.change(Request::Put(key, value, expected)).await
+    }
+
+    /// Removes a key. With `expected`, only if the key has this sequence number.
+    ///
+    /// # Errors
+    /// If the key does not exist or the server refuses; if the connection fails.
+    pub async fn delete(&mut self, key: &[u8], expected: Option<u64>) -> Result<(), Failure> {
+        check(key, &[])?;
+        self.change(Request::Delete(key, expected)).await.map(drop)
+    }
+
+    /// Ends the connection.
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    pub async fn close(self) -> Result<(), Failure> {
+        self.connection.close(0).await?;
+        Ok(())
+    }
+
+    async fn change(&mut self, request: Request<'_>) -> Result<u64, Failure> {
+        let answer = ask(&mut self.connection, request).await?;
+        outcome(&answer)
+    }
+
+    /// Searches the table once.
+    async fn search(&mut self, key: &[u8]) -> Result<Search, Failure> {
+        let mut result = Search::Absent;
+        for slot in self.candidates(Hash::of(key)).await? {
+            let block = self.read_block(slot).await?;
+            match open(&block[..slot.class.len()], key) {
+                Opened::Found(sequence, value) => {
+                    let bytes = block[value].to_vec();
+                    self.pool.block = Some(block);
+                    return Ok(Search::Found(Value { sequence, bytes }));
+                }
+                Opened::OtherKey if matches!(result, Search::Changed) => {}
+                Opened::OtherKey => result = Search::Ambiguous,
+                Opened::Torn => result = Search::Changed,
+            }
+            self.pool.block = Some(block);
+        }
+        Ok(result)
+    }
+
+    /// Reads both buckets of a key; returns the slots that may name its block.
+    async fn candidates(&mut self, hash: Hash) -> Result<Vec<Slot>, Failure> {
+        let [one, two] = hash.buckets(self.buckets);
+        let buffers = self.pool.buckets.each_mut().map(Option::take);
+        let [into_one, into_two] = buffers.map(|buffer| buffer.map_or_else(|| self.pd.allocate(BUCKET_LEN), Ok));
+        let (one, two) = join(self.read_bucket(one, into_one?), self.read_bucket(two, into_two?)).await;
+        let read = [one?, two?];
+        let slots = read.iter().flat_map(|bucket| Slot::candidates(bucket, hash)).collect();
+        self.pool.buckets = read.map(Some);
+        Ok(slots)
+    }
+
+    async fn read_bucket(&self, number: usize, into: Buffer) -> Result<Buffer, Failure> {
+        let start = number * BUCKET_LEN;
+        Ok(self.remote.read(self.table.slice(start..start + BUCKET_LEN)?, into).await?)
+    }
+
+    /// Reads a block into the front of a buffer, which the caller gives back to the pool.
+    async fn read_block(&mut self, slot: Slot) -> Result<Buffer, Failure> {
+        let (start, len) = (slot.offset, slot.class.len());
+        let from = self.table.slice(start..start + len)?;
+        let buffer = self.pool.block.take().filter(|buffer| buffer.len() >= len);
+        let mut buffer = buffer.map_or_else(|| self.pd.allocate(len.max(BLOCK_LEN)), Ok)?;
+        let rest = buffer.split_off(len);
+        let mut block = self.remote.read(from, buffer).await?;
+        block.unsplit(rest).map_err(|_| Failure::new("the buffer of a read has changed its place"))?;
+        Ok(block)
+    }
+}
+
+/// Sends a request, and waits for its answer.
+async fn ask(connection: &mut Connection, request: Request<'_>) -> Result<Message, Failure> {
+    connection.send(request.to_bytes()).await?;
+    connection.next().await?.ok_or_else(|| Failure::new("the server has ended the connection"))
+}
+
+/// The sequence number of a change, or the reason why the server has refused it.
+pub(super) fn outcome(answer: &[u8]) -> Result<u64, Failure> {
+    Err(Failure::new(match Answer::from_bytes(answer) {
+        Some(Answer::Done(sequence)) => return Ok(sequence),
+        Some(Answer::NoKey) => NO_KEY.to_owned(),
+        Some(Answer::Conflict(0)) => "the key does not exist, so it has no sequence number".to_owned(),
+        Some(Answer::Conflict(sequence)) => format!("the key has changed: its sequence number is {sequence}"),
+        Some(Answer::Full) => "the server has no room for the key; give it more --memory or --keys".to_owned(),
+        Some(Answer::TooLong) => "the key or the value is too long for the server".to_owned(),
+        _ => return Err(unknown()),
+    }))
+}
+
+/// The message for a key that does not exist.
+pub const NO_KEY: &str = "the key does not exist";
+
+pub(super) fn unknown() -> Failure {
+    Failure::new("the server gave an unknown answer; it is no server of this program or of another version")
+}
+
+/// Checks the lengths of a key and a value.
+pub(super) fn check(key: &[u8], value: &[u8]) -> Result<(), Failure> {
+    if key.len() > MAX_KEY || value.len() > MAX_VALUE {
+        return Err(Failure::usage(format!("a key has at most {MAX_KEY} bytes, and a value {MAX_VALUE}")));
+    }
+    Ok(())
+}

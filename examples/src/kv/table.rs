@@ -1,0 +1,323 @@
+//! The server's view of the table: decides where keys and blocks lie. It touches no memory of the
+//! table and reads no clock: each change says what to write, and time is an argument.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::block::{BUCKET_LEN, Class, HEADER_LEN, Hash, MAX_KEY, MAX_VALUE, SLOT_LEN, SLOTS, Slot, block_len, seal};
+
+/// The keys of a table and the places of their blocks.
+#[derive(Debug)]
+pub struct Table {
+    buckets: usize,
+    /// Bytes of the table's memory.
+    len: usize,
+    keys: HashMap<Box<[u8]>, Entry>,
+    /// Number of each bucket's slots that are taken, as bits.
+    taken: Vec<u8>,
+    /// End of the memory that was ever used.
+    end: usize,
+    /// Blocks that no slot names any more, of each class, oldest first.
+    retired: Vec<VecDeque<Retired>>,
+    grace: Duration,
+    /// Sequence number of the last change.
+    sequence: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Index of the slot in the table.
+    index: usize,
+    slot: Slot,
+    sequence: u64,
+    value_len: usize,
+}
+
+#[derive(Debug)]
+struct Retired {
+    offset: usize,
+    since: Instant,
+}
+
+/// The writes of a change: the block first, then the slot, with release ordering.
+#[derive(Debug)]
+pub struct Change {
+    /// Offset and contents of a new block.
+    pub block: Option<(usize, Vec<u8>)>,
+    /// Offset and word of the slot.
+    pub slot: (usize, u64),
+    /// Sequence number of the change.
+    pub sequence: u64,
+}
+
+/// The reason why a change was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The key does not exist.
+    NoKey,
+    /// The key has another sequence number than the caller expects: this one, or 0 for none.
+    Conflict(u64),
+    /// No slot or no memory is left for the key.
+    Full,
+    /// The key or the value is too long.
+    TooLong,
+}
+
+impl Table {
+    /// A table for `keys` keys in `len` bytes of memory. Blocks are reused once they have been
+    /// unused for `grace`, or earlier if memory is short: correct readers notice.
+    #[must_use]
+    pub fn new(keys: usize, len: usize, grace: Duration) -> Self {
+        // Half of the slots stay free, so that both buckets of a key are hardly ever full.
+        let buckets = (keys * 2).div_ceil(SLOTS).next_power_of_two().max(2);
+        let retired = (0..Class::COUNT).map(|_| VecDeque::new()).collect();
+        let end = buckets * BUCKET_LEN;
+        let (keys, taken) = (HashMap::new(), vec![0; buckets]);
+        let len = len.min(Slot::MAX_OFFSET);
+        Self { buckets, len, keys, taken, end, retired, grace, sequence: 0 }
+    }
+
+    /// Bytes of the buckets of a table for `keys` keys, which lie in front of all blocks.
+    #[must_use]
+    pub fn bucket_bytes(keys: usize) -> usize {
+        Self::new(keys, 0, Duration::ZERO).end
+    }
+
+    /// Number of buckets.
+    #[must_use]
+    pub fn buckets(&self) -> usize {
+        self.buckets
+    }
+
+    /// The sequence number of a key, and the place of its value in the table's memory.
+    #[must_use]
+    pub fn get(&self, key: &[u8]) -> Option<(u64, Range<usize>)> {
+        let entry = self.keys.get(key)?;
+        let start = entry.slot.offset + HEADER_LEN + key.len();
+        Some((entry.sequence, start..start + entry.value_len))
+    }
+
+    /// Sets the value of a key. With `expected`, only if the key has this sequence number, or does
+    /// not exist for 0.
+    ///
+    /// # Errors
+    /// The reason why nothing has changed.
+    pub fn put(&mut self, key: &[u8], value: &[u8], expected: Option<u64>, now: Instant) -> Result<Change, Refusal> {
+        if key.len() > MAX_KEY || value.len() > MAX_VALUE {
+            return Err(Refusal::TooLong);
+        }
+        self.check(key, expected)?;
+        let hash = Hash::of(key);
+        let index = match self.keys.get(key) {
+            Some(entry) => entry.index,
+            None => self.free_slot(hash).ok_or(Refusal::Full)?,
+        };
+        let class = Class::for_len(block_len(key, value)).ok_or(Refusal::TooLong)?;
+        let offset = self.allocate(class, now).ok_or(Refusal::Full)?;
+        self.sequence += 1;
+        let slot = Slot { offset, class, tag: hash.tag() };
+        let entry = Entry { index, slot, sequence: self.sequence, value_len: value.len() };
+        self.taken[index / SLOTS] |= 1 << (index % SLOTS);
+        if let Some(old) = self.keys.insert(key.into(), entry) {
+            self.retire(old.slot, now);
+        }
+        let block = Some((offset, seal(key, self.sequence, value)));
+        Ok(Change { block, slot: (index * SLOT_LEN, slot.to_word()), sequence: self.sequence })
+    }
+
+    /// Removes a key. With `expected`, only if the key has this sequence number.
+    ///
+    /// # Errors
+    /// The reason why nothing has changed.
+    pub fn delete(&mut self, key: &[u8], expected: Option<u64>, now: Instant) -> Result<Change, Refusal> {
+        self.check(key, expected)?;
+        let Entry { index, slot, .. } = self.keys.remove(key).ok_or(Refusal::NoKey)?;
+        self.taken[index / SLOTS] &= !(1 << (index % SLOTS));
+        self.retire(slot, now);
+        self.sequence += 1;
+        Ok(Change { block: None, slot: (index * SLOT_LEN, 0), sequence: self.sequence })
+    }
+
+    fn check(&self, key: &[u8], expected: Option<u64>) -> Result<(), Refusal> {
+        let sequence = self.keys.get(key).map_or(0, |entry| entry.sequence);
+        if expected.is_none_or(|expected| expected == sequence) { Ok(()) } else { Err(Refusal::Conflict(sequence)) }
+    }
+
+    /// A free slot in the emptier one of the key's buckets.
+    fn free_slot(&self, hash: Hash) -> Option<usize> {
+        let buckets = hash.buckets(self.buckets).into_iter();
+        let bucket = buckets.min_by_key(|&bucket| self.taken[bucket].count_ones())?;
+        let slot = self.taken[bucket].trailing_ones() as usize;
+        (slot < SLOTS).then_some(bucket * SLOTS + slot)
+    }
+
+    /// Takes a block: one that was retired long enough ago, new memory, or the oldest retired one.
+    fn allocate(&mut self, class: Class, now: Instant) -> Option<usize> {
+        let retired = &mut self.retired[class.index()];
+        let len = class.len();
+        let is_old = |oldest: &Retired| now.saturating_duration_since(oldest.since) >= self.grace;
+        if self.len - self.end.min(self.len) >= len && !retired.front().is_some_and(is_old) {
+            self.end += len;
+            return Some(self.end - len);
+        }
+        retired.pop_front().map(|block| block.offset)
+    }
+
+    fn retire(&mut self, slot: Slot, now: Instant) {
+        self.retired[slot.class.index()].push_back(Retired { offset: slot.offset, since: now });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::block::{Opened, open};
+    use super::*;
+
+    const LEN: usize = 4096;
+
+    /// The memory of a table, which a reader searches as a client does.
+    struct Memory(Vec<u8>);
+
+    impl Memory {
+        fn apply(&mut self, change: Change) {
+            if let Some((at, block)) = change.block {
+                self.0[at..at + block.len()].copy_from_slice(&block);
+            }
+            let (at, word) = change.slot;
+            self.0[at..at + SLOT_LEN].copy_from_slice(&word.to_le_bytes());
+        }
+
+        fn get(&self, key: &[u8], buckets: usize) -> Option<(u64, Vec<u8>)> {
+            let hash = Hash::of(key);
+            let bucket = |number: usize| &self.0[number * BUCKET_LEN..][..BUCKET_LEN];
+            let mut slots = hash.buckets(buckets).into_iter().flat_map(|number| Slot::candidates(bucket(number), hash));
+            slots.find_map(|slot| {
+                let block = &self.0[slot.offset..][..slot.class.len()];
+                match open(block, key) {
+                    Opened::Found(sequence, value) => Some((sequence, block[value].to_vec())),
+                    Opened::OtherKey => None,
+                    Opened::Torn => panic!("a slot names a block that is not whole"),
+                }
+            })
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Action {
+        Put(u8, u8, usize),
+        PutIf(u8, bool),
+        Delete(u8),
+        Wait(u8),
+    }
+
+    fn action() -> impl Strategy<Value = Action> {
+        prop_oneof![
+            6 => (0..40u8, any::<u8>(), 0..300usize).prop_map(|(key, byte, len)| Action::Put(key, byte, len)),
+            2 => (0..40u8, any::<bool>()).prop_map(|(key, is_right)| Action::PutIf(key, is_right)),
+            2 => (0..40u8).prop_map(Action::Delete),
+            1 => any::<u8>().prop_map(Action::Wait),
+        ]
+    }
+
+    /// A table, its memory, and the same as a map.
+    struct World {
+        table: Table,
+        memory: Memory,
+        model: HashMap<Vec<u8>, (u64, Vec<u8>)>,
+        now: Instant,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let table = Table::new(24, LEN, Duration::from_millis(50));
+            Self { table, memory: Memory(vec![0; LEN]), model: HashMap::new(), now: Instant::now() }
+        }
+
+        fn sequence(&self, key: &[u8]) -> u64 {
+            self.model.get(key).map_or(0, |(sequence, _)| *sequence)
+        }
+
+        fn put(&mut self, key: u8, value: &[u8], expected: Option<u64>) {
+            let key = [key; 3];
+            let sequence = self.sequence(&key);
+            match self.table.put(&key, value, expected, self.now) {
+                Ok(change) => {
+                    assert!(expected.is_none_or(|expected| expected == sequence));
+                    self.model.insert(key.to_vec(), (change.sequence, value.to_vec()));
+                    self.memory.apply(change);
+                }
+                Err(Refusal::Conflict(found)) => assert!(found == sequence && expected != Some(sequence)),
+                Err(refusal) => assert_eq!(refusal, Refusal::Full),
+            }
+        }
+
+        fn delete(&mut self, key: u8) {
+            let key = [key; 3];
+            match self.table.delete(&key, None, self.now) {
+                Ok(change) => {
+                    assert!(self.model.remove(&key[..]).is_some());
+                    self.memory.apply(change);
+                }
+                Err(refusal) => assert!(refusal == Refusal::NoKey && !self.model.contains_key(&key[..])),
+            }
+        }
+
+        fn step(&mut self, action: &Action) {
+            match *action {
+                Action::Put(key, byte, len) => self.put(key, &vec![byte; len], None),
+                Action::PutIf(key, true) => self.put(key, b"right", Some(self.sequence(&[key; 3]))),
+                Action::PutIf(key, false) => self.put(key, b"wrong", Some(self.sequence(&[key; 3]) + 1)),
+                Action::Delete(key) => self.delete(key),
+                Action::Wait(ms) => self.now += Duration::from_millis(ms.into()),
+            }
+        }
+
+        fn check(&self) {
+            for key in 0..40 {
+                let (key, buckets) = ([key; 3], self.table.buckets());
+                assert_eq!(self.memory.get(&key, buckets).as_ref(), self.model.get(&key[..]));
+                let place = self.table.get(&key).map(|(sequence, at)| (sequence, self.memory.0[at].to_vec()));
+                assert_eq!(place.as_ref(), self.model.get(&key[..]));
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+        #[test]
+        fn a_reader_finds_what_was_put_last(actions in prop::collection::vec(action(), 1..150)) {
+            let mut world = World::new();
+            for action in &actions {
+                world.step(action);
+                world.check();
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_rests_before_it_is_reused_unless_memory_is_short() {
+        let (mut now, grace) = (Instant::now(), Duration::from_secs(1));
+        let first = Table::bucket_bytes(1);
+        // Room for three blocks of 64 bytes.
+        let mut table = Table::new(1, first + 192, grace);
+        let mut put = |now| table.put(b"key", b"value", None, now).unwrap().block.unwrap().0 - first;
+        assert_eq!([put(now), put(now), put(now)], [0, 64, 128]);
+        assert_eq!(put(now), 0, "memory is short");
+        now += grace;
+        assert_eq!(put(now), 64);
+    }
+
+    #[test]
+    fn a_table_takes_all_the_keys_that_it_is_made_for() {
+        let keys = 20_000;
+        let mut table = Table::new(keys, 1 << 30, Duration::ZERO);
+        for key in 0..keys {
+            table.put(&key.to_le_bytes(), b"", None, Instant::now()).unwrap();
+        }
+        let long = table.put(&[0; MAX_KEY + 1], b"", None, Instant::now());
+        assert_eq!(long.unwrap_err(), Refusal::TooLong);
+    }
+}

@@ -1,0 +1,129 @@
+//! The same service over TCP, to compare with: the same requests and answers, with their length in
+//! front.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::Store;
+use super::block::{MAX_KEY, MAX_VALUE};
+use super::client::{outcome, unknown};
+use super::wire::{Answer, Request};
+use crate::Failure;
+
+/// Longest request or answer.
+const MAX_FRAME: usize = MAX_KEY + MAX_VALUE + 64;
+
+/// Serves all clients of a listener, each in a task of its own.
+///
+/// # Errors
+/// If the listener fails.
+pub async fn serve(listener: TcpListener, store: Arc<Store>) -> Result<(), Failure> {
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let store = Arc::clone(&store);
+        tokio::spawn(async move { serve_client(Frames::new(stream)?, &store).await });
+    }
+}
+
+async fn serve_client(mut frames: Frames, store: &Store) -> Result<(), Failure> {
+    loop {
+        let answer = store.answer(frames.next().await?)?;
+        frames.send(&answer.ok_or_else(unknown)?).await?;
+    }
+}
+
+/// A client over TCP.
+#[derive(Debug)]
+pub struct Client(Frames);
+
+impl Client {
+    /// Connects to a server.
+    ///
+    /// # Errors
+    /// If there is no server.
+    pub async fn connect(server: SocketAddr) -> Result<Self, Failure> {
+        let advice = "start the server with --tcp, or give --transport rdma";
+        let stream = TcpStream::connect(server).await;
+        let stream = stream.map_err(|error| Failure::new(format!("TCP to {server}: {error}; {advice}")))?;
+        Ok(Self(Frames::new(stream)?))
+    }
+
+    /// The value of a key, if it exists.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
+        match Answer::from_bytes(self.ask(Request::Get(key)).await?) {
+            Some(Answer::Value(_, value)) => Ok(Some(value.to_vec())),
+            Some(Answer::NoKey) => Ok(None),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// Sets the value of a key.
+    ///
+    /// # Errors
+    /// If the server refuses; if the connection fails.
+    pub async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<u64, Failure> {
+        outcome(self.ask(Request::Put(key, value, None)).await?)
+    }
+
+    async fn ask(&mut self, request: Request<'_>) -> Result<&[u8], Failure> {
+        self.0.send(&request.to_bytes()).await?;
+        Ok(self.0.next().await?)
+    }
+}
+
+/// A stream of frames: a length of 4 bytes, and as many bytes.
+#[derive(Debug)]
+struct Frames {
+    stream: TcpStream,
+    /// The received bytes from `start` on are not used yet.
+    received: Vec<u8>,
+    start: usize,
+    sending: Vec<u8>,
+}
+
+impl Frames {
+    fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, received: Vec::new(), start: 0, sending: Vec::new() })
+    }
+
+    /// Sends a frame with one system call.
+    async fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        let len = u32::try_from(frame.len()).map_err(io::Error::other)?;
+        self.sending.clear();
+        self.sending.extend_from_slice(&len.to_le_bytes());
+        self.sending.extend_from_slice(frame);
+        self.stream.write_all(&self.sending).await
+    }
+
+    /// Receives a frame.
+    async fn next(&mut self) -> io::Result<&[u8]> {
+        loop {
+            if let Some(frame) = self.whole()? {
+                self.start = frame.end;
+                return Ok(&self.received[frame]);
+            }
+            self.received.drain(..self.start);
+            self.start = 0;
+            if self.stream.read_buf(&mut self.received).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+
+    /// The place of the next frame, if all of it is there.
+    fn whole(&self) -> io::Result<Option<std::ops::Range<usize>>> {
+        let Some((len, rest)) = self.received[self.start..].split_first_chunk() else { return Ok(None) };
+        let len = u32::from_le_bytes(*len) as usize;
+        if len > MAX_FRAME {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok((rest.len() >= len).then(|| self.start + 4..self.start + 4 + len))
+    }
+}
