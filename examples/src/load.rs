@@ -191,8 +191,8 @@ impl Random {
 
 /// A Zipf distribution: rank `i` of `n` has a probability proportional to `1 / (i + 1)^exponent`.
 ///
-/// Ranks are drawn by the approximation of Gray et al., "Quickly generating billion-record synthetic
-/// databases" (1994), as YCSB does.
+/// Ranks are drawn by the approximation of Gray et al., "Quickly generating billion-record
+/// synthetic databases" (1994), as YCSB does.
 #[derive(Clone, Copy, Debug)]
 pub struct Zipf {
     n: f64,
