@@ -33,6 +33,14 @@ fn accept(listener: &mut Listener) -> Connection {
     block_on(async { listener.accept().await?.accept().await }).unwrap()
 }
 
+/// Connects a node to its own listener; returns the connecting end and the other.
+fn connect(node: &Node, listener: &mut Listener) -> (Connection, Connection) {
+    let (node, to) = (node.clone(), listener.local_addr());
+    let connecting = thread::spawn(move || block_on(node.connect(to)).unwrap());
+    let accepted = accept(listener);
+    (connecting.join().unwrap(), accepted)
+}
+
 /// Answers each message with the same bytes until the peer ends its data.
 fn echo(connection: Connection) -> Result<(), Failure> {
     let (to, mut from) = connection.split();
@@ -147,16 +155,25 @@ async fn failure_of(mut connection: Connection) -> Failure {
 #[test]
 fn a_hostile_peer_fails_its_connection_alone() {
     let Some(context) = device() else { return };
+    survive(&context, &ListenOptions::new());
+}
+
+#[test]
+fn a_hostile_peer_fails_its_connection_alone_although_it_shares_receives() {
+    let Some(context) = device() else { return };
+    // The peer takes receives of others, whose messages must be repeated.
+    if context.capabilities().waits_for_receives {
+        survive(&context, &ListenOptions::new().shared_receives(12));
+    }
+}
+
+/// Connects an honest peer, then hostile ones, one after the other.
+fn survive(context: &Context, limits: &ListenOptions) {
     // A peer that ignores credits meets RNR: its device must repeat the message.
-    let (node, driver) = node(&context, &options().rnr_retry_count(6));
-    let mut listener = node.listen(any_port(address(&context)), &ListenOptions::new()).unwrap();
+    let (node, driver) = node(context, &options().rnr_retry_count(6));
+    let mut listener = node.listen(any_port(address(context)), limits).unwrap();
     let to = listener.local_addr();
-    let honest = thread::spawn({
-        let node = node.clone();
-        move || block_on(node.connect(to)).unwrap()
-    });
-    let echoing = accept(&mut listener);
-    let mut honest = honest.join().unwrap();
+    let (mut honest, echoing) = connect(&node, &mut listener);
     let echoing = thread::spawn(move || echo(echoing));
 
     let message =
@@ -214,14 +231,9 @@ fn long_messages_and_exposed_memory_arrive_whole() {
     let Some(context) = device() else { return };
     let (node, driver) = node(&context, &options());
     let mut listener = node.listen(any_port(address(&context)), &ListenOptions::new()).unwrap();
-    let to = listener.local_addr();
-    let connecting = thread::spawn({
-        let node = node.clone();
-        move || block_on(node.connect(to)).unwrap()
-    });
-    let echoing = accept(&mut listener);
+    let (connection, echoing) = connect(&node, &mut listener);
     let echoing = thread::spawn(move || echo(echoing));
-    let (to, mut from) = connecting.join().unwrap().split();
+    let (to, mut from) = connection.split();
     let region = node.domain().allocate_exposed(LEN, RemoteAccess::READ).unwrap();
     block_on(async {
         for round in 1..9_u8 {

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use super::connection::READ_BIT;
+use super::connection::{DRAINED, READ_BIT};
 use super::failure::{Failure, FailureKind};
-use super::node::{Route, Shared};
+use super::node::{PoolUser, Route, Shared};
 use super::protocol::Violation;
+use super::receives::POOL_OPERATION;
 use crate::aio::{Readiness, Strategy};
 use crate::cm::{Event, EventKind};
-use crate::cq::Poller;
+use crate::cq::{Completion, Poller};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::op::Opcode;
 use crate::types::{WcError, WcStatus};
@@ -73,6 +74,14 @@ impl Driver {
     fn deliver(&mut self) -> Result<bool> {
         let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
         let (key, operation) = split(completion.token());
+        if operation == POOL_OPERATION {
+            deliver_shared(&self.shared, &mut completion, key);
+            return Ok(true);
+        }
+        if operation == DRAINED {
+            self.shared.drained(key);
+            return Ok(true);
+        }
         let (status, opcode, len) = (completion.status(), completion.opcode(), completion.byte_len());
         let old_value = completion.old_value();
         let buffer = completion.take_buffer();
@@ -235,6 +244,26 @@ impl fmt::Debug for Driver {
 #[allow(clippy::cast_possible_truncation, reason = "the token has two halves of 32 bits")]
 fn split(token: u64) -> (u32, u32) {
     (token as u32, (token >> 32) as u32)
+}
+
+/// Delivers the completion of a receive of a pool.
+fn deliver_shared(shared: &Shared, completion: &mut Completion<'_>, pool: u32) {
+    let (status, len) = (completion.status(), completion.byte_len());
+    let Some(buffer) = completion.take_buffer() else { return };
+    match (shared.pool_user(pool, completion.qpn()), status) {
+        (PoolUser::Connection(core), Ok(())) => core.received(buffer, len),
+        (PoolUser::Connection(core), Err(error)) => {
+            core.flushed(buffer);
+            core.fail(Failure::completion(error));
+        }
+        (PoolUser::Ended(pool), _) => pool.give(buffer),
+        (PoolUser::None(Some(pool)), _) => {
+            if let Err(error) = pool.post(buffer) {
+                tracing::error!(%error, "a shared receive is lost");
+            }
+        }
+        (PoolUser::None(None), _) => {}
+    }
 }
 
 /// Whether the peer's device refused to read memory that the peer has offered.

@@ -16,6 +16,7 @@ use super::mailbox::Attempt;
 use super::node::{Handle, Route};
 use super::options::ListenOptions;
 use super::protocol::{Hello, Protocol, Refuse, RefuseCode};
+use super::receives::{ReceivePool, Stake};
 use crate::cm::{ConnectRequest, EventKind, Id};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::qp::Rc;
@@ -36,7 +37,8 @@ pub(super) fn listen(handle: &Arc<Handle>, at: SocketAddr, options: &ListenOptio
     let id = shared.events.create_id::<Rc>()?;
     id.bind_addr(at)?;
     let live = Arc::new(AtomicUsize::new(0));
-    let requests = Arc::new(Requests { options: options.clone(), live, state: Mutex::default() });
+    let pool = options.shared_receives.map(|count| shared.new_pool(count)).transpose()?;
+    let requests = Arc::new(Requests { options: options.clone(), live, pool, state: Mutex::default() });
     let unknown = Error::new(Operation::Listen, ErrorKind::Unknown);
     shared.set_route(id.key(), Route::Listener(Arc::clone(&requests))).map_err(|_| unknown)?;
     let mut listener = Listener { handle: Arc::clone(handle), local_addr: at, id, requests };
@@ -50,6 +52,12 @@ impl Listener {
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// The shared receives that no connection may use.
+    #[cfg(test)]
+    pub(super) fn free_receives(&self) -> i64 {
+        self.requests.pool.as_ref().map_or(0, |pool| pool.free())
     }
 
     /// Waits for the next request. Requests that break the protocol or a limit are refused
@@ -94,6 +102,7 @@ pub(super) struct Requests {
     options: ListenOptions,
     /// Connections of the listener, with the requests that wait.
     live: Arc<AtomicUsize>,
+    pool: Option<Arc<ReceivePool>>,
     state: Mutex<State>,
 }
 
@@ -109,6 +118,7 @@ struct Pending {
     request: ConnectRequest<Rc>,
     hello: Hello,
     ticket: Ticket,
+    stake: Option<Stake>,
 }
 
 /// A place among the connections of a listener, free again when dropped.
@@ -129,9 +139,9 @@ impl Requests {
     /// Adds a peer's request, or refuses it.
     pub(super) fn push(&self, request: ConnectRequest<Rc>) {
         let waker = match self.check(&request) {
-            Ok((hello, ticket)) => {
+            Ok((hello, ticket, stake)) => {
                 let mut state = self.lock();
-                state.queue.push_back(Pending { request, hello, ticket });
+                state.queue.push_back(Pending { request, hello, ticket, stake });
                 state.waker.take()
             }
             Err(refuse) => return reject(request, &refuse),
@@ -139,7 +149,7 @@ impl Requests {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    fn check(&self, request: &ConnectRequest<Rc>) -> Result<(Hello, Ticket), Refuse> {
+    fn check(&self, request: &ConnectRequest<Rc>) -> Result<(Hello, Ticket, Option<Stake>), Refuse> {
         let hello = Hello::from_bytes(request.private_data())?;
         if self.lock().queue.len() >= self.options.backlog {
             return Err(Refuse::new(RefuseCode::Busy, "too many requests wait"));
@@ -149,7 +159,9 @@ impl Requests {
         if self.live.fetch_add(1, Ordering::AcqRel) >= self.options.max_connections {
             return Err(Refuse::new(RefuseCode::Busy, "the listener has too many connections"));
         }
-        Ok((hello, ticket))
+        let no_receives = Refuse::new(RefuseCode::Busy, "no receives are free for another connection");
+        let stake = self.pool.as_ref().map(|pool| pool.join().ok_or(no_receives)).transpose()?;
+        Ok((hello, ticket, stake))
     }
 
     pub(super) fn fail(&self, failure: Failure) {
@@ -197,11 +209,12 @@ impl Incoming {
     /// another connection, which the peer learns.
     pub async fn accept(self) -> Result<Connection, Failure> {
         let shared = &self.handle.shared;
-        let Pending { request, hello, ticket } = self.pending;
+        let Pending { request, hello, ticket, stake } = self.pending;
+        let shares = stake.is_some();
         let attempt = Attempt::new(shared, request.key())?;
         let key = shared.new_key();
-        let prepared = Pool::new(&shared.pd, &shared.options).and_then(|mut pool| {
-            let qp = prepare(shared, &mut pool, key, |qp, access| request.init(qp, access))?;
+        let prepared = Pool::new(&shared.pd, &shared.options, shares).and_then(|mut pool| {
+            let qp = prepare(shared, &mut pool, key, stake.as_ref(), |qp, access| request.init(qp, access))?;
             Ok((qp, pool))
         });
         let (qp, pool) = match prepared {
@@ -211,21 +224,22 @@ impl Incoming {
                 return Err(error.into());
             }
         };
-        let agreed = shared.hello().agree(&hello);
+        let agreed = shared.hello(shares).agree(&hello);
         let parts = Parts {
             key,
             id: request.key(),
             local_addr: request.local_addr(),
             peer_addr: request.peer_addr(),
-            protocol: Protocol::new(agreed, shared.options.slots(), Instant::now()),
+            protocol: Protocol::new(agreed, shared.options.slots(shares), Instant::now()),
             pool,
             ticket: Some(ticket),
+            sharing: stake.map(|stake| (stake, qp.qpn())),
         };
         let core = Core::new(shared, parts);
         shared.add(&core)?;
         let connection = Connection::new(&core);
         core.connect(|| {
-            let (id, qp) = request.accept(qp, &conn_options(shared)).map_err(|failed| failed.error)?;
+            let (id, qp) = request.accept(qp, &conn_options(shared, shares)).map_err(|failed| failed.error)?;
             Ok(Link { id, qp })
         })?;
         let established = |event| matches!(event, EventKind::Established(_)).then_some(());

@@ -79,6 +79,7 @@ mod mailbox;
 mod node;
 mod options;
 pub(crate) mod protocol;
+mod receives;
 mod stream;
 mod waiters;
 

@@ -4,16 +4,17 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-use super::connection::{Connection, Core};
+use super::connection::{Connection, Core, Draining};
 use super::driver::Driver;
 use super::failure::{Failure, FailureKind};
 use super::listener::{Listener, Requests};
 use super::mailbox::Mailbox;
 use super::options::{ListenOptions, NodeOptions};
 use super::protocol::Hello;
+use super::receives::ReceivePool;
 use super::{connect, listener};
 use crate::cm::{EventChannel, IdKey};
 use crate::context::Context;
@@ -56,6 +57,11 @@ pub(super) struct Shared {
 /// The connections of a node, and the ids of the connection manager.
 pub(super) struct Table {
     cores: HashMap<u32, Arc<Core>>,
+    /// The connections of queue pairs that take their receives from a pool.
+    keys: HashMap<u32, u32>,
+    /// Connections that have ended and whose shared receives may still complete.
+    draining: HashMap<u32, Draining>,
+    pools: HashMap<u32, Weak<ReceivePool>>,
     routes: HashMap<IdKey, Route>,
     last_key: u32,
     /// Connections that have ended and are to be disconnected.
@@ -63,6 +69,15 @@ pub(super) struct Table {
     next_deadline: Option<Instant>,
     pub(super) has_handles: bool,
     pub(super) is_driven: bool,
+}
+
+/// The user of a receive of a pool.
+pub(super) enum PoolUser {
+    Connection(Arc<Core>),
+    /// A connection that has ended: the receive belongs to no stake any more.
+    Ended(Arc<ReceivePool>),
+    /// A queue pair that is gone, with its stake.
+    None(Option<Arc<ReceivePool>>),
 }
 
 /// The receiver of the events of an id.
@@ -82,17 +97,20 @@ impl Node {
     /// `InvalidInput` for options out of range; errors of the device, of its connection manager,
     /// and of descriptors.
     pub fn new(context: &Context, options: &NodeOptions) -> Result<(Self, Driver)> {
-        if let Err(reason) = options.hello(false).check() {
+        if let Err(reason) = options.hello(false, false).check() {
             tracing::debug!(reason, "options of a node are out of range");
             return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
         }
         let channel = context.create_completion_channel()?;
-        let entries = options.max_connections.saturating_mul(options.receives() + options.send_slots());
+        let entries = options.max_connections.saturating_mul(options.receives() + options.send_slots(false));
         let cq = context.cq_builder(entries).channel(&channel).build()?;
         let events = EventChannel::new(context)?;
         let watch = Watch::new(&[channel.as_fd(), events.as_fd()])?;
         let table = Mutex::new(Table {
             cores: HashMap::new(),
+            keys: HashMap::new(),
+            draining: HashMap::new(),
+            pools: HashMap::new(),
             routes: HashMap::new(),
             last_key: 0,
             ended: Vec::new(),
@@ -121,7 +139,9 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// As for [`cm::blocking::Listener::bind`](crate::cm::blocking::Listener::bind).
+    /// As for [`cm::blocking::Listener::bind`](crate::cm::blocking::Listener::bind). With shared
+    /// receives `InvalidInput` for fewer than 5 or more than the device supports, `NotSupported` if
+    /// the device has none, and `OutOfMemory`.
     pub fn listen(&self, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
         listener::listen(&self.handle, at, options)
     }
@@ -146,12 +166,12 @@ impl fmt::Debug for Node {
 }
 
 impl Shared {
-    /// The HELLO of this end.
-    pub(super) fn hello(&self) -> Hello {
+    /// The HELLO of a connection that shares receives, or does not.
+    pub(super) fn hello(&self, shares: bool) -> Hello {
         let context = self.pd.context();
         let limits = context.device_attr();
         let has_reads = limits.max_qp_rd_atom() > 0 && limits.max_qp_init_rd_atom() > 0;
-        self.options.hello(has_reads && !context.capabilities().read_needs_exposed_sink)
+        self.options.hello(has_reads && !context.capabilities().read_needs_exposed_sink, shares)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
@@ -163,20 +183,62 @@ impl Shared {
         let mut table = self.lock();
         loop {
             table.last_key = table.last_key.wrapping_add(1);
-            if !table.cores.contains_key(&table.last_key) {
-                return table.last_key;
+            let key = table.last_key;
+            let is_used = table.cores.contains_key(&key) || table.draining.contains_key(&key);
+            if !is_used && !table.pools.contains_key(&key) {
+                return key;
             }
         }
     }
 
-    /// Adds a connection whose requests may complete from now on.
+    /// Adds a connection whose requests may complete from now on. Those of shared receives complete
+    /// with the number of its queue pair.
     pub(super) fn add(&self, core: &Arc<Core>) -> Result<(), Failure> {
         let mut table = self.lock();
         if !table.is_driven {
             return Err(Failure::new(FailureKind::DriverGone));
         }
         table.cores.insert(core.key, Arc::clone(core));
+        table.keys.extend(core.sharing_qpn.map(|qpn| (qpn, core.key)));
         Ok(())
+    }
+
+    /// Creates the shared receives of a listener.
+    pub(super) fn new_pool(&self, count: u32) -> Result<Arc<ReceivePool>> {
+        let key = self.new_key();
+        let pool = Arc::new(ReceivePool::new(self, key, count)?);
+        let mut table = self.lock();
+        table.pools.retain(|_, pool| pool.strong_count() > 0);
+        table.pools.insert(key, Arc::downgrade(&pool));
+        drop(table);
+        Ok(pool)
+    }
+
+    /// The user of a receive of a pool that has completed on a queue pair.
+    pub(super) fn pool_user(&self, pool: u32, qpn: u32) -> PoolUser {
+        let mut table = self.lock();
+        let pool = table.pools.get(&pool).and_then(Weak::upgrade);
+        let Some(key) = table.keys.get(&qpn).copied() else { return PoolUser::None(pool) };
+        if let Some(core) = table.cores.get(&key) {
+            return PoolUser::Connection(Arc::clone(core));
+        }
+        match table.draining.get_mut(&key) {
+            Some(draining) => {
+                draining.stake.taken();
+                PoolUser::Ended(Arc::clone(draining.stake.pool()))
+            }
+            None => PoolUser::None(pool),
+        }
+    }
+
+    /// Destroys the queue pair of a connection that has ended: nothing completes on it any more.
+    pub(super) fn drained(&self, key: u32) {
+        let draining = {
+            let mut table = self.lock();
+            table.keys.retain(|_, known| *known != key);
+            table.draining.remove(&key)
+        };
+        drop(draining);
     }
 
     pub(super) fn core(&self, key: u32) -> Option<Arc<Core>> {
@@ -236,7 +298,12 @@ impl Shared {
                 mailbox.fail(failure);
             }
             self.remove_route(core.id);
-            core.disconnect();
+            // Completions of the queue pair are delivered by this thread, after the insertion.
+            match core.disconnect() {
+                Some(draining) => drop(self.lock().draining.insert(core.key, draining)),
+                None if core.sharing_qpn.is_some() => self.drained(core.key),
+                None => {}
+            }
         }
     }
 
@@ -281,6 +348,8 @@ impl Shared {
             }
         }
         self.remove_ended();
+        let draining = std::mem::take(&mut self.lock().draining);
+        drop(draining);
     }
 
     /// Whether neither a handle nor a connection is left.

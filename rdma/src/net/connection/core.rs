@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use super::flow::{Buffers, Flow, Link, Offers};
+use super::flow::{Buffers, Draining, Flow, Link, Memory, Offers};
 use super::operations::{MAX_OPERATIONS, WORD};
 use crate::cm::IdKey;
 use crate::error::Result;
@@ -16,13 +16,16 @@ use crate::net::failure::{Failure, FailureKind};
 use crate::net::listener::Ticket;
 use crate::net::node::Shared;
 use crate::net::options::NodeOptions;
-use crate::net::protocol::{HEADER_LEN, MAX_OFFER_LEN, Protocol};
+use crate::net::protocol::{MAX_OFFER_LEN, Protocol};
+use crate::net::receives::Stake;
 use crate::pd::ProtectionDomain;
 
 /// A connection, as its handles and the driver share it.
 pub(in crate::net) struct Core {
     pub(in crate::net) key: u32,
     pub(in crate::net) id: IdKey,
+    /// The number of the queue pair, if it takes its receives from a pool.
+    pub(in crate::net) sharing_qpn: Option<u32>,
     pub(super) local_addr: Option<SocketAddr>,
     pub(super) peer_addr: Option<SocketAddr>,
     pub(super) max_payload: usize,
@@ -47,20 +50,25 @@ pub(in crate::net) struct Parts {
     pub(in crate::net) protocol: Protocol,
     pub(in crate::net) pool: Pool,
     pub(in crate::net) ticket: Option<Ticket>,
+    /// The part in a pool of shared receives, and the number of the queue pair.
+    pub(in crate::net) sharing: Option<(Stake, u32)>,
 }
 
 impl Core {
     pub(in crate::net) fn new(shared: &Arc<Shared>, parts: Parts) -> Arc<Self> {
-        let Parts { key, id, local_addr, peer_addr, protocol, pool, ticket } = parts;
+        let Parts { key, id, local_addr, peer_addr, protocol, pool, ticket, sharing } = parts;
+        let (stake, sharing_qpn) = sharing.unzip();
         let agreed = protocol.agreed();
         let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
         let (has_offers, eager_limit) = (agreed.offers, shared.options.longest_eager(agreed));
         let offers = Offers::new(&shared.pd, max_message.min(MAX_OFFER_LEN));
-        let flow = Mutex::new(Flow::new(key.into(), protocol, pool.buffers, offers, shared.options.linger));
+        let memory = Memory { buffers: pool.buffers, offers, stake };
+        let flow = Mutex::new(Flow::new(key.into(), protocol, memory, shared.options.linger));
         let (shared, senders) = (Arc::clone(shared), AtomicUsize::new(1));
         Arc::new(Self {
             key,
             id,
+            sharing_qpn,
             local_addr,
             peer_addr,
             max_payload,
@@ -143,11 +151,17 @@ impl Core {
         self.with(Flow::handle_timeout);
     }
 
-    /// Disconnects a connection that has ended.
-    pub(in crate::net) fn disconnect(&self) {
+    /// Takes a receive of the pool that was flushed.
+    pub(in crate::net) fn flushed(&self, buffer: Buffer) {
+        self.with(|flow, _| flow.flushed(buffer));
+    }
+
+    /// Disconnects a connection that has ended. Returns its queue pair if receives of a pool may
+    /// still complete on it.
+    pub(in crate::net) fn disconnect(&self) -> Option<Draining> {
         // Outside of the lock: a subscriber of the log may run.
-        let link = self.with(|flow, _| flow.take_link());
-        link.into_iter().for_each(Link::disconnect);
+        let (link, stake) = self.with(|flow, _| flow.take_link())?;
+        link.disconnect(self.key, stake)
     }
 
     /// Waits until the connection has closed; returns the peer's code.
@@ -187,11 +201,12 @@ pub(in crate::net) struct Pool {
 }
 
 impl Pool {
-    /// Allocates the first receives, as many spares as the window, the send buffers, and words for
-    /// atomic operations.
-    pub(in crate::net) fn new(pd: &ProtectionDomain, options: &NodeOptions) -> Result<Self> {
-        let size = (options.payload as usize + HEADER_LEN).next_multiple_of(64);
-        let counts = [options.receives(), u32::from(options.window), options.slots()].map(|count| count as usize);
+    /// Allocates the first receives and as many spares as the window, unless the connection shares
+    /// receives, the send buffers, and words for atomic operations.
+    pub(in crate::net) fn new(pd: &ProtectionDomain, options: &NodeOptions, shares: bool) -> Result<Self> {
+        let size = options.buffer_size();
+        let [receives, spares] = if shares { [0, 0] } else { [options.receives(), options.window.into()] };
+        let counts = [receives, spares, options.slots(shares)].map(|count| count as usize);
         let words = MAX_OPERATIONS as usize;
         let mut region = pd.allocate(size * counts.iter().sum::<usize>() + WORD * words)?;
         let mut cut = |size, count| (0..count).map(|_| region.split_to(size)).collect::<Vec<_>>();

@@ -6,6 +6,7 @@ mod staging;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use crate::cm::Id;
 use crate::mr::Buffer;
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::protocol::{HEADER_LEN, Protocol, Received};
+use crate::net::receives::{ReceivePool, Stake};
 use crate::net::waiters::Waiters;
 use crate::op::Send;
 use crate::qp::{QueuePair, Rc};
@@ -24,6 +26,9 @@ use crate::qp::{QueuePair, Rc};
 /// Bytes of reassembled messages that wait for the application before receives are no longer
 /// replaced.
 const INBOX_LIMIT: usize = 256 << 10;
+
+/// The operation number of the last send of a connection with shared receives.
+pub(in crate::net) const DRAINED: u32 = u32::MAX - 1;
 
 /// The state of a connection.
 pub(super) struct Flow {
@@ -39,6 +44,9 @@ pub(super) struct Flow {
     noted: Option<Instant>,
 
     buffers: Buffers,
+    /// The part in a pool of shared receives, and the pool.
+    stake: Option<Stake>,
+    pool: Option<Arc<ReceivePool>>,
     /// Data receives that were consumed and not replaced.
     owed: u32,
     inbox: VecDeque<Stored>,
@@ -77,12 +85,36 @@ pub(in crate::net) struct Link {
 }
 
 impl Link {
-    /// Ends the connection; requests in flight are flushed.
-    pub(super) fn disconnect(self) {
+    /// Ends the connection; requests in flight are flushed. With a stake, a last send tells when
+    /// all messages that took shared receives have completed.
+    pub(super) fn disconnect(mut self, key: u32, stake: Option<Stake>) -> Option<Draining> {
         if let Err(error) = self.id.disconnect(&self.qp) {
             tracing::debug!(%error, "a connection that has ended could not be disconnected");
         }
+        let stake = stake?;
+        let token = u64::from(DRAINED) << 32 | u64::from(key);
+        match self.qp.post_send(Send::new(()).token(token)) {
+            Ok(()) => Some(Draining { _link: self, stake }),
+            Err(_) => None,
+        }
     }
+}
+
+/// A queue pair in the error state whose shared receives may still complete.
+#[derive(Debug)]
+pub(in crate::net) struct Draining {
+    /// Dropped first: the peer may use the stake's receives until the queue pair is destroyed.
+    _link: Link,
+    pub(in crate::net) stake: Stake,
+}
+
+/// The memory of a new connection.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) buffers: Buffers,
+    pub(super) offers: Offers,
+    /// The part in a pool of shared receives, if the connection takes its receives from one.
+    pub(super) stake: Option<Stake>,
 }
 
 /// The buffers of a connection that are not posted.
@@ -144,7 +176,9 @@ impl Wakeups {
 }
 
 impl Flow {
-    pub(super) fn new(token: u64, protocol: Protocol, mut buffers: Buffers, offers: Offers, linger: Duration) -> Self {
+    pub(super) fn new(token: u64, protocol: Protocol, memory: Memory, linger: Duration) -> Self {
+        let Memory { mut buffers, offers, stake } = memory;
+        let pool = stake.as_ref().map(|stake| Arc::clone(stake.pool()));
         let operations = Operations::new(std::mem::take(&mut buffers.words));
         Self {
             protocol,
@@ -154,6 +188,8 @@ impl Flow {
             outcome: None,
             noted: None,
             buffers,
+            stake,
+            pool,
             owed: 0,
             inbox: VecDeque::new(),
             inbox_bytes: 0,
@@ -175,6 +211,21 @@ impl Flow {
         }
     }
 
+    /// Takes a receive of the pool that was flushed.
+    pub(super) fn flushed(&mut self, buffer: Buffer) {
+        if let Some(stake) = &mut self.stake {
+            stake.taken();
+        }
+        self.give_back(buffer);
+    }
+
+    /// Gives up a receive buffer of a connection that has ended.
+    fn give_back(&mut self, buffer: Buffer) {
+        if let Some(pool) = &self.pool {
+            pool.give(buffer);
+        }
+    }
+
     /// Makes the connection able to send.
     pub(super) fn set_link(&mut self, link: Link, now: Instant) {
         self.link = Some(link);
@@ -192,8 +243,10 @@ impl Flow {
     }
 
     /// The link of a connection that has ended, to be disconnected.
-    pub(super) fn take_link(&mut self) -> Option<Link> {
-        if self.outcome.is_some() { self.link.take() } else { None }
+    pub(super) fn take_link(&mut self) -> Option<(Link, Option<Stake>)> {
+        self.outcome.as_ref()?;
+        let stake = self.stake.take();
+        self.link.take().map(|link| (link, stake))
     }
 
     /// Ends the connection, and wakes all tasks that wait for it. Only the first reason counts.
@@ -205,6 +258,7 @@ impl Flow {
         self.outgoing = None;
         self.assembly = Vec::new();
         self.end_offers();
+        self.replace_receives();
         self.wake_all();
     }
 
@@ -227,13 +281,19 @@ impl Flow {
 
     /// Takes a received message of `len` bytes.
     pub(super) fn received(&mut self, buffer: Buffer, len: usize, now: Instant) {
+        if let Some(stake) = &mut self.stake {
+            stake.taken();
+        }
         if self.outcome.is_some() {
-            return;
+            return self.give_back(buffer);
         }
         let len = len.min(buffer.len());
         match self.protocol.handle_message(&buffer[..len], now) {
             Ok(received) => self.deliver(received, buffer),
-            Err(violation) => self.fail(Failure::violation(violation)),
+            Err(violation) => {
+                self.fail(Failure::violation(violation));
+                self.give_back(buffer);
+            }
         }
         self.pump(now);
     }
@@ -288,18 +348,42 @@ impl Flow {
     /// Posts spare buffers in place of consumed receives, unless too much waits for the
     /// application.
     fn replace_receives(&mut self) {
+        if self.outcome.is_some() {
+            for buffer in std::mem::take(&mut self.buffers.spares) {
+                self.give_back(buffer);
+            }
+            return;
+        }
         while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && self.link.is_some() {
-            let Some(buffer) = self.buffers.spares.pop() else { return };
+            let Some(buffer) = self.buffers.spares.pop() else { break };
             self.owed -= 1;
-            self.post_receive(buffer);
-            self.protocol.receive_posted();
+            let kept = if let Some(stake) = &mut self.stake { stake.shrink(buffer) } else { Some(buffer) };
+            if let Some(buffer) = kept {
+                self.post_receive(buffer);
+                self.protocol.receive_posted();
+            }
+        }
+        self.grow();
+    }
+
+    /// Takes further receives of the pool, if the peer has used all that it knows of.
+    fn grow(&mut self) {
+        let window = self.protocol.agreed().window;
+        if let Some(stake) = self.stake.as_mut().filter(|_| self.protocol.is_used_up()) {
+            for _ in 0..stake.grow(window) {
+                self.protocol.receive_posted();
+            }
         }
     }
 
     fn post_receive(&mut self, buffer: Buffer) {
-        let Some(link) = &mut self.link else { return };
-        if let Err(refused) = link.qp.post_recv(buffer, self.token) {
-            self.fail(refused.error().into());
+        let Some(link) = &mut self.link else { return self.give_back(buffer) };
+        let posted = match &mut self.stake {
+            Some(stake) => stake.post(buffer),
+            None => link.qp.post_recv(buffer, self.token).map_err(|refused| refused.error()),
+        };
+        if let Err(error) = posted {
+            self.fail(error.into());
         }
     }
 
@@ -646,12 +730,21 @@ mod tests {
 
     #[test]
     fn a_close_that_ends_the_connection_at_once_wakes_its_task() {
-        let agreed = Agreed { window: 4, receive_size: 256, max_message: 1 << 20, keep_alive: None, offers: false };
+        let agreed = Agreed {
+            window: 4,
+            initial: 4,
+            peer_initial: 4,
+            receive_size: 256,
+            max_message: 1 << 20,
+            keep_alive: None,
+            offers: false,
+        };
         let now = Instant::now();
         let protocol = Protocol::new(agreed, 16, now);
         let buffers = Buffers { spares: Vec::new(), sends: Vec::new(), words: Vec::new() };
         let pd = crate::open(&"soft0".parse().unwrap()).unwrap().context.alloc_pd().unwrap();
-        let mut flow = Flow::new(1, protocol, buffers, Offers::new(&pd, 0), Duration::from_secs(1));
+        let memory = Memory { buffers, offers: Offers::new(&pd, 0), stake: None };
+        let mut flow = Flow::new(1, protocol, memory, Duration::from_secs(1));
         let count = Arc::new(Count(AtomicU32::new(0)));
         flow.closer = Some(Arc::clone(&count).into());
         // CLOSE wakes all tasks, and then the end of the connection does.

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub(super) use self::core::{Core, Parts, Pool};
-pub(super) use self::flow::{Link, MAX_READS, READ_BIT};
+pub(super) use self::flow::{DRAINED, Draining, Link, MAX_READS, READ_BIT};
 pub(super) use self::operations::MAX_OPERATIONS;
 pub use self::receiver::{Message, Receiver};
 pub use self::remote::Remote;

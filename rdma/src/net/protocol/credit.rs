@@ -17,7 +17,7 @@ pub(super) struct Credit {
     limit: u32,
     /// Data messages received.
     received: u32,
-    /// Data receives posted, `window` of them at the start.
+    /// Data receives posted.
     posted: u32,
     /// The value of `posted` that the peer was told last.
     advertised: u32,
@@ -28,14 +28,15 @@ pub(super) struct Credit {
 }
 
 impl Credit {
-    pub(super) fn new(window: u32) -> Self {
+    /// Begins with `initial` posted receives of this end, and `limit` of the peer.
+    pub(super) fn new(window: u32, initial: u32, limit: u32) -> Self {
         Self {
             window,
             sent: 0,
-            limit: window,
+            limit,
             received: 0,
-            posted: window,
-            advertised: window,
+            posted: initial,
+            advertised: initial,
             update_unanswered: false,
             owes_echo: false,
         }
@@ -46,7 +47,12 @@ impl Credit {
         self.limit.wrapping_sub(self.sent)
     }
 
-    /// Counts a data receive that was posted in place of a consumed one.
+    /// Whether the peer has used all credits that it was told of.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.advertised == self.received && self.posted == self.advertised
+    }
+
+    /// Counts a data receive that was posted in place of a consumed one, or beyond the first ones.
     pub(super) fn add_posted(&mut self) {
         let next = self.posted.wrapping_add(1);
         debug_assert!(next.wrapping_sub(self.received) <= self.window, "more receives than were consumed");

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! HELLO   0 magic u32 | 4 version_min u8 | 5 version_max u8 | 6 length u8 (32) | 7 reserved u8
-//!         8 features u32 (1: reads offers) | 12 window u16 | 14 reserve u8 | 15 reserved u8 | 16 receive_size u32
+//!         8 features u32 (1: reads offers) | 12 window u16 | 14 reserve u8 | 15 initial u8 | 16 receive_size u32
 //!        20 max_message u64 | 28 keep_alive u32 (ms, 0 for none)
 //! REFUSE  0 magic u32 | 4 version_min u8 | 5 version_max u8 | 6 code u16 | 8 text
 //! ```
@@ -34,6 +34,9 @@ const RECEIVE_SIZES: std::ops::RangeInclusive<u32> = 256..=1 << 20;
 pub(crate) struct Hello {
     /// Data receives.
     pub(crate) window: u16,
+    /// Data receives that the peer may use at the start, before it is told of more; 0 for the whole
+    /// window.
+    pub(crate) initial: u8,
     /// Size of each receive in bytes, with the header.
     pub(crate) receive_size: u32,
     /// Longest message that this end accepts, in bytes.
@@ -49,6 +52,10 @@ pub(crate) struct Hello {
 pub(crate) struct Agreed {
     /// Data receives of each end.
     pub(crate) window: u32,
+    /// Data receives of this end that the peer may use at the start.
+    pub(crate) initial: u32,
+    /// Data receives of the peer that this end may use at the start.
+    pub(crate) peer_initial: u32,
     /// Size of a receive in bytes, with the header.
     pub(crate) receive_size: usize,
     /// Longest message in bytes.
@@ -150,6 +157,7 @@ impl Hello {
         bytes[8..12].copy_from_slice(&features.to_be_bytes());
         bytes[12..14].copy_from_slice(&self.window.to_be_bytes());
         bytes[14] = CONTROL_RECEIVES;
+        bytes[15] = self.initial;
         bytes[16..20].copy_from_slice(&self.receive_size.to_be_bytes());
         bytes[20..28].copy_from_slice(&self.max_message.to_be_bytes());
         let milliseconds = u32::try_from(self.keep_alive.as_millis()).unwrap_or(u32::MAX);
@@ -172,6 +180,7 @@ impl Hello {
         let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let hello = Self {
             window: u16::from_be_bytes([bytes[12], bytes[13]]),
+            initial: bytes[15],
             receive_size: word(16),
             max_message: u64::from(word(20)) << 32 | u64::from(word(24)),
             keep_alive: Duration::from_millis(word(28).into()),
@@ -198,8 +207,12 @@ impl Hello {
     /// The smaller value of each limit.
     pub(crate) fn agree(&self, peer: &Self) -> Agreed {
         let alive = [self.keep_alive, peer.keep_alive].into_iter().filter(|time| !time.is_zero()).min();
+        let window = u32::from(self.window.min(peer.window));
+        let initial = |count: u8| if count == 0 { window } else { window.min(count.into()) };
         Agreed {
-            window: self.window.min(peer.window).into(),
+            window,
+            initial: initial(self.initial),
+            peer_initial: initial(peer.initial),
             receive_size: self.receive_size.min(peer.receive_size) as usize,
             max_message: self.max_message.min(peer.max_message),
             keep_alive: alive,
@@ -219,6 +232,7 @@ mod tests {
     fn hello() -> Hello {
         Hello {
             window: 64,
+            initial: 0,
             receive_size: 4112,
             max_message: 1 << 20,
             keep_alive: Duration::from_secs(15),
@@ -235,10 +249,19 @@ mod tests {
 
     #[test]
     fn both_ends_take_the_smaller_values() {
-        let peer =
-            Hello { window: 8, receive_size: 8192, max_message: 5, keep_alive: Duration::ZERO, reads_offers: false };
+        let peer = Hello {
+            window: 8,
+            initial: 2,
+            receive_size: 8192,
+            max_message: 5,
+            keep_alive: Duration::ZERO,
+            reads_offers: false,
+        };
         let agreed = hello().agree(&peer);
-        assert_eq!(agreed, peer.agree(&hello()));
+        let of_peer = peer.agree(&hello());
+        assert_eq!((agreed.initial, agreed.peer_initial), (8, 2));
+        assert_eq!((of_peer.initial, of_peer.peer_initial), (2, 8));
+        assert_eq!(agreed.max_payload(), of_peer.max_payload());
         assert_eq!((agreed.window, agreed.receive_size, agreed.max_message), (8, 4112, 5));
         assert_eq!(agreed.keep_alive, Some(Duration::from_secs(15)));
         assert!(!agreed.offers && hello().agree(&hello()).offers);

@@ -5,7 +5,8 @@
 //!
 //! # Rules
 //!
-//! Each end posts W data receives and [`RESERVE`] control receives before the connection exists.
+//! Each end posts W data receives, or fewer at the start, and [`RESERVE`] control receives before
+//! the connection exists.
 //!
 //! * **N1.** DATA, OFFER and DONE need a credit. Control messages (UPDATE, PING, PONG, CLOSE) need
 //!   none.
@@ -144,7 +145,7 @@ impl Protocol {
     pub(crate) fn new(agreed: Agreed, slots: u32, now: Instant) -> Self {
         Self {
             agreed,
-            credit: Credit::new(agreed.window),
+            credit: Credit::new(agreed.window, agreed.initial, agreed.peer_initial),
             alive: KeepAlive::new(agreed.keep_alive, now),
             slots,
             all_slots: slots,
@@ -250,7 +251,13 @@ impl Protocol {
         Ok(Received::Done { id, status })
     }
 
-    /// Notes that a spare buffer was posted in place of a data receive.
+    /// Whether the peer has used all data receives that it knows of.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.credit.is_used_up()
+    }
+
+    /// Notes that a spare buffer was posted in place of a data receive, or a further one, so that
+    /// at most the window is posted.
     pub(crate) fn receive_posted(&mut self) {
         self.credit.add_posted();
     }

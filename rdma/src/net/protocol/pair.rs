@@ -26,6 +26,8 @@ pub(super) struct Side {
     pub(super) inbox: VecDeque<Vec<u8>>,
     /// Data messages that the application holds while no spare buffer is left.
     pub(super) held: u32,
+    /// Data receives of the window that the peer does not know of.
+    pub(super) ungranted: u32,
     /// Offers of the peer that the application has not read.
     pub(super) offers: VecDeque<u32>,
     /// Offers of the peer that were read, and wait for their DONE.
@@ -44,7 +46,15 @@ pub(super) enum Broken {
 }
 
 pub(super) fn agreed(window: u32) -> Agreed {
-    Agreed { window, receive_size: 256, max_message: 1 << 20, keep_alive: Some(Duration::from_secs(1)), offers: true }
+    Agreed {
+        window,
+        initial: window,
+        peer_initial: window,
+        receive_size: 256,
+        max_message: 1 << 20,
+        keep_alive: Some(Duration::from_secs(1)),
+        offers: true,
+    }
 }
 
 impl Pair {
@@ -56,6 +66,7 @@ impl Pair {
             wire: VecDeque::new(),
             inbox: VecDeque::new(),
             held: 0,
+            ungranted: 0,
             offers: VecDeque::new(),
             read: VecDeque::new(),
             payload: Vec::new(),
@@ -66,6 +77,31 @@ impl Pair {
     /// Two ends with all receives that the rules ask for.
     pub(super) fn honest(window: u32) -> Self {
         Self::new(window, 16, RESERVE)
+    }
+
+    /// Two ends of which the first has one data receive at the start, and more as it likes.
+    pub(super) fn growing(window: u32) -> Self {
+        let mut pair = Self::honest(window);
+        let ends = [(1, window), (window, 1)];
+        for (side, (initial, peer_initial)) in pair.sides.iter_mut().zip(ends) {
+            let agreed = Agreed { initial, peer_initial, ..agreed(window) };
+            side.protocol = Protocol::new(agreed, 16, pair.now);
+            side.posted = initial + RESERVE;
+            side.ungranted = window - initial;
+        }
+        pair
+    }
+
+    /// Posts a receive that the peer does not know of, if the window has more.
+    pub(super) fn grow(&mut self, side: usize) -> bool {
+        let side = &mut self.sides[side];
+        if side.ungranted == 0 {
+            return false;
+        }
+        side.ungranted -= 1;
+        side.posted += 1;
+        side.protocol.receive_posted();
+        true
     }
 
     /// Sends a fragment with `payload`, if it may go.
@@ -176,9 +212,9 @@ impl Pair {
     pub(super) fn key(&self) -> Vec<u32> {
         let mut key = Vec::with_capacity(64);
         for (side, peer) in [(0, 1), (1, 0)] {
-            let Side { protocol, posted, wire, inbox, held, offers, read, .. } = &self.sides[side];
+            let Side { protocol, posted, wire, inbox, held, ungranted, offers, read, .. } = &self.sides[side];
             key.extend(protocol.key());
-            key.extend([*posted, *held]);
+            key.extend([*posted, *held, *ungranted]);
             key.extend([offers, read].map(|ids| u32::try_from(ids.len()).unwrap()));
             let limit_at = |message: &[u8]| u32::from_be_bytes([message[4], message[5], message[6], message[7]]);
             let mut list = |messages: &VecDeque<Vec<u8>>, receiver: usize| {

@@ -7,11 +7,12 @@ use proptest::prelude::*;
 use super::pair::{Broken, Pair};
 
 /// The steps of an application, which may happen or not.
-const CHOICES: [fn(&mut Pair, usize) -> bool; 6] = [
+const CHOICES: [fn(&mut Pair, usize) -> bool; 7] = [
     |pair, side| pair.send(side, b"x", 0),
     Pair::release,
     |pair, side| pair.offer(side, 2),
     Pair::read,
+    Pair::grow,
     |pair, side| {
         let keys = |pair: &Pair| pair.sides[side].protocol.alive.key();
         let before = keys(pair);
@@ -117,6 +118,12 @@ fn no_state_of_all_lacks_a_receive_or_starves() {
 }
 
 #[test]
+fn a_window_that_grows_keeps_the_promises() {
+    let found = search(Pair::growing(2), STATES);
+    assert_eq!(found, Found::Nothing { states: STATES });
+}
+
+#[test]
 fn three_control_receives_do_not_suffice() {
     assert_eq!(search(Pair::new(1, 16, 3), STATES), Found::Broken(Broken::NoReceive));
 }
@@ -134,7 +141,7 @@ fn step() -> impl Strategy<Value = Action> {
     let side = || 0..2_usize;
     prop_oneof![
         2 => (side(), 0..2000_usize).prop_map(|(side, len)| Action::Message { side, len }),
-        2 => (side(), 1..5_usize).prop_map(|(side, choice)| Action::Choice { side, choice }),
+        2 => (side(), 1..6_usize).prop_map(|(side, choice)| Action::Choice { side, choice }),
         2 => side().prop_map(Action::Transmit),
         4 => side().prop_map(Action::Accept),
         4 => side().prop_map(Action::Process),
@@ -176,7 +183,7 @@ impl Sender {
 
 /// Runs the steps, then lets both applications take everything, and compares what arrived.
 fn run(window: u32, start: u32, steps: &[Action]) -> Result<(), Broken> {
-    let mut pair = Pair::honest(window);
+    let mut pair = if start == 0 { Pair::growing(window) } else { Pair::honest(window) };
     for side in &mut pair.sides {
         side.protocol.credit.start_at(start);
     }

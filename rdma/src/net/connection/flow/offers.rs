@@ -22,6 +22,9 @@ pub(in crate::net) const MAX_READS: u32 = 4;
 /// The operation number of a read of an offer has this bit; others have not.
 pub(in crate::net) const READ_BIT: u32 = 1 << 31;
 
+/// Reads have numbers below this one; those above have other meanings.
+const READS_IN_NUMBERS: u32 = 1 << 16;
+
 /// Status of a DONE: the receiver has the message.
 const RECEIVED: u32 = 0;
 /// Status of a DONE: the receiver is gone.
@@ -267,8 +270,8 @@ impl Flow {
     fn start_read(&mut self, offer: u32, slice: RemoteSlice, len: usize) -> Result<(), Error> {
         let Some(link) = &mut self.link else { return Ok(()) };
         let (buffer, rest) = self.offers.buffer(len)?;
-        self.offers.last_read = self.offers.last_read.wrapping_add(1) | READ_BIT;
-        let operation = self.offers.last_read;
+        self.offers.last_read = (self.offers.last_read + 1) % READS_IN_NUMBERS;
+        let operation = READ_BIT | self.offers.last_read;
         let read = Read::new(buffer, slice).token(u64::from(operation) << 32 | self.token);
         link.qp.post_send(read).map_err(|refused| refused.error())?;
         self.offers.waiting += len;
