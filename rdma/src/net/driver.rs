@@ -40,11 +40,13 @@ pub struct Driver {
     /// Whether events of the connection manager may be pending.
     has_events: bool,
     turns: u32,
+    /// Whether the events of a sleep are still to be taken.
+    has_slept: bool,
 }
 
 impl Driver {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), poller: shared.cq.poller(), has_events: true, turns: 0 }
+        Self { shared: Arc::clone(shared), poller: shared.cq.poller(), has_events: true, turns: 0, has_slept: false }
     }
 
     /// Delivers up to `budget` completions, and all that is due; never sleeps. Returns the number
@@ -184,13 +186,21 @@ impl Driver {
                 return Poll::Ready(Ok(()));
             }
             *idle_turns = if count > 0 { 0 } else { idle_turns.saturating_add(1) };
-            if count > 0 || !self.may_sleep(*idle_turns) || self.prepare_to_sleep()? > 0 {
+            if count > 0 || !self.may_sleep(*idle_turns) {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
+            if self.has_slept {
+                // Takes the events that ended the sleep; the next turn handles those of connections.
+                self.wake_up()?;
+                continue;
+            }
+            if self.prepare_to_sleep()? > 0 {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            self.has_slept = true;
             ready!(readiness.poll_readable(cx)).map_err(|error| wait_failed(&error))?;
-            *idle_turns = 0;
-            self.wake_up()?;
         }
     }
 
@@ -215,6 +225,7 @@ impl Driver {
 
     /// Takes the events that ended a sleep.
     fn wake_up(&mut self) -> Result<()> {
+        self.has_slept = false;
         self.shared.watch.clear();
         while self.shared.channel.try_next_event()?.is_some() {}
         self.has_events = true;
