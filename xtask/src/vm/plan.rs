@@ -55,6 +55,10 @@ impl Built {
             let built = build_binaries(root, with_programs)?;
             system::write(binaries.clone(), &strip(&built, "test", &all.join("tests"))?)?;
             strip(&built, "bin", &programs(root))?;
+            // Tests and programs look for it in their own folder.
+            for folder in [all.join("tests"), programs(root)] {
+                strip(&built, "cdylib", &folder)?;
+            }
         }
         let mut tests = Vec::new();
         for (binary, path) in entries(&read(&binaries)?) {
@@ -84,7 +88,7 @@ impl Built {
 
 /// A binary that cargo has built.
 struct Binary {
-    /// `test` or `bin`.
+    /// `test`, `bin` or `cdylib`.
     kind: String,
     name: String,
     path: String,
@@ -109,17 +113,30 @@ fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, Strin
         return Err("the device tests and the programs do not build".into());
     }
     // Other packages have tests with the same names.
-    let ours =
-        [("test", "tests"), ("bin", "examples")].map(|(kind, folder)| (kind, root.join(folder).join("Cargo.toml")));
+    let ours = [("test", "tests"), ("bin", "examples"), ("cdylib", "rdma-cuda/stand-in")]
+        .map(|(kind, folder)| (kind, root.join(folder).join("Cargo.toml")));
     let binary = |line: &str| {
         let message: Value = serde_json::from_str(line).ok()?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let (target, manifest) = (&message["target"], Path::new(message["manifest_path"].as_str()?));
         let kind = text(&target["kind"][0])?;
         let is_ours = ours.iter().any(|ours| *ours == (&*kind, manifest.to_owned()));
-        is_ours.then_some(Binary { kind, name: text(&target["name"])?, path: text(&message["executable"])? })
+        if !is_ours {
+            return None;
+        }
+        let (name, path) = match &*kind {
+            "cdylib" => library(message["filenames"].as_array()?)?,
+            _ => (text(&target["name"])?, text(&message["executable"])?),
+        };
+        Some(Binary { kind, name, path })
     };
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(binary).collect())
+}
+
+/// The file name and the path of the shared library among files.
+fn library(files: &[Value]) -> Option<(String, String)> {
+    let path = files.iter().filter_map(Value::as_str).find(|path| path.ends_with(".so"))?;
+    Some((Path::new(path).file_name()?.to_str()?.to_owned(), path.to_owned()))
 }
 
 /// Copies the binaries of a kind into a folder without their debug information, which an emulated
