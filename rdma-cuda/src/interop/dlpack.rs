@@ -12,7 +12,7 @@
 //!
 //! 1. A tensor's pointer, its shape and its strides stay valid until its deleter is called, which
 //!    happens once, by the owner's `Drop`: the condition of [`ManagedTensor::from_raw`], and met by
-//!    [`Exported`].
+//!    `Exported`.
 //! 2. Any thread may do so: the same condition.
 
 use std::ffi::c_void;
