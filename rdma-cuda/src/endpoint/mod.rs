@@ -32,7 +32,7 @@ mod sources;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma::{
     ConnectOptions, Endpoint, ExposedSlice, InitOptions, InitializedQueuePair, ProtectionDomain, QueuePair, Rc,
@@ -90,8 +90,9 @@ impl GpuEndpointOptions {
         self
     }
 
-    /// The longest time to wait for the peer's next message or acknowledgement; without it, a call
-    /// waits for ever for a peer that sends nothing.
+    /// The longest time to wait for the peer's next message or acknowledgement, and for the end of
+    /// a message that is too long; without it, a call waits for ever for a peer that sends nothing,
+    /// or a message without end.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -313,7 +314,7 @@ impl GpuEndpoint {
 
     fn recv_chunks(&mut self, slice: &GpuSlice<u8>) -> Result<usize> {
         let mut copies = VecDeque::<Pending<Slot>>::new();
-        let mut len = 0_usize;
+        let (mut len, mut too_long) = (0_usize, None);
         loop {
             let Some(Chunk { slot, len: received, is_last }) = self.ring.take_arrived(&mut self.queue_pair)? else {
                 // A peer without credits sends nothing until a slot is empty.
@@ -325,8 +326,13 @@ impl GpuEndpoint {
             };
             match slice.range(len..len.saturating_add(received)) {
                 Ok(part) => copies.push_back(self.unload(slot, &part)?),
-                // The message is too long, and the rest of it is dropped.
-                Err(_) => self.ring.recycle(&mut self.queue_pair, slot)?,
+                // The message is too long, and the rest of it is dropped as long as the timeout
+                // allows.
+                Err(_) => {
+                    let since = too_long.get_or_insert_with(Instant::now);
+                    self.ring.check_time(*since)?;
+                    self.ring.recycle(&mut self.queue_pair, slot)?;
+                }
             }
             len = len.saturating_add(received);
             if is_last {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma::op::{Opcode, SendImm};
 use rdma::{Buffer, ErrorKind, ExposedSlice, InitializedQueuePair, Poller, ProtectionDomain, QueuePair, Rc};
@@ -255,6 +255,12 @@ impl Ring {
                 queue_pair.post_gpu(segment, token)
             }
         }
+    }
+
+    /// Whether less than the timeout has passed since an instant.
+    pub(super) fn check_time(&self, since: Instant) -> Result<()> {
+        let is_late = self.timeout.is_some_and(|timeout| since.elapsed() > timeout);
+        if is_late { Err(Error::Timeout) } else { Ok(()) }
     }
 
     /// Waits for a completion.

@@ -159,18 +159,38 @@ fn the_memories_that_were_sent_from_last_stay_registered() {
     assert_eq!([&memories[..4], &memories[4..]].map(kept), [0, 16]);
 }
 
+/// Sends a chunk that is not the last of its message.
+fn send_chunk(end: &mut GpuEndpoint, len: usize) -> Result<()> {
+    end.ring.add_slots(end.outgoing.gpu(), &end.pd)?;
+    loop {
+        if end.ring.has_credit() {
+            if let Some(slot) = end.ring.take_free() {
+                return end.ring.send(&mut end.queue_pair, slot, len, false);
+            }
+        }
+        end.ring.progress(&mut end.queue_pair)?;
+    }
+}
+
 #[test]
 fn chunks_that_bring_a_message_no_further_are_refused() {
     for len in [0, 10] {
         let [mut a, mut b] = pair([small(Staged); 2]);
-        while a.ring.peer_chunk().is_none() {
-            a.ring.progress(&mut a.queue_pair).unwrap();
-        }
-        a.ring.add_slots(a.outgoing.gpu(), &a.pd).unwrap();
-        let slot = a.ring.take_free().unwrap();
-        a.ring.send(&mut a.queue_pair, slot, len, false).unwrap();
+        send_chunk(&mut a, len).unwrap();
         assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage));
     }
+}
+
+#[test]
+fn a_message_without_end_is_received_until_the_timeout() {
+    let limit = Duration::from_millis(300);
+    let [mut a, mut b] = pair([small(Staged).timeout(limit); 2]);
+    std::thread::scope(|scope| {
+        // Ends when the receiver hands back no more slots.
+        let sender = scope.spawn(|| while send_chunk(&mut a, 4096).is_ok() {});
+        assert_eq!(receive(&mut b, 100), Err(Error::Timeout));
+        sender.join().unwrap();
+    });
 }
 
 /// A queue pair that refuses receives into a GPU's memory after the first ones.
