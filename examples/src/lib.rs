@@ -17,6 +17,7 @@ pub mod device;
 pub mod devinfo;
 mod environment;
 pub mod failure;
+pub mod file_copy;
 #[cfg(feature = "cuda")]
 pub mod gpu_bw;
 #[cfg(feature = "cuda")]

@@ -38,3 +38,28 @@ impl Drop for Progress {
         self.0.finish_and_clear();
     }
 }
+
+/// The progress of a run that handles bytes, with its speed and the time left. Shows nothing if
+/// standard error is not a terminal, and disappears when dropped.
+#[derive(Debug)]
+pub struct Bytes(ProgressBar);
+
+impl Bytes {
+    /// Begins a run of `total` bytes.
+    #[must_use]
+    pub fn new(total: u64) -> Self {
+        let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+        Self(ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+    }
+
+    /// Counts `count` further bytes.
+    pub fn add(&self, count: u64) {
+        self.0.inc(count);
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

@@ -29,6 +29,7 @@ pub fn program(name: &str) -> Command {
         "rping" => env!("CARGO_BIN_EXE_rping"),
         "cm_time" => env!("CARGO_BIN_EXE_cm_time"),
         "training_step" => env!("CARGO_BIN_EXE_training_step"),
+        "file_copy" => env!("CARGO_BIN_EXE_file_copy"),
         "kv" => env!("CARGO_BIN_EXE_kv"),
         "tune" => env!("CARGO_BIN_EXE_tune"),
         "plan" => env!("CARGO_BIN_EXE_plan"),

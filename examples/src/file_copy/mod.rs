@@ -1,0 +1,65 @@
+//! Copies files and directories to another process over `rdma::net`.
+//!
+//! The sender reads a file directly into the registered send buffers of its connection, and the
+//! receiver writes it directly from the receive buffers: no process copies a byte of a file
+//! ([`rdma::net::Permit::payload_mut`], [`rdma::net::Message`]).
+//!
+//! A file is written under another name, and gets its own once all of it has come and its checksum
+//! is right. What an interrupted copy leaves is used by the next one: the receiver says how much it
+//! has and the checksum of that, and the sender goes on from there if its file begins with the same
+//! bytes. A file that is there already is not sent again.
+//!
+//! The sender names the next files ([`IN_FLIGHT`]) while it sends one, so that small files do not
+//! wait for answers.
+
+mod receiver;
+mod sender;
+mod tree;
+mod walk;
+mod wire;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use rdma::net::NodeOptions;
+
+use crate::checksum::xxh64;
+pub use receiver::serve;
+pub use sender::{Summary, send};
+
+/// The port of a receiver.
+pub const PORT: u16 = 7176;
+/// Bytes of a file in one message.
+const CHUNK: usize = 256 << 10;
+/// Messages on their way.
+const WINDOW: u16 = 8;
+/// Files that are named before the first of them is finished. The receiver answers each twice, and
+/// the sender reads the answers between two files: all of them fit the window, so that neither
+/// waits for the other to read.
+pub const IN_FLIGHT: usize = 3;
+
+/// Options of a sender's node, and of a receiver's for up to `connections` senders.
+pub fn node_options(connections: u32) -> NodeOptions {
+    let payload = u32::try_from(CHUNK + wire::DATA_HEADER).unwrap_or(u32::MAX);
+    NodeOptions::new().window(WINDOW).payload(payload).max_message(payload).max_connections(connections)
+}
+
+/// The checksum of a file's first `len` bytes, in chunks: the checksum of each is the seed of the
+/// next.
+fn checksum_of(file: &File, len: u64) -> io::Result<u64> {
+    let mut chunk = vec![0; CHUNK];
+    let (mut sum, mut offset) = (0, 0);
+    while offset < len {
+        let chunk = &mut chunk[..chunk_len(len - offset)];
+        file.read_exact_at(chunk, offset)?;
+        sum = xxh64(chunk, sum);
+        offset += chunk.len() as u64;
+    }
+    Ok(sum)
+}
+
+/// Bytes of the next chunk, if so many are left.
+fn chunk_len(left: u64) -> usize {
+    usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK)
+}

@@ -1,0 +1,195 @@
+//! The receiver.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use nix::fcntl::Flock;
+use rdma::aio::block_on;
+use rdma::net::{Connection, FailureKind, Incoming, Listener};
+
+use super::tree::{Target, Tree};
+use super::wire::{Answer, Order};
+use super::{CHUNK, IN_FLIGHT, checksum_of};
+use crate::Failure;
+use crate::checksum::xxh64;
+use crate::failure::say;
+
+/// Receives files from all senders into a directory, each sender on a thread of its own.
+///
+/// # Errors
+/// If there is no such directory, or if the listener fails. A sender's failure ends that sender
+/// only, and is reported on standard error.
+pub fn serve(mut listener: Listener, directory: &Path) -> Result<(), Failure> {
+    let cannot_open = |error| Failure::new(format!("cannot open the directory {}: {error}", directory.display()));
+    let tree = Arc::new(Tree::open(directory).map_err(cannot_open)?);
+    loop {
+        let incoming = block_on(listener.accept())?;
+        let (tree, peer) = (Arc::clone(&tree), incoming.peer_addr());
+        thread::Builder::new().spawn(move || {
+            if let Err(failure) = block_on(receive(incoming, &tree)) {
+                let peer = peer.map_or_else(|| "a sender".to_owned(), |peer| peer.to_string());
+                say(&format!("file_copy: {peer}: {failure}"));
+            }
+        })?;
+    }
+}
+
+/// Receives from one sender, and tells it the reason of a failure.
+async fn receive(incoming: Incoming, tree: &Tree) -> Result<(), Failure> {
+    let mut connection = incoming.accept().await?;
+    let mut intake = Intake { tree, files: VecDeque::new() };
+    let failure = loop {
+        let message = match connection.next().await {
+            Ok(Some(message)) => message,
+            Ok(None) => return Ok(()),
+            Err(failure) if failure.kind() == FailureKind::Closed => return Ok(()),
+            Err(failure) => return Err(failure.into()),
+        };
+        match intake.take(&message) {
+            Ok(None) => {}
+            Ok(Some(answer)) => connection.send(answer.to_bytes()).await?,
+            Err(failure) => break failure,
+        }
+    };
+    refuse(connection, &failure).await?;
+    Err(failure)
+}
+
+async fn refuse(connection: Connection, failure: &Failure) -> Result<(), Failure> {
+    connection.send(Answer::Failed(failure.to_string()).to_bytes()).await?;
+    connection.close(1).await?;
+    Ok(())
+}
+
+/// The files of a sender that are not complete.
+struct Intake<'a> {
+    tree: &'a Tree,
+    /// The file that is being received, and those that were offered after it.
+    files: VecDeque<Arrival>,
+}
+
+/// A file that was offered.
+struct Arrival {
+    path: String,
+    target: Target,
+    mode: u32,
+    /// Length of the file when it is complete.
+    len: u64,
+    /// Bytes that are there, and their checksum.
+    had: u64,
+    sum: u64,
+    /// The file to write to, once the sender has said where it starts; `None` for a file that was
+    /// complete before.
+    partial: Option<Flock<File>>,
+    is_started: bool,
+}
+
+impl Intake<'_> {
+    /// Does what an order asks for.
+    fn take(&mut self, message: &[u8]) -> Result<Option<Answer>, Failure> {
+        match Order::from_bytes(message).ok_or_else(malformed)? {
+            Order::Directory(path) => {
+                self.tree.create_directory(path).map_err(|error| cannot_write(&printable(path), &error))?;
+                Ok(None)
+            }
+            Order::File(mode, len, path) => self.offer(mode, len, path).map(Some),
+            Order::Start(offset) => self.current()?.start(offset).map(|()| None),
+            Order::Data(bytes) => self.current()?.write(bytes).map(|()| None),
+            Order::End(sum) => {
+                self.files.pop_front().ok_or_else(malformed)?.finish(sum)?;
+                Ok(Some(Answer::Done))
+            }
+        }
+    }
+
+    fn offer(&mut self, mode: u32, len: u64, path: &[u8]) -> Result<Answer, Failure> {
+        if self.files.len() >= IN_FLIGHT {
+            return Err(Failure::new(format!("the sender offered more than {IN_FLIGHT} files at a time")));
+        }
+        let name = printable(path);
+        let target = self.tree.target(path).map_err(|error| cannot_write(&name, &error))?;
+        let arrival = Arrival::new(name.clone(), target, mode, len).map_err(|error| cannot_write(&name, &error))?;
+        let answer = Answer::Have(arrival.had, arrival.sum);
+        self.files.push_back(arrival);
+        Ok(answer)
+    }
+
+    /// The file that is being received.
+    fn current(&mut self) -> Result<&mut Arrival, Failure> {
+        self.files.front_mut().ok_or_else(malformed)
+    }
+}
+
+impl Arrival {
+    /// Finds out what is there of a file: all of it, the front part of an interrupted copy, or
+    /// nothing.
+    fn new(path: String, target: Target, mode: u32, len: u64) -> io::Result<Self> {
+        if let Some(file) = target.finished().filter(|file| file.metadata().is_ok_and(|it| it.len() == len)) {
+            let sum = checksum_of(&file, len)?;
+            return Ok(Self { path, target, mode, len, had: len, sum, partial: None, is_started: false });
+        }
+        let partial = target.partial()?;
+        let there = partial.metadata()?.len().min(len);
+        // Only the last chunk of a file is shorter than others.
+        let had = if there == len { len } else { there - there % CHUNK as u64 };
+        let sum = checksum_of(&partial, had)?;
+        Ok(Self { path, target, mode, len, had, sum, partial: Some(partial), is_started: false })
+    }
+
+    /// The sender goes on after what is there, or begins again.
+    fn start(&mut self, offset: u64) -> Result<(), Failure> {
+        if self.is_started || (offset != 0 && offset != self.had) {
+            return Err(malformed());
+        }
+        self.is_started = true;
+        if offset == self.had && self.partial.is_none() {
+            return Ok(());
+        }
+        let partial = self.partial.take().map_or_else(|| self.target.partial(), Ok);
+        let partial = partial.and_then(|file| file.set_len(offset).map(|()| file));
+        self.partial = Some(partial.map_err(|error| cannot_write(&self.path, &error))?);
+        if offset == 0 {
+            (self.had, self.sum) = (0, 0);
+        }
+        Ok(())
+    }
+
+    /// Writes the next bytes directly from the message.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let fits = self.is_started && bytes.len() as u64 <= self.len - self.had;
+        let partial = self.partial.as_ref().filter(|_| fits).ok_or_else(malformed)?;
+        partial.write_all_at(bytes, self.had).map_err(|error| cannot_write(&self.path, &error))?;
+        self.had += bytes.len() as u64;
+        self.sum = xxh64(bytes, self.sum);
+        Ok(())
+    }
+
+    fn finish(self, sum: u64) -> Result<(), Failure> {
+        if !self.is_started || self.had != self.len {
+            return Err(malformed());
+        }
+        if self.sum != sum {
+            return Err(Failure::new(format!("{}: the checksum is wrong; copy again", self.path)));
+        }
+        let Some(partial) = &self.partial else { return Ok(()) };
+        self.target.finish(partial, self.mode).map_err(|error| cannot_write(&self.path, &error))
+    }
+}
+
+/// A peer's path, for messages on a terminal.
+fn printable(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).escape_debug().to_string()
+}
+
+fn cannot_write(path: &str, error: &io::Error) -> Failure {
+    Failure::new(format!("cannot write {path}: {error}"))
+}
+
+fn malformed() -> Failure {
+    Failure::new("the sender's message is malformed or out of turn")
+}

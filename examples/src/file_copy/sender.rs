@@ -1,0 +1,171 @@
+//! The sender.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use rdma::net::{Node, Receiver, Sender};
+use serde::Serialize;
+
+use super::walk::{Entry, Kind, Listing, cannot_read};
+use super::wire::{Answer, DATA, DATA_HEADER, Order};
+use super::{IN_FLIGHT, checksum_of, chunk_len};
+use crate::Failure;
+use crate::checksum::xxh64;
+use crate::progress::Bytes;
+
+/// The result of a copy.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Summary {
+    /// Files that the receiver has now.
+    pub files: usize,
+    /// Directories that the receiver has now.
+    pub directories: usize,
+    /// Bytes of the files.
+    pub bytes: u64,
+    /// Bytes that the receiver had before.
+    pub kept: u64,
+    /// Links, devices and other things that are no files, which were not copied.
+    pub skipped: Vec<PathBuf>,
+    /// Seconds from the first file to the last answer.
+    pub seconds: f64,
+}
+
+/// Copies files and directories to a receiver, and shows the progress on a terminal.
+///
+/// # Errors
+/// If a file cannot be read, or changes meanwhile; the receiver's reason; if the connection fails.
+pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Result<Summary, Failure> {
+    let Listing { entries, skipped } = Listing::of(paths)?;
+    let progress = Bytes::new(Listing::bytes(&entries));
+    let connection = node.connect(receiver).await?;
+    let (to, from) = connection.split();
+    let mut copy = Copy { to, from, offered: VecDeque::new(), finished: 0, progress, summary: Summary::default() };
+    let start = Instant::now();
+    if let Err(failure) = copy.run(&entries).await {
+        // The receiver may have said why, while this end was sending.
+        return Err(copy.receivers_reason().await.unwrap_or(failure));
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let Copy { to, mut from, summary, .. } = copy;
+    // Ends this end's data, and waits until the receiver has ended too.
+    drop(to);
+    while let Ok(Some(_)) = from.next().await {}
+    Ok(Summary { skipped, seconds, ..summary })
+}
+
+/// A copy that is going on.
+struct Copy<'a> {
+    to: Sender,
+    from: Receiver,
+    /// Files that the receiver knows of and that were not sent yet, oldest first.
+    offered: VecDeque<Offer<'a>>,
+    /// Files that the receiver has confirmed.
+    finished: usize,
+    progress: Bytes,
+    summary: Summary,
+}
+
+struct Offer<'a> {
+    entry: &'a Entry,
+    file: File,
+    len: u64,
+}
+
+impl<'a> Copy<'a> {
+    async fn run(&mut self, entries: &'a [Entry]) -> Result<(), Failure> {
+        for entry in entries {
+            match entry.kind {
+                Kind::Directory => {
+                    self.to.send(Order::Directory(&entry.path).to_bytes()).await?;
+                    self.summary.directories += 1;
+                }
+                Kind::File { len, mode } => self.offer(entry, len, mode).await?,
+            }
+        }
+        while let Some(offer) = self.offered.pop_front() {
+            self.send_file(&offer).await?;
+        }
+        while self.finished < self.summary.files {
+            if let Answer::Have(..) = self.answer().await? {
+                return Err(out_of_turn());
+            }
+        }
+        Ok(())
+    }
+
+    async fn offer(&mut self, entry: &'a Entry, len: u64, mode: u32) -> Result<(), Failure> {
+        let file = File::open(&entry.source).map_err(|error| cannot_read(&entry.source, &error))?;
+        self.to.send(Order::File(mode, len, &entry.path).to_bytes()).await?;
+        self.offered.push_back(Offer { entry, file, len });
+        if self.offered.len() < IN_FLIGHT {
+            return Ok(());
+        }
+        let oldest = self.offered.pop_front();
+        if let Some(oldest) = oldest { self.send_file(&oldest).await } else { Ok(()) }
+    }
+
+    /// Sends the bytes of a file that the receiver lacks.
+    async fn send_file(&mut self, offer: &Offer<'_>) -> Result<(), Failure> {
+        let (had, their_sum) = loop {
+            match self.answer().await? {
+                Answer::Have(len, sum) => break (len, sum),
+                _ => continue,
+            }
+        };
+        let cannot_read = |error| cannot_read(&offer.entry.source, &error);
+        let is_prefix = had <= offer.len && checksum_of(&offer.file, had).map_err(cannot_read)? == their_sum;
+        let (mut offset, mut sum) = if is_prefix { (had, their_sum) } else { (0, 0) };
+        self.summary.kept += offset;
+        self.progress.add(offset);
+        self.to.send(Order::Start(offset).to_bytes()).await?;
+        while offset < offer.len {
+            let len = chunk_len(offer.len - offset);
+            let mut permit = self.to.reserve().await?;
+            let message = permit.payload_mut();
+            let too_short = || Failure::new("the receiver takes shorter messages only; it is another program");
+            let (header, bytes) = message.split_at_mut_checked(DATA_HEADER).ok_or_else(too_short)?;
+            let bytes = bytes.get_mut(..len).ok_or_else(too_short)?;
+            header.fill(DATA);
+            offer.file.read_exact_at(bytes, offset).map_err(cannot_read)?;
+            sum = xxh64(bytes, sum);
+            permit.send_filled(DATA_HEADER + len)?;
+            offset += len as u64;
+            self.progress.add(len as u64);
+        }
+        self.to.send(Order::End(sum).to_bytes()).await?;
+        self.summary.files += 1;
+        self.summary.bytes += offer.len;
+        Ok(())
+    }
+
+    /// The next answer; counts the files that are finished.
+    async fn answer(&mut self) -> Result<Answer, Failure> {
+        let ended = || Failure::new("the receiver has ended the connection");
+        let message = self.from.next().await?.ok_or_else(ended)?;
+        let answer = Answer::from_bytes(&message).ok_or_else(out_of_turn)?;
+        match answer {
+            Answer::Done => self.finished += 1,
+            Answer::Failed(reason) => return Err(Failure::new(format!("the receiver: {reason}"))),
+            Answer::Have(..) => {}
+        }
+        Ok(answer)
+    }
+
+    /// The receiver's reason for a failure, if it gave one.
+    async fn receivers_reason(&mut self) -> Option<Failure> {
+        while let Ok(Some(message)) = self.from.next().await {
+            if let Some(Answer::Failed(reason)) = Answer::from_bytes(&message) {
+                return Some(Failure::new(format!("the receiver: {reason}")));
+            }
+        }
+        None
+    }
+}
+
+fn out_of_turn() -> Failure {
+    Failure::new("the receiver gave an answer out of turn; it is another program or another version")
+}

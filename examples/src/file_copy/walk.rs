@@ -1,0 +1,79 @@
+//! The sender's list of files.
+
+use std::fs::{self, Metadata};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::Failure;
+
+/// A file or a directory to be copied.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// Where it is.
+    pub(super) source: PathBuf,
+    /// Its path at the receiver.
+    pub(super) path: Vec<u8>,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Directory,
+    File { len: u64, mode: u32 },
+}
+
+/// All that is to be copied; a directory comes before its contents.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    pub(super) entries: Vec<Entry>,
+    /// Links, devices and other things that are no files.
+    pub(super) skipped: Vec<PathBuf>,
+}
+
+impl Listing {
+    /// Lists paths and all that is below them.
+    pub(super) fn of(paths: &[PathBuf]) -> Result<Self, Failure> {
+        let mut listing = Self::default();
+        for path in paths {
+            // Follows a link that the user names, and gives `.` a name.
+            let whole = path.canonicalize().map_err(|error| cannot_read(path, &error))?;
+            let name = whole.file_name().ok_or_else(|| Failure::usage("/ has no name; give its directories"))?;
+            listing.add(&whole, name.as_bytes().to_vec())?;
+        }
+        Ok(listing)
+    }
+
+    fn add(&mut self, source: &Path, path: Vec<u8>) -> Result<(), Failure> {
+        let metadata = fs::symlink_metadata(source).map_err(|error| cannot_read(source, &error))?;
+        let Some(kind) = kind(&metadata) else {
+            self.skipped.push(source.to_owned());
+            return Ok(());
+        };
+        let is_directory = kind == Kind::Directory;
+        self.entries.push(Entry { source: source.to_owned(), path: path.clone(), kind });
+        if !is_directory {
+            return Ok(());
+        }
+        let children = fs::read_dir(source).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let mut names: Vec<_> =
+            children.map_err(|error| cannot_read(source, &error))?.iter().map(fs::DirEntry::file_name).collect();
+        names.sort();
+        names.iter().try_for_each(|name| self.add(&source.join(name), [&path, &b"/"[..], name.as_bytes()].concat()))
+    }
+
+    /// Bytes of all files.
+    pub(super) fn bytes(entries: &[Entry]) -> u64 {
+        let len = |entry: &Entry| if let Kind::File { len, .. } = entry.kind { len } else { 0 };
+        entries.iter().map(len).sum()
+    }
+}
+
+fn kind(metadata: &Metadata) -> Option<Kind> {
+    let file = Kind::File { len: metadata.len(), mode: metadata.permissions().mode() };
+    if metadata.is_dir() { Some(Kind::Directory) } else { metadata.is_file().then_some(file) }
+}
+
+pub(super) fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format!("cannot read {}: {error}", path.display()))
+}
