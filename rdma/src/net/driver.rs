@@ -191,7 +191,8 @@ impl Driver {
                 return Poll::Pending;
             }
             if self.has_slept {
-                // Takes the events that ended the sleep; the next turn handles those of connections.
+                // Takes the events that ended the sleep; the next turn handles those of
+                // connections.
                 self.wake_up()?;
                 continue;
             }
