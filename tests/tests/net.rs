@@ -250,6 +250,81 @@ fn long_messages_and_exposed_memory_arrive_whole() {
     region.revoke().unwrap();
 }
 
+/// Open descriptors of this process.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Most descriptors that this process may open.
+fn max_descriptors() -> u32 {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap_or(u32::MAX)
+}
+
+/// Resident memory of this process in bytes.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+#[test]
+fn a_thousand_connections_share_the_receives_of_a_listener() {
+    let Some(context) = device() else { return };
+    // The kernel's devices take long for each connection.
+    let count = if context.is_software() { 1000.min(max_descriptors() / 2 - 100) } else { 50 };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let options = options().window(2).payload(240).max_connections(count + 8);
+        let [client, server] = [(); 2].map(|()| {
+            let (node, driver) = Node::new(&context, &options).unwrap();
+            let readable = rdma::aio::tokio::Readable::new(&driver).unwrap();
+            (node, tokio::spawn(driver.run(readable)))
+        });
+        let limits = ListenOptions::new().shared_receives(6 * count);
+        let mut listener = server.0.listen(any_port(address(&context)), &limits).unwrap();
+        let to = listener.local_addr();
+        let before = (descriptors(), resident());
+        let accepting = tokio::spawn(async move {
+            for _ in 0..count {
+                let (to, mut from) = listener.accept().await?.accept().await?.split();
+                tokio::spawn(async move {
+                    while let Ok(Some(message)) = from.next().await {
+                        to.send(&message).await.unwrap();
+                    }
+                });
+            }
+            Ok::<_, Failure>(())
+        });
+        let mut connections = Vec::new();
+        for _ in 0..count {
+            connections.push(client.0.connect(to).await.unwrap());
+        }
+        accepting.await.unwrap().unwrap();
+        for round in 0..3_u8 {
+            for (number, connection) in connections.iter().enumerate() {
+                connection.send([round, number.to_le_bytes()[0]]).await.unwrap();
+            }
+            for (number, connection) in connections.iter_mut().enumerate() {
+                let answer = connection.next().await.unwrap().expect("an answer");
+                assert_eq!(answer[..], [round, number.to_le_bytes()[0]]);
+            }
+        }
+        let bytes = resident().saturating_sub(before.1) / count as usize;
+        println!("{count} connections: {bytes} bytes of memory each, both ends");
+        assert!(bytes < 200_000, "{bytes} bytes of memory for each connection");
+        let new = descriptors().saturating_sub(before.0);
+        // The connection manager of the software device has a socket for each end.
+        assert!(new < 2 * count as usize + 100, "{new} descriptors for {count} connections");
+        drop(connections);
+        for (node, driving) in [client, server] {
+            drop(node);
+            driving.await.unwrap().unwrap();
+        }
+    });
+}
+
 #[test]
 fn a_task_of_tokio_drives_a_node() {
     let Some(context) = device() else { return };
