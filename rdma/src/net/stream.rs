@@ -158,6 +158,50 @@ impl fmt::Debug for Stream {
     }
 }
 
+/// Implements the traits that tokio and futures-io have in common; they differ in how a read hands
+/// its bytes over, and in the name of the shutdown.
+#[cfg(any(feature = "tokio", feature = "futures-io"))]
+macro_rules! stream_traits {
+    ({ $($read:item)* } { $($write:item)* } $shutdown:ident) => {
+        impl AsyncRead for Stream { $($read)* }
+
+        impl AsyncBufRead for Stream {
+            fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+                self.get_mut().poll_front(cx)
+            }
+
+            fn consume(mut self: Pin<&mut Self>, len: usize) {
+                self.consume_front(len);
+            }
+        }
+
+        impl AsyncWrite for Stream {
+            $($write)*
+
+            fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+                self.poll_write_from(cx, &[IoSlice::new(bytes)])
+            }
+
+            fn poll_write_vectored(
+                mut self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                slices: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                self.poll_write_from(cx, slices)
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn $shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                self.finish();
+                Poll::Ready(Ok(()))
+            }
+        }
+    };
+}
+
 /// The traits of tokio.
 #[cfg(feature = "tokio")]
 mod with_tokio {
@@ -167,51 +211,26 @@ mod with_tokio {
 
     use super::*;
 
-    impl AsyncRead for Stream {
-        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            let bytes = ready!(self.poll_front(cx))?;
-            let len = bytes.len().min(buf.remaining());
-            buf.put_slice(&bytes[..len]);
-            self.consume_front(len);
-            Poll::Ready(Ok(()))
+    stream_traits! {
+        {
+            fn poll_read(
+                mut self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                buf: &mut ReadBuf<'_>,
+            ) -> Poll<io::Result<()>> {
+                let bytes = ready!(self.poll_front(cx))?;
+                let len = bytes.len().min(buf.remaining());
+                buf.put_slice(&bytes[..len]);
+                self.consume_front(len);
+                Poll::Ready(Ok(()))
+            }
         }
-    }
-
-    impl AsyncBufRead for Stream {
-        fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
-            self.get_mut().poll_front(cx)
+        {
+            fn is_write_vectored(&self) -> bool {
+                true
+            }
         }
-
-        fn consume(mut self: Pin<&mut Self>, len: usize) {
-            self.consume_front(len);
-        }
-    }
-
-    impl AsyncWrite for Stream {
-        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-            self.poll_write_from(cx, &[IoSlice::new(bytes)])
-        }
-
-        fn poll_write_vectored(
-            mut self: Pin<&mut Self>,
-            cx: &mut Context<'_>,
-            slices: &[IoSlice<'_>],
-        ) -> Poll<io::Result<usize>> {
-            self.poll_write_from(cx, slices)
-        }
-
-        fn is_write_vectored(&self) -> bool {
-            true
-        }
-
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            self.finish();
-            Poll::Ready(Ok(()))
-        }
+        poll_shutdown
     }
 }
 
@@ -224,42 +243,13 @@ mod with_futures_io {
 
     use super::*;
 
-    impl AsyncRead for Stream {
-        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-            self.poll_read_into(cx, buf)
+    stream_traits! {
+        {
+            fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+                self.poll_read_into(cx, buf)
+            }
         }
-    }
-
-    impl AsyncBufRead for Stream {
-        fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
-            self.get_mut().poll_front(cx)
-        }
-
-        fn consume(mut self: Pin<&mut Self>, len: usize) {
-            self.consume_front(len);
-        }
-    }
-
-    impl AsyncWrite for Stream {
-        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-            self.poll_write_from(cx, &[IoSlice::new(bytes)])
-        }
-
-        fn poll_write_vectored(
-            mut self: Pin<&mut Self>,
-            cx: &mut Context<'_>,
-            slices: &[IoSlice<'_>],
-        ) -> Poll<io::Result<usize>> {
-            self.poll_write_from(cx, slices)
-        }
-
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn poll_close(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            self.finish();
-            Poll::Ready(Ok(()))
-        }
+        {}
+        poll_close
     }
 }

@@ -87,17 +87,16 @@ pub(in crate::net) struct Link {
 impl Link {
     /// Ends the connection; requests in flight are flushed. With a stake, a last send tells when
     /// all messages that took shared receives have completed.
-    pub(super) fn disconnect(mut self, key: u32, stake: Option<Stake>) -> Option<Draining> {
+    pub(super) fn disconnect(self, key: u32, stake: Option<Stake>) -> Option<Draining> {
         if let Err(error) = self.id.disconnect(&self.qp) {
             tracing::debug!(%error, "a connection that has ended could not be disconnected");
         }
-        // On iWARP a send after the end may never complete; the end flushes the receive in progress.
-        let stake = stake.filter(|_| self.id.context().capabilities().manual_connect)?;
+        let mut draining = Draining { link: self, stake: stake? };
+        // On iWARP a send after the end may never complete; the end flushes the receives itself.
+        let may_post = draining.link.id.context().capabilities().manual_connect;
         let token = u64::from(DRAINED) << 32 | u64::from(key);
-        match self.qp.post_send(Send::new(()).token(token)) {
-            Ok(()) => Some(Draining { _link: self, stake }),
-            Err(_) => None,
-        }
+        let is_posted = may_post && draining.link.qp.post_send(Send::new(()).token(token)).is_ok();
+        is_posted.then_some(draining)
     }
 }
 
@@ -105,7 +104,7 @@ impl Link {
 #[derive(Debug)]
 pub(in crate::net) struct Draining {
     /// Dropped first: the peer may use the stake's receives until the queue pair is destroyed.
-    _link: Link,
+    link: Link,
     pub(in crate::net) stake: Stake,
 }
 
