@@ -2,9 +2,9 @@
 //! processes that sleep, requests and bytes per second of one and of many connections, and the
 //! processor time of both ends.
 //!
-//! `cargo bench -p rdma-benches --bench services -- [rounds=N] [case=N] [payload=BYTES]
-//! [window=N]`: `case` runs one of the tables alone, from 0; the latter two are of the connections
-//! of `rdma::net`.
+//! `cargo bench -p rdma-benches --bench services -- [rounds=N] [case=N] [payload=BYTES] [window=N]
+//! [polls=N]`: `case` runs one of the tables alone, from 0; the last three are of `rdma::net`, and
+//! `polls` is the number of turns before a driver sleeps.
 
 use std::error::Error;
 use std::time::Duration;

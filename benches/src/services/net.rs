@@ -97,6 +97,9 @@ fn options(case: Case, strategy: Strategy) -> io::Result<NodeOptions> {
     if case.size > 4096 {
         options = options.payload(u32::try_from(case.size).map_err(io::Error::other)?).window(4);
     }
+    if let (Some(polls), Strategy::Adaptive { .. }) = (number("polls")?, strategy) {
+        options = options.strategy(Strategy::Adaptive { polls });
+    }
     if let Some(len) = number("payload")? {
         options = options.payload(len);
     }
