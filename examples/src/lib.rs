@@ -29,6 +29,7 @@ pub mod pingpong;
 pub mod placement;
 pub mod plan;
 pub mod progress;
+pub mod rpc;
 pub mod rping;
 pub mod service;
 pub mod soft_rdma;

@@ -1,20 +1,98 @@
-//! The frame of the programs that use [`rdma::net`]: a node, its driver and the program's tasks on
-//! one thread.
+//! The frame of the programs that use [`rdma::net`]: their common options, and a node with its
+//! driver and the program's tasks on one thread.
 
 use std::future::{Future, poll_fn};
+use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::mpsc;
 use std::task::Poll;
+use std::thread;
 use std::time::Duration;
 
 use rdma::Context;
 use rdma::aio::tokio::Readable;
-use rdma::net::{Node, NodeOptions};
+use rdma::net::{ListenOptions, Listener, Node, NodeOptions};
+use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::Failure;
+use crate::device::DeviceOptions;
 
 /// Longest time in which the last messages of a program leave.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// Options of every program that serves or uses a service.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServiceOptions {
+    /// Device: soft0, mlx5_0, any, hardware
+    #[arg(short, long, global = true, value_name = "NAME", env = "RDMA_DEVICE")]
+    device: Option<String>,
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+impl ServiceOptions {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// If there is no such device.
+    pub fn open(&self) -> Result<Context, Failure> {
+        Ok(DeviceOptions::named(self.device.clone()).open()?.context)
+    }
+
+    /// Prints a result: the text, or the object.
+    ///
+    /// # Errors
+    /// If writing fails.
+    pub fn print(&self, object: &Value, text: &str) -> Result<(), Failure> {
+        let mut out = io::stdout().lock();
+        if self.json {
+            writeln!(out, "{object}")?
+        } else {
+            writeln!(out, "{text}")?
+        }
+        Ok(out.flush()?)
+    }
+
+    /// Prints the address of a server that has started.
+    ///
+    /// # Errors
+    /// If writing fails.
+    pub fn print_address(&self, address: SocketAddr) -> Result<(), Failure> {
+        self.print(&json!({ "address": address.to_string() }), &format!("listening on {address}"))
+    }
+}
+
+/// Listens at an address.
+///
+/// # Errors
+/// If the address is taken, or does not lead to the device.
+pub fn listen(node: &Node, address: SocketAddr, options: &ListenOptions) -> Result<Listener, Failure> {
+    let cannot = |error| Failure::from(error).context(format_args!("cannot listen on {address}"));
+    node.listen(address, options).map_err(cannot)
+}
+
+/// Tells the address of a server that has started.
+pub type Started = Box<dyn FnOnce(SocketAddr) -> Result<(), Failure>>;
+
+/// Starts a server on a thread of this process, and returns its address.
+///
+/// # Errors
+/// The reason why the server has not started.
+pub fn start(serve: impl FnOnce(Started) -> Result<(), Failure> + Send + 'static) -> Result<SocketAddr, Failure> {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        let address = tell.clone();
+        let started = move |at| address.send(Ok(at)).map_err(|_| Failure::new("nobody waits for the server"));
+        if let Err(failure) = serve(Box::new(started)) {
+            // Of a server that had started nobody waits for the end: its clients report that.
+            let _ended = tell.send(Err(failure));
+        }
+    });
+    told.recv().map_err(|_| Failure::new("the server has not started"))?
+}
 
 /// Runs a program's future on this thread, beside the driver of its node: a wake-up from another
 /// thread would cost more than most operations.

@@ -1,7 +1,6 @@
 //! Copies files and directories over `rdma::net`, and resumes copies that were interrupted.
 #![forbid(unsafe_code)]
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
@@ -9,8 +8,8 @@ use std::thread;
 use clap::{Parser, Subcommand};
 use rdma::aio::block_on;
 use rdma::net::{ListenOptions, Node};
-use rdma_examples::device::DeviceOptions;
 use rdma_examples::failure::say;
+use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::{Failure, address, file_copy};
 use serde_json::json;
 
@@ -26,12 +25,8 @@ struct Args {
     /// Port of the receiver; 0 lets a receiver choose a free one
     #[arg(short, long, global = true, value_name = "PORT", default_value_t = file_copy::PORT)]
     port: u16,
-    /// Device: soft0, mlx5_0, any, hardware
-    #[arg(short, long, global = true, value_name = "NAME", env = "RDMA_DEVICE")]
-    device: Option<String>,
-    /// Print one JSON object
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    service: ServiceOptions,
 }
 
 #[derive(Subcommand)]
@@ -67,32 +62,19 @@ fn run(args: Args) -> Result<(), Failure> {
 impl Args {
     /// A node whose driver has a thread of its own: the other threads read and write files.
     fn node(&self, connections: u32) -> Result<Node, Failure> {
-        let context = DeviceOptions::named(self.device.clone()).open()?.context;
+        let context = self.service.open()?;
         let (node, driver) = Node::new(&context, &file_copy::node_options(connections))?;
         // If it fails, so do all connections.
         thread::Builder::new().spawn(move || driver.run_blocking())?;
         Ok(node)
-    }
-
-    fn print(&self, object: &serde_json::Value, text: &str) -> Result<(), Failure> {
-        let mut out = io::stdout().lock();
-        if self.json {
-            writeln!(out, "{object}")?
-        } else {
-            writeln!(out, "{text}")?
-        }
-        Ok(out.flush()?)
     }
 }
 
 fn serve(args: &Args, address: &str, directory: PathBuf) -> Result<(), Failure> {
     let address = address::resolve(address, args.port)?;
     let node = args.node(MAX_SENDERS)?;
-    let listener = node.listen(address, &ListenOptions::new());
-    let listener =
-        listener.map_err(|error| Failure::from(error).context(format_args!("cannot listen on {address}")))?;
-    let address = listener.local_addr();
-    args.print(&json!({ "address": address.to_string() }), &format!("listening on {address}"))?;
+    let listener = service::listen(&node, address, &ListenOptions::new())?;
+    args.service.print_address(listener.local_addr())?;
     file_copy::serve(listener, &directory)
 }
 
@@ -101,7 +83,7 @@ fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
     let node = args.node(1)?;
     let summary = block_on(file_copy::send(&node, receiver, paths));
     let summary = summary.map_err(|failure| failure.context(format_args!("copy to {receiver}")))?;
-    for path in summary.skipped.iter().filter(|_| !args.json) {
+    for path in summary.skipped.iter().filter(|_| !args.service.json) {
         say(&format!("file_copy: {} is neither a file nor a directory; it was not copied", path.display()));
     }
     let sent = (summary.bytes - summary.kept) as f64;
@@ -114,5 +96,5 @@ fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
         summary.seconds,
         sent / 1e6 / summary.seconds.max(1e-9)
     );
-    args.print(&json!(summary), &text)
+    args.service.print(&json!(summary), &text)
 }

@@ -2,11 +2,9 @@
 //! message.
 #![forbid(unsafe_code)]
 
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -15,7 +13,8 @@ use rdma::net::ListenOptions;
 use rdma_examples::cli::{self, Size};
 use rdma_examples::device::DeviceOptions;
 use rdma_examples::kv::{self, Client, Store, load};
-use rdma_examples::{Failure, address, service};
+use rdma_examples::service::{self, ServiceOptions};
+use rdma_examples::{Failure, address};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -31,12 +30,8 @@ struct Args {
     /// Port of the server; 0 lets a server choose a free one
     #[arg(short, long, global = true, value_name = "PORT", default_value_t = kv::PORT)]
     port: u16,
-    /// Device: soft0, mlx5_0, any, hardware
-    #[arg(short, long, global = true, value_name = "NAME", env = "RDMA_DEVICE")]
-    device: Option<String>,
-    /// Print one JSON object
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    service: ServiceOptions,
 }
 
 #[derive(Subcommand)]
@@ -97,15 +92,12 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    let context = DeviceOptions::named(args.device.clone()).open()?.context;
+    let (service, context) = (&args.service, args.service.open()?);
     let resolve = |address: &str| address::resolve(address, args.port);
     match &args.command {
         Command::Serve { address, keys, memory, grace, tcp } => {
             let table = TableOptions { keys: *keys, memory: memory.0, grace: Duration::from_millis(*grace) };
-            let started = |address: SocketAddr| {
-                print(args.json, json!({ "address": address.to_string() }), &format!("listening on {address}"))
-            };
-            serve(&context, resolve(address)?, table, *tcp, started)
+            serve(&context, resolve(address)?, table, *tcp, |address| service.print_address(address))
         }
         Command::Load { address, options } => {
             let server = match address {
@@ -113,24 +105,22 @@ fn run(args: Args) -> Result<(), Failure> {
                 None => start_server(&context, options)?,
             };
             let node_options = kv::node_options(options.connections());
-            service::run(
-                &context,
-                &node_options,
-                |node| async move { load::run(&node, server, options, args.json).await },
-            )
+            service::run(&context, &node_options, |node| async move {
+                load::run(&node, server, options, service.json).await
+            })
         }
         Command::Get { address, key } => with_client(&context, resolve(address)?, async |client| {
             let value = client.get(key.as_bytes()).await?.ok_or_else(|| Failure::new(kv::NO_KEY))?;
             let text = String::from_utf8_lossy(&value.bytes);
-            print(args.json, json!({ "sequence": value.sequence, "value": text }), &text)
+            service.print(&json!({ "sequence": value.sequence, "value": text }), &text)
         }),
         Command::Put { address, key, value, expect } => with_client(&context, resolve(address)?, async |client| {
             let sequence = client.put(key.as_bytes(), value.as_bytes(), *expect).await?;
-            print(args.json, json!({ "sequence": sequence }), &format!("sequence number {sequence}"))
+            service.print(&json!({ "sequence": sequence }), &format!("sequence number {sequence}"))
         }),
         Command::Delete { address, key, expect } => with_client(&context, resolve(address)?, async |client| {
             client.delete(key.as_bytes(), *expect).await?;
-            print(args.json, json!({ "deleted": true }), "deleted")
+            service.print(&json!({ "deleted": true }), "deleted")
         }),
     }
 }
@@ -151,14 +141,14 @@ fn serve(
     started: impl FnOnce(SocketAddr) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let TableOptions { keys, memory, grace } = table;
-    let cannot = |failure: Failure| failure.context(format_args!("cannot listen on {address}"));
     service::run(context, &kv::node_options(kv::MAX_CLIENTS), |node| async move {
         let store = Arc::new(Store::new(node.domain(), keys, memory, grace)?);
         let options = ListenOptions::new().first_message(FIRST_REQUEST);
-        let listener = node.listen(address, &options).map_err(|error| cannot(error.into()))?;
+        let listener = service::listen(&node, address, &options)?;
         let address = listener.local_addr();
         if tcp {
-            let listener = TcpListener::bind(address).await.map_err(|error| cannot(error.into()))?;
+            let cannot = |error| Failure::from(error).context(format_args!("cannot listen on {address} over TCP"));
+            let listener = TcpListener::bind(address).await.map_err(cannot)?;
             tokio::spawn(kv::tcp::serve(listener, Arc::clone(&store)));
         }
         started(address)?;
@@ -171,15 +161,7 @@ fn start_server(context: &Context, options: &load::Options) -> Result<SocketAddr
     let table = TableOptions { keys: options.keys, memory: options.memory(), grace: Duration::from_millis(20) };
     let chosen = DeviceOptions::named(Some(context.name())).open()?;
     let address = SocketAddr::new(address::of_device(&chosen)?, 0);
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || {
-        let started = |address| tell.send(Ok(address)).map_err(|_| Failure::new("the load has ended"));
-        if let Err(failure) = serve(&chosen.context, address, table, true, started) {
-            // Nobody waits for a server that has started: its clients report its end.
-            let _ended = tell.send(Err(failure));
-        }
-    });
-    told.recv().map_err(|_| Failure::new("the server has not started"))?
+    service::start(move |started| serve(&chosen.context, address, table, true, started))
 }
 
 /// Does the work of a client.
@@ -194,15 +176,4 @@ fn with_client(
         client.close().await
     });
     done.map_err(|failure| failure.context(format_args!("server {server}")))
-}
-
-/// Prints a result.
-fn print(json: bool, object: serde_json::Value, text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    if json {
-        writeln!(out, "{object}")?
-    } else {
-        writeln!(out, "{text}")?
-    }
-    Ok(out.flush()?)
 }

@@ -30,6 +30,7 @@ pub fn program(name: &str) -> Command {
         "cm_time" => env!("CARGO_BIN_EXE_cm_time"),
         "training_step" => env!("CARGO_BIN_EXE_training_step"),
         "file_copy" => env!("CARGO_BIN_EXE_file_copy"),
+        "rpc" => env!("CARGO_BIN_EXE_rpc"),
         "kv" => env!("CARGO_BIN_EXE_kv"),
         "tune" => env!("CARGO_BIN_EXE_tune"),
         "plan" => env!("CARGO_BIN_EXE_plan"),

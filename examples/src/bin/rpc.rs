@@ -1,0 +1,114 @@
+//! Remote procedure calls over `rdma::net`: many clients on one shared receive queue.
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use rdma::Context;
+use rdma_examples::device::DeviceOptions;
+use rdma_examples::load::LoadRow;
+use rdma_examples::rpc::{self, Client, Method, load};
+use rdma_examples::service::{self, ServiceOptions};
+use rdma_examples::{Failure, address};
+use serde_json::json;
+
+/// Remote procedure calls over RDMA
+#[derive(Parser)]
+#[command(version, long_about = None, after_help = rdma_examples::failure::STATUS_HELP)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+    /// Port of the server; 0 lets a server choose a free one
+    #[arg(short, long, global = true, value_name = "PORT", default_value_t = rpc::PORT)]
+    port: u16,
+    #[command(flatten)]
+    service: ServiceOptions,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve clients until the process is ended
+    Serve {
+        /// The address to listen on
+        address: String,
+        /// Receives that all clients share
+        #[arg(long, value_name = "N", default_value_t = RECEIVES, value_parser = clap::value_parser!(u32).range(64..=65536))]
+        receives: u32,
+    },
+    /// Call a method and print the result
+    Call {
+        /// The server's address
+        address: String,
+        method: Method,
+        /// The body of the call: text for echo, numbers for sum, milliseconds for sleep
+        #[arg(default_value = "")]
+        body: String,
+        /// Milliseconds in which the answer must come
+        #[arg(long, value_name = "MS", default_value_t = 5000)]
+        deadline: u32,
+    },
+    /// Measure requests per second and latencies
+    Load {
+        /// The server's address; without it, a server is started here
+        address: Option<String>,
+        #[command(flatten)]
+        options: load::Options,
+    },
+}
+
+/// Receives that the clients of a server share.
+const RECEIVES: u32 = 8192;
+
+fn main() -> ExitCode {
+    rdma_examples::run("rpc", run)
+}
+
+fn run(args: Args) -> Result<(), Failure> {
+    let (service, context) = (&args.service, args.service.open()?);
+    let resolve = |address: &str| address::resolve(address, args.port);
+    match &args.command {
+        Command::Serve { address, receives } => {
+            serve(&context, resolve(address)?, *receives, |address| service.print_address(address))
+        }
+        Command::Call { address, method, body, deadline } => {
+            let (server, time) = (resolve(address)?, Duration::from_millis((*deadline).into()));
+            let result = service::run(&context, &rpc::node_options(1), |node| async move {
+                Client::connect(&node, server).await?.call(*method, body.as_bytes(), time).await
+            });
+            let result = result.map_err(|failure| failure.context(format_args!("server {server}")))?;
+            let text = String::from_utf8_lossy(&result);
+            service.print(&json!({ "result": text }), &text)
+        }
+        Command::Load { address, options } => {
+            let server = address.as_deref().map_or_else(|| start_server(&context), resolve)?;
+            let row = service::run(&context, &rpc::node_options(options.connections()), |node| async move {
+                load::run(&node, server, options).await
+            })?;
+            let text = format!("# {}\n#{}\n {}", options.line(), LoadRow::HEAD, row.text());
+            service.print(&json!({ "program": "rpc", "load": options.line(), "row": row }), &text)
+        }
+    }
+}
+
+/// Serves clients, and tells `started` the address.
+fn serve(
+    context: &Context,
+    address: SocketAddr,
+    receives: u32,
+    started: impl FnOnce(SocketAddr) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    service::run(context, &rpc::node_options(rpc::MAX_CLIENTS), |node| async move {
+        let listener = service::listen(&node, address, &rpc::listen_options(receives))?;
+        started(listener.local_addr())?;
+        rpc::serve(listener).await
+    })
+}
+
+/// Starts a server on a thread of this process; returns its address.
+fn start_server(context: &Context) -> Result<SocketAddr, Failure> {
+    let chosen = DeviceOptions::named(Some(context.name())).open()?;
+    let address = SocketAddr::new(address::of_device(&chosen)?, 0);
+    service::start(move |started| serve(&chosen.context, address, RECEIVES, started))
+}
