@@ -235,13 +235,29 @@ fn a_queue_pair_that_cannot_be_made_ready_is_an_error_of_the_connection() {
     assert_eq!(one.state(), State::IBV_QPS_ERR);
 }
 
-#[test]
-fn shared_receive_queues_are_not_there() {
-    let (active, _channel) = resolved(TCP, loopback(5));
-    let mut init = ibv_srq_init_attr::default();
+/// The error number of `rdma_create_srq` with a queue of this depth, or 0.
+fn create_srq(id: &Id, max_wr: u32) -> i32 {
+    let attr = ibv_srq_attr { max_wr, max_sge: 1, srq_limit: 0 };
+    let mut init = ibv_srq_init_attr { attr, ..Default::default() };
     // SAFETY: alive; valid attributes.
-    let made = unsafe { (cm().rdma_create_srq)(active.0, ptr::null_mut(), &raw mut init) };
-    assert_eq!(outcome(made), libc::EOPNOTSUPP);
+    outcome(unsafe { (cm().rdma_create_srq)(id.0, ptr::null_mut(), &raw mut init) })
+}
+
+#[test]
+fn an_id_has_at_most_one_shared_receive_queue() {
+    let channel = Channel::new();
+    assert_eq!(create_srq(&channel.tcp(), 4), libc::EINVAL, "no device yet");
+    let (active, _channel) = resolved(TCP, loopback(5));
+    assert_eq!(create_srq(&active, 0), libc::EINVAL);
+    assert_eq!(create_srq(&active, 4), 0);
+    assert_eq!(create_srq(&active, 4), libc::EINVAL);
+    let made = Made::new(&active);
+    // SAFETY: a live queue pair.
+    assert_eq!(unsafe { (*active.public().qp).srq }, active.public().srq);
+    drop(made);
+    // SAFETY: alive.
+    unsafe { (cm().rdma_destroy_srq)(active.0) };
+    assert!(active.public().srq.is_null());
 }
 
 #[test]

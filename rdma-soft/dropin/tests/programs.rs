@@ -1,5 +1,4 @@
-//! A C program that is linked to the system's libraries starts with this one, whatever the program
-//! uses.
+//! C programs that are linked to the system's libraries run with this one.
 
 mod common;
 
@@ -41,20 +40,31 @@ fn program_with(symbols: &[(&str, String)]) -> String {
     source
 }
 
+/// Compiles a program against the system's libraries and runs it with ours; returns what it prints.
+fn output_of(name: &str, source: &str, arguments: &[&str]) -> Option<String> {
+    let folder = library_folder(name);
+    let compiler = Compiler::find(&folder)?;
+    let program = compiler.output(&format!("{name}-program"));
+    let here = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/tests");
+    let common = ["-o", &program, here, "-Wall", "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"];
+    let compiled = compiler.run(name, source, &[arguments, &common].concat());
+    let _out = has_succeeded("cc", &compiled.expect("the compiler starts"));
+    let run = Command::new(&program).env("LD_LIBRARY_PATH", &folder).env("LD_BIND_NOW", "1").output();
+    Some(has_succeeded(name, &run.expect("a program that was just compiled")))
+}
+
+#[test]
+fn endpoints_use_a_shared_receive_queue() {
+    let Some(out) = output_of("endpoints", include_str!("endpoints.c"), &["-pthread"]) else { return };
+    assert_eq!(out.trim(), "ok");
+}
+
 #[test]
 fn a_program_with_every_symbol_of_the_system_starts() {
-    let folder = library_folder("every-symbol");
-    let Some(compiler) = Compiler::find(&folder) else { return };
     let system: Vec<_> = [IBVERBS, RDMACM].into_iter().filter_map(Library::open).collect();
     let mut known = symbols();
     known.retain(|(name, version)| system.iter().any(|library| library.has(name, version)));
     assert!(known.len() > 100, "the system's libraries have {} symbols of the list", known.len());
-    let program = compiler.output("every-symbol-program");
-    let arguments = ["-fPIE", "-pie", "-o", &program, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"];
-    let source = program_with(&known);
-    let compiled = compiler.run("every-symbol", &source, &arguments);
-    let _out = has_succeeded("cc", &compiled.expect("the compiler starts"));
-    let run = Command::new(&program).env("LD_LIBRARY_PATH", &folder).env("LD_BIND_NOW", "1").output();
-    let out = has_succeeded("the program", &run.expect("a program that was just compiled"));
+    let Some(out) = output_of("every-symbol", &program_with(&known), &["-fPIE", "-pie"]) else { return };
     assert_eq!(out.trim(), "soft0");
 }

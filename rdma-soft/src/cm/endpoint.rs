@@ -116,6 +116,7 @@ pub(super) fn destroy_ep(pointer: Own<rdma_cm_id>) {
         if id.qp().is_some() {
             id.destroy_qp();
         }
+        id.destroy_srq();
         let _gone = id::destroy(pointer);
     }
 }

@@ -5,7 +5,7 @@
 //!   application ── rdma_resolve_addr, rdma_connect, rdma_get_cm_event ...
 //!        │
 //!   calls, endpoint, multicast, options    the functions
-//!   events, qp, id                         C objects and their public fields
+//!   events, qp, srq, id                       C objects and their public fields
 //!        │                                 one mutex: service::State
 //!   connect, service                       calls; one thread: sockets and the clock
 //!   report, path                           events, address vectors and attributes
@@ -44,6 +44,7 @@ mod port;
 mod qp;
 mod report;
 mod service;
+mod srq;
 mod table;
 
 pub use table::rdmacm;

@@ -18,7 +18,7 @@ use crate::verbs::object::{Object, get_field, set_field};
 /// As a depth: the depth that the peer's request or reply asks for.
 pub(super) const AS_ASKED: u8 = u8::MAX;
 
-fn last_error() -> Errno {
+pub(super) fn last_error() -> Errno {
     std::io::Error::last_os_error().into()
 }
 
@@ -218,6 +218,17 @@ impl Object<rdma_cm_id> {
         }
     }
 
+    /// `EINVAL` unless the domain is of the id's device.
+    ///
+    /// # Safety
+    ///
+    /// `pd` is null or a live domain.
+    pub(super) unsafe fn check_domain(&self, pd: *mut ibv_pd) -> Result<(), Errno> {
+        // SAFETY: `Object::get` requires null or a live domain: the caller's contract.
+        let pd: &Object<ibv_pd> = unsafe { Object::get(pd) }?;
+        if get_field!(pd, context) == get_field!(self, verbs) { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
     /// `rdma_create_qp_ex`.
     pub(super) fn create_qp_ex(&self, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
         const PD: u32 = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0;
@@ -229,12 +240,9 @@ impl Object<rdma_cm_id> {
             attr.comp_mask |= PD;
             attr.pd = get_field!(self, pd);
         }
-        // SAFETY: `Object::get` requires null or a live domain: C's (promise 2), or the shared one,
-        // which the id keeps alive.
-        let pd: &Object<ibv_pd> = unsafe { Object::get(attr.pd) }?;
-        if get_field!(pd, context) != context {
-            return Err(Errno::INVAL);
-        }
+        // SAFETY: `check_domain` requires null or a live domain: C's (promise 2), or the shared
+        // one, which the id keeps alive.
+        unsafe { self.check_domain(attr.pd) }?;
         let (send, recv) = (get_field!(self, send_cq), get_field!(self, recv_cq));
         let differ = |one: *mut ibv_cq, other: *mut ibv_cq| !one.is_null() && !other.is_null() && one != other;
         if differ(send, attr.send_cq) || differ(recv, attr.recv_cq) {
@@ -252,6 +260,9 @@ impl Object<rdma_cm_id> {
         }
         if attr.recv_cq.is_null() {
             attr.recv_cq = get_field!(self, recv_cq);
+        }
+        if attr.srq.is_null() {
+            attr.srq = get_field!(self, srq);
         }
         // SAFETY: `ibv_create_qp_ex` requires an open context (the shared one) and attributes whose
         // objects are alive (promise 2, and CQs made above).
@@ -287,7 +298,8 @@ impl Object<rdma_cm_id> {
             ..ibv_qp_init_attr_ex::default()
         };
         let made = self.create_qp_ex(&mut attr);
-        (init.send_cq, init.recv_cq, init.cap) = (attr.send_cq, attr.recv_cq, attr.cap);
+        (init.send_cq, init.recv_cq) = (attr.send_cq, attr.recv_cq);
+        (init.srq, init.cap) = (attr.srq, attr.cap);
         made
     }
 

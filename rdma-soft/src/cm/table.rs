@@ -4,15 +4,14 @@ use std::ffi::{CStr, c_char};
 
 use rdma_sys::{RdmaCm, rdma_cm_event_type};
 
-use super::{calls, endpoint, multicast, options};
+use super::{calls, endpoint, multicast, options, srq};
 use crate::verbs::call::{call0, call1, call2, call3, call4, call5};
 
 /// The software device's librdmacm.
 ///
 /// Connects the processes of one user on one host (and ends within a process) at every address of
-/// the host, in the port spaces TCP, UDP and IB with IP addresses. The table is complete except for
-/// shared receive queues, which fail with `EOPNOTSUPP`, and `AF_IB` addresses, which fail with
-/// `EINVAL`.
+/// the host, in the port spaces TCP, UDP and IB with IP addresses. The table is complete; `AF_IB`
+/// addresses fail with `EINVAL`.
 ///
 /// ```
 /// let cm = rdma_soft::rdmacm();
@@ -37,6 +36,9 @@ pub const fn rdmacm() -> &'static RdmaCm {
         rdma_create_qp: call3(calls::create_qp),
         rdma_create_qp_ex: call2(calls::create_qp_ex),
         rdma_destroy_qp: call1(calls::destroy_qp),
+        rdma_create_srq: call3(srq::create_srq),
+        rdma_create_srq_ex: call2(srq::create_srq_ex),
+        rdma_destroy_srq: call1(srq::destroy_srq),
         rdma_connect: call2(calls::connect),
         rdma_establish: call1(calls::establish),
         rdma_listen: call2(calls::listen),
@@ -66,8 +68,6 @@ pub const fn rdmacm() -> &'static RdmaCm {
         rdma_resolve_addrinfo: call4(endpoint::resolve_addrinfo),
         rdma_query_addrinfo: call2(endpoint::query_addrinfo),
         rdma_write_cm_event: call4(calls::write_cm_event),
-        // Shared receive queues are not supported.
-        ..RdmaCm::UNSUPPORTED
     };
     &TABLE
 }
