@@ -69,6 +69,34 @@ fn objects_of_a_parent_domain_work_with_those_of_its_protection_domain() {
 }
 
 #[test]
+fn a_parent_domain_in_use_stays() {
+    let (mut a, _b) = pair(Config::default());
+    let (one, other) = (parent(&a, attributes(&a)).unwrap(), parent(&a, attributes(&a)).unwrap());
+    let addr = ptr::with_exposed_provenance_mut(usize::try_from(a.addr(0)).unwrap());
+    // SAFETY: a live domain, and memory that the side keeps until the region has ended.
+    let region = unsafe { verbs().ibv_reg_mr(one, addr, 64, common::ALL_ACCESS) };
+    assert!(!region.is_null());
+    assert_eq!(dealloc(one), libc::EBUSY, "the region was made through it");
+    let change = i32::try_from(ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_PD.0).unwrap();
+    // SAFETY: a live region and a live domain.
+    assert_eq!(unsafe { (verbs().ibv_rereg_mr)(region, change, other, ptr::null_mut(), 0, 0) }, 0);
+    assert_eq!(dealloc(one), 0);
+    assert_eq!(dealloc(other), libc::EBUSY, "the region has moved to it");
+    // SAFETY: a live region, which is not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(region) }, 0);
+    let mut init =
+        ibv_srq_init_attr { attr: ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 }, ..Default::default() };
+    // SAFETY: a live domain and valid attributes.
+    let srq = unsafe { (verbs().ibv_create_srq)(other, &raw mut init) };
+    assert!(!srq.is_null());
+    assert_eq!(dealloc(other), libc::EBUSY, "the queue was made through it");
+    // SAFETY: a live queue, which is not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_destroy_srq)(srq) }, 0);
+    assert_eq!(dealloc(other), 0);
+    assert_eq!(a.deregister(), 0);
+}
+
+#[test]
 fn a_protection_domain_outlives_its_parent_domains() {
     let context = common::open();
     // SAFETY: an open context.

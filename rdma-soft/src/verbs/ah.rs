@@ -9,6 +9,7 @@ use super::call::{Bytes, Handle, In, Made, MinusOne, Out};
 use super::context::{Child, ContextState};
 use super::device::{self, LinkLayer};
 use super::object::{Object, Public, get_field};
+use super::pd::PdUse;
 use super::{Errno, attr, gid};
 use crate::engine::limits::MAX_AH;
 use crate::engine::{GRH_LEN, Gid, Grh, Host, Network, Path, PdId, Route};
@@ -18,7 +19,7 @@ use crate::node::Node;
 #[derive(Debug)]
 pub(crate) struct AhState {
     path: Path,
-    pd: PdId,
+    pd: PdUse,
     context: Arc<ContextState>,
 }
 
@@ -28,7 +29,7 @@ impl AhState {
     }
 
     pub(crate) fn pd(&self) -> PdId {
-        self.pd
+        self.pd.id
     }
 }
 
@@ -46,7 +47,7 @@ impl Child for ibv_ah {
 
     /// Posted requests hold their own copy of the path, so the handle may end before they complete.
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
-        node.with(|engine| engine.release_pd(object.pd));
+        node.with(|engine| engine.release_pd(object.pd.id));
         COUNT.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
@@ -104,7 +105,7 @@ fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Made<ibv_ah> {
         COUNT.fetch_sub(1, Ordering::Relaxed);
     })?;
     let public = ibv_ah { context: get_field!(pd, context), pd: ibv_pd.raw(), handle: 0 };
-    Ok(pd.context.create(public, AhState { path, pd: pd.id, context: Arc::clone(&pd.context) }))
+    Ok(pd.context.create(public, AhState { path, pd: pd.hold(), context: Arc::clone(&pd.context) }))
 }
 
 /// `ibv_create_ah`.

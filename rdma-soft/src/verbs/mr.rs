@@ -13,9 +13,10 @@ use rdma_sys::{
 use super::call::{Answer, Argument, Done, Handle, ListMut, Made, Memory};
 use super::context::{Child, ContextState};
 use super::object::{Object, Public, get_field, set_field};
+use super::pd::PdUse;
 use super::{Errno, errno, on_demand, pages};
 use crate::copier::CopierThreads;
-use crate::engine::{ForeignRegistration, MrKeys, PdId, Registration};
+use crate::engine::{ForeignRegistration, MrKeys, Registration};
 use crate::node::Node;
 
 /// Private part of a memory region.
@@ -32,10 +33,10 @@ impl MrState {
 }
 
 /// The parameters of a region that are not public; `ibv_rereg_mr` changes them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Registered {
     lkey: u32,
-    pd: PdId,
+    pd: PdUse,
     iova: u64,
     /// The flags that C has asked for; `None` for memory of a copier, which cannot be registered
     /// again.
@@ -118,14 +119,15 @@ struct Range {
 }
 
 /// Registers memory in the engine.
-fn enroll(context: &ContextState, pd: PdId, range: Range, access: u32) -> Result<(Registered, MrKeys), Errno> {
+fn enroll(context: &ContextState, pd: PdUse, range: Range, access: u32) -> Result<(Registered, MrKeys), Errno> {
     let Range { memory: Memory(addr), len, iova } = range;
     let rights = check_access(access)?;
+    let id = pd.id;
     let registered = |keys: MrKeys| (Registered { lkey: keys.lkey, pd, iova, access: Some(access) }, keys);
     if access & ON_DEMAND != 0 {
         let copier = context.own_memory().queue()?;
         let what = on_demand::registration(addr.addr(), len, iova, rights, copier)?;
-        return Node::get()?.with(|engine| engine.register_foreign(pd, &what)).map(registered);
+        return Node::get()?.with(|engine| engine.register_foreign(id, &what)).map(registered);
     }
     let node = Node::get()?;
     let ends = addr.addr().checked_add(len).is_some() && iova.checked_add(len as u64).is_some();
@@ -140,14 +142,14 @@ fn enroll(context: &ContextState, pd: PdId, range: Range, access: u32) -> Result
     // SAFETY: `Engine::register` requires memory that stays mapped with these rights until it is
     // deregistered: promise 3, which `Memory` carries. Work requests and their completions order
     // the accesses of the device and of C.
-    let keys = node.with(|engine| unsafe { engine.register(pd, &what) })?;
+    let keys = node.with(|engine| unsafe { engine.register(id, &what) })?;
     Ok(registered(keys))
 }
 
 fn register(ibv_pd: &Handle<ibv_pd>, memory: Memory, len: usize, iova: u64, access: u32) -> Made<ibv_mr> {
     let iova = if access & ZERO_BASED != 0 { 0 } else { iova };
     let pd = ibv_pd.get()?;
-    let (registered, keys) = enroll(&pd.context, pd.id, Range { memory, len, iova }, access)?;
+    let (registered, keys) = enroll(&pd.context, pd.hold(), Range { memory, len, iova }, access)?;
     create(ibv_pd, memory.0, len, registered, keys)
 }
 
@@ -218,20 +220,20 @@ fn change(
     let object = mr.get()?;
     let mut registered = object.lock();
     let before = registered.access.ok_or(Errno::OPNOTSUPP)?;
-    let pd_id = match pd {
+    let held = match pd {
         Some(pd) => {
             let pd = pd.get()?;
             if !Arc::ptr_eq(&pd.context, &object.context) {
                 return Err(Errno::INVAL);
             }
-            pd.id
+            pd.hold()
         }
-        None => registered.pd,
+        None => registered.pd.clone(),
     };
     let old =
         Range { memory: Memory(get_field!(object, addr)), len: get_field!(object, length), iova: registered.iova };
     let range = range.unwrap_or(old);
-    let (new, keys) = enroll(&object.context, pd_id, range, access.unwrap_or(before))?;
+    let (new, keys) = enroll(&object.context, held, range, access.unwrap_or(before))?;
     let node = Node::get()?;
     if let Err(errno) = deregister(node, registered.lkey) {
         deregister(node, new.lkey)?;
@@ -283,7 +285,7 @@ fn register_copied(
     let what = ForeignRegistration { address, len, iova: address, access: rights, copier };
     let keys = Node::get()?.with(|engine| engine.register_foreign(pd.id, &what))?;
     let addr = ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0));
-    let registered = Registered { lkey: keys.lkey, pd: pd.id, iova: address, access: None };
+    let registered = Registered { lkey: keys.lkey, pd: pd.hold(), iova: address, access: None };
     create(ibv_pd, addr, len, registered, keys)
 }
 

@@ -1,4 +1,8 @@
 //! `ibv_pd`: protection domains, and parent domains made of them; `ibv_td`: thread domains.
+//!
+//! A domain cannot end while it is used. The engine counts the objects of a protection domain;
+//! [`Users`] counts the parent domains made of a domain, and the objects made through a parent
+//! domain.
 
 use std::sync::Arc;
 
@@ -14,7 +18,7 @@ use super::object::{Object, Public};
 use crate::engine::PdId;
 use crate::node::Node;
 
-/// Counts the parent domains that use an object: each of them has a clone.
+/// Counts the users of a domain that the engine does not count: each of them has a clone.
 #[derive(Debug, Default)]
 struct Users(Arc<()>);
 
@@ -23,7 +27,7 @@ impl Users {
         Arc::clone(&self.0)
     }
 
-    /// `EBUSY` while a parent domain uses the object.
+    /// `EBUSY` while the domain is used.
     fn check_none(&self) -> Result<(), Errno> {
         if Arc::strong_count(&self.0) == 1 { Ok(()) } else { Err(Errno::BUSY) }
     }
@@ -43,9 +47,28 @@ enum Kind {
     Protection(Users),
     /// A parent domain, a user of its protection domain and of its thread domain.
     Parent {
+        users: Users,
         _pd: Arc<()>,
         _td: Option<Arc<()>>,
     },
+}
+
+impl PdState {
+    /// What an object of the domain keeps while it lives.
+    pub(crate) fn hold(&self) -> PdUse {
+        let parent = match &self.kind {
+            Kind::Protection(_) => None,
+            Kind::Parent { users, .. } => Some(users.enter()),
+        };
+        PdUse { id: self.id, _parent: parent }
+    }
+}
+
+/// The protection domain of an object, and the parent domain through which the object was made.
+#[derive(Clone, Debug)]
+pub(crate) struct PdUse {
+    pub(crate) id: PdId,
+    _parent: Option<Arc<()>>,
 }
 
 impl Public for ibv_pd {
@@ -66,7 +89,7 @@ impl Child for ibv_pd {
                 users.check_none()?;
                 node.with(|engine| engine.dealloc_pd(object.id))
             }
-            Kind::Parent { .. } => Ok(()),
+            Kind::Parent { users, .. } => users.check_none(),
         }
     }
 
@@ -112,7 +135,7 @@ pub(super) fn alloc_parent_domain(
     if contexts.into_iter().flatten().any(|of| !Arc::ptr_eq(of, context)) {
         return Err(Errno::INVAL);
     }
-    let kind = Kind::Parent { _pd: users.enter(), _td: td.map(|td| td.users.enter()) };
+    let kind = Kind::Parent { users: Users::default(), _pd: users.enter(), _td: td.map(|td| td.users.enter()) };
     let public = ibv_pd { context: ibv_context.raw(), handle: pd.id.0 };
     Ok(context.create(public, PdState { id: pd.id, context: Arc::clone(context), kind }))
 }

@@ -13,6 +13,7 @@ use super::call::{Argument, Done, Handle, In, InOut, Made, Out};
 use super::context::{Child, ContextState};
 use super::events::Entry;
 use super::object::{Object, Pointee, Public, get_field, set_field};
+use super::pd::PdUse;
 use super::qp_state::{self, Attributes, Refusal};
 use super::{Errno, attr};
 use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, ServiceType, limits};
@@ -23,7 +24,7 @@ use crate::node::Node;
 #[derive(Debug)]
 pub(crate) struct QpShared {
     id: QpId,
-    pd: PdId,
+    pd: PdUse,
     entry: Arc<Entry>,
     context: Arc<ContextState>,
     cap: ibv_qp_cap,
@@ -60,7 +61,7 @@ impl QpShared {
     }
 
     pub(crate) fn pd(&self) -> PdId {
-        self.pd
+        self.pd.id
     }
 
     pub(super) fn builder(&self) -> Option<&Builder> {
@@ -235,7 +236,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
     };
     let shared = QpShared {
         id,
-        pd: pd.id,
+        pd: pd.hold(),
         entry: Arc::clone(&entry),
         context: Arc::clone(&pd.context),
         cap,

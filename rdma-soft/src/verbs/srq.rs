@@ -10,6 +10,7 @@ use super::call::{Done, Handle, In, InOut, Made, Out};
 use super::context::{Child, ContextState};
 use super::events::Entry;
 use super::object::{Object, Public, get_field};
+use super::pd::PdUse;
 use crate::engine::{SrqId, SrqInit, limits};
 use crate::node::Node;
 
@@ -19,6 +20,7 @@ pub(crate) struct SrqState {
     id: SrqId,
     entry: Arc<Entry>,
     context: Arc<ContextState>,
+    _pd: PdUse,
     max_sge: u32,
 }
 
@@ -82,7 +84,7 @@ pub(super) fn create_srq(ibv_pd: Handle<ibv_pd>, mut init: InOut<ibv_srq_init_at
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    let state = SrqState { id, entry: Arc::clone(&entry), context: Arc::clone(&pd.context), max_sge };
+    let state = SrqState { id, entry: Arc::clone(&entry), context: Arc::clone(&pd.context), _pd: pd.hold(), max_sge };
     let srq = pd.context.create(public, state);
     entry.announce(srq);
     init.attr.max_sge = max_sge;
