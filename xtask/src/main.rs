@@ -11,6 +11,7 @@ mod ptx;
 mod symbols;
 mod system;
 mod thirdparty;
+mod unsupported;
 mod vm;
 
 #[derive(Debug, Parser)]

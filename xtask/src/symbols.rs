@@ -1,5 +1,5 @@
-//! `cargo xtask symbols`: compares the drop-in library's list of symbols with the bindings and with
-//! the lists in Debian's packages.
+//! `cargo xtask symbols`: compares the drop-in library's list of symbols with the bindings, with
+//! the table of what the software device lacks and with the lists in Debian's packages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,6 +8,7 @@ use std::process::Command;
 
 use crate::apt::Apt;
 use crate::system::{at, list, make, output, read};
+use crate::unsupported;
 
 const LIST: &str = "rdma-soft/dropin/symbols.txt";
 const FUNCTIONS: &str = "rdma-sys/tests/abi/functions.rs";
@@ -32,6 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let text = read(&root.join(LIST))?;
     let listed = parse(&text);
     check_bindings(&text, &read(&root.join(FUNCTIONS))?)?;
+    unsupported::check(&text)?;
     let mut files = installed()?;
     if options.newest {
         files.extend(newest(&root)?);
