@@ -60,6 +60,12 @@ fn endpoints_use_a_shared_receive_queue() {
 }
 
 #[test]
+fn a_forked_child_opens_its_own_device() {
+    let Some(out) = output_of("forks", include_str!("forks.c"), &[]) else { return };
+    assert_eq!(out.trim(), "ok");
+}
+
+#[test]
 fn a_program_with_every_symbol_of_the_system_starts() {
     let system: Vec<_> = [IBVERBS, RDMACM].into_iter().filter_map(Library::open).collect();
     let mut known = symbols();
