@@ -211,3 +211,44 @@ fn families_of_managers() {
     // SAFETY: alive.
     assert_eq!(unsafe { (cm.rdma_destroy_id)(id) }, 0);
 }
+
+#[test]
+fn an_on_demand_region_stays_with_the_parent() {
+    passes_alone(&["on_demand_family"], &[]);
+}
+
+/// After the fork, parent and child have memory of their own at the region's address.
+#[test]
+#[ignore = "run by an_on_demand_region_stays_with_the_parent"]
+fn on_demand_family() {
+    let side = Side::new(Config::default());
+    side.connect(side.endpoint());
+    let memory = Box::into_raw(Box::new([0_u8; 8]));
+    let access = common::ALL_ACCESS | ibv_access_flags::IBV_ACCESS_ON_DEMAND.0;
+    // SAFETY: a live domain, and memory that is never freed and read only while no request runs.
+    let region = unsafe { verbs().ibv_reg_mr(side.pd, memory.cast(), 8, access) };
+    assert!(!region.is_null());
+    // SAFETY: a live region.
+    let rkey = unsafe { (*region).rkey };
+    let write = |bytes: &[u8; 8]| {
+        side.put(0, bytes);
+        let write = Request::new(ibv_wr_opcode::IBV_WR_RDMA_WRITE, 1, &[side.sge(0, 8)]);
+        assert_eq!(side.post(&write.remote(memory.expose_provenance() as u64, rkey)), 0);
+        side.success(1);
+    };
+    // SAFETY: memory of this process, to which no request writes now.
+    let read = || unsafe { memory.read_volatile() };
+    write(b"together");
+    let mut child = Child::fork(|stream| {
+        // SAFETY: the parent's region, of which the child has a copy: refused.
+        assert_eq!(unsafe { (verbs().ibv_dereg_mr)(region) }, libc::ENODEV);
+        stream.read_exact(&mut [0]).unwrap();
+        assert_eq!(read(), *b"together");
+    });
+    write(b"separate");
+    child.stream.write_all(&[0]).unwrap();
+    child.succeeded();
+    assert_eq!(read(), *b"separate");
+    // SAFETY: a live region, which is not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(region) }, 0);
+}
