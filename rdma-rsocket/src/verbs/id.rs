@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use libc::c_int;
 use nix::errno::Errno;
@@ -26,6 +27,9 @@ pub(crate) struct EventChannel {
 // SAFETY: Send requires that another thread may use and drop the value: calls on a channel may run
 // in any thread (4), and the value owns it (2).
 unsafe impl Send for EventChannel {}
+// SAFETY: Sync requires that several threads may use the value: the library lets each of them take
+// events of one channel (4).
+unsafe impl Sync for EventChannel {}
 
 impl EventChannel {
     pub(crate) fn new(libraries: Libraries) -> Result<Self, Errno> {
@@ -39,7 +43,7 @@ impl EventChannel {
     }
 
     /// Takes the next event and acknowledges it.
-    pub(crate) fn next(&mut self) -> Result<Option<Event>, Errno> {
+    pub(crate) fn next(&self) -> Result<Option<Event>, Errno> {
         let mut event = ptr::null_mut();
         // SAFETY: rdma_get_cm_event requires a live channel (2) and room for a pointer, a local.
         match minus_one(unsafe { (self.libraries.cm.rdma_get_cm_event)(self.raw.as_ptr(), &raw mut event) }) {
@@ -59,8 +63,8 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: rdma_destroy_event_channel requires a live channel without ids: an id is dropped
-        // before its channel (3).
+        // SAFETY: rdma_destroy_event_channel requires a live channel without ids: an id holds its
+        // channel (3).
         unsafe { (self.libraries.cm.rdma_destroy_event_channel)(self.raw.as_ptr()) };
     }
 }
@@ -107,36 +111,59 @@ impl Event {
 /// A connection identifier with a channel of its own.
 #[derive(Debug)]
 pub(crate) struct Id {
-    raw: RawId,
-    channel: EventChannel,
+    raw: Arc<RawId>,
+    channel: Arc<EventChannel>,
 }
 
-/// An identifier, which is destroyed on drop.
+/// An identifier, which is destroyed on drop. The objects on its device hold it.
 #[derive(Debug)]
-struct RawId(Libraries, NonNull<rdma_cm_id>);
+pub(super) struct RawId {
+    libraries: Libraries,
+    raw: NonNull<rdma_cm_id>,
+    /// The channel that the identifier is on.
+    channel: Mutex<Arc<EventChannel>>,
+}
 
 // SAFETY: Send requires that another thread may use and drop the value: calls on an id may run in
 // any thread, one at a time (4), and the value owns it (2).
 unsafe impl Send for RawId {}
+// SAFETY: Sync requires that several threads may use the value: a shared reference gives the
+// pointer only, and calls with it need `&mut` of the `Id`, or of the queue pair that the same lock
+// protects (4).
+unsafe impl Sync for RawId {}
+
+impl RawId {
+    fn new(libraries: Libraries, raw: *mut rdma_cm_id, channel: Arc<EventChannel>) -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(Self { libraries, raw: pointer(raw)?, channel: Mutex::new(channel) }))
+    }
+
+    pub(super) fn libraries(&self) -> Libraries {
+        self.libraries
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut rdma_cm_id {
+        self.raw.as_ptr()
+    }
+}
 
 impl Drop for RawId {
     fn drop(&mut self) {
-        // SAFETY: rdma_destroy_id requires a live id (2) without queue pair (3). All its events are
-        // acknowledged by `EventChannel::next`.
-        let _ignored = unsafe { (self.0.cm.rdma_destroy_id)(self.1.as_ptr()) };
+        // SAFETY: rdma_destroy_id requires a live id (2) without queue pair: the pair holds its id
+        // (3). All its events are acknowledged by `EventChannel::next`.
+        let _ignored = unsafe { (self.libraries.cm.rdma_destroy_id)(self.raw.as_ptr()) };
     }
 }
 
 impl Id {
     /// A new identifier in a port space.
     pub(crate) fn new(libraries: Libraries, ports: rdma_port_space) -> Result<Self, Errno> {
-        let channel = EventChannel::new(libraries)?;
+        let channel = Arc::new(EventChannel::new(libraries)?);
         let mut id = ptr::null_mut();
         // SAFETY: rdma_create_id requires a live channel (2) and room for a pointer, a local.
         let result =
             unsafe { (libraries.cm.rdma_create_id)(channel.raw.as_ptr(), &raw mut id, ptr::null_mut(), ports) };
         minus_one(result)?;
-        Ok(Self { raw: RawId(libraries, pointer(id)?), channel })
+        Ok(Self { raw: RawId::new(libraries, id, Arc::clone(&channel))?, channel })
     }
 
     /// The number of the socket: the channel's descriptor.
@@ -145,15 +172,20 @@ impl Id {
     }
 
     pub(crate) fn libraries(&self) -> Libraries {
-        self.raw.0
+        self.raw.libraries
     }
 
     pub(super) fn as_ptr(&self) -> *mut rdma_cm_id {
-        self.raw.1.as_ptr()
+        self.raw.as_ptr()
+    }
+
+    /// The identifier for an object on its device, which keeps it alive.
+    pub(super) fn share(&self) -> Arc<RawId> {
+        Arc::clone(&self.raw)
     }
 
     fn cm(&self) -> &'static rdma_sys::RdmaCm {
-        self.raw.0.cm
+        self.raw.libraries.cm
     }
 
     /// Takes the next event of the channel.
@@ -166,7 +198,8 @@ impl Id {
         if request.kind != rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
             return Err(Errno::EINVAL);
         }
-        Ok(Request(Self { raw: RawId(self.raw.0, pointer(request.id)?), channel: EventChannel::new(self.raw.0)? }))
+        let raw = RawId::new(self.raw.libraries, request.id, Arc::clone(&self.channel))?;
+        Ok(Request(Self { raw, channel: Arc::new(EventChannel::new(self.raw.libraries)?) }))
     }
 
     pub(crate) fn bind(&mut self, address: SocketAddr) -> Result<(), Errno> {
@@ -249,7 +282,7 @@ impl Id {
     pub(super) fn device(&self) -> Result<(NonNull<ibv_context>, NonNull<ibv_pd>), Errno> {
         // SAFETY: the reference requires a live id (2) that nobody changes during the borrow: only
         // calls on it do (4).
-        let id = unsafe { self.raw.1.as_ref() };
+        let id = unsafe { self.raw.raw.as_ref() };
         NonNull::new(id.verbs).zip(NonNull::new(id.pd)).ok_or(Errno::ENODEV)
     }
 }
@@ -268,7 +301,9 @@ impl Request {
         let Self(id) = self;
         // SAFETY: rdma_migrate_id requires a live id and a live channel (2), and no event that is
         // not acknowledged: `EventChannel::next` acknowledges each.
-        minus_one(unsafe { (id.cm().rdma_migrate_id)(id.as_ptr(), id.channel.raw.as_ptr()) })
+        minus_one(unsafe { (id.cm().rdma_migrate_id)(id.as_ptr(), id.channel.raw.as_ptr()) })?;
+        *id.raw.channel.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&id.channel);
+        Ok(())
     }
 
     /// The identifier of a request that has [migrated](Self::migrate).

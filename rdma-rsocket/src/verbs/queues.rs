@@ -2,6 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use libc::c_int;
 use nix::errno::Errno;
@@ -9,9 +10,10 @@ use rdma_sys::{
     ibv_comp_channel, ibv_cq, ibv_device_attr, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_cap,
     ibv_qp_init_attr, ibv_qp_type, ibv_recv_wr, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr,
     ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2, ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge, ibv_wc,
-    ibv_wc_flags, ibv_wc_status, ibv_wr_opcode, rdma_cm_id,
+    ibv_wc_flags, ibv_wc_status, ibv_wr_opcode,
 };
 
+use super::id::RawId;
 use super::{Access, Id, Libraries, Region, Registration, minus_one, number, pointer, set_nonblocking};
 
 /// Bit of a request's number that marks receives.
@@ -79,7 +81,7 @@ impl Queues {
         // with live completion queues.
         minus_one(unsafe { (cm.rdma_create_qp)(raw, ptr::null_mut(), &raw mut attributes) })?;
         // SAFETY: the read requires a live id (2).
-        let pair = Pair { libraries: id.libraries(), id: raw, raw: pointer(unsafe { (*raw).qp })? };
+        let pair = Pair { id: id.share(), raw: pointer(unsafe { (*raw).qp })? };
         let inline = attributes.cap.max_inline_data.min(u16::MAX.into());
         let limits = Limits { send, receive, inline: inline.try_into().unwrap_or(u16::MAX) };
         Ok(Self { pair, completions, limits })
@@ -87,7 +89,7 @@ impl Queues {
 
     /// Allocates memory that the requests may name. Drop it after the queues.
     pub(crate) fn region(&self, id: &Id, len: usize, access: Access) -> Result<Region, Errno> {
-        Region::new(self.pair.libraries, id.device()?.1, len, access)
+        Region::new(id, len, access)
     }
 
     /// Registers memory of somebody else.
@@ -102,9 +104,8 @@ impl Queues {
         len: usize,
         access: Access,
     ) -> Result<Registration, Errno> {
-        let (_, domain) = id.device()?;
         // SAFETY: `new` requires memory that stays valid, this function's condition.
-        unsafe { Registration::new(self.pair.libraries, domain, memory, len, access) }
+        unsafe { Registration::new(id, memory, len, access) }
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -190,9 +191,7 @@ fn device_limit(id: &Id) -> Result<u16, Errno> {
 /// A queue pair, made by `rdma_create_qp`.
 #[derive(Debug)]
 struct Pair {
-    libraries: Libraries,
-    /// The live id of the queue pair (3).
-    id: *mut rdma_cm_id,
+    id: Arc<RawId>,
     raw: NonNull<ibv_qp>,
 }
 
@@ -204,7 +203,7 @@ impl Drop for Pair {
     fn drop(&mut self) {
         // SAFETY: rdma_destroy_qp requires a live id (3) with a queue pair that nobody uses
         // afterwards (2).
-        unsafe { (self.libraries.cm.rdma_destroy_qp)(self.id) };
+        unsafe { (self.id.libraries().cm.rdma_destroy_qp)(self.id.as_ptr()) };
     }
 }
 
@@ -218,6 +217,8 @@ struct CompletionQueue {
     is_armed: bool,
     /// Events that were taken and not acknowledged.
     unacknowledged: u32,
+    /// The id whose device this is (3).
+    _id: Arc<RawId>,
 }
 
 // SAFETY: Send requires that another thread may use and drop the value: verbs on its objects may be
@@ -243,7 +244,7 @@ impl CompletionQueue {
         };
         // SAFETY: the read requires a live channel, which was just made.
         let fd = unsafe { channel.read() }.fd;
-        let made = Self { libraries, queue, channel, fd, is_armed: false, unacknowledged: 0 };
+        let made = Self { libraries, queue, channel, fd, is_armed: false, unacknowledged: 0, _id: id.share() };
         set_nonblocking(fd)?;
         Ok(made)
     }

@@ -2,12 +2,14 @@
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use rdma_mem::{SharedMemory, SharedSliceMut};
-use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
+use rdma_sys::{ibv_access_flags, ibv_mr};
 
-use super::{Libraries, pointer};
+use super::id::RawId;
+use super::{Id, pointer};
 
 /// Who may access a region besides this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,17 +40,12 @@ pub(crate) struct Region {
 
 impl Region {
     /// Allocates and registers `len` bytes, all zero.
-    pub(super) fn new(
-        libraries: Libraries,
-        domain: NonNull<ibv_pd>,
-        len: usize,
-        access: Access,
-    ) -> Result<Self, Errno> {
+    pub(super) fn new(id: &Id, len: usize, access: Access) -> Result<Self, Errno> {
         let memory =
             SharedMemory::new(len).map_err(|error| error.raw_os_error().map_or(Errno::ENOMEM, Errno::from_raw))?;
         // SAFETY: `new` requires memory that stays valid while it is registered: the drop gives it
         // back only once the registration has ended.
-        let registration = unsafe { Registration::new(libraries, domain, memory.as_ptr(), len, access) }?;
+        let registration = unsafe { Registration::new(id, memory.as_ptr(), len, access) }?;
         Ok(Self { registration: ManuallyDrop::new(registration), memory: ManuallyDrop::new(memory) })
     }
 
@@ -112,8 +109,10 @@ impl Drop for Region {
 /// A memory region of the device over memory of somebody else.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    libraries: Libraries,
-    raw: NonNull<ibv_mr>,
+    /// The id whose domain this is (3).
+    id: Arc<RawId>,
+    /// `None` after its end.
+    raw: Option<NonNull<ibv_mr>>,
     local_key: u32,
     remote_key: u32,
 }
@@ -133,36 +132,34 @@ impl Registration {
     /// # Safety
     ///
     /// The memory stays valid for the accesses of `access` while the value lives.
-    pub(super) unsafe fn new(
-        libraries: Libraries,
-        domain: NonNull<ibv_pd>,
-        address: *mut u8,
-        len: usize,
-        access: Access,
-    ) -> Result<Self, Errno> {
-        // SAFETY: ibv_reg_mr requires a live domain, which the callers pass (3), and valid memory,
-        // this function's condition.
-        let raw = unsafe { libraries.verbs.ibv_reg_mr(domain.as_ptr(), address.cast(), len, access.flags()) };
+    pub(super) unsafe fn new(id: &Id, address: *mut u8, len: usize, access: Access) -> Result<Self, Errno> {
+        let (_, domain) = id.device()?;
+        // SAFETY: ibv_reg_mr requires a live domain, that of a live id (2), and valid memory, this
+        // function's condition.
+        let raw = unsafe { id.libraries().verbs.ibv_reg_mr(domain.as_ptr(), address.cast(), len, access.flags()) };
         let raw = pointer(raw)?;
         // SAFETY: the read requires a live region, which was just made.
         let mr = unsafe { raw.read() };
-        Ok(Self { libraries, raw, local_key: mr.lkey, remote_key: mr.rkey })
+        Ok(Self { id: id.share(), raw: Some(raw), local_key: mr.lkey, remote_key: mr.rkey })
     }
 
     /// Ends the registration. If that fails, the device and peers may still access the memory.
-    pub(crate) fn end(self) -> Result<(), (Self, Errno)> {
-        let ended = ManuallyDrop::new(self);
-        match ended.deregister() {
+    pub(crate) fn end(mut self) -> Result<(), (Self, Errno)> {
+        match self.deregister() {
             0 => Ok(()),
-            kept => Err((ManuallyDrop::into_inner(ended), Errno::from_raw(kept))),
+            kept => Err((self, Errno::from_raw(kept))),
         }
     }
 
-    fn deregister(&self) -> libc::c_int {
-        // SAFETY: ibv_dereg_mr requires a live region that nobody uses after a success (2): `end`
-        // drops nothing of the value then, and the drop is its last use. A request that still names
-        // it fails.
-        unsafe { (self.libraries.verbs.ibv_dereg_mr)(self.raw.as_ptr()) }
+    fn deregister(&mut self) -> libc::c_int {
+        let Some(raw) = self.raw else { return 0 };
+        // SAFETY: ibv_dereg_mr requires a live region that nobody uses after a success (2): the
+        // pointer is forgotten then. A request that still names the region fails.
+        let kept = unsafe { (self.id.libraries().verbs.ibv_dereg_mr)(raw.as_ptr()) };
+        if kept == 0 {
+            self.raw = None;
+        }
+        kept
     }
 }
 
