@@ -16,6 +16,8 @@
 //! * A blocking call always fails with `EINTR` after a signal, whatever `SA_RESTART` says. No call
 //!   raises `SIGPIPE`.
 //! * A non-blocking connect makes progress during calls on the socket, [`poll()`] included.
+//! * A forked child does not share the sockets of its parent: every call on them fails with
+//!   `EBADF`, and the parent keeps its connections. The child may make sockets of its own.
 //! * With `SO_KEEPALIVE`, a thread that waits in a call on the socket probes the peer every
 //!   `TCP_KEEPIDLE` seconds.
 //! * Datagrams, out-of-band data, ancillary data, and devices without RDMA write with
@@ -31,6 +33,7 @@
 mod buffers;
 mod descriptors;
 mod poll;
+mod process;
 mod settings;
 mod socket;
 mod stream;

@@ -1,6 +1,7 @@
 //! [`Socket`], the safe interface.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::ManuallyDrop;
 use std::net::{self, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -296,6 +297,12 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
+        let Kind::Stream(stream) = &self.0;
+        if stream.is_inherited() {
+            // The objects are the parent's. Destroying a copy of them would end its connection.
+            let _leaked = ManuallyDrop::new(Arc::clone(stream));
+            return;
+        }
         // Fails only if the socket is closed already.
         let _closed = self.close();
     }

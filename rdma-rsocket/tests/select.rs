@@ -3,7 +3,10 @@
 #[allow(dead_code, reason = "the helpers for other tests")]
 mod common;
 
+use std::io::Write;
 use std::mem;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::ptr;
 
 use common::libraries;
@@ -66,6 +69,24 @@ fn each_set_keeps_the_sockets_that_are_ready() {
     assert_eq!(unsafe { sockets.rwrite(server, b"x".as_ptr().cast(), 1) }, 1);
     rdma_test_support::until("the byte is there", || select(&sockets, client) == (2, true, true));
     [client, server, listener].into_iter().for_each(|fd| assert_eq!(sockets.rclose(fd), 0));
+}
+
+#[test]
+fn a_plain_descriptor_ends_the_wait_for_a_socket() {
+    let sockets = Descriptors::new();
+    let [listener, client] = connected(&sockets);
+    let (mut there, here) = UnixStream::pair().expect("a pair");
+    let sender = std::thread::spawn(move || there.write_all(b"x").map(|()| there));
+    let mut reads = set_of(client);
+    // SAFETY: FD_SET requires a set and a small descriptor.
+    unsafe { FD_SET(here.as_raw_fd(), &raw mut reads) };
+    let none = ptr::null_mut();
+    let most = client.max(here.as_raw_fd()) + 1;
+    // SAFETY: `rselect` requires sets and a time that are valid or NULL.
+    assert_eq!(unsafe { sockets.rselect(most, &raw mut reads, none, none, ptr::null_mut()) }, 1);
+    assert!(contains(&reads, here.as_raw_fd()) && !contains(&reads, client));
+    drop(sender.join().expect("the thread"));
+    [client, listener].into_iter().for_each(|fd| assert_eq!(sockets.rclose(fd), 0));
 }
 
 #[test]

@@ -141,10 +141,12 @@ impl Connection {
     }
 
     /// Processes completions, and tells the peer of maps, buffers and credits. Returns whether
-    /// there were completions.
+    /// there were completions. One call processes at most as many as the queues hold, so that a
+    /// peer that keeps sending cannot hold it.
     pub(crate) fn poll(&mut self) -> bool {
         let mut is_changed = false;
-        loop {
+        let Limits { send, receive, .. } = self.queues.limits();
+        for _ in 0..u32::from(send) + u32::from(receive) {
             let result = match self.queues.poll() {
                 Ok(Some(completion)) => self.complete(completion),
                 Ok(None) => break,

@@ -21,6 +21,9 @@ use crate::wire::ConnectData;
 /// Bounds of the number of connections that no call has accepted yet.
 const BACKLOG: (usize, usize) = (128, 4096);
 
+/// The most events that the thread processes before it lets others use the stream.
+const TURN: usize = 64;
+
 /// The listening part of a stream.
 #[derive(Debug)]
 pub(super) struct Listener {
@@ -36,7 +39,6 @@ pub(super) struct Listener {
 
 #[derive(Debug)]
 struct Answered {
-    // Dropped before the id, whose device it uses.
     connection: Connection,
     request: Request,
 }
@@ -77,7 +79,8 @@ impl Stream {
             if state.is_closed || slept.is_err_and(|errno| errno != Errno::EINTR) {
                 break;
             }
-            loop {
+            // The descriptor stays readable while there are more.
+            for _ in 0..TURN {
                 match state.id().and_then(Id::next_event) {
                     Ok(Some(event)) => state.serve(&event),
                     Ok(None) => break,
@@ -103,8 +106,7 @@ impl State {
         let Some(listener) = &mut self.listener else { return };
         let is_of_event = |answered: &mut Answered| ids_match(event, answered.request.id());
         let Some(place) = listener.answered.iter_mut().position(is_of_event) else { return };
-        // Every other event means that the connection has failed: it is dropped whole, in the order
-        // of its fields.
+        // Every other event means that the connection has failed.
         let mut answered = listener.answered.swap_remove(place);
         if event.kind == Kind::RDMA_CM_EVENT_ESTABLISHED && answered.request.migrate().is_ok() {
             let Answered { connection, request } = answered;

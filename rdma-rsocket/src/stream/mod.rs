@@ -24,21 +24,27 @@ use self::connect::Phase;
 use self::connection::Connection;
 use self::listen::Listener;
 use crate::buffers::{Sink, Source};
+use crate::process::Owner;
 use crate::settings::{Effect, Settings};
 use crate::verbs::{Id, Libraries};
 use crate::wait::{Bell, Polled, SPIN, Sleepers};
+
+/// How often a call looks again after something has changed, before it looks at the time and lets
+/// other threads use the stream.
+const TURNS: usize = 16;
 
 /// A stream socket.
 #[derive(Debug)]
 pub(crate) struct Stream {
     fd: RawFd,
+    /// The process whose socket it is.
+    owner: Owner,
     state: Mutex<State>,
 }
 
 /// All of a stream.
 #[derive(Debug)]
 struct State {
-    // Dropped before the id, whose device it uses.
     connection: Option<Connection>,
     listener: Option<Listener>,
     /// `None` once the stream is closed.
@@ -74,7 +80,7 @@ impl Stream {
             is_closing: false,
             is_closed: false,
         };
-        Self { fd, state: Mutex::new(state) }
+        Self { fd, owner: Owner::current(), state: Mutex::new(state) }
     }
 
     /// The socket's number.
@@ -82,12 +88,21 @@ impl Stream {
         self.fd
     }
 
+    /// Whether the socket belongs to the parent of this process.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.owner != Owner::current()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks a stream that is not closed.
+    /// Locks a stream that is not closed. `EBADF` in a forked child, where the lock may be held by a
+    /// thread of the parent.
     fn open(&self) -> Result<MutexGuard<'_, State>, Errno> {
+        if self.is_inherited() {
+            return Err(Errno::EBADF);
+        }
         let state = self.lock();
         if state.is_closed { Err(Errno::EBADF) } else { Ok(state) }
     }
@@ -102,20 +117,22 @@ impl Stream {
         let mut state = self.open()?;
         let deadline = wait.deadline(&state);
         let mut spin_until = None;
+        let mut turns = 0;
         loop {
             let mut is_changed = state.poll();
             if let Some(result) = attempt(&mut state) {
                 return result;
             }
             is_changed |= state.take_events();
-            if is_changed {
+            turns = if is_changed { turns + 1 } else { 0 };
+            if is_changed && turns % TURNS != 0 {
                 continue;
             }
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(Errno::EAGAIN);
             }
-            if now < *spin_until.get_or_insert(now + SPIN) {
+            if is_changed || now < *spin_until.get_or_insert(now + SPIN) {
                 drop(state);
                 std::hint::spin_loop();
                 state = self.open()?;
@@ -295,9 +312,8 @@ impl Stream {
             let mut state = self.lock();
             (state.connection.take(), state.id.take())
         };
-        // In this order: the connection uses the id's device.
-        drop(connection);
-        drop(id);
+        // Destroyed without the lock.
+        drop((connection, id));
         Ok(())
     }
 
@@ -376,13 +392,15 @@ impl Stream {
     /// The events of poll(2) that the socket has now.
     pub(crate) fn ready(&self, events: c_short) -> c_short {
         let Ok(mut state) = self.open() else { return libc::POLLNVAL };
-        loop {
+        for _ in 0..TURNS {
             let is_changed = state.poll();
             let ready = state.ready(events);
             if ready != 0 || !(state.take_events() || is_changed) {
                 return ready;
             }
         }
+        // More has come: `prepare_sleep`, or the descriptor, makes the caller look again.
+        0
     }
 
     /// Prepares the calling thread's sleep: adds the descriptors to sleep on. Returns false if the

@@ -1,0 +1,140 @@
+//! Threads, signals and forked children that share a stream.
+
+#[allow(dead_code, reason = "the helpers for other tests")]
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use common::{listener, pair};
+use libc::{EBADF, EINTR, POLLIN, POLLNVAL, c_int};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use rdma_rsocket::{PollEntry, Socket, poll};
+use rdma_test_support::until;
+
+/// A call on a shared socket, in a thread of its own.
+fn spawn<T: Send + 'static>(socket: &Arc<Socket>, call: impl FnOnce(&Socket) -> T + Send + 'static) -> JoinHandle<T> {
+    let socket = Arc::clone(socket);
+    thread::spawn(move || call(&socket))
+}
+
+fn join<T>(what: &str, thread: JoinHandle<T>) -> T {
+    until(what, || thread.is_finished());
+    thread.join().expect("the thread")
+}
+
+#[test]
+fn one_thread_reads_and_another_writes_until_a_third_closes() {
+    let (client, server) = pair();
+    let (client, server) = (Arc::new(client), Arc::new(server));
+    let echo = spawn(&server, |mut server| {
+        let mut data = [0; 8192];
+        while let Ok(len @ 1..) = server.read(&mut data) {
+            if server.write_all(&data[..len]).is_err() {
+                break;
+            }
+        }
+    });
+    let received = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&received);
+    let reader = spawn(&client, move |mut client| {
+        let mut data = [0; 5000];
+        while let Ok(len @ 1..) = client.read(&mut data) {
+            count.fetch_add(len, Ordering::Relaxed);
+        }
+    });
+    let writer = spawn(&client, |mut client| while client.write(&[7; 3000]).is_ok_and(|len| len > 0) {});
+    until("data flows", || received.load(Ordering::Relaxed) > 1 << 20);
+    let closer = spawn(&client, |client| client.close().is_ok());
+    assert!(join("the close", closer));
+    join("the reader", reader);
+    join("the writer", writer);
+    join("the peer", echo);
+}
+
+extern "C" fn ignore(_signal: c_int) {}
+
+/// Sends a signal to a thread until its call has returned.
+fn interrupted<T: Send + 'static>(
+    call: impl FnOnce(&Socket) -> std::io::Result<T> + Send + 'static,
+    socket: &Arc<Socket>,
+) {
+    let thread = spawn(socket, move |socket| call(socket).map(drop).map_err(|error| error.raw_os_error()));
+    until("the call ends", || {
+        // SAFETY: pthread_kill requires a thread that is not joined yet: it is below.
+        unsafe { libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) };
+        thread.is_finished()
+    });
+    assert_eq!(thread.join().expect("the thread"), Err(Some(EINTR)));
+}
+
+#[test]
+fn a_signal_interrupts_the_calls_that_wait() {
+    let action = SigAction::new(SigHandler::Handler(ignore), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: sigaction requires a handler that may run at any time: it does nothing.
+    unsafe { sigaction(Signal::SIGUSR1, &action) }.expect("a handler");
+    let (client, server) = pair();
+    let [client, server, listener] = [client, server, listener().0].map(Arc::new);
+    interrupted(|mut socket| socket.read(&mut [0]), &client);
+    interrupted(|socket| poll(&mut [PollEntry::socket(socket, POLLIN)], None), &server);
+    interrupted(Socket::accept, &listener);
+}
+
+/// Runs a function in a forked child, and returns its result.
+fn in_child(call: impl FnOnce() -> bool) -> bool {
+    // SAFETY: fork requires that the child calls nothing that depends on other threads: it makes
+    // calls that fail at once, and ends.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "no child");
+    if child == 0 {
+        let status = c_int::from(!call());
+        // SAFETY: _exit has no requirement.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = -1;
+    // SAFETY: waitpid requires room for a status, a local.
+    until("the child ends", || unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child);
+    status == 0
+}
+
+fn exchange(mut from: &Socket, mut to: &Socket) {
+    let mut data = [0; 5];
+    from.write_all(b"hello").expect("a send");
+    to.read_exact(&mut data).expect("the data");
+    assert_eq!(&data, b"hello");
+}
+
+#[test]
+fn a_child_leaves_the_sockets_of_its_parent_alone() {
+    let (client, server) = pair();
+    let (listener, address) = listener();
+    let sockets = [client, server, listener];
+    exchange(&sockets[0], &sockets[1]);
+    // The child drops what it has captured; its parent keeps these.
+    let copies = sockets.each_ref().map(std::ptr::from_ref);
+    assert!(in_child(|| {
+        let refused = sockets.iter().all(|socket| {
+            let mut entry = [PollEntry::socket(socket, POLLIN)];
+            let results = [(&mut &*socket).write(&[0]), (&mut &*socket).read(&mut [0])];
+            let polled = poll(&mut entry, Some(Duration::ZERO)).is_ok_and(|count| count == 1);
+            results.into_iter().all(|result| result.is_err_and(|error| error.raw_os_error() == Some(EBADF)))
+                && socket.close().is_err_and(|error| error.raw_os_error() == Some(EBADF))
+                && polled
+                && entry[0].found() == POLLNVAL
+        });
+        // SAFETY: each read makes a second owner; this process ends before the first is dropped.
+        copies.into_iter().for_each(|socket| drop(unsafe { socket.read() }));
+        refused
+    }));
+    let [client, server, listener] = sockets;
+    exchange(&client, &server);
+    exchange(&server, &client);
+    let another = common::stream();
+    another.connect(address).expect("a connection");
+    let (accepted, _) = listener.accept().expect("the connection");
+    exchange(&another, &accepted);
+}
