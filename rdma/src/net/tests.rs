@@ -494,6 +494,39 @@ fn a_peer_that_never_speaks_is_cut_off() {
 }
 
 #[test]
+fn a_peer_that_speaks_before_the_accept_returns_is_kept() {
+    let limit = Duration::from_secs(1);
+    let mut world = World::with(&options(), &options(), &ListenOptions::new().first_message(limit));
+    let (to, client) = (world.listener.local_addr(), world.client.clone());
+    let connecting = thread::spawn(move || {
+        block_on(async {
+            let client = client.connect(to).await.unwrap();
+            client.send("early").await.unwrap();
+            client
+        })
+    });
+    let accepting = block_on(world.listener.accept()).unwrap().accept();
+    let mut accepting = std::pin::pin!(accepting);
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    // Hardly ever ready: the client must still answer.
+    let accepted = accepting.as_mut().poll(&mut cx);
+    let client = connecting.join().unwrap();
+    // Most likely, the message arrives meanwhile.
+    thread::sleep(limit / 10);
+    let accepted = if let std::task::Poll::Ready(accepted) = accepted { accepted } else { block_on(accepting) };
+    let mut server = accepted.unwrap();
+    thread::sleep(limit + limit / 5);
+    block_on(async {
+        client.send("late").await.unwrap();
+        for expected in ["early", "late"] {
+            assert_eq!(server.next().await.unwrap().as_deref(), Some(expected.as_bytes()));
+        }
+    });
+    drop((client, server));
+    world.end();
+}
+
+#[test]
 fn two_hundred_connections_share_a_node() {
     const COUNT: usize = 200;
     let options = options().window(1).payload(240).max_connections(256);

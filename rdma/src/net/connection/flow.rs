@@ -69,6 +69,8 @@ pub(super) struct Flow {
     close_by: Option<Instant>,
     /// The end of the time for the peer's first message.
     first_by: Option<Instant>,
+    /// Whether the peer has sent a message.
+    has_spoken: bool,
 
     pub(super) operations: Operations,
     pub(super) senders: Waiters,
@@ -203,6 +205,7 @@ impl Flow {
             ending: Ending::None,
             close_by: None,
             first_by: None,
+            has_spoken: false,
             operations,
             senders: Waiters::default(),
             receiver: None,
@@ -232,9 +235,14 @@ impl Flow {
         self.pump(now);
     }
 
-    /// Fails the connection unless the peer sends a message in time.
+    /// Fails the connection unless the peer has sent a message, or sends one in time.
     pub(super) fn expect_message(&mut self, by: Instant) {
-        self.first_by = Some(by);
+        self.first_by = Some(by).filter(|_| !self.has_spoken);
+    }
+
+    fn note_message(&mut self) {
+        self.has_spoken = true;
+        self.first_by = None;
     }
 
     /// The reason of the end, once the connection has ended.
@@ -311,7 +319,7 @@ impl Flow {
         self.owed += 1;
         match received {
             Received::Data(fragment) => {
-                self.first_by = None;
+                self.note_message();
                 if fragment.is_end || self.receiver_is_gone {
                     self.buffers.spares.push(buffer);
                 } else if fragment.is_first && fragment.is_last {
@@ -326,7 +334,7 @@ impl Flow {
                 self.wake_receiver();
             }
             Received::Offer { id, slice } => {
-                self.first_by = None;
+                self.note_message();
                 self.buffers.spares.push(buffer);
                 self.offered(id, slice);
             }
