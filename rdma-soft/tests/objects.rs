@@ -67,9 +67,15 @@ fn a_region_can_be_registered_again() {
     assert_eq!(change(ACCESS, 0, 0, 2), ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_CMD.0);
     assert_eq!(region().rkey, part.rkey);
 
+    // The keys are those of the memory: a change of rights keeps them.
+    for access in [0xf, 3] {
+        assert_eq!(change(ACCESS, 0, 0, access), 0);
+        assert_eq!((region().length, region().lkey, region().rkey), (4096, part.lkey, part.rkey));
+        assert_eq!(write_to(4096 + 64, part.rkey), ibv_wc_status::IBV_WC_SUCCESS);
+    }
     assert_eq!(change(ACCESS, 0, 0, 1), 0);
-    assert_eq!(region().length, 4096);
-    assert_eq!(write_to(4096 + 64, region().rkey), ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+    assert_eq!(region().rkey, part.rkey);
+    assert_eq!(write_to(4096 + 64, part.rkey), ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
 }
 
 #[test]

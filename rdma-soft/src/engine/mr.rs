@@ -83,17 +83,14 @@ impl MrTable {
         directory: &Directory,
     ) -> Result<MrKeys, Errno> {
         let key = self.new_key()?;
-        self.serial += 1;
         // Publish a region for mapping only if it fills its file: a peer that maps a file sees all
         // of it.
         let backing = backing.filter(|backing| {
             region.addr() == backing.base() && region.len() <= backing.len() && backing.len() - region.len() < PAGE
         });
-        if backing.is_some() && region.access() & REMOTE != 0 {
-            directory.publish_region(key, pd, &region, self.serial);
-        }
         self.slots[(key >> TAG_BITS) as usize] =
             Some(Mr { key, pd, region, backing, granted: Vec::new(), foreign: None });
+        self.publish(key, directory);
         Ok(MrKeys { lkey: key, rkey: key })
     }
 
@@ -133,6 +130,26 @@ impl MrTable {
         let mr = self.slots[(key >> TAG_BITS) as usize].take().ok_or(Errno::INVAL)?;
         self.free.push(key);
         Ok((mr.pd, mr.granted))
+    }
+
+    /// Gives the key of a region that was removed to another region.
+    pub(super) fn rename(&mut self, key: u32, to: u32, directory: &Directory) -> Result<(), Errno> {
+        self.find(key).ok_or(Errno::INVAL)?;
+        let slot = self.slots[(key >> TAG_BITS) as usize].take();
+        self.free.retain(|free| *free != to);
+        self.free.push(key);
+        directory.withdraw_region(key);
+        self.slots[(to >> TAG_BITS) as usize] = slot.map(|mr| Mr { key: to, ..mr });
+        self.publish(to, directory);
+        Ok(())
+    }
+
+    /// Publishes a region for mapping if it has a file and remote rights.
+    fn publish(&mut self, key: u32, directory: &Directory) {
+        self.serial += 1;
+        if let Some(mr) = self.find(key).filter(|mr| mr.backing.is_some() && mr.region.access() & REMOTE != 0) {
+            directory.publish_region(key, mr.pd, &mr.region, self.serial);
+        }
     }
 
     /// Lets no further copy of a foreign region begin.

@@ -96,6 +96,16 @@ impl Engine {
         self.tables.deregister(lkey)
     }
 
+    /// Deregisters memory, as [`deregister`](Self::deregister) does, and gives its key to the region
+    /// with the key `by`.
+    ///
+    /// # Errors
+    ///
+    /// As `deregister`.
+    pub(crate) fn replace_region(&mut self, lkey: u32, by: u32) -> Result<(), Errno> {
+        self.tables.replace_region(lkey, by)
+    }
+
     /// Gives up a deregistration that [`deregister`](Self::deregister) has answered with `EAGAIN`:
     /// requests can use the region again.
     pub(crate) fn keep_region(&mut self, lkey: u32) {

@@ -95,6 +95,12 @@ impl Tables {
         Ok(())
     }
 
+    /// Deregisters a region, and gives its key to another one.
+    pub(super) fn replace_region(&mut self, lkey: u32, by: u32) -> Result<(), Errno> {
+        self.deregister(lkey)?;
+        self.mrs.rename(by, lkey, &self.directory)
+    }
+
     /// Returns how an unreliable message reaches a process.
     pub(super) fn reach(&mut self, peer: PeerId, purpose: Purpose) -> Reach {
         self.peers.reach(peer, purpose, &mut self.timers)

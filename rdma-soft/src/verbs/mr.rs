@@ -16,7 +16,7 @@ use super::object::{Object, Public, get_field, set_field};
 use super::pd::PdUse;
 use super::{Errno, errno, on_demand, pages};
 use crate::copier::CopierThreads;
-use crate::engine::{ForeignRegistration, MrKeys, Registration};
+use crate::engine::{Engine, ForeignRegistration, MrKeys, Registration};
 use crate::node::Node;
 
 /// Private part of a memory region.
@@ -57,25 +57,29 @@ impl Child for ibv_mr {
 
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
         let lkey = object.lock().lkey;
-        deregister(node, lkey)
+        deregister(node, lkey, None)
     }
 
     fn force_end(object: &Object<Self>, node: &Node) {
         let lkey = object.lock().lkey;
         // Fails only if a copy does not end. No other copy of the region begins.
-        let _ended = wait_and_deregister(node, lkey);
+        let _ended = wait_and_end(node, |engine| engine.deregister(lkey));
     }
 }
 
-/// Deregisters a region when its copies have ended; `EAGAIN` if they do not end, after which no
-/// request can use the region.
-fn wait_and_deregister(node: &Node, lkey: u32) -> Result<(), Errno> {
-    node.with_copies_ended(|errno| *errno == Errno::AGAIN, |engine| engine.deregister(lkey))
+/// Ends a region when its copies have ended; `EAGAIN` if they do not end, after which no request can
+/// use the region.
+fn wait_and_end(node: &Node, mut end: impl FnMut(&mut Engine) -> Result<(), Errno>) -> Result<(), Errno> {
+    node.with_copies_ended(|errno| *errno == Errno::AGAIN, &mut end)
 }
 
-/// Deregisters a region, which stays as it is if its copies do not end.
-fn deregister(node: &Node, lkey: u32) -> Result<(), Errno> {
-    let ended = wait_and_deregister(node, lkey);
+/// Deregisters a region, which stays as it is if its copies do not end. The region with the key
+/// `successor`, if any, takes its key.
+fn deregister(node: &Node, lkey: u32, successor: Option<u32>) -> Result<(), Errno> {
+    let ended = wait_and_end(node, |engine| match successor {
+        Some(by) => engine.replace_region(lkey, by),
+        None => engine.deregister(lkey),
+    });
     if ended == Err(Errno::AGAIN) {
         node.with(|engine| engine.keep_region(lkey));
     }
@@ -179,8 +183,8 @@ const CHANGE_TRANSLATION: i32 = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_TRANSLAT
 const CHANGE_PD: i32 = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_PD.0 as i32;
 const CHANGE_ACCESS: i32 = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_ACCESS.0 as i32;
 
-/// `ibv_rereg_mr`: registers the region with its new attributes, then deregisters the old one, so
-/// the keys change. A region whose change fails keeps its attributes.
+/// `ibv_rereg_mr`: registers the region with its new attributes, then deregisters the old one. The
+/// keys change if the memory does. A region whose change fails keeps its attributes.
 pub(super) fn rereg_mr(
     mr: Handle<ibv_mr>,
     flags: c_int,
@@ -232,12 +236,17 @@ fn change(
     };
     let old =
         Range { memory: Memory(get_field!(object, addr)), len: get_field!(object, length), iova: registered.iova };
+    let moves = range.is_some();
     let range = range.unwrap_or(old);
-    let (new, keys) = enroll(&object.context, held, range, access.unwrap_or(before))?;
+    let (mut new, mut keys) = enroll(&object.context, held, range, access.unwrap_or(before))?;
     let node = Node::get()?;
-    if let Err(errno) = deregister(node, registered.lkey) {
-        deregister(node, new.lkey)?;
+    if let Err(errno) = deregister(node, registered.lkey, (!moves).then_some(new.lkey)) {
+        deregister(node, new.lkey, None)?;
         return Err(errno);
+    }
+    if !moves {
+        new.lkey = registered.lkey;
+        keys = MrKeys { lkey: new.lkey, rkey: new.lkey };
     }
     *registered = new;
     if let Some(pd) = pd {
