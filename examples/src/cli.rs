@@ -116,7 +116,7 @@ impl<A: Parser> CommandLine<A> {
         let levels = ["error", "warn", "info", "debug", "trace"];
         let help = "Print the log on standard error, down to this level [env: RUST_LOG]";
         let log = Arg::new(LOG).long(LOG).value_name("LEVEL").value_parser(levels).help(help);
-        let mut command = command.arg(log.hide_short_help(true));
+        let mut command = command.arg(log.global(true).hide_short_help(true));
         let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
         let log = matches.remove_one(LOG);
         let args = A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;

@@ -32,7 +32,7 @@ fn keys_are_put_got_and_deleted() {
     let server = server();
     refused(&server, "get", &["colour"], "the key does not exist");
     assert_eq!(kv(&server, "put", &["colour", "red"]), "sequence number 1\n");
-    assert_eq!(kv(&server, "get", &["colour"]), "red\n");
+    assert_eq!(kv(&server, "get", &["colour", "--log=error"]), "red\n");
     refused(&server, "put", &["colour", "blue", "--expect=0"], "its sequence number is 1");
     assert_eq!(kv(&server, "put", &["colour", "blue", "--expect=1"]), "sequence number 2\n");
     let fields: serde_json::Value = serde_json::from_str(&kv(&server, "get", &["colour", "--json"])).unwrap();
