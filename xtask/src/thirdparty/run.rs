@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,18 @@ struct Running {
 impl Launcher {
     pub(super) fn new(path: PathBuf, folder: PathBuf) -> Self {
         Self { path, folder }
+    }
+
+    /// The folder that programs run in.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A command that starts a program through `soft-rdma`.
+    pub(super) fn command(&self, options: &[&str], program: &str) -> Command {
+        let mut command = Command::new(&self.path);
+        command.current_dir(&self.folder).args(options).arg(program).stdin(Stdio::null());
+        command
     }
 
     /// Runs a case, and measures its time.
@@ -84,17 +96,12 @@ impl Launcher {
 
     fn start(&self, program: &str, case: &Case, more: &str) -> io::Result<Running> {
         let output = tempfile()?;
-        let mut command = Command::new(&self.path);
-        command.current_dir(&self.folder);
+        let mut command = self.command(case.kind.launch_options(), program);
         // A container's only user may be root.
         command.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
-        command
-            .args(case.kind.launch_options())
-            .arg(program)
-            .args(case.options.split_whitespace())
-            .args(more.split_whitespace());
+        command.args(case.options.split_whitespace()).args(more.split_whitespace());
         command.envs(case.variable.split_once('='));
-        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
+        command.stdout(output.try_clone()?).stderr(output.try_clone()?);
         Ok(Running { child: command.spawn()?, output })
     }
 }

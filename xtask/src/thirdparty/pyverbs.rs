@@ -1,0 +1,174 @@
+//! rdma-core's own tests in Python, each in a process on the software device.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use super::run::Launcher;
+use crate::apt::{self, Apt};
+use crate::system::{at, list, make, output, remove};
+
+/// The suite whose Python the package's modules are built for.
+const SUITE: &str = "bookworm";
+const PACKAGE: &str = "python3-pyverbs";
+const PYTHON: &str = "/usr/bin/python3";
+/// Tests of one vendor's hardware, or of memory that a GPU's driver shares, are left out.
+const OF_VENDORS: [&str; 3] = ["mlx5", "efa", "cuda"];
+/// Tests of the connection manager, which use one port: they run one after another.
+const OF_MANAGER: &str = "tests.test_rdmacm.";
+/// Tests that pass at least.
+const BAR: usize = 100;
+/// Seconds of one test.
+const LIMIT: &str = "60";
+
+/// The ends of all tests.
+#[derive(Debug, Default)]
+struct Report {
+    passed: usize,
+    /// The number of skipped tests by cause.
+    skipped: BTreeMap<String, usize>,
+    /// Name and last line of each test that failed.
+    failed: Vec<(String, String)>,
+}
+
+/// The end of a test.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+/// Runs the tests whose names contain `only`, and prints their results.
+pub(super) fn run(launcher: &Launcher, only: Option<&str>) -> Result<(), String> {
+    let folder = launcher.folder().join("pyverbs");
+    fetch(&folder)?;
+    let python = |arguments: &[&str]| {
+        let mut command = launcher.command(&["--sysfs"], "timeout");
+        command.args([LIMIT, PYTHON, "tests/run_tests.py"]).args(arguments).current_dir(&folder);
+        command.env("PYTHONPATH", folder.join("root/usr/lib/python3/dist-packages"));
+        command
+    };
+    let names = output(&mut python(&["--list-tests"]))?;
+    let names = names.lines().filter(|name| name.starts_with("tests.") && only.is_none_or(|only| name.contains(only)));
+    let (of_manager, others): (Vec<&str>, Vec<&str>) = names.partition(|name| name.starts_with(OF_MANAGER));
+    let (queue, report) = (Mutex::new(others.into_iter()), Mutex::new(Report::default()));
+    let test = |name: &str| {
+        let ended = python(&["--dev", "soft0", "-v", name]).output();
+        let ended = ended
+            .map_or_else(|error| End::Failed(error.to_string()), |ended| end(&String::from_utf8_lossy(&ended.stderr)));
+        report.lock().expect("no test panics").add(name, ended);
+    };
+    let work = || {
+        while let Some(name) = { queue.lock().expect("no test panics").next() } {
+            test(name);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            of_manager.iter().for_each(|name| test(name));
+            work();
+        });
+        scope.spawn(work);
+    });
+    report.into_inner().expect("no test panics").print(only.is_some())
+}
+
+/// Fetches the package, and unpacks its tests.
+fn fetch(folder: &Path) -> Result<(), String> {
+    let (packages, root, tests) = (folder.join("packages"), folder.join("root"), folder.join("tests"));
+    if list(&packages, "deb").is_ok_and(|packages| !packages.is_empty()) && tests.exists() {
+        return Ok(());
+    }
+    Apt::new(&folder.join("apt"), &[SUITE])?.download(&[PACKAGE], &packages)?;
+    apt::unpack_all(&packages, &root)?;
+    remove(&tests)?;
+    make(&tests)?;
+    let all = root.join("usr/share/doc/rdma-core/tests");
+    let mut files: Vec<PathBuf> = list(&all, "py")?;
+    files.extend(list(&all, "gz")?);
+    for file in files {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if OF_VENDORS.iter().any(|vendor| name.starts_with(&format!("test_{vendor}"))) {
+            continue;
+        }
+        let to = tests.join(name.trim_end_matches(".gz"));
+        let text = if name.ends_with(".gz") {
+            output(Command::new("gzip").arg("-dc").arg(&file))?
+        } else {
+            fs::read_to_string(&file).map_err(at(&file))?
+        };
+        fs::write(&to, text).map_err(at(&to))?;
+    }
+    Ok(())
+}
+
+/// Reads the end of a test in what Python's `unittest` prints.
+fn end(text: &str) -> End {
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no output");
+    let reason = || text.lines().find_map(|line| line.split_once(" ... skipped ")).map_or("no reason", |(_, why)| why);
+    match last {
+        "OK" => End::Passed,
+        "OK (skipped=1)" => End::Skipped(reason().trim_matches(['\'', '"']).to_owned()),
+        _ => {
+            let is_error = |line: &&str| line.contains("Error") || line.contains(" got: ");
+            End::Failed(text.lines().rfind(is_error).unwrap_or(last).to_owned())
+        }
+    }
+}
+
+impl Report {
+    fn add(&mut self, name: &str, end: End) {
+        match end {
+            End::Passed => self.passed += 1,
+            End::Skipped(why) => *self.skipped.entry(why).or_default() += 1,
+            End::Failed(why) => self.failed.push((name.to_owned(), why)),
+        }
+    }
+
+    fn print(&self, is_part: bool) -> Result<(), String> {
+        let Self { passed, skipped, failed } = self;
+        let skips: usize = skipped.values().sum();
+        println!("\npyverbs: {passed} passed, {skips} skipped, {} failed", failed.len());
+        for (why, count) in skipped {
+            println!("{count:>7}  skipped: {why}");
+        }
+        for (name, why) in failed {
+            println!("         FAILED: {name}: {why}");
+        }
+        match failed.len() {
+            0 if is_part || *passed >= BAR => Ok(()),
+            0 => Err(format!("only {passed} of pyverbs' tests passed, fewer than {BAR}")),
+            failed => Err(format!("{failed} of pyverbs' tests")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ends_of_tests_are_told_apart() {
+        let ran = "\n------\nRan 1 test in 0.017s\n\n";
+        assert_eq!(end(&format!("test_a (tests.A.test_a) ... ok\n{ran}OK\n")), End::Passed);
+        let skipped = format!("test_a (tests.A.test_a) ... skipped 'No XRC'\n{ran}OK (skipped=1)\n");
+        assert_eq!(end(&skipped), End::Skipped("No XRC".into()));
+        let failed = format!("test_a ... ERROR\nPyverbsError: Errno: 22\n{ran}FAILED (errors=1)\n");
+        assert_eq!(end(&failed), End::Failed("PyverbsError: Errno: 22".into()));
+        assert_eq!(end("Segmentation fault\n"), End::Failed("Segmentation fault".into()));
+        assert_eq!(end(""), End::Failed("no output".into()));
+    }
+
+    #[test]
+    fn too_few_passed_tests_are_a_failure() {
+        let mut report = Report::default();
+        assert!(report.print(true).is_ok() && report.print(false).is_err());
+        (0..BAR).for_each(|_| report.add("a", End::Passed));
+        assert!(report.print(false).is_ok());
+        report.add("b", End::Failed("why".into()));
+        assert!(report.print(false).is_err());
+    }
+}
