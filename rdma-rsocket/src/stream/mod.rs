@@ -97,8 +97,8 @@ impl Stream {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks a stream that is not closed. `EBADF` in a forked child, where the lock may be held by a
-    /// thread of the parent.
+    /// Locks a stream that is not closed. `EBADF` in a forked child, where the lock may be held by
+    /// a thread of the parent.
     fn open(&self) -> Result<MutexGuard<'_, State>, Errno> {
         if self.is_inherited() {
             return Err(Errno::EBADF);

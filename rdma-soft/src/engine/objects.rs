@@ -96,8 +96,8 @@ impl Engine {
         self.tables.deregister(lkey)
     }
 
-    /// Deregisters memory, as [`deregister`](Self::deregister) does, and gives its key to the region
-    /// with the key `by`.
+    /// Deregisters memory, as [`deregister`](Self::deregister) does, and gives its key to the
+    /// region with the key `by`.
     ///
     /// # Errors
     ///

@@ -67,8 +67,8 @@ impl Child for ibv_mr {
     }
 }
 
-/// Ends a region when its copies have ended; `EAGAIN` if they do not end, after which no request can
-/// use the region.
+/// Ends a region when its copies have ended; `EAGAIN` if they do not end, after which no request
+/// can use the region.
 fn wait_and_end(node: &Node, mut end: impl FnMut(&mut Engine) -> Result<(), Errno>) -> Result<(), Errno> {
     node.with_copies_ended(|errno| *errno == Errno::AGAIN, &mut end)
 }

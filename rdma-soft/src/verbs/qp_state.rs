@@ -83,8 +83,8 @@ pub(crate) struct Limits {
     pub(crate) global_only: bool,
 }
 
-/// The rights that a queue pair may grant to its peer. Programs give a queue pair the flags of their
-/// regions, so `IBV_ACCESS_ON_DEMAND` may be among them.
+/// The rights that a queue pair may grant to its peer. Programs give a queue pair the flags of
+/// their regions, so `IBV_ACCESS_ON_DEMAND` may be among them.
 const QP_ACCESS: u32 = ibv_access_flags::IBV_ACCESS_ON_DEMAND.0
     | ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
