@@ -104,6 +104,9 @@ impl Descriptors {
         settings.descriptor_flags = if kind & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
         match (kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK), protocol) {
             (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Ok(Socket::new_stream(libraries, settings)?),
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
+                Ok(Socket::new_datagram(libraries, domain == libc::AF_INET6, settings)?)
+            }
             _ => Err(Errno::EPROTONOSUPPORT.into()),
         }
     }
@@ -174,7 +177,7 @@ impl Descriptors {
     pub unsafe fn rrecv(&self, socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> isize {
         let buffers = [iovec { iov_base: buf, iov_len: len }];
         // SAFETY: `receive` requires valid buffers, by this function's condition.
-        size(unsafe { self.receive(socket, &buffers, flags) })
+        size(unsafe { self.receive(socket, &buffers, flags) }.map(|(len, _)| len))
     }
 
     /// `rrecvfrom`.
@@ -192,14 +195,15 @@ impl Descriptors {
         src_addr: *mut sockaddr,
         addrlen: *mut socklen_t,
     ) -> isize {
-        // SAFETY: `rrecv` has this function's condition for the buffer.
-        let received = unsafe { self.rrecv(socket, buf, len, flags) };
-        let peer = if received > 0 { self.get(socket).and_then(|socket| socket.peer_address()).ok() } else { None };
-        if let Some(peer) = peer {
-            // SAFETY: `put_address` has this function's condition.
-            unsafe { put_address(peer, src_addr, addrlen) };
-        }
-        received
+        let buffers = [iovec { iov_base: buf, iov_len: len }];
+        // SAFETY: `receive` requires valid buffers, by this function's condition.
+        size(unsafe { self.receive(socket, &buffers, flags) }.map(|(len, peer)| {
+            if let Some(peer) = peer {
+                // SAFETY: `put_address` has this function's condition.
+                unsafe { put_address(peer, src_addr, addrlen) };
+            }
+            len
+        }))
     }
 
     /// `rrecvmsg`.
@@ -211,7 +215,17 @@ impl Descriptors {
         // SAFETY: `message_buffers` requires a valid message, by this function's condition.
         let buffers = unsafe { message_buffers(msg) };
         // SAFETY: `receive` requires valid buffers, by this function's condition.
-        size(buffers.and_then(|buffers| unsafe { self.receive(socket, buffers, flags) }))
+        size(buffers.and_then(|buffers| unsafe { self.receive(socket, buffers, flags) }).map(|(len, peer)| {
+            // SAFETY: the read requires a valid message: `message_buffers` refuses NULL.
+            let name = unsafe { (*msg).msg_name }.cast();
+            // SAFETY: the place requires a valid message, as above.
+            let name_len = unsafe { &raw mut (*msg).msg_namelen };
+            if let Some(peer) = peer {
+                // SAFETY: `put_address` has this function's condition for the message's name.
+                unsafe { put_address(peer, name, name_len) };
+            }
+            len
+        }))
     }
 
     /// `rread`.
@@ -233,13 +247,13 @@ impl Descriptors {
         // SAFETY: `list` requires `iovcnt` valid entries, by this function's condition.
         let buffers = unsafe { list(iov, usize::try_from(iovcnt).unwrap_or(usize::MAX)) };
         // SAFETY: `receive` requires valid buffers, by this function's condition.
-        size(buffers.and_then(|buffers| unsafe { self.receive(socket, buffers, 0) }))
+        size(buffers.and_then(|buffers| unsafe { self.receive(socket, buffers, 0) }).map(|(len, _)| len))
     }
 
     /// # Safety
     ///
     /// The buffers are valid for writes during the call, and nobody else accesses them.
-    unsafe fn receive(&self, socket: c_int, buffers: &[iovec], flags: c_int) -> Answer<usize> {
+    unsafe fn receive(&self, socket: c_int, buffers: &[iovec], flags: c_int) -> Answer<(usize, Option<SocketAddr>)> {
         let socket = self.get(socket)?;
         let buffers = buffers.iter().filter(|buffer| buffer.iov_len > 0);
         let mut buffers: Vec<IoSliceMut<'_>> = buffers
@@ -249,7 +263,7 @@ impl Descriptors {
                 IoSliceMut::new(unsafe { slice::from_raw_parts_mut(buffer.iov_base.cast(), buffer.iov_len) })
             })
             .collect();
-        socket.receive(&mut buffers, flags)
+        socket.receive_from(&mut buffers, flags)
     }
 
     /// `rsend`.
@@ -260,7 +274,7 @@ impl Descriptors {
     pub unsafe fn rsend(&self, socket: c_int, buf: *const c_void, len: usize, flags: c_int) -> isize {
         let buffers = [iovec { iov_base: buf.cast_mut(), iov_len: len }];
         // SAFETY: `send` requires valid buffers, by this function's condition.
-        size(unsafe { self.send(socket, &buffers, flags) })
+        size(unsafe { self.send(socket, &buffers, None, flags) })
     }
 
     /// `rsendto`.
@@ -277,11 +291,11 @@ impl Descriptors {
         dest_addr: *const sockaddr,
         addrlen: socklen_t,
     ) -> isize {
-        if !dest_addr.is_null() || addrlen != 0 {
-            return size(self.get(socket).and_then(|_| Err(Errno::EISCONN.into())));
-        }
-        // SAFETY: `rsend` has this function's condition for the buffer.
-        unsafe { self.rsend(socket, buf, len, flags) }
+        // SAFETY: `destination` has this function's condition.
+        let to = unsafe { destination(dest_addr, addrlen) };
+        let buffers = [iovec { iov_base: buf.cast_mut(), iov_len: len }];
+        // SAFETY: `send` requires valid buffers, by this function's condition.
+        size(to.and_then(|to| unsafe { self.send(socket, &buffers, to, flags) }))
     }
 
     /// `rsendmsg`.
@@ -292,8 +306,15 @@ impl Descriptors {
     pub unsafe fn rsendmsg(&self, socket: c_int, msg: *const msghdr, flags: c_int) -> isize {
         // SAFETY: `message_buffers` requires a valid message, by this function's condition.
         let buffers = unsafe { message_buffers(msg) };
-        // SAFETY: `send` requires valid buffers, by this function's condition.
-        size(buffers.and_then(|buffers| unsafe { self.send(socket, buffers, flags) }))
+        size(buffers.and_then(|buffers| {
+            // SAFETY: the reference requires a valid message: `message_buffers` refuses NULL.
+            let message = unsafe { &*msg };
+            // SAFETY: `destination` requires an address that is valid for its length, as a valid
+            // message has.
+            let to = unsafe { destination(message.msg_name.cast(), message.msg_namelen) }?;
+            // SAFETY: `send` requires valid buffers, by this function's condition.
+            unsafe { self.send(socket, buffers, to, flags) }
+        }))
     }
 
     /// `rwrite`.
@@ -315,13 +336,13 @@ impl Descriptors {
         // SAFETY: `list` requires `iovcnt` valid entries, by this function's condition.
         let buffers = unsafe { list(iov, usize::try_from(iovcnt).unwrap_or(usize::MAX)) };
         // SAFETY: `send` requires valid buffers, by this function's condition.
-        size(buffers.and_then(|buffers| unsafe { self.send(socket, buffers, 0) }))
+        size(buffers.and_then(|buffers| unsafe { self.send(socket, buffers, None, 0) }))
     }
 
     /// # Safety
     ///
     /// The buffers are valid for reads during the call.
-    unsafe fn send(&self, socket: c_int, buffers: &[iovec], flags: c_int) -> Answer<usize> {
+    unsafe fn send(&self, socket: c_int, buffers: &[iovec], to: Option<SocketAddr>, flags: c_int) -> Answer<usize> {
         let socket = self.get(socket)?;
         let buffers = buffers.iter().filter(|buffer| buffer.iov_len > 0);
         let buffers: Vec<IoSlice<'_>> = buffers
@@ -331,7 +352,10 @@ impl Descriptors {
                 IoSlice::new(unsafe { slice::from_raw_parts(buffer.iov_base.cast(), buffer.iov_len) })
             })
             .collect();
-        socket.send(&buffers, flags)
+        match to {
+            Some(to) => socket.send_to(&buffers, to, flags),
+            None => socket.send(&buffers, flags),
+        }
     }
 
     /// `riomap`. Memory without `PROT_WRITE` is registered only.
@@ -559,6 +583,19 @@ impl Descriptors {
             _ => Err(Errno::EOPNOTSUPP.into()),
         }))
     }
+}
+
+/// Reads an address that may be missing.
+///
+/// # Safety
+///
+/// The address is NULL with the length 0, or valid for reads of `len` bytes.
+unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Answer<Option<SocketAddr>> {
+    if addr.is_null() && len == 0 {
+        return Ok(None);
+    }
+    // SAFETY: `address` has this function's condition.
+    unsafe { address(addr, len) }.map(Some)
 }
 
 /// Reads an address.

@@ -20,7 +20,7 @@
 //!   `EBADF`, and the parent keeps its connections. The child may make sockets of its own.
 //! * With `SO_KEEPALIVE`, a thread that waits in a call on the socket probes the peer every
 //!   `TCP_KEEPIDLE` seconds.
-//! * Datagrams, out-of-band data, ancillary data, and devices without RDMA write with
+//! * Out-of-band data, ancillary data, and devices without RDMA write with
 //!   immediate data (iWARP) are not supported.
 //!
 //! # Trust
@@ -31,10 +31,12 @@
 //! `EPROTO`, and the connections of others go on.
 
 mod buffers;
+mod datagram;
 mod descriptors;
 mod poll;
 mod process;
 mod settings;
+mod shared;
 mod socket;
 mod stream;
 mod verbs;

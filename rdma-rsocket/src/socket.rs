@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, Shutdown};
 
 use crate::buffers::{Sink, Source};
+use crate::datagram::Datagram;
 use crate::settings::Settings;
 use crate::stream::Stream;
 use crate::verbs::Libraries;
@@ -39,6 +40,17 @@ pub struct Socket(Kind);
 #[derive(Debug)]
 enum Kind {
     Stream(Arc<Stream>),
+    Datagram(Arc<Datagram>),
+}
+
+/// Calls a method that both kinds of sockets have.
+macro_rules! either {
+    ($socket:expr, $inner:ident => $call:expr) => {
+        match &$socket.0 {
+            Kind::Stream($inner) => $call,
+            Kind::Datagram($inner) => $call,
+        }
+    };
 }
 
 impl Socket {
@@ -56,16 +68,33 @@ impl Socket {
         Ok(Self(Kind::Stream(Arc::new(Stream::new(libraries, settings)?))))
     }
 
+    /// A datagram socket for addresses of one family: `rsocket` with `SOCK_DGRAM`.
+    ///
+    /// Datagrams may be lost, also between two sockets of one host.
+    ///
+    /// # Errors
+    ///
+    /// A system limit.
+    #[doc(alias = "rsocket")]
+    pub fn datagram(libraries: Libraries, is_v6: bool) -> io::Result<Self> {
+        Ok(Self::new_datagram(libraries, is_v6, Settings::default())?)
+    }
+
+    pub(crate) fn new_datagram(libraries: Libraries, is_v6: bool, settings: Settings) -> Result<Self, Errno> {
+        Ok(Self(Kind::Datagram(Arc::new(Datagram::new(libraries, is_v6, settings)?))))
+    }
+
     /// The socket's number in `rsocket.h`.
     #[must_use]
     pub fn number(&self) -> RawFd {
-        let Kind::Stream(stream) = &self.0;
-        stream.fd()
+        either!(self, socket => socket.fd())
     }
 
     fn as_stream(&self) -> Result<&Arc<Stream>, Errno> {
-        let Kind::Stream(stream) = &self.0;
-        Ok(stream)
+        match &self.0 {
+            Kind::Stream(stream) => Ok(stream),
+            Kind::Datagram(_) => Err(Errno::EOPNOTSUPP),
+        }
     }
 
     /// Binds the socket to an address.
@@ -75,7 +104,7 @@ impl Socket {
     /// `EADDRINUSE`, `EADDRNOTAVAIL`, `EINVAL` if the socket is bound already.
     #[doc(alias = "rbind")]
     pub fn bind(&self, address: SocketAddr) -> io::Result<()> {
-        Ok(self.as_stream()?.bind(address)?)
+        Ok(either!(self, socket => socket.bind(address))?)
     }
 
     /// Begins to listen. The backlog bounds the connections that nobody has accepted, but is at
@@ -101,7 +130,7 @@ impl Socket {
         Ok((Self(Kind::Stream(stream)), peer))
     }
 
-    /// Connects to a listener.
+    /// Connects to a listener, or chooses the peer of a datagram socket.
     ///
     /// # Errors
     ///
@@ -109,7 +138,7 @@ impl Socket {
     /// `POLLOUT` reports the end.
     #[doc(alias = "rconnect")]
     pub fn connect(&self, address: SocketAddr) -> io::Result<()> {
-        Ok(self.as_stream()?.connect(address)?)
+        Ok(either!(self, socket => socket.connect(address))?)
     }
 
     /// Sends bytes with flags of send(2), of which `MSG_DONTWAIT` has an effect. A blocking call
@@ -124,8 +153,24 @@ impl Socket {
         Ok(self.send_source(&mut Source::new(buffers), flags)?)
     }
 
+    /// Sends one datagram to an address.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE` for more than a packet of the network, or about 2000 bytes; `EAGAIN`, `EINTR`;
+    /// `EISCONN` for a stream; `ENODEV` if the way to the address is not over an RDMA device.
+    #[doc(alias = "rsendto")]
+    pub fn send_to(&self, buffers: &[IoSlice<'_>], address: SocketAddr, flags: c_int) -> io::Result<usize> {
+        let Kind::Datagram(datagram) = &self.0 else { return Err(Errno::EISCONN.into()) };
+        Ok(datagram.send(&mut Source::new(buffers), Some(address), MsgFlags::from_bits_truncate(flags))?)
+    }
+
     fn send_source(&self, source: &mut Source<'_, '_>, flags: c_int) -> Result<usize, Errno> {
-        self.as_stream()?.send(source, MsgFlags::from_bits_truncate(flags))
+        let flags = MsgFlags::from_bits_truncate(flags);
+        match &self.0 {
+            Kind::Stream(stream) => stream.send(source, flags),
+            Kind::Datagram(datagram) => datagram.send(source, None, flags),
+        }
     }
 
     /// Receives bytes with flags of recv(2), of which `MSG_DONTWAIT`, `MSG_PEEK` and `MSG_WAITALL`
@@ -137,8 +182,33 @@ impl Socket {
     #[doc(alias = "rrecv")]
     #[doc(alias = "rrecvmsg")]
     pub fn receive(&self, buffers: &mut [IoSliceMut<'_>], flags: c_int) -> io::Result<usize> {
-        let flags = MsgFlags::from_bits_truncate(flags);
-        Ok(self.as_stream()?.receive(&mut Sink::new(buffers), flags)?)
+        Ok(self.receive_from(buffers, flags)?.0)
+    }
+
+    /// Receives as [`Self::receive`], and returns the sender too: for a stream, its peer. Of a
+    /// datagram that is longer than the buffers, the rest is lost. With `MSG_TRUNC`, the length is
+    /// that of the whole datagram.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::receive`]; `ECONNREFUSED` if the peer's port is closed.
+    #[doc(alias = "rrecvfrom")]
+    pub fn receive_from(
+        &self,
+        buffers: &mut [IoSliceMut<'_>],
+        flags: c_int,
+    ) -> io::Result<(usize, Option<SocketAddr>)> {
+        let (mut sink, flags) = (Sink::new(buffers), MsgFlags::from_bits_truncate(flags));
+        match &self.0 {
+            Kind::Stream(stream) => {
+                let len = stream.receive(&mut sink, flags)?;
+                Ok((len, stream.peer_address().ok().filter(|_| len > 0)))
+            }
+            Kind::Datagram(datagram) => {
+                let (len, source) = datagram.receive(&mut sink, flags)?;
+                Ok((len, Some(source)))
+            }
+        }
     }
 
     /// Maps memory: registers it, and lets the peer write it with [`Self::write_mapped`] at an
@@ -211,7 +281,7 @@ impl Socket {
     /// `EBADF` if the socket is closed already.
     #[doc(alias = "rclose")]
     pub fn close(&self) -> io::Result<()> {
-        Ok(self.as_stream()?.close()?)
+        Ok(either!(self, socket => socket.close())?)
     }
 
     /// The address of the socket; `None` before it has one.
@@ -221,7 +291,7 @@ impl Socket {
     /// `EBADF` after a close.
     #[doc(alias = "rgetsockname")]
     pub fn local_address(&self) -> io::Result<Option<SocketAddr>> {
-        Ok(self.as_stream()?.local_address()?)
+        Ok(either!(self, socket => socket.local_address())?)
     }
 
     /// The address of the peer.
@@ -231,7 +301,7 @@ impl Socket {
     /// `ENOTCONN`.
     #[doc(alias = "rgetpeername")]
     pub fn peer_address(&self) -> io::Result<SocketAddr> {
-        Ok(self.as_stream()?.peer_address()?)
+        Ok(either!(self, socket => socket.peer_address())?)
     }
 
     /// Sets an option, by its numbers and bytes in C.
@@ -241,7 +311,7 @@ impl Socket {
     /// `EOPNOTSUPP` for an unknown option, `EINVAL` for a wrong length.
     #[doc(alias = "rsetsockopt")]
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
-        Ok(self.as_stream()?.set_option(level, name, value)?)
+        Ok(either!(self, socket => socket.set_option(level, name, value))?)
     }
 
     /// The bytes in C of an option.
@@ -251,7 +321,7 @@ impl Socket {
     /// `EOPNOTSUPP` for an unknown option.
     #[doc(alias = "rgetsockopt")]
     pub fn option(&self, level: c_int, name: c_int) -> io::Result<Vec<u8>> {
-        Ok(self.as_stream()?.option(level, name)?)
+        Ok(either!(self, socket => socket.option(level, name))?)
     }
 
     /// Whether calls fail with `EAGAIN` instead of waiting.
@@ -261,7 +331,7 @@ impl Socket {
     /// `EBADF` after a close.
     #[doc(alias = "rfcntl")]
     pub fn is_nonblocking(&self) -> io::Result<bool> {
-        Ok(self.as_stream()?.is_nonblocking()?)
+        Ok(either!(self, socket => socket.is_nonblocking())?)
     }
 
     /// Lets calls fail with `EAGAIN` instead of waiting, or not.
@@ -271,36 +341,36 @@ impl Socket {
     /// `EBADF` after a close.
     #[doc(alias = "rfcntl")]
     pub fn set_nonblocking(&self, is_nonblocking: bool) -> io::Result<()> {
-        Ok(self.as_stream()?.set_nonblocking(is_nonblocking)?)
+        Ok(either!(self, socket => socket.set_nonblocking(is_nonblocking))?)
     }
 
     /// The flags of `F_GETFD`, which have no effect; sets them if new ones are given.
     pub(crate) fn descriptor_flags(&self, new: Option<c_int>) -> Result<c_int, Errno> {
-        self.as_stream()?.descriptor_flags(new)
+        either!(self, socket => socket.descriptor_flags(new))
     }
 
     pub(crate) fn ready(&self, events: c_short) -> c_short {
-        let Kind::Stream(stream) = &self.0;
-        stream.ready(events)
+        either!(self, socket => socket.ready(events))
     }
 
     pub(crate) fn prepare_sleep(&self, bell: &Arc<Bell>, sources: &mut Vec<Polled>) -> bool {
-        let Kind::Stream(stream) = &self.0;
-        stream.prepare_sleep(bell, sources)
+        either!(self, socket => socket.prepare_sleep(bell, sources))
     }
 
     pub(crate) fn end_sleep(&self, bell: &Arc<Bell>) {
-        let Kind::Stream(stream) = &self.0;
-        stream.end_sleep(bell);
+        either!(self, socket => socket.end_sleep(bell));
     }
+}
+
+fn leak<T>(shared: &Arc<T>) {
+    let _leaked = ManuallyDrop::new(Arc::clone(shared));
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let Kind::Stream(stream) = &self.0;
-        if stream.is_inherited() {
+        if either!(self, socket => socket.is_inherited()) {
             // The objects are the parent's. Destroying a copy of them would end its connection.
-            let _leaked = ManuallyDrop::new(Arc::clone(stream));
+            either!(self, socket => leak(socket));
             return;
         }
         // Fails only if the socket is closed already.

@@ -1,5 +1,6 @@
 //! I/O maps over the software device: writes to the peer's mapped memory.
 
+#[allow(dead_code, reason = "the helpers for other tests")]
 mod common;
 
 use std::io::{Read, Write};

@@ -1,5 +1,6 @@
 //! Streams over the software device: connections, data, readiness, ends.
 
+#[allow(dead_code, reason = "the helpers for other tests")]
 mod common;
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};

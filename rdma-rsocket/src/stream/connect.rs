@@ -7,7 +7,8 @@ use nix::errno::Errno;
 use rdma_sys::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, rdma_cm_event_type as Kind};
 
 use super::connection::Connection;
-use super::{State, Stream, Wait};
+use super::{State, Stream};
+use crate::shared::{Wait, Waiting};
 use crate::verbs::Event;
 use crate::wire::ConnectData;
 

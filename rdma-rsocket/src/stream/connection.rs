@@ -6,7 +6,7 @@ use super::flow::{Inbound, Outbound, Pieces, SendRing};
 use super::maps::Maps;
 use crate::buffers::{Sink, Source};
 use crate::settings::Settings;
-use crate::verbs::{Access, Completion, Id, Limits, Queues, Region, Target};
+use crate::verbs::{Access, Completion, Id, Limits, Queues, Region, Target, Transport};
 use crate::wire::{CONNECT_DATA_LEN, ConnectData, IoMap, Message, Range, TARGETS};
 
 /// Send requests and send buffers that are reserved for messages without data.
@@ -83,7 +83,7 @@ impl Connection {
             receive: settings.receive_depth.max(LEAST_DEPTH),
             inline: settings.inline,
         };
-        let mut queues = Queues::new(id, limits)?;
+        let mut queues = Queues::new(id, Transport::Connected, limits)?;
         let (receive_size, send_size) = (settings.receive_size(), settings.send_size());
         let lists = TARGETS_LEN + usize::from(settings.io_maps) * IoMap::LEN;
         let inbox = queues.region(id, receive_size + lists, Access::PeerWrites)?;

@@ -12,8 +12,9 @@ use rdma_sys::rdma_cm_event_type as Kind;
 
 use super::connect::Phase;
 use super::connection::Connection;
-use super::{State, Stream, Wait};
+use super::{State, Stream};
 use crate::settings::Settings;
+use crate::shared::Wait;
 use crate::verbs::{Event, Id, Request, ids_match};
 use crate::wait::{Bell, Polled};
 use crate::wire::ConnectData;
@@ -72,7 +73,7 @@ impl Stream {
 
     /// The thread's work, until the listener is closed.
     fn serve(&self, bell: &Bell) {
-        let mut sources = vec![Polled::readable(self.fd)];
+        let mut sources = vec![Polled::readable(self.fd())];
         loop {
             let slept = bell.sleep(&mut sources, None);
             let mut state = self.lock();

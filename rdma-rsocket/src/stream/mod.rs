@@ -1,8 +1,7 @@
 //! Streams: connected sockets and listeners.
 //!
-//! One mutex protects all of a stream. No thread sleeps with it: a call that cannot proceed joins
-//! the stream's [`Sleepers`], unlocks, and sleeps on the descriptors of the libraries. So one
-//! thread may read, another write and a third close the stream.
+//! One mutex protects all of a stream ([`Shared`]), so one thread may read, another write and a
+//! third close it.
 
 mod connect;
 pub(crate) mod connection;
@@ -11,8 +10,6 @@ mod listen;
 mod maps;
 
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_short};
@@ -24,27 +21,17 @@ use self::connect::Phase;
 use self::connection::Connection;
 use self::listen::Listener;
 use crate::buffers::{Sink, Source};
-use crate::process::Owner;
 use crate::settings::{Effect, Settings};
+use crate::shared::{Shared, Wait, Waiting};
 use crate::verbs::{Id, Libraries};
-use crate::wait::{Bell, Polled, SPIN, Sleepers};
-
-/// How often a call looks again after something has changed, before it looks at the time and lets
-/// other threads use the stream.
-const TURNS: usize = 16;
+use crate::wait::{Polled, Sleepers};
 
 /// A stream socket.
-#[derive(Debug)]
-pub(crate) struct Stream {
-    fd: RawFd,
-    /// The process whose socket it is.
-    owner: Owner,
-    state: Mutex<State>,
-}
+pub(crate) type Stream = Shared<State>;
 
 /// All of a stream.
 #[derive(Debug)]
-struct State {
+pub(crate) struct State {
     connection: Option<Connection>,
     listener: Option<Listener>,
     /// `None` once the stream is closed.
@@ -80,87 +67,7 @@ impl Stream {
             is_closing: false,
             is_closed: false,
         };
-        Self { fd, owner: Owner::current(), state: Mutex::new(state) }
-    }
-
-    /// The socket's number.
-    pub(crate) fn fd(&self) -> RawFd {
-        self.fd
-    }
-
-    /// Whether the socket belongs to the parent of this process.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.owner != Owner::current()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Locks a stream that is not closed. `EBADF` in a forked child, where the lock may be held by
-    /// a thread of the parent.
-    fn open(&self) -> Result<MutexGuard<'_, State>, Errno> {
-        if self.is_inherited() {
-            return Err(Errno::EBADF);
-        }
-        let state = self.lock();
-        if state.is_closed { Err(Errno::EBADF) } else { Ok(state) }
-    }
-
-    /// Repeats an attempt until it has a result, and sleeps meanwhile. `EAGAIN` once the deadline
-    /// has passed, `EINTR` after a signal.
-    fn until<T>(
-        &self,
-        wait: Wait,
-        mut attempt: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
-    ) -> Result<T, Errno> {
-        let mut state = self.open()?;
-        let deadline = wait.deadline(&state);
-        let mut spin_until = None;
-        let mut turns = 0;
-        loop {
-            let mut is_changed = state.poll();
-            if let Some(result) = attempt(&mut state) {
-                return result;
-            }
-            is_changed |= state.take_events();
-            turns = if is_changed { turns + 1 } else { 0 };
-            if is_changed && turns % TURNS != 0 {
-                continue;
-            }
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
-                return Err(Errno::EAGAIN);
-            }
-            if is_changed || now < *spin_until.get_or_insert(now + SPIN) {
-                drop(state);
-                std::hint::spin_loop();
-                state = self.open()?;
-            } else if !state.arm()? {
-                state = self.sleep(state, deadline)?;
-            }
-        }
-    }
-
-    /// Sleeps until the state may have changed.
-    fn sleep<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        deadline: Option<Instant>,
-    ) -> Result<MutexGuard<'a, State>, Errno> {
-        let bell = Bell::of_thread()?;
-        let mut sources = state.sources();
-        let probe = state.settings.probe_interval().map(|interval| Instant::now() + interval);
-        state.sleepers.join(&bell);
-        drop(state);
-        let slept = bell.sleep(&mut sources, [deadline, probe].into_iter().flatten().min());
-        let mut state = self.lock();
-        state.sleepers.leave(&bell);
-        if state.is_closed {
-            return Err(Errno::EBADF);
-        }
-        state.awake(probe);
-        slept.map(|()| state)
+        Self::of(fd, state)
     }
 
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
@@ -388,44 +295,6 @@ impl Stream {
         state.settings.descriptor_flags = new.unwrap_or(state.settings.descriptor_flags);
         Ok(state.settings.descriptor_flags)
     }
-
-    /// The events of poll(2) that the socket has now.
-    pub(crate) fn ready(&self, events: c_short) -> c_short {
-        let Ok(mut state) = self.open() else { return libc::POLLNVAL };
-        for _ in 0..TURNS {
-            let is_changed = state.poll();
-            let ready = state.ready(events);
-            if ready != 0 || !(state.take_events() || is_changed) {
-                return ready;
-            }
-        }
-        // More has come: `prepare_sleep`, or the descriptor, makes the caller look again.
-        0
-    }
-
-    /// Prepares the calling thread's sleep: adds the descriptors to sleep on. Returns false if the
-    /// socket must be looked at again first.
-    pub(crate) fn prepare_sleep(&self, bell: &Arc<Bell>, sources: &mut Vec<Polled>) -> bool {
-        let Ok(mut state) = self.open() else { return false };
-        match state.arm() {
-            Ok(false) => (),
-            Ok(true) => return false,
-            Err(errno) => {
-                state.lose(errno);
-                return false;
-            }
-        }
-        sources.extend(state.sources());
-        state.sleepers.join(bell);
-        true
-    }
-
-    /// Ends the calling thread's sleep.
-    pub(crate) fn end_sleep(&self, bell: &Arc<Bell>) {
-        let mut state = self.lock();
-        state.sleepers.leave(bell);
-        state.awake(None);
-    }
 }
 
 impl State {
@@ -441,8 +310,25 @@ impl State {
             _ => Err(self.error.take().unwrap_or(Errno::ENOTCONN)),
         }
     }
+}
 
-    /// Processes completions. Returns whether there were any.
+impl Waiting for State {
+    fn sleepers(&mut self) -> &mut Sleepers {
+        &mut self.sleepers
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        self.settings.is_nonblocking
+    }
+
+    fn probe_interval(&self) -> Option<Duration> {
+        self.settings.probe_interval()
+    }
+
     fn poll(&mut self) -> bool {
         let connection = self.connection.as_mut().filter(|_| self.phase == Phase::Connected);
         let is_changed = connection.is_some_and(Connection::poll);
@@ -452,7 +338,6 @@ impl State {
         is_changed
     }
 
-    /// Processes events of the connection manager. Returns whether there were any.
     fn take_events(&mut self) -> bool {
         let mut is_changed = false;
         while self.phase != Phase::Listening {
@@ -472,14 +357,11 @@ impl State {
         is_changed
     }
 
-    /// Asks for an event at the next completion. Returns true if completions that came before it
-    /// must be looked for.
     fn arm(&mut self) -> Result<bool, Errno> {
         let connection = self.connection.as_mut().filter(|_| self.phase == Phase::Connected);
         connection.map_or(Ok(false), |connection| connection.queues().arm())
     }
 
-    /// The descriptors that become readable when something happens.
     fn sources(&mut self) -> Vec<Polled> {
         let mut sources = Vec::with_capacity(3);
         if self.phase.is_opening() || self.phase == Phase::Connected {
@@ -489,7 +371,6 @@ impl State {
         sources
     }
 
-    /// Takes the completion events that have ended a sleep. Probes the peer after `probe`.
     fn awake(&mut self, probe: Option<Instant>) {
         let Some(connection) = &mut self.connection else { return };
         connection.queues().take_events();
@@ -520,30 +401,8 @@ impl State {
         let peer_is_done = flag(libc::POLLRDHUP, !connection.is_readable());
         ended | events & (flag(READ, has_read) | flag(WRITE, has_room) | peer_is_done)
     }
-}
 
-/// How long a call may wait.
-#[derive(Clone, Copy, Debug)]
-enum Wait {
-    /// As the socket's mode says.
-    Mode,
-    /// Not at all.
-    Never,
-    AtMost(Duration),
-    Until(Instant),
-}
-
-impl Wait {
-    fn of(flags: MsgFlags) -> Self {
-        if flags.contains(MsgFlags::MSG_DONTWAIT) { Self::Never } else { Self::Mode }
-    }
-
-    fn deadline(self, state: &State) -> Option<Instant> {
-        match self {
-            Self::Mode => state.settings.is_nonblocking.then(Instant::now),
-            Self::Never => Some(Instant::now()),
-            Self::AtMost(time) => Instant::now().checked_add(time),
-            Self::Until(deadline) => Some(deadline),
-        }
+    fn fail(&mut self, errno: Errno) {
+        self.lose(errno);
     }
 }

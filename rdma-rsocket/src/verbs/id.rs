@@ -278,6 +278,12 @@ impl Id {
         socket_address(unsafe { rdma_get_peer_addr(self.as_ptr()) })
     }
 
+    /// The port of the device; 0 before the id has one.
+    pub(super) fn port(&self) -> u8 {
+        // SAFETY: the read requires a live id (2).
+        unsafe { (*self.as_ptr()).port_num }
+    }
+
     /// The context of the device and its domain. `ENODEV` before the id has a device.
     pub(super) fn device(&self) -> Result<(NonNull<ibv_context>, NonNull<ibv_pd>), Errno> {
         // SAFETY: the reference requires a live id (2) that nobody changes during the borrow: only

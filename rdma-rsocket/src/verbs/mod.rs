@@ -16,6 +16,7 @@
 //! 5. Memory of a region is accessed through `rdma-mem` only, because the device and the peer may
 //!    access it at any time.
 
+mod datagram;
 mod id;
 mod queues;
 mod region;
@@ -25,8 +26,9 @@ use std::ptr::NonNull;
 use nix::errno::Errno;
 use rdma_sys::{Ibverbs, LoadError, RdmaCm};
 
+pub(crate) use datagram::Handle;
 pub(crate) use id::{Event, Id, Request, ids_match};
-pub(crate) use queues::{Completion, Limits, Queues, Target};
+pub(crate) use queues::{Completion, Limits, Queues, Target, Transport, datagram_limit};
 pub(crate) use region::{Access, Region, Registration};
 
 /// The libraries on which sockets run.

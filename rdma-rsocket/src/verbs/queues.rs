@@ -7,8 +7,8 @@ use std::sync::Arc;
 use libc::c_int;
 use nix::errno::Errno;
 use rdma_sys::{
-    ibv_comp_channel, ibv_cq, ibv_device_attr, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_type, ibv_recv_wr, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr,
+    ibv_comp_channel, ibv_cq, ibv_device_attr, ibv_poll_cq, ibv_port_attr, ibv_post_recv, ibv_post_send, ibv_qp,
+    ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type, ibv_recv_wr, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr,
     ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2, ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge, ibv_wc,
     ibv_wc_flags, ibv_wc_status, ibv_wr_opcode,
 };
@@ -17,7 +17,7 @@ use super::id::RawId;
 use super::{Access, Id, Libraries, Region, Registration, minus_one, number, pointer, set_nonblocking};
 
 /// Bit of a request's number that marks receives.
-const RECEIVE: u64 = 1 << 63;
+pub(super) const RECEIVE: u64 = 1 << 63;
 /// Events that are acknowledged together.
 const ACKNOWLEDGE: u32 = 256;
 
@@ -27,6 +27,13 @@ pub(crate) struct Limits {
     pub(crate) send: u16,
     pub(crate) receive: u16,
     pub(crate) inline: u16,
+}
+
+/// The transport of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Connected,
+    Datagrams,
 }
 
 /// The destination of an RDMA write, and its immediate data.
@@ -44,6 +51,8 @@ pub(crate) struct Completion {
     pub(crate) request: u64,
     pub(crate) is_receive: bool,
     pub(crate) is_success: bool,
+    /// The received bytes, with the global route header of a datagram.
+    pub(crate) len: usize,
     /// The immediate data of a receive, in the host's byte order.
     pub(crate) immediate: Option<u32>,
 }
@@ -58,14 +67,14 @@ pub(crate) struct Queues {
 
 impl Queues {
     /// Makes the queues on the id's device. The limits are lowered to those of the device.
-    pub(crate) fn new(id: &Id, limits: Limits) -> Result<Self, Errno> {
+    pub(crate) fn new(id: &Id, transport: Transport, limits: Limits) -> Result<Self, Errno> {
         let most = device_limit(id)?;
         let (send, receive) = (limits.send.min(most), limits.receive.min(most));
         let completions = CompletionQueue::new(id, u32::from(send) + u32::from(receive))?;
         let mut attributes = ibv_qp_init_attr {
             send_cq: completions.queue.as_ptr(),
             recv_cq: completions.queue.as_ptr(),
-            qp_type: ibv_qp_type::IBV_QPT_RC,
+            qp_type: transport.kind(),
             sq_sig_all: 1,
             cap: ibv_qp_cap {
                 max_send_wr: send.into(),
@@ -106,6 +115,10 @@ impl Queues {
     ) -> Result<Registration, Errno> {
         // SAFETY: `new` requires memory that stays valid, this function's condition.
         unsafe { Registration::new(id, memory, len, access) }
+    }
+
+    pub(super) fn pair(&self) -> *mut ibv_qp {
+        self.pair.raw.as_ptr()
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -168,6 +181,15 @@ impl Queues {
     }
 }
 
+impl Transport {
+    fn kind(self) -> ibv_qp_type {
+        match self {
+            Self::Connected => ibv_qp_type::IBV_QPT_RC,
+            Self::Datagrams => ibv_qp_type::IBV_QPT_UD,
+        }
+    }
+}
+
 /// Fills in the operation and the destination of a request.
 fn address(wr: &mut ibv_send_wr, Target { address: remote_addr, key: rkey, immediate }: Target) {
     wr.wr = ibv_send_wr__bindgen_ty_2 { rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey } };
@@ -176,6 +198,17 @@ fn address(wr: &mut ibv_send_wr, Target { address: remote_addr, key: rkey, immed
         wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
         wr.__bindgen_anon_1 = ibv_send_wr__bindgen_ty_1 { imm_data: immediate.to_be() };
     }
+}
+
+/// The most bytes of a datagram on the id's port.
+pub(crate) fn datagram_limit(id: &Id) -> Result<usize, Errno> {
+    let mut attributes = ibv_port_attr::default();
+    let ((context, _), verbs) = (id.device()?, id.libraries().verbs);
+    // SAFETY: ibv_query_port requires an open context, that of a live id (2), and room for the
+    // attributes, a local.
+    number(unsafe { verbs.ibv_query_port(context.as_ptr(), id.port(), &raw mut attributes) })?;
+    // The number 1 means 256 bytes, and each further one twice as many.
+    Ok(1 << (7 + attributes.active_mtu.0.clamp(1, 5)))
 }
 
 /// The most requests that a queue of the id's device may hold.
@@ -308,6 +341,7 @@ fn completion(wc: &ibv_wc) -> Completion {
         request: wc.wr_id & !RECEIVE,
         is_receive: wc.wr_id & RECEIVE != 0,
         is_success,
+        len: usize::try_from(wc.byte_len).unwrap_or(usize::MAX),
         immediate: has_immediate.then(|| {
             // SAFETY: the read requires that the union holds immediate data: the flag says so.
             u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data })
@@ -316,14 +350,14 @@ fn completion(wc: &ibv_wc) -> Completion {
 }
 
 /// A gather or scatter list of up to two pieces of a region.
-struct Pieces {
-    entries: [ibv_sge; 2],
-    len: c_int,
+pub(super) struct Pieces {
+    pub(super) entries: [ibv_sge; 2],
+    pub(super) len: c_int,
 }
 
 impl Pieces {
     /// Leaves out empty pieces. `EFAULT` if a piece does not lie in the region.
-    fn of(region: &Region, pieces: &[(usize, usize)]) -> Result<Self, Errno> {
+    pub(super) fn of(region: &Region, pieces: &[(usize, usize)]) -> Result<Self, Errno> {
         let mut list = Self { entries: [ibv_sge::default(); 2], len: 0 };
         let mut entries = list.entries.iter_mut();
         for &(offset, len) in pieces.iter().filter(|(_, len)| *len > 0) {

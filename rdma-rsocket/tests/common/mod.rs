@@ -1,7 +1,7 @@
 //! Sockets on the software device.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rdma_rsocket::{Libraries, Socket};
 
@@ -15,6 +15,15 @@ pub(crate) fn libraries() -> Libraries {
 
 pub(crate) fn stream() -> Socket {
     Socket::stream(libraries()).expect("a socket")
+}
+
+/// A datagram socket at a free port of the loopback address, and its address.
+pub(crate) fn datagram(is_v6: bool) -> (Socket, SocketAddr) {
+    let socket = Socket::datagram(libraries(), is_v6).expect("a socket");
+    let ip = if is_v6 { Ipv6Addr::LOCALHOST.into() } else { IpAddr::from(Ipv4Addr::LOCALHOST) };
+    socket.bind((ip, 0).into()).expect("a free port");
+    let address = socket.local_address().expect("an open socket").expect("an address");
+    (socket, address)
 }
 
 /// A listener at a free port of the loopback address.

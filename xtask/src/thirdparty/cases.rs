@@ -105,7 +105,6 @@ const fn lacks(kind: Kind, program: &'static str, options: &'static str, reason:
 }
 
 const NO_XRC: &str = "no XRC";
-const NO_RSOCKET_DATAGRAMS: &str = "no datagrams of rsockets";
 /// UCX's transports: `rc_v` needs UD to connect, which the name includes.
 const UCX_RC: &str = "UCX_TLS=rc_v";
 const UCX_UD: &str = "UCX_TLS=ud_v";
@@ -149,7 +148,8 @@ pub(super) static CASES: &[Case] = &[
     passes(CmService, "cmtime", "-c 10"),
     passes(CmGroup, "mckey", "-m 239.77.1.1 -C 20"),
     Case { client: "rdma_client", ..passes(CmPair, "rdma_server", "") },
-    lacks(CmClient, "udpong", "", NO_RSOCKET_DATAGRAMS),
+    passes(CmClient, "udpong", ""),
+    passes(CmClient, "udpong", "-T async -C 50"),
     passes(CmClient, "rstream", ""),
     passes(CmClient, "rstream", "-T nonblock -S all -C 20 -I 20"),
     passes(CmClient, "riostream", ""),
