@@ -25,7 +25,7 @@ pub(super) enum Kind {
     Rping,
     /// `ucmatose`, `udaddy` and the like, on the port of their default.
     CmClient,
-    /// `cmtime`, whose server goes on.
+    /// `cmtime` and `udpong`, whose servers go on.
     CmService,
     /// `mckey`, whose client sends to a group.
     CmGroup,
@@ -54,7 +54,8 @@ impl Kind {
             Self::Pingpong => pair(format!("-g 0 -p {port}"), "127.0.0.1"),
             Self::Perftest => pair(format!("-F -p {port}"), "127.0.0.1"),
             Self::Rping => (format!("-s -p {port}"), format!("-c -p {port}")),
-            Self::CmClient | Self::CmService => pair(String::new(), "-s 127.0.0.1"),
+            Self::CmClient => pair(String::new(), "-s 127.0.0.1"),
+            Self::CmService => pair("-b 127.0.0.1".to_owned(), "-s 127.0.0.1"),
             Self::CmGroup => (String::new(), "-s".to_owned()),
             Self::CmPair => pair(format!("-p {port}"), "-s 127.0.0.1"),
             Self::Fabric => (format!("-B {port}"), format!("-P {port} 127.0.0.1")),
@@ -148,8 +149,8 @@ pub(super) static CASES: &[Case] = &[
     passes(CmService, "cmtime", "-c 10"),
     passes(CmGroup, "mckey", "-m 239.77.1.1 -C 20"),
     Case { client: "rdma_client", ..passes(CmPair, "rdma_server", "") },
-    passes(CmClient, "udpong", ""),
-    passes(CmClient, "udpong", "-T async -C 50"),
+    passes(CmService, "udpong", "-S 64 -C 2000"),
+    passes(CmService, "udpong", "-T async -S 1000 -C 500"),
     passes(CmClient, "rstream", ""),
     passes(CmClient, "rstream", "-T nonblock -S all -C 20 -I 20"),
     passes(CmClient, "riostream", ""),
