@@ -85,8 +85,8 @@ impl<S: Waiting> Shared<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks a socket that is not closed. `EBADF` in a forked child, where the lock may be held by a
-    /// thread of the parent.
+    /// Locks a socket that is not closed. `EBADF` in a forked child, where the lock may be held by
+    /// a thread of the parent.
     pub(crate) fn open(&self) -> Result<MutexGuard<'_, S>, Errno> {
         if self.is_inherited() {
             return Err(Errno::EBADF);

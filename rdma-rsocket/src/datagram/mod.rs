@@ -1,10 +1,10 @@
 //! Datagram sockets: a UDP socket, over which peers learn each other's queue pairs, and a queue
 //! pair for each local address that is used.
 //!
-//! The first datagrams to a peer go over UDP; the answer names the peer's queue pair. All packets of
-//! the UDP socket are processed by the calls on the socket, and by those that wait for it: a peer of
-//! a program that makes no call keeps sending over UDP, where the kernel holds what fits. Nothing
-//! is sent again: datagrams may be lost.
+//! The first datagrams to a peer go over UDP; the answer names the peer's queue pair. Calls on the
+//! socket process the packets of the UDP socket: a peer of a program that makes no call keeps
+//! sending over UDP, where the kernel holds what fits. Nothing is sent again: datagrams may be
+//! lost.
 
 mod destinations;
 mod queue;

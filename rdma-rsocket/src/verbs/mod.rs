@@ -9,8 +9,8 @@
 //!    condition of [`Libraries::new`].
 //! 2. The raw pointer of a value is a live object of those libraries, which the value alone
 //!    destroys, on drop.
-//! 3. An object lives until its users are gone: an id holds its channel, and queue pairs,
-//!    completion queues and registrations hold the id whose device they use. A queue pair is
+//! 3. An object lives until its users are gone: an id holds its channel; queue pairs, completion
+//!    queues, registrations and address handles hold the id whose device they use. A queue pair is
 //!    declared before its completion queue, and so dropped before it.
 //! 4. Calls on one object need `&mut self`, or may run at any time in any thread (`verbs(7)`).
 //! 5. Memory of a region is accessed through `rdma-mem` only, because the device and the peer may
