@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::cases::{Case, Kind};
+use super::cases::{Case, Kind, Outcome, Peer};
 
 /// Longest duration of a case.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time for a server to listen. A server that cannot be seen listening gets this time too.
 const LISTENS: Duration = Duration::from_secs(5);
+/// Clock ticks, of 10 ms, after which a program has connected and exchanges messages.
+const WORKING: u64 = 50;
 
 /// The end of a case.
 pub(super) enum Ended {
@@ -85,6 +87,9 @@ impl Launcher {
         }
         server.await_listener(port)?;
         let mut client = self.start(case.client, case, &client)?;
+        if let Outcome::Loses(peer) = case.outcome {
+            return lose(peer, server, client, deadline);
+        }
         // The server is ended first where the client has failed: it would wait for another client.
         let failure = match client.failure(deadline)? {
             Some(why) => Some(format!("client: {why}")),
@@ -122,14 +127,36 @@ impl Running {
 
     /// Waits for the program's end; the result is the reason of its failure.
     fn failure(&mut self, deadline: Instant) -> io::Result<Option<String>> {
-        loop {
-            match self.child.try_wait()? {
-                Some(status) if status.success() => return Ok(None),
-                Some(status) => return self.last_line(status).map(Some),
-                None if Instant::now() > deadline => return Ok(Some(format!("still runs after {LIMIT:?}"))),
-                None => std::thread::sleep(Duration::from_millis(5)),
-            }
+        match self.end(deadline)? {
+            Some(status) if status.success() => Ok(None),
+            Some(status) => self.last_line(status).map(Some),
+            None => Ok(Some(format!("still runs after {LIMIT:?}"))),
         }
+    }
+
+    /// Waits for the program's end; nothing if it still runs at the deadline.
+    fn end(&mut self, deadline: Instant) -> io::Result<Option<ExitStatus>> {
+        loop {
+            let status = self.child.try_wait()?;
+            if status.is_some() || Instant::now() > deadline {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until the program has run for a while; the result is the reason why it has not.
+    fn await_work(&mut self, deadline: Instant) -> io::Result<Option<String>> {
+        while ticks(self.child.id())? < WORKING {
+            if let Some(status) = self.child.try_wait()? {
+                return self.last_line(status).map(Some);
+            }
+            if Instant::now() > deadline {
+                return Ok(Some(format!("waits for its peer after {LIMIT:?}")));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(None)
     }
 
     fn last_line(&mut self, status: ExitStatus) -> io::Result<String> {
@@ -148,6 +175,35 @@ impl Drop for Running {
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }
+}
+
+/// Kills one end at work; the result is the reason why the other one has not reported an error.
+fn lose(peer: Peer, server: Running, mut client: Running, deadline: Instant) -> io::Result<Option<String>> {
+    // A server may sleep while the client works.
+    if let Some(why) = client.await_work(deadline)? {
+        return Ok(Some(format!("before the kill: {why}")));
+    }
+    let (victim, mut survivor) = match peer {
+        Peer::Server => (server, client),
+        Peer::Client => (client, server),
+    };
+    drop(victim);
+    match survivor.end(deadline)? {
+        Some(status) if status.success() => Ok(Some("the survivor succeeds without its peer".to_owned())),
+        // A signal has no code: the survivor crashed.
+        Some(status) if status.code().is_none() => survivor.last_line(status).map(Some),
+        Some(_) => Ok(None),
+        None => Ok(Some("the survivor does not notice".to_owned())),
+    }
+}
+
+/// The clock ticks that a process has run.
+fn ticks(pid: u32) -> io::Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The program's name, in parentheses, may contain spaces. User and system time are the 12th and
+    // 13th words after it.
+    let words = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    Ok(words.skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum())
 }
 
 /// A file without a name, for a program's output: unlike a pipe, it never fills.
