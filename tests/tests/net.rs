@@ -212,7 +212,11 @@ fn survive(context: &Context, limits: &ListenOptions) {
                 Err(failure) => failure,
             }
         });
-        assert_eq!(failure.as_violation(), Some(violation), "{failure}");
+        // A device whose peers do not wait for receives ends the connection when there is none.
+        let may_end = violation == Violation::NoCredit && !context.capabilities().waits_for_receives;
+        if !may_end || failure.kind() != FailureKind::PeerGone {
+            assert_eq!(failure.as_violation(), Some(violation), "{failure}");
+        }
         attacking.join().unwrap();
         block_on(async {
             honest.send("still there?").await.unwrap();
@@ -298,8 +302,9 @@ fn a_thousand_connections_share_the_receives_of_a_listener() {
             Ok::<_, Failure>(())
         });
         let mut connections = Vec::new();
-        for _ in 0..count {
-            connections.push(client.0.connect(to).await.unwrap());
+        for number in 0..count {
+            let connected = client.0.connect(to).await;
+            connections.push(connected.unwrap_or_else(|failure| panic!("connection {number}: {failure}")));
         }
         accepting.await.unwrap().unwrap();
         for round in 0..3_u8 {
