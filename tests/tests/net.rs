@@ -276,8 +276,9 @@ fn resident() -> usize {
 #[test]
 fn a_thousand_connections_share_the_receives_of_a_listener() {
     let Some(context) = device() else { return };
-    // The kernel's devices take long for each connection.
-    let count = if context.is_software() { 1000.min(max_descriptors() / 2 - 100) } else { 50 };
+    // The kernel's devices take long for each connection, and siw of Linux 6.1 refuses a process's
+    // 65th queue pair.
+    let count = if context.is_software() { 1000.min(max_descriptors() / 2 - 100) } else { 30 };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let options = options().window(2).payload(240).max_connections(count + 8);
