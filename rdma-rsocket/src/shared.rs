@@ -7,11 +7,12 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use libc::c_short;
+use libc::{c_int, c_short};
 use nix::errno::Errno;
 use nix::sys::socket::MsgFlags;
 
 use crate::process::Owner;
+use crate::settings::Settings;
 use crate::wait::{Bell, Polled, SPIN, Sleepers};
 
 /// How often a call looks again after something has changed, before it looks at the time and lets
@@ -25,7 +26,7 @@ pub(crate) trait Waiting {
     /// Whether every call fails.
     fn is_closed(&self) -> bool;
 
-    fn is_nonblocking(&self) -> bool;
+    fn settings(&mut self) -> &mut Settings;
 
     /// The longest sleep before the peer is probed.
     fn probe_interval(&self) -> Option<Duration> {
@@ -95,6 +96,23 @@ impl<S: Waiting> Shared<S> {
         if state.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
     }
 
+    pub(crate) fn is_nonblocking(&self) -> Result<bool, Errno> {
+        Ok(self.open()?.settings().is_nonblocking)
+    }
+
+    pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) -> Result<(), Errno> {
+        self.open()?.settings().is_nonblocking = is_nonblocking;
+        Ok(())
+    }
+
+    /// The flags of `F_GETFD`; sets them if new ones are given.
+    pub(crate) fn descriptor_flags(&self, new: Option<c_int>) -> Result<c_int, Errno> {
+        let mut state = self.open()?;
+        let flags = &mut state.settings().descriptor_flags;
+        *flags = new.unwrap_or(*flags);
+        Ok(*flags)
+    }
+
     /// Repeats an attempt until it has a result, and sleeps meanwhile. `EAGAIN` once the deadline
     /// has passed, `EINTR` after a signal.
     pub(crate) fn until<T>(
@@ -103,7 +121,7 @@ impl<S: Waiting> Shared<S> {
         mut attempt: impl FnMut(&mut S) -> Option<Result<T, Errno>>,
     ) -> Result<T, Errno> {
         let mut state = self.open()?;
-        let deadline = wait.deadline(state.is_nonblocking());
+        let deadline = wait.deadline(state.settings().is_nonblocking);
         let mut spin_until = None;
         let mut turns = 0;
         loop {

@@ -189,22 +189,6 @@ impl Datagram {
         }
         endpoint.settings.get(level, name)
     }
-
-    pub(crate) fn is_nonblocking(&self) -> Result<bool, Errno> {
-        Ok(self.open()?.settings.is_nonblocking)
-    }
-
-    pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) -> Result<(), Errno> {
-        self.open()?.settings.is_nonblocking = is_nonblocking;
-        Ok(())
-    }
-
-    /// The flags of `F_GETFD`; sets them if new ones are given.
-    pub(crate) fn descriptor_flags(&self, new: Option<c_int>) -> Result<c_int, Errno> {
-        let mut endpoint = self.open()?;
-        endpoint.settings.descriptor_flags = new.unwrap_or(endpoint.settings.descriptor_flags);
-        Ok(endpoint.settings.descriptor_flags)
-    }
 }
 
 impl Endpoint {
@@ -372,8 +356,8 @@ impl Waiting for Endpoint {
         self.udp.is_none()
     }
 
-    fn is_nonblocking(&self) -> bool {
-        self.settings.is_nonblocking
+    fn settings(&mut self) -> &mut Settings {
+        &mut self.settings
     }
 
     fn poll(&mut self) -> bool {

@@ -279,22 +279,6 @@ impl Stream {
         }
         state.settings.get(level, name)
     }
-
-    pub(crate) fn is_nonblocking(&self) -> Result<bool, Errno> {
-        Ok(self.open()?.settings.is_nonblocking)
-    }
-
-    pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) -> Result<(), Errno> {
-        self.open()?.settings.is_nonblocking = is_nonblocking;
-        Ok(())
-    }
-
-    /// The flags of `F_GETFD`; sets them if new ones are given.
-    pub(crate) fn descriptor_flags(&self, new: Option<c_int>) -> Result<c_int, Errno> {
-        let mut state = self.open()?;
-        state.settings.descriptor_flags = new.unwrap_or(state.settings.descriptor_flags);
-        Ok(state.settings.descriptor_flags)
-    }
 }
 
 impl State {
@@ -321,8 +305,8 @@ impl Waiting for State {
         self.is_closed
     }
 
-    fn is_nonblocking(&self) -> bool {
-        self.settings.is_nonblocking
+    fn settings(&mut self) -> &mut Settings {
+        &mut self.settings
     }
 
     fn probe_interval(&self) -> Option<Duration> {
