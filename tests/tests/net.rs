@@ -81,15 +81,25 @@ fn client_process() {
 
 #[test]
 fn a_peer_killed_under_load_harms_no_other_connection() {
-    const TEST: &str = "a_peer_killed_under_load_harms_no_other_connection";
+    kill_one_of_two("a_peer_killed_under_load_harms_no_other_connection", &ListenOptions::new());
+}
+
+#[test]
+fn a_killed_peer_harms_no_other_connection_that_shares_receives() {
+    let limits = ListenOptions::new().shared_receives(24);
+    kill_one_of_two("a_killed_peer_harms_no_other_connection_that_shares_receives", &limits);
+}
+
+/// Serves two peers, of which one is killed.
+fn kill_one_of_two(test: &str, limits: &ListenOptions) {
     if role().is_some() {
         return client_process();
     }
     let Some(context) = device() else { return };
     let (node, driver) = node(&context, &options().keep_alive(Duration::from_millis(200)));
-    let mut listener = node.listen(any_port(address(&context)), &ListenOptions::new()).unwrap();
+    let mut listener = node.listen(any_port(address(&context)), limits).unwrap();
     let mut start = || {
-        let mut peer = Peer::start(TEST, "client");
+        let mut peer = Peer::start(test, "client");
         peer.tell(&listener.local_addr().to_string());
         let connection = accept(&mut listener);
         assert_eq!(peer.hear(), "connected");

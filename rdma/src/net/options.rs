@@ -109,7 +109,7 @@ impl NodeOptions {
     pub(super) fn hello(&self, reads_offers: bool, shares: bool) -> Hello {
         Hello {
             window: self.window,
-            initial: if shares { INITIAL } else { 0 },
+            initial: if shares { INITIAL.min(u8::try_from(self.window).unwrap_or(INITIAL)) } else { 0 },
             receive_size: receive_size(self.payload),
             max_message: self.max_message,
             keep_alive: self.keep_alive,
@@ -180,12 +180,13 @@ impl ListenOptions {
         /// Lets all connections of the listener take their receives from one shared queue of
         /// `count` receives, for many connections of which few are busy at a time.
         ///
-        /// A connection begins with 5 receives; the listener refuses others as busy once fewer are
+        /// A connection begins with 6 receives; the listener refuses others as busy once fewer are
         /// free. It gets more, up to the window of the node, while its peer uses all that it has,
-        /// up to an equal share of the queue. A message that the application holds occupies one of
-        /// its connection's receives, so a program should not hold messages for long. Such a
-        /// connection has 8 send buffers at most. With the default payload an idle connection takes
-        /// 53 KiB instead of 228 KiB.
+        /// up to an equal share of the queue. When connections come and few receives are free, it
+        /// gives back what is above its share as its peer sends. A message that the application
+        /// holds occupies one of its connection's receives, so a program should not hold messages
+        /// for long. Such a connection has 8 send buffers at most. With the default payload an idle
+        /// connection takes 57 KiB instead of 228 KiB.
         ///
         /// No honest peer finds the queue empty. The messages of a peer that ignores its credits
         /// may fill it until that connection has failed: others then repeat theirs

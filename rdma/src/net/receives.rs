@@ -3,9 +3,9 @@
 //! Each connection has a [`Stake`]: the number of posted receives that its peer may use. The stakes
 //! together never exceed the receives that are posted, so no peer meets an empty queue. A stake
 //! begins with [`NEEDED`] receives, which stay the connection's, and grows while its peer uses all
-//! of it and receives are free. Above its share of the queue it gives receives back once none is
-//! free. A receive whose message the application holds is posted by nobody: the credits of that
-//! connection wait for it, and of no other.
+//! of it and receives are free. Above its share of the queue it gives receives back, as its peer
+//! sends, while too few are free for a new connection. A receive whose message the application
+//! holds is posted by nobody: the credits of that connection wait for it, and of no other.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +16,9 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::mr::Buffer;
 use crate::qp::{Rc, SharedReceiveQueue};
 
-/// Data receives of a new connection.
-pub(super) const INITIAL: u8 = 1;
+/// Data receives of a new connection: one more than a program holds while it waits for the next
+/// message.
+pub(super) const INITIAL: u8 = 2;
 /// Receives of a new connection.
 const NEEDED: u32 = INITIAL as u32 + RESERVE;
 /// The operation number of shared receives, whose token names the pool.
@@ -145,7 +146,8 @@ impl Stake {
     pub(super) fn grow(&mut self, window: u32) -> u32 {
         let mut state = self.pool.lock();
         let most = window.min(self.pool.share(&state)).saturating_sub(self.window);
-        let free = u32::try_from(state.free).unwrap_or(0);
+        // Enough stay free for a new connection.
+        let free = u32::try_from(state.free - i64::from(NEEDED)).unwrap_or(0);
         let count = self.window.max(1).min(most).min(free);
         state.free -= i64::from(count);
         self.entitled += count;
@@ -153,11 +155,12 @@ impl Stake {
         count
     }
 
-    /// Gives a receive to other connections, if this one has more than its share and none is free.
+    /// Gives a receive to other connections, if this one has more than its share and too few are
+    /// free for a new connection.
     /// Returns the buffer otherwise.
     pub(super) fn shrink(&mut self, buffer: Buffer) -> Option<Buffer> {
         let state = self.pool.lock();
-        if state.free > 0 || self.window <= self.pool.share(&state) {
+        if state.free >= NEEDED.into() || self.window <= self.pool.share(&state) {
             return Some(buffer);
         }
         drop(state);
@@ -168,9 +171,9 @@ impl Stake {
 }
 
 impl ReceivePool {
-    /// The data receives of each connection, if all use as many.
+    /// The data receives of each connection, if all and a new one use as many.
     fn share(&self, state: &State) -> u32 {
-        (self.total / state.stakes.max(1)).saturating_sub(RESERVE).max(INITIAL.into())
+        (self.total / (state.stakes + 1)).saturating_sub(RESERVE).max(INITIAL.into())
     }
 }
 
