@@ -1,6 +1,7 @@
 //! Connections of `rdma::net` on a device: two processes, a killed peer, a hostile peer.
 
 use std::net::SocketAddr;
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -129,8 +130,9 @@ fn hello() -> [u8; 32] {
     hello
 }
 
-/// Connects with a queue pair that follows no protocol, and sends the messages.
-fn attack(context: &Context, to: SocketAddr, messages: &[Vec<u8>]) {
+/// Connects with a queue pair that follows no protocol, and sends the messages, on iWARP once
+/// `accepted` says so: siw may leave a message unread that arrives before its accept has ended.
+fn attack(context: &Context, to: SocketAddr, messages: &[Vec<u8>], accepted: &mpsc::Receiver<()>) {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let route = blocking::resolve::<Rc>(context, None, to, LIMIT).unwrap();
     let mut qp = route.init(pd.queue_pair().cq(&cq).max_send_wr(32).build().unwrap()).unwrap();
@@ -139,6 +141,9 @@ fn attack(context: &Context, to: SocketAddr, messages: &[Vec<u8>]) {
     }
     let options = ConnOptions::new().private_data(&hello());
     let (connection, mut qp) = route.connect(qp, &options, LIMIT).unwrap();
+    if !context.capabilities().waits_for_receives {
+        accepted.recv_timeout(LIMIT).unwrap();
+    }
     for message in messages {
         qp.post_send(Send::new(buffer(&pd, message))).unwrap();
     }
@@ -210,15 +215,20 @@ fn survive(context: &Context, limits: &ListenOptions) {
         (Violation::UnexpectedDone, vec![with_payload(6, &[0; 4])]),
         (unreadable, vec![offer(4096, 1000)]),
     ] {
+        let (accepted, is_accepted) = mpsc::channel();
         let attacking = thread::spawn({
             let context = context.clone();
-            move || attack(&context, to, &messages)
+            move || attack(&context, to, &messages, &is_accepted)
         });
         let failure = block_on(async {
             // The messages may arrive before the connection is accepted.
             let incoming = listener.accept().await.unwrap();
             match incoming.accept().await {
-                Ok(victim) => failure_of(victim).await,
+                Ok(victim) => {
+                    // Without iWARP the attacker may be through already.
+                    let _waits = accepted.send(());
+                    failure_of(victim).await
+                }
                 Err(failure) => failure,
             }
         });
