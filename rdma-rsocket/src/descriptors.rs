@@ -309,9 +309,10 @@ impl Descriptors {
         size(buffers.and_then(|buffers| {
             // SAFETY: the reference requires a valid message: `message_buffers` refuses NULL.
             let message = unsafe { &*msg };
+            let len = if message.msg_name.is_null() { 0 } else { message.msg_namelen };
             // SAFETY: `destination` requires an address that is valid for its length, as a valid
             // message has.
-            let to = unsafe { destination(message.msg_name.cast(), message.msg_namelen) }?;
+            let to = unsafe { destination(message.msg_name.cast(), len) }?;
             // SAFETY: `send` requires valid buffers, by this function's condition.
             unsafe { self.send(socket, buffers, to, flags) }
         }))

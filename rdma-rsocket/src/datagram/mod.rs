@@ -115,8 +115,8 @@ impl Datagram {
     /// Chooses the peer for sends and receives.
     pub(crate) fn connect(&self, address: SocketAddr) -> Result<(), Errno> {
         let mut endpoint = self.open()?;
-        endpoint.udp()?.connect(address).map_err(errno)?;
         endpoint.destination(address)?;
+        endpoint.udp()?.connect(address).map_err(errno)?;
         endpoint.peer = Some(address);
         endpoint.sleepers.wake();
         Ok(())
@@ -233,6 +233,9 @@ impl Endpoint {
     }
 
     fn send(&mut self, source: &mut Source<'_, '_>, to: Option<SocketAddr>) -> Result<Option<()>, Errno> {
+        if let Some(errno) = self.error.take() {
+            return Err(errno);
+        }
         let to = to.or(self.peer).ok_or(Errno::EDESTADDRREQ)?;
         let queue = self.destination(to)?;
         let is_known = |endpoint: &mut Self| endpoint.destinations.get(to).is_some_and(|known| known.target.is_some());

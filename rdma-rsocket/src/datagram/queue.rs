@@ -15,8 +15,10 @@ use crate::verbs::{Access, Completion, Handle, Id, Libraries, Limits, Queues, Re
 pub(super) const BUFFER: usize = 2048;
 /// Bytes in front of a received datagram: its global route header.
 const ROUTE_HEADER: usize = 40;
-/// Bytes of a receive slot.
-const SLOT: usize = ROUTE_HEADER + BUFFER;
+/// Bytes of a receive slot: any datagram fits, since one that does not would end the queue.
+const SLOT: usize = ROUTE_HEADER + LARGEST;
+/// Bytes of the largest packet of any device.
+const LARGEST: usize = 4096;
 /// The least requests of a queue.
 const LEAST_DEPTH: u16 = 16;
 

@@ -178,10 +178,15 @@ impl Drop for Running {
 }
 
 /// Kills one end at work; the result is the reason why the other one has not reported an error.
-fn lose(peer: Peer, server: Running, mut client: Running, deadline: Instant) -> io::Result<Option<String>> {
+fn lose(peer: Peer, mut server: Running, mut client: Running, deadline: Instant) -> io::Result<Option<String>> {
     // A server may sleep while the client works.
     if let Some(why) = client.await_work(deadline)? {
         return Ok(Some(format!("before the kill: {why}")));
+    }
+    for end in [&mut server, &mut client] {
+        if let Some(status) = end.child.try_wait()? {
+            return Ok(Some(format!("before the kill: {}", end.last_line(status)?)));
+        }
     }
     let (victim, mut survivor) = match peer {
         Peer::Server => (server, client),
