@@ -74,7 +74,7 @@ impl Completions {
             let look = LOOK.min(deadline.saturating_duration_since(Instant::now()));
             if self.sleeps {
                 self.cq.request_notify(false)?;
-                // A completion that came before the CQ was armed raises no event.
+                // A completion that came before the CQ was armed may raise no event.
                 if let Some(completion) = self.poller.poll()? {
                     return take(completion).map(Some);
                 }

@@ -178,7 +178,7 @@ impl Session {
                 deadline = deadline.min(Instant::now() + FAREWELL);
             }
             self.cq.request_notify(false)?;
-            // A completion that came before the CQ was armed raises no event.
+            // A completion that came before the CQ was armed may raise no event.
             if self.take()? {
                 return Ok(());
             }
