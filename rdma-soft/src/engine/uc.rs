@@ -8,7 +8,8 @@
 //! queue when its first piece is accepted; if a later piece is lost, the request is left to the
 //! queue pair's next message. So a queue pair holds one shared request at most, whatever its peer
 //! sends. A peer that stops in mid-message keeps it until the queue pair's next message uses it, or
-//! the queue pair is reset or destroyed. Only a receive request whose own memory cannot be written takes the queue pair to ERR.
+//! the queue pair is reset or destroyed. Only a receive request whose own memory cannot be written
+//! takes the queue pair to ERR.
 //!
 //! Memory that the processor cannot access is not sent from, and not received into.
 
