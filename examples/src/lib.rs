@@ -7,7 +7,6 @@
 
 pub mod address;
 pub mod bootstrap;
-pub mod checksum;
 pub mod cli;
 pub mod cm_time;
 pub mod collective_program;
@@ -25,6 +24,7 @@ pub mod gpu_doctor;
 pub mod kv;
 mod launcher;
 pub mod load;
+pub mod message;
 pub mod pingpong;
 pub mod placement;
 pub mod plan;

@@ -1,23 +1,22 @@
 //! The frame of the programs that use [`rdma::net`]: their common options, and a node with its
 //! driver and the program's tasks on one thread.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::mpsc;
-use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
 use rdma::Context;
 use rdma::aio::tokio::Readable;
-use rdma::net::{ListenOptions, Listener, Node, NodeOptions};
+use rdma::net::{self, FailureKind, Incoming, ListenOptions, Listener, Message, Node, NodeOptions};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::Failure;
 use crate::device::DeviceOptions;
+use crate::failure::say;
 
 /// Longest time in which the last messages of a program leave.
 const LINGER: Duration = Duration::from_secs(2);
@@ -74,6 +73,42 @@ pub fn listen(node: &Node, address: SocketAddr, options: &ListenOptions) -> Resu
     node.listen(address, options).map_err(cannot)
 }
 
+/// Serves all clients of a listener, each in a task of its own.
+///
+/// # Errors
+/// If the listener fails. A client's failure ends that client only, and is reported on standard
+/// error.
+pub async fn serve_all<F>(mut listener: Listener, program: &str, serve: impl Fn(Incoming) -> F) -> Result<(), Failure>
+where
+    F: Future<Output = Result<(), Failure>> + Send + 'static,
+{
+    loop {
+        let incoming = listener.accept().await?;
+        let (peer, program) = (incoming.peer_addr(), program.to_owned());
+        let serving = serve(incoming);
+        tokio::spawn(async move { report(&program, peer, serving.await) });
+    }
+}
+
+/// Reports on standard error that a server could not serve a client.
+pub fn report(program: &str, peer: Option<SocketAddr>, served: Result<(), Failure>) {
+    if let Err(failure) = served {
+        let peer = peer.map_or_else(|| "a client".to_owned(), |peer| peer.to_string());
+        say(&format!("{program}: {peer}: {failure}"));
+    }
+}
+
+/// The next message, or `None` if the peer has ended or closed the connection.
+///
+/// # Errors
+/// If the connection has failed otherwise.
+pub fn unless_closed(next: Result<Option<Message>, net::Failure>) -> Result<Option<Message>, Failure> {
+    match next {
+        Err(failure) if failure.kind() == FailureKind::Closed => Ok(None),
+        next => Ok(next?),
+    }
+}
+
 /// Tells the address of a server that has started.
 pub type Started = Box<dyn FnOnce(SocketAddr) -> Result<(), Failure>>;
 
@@ -122,27 +157,4 @@ where
 /// Too many open files.
 pub fn runtime() -> Result<Runtime, Failure> {
     Ok(Builder::new_current_thread().enable_all().build()?)
-}
-
-/// Waits for two futures at the same time.
-pub async fn join<A: Future, B: Future>(one: A, two: B) -> (A::Output, B::Output) {
-    let (mut one, mut two) = (pin!(one), pin!(two));
-    let (mut first, mut second) = (None, None);
-    poll_fn(|cx| {
-        if first.is_none() {
-            first = ready(one.as_mut().poll(cx));
-        }
-        if second.is_none() {
-            second = ready(two.as_mut().poll(cx));
-        }
-        if first.is_none() || second.is_none() {
-            return Poll::Pending;
-        }
-        first.take().zip(second.take()).map_or(Poll::Pending, Poll::Ready)
-    })
-    .await
-}
-
-fn ready<T>(poll: Poll<T>) -> Option<T> {
-    if let Poll::Ready(value) = poll { Some(value) } else { None }
 }

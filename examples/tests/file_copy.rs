@@ -13,6 +13,7 @@ use common::*;
 use rdma::aio::block_on;
 use rdma::net::Node;
 use rdma_examples::file_copy::node_options;
+use rdma_examples::message::{decode, encode};
 use tempfile::TempDir;
 
 /// Length of the file whose copy is interrupted.
@@ -161,7 +162,7 @@ fn what_differs_is_sent_again() {
     fs::write(&file, vec![7; 3 << 20]).unwrap();
     world.copy(&file);
     // The unfinished file of an earlier copy, with a damaged byte in its front part.
-    let name = format!(".{:016x}.part", rdma_examples::checksum::xxh64(b"file", 0));
+    let name = format!(".{:016x}.part", xxhash_rust::xxh64::xxh64(b"file", 0));
     let mut front = vec![7; 2 << 20];
     front[1000] = 8;
     fs::remove_file(world.to("file")).unwrap();
@@ -196,17 +197,19 @@ fn hostile_senders_reach_nothing_and_harm_nobody() {
     let world = World::new();
     fs::create_dir(world.folder.path().join("outside")).unwrap();
     symlink("../outside", world.to("link")).unwrap();
-    let file = |path: &[u8]| [&[2][..], &0o777u32.to_le_bytes(), &4u64.to_le_bytes(), path].concat();
-    let number = |kind: u8, number: u64| [&[kind][..], &number.to_le_bytes()].concat();
+    let directory = |path: &[u8]| encode(&(0u8, path)).unwrap();
+    let file = |path: &[u8]| encode(&(1u8, 0o777u32, 4u64, path)).unwrap();
+    let start = |offset: u64| encode(&(2u8, offset)).unwrap();
+    let end = |checksum: u64| encode(&(3u8, checksum)).unwrap();
     let hostile: [Vec<Vec<u8>>; 9] = [
         vec![vec![]],
         vec![file(b"../outside/file")],
         vec![file(b"/tmp/file")],
         vec![file(b"link/file")],
-        vec![b"\x01../outside/directory".to_vec()],
-        vec![file(b"more"), number(3, 0), b"\x04more than four".to_vec()],
-        vec![file(b"early"), b"\x04data".to_vec()],
-        vec![file(b"wrong"), number(3, 0), b"\x04data".to_vec(), number(5, 1)],
+        vec![directory(b"../outside/directory")],
+        vec![file(b"more"), start(0), b"\xffmore than four".to_vec()],
+        vec![file(b"early"), b"\xffdata".to_vec()],
+        vec![file(b"wrong"), start(0), b"\xffdata".to_vec(), end(1)],
         (0..100).map(|name| file(&[b'a' + name % 26, b'0' + name % 10])).collect(),
     ];
     let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
@@ -221,8 +224,11 @@ fn hostile_senders_reach_nothing_and_harm_nobody() {
             }
             loop {
                 match connection.next().await {
-                    Ok(Some(message)) if message.first() == Some(&3) => break text(&message[1..]),
-                    Ok(Some(_)) => {}
+                    Ok(Some(message)) => {
+                        if let Some((2u8, reason)) = decode::<(u8, String)>(&message) {
+                            break reason;
+                        }
+                    }
                     ended => panic!("no reason for {messages:?}: {ended:?}"),
                 }
             }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use common::*;
 use rdma::net::Node;
+use rdma_examples::message::encode;
 use rdma_examples::rpc::{Client, MAX_CALLS, Method, node_options};
 use rdma_examples::{Failure, service};
 use tokio::task::JoinHandle;
@@ -79,7 +80,7 @@ fn bad_clients_harm_nobody() {
         }
         // A client that reads no answer stops itself once the server has no more room for it.
         let deaf = node.connect(server.address).await?;
-        let echo = [&[1, 0, 0, 0, 0xff, 0xff, 0, 0, 0][..], &[7; 900]].concat();
+        let echo = encode(&(1u32, LONG, 0u8, &[7u8; 900][..]))?;
         let mut sent = 0;
         while tokio::time::timeout(Duration::from_millis(500), deaf.send(&echo)).await.is_ok() {
             sent += 1;

@@ -110,7 +110,8 @@ fn run(args: Args) -> Result<(), Failure> {
             })
         }
         Command::Get { address, key } => with_client(&context, resolve(address)?, async |client| {
-            let value = client.get(key.as_bytes()).await?.ok_or_else(|| Failure::new(kv::NO_KEY))?;
+            let value =
+                client.get(key.as_bytes()).await?.ok_or_else(|| Failure::new(kv::Refusal::NoKey.to_string()))?;
             let text = String::from_utf8_lossy(&value.bytes);
             service.print(&json!({ "sequence": value.sequence, "value": text }), &text)
         }),

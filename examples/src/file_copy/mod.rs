@@ -23,8 +23,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use rdma::net::NodeOptions;
+use xxhash_rust::xxh64::Xxh64;
 
-use crate::checksum::xxh64;
 pub use receiver::serve;
 pub use sender::{Summary, send};
 
@@ -45,15 +45,14 @@ pub fn node_options(connections: u32) -> NodeOptions {
     NodeOptions::new().window(WINDOW).payload(payload).max_message(payload).max_connections(connections)
 }
 
-/// The checksum of a file's first `len` bytes, in chunks: the checksum of each is the seed of the
-/// next.
-fn checksum_of(file: &File, len: u64) -> io::Result<u64> {
+/// The checksum of a file's first `len` bytes, which goes on with further ones.
+fn checksum_of(file: &File, len: u64) -> io::Result<Xxh64> {
     let mut chunk = vec![0; CHUNK];
-    let (mut sum, mut offset) = (0, 0);
+    let (mut sum, mut offset) = (Xxh64::new(0), 0);
     while offset < len {
         let chunk = &mut chunk[..chunk_len(len - offset)];
         file.read_exact_at(chunk, offset)?;
-        sum = xxh64(chunk, sum);
+        sum.update(chunk);
         offset += chunk.len() as u64;
     }
     Ok(sum)

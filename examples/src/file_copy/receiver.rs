@@ -10,14 +10,15 @@ use std::thread;
 
 use nix::fcntl::Flock;
 use rdma::aio::block_on;
-use rdma::net::{Connection, FailureKind, Incoming, Listener};
+use rdma::net::{Connection, Incoming, Listener};
+use xxhash_rust::xxh64::Xxh64;
 
 use super::tree::{Target, Tree};
-use super::wire::{Answer, Order};
+use super::wire::{Answer, DATA, Order};
 use super::{CHUNK, IN_FLIGHT, checksum_of};
 use crate::Failure;
-use crate::checksum::xxh64;
-use crate::failure::say;
+use crate::message::{decode, encode};
+use crate::service::{report, unless_closed};
 
 /// Receives files from all senders into a directory, each sender on a thread of its own.
 ///
@@ -31,10 +32,7 @@ pub fn serve(mut listener: Listener, directory: &Path) -> Result<(), Failure> {
         let incoming = block_on(listener.accept())?;
         let (tree, peer) = (Arc::clone(&tree), incoming.peer_addr());
         thread::Builder::new().spawn(move || {
-            if let Err(failure) = block_on(receive(incoming, &tree)) {
-                let peer = peer.map_or_else(|| "a sender".to_owned(), |peer| peer.to_string());
-                say(&format!("file_copy: {peer}: {failure}"));
-            }
+            report("file_copy", peer, block_on(receive(incoming, &tree)));
         })?;
     }
 }
@@ -44,15 +42,10 @@ async fn receive(incoming: Incoming, tree: &Tree) -> Result<(), Failure> {
     let mut connection = incoming.accept().await?;
     let mut intake = Intake { tree, files: VecDeque::new() };
     let failure = loop {
-        let message = match connection.next().await {
-            Ok(Some(message)) => message,
-            Ok(None) => return Ok(()),
-            Err(failure) if failure.kind() == FailureKind::Closed => return Ok(()),
-            Err(failure) => return Err(failure.into()),
-        };
+        let Some(message) = unless_closed(connection.next().await)? else { return Ok(()) };
         match intake.take(&message) {
             Ok(None) => {}
-            Ok(Some(answer)) => connection.send(answer.to_bytes()).await?,
+            Ok(Some(answer)) => connection.send(encode(&answer)?).await?,
             Err(failure) => break failure,
         }
     };
@@ -61,7 +54,7 @@ async fn receive(incoming: Incoming, tree: &Tree) -> Result<(), Failure> {
 }
 
 async fn refuse(connection: Connection, failure: &Failure) -> Result<(), Failure> {
-    connection.send(Answer::Failed(failure.to_string()).to_bytes()).await?;
+    connection.send(encode(&Answer::Failed(failure.to_string()))?).await?;
     connection.close(1).await?;
     Ok(())
 }
@@ -82,7 +75,7 @@ struct Arrival {
     len: u64,
     /// Bytes that are there, and their checksum.
     had: u64,
-    sum: u64,
+    sum: Xxh64,
     /// The file to write to, once the sender has said where it starts; `None` for a file that was
     /// complete before.
     partial: Option<Flock<File>>,
@@ -92,14 +85,16 @@ struct Arrival {
 impl Intake<'_> {
     /// Does what an order asks for.
     fn take(&mut self, message: &[u8]) -> Result<Option<Answer>, Failure> {
-        match Order::from_bytes(message).ok_or_else(malformed)? {
+        if let [DATA, bytes @ ..] = message {
+            return self.current()?.write(bytes).map(|()| None);
+        }
+        match decode(message).ok_or_else(malformed)? {
             Order::Directory(path) => {
                 self.tree.create_directory(path).map_err(|error| cannot_write(&printable(path), &error))?;
                 Ok(None)
             }
             Order::File(mode, len, path) => self.offer(mode, len, path).map(Some),
             Order::Start(offset) => self.current()?.start(offset).map(|()| None),
-            Order::Data(bytes) => self.current()?.write(bytes).map(|()| None),
             Order::End(sum) => {
                 self.files.pop_front().ok_or_else(malformed)?.finish(sum)?;
                 Ok(Some(Answer::Done))
@@ -114,7 +109,7 @@ impl Intake<'_> {
         let name = printable(path);
         let target = self.tree.target(path).map_err(|error| cannot_write(&name, &error))?;
         let arrival = Arrival::new(name.clone(), target, mode, len).map_err(|error| cannot_write(&name, &error))?;
-        let answer = Answer::Have(arrival.had, arrival.sum);
+        let answer = Answer::Have(arrival.had, arrival.sum.digest());
         self.files.push_back(arrival);
         Ok(answer)
     }
@@ -154,7 +149,7 @@ impl Arrival {
         let partial = partial.and_then(|file| file.set_len(offset).map(|()| file));
         self.partial = Some(partial.map_err(|error| cannot_write(&self.path, &error))?);
         if offset == 0 {
-            (self.had, self.sum) = (0, 0);
+            (self.had, self.sum) = (0, Xxh64::new(0));
         }
         Ok(())
     }
@@ -165,7 +160,7 @@ impl Arrival {
         let partial = self.partial.as_ref().filter(|_| fits).ok_or_else(malformed)?;
         partial.write_all_at(bytes, self.had).map_err(|error| cannot_write(&self.path, &error))?;
         self.had += bytes.len() as u64;
-        self.sum = xxh64(bytes, self.sum);
+        self.sum.update(bytes);
         Ok(())
     }
 
@@ -173,7 +168,7 @@ impl Arrival {
         if !self.is_started || self.had != self.len {
             return Err(malformed());
         }
-        if self.sum != sum {
+        if self.sum.digest() != sum {
             return Err(Failure::new(format!("{}: the checksum is wrong; copy again", self.path)));
         }
         let Some(partial) = &self.partial else { return Ok(()) };

@@ -9,12 +9,13 @@ use std::time::Instant;
 
 use rdma::net::{Node, Receiver, Sender};
 use serde::Serialize;
+use xxhash_rust::xxh64::Xxh64;
 
 use super::walk::{Entry, Kind, Listing, cannot_read};
 use super::wire::{Answer, DATA, DATA_HEADER, Order};
 use super::{IN_FLIGHT, checksum_of, chunk_len};
 use crate::Failure;
-use crate::checksum::xxh64;
+use crate::message::{decode, encode};
 use crate::progress::Bytes;
 
 /// The result of a copy.
@@ -80,7 +81,7 @@ impl<'a> Copy<'a> {
         for entry in entries {
             match entry.kind {
                 Kind::Directory => {
-                    self.to.send(Order::Directory(&entry.path).to_bytes()).await?;
+                    self.to.send(encode(&Order::Directory(&entry.path))?).await?;
                     self.summary.directories += 1;
                 }
                 Kind::File { len, mode } => self.offer(entry, len, mode).await?,
@@ -99,7 +100,7 @@ impl<'a> Copy<'a> {
 
     async fn offer(&mut self, entry: &'a Entry, len: u64, mode: u32) -> Result<(), Failure> {
         let file = File::open(&entry.source).map_err(|error| cannot_read(&entry.source, &error))?;
-        self.to.send(Order::File(mode, len, &entry.path).to_bytes()).await?;
+        self.to.send(encode(&Order::File(mode, len, &entry.path))?).await?;
         self.offered.push_back(Offer { entry, file, len });
         if self.offered.len() < IN_FLIGHT {
             return Ok(());
@@ -117,11 +118,12 @@ impl<'a> Copy<'a> {
             }
         };
         let cannot_read = |error| cannot_read(&offer.entry.source, &error);
-        let is_prefix = had <= offer.len && checksum_of(&offer.file, had).map_err(cannot_read)? == their_sum;
-        let (mut offset, mut sum) = if is_prefix { (had, their_sum) } else { (0, 0) };
+        let prefix = checksum_of(&offer.file, had.min(offer.len)).map_err(cannot_read)?;
+        let is_prefix = had <= offer.len && prefix.digest() == their_sum;
+        let (mut offset, mut sum) = if is_prefix { (had, prefix) } else { (0, Xxh64::new(0)) };
         self.summary.kept += offset;
         self.progress.add(offset);
-        self.to.send(Order::Start(offset).to_bytes()).await?;
+        self.to.send(encode(&Order::Start(offset))?).await?;
         while offset < offer.len {
             let len = chunk_len(offer.len - offset);
             let mut permit = self.to.reserve().await?;
@@ -131,12 +133,12 @@ impl<'a> Copy<'a> {
             let bytes = bytes.get_mut(..len).ok_or_else(too_short)?;
             header.fill(DATA);
             offer.file.read_exact_at(bytes, offset).map_err(cannot_read)?;
-            sum = xxh64(bytes, sum);
+            sum.update(bytes);
             permit.send_filled(DATA_HEADER + len)?;
             offset += len as u64;
             self.progress.add(len as u64);
         }
-        self.to.send(Order::End(sum).to_bytes()).await?;
+        self.to.send(encode(&Order::End(sum.digest()))?).await?;
         self.summary.files += 1;
         self.summary.bytes += offer.len;
         Ok(())
@@ -146,7 +148,7 @@ impl<'a> Copy<'a> {
     async fn answer(&mut self) -> Result<Answer, Failure> {
         let ended = || Failure::new("the receiver has ended the connection");
         let message = self.from.next().await?.ok_or_else(ended)?;
-        let answer = Answer::from_bytes(&message).ok_or_else(out_of_turn)?;
+        let answer = decode(&message).ok_or_else(out_of_turn)?;
         match answer {
             Answer::Done => self.finished += 1,
             Answer::Failed(reason) => return Err(Failure::new(format!("the receiver: {reason}"))),
@@ -158,7 +160,7 @@ impl<'a> Copy<'a> {
     /// The receiver's reason for a failure, if it gave one.
     async fn receivers_reason(&mut self) -> Option<Failure> {
         while let Ok(Some(message)) = self.from.next().await {
-            if let Some(Answer::Failed(reason)) = Answer::from_bytes(&message) {
+            if let Some(Answer::Failed(reason)) = decode(&message) {
                 return Some(Failure::new(format!("the receiver: {reason}")));
             }
         }

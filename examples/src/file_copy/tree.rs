@@ -11,8 +11,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fstatat, mkdirat};
-
-use crate::checksum::xxh64;
+use xxhash_rust::xxh64::xxh64;
 
 /// Flags with which every file is opened: a symbolic link is an error, and nothing blocks.
 const SAFE: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_CLOEXEC).union(OFlag::O_NONBLOCK);

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use crate::checksum::xxh64;
+use xxhash_rust::xxh64::xxh64;
 
 /// Slots of a bucket.
 pub const SLOTS: usize = 8;

@@ -6,9 +6,9 @@ use rdma::net::{Connection, Message, Node, Remote};
 use rdma::{Buffer, ProtectionDomain, RemoteSlice};
 
 use super::block::{BUCKET_LEN, Hash, MAX_KEY, MAX_VALUE, Opened, Slot, open};
-use super::wire::{Answer, Request};
+use super::wire::{Answer, Refusal, Request};
 use crate::Failure;
-use crate::service::join;
+use crate::message::{decode, encode};
 
 /// Times that a client reads a key again that changes meanwhile, before it asks by message.
 const RETRIES: usize = 8;
@@ -76,7 +76,8 @@ impl Client {
     pub async fn connect(node: &Node, server: SocketAddr) -> Result<Self, Failure> {
         let mut connection = node.connect(server).await?;
         let answer = ask(&mut connection, Request::Open).await?;
-        let Some(Answer::Table(table, buckets)) = Answer::from_bytes(&answer) else { return Err(unknown()) };
+        let Some(Answer::Table(table, buckets)) = decode(&answer) else { return Err(unknown()) };
+        let table = RemoteSlice::from_bytes(&table);
         let buckets = usize::try_from(buckets).map_err(|_| unknown())?;
         let fits = buckets.checked_mul(BUCKET_LEN).is_some_and(|len| len as u64 <= table.len());
         if !buckets.is_power_of_two() || buckets < 2 || !fits {
@@ -108,9 +109,9 @@ impl Client {
         }
         self.counts.by_message += 1;
         let answer = ask(&mut self.connection, Request::Get(key)).await?;
-        match Answer::from_bytes(&answer) {
+        match decode(&answer) {
             Some(Answer::Value(sequence, bytes)) => Ok(Some(Value { sequence, bytes: bytes.to_vec() })),
-            Some(Answer::NoKey) => Ok(None),
+            Some(Answer::Refused(Refusal::NoKey)) => Ok(None),
             _ => Err(unknown()),
         }
     }
@@ -173,8 +174,8 @@ impl Client {
         let [one, two] = hash.buckets(self.buckets);
         let buffers = self.pool.buckets.each_mut().map(Option::take);
         let [into_one, into_two] = buffers.map(|buffer| buffer.map_or_else(|| self.pd.allocate(BUCKET_LEN), Ok));
-        let (one, two) = join(self.read_bucket(one, into_one?), self.read_bucket(two, into_two?)).await;
-        let read = [one?, two?];
+        let (one, two) = tokio::try_join!(self.read_bucket(one, into_one?), self.read_bucket(two, into_two?))?;
+        let read = [one, two];
         let slots = read.iter().flat_map(|bucket| Slot::candidates(bucket, hash)).collect();
         self.pool.buckets = read.map(Some);
         Ok(slots)
@@ -200,25 +201,18 @@ impl Client {
 
 /// Sends a request, and waits for its answer.
 async fn ask(connection: &mut Connection, request: Request<'_>) -> Result<Message, Failure> {
-    connection.send(request.to_bytes()).await?;
+    connection.send(encode(&request)?).await?;
     connection.next().await?.ok_or_else(|| Failure::new("the server has ended the connection"))
 }
 
 /// The sequence number of a change, or the reason why the server has refused it.
 pub(super) fn outcome(answer: &[u8]) -> Result<u64, Failure> {
-    Err(Failure::new(match Answer::from_bytes(answer) {
-        Some(Answer::Done(sequence)) => return Ok(sequence),
-        Some(Answer::NoKey) => NO_KEY.to_owned(),
-        Some(Answer::Conflict(0)) => "the key does not exist, so it has no sequence number".to_owned(),
-        Some(Answer::Conflict(sequence)) => format!("the key has changed: its sequence number is {sequence}"),
-        Some(Answer::Full) => "the server has no room for the key; give it more --memory or --keys".to_owned(),
-        Some(Answer::TooLong) => "the key or the value is too long for the server".to_owned(),
-        _ => return Err(unknown()),
-    }))
+    match decode(answer) {
+        Some(Answer::Done(sequence)) => Ok(sequence),
+        Some(Answer::Refused(refusal)) => Err(Failure::new(refusal.to_string())),
+        _ => Err(unknown()),
+    }
 }
-
-/// The message for a key that does not exist.
-pub const NO_KEY: &str = "the key does not exist";
 
 pub(super) fn unknown() -> Failure {
     Failure::new("the server gave an unknown answer; it is no server of this program or of another version")

@@ -30,8 +30,9 @@ use std::time::Duration;
 
 use rdma::net::NodeOptions;
 
-pub use client::{Client, Counts, NO_KEY, Value};
+pub use client::{Client, Counts, Value};
 pub use server::{Store, serve};
+pub use wire::Refusal;
 
 use block::{MAX_KEY, MAX_VALUE};
 

@@ -4,13 +4,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdma::net::{FailureKind, Incoming, Listener};
+use rdma::net::{Incoming, Listener};
 use rdma::{ExposedRegion, ProtectionDomain, RemoteAccess};
 
-use super::table::{Change, Refusal, Table};
-use super::wire::{Answer, Request};
+use super::table::{Change, Table};
+use super::wire::{Answer, Refusal, Request};
 use crate::Failure;
-use crate::failure::say;
+use crate::message::{decode, encode};
+use crate::service::{serve_all, unless_closed};
 
 /// A table and its memory.
 #[derive(Debug)]
@@ -36,39 +37,35 @@ impl Store {
         Ok(Self { table: Mutex::new(Table::new(keys, len, grace)), memory })
     }
 
-    /// Does what a request asks for, and returns the bytes of the answer; `None` for a malformed
-    /// request.
+    /// Does what a request asks for, and returns the bytes of the answer.
     ///
     /// # Errors
-    /// Errors of access to the table's memory.
-    pub fn answer(&self, request: &[u8]) -> rdma::Result<Option<Vec<u8>>> {
-        let Some(request) = Request::from_bytes(request) else { return Ok(None) };
+    /// A malformed request; errors of access to the table's memory.
+    pub fn answer(&self, request: &[u8]) -> Result<Vec<u8>, Failure> {
+        let malformed = || Failure::new("the request is malformed; the client was disconnected");
+        let request = decode(request).ok_or_else(malformed)?;
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = match request {
             Request::Open => {
                 let memory = self.memory.remote(..)?;
-                return Ok(Some(Answer::Table(memory, table.buckets() as u64).to_bytes()));
+                return encode(&Answer::Table(memory.to_bytes(), table.buckets() as u64));
             }
             Request::Get(key) => {
-                let Some((sequence, place)) = table.get(key) else { return Ok(Some(Answer::NoKey.to_bytes())) };
+                let Some((sequence, place)) = table.get(key) else { return encode(&Answer::Refused(Refusal::NoKey)) };
                 let mut value = vec![0; place.len()];
                 self.memory.copy_out(place.start, &mut value)?;
-                return Ok(Some(Answer::Value(sequence, &value).to_bytes()));
+                return encode(&Answer::Value(sequence, &value));
             }
             Request::Put(key, value, expected) => table.put(key, value, expected, Instant::now()),
             Request::Delete(key, expected) => table.delete(key, expected, Instant::now()),
         };
-        let answer = match changed {
+        match changed {
             Ok(change) => {
                 self.write(&change)?;
-                Answer::Done(change.sequence)
+                encode(&Answer::Done(change.sequence))
             }
-            Err(Refusal::NoKey) => Answer::NoKey,
-            Err(Refusal::Conflict(sequence)) => Answer::Conflict(sequence),
-            Err(Refusal::Full) => Answer::Full,
-            Err(Refusal::TooLong) => Answer::TooLong,
-        };
-        Ok(Some(answer.to_bytes()))
+            Err(refusal) => encode(&Answer::Refused(refusal)),
+        }
     }
 
     /// Writes a change: `Release` makes the block visible before the slot that names it.
@@ -86,32 +83,15 @@ impl Store {
 /// # Errors
 /// If the listener fails. A client's failure ends that client only, and is reported on standard
 /// error.
-pub async fn serve(mut listener: Listener, store: Arc<Store>) -> Result<(), Failure> {
-    loop {
-        let incoming = listener.accept().await?;
-        let (peer, store) = (incoming.peer_addr(), Arc::clone(&store));
-        tokio::spawn(async move {
-            if let Err(failure) = serve_client(incoming, &store).await {
-                let peer = peer.map_or_else(|| "a client".to_owned(), |peer| peer.to_string());
-                say(&format!("kv: {peer}: {failure}"));
-            }
-        });
-    }
+pub async fn serve(listener: Listener, store: Arc<Store>) -> Result<(), Failure> {
+    serve_all(listener, "kv", |incoming| serve_client(incoming, Arc::clone(&store))).await
 }
 
-async fn serve_client(incoming: Incoming, store: &Store) -> Result<(), Failure> {
+async fn serve_client(incoming: Incoming, store: Arc<Store>) -> Result<(), Failure> {
     let mut connection = incoming.accept().await?;
-    loop {
-        let request = match connection.next().await {
-            Ok(Some(request)) => request,
-            Ok(None) => return Ok(()),
-            Err(failure) if failure.kind() == FailureKind::Closed => return Ok(()),
-            Err(failure) => return Err(failure.into()),
-        };
-        let Some(answer) = store.answer(&request)? else {
-            // Dropping the connection closes it.
-            return Err(Failure::new("the request is malformed; the client was disconnected"));
-        };
-        connection.send(answer).await?;
+    while let Some(request) = unless_closed(connection.next().await)? {
+        // If the request is malformed, dropping the connection closes it.
+        connection.send(store.answer(&request)?).await?;
     }
+    Ok(())
 }

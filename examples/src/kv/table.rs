@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::block::{BUCKET_LEN, Class, HEADER_LEN, Hash, MAX_KEY, MAX_VALUE, SLOT_LEN, SLOTS, Slot, block_len, seal};
+use super::wire::Refusal;
 
 /// The keys of a table and the places of their blocks.
 #[derive(Debug)]
@@ -49,19 +50,6 @@ pub struct Change {
     pub slot: (usize, u64),
     /// Sequence number of the change.
     pub sequence: u64,
-}
-
-/// The reason why a change was not made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The key does not exist.
-    NoKey,
-    /// The key has another sequence number than the caller expects: this one, or 0 for none.
-    Conflict(u64),
-    /// No slot or no memory is left for the key.
-    Full,
-    /// The key or the value is too long.
-    TooLong,
 }
 
 impl Table {

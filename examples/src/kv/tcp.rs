@@ -10,8 +10,9 @@ use tokio::net::{TcpListener, TcpStream};
 use super::Store;
 use super::block::{MAX_KEY, MAX_VALUE};
 use super::client::{outcome, unknown};
-use super::wire::{Answer, Request};
+use super::wire::{Answer, Refusal, Request};
 use crate::Failure;
+use crate::message::{decode, encode};
 
 /// Longest request or answer.
 const MAX_FRAME: usize = MAX_KEY + MAX_VALUE + 64;
@@ -31,7 +32,7 @@ pub async fn serve(listener: TcpListener, store: Arc<Store>) -> Result<(), Failu
 async fn serve_client(mut frames: Frames, store: &Store) -> Result<(), Failure> {
     loop {
         let answer = store.answer(frames.next().await?)?;
-        frames.send(&answer.ok_or_else(unknown)?).await?;
+        frames.send(&answer).await?;
     }
 }
 
@@ -56,9 +57,9 @@ impl Client {
     /// # Errors
     /// If the connection fails.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
-        match Answer::from_bytes(self.ask(Request::Get(key)).await?) {
+        match decode(self.ask(Request::Get(key)).await?) {
             Some(Answer::Value(_, value)) => Ok(Some(value.to_vec())),
-            Some(Answer::NoKey) => Ok(None),
+            Some(Answer::Refused(Refusal::NoKey)) => Ok(None),
             _ => Err(unknown()),
         }
     }
@@ -72,7 +73,7 @@ impl Client {
     }
 
     async fn ask(&mut self, request: Request<'_>) -> Result<&[u8], Failure> {
-        self.0.send(&request.to_bytes()).await?;
+        self.0.send(&encode(&request)?).await?;
         Ok(self.0.next().await?)
     }
 }

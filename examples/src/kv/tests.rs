@@ -10,6 +10,7 @@ use rdma::net::{ListenOptions, Node};
 
 use super::wire::{Answer, Request};
 use super::*;
+use crate::message::{decode, encode};
 use crate::{Failure, service};
 
 const KEY: &[u8] = b"key";
@@ -39,8 +40,8 @@ impl World {
     }
 
     fn put(&self, number: u64) {
-        let answer = self.store.answer(&Request::Put(KEY, &value(number), None).to_bytes()).unwrap().unwrap();
-        assert!(matches!(Answer::from_bytes(&answer), Some(Answer::Done(_))));
+        let request = encode(&Request::Put(KEY, &value(number), None)).unwrap();
+        assert!(matches!(decode(&self.store.answer(&request).unwrap()), Some(Answer::Done(_))));
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::wire::{Answer, Outcome, Request};
 use super::{MAX_BODY, Method};
 use crate::Failure;
+use crate::message::{decode, encode};
 
 /// A connection to a server. Clones use the same connection, and any number of calls may be in
 /// flight.
@@ -59,9 +60,9 @@ impl Client {
         }
         let late = || Failure::new(format!("no answer came within {} ms", time.as_millis()));
         let (call, answer) = Call::begin(&self.calls)?;
-        let request = Request { id: call.id, time, method: method.number(), body };
+        let request = encode(&Request { id: call.id, time, method: method.number(), body })?;
         let exchange = async {
-            self.to.send(request.to_bytes()).await?;
+            self.to.send(request).await?;
             answer.await.map_err(|_| self.calls.failure())
         };
         match timeout(time, exchange).await.map_err(|_| late())?? {
@@ -126,7 +127,7 @@ async fn hand_out(mut from: Receiver, calls: Arc<Calls>) {
             Ok(None) => break Failure::new("the server has ended the connection"),
             Err(failure) => break failure.into(),
         };
-        let Some(Answer { id, outcome }) = Answer::from_bytes(&message) else {
+        let Some(Answer { id, outcome }) = decode(&message) else {
             break Failure::new("the server gave an unknown answer; it is another program or another version");
         };
         let waiting = calls.lock().waiting.remove(&id);
