@@ -239,7 +239,10 @@ fn ranks_of_another_launcher_do_not_start_ranks() {
 
 /// Runs `count` processes of a program under Open MPI's launcher.
 fn mpirun(count: &str, name: &str, args: &[&str]) -> Output {
+    // Launchers that start and end at the same time race for the folder that they share by default.
+    let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("mpirun");
+    command.env("OMPI_MCA_orte_tmpdir_base", folder.path());
     command.args(["-n", count, "--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]);
     let program = program(name);
     command.arg(program.get_program()).args(args).env("RDMA_DEVICE", "soft0");
