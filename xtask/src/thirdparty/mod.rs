@@ -5,6 +5,7 @@ mod cases;
 mod pyverbs;
 mod run;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -36,14 +37,28 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let is_wanted = |case: &&Case| options.only.as_ref().is_none_or(|only| case.text().contains(only));
     let wanted: Vec<&Case> = CASES.iter().filter(is_wanted).collect();
     let lines: Vec<Line> = wanted.iter().map(|case| examine(&launcher, case)).collect();
-    println!("\n{:>7}  {:<62}  result", "seconds", "program");
-    for Line { text, result, took, .. } in &lines {
-        println!("{:7.1}  {text:<62}  {result}", took.as_secs_f64());
-    }
+    print(&lines);
     let tested = pyverbs::run(&launcher, options.only.as_deref());
-    match lines.iter().filter(|line| line.failed).count() {
-        0 => tested,
-        failed => Err(format!("{failed} of {} programs", lines.len())),
+    if let (true, Ok(0), Some(only)) = (lines.is_empty(), &tested, &options.only) {
+        let programs: BTreeSet<&str> = CASES.iter().map(|case| case.program).collect();
+        let programs = programs.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(format!("no test of pyverbs and no program matches {only:?}; programs: {programs}"));
+    }
+    let failed = lines.iter().filter(|line| line.failed).count();
+    let failed = (failed > 0).then(|| format!("{failed} of {} programs", lines.len()));
+    match failed.into_iter().chain(tested.err()).collect::<Vec<_>>() {
+        failures if failures.is_empty() => Ok(()),
+        failures => Err(format!("failed: {}", failures.join(", "))),
+    }
+}
+
+fn print(lines: &[Line]) {
+    if lines.is_empty() {
+        return;
+    }
+    println!("\n{:>7}  {:<62}  result", "seconds", "program");
+    for Line { text, result, took, .. } in lines {
+        println!("{:7.1}  {text:<62}  {result}", took.as_secs_f64());
     }
 }
 

@@ -13,6 +13,8 @@ use super::cases::{Case, Kind, Outcome, Peer};
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time for a server to listen. A server that cannot be seen listening gets this time too.
 const LISTENS: Duration = Duration::from_secs(5);
+/// Time for a server to report its own failure after its client has failed.
+const FAILS: Duration = Duration::from_secs(1);
 /// Clock ticks, of 10 ms, after which a program has connected and exchanges messages.
 const WORKING: u64 = 50;
 
@@ -90,9 +92,8 @@ impl Launcher {
         if let Outcome::Loses(peer) = case.outcome {
             return lose(peer, server, client, deadline);
         }
-        // The server is ended first where the client has failed: it would wait for another client.
         let failure = match client.failure(deadline)? {
-            Some(why) => Some(format!("client: {why}")),
+            Some(why) => Some(format!("client: {why}{}", server.failure_too()?)),
             None if case.kind == Kind::CmService => None,
             None => server.failure(deadline)?.map(|why| format!("server: {why}")),
         };
@@ -131,6 +132,15 @@ impl Running {
             Some(status) if status.success() => Ok(None),
             Some(status) => self.last_line(status).map(Some),
             None => Ok(Some(format!("still runs after {LIMIT:?}"))),
+        }
+    }
+
+    /// The reason why a server has failed beside its client. A server may wait for another client
+    /// without end, which is no failure.
+    fn failure_too(&mut self) -> io::Result<String> {
+        match self.end(Instant::now() + FAILS)? {
+            Some(status) if !status.success() => Ok(format!("; server: {}", self.last_line(status)?)),
+            _ => Ok(String::new()),
         }
     }
 
