@@ -53,7 +53,7 @@ fn has_instructions() -> bool {
         && is_aarch64_feature_detected!("pmull")
         && is_aarch64_feature_detected!("sha2");
     if !has {
-        println!("skipped: the processor lacks instructions for cryptography");
+        rdma_tests::skip("the processor lacks instructions for cryptography");
     }
     has
 }
