@@ -32,7 +32,7 @@ enum Command {
     Ptx(ptx::Options),
     /// Compare the drop-in library's list of symbols with the bindings and with Debian's packages.
     Symbols(symbols::Options),
-    /// Run Debian's RDMA programs on the software device.
+    /// Run Debian's RDMA programs, and programs over other Rust crates, on the software device.
     Thirdparty(thirdparty::Options),
     /// Run the device tests and the programs on a kernel's RDMA device in a virtual machine.
     Vm(vm::Options),

@@ -1,6 +1,6 @@
 //! The command lines, and what is known to fail.
 
-use Kind::{Alone, CmClient, CmGroup, CmPair, CmService, Fabric, Mpi, Perftest, Pingpong, Rping, Ucx};
+use Kind::{Alone, CmClient, CmGroup, CmPair, CmService, Crate, Fabric, Mpi, Perftest, Pingpong, Rping, Ucx};
 
 /// The expected end of a case.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) enum Peer {
 pub(super) enum Kind {
     /// A program alone.
     Alone,
+    /// A program of the workspace `thirdparty`, alone.
+    Crate,
     /// `ibv_*_pingpong`
     Pingpong,
     /// perftest's `ib_*`
@@ -58,7 +60,7 @@ impl Kind {
     pub(super) fn arguments(self, port: u16) -> (String, String) {
         let pair = |both: String, client: &str| (both.clone(), format!("{both} {client}"));
         match self {
-            Self::Alone => (String::new(), String::new()),
+            Self::Alone | Self::Crate => (String::new(), String::new()),
             Self::Mpi => ("-np 3 --oversubscribe ./mpi_sums".to_owned(), String::new()),
             Self::Pingpong => pair(format!("-g 0 -p {port}"), "127.0.0.1"),
             Self::Perftest => pair(format!("-F -p {port}"), "127.0.0.1"),
@@ -102,6 +104,7 @@ impl Case {
     pub(super) fn package(&self) -> &'static str {
         match (self.kind, self.program) {
             (_, "valgrind") => "valgrind",
+            (Crate, _) => "nothing, but build the workspace thirdparty",
             (Alone | Pingpong, _) => "ibverbs-utils",
             (Perftest, _) => "perftest",
             (Rping | CmClient | CmGroup | CmService | CmPair, _) => "rdmacm-utils",
@@ -247,5 +250,7 @@ pub(super) static CASES: &[Case] = &[
     mpi("-x UCX_TLS=rc_v,self --mca pml ucx"),
     mpi("-x UCX_TLS=ud_v,self --mca pml ucx"),
     mpi("--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm"),
+    passes(Crate, "ibverbs_pingpong", ""),
+    passes(Crate, "sideway_pingpong", ""),
     passes(Pingpong, "valgrind", "-q --error-exitcode=9 ibv_rc_pingpong -c -n 100"),
 ];

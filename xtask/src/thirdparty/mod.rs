@@ -1,5 +1,6 @@
-//! `cargo xtask thirdparty`: runs Debian's RDMA programs and rdma-core's tests in Python on the
-//! software device, through `soft-rdma`, and prints tables.
+//! `cargo xtask thirdparty`: runs Debian's RDMA programs, programs over other Rust crates (the
+//! workspace `thirdparty`) and rdma-core's tests in Python on the software device, through
+//! `soft-rdma`, and prints tables.
 
 mod cases;
 mod pyverbs;
@@ -10,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::system::{cargo, make, output};
-use cases::{CASES, Case, Outcome};
+use cases::{CASES, Case, Kind, Outcome};
 use run::{Ended, Launcher};
 
 #[derive(Debug, clap::Args)]
@@ -36,6 +37,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let launcher = build(&crate::root(), options.dev)?;
     let is_wanted = |case: &&Case| options.only.as_ref().is_none_or(|only| case.text().contains(only));
     let wanted: Vec<&Case> = CASES.iter().filter(is_wanted).collect();
+    if wanted.iter().any(|case| case.kind == Kind::Crate) {
+        build_crates(&crate::root(), &launcher)?;
+    }
     let lines: Vec<Line> = wanted.iter().map(|case| examine(&launcher, case)).collect();
     print(&lines);
     let tested = pyverbs::run(&launcher, options.only.as_deref());
@@ -62,16 +66,26 @@ fn print(lines: &[Line]) {
     }
 }
 
+/// Builds `soft-rdma`.
 fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
     let profile = if dev { "dev" } else { "release" };
     let mut build = cargo(root);
     build.args(["build", "--quiet", "--package", "rdma-examples", "--bin", "soft-rdma", "--profile", profile]);
     output(&mut build)?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
+    let target = std::path::absolute(target).map_err(|error| error.to_string())?;
     let folder = target.join("xtask/thirdparty");
     make(&folder)?;
     let path = target.join(if dev { "debug" } else { "release" }).join("soft-rdma");
-    Ok(Launcher::new(std::path::absolute(path).map_err(|error| error.to_string())?, folder))
+    Ok(Launcher { path, folder, crates: target.join("thirdparty") })
+}
+
+/// Builds the programs of the workspace `thirdparty`.
+fn build_crates(root: &Path, launcher: &Launcher) -> Result<(), String> {
+    let mut build = cargo(&root.join("thirdparty"));
+    build.args(["build", "--quiet", "--release", "--locked", "--target-dir"]);
+    output(build.arg(&launcher.crates))?;
+    Ok(())
 }
 
 /// Runs a case and compares its end with the expected one.

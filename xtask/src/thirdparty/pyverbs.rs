@@ -43,7 +43,7 @@ enum End {
 
 /// Runs the tests whose names contain `only`, prints their results, and returns their number.
 pub(super) fn run(launcher: &Launcher, only: Option<&str>) -> Result<usize, String> {
-    let folder = launcher.folder().join("pyverbs");
+    let folder = launcher.folder.join("pyverbs");
     fetch(&folder)?;
     let python = |arguments: &[&str]| {
         let mut command = launcher.command(&["--sysfs"], "timeout");

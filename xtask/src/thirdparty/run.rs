@@ -1,9 +1,10 @@
 //! Runs of one case: a server, a client, and a time limit.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -27,10 +28,14 @@ pub(super) enum Ended {
     Missing,
 }
 
-/// `soft-rdma`, and the folder that programs run in.
+/// `soft-rdma`, and the folders of programs.
 pub(super) struct Launcher {
-    path: PathBuf,
-    folder: PathBuf,
+    /// The file of `soft-rdma`.
+    pub(super) path: PathBuf,
+    /// The folder that programs run in.
+    pub(super) folder: PathBuf,
+    /// The target folder of the workspace `thirdparty`.
+    pub(super) crates: PathBuf,
 }
 
 /// A running program and its output.
@@ -40,17 +45,14 @@ struct Running {
 }
 
 impl Launcher {
-    pub(super) fn new(path: PathBuf, folder: PathBuf) -> Self {
-        Self { path, folder }
-    }
-
-    /// The folder that programs run in.
-    pub(super) fn folder(&self) -> &Path {
-        &self.folder
+    /// The file of a program.
+    fn program(&self, kind: Kind, name: &str) -> PathBuf {
+        let folder = if kind == Kind::Crate { self.crates.join("release") } else { "/usr/bin".into() };
+        folder.join(name)
     }
 
     /// A command that starts a program through `soft-rdma`.
-    pub(super) fn command(&self, options: &[&str], program: &str) -> Command {
+    pub(super) fn command(&self, options: &[&str], program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.folder).args(options).arg(program).stdin(Stdio::null());
         command
@@ -59,7 +61,7 @@ impl Launcher {
     /// Runs a case, and measures its time.
     pub(super) fn run(&self, case: &Case) -> (Ended, Duration) {
         let start = Instant::now();
-        let is_installed = |name: &&str| PathBuf::from("/usr/bin").join(name).exists();
+        let is_installed = |name: &&str| self.program(case.kind, name).exists();
         let ended = if ![case.program, case.client].iter().all(is_installed) || !self.has_program(case.kind) {
             Ended::Missing
         } else {
@@ -84,7 +86,7 @@ impl Launcher {
         let port = free_port()?;
         let (server, client) = case.kind.arguments(port);
         let mut server = self.start(case.program, case, &server)?;
-        if matches!(case.kind, Kind::Alone | Kind::Mpi) {
+        if matches!(case.kind, Kind::Alone | Kind::Crate | Kind::Mpi) {
             return server.failure(deadline);
         }
         server.await_listener(port)?;
@@ -102,7 +104,7 @@ impl Launcher {
 
     fn start(&self, program: &str, case: &Case, more: &str) -> io::Result<Running> {
         let output = tempfile()?;
-        let mut command = self.command(case.kind.launch_options(), program);
+        let mut command = self.command(case.kind.launch_options(), self.program(case.kind, program));
         // A container's only user may be root.
         command.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
         command.args(case.options.split_whitespace()).args(more.split_whitespace());
