@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use super::Error;
 use crate::cq::completion;
-use crate::qp::ring::{Report, Results, ReturnedMemory};
+use crate::qp::ring::{Report, Results, ReturnedMemory, Ticket};
 use crate::types::Opcode;
 
 /// A request in flight: the future of its completion.
@@ -18,7 +18,7 @@ use crate::types::Opcode;
 pub struct InFlight<M> {
     results: &'static Results<Report>,
     /// The sink in which the report arrives; none once the future was ready.
-    sink: Option<u32>,
+    ticket: Option<Ticket<'static, Report>>,
     collect: fn(&mut ReturnedMemory) -> Option<M>,
 }
 
@@ -46,10 +46,10 @@ pub struct Done {
 impl<M> InFlight<M> {
     pub(super) fn new(
         results: &'static Results<Report>,
-        sink: u32,
+        ticket: Ticket<'static, Report>,
         collect: fn(&mut ReturnedMemory) -> Option<M>,
     ) -> Self {
-        Self { results, sink: Some(sink), collect }
+        Self { results, ticket: Some(ticket), collect }
     }
 }
 
@@ -76,16 +76,16 @@ impl<M> Future for InFlight<M> {
     ///
     /// When it is polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Finished<M>> {
-        let sink = self.sink.expect("the future was polled after it was ready");
+        assert!(self.ticket.is_some(), "the future was polled after it was ready");
         if self.results.is_forked() {
             return Poll::Ready(Finished::without_report(Error::Forked));
         }
-        let Poll::Ready(report) = self.results.poll(sink, cx) else { return Poll::Pending };
+        let results = self.results;
+        let Poll::Ready(report) = results.poll(&mut self.ticket, cx) else { return Poll::Pending };
         // Without a report the drop of this future abandons the request.
         let Some(Report { wc, info, mut memory }) = report else {
             return Poll::Ready(Finished::without_report(Error::DriverGone));
         };
-        self.sink = None;
         let status = completion::status(&wc).map_err(Error::Failed).map(|()| Done {
             opcode: completion::opcode(&wc, info),
             byte_len: completion::byte_len(&wc, info),
@@ -97,15 +97,14 @@ impl<M> Future for InFlight<M> {
 
 impl<M> Drop for InFlight<M> {
     fn drop(&mut self) {
-        let Some(sink) = self.sink else { return };
-        if !self.results.is_forked() {
-            drop(self.results.abandon(sink));
+        if let Some(ticket) = self.ticket.take() {
+            self.results.abandon(ticket);
         }
     }
 }
 
 impl<M> fmt::Debug for InFlight<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InFlight").field("is_ready", &self.sink.is_none()).finish_non_exhaustive()
+        f.debug_struct("InFlight").field("is_ready", &self.ticket.is_none()).finish_non_exhaustive()
     }
 }

@@ -37,8 +37,6 @@ pub struct QueuePair<T: Transport> {
     inner: qp::QueuePair<T>,
     sent: &'static Results<Report>,
     received: &'static Results<Report>,
-    /// Free sinks of `sent`.
-    spare: Vec<u32>,
     handle: Handle,
 }
 
@@ -66,7 +64,7 @@ impl Handle {
         let received = qp.recv.results();
         self.shared().add([sent, received]);
         let handle = self.clone();
-        Ok(QueuePair { inner: qp, sent, received, spare: Vec::new(), handle })
+        Ok(QueuePair { inner: qp, sent, received, handle })
     }
 
     /// Posts a receive to a queue pair that is not connected yet, so that it is ready for the
@@ -84,7 +82,6 @@ impl Handle {
         if let Err(error) = self.check(&qp.qp) {
             return Err(PostError::refused(error, local));
         }
-        qp.qp.recv.results();
         qp.qp.recv.post_routed::<T, L>(local)
     }
 
@@ -110,25 +107,8 @@ impl<T: Transport> QueuePair<T> {
     ) -> Result<InFlight<L::Returned>, PostError<L::Returned>> {
         // Vectors of segments that cannot be told apart do not compile.
         let _ = const { L::SEGMENTS };
-        if self.sent.is_forked() {
-            let error = VerbError::new(Verb::PostSend, ErrorKind::Forked);
-            return Err(PostError::refused(error, work.into_local()));
-        }
-        let sink = match self.spare.pop() {
-            Some(sink) => sink,
-            None => self.sent.refill(&mut self.spare),
-        };
-        match self.inner.send.post_routed::<T, O, L>(work.token(sink.into())) {
-            Ok(()) => Ok(InFlight::new(self.sent, sink, L::collect)),
-            Err(refused) => {
-                if refused.is_in_flight() {
-                    drop(self.sent.abandon(sink));
-                } else {
-                    self.spare.push(sink);
-                }
-                Err(refused)
-            }
-        }
+        let ticket = self.inner.send.post_routed::<T, O, L>(work)?;
+        Ok(InFlight::new(self.sent, ticket, L::collect))
     }
 
     /// Waits for room for a request. Dropping the future loses nothing.
@@ -158,7 +138,9 @@ impl<T: Transport> QueuePair<T> {
     /// As for [`reserve`](Self::reserve).
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let Self { inner, sent, .. } = self;
-        poll_owner(sent, cx, || inner.send.has_room())
+        // Sends end in order, so the oldest makes room first.
+        let oldest = inner.send.oldest_routed();
+        poll_owner(sent, cx, oldest, || inner.send.has_room())
     }
 
     /// Posts a receive: memory for one message.
@@ -171,8 +153,8 @@ impl<T: Transport> QueuePair<T> {
         self.inner.recv.post_routed::<T, L>(local)
     }
 
-    /// Waits for the next message, or for a receive that failed. Dropping the future loses no
-    /// message.
+    /// Waits for the next message, or for a receive that failed. Messages come in the order in
+    /// which their receives were posted. Dropping the future loses no message.
     ///
     /// Receives from a [`SharedReceiveQueue`](crate::SharedReceiveQueue) do not come here, but to
     /// the pollers of the completion queue.
@@ -194,7 +176,7 @@ impl<T: Transport> QueuePair<T> {
         if self.received.is_forked() {
             return Poll::Ready(Err(Error::Forked));
         }
-        self.received.poll_received(cx).map(|report| report.map(Received::new).ok_or(Error::DriverGone))
+        self.inner.recv.poll_routed(cx).map(|report| report.map(Received::new).ok_or(Error::DriverGone))
     }
 
     /// Ends all requests: moves the queue pair to the error state, and waits until every request in
@@ -221,9 +203,9 @@ impl<T: Transport> QueuePair<T> {
     fn poll_ended(&mut self, cx: &mut Context<'_>, is_send: bool) -> Poll<Result<(), Error>> {
         let Self { inner, sent, received, .. } = self;
         if is_send {
-            poll_owner(sent, cx, || inner.send.room() == inner.send.depth())
+            poll_owner(sent, cx, None, || inner.send.room() == inner.send.depth())
         } else {
-            poll_owner(received, cx, || inner.recv.room() == inner.recv.depth())
+            poll_owner(received, cx, None, || inner.recv.room() == inner.recv.depth())
         }
     }
 
@@ -254,11 +236,17 @@ impl<T: Transport> Slot<'_, T> {
     }
 }
 
-fn poll_owner(results: &Results<Report>, cx: &Context<'_>, is_ready: impl FnMut() -> bool) -> Poll<Result<(), Error>> {
+/// Polls until requests have ended: as [`Results::poll_owner`].
+fn poll_owner(
+    results: &Results<Report>,
+    cx: &Context<'_>,
+    first: Option<u64>,
+    is_ready: impl FnMut() -> bool,
+) -> Poll<Result<(), Error>> {
     if results.is_forked() {
         return Poll::Ready(Err(Error::Forked));
     }
-    let driven = results.poll_owner(cx, is_ready);
+    let driven = results.poll_owner(cx, first, is_ready);
     driven.map(|is_driven| if is_driven { Ok(()) } else { Err(Error::DriverGone) })
 }
 
@@ -267,8 +255,7 @@ impl<T: Transport> Drop for QueuePair<T> {
         // The destroy, which follows, ends what is in flight.
         if !self.sent.is_forked() {
             self.handle.shared().remove([self.sent, self.received]);
-            self.sent.give_back(&mut self.spare);
-            drop(self.received.close());
+            self.inner.recv.give_up_routed();
         }
     }
 }

@@ -287,7 +287,9 @@ impl Poller {
             // entries were fetched, and the batch is not open yet (F1).
             let wc = unsafe { self.batch.start().wrapping_add(at).read() };
             if has_sink(wc.wr_id) {
-                self.cq.deliver(&wc, &mut self.cached);
+                let mut panics = Panics::default();
+                self.cq.deliver(&wc, &mut self.cached, &mut panics);
+                panics.resume();
             }
         }
         self.source = Source::Open;
@@ -363,7 +365,7 @@ impl CqInner {
         let mut panics = Panics::default();
         for wc in &wcs[..count] {
             if has_sink(wc.wr_id) {
-                panics.catch(|| self.deliver(wc, cached));
+                self.deliver(wc, cached, &mut panics);
             } else if ring::is_in_flight(wc.wr_id) {
                 self.sharing.push(*wc);
             } else {
@@ -374,12 +376,13 @@ impl CqInner {
         Ok(count)
     }
 
-    /// Delivers a completion to its request's sink.
-    fn deliver(&self, wc: &ibv_wc, cached: &mut Cached) {
+    /// Delivers a completion to its request's sink. Panics of user code go to `panics`.
+    #[inline(always)]
+    fn deliver(&self, wc: &ibv_wc, cached: &mut Cached, panics: &mut Panics) {
         match ring::grab(wc.wr_id, cached) {
             #[cfg(feature = "aio")]
-            Some(grabbed) if grabbed.read().1.is_routed_single() => ring::publish_single(grabbed, wc, cached),
-            Some(grabbed) => ring::claimed(grabbed, wc.wr_id, cached).finish(wc),
+            Some(grabbed) if grabbed.read().1.is_routed_single() => ring::publish_single(grabbed, wc, cached, panics),
+            Some(grabbed) => panics.catch(|| ring::claimed(grabbed, wc.wr_id, cached).finish(wc)),
             None => self.count_stale(),
         }
     }

@@ -34,6 +34,8 @@ use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 use super::chain::{Chain, WorkRequest};
 use super::local::{Local, Owned, Refusal, SgeList};
 use super::ring::{Claimed, Info, KeepAlive, Vacant};
+#[cfg(feature = "aio")]
+use super::ring::{Report, Results, Spare, Ticket};
 use crate::ah::AddressHandle;
 use crate::context::ContextInner;
 use crate::cq::Attached;
@@ -216,6 +218,9 @@ pub(super) struct Half<W> {
     context: Arc<Handle<ContextInner>>,
     /// The address handle of the latest datagram (A1).
     address: Option<KeepAlive>,
+    /// Sinks for the next routed requests.
+    #[cfg(feature = "aio")]
+    spare: Vec<Spare<'static, Report>>,
 }
 
 // SAFETY: moving a half to another thread is sound: providers lock their queues (devices in
@@ -242,6 +247,8 @@ impl<W: WorkRequest> Half<W> {
             ended: ErrorKind::NoDevice,
             context: Arc::clone(&pd.context),
             address: None,
+            #[cfg(feature = "aio")]
+            spare: Vec::new(),
         }
     }
 
@@ -440,8 +447,6 @@ impl<W: WorkRequest> Half<W> {
     pub(super) fn release_all(&mut self) {
         self.live_in = fork::NEVER;
         self.reclaim();
-        #[cfg(feature = "aio")]
-        self.attached.producer.end_results();
     }
 
     /// Leaks the latest address handle: the queue pair could not be destroyed, so the device may
@@ -449,6 +454,54 @@ impl<W: WorkRequest> Half<W> {
     #[allow(clippy::mem_forget, reason = "requests that the device still has need it")]
     pub(super) fn leak(&mut self) {
         mem::forget(self.address.take());
+    }
+}
+
+#[cfg(feature = "aio")]
+impl<W: WorkRequest> Half<W> {
+    /// The results of the queue's routed requests.
+    #[inline]
+    pub(super) fn results(&self) -> &'static Results<Report> {
+        self.attached.producer.results()
+    }
+
+    /// Begins a routed request: its token is the ticket's index (W4 of the ring's results). None in
+    /// a forked child.
+    #[inline]
+    pub(super) fn begin(&mut self) -> Option<Ticket<'static, Report>> {
+        let results = self.results();
+        if results.is_forked() { None } else { results.begin(&mut self.spare) }
+    }
+
+    /// The ticket of a request that was posted; otherwise its sink is spare again, or the request
+    /// abandoned.
+    ///
+    /// # Safety
+    ///
+    /// `posted` is the outcome of posting the request of `ticket` to this queue.
+    #[inline]
+    pub(super) unsafe fn posted<M>(
+        &mut self,
+        ticket: Ticket<'static, Report>,
+        posted: Result<(), PostError<M>>,
+    ) -> Result<Ticket<'static, Report>, PostError<M>> {
+        match posted {
+            Ok(()) => Ok(ticket),
+            Err(refused) => {
+                if !refused.is_in_flight() {
+                    // SAFETY: cancel requires that no completion publishes a report: the device
+                    // did not accept the request, and its slot was freed.
+                    self.spare.push(unsafe { ticket.cancel() });
+                }
+                Err(refused)
+            }
+        }
+    }
+
+    /// The error of a routed request in a forked child.
+    #[cold]
+    pub(super) fn forked<L: Owned>(local: L) -> PostError<L::Returned> {
+        PostError::refused(Error::new(W::VERB, ErrorKind::Forked), local)
     }
 }
 

@@ -1,8 +1,12 @@
 //! The receive half of a queue pair. S is an invariant of [`posting`](super::posting).
 
+#[cfg(feature = "aio")]
+use std::collections::VecDeque;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+#[cfg(feature = "aio")]
+use std::task::{Context, Poll};
 
 use rdma_sys::{ibv_qp, ibv_recv_wr};
 
@@ -13,7 +17,7 @@ use super::posting::Routed;
 use super::posting::{Half, Keep, Outcome, PostError, Segments};
 use super::ring::Info;
 #[cfg(feature = "aio")]
-use super::ring::{Report, Results};
+use super::ring::{Report, Results, Ticket};
 use crate::ah::Grh;
 use crate::cq::Attached;
 use crate::error::ErrorKind;
@@ -28,6 +32,13 @@ pub struct RecvQueue {
     pub(super) half: Half<ibv_recv_wr>,
     /// Whether the provider may write received data with the processor.
     pub(super) processor_writes: bool,
+    /// The routed receives whose messages nobody has taken, in the order of posting, which is that
+    /// of arrival.
+    #[cfg(feature = "aio")]
+    routed: VecDeque<Ticket<'static, Report>>,
+    /// Whether a task waits for a message although no receive is posted.
+    #[cfg(feature = "aio")]
+    is_awaited: bool,
 }
 
 impl RecvQueue {
@@ -39,7 +50,14 @@ impl RecvQueue {
         max_sge: u32,
         processor_writes: bool,
     ) -> Self {
-        Self { half: Half::new(raw, attached, pd, 1, max_sge), processor_writes }
+        Self {
+            half: Half::new(raw, attached, pd, 1, max_sge),
+            processor_writes,
+            #[cfg(feature = "aio")]
+            routed: VecDeque::new(),
+            #[cfg(feature = "aio")]
+            is_awaited: false,
+        }
     }
 
     /// Refuses all requests: the queue pair takes its receives from a shared receive queue.
@@ -78,7 +96,7 @@ impl RecvQueue {
     /// The results of the queue's routed receives.
     #[cfg(feature = "aio")]
     pub(crate) fn results(&self) -> &'static Results<Report> {
-        self.half.attached.producer.results()
+        self.half.results()
     }
 
     /// Posts a receive whose completion goes to the queue's results.
@@ -89,12 +107,43 @@ impl RecvQueue {
         T: Transport,
         L: Owned + Writable,
     {
+        let Some(ticket) = self.half.begin() else { return Err(Half::<ibv_recv_wr>::forked(local)) };
+        if std::mem::take(&mut self.is_awaited) {
+            ticket.watch();
+        }
         // If posting panics, leak the memory: the slot may own it by then.
         let local = ManuallyDrop::new(local);
         // SAFETY: post_kept requires that the parked memory is not used unless it was returned:
         // `settle` forgets it with `surrender`, or returns it after the slot was freed.
-        let outcome = unsafe { self.post_kept::<T, L>(&local, 0, &Routed(&*local)) };
-        outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back)
+        let outcome = unsafe { self.post_kept::<T, L>(&local, ticket.index().into(), &Routed(&*local)) };
+        let posted = outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back);
+        // SAFETY: posted requires the outcome of the ticket's request: it was just posted.
+        let ticket = unsafe { self.half.posted(ticket, posted) }?;
+        self.routed.push_back(ticket);
+        Ok(())
+    }
+
+    /// Polls for the next message of a routed receive; `Ready(None)` if no driver would bring one.
+    #[cfg(feature = "aio")]
+    #[inline]
+    pub(crate) fn poll_routed(&mut self, cx: &Context<'_>) -> Poll<Option<Report>> {
+        if !self.routed.front().is_some_and(Ticket::is_done) {
+            match self.results().wait_for_first(self.routed.front(), cx) {
+                None => return Poll::Ready(None),
+                Some(false) => {
+                    self.is_awaited = self.routed.is_empty();
+                    return Poll::Pending;
+                }
+                Some(true) => {}
+            }
+        }
+        Poll::Ready(self.routed.pop_front().and_then(Ticket::take))
+    }
+
+    /// Gives up the messages of routed receives.
+    #[cfg(feature = "aio")]
+    pub(crate) fn give_up_routed(&mut self) {
+        self.routed.clear();
     }
 
     /// Posts memory that `keep` keeps valid.

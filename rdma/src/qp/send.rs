@@ -14,7 +14,7 @@ use super::posting::Routed;
 use super::posting::{Half, Keep, Outcome, PostError, Segments};
 use super::ring::Info;
 #[cfg(feature = "aio")]
-use super::ring::{Report, Results};
+use super::ring::{Report, Results, Ticket};
 use crate::cq::Attached;
 use crate::handle::Handle;
 use crate::pd::PdInner;
@@ -91,7 +91,7 @@ impl SendQueue {
     /// The results of the queue's routed requests.
     #[cfg(feature = "aio")]
     pub(crate) fn results(&self) -> &'static Results<Report> {
-        self.half.attached.producer.results()
+        self.half.results()
     }
 
     /// Whether a request can be posted now.
@@ -100,21 +100,33 @@ impl SendQueue {
         self.half.attached.producer.vacant().is_some()
     }
 
+    /// The token of the request at the head, if it is routed: its end makes room.
+    #[cfg(feature = "aio")]
+    pub(crate) fn oldest_routed(&self) -> Option<u64> {
+        self.half.attached.producer.oldest_routed()
+    }
+
     /// Posts a request whose completion goes to the queue's results.
     #[cfg(feature = "aio")]
     #[inline]
-    pub(crate) fn post_routed<T, O, L>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>>
+    pub(crate) fn post_routed<T, O, L>(
+        &mut self,
+        work: Work<O, L>,
+    ) -> Result<Ticket<'static, Report>, PostError<L::Returned>>
     where
         T: Transport,
         O: Operation<T>,
         L: Owned,
     {
+        let Some(ticket) = self.half.begin() else { return Err(Half::<ibv_send_wr>::forked(work.local)) };
         // If posting panics, leak the memory: the slot may own it by then.
-        let work = std::mem::ManuallyDrop::new(work.signaled(true));
+        let work = std::mem::ManuallyDrop::new(work.signaled(true).token(ticket.index().into()));
         // SAFETY: post_kept requires that the parked memory is not used unless it was returned:
         // `settle` forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = unsafe { self.post_kept::<T, O, L>(&work, &Routed(&work.local)) };
-        outcome.settle(std::mem::ManuallyDrop::into_inner(work).local, L::surrender, L::give_back)
+        let posted = outcome.settle(std::mem::ManuallyDrop::into_inner(work).local, L::surrender, L::give_back);
+        // SAFETY: posted requires the outcome of the ticket's request: it was just posted.
+        unsafe { self.half.posted(ticket, posted) }
     }
 
     /// Posts a request whose memory `keep` keeps valid.

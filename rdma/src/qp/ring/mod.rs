@@ -8,7 +8,8 @@
 //! # Invariants
 //!
 //! * **R1.** Only the thread that the slot's [`State`] names accesses its contents: the producer
-//!   while the slot is free, the claimer while it is claimed, no thread while it is parked.
+//!   while the slot is free, the claimer while it is claimed, no thread while it is parked. The
+//!   producer may also read the token and the description at any time: only it writes them.
 //! * **R2.** A ring has one producer at a time: the holder of its [`Producer`] or
 //!   [`SharedProducer`], through `&mut`.
 //! * **R3.** While a slot is parked or claimed, its first `count` segments (or its sink) are
@@ -42,7 +43,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) use info::{Info, MAX_SEGMENTS};
 pub(crate) use producer::{Panics, Producer, Staged, Vacant};
 #[cfg(feature = "aio")]
-pub(crate) use results::Results;
+pub(crate) use results::{Results, Spare, Ticket};
 pub(crate) use returned::ReturnedMemory;
 #[cfg(feature = "aio")]
 pub(crate) use routed::{Report, publish_single};

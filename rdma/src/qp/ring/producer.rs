@@ -240,6 +240,18 @@ impl Producer {
         }
     }
 
+    /// The token of the request in the slot at the head, if it is routed.
+    #[cfg(feature = "aio")]
+    pub(crate) fn oldest_routed(&self) -> Option<u64> {
+        // SAFETY: as_ref requires a valid slot: the head is a slot of the ring (P1), which is never
+        // freed (R4).
+        let entry = unsafe { self.head.as_ref() }.entry.get();
+        // SAFETY: the reference requires an initialised entry that no thread writes: it is from the
+        // ring's creation on, and only this producer writes to it (R1).
+        let entry = unsafe { &*entry };
+        entry.info.is_routed().then_some(entry.token)
+    }
+
     /// Drops the contents of the `count` slots from the head on. The head stays: the device has not
     /// seen these uses. `restore` receives the first of their keep-alives.
     ///

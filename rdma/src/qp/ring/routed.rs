@@ -5,10 +5,8 @@ use std::sync::OnceLock;
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
 use super::producer::Panics;
-use super::results::After;
-use super::results::{RECEIVE, Results};
+use super::results::{After, Results};
 use super::{Cached, Claimed, Grabbed, Info, Producer, ReturnedMemory, Ring};
-use crate::types::Opcode;
 
 /// A place for the results of a ring's requests. Results live as long as their ring: without a time
 /// limit (R4).
@@ -22,18 +20,20 @@ pub(crate) struct Report {
 }
 
 /// Ends a routed request with [one segment](Info::is_routed_single) that was just claimed: frees
-/// the slot, and then publishes the report (W3). `cached` is what found the slot.
+/// the slot, and then publishes the report (W3). `cached` is what found the slot. Panics of user
+/// code go to `panics`.
 #[inline]
-pub(crate) fn publish_single(grabbed: Grabbed, wc: &ibv_wc, cached: &Cached) {
+pub(crate) fn publish_single(grabbed: Grabbed, wc: &ibv_wc, cached: &Cached, panics: &mut Panics) {
     let (token, info) = grabbed.read();
-    let memory = ReturnedMemory::single(grabbed.into_single().take());
+    let segment = grabbed.into_single().take();
     // SAFETY: as_ref requires a valid ring: the slot was found in it (K1), and a ring is never
     // freed (R4).
     let ring = unsafe { cached.ring.as_ref() };
-    if let Some(after) = ring.publish(token, Report { wc: *wc, info, memory }) {
-        let mut panics = Panics::default();
-        after.run(&mut panics);
-        panics.resume();
+    let report = || Report { wc: *wc, info, memory: ReturnedMemory::single(segment) };
+    // SAFETY: publish requires the token of a routed request of this ring that is published once:
+    // it is that of the slot, whose use was claimed once.
+    if let Some(after) = unsafe { ring.publish(token, report) } {
+        after.run(panics);
     }
 }
 
@@ -59,15 +59,9 @@ impl Ring {
 
 impl Producer {
     /// The results of the queue's routed requests.
+    #[inline]
     pub(crate) fn results(&self) -> &'static Results<Report> {
         self.ring().results.get_or_init(|| Box::leak(Box::new(Results::new())))
-    }
-
-    /// Gives up the messages that nobody has taken from a queue that ends.
-    pub(crate) fn end_results(&self) {
-        if let Some(results) = self.ring().results.get() {
-            drop(results.close());
-        }
     }
 }
 
@@ -81,7 +75,10 @@ impl Claimed {
         panics.catch(|| drop(self));
         // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         let ring = unsafe { ring.as_ref() };
-        if let Some(after) = ring.publish(token, Report { wc: *wc, info, memory }) {
+        // SAFETY: publish requires the token of a routed request of this ring that is published
+        // once: it is that of the slot, whose use was claimed once, and `is_routed` was set until
+        // now.
+        if let Some(after) = unsafe { ring.publish(token, || Report { wc: *wc, info, memory }) } {
             after.run(&mut panics);
         }
         panics.resume();
@@ -96,7 +93,10 @@ impl Claimed {
         let wc = self.flushed();
         let mut panics = Panics::default();
         panics.catch(|| self.drop_rest_and_release());
-        if let Some(after) = self.ring().publish(self.token, Report { wc, info: self.info, memory }) {
+        // SAFETY: publish requires the token of a routed request of this ring that is published
+        // once: it is that of the slot, whose use was claimed once, and `is_routed` was set until
+        // now.
+        if let Some(after) = unsafe { self.ring().publish(self.token, || Report { wc, info: self.info, memory }) } {
             after.run(&mut panics);
         }
         panics.resume();
@@ -120,11 +120,15 @@ impl Claimed {
 }
 
 impl Ring {
-    /// Publishes the report of a request whose slot is free. Returns the user code to run.
+    /// Publishes the report of a request whose slot is free, as [`Results::publish`].
+    ///
+    /// # Safety
+    ///
+    /// `token` is that of a routed request of this ring, and this is the request's only
+    /// publication (W4 of [`results`](super::results)).
     #[inline]
-    fn publish(&self, token: u64, report: Report) -> Option<After<Report>> {
-        let token = if report.info.opcode() == Opcode::Recv { RECEIVE } else { token };
-        let after = self.results.get()?.publish(token, report);
-        if after.is_nothing() { None } else { Some(after) }
+    unsafe fn publish(&self, token: u64, report: impl FnOnce() -> Report) -> Option<After<Report>> {
+        // SAFETY: the callee has the same contract as this function.
+        unsafe { self.results.get()?.publish(token, report) }
     }
 }
