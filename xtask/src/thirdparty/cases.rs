@@ -7,6 +7,8 @@ use Kind::{Alone, CmClient, CmGroup, CmPair, CmService, Crate, Fabric, Mpi, Perf
 pub(super) enum Outcome {
     /// Client and server end with success.
     Passes,
+    /// As `Passes`, in one of three runs: the program itself has a race, for this reason.
+    Races(&'static str),
     /// Fails because the device lacks something.
     Lacks(&'static str),
     /// One end is killed at work, and the other end reports an error by itself.
@@ -94,7 +96,7 @@ impl Case {
         let killed = match self.outcome {
             Outcome::Loses(Peer::Server) => "(server killed)",
             Outcome::Loses(Peer::Client) => "(client killed)",
-            Outcome::Passes | Outcome::Lacks(_) => "",
+            Outcome::Passes | Outcome::Races(_) | Outcome::Lacks(_) => "",
         };
         let parts = [self.variable, self.program, self.options, killed];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
@@ -128,6 +130,8 @@ const fn loses(peer: Peer, kind: Kind, program: &'static str, options: &'static 
 }
 
 const NO_XRC: &str = "no XRC";
+/// The last send has succeeded, but its completion was not read when the peer has disconnected.
+const RXM: &str = "the provider reports unread completions as flushed when it sees the peer's end first";
 /// UCX's transports: `rc_v` needs UD to connect, which the name includes.
 const UCX_RC: &str = "UCX_TLS=rc_v";
 const UCX_UD: &str = "UCX_TLS=ud_v";
@@ -222,7 +226,7 @@ pub(super) static CASES: &[Case] = &[
     passes(Perftest, "ib_atomic_bw", "-R"),
     passes(Fabric, "fi_pingpong", "-p verbs -e msg -I 100"),
     passes(Fabric, "fi_pingpong", "-p verbs -e dgram -I 100"),
-    passes(Fabric, "fi_pingpong", "-p verbs;ofi_rxm -e rdm -I 100"),
+    Case { outcome: Outcome::Races(RXM), ..passes(Fabric, "fi_pingpong", "-p verbs;ofi_rxm -e rdm -I 100") },
     passes(Fabric, "fi_pingpong", "-p verbs;ofi_rxd -e rdm -I 100"),
     ucx(UCX_RC, "-t tag_lat -n 500"),
     ucx(UCX_RC, "-t tag_bw -n 500"),

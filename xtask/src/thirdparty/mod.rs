@@ -94,8 +94,9 @@ fn examine(launcher: &Launcher, case: &Case) -> Line {
     println!("{text}");
     let (ended, took) = launcher.run(case);
     let (result, failed) = match (&case.outcome, ended) {
-        (Outcome::Passes, Ended::Passed) => ("passes".to_owned(), false),
+        (Outcome::Passes | Outcome::Races(_), Ended::Passed) => ("passes".to_owned(), false),
         (Outcome::Passes | Outcome::Loses(_), Ended::Failed(why)) => (format!("FAILED: {why}"), true),
+        (Outcome::Races(reason), Ended::Failed(why)) => (format!("FAILED three times: {why} ({reason})"), true),
         (Outcome::Lacks(reason), Ended::Failed(_)) => (format!("known gap: {reason}"), false),
         (Outcome::Lacks(_), Ended::Passed) => ("PASSES, but is listed as a known gap".to_owned(), true),
         (Outcome::Loses(_), Ended::Passed) => ("reports an error".to_owned(), false),

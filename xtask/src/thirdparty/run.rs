@@ -65,11 +65,9 @@ impl Launcher {
         let ended = if ![case.program, case.client].iter().all(is_installed) || !self.has_program(case.kind) {
             Ended::Missing
         } else {
-            match self.attempt(case, start + LIMIT) {
-                Ok(None) => Ended::Passed,
-                Ok(Some(why)) => Ended::Failed(why),
-                Err(error) => Ended::Failed(error.to_string()),
-            }
+            let runs = if matches!(case.outcome, Outcome::Races(_)) { 3 } else { 1 };
+            let first = self.attempt(case);
+            (1..runs).fold(first, |ended, _| if let Ended::Failed(_) = ended { self.attempt(case) } else { ended })
         };
         (ended, start.elapsed())
     }
@@ -81,8 +79,16 @@ impl Launcher {
         kind != Kind::Mpi || compile().is_ok_and(|output| output.status.success())
     }
 
+    fn attempt(&self, case: &Case) -> Ended {
+        match self.failure(case, Instant::now() + LIMIT) {
+            Ok(None) => Ended::Passed,
+            Ok(Some(why)) => Ended::Failed(why),
+            Err(error) => Ended::Failed(error.to_string()),
+        }
+    }
+
     /// Runs a case; the result is the reason of its failure.
-    fn attempt(&self, case: &Case, deadline: Instant) -> io::Result<Option<String>> {
+    fn failure(&self, case: &Case, deadline: Instant) -> io::Result<Option<String>> {
         let port = free_port()?;
         let (server, client) = case.kind.arguments(port);
         let mut server = self.start(case.program, case, &server)?;
