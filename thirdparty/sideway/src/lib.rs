@@ -17,6 +17,9 @@ use sideway::ibverbs::queue_pair::{
     WorkRequestFlags,
 };
 
+/// An error of the crate, or none of the devices.
+pub type Failure = Box<dyn Error + Send + Sync>;
+
 /// The port of soft0, and the entry of its GID table.
 const PORT: u8 = 1;
 const GID_INDEX: u8 = 0;
@@ -44,7 +47,7 @@ pub struct End {
 /// # Errors
 ///
 /// There is no device, or it cannot be opened.
-pub fn open() -> Result<Arc<DeviceContext>, Box<dyn Error>> {
+pub fn open() -> Result<Arc<DeviceContext>, Failure> {
     Ok(DeviceList::new()?.get(0).ok_or("no device")?.open()?)
 }
 
@@ -53,7 +56,7 @@ pub fn open() -> Result<Arc<DeviceContext>, Box<dyn Error>> {
 /// # Errors
 ///
 /// The device's error.
-pub fn connect(context: &Arc<DeviceContext>) -> Result<(End, End), Box<dyn Error>> {
+pub fn connect(context: &Arc<DeviceContext>) -> Result<(End, End), Failure> {
     let (mut one, mut other) = (End::new(context)?, End::new(context)?);
     let (first, second) = (one.qp.qp_number(), other.qp.qp_number());
     one.connect(second)?;
@@ -62,14 +65,14 @@ pub fn connect(context: &Arc<DeviceContext>) -> Result<(End, End), Box<dyn Error
 }
 
 impl End {
-    fn new(context: &Arc<DeviceContext>) -> Result<Self, Box<dyn Error>> {
+    fn new(context: &Arc<DeviceContext>) -> Result<Self, Failure> {
         let pd = context.alloc_pd()?;
         let register = || {
             let bytes = Box::new([0; LEN]);
             let access = AccessFlags::LocalWrite | AccessFlags::RemoteWrite;
             // SAFETY: reg_mr requires memory that outlives the region: the box is dropped after it.
             let region = unsafe { pd.reg_mr(bytes.as_ptr().addr(), LEN, access) }?;
-            Ok::<_, Box<dyn Error>>(Registered { region, bytes })
+            Ok::<_, Failure>(Registered { region, bytes })
         };
         let (outgoing, incoming) = (register()?, register()?);
         let (sends, receives) = (context.create_cq_builder().build_ex()?, context.create_cq_builder().build_ex()?);
@@ -79,7 +82,7 @@ impl End {
     }
 
     /// Connects to the queue pair of this process with that number.
-    fn connect(&mut self, number: u32) -> Result<(), Box<dyn Error>> {
+    fn connect(&mut self, number: u32) -> Result<(), Failure> {
         let access = AccessFlags::LocalWrite | AccessFlags::RemoteWrite;
         let mut init = QueuePairAttribute::new();
         init.setup_state(QueuePairState::Init).setup_pkey_index(0).setup_port(PORT).setup_access_flags(access);

@@ -1,10 +1,8 @@
 //! A ping-pong through the crate `sideway`.
 
-use std::error::Error;
+use thirdparty_sideway::{Failure, connect, open};
 
-use thirdparty_sideway::{connect, open};
-
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Failure> {
     let (ping, pong) = connect(&open()?)?;
     Ok(pingpong::run(ping, pong)?)
 }

@@ -256,5 +256,7 @@ pub(super) static CASES: &[Case] = &[
     mpi("--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm"),
     passes(Crate, "ibverbs_pingpong", ""),
     passes(Crate, "sideway_pingpong", ""),
+    passes(Crate, "post_poll", ""),
+    passes(Crate, "tonic_calls", ""),
     passes(Pingpong, "valgrind", "-q --error-exitcode=9 ibv_rc_pingpong -c -n 100"),
 ];

@@ -1,0 +1,85 @@
+//! gRPC by tonic over the byte streams of `rdma::net`: a server and a client in one process. A call
+//! with one answer, a call that fails, and messages in both directions at once.
+
+mod io;
+mod service;
+
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use io::Io;
+use rdma::net::{ListenOptions, Listener, Node, NodeOptions};
+use service::{Echo, Note, answer};
+use tokio::sync::oneshot::{self, Receiver};
+use tokio_stream::StreamExt;
+use tonic::Code;
+use tonic::transport::{Endpoint, Server, Uri};
+use tower::service_fn;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Longest duration of the program.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Messages of a stream.
+const MESSAGES: u32 = 500;
+/// Bytes of a text: some need many fragments of the connection.
+const LENGTHS: [usize; 3] = [1, 5000, 1 << 20];
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Failure> {
+    tokio::time::timeout(LIMIT, run()).await?
+}
+
+async fn run() -> Result<(), Failure> {
+    let context = rdma::open(&"soft0".parse()?)?.context;
+    let (node, driver) = Node::new(&context, &NodeOptions::new())?;
+    let readable = rdma::aio::tokio::Readable::new(&driver)?;
+    let driving = tokio::spawn(driver.run(readable));
+    let listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new())?;
+    let address = listener.local_addr();
+    let (end, ended) = oneshot::channel();
+    let serving = tokio::spawn(serve(listener, ended));
+
+    let stream = node.connect(address).await?.into_stream();
+    let mut stream = Some(TokioIo::new(stream));
+    let connector = service_fn(move |_: Uri| std::future::ready(stream.take().ok_or("connected before")));
+    let channel = Endpoint::from_static("http://echo").connect_with_connector(connector).await?;
+    call(Echo::new(channel)).await?;
+
+    drop(end);
+    serving.await??;
+    drop(node);
+    driving.await??;
+    Ok(())
+}
+
+/// Serves one connection, until the sender of `ended` is dropped.
+async fn serve(mut listener: Listener, ended: Receiver<()>) -> Result<(), Failure> {
+    let io = Io(listener.accept().await?.accept().await?.into_stream());
+    let incoming = tokio_stream::once(Ok::<_, Failure>(io)).chain(tokio_stream::pending());
+    let ended = async { drop(ended.await) };
+    Ok(Server::builder().serve_with_incoming_shutdown(service_fn(answer), incoming, ended).await?)
+}
+
+/// Calls the service, and compares its answers.
+async fn call(mut echo: Echo) -> Result<(), Failure> {
+    for length in LENGTHS {
+        let note = Note { number: 7, text: "x".repeat(length) };
+        check(echo.one(note.clone()).await? == note, "an answer with other contents")?;
+    }
+    let refused = echo.one(Note::default()).await.err().map(|status| status.code());
+    check(refused == Some(Code::InvalidArgument), "an empty text that is not refused")?;
+
+    let note = |number| Note { number, text: format!("message {number}") };
+    let mut answers = echo.many(tokio_stream::iter((0..MESSAGES).map(note))).await?;
+    for number in 0..MESSAGES {
+        check(answers.message().await? == Some(note(number)), "an answer that is missing or out of order")?;
+    }
+    check(answers.message().await?.is_none(), "more answers than messages")?;
+    println!("{} calls, and {MESSAGES} messages in both directions", LENGTHS.len() + 1);
+    Ok(())
+}
+
+fn check(is_right: bool, problem: &str) -> Result<(), Failure> {
+    if is_right { Ok(()) } else { Err(problem.into()) }
+}
