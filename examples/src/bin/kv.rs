@@ -148,7 +148,8 @@ fn serve(
         let listener = service::listen(&node, address, &options)?;
         let address = listener.local_addr();
         if tcp {
-            let cannot = |error| Failure::from(error).context(format_args!("cannot listen on {address} over TCP"));
+            let advice = "leave it out on iWARP, which takes the same ports";
+            let cannot = |error| Failure::new(format!("cannot listen on {address} over TCP: {error}; {advice}"));
             let listener = TcpListener::bind(address).await.map_err(cannot)?;
             tokio::spawn(kv::tcp::serve(listener, Arc::clone(&store)));
         }
@@ -160,9 +161,9 @@ fn serve(
 /// Starts a server on a thread of this process; returns its address.
 fn start_server(context: &Context, options: &load::Options) -> Result<SocketAddr, Failure> {
     let table = TableOptions { keys: options.keys, memory: options.memory(), grace: Duration::from_millis(20) };
-    let chosen = DeviceOptions::named(Some(context.name())).open()?;
+    let (chosen, tcp) = (DeviceOptions::named(Some(context.name())).open()?, options.needs_tcp());
     let address = SocketAddr::new(address::of_device(&chosen)?, 0);
-    service::start(move |started| serve(&chosen.context, address, table, true, started))
+    service::start(move |started| serve(&chosen.context, address, table, tcp, started))
 }
 
 /// Does the work of a client.

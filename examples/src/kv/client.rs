@@ -48,6 +48,8 @@ pub struct Client {
     buckets: usize,
     /// Buffers that no read uses.
     pool: Pool,
+    /// Whether the device reads into buffers: on iWARP, the server is asked for every value.
+    can_read: bool,
     counts: Counts,
 }
 
@@ -84,7 +86,9 @@ impl Client {
             return Err(unknown());
         }
         let (remote, pd) = (connection.remote(), node.domain().clone());
-        Ok(Self { connection, remote, pd, table, buckets, pool: Pool::default(), counts: Counts::default() })
+        let can_read = !pd.context().capabilities().read_needs_exposed_sink;
+        let (pool, counts) = (Pool::default(), Counts::default());
+        Ok(Self { connection, remote, pd, table, buckets, pool, can_read, counts })
     }
 
     /// How values were found so far.
@@ -93,13 +97,15 @@ impl Client {
         self.counts
     }
 
-    /// The value of a key, if it exists: by reads, and by message if the key changes all the time.
+    /// The value of a key, if it exists: by reads, and by message if the key changes all the time
+    /// or the device cannot read.
     ///
     /// # Errors
     /// If the connection fails.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Value>, Failure> {
         check(key, &[])?;
-        for _ in 0..=RETRIES {
+        let attempts = if self.can_read { 1 + RETRIES } else { 0 };
+        for _ in 0..attempts {
             match self.search(key).await? {
                 Search::Found(value) => return Ok(Some(value)),
                 Search::Absent => return Ok(None),

@@ -79,6 +79,12 @@ impl Options {
         self.keys * (256 + 2 * self.value_size.0) + (64 << 20) + 64 * self.value_size.0
     }
 
+    /// Whether the server must serve TCP too.
+    #[must_use]
+    pub fn needs_tcp(&self) -> bool {
+        self.transport.contains(&Transport::Tcp)
+    }
+
     fn line(&self) -> String {
         let Self { load, keys, value_size, read_share, zipf, .. } = self;
         let (clients, pace, percent) = (load.clients, load.pace(), read_share * 100.0);

@@ -102,7 +102,7 @@ impl Node {
             return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
         }
         let channel = context.create_completion_channel()?;
-        let entries = options.max_connections.saturating_mul(options.receives() + options.send_slots(false));
+        let entries = options.completions(context.device_attr().max_cqe());
         let cq = context.cq_builder(entries).channel(&channel).build()?;
         let events = EventChannel::new(context)?;
         let watch = Watch::new(&[channel.as_fd(), events.as_fd()])?;

@@ -86,7 +86,8 @@ impl NodeOptions {
         eager_limit(len: u32) = Some(len);
         /// Idle time after which the peer must answer; zero for never.
         keep_alive(time: Duration) = time;
-        /// Most connections of the node. Its completion queue has room for them.
+        /// Most connections of the node. Its completion queue has room for them, or for as many as
+        /// the device's largest holds: one more connection fails, or is refused.
         max_connections(count: u32) = count;
         /// Time for each step of connecting and accepting.
         timeout(time: Duration) = time.min(LONGEST);
@@ -127,6 +128,12 @@ impl NodeOptions {
             Some(limit) => max_payload.max(limit as usize),
             None => max_payload.max(half_window.min(EAGER_LIMIT)),
         }
+    }
+
+    /// Entries of the completion queue of all connections, on a device whose queues have at most
+    /// this many.
+    pub(super) fn completions(&self, most: u32) -> u32 {
+        self.max_connections.saturating_mul(self.receives() + self.send_slots(false)).min(most)
     }
 
     /// Receives of a connection.

@@ -48,7 +48,8 @@ impl ReceivePool {
         let mut queue = SharedReceiveQueue::builder(&shared.pd).max_wr(count).build()?;
         // If the device cannot resize the completion queue, its room may still suffice.
         let entries = queue.depth().saturating_mul(2).next_power_of_two();
-        if let Err(error) = shared.cq.resize(shared.cq.depth().saturating_add(entries)) {
+        let most = shared.pd.context().device_attr().max_cqe();
+        if let Err(error) = shared.cq.resize(shared.cq.depth().saturating_add(entries).min(most)) {
             tracing::debug!(%error, "the completion queue keeps its depth");
         }
         let size = shared.options.buffer_size();
