@@ -13,27 +13,38 @@ pub(crate) struct Gate<T> {
 #[derive(Debug, Default)]
 struct Inner<T> {
     entered: bool,
+    /// Callers that sleep in [`Gate::enter`].
+    waiting: usize,
     value: T,
 }
 
 impl<T> Gate<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { inner: Mutex::new(Inner { entered: false, value }), left: Condvar::new() }
+        Self { inner: Mutex::new(Inner { entered: false, waiting: 0, value }), left: Condvar::new() }
     }
 
     /// Acquires the lock; waits while another caller holds it.
     pub(crate) fn enter(&self) {
-        let mut inner =
-            self.left.wait_while(self.lock(), |inner| inner.entered).unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.lock();
+        while inner.entered {
+            inner.waiting += 1;
+            inner = self.left.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner.waiting -= 1;
+        }
         inner.entered = true;
     }
 
     /// Releases the lock and wakes one waiter. Has no effect if nobody holds the lock.
+    ///
+    /// `Condvar::notify_one` is a system call even if nobody waits, so it is left out then.
     pub(crate) fn leave(&self) {
         let mut inner = self.lock();
         inner.entered = false;
+        let is_awaited = inner.waiting > 0;
         drop(inner);
-        self.left.notify_one();
+        if is_awaited {
+            self.left.notify_one();
+        }
     }
 
     /// Calls `work` with the value. Meant for the holder of the lock, but sound for any caller.
