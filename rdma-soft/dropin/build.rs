@@ -103,7 +103,7 @@ fn trampolines(symbols: &[Symbol<'_>]) -> String {
             let target = match kind {
                 "verbs" => format!("table VERBS, rdma_sys::Ibverbs, {name}"),
                 "cm" => format!("table CM, rdma_sys::RdmaCm, {name}"),
-                "own" | "rsocket" => format!("function {kind}::{name}"),
+                "own" | "rsocket" | "cancel" => format!("function {kind}::{name}"),
                 "data" => "data".to_owned(),
                 other => format!("function unsupported::{other}"),
             };

@@ -81,6 +81,7 @@ mod link;
 mod log;
 mod node;
 mod os;
+pub mod parts;
 mod verbs;
 
 pub use cm::rdmacm;

@@ -67,7 +67,7 @@ fn parse(text: &str) -> BTreeSet<Versioned> {
 
 /// Checks that every function of the headers goes to the software device.
 fn check_bindings(list: &str, functions: &str) -> Result<(), String> {
-    let of_device = |line: &&str| line.ends_with(" verbs") || line.ends_with(" cm");
+    let of_device = |line: &&str| [" verbs", " cm", " cancel"].iter().any(|kind| line.ends_with(kind));
     let listed: BTreeSet<&str> =
         list.lines().filter(of_device).filter_map(|line| line.split_whitespace().next()).collect();
     let declared = functions.lines().filter_map(|line| line.trim().strip_prefix("pub fn ")?.split('(').next());

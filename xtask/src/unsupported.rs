@@ -26,7 +26,7 @@ fn implemented<'a>(list: &'a str, sources: &str) -> BTreeMap<&'a str, bool> {
     for line in list.lines().filter(|line| !line.starts_with('#')) {
         let Some((name, kind)) = line.trim().split_once(char::is_whitespace) else { continue };
         let is_done = match kind.trim() {
-            "verbs" | "cm" => assigns(sources, name),
+            "verbs" | "cm" | "cancel" => assigns(sources, name),
             "own" | "rsocket" => true,
             _ => false,
         };

@@ -21,6 +21,7 @@ pub const RDMACM: &str = "librdmacm.so.1";
 /// The list of the symbols.
 pub const SYMBOLS: &str = include_str!("../symbols.txt");
 
+mod cancel;
 mod own;
 mod rsocket;
 mod unsupported;

@@ -53,16 +53,25 @@ fn output_of(name: &str, source: &str, arguments: &[&str]) -> Option<String> {
     Some(has_succeeded(name, &run.expect("a program that was just compiled")))
 }
 
-#[test]
-fn endpoints_use_a_shared_receive_queue() {
-    let Some(out) = output_of("endpoints", include_str!("endpoints.c"), &["-pthread"]) else { return };
+/// Runs a C program that prints "ok" at its end.
+fn passes(name: &str, source: &str) {
+    let Some(out) = output_of(name, source, &["-pthread"]) else { return };
     assert_eq!(out.trim(), "ok");
 }
 
 #[test]
+fn endpoints_use_a_shared_receive_queue() {
+    passes("endpoints", include_str!("endpoints.c"));
+}
+
+#[test]
 fn a_forked_child_opens_its_own_device() {
-    let Some(out) = output_of("forks", include_str!("forks.c"), &[]) else { return };
-    assert_eq!(out.trim(), "ok");
+    passes("forks", include_str!("forks.c"));
+}
+
+#[test]
+fn threads_that_wait_for_events_can_be_cancelled() {
+    passes("cancel", include_str!("cancel.c"));
 }
 
 #[test]

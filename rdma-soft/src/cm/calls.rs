@@ -18,7 +18,7 @@ use super::service::{self, Service};
 use super::{device, events};
 use crate::engine::{Errno, limits};
 use crate::os::now;
-use crate::verbs::call::{Argument, DataConst, Handle, In, InOut, MinusOne, Out, Own, OwnList, list};
+use crate::verbs::call::{Argument, DataConst, Handle, In, InOut, MinusOne, Next, Out, Own, OwnList, list};
 use crate::verbs::object::{get_field, set_field};
 
 /// The result of most functions of librdmacm.
@@ -64,6 +64,19 @@ pub(super) fn migrate_id(id: Handle<rdma_cm_id>, channel: Handle<rdma_event_chan
 /// `rdma_get_cm_event`.
 pub(super) fn get_cm_event(channel: Handle<rdma_event_channel>, event: Out<*mut rdma_cm_event>) -> Done {
     event.fill(|| Ok(events::take(&channel)?))
+}
+
+/// `rdma_get_cm_event` up to its read(2) of the channel's descriptor, or after it: see [`Next`].
+pub(super) fn next_cm_event(
+    channel: Handle<rdma_event_channel>,
+    event: Out<*mut rdma_cm_event>,
+    reads: u32,
+) -> Result<Next, MinusOne> {
+    event.check()?;
+    let taken = if reads == 0 { channel.get().map(|_| None) } else { events::take_after(&channel, reads) };
+    let Some(taken) = taken? else { return Ok(Next::Read) };
+    event.write(taken)?;
+    Ok(Next::Done)
 }
 
 /// `rdma_ack_cm_event`.

@@ -25,12 +25,31 @@ pub(super) fn take(channel: &Handle<rdma_event_channel>) -> Result<*mut rdma_cm_
     loop {
         // Counts the event: until C acknowledges it, destroying the id waits.
         let reported = events.queue.wait(Pending::report)?;
-        let target = Arc::clone(&reported.0.target);
-        match process(events, channel, reported) {
-            Some(event) => return Ok(event),
-            None => target.ledger.acknowledge(1, |_| ()),
+        if let Some(event) = show(events, channel, reported) {
+            return Ok(event);
         }
     }
+}
+
+/// Takes the next event after the `reads`th read of the channel's descriptor. `None` if there is
+/// none for C: the caller reads again.
+pub(super) fn take_after(
+    channel: &Handle<rdma_event_channel>,
+    reads: u32,
+) -> Result<Option<*mut rdma_cm_event>, Errno> {
+    let events = channel.get()?;
+    let reported = events.queue.take_after(reads, Pending::report)?;
+    Ok(reported.and_then(|reported| show(events, channel, reported)))
+}
+
+/// Makes the event object for C, or acknowledges the event if C shall not see it.
+fn show(events: &Arc<Channel>, channel: &Handle<rdma_event_channel>, reported: Reported) -> Option<*mut rdma_cm_event> {
+    let target = Arc::clone(&reported.0.target);
+    let event = process(events, channel, reported);
+    if event.is_none() {
+        target.ledger.acknowledge(1, |_| ());
+    }
+    event
 }
 
 /// The parameters of an event in C form, without the private data.

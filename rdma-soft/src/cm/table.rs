@@ -5,7 +5,11 @@ use std::ffi::{CStr, c_char};
 use rdma_sys::{RdmaCm, rdma_cm_event_type};
 
 use super::{calls, endpoint, multicast, options, srq};
+use crate::parts::GetCmEvent;
 use crate::verbs::call::{call0, call1, call2, call3, call4, call5};
+
+/// `rdma_get_cm_event` in parts.
+pub(crate) const GET_CM_EVENT: GetCmEvent = call3(calls::next_cm_event);
 
 /// The software device's librdmacm.
 ///

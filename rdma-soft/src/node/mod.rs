@@ -19,7 +19,7 @@ mod waiter;
 use std::sync::{Once, TryLockError};
 
 pub(crate) use self::device::Node;
-pub(crate) use self::waiter::{Interrupted, Waiter, wake_waiter};
+pub(crate) use self::waiter::{Waiter, Wake, wake_waiter};
 use crate::engine::Errno;
 use crate::log::{self, log};
 use crate::os;

@@ -15,10 +15,12 @@
 //! `ibv_get_cq_event` then fails with `EAGAIN`, as the manual's own example does.
 
 use std::sync::{MutexGuard, TryLockError};
+use std::time::Duration;
 
 use super::NODE;
 use super::device::Node;
 use crate::os::signal;
+pub(crate) use crate::os::wait_set::Wake;
 
 /// The right to wait in place of the agent.
 #[derive(Debug)]
@@ -26,10 +28,6 @@ pub(crate) struct Waiter {
     node: &'static Node,
     _right: MutexGuard<'static, ()>,
 }
-
-/// A signal handler may have run that ends waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Interrupted;
 
 impl Waiter {
     /// None if another thread has the right, or if the application has signal handlers that end
@@ -50,14 +48,19 @@ impl Waiter {
         self.node.lock().rest();
     }
 
-    /// Sleeps until a peer rings or [`wake_waiter`] is called; may return early.
-    pub(crate) fn sleep(&self) -> Result<(), Interrupted> {
-        if self.node.wait_set.wait() || signal::all_restart() {
-            return Ok(());
+    /// Sleeps until a peer rings or [`wake_waiter`] is called, for `limit` at most if there is one;
+    /// may return early. `Interrupted` if a signal handler may have run that ends waits.
+    pub(crate) fn sleep(&self, limit: Option<Duration>) -> Wake {
+        match self.node.wait_set.wait(limit) {
+            Wake::Interrupted if signal::all_restart() => Wake::Rung,
+            wake => {
+                // A ring that came at the end has not woken the agent, and the peer rings once.
+                if wake != Wake::Rung {
+                    self.prepare_to_sleep();
+                }
+                wake
+            }
         }
-        // A ring that came with the signal has not woken the agent, and the peer rings once.
-        self.prepare_to_sleep();
-        Err(Interrupted)
     }
 
     /// Ends the wait of a thread that has its event. The thread counts as one that polls, until it

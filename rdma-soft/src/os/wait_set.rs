@@ -1,5 +1,7 @@
 //! Bells for which a thread of the application may wait in place of an event loop's thread.
 
+use std::time::Duration;
+
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -12,6 +14,16 @@ use super::{Named, Result};
 const BATCH: usize = 8;
 /// Token of the set's waker; all bells have another one.
 const WAKER: u64 = u64::MAX;
+
+/// The end of a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// A bell rang, or [`WaitSet::wake`] was called.
+    Rung,
+    TimedOut,
+    /// A signal handler ran.
+    Interrupted,
+}
 
 /// A set of bells that an event loop watches too. While a thread waits for the set, a ring wakes
 /// that thread alone; otherwise the loop reports it. One thread at a time may wait.
@@ -53,19 +65,22 @@ impl WaitSet {
         let _full: nix::Result<usize> = self.waker.write(1);
     }
 
-    /// Waits for a ring or a [`wake`](Self::wake). Returns at once for a ring since the last wait
-    /// of which the loop was told. False if a signal handler ended the wait.
-    pub(crate) fn wait(&self) -> bool {
+    /// Waits for a ring or a [`wake`](Self::wake), without a limit or for `limit` at most. Returns
+    /// at once for a ring since the last wait of which the loop was told.
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> Wake {
         let mut events = [EpollEvent::empty(); BATCH];
-        let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
+        let limit = limit.and_then(|limit| EpollTimeout::try_from(limit).ok()).unwrap_or(EpollTimeout::NONE);
+        let count = match self.epoll.wait(&mut events, limit) {
+            Ok(0) => return Wake::TimedOut,
             Ok(count) => count,
-            Err(error) => return error != Errno::EINTR,
+            Err(Errno::EINTR) => return Wake::Interrupted,
+            Err(_) => return Wake::Rung,
         };
         if events[..count].iter().any(|event| event.data() == WAKER) {
             // Another wake may come first: then there is nothing to read.
             let _read: nix::Result<u64> = self.waker.read();
         }
-        true
+        Wake::Rung
     }
 }
 
@@ -77,7 +92,6 @@ fn edges() -> EpollFlags {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use super::*;
 
@@ -92,7 +106,7 @@ mod tests {
         let (event_loop, set, bell) = (EventLoop::new().unwrap(), WaitSet::new().unwrap(), Bell::new().unwrap());
         set.watch(&bell, 7, &event_loop).unwrap();
         // A new registration reports the state once.
-        assert!(set.wait() && is_rung(&event_loop));
+        assert!(set.wait(None) == Wake::Rung && is_rung(&event_loop));
         (event_loop, Arc::new(set), bell)
     }
 
@@ -104,7 +118,7 @@ mod tests {
             assert!(bell.ring());
             assert!(is_rung(&event_loop));
         }
-        assert!(set.wait(), "the thread looks for itself");
+        assert_eq!(set.wait(None), Wake::Rung, "the thread looks for itself");
         set.forget(&bell);
         event_loop.forget(&bell);
         assert!(bell.ring() && !is_rung(&event_loop));
@@ -115,11 +129,11 @@ mod tests {
         let (event_loop, set, bell) = watched();
         let waiter = std::thread::spawn({
             let set = Arc::clone(&set);
-            move || set.wait()
+            move || set.wait(None)
         });
         std::thread::sleep(Duration::from_millis(50));
         assert!(bell.ring());
-        assert!(waiter.join().unwrap());
+        assert_eq!(waiter.join().unwrap(), Wake::Rung);
         // On a busy machine, the thread may have been late: then the loop is told too.
         let _late = is_rung(&event_loop);
         assert!(!is_rung(&event_loop));
@@ -129,6 +143,7 @@ mod tests {
     fn a_wait_ends_when_it_is_woken() {
         let (event_loop, set, _bell) = watched();
         set.wake();
-        assert!(set.wait() && !is_rung(&event_loop));
+        assert!(set.wait(None) == Wake::Rung && !is_rung(&event_loop));
+        assert_eq!(set.wait(Some(Duration::from_millis(1))), Wake::TimedOut);
     }
 }

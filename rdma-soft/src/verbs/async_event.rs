@@ -6,20 +6,41 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rdma_sys::{ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_context, ibv_event_type};
 
 use super::attr::PORT;
-use super::call::{Argument, Handle, In, MinusOne, Out};
+use super::call::{Argument, Handle, In, MinusOne, Next, Out};
 use super::events::AsyncEvent;
 use super::object::counter;
 
 /// `ibv_get_async_event`.
 pub(super) fn get_async_event(context: Handle<ibv_context>, event: Out<ibv_async_event>) -> Result<(), MinusOne> {
-    let AsyncEvent { event_type, object } = context.get()?.events().wait(|event| {
-        // Counts the event under the queue's lock: until C acknowledges it, destroying the object
-        // waits.
-        if let Some(object) = &event.object {
-            object.async_events.report();
-        }
-        event
-    })?;
+    show(context.get()?.events().wait(take)?, &event)
+}
+
+/// `ibv_get_async_event` up to its read(2) of the context's descriptor, or after it: see [`Next`].
+pub(super) fn next_async_event(
+    context: Handle<ibv_context>,
+    event: Out<ibv_async_event>,
+    reads: u32,
+) -> Result<Next, MinusOne> {
+    let events = context.get()?.events();
+    if reads == 0 {
+        return Ok(Next::Read);
+    }
+    let Some(taken) = events.take_after(reads, take)? else { return Ok(Next::Read) };
+    show(taken, &event)?;
+    Ok(Next::Done)
+}
+
+/// Counts an event. Called under the queue's lock: until C acknowledges the event, destroying its
+/// object waits.
+fn take(event: AsyncEvent) -> AsyncEvent {
+    if let Some(object) = &event.object {
+        object.async_events.report();
+    }
+    event
+}
+
+/// Writes an event for C.
+fn show(AsyncEvent { event_type, object }: AsyncEvent, event: &Out<ibv_async_event>) -> Result<(), MinusOne> {
     let Some(object) = object else {
         let element = ibv_async_event__bindgen_ty_1 { port_num: i32::from(PORT) };
         return Ok(event.write(ibv_async_event { element, event_type })?);

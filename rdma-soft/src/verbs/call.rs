@@ -155,11 +155,14 @@ impl<T> Out<T> {
         Ok(())
     }
 
+    /// Fails for a null pointer.
+    pub(crate) fn check(&self) -> Result<(), Errno> {
+        if self.0.is_null() { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
     /// Writes the value that `make` returns. With a null pointer fails before it calls `make`.
     pub(crate) fn fill<E: From<Errno>>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<(), E> {
-        if self.0.is_null() {
-            return Err(Errno::INVAL.into());
-        }
+        self.check()?;
         Ok(self.write(make()?)?)
     }
 
@@ -408,6 +411,27 @@ impl Answer for Result<(), MinusOne> {
             },
             |()| 0,
         )
+    }
+}
+
+/// Outcome of a part of a verb that waits for an event. The caller reads the descriptor between the
+/// parts, outside of Rust code that a cancelled thread must not unwind ([`crate::parts`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// The verb has succeeded.
+    Done,
+    /// The caller reads 8 bytes of the descriptor and calls the next part.
+    Read,
+}
+
+impl Answer for Result<Next, MinusOne> {
+    type Raw = c_int;
+
+    fn into_c(self) -> c_int {
+        match self {
+            Ok(Next::Read) => crate::parts::READ,
+            done => done.map(drop).into_c(),
+        }
     }
 }
 

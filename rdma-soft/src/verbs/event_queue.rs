@@ -152,8 +152,9 @@ impl<T> EventQueue<T> {
     /// Takes the oldest event. Waits for one unless the descriptor is non-blocking (`EAGAIN`).
     /// `take` runs under the queue's lock, so an [`EventQueue::retract`] happens wholly before or
     /// wholly after it.
-    pub(crate) fn wait<R>(&self, take: impl FnOnce(T) -> R) -> io::Result<R> {
-        for _ in 0..FUTILE {
+    pub(crate) fn wait<R>(&self, take: impl Fn(T) -> R) -> io::Result<R> {
+        let mut reads = 1;
+        loop {
             let mut count = 0_u64;
             // SAFETY: `read` requires an open descriptor (invariant 2) and as many writable bytes:
             // `count` has 8.
@@ -161,15 +162,24 @@ impl<T> EventQueue<T> {
             if read < 0 {
                 return Err(io::Error::last_os_error());
             }
-            let mut entries = self.lock();
-            // The queue is empty if the event was retracted after this thread had lowered the
-            // counter.
-            if let Some(event) = entries.queue.pop_front() {
-                return Ok(take(event));
+            if let Some(taken) = self.take_after(reads, &take)? {
+                return Ok(taken);
             }
+            reads += 1;
         }
-        // The application wrote to the descriptor: up to 2^64 reads could find no entry.
-        Err(io::Error::from_raw_os_error(libc::EAGAIN))
+    }
+
+    /// Takes the oldest event, after the caller has read the descriptor for the `reads`th time.
+    /// `None` if the event was retracted meanwhile: the caller reads again.
+    pub(crate) fn take_after<R>(&self, reads: u32, take: impl FnOnce(T) -> R) -> io::Result<Option<R>> {
+        let mut entries = self.lock();
+        let taken = entries.queue.pop_front().map(take);
+        drop(entries);
+        if taken.is_none() && reads >= FUTILE {
+            // The application wrote to the descriptor: up to 2^64 reads could find no entry.
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        Ok(taken)
     }
 
     /// Removes the events that match. `seal` runs under the queue's lock, after the removal.

@@ -62,5 +62,6 @@ mod table;
 pub use device::{check_environment, is_soft};
 pub use mr::register_foreign;
 pub use table::ibverbs;
+pub(crate) use table::{GET_ASYNC_EVENT, GET_CQ_EVENT};
 
 use crate::engine::Errno;

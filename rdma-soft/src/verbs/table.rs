@@ -4,6 +4,12 @@ use rdma_sys::{Ibverbs, ibv_fork_status};
 
 use super::call::{call0, call1, call2, call3, call4, call5, call6};
 use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops, pd, qp, qp_ex, srq, strings};
+use crate::parts::{GetAsyncEvent, GetCqEvent};
+
+/// `ibv_get_async_event` in parts.
+pub(crate) const GET_ASYNC_EVENT: GetAsyncEvent = call3(async_event::next_async_event);
+/// `ibv_get_cq_event` in parts.
+pub(crate) const GET_CQ_EVENT: GetCqEvent = call4(channel::next_cq_event);
 
 /// The software device's libibverbs.
 ///
