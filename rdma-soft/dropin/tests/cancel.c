@@ -94,6 +94,16 @@ static void resolve(void)
 	CHECK(rdma_destroy_id(id) == 0);
 }
 
+/* A cancellation that is pending during a verb that makes an event does not end the verb. */
+static void *fail_and_get_cq_event(void *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+
+	CHECK(pthread_cancel(pthread_self()) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	return get_cq_event(NULL);
+}
+
 /* The flush of a receive is an event. */
 static void complete(struct ibv_cq *cq)
 {
@@ -105,14 +115,17 @@ static void complete(struct ibv_cq *cq)
 	struct ibv_recv_wr wr = { 0 }, *bad;
 	struct ibv_qp *qp;
 	struct ibv_wc wc;
+	pthread_t thread;
+	void *result;
 
 	CHECK(pd);
 	CHECK(qp = ibv_create_qp(pd, &init));
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	CHECK(ibv_req_notify_cq(cq, 0) == 0);
 	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
-	attr.qp_state = IBV_QPS_ERR;
-	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(pthread_create(&thread, NULL, fail_and_get_cq_event, qp) == 0);
+	CHECK(pthread_join(thread, &result) == 0);
+	CHECK(result == PTHREAD_CANCELED);
 	get_cq_event(NULL);
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.status == IBV_WC_WR_FLUSH_ERR);
 	CHECK(ibv_destroy_qp(qp) == 0);

@@ -17,6 +17,7 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::stat::fstat;
 
+use super::thread::NoCancellation;
 use super::{Error, Named, Result};
 
 /// Rings in a bell's count: 2^62, more than can be made.
@@ -58,6 +59,7 @@ impl Bell {
     /// Rings; never blocks. False if the bell is spoilt, or the kernel cannot ring it (before Linux
     /// 5.8).
     pub(crate) fn ring(&self) -> bool {
+        let _guard = NoCancellation::new();
         let mut count = 0_u64;
         let buffer = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: size_of::<u64>() };
         // SAFETY: `preadv2` requires an open descriptor and valid iovecs: `buffer` is the only one,

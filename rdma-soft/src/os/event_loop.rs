@@ -9,6 +9,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
+use super::thread::NoCancellation;
 use super::{Named, Result};
 use crate::engine::Time;
 
@@ -71,6 +72,7 @@ impl EventLoop {
     pub(crate) fn wake(&self) {
         // The write fails if the counter is full, and a full counter wakes the waiting thread as
         // well.
+        let _guard = NoCancellation::new();
         let _full: nix::Result<usize> = self.waker.write(1);
     }
 

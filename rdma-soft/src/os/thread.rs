@@ -1,6 +1,9 @@
 //! The threads of this library.
 
+use std::ffi::c_int;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -10,6 +13,42 @@ use crate::log::log;
 
 /// Stack size of a thread in bytes: enough for a subscriber of the log.
 const STACK: usize = 256 << 10;
+
+// `libc` lacks this function. A cancellation of the asynchronous type could unwind out of it; no
+// thread of that type may call the functions of this library.
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// The argument of `pthread_setcancelstate` that keeps cancellations pending, in glibc and musl.
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+/// Keeps a cancellation (`pthread_cancel`) of this thread pending as long as the value exists.
+/// System calls of the data path need it: a cancellation would unwind Rust frames, and C programs
+/// cancel threads that post and poll.
+#[derive(Debug)]
+pub(crate) struct NoCancellation {
+    before: c_int,
+    /// The state belongs to the thread.
+    _of_thread: PhantomData<*const ()>,
+}
+
+impl NoCancellation {
+    pub(crate) fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: `pthread_setcancelstate` requires a valid state, and null or room for the state
+        // before.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+        Self { before, _of_thread: PhantomData }
+    }
+}
+
+impl Drop for NoCancellation {
+    fn drop(&mut self) {
+        // SAFETY: `pthread_setcancelstate` requires a valid state: this thread was in it before.
+        unsafe { pthread_setcancelstate(self.before, ptr::null_mut()) };
+    }
+}
 
 /// Starts a thread that handles no signals: the application's handlers run in the application's
 /// threads.

@@ -8,6 +8,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::bell::Bell;
 use super::event_loop::EventLoop;
+use super::thread::NoCancellation;
 use super::{Named, Result};
 
 /// Limit of the events that one wait takes.
@@ -60,6 +61,7 @@ impl WaitSet {
 
     /// Ends the current or the next wait.
     pub(crate) fn wake(&self) {
+        let _guard = NoCancellation::new();
         // The write fails if the counter is full, and a full counter wakes the waiting thread as
         // well.
         let _full: nix::Result<usize> = self.waker.write(1);

@@ -23,6 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::os::thread::NoCancellation;
 use crate::os::{self, Named};
 
 /// Number of reads in `EventQueue::wait` that may find no entry before the wait gives up.
@@ -142,6 +143,7 @@ impl<T> EventQueue<T> {
 
     /// Raises the counter for a new entry, which wakes one reader.
     fn raise(&self) {
+        let _guard = NoCancellation::new();
         let one = 1_u64;
         // SAFETY: `write` requires an open descriptor (invariant 2) and as many readable bytes:
         // `one` has 8. The call blocks or fails only if the counter is at its limit of 2^64 - 2,
