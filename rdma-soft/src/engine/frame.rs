@@ -125,7 +125,9 @@ pub(super) const SOLICITED: u8 = 2;
 pub(super) const ACK: u8 = 4;
 /// Flag: the first 40 payload bytes of a datagram hold a valid GRH.
 pub(super) const GRH: u8 = 8;
-const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK | GRH;
+/// Flag: the requester waits for the acknowledgement.
+pub(super) const ACK_REQUEST: u8 = 16;
+const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK | GRH | ACK_REQUEST;
 
 /// Returns the flags of a request's frames.
 pub(super) const fn request_flags(flags: SendFlags) -> u8 {

@@ -477,6 +477,21 @@ impl Engine {
         }
     }
 
+    /// Sends those deferred acknowledgements for which peers wait, as for a signaled request.
+    pub(crate) fn release_requested_acks(&mut self) {
+        let mut at = 0;
+        while let Some(&index) = self.tables.deferred.get(at) {
+            match self.qps.get_mut(QpId(index)) {
+                Ok(QueuePair { service: Service::Rc(rc), .. }) if !rc.is_ack_requested() => at += 1,
+                Ok(QueuePair { qp, service: Service::Rc(rc) }) => {
+                    self.tables.deferred.swap_remove(at);
+                    rc.release_ack(qp, &mut self.tables);
+                }
+                _ => drop(self.tables.deferred.swap_remove(at)),
+            }
+        }
+    }
+
     fn release_all(&mut self) {
         while let Some(index) = self.tables.deferred.pop() {
             if let Ok(QueuePair { qp, service: Service::Rc(rc) }) = self.qps.get_mut(QpId(index)) {

@@ -7,6 +7,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 use rdma_mem::Mapping;
@@ -37,10 +38,10 @@ pub(super) fn start(node: &'static Node) -> os::Result<()> {
 
 /// Takes one turn, and returns how long to wait for events; `None` means without a limit.
 fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Option<Duration> {
-    let (wait, lookups, grants, unmapped) = {
+    let (wait, wakers, lookups, grants, unmapped) = {
         let mut state = node.lock();
         state.begin_agent_turn();
-        let more = state.progress();
+        let more = state.work_for_agent();
         let lookups = core::mem::take(&mut state.lookups);
         let grants = core::mem::take(&mut state.grants);
         let unmapped = state.engine.take_unmapped();
@@ -48,8 +49,10 @@ fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Opti
         // A peer that rings has noticed that the application no longer polls.
         let polling = polls != *polls_before && state.is_polled() && !is_rung;
         *polls_before = polls;
-        (fall_asleep(&mut state, polling, more), lookups, grants, unmapped)
+        let wait = fall_asleep(&mut state, polling, more);
+        (wait, state.end_agent_turn(), lookups, grants, unmapped)
     };
+    wakers.into_iter().for_each(Waker::wake);
     drop(unmapped);
     let mut groups = Vec::new();
     for lookup in lookups {

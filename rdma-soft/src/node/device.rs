@@ -9,8 +9,8 @@ use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
 
 use super::source::Source;
-use super::state::State;
-use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Gid, QpId};
+use super::state::{Sink, State};
+use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, QpId};
 use crate::faults;
 use crate::link::Link;
 use crate::link::handshake::Local;
@@ -123,8 +123,8 @@ impl Node {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the function that receives the engine's events; it is called under the node's lock.
-    pub(crate) fn set_sink(&self, sink: fn(Event)) {
+    /// Sets the function that receives the engine's events.
+    pub(crate) fn set_sink(&self, sink: Sink) {
         self.lock().set_sink(sink);
     }
 

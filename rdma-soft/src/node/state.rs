@@ -1,6 +1,7 @@
 //! The state behind the node's lock: the engine, its links, and the agent's pending work.
 
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 use rdma_sys::ibv_wc;
@@ -33,6 +34,10 @@ const POLLS_PER_NUDGE: u64 = 128;
 /// budget. So no peer, however fast, can hold back the other links or this process's answers for
 /// ever.
 const SHARE: usize = COPY_BUDGET / 64;
+
+/// Receives the engine's events, under the node's lock. May return a waker of the threads that
+/// sleep until the event, to be called soon.
+pub(crate) type Sink = fn(Event) -> Option<Waker>;
 
 /// The state of the agent thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,11 +72,15 @@ pub(crate) struct State {
     /// Regions that the agent has to send.
     pub(crate) grants: Vec<Grant>,
     slots: Vec<Slot>,
-    sink: Option<fn(Event)>,
+    sink: Option<Sink>,
+    /// During a turn of the agent, the wakers that it calls after it has unlocked the node: a
+    /// woken thread uses the node at once, and would only wait for the lock.
+    wakers: Option<Vec<Waker>>,
     /// Expiry of the agent's timer.
     alarm: Time,
     /// Acknowledgements wait for the next request of a thread that has got its event: until the
-    /// thread polls or sleeps, at most for a `TICK`, after which the alarm is set.
+    /// thread polls or waits for another event, at most for a `TICK`, after which the alarm is set.
+    /// Those for which a peer waits are sent when the thread may sleep.
     holds_acks: bool,
     /// The agent's event loop.
     event_loop: Arc<EventLoop>,
@@ -101,6 +110,7 @@ impl State {
             grants: Vec::new(),
             slots: vec![slot],
             sink: None,
+            wakers: None,
             alarm: Time(u64::MAX),
             holds_acks: false,
             event_loop,
@@ -111,7 +121,7 @@ impl State {
     }
 
     /// Sets the function that receives the engine's events.
-    pub(crate) fn set_sink(&mut self, sink: fn(Event)) {
+    pub(crate) fn set_sink(&mut self, sink: Sink) {
         self.sink = Some(sink);
     }
 
@@ -244,6 +254,11 @@ impl State {
     fn stay_awake(&mut self) {
         self.disarm();
         self.agent = Agent::Ticking;
+        self.set_alarm_for_tick();
+    }
+
+    /// Has the agent look in after a tick at the latest.
+    fn set_alarm_for_tick(&mut self) {
         let now = os::now();
         let tick = now.after(TICK_NS);
         if self.alarm <= now || self.alarm > tick {
@@ -255,9 +270,38 @@ impl State {
     pub(super) fn begin_agent_turn(&mut self) {
         self.agent = Agent::Awake;
         self.holds_acks = false;
+        self.wakers.get_or_insert_with(Vec::new);
         // Timers run before `progress`, which sends the frames and reports the events that timers
         // cause.
         self.run_timers();
+    }
+
+    /// Does the work of the agent's turn. If it wakes a thread, that thread's next request may carry
+    /// acknowledgements. True if more is left to do.
+    pub(super) fn work_for_agent(&mut self) -> bool {
+        let more = self.turn(true);
+        if self.wakers.as_ref().is_some_and(|wakers| !wakers.is_empty()) {
+            self.hold_acks();
+        } else {
+            self.engine.release_acks();
+        }
+        self.after_call();
+        more
+    }
+
+    /// Ends a turn of the agent. The caller unlocks the node and calls the wakers.
+    pub(super) fn end_agent_turn(&mut self) -> Vec<Waker> {
+        self.wakers.take().unwrap_or_default()
+    }
+
+    /// Lets the deferred acknowledgements for which no peer waits wait for the application's next
+    /// request, at most for a tick.
+    fn hold_acks(&mut self) {
+        self.engine.release_requested_acks();
+        self.holds_acks = self.engine.has_deferred_acks();
+        if self.holds_acks {
+            self.set_alarm_for_tick();
+        }
     }
 
     /// Tells all peers to ring from now on. True if there is work to do first.
@@ -302,6 +346,9 @@ impl State {
         self.engine.defer_acks(defer_acks || self.holds_acks);
         let mut more = self.drain(&mut budget);
         self.engine.defer_acks(false);
+        if !defer_acks && self.holds_acks {
+            self.engine.release_requested_acks();
+        }
         more |= self.transmit(&mut budget);
         self.finish(more);
         more
@@ -325,8 +372,11 @@ impl State {
     /// Prepares for an application that is about to wait instead of polling. Marks a ticking agent
     /// as asleep, so that peers ring from now on; the agent's thread notices at its next tick. An
     /// agent that is awake falls asleep in its own turn.
+    ///
+    /// The request that answers a message often comes after the queue is armed, so it may still
+    /// carry acknowledgements.
     pub(crate) fn prepare_to_sleep(&mut self) {
-        self.holds_acks = false;
+        self.hold_acks();
         self.polls_at_sleep = self.polls;
         self.nudge();
         self.progress();
@@ -479,8 +529,11 @@ impl State {
     fn finish(&mut self, mut more: bool) {
         more |= self.timers();
         while let Some(event) = self.engine.poll_event() {
-            if let Some(sink) = self.sink {
-                sink(event);
+            if let Some(waker) = self.sink.and_then(|sink| sink(event)) {
+                match &mut self.wakers {
+                    Some(wakers) => wakers.push(waker),
+                    None => waker.wake(),
+                }
             }
         }
         let mut for_agent = more;

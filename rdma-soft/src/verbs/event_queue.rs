@@ -19,7 +19,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -91,6 +92,13 @@ impl<T> Drop for Reception<'_, T> {
     }
 }
 
+/// Raises the counter for an entry: wakes a thread that sleeps on the descriptor.
+impl<T: Send> Wake for EventQueue<T> {
+    fn wake(self: Arc<Self>) {
+        self.raise();
+    }
+}
+
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> os::Result<Self> {
         let counter = EventFd::from_flags(EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC).named("eventfd2")?;
@@ -105,9 +113,17 @@ impl<T> EventQueue<T> {
     /// Adds an event and wakes one waiter, if `admit` returns true. `admit` runs under the queue's
     /// lock.
     pub(crate) fn offer(&self, event: T, admit: impl FnOnce(&T) -> bool) {
+        if self.enqueue(event, admit) {
+            self.raise();
+        }
+    }
+
+    /// Adds an event, as [`EventQueue::offer`] does. True if the caller has to [raise](Self::raise)
+    /// the counter, which it may do later.
+    pub(crate) fn enqueue(&self, event: T, admit: impl FnOnce(&T) -> bool) -> bool {
         let mut entries = self.lock();
         if !admit(&event) {
-            return;
+            return false;
         }
         if let Some(seat) = entries.reception.as_mut().filter(|seat| seat.event.is_none()) {
             seat.event = Some(event);
@@ -116,11 +132,10 @@ impl<T> EventQueue<T> {
             if let Some(wake) = wake {
                 wake();
             }
-            return;
+            return false;
         }
         entries.queue.push_back(event);
-        drop(entries);
-        self.raise();
+        true
     }
 
     /// Reserves the next event for this thread. None if an event is queued, if another thread has
@@ -239,6 +254,7 @@ mod tests {
     use std::os::fd::FromRawFd;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Waker;
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -325,6 +341,19 @@ mod tests {
             assert_eq!(fired(), 1);
             assert_eq!(fired(), 0);
         }
+    }
+
+    #[test]
+    fn readiness_may_follow_its_event() {
+        let queue = Arc::new(EventQueue::new().unwrap());
+        assert!(queue.enqueue(1, |_| true));
+        assert!(!readable(queue.raw_fd()));
+        Waker::from(Arc::clone(&queue)).wake();
+        assert_eq!(queue.wait(|event| event).unwrap(), 1);
+        assert!(!queue.enqueue(2, |_| false), "not admitted");
+        let reception = queue.receive().unwrap();
+        assert!(!queue.enqueue(3, |_| true), "a thread has reserved the event");
+        assert_eq!(reception.take(|event| event), Some(3));
     }
 
     static WOKEN: AtomicU32 = AtomicU32::new(0);

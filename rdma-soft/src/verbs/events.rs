@@ -17,6 +17,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 
 use rdma_sys::{ibv_cq, ibv_event_type};
 
@@ -173,24 +174,27 @@ impl Entry {
 }
 
 /// Queues an event of the engine on the channel or context of its object, or on all contexts. Drops
-/// events of destroyed objects.
-pub(crate) fn deliver(event: Event) {
+/// events of destroyed objects. Returns the waker of a completion channel's threads, if some may
+/// sleep on its descriptor.
+pub(crate) fn deliver(event: Event) -> Option<Waker> {
     match event {
         Event::Completion { token, .. } => {
-            let Some(entry) = entry(token) else { return };
+            let entry = entry(token)?;
             // C may arm a CQ without a channel too; the event of such a CQ is dropped.
-            if let Some(channel) = &entry.channel {
-                channel.offer(Arc::clone(&entry), |entry| entry.completions.is_open());
-            }
+            let channel = entry.channel.as_ref()?;
+            let is_queued = channel.enqueue(Arc::clone(&entry), |entry| entry.completions.is_open());
+            is_queued.then(|| Waker::from(Arc::clone(channel)))
         }
         Event::Async { event_type, element } => {
             let (Element::Cq(_, token) | Element::Qp(_, token) | Element::Srq(_, token)) = element else {
-                return deliver_to_all(event_type);
+                deliver_to_all(event_type);
+                return None;
             };
-            let Some(entry) = entry(token) else { return };
+            let entry = entry(token)?;
             let context = Arc::clone(&entry.context);
             context
                 .offer(AsyncEvent { event_type, object: Some(Arc::clone(&entry)) }, |_| entry.async_events.is_open());
+            None
         }
     }
 }

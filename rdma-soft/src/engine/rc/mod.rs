@@ -295,6 +295,11 @@ impl Rc {
         }
     }
 
+    /// Whether the peer waits for the acknowledgement that is due.
+    pub(super) const fn is_ack_requested(&self) -> bool {
+        self.resp.is_ack_requested()
+    }
+
     /// Sends a deferred acknowledgement, unless a request has carried it meanwhile.
     pub(super) fn release_ack(&mut self, qp: &Qp, tables: &mut Tables) {
         self.resp.release_ack(qp, tables);

@@ -342,6 +342,9 @@ impl Requester {
             Op::Send | Op::Write => frame.set_offset(self.offset, request.imm),
         }
         frame.flags = frame::request_flags(request.flags);
+        if wqe.has(SendFlags::SIGNALED) {
+            frame.flags |= frame::ACK_REQUEST;
+        }
         let carried = if frame.can_carry() { resp.ack_to_carry(qp, tables) } else { None };
         if let Some((number, epoch)) = carried {
             frame.carry_ack(number, epoch);

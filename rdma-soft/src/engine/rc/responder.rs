@@ -62,6 +62,8 @@ pub(super) struct Responder {
     answers: VecDeque<Answer>,
     max_answers: usize,
     ack_due: bool,
+    /// The requester waits for the acknowledgement that is due.
+    ack_requested: bool,
     refusal: Option<Frame>,
     established: bool,
     /// The queue pair is in `Tables::deferred`.
@@ -313,6 +315,8 @@ impl Responder {
             self.inbound = None;
         }
         self.expected = after(self.expected);
+        let is_requested = frame.flags & frame::ACK_REQUEST != 0;
+        self.ack_requested = is_requested || (self.ack_due && self.ack_requested);
         // The data of a read or an atomic acknowledges it.
         self.ack_due = matches!(frame.kind, Kind::Send | Kind::Write | Kind::WriteDone);
         if !self.ack_due || !tables.defer_acks {
@@ -321,6 +325,11 @@ impl Responder {
             self.deferred = true;
             tables.deferred.push(qp.id.0);
         }
+    }
+
+    /// Whether the peer waits for the acknowledgement that is due.
+    pub(super) const fn is_ack_requested(&self) -> bool {
+        self.ack_due && self.ack_requested
     }
 
     pub(super) fn release_ack(&mut self, qp: &Qp, tables: &mut Tables) {

@@ -426,3 +426,26 @@ fn acknowledgements_that_were_put_off_travel_with_requests() {
     world.step(0);
     assert_eq!(world.statuses(0), [(1, OK)]);
 }
+
+#[test]
+fn acknowledgements_of_unsignaled_requests_can_be_deferred_on() {
+    let mut world = World::new();
+    let [a, b] = world.connect([0, 1]);
+    world.lazy = true;
+    // An unsignaled request behind a signaled one does not take its acknowledgement away.
+    for (flags, is_deferred) in
+        [(&[0][..], true), (&[SIGNALED], false), (&[SIGNALED, 0], false), (&[0, SIGNALED], false)]
+    {
+        for &flags in flags {
+            world.recv(b, 1, &[]).unwrap();
+            world.send(a, &Post { flags, ..request(SEND, 2, &[]) }).unwrap();
+        }
+        world.step(0);
+        world.step(1);
+        let engine = &mut world.nodes[1].engine;
+        engine.release_requested_acks();
+        assert_eq!(engine.has_deferred_acks(), is_deferred, "{flags:?}");
+        world.settle();
+    }
+    assert_eq!(world.statuses(0), [(2, OK); 3]);
+}

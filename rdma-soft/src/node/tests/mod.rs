@@ -338,6 +338,7 @@ fn arm(side: &Side) {
         if let Event::Completion { token, .. } = event {
             EVENTS.lock().unwrap().push(token);
         }
+        None
     });
     side.node.with(|engine| engine.arm_cq(side.cq, false)).unwrap();
     side.node.prepare_to_sleep();
