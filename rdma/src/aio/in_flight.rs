@@ -83,15 +83,16 @@ impl<M> Future for InFlight<M> {
         let results = self.results;
         let Poll::Ready(report) = results.poll(&mut self.ticket, cx) else { return Poll::Pending };
         // Without a report the drop of this future abandons the request.
-        let Some(Report { wc, info, mut memory }) = report else {
+        let Some(mut report) = report else {
             return Poll::Ready(Finished::without_report(Error::DriverGone));
         };
-        let status = completion::status(&wc).map_err(Error::Failed).map(|()| Done {
-            opcode: completion::opcode(&wc, info),
-            byte_len: completion::byte_len(&wc, info),
-            old_value: completion::old_value(&wc, info, memory.peek()),
+        let Report { wc, info, memory } = &mut *report;
+        let status = completion::status(wc).map_err(Error::Failed).map(|()| Done {
+            opcode: completion::opcode(wc, *info),
+            byte_len: completion::byte_len(wc, *info),
+            old_value: completion::old_value(wc, *info, memory.peek()),
         });
-        Poll::Ready(Finished { status, local: (self.collect)(&mut memory) })
+        Poll::Ready(Finished { status, local: (self.collect)(memory) })
     }
 }
 

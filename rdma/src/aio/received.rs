@@ -6,7 +6,7 @@ use rdma_sys::ibv_wc;
 
 use crate::cq::completion;
 use crate::mr::{Kind, Segment};
-use crate::qp::ring::{Info, Report};
+use crate::qp::ring::{Info, Published, Report};
 use crate::types::{Opcode, WcError};
 
 /// A received message, or a receive that failed, and the memory that was posted for it.
@@ -27,11 +27,11 @@ use crate::types::{Opcode, WcError};
 /// ```
 #[must_use = "the memory is given up otherwise"]
 pub struct Received {
-    report: Report,
+    report: Published<'static, Report>,
 }
 
 impl Received {
-    pub(super) fn new(report: Report) -> Self {
+    pub(super) fn new(report: Published<'static, Report>) -> Self {
         Self { report }
     }
 

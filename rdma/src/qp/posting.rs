@@ -35,7 +35,7 @@ use super::chain::{Chain, WorkRequest};
 use super::local::{Local, Owned, Refusal, SgeList};
 use super::ring::{Claimed, Info, KeepAlive, Vacant};
 #[cfg(feature = "aio")]
-use super::ring::{Report, Results, Spare, Ticket};
+use super::ring::{Cursor, Report, Results, Ticket};
 use crate::ah::AddressHandle;
 use crate::context::ContextInner;
 use crate::cq::Attached;
@@ -218,9 +218,9 @@ pub(super) struct Half<W> {
     context: Arc<Handle<ContextInner>>,
     /// The address handle of the latest datagram (A1).
     address: Option<KeepAlive>,
-    /// Sinks for the next routed requests.
+    /// Where the next routed request looks for its sink.
     #[cfg(feature = "aio")]
-    spare: Vec<Spare<'static, Report>>,
+    cursor: Cursor<'static, Report>,
 }
 
 // SAFETY: moving a half to another thread is sound: providers lock their queues (devices in
@@ -248,7 +248,7 @@ impl<W: WorkRequest> Half<W> {
             context: Arc::clone(&pd.context),
             address: None,
             #[cfg(feature = "aio")]
-            spare: Vec::new(),
+            cursor: Cursor::new(),
         }
     }
 
@@ -469,11 +469,12 @@ impl<W: WorkRequest> Half<W> {
     /// a forked child.
     #[inline]
     pub(super) fn begin(&mut self) -> Option<Ticket<'static, Report>> {
-        let results = self.results();
-        if results.is_forked() { None } else { results.begin(&mut self.spare) }
+        // SAFETY: begin requires one caller at a time, with one cursor: this half has the ring's
+        // only producer (R2 of the ring), and one cursor.
+        unsafe { self.results().begin(&mut self.cursor) }
     }
 
-    /// The ticket of a request that was posted; otherwise its sink is spare again, or the request
+    /// The ticket of a request that was posted; otherwise its sink is free again, or the request
     /// abandoned.
     ///
     /// # Safety
@@ -481,7 +482,6 @@ impl<W: WorkRequest> Half<W> {
     /// `posted` is the outcome of posting the request of `ticket` to this queue.
     #[inline]
     pub(super) unsafe fn posted<M>(
-        &mut self,
         ticket: Ticket<'static, Report>,
         posted: Result<(), PostError<M>>,
     ) -> Result<Ticket<'static, Report>, PostError<M>> {
@@ -491,7 +491,7 @@ impl<W: WorkRequest> Half<W> {
                 if !refused.is_in_flight() {
                     // SAFETY: cancel requires that no completion publishes a report: the device
                     // did not accept the request, and its slot was freed.
-                    self.spare.push(unsafe { ticket.cancel() });
+                    unsafe { ticket.cancel() };
                 }
                 Err(refused)
             }

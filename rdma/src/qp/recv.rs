@@ -17,7 +17,7 @@ use super::posting::Routed;
 use super::posting::{Half, Keep, Outcome, PostError, Segments};
 use super::ring::Info;
 #[cfg(feature = "aio")]
-use super::ring::{Report, Results, Ticket};
+use super::ring::{Published, Report, Results, Ticket};
 use crate::ah::Grh;
 use crate::cq::Attached;
 use crate::error::ErrorKind;
@@ -118,7 +118,7 @@ impl RecvQueue {
         let outcome = unsafe { self.post_kept::<T, L>(&local, ticket.index().into(), &Routed(&*local)) };
         let posted = outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back);
         // SAFETY: posted requires the outcome of the ticket's request: it was just posted.
-        let ticket = unsafe { self.half.posted(ticket, posted) }?;
+        let ticket = unsafe { Half::<ibv_recv_wr>::posted(ticket, posted) }?;
         self.routed.push_back(ticket);
         Ok(())
     }
@@ -126,7 +126,7 @@ impl RecvQueue {
     /// Polls for the next message of a routed receive; `Ready(None)` if no driver would bring one.
     #[cfg(feature = "aio")]
     #[inline]
-    pub(crate) fn poll_routed(&mut self, cx: &Context<'_>) -> Poll<Option<Report>> {
+    pub(crate) fn poll_routed(&mut self, cx: &Context<'_>) -> Poll<Option<Published<'static, Report>>> {
         if !self.routed.front().is_some_and(Ticket::is_done) {
             match self.results().wait_for_first(self.routed.front(), cx) {
                 None => return Poll::Ready(None),
@@ -137,7 +137,7 @@ impl RecvQueue {
                 Some(true) => {}
             }
         }
-        Poll::Ready(self.routed.pop_front().and_then(Ticket::take))
+        Poll::Ready(self.routed.pop_front().and_then(Ticket::published))
     }
 
     /// Gives up the messages of routed receives.

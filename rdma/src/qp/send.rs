@@ -126,7 +126,7 @@ impl SendQueue {
         let outcome = unsafe { self.post_kept::<T, O, L>(&work, &Routed(&work.local)) };
         let posted = outcome.settle(std::mem::ManuallyDrop::into_inner(work).local, L::surrender, L::give_back);
         // SAFETY: posted requires the outcome of the ticket's request: it was just posted.
-        unsafe { self.half.posted(ticket, posted) }
+        unsafe { Half::<ibv_send_wr>::posted(ticket, posted) }
     }
 
     /// Posts a request whose memory `keep` keeps valid.

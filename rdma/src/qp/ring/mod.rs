@@ -43,7 +43,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) use info::{Info, MAX_SEGMENTS};
 pub(crate) use producer::{Panics, Producer, Staged, Vacant};
 #[cfg(feature = "aio")]
-pub(crate) use results::{Results, Spare, Ticket};
+pub(crate) use results::{Cursor, Published, Results, Ticket};
 pub(crate) use returned::ReturnedMemory;
 #[cfg(feature = "aio")]
 pub(crate) use routed::{Report, publish_single};

@@ -23,6 +23,7 @@ mod loom_tests;
 mod sink;
 mod sinks;
 
+use std::slice;
 use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
 
@@ -32,7 +33,7 @@ use loom::sync::{Mutex, MutexGuard};
 use std::sync::{Mutex, MutexGuard};
 
 use self::sink::{Noticed, Sink};
-pub(crate) use self::sink::{Spare, Ticket};
+pub(crate) use self::sink::{Published, Ticket};
 use self::sinks::Sinks;
 use super::producer::Panics;
 use crate::fork;
@@ -58,9 +59,25 @@ struct State {
 
 /// User code to run after a publication (W2).
 #[must_use]
-pub(crate) struct After<R> {
+pub(crate) struct After<'a, R> {
     pub(crate) wakers: [Option<Waker>; 3],
-    pub(crate) given_up: Option<R>,
+    pub(crate) given_up: Option<Published<'a, R>>,
+}
+
+/// The place of a work queue in its results: where it looks for the next free sink. It passes
+/// through all sinks again and again.
+pub(crate) struct Cursor<'a, R> {
+    rest: slice::Iter<'a, Sink<R>>,
+    /// The step of the table that `rest` belongs to.
+    step: usize,
+    /// The number of free sinks found in this pass.
+    found: usize,
+}
+
+impl<R> Cursor<'_, R> {
+    pub(crate) fn new() -> Self {
+        Self { rest: [].iter(), step: usize::MAX, found: 0 }
+    }
 }
 
 impl<R> Results<R> {
@@ -86,32 +103,47 @@ impl<R> Results<R> {
         self.lock().is_driven = true;
     }
 
-    /// Begins a request with a sink of `spare`, which is refilled when it is empty.
+    /// Begins a request with the next free sink. None in a forked child that needs the lock.
+    ///
+    /// # Safety
+    ///
+    /// One thread at a time calls this, with the only cursor in use.
     #[inline]
-    pub(crate) fn begin<'a>(&'a self, spare: &mut Vec<Spare<'a, R>>) -> Option<Ticket<'a, R>> {
-        if spare.is_empty() {
-            self.refill(spare);
+    pub(crate) unsafe fn begin<'a>(&'a self, cursor: &mut Cursor<'a, R>) -> Option<Ticket<'a, R>> {
+        loop {
+            let Some(sink) = cursor.rest.next() else {
+                self.continue_pass(cursor)?;
+                continue;
+            };
+            // SAFETY: the callee requires one thread at a time: the contract of this function.
+            if let Some(ticket) = unsafe { sink.begin() } {
+                cursor.found += 1;
+                return Some(ticket);
+            }
         }
-        spare.pop().map(Spare::begin)
     }
 
-    /// Takes all free sinks. Makes more if fewer than half are free, so that a search costs at most
-    /// two sinks for each request.
+    /// Moves a cursor to the next step of the table. At the end of a pass that found fewer than
+    /// half of the sinks free, makes another step: so a request passes two sinks on average at
+    /// most.
     #[cold]
-    fn refill<'a>(&'a self, spare: &mut Vec<Spare<'a, R>>) {
-        let mut state = self.lock();
-        self.reserve(spare);
-        if spare.len() * 2 <= state.wakers.len() {
-            let made = self.sinks.grow();
-            state.wakers.resize(made, None);
-            self.reserve(spare);
+    fn continue_pass<'a>(&'a self, cursor: &mut Cursor<'a, R>) -> Option<()> {
+        if self.is_forked() {
+            return None;
         }
-    }
-
-    fn reserve<'a>(&'a self, spare: &mut Vec<Spare<'a, R>>) {
-        for sinks in self.sinks.steps() {
-            spare.extend(sinks.iter().filter_map(Sink::reserve));
+        let mut step = cursor.step.wrapping_add(1);
+        if self.sinks.step(step).is_none() {
+            let mut state = self.lock();
+            if cursor.found * 2 > state.wakers.len() {
+                step = 0;
+            } else {
+                state.wakers.resize(self.sinks.grow(), None);
+            }
+            cursor.found = 0;
         }
+        cursor.step = step;
+        cursor.rest = self.sinks.step(step)?.iter();
+        Some(())
     }
 
     /// Publishes the report of an ended request (W1, W3), which `report` makes in its place.
@@ -122,7 +154,7 @@ impl<R> Results<R> {
     /// `token` names a sink of these results that began the request, and this is the request's only
     /// publication (W4).
     #[inline]
-    pub(crate) unsafe fn publish(&self, token: u64, report: impl FnOnce() -> R) -> Option<After<R>> {
+    pub(crate) unsafe fn publish(&self, token: u64, report: impl FnOnce() -> R) -> Option<After<'_, R>> {
         let sink = self.sinks.get(token)?;
         // SAFETY: the callee has the same contract as this function.
         let noticed = unsafe { sink.publish(report) }?;
@@ -130,7 +162,7 @@ impl<R> Results<R> {
     }
 
     #[cold]
-    fn follow(&self, token: u64, Noticed { given_up, is_watched }: Noticed<R>) -> After<R> {
+    fn follow<'a>(&self, token: u64, Noticed { given_up, is_watched }: Noticed<'a, R>) -> After<'a, R> {
         let wakers = if is_watched { self.take_wakers(token) } else { [const { None }; 3] };
         After { wakers, given_up }
     }
@@ -145,7 +177,11 @@ impl<R> Results<R> {
     /// Polls the future of a request; its ticket is gone afterwards if a report is returned.
     /// Without a driver there is no report to wait for.
     #[inline]
-    pub(crate) fn poll(&self, ticket: &mut Option<Ticket<'_, R>>, cx: &Context<'_>) -> Poll<Option<R>> {
+    pub(crate) fn poll<'a>(
+        &self,
+        ticket: &mut Option<Ticket<'a, R>>,
+        cx: &Context<'_>,
+    ) -> Poll<Option<Published<'a, R>>> {
         match ticket {
             Some(pending) if !pending.is_done() => {
                 let index = pending.index() as usize;
@@ -160,7 +196,7 @@ impl<R> Results<R> {
             }
             _ => {}
         }
-        Poll::Ready(ticket.take().and_then(Ticket::take))
+        Poll::Ready(ticket.take().and_then(Ticket::published))
     }
 
     /// Abandons a request. Its task's waker is dropped, and its report if it has come.

@@ -22,7 +22,7 @@ pub(crate) struct Report {
 /// Ends a routed request with [one segment](Info::is_routed_single) that was just claimed: frees
 /// the slot, and then publishes the report (W3). `cached` is what found the slot. Panics of user
 /// code go to `panics`.
-#[inline]
+#[inline(always)]
 pub(crate) fn publish_single(grabbed: Grabbed, wc: &ibv_wc, cached: &Cached, panics: &mut Panics) {
     let (token, info) = grabbed.read();
     let segment = grabbed.into_single().take();
@@ -37,7 +37,7 @@ pub(crate) fn publish_single(grabbed: Grabbed, wc: &ibv_wc, cached: &Cached, pan
     }
 }
 
-impl After<Report> {
+impl After<'_, Report> {
     /// Wakes the tasks, and drops the report that nobody wants.
     #[inline(never)]
     fn run(self, panics: &mut Panics) {
@@ -126,8 +126,8 @@ impl Ring {
     ///
     /// `token` is that of a routed request of this ring, and this is the request's only
     /// publication (W4 of [`results`](super::results)).
-    #[inline]
-    unsafe fn publish(&self, token: u64, report: impl FnOnce() -> Report) -> Option<After<Report>> {
+    #[inline(always)]
+    unsafe fn publish(&self, token: u64, report: impl FnOnce() -> Report) -> Option<After<'_, Report>> {
         // SAFETY: the callee has the same contract as this function.
         unsafe { self.results.get()?.publish(token, report) }
     }

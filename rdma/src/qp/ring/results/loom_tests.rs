@@ -47,7 +47,9 @@ impl World {
     }
 
     fn begin(&self) -> Future<'_> {
-        self.results.begin(&mut Vec::new())
+        // SAFETY: begin requires one caller at a time: the models call it before the threads start
+        // and after they have ended.
+        unsafe { self.results.begin(&mut Cursor::new()) }
     }
 
     fn start(world: &Arc<Self>, run: fn(&Self)) -> thread::JoinHandle<()> {

@@ -2,10 +2,11 @@
 //!
 //! | state | may access the report | changes the state |
 //! | --- | --- | --- |
-//! | `FREE` | no thread | who looks for free sinks, to `SPARE` (under the lock of the results) |
-//! | `SPARE` | no thread | the holder of the [`Spare`]: begins a request, or drops it |
+//! | `FREE` | no thread | the [`Cursor`] of the results, which begins a request |
 //! | `PENDING`, with `ABANDONED` or `WATCHED` | the completion | the completion, to `DONE`; any thread adds `WATCHED`; the holder of the [`Ticket`] adds `ABANDONED` |
 //! | `DONE` | the holder of the ticket, or the completion if it was abandoned | the same, to `FREE` |
+//!
+//! [`Cursor`]: super::Cursor
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use std::cell::UnsafeCell;
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::{Deref, DerefMut};
 
 const FREE: u32 = 0;
 const PENDING: u32 = 1;
@@ -22,7 +24,6 @@ const ABANDONED: u32 = 2;
 /// A task waits: the completion looks for wakers.
 const WATCHED: u32 = 4;
 const DONE: u32 = 8;
-const SPARE: u32 = 16;
 
 /// The sink of one request at a time.
 pub(super) struct Sink<R> {
@@ -39,16 +40,22 @@ pub(super) struct Sink<R> {
 // that accesses the report, and a report may move to another thread.
 unsafe impl<R: Send> Sync for Sink<R> {}
 
-/// A sink without a request. Its drop frees the sink.
-pub(crate) struct Spare<'a, R>(&'a Sink<R>);
-
 /// The sink of a request, as its future has it. Its drop abandons the request.
 pub(crate) struct Ticket<'a, R>(&'a Sink<R>);
 
+/// A published report, in its sink. Its drop drops the report, and frees the sink.
+pub(crate) struct Published<'a, R>(&'a Sink<R>);
+
+// SAFETY: moving it to another thread is sound: it is exclusive access to a report, which is Send,
+// and to the state, which is atomic.
+unsafe impl<R: Send> Send for Published<'_, R> {}
+// SAFETY: sharing it is sound: `&Published` gives `&R`, which is Sync.
+unsafe impl<R: Send + Sync> Sync for Published<'_, R> {}
+
 /// The rest of a completion's work when a sink was abandoned or is watched.
-pub(super) struct Noticed<R> {
+pub(super) struct Noticed<'a, R> {
     /// The report, if nobody wants it.
-    pub(super) given_up: Option<R>,
+    pub(super) given_up: Option<Published<'a, R>>,
     pub(super) is_watched: bool,
 }
 
@@ -63,14 +70,20 @@ impl<R> Sink<R> {
         }
     }
 
-    /// Takes the sink if it is free. One thread at a time calls this.
-    pub(super) fn reserve(&self) -> Option<Spare<'_, R>> {
+    /// Begins a request if the sink is free.
+    ///
+    /// # Safety
+    ///
+    /// One thread at a time calls this.
+    #[inline]
+    pub(super) unsafe fn begin(&self) -> Option<Ticket<'_, R>> {
         // Acquire: the last access to the report comes before the next request's.
         if self.state.load(Ordering::Acquire) != FREE {
             return None;
         }
-        self.state.store(SPARE, Ordering::Relaxed);
-        Some(Spare(self))
+        // The state of the request's slot publishes this to the completion.
+        self.state.store(PENDING, Ordering::Relaxed);
+        Some(Ticket(self))
     }
 
     /// Publishes the report of the request, which `report` makes in its place. Returns none if
@@ -78,9 +91,9 @@ impl<R> Sink<R> {
     ///
     /// # Safety
     ///
-    /// A [`Spare`] of this sink began a request, and this is the request's only publication.
+    /// A request was begun, and this is its only publication.
     #[inline]
-    pub(super) unsafe fn publish(&self, report: impl FnOnce() -> R) -> Option<Noticed<R>> {
+    pub(super) unsafe fn publish(&self, report: impl FnOnce() -> R) -> Option<Noticed<'_, R>> {
         #[cfg(loom)]
         self.accessed.with_mut(|_| ());
         // SAFETY: the write requires that no other thread accesses the report: the request is
@@ -92,28 +105,10 @@ impl<R> Sink<R> {
     }
 
     #[cold]
-    fn notice(&self, before: u32) -> Noticed<R> {
-        // SAFETY: take requires a published report that this thread may access: it was published
-        // above, and the future has abandoned it.
-        let given_up = (before & ABANDONED != 0).then(|| unsafe { self.take() });
+    fn notice(&self, before: u32) -> Noticed<'_, R> {
+        // The report was published, and belongs to this thread if the future has abandoned it.
+        let given_up = if before & ABANDONED == 0 { None } else { Some(Published(self)) };
         Noticed { given_up, is_watched: before & WATCHED != 0 }
-    }
-
-    /// Moves the report out, and frees the sink.
-    ///
-    /// # Safety
-    ///
-    /// The state is `DONE`. The caller is the holder of the ticket, which it then forgets, or the
-    /// completion of an abandoned request.
-    #[inline]
-    unsafe fn take(&self) -> R {
-        #[cfg(loom)]
-        self.accessed.with_mut(|_| ());
-        // SAFETY: the read requires an initialised report that is moved out once: the state is
-        // `DONE`, and only this caller may access it (the contract of this function).
-        let report = unsafe { self.report.get().cast::<R>().read() };
-        self.state.store(FREE, Ordering::Release);
-        report
     }
 
     /// Asks the completion, if it is still to come, to look for wakers. Returns whether it will.
@@ -126,23 +121,6 @@ impl<R> Sink<R> {
 
     pub(super) fn is_abandoned(&self) -> bool {
         self.state.load(Ordering::Relaxed) & ABANDONED != 0
-    }
-}
-
-impl<'a, R> Spare<'a, R> {
-    /// Begins a request.
-    #[inline]
-    pub(super) fn begin(self) -> Ticket<'a, R> {
-        let sink = ManuallyDrop::new(self).0;
-        // The slot's state publishes this to the completion.
-        sink.state.store(PENDING, Ordering::Relaxed);
-        Ticket(sink)
-    }
-}
-
-impl<R> Drop for Spare<'_, R> {
-    fn drop(&mut self) {
-        self.0.state.store(FREE, Ordering::Release);
     }
 }
 
@@ -159,16 +137,14 @@ impl<'a, R> Ticket<'a, R> {
         self.0.state.load(Ordering::Acquire) == DONE
     }
 
-    /// Takes the report; abandons the request if it has not ended.
+    /// The report; abandons the request if it has not ended.
     #[inline]
-    pub(crate) fn take(self) -> Option<R> {
+    pub(crate) fn published(self) -> Option<Published<'a, R>> {
         if !self.is_done() {
             return None;
         }
-        let sink = ManuallyDrop::new(self).0;
-        // SAFETY: take requires the state `DONE`, which was just read, and a holder that forgets
-        // the ticket, which is not dropped.
-        Some(unsafe { sink.take() })
+        // The only ticket is the only claim to the report.
+        Some(Published(ManuallyDrop::new(self).0))
     }
 
     /// As [`Sink::watch`].
@@ -180,15 +156,13 @@ impl<'a, R> Ticket<'a, R> {
         self.0.state.load(Ordering::Relaxed) & WATCHED != 0
     }
 
-    /// Takes the request back.
+    /// Takes the request back, and frees the sink.
     ///
     /// # Safety
     ///
     /// No completion of the request will publish a report.
-    pub(crate) unsafe fn cancel(self) -> Spare<'a, R> {
-        let sink = ManuallyDrop::new(self).0;
-        sink.state.store(SPARE, Ordering::Relaxed);
-        Spare(sink)
+    pub(crate) unsafe fn cancel(self) {
+        ManuallyDrop::new(self).0.state.store(FREE, Ordering::Release);
     }
 }
 
@@ -196,11 +170,58 @@ impl<R> Drop for Ticket<'_, R> {
     fn drop(&mut self) {
         let before = self.0.state.fetch_or(ABANDONED, Ordering::AcqRel);
         if before == DONE {
-            // SAFETY: take requires the state `DONE`, which was just read, and the holder of a
-            // ticket that nobody uses again: it is being dropped. (The completion has come, so the
-            // bit that was added means nothing to it.)
-            drop(unsafe { self.0.take() });
+            // The completion has come, so the bit that was added means nothing to it.
+            drop(Published(self.0));
         }
+    }
+}
+
+impl<R> Published<'_, R> {
+    #[inline]
+    fn place(&self) -> *mut R {
+        #[cfg(loom)]
+        self.0.accessed.with_mut(|_| ());
+        self.0.report.get().cast()
+    }
+}
+
+impl<R> Deref for Published<'_, R> {
+    type Target = R;
+
+    #[inline]
+    fn deref(&self) -> &R {
+        // SAFETY: the reference requires an initialised report that no thread writes: the state is
+        // `DONE`, and this value is the only claim to the report, borrowed.
+        unsafe { &*self.place() }
+    }
+}
+
+impl<R> DerefMut for Published<'_, R> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut R {
+        // SAFETY: the reference requires an initialised report that nothing else accesses: the
+        // state is `DONE`, and this value is the only claim to the report, borrowed mutably.
+        unsafe { &mut *self.place() }
+    }
+}
+
+impl<R> Drop for Published<'_, R> {
+    #[inline]
+    fn drop(&mut self) {
+        struct Free<'a>(&'a AtomicU32);
+
+        impl Drop for Free<'_> {
+            fn drop(&mut self) {
+                self.0.store(FREE, Ordering::Release);
+            }
+        }
+
+        // Frees the sink even if the drop of the report panics.
+        let _free = Free(&self.0.state);
+        // SAFETY: drop_in_place requires an initialised report that nothing else accesses and that
+        // is dropped once: the state is `DONE`, and this value, the only claim to the report, ends
+        // here.
+        unsafe { self.place().drop_in_place() };
     }
 }
 

@@ -28,13 +28,13 @@ impl<R> Sinks<R> {
         sinks.get(usize::try_from(index).ok()? - FIRST * ((1 << step) - 1))
     }
 
-    /// All sinks, step by step.
-    pub(super) fn steps(&self) -> impl Iterator<Item = &[Sink<R>]> {
-        self.steps.iter().map_while(OnceLock::get).map(|sinks| &**sinks)
+    /// The sinks of a step, if it was made.
+    pub(super) fn step(&self, step: usize) -> Option<&[Sink<R>]> {
+        self.steps.get(step)?.get().map(|sinks| &**sinks)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Sink<R>> {
-        self.steps().flatten()
+        self.steps.iter().map_while(OnceLock::get).flatten()
     }
 
     /// Makes more sinks. Returns the number of all.
