@@ -25,6 +25,7 @@ use libc::{c_int, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr
 use nix::errno::Errno;
 
 use crate::poll::{PollEntry, poll};
+use crate::process::PerProcess;
 use crate::settings::Settings;
 use crate::socket::Socket;
 use crate::verbs::Libraries;
@@ -34,10 +35,11 @@ const MAX_BUFFERS: usize = 1024;
 
 /// The sockets of a process by their numbers, and the functions of `rsocket.h` on them.
 ///
-/// The functions return C's results: -1 on failure, with the reason in `errno`.
+/// The functions return C's results: -1 on failure, with the reason in `errno`. A forked child
+/// begins without sockets.
 #[derive(Debug, Default)]
 pub struct Descriptors {
-    sockets: RwLock<BTreeMap<c_int, Arc<Socket>>>,
+    sockets: PerProcess<RwLock<BTreeMap<c_int, Arc<Socket>>>>,
 }
 
 type Answer<T> = io::Result<T>;
@@ -71,11 +73,11 @@ impl Descriptors {
     /// No sockets.
     #[must_use]
     pub const fn new() -> Self {
-        Self { sockets: RwLock::new(BTreeMap::new()) }
+        Self { sockets: PerProcess::new() }
     }
 
     fn find(&self, number: c_int) -> Option<Arc<Socket>> {
-        self.sockets.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+        self.sockets.get().read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
     fn get(&self, number: c_int) -> Answer<Arc<Socket>> {
@@ -85,7 +87,7 @@ impl Descriptors {
     fn insert(&self, socket: Socket) -> c_int {
         let number = socket.number();
         // A number is a descriptor that the socket owns, so no other socket has it.
-        self.sockets.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(socket));
+        self.sockets.get().write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(socket));
         number
     }
 
@@ -165,7 +167,7 @@ impl Descriptors {
     /// `rclose`.
     pub fn rclose(&self, socket: c_int) -> c_int {
         // Removed first: the number may be given to another socket during the close.
-        let removed = self.sockets.write().unwrap_or_else(PoisonError::into_inner).remove(&socket);
+        let removed = self.sockets.get().write().unwrap_or_else(PoisonError::into_inner).remove(&socket);
         done(removed.ok_or_else(|| Errno::EBADF.into()).and_then(|socket| socket.close()))
     }
 
@@ -298,7 +300,7 @@ impl Descriptors {
         size(to.and_then(|to| unsafe { self.send(socket, &buffers, to, flags) }))
     }
 
-    /// `rsendmsg`.
+    /// `rsendmsg`. A stream ignores the name of the message.
     ///
     /// # Safety
     ///
@@ -313,6 +315,7 @@ impl Descriptors {
             // SAFETY: `destination` requires an address that is valid for its length, as a valid
             // message has.
             let to = unsafe { destination(message.msg_name.cast(), len) }?;
+            let to = if self.get(socket)?.is_stream() { None } else { to };
             // SAFETY: `send` requires valid buffers, by this function's condition.
             unsafe { self.send(socket, buffers, to, flags) }
         }))

@@ -165,6 +165,11 @@ impl Socket {
         Ok(datagram.send(&mut Source::new(buffers), Some(address), MsgFlags::from_bits_truncate(flags))?)
     }
 
+    /// Whether it is a stream socket.
+    pub(crate) fn is_stream(&self) -> bool {
+        matches!(self.0, Kind::Stream(_))
+    }
+
     fn send_source(&self, source: &mut Source<'_, '_>, flags: c_int) -> Result<usize, Errno> {
         let flags = MsgFlags::from_bits_truncate(flags);
         match &self.0 {

@@ -5,13 +5,15 @@ mod common;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
 use common::{datagram, errno, libraries};
-use libc::{EAGAIN, EBADF, ECONNREFUSED, EDESTADDRREQ, EISCONN, EMSGSIZE, ENOTCONN, EOPNOTSUPP};
+use libc::{EAGAIN, EBADF, ECONNREFUSED, EDESTADDRREQ, EIO, EISCONN, EMSGSIZE, ENOTCONN, EOPNOTSUPP};
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, POLLIN, POLLOUT};
-use rdma_rsocket::{PollEntry, Socket, poll};
+use rdma_rsocket::{Libraries, PollEntry, Socket, poll};
+use rdma_sys::{RdmaCm, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, rdma_cm_id};
 use rdma_test_support::{LIMIT, until};
 
 fn send(socket: &Socket, data: &[u8], to: SocketAddr) {
@@ -49,6 +51,19 @@ fn warm_up(from: &Socket, to: &Socket, address: SocketAddr) {
         assert_eq!(errno(receive(from, MSG_DONTWAIT)), EAGAIN);
         !is_udp
     });
+}
+
+/// As [`warm_up`], where datagrams may be lost meanwhile.
+fn find_again(from: &Socket, to: &Socket, address: SocketAddr) {
+    until("the new queue pair is found", || {
+        send(from, b"find", address);
+        thread::sleep(Duration::from_millis(1));
+        let is_udp = came_over_udp(to);
+        let has_come = receive(to, MSG_DONTWAIT).is_ok();
+        while receive(from, MSG_DONTWAIT).is_ok() {}
+        has_come && !is_udp
+    });
+    while receive(to, MSG_DONTWAIT).is_ok() {}
 }
 
 #[test]
@@ -170,4 +185,74 @@ fn a_socket_is_not_blocked_and_has_options() {
     assert_eq!(socket.option(libc::SOL_SOCKET, libc::SO_ERROR).expect("an option"), [0; 4]);
     socket.set_nonblocking(true).expect("a mode");
     assert_eq!(errno(receive(&socket, 0)), EAGAIN);
+}
+
+#[test]
+fn a_peer_that_takes_the_port_of_another_is_found() {
+    let [(client, _), (server, there)] = [(); 2].map(|()| datagram(false));
+    warm_up(&client, &server, there);
+    server.close().expect("a close");
+    let restarted = Socket::datagram(libraries(), false).expect("a socket");
+    restarted.bind(there).expect("the port of the first");
+    // It only receives, so nothing but a datagram over UDP makes it name its queue pair.
+    find_again(&client, &restarted, there);
+}
+
+#[test]
+fn a_new_queue_pair_is_seen_by_a_thread_that_sleeps() {
+    let [(client, here), (server, there)] = [(); 2].map(|()| datagram(false));
+    thread::scope(|scope| {
+        let receiver = scope.spawn(|| next(&client).0);
+        thread::sleep(Duration::from_millis(50));
+        // The client's thread sleeps, and its socket gets its queue pair by this thread.
+        send(&client, b"where I am", there);
+        assert_eq!(next(&server).0, b"where I am");
+        // The path is resolved meanwhile, so the answer does not come over UDP.
+        for _ in 0..100 {
+            assert_eq!(errno(receive(&server, MSG_DONTWAIT)), EAGAIN);
+            thread::sleep(Duration::from_millis(1));
+        }
+        send(&server, b"an answer", here);
+        assert_eq!(receiver.join().expect("the thread"), b"an answer");
+    });
+}
+
+/// The queue pairs that were made with [`observed`] libraries, as addresses.
+static PAIRS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// The software device's libraries. Queue pairs that are made with them are in [`PAIRS`].
+fn observed() -> Libraries {
+    unsafe extern "C" fn create(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> libc::c_int {
+        // SAFETY: the callee has the same contract as this function.
+        let result = unsafe { (rdma_soft::rdmacm().rdma_create_qp)(id, pd, init) };
+        // SAFETY: the read requires a valid id, which the callee does too.
+        PAIRS.lock().expect("no panic").push(unsafe { (*id).qp } as usize);
+        result
+    }
+    static VERBS: rdma_sys::Ibverbs = *rdma_soft::ibverbs();
+    static CM: RdmaCm = RdmaCm { rdma_create_qp: create, ..*rdma_soft::rdmacm() };
+    // SAFETY: `new` requires tables of one implementation: both are the software device's.
+    unsafe { Libraries::new(&VERBS, &CM) }
+}
+
+#[test]
+fn a_queue_pair_that_fails_is_replaced() {
+    let (client, here) = datagram(false);
+    let server = Socket::datagram(observed(), false).expect("a socket");
+    server.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+    let there = server.local_address().expect("an open socket").expect("an address");
+    warm_up(&client, &server, there);
+    warm_up(&server, &client, here);
+    // A young queue pair is not replaced at once.
+    thread::sleep(Duration::from_millis(1100));
+    let pair = *PAIRS.lock().expect("no panic").last().expect("a queue pair") as *mut ibv_qp;
+    let mut error = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
+    let mask = libc::c_int::try_from(ibv_qp_attr_mask::IBV_QP_STATE.0).expect("a small mask");
+    // SAFETY: ibv_modify_qp requires a live queue pair and attributes: the server has its queue
+    // pair until it polls again, and the attributes are a local.
+    assert_eq!(unsafe { (rdma_soft::ibverbs().ibv_modify_qp)(pair, &raw mut error, mask) }, 0);
+    assert_eq!(errno(receive(&server, 0)), EIO);
+    assert_eq!(PAIRS.lock().expect("no panic").len(), 2);
+    find_again(&client, &server, there);
+    find_again(&server, &client, here);
 }

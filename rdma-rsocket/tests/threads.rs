@@ -1,19 +1,19 @@
-//! Threads, signals and forked children that share a stream.
+//! Threads, signals and forked children that share a socket.
 
 #[allow(dead_code, reason = "the helpers for other tests")]
 mod common;
 
-use std::io::{Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use common::{listener, pair};
+use common::{errno, listener, pair};
 use libc::{EBADF, EINTR, POLLIN, POLLNVAL, c_int};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use rdma_rsocket::{PollEntry, Socket, poll};
+use rdma_rsocket::{Descriptors, PollEntry, Socket, poll};
 use rdma_test_support::until;
 
 /// A call on a shared socket, in a thread of its own.
@@ -137,4 +137,47 @@ fn a_child_leaves_the_sockets_of_its_parent_alone() {
     another.connect(address).expect("a connection");
     let (accepted, _) = listener.accept().expect("the connection");
     exchange(&another, &accepted);
+}
+
+#[test]
+fn a_child_has_sockets_of_its_own_whatever_threads_did() {
+    static SOCKETS: Descriptors = Descriptors::new();
+    let make = || SOCKETS.rsocket(common::libraries(), libc::AF_INET, libc::SOCK_DGRAM, 0);
+    let inherited = make();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // These threads hold the lock of the numbers most of the time.
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert_eq!(SOCKETS.rclose(make()), 0);
+                }
+            });
+        }
+        for _ in 0..30 {
+            assert!(in_child(|| {
+                let number = make();
+                SOCKETS.rclose(inherited) == -1 && number >= 0 && SOCKETS.rclose(number) == 0
+            }));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(SOCKETS.rclose(inherited), 0);
+}
+
+#[test]
+fn a_child_leaves_the_datagrams_of_its_parent_alone() {
+    let [(client, _), (server, there)] = [(); 2].map(|()| common::datagram(false));
+    let exchange = || {
+        let mut data = [0; 5];
+        client.send_to(&[IoSlice::new(b"hello")], there, 0).expect("a send");
+        server.receive_from(&mut [IoSliceMut::new(&mut data)], 0).expect("a datagram");
+        assert_eq!(&data, b"hello");
+    };
+    exchange();
+    assert!(in_child(|| {
+        let sent = client.send_to(&[IoSlice::new(b"child")], there, 0);
+        [sent.map(drop), server.close()].into_iter().all(|result| errno(result) == EBADF)
+    }));
+    exchange();
 }

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use libc::c_int;
 use nix::errno::Errno;
 use rdma_sys::{rdma_cm_event_type as Kind, rdma_port_space};
 
+use super::locals::Locals;
 use super::queue::LocalQueue;
 use crate::verbs::{Handle, Id};
 use crate::wait::Polled;
@@ -18,6 +20,9 @@ const MOST: usize = 1024;
 const MOST_ROUTES: usize = 16;
 /// Milliseconds of the resolution of an address or a route.
 const TIMEOUT: c_int = 2000;
+/// The least sends, and the least time, between two datagrams to a peer that go over UDP although
+/// its queue pair is known.
+const ASK_AFTER: (u32, Duration) = (16, Duration::from_secs(1));
 
 /// A peer.
 #[derive(Debug)]
@@ -28,6 +33,9 @@ pub(super) struct Destination {
     pub(super) target: Option<(Arc<Handle>, u32)>,
     route: Option<Route>,
     used: u64,
+    /// Sends since the peer has last named its queue pair, and when that was.
+    sends: u32,
+    heard: Instant,
 }
 
 /// A path that is being resolved.
@@ -53,41 +61,74 @@ impl Destinations {
         Some(known)
     }
 
-    /// Adds a peer. The one that was not used for the longest time is forgotten if there are too
-    /// many.
+    /// Path and queue pair of a peer for the next send. None if they are unknown, or if it is time
+    /// to ask for them again.
+    pub(super) fn target(&mut self, address: SocketAddr) -> Option<&(Arc<Handle>, u32)> {
+        let known = self.known.get_mut(&address)?;
+        known.sends += 1;
+        if known.sends % ASK_AFTER.0 == 0 && known.heard.elapsed() >= ASK_AFTER.1 {
+            known.sends = 0;
+            return None;
+        }
+        known.target.as_ref()
+    }
+
+    /// The peers of a local queue pair.
+    pub(super) fn of_queue(&self, queue: usize) -> Vec<SocketAddr> {
+        self.known.iter().filter(|(_, known)| known.queue == queue).map(|(address, _)| *address).collect()
+    }
+
+    /// Forgets the paths from a local queue pair.
+    pub(super) fn forget_paths(&mut self, queue: usize) {
+        let known = self.known.values_mut().filter(|known| known.queue == queue);
+        known.for_each(|known| (known.route, known.target) = (None, None));
+    }
+
+    /// Adds a peer. If there are too many, one without a path is forgotten, or the one that was not
+    /// used for the longest time.
     pub(super) fn add(&mut self, address: SocketAddr, queue: usize) {
         if self.known.len() >= MOST {
-            let oldest = self.known.iter().min_by_key(|(_, known)| known.used).map(|(address, _)| *address);
+            let oldest = self
+                .known
+                .iter()
+                .min_by_key(|(_, known)| (known.target.is_some(), known.used))
+                .map(|(address, _)| *address);
             oldest.and_then(|oldest| self.known.remove(&oldest));
         }
         self.clock += 1;
-        self.known.insert(address, Destination { queue, target: None, route: None, used: self.clock });
+        let (used, heard) = (self.clock, Instant::now());
+        self.known.insert(address, Destination { queue, target: None, route: None, used, sends: 0, heard });
     }
 
     /// Learns the queue pair of a peer, and begins to resolve the path to it if it is new.
     pub(super) fn learn(&mut self, address: SocketAddr, pair: u32, queue: &LocalQueue) -> Result<(), Errno> {
         let routes = self.known.values().filter(|known| known.route.is_some()).count();
         let Some(known) = self.known.get_mut(&address) else { return Ok(()) };
+        known.heard = Instant::now();
+        if known.target.as_ref().is_some_and(|(_, target)| *target != pair) {
+            // Another socket has the peer's port now.
+            known.target = None;
+        }
         if let Some(route) = &mut known.route {
             route.pair = pair;
-        } else if known.target.as_ref().is_none_or(|(_, target)| *target != pair) && routes < MOST_ROUTES {
+        } else if known.target.is_none() && routes < MOST_ROUTES {
             let mut id = Id::new(queue.id.libraries(), rdma_port_space::RDMA_PS_UDP)?;
             let mut source = queue.address;
             source.set_port(0);
             id.resolve_address(Some(source), address, TIMEOUT)?;
-            (known.route, known.target) = (Some(Route { id, pair }), None);
+            known.route = Some(Route { id, pair });
         }
         Ok(())
     }
 
     /// Processes events of the paths that are being resolved. Returns whether there were any.
-    pub(super) fn take_events(&mut self, queues: &[LocalQueue]) -> bool {
+    pub(super) fn take_events(&mut self, locals: &mut Locals<LocalQueue>) -> bool {
         let mut is_changed = false;
         for known in self.known.values_mut() {
             while let Some(route) = &mut known.route {
                 let result = match route.id.next_event() {
                     Ok(None) => break,
-                    Ok(Some(event)) => route.advance(event.kind, &queues[known.queue].id),
+                    Ok(Some(event)) => locals.get(known.queue).and_then(|queue| route.advance(event.kind, &queue.id)),
                     Err(errno) => Err(errno),
                 };
                 is_changed = true;

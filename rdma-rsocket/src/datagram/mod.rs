@@ -5,8 +5,12 @@
 //! socket process the packets of the UDP socket: a peer of a program that makes no call keeps
 //! sending over UDP, where the kernel holds what fits. Nothing is sent again: datagrams may be
 //! lost.
+//!
+//! A peer may end and another one take its port: now and then a datagram goes over UDP although the
+//! queue pair is known, and the answer names the queue pair that is there now.
 
 mod destinations;
+mod locals;
 mod queue;
 mod wire;
 
@@ -24,8 +28,9 @@ use nix::sys::socket::{
 use rdma_sys::{RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
 
 use self::destinations::Destinations;
+use self::locals::Locals;
 use self::queue::{BUFFER, LocalQueue, Received};
-use self::wire::{Operation, PACKET_HEADER_MOST, PacketHeader};
+use self::wire::{Operation, PACKET_HEADER_MOST, PacketHeader, plain};
 use crate::buffers::{Sink, Source};
 use crate::settings::{Effect, Settings};
 use crate::shared::{Shared, Wait, Waiting};
@@ -51,7 +56,7 @@ pub(crate) struct Endpoint {
     /// `None` once the socket is closed.
     udp: Option<UdpSocket>,
     destinations: Destinations,
-    queues: Vec<LocalQueue>,
+    locals: Locals<LocalQueue>,
     inbox: VecDeque<Message>,
     /// The peer of a connected socket.
     peer: Option<SocketAddr>,
@@ -98,7 +103,7 @@ impl Datagram {
             settings,
             udp: Some(udp),
             destinations: Destinations::default(),
-            queues: Vec::new(),
+            locals: Locals::default(),
             inbox: VecDeque::new(),
             peer: None,
             sends: 0,
@@ -114,7 +119,7 @@ impl Datagram {
 
     /// Chooses the peer for sends and receives.
     pub(crate) fn connect(&self, address: SocketAddr) -> Result<(), Errno> {
-        let mut endpoint = self.open()?;
+        let (mut endpoint, address) = (self.open()?, plain(address));
         endpoint.destination(address)?;
         endpoint.udp()?.connect(address).map_err(errno)?;
         endpoint.peer = Some(address);
@@ -146,11 +151,11 @@ impl Datagram {
     /// Waits until the device has sent what was posted, and ends the socket.
     pub(crate) fn close(&self) -> Result<(), Errno> {
         let deadline = Wait::Until(Instant::now() + LINGER);
-        let all_sent = |endpoint: &mut Endpoint| endpoint.queues.iter().all(LocalQueue::is_idle).then_some(Ok(()));
+        let all_sent = |endpoint: &mut Endpoint| endpoint.locals.iter().all(LocalQueue::is_idle).then_some(Ok(()));
         while self.until(deadline, all_sent) == Err(Errno::EINTR) {}
         let mut endpoint = self.open()?;
         let destinations = std::mem::take(&mut endpoint.destinations);
-        let ended = (endpoint.udp.take(), std::mem::take(&mut endpoint.queues), destinations);
+        let ended = (endpoint.udp.take(), std::mem::take(&mut endpoint.locals), destinations);
         endpoint.inbox.clear();
         endpoint.sleepers.wake();
         drop(endpoint);
@@ -170,7 +175,7 @@ impl Datagram {
 
     pub(crate) fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
         let mut endpoint = self.open()?;
-        let is_open = !endpoint.queues.is_empty();
+        let is_open = endpoint.locals.iter().next().is_some();
         let effect = endpoint.settings.set(level, name, value, is_open)?;
         let is_set = value.iter().any(|byte| *byte != 0);
         match effect {
@@ -199,18 +204,44 @@ impl Endpoint {
     /// The local queue for a destination, and what is known of it. Makes both if they are new.
     fn destination(&mut self, to: SocketAddr) -> Result<usize, Errno> {
         if let Some(known) = self.destinations.get(to) {
-            return Ok(known.queue);
+            let queue = known.queue;
+            return self.open_queue(queue).map(|_| queue);
         }
         let local = self.local_address_for(to)?;
-        let queue = match self.queues.iter().position(|queue| queue.address == local) {
-            Some(queue) => queue,
-            None => {
-                self.queues.push(LocalQueue::new(self.libraries, local, &self.settings)?);
-                self.queues.len() - 1
-            }
-        };
+        let queue = self.locals.number(local);
+        self.open_queue(queue)?;
         self.destinations.add(to, queue);
         Ok(queue)
+    }
+
+    /// Makes a queue if there is none and the last attempt was long ago. Returns whether it is new.
+    fn open_queue(&mut self, queue: usize) -> Result<bool, Errno> {
+        let Self { libraries, settings, .. } = self;
+        let is_new = self.locals.open(queue, |address| LocalQueue::new(*libraries, address, settings))?;
+        if is_new {
+            // Threads sleep on the descriptors that there were before.
+            self.sleepers.wake();
+        }
+        Ok(is_new)
+    }
+
+    /// Gives up a queue that has failed, with what lies in it. Peers learn that there is another.
+    fn fail_queue(&mut self, queue: usize, why: Errno) {
+        self.error = Some(why);
+        self.inbox.retain(|message| !matches!(message, Message::Slot(number, _) if *number == queue));
+        self.destinations.forget_paths(queue);
+        drop(self.locals.fail(queue, why));
+        self.reopen(queue);
+    }
+
+    /// Makes a queue anew, and tells its peers.
+    fn reopen(&mut self, queue: usize) {
+        if self.open_queue(queue) == Ok(true) {
+            for peer in self.destinations.of_queue(queue) {
+                // If the packet is lost, the peer asks.
+                let _lost = self.send_packet(queue, peer, Operation::Control, &[]);
+            }
+        }
     }
 
     /// The address from which the kernel would send to another one, with our port.
@@ -236,18 +267,18 @@ impl Endpoint {
         if let Some(errno) = self.error.take() {
             return Err(errno);
         }
-        let to = to.or(self.peer).ok_or(Errno::EDESTADDRREQ)?;
+        let to = to.map(plain).or(self.peer).ok_or(Errno::EDESTADDRREQ)?;
         let queue = self.destination(to)?;
         let is_known = |endpoint: &mut Self| endpoint.destinations.get(to).is_some_and(|known| known.target.is_some());
         self.sends = (self.sends + 1) % SENDS;
         if self.sends == 0 || !is_known(self) {
             self.take_events();
         }
-        if source.left() > self.queues[queue].largest() {
+        if source.left() > self.locals.get(queue)?.largest() {
             return Err(Errno::EMSGSIZE);
         }
-        match self.destinations.get(to).and_then(|known| known.target.as_ref()) {
-            Some((handle, pair)) => self.queues[queue].send(source, handle, *pair),
+        match self.destinations.target(to) {
+            Some((handle, pair)) => self.locals.get(queue)?.send(source, handle, *pair),
             None => {
                 let mut data = Vec::with_capacity(source.left());
                 source.take(source.left(), |bytes| {
@@ -260,8 +291,8 @@ impl Endpoint {
     }
 
     /// Sends a packet over UDP. It is lost if the kernel has no room for it.
-    fn send_packet(&self, queue: usize, to: SocketAddr, operation: Operation, data: &[u8]) -> Result<(), Errno> {
-        let queue = &self.queues[queue];
+    fn send_packet(&mut self, queue: usize, to: SocketAddr, operation: Operation, data: &[u8]) -> Result<(), Errno> {
+        let queue = self.locals.get(queue)?;
         let header = PacketHeader { operation, pair: queue.pair_number(), address: queue.address.ip() };
         match self.udp()?.send_to(&[&header.encode(), data].concat(), to) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(errno(error)),
@@ -273,7 +304,7 @@ impl Endpoint {
         let Some(message) = self.inbox.front() else { return Ok(None) };
         let (source, len, room) = (message.source(), message.len(), sink.left());
         match message {
-            Message::Slot(queue, received) => self.queues[*queue].read(received, sink)?,
+            Message::Slot(queue, received) => self.locals.get(*queue)?.read(received, sink)?,
             Message::Packet(_, data) => {
                 let mut rest = data.as_slice();
                 sink.fill(len, |bytes| {
@@ -293,7 +324,7 @@ impl Endpoint {
 
     fn drop_first(&mut self) -> Result<(), Errno> {
         match self.inbox.pop_front() {
-            Some(Message::Slot(queue, received)) => self.queues[queue].give_back(&received),
+            Some(Message::Slot(queue, received)) => self.locals.get(queue)?.give_back(&received),
             _ => Ok(()),
         }
     }
@@ -305,12 +336,12 @@ impl Endpoint {
 
     /// Processes a completion of a queue.
     fn complete(&mut self, index: usize, completion: Completion) -> Result<(), Errno> {
-        match self.queues[index].complete(completion)? {
+        match self.locals.get(index)?.complete(completion)? {
             Some(received) if self.accepts(received.source) => {
                 self.inbox.push_back(Message::Slot(index, received));
                 Ok(())
             }
-            Some(received) => self.queues[index].give_back(&received),
+            Some(received) => self.locals.get(index)?.give_back(&received),
             None => Ok(()),
         }
     }
@@ -330,7 +361,7 @@ impl Endpoint {
             }
             self.send_packet(queue, from, Operation::Control, &[])?;
         }
-        self.destinations.learn(from, header.pair, &self.queues[queue])
+        self.destinations.learn(from, header.pair, self.locals.get(queue)?)
     }
 
     /// Takes packets of the UDP socket. Returns whether there were any.
@@ -340,7 +371,7 @@ impl Endpoint {
             let Ok(received) = self.udp().map(|udp| udp.recv_from(&mut packet)) else { return count > 0 };
             match received {
                 // A packet that cannot be answered is lost.
-                Ok((len, from)) => drop(self.hear(&packet[..len], from)),
+                Ok((len, from)) => drop(self.hear(&packet[..len], plain(from))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return count > 0,
                 // The answer of a host whose port is closed.
                 Err(error) => self.error = Some(errno(error)),
@@ -365,16 +396,19 @@ impl Waiting for Endpoint {
 
     fn poll(&mut self) -> bool {
         let mut is_changed = false;
-        for index in 0..self.queues.len() {
-            for _ in 0..self.queues[index].depth() {
-                let result = match self.queues[index].queues().poll() {
+        for index in 0..self.locals.len() {
+            let depth = self.locals.get(index).map_or(0, |queue| queue.depth());
+            for _ in 0..depth {
+                let polled = self.locals.get(index).and_then(|queue| queue.queues().poll());
+                let result = match polled {
                     Ok(None) => break,
                     Ok(Some(completion)) => self.complete(index, completion),
                     Err(errno) => Err(errno),
                 };
                 is_changed = true;
                 if let Err(errno) = result {
-                    self.fail(errno);
+                    self.fail_queue(index, errno);
+                    break;
                 }
             }
         }
@@ -386,7 +420,7 @@ impl Waiting for Endpoint {
 
     fn take_events(&mut self) -> bool {
         let has_packets = self.take_packets();
-        let is_changed = self.destinations.take_events(&self.queues) || has_packets;
+        let is_changed = self.destinations.take_events(&mut self.locals) || has_packets;
         if is_changed {
             self.sleepers.wake();
         }
@@ -395,26 +429,33 @@ impl Waiting for Endpoint {
 
     fn arm(&mut self) -> Result<bool, Errno> {
         let mut is_new = false;
-        for queue in &mut self.queues {
-            is_new |= queue.queues().arm()?;
+        for index in 0..self.locals.len() {
+            match self.locals.get(index).map(|queue| queue.queues().arm()) {
+                Ok(Ok(is_late)) => is_new |= is_late,
+                Ok(Err(errno)) => {
+                    self.fail_queue(index, errno);
+                    is_new = true;
+                }
+                Err(_) => (),
+            }
         }
         Ok(is_new)
     }
 
     fn sources(&mut self) -> Vec<Polled> {
         let udp = self.udp.iter().map(|udp| Polled::readable(udp.as_raw_fd()));
-        let queues = self.queues.iter_mut().map(|queue| Polled::readable(queue.queues().fd()));
+        let queues = self.locals.iter_mut().map(|queue| Polled::readable(queue.queues().fd()));
         udp.chain(queues).chain(self.destinations.sources()).collect()
     }
 
     fn awake(&mut self, _probe: Option<Instant>) {
-        self.queues.iter_mut().for_each(|queue| queue.queues().take_events());
+        self.locals.iter_mut().for_each(|queue| queue.queues().take_events());
     }
 
     fn ready(&mut self, events: c_short) -> c_short {
         let flag = |flag: c_short, is_set: bool| if is_set { flag } else { 0 };
         let has_read = !self.inbox.is_empty() || self.error.is_some();
-        let has_room = self.queues.iter().all(LocalQueue::has_room);
+        let has_room = self.locals.iter().all(LocalQueue::has_room);
         let read = flag(libc::POLLIN | libc::POLLRDNORM, has_read);
         let write = flag(libc::POLLOUT | libc::POLLWRNORM, has_room);
         flag(libc::POLLERR, self.error.is_some()) | events & (read | write)

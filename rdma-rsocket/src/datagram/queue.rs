@@ -161,6 +161,7 @@ impl LocalQueue {
         let header = &mut header[..len.min(HEADER_MOST)];
         self.inbox.read(start, header).ok()?;
         let (source, skipped) = wire::decode_source(header)?;
+        let source = wire::in_scope_of(source, self.address);
         Some(Received { slot, source, offset: start + skipped, len: len - skipped })
     }
 

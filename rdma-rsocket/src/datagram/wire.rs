@@ -95,6 +95,30 @@ pub(super) fn decode_source(datagram: &[u8]) -> Option<(SocketAddr, usize)> {
     }
 }
 
+/// A sender's address in the scope of the local address that the datagram has come to: a header
+/// names no scope.
+pub(super) fn in_scope_of(source: SocketAddr, local: SocketAddr) -> SocketAddr {
+    match (source, local) {
+        (SocketAddr::V6(mut source), SocketAddr::V6(local)) if source.ip().is_unicast_link_local() => {
+            source.set_scope_id(local.scope_id());
+            source.into()
+        }
+        _ => source,
+    }
+}
+
+/// An address without what may differ between packets of one peer: the flow of IPv6, and the scope
+/// of an address that has none.
+pub(super) fn plain(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V4(_) => address,
+        SocketAddr::V6(v6) => {
+            let scope = if v6.ip().is_unicast_link_local() { v6.scope_id() } else { 0 };
+            SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope).into()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,5 +165,15 @@ mod tests {
         let header = PacketHeader { operation: Operation::Control, pair: 0x0001_0203, address: [10, 0, 0, 1].into() };
         assert_eq!(header.encode(), [0x55, 0x55, 0x55, 0x55, 4, 7, 16, 0, 0, 1, 2, 3, 10, 0, 0, 1]);
         assert_eq!(encode_source(([10, 0, 0, 1], 0x1234).into()), [4, 8, 0x12, 0x34, 10, 0, 0, 1]);
+    }
+
+    #[test]
+    fn only_addresses_of_a_link_have_a_scope() {
+        let v6 = |ip: &str, flow, scope| SocketAddrV6::new(ip.parse().unwrap(), 1, flow, scope).into();
+        let local = v6("fe80::2", 0, 7);
+        assert_eq!(in_scope_of(v6("fe80::1", 0, 0), local), v6("fe80::1", 0, 7));
+        assert_eq!(in_scope_of(v6("2001:db8::1", 0, 0), local), v6("2001:db8::1", 0, 0));
+        assert_eq!(plain(v6("fe80::1", 9, 7)), v6("fe80::1", 0, 7));
+        assert_eq!(plain(v6("2001:db8::1", 9, 7)), v6("2001:db8::1", 0, 0));
     }
 }
