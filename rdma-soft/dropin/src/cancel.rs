@@ -1,11 +1,10 @@
-//! The verbs that wait for an event are cancellation points, as in rdma-core, whose threads sleep in
-//! read(2): programs cancel their event threads at exit.
+//! The verbs that wait for an event are cancellation points, as in rdma-core, whose threads sleep
+//! in read(2): programs cancel their event threads at exit.
 //!
-//! `pthread_cancel` unwinds the thread's stack from a cancellation point outwards. Rust permits this
-//! through functions with the ABI `C-unwind` that have nothing to drop, and nowhere else. So the
-//! functions of this module, which have nothing to drop, call the cancellation points, and disable
-//! cancellation while other Rust code runs. Neither of these calls enters the kernel, except the
-//! read(2) itself.
+//! `pthread_cancel` unwinds the thread's stack from a cancellation point outwards. Rust permits
+//! this through functions with the ABI `C-unwind` that have nothing to drop, and nowhere else. So
+//! the functions of this module, which have nothing to drop, call the cancellation points, and
+//! disable cancellation while other Rust code runs. Of these calls, only read(2) enters the kernel.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
