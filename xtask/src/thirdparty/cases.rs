@@ -216,9 +216,11 @@ pub(super) static CASES: &[Case] = &[
     passes(Perftest, "ib_read_bw", ""),
     passes(Perftest, "ib_read_bw", "-a -e -n 100 -o 1"),
     // A survivor that only waits for a message need not notice: RC tells nothing to an idle
-    // receiver. `ibv_rc_pingpong -e` is one at times: of 20 servers whose client was killed, 17
-    // failed with `RETRY_EXC_ERR` or a flush, and 3 slept with a receive alone outstanding. The
-    // programs here have requests outstanding, or wait on their own TCP connection.
+    // receiver. The ping-pongs with `-e` are such survivors at times. Of the servers whose client
+    // was killed, these slept on, each with receives alone outstanding, and the others failed with
+    // an error completion: 8 of 40 of `ibv_rc_pingpong`, 3 of 15 of `ibv_srq_pingpong`, 4 of 20 of
+    // `ibv_srq_pingpong -q 1`. The programs here have requests outstanding, or wait on their own
+    // TCP connection.
     loses(Peer::Server, Perftest, "ib_write_bw", "-D 20"),
     loses(Peer::Client, Perftest, "ib_write_bw", "-D 20"),
     loses(Peer::Server, Perftest, "ib_read_bw", "-D 20"),
