@@ -39,7 +39,8 @@ pub struct Poller {
     next: *mut ibv_wc,
     left: u32,
     raw: *mut ibv_cq,
-    /// Fork generation that may fetch into the batch; `NEVER` while `source` is not `Device`.
+    /// Fork generation that may fetch into the batch; `NEVER` while `source` is not `Device`, and
+    /// so while entries are left.
     live_in: u32,
     source: Source,
     cached: Cached,
@@ -133,7 +134,8 @@ impl Poller {
     /// }
     /// # Ok(()) }
     /// ```
-    #[inline]
+    // Always inlined, so that the completion stays in registers: its fields are one word each.
+    #[inline(always)]
     pub fn poll(&mut self) -> Result<Option<Completion<'_>>> {
         Ok(self.advance()?.map(|found| self.completion(found)))
     }
@@ -153,18 +155,31 @@ impl Poller {
         Completion::new(unsafe { &*wc }, token, info, &mut self.held)
     }
 
+    /// The next completion, if there is one. The way of a request with at most one segment has no
+    /// loop, so that the compiler keeps what it finds in registers.
     #[inline(always)]
     pub(super) fn advance(&mut self) -> Result<Option<Found>> {
         self.held.give_up();
+        let Some(wc) = self.next()? else { return Ok(None) };
+        let grabbed = self.grab(wc);
+        let Some((token, info)) = grabbed.and_then(|grabbed| self.take(grabbed)) else {
+            return self.advance_other(wc, grabbed);
+        };
+        Ok(Some(Found { wc, token, info }))
+    }
+
+    /// Goes on from an entry whose request [`take`](Self::take) left, if there is one.
+    #[cold]
+    fn advance_other(&mut self, mut wc: *const ibv_wc, mut grabbed: Option<Grabbed>) -> Result<Option<Found>> {
         loop {
-            let wc = if self.left != 0 {
-                self.next_of_batch()
-            } else {
-                let Some(wc) = self.fetch()? else { return Ok(None) };
-                wc
-            };
-            if let Some(found) = self.take(wc) {
-                return Ok(Some(found));
+            if let Some((token, info)) = self.take_other(grabbed, wc) {
+                return Ok(Some(Found { wc, token, info }));
+            }
+            let Some(next) = self.next()? else { return Ok(None) };
+            wc = next;
+            grabbed = self.grab(wc);
+            if let Some((token, info)) = grabbed.and_then(|grabbed| self.take(grabbed)) {
+                return Ok(Some(Found { wc, token, info }));
             }
         }
     }
@@ -178,26 +193,27 @@ impl Poller {
         wc
     }
 
-    /// Routes an entry of the batch to its request. Nothing is held when this is called. Returns
-    /// none if the entry is stale or belongs to a scope or a future.
+    /// Claims the slot of an entry's request; none if the entry is stale.
     #[inline(always)]
-    fn take(&mut self, wc: *const ibv_wc) -> Option<Found> {
+    fn grab(&mut self, wc: *const ibv_wc) -> Option<Grabbed> {
         // SAFETY: the read requires an initialised entry that no thread writes: `wc` is an entry of
         // the batch that was fetched (F1).
-        let wr_id = unsafe { (*wc).wr_id };
-        let Some(grabbed) = ring::grab(wr_id, &mut self.cached) else {
-            self.count_stale(wr_id);
-            return None;
-        };
+        ring::grab(unsafe { (*wc).wr_id }, &mut self.cached)
+    }
+
+    /// Takes over a request with at most one segment and nothing else; leaves any other. Nothing is
+    /// held when this is called.
+    #[inline(always)]
+    fn take(&mut self, grabbed: Grabbed) -> Option<(u64, Info)> {
         let (token, info) = grabbed.read();
         if info.is_single() {
             self.held.set(grabbed.into_single());
         } else if info.is_empty() {
             grabbed.release();
-        } else if !self.take_other(grabbed, wc) {
+        } else {
             return None;
         }
-        Some(Found { wc, token, info })
+        Some((token, info))
     }
 
     /// Handles a request with a keep-alive and at most one segment. The keep-alive is dropped now,
@@ -217,23 +233,28 @@ impl Poller {
         drop(keep_alive);
     }
 
-    #[cold]
-    fn take_other(&mut self, grabbed: Grabbed, wc: *const ibv_wc) -> bool {
+    /// Routes any other entry to its request. Returns none if the entry is stale or belongs to a
+    /// scope or a future.
+    fn take_other(&mut self, grabbed: Option<Grabbed>, wc: *const ibv_wc) -> Option<(u64, Info)> {
         // SAFETY: the read requires an initialised entry that no thread writes: `wc` is an entry of
         // the batch that was fetched (F1).
         let wc = unsafe { &*wc };
-        let (_, info) = grabbed.read();
+        let Some(grabbed) = grabbed else {
+            self.count_stale(wc.wr_id);
+            return None;
+        };
+        let (token, info) = grabbed.read();
         if info.without_keep_alive().is_at_most_single() {
             self.take_keeping(grabbed, info);
-            return true;
+            return Some((token, info));
         }
         let claimed = ring::claimed(grabbed, wc.wr_id, &self.cached);
         if claimed.has_sink() {
             claimed.finish(wc);
-            return false;
+            return None;
         }
         self.held.set_request(claimed);
-        true
+        Some((token, info))
     }
 
     /// Counts a completion that names no request in flight, unless the completion was shared:
@@ -250,11 +271,12 @@ impl Poller {
         }
     }
 
-    /// Fetches completions and returns the first. Called when no entry is left.
+    /// Returns the next entry of the batch, or fetches completions and returns the first.
     #[inline(always)]
-    fn fetch(&mut self) -> Result<Option<*const ibv_wc>> {
+    fn next(&mut self) -> Result<Option<*const ibv_wc>> {
+        // While entries are left, `live_in` is `NEVER`.
         if self.live_in != fork::generation() || !self.cq.sharing.crowd.is_quiet() {
-            return self.fetch_shared();
+            return if self.left != 0 { Ok(Some(self.next_of_batch())) } else { self.fetch_shared() };
         }
         // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
         // `ENTRIES` entries that no thread accesses: `self` keeps the queue, the generation was
