@@ -1,6 +1,6 @@
 #!/bin/bash
-# cases: the services `kv`, `rpc` and `file_copy`, as an operator runs them. `list DEVICE` prints the
-# cases, `run CASE` runs one.
+# cases: the services `kv`, `rpc` and `file_copy`, as an operator runs them. `list DEVICE` prints
+# the cases, `run CASE` runs one.
 set -u
 
 list() {

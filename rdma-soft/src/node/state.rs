@@ -276,8 +276,8 @@ impl State {
         self.run_timers();
     }
 
-    /// Does the work of the agent's turn. If it wakes a thread, that thread's next request may carry
-    /// acknowledgements. True if more is left to do.
+    /// Does the work of the agent's turn. If it wakes a thread, that thread's next request may
+    /// carry acknowledgements. True if more is left to do.
     pub(super) fn work_for_agent(&mut self) -> bool {
         let more = self.turn(true);
         if self.wakers.as_ref().is_some_and(|wakers| !wakers.is_empty()) {
