@@ -54,12 +54,12 @@ struct Entry<T> {
     value: T,
 }
 
-impl<T: Default> PerProcess<T> {
+impl<T: Default + Send> PerProcess<T> {
     pub(crate) const fn new() -> Self {
         Self { entry: AtomicPtr::new(ptr::null_mut()), _owned: PhantomData }
     }
 
-    /// The calling process's value.
+    /// The calling process's value. Any thread may make it, and another drop it.
     pub(crate) fn get(&self) -> &T {
         let owner = Owner::current();
         let mut seen = self.entry.load(Ordering::Acquire);
@@ -96,13 +96,13 @@ impl<T> Drop for PerProcess<T> {
     }
 }
 
-impl<T: Default> Default for PerProcess<T> {
+impl<T: Default + Send> Default for PerProcess<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T: Default + fmt::Debug> fmt::Debug for PerProcess<T> {
+impl<T: Default + Send + fmt::Debug> fmt::Debug for PerProcess<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.get().fmt(f)
     }

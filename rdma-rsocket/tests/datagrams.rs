@@ -60,7 +60,6 @@ fn find_again(from: &Socket, to: &Socket, address: SocketAddr) {
         thread::sleep(Duration::from_millis(1));
         let is_udp = came_over_udp(to);
         let has_come = receive(to, MSG_DONTWAIT).is_ok();
-        while receive(from, MSG_DONTWAIT).is_ok() {}
         has_come && !is_udp
     });
     while receive(to, MSG_DONTWAIT).is_ok() {}

@@ -20,9 +20,8 @@ const MOST: usize = 1024;
 const MOST_ROUTES: usize = 16;
 /// Milliseconds of the resolution of an address or a route.
 const TIMEOUT: c_int = 2000;
-/// The least sends, and the least time, between two datagrams to a peer that go over UDP although
-/// its queue pair is known.
-const ASK_AFTER: (u32, Duration) = (16, Duration::from_secs(1));
+/// How long datagrams go to the queue pair that a peer has named before one goes over UDP again.
+const ASK_AFTER: Duration = Duration::from_secs(1);
 
 /// A peer.
 #[derive(Debug)]
@@ -33,9 +32,10 @@ pub(super) struct Destination {
     pub(super) target: Option<(Arc<Handle>, u32)>,
     route: Option<Route>,
     used: u64,
-    /// Sends since the peer has last named its queue pair, and when that was.
-    sends: u32,
+    /// When the peer last named its queue pair, or was last asked to.
     heard: Instant,
+    /// The peer was asked, and has not answered.
+    is_asked: bool,
 }
 
 /// A path that is being resolved.
@@ -65,12 +65,16 @@ impl Destinations {
     /// to ask for them again.
     pub(super) fn target(&mut self, address: SocketAddr) -> Option<&(Arc<Handle>, u32)> {
         let known = self.known.get_mut(&address)?;
-        known.sends += 1;
-        if known.sends % ASK_AFTER.0 == 0 && known.heard.elapsed() >= ASK_AFTER.1 {
-            known.sends = 0;
+        if known.heard.elapsed() >= ASK_AFTER {
+            (known.heard, known.is_asked) = (Instant::now(), true);
             return None;
         }
         known.target.as_ref()
+    }
+
+    /// Whether an answer of the peer is awaited: it is unknown, or was asked.
+    pub(super) fn is_asked(&self, address: SocketAddr) -> bool {
+        self.known.get(&address).is_none_or(|known| known.target.is_none() || known.is_asked)
     }
 
     /// The peers of a local queue pair.
@@ -97,14 +101,15 @@ impl Destinations {
         }
         self.clock += 1;
         let (used, heard) = (self.clock, Instant::now());
-        self.known.insert(address, Destination { queue, target: None, route: None, used, sends: 0, heard });
+        let added = Destination { queue, target: None, route: None, used, heard, is_asked: false };
+        self.known.insert(address, added);
     }
 
     /// Learns the queue pair of a peer, and begins to resolve the path to it if it is new.
     pub(super) fn learn(&mut self, address: SocketAddr, pair: u32, queue: &LocalQueue) -> Result<(), Errno> {
         let routes = self.known.values().filter(|known| known.route.is_some()).count();
         let Some(known) = self.known.get_mut(&address) else { return Ok(()) };
-        known.heard = Instant::now();
+        (known.heard, known.is_asked) = (Instant::now(), false);
         if known.target.as_ref().is_some_and(|(_, target)| *target != pair) {
             // Another socket has the peer's port now.
             known.target = None;

@@ -269,9 +269,8 @@ impl Endpoint {
         }
         let to = to.map(plain).or(self.peer).ok_or(Errno::EDESTADDRREQ)?;
         let queue = self.destination(to)?;
-        let is_known = |endpoint: &mut Self| endpoint.destinations.get(to).is_some_and(|known| known.target.is_some());
         self.sends = (self.sends + 1) % SENDS;
-        if self.sends == 0 || !is_known(self) {
+        if self.sends == 0 || self.destinations.is_asked(to) {
             self.take_events();
         }
         if source.left() > self.locals.get(queue)?.largest() {

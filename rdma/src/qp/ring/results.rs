@@ -2,7 +2,7 @@
 //!
 //! A slot of the ring is reused in order, so a result that waits for a slow future must not stay in
 //! it. Whoever fetches the completion of such a request frees the slot and puts the report into the
-//! request's [sink](self::sink), whose number is the token in the slot. The future has the sink's
+//! request's [sink], whose number is the token in the slot. The future has the sink's
 //! [`Ticket`]. Neither takes the lock unless a task waits: the lock is for wakers.
 //!
 //! # Invariants
