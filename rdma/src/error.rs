@@ -94,6 +94,8 @@ operations! {
     InitQpAttr = "rdma_init_qp_attr",
     SetLocalEce = "rdma_set_local_ece",
     GetRemoteEce = "rdma_get_remote_ece",
+    ConnectTcp = "connect by TCP",
+    ListenTcp = "listen on TCP",
 }
 
 impl fmt::Display for Operation {
@@ -313,6 +315,9 @@ impl Error {
             }
             (Operation::RegisterMr, ErrorKind::Os) if self.errno() == Some(libc::EFAULT) => {
                 "the memory is not mapped, or not writable"
+            }
+            (Operation::ConnectTcp | Operation::ListenTcp, ErrorKind::NotSupported) => {
+                "iWARP connects by the connection manager only"
             }
             (Operation::RegisterDmaBuf, ErrorKind::NotSupported) => {
                 "the device cannot import dma-bufs (soft0, rxe and siw cannot), or Linux is older than 5.12"

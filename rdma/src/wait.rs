@@ -1,10 +1,14 @@
 //! Waits on file descriptors with a deadline, and lends descriptors to callers.
 
 use std::io;
+#[cfg(feature = "net")]
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "net")]
+use crate::cm::RawAddr;
 use crate::error::{Error, Operation, Result};
 
 /// The time at which a wait ends without success; without one, the wait has no limit.
@@ -155,6 +159,77 @@ impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
+}
+
+/// An epoll that tells which of many sockets have become readable, writable or closed.
+#[cfg(feature = "net")]
+pub(crate) struct ReadySet {
+    epoll: OwnedFd,
+}
+
+#[cfg(feature = "net")]
+impl ReadySet {
+    /// Events that one [`take`](Self::take) returns.
+    const BATCH: usize = 64;
+
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: epoll_create1 has no memory-safety requirements.
+        Ok(Self { epoll: owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })? })
+    }
+
+    /// Adds a socket until it is closed. [`take`](Self::take) returns its token after each change.
+    pub(crate) fn add(&self, socket: BorrowedFd<'_>, token: u64) -> Result<()> {
+        #[allow(clippy::cast_sign_loss, reason = "flags")]
+        let events = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+        let mut event = libc::epoll_event { events, u64: token };
+        // SAFETY: epoll_ctl requires an event that lives during the call: a local variable. A bad
+        // descriptor is an error.
+        done(unsafe {
+            libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, socket.as_raw_fd(), &raw mut event)
+        })?;
+        Ok(())
+    }
+
+    /// The tokens of some sockets that have changed; none if no socket has.
+    pub(crate) fn take(&self) -> Result<Vec<u64>> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; Self::BATCH];
+        // SAFETY: epoll_wait requires room for the given number of events: the array.
+        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), Self::BATCH as i32, 0) };
+        let count = done(count).or_else(|error| error.or_nothing().map(Option::unwrap_or_default))?;
+        Ok(events.iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64).collect())
+    }
+}
+
+#[cfg(feature = "net")]
+impl AsFd for ReadySet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Starts to connect a non-blocking TCP socket; it becomes writable once it is connected, or has
+/// failed.
+#[cfg(feature = "net")]
+pub(crate) fn start_to_connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: socket has no memory-safety requirements.
+    let fd = unsafe { libc::socket(family, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: OwnedFd::from_raw_fd requires a descriptor with no other owner: `socket` has just
+    // created it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut address = RawAddr::new(to);
+    // SAFETY: connect requires an address of the given length, which lives during the call: a local
+    // variable, and the length of all of it.
+    let result = unsafe { libc::connect(fd, address.as_mut_ptr(), RawAddr::LEN) };
+    let error = io::Error::last_os_error();
+    if result < 0 && error.raw_os_error() != Some(libc::EINPROGRESS) {
+        return Err(error);
+    }
+    Ok(socket.into())
 }
 
 /// Takes ownership of the descriptor that a system call has just created.

@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use rdma::aio::block_on;
 use rdma::cm::{ConnOptions, blocking};
-use rdma::net::{Connection, Failure, FailureKind, ListenOptions, Listener, Node, NodeOptions, Violation};
+use rdma::net::{Connection, Exchange, Failure, FailureKind, ListenOptions, Listener, Node, NodeOptions, Violation};
 use rdma::op::Send;
-use rdma::{Context, Rc, RemoteAccess};
+use rdma::{Context, ErrorKind, Rc, RemoteAccess};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{address, any_port, available};
 use rdma_tests::{LIMIT, buffer, open};
+
+/// The role of a client that connects by an exchange over TCP.
+const BY_TCP: &str = "client by TCP";
 
 /// The open device, if it has a connection manager.
 fn device() -> Option<Context> {
@@ -57,7 +60,8 @@ fn echo(connection: Connection) -> Result<(), Failure> {
 /// it is told to end, or killed.
 fn client_process() {
     let mut channel = first();
-    let (node, driver) = node(&open().context, &options());
+    let exchange = if role().as_deref() == Some(BY_TCP) { Exchange::Tcp } else { Exchange::ConnectionManager };
+    let (node, driver) = node(&open().context, &options().exchange(exchange));
     let to: SocketAddr = channel.hear().parse().unwrap();
     let mut connection = block_on(node.connect(to)).unwrap();
     let mut rounds = 0;
@@ -82,25 +86,37 @@ fn client_process() {
 
 #[test]
 fn a_peer_killed_under_load_harms_no_other_connection() {
-    kill_one_of_two("a_peer_killed_under_load_harms_no_other_connection", &ListenOptions::new());
+    kill_one_of_two("a_peer_killed_under_load_harms_no_other_connection", &ListenOptions::new(), "client");
+}
+
+#[test]
+fn a_peer_killed_under_load_by_tcp_harms_no_other_connection() {
+    kill_one_of_two("a_peer_killed_under_load_by_tcp_harms_no_other_connection", &ListenOptions::new(), BY_TCP);
 }
 
 #[test]
 fn a_killed_peer_harms_no_other_connection_that_shares_receives() {
     let limits = ListenOptions::new().shared_receives(24);
-    kill_one_of_two("a_killed_peer_harms_no_other_connection_that_shares_receives", &limits);
+    kill_one_of_two("a_killed_peer_harms_no_other_connection_that_shares_receives", &limits, "client");
 }
 
 /// Serves two peers, of which one is killed.
-fn kill_one_of_two(test: &str, limits: &ListenOptions) {
+fn kill_one_of_two(test: &str, limits: &ListenOptions, peers: &str) {
     if role().is_some() {
         return client_process();
     }
     let Some(context) = device() else { return };
-    let (node, driver) = node(&context, &options().keep_alive(Duration::from_millis(200)));
+    let options = options().keep_alive(Duration::from_millis(200));
+    let is_by_tcp = peers == BY_TCP;
+    if is_by_tcp && !context.capabilities().manual_connect {
+        let failure = Node::new(&context, &options.exchange(Exchange::Tcp)).unwrap_err();
+        return assert_eq!(failure.kind(), ErrorKind::NotSupported, "{failure}");
+    }
+    let exchange = if is_by_tcp { Exchange::Tcp } else { Exchange::ConnectionManager };
+    let (node, driver) = node(&context, &options.exchange(exchange));
     let mut listener = node.listen(any_port(address(&context)), limits).unwrap();
     let mut start = || {
-        let mut peer = Peer::start(test, "client");
+        let mut peer = Peer::start(test, peers);
         peer.tell(&listener.local_addr().to_string());
         let connection = accept(&mut listener);
         assert_eq!(peer.hear(), "connected");

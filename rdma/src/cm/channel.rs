@@ -23,9 +23,21 @@ use crate::wait::EventDescriptor;
 pub struct IdKey(u64);
 
 impl IdKey {
-    pub(super) fn fresh() -> Self {
+    pub(crate) fn fresh() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The key as the token of a socket.
+    #[cfg(feature = "net")]
+    pub(crate) fn to_token(self) -> u64 {
+        self.0
+    }
+
+    /// The key of a [token](Self::to_token).
+    #[cfg(feature = "net")]
+    pub(crate) fn from_token(token: u64) -> Self {
+        Self(token)
     }
 }
 

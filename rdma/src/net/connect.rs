@@ -5,20 +5,33 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::connection::{Connection, Core, Link, Parts, Pool};
+use super::exchange::{Events, LinkEnd, bring_up, conn_options, init_options};
 use super::failure::Failure;
 use super::mailbox::Attempt;
 use super::node::{Route, Shared};
 use super::protocol::{Hello, Protocol};
 use super::receives::Stake;
-use crate::cm::{ConnOptions, EventKind};
+use super::tcp::{Kind, Sockets, offer, split_offer};
+use crate::cm::{Accepted, EventChannel, EventKind, IdKey};
 use crate::error::{Error, Failed};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, Rc};
 use crate::types::RemoteAccess;
 
 /// Connects to a listener.
 pub(super) async fn connect(shared: &Arc<Shared>, to: SocketAddr) -> Result<Connection, Failure> {
+    match &shared.events {
+        Events::Manager(events) => connect_by_manager(shared, events, to).await,
+        Events::Tcp(sockets) => connect_by_tcp(shared, sockets, to).await,
+    }
+}
+
+async fn connect_by_manager(
+    shared: &Arc<Shared>,
+    events: &EventChannel,
+    to: SocketAddr,
+) -> Result<Connection, Failure> {
     let timeout = shared.options.timeout;
-    let id = shared.events.create_id::<Rc>()?;
+    let id = events.create_id::<Rc>()?;
     let attempt = Attempt::new(shared, id.key())?;
     id.resolve_addr(None, to, timeout)?;
     attempt.wait(timeout * 2, |event| matches!(event, EventKind::AddrResolved).then_some(())).await?;
@@ -30,34 +43,70 @@ pub(super) async fn connect(shared: &Arc<Shared>, to: SocketAddr) -> Result<Conn
     let qp = prepare(shared, &mut pool, key, None, |qp, access| id.init(qp, access))?;
     let options = conn_options(shared, false);
     id.connect(&qp, &options)?;
-    let answer = attempt.wait(timeout, |event| match event {
+    let accepted = attempt.wait(timeout, accepted).await?;
+    let answer = Answer { key, id: id.key(), addresses: (id.local_addr(), to), pool, hello: &accepted.private_data };
+    answer.establish(shared, attempt, || {
+        let qp = id.establish(qp, &options).map_err(|failed| failed.error)?;
+        Ok(Link { end: LinkEnd::Manager(id), qp })
+    })
+}
+
+async fn connect_by_tcp(shared: &Arc<Shared>, sockets: &Arc<Sockets>, to: SocketAddr) -> Result<Connection, Failure> {
+    let (id, key) = (IdKey::fresh(), shared.new_key());
+    let attempt = Attempt::new(shared, id)?;
+    let mut pool = Pool::new(&shared.pd, &shared.options, false)?;
+    let qp = prepare(shared, &mut pool, key, None, |qp, access| qp.init(&init_options(shared, access)))?;
+    let request = offer(&qp.endpoint(), &shared.hello(false).to_bytes());
+    let end = sockets.connect(id, to, &request)?;
+    let accepted = attempt.wait(shared.options.timeout, accepted).await?;
+    let (peer, hello) = split_offer(&accepted.private_data).map_err(|refuse| Failure::refused(&refuse))?;
+    let answer = Answer { key, id, addresses: (end.local_addr, to), pool, hello };
+    answer.establish(shared, attempt, || {
+        let qp = bring_up(shared, qp, &peer)?;
+        end.send(Kind::Ready, &[])?;
+        Ok(Link { end: LinkEnd::Tcp(end), qp })
+    })
+}
+
+/// The answer of the peer that an event brings.
+fn accepted(event: EventKind) -> Option<Accepted> {
+    match event {
         EventKind::ConnectResponse(accepted) | EventKind::Established(accepted) => Some(accepted),
         _ => None,
-    });
-    let accepted = answer.await?;
-    let peer = Hello::from_bytes(&accepted.private_data).map_err(|refuse| Failure::refused(&refuse))?;
-    let agreed = shared.hello(false).agree(&peer);
-    let core = Core::new(
-        shared,
-        Parts {
-            key,
-            id: id.key(),
-            local_addr: id.local_addr(),
-            peer_addr: Some(to),
-            protocol: Protocol::new(agreed, shared.options.slots(false), Instant::now()),
-            pool,
-            ticket: None,
-            sharing: None,
-        },
-    );
-    shared.add(&core)?;
-    core.connect(|| {
-        let qp = id.establish(qp, &options).map_err(|failed| failed.error)?;
-        Ok(Link { id, qp })
-    })?;
-    let connection = Connection::new(&core);
-    attempt.hand_over(Route::Connection(Arc::clone(&core))).inspect_err(|failure| core.fail(failure.clone()))?;
-    Ok(connection)
+    }
+}
+
+/// A peer's answer, and this end's parts of the connection.
+struct Answer<'a> {
+    key: u32,
+    id: IdKey,
+    /// The local address and the peer's.
+    addresses: (Option<SocketAddr>, SocketAddr),
+    pool: Pool,
+    hello: &'a [u8],
+}
+
+impl Answer<'_> {
+    /// Brings the connection up with the link that `link` makes.
+    fn establish(
+        self,
+        shared: &Arc<Shared>,
+        attempt: Attempt<'_>,
+        link: impl FnOnce() -> Result<Link, Error>,
+    ) -> Result<Connection, Failure> {
+        let Self { key, id, addresses: (local_addr, peer_addr), pool, hello } = self;
+        let peer = Hello::from_bytes(hello).map_err(|refuse| Failure::refused(&refuse))?;
+        let agreed = shared.hello(false).agree(&peer);
+        let protocol = Protocol::new(agreed, shared.options.slots(false), Instant::now());
+        let peer_addr = Some(peer_addr);
+        let parts = Parts { key, id, local_addr, peer_addr, protocol, pool, ticket: None, sharing: None };
+        let core = Core::new(shared, parts);
+        shared.add(&core)?;
+        core.connect(link)?;
+        let connection = Connection::new(&core);
+        attempt.hand_over(Route::Connection(Arc::clone(&core))).inspect_err(|failure| core.fail(failure.clone()))?;
+        Ok(connection)
+    }
 }
 
 /// Creates a queue pair, and posts its first receives unless it shares receives.
@@ -84,10 +133,4 @@ pub(super) fn prepare(
         qp.post_recv(buffer, key.into()).map_err(|refused| refused.error())?;
     }
     Ok(qp)
-}
-
-/// The options of the connection manager at both ends.
-pub(super) fn conn_options(shared: &Shared, shares: bool) -> ConnOptions {
-    let hello = shared.hello(shares).to_bytes();
-    ConnOptions::new().private_data(&hello).rnr_retry_count(shared.options.rnr_retry_count)
 }

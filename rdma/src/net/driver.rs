@@ -8,12 +8,14 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use super::connection::{DRAINED, READ_BIT};
+use super::exchange::{Events, Request};
 use super::failure::{Failure, FailureKind};
 use super::node::{PoolUser, Route, Shared};
 use super::protocol::Violation;
 use super::receives::POOL_OPERATION;
+use super::tcp;
 use crate::aio::{Readiness, Strategy};
-use crate::cm::{Event, EventKind};
+use crate::cm::{EventKind, IdKey};
 use crate::cq::{Completion, Poller};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::op::Opcode;
@@ -63,9 +65,7 @@ impl Driver {
         self.turns = self.turns.wrapping_add(1);
         if self.has_events || self.turns % EVENT_TURNS == 0 {
             self.has_events = false;
-            while let Some(event) = self.shared.events.try_next_event()? {
-                self.handle_event(event)?;
-            }
+            self.handle_events()?;
         }
         self.shared.handle_timeouts(Instant::now());
         self.shared.remove_ended();
@@ -101,10 +101,38 @@ impl Driver {
         Ok(true)
     }
 
-    fn handle_event(&mut self, event: Event) -> Result<()> {
-        match (self.shared.route(event.id), event.kind) {
+    /// Handles the events of the connection manager, or of the exchange over TCP.
+    fn handle_events(&mut self) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let sockets = match &shared.events {
+            Events::Tcp(sockets) => sockets,
+            Events::Manager(events) => {
+                while let Some(event) = events.try_next_event()? {
+                    self.handle_event(event.id, event.kind)?;
+                }
+                return Ok(());
+            }
+        };
+        for event in sockets.take_events(Instant::now())? {
+            match event {
+                tcp::Event::Kind(id, kind) => self.handle_event(id, kind)?,
+                tcp::Event::Request(listener, request) => {
+                    if let Some(Route::Listener(requests)) = shared.route(listener) {
+                        requests.push(Request::Tcp(request));
+                    }
+                }
+            }
+        }
+        sockets.next_deadline().into_iter().for_each(|deadline| shared.note_deadline(deadline));
+        Ok(())
+    }
+
+    fn handle_event(&mut self, id: IdKey, kind: EventKind) -> Result<()> {
+        match (self.shared.route(id), kind) {
             (Some(Route::Mailbox(mailbox)), kind) => mailbox.push(kind),
-            (Some(Route::Listener(requests)), EventKind::ConnectRequest(request)) => requests.push(request),
+            (Some(Route::Listener(requests)), EventKind::ConnectRequest(request)) => {
+                requests.push(Request::Manager(request));
+            }
             (Some(Route::Listener(requests)), EventKind::DeviceRemoval) => requests.fail(no_device()),
             (
                 Some(Route::Connection(core)),

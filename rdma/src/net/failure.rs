@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::protocol::{Refuse, RefuseCode, Violation};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::types::WcError;
 
 /// The reason why a connection, or an attempt to connect, has failed.
@@ -101,7 +101,8 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::with_error(FailureKind::Local, error)
+        let is_gone = error.kind() == ErrorKind::Disconnected;
+        Self::with_error(if is_gone { FailureKind::PeerGone } else { FailureKind::Local }, error)
     }
 }
 

@@ -9,24 +9,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use super::connect::{conn_options, prepare};
-use super::connection::{Connection, Core, Link, Parts, Pool};
+use super::connect::prepare;
+use super::connection::{Connection, Core, Parts, Pool};
+use super::exchange::{Listening, Request};
 use super::failure::Failure;
 use super::mailbox::Attempt;
 use super::node::{Handle, Route};
 use super::options::ListenOptions;
 use super::protocol::{Hello, Protocol, Refuse, RefuseCode};
 use super::receives::{ReceivePool, Stake};
-use crate::cm::{ConnectRequest, EventKind, Id};
+use crate::cm::EventKind;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::qp::Rc;
 
 /// Waits for peers that connect.
 ///
 /// Dropping the listener refuses the requests that wait; its connections stay.
 pub struct Listener {
     handle: Arc<Handle>,
-    id: Id<Rc>,
+    listening: Listening,
     local_addr: SocketAddr,
     requests: Arc<Requests>,
 }
@@ -34,16 +34,14 @@ pub struct Listener {
 /// Listens at an address.
 pub(super) fn listen(handle: &Arc<Handle>, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
     let shared = &handle.shared;
-    let id = shared.events.create_id::<Rc>()?;
-    id.bind_addr(at)?;
     let live = Arc::new(AtomicUsize::new(0));
     let pool = options.shared_receives.map(|count| shared.new_pool(count)).transpose()?;
     let requests = Arc::new(Requests { options: options.clone(), live, pool, state: Mutex::default() });
     let unknown = Error::new(Operation::Listen, ErrorKind::Unknown);
-    shared.set_route(id.key(), Route::Listener(Arc::clone(&requests))).map_err(|_| unknown)?;
-    let mut listener = Listener { handle: Arc::clone(handle), local_addr: at, id, requests };
-    listener.id.listen(u32::try_from(options.backlog).unwrap_or(u32::MAX))?;
-    listener.local_addr = listener.id.local_addr().ok_or(unknown)?;
+    let route = |key| shared.set_route(key, Route::Listener(Arc::clone(&requests))).map_err(|_| unknown);
+    let listening = shared.events.listen(shared, at, options.backlog, route)?;
+    let mut listener = Listener { handle: Arc::clone(handle), local_addr: at, listening, requests };
+    listener.local_addr = listener.listening.local_addr().ok_or(unknown)?;
     Ok(listener)
 }
 
@@ -87,7 +85,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.handle.shared.remove_route(self.id.key());
+        self.handle.shared.remove_route(self.listening.key());
     }
 }
 
@@ -115,7 +113,7 @@ struct State {
 
 /// A request with a valid HELLO.
 struct Pending {
-    request: ConnectRequest<Rc>,
+    request: Request,
     hello: Hello,
     ticket: Ticket,
     stake: Option<Stake>,
@@ -137,7 +135,7 @@ impl Requests {
     }
 
     /// Adds a peer's request, or refuses it.
-    pub(super) fn push(&self, request: ConnectRequest<Rc>) {
+    pub(super) fn push(&self, request: Request) {
         let waker = match self.check(&request) {
             Ok((hello, ticket, stake)) => {
                 let mut state = self.lock();
@@ -149,8 +147,8 @@ impl Requests {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    fn check(&self, request: &ConnectRequest<Rc>) -> Result<(Hello, Ticket, Option<Stake>), Refuse> {
-        let hello = Hello::from_bytes(request.private_data())?;
+    fn check(&self, request: &Request) -> Result<(Hello, Ticket, Option<Stake>), Refuse> {
+        let hello = Hello::from_bytes(request.hello())?;
         if self.lock().queue.len() >= self.options.backlog {
             return Err(Refuse::new(RefuseCode::Busy, "too many requests wait"));
         }
@@ -175,9 +173,9 @@ impl Requests {
 }
 
 /// Refuses a request with a reason.
-fn reject(request: ConnectRequest<Rc>, refuse: &Refuse) {
+fn reject(request: Request, refuse: &Refuse) {
     let peer = request.peer_addr();
-    let rejected = request.reject(&refuse.to_bytes());
+    let rejected = request.reject(refuse);
     tracing::debug!(?peer, code = ?refuse.code, ?rejected, "a request to connect was refused");
 }
 
@@ -214,7 +212,7 @@ impl Incoming {
         let attempt = Attempt::new(shared, request.key())?;
         let key = shared.new_key();
         let prepared = Pool::new(&shared.pd, &shared.options, shares).and_then(|mut pool| {
-            let qp = prepare(shared, &mut pool, key, stake.as_ref(), |qp, access| request.init(qp, access))?;
+            let qp = prepare(shared, &mut pool, key, stake.as_ref(), |qp, access| request.init(shared, qp, access))?;
             Ok((qp, pool))
         });
         let (qp, pool) = match prepared {
@@ -238,10 +236,7 @@ impl Incoming {
         let core = Core::new(shared, parts);
         shared.add(&core)?;
         let connection = Connection::new(&core);
-        core.connect(|| {
-            let (id, qp) = request.accept(qp, &conn_options(shared, shares)).map_err(|failed| failed.error)?;
-            Ok(Link { id, qp })
-        })?;
+        core.connect(|| request.accept(shared, qp, shares))?;
         let established = |event| matches!(event, EventKind::Established(_)).then_some(());
         let established = attempt.wait(shared.options.timeout, established).await;
         established

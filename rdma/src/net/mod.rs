@@ -73,6 +73,7 @@
 mod connect;
 mod connection;
 mod driver;
+mod exchange;
 mod failure;
 mod listener;
 mod mailbox;
@@ -81,6 +82,7 @@ mod options;
 pub(crate) mod protocol;
 mod receives;
 mod stream;
+mod tcp;
 mod waiters;
 
 #[cfg(test)]
@@ -91,6 +93,6 @@ pub use driver::Driver;
 pub use failure::{Failure, FailureKind};
 pub use listener::{Incoming, Listener};
 pub use node::Node;
-pub use options::{ListenOptions, NodeOptions};
+pub use options::{Exchange, ListenOptions, NodeOptions};
 pub use protocol::{RefuseCode, Violation};
 pub use stream::Stream;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::connection::{Connection, Core, Draining};
 use super::driver::Driver;
+use super::exchange::Events;
 use super::failure::{Failure, FailureKind};
 use super::listener::{Listener, Requests};
 use super::mailbox::Mailbox;
@@ -16,7 +17,7 @@ use super::options::{ListenOptions, NodeOptions};
 use super::protocol::Hello;
 use super::receives::ReceivePool;
 use super::{connect, listener};
-use crate::cm::{EventChannel, IdKey};
+use crate::cm::IdKey;
 use crate::context::Context;
 use crate::cq::{CompletionChannel, CompletionQueue};
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -49,7 +50,7 @@ pub(super) struct Shared {
     pub(super) pd: ProtectionDomain,
     pub(super) cq: CompletionQueue,
     pub(super) channel: CompletionChannel,
-    pub(super) events: EventChannel,
+    pub(super) events: Events,
     pub(super) watch: Watch,
     table: Mutex<Table>,
 }
@@ -95,7 +96,7 @@ impl Node {
     /// # Errors
     ///
     /// `InvalidInput` for options out of range; errors of the device, of its connection manager,
-    /// and of descriptors.
+    /// and of descriptors; `NotSupported` for an exchange over TCP on iWARP.
     pub fn new(context: &Context, options: &NodeOptions) -> Result<(Self, Driver)> {
         if let Err(reason) = options.hello(false, false).check() {
             tracing::debug!(reason, "options of a node are out of range");
@@ -104,7 +105,7 @@ impl Node {
         let channel = context.create_completion_channel()?;
         let entries = options.completions(context.device_attr().max_cqe());
         let cq = context.cq_builder(entries).channel(&channel).build()?;
-        let events = EventChannel::new(context)?;
+        let events = Events::new(context, options)?;
         let watch = Watch::new(&[channel.as_fd(), events.as_fd()])?;
         let table = Mutex::new(Table {
             cores: HashMap::new(),
@@ -320,6 +321,9 @@ impl Shared {
         };
         for core in cores {
             core.handle_timeout();
+        }
+        if let Events::Tcp(sockets) = &self.events {
+            sockets.handle_timeouts(now).into_iter().for_each(|deadline| self.note_deadline(deadline));
         }
         for mailbox in mailboxes {
             if let Some(deadline) = mailbox.handle_timeout(now) {

@@ -6,6 +6,7 @@ use super::connection::{MAX_OPERATIONS, MAX_READS};
 use super::protocol::{Agreed, Hello, RESERVE, receive_size};
 use super::receives::{INITIAL, buffer_size};
 use crate::aio::Strategy;
+use crate::qp::InitOptions;
 
 /// Longer times are this long: 100 years.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -15,6 +16,20 @@ const EAGER_LIMIT: usize = 64 << 10;
 
 /// Most data messages in flight on a connection that shares receives.
 const SHARING_SENDS: u32 = 4;
+
+/// The way in which the connections of a node are set up. Both ends must use the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Exchange {
+    /// The connection manager, on every transport.
+    #[default]
+    ConnectionManager,
+    /// An exchange of endpoints over TCP, for a device without a connection manager, and for
+    /// InfiniBand without IPoIB. Addresses are those of any network of the hosts. The TCP
+    /// connection stays open: an end notices by its end that the peer's process is gone. Not on
+    /// iWARP.
+    Tcp,
+}
 
 /// Options of a [`Node`](super::Node).
 ///
@@ -44,6 +59,8 @@ pub struct NodeOptions {
     pub(super) linger: Duration,
     pub(super) rnr_retry_count: u8,
     pub(super) strategy: Strategy,
+    pub(super) exchange: Exchange,
+    pub(super) init_options: InitOptions,
 }
 
 impl Default for NodeOptions {
@@ -59,6 +76,8 @@ impl Default for NodeOptions {
             linger: Duration::from_secs(1),
             rnr_retry_count: 6,
             strategy: Strategy::default(),
+            exchange: Exchange::default(),
+            init_options: InitOptions::new(),
         }
     }
 }
@@ -99,6 +118,11 @@ impl NodeOptions {
         /// When the driver sleeps: by default after 20 turns without a completion.
         /// [`BusyPoll`](Strategy::BusyPoll) has the lowest latency, and keeps a core busy.
         strategy(strategy: Strategy) = strategy;
+        /// The way in which connections are set up: by default by the connection manager.
+        exchange(exchange: Exchange) = exchange;
+        /// Port, GID index and P_Key of queue pairs that an exchange over TCP connects. The
+        /// connection manager takes them from the addresses.
+        init_options(options: InitOptions) = options;
     }
 
     /// Length of a buffer for a fragment, in bytes.
@@ -178,7 +202,8 @@ impl ListenOptions {
     }
 
     setters! {
-        /// How many requests may wait to be accepted. The listener refuses others as busy.
+        /// How many requests may wait to be accepted. The listener refuses others as busy. As many
+        /// peers may be connected by TCP without a request; the oldest is cut off for another.
         backlog(count: usize) = count;
         /// How many connections of the listener may exist. The listener refuses others as busy.
         max_connections(count: usize) = count;

@@ -21,6 +21,11 @@ fn options() -> NodeOptions {
     NodeOptions::new().window(4).payload(256).timeout(LONG).linger(LONG).rnr_retry_count(0).max_connections(8)
 }
 
+/// Options for each way to set up connections.
+fn by_each_exchange() -> [NodeOptions; 2] {
+    [Exchange::ConnectionManager, Exchange::Tcp].map(|exchange| options().exchange(exchange))
+}
+
 /// A node whose driver runs on a thread of its own, until the last handle is dropped.
 fn node(options: &NodeOptions) -> (Node, JoinHandle<crate::Result<()>>) {
     let (node, driver) = Node::new(&context(), options).unwrap();
@@ -107,21 +112,23 @@ fn bytes(len: usize) -> Vec<u8> {
 
 #[test]
 fn messages_of_all_lengths_come_back_whole() {
-    let mut world = World::new(&options());
-    let (mut client, server) = world.pair();
-    let server = thread::spawn(move || echo(server));
-    block_on(async {
-        for len in [0, 1, 239, 240, 241, 256, 257, 1000, 100_000, 1 << 20] {
-            client.send(bytes(len)).await.unwrap();
-            let answer = client.next().await.unwrap().expect("an answer");
-            assert!(answer[..] == bytes(len), "{len} bytes");
-        }
-        let long = client.send(bytes((1 << 20) + 1)).await.unwrap_err();
-        assert_eq!(long.kind(), FailureKind::TooLong);
-        assert_eq!(client.close(3).await, Ok(0));
-    });
-    server.join().unwrap().unwrap();
-    world.end();
+    for options in by_each_exchange() {
+        let mut world = World::new(&options);
+        let (mut client, server) = world.pair();
+        let server = thread::spawn(move || echo(server));
+        block_on(async {
+            for len in [0, 1, 239, 240, 241, 256, 257, 1000, 100_000, 1 << 20] {
+                client.send(bytes(len)).await.unwrap();
+                let answer = client.next().await.unwrap().expect("an answer");
+                assert!(answer[..] == bytes(len), "{len} bytes");
+            }
+            let long = client.send(bytes((1 << 20) + 1)).await.unwrap_err();
+            assert_eq!(long.kind(), FailureKind::TooLong);
+            assert_eq!(client.close(3).await, Ok(0));
+        });
+        server.join().unwrap().unwrap();
+        world.end();
+    }
 }
 
 #[test]
@@ -386,19 +393,21 @@ fn permits_send_without_waiting_and_keep_messages_whole() {
 
 #[test]
 fn the_reason_of_a_refusal_reaches_the_peer() {
-    let limits = ListenOptions::new().max_connections(1);
-    let mut world = World::with(&options(), &options(), &limits);
-    let (to, client) = (world.listener.local_addr(), world.client.clone());
-    let refused = thread::spawn(move || block_on(client.connect(to)).unwrap_err());
-    block_on(world.listener.accept()).unwrap().refuse("try another day");
-    let failure = refused.join().unwrap();
-    assert_eq!(failure.to_string(), "the peer refused the connection (Application): try another day");
+    for options in by_each_exchange() {
+        let limits = ListenOptions::new().max_connections(1);
+        let mut world = World::with(&options, &options, &limits);
+        let (to, client) = (world.listener.local_addr(), world.client.clone());
+        let refused = thread::spawn(move || block_on(client.connect(to)).unwrap_err());
+        block_on(world.listener.accept()).unwrap().refuse("try another day");
+        let failure = refused.join().unwrap();
+        assert_eq!(failure.to_string(), "the peer refused the connection (Application): try another day");
 
-    let connected = world.pair();
-    let busy = block_on(world.client.connect(to)).unwrap_err();
-    assert_eq!(busy.refuse_code(), Some(RefuseCode::Busy), "{busy}");
-    drop(connected);
-    world.end();
+        let connected = world.pair();
+        let busy = block_on(world.client.connect(to)).unwrap_err();
+        assert_eq!(busy.refuse_code(), Some(RefuseCode::Busy), "{busy}");
+        drop(connected);
+        world.end();
+    }
 }
 
 #[test]
@@ -442,13 +451,15 @@ fn both_ends_use_the_smaller_limits() {
 
 #[test]
 fn a_dropped_driver_fails_all_waits() {
-    let (node, driver) = Node::new(&context(), &options()).unwrap();
-    let mut listener = node.listen(any_port(), &ListenOptions::new()).unwrap();
-    let accepting = thread::spawn(move || block_on(listener.accept()).map(drop).unwrap_err());
-    drop(driver);
-    assert_eq!(accepting.join().unwrap().kind(), FailureKind::DriverGone);
-    let failure = block_on(node.connect("127.0.0.1:1".parse().unwrap())).unwrap_err();
-    assert_eq!(failure.kind(), FailureKind::DriverGone);
+    for options in by_each_exchange() {
+        let (node, driver) = Node::new(&context(), &options).unwrap();
+        let mut listener = node.listen(any_port(), &ListenOptions::new()).unwrap();
+        let accepting = thread::spawn(move || block_on(listener.accept()).map(drop).unwrap_err());
+        drop(driver);
+        assert_eq!(accepting.join().unwrap().kind(), FailureKind::DriverGone);
+        let failure = block_on(node.connect("127.0.0.1:1".parse().unwrap())).unwrap_err();
+        assert_eq!(failure.kind(), FailureKind::DriverGone);
+    }
 }
 
 #[test]
@@ -566,42 +577,44 @@ fn wait_for_receives(listener: &Listener, count: i64) {
 
 #[test]
 fn connections_of_a_listener_share_receives() {
-    const CLIENTS: usize = 8;
-    let options = options().max_connections(32);
-    // Just enough for all, and enough for windows that grow.
-    for total in [51, 51, 120] {
-        let limits = ListenOptions::new().shared_receives(total);
-        let mut world = World::with(&options, &options, &limits);
-        let pairs: Vec<_> = (0..CLIENTS).map(|_| world.pair()).collect();
-        let (clients, servers): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-        let servers: Vec<_> = servers.into_iter().map(|server| thread::spawn(move || echo(server))).collect();
-        let clients = clients.into_iter().enumerate().map(|(number, client)| {
-            thread::spawn(move || {
-                let (to, mut from) = client.split();
-                let sending = thread::spawn(move || {
+    for options in by_each_exchange() {
+        const CLIENTS: usize = 8;
+        let options = options.clone().max_connections(32);
+        // Just enough for all, and enough for windows that grow.
+        for total in [51, 51, 120] {
+            let limits = ListenOptions::new().shared_receives(total);
+            let mut world = World::with(&options, &options, &limits);
+            let pairs: Vec<_> = (0..CLIENTS).map(|_| world.pair()).collect();
+            let (clients, servers): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+            let servers: Vec<_> = servers.into_iter().map(|server| thread::spawn(move || echo(server))).collect();
+            let clients = clients.into_iter().enumerate().map(|(number, client)| {
+                thread::spawn(move || {
+                    let (to, mut from) = client.split();
+                    let sending = thread::spawn(move || {
+                        block_on(async {
+                            for round in 0..60 {
+                                to.send(bytes((number + 1) * round * 13)).await.unwrap();
+                            }
+                        });
+                    });
                     block_on(async {
                         for round in 0..60 {
-                            to.send(bytes((number + 1) * round * 13)).await.unwrap();
+                            let answer = from.next().await.unwrap().expect("an answer");
+                            assert!(answer[..] == bytes((number + 1) * round * 13), "{number}, round {round}");
                         }
                     });
-                });
-                block_on(async {
-                    for round in 0..60 {
-                        let answer = from.next().await.unwrap().expect("an answer");
-                        assert!(answer[..] == bytes((number + 1) * round * 13), "{number}, round {round}");
-                    }
-                });
-                sending.join().unwrap();
-            })
-        });
-        for client in clients.collect::<Vec<_>>() {
-            client.join().unwrap();
+                    sending.join().unwrap();
+                })
+            });
+            for client in clients.collect::<Vec<_>>() {
+                client.join().unwrap();
+            }
+            for server in servers {
+                server.join().unwrap().unwrap();
+            }
+            wait_for_receives(&world.listener, total.into());
+            world.end();
         }
-        for server in servers {
-            server.join().unwrap().unwrap();
-        }
-        wait_for_receives(&world.listener, total.into());
-        world.end();
     }
 }
 

@@ -14,8 +14,8 @@ pub(super) use self::offers::Offers;
 use self::offers::Retired;
 pub(in crate::net) use self::offers::{MAX_READS, READ_BIT};
 use super::operations::{Finished, Operations, Request};
-use crate::cm::Id;
 use crate::mr::Buffer;
+use crate::net::exchange::LinkEnd;
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::protocol::{HEADER_LEN, Protocol, Received};
 use crate::net::receives::{ReceivePool, Stake};
@@ -82,7 +82,7 @@ pub(super) struct Flow {
 /// The queue pair and the id of a connection.
 #[derive(Debug)]
 pub(in crate::net) struct Link {
-    pub(in crate::net) id: Id<Rc>,
+    pub(in crate::net) end: LinkEnd,
     pub(in crate::net) qp: QueuePair<Rc>,
 }
 
@@ -90,12 +90,12 @@ impl Link {
     /// Ends the connection; requests in flight are flushed. With a stake, a last send tells when
     /// all messages that took shared receives have completed.
     pub(super) fn disconnect(self, key: u32, stake: Option<Stake>) -> Option<Draining> {
-        if let Err(error) = self.id.disconnect(&self.qp) {
+        if let Err(error) = self.end.disconnect(&self.qp) {
             tracing::debug!(%error, "a connection that has ended could not be disconnected");
         }
         let mut draining = Draining { link: self, stake: stake? };
         // On iWARP a send after the end may never complete; the end flushes the receives itself.
-        let may_post = draining.link.id.context().capabilities().manual_connect;
+        let may_post = draining.link.qp.context().capabilities().manual_connect;
         let token = u64::from(DRAINED) << 32 | u64::from(key);
         let is_posted = may_post && draining.link.qp.post_send(Send::new(()).token(token)).is_ok();
         is_posted.then_some(draining)

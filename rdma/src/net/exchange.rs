@@ -1,0 +1,199 @@
+//! The two ways to set up a connection behind one interface: the connection manager, and an
+//! exchange over TCP.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use super::connection::Link;
+use super::node::Shared;
+use super::options::{Exchange, NodeOptions};
+use super::protocol::Refuse;
+use super::tcp::{self, Kind, Sockets, offer};
+use crate::cm::{ConnOptions, ConnectRequest, EventChannel, Id, IdKey};
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::qp::{ConnectOptions, Endpoint, InitOptions, InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+use crate::types::RemoteAccess;
+
+/// The source of a node's events.
+pub(super) enum Events {
+    Manager(EventChannel),
+    Tcp(Arc<Sockets>),
+}
+
+impl Events {
+    pub(super) fn new(context: &Context, options: &NodeOptions) -> Result<Self> {
+        match options.exchange {
+            Exchange::ConnectionManager => Ok(Self::Manager(EventChannel::new(context)?)),
+            Exchange::Tcp if context.capabilities().manual_connect => Ok(Self::Tcp(Arc::new(Sockets::new()?))),
+            Exchange::Tcp => Err(Error::new(Operation::ConnectTcp, ErrorKind::NotSupported)),
+        }
+    }
+
+    /// Listens for the events of `key` from now on, which `route` must deliver.
+    pub(super) fn listen(
+        &self,
+        shared: &Shared,
+        at: SocketAddr,
+        backlog: usize,
+        route: impl FnOnce(IdKey) -> Result<()>,
+    ) -> Result<Listening> {
+        match self {
+            Self::Manager(events) => {
+                let id = events.create_id::<Rc>()?;
+                id.bind_addr(at)?;
+                route(id.key())?;
+                id.listen(u32::try_from(backlog).unwrap_or(u32::MAX))?;
+                Ok(Listening::Manager(id))
+            }
+            Self::Tcp(sockets) => {
+                let key = IdKey::fresh();
+                route(key)?;
+                sockets.listen(key, at, backlog, shared.options.timeout).map(Listening::Tcp)
+            }
+        }
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Manager(events) => events.as_fd(),
+            Self::Tcp(sockets) => sockets.as_fd(),
+        }
+    }
+}
+
+/// A listening id or socket.
+pub(super) enum Listening {
+    Manager(Id<Rc>),
+    Tcp(tcp::End),
+}
+
+impl Listening {
+    pub(super) fn key(&self) -> IdKey {
+        match self {
+            Self::Manager(id) => id.key(),
+            Self::Tcp(end) => end.key,
+        }
+    }
+
+    pub(super) fn local_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Manager(id) => id.local_addr(),
+            Self::Tcp(end) => end.local_addr,
+        }
+    }
+}
+
+/// A peer's request to connect.
+pub(super) enum Request {
+    Manager(ConnectRequest<Rc>),
+    Tcp(tcp::Request),
+}
+
+impl Request {
+    pub(super) fn key(&self) -> IdKey {
+        match self {
+            Self::Manager(request) => request.key(),
+            Self::Tcp(request) => request.end.key,
+        }
+    }
+
+    pub(super) fn local_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Manager(request) => request.local_addr(),
+            Self::Tcp(request) => request.end.local_addr,
+        }
+    }
+
+    pub(super) fn peer_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Manager(request) => request.peer_addr(),
+            Self::Tcp(request) => request.end.peer_addr,
+        }
+    }
+
+    /// The bytes of the peer's HELLO.
+    pub(super) fn hello(&self) -> &[u8] {
+        match self {
+            Self::Manager(request) => request.private_data(),
+            Self::Tcp(request) => &request.hello,
+        }
+    }
+
+    pub(super) fn reject(self, refuse: &Refuse) -> Result<()> {
+        match self {
+            Self::Manager(request) => request.reject(&refuse.to_bytes()),
+            Self::Tcp(request) => request.end.send(Kind::Refuse, &refuse.to_bytes()),
+        }
+    }
+
+    pub(super) fn init(
+        &self,
+        shared: &Shared,
+        qp: PreparedQueuePair<Rc>,
+        access: RemoteAccess,
+    ) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>> {
+        match self {
+            Self::Manager(request) => request.init(qp, access),
+            Self::Tcp(_) => qp.init(&init_options(shared, access)),
+        }
+    }
+
+    /// Connects the queue pair, and tells the peer.
+    pub(super) fn accept(self, shared: &Shared, qp: InitializedQueuePair<Rc>, shares: bool) -> Result<Link> {
+        match self {
+            Self::Manager(request) => {
+                let accepted = request.accept(qp, &conn_options(shared, shares));
+                let (id, qp) = accepted.map_err(|failed| failed.error)?;
+                Ok(Link { end: LinkEnd::Manager(id), qp })
+            }
+            Self::Tcp(tcp::Request { end, endpoint, .. }) => {
+                let answer = offer(&qp.endpoint(), &shared.hello(shares).to_bytes());
+                let qp = bring_up(shared, qp, &endpoint)?;
+                end.send(Kind::Answer, &answer)?;
+                Ok(Link { end: LinkEnd::Tcp(end), qp })
+            }
+        }
+    }
+}
+
+/// The id or the socket of an established connection.
+#[derive(Debug)]
+pub(super) enum LinkEnd {
+    Manager(Id<Rc>),
+    Tcp(tcp::End),
+}
+
+impl LinkEnd {
+    /// Ends the connection of the queue pair; the socket tells the peer when it is dropped.
+    pub(super) fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
+        match self {
+            Self::Manager(id) => id.disconnect(qp),
+            Self::Tcp(end) => {
+                qp.set_error()?;
+                end.shut_down();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The options of the connection manager at both ends.
+pub(super) fn conn_options(shared: &Shared, shares: bool) -> ConnOptions {
+    let hello = shared.hello(shares).to_bytes();
+    ConnOptions::new().private_data(&hello).rnr_retry_count(shared.options.rnr_retry_count)
+}
+
+/// The options of a queue pair that an exchange over TCP connects.
+pub(super) fn init_options(shared: &Shared, access: RemoteAccess) -> InitOptions {
+    shared.options.init_options.remote_access(access)
+}
+
+/// Connects a queue pair to the endpoint of an exchange over TCP.
+pub(super) fn bring_up(shared: &Shared, qp: InitializedQueuePair<Rc>, peer: &Endpoint) -> Result<QueuePair<Rc>> {
+    let options = ConnectOptions::new().rnr_retry(shared.options.rnr_retry_count);
+    qp.connect(peer, &options).map_err(|failed| failed.error)
+}
