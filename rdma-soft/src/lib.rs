@@ -19,9 +19,10 @@
 //! the kernel's rxe fills it; Q_Keys; multicast groups across processes. A datagram is lost, and
 //! its sender's completion reports success, if no queue pair has the destination number, the
 //! destination process is gone or makes no room for 20 ms, no receive is posted, the Q_Key differs,
-//! or the datagram is longer than the MTU. Datagrams to a process without a link wait up to 100 ms
-//! for the link. A receive that is too small fails with `IBV_WC_LOC_LEN_ERR` and moves its queue
-//! pair to the error state; a failed send moves the queue pair to SQE, where it still receives.
+//! or the datagram is longer than the MTU. Datagrams to a process without a link wait up to a
+//! second for the link. A receive that is too small fails with `IBV_WC_LOC_LEN_ERR` and moves its
+//! queue pair to the error state; a failed send moves the queue pair to SQE, where it still
+//! receives.
 //!
 //! Connections ([`rdmacm`]): all of librdmacm except shared receive queues and `AF_IB` addresses,
 //! to every IPv4 and IPv6 address of this host, with the events, states, private data, times and

@@ -170,7 +170,7 @@ pub(crate) struct ReadySet {
 #[cfg(feature = "net")]
 impl ReadySet {
     /// Events that one [`take`](Self::take) returns.
-    const BATCH: usize = 64;
+    const BATCH: u8 = 64;
 
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: epoll_create1 has no memory-safety requirements.
@@ -192,9 +192,9 @@ impl ReadySet {
 
     /// The tokens of some sockets that have changed; none if no socket has.
     pub(crate) fn take(&self) -> Result<Vec<u64>> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; Self::BATCH];
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; Self::BATCH as usize];
         // SAFETY: epoll_wait requires room for the given number of events: the array.
-        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), Self::BATCH as i32, 0) };
+        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), Self::BATCH.into(), 0) };
         let count = done(count).or_else(|error| error.or_nothing().map(Option::unwrap_or_default))?;
         Ok(events.iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64).collect())
     }

@@ -28,10 +28,9 @@ impl Work {
 /// The messages that are to reach a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Those of an unreliable connection, which wait for a link for one second.
-    Connection,
-    /// Datagrams to one process, which wait for 100 ms.
-    Datagram,
+    /// Unreliable messages to this process alone, which wait for a link for one second: on a loaded
+    /// machine a link may take that long.
+    Process,
     /// Datagrams to a group, which the process may be in; they wait for 100 ms.
     Group,
 }
@@ -49,7 +48,7 @@ pub(super) enum Reach {
 
 /// The longest wait of any message for a link, in nanoseconds.
 const PATIENCE: u64 = 100_000_000;
-/// How much longer the messages of unreliable connections wait, in nanoseconds.
+/// How much longer the messages to one process wait, in nanoseconds.
 const MORE_PATIENCE: u64 = 900_000_000;
 /// The most processes that are awaited as members of groups. Any process can claim that a group has
 /// members that cannot be reached.
@@ -99,15 +98,15 @@ enum Wait {
     Nothing,
     /// All wait.
     Everything,
-    /// Those of unreliable connections wait; datagrams are lost.
-    Connections,
+    /// Those to the process alone wait; those to groups are lost.
+    Single,
     /// None waits: all are lost.
     Shunned,
 }
 
 impl Wait {
     const fn is_wait(self) -> bool {
-        matches!(self, Self::Everything | Self::Connections)
+        matches!(self, Self::Everything | Self::Single)
     }
 }
 
@@ -120,8 +119,8 @@ struct Process {
     /// The driver was asked for a link to the process.
     asked: bool,
     wait: Wait,
-    /// Messages of unreliable connections are among those that wait.
-    connections_wait: bool,
+    /// Messages to the process alone are among those that wait.
+    singles_wait: bool,
     /// How many times in a row the process could not be reached.
     failures: u8,
 }
@@ -196,7 +195,7 @@ impl Peers {
         }
         let is_new = process.number == number;
         let was_awaited = core::mem::take(&mut process.wait).is_wait();
-        (process.asked, process.connections_wait, process.failures) = (false, false, 0);
+        (process.asked, process.singles_wait, process.failures) = (false, false, 0);
         timers.cancel(Owner::Peer(peer));
         self.reached += u32::from(is_new);
         self.awaited -= usize::from(was_awaited);
@@ -238,13 +237,13 @@ impl Peers {
         let is_lost = match process.wait {
             Wait::Nothing => purpose == Purpose::Group && awaited >= MAX_AWAITED_MEMBERS,
             Wait::Everything => false,
-            Wait::Connections => purpose != Purpose::Connection,
+            Wait::Single => purpose == Purpose::Group,
             Wait::Shunned => true,
         };
         if is_lost {
             return Reach::Lost;
         }
-        process.connections_wait |= purpose == Purpose::Connection;
+        process.singles_wait |= purpose == Purpose::Process;
         if process.wait == Wait::Nothing {
             process.wait = Wait::Everything;
             self.awaited += 1;
@@ -259,7 +258,7 @@ impl Peers {
     fn lose(&mut self, peer: PeerId, timers: &mut Timers) {
         let process = self.process(peer);
         if process.wait.is_wait() {
-            (process.wait, process.connections_wait) = (Wait::Shunned, false);
+            (process.wait, process.singles_wait) = (Wait::Shunned, false);
             timers.start(Owner::Peer(peer), 0, SHUN << process.failures);
             process.failures = (process.failures + 1).min(MAX_DOUBLINGS);
             self.awaited -= 1;
@@ -272,16 +271,16 @@ impl Peers {
         self.lose(peer, timers);
     }
 
-    /// Handles a process's timer: the wait for the process was too long, for datagrams at least, or
+    /// Handles a process's timer: the wait for the process was too long, for groups at least, or
     /// the process may be tried again.
     pub(super) fn handle_timer(&mut self, peer: PeerId, timers: &mut Timers) {
         let process = self.process(peer);
         match process.wait {
-            Wait::Everything if process.connections_wait => {
-                process.wait = Wait::Connections;
+            Wait::Everything if process.singles_wait => {
+                process.wait = Wait::Single;
                 timers.start(Owner::Peer(peer), 0, MORE_PATIENCE);
             }
-            Wait::Everything | Wait::Connections => self.lose(peer, timers),
+            Wait::Everything | Wait::Single => self.lose(peer, timers),
             Wait::Nothing | Wait::Shunned => process.wait = Wait::Nothing,
         }
     }

@@ -162,7 +162,7 @@ impl Uc {
     pub(super) fn schedule(&mut self, qp: &mut Qp, tables: &mut Tables) {
         self.waiting = false;
         while self.listed.is_none() && qp.may_start() {
-            match tables.reach(qp.peer(), Purpose::Connection) {
+            match tables.reach(qp.peer(), Purpose::Process) {
                 Reach::Wait => {
                     self.waiting = true;
                     return;

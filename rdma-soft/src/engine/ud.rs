@@ -230,7 +230,7 @@ impl Ud {
             if delivery.from > 0 || qpn == MULTICAST_QPN || !peer.slot.is_real() {
                 return Step::Done;
             }
-            return match tables.reach(peer, Purpose::Datagram) {
+            return match tables.reach(peer, Purpose::Process) {
                 Reach::Link(link, _) => Step::Send(link, peer),
                 Reach::Wait => Step::Wait,
                 Reach::Lost => Step::Done,

@@ -29,8 +29,8 @@ const RING_CAPACITY: usize = 1 << 20;
 const COPY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The longest wait for datagrams to be sent. The engine gives up a destination that it cannot
-/// reach after 100 ms.
-const DATAGRAM_PATIENCE: Duration = Duration::from_millis(300);
+/// reach after a second.
+const DATAGRAM_PATIENCE: Duration = Duration::from_millis(1200);
 
 /// This process's part in a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl Node {
         result
     }
 
-    /// Waits until a datagram queue pair has sent its requests, for 300 ms at most.
+    /// Waits until a datagram queue pair has sent its requests, for 1.2 s at most.
     pub(crate) fn send_datagrams(&self, qp: QpId) {
         let has_unsent = |engine: &mut Engine| engine.has_unsent_datagrams(qp);
         if !self.with(has_unsent) {

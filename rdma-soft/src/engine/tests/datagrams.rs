@@ -142,7 +142,7 @@ fn other_destinations_are_not_delayed_by_a_process_that_takes_long_to_reach() {
     f.world.settle();
     assert_eq!(f.world.statuses(1), [(10, 0)], "it has arrived");
     assert!(f.world.poll(0).is_empty(), "completions keep the order of the requests");
-    f.world.run_for(99_000_000);
+    f.world.run_for(999_000_000);
     assert!(f.world.poll(0).is_empty());
     f.world.run_for(1_000_000);
     assert_eq!(f.world.statuses(0), [(1, 0), (2, 0), (3, 0)], "lost, as on a network");

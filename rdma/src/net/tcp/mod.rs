@@ -45,7 +45,12 @@ struct Listening {
     /// Most peers in `half_open`.
     limit: usize,
     timeout: Duration,
+    /// When to accept again after a shortage, for example of descriptors.
+    retry: Option<Instant>,
 }
+
+/// The time until a listener accepts again after a shortage.
+const SHORTAGE: Duration = Duration::from_millis(100);
 
 /// An event of the exchange.
 pub(super) enum Event {
@@ -88,7 +93,7 @@ impl Sockets {
         let mut table = self.lock();
         self.ready.add(socket.as_fd(), key.to_token())?;
         let half_open = VecDeque::new();
-        table.listeners.insert(key, Listening { socket, half_open, limit: limit.max(1), timeout });
+        table.listeners.insert(key, Listening { socket, half_open, limit: limit.max(1), timeout, retry: None });
         Ok(End { sockets: Arc::clone(self), key, local_addr, peer_addr: None })
     }
 
@@ -149,14 +154,18 @@ impl Sockets {
                 listening.cut_off_oldest(sockets);
             }
         }
+        let due = |listening: &Listening| listening.retry.is_some_and(|retry| retry <= now);
+        let due: Vec<_> = listeners.iter().filter(|(_, listening)| due(listening)).map(|(key, _)| *key).collect();
+        due.into_iter().for_each(|key| table.accept_peers(&self.ready, key, now));
         drop(table);
         self.next_deadline()
     }
 
-    /// The end of the time of the peer that has waited longest.
+    /// The end of the time of the peer that has waited longest, or the time to accept again.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let table = self.lock();
-        table.listeners.values().filter_map(|listening| Some(listening.half_open.front()?.1)).min()
+        let oldest = |listening: &Listening| listening.half_open.front().map(|(_, deadline)| *deadline);
+        table.listeners.values().flat_map(|listening| [oldest(listening), listening.retry]).flatten().min()
     }
 }
 
@@ -176,11 +185,15 @@ impl Table {
     /// Accepts the TCP connections that wait at a listener.
     fn accept_peers(&mut self, ready: &ReadySet, listener: IdKey, now: Instant) {
         while let Some(listening) = self.listeners.get_mut(&listener) {
+            listening.retry = None;
             let stream = match listening.socket.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if is_of_one_peer(&error) => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => return tracing::warn!(%error, "a TCP connection could not be accepted"),
+                Err(error) => {
+                    listening.retry = Some(now + SHORTAGE);
+                    return tracing::warn!(%error, "a TCP connection could not be accepted");
+                }
             };
             while listening.half_open.len() >= listening.limit {
                 listening.cut_off_oldest(&mut self.sockets);
