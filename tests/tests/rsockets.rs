@@ -1,23 +1,19 @@
-//! Our rsockets beside librdmacm's, over the system's libraries: both have the same wire format.
+//! Our stream sockets beside librdmacm's, over the system's libraries: both have the same wire format.
 
-use std::cell::Cell;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use std::ptr;
 use std::thread;
-use std::time::Duration;
 
-use libc::{POLLIN, SOCK_DGRAM, SOCK_STREAM, c_int, c_void, nfds_t, pollfd, sockaddr, sockaddr_in, socklen_t};
+use libc::{c_int, c_void, sockaddr, sockaddr_in, socklen_t};
 use libloading::Library;
-use rdma_rsocket::{Libraries, PollEntry, Socket, poll};
+use rdma_rsocket::{Libraries, Socket};
 use rdma_sys::{Ibverbs, RdmaCm};
 use rdma_tests::cm::{address, available};
 use rdma_tests::{open, skip};
 
 /// Bytes of a stream in each direction: several times the buffers.
 const LEN: usize = 1 << 20;
-/// Datagrams in each direction.
-const COUNT: u8 = 40;
 
 /// The functions of `rsocket.h` that the tests call.
 macro_rules! functions {
@@ -46,9 +42,7 @@ functions! {
     rclose: unsafe extern "C" fn(c_int) -> c_int,
     rgetsockname: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int,
     rsend: unsafe extern "C" fn(c_int, *const c_void, usize, c_int) -> isize,
-    rsendto: unsafe extern "C" fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> isize,
-    rrecvfrom: unsafe extern "C" fn(c_int, *mut c_void, usize, c_int, *mut sockaddr, *mut socklen_t) -> isize,
-    rpoll: unsafe extern "C" fn(*mut pollfd, nfds_t, c_int) -> c_int,
+    rrecv: unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> isize,
 }
 
 /// The libraries of the device under test, librdmacm's own rsockets, and the device's address.
@@ -78,10 +72,10 @@ impl Bench {
         Some(Self { ours, theirs: Functions::load(&library), _library: library, at: address(&context) })
     }
 
-    /// A socket of librdmacm.
-    fn theirs(&self, kind: c_int) -> Theirs<'_> {
+    /// A stream socket of librdmacm.
+    fn theirs(&self) -> Theirs<'_> {
         // SAFETY: rsocket has no memory-safety requirements.
-        let number = done(unsafe { (self.theirs.rsocket)(libc::AF_INET, kind, 0) });
+        let number = done(unsafe { (self.theirs.rsocket)(libc::AF_INET, libc::SOCK_STREAM, 0) });
         Theirs { functions: &self.theirs, number }
     }
 
@@ -133,30 +127,9 @@ impl Theirs<'_> {
         length(unsafe { (self.functions.rsend)(self.number, bytes.as_ptr().cast(), bytes.len(), 0) })
     }
 
-    fn send_to(&self, bytes: &[u8], to: SocketAddr) -> usize {
-        let (to, data) = (encoded(to), bytes.as_ptr().cast());
-        let rsendto = self.functions.rsendto;
-        // SAFETY: rsendto requires readable bytes of the length, a slice, and an address of its
-        // length, a local.
-        length(unsafe { rsendto(self.number, data, bytes.len(), 0, (&raw const to).cast(), ADDRESS) })
-    }
-
-    /// Returns the sender of a datagram too.
-    fn receive(&self, bytes: &mut [u8]) -> (usize, SocketAddr) {
-        let (mut from, mut len) = (encoded(SocketAddr::from(([0; 4], 0))), ADDRESS);
-        let (data, rrecvfrom) = (bytes.as_mut_ptr().cast(), self.functions.rrecvfrom);
-        // SAFETY: rrecvfrom requires writable bytes of the length, a slice, and room for an address
-        // of its length, a local.
-        let received = unsafe { rrecvfrom(self.number, data, bytes.len(), 0, (&raw mut from).cast(), &raw mut len) };
-        (length(received), decoded(from))
-    }
-
-    /// Whether something can be received within a time.
-    fn is_readable(&self, within: Duration) -> bool {
-        let mut entry = pollfd { fd: self.number, events: POLLIN, revents: 0 };
-        let millis = within.as_millis().try_into().unwrap();
-        // SAFETY: rpoll requires one entry: a local.
-        done(unsafe { (self.functions.rpoll)(&raw mut entry, 1, millis) }) == 1
+    fn receive(&self, bytes: &mut [u8]) -> usize {
+        // SAFETY: rrecv requires writable bytes of the length: a slice.
+        length(unsafe { (self.functions.rrecv)(self.number, bytes.as_mut_ptr().cast(), bytes.len(), 0) })
     }
 }
 
@@ -233,15 +206,15 @@ fn serve_ours(mut socket: &Socket) {
 
 /// As [`serve_ours`], by librdmacm.
 fn serve_theirs(socket: &Theirs<'_>) {
-    drain(false, |bytes| socket.receive(bytes).0);
+    drain(false, |bytes| socket.receive(bytes));
     pour(true, |bytes| socket.send(bytes));
-    assert_eq!(socket.receive(&mut [0]).0, 0, "the end of the stream");
+    assert_eq!(socket.receive(&mut [0]), 0, "the end of the stream");
 }
 
 #[test]
 fn our_client_exchanges_a_stream_with_librdmacms_server() {
     let Some(bench) = Bench::new() else { return };
-    let listener = bench.theirs(SOCK_STREAM);
+    let listener = bench.theirs();
     listener.bind(bench.any());
     listener.listen();
     let at = listener.local_address();
@@ -264,71 +237,9 @@ fn librdmacms_client_exchanges_a_stream_with_our_server() {
     let at = listener.local_address().unwrap().unwrap();
     thread::scope(|scope| {
         scope.spawn(|| serve_ours(&listener.accept().unwrap().0));
-        let client = bench.theirs(SOCK_STREAM);
+        let client = bench.theirs();
         client.connect(at);
         pour(false, |bytes| client.send(bytes));
-        drain(true, |bytes| client.receive(bytes).0);
+        drain(true, |bytes| client.receive(bytes));
     });
-}
-
-/// Whether the next datagram of our socket has come over UDP.
-fn came_over_udp(socket: &Socket) -> bool {
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: recv requires room for no byte.
-    unsafe { libc::recv(socket.number(), ptr::null_mut(), 0, flags) >= 0 }
-}
-
-/// The datagram with a number: of all lengths that fit.
-fn datagram(number: u8) -> Vec<u8> {
-    vec![number; 1 + usize::from(number) * 24]
-}
-
-/// Sends a datagram until the other end has it: one may be lost, and come twice then.
-fn pass(number: u8, send: impl Fn(&[u8]) -> usize, receive: impl Fn(&mut [u8]) -> Option<usize>) {
-    let mut bytes = [0; 2048];
-    loop {
-        assert_eq!(send(&datagram(number)), datagram(number).len());
-        while let Some(len) = receive(&mut bytes) {
-            if bytes[..len] == datagram(number) {
-                return;
-            }
-            assert_eq!(bytes[..len], datagram(bytes[0]));
-            assert!(bytes[0] < number);
-        }
-    }
-}
-
-#[test]
-fn datagrams_pass_between_ours_and_librdmacms() {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    let Some(bench) = Bench::new() else { return };
-    let (theirs, ours) = (bench.theirs(SOCK_DGRAM), Socket::datagram(bench.ours, false).unwrap());
-    theirs.bind(bench.any());
-    ours.bind(bench.any()).unwrap();
-    let there = theirs.local_address();
-    let here = ours.local_address().unwrap().unwrap();
-    let over_udp = Cell::new(0);
-    let send_ours = |bytes: &[u8]| ours.send_to(&[IoSlice::new(bytes)], there, 0).unwrap();
-    let send_theirs = |bytes: &[u8]| theirs.send_to(bytes, here);
-    let receive_theirs = |bytes: &mut [u8]| {
-        theirs.is_readable(PATIENCE).then(|| {
-            let (len, from) = theirs.receive(bytes);
-            assert_eq!(from, here);
-            len
-        })
-    };
-    let receive_ours = |bytes: &mut [u8]| {
-        let count = poll(&mut [PollEntry::socket(&ours, POLLIN)], Some(PATIENCE)).unwrap();
-        over_udp.set(over_udp.get() + u8::from(came_over_udp(&ours)));
-        (count == 1).then(|| {
-            let (len, from) = ours.receive_from(&mut [IoSliceMut::new(bytes)], 0).unwrap();
-            assert_eq!(from, Some(there));
-            len
-        })
-    };
-    for number in 0..COUNT {
-        pass(number, send_ours, receive_theirs);
-        pass(number, send_theirs, receive_ours);
-    }
-    assert!(over_udp.get() < COUNT / 2, "{} datagrams came over UDP", over_udp.get());
 }
