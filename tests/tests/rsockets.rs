@@ -1,4 +1,5 @@
-//! Our stream sockets beside librdmacm's, over the system's libraries: both have the same wire format.
+//! Our stream sockets beside librdmacm's, over the system's libraries: both have the same wire
+//! format.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
