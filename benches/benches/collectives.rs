@@ -21,11 +21,11 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use rdma_benches::collectives::{Mpi, Operation, Ours, Place, Point, Program, build_ours};
+use rdma_benches::collectives::{Mpi, Operation, Ours, Place, Point, Program};
 use rdma_benches::limit::Writes;
 use rdma_benches::stats::{Spread, median, paired_ratio};
 use rdma_benches::table::{self, Table};
-use rdma_benches::{affinity, limit, mode, quiet};
+use rdma_benches::{affinity, limit, mode, programs, quiet};
 
 /// Sizes, and the operations of 2 ranks that take a fraction of a second.
 const SIZES: [(usize, usize); 6] =
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("1 skipped: a smoke run needs ours=FOLDER");
             return Ok(());
         }
-        None => build_ours()?,
+        None => programs::build(&Operation::ALL.map(Operation::name))?,
     };
     let mut programs = vec![Program::Ours(Ours::new(ours))];
     programs.extend([Writes::All, Writes::Own].map(Program::Limit));

@@ -2,7 +2,9 @@
 
 mod cache_line;
 mod copy;
+mod copy_twice;
 mod message_rate;
+mod perftest;
 mod rdma_memory;
 mod rdma_send;
 mod rdma_sleep;
@@ -13,7 +15,9 @@ mod unix;
 
 pub use cache_line::CacheLine;
 pub use copy::{Copy, Method, Target};
+pub use copy_twice::CopyTwice;
 pub use message_rate::{MESSAGES, MessageRate};
+pub use perftest::{Perftest, Test as PerftestProgram};
 pub use rdma_memory::RdmaMemory;
 pub use rdma_send::RdmaSend;
 pub use rdma_sleep::RdmaSleep;

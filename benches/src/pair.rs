@@ -195,6 +195,12 @@ pub struct Outcome {
     pub disturbed: usize,
 }
 
+/// Whether this process is the follower of a comparison.
+#[must_use]
+pub fn is_follower() -> bool {
+    std::env::args().nth(1).as_deref() == Some(FOLLOW)
+}
+
 /// Runs `build`'s contenders between two pinned processes. In the leader this returns the outcomes;
 /// in the follower it does not return.
 ///

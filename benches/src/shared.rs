@@ -8,6 +8,8 @@ use std::sync::atomic::AtomicU64;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::pair::{Channel, Role};
+
 /// A shared mapping of whole pages, initially zero.
 #[derive(Debug)]
 pub struct SharedPages {
@@ -55,6 +57,27 @@ impl SharedPages {
     /// The error of `open` or `mmap`.
     pub fn open(path: &str) -> io::Result<Self> {
         Self::map(File::options().read(true).write(true).open(path)?)
+    }
+
+    /// Creates pages in the leader, and maps them in the follower.
+    ///
+    /// # Errors
+    ///
+    /// The error of the channel, `memfd_create`, `ftruncate`, `open` or `mmap`.
+    pub fn connect(role: Role, channel: &mut Channel, len: usize) -> io::Result<Self> {
+        match role {
+            Role::Leader => {
+                let pages = Self::new(len)?;
+                channel.send(&pages.path())?;
+                channel.receive()?;
+                Ok(pages)
+            }
+            Role::Follower => {
+                let pages = Self::open(&channel.receive()?)?;
+                channel.send("mapped")?;
+                Ok(pages)
+            }
+        }
     }
 
     fn map(file: File) -> io::Result<Self> {

@@ -3,20 +3,19 @@
 
 use std::future::Future;
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use rdma::Context;
 use rdma::aio::tokio::Readable;
-use rdma::net::{self, FailureKind, Incoming, ListenOptions, Listener, Message, Node, NodeOptions};
+use rdma::net::{self, Driver, Exchange, FailureKind, Incoming, ListenOptions, Listener, Message, Node, NodeOptions};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::Failure;
 use crate::device::DeviceOptions;
 use crate::failure::say;
+use crate::{Failure, address};
 
 /// Longest time in which the last messages of a program leave.
 const LINGER: Duration = Duration::from_secs(2);
@@ -27,18 +26,72 @@ pub struct ServiceOptions {
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(short, long, global = true, value_name = "NAME", env = "RDMA_DEVICE")]
     device: Option<String>,
+    /// The way to set up connections; both ends must use the same
+    #[arg(long, global = true, value_name = "WAY", default_value = "cm")]
+    exchange: ExchangeOption,
     /// Print one JSON object
     #[arg(long, global = true)]
     pub json: bool,
 }
 
+/// The ways to set up connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ExchangeOption {
+    /// By the connection manager
+    Cm,
+    /// By TCP, for devices without a connection manager; not on iWARP
+    Tcp,
+}
+
 impl ServiceOptions {
-    /// Opens the device.
+    /// Creates a node on the device.
     ///
     /// # Errors
-    /// If there is no such device.
-    pub fn open(&self) -> Result<Context, Failure> {
-        Ok(DeviceOptions::named(self.device.clone()).open()?.context)
+    /// If there is no such device; errors of the device.
+    pub fn node(&self, options: NodeOptions) -> Result<(Node, Driver), Failure> {
+        let context = DeviceOptions::named(self.device.clone()).open()?.context;
+        let exchange = match self.exchange {
+            ExchangeOption::Cm => Exchange::ConnectionManager,
+            ExchangeOption::Tcp => Exchange::Tcp,
+        };
+        Ok(Node::new(&context, &options.exchange(exchange))?)
+    }
+
+    /// Runs a program's future with a node on the device: [`run`].
+    ///
+    /// # Errors
+    /// As for [`node`](Self::node) and [`run`].
+    pub fn run<T, F>(&self, options: NodeOptions, work: impl FnOnce(Node) -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        run(self.node(options)?, work)
+    }
+
+    /// Starts a server on a thread of this process, and returns its address. `serve` takes the
+    /// address to listen on, and calls its last argument with the one that it listens on.
+    ///
+    /// # Errors
+    /// The reason why the server has not started.
+    pub fn start(
+        &self,
+        serve: impl FnOnce(&Self, SocketAddr, Started) -> Result<(), Failure> + Send + 'static,
+    ) -> Result<SocketAddr, Failure> {
+        let ip = match self.exchange {
+            ExchangeOption::Cm => address::of_device(&DeviceOptions::named(self.device.clone()).open()?)?,
+            ExchangeOption::Tcp => Ipv4Addr::LOCALHOST.into(),
+        };
+        let (tell, told) = mpsc::channel();
+        let options = self.clone();
+        thread::spawn(move || {
+            let address = tell.clone();
+            let started = move |at| address.send(Ok(at)).map_err(|_| Failure::new("nobody waits for the server"));
+            if let Err(failure) = serve(&options, SocketAddr::new(ip, 0), Box::new(started)) {
+                // Of a server that had started nobody waits for the end: its clients report that.
+                let _ended = tell.send(Err(failure));
+            }
+        });
+        told.recv().map_err(|_| Failure::new("the server has not started"))?
     }
 
     /// Prints a result: the text, or the object.
@@ -112,34 +165,16 @@ pub fn unless_closed(next: Result<Option<Message>, net::Failure>) -> Result<Opti
 /// Tells the address of a server that has started.
 pub type Started = Box<dyn FnOnce(SocketAddr) -> Result<(), Failure>>;
 
-/// Starts a server on a thread of this process, and returns its address.
-///
-/// # Errors
-/// The reason why the server has not started.
-pub fn start(serve: impl FnOnce(Started) -> Result<(), Failure> + Send + 'static) -> Result<SocketAddr, Failure> {
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || {
-        let address = tell.clone();
-        let started = move |at| address.send(Ok(at)).map_err(|_| Failure::new("nobody waits for the server"));
-        if let Err(failure) = serve(Box::new(started)) {
-            // Of a server that had started nobody waits for the end: its clients report that.
-            let _ended = tell.send(Err(failure));
-        }
-    });
-    told.recv().map_err(|_| Failure::new("the server has not started"))?
-}
-
 /// Runs a program's future on this thread, beside the driver of its node: a wake-up from another
 /// thread would cost more than most operations.
 ///
 /// # Errors
 /// The error of the future; errors of the device and of the runtime.
-pub fn run<T, F>(context: &Context, options: &NodeOptions, work: impl FnOnce(Node) -> F) -> Result<T, Failure>
+pub fn run<T, F>((node, driver): (Node, Driver), work: impl FnOnce(Node) -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
     runtime()?.block_on(async {
-        let (node, driver) = Node::new(context, options)?;
         let readable = Readable::new(&driver)?;
         let driving = tokio::spawn(driver.run(readable));
         let result = work(node).await;

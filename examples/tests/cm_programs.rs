@@ -420,7 +420,7 @@ mod rping {
             assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "the server ended");
         }
         let reader = std::thread::spawn(move || drop(std::io::read_to_string(stdout)));
-        kill(Pid::from_raw(client.id().cast_signed()), Signal::SIGKILL).unwrap();
+        kill(Pid::from_raw(client.id().try_into().unwrap()), Signal::SIGKILL).unwrap();
         drop(finish(client));
         // The client may have died in the middle of a ping or between two; in both cases the server
         // ends and does not panic.

@@ -82,7 +82,7 @@ fn every_algorithm_is_right() {
         ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical"]),
         ("alltoall", &["pairwise"]),
         ("broadcast", &["ring", "tree", "two-step", "binomial"]),
-        ("reduce", &["ring", "tree", "two-step", "binomial"]),
+        ("reduce", &["direct", "ring", "tree", "two-step", "binomial"]),
         ("barrier", &["direct", "recursive-doubling", "bruck"]),
     ];
     for (program, algorithms) in cases {

@@ -1,5 +1,6 @@
 //! `pingpong --compat` against itself, and against peers that are no such program.
-//! `tests/vm/compat.sh` runs it against the real `ibv_rc_pingpong` and `ibv_uc_pingpong`.
+//! `tests/vm/compat.sh` runs it against the real `ibv_rc_pingpong` and `ibv_uc_pingpong`,
+//! and `cargo xtask thirdparty` against `ibv_srq_pingpong`, too.
 
 mod common;
 
@@ -39,6 +40,19 @@ fn both_sides_are_unreliable() {
     let output = run("pingpong", &["--compat", "--connection", "UD"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("give RC or UC"));
+}
+
+#[test]
+fn both_sides_share_their_receives() {
+    for args in [&["--size", "64K"][..], &["-s", "1", "-q", "1"], &["-q", "255", "-n", "300"], &["-e", "-r", "16"]] {
+        let report = json(&[&["--srq", "--check", "-n", "40"], args].concat());
+        assert_eq!((&report["checked"], &report["compat"]), (&true.into(), &"ibv_srq_pingpong".into()), "{report}");
+    }
+    // Fewer messages than queue pairs.
+    assert_eq!(json(&["--srq", "-n", "3"])["iterations"], 3);
+    let says = "give both the same number (-q)";
+    differ(16, &["--srq", "-q", "4"], &["--srq"], [says, "sent no address"]);
+    differ(17, &["--srq", "-n", "10"], &["--srq", "-n", "5"], ["has sent 5 of 10 messages", ""]);
 }
 
 #[test]
@@ -248,13 +262,16 @@ fn servers_that_are_none_are_refused() {
 
 #[test]
 fn what_the_c_program_does_not_have_is_refused() {
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["--compat", "--op", "write"], "'--op'"),
         (&["--compat", "--test", "bw"], "'--test'"),
         (&["--compat", "--tx-depth", "4"], "'--tx-depth'"),
         (&["--compat", "--rx-depth", "0"], "'0' for '--rx-depth"),
         (&["--compat", "--sl", "16"], "'16' for '--sl"),
         (&["--compat", "--size", "0"], "--size 0"),
+        (&["--compat", "-q", "4"], "--srq"),
+        (&["--compat", "--srq", "--connection", "UC"], "leave --connection out"),
+        (&["--compat", "--srq", "--rx-depth", "8"], "16 queue pairs share at least 16 receives"),
         (&["--compat", "--mtu", "1500"], "an MTU is"),
         (&["-l", "4"], "'-l'"),
         (&["-g", "0"], "'-g'"),

@@ -121,6 +121,18 @@ fn a_tree_with_odd_names_arrives_whole_and_only_once() {
 }
 
 #[test]
+fn connections_are_set_up_by_tcp() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("file"), folder.path().join("to"));
+    fs::create_dir(&to).unwrap();
+    fs::write(&from, vec![7; 300_000]).unwrap();
+    let receiver = Server::start("file_copy", &["serve", "127.0.0.1", to.to_str().unwrap(), "--exchange=tcp"]);
+    let output = receiver.client("file_copy", "send", &[from.to_str().unwrap(), "--exchange=tcp"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(same(&from, &to.join("file")));
+}
+
+#[test]
 fn a_copy_goes_on_after_its_sender_was_killed() {
     let world = World::new();
     let big = world.big();

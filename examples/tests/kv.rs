@@ -24,7 +24,7 @@ fn refused(server: &Server, command: &str, args: &[&str], part: &str) {
 /// Runs a node of a client.
 fn with_node<T>(work: impl AsyncFnOnce(&Node) -> Result<T, Failure>) -> Result<T, Failure> {
     let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
-    service::run(&context, &node_options(4), |node| async move { work(&node).await })
+    service::run(Node::new(&context, &node_options(4))?, |node| async move { work(&node).await })
 }
 
 #[test]
@@ -41,6 +41,19 @@ fn keys_are_put_got_and_deleted() {
     kv(&server, "delete", &["colour"]);
     refused(&server, "delete", &["colour"], "the key does not exist");
     refused(&server, "put", &["colour", "red", "--expect=2"], "has no sequence number");
+}
+
+#[test]
+fn connections_are_set_up_by_tcp() {
+    let tcp = "--exchange=tcp";
+    let server = Server::start("kv", &[&SERVE[..], &["--keys=100", tcp]].concat());
+    assert_eq!(kv(&server, "put", &["colour", "red", tcp]), "sequence number 1\n");
+    assert_eq!(kv(&server, "get", &["colour", tcp]), "red\n");
+    refused(&server, "get", &["colour"], "the peer refused the connection");
+    let output = succeed("kv", &["load", tcp, "--transport=rdma", "--seconds=1", "--keys=100", "--clients=2"]);
+    assert!(output.contains("rdma"), "{output}");
+    let taken = "the port is taken on iWARP and with --exchange tcp";
+    fail("kv", &[&SERVE[..], &["--keys=100", "--port=0", "--tcp", tcp]].concat(), taken);
 }
 
 #[test]

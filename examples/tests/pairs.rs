@@ -86,7 +86,7 @@ fn every_algorithm_is_right_between_hosts_that_share_memory_inside() {
         ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical"]),
         ("alltoall", &["direct", "pairwise"]),
         ("broadcast", &["ring", "tree", "two-step", "binomial"]),
-        ("reduce", &["ring", "tree", "two-step", "binomial"]),
+        ("reduce", &["direct", "ring", "tree", "two-step", "binomial"]),
         ("barrier", &["recursive-doubling", "bruck", "hierarchical"]),
         ("gather", &["auto"]),
         ("scatter", &["auto"]),

@@ -21,7 +21,7 @@ fn server() -> Server {
 /// Runs a node of clients.
 fn with_node<T>(work: impl AsyncFnOnce(&Node) -> Result<T, Failure>) -> T {
     let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
-    service::run(&context, &node_options(32), |node| async move { work(&node).await }).unwrap()
+    service::run(Node::new(&context, &node_options(32)).unwrap(), |node| async move { work(&node).await }).unwrap()
 }
 
 async fn checks_in(client: &Client) {
@@ -45,6 +45,15 @@ fn methods_are_called() {
     refused(&["sum", "1 two"], "the server: \"two\" is not a number");
     refused(&["sleep", "60000", "--deadline=50"], "no answer came within 50 ms");
     refused(&["nothing"], "nothing");
+}
+
+#[test]
+fn connections_are_set_up_by_tcp() {
+    let server = Server::start("rpc", &["serve", "127.0.0.1", "--receives=256", "--exchange=tcp"]);
+    let output = server.client("rpc", "call", &["sum", "1 2 39", "--exchange=tcp"]);
+    assert_eq!(rdma_test_support::program::has_succeeded("call", &output), "42\n");
+    let output = succeed("rpc", &["load", "--seconds=1", "--clients=2", "--exchange=tcp"]);
+    assert!(output.contains("2 clients"), "{output}");
 }
 
 #[test]

@@ -137,6 +137,7 @@ mod host_function;
 pub mod interop;
 mod memory;
 mod order;
+mod panics;
 mod path;
 mod pending;
 mod pinned_region;

@@ -1,12 +1,12 @@
 //! The thread that wakes tasks which wait for events.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
 use crate::event::Event;
+use crate::panics;
 
 /// How often the thread looks at events: often at first, because most work is short.
 const SHORTEST: Duration = Duration::from_micros(20);
@@ -82,6 +82,6 @@ fn is_over(entry: &Watched) -> bool {
     }
     let Some(waker) = waker.lock().unwrap_or_else(PoisonError::into_inner).take() else { return false };
     // Outside the lock, because this is code of the task's executor, and may panic.
-    let _woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+    panics::contain(|| waker.wake());
     true
 }

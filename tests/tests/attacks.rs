@@ -28,7 +28,7 @@ fn a_lent_descriptor_that_is_always_readable_makes_nobody_wait() {
     let channel = context.create_completion_channel().unwrap();
     let cq = context.cq_builder(16).channel(&channel).build().unwrap();
     // Unread data: the pipe is readable from now on, and so is an epoll that watches it.
-    let (reader, writer) = std::io::pipe().unwrap();
+    let (reader, writer) = nix::unistd::pipe().unwrap();
     nix::unistd::write(&writer, b"x").unwrap();
     let always = |data| EpollEvent::new(EpollFlags::EPOLLIN, data);
     let lent = [epoll(&channel), epoll(context)];

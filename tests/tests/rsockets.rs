@@ -1,5 +1,10 @@
 //! Our stream sockets beside librdmacm's, over the system's libraries: both have the same wire
 //! format.
+//!
+//! Datagrams are not exchanged here, because librdmacm's datagram sockets do not work over RoCE:
+//! they make an address handle for their own queue pair from a LID, without a GRH
+//! (`ds_add_qp_dest`), which such ports refuse. For that reason rdmacm-utils' `udpong` fails on rxe
+//! with "rconnect: No such file or directory", the error of the clean-up.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};

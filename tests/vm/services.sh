@@ -4,14 +4,19 @@
 set -u
 
 list() {
-  case $1 in rxe | siw) ;; *) return 0 ;; esac
-  printf '%s\n' kv kv_load rpc rpc_load file_copy file_copy_goes_on kv_server_dies
+  local by_tcp
+  case $1 in
+    rxe) by_tcp='kv_by_tcp rpc_by_tcp file_copy_by_tcp kv_server_dies_by_tcp' ;;
+    siw) by_tcp=iwarp_refuses_tcp ;;
+    *) return 0 ;;
+  esac
+  printf '%s\n' kv kv_load rpc rpc_load file_copy file_copy_goes_on kv_server_dies $by_tcp
 }
 
 # Starts a server on the case's port, and waits until it says that it listens.
 serve() { # program, arguments after the address
   local _
-  begin server "$1" serve --port "$port" "$address" "${@:2}"
+  begin server "$1" serve "${at[@]}" "${@:2}"
   for _ in $(seq 400); do
     [[ $(<"$out/server.stdout") != *'listening on '* ]] || return 0
     pause 0.05
@@ -41,7 +46,6 @@ kill_server() {
 }
 
 keys() {
-  local at=(--port "$port" "$address")
   serve kv && server=$!
   prints 'sequence number 1' kv put "${at[@]}" colour red
   prints red kv get "${at[@]}" colour
@@ -53,7 +57,6 @@ keys() {
 }
 
 calls() {
-  local at=(--port "$port" "$address")
   serve rpc && server=$!
   prints hello rpc call "${at[@]}" echo hello
   prints 42 rpc call "${at[@]}" sum '40 2'
@@ -71,9 +74,9 @@ tree() {
 files() {
   tree
   serve file_copy "$out/to" && server=$!
-  prints ' 0 of which were there before' file_copy send --port "$port" "$address" "$out/from"
+  prints ' 0 of which were there before' file_copy send "${at[@]}" "$out/from"
   diff -r "$out/from" "$out/to/from" || fail 'the files differ'
-  prints ' 3001001 of which were there before' file_copy send --port "$port" "$address" "$out/from"
+  prints ' 3001001 of which were there before' file_copy send "${at[@]}" "$out/from"
 }
 
 # The receiver is killed in mid-copy; the next copy sends the rest.
@@ -82,7 +85,7 @@ files_go_on() {
   mkdir -p "$out/from" "$out/to"
   head -c 32M /dev/zero >"$out/from/long"
   serve file_copy "$out/to" && server=$!
-  begin client file_copy send --port "$port" "$address" "$out/from" && sender=$!
+  begin client file_copy send "${at[@]}" "$out/from" && sender=$!
   for _ in $(seq 1000); do
     [ -z "$(find "$out/to" -size +2M)" ] || break
     pause 0.01
@@ -92,7 +95,7 @@ files_go_on() {
   # A fast copy may have been over.
   [ $status -le 1 ] || fail "the sender ended with status $status"
   serve file_copy "$out/to" && server=$!
-  well client file_copy send --port "$port" "$address" "$out/from"
+  well client file_copy send "${at[@]}" "$out/from"
   [[ $(<"$out/client.stdout") != *' 0 of which were there before'* ]] || fail 'the copy began again'
   cmp "$out/from/long" "$out/to/from/long" || fail 'the files differ'
 }
@@ -101,17 +104,27 @@ files_go_on() {
 clients_lose_server() {
   local status=0 load
   serve kv && server=$!
-  begin client kv load --port "$port" "$address" --transport rdma --seconds 30 --keys 100 && load=$!
+  begin client kv load "${at[@]}" --transport rdma --seconds 30 --keys 100 && load=$!
   pause 4
   kill_server
   wait "$load" || status=$?
   [ $status -eq 1 ] || fail "the load ended with status $status"
 }
 
+# iWARP connects by the connection manager only, which the error says.
+refuse_tcp() {
+  refused 'iWARP connects by the connection manager only' kv serve "${at[@]}"
+  refused 'iWARP connects by the connection manager only' kv get "${at[@]}" colour
+}
+
 run() {
-  local address=$RDMA_TEST_ADDRESS server=
+  local address=$RDMA_TEST_ADDRESS server= at
   . tests/vm/cm_peers.sh
+  at=(--port "$port" "$address")
   case $1 in
+    *_by_tcp | iwarp_refuses_tcp) at+=(--exchange tcp) ;;
+  esac
+  case ${1%_by_tcp} in
     kv) keys ;;
     kv_load) prints rdma kv load --seconds 2 --clients 4 --keys 100 --transport rdma ;;
     rpc) calls ;;
@@ -119,6 +132,7 @@ run() {
     file_copy) files ;;
     file_copy_goes_on) files_go_on ;;
     kv_server_dies) clients_lose_server ;;
+    iwarp_refuses_tcp) refuse_tcp ;;
     *) echo "there is no case $1"; exit 2 ;;
   esac
   [ -z "$server" ] || kill_server 2>/dev/null

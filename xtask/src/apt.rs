@@ -25,6 +25,16 @@ pub(crate) struct Apt {
 impl Apt {
     /// Sets up an apt in `folder` for these suites, and fetches their lists.
     pub(crate) fn new(folder: &Path, suites: &[&str]) -> Result<Self, String> {
+        Self::with(folder, suites, "")
+    }
+
+    /// Like `new`, with the packages of a second architecture, named `NAME:ARCHITECTURE`.
+    pub(crate) fn foreign(folder: &Path, suites: &[&str], architecture: &str) -> Result<Self, String> {
+        let native = output(Command::new("dpkg").arg("--print-architecture"))?;
+        Self::with(folder, suites, &format!("APT::Architectures {{ \"{native}\"; \"{architecture}\"; }};\n"))
+    }
+
+    fn with(folder: &Path, suites: &[&str], settings: &str) -> Result<Self, String> {
         for part in ["lists/partial", "cache/archives/partial"] {
             make(&folder.join(part))?;
         }
@@ -38,7 +48,7 @@ impl Apt {
             &format!(
                 "Dir::Etc::sourcelist \"{own}/sources.list\";\nDir::Etc::sourceparts \"/dev/null\";\n\
                  Dir::State::lists \"{own}/lists\";\nDir::Cache \"{own}/cache\";\nAPT::Sandbox::User \"\";\n\
-                 Acquire::Languages \"none\";\nAcquire::Retries \"3\";\n"
+                 Acquire::Languages \"none\";\nAcquire::Retries \"3\";\n{settings}"
             ),
         )?;
         let apt = Self { configuration };

@@ -4,13 +4,16 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
+mod aarch64;
 mod apt;
 mod bindings;
 mod lint;
+mod msrv;
 mod ptx;
 mod symbols;
 mod system;
 mod thirdparty;
+mod toolchain;
 mod unsupported;
 mod vm;
 
@@ -23,11 +26,16 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run unit tests, and Debian's programs on the drop-in library, as programs of aarch64 in
+    /// QEMU's user mode (on x86_64).
+    Aarch64,
     /// Generate rdma-sys' bindings from rdma-core's headers, or check them.
     Bindings(bindings::Options),
     /// Check dependencies (users, minimum Rust versions, C code) and prose (the length of lines,
     /// SAFETY comments that argue nothing).
     Lint,
+    /// Check the workspace with the oldest supported Rust, of Debian's packages (on x86_64).
+    Msrv,
     /// Assemble the kernels of rdma-cuda with NVIDIA's assembler.
     Ptx(ptx::Options),
     /// Compare the drop-in library's list of symbols with the bindings and with Debian's packages.
@@ -40,8 +48,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Aarch64 => aarch64::run(),
         Command::Bindings(options) => bindings::run(&options),
         Command::Lint => lint::run(),
+        Command::Msrv => msrv::run(),
         Command::Ptx(options) => ptx::run(&options),
         Command::Symbols(options) => symbols::run(&options),
         Command::Thirdparty(options) => thirdparty::run(&options),

@@ -5,13 +5,13 @@ mod mpi;
 mod ours;
 
 use std::io;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 pub use mpi::Mpi;
 pub use ours::Ours;
 
 use crate::limit::{self, Writes};
+use crate::programs::run;
 
 /// A collective operation on `f32`; reductions are sums, and the root is rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,16 +139,6 @@ impl Program {
     }
 }
 
-/// Runs `command` to its end; its output becomes the error's text if it fails.
-fn run(command: &mut Command) -> io::Result<Output> {
-    let output = command.stdin(Stdio::null()).output()?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    let text = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::other(format!("{command:?} failed ({}):\n{text}", output.status)))
-}
-
 fn malformed(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not the output of a collective: {text}"))
 }
@@ -161,27 +151,6 @@ fn read_line(output: &Output, point: Point) -> io::Result<f64> {
         [bytes, time, "0"] if bytes == point.size.to_string() => time.parse().map_err(|_| malformed(&text)),
         _ => Err(malformed(&text)),
     }
-}
-
-/// Builds the project's programs in release mode and returns their folder.
-///
-/// # Errors
-///
-/// The build's error.
-pub fn build_ours() -> io::Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.args(["build", "--release", "-p", "rdma-examples", "--message-format=json"]);
-    for operation in Operation::ALL {
-        command.args(["--bin", operation.name()]);
-    }
-    let output = run(&mut command)?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let mut programs = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
-    let folder = programs.next().and_then(|program| Some(program.parent()?.to_owned()));
-    folder.ok_or_else(|| io::Error::other("cargo did not say where the programs are"))
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Point, run};
+use super::Point;
 use crate::affinity;
+use crate::programs::run;
 
 /// The environment variable with the folder of the virtual environments.
 const FOLDER: &str = "MPI_VENVS";

@@ -4,7 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::{Place, Point, malformed, run};
+use super::{Place, Point, malformed};
+use crate::programs::run;
 
 /// The folder of the project's programs.
 #[derive(Clone, Debug)]

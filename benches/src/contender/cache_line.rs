@@ -23,20 +23,7 @@ impl CacheLine {
     ///
     /// When the page cannot be shared.
     pub fn connect(role: Role, channel: &mut Channel) -> io::Result<Self> {
-        let pages = match role {
-            Role::Leader => {
-                let pages = SharedPages::new(4096)?;
-                channel.send(&pages.path())?;
-                channel.receive()?;
-                pages
-            }
-            Role::Follower => {
-                let pages = SharedPages::open(&channel.receive()?)?;
-                channel.send("mapped")?;
-                pages
-            }
-        };
-        Ok(Self { pages, next: 0 })
+        Ok(Self { pages: SharedPages::connect(role, channel, 4096)?, next: 0 })
     }
 }
 

@@ -2,10 +2,11 @@
 //! Debian's ucx-utils.
 
 use std::io;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::pair::Contender;
+use crate::programs::Killed;
 
 /// The kind of measurement of `ucx_perftest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,16 +46,6 @@ fn perftest(core: usize, port: u16) -> Command {
     command.args(["-c", &core.to_string(), "ucx_perftest", "-p", &port.to_string()]);
     command.env("UCX_TLS", "posix,self").env("UCX_WARN_UNUSED_ENV_VARS", "n").stderr(Stdio::null());
     command
-}
-
-/// A child process that is killed when this value is dropped.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // Both calls have nothing to do if the child has ended.
-        let _ended = (self.0.kill(), self.0.wait());
-    }
 }
 
 impl Contender for Ucx {

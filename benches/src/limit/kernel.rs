@@ -66,12 +66,14 @@ mod x86_64 {
     /// As for [`super::sum`]; the processor has AVX2; with `STREAM`, outputs are aligned to 32.
     #[target_feature(enable = "avx2")]
     #[allow(clippy::multiple_unsafe_ops_per_block, reason = "loads and stores of one step")]
+    #[allow(unused_unsafe, reason = "since Rust 1.87, intrinsics without pointers are safe here")]
     pub(super) unsafe fn sum<const STREAM: bool>(outputs: &[*mut f32], inputs: &[*const f32], count: usize) {
         const STEP: usize = LANES * VECTORS;
         let Some((first, more)) = inputs.split_first() else { return };
         let mut at = 0;
         while at + STEP <= count {
-            let mut totals: [__m256; VECTORS] = [_mm256_setzero_ps(); VECTORS];
+            // SAFETY: wants AVX, which this function has.
+            let mut totals: [__m256; VECTORS] = [unsafe { _mm256_setzero_ps() }; VECTORS];
             for (lane, total) in totals.iter_mut().enumerate() {
                 // SAFETY: the vector lies in the `count` numbers (1).
                 *total = unsafe { _mm256_loadu_ps(first.add(at + lane * LANES)) };
@@ -80,7 +82,8 @@ mod x86_64 {
                 for (lane, total) in totals.iter_mut().enumerate() {
                     // SAFETY: the vector lies in the `count` numbers (1).
                     let vector = unsafe { _mm256_loadu_ps(input.add(at + lane * LANES)) };
-                    *total = _mm256_add_ps(*total, vector);
+                    // SAFETY: wants AVX, which this function has.
+                    *total = unsafe { _mm256_add_ps(*total, vector) };
                 }
             }
             for output in outputs {
@@ -97,7 +100,8 @@ mod x86_64 {
         // SAFETY: wants conditions 1 and 2, which are this function's.
         unsafe { super::sum_from(at, outputs, inputs, count) };
         if STREAM {
-            _mm_sfence();
+            // SAFETY: wants SSE, which every x86_64 processor has.
+            unsafe { _mm_sfence() };
         }
     }
 }

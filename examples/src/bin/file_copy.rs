@@ -62,8 +62,7 @@ fn run(args: Args) -> Result<(), Failure> {
 impl Args {
     /// A node whose driver has a thread of its own: the other threads read and write files.
     fn node(&self, connections: u32) -> Result<Node, Failure> {
-        let context = self.service.open()?;
-        let (node, driver) = Node::new(&context, &file_copy::node_options(connections))?;
+        let (node, driver) = self.service.node(file_copy::node_options(connections))?;
         // If it fails, so do all connections.
         thread::Builder::new().spawn(move || driver.run_blocking())?;
         Ok(node)

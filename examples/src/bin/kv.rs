@@ -8,15 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use rdma::Context;
 use rdma::net::ListenOptions;
-use rdma_examples::cli::{self, Size};
-use rdma_examples::device::DeviceOptions;
-use rdma_examples::kv::{self, Client, Store, load};
+use rdma_examples::kv::{self, Client, ServerOptions, Store, load};
 use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::{Failure, address};
 use serde_json::json;
-use tokio::net::TcpListener;
 
 /// Time in which a new client must send its first request.
 const FIRST_REQUEST: Duration = Duration::from_secs(5);
@@ -40,18 +36,8 @@ enum Command {
     Serve {
         /// The address to listen on
         address: String,
-        /// Most keys
-        #[arg(long, value_name = "N", default_value = "100000", value_parser = cli::count)]
-        keys: usize,
-        /// Memory of the table and its values
-        #[arg(long, value_name = "SIZE", default_value = "256M")]
-        memory: Size,
-        /// Milliseconds before the memory of an old value is used again
-        #[arg(long, value_name = "MS", default_value_t = 100)]
-        grace: u64,
-        /// Serve the same requests over TCP too, at the same address
-        #[arg(long)]
-        tcp: bool,
+        #[command(flatten)]
+        options: ServerOptions,
     },
     /// Print the value of a key
     Get {
@@ -92,87 +78,63 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    let (service, context) = (&args.service, args.service.open()?);
+    let service = &args.service;
     let resolve = |address: &str| address::resolve(address, args.port);
     match &args.command {
-        Command::Serve { address, keys, memory, grace, tcp } => {
-            let table = TableOptions { keys: *keys, memory: memory.0, grace: Duration::from_millis(*grace) };
-            serve(&context, resolve(address)?, table, *tcp, |address| service.print_address(address))
+        Command::Serve { address, options } => {
+            serve(service, resolve(address)?, options, |address| service.print_address(address))
         }
         Command::Load { address, options } => {
-            let server = match address {
-                Some(address) => resolve(address)?,
-                None => start_server(&context, options)?,
-            };
-            let node_options = kv::node_options(options.connections());
-            service::run(&context, &node_options, |node| async move {
+            let server = options.server();
+            let start = || service.start(move |service, at, started| serve(service, at, &server, started));
+            let server = address.as_deref().map_or_else(start, resolve)?;
+            service.run(kv::node_options(options.connections()), |node| async move {
                 load::run(&node, server, options, service.json).await
             })
         }
-        Command::Get { address, key } => with_client(&context, resolve(address)?, async |client| {
+        Command::Get { address, key } => with_client(service, resolve(address)?, async |client| {
             let value =
                 client.get(key.as_bytes()).await?.ok_or_else(|| Failure::new(kv::Refusal::NoKey.to_string()))?;
             let text = String::from_utf8_lossy(&value.bytes);
             service.print(&json!({ "sequence": value.sequence, "value": text }), &text)
         }),
-        Command::Put { address, key, value, expect } => with_client(&context, resolve(address)?, async |client| {
+        Command::Put { address, key, value, expect } => with_client(service, resolve(address)?, async |client| {
             let sequence = client.put(key.as_bytes(), value.as_bytes(), *expect).await?;
             service.print(&json!({ "sequence": sequence }), &format!("sequence number {sequence}"))
         }),
-        Command::Delete { address, key, expect } => with_client(&context, resolve(address)?, async |client| {
+        Command::Delete { address, key, expect } => with_client(service, resolve(address)?, async |client| {
             client.delete(key.as_bytes(), *expect).await?;
             service.print(&json!({ "deleted": true }), "deleted")
         }),
     }
 }
 
-/// The size of a server's table.
-struct TableOptions {
-    keys: usize,
-    memory: usize,
-    grace: Duration,
-}
-
 /// Serves clients, and tells `started` the address.
 fn serve(
-    context: &Context,
+    service: &ServiceOptions,
     address: SocketAddr,
-    table: TableOptions,
-    tcp: bool,
+    options: &ServerOptions,
     started: impl FnOnce(SocketAddr) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let TableOptions { keys, memory, grace } = table;
-    service::run(context, &kv::node_options(kv::MAX_CLIENTS), |node| async move {
-        let store = Arc::new(Store::new(node.domain(), keys, memory, grace)?);
-        let options = ListenOptions::new().first_message(FIRST_REQUEST);
-        let listener = service::listen(&node, address, &options)?;
-        let address = listener.local_addr();
-        if tcp {
-            let advice = "leave it out on iWARP, which takes the same ports";
-            let cannot = |error| Failure::new(format!("cannot listen on {address} over TCP: {error}; {advice}"));
-            let listener = TcpListener::bind(address).await.map_err(cannot)?;
-            tokio::spawn(kv::tcp::serve(listener, Arc::clone(&store)));
+    service.run(kv::node_options(kv::MAX_CLIENTS), |node| async move {
+        let store = Arc::new(Store::new(node.domain(), options)?);
+        let limits = ListenOptions::new().first_message(FIRST_REQUEST);
+        let listener = service::listen(&node, address, &limits)?;
+        if options.tcp {
+            kv::tcp::start(listener.local_addr(), &store).await?;
         }
-        started(address)?;
+        started(listener.local_addr())?;
         kv::serve(listener, store).await
     })
 }
 
-/// Starts a server on a thread of this process; returns its address.
-fn start_server(context: &Context, options: &load::Options) -> Result<SocketAddr, Failure> {
-    let table = TableOptions { keys: options.keys, memory: options.memory(), grace: Duration::from_millis(20) };
-    let (chosen, tcp) = (DeviceOptions::named(Some(context.name())).open()?, options.needs_tcp());
-    let address = SocketAddr::new(address::of_device(&chosen)?, 0);
-    service::start(move |started| serve(&chosen.context, address, table, tcp, started))
-}
-
 /// Does the work of a client.
 fn with_client(
-    context: &Context,
+    service: &ServiceOptions,
     server: SocketAddr,
     work: impl AsyncFnOnce(&mut Client) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let done = service::run(context, &kv::node_options(1), |node| async move {
+    let done = service.run(kv::node_options(1), |node| async move {
         let mut client = Client::connect(&node, server).await?;
         work(&mut client).await?;
         client.close().await

@@ -24,8 +24,8 @@ struct Args {
     local: LocalOptions,
     #[command(flatten)]
     options: Options,
-    /// Exchange messages with rdma-core's ibv_rc_pingpong or ibv_uc_pingpong; for the options of
-    /// this mode see --compat --help
+    /// Exchange messages with rdma-core's ibv_rc_pingpong, ibv_uc_pingpong or ibv_srq_pingpong; for
+    /// the options of this mode see --compat --help
     #[arg(long)]
     compat: bool,
 }

@@ -6,8 +6,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use rdma::Context;
-use rdma_examples::device::DeviceOptions;
 use rdma_examples::load::LoadRow;
 use rdma_examples::rpc::{self, Client, Method, load};
 use rdma_examples::service::{self, ServiceOptions};
@@ -66,15 +64,15 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    let (service, context) = (&args.service, args.service.open()?);
+    let service = &args.service;
     let resolve = |address: &str| address::resolve(address, args.port);
     match &args.command {
         Command::Serve { address, receives } => {
-            serve(&context, resolve(address)?, *receives, |address| service.print_address(address))
+            serve(service, resolve(address)?, *receives, |address| service.print_address(address))
         }
         Command::Call { address, method, body, deadline } => {
             let (server, time) = (resolve(address)?, Duration::from_millis((*deadline).into()));
-            let result = service::run(&context, &rpc::node_options(1), |node| async move {
+            let result = service.run(rpc::node_options(1), |node| async move {
                 Client::connect(&node, server).await?.call(*method, body.as_bytes(), time).await
             });
             let result = result.map_err(|failure| failure.context(format_args!("server {server}")))?;
@@ -82,8 +80,9 @@ fn run(args: Args) -> Result<(), Failure> {
             service.print(&json!({ "result": text }), &text)
         }
         Command::Load { address, options } => {
-            let server = address.as_deref().map_or_else(|| start_server(&context), resolve)?;
-            let row = service::run(&context, &rpc::node_options(options.connections()), |node| async move {
+            let start = || service.start(|service, at, started| serve(service, at, RECEIVES, started));
+            let server = address.as_deref().map_or_else(start, resolve)?;
+            let row = service.run(rpc::node_options(options.connections()), |node| async move {
                 load::run(&node, server, options).await
             })?;
             let text = format!("# {}\n#{}\n {}", options.line(), LoadRow::HEAD, row.text());
@@ -94,21 +93,14 @@ fn run(args: Args) -> Result<(), Failure> {
 
 /// Serves clients, and tells `started` the address.
 fn serve(
-    context: &Context,
+    service: &ServiceOptions,
     address: SocketAddr,
     receives: u32,
     started: impl FnOnce(SocketAddr) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    service::run(context, &rpc::node_options(rpc::MAX_CLIENTS), |node| async move {
+    service.run(rpc::node_options(rpc::MAX_CLIENTS), |node| async move {
         let listener = service::listen(&node, address, &rpc::listen_options(receives))?;
         started(listener.local_addr())?;
         rpc::serve(listener).await
     })
-}
-
-/// Starts a server on a thread of this process; returns its address.
-fn start_server(context: &Context) -> Result<SocketAddr, Failure> {
-    let chosen = DeviceOptions::named(Some(context.name())).open()?;
-    let address = SocketAddr::new(address::of_device(&chosen)?, 0);
-    service::start(move |started| serve(&chosen.context, address, RECEIVES, started))
 }

@@ -192,7 +192,7 @@ const SHORT: u64 = 64 << 10;
 /// The algorithms without a measured table: few messages for short operations; for long ones each
 /// element once over each link, and few of them between hosts. Direct reads of shared memory need
 /// no messages.
-const BUILT_IN: [TableEntry; 34] = {
+const BUILT_IN: [TableEntry; 36] = {
     use Algorithm as A;
     use Collective as C;
     [
@@ -215,12 +215,14 @@ const BUILT_IN: [TableEntry; 34] = {
         TableEntry::new(C::AllToAll, A::Direct).shm(),
         TableEntry::new(C::AllToAll, A::Direct).bytes(SHORT),
         TableEntry::new(C::AllToAll, A::Pairwise),
+        TableEntry::new(C::AllToAllV, A::Direct).shm(),
         TableEntry::new(C::AllToAllV, A::Direct).bytes(SHORT),
         TableEntry::new(C::AllToAllV, A::Pairwise),
         TableEntry::new(C::Broadcast, A::Direct).shm(),
         TableEntry::new(C::Broadcast, A::Binomial).bytes(SHORT),
         TableEntry::new(C::Broadcast, A::TwoStep).one_host(),
         TableEntry::new(C::Broadcast, A::Tree),
+        TableEntry::new(C::Reduce, A::Direct).shm().bytes(SHORT),
         TableEntry::new(C::Reduce, A::Binomial).bytes(SHORT),
         TableEntry::new(C::Reduce, A::TwoStep).one_host(),
         TableEntry::new(C::Reduce, A::Tree),

@@ -13,7 +13,7 @@ use xxhash_rust::xxh64::Xxh64;
 
 use super::walk::{Entry, Kind, Listing, cannot_read};
 use super::wire::{Answer, DATA, DATA_HEADER, Order};
-use super::{IN_FLIGHT, checksum_of, chunk_len};
+use super::{CHUNK, IN_FLIGHT, checksum_of, chunk_len};
 use crate::Failure;
 use crate::message::{decode, encode};
 use crate::progress::Bytes;
@@ -44,6 +44,9 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
     let progress = Bytes::new(Listing::bytes(&entries));
     let connection = node.connect(receiver).await?;
     let (to, from) = connection.split();
+    if to.max_payload() < DATA_HEADER + CHUNK {
+        return Err(Failure::new("the receiver takes shorter messages only; it is another program"));
+    }
     let mut copy = Copy { to, from, offered: VecDeque::new(), finished: 0, progress, summary: Summary::default() };
     let start = Instant::now();
     if let Err(failure) = copy.run(&entries).await {
@@ -127,10 +130,8 @@ impl<'a> Copy<'a> {
         while offset < offer.len {
             let len = chunk_len(offer.len - offset);
             let mut permit = self.to.reserve().await?;
-            let message = permit.payload_mut();
-            let too_short = || Failure::new("the receiver takes shorter messages only; it is another program");
-            let (header, bytes) = message.split_at_mut_checked(DATA_HEADER).ok_or_else(too_short)?;
-            let bytes = bytes.get_mut(..len).ok_or_else(too_short)?;
+            let (header, rest) = permit.payload_mut().split_at_mut(DATA_HEADER);
+            let bytes = &mut rest[..len];
             header.fill(DATA);
             offer.file.read_exact_at(bytes, offset).map_err(cannot_read)?;
             sum.update(bytes);

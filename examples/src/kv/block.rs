@@ -16,6 +16,8 @@ pub const SLOTS: usize = 8;
 pub const SLOT_LEN: usize = 8;
 /// Bytes of a bucket.
 pub const BUCKET_LEN: usize = SLOTS * SLOT_LEN;
+/// Offsets and lengths of blocks are multiples of this.
+pub const UNIT: usize = 64;
 /// Bytes of a block before its key: checksum, sequence number, lengths of key and value.
 pub const HEADER_LEN: usize = 32;
 /// Longest key.
@@ -23,63 +25,35 @@ pub const MAX_KEY: usize = 1 << 10;
 /// Longest value.
 pub const MAX_VALUE: usize = 256 << 10;
 
-/// The size of a block: one of four sizes between each power of two and the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Class(u8);
-
-impl Class {
-    /// Number of classes; the largest holds the longest key with the longest value.
-    pub const COUNT: u8 = 52;
-
-    /// The smallest class that holds `len` bytes.
-    #[must_use]
-    pub fn for_len(len: usize) -> Option<Self> {
-        (0..Self::COUNT).map(Self).find(|class| class.len() >= len)
-    }
-
-    /// Bytes of a block of this class.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "no class is empty")]
-    pub fn len(self) -> usize {
-        usize::from(4 + self.0 % 4) << (self.0 / 4 + 4)
-    }
-
-    /// The number of the class.
-    #[must_use]
-    pub fn index(self) -> usize {
-        self.0.into()
-    }
-}
-
-/// A slot that names a block: 40 bits of offset, 8 bits of class, 16 bits of the key's hash.
+/// A slot that names a block: 32 bits of offset and 16 bits of length, in units of [`UNIT`] bytes,
+/// and 16 bits of the key's hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// Offset of the block in the table's memory.
     pub offset: usize,
-    /// Size of the block.
-    pub class: Class,
+    /// Length of the block in bytes.
+    pub len: usize,
     /// Part of the hash of the block's key.
     pub tag: u16,
 }
 
 impl Slot {
     /// Offsets are less than this.
-    pub const MAX_OFFSET: usize = 1 << 40;
+    pub const MAX_OFFSET: usize = UNIT << 32;
 
     /// The slot as a word; never 0.
     #[must_use]
     pub fn to_word(self) -> u64 {
-        ((self.offset as u64) << 24) | (u64::from(self.class.0) << 16) | u64::from(self.tag)
+        ((self.offset / UNIT) as u64) << 32 | ((self.len / UNIT) as u64) << 16 | u64::from(self.tag)
     }
 
     /// The slot of a word; `None` if it is empty or invalid.
     #[must_use]
     pub fn from_word(word: u64) -> Option<Self> {
-        let [.., class, one, two] = word.to_be_bytes();
-        let offset = usize::try_from(word >> 24).ok()?;
-        let slot = Self { offset, class: Class(class), tag: u16::from_be_bytes([one, two]) };
+        let bytes = |units: u64| usize::try_from(units).ok()?.checked_mul(UNIT);
+        let (offset, len) = (bytes(word >> 32)?, bytes(word >> 16 & 0xffff)?);
         // Buckets lie in front of all blocks, so no block has offset 0.
-        (slot.offset != 0 && class < Class::COUNT).then_some(slot)
+        (offset != 0 && len != 0).then_some(Self { offset, len, tag: (word & 0xffff) as u16 })
     }
 
     /// The slots of a bucket's bytes that may name the block of a key.
@@ -115,16 +89,18 @@ impl Hash {
     }
 }
 
-/// Bytes of the block of a key and a value.
+/// Bytes of the block of a key and a value: one of four lengths between each power of two and the
+/// next, so that another block takes its place later.
 #[must_use]
 pub fn block_len(key: &[u8], value: &[u8]) -> usize {
-    HEADER_LEN + key.len() + value.len()
+    let len = HEADER_LEN + key.len() + value.len();
+    len.next_multiple_of((len.next_power_of_two() / 8).max(UNIT))
 }
 
 /// Makes a block.
 #[must_use]
 pub fn seal(key: &[u8], sequence: u64, value: &[u8]) -> Vec<u8> {
-    let mut block = Vec::with_capacity(block_len(key, value));
+    let mut block = Vec::with_capacity(HEADER_LEN + key.len() + value.len());
     block.extend_from_slice(&[0; 8]);
     block.extend_from_slice(&sequence.to_le_bytes());
     for len in [key.len(), value.len()] {
@@ -182,20 +158,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_waste_a_quarter_at_most() {
-        let longest = HEADER_LEN + MAX_KEY + MAX_VALUE;
-        for len in (1..longest).step_by(97).chain([64, 65, 80, 81, longest]) {
-            let class = Class::for_len(len).unwrap();
-            assert!(class.len() >= len && (class.len() <= 64 || class.len() * 4 <= len * 5), "{len}: {}", class.len());
+    fn long_blocks_waste_a_quarter_at_most() {
+        let bytes = vec![0; MAX_VALUE];
+        for (key, value) in (0..MAX_VALUE).step_by(97).map(|len| (7, len)).chain([(0, 0), (MAX_KEY, MAX_VALUE)]) {
+            let (len, needed) = (block_len(&bytes[..key], &bytes[..value]), HEADER_LEN + key + value);
+            assert!(len % UNIT == 0 && len >= needed && len - needed <= UNIT.max(needed / 4), "{needed}: {len}");
+            let slot = Slot { offset: UNIT, len, tag: 7 };
+            assert_eq!(Slot::from_word(slot.to_word()), Some(slot));
         }
-        assert_eq!(Class::for_len(1 << 20), None);
     }
 
     #[test]
     fn slots_and_words_correspond() {
-        let slot = Slot { offset: Slot::MAX_OFFSET - 8, class: Class(51), tag: 0xabcd };
+        let slot = Slot { offset: Slot::MAX_OFFSET - UNIT, len: 0xffff * UNIT, tag: 0xabcd };
         assert_eq!(Slot::from_word(slot.to_word()), Some(slot));
-        for invalid in [0, 0xabcd, (1 << 24) | (u64::from(Class::COUNT) << 16), u64::MAX] {
+        for invalid in [0, 0xabcd, 0x0001_abcd, 0x1_0000_abcd] {
             assert_eq!(Slot::from_word(invalid), None, "{invalid:#x}");
         }
     }

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use rdma::net::{Connection, Message, Node, Remote};
-use rdma::{Buffer, ProtectionDomain, RemoteSlice};
+use rdma::RemoteSlice;
+use rdma::net::{Connection, Fetched, Message, Node, Remote};
 
 use super::block::{BUCKET_LEN, Hash, MAX_KEY, MAX_VALUE, Opened, Slot, open};
 use super::wire::{Answer, Refusal, Request};
@@ -12,8 +12,6 @@ use crate::message::{decode, encode};
 
 /// Times that a client reads a key again that changes meanwhile, before it asks by message.
 const RETRIES: usize = 8;
-/// Bytes of the first buffer for blocks; longer blocks get longer ones.
-const BLOCK_LEN: usize = 4096;
 
 /// A value and its sequence number, which every change of the key increases.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,23 +39,11 @@ pub struct Counts {
 pub struct Client {
     connection: Connection,
     remote: Remote,
-    pd: ProtectionDomain,
     /// The memory of the server's table.
     table: RemoteSlice,
     /// Number of its buckets.
     buckets: usize,
-    /// Buffers that no read uses.
-    pool: Pool,
-    /// Whether the device reads into buffers: on iWARP, the server is asked for every value.
-    can_read: bool,
     counts: Counts,
-}
-
-/// A client's buffers; `None` while a read has one.
-#[derive(Debug, Default)]
-struct Pool {
-    buckets: [Option<Buffer>; 2],
-    block: Option<Buffer>,
 }
 
 /// The result of a search in the table.
@@ -85,10 +71,7 @@ impl Client {
         if !buckets.is_power_of_two() || buckets < 2 || !fits {
             return Err(unknown());
         }
-        let (remote, pd) = (connection.remote(), node.domain().clone());
-        let can_read = !pd.context().capabilities().read_needs_exposed_sink;
-        let (pool, counts) = (Pool::default(), Counts::default());
-        Ok(Self { connection, remote, pd, table, buckets, pool, can_read, counts })
+        Ok(Self { remote: connection.remote(), connection, table, buckets, counts: Counts::default() })
     }
 
     /// How values were found so far.
@@ -104,7 +87,7 @@ impl Client {
     /// If the connection fails.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Value>, Failure> {
         check(key, &[])?;
-        let attempts = if self.can_read { 1 + RETRIES } else { 0 };
+        let attempts = if self.remote.can_read() { 1 + RETRIES } else { 0 };
         for _ in 0..attempts {
             match self.search(key).await? {
                 Search::Found(value) => return Ok(Some(value)),
@@ -156,52 +139,32 @@ impl Client {
     }
 
     /// Searches the table once.
-    async fn search(&mut self, key: &[u8]) -> Result<Search, Failure> {
+    async fn search(&self, key: &[u8]) -> Result<Search, Failure> {
         let mut result = Search::Absent;
         for slot in self.candidates(Hash::of(key)).await? {
-            let block = self.read_block(slot).await?;
-            match open(&block[..slot.class.len()], key) {
+            let block = self.fetch(slot.offset, slot.len).await?;
+            match open(&block, key) {
                 Opened::Found(sequence, value) => {
-                    let bytes = block[value].to_vec();
-                    self.pool.block = Some(block);
-                    return Ok(Search::Found(Value { sequence, bytes }));
+                    return Ok(Search::Found(Value { sequence, bytes: block[value].to_vec() }));
                 }
                 Opened::OtherKey if matches!(result, Search::Changed) => {}
                 Opened::OtherKey => result = Search::Ambiguous,
                 Opened::Torn => result = Search::Changed,
             }
-            self.pool.block = Some(block);
         }
         Ok(result)
     }
 
-    /// Reads both buckets of a key; returns the slots that may name its block.
-    async fn candidates(&mut self, hash: Hash) -> Result<Vec<Slot>, Failure> {
-        let [one, two] = hash.buckets(self.buckets);
-        let buffers = self.pool.buckets.each_mut().map(Option::take);
-        let [into_one, into_two] = buffers.map(|buffer| buffer.map_or_else(|| self.pd.allocate(BUCKET_LEN), Ok));
-        let (one, two) = tokio::try_join!(self.read_bucket(one, into_one?), self.read_bucket(two, into_two?))?;
-        let read = [one, two];
-        let slots = read.iter().flat_map(|bucket| Slot::candidates(bucket, hash)).collect();
-        self.pool.buckets = read.map(Some);
-        Ok(slots)
+    /// Reads both buckets of a key at once; returns the slots that may name its block.
+    async fn candidates(&self, hash: Hash) -> Result<Vec<Slot>, Failure> {
+        let [one, two] = hash.buckets(self.buckets).map(|number| self.fetch(number * BUCKET_LEN, BUCKET_LEN));
+        let (one, two) = tokio::try_join!(one, two)?;
+        Ok([one, two].iter().flat_map(|bucket| Slot::candidates(bucket, hash)).collect())
     }
 
-    async fn read_bucket(&self, number: usize, into: Buffer) -> Result<Buffer, Failure> {
-        let start = number * BUCKET_LEN;
-        Ok(self.remote.read(self.table.slice(start..start + BUCKET_LEN)?, into).await?)
-    }
-
-    /// Reads a block into the front of a buffer, which the caller gives back to the pool.
-    async fn read_block(&mut self, slot: Slot) -> Result<Buffer, Failure> {
-        let (start, len) = (slot.offset, slot.class.len());
-        let from = self.table.slice(start..start + len)?;
-        let buffer = self.pool.block.take().filter(|buffer| buffer.len() >= len);
-        let mut buffer = buffer.map_or_else(|| self.pd.allocate(len.max(BLOCK_LEN)), Ok)?;
-        let rest = buffer.split_off(len);
-        let mut block = self.remote.read(from, buffer).await?;
-        block.unsplit(rest).map_err(|_| Failure::new("the buffer of a read has changed its place"))?;
-        Ok(block)
+    /// Reads a part of the server's table.
+    async fn fetch(&self, start: usize, len: usize) -> Result<Fetched, Failure> {
+        Ok(self.remote.fetch(self.table.slice(start..start + len)?).await?)
     }
 }
 

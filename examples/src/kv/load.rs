@@ -9,7 +9,7 @@ use rdma::net::Node;
 use serde::Serialize;
 
 use super::block::MAX_VALUE;
-use super::{Client, tcp};
+use super::{Client, ServerOptions, tcp};
 use crate::Failure;
 use crate::cli::{self, Size};
 use crate::load::{LoadClient, LoadOptions, LoadRow, Random, Samples, Zipf, drive};
@@ -25,10 +25,10 @@ pub struct Options {
     load: LoadOptions,
     /// Keys, which are all written before the measurement
     #[arg(long, value_name = "N", default_value = "10000", value_parser = keys)]
-    pub keys: usize,
+    keys: usize,
     /// Bytes of a value
     #[arg(long, value_name = "SIZE", default_value = "64", value_parser = value_size)]
-    pub value_size: Size,
+    value_size: Size,
     /// Share of reads among the requests; the others write
     #[arg(long, value_name = "SHARE", default_value = "0.95", value_parser = share)]
     read_share: f64,
@@ -73,16 +73,12 @@ impl Options {
         u32::from(self.load.clients) + 1
     }
 
-    /// Bytes of a table that holds all keys, and their old values for a while.
+    /// A server whose table holds all keys, and their old values for a while.
     #[must_use]
-    pub fn memory(&self) -> usize {
-        self.keys * (256 + 2 * self.value_size.0) + (64 << 20) + 64 * self.value_size.0
-    }
-
-    /// Whether the server must serve TCP too.
-    #[must_use]
-    pub fn needs_tcp(&self) -> bool {
-        self.transport.contains(&Transport::Tcp)
+    pub fn server(&self) -> ServerOptions {
+        let Self { keys, value_size: Size(len), .. } = *self;
+        let memory = Size(keys * (256 + 2 * len) + (64 << 20) + 64 * len);
+        ServerOptions { keys, memory, grace: 20, tcp: self.transport.contains(&Transport::Tcp) }
     }
 
     fn line(&self) -> String {

@@ -31,7 +31,7 @@ use std::time::Duration;
 use rdma::net::NodeOptions;
 
 pub use client::{Client, Counts, Value};
-pub use server::{Store, serve};
+pub use server::{ServerOptions, Store, serve};
 pub use wire::Refusal;
 
 use block::{MAX_KEY, MAX_VALUE};

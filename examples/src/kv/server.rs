@@ -10,8 +10,26 @@ use rdma::{ExposedRegion, ProtectionDomain, RemoteAccess};
 use super::table::{Change, Table};
 use super::wire::{Answer, Refusal, Request};
 use crate::Failure;
+use crate::cli::{self, Size};
 use crate::message::{decode, encode};
 use crate::service::{serve_all, unless_closed};
+
+/// Options of a server.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct ServerOptions {
+    /// Most keys
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = cli::count)]
+    pub keys: usize,
+    /// Memory of the table and its values
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+    /// Milliseconds before the memory of an old value is used again
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    pub grace: u64,
+    /// Serve the same requests over TCP too, at the same address
+    #[arg(long)]
+    pub tcp: bool,
+}
 
 /// A table and its memory.
 #[derive(Debug)]
@@ -22,19 +40,19 @@ pub struct Store {
 }
 
 impl Store {
-    /// A table for `keys` keys, in `len` bytes of memory that clients may read. Blocks rest for
-    /// `grace` before they are used again.
+    /// An empty table, in memory that clients may read.
     ///
     /// # Errors
     /// If the memory does not hold the buckets; errors of the device, and memory that is short.
-    pub fn new(pd: &ProtectionDomain, keys: usize, len: usize, grace: Duration) -> Result<Self, Failure> {
+    pub fn new(pd: &ProtectionDomain, options: &ServerOptions) -> Result<Self, Failure> {
+        let ServerOptions { keys, memory: Size(len), grace, .. } = *options;
         let least = Table::bucket_bytes(keys);
         if least >= len {
             let advice = "give more --memory or fewer --keys";
             return Err(Failure::usage(format!("{keys} keys need more than {least} bytes of memory; {advice}")));
         }
         let memory = pd.allocate_exposed(len, RemoteAccess::READ)?;
-        Ok(Self { table: Mutex::new(Table::new(keys, len, grace)), memory })
+        Ok(Self { table: Mutex::new(Table::new(keys, len, Duration::from_millis(grace))), memory })
     }
 
     /// Does what a request asks for, and returns the bytes of the answer.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::block::{BUCKET_LEN, Class, HEADER_LEN, Hash, MAX_KEY, MAX_VALUE, SLOT_LEN, SLOTS, Slot, block_len, seal};
+use super::block::{BUCKET_LEN, HEADER_LEN, Hash, MAX_KEY, MAX_VALUE, SLOT_LEN, SLOTS, Slot, block_len, seal};
 use super::wire::Refusal;
 
 /// The keys of a table and the places of their blocks.
@@ -19,8 +19,8 @@ pub struct Table {
     taken: Vec<u8>,
     /// End of the memory that was ever used.
     end: usize,
-    /// Blocks that no slot names any more, of each class, oldest first.
-    retired: Vec<VecDeque<Retired>>,
+    /// Blocks that no slot names any more, of each length, oldest first.
+    retired: HashMap<usize, VecDeque<Retired>>,
     grace: Duration,
     /// Sequence number of the last change.
     sequence: u64,
@@ -59,9 +59,8 @@ impl Table {
     pub fn new(keys: usize, len: usize, grace: Duration) -> Self {
         // Half of the slots stay free, so that both buckets of a key are hardly ever full.
         let buckets = (keys * 2).div_ceil(SLOTS).next_power_of_two().max(2);
-        let retired = (0..Class::COUNT).map(|_| VecDeque::new()).collect();
         let end = buckets * BUCKET_LEN;
-        let (keys, taken) = (HashMap::new(), vec![0; buckets]);
+        let (keys, retired, taken) = (HashMap::new(), HashMap::new(), vec![0; buckets]);
         let len = len.min(Slot::MAX_OFFSET);
         Self { buckets, len, keys, taken, end, retired, grace, sequence: 0 }
     }
@@ -101,10 +100,10 @@ impl Table {
             Some(entry) => entry.index,
             None => self.free_slot(hash).ok_or(Refusal::Full)?,
         };
-        let class = Class::for_len(block_len(key, value)).ok_or(Refusal::TooLong)?;
-        let offset = self.allocate(class, now).ok_or(Refusal::Full)?;
+        let len = block_len(key, value);
+        let offset = self.allocate(len, now).ok_or(Refusal::Full)?;
         self.sequence += 1;
-        let slot = Slot { offset, class, tag: hash.tag() };
+        let slot = Slot { offset, len, tag: hash.tag() };
         let entry = Entry { index, slot, sequence: self.sequence, value_len: value.len() };
         self.taken[index / SLOTS] |= 1 << (index % SLOTS);
         if let Some(old) = self.keys.insert(key.into(), entry) {
@@ -141,9 +140,8 @@ impl Table {
     }
 
     /// Takes a block: one that was retired long enough ago, new memory, or the oldest retired one.
-    fn allocate(&mut self, class: Class, now: Instant) -> Option<usize> {
-        let retired = &mut self.retired[class.index()];
-        let len = class.len();
+    fn allocate(&mut self, len: usize, now: Instant) -> Option<usize> {
+        let retired = self.retired.entry(len).or_default();
         let is_old = |oldest: &Retired| now.saturating_duration_since(oldest.since) >= self.grace;
         if self.len - self.end.min(self.len) >= len && !retired.front().is_some_and(is_old) {
             self.end += len;
@@ -153,7 +151,7 @@ impl Table {
     }
 
     fn retire(&mut self, slot: Slot, now: Instant) {
-        self.retired[slot.class.index()].push_back(Retired { offset: slot.offset, since: now });
+        self.retired.entry(slot.len).or_default().push_back(Retired { offset: slot.offset, since: now });
     }
 }
 
@@ -183,7 +181,7 @@ mod tests {
             let bucket = |number: usize| &self.0[number * BUCKET_LEN..][..BUCKET_LEN];
             let mut slots = hash.buckets(buckets).into_iter().flat_map(|number| Slot::candidates(bucket(number), hash));
             slots.find_map(|slot| {
-                let block = &self.0[slot.offset..][..slot.class.len()];
+                let block = &self.0[slot.offset..][..slot.len];
                 match open(block, key) {
                     Opened::Found(sequence, value) => Some((sequence, block[value].to_vec())),
                     Opened::OtherKey => None,

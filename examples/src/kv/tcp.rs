@@ -17,11 +17,21 @@ use crate::message::{decode, encode};
 /// Longest request or answer.
 const MAX_FRAME: usize = MAX_KEY + MAX_VALUE + 64;
 
-/// Serves all clients of a listener, each in a task of its own.
+/// Starts to serve TCP at the address of a server.
 ///
 /// # Errors
-/// If the listener fails.
-pub async fn serve(listener: TcpListener, store: Arc<Store>) -> Result<(), Failure> {
+/// If the port is taken.
+pub async fn start(address: SocketAddr, store: &Arc<Store>) -> Result<(), Failure> {
+    let advice = "leave out --tcp, and give `load` --transport rdma";
+    let taken = "the port is taken on iWARP and with --exchange tcp";
+    let cannot = |error| Failure::new(format!("cannot listen on {address} over TCP: {error}; {taken}: {advice}"));
+    let listener = TcpListener::bind(address).await.map_err(cannot)?;
+    tokio::spawn(serve(listener, Arc::clone(store)));
+    Ok(())
+}
+
+/// Serves all clients of a listener, each in a task of its own.
+async fn serve(listener: TcpListener, store: Arc<Store>) -> Result<(), Failure> {
     loop {
         let (stream, _) = listener.accept().await?;
         let store = Arc::clone(&store);

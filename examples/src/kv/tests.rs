@@ -10,6 +10,7 @@ use rdma::net::{ListenOptions, Node};
 
 use super::wire::{Answer, Request};
 use super::*;
+use crate::cli::Size;
 use crate::message::{decode, encode};
 use crate::{Failure, service};
 
@@ -32,8 +33,9 @@ impl World {
         let (node, driver) = Node::new(&context(), &node_options(16)).unwrap();
         thread::spawn(move || driver.run_blocking());
         let listener = node.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
-        let memory = table::Table::bucket_bytes(4) + blocks * 65_536;
-        let store = Arc::new(Store::new(node.domain(), 4, memory, Duration::ZERO).unwrap());
+        let memory = Size(table::Table::bucket_bytes(4) + blocks * 65_536);
+        let options = ServerOptions { keys: 4, memory, grace: 0, tcp: false };
+        let store = Arc::new(Store::new(node.domain(), &options).unwrap());
         let (address, serving) = (listener.local_addr(), Arc::clone(&store));
         thread::spawn(move || service::runtime().unwrap().block_on(serve(listener, serving)));
         Self { store, address, _node: node }
@@ -63,7 +65,7 @@ fn number_of(bytes: &[u8]) -> u64 {
 
 fn with_client<T>(world: &World, work: impl AsyncFnOnce(&mut Client) -> Result<T, Failure>) -> Result<T, Failure> {
     let address = world.address;
-    service::run(&context(), &node_options(1), |node| async move {
+    service::run(Node::new(&context(), &node_options(1))?, |node| async move {
         let mut client = Client::connect(&node, address).await?;
         work(&mut client).await
     })

@@ -365,10 +365,12 @@ impl Endpoint {
 
     /// Takes packets of the UDP socket. Returns whether there were any.
     fn take_packets(&mut self) -> bool {
-        let mut packet = [0; PACKET_HEADER_MOST + BUFFER];
+        // One byte more than a packet has: a longer one, which would be cut, fills it.
+        let mut packet = [0; PACKET_HEADER_MOST + BUFFER + 1];
         for count in 0..PACKETS {
             let Ok(received) = self.udp().map(|udp| udp.recv_from(&mut packet)) else { return count > 0 };
             match received {
+                Ok((len, _)) if len == packet.len() => {}
                 // A packet that cannot be answered is lost.
                 Ok((len, from)) => drop(self.hear(&packet[..len], plain(from))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return count > 0,

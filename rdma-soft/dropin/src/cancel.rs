@@ -1,12 +1,14 @@
 //! The verbs that wait for an event are cancellation points, as in rdma-core, whose threads sleep
-//! in read(2): programs cancel their event threads at exit.
+//! in read(2): programs cancel their event threads at exit. During all other functions of the
+//! library a cancellation stays pending: [`Pending`], and the entry points of `rdma_soft`.
 //!
 //! `pthread_cancel` unwinds the thread's stack from a cancellation point outwards. Rust permits
 //! this through functions with the ABI `C-unwind` that have nothing to drop, and nowhere else. So
-//! the functions of this module, which have nothing to drop, call the cancellation points, and
+//! the verbs of this module, which have nothing to drop, call the cancellation points, and
 //! disable cancellation while other Rust code runs. Of these calls, only read(2) enters the kernel.
 
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 use std::os::fd::RawFd;
 use std::ptr;
 
@@ -31,6 +33,26 @@ fn disable() -> c_int {
     // before.
     unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
     before
+}
+
+/// Keeps a cancellation of this thread pending as long as the value exists.
+pub(crate) struct Pending {
+    before: c_int,
+    /// The state belongs to the thread.
+    _of_thread: PhantomData<*const ()>,
+}
+
+impl Pending {
+    pub(crate) fn new() -> Self {
+        Self { before: disable(), _of_thread: PhantomData }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // SAFETY: `pthread_setcancelstate` requires a valid state: this thread was in it before.
+        unsafe { pthread_setcancelstate(self.before, ptr::null_mut()) };
+    }
 }
 
 /// A verb that waits: calls its parts, and reads the descriptor of `$object` between them.

@@ -10,6 +10,8 @@ use std::slice;
 
 use rdma_sys::{ibv_context, ibv_gid_entry, ibv_gid_type};
 
+use crate::cancel::Pending;
+
 /// The type of a GID in sysfs: RoCE v1, or InfiniBand.
 const SYSFS_IB_ROCE_V1: c_uint = 0;
 /// The type of a GID in sysfs: RoCE v2.
@@ -28,20 +30,25 @@ pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 ///
 /// # Safety
 ///
-/// `dir` and `file` are C strings, and `buf` has room for `size` bytes.
+/// `dir` and `file` are null or C strings, and `buf` is null or has room for `size` bytes.
 pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
     buf: *mut c_char,
     size: usize,
 ) -> c_int {
-    // SAFETY: `from_ptr` requires a C string, by this function's condition.
+    if dir.is_null() || file.is_null() || buf.is_null() {
+        return -1;
+    }
+    // SAFETY: `from_ptr` requires a C string, by this function's condition and the check.
     let dir = unsafe { CStr::from_ptr(dir) };
     // SAFETY: as for `dir`.
     let file = unsafe { CStr::from_ptr(file) };
+    // The file is read by system calls that are cancellation points.
+    let _pending = Pending::new();
     let Some(text) = sysfs_file(dir.to_bytes(), file.to_bytes()) else { return -1 };
     // SAFETY: the slice requires `size` bytes that nobody else uses during the call, by this
-    // function's condition; they need no value.
+    // function's condition and the check; they need no value.
     let room = unsafe { slice::from_raw_parts_mut(buf.cast::<MaybeUninit<u8>>(), size) };
     let len = text.len().min(size);
     for (to, from) in room.iter_mut().zip(text.into_iter().chain([0])) {
@@ -67,16 +74,20 @@ fn sysfs_file(dir: &[u8], file: &[u8]) -> Option<Vec<u8>> {
 ///
 /// # Safety
 ///
-/// `context` is an open context, and `gid_type` is valid for writes.
+/// `context` is null or an open context, and `gid_type` is null or valid for writes.
 pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     context: *mut ibv_context,
     port_num: u8,
     index: c_uint,
     gid_type: *mut c_uint,
 ) -> c_int {
+    if gid_type.is_null() {
+        crate::unsupported::set_errno(libc::EINVAL);
+        return -1;
+    }
     let mut entry = ibv_gid_entry::default();
-    // SAFETY: the verb requires an open context, by this function's condition, and room for an
-    // entry, which is a local.
+    // SAFETY: the verb requires null or an open context, by this function's condition, and room for
+    // an entry, which is a local.
     let errno = unsafe { crate::VERBS.ibv_query_gid_ex(context, u32::from(port_num), index, &raw mut entry, 0) };
     let found = match errno {
         0 if entry.gid_type == ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0 => SYSFS_ROCE_V2,
@@ -87,7 +98,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
             return -1;
         }
     };
-    // SAFETY: the write requires a valid pointer, by this function's condition.
+    // SAFETY: the write requires a valid pointer, by this function's condition and the check.
     unsafe { *gid_type = found };
     0
 }

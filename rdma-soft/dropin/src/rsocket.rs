@@ -5,6 +5,8 @@ use std::ffi::{c_int, c_void};
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, timeval};
 use rdma_rsocket::{Descriptors, Libraries};
 
+use crate::cancel::Pending;
+
 static SOCKETS: Descriptors = Descriptors::new();
 
 // SAFETY: `new` requires tables of one implementation: both are the software device's.
@@ -12,12 +14,14 @@ const LIBRARIES: Libraries = unsafe { Libraries::new(&crate::VERBS, &crate::CM) 
 
 /// A new socket.
 pub(crate) extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let _pending = Pending::new();
     SOCKETS.rsocket(LIBRARIES, domain, kind, protocol)
 }
 
 /// C's variable argument is an `int` for the commands that take one. The calling conventions of
 /// x86_64 and aarch64 pass it like a third parameter.
 pub(crate) extern "C" fn rfcntl(socket: c_int, command: c_int, argument: c_int) -> c_int {
+    let _pending = Pending::new();
     SOCKETS.rfcntl(socket, command, argument)
 }
 
@@ -29,6 +33,7 @@ macro_rules! functions {
         unsafe { $(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)* }
     ) => {
         $(pub(crate) extern "C" fn $safe($($safe_arg: $safe_ty),*) -> $safe_ret {
+            let _pending = Pending::new();
             SOCKETS.$safe($($safe_arg),*)
         })*
         $(
@@ -36,6 +41,7 @@ macro_rules! functions {
             ///
             /// The arguments are valid as the function's manual page says.
             pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
+                let _pending = Pending::new();
                 // SAFETY: the method requires arguments that are valid as for its C namesake, by
                 // this function's condition.
                 unsafe { SOCKETS.$name($($arg),*) }

@@ -9,27 +9,9 @@
 
 #include <rdma/rdma_verbs.h>
 
-#include "check.h"
+#include "endpoint.h"
 
 enum { SIZE = 64 };
-
-static struct ibv_qp_init_attr queue_pair(void)
-{
-	struct ibv_qp_init_attr attr = {
-		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-		.sq_sig_all = 1,
-	};
-	return attr;
-}
-
-static struct rdma_addrinfo *resolve(const char *service, int flags)
-{
-	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_port_space = RDMA_PS_TCP }, *res;
-
-	CHECK(rdma_getaddrinfo("127.0.0.1", service, &hints, &res) == 0);
-	return res;
-}
 
 /* The active endpoint: its queue pair comes with it. */
 static void *client(void *service)

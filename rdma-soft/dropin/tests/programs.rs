@@ -70,8 +70,23 @@ fn a_forked_child_opens_its_own_device() {
 }
 
 #[test]
+fn objects_are_imported_within_a_process() {
+    passes("import", include_str!("import.c"));
+}
+
+#[test]
 fn threads_that_wait_for_events_can_be_cancelled() {
     passes("cancel", include_str!("cancel.c"));
+}
+
+#[test]
+fn a_cancellation_stays_pending_until_a_thread_waits_for_an_event() {
+    passes("pending", include_str!("pending.c"));
+}
+
+#[test]
+fn wrong_arguments_give_error_numbers() {
+    passes("bad_values", include_str!("bad_values.c"));
 }
 
 #[test]

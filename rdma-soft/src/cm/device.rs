@@ -19,7 +19,9 @@ use crate::os::fork::PerProcess;
 use crate::verbs::context::ContextState;
 use crate::verbs::device::{self, LinkLayer};
 use crate::verbs::gid::own_address;
+use crate::verbs::object::Object;
 use crate::verbs::ops;
+use crate::verbs::pd::PdPin;
 
 /// The context and the protection domain that the ids on one device share.
 #[derive(Debug)]
@@ -27,6 +29,8 @@ struct Shared {
     index: u8,
     open: Option<(*mut ibv_context, Arc<ContextState>)>,
     pd: *mut ibv_pd,
+    /// Keeps the domain until its last user has gone, whatever C does.
+    pin: Option<PdPin>,
     users: usize,
 }
 
@@ -46,7 +50,7 @@ fn shared(index: u8) -> Result<MutexGuard<'static, Shared>, Errno> {
 
 #[cold]
 fn make_shared() -> &'static Vec<Mutex<Shared>> {
-    let entry = |index| Mutex::new(Shared { index, open: None, pd: ptr::null_mut(), users: 0 });
+    let entry = |index| Mutex::new(Shared { index, open: None, pd: ptr::null_mut(), pin: None, users: 0 });
     // Collected before `get_or_make`, whose uninterrupted step must not wait for a lock.
     let all = device::all().map(|device| entry(device.index)).collect();
     let Ok(shared) = SHARED.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::new(all))));
@@ -106,6 +110,10 @@ impl Device {
             if shared.pd.is_null() {
                 return Err(std::io::Error::last_os_error().into());
             }
+            // SAFETY: `Object::get` requires a live domain: allocated above, and C does not hold it
+            // yet.
+            let pd: &Object<ibv_pd> = unsafe { Object::get(shared.pd) }?;
+            shared.pin = Some(PdPin::new(pd));
         }
         shared.users += 1;
         Ok(Self { index, context, pd: shared.pd })
@@ -118,9 +126,11 @@ impl Drop for Device {
         shared.users -= 1;
         if shared.users == 0 {
             let pd = std::mem::replace(&mut shared.pd, ptr::null_mut());
-            // SAFETY: `ibv_dealloc_pd` requires a live domain: `of` allocated this one, and the
-            // `replace` above makes this call its only deallocation. If the application has objects
-            // in the domain the call fails, and the domain stays, as in librdmacm.
+            shared.pin = None;
+            // SAFETY: `ibv_dealloc_pd` requires a live domain: `of` allocated this one, the pin has
+            // kept it, and the `replace` above makes this call its only deallocation. If the
+            // application has objects in the domain the call fails, and the domain stays, as in
+            // librdmacm.
             let _in_use = unsafe { (crate::ibverbs().ibv_dealloc_pd)(pd) };
         }
     }

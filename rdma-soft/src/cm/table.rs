@@ -6,10 +6,10 @@ use rdma_sys::{RdmaCm, rdma_cm_event_type};
 
 use super::{calls, endpoint, multicast, options, srq};
 use crate::parts::GetCmEvent;
-use crate::verbs::call::{call0, call1, call2, call3, call4, call5};
+use crate::verbs::call::{call0, call1, call2, call3, call4, call5, fast};
 
 /// `rdma_get_cm_event` in parts.
-pub(crate) const GET_CM_EVENT: GetCmEvent = call3(calls::next_cm_event);
+pub(crate) const GET_CM_EVENT: GetCmEvent = fast::call3(calls::next_cm_event);
 
 /// The software device's librdmacm.
 ///

@@ -60,8 +60,12 @@ pub(super) fn boxed<T: Clone>(len: usize, value: T) -> Result<Box<[T]>, Errno> {
 }
 
 /// Returns the length of a list as a message; `u32::MAX` if the list is longer than any message.
+/// The usual list of one entry takes no loop.
 #[inline]
 fn list_len(list: &[ibv_sge]) -> u32 {
+    if let [sge] = list {
+        return sge.length;
+    }
     let total: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
     u32::try_from(total).unwrap_or(u32::MAX)
 }

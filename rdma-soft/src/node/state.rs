@@ -711,7 +711,8 @@ mod tests {
                     op: Op::Send,
                     flags: SendFlags::empty(),
                 };
-                let data = SendData::Inline(&[Source::of(&text)]);
+                let sources = [Source::of(&text)];
+                let data = SendData::Inline(&sources);
                 engine.post_datagram(qp, &request, data, &address(u32::from(slot.0) << 12 | 2)).unwrap();
             }
         }

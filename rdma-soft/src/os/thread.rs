@@ -24,8 +24,8 @@ unsafe extern "C" {
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
 /// Keeps a cancellation (`pthread_cancel`) of this thread pending as long as the value exists.
-/// System calls of the data path need it: a cancellation would unwind Rust frames, and C programs
-/// cancel threads that post and poll.
+/// A cancellation would unwind Rust frames. Entry points for C ([`crate::verbs::call`]) have such a
+/// value; on the data path, only the system calls have one.
 #[derive(Debug)]
 pub(crate) struct NoCancellation {
     before: c_int,

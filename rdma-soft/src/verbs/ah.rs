@@ -97,15 +97,16 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
 
 fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Made<ibv_ah> {
     let pd = ibv_pd.get()?;
+    let held = pd.hold()?;
     let node = Node::get()?;
     let path = path(&pd.context, asked)?;
     let count = |count| (count < MAX_AH).then_some(count + 1);
     COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).map_err(|_| Errno::NOMEM)?;
-    node.with(|engine| engine.hold_pd(pd.id)).inspect_err(|_| {
+    node.with(|engine| engine.hold_pd(held.id)).inspect_err(|_| {
         COUNT.fetch_sub(1, Ordering::Relaxed);
     })?;
     let public = ibv_ah { context: get_field!(pd, context), pd: ibv_pd.raw(), handle: 0 };
-    Ok(pd.context.create(public, AhState { path, pd: pd.hold(), context: Arc::clone(&pd.context) }))
+    Ok(pd.context.create(public, AhState { path, pd: held, context: Arc::clone(&pd.context) }))
 }
 
 /// `ibv_create_ah`.

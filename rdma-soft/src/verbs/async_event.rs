@@ -12,7 +12,10 @@ use super::object::counter;
 
 /// `ibv_get_async_event`.
 pub(super) fn get_async_event(context: Handle<ibv_context>, event: Out<ibv_async_event>) -> Result<(), MinusOne> {
-    show(context.get()?.events().wait(take)?, &event)
+    let events = context.get()?.events();
+    // C could not acknowledge an event that it does not get.
+    event.check()?;
+    show(events.wait(take)?, &event)
 }
 
 /// `ibv_get_async_event` up to its read(2) of the context's descriptor, or after it: see [`Next`].
@@ -22,6 +25,7 @@ pub(super) fn next_async_event(
     reads: u32,
 ) -> Result<Next, MinusOne> {
     let events = context.get()?.events();
+    event.check()?;
     if reads == 0 {
         return Ok(Next::Read);
     }

@@ -260,7 +260,8 @@ pub(super) fn query_gid_table(
         if flags != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        if count > max_entries {
+        let is_sane = entry_size != 0 && entry_size.checked_mul(count).is_some_and(|len| isize::try_from(len).is_ok());
+        if count > max_entries || !is_sane {
             return Err(Errno::INVAL);
         }
         for index in 0..count {

@@ -8,15 +8,20 @@
 //! 1. An argument value exists only during one call of an entry point: no function stores it. So
 //!    C's promises ([`super`]) about the argument hold as long as the value exists.
 //! 2. A panic does not unwind into C: an `extern "C"` function aborts the process instead.
+//! 3. No cancellation of a C thread (`pthread_cancel`) unwinds Rust code: it stays pending during
+//!    the call. The functions of [`fast`] leave this to those parts of the data path that call
+//!    cancellation points.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Deref;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::slice;
 
 use super::Errno;
 use super::errno::set;
 use super::object::{Object, Pointee};
+use crate::os::thread::NoCancellation;
 
 /// An argument of an entry point.
 pub(crate) trait Argument {
@@ -242,6 +247,17 @@ impl<T> List<T> {
         // invariant 1).
         unsafe { slice::from_raw_parts(self.0, len) }
     }
+
+    /// The entries. `EINVAL` if there are some, and the pointer is null or the length impossible.
+    ///
+    /// # Safety
+    ///
+    /// As for [`get`](Self::get).
+    pub(crate) unsafe fn get_all(&self, len: usize) -> Result<&[T], Errno> {
+        // SAFETY: `get` has the same contract.
+        let entries = unsafe { self.get(len) };
+        if entries.len() == len { Ok(entries) } else { Err(Errno::INVAL) }
+    }
 }
 
 /// Like [`List`], for parameters that `verbs.h` declares as pointers to what is not `const`.
@@ -306,6 +322,29 @@ pub(crate) fn list<T>(entries: &[*mut T]) -> *mut *mut T {
 #[derive(Clone, Copy)]
 pub(crate) struct Memory(pub(crate) *mut c_void);
 
+/// A descriptor that C gives away unless the call refuses it: negative, or open (promise 5).
+pub(crate) struct GivenFd(RawFd);
+
+impl GivenFd {
+    /// `EINVAL` if negative.
+    pub(crate) fn get(&self) -> Result<BorrowedFd<'_>, Errno> {
+        if self.0 < 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: `borrow_raw` requires a descriptor that is open during the borrow and is not -1:
+        // promise 5 and the check; the borrow of `self` ends within the call (invariant 1).
+        Ok(unsafe { BorrowedFd::borrow_raw(self.0) })
+    }
+
+    /// Takes the descriptor over. `EINVAL` if negative.
+    pub(crate) fn take(self) -> Result<OwnedFd, Errno> {
+        self.get()?;
+        // SAFETY: `from_raw_fd` requires an open descriptor with no other owner: promise 5, and the
+        // caller gives its own up.
+        Ok(unsafe { OwnedFd::from_raw_fd(self.0) })
+    }
+}
+
 macro_rules! arguments {
     ($([$($generics:tt)*] $argument:ty: $raw:ty = |$from:ident| $make:expr;)*) => {
         $(impl<$($generics)*> Argument for $argument {
@@ -335,6 +374,7 @@ arguments! {
     [] DataConst: *const c_void = |raw| Self(List(raw.cast()));
     [] Data: *mut c_void = |raw| Self(List(raw.cast_const().cast()));
     [] Memory: *mut c_void = |raw| Self(raw);
+    [] GivenFd: c_int = |raw| Self(raw);
     [T] *mut T: *mut T = |raw| raw;
     [T] *const T: *const T = |raw| raw;
 }
@@ -487,7 +527,7 @@ unsafe fn unit<F: Copy>() -> F {
 }
 
 macro_rules! entry_points {
-    ($($name:ident($($argument:ident: $kind:ident),*);)*) => {
+    ($guard:expr; $($name:ident($($argument:ident: $kind:ident),*);)*) => {
         $(
             /// Turns a safe function with this many arguments into a C function.
             pub(crate) const fn $name<F, R, $($kind),*>(
@@ -504,6 +544,7 @@ macro_rules! entry_points {
                     R: Answer,
                     $($kind: Argument),*
                 {
+                    let _guard = $guard;
                     // SAFETY: `unit` requires an inhabited type: `_function` was a value of `F`.
                     let function = unsafe { unit::<F>() };
                     // SAFETY: `from_c` requires an argument from C about which C's promises hold
@@ -519,6 +560,7 @@ macro_rules! entry_points {
 }
 
 entry_points! {
+    NoCancellation::new();
     call0();
     call1(a: A);
     call2(a: A, b: B);
@@ -526,6 +568,22 @@ entry_points! {
     call4(a: A, b: B, c: C, d: D);
     call5(a: A, b: B, c: C, d: D, e: E);
     call6(a: A, b: B, c: C, d: D, e: E, f: G);
+}
+
+/// The same for functions of the data path, without the two calls that disable and enable
+/// cancellation, and for functions whose caller has disabled it.
+pub(crate) mod fast {
+    use super::{Answer, Argument, unit};
+
+    entry_points! {
+        ();
+        call1(a: A);
+        call2(a: A, b: B);
+        call3(a: A, b: B, c: C);
+        call4(a: A, b: B, c: C, d: D);
+        call5(a: A, b: B, c: C, d: D, e: E);
+        call6(a: A, b: B, c: C, d: D, e: E, f: G);
+    }
 }
 
 #[cfg(test)]

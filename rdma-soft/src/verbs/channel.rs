@@ -77,6 +77,7 @@ pub(super) fn get_cq_event(
     context: Out<*mut c_void>,
 ) -> Result<(), MinusOne> {
     let events = &channel.get()?.events;
+    check(&cq, &context)?;
     let found = attend(events, Node::get()?, None)?;
     show(found.map_or_else(|| events.wait(take), Ok)?, &cq, &context)
 }
@@ -90,6 +91,7 @@ pub(super) fn next_cq_event(
     reads: u32,
 ) -> Result<Next, MinusOne> {
     let events = &channel.get()?.events;
+    check(&cq, &context)?;
     let found = match reads {
         0 => attend(events, Node::get()?, Some(CANCELLATION_DELAY))?,
         reads => events.take_after(reads, take)?,
@@ -97,6 +99,12 @@ pub(super) fn next_cq_event(
     let Some(address) = found else { return Ok(Next::Read) };
     show(address, &cq, &context)?;
     Ok(Next::Done)
+}
+
+/// Fails for a null pointer, before an event is taken that C could not acknowledge.
+fn check(cq: &Out<*mut ibv_cq>, context: &Out<*mut c_void>) -> Result<(), Errno> {
+    cq.check()?;
+    context.check()
 }
 
 /// Writes the CQ of an event for C.

@@ -1,16 +1,18 @@
 //! `ibv_context`: an opened device, and the objects that live in it.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rdma_sys::{ibv_context, ibv_context_ops, ibv_cq_ex, ibv_device, ibv_qp_ex, verbs_context};
 
 use super::Errno;
-use super::call::{Done, Own};
+use super::call::{Done, GivenFd, Made, Own};
+use super::commands::{self, Commands, Inode};
 use super::device::{self, DeviceState, LinkLayer};
 use super::events::{self, AsyncEvents};
 use super::gid::{self, GidEntry};
@@ -18,6 +20,7 @@ use super::object::{Object, Pointee, Public};
 use super::on_demand::OwnMemory;
 use crate::log::log;
 use crate::node::Node;
+use crate::os::fork::PerProcess;
 
 /// Constructors of the op tables in a context, its CQs and its QPs. `ops` passes them in at
 /// `open`, because their functions call modules that import this one.
@@ -39,10 +42,8 @@ pub(crate) struct ContextState {
     device: &'static DeviceState,
     pub(super) tables: &'static Tables,
     gids: Vec<GidEntry>,
-    /// The descriptor `cmd_fd`. No kernel device takes commands, but programs duplicate the
-    /// descriptor or pass it to other processes. It is not writable, so that no command seems to
-    /// succeed.
-    _commands: Option<File>,
+    /// The descriptor `cmd_fd`. A sandbox may deny it; the device works without.
+    commands: Option<Commands>,
     events: Arc<AsyncEvents>,
     own_memory: OwnMemory,
     children: Mutex<HashMap<usize, Orphan>>,
@@ -74,9 +75,31 @@ impl ContextState {
     /// Makes an object of this context and returns the pointer for C.
     pub(super) fn create<T: Child>(&self, public: T, private: T::Private) -> *mut T {
         let pointer = Object::create(public, private);
-        let orphan = Orphan { pointer: pointer.cast(), order: T::ORDER, abandon: abandon::<T> };
+        let orphan = Orphan { pointer: pointer.cast(), mark: T::MARK, order: T::ORDER, abandon: abandon::<T> };
         self.lock_children().insert(pointer.addr(), orphan);
         pointer
+    }
+
+    /// Calls `test` with the objects of a kind in this context and in those that share its command
+    /// descriptor, and returns its first result.
+    pub(super) fn find<T: Child, R>(&self, test: impl Fn(&Object<T>) -> Option<R>) -> Option<R> {
+        let own = self.inode();
+        let shares = |of: &Self| ptr::eq(of, self) || (own.is_some() && of.inode() == own);
+        opened().iter().filter(|context| shares(context)).find_map(|context| context.find_own(&test))
+    }
+
+    fn find_own<T: Child, R>(&self, test: impl Fn(&Object<T>) -> Option<R>) -> Option<R> {
+        let children = self.lock_children();
+        children.values().filter(|orphan| orphan.mark == T::MARK).find_map(|orphan| {
+            // SAFETY: `get` requires a live object of this type: `create` stored its mark with the
+            // pointer, and `destroy` removes an object from the list, which is locked, before it
+            // frees the object.
+            test(unsafe { Object::get(orphan.pointer.cast()) }.ok()?)
+        })
+    }
+
+    fn inode(&self) -> Option<Inode> {
+        self.commands.as_ref().map(Commands::inode)
     }
 
     fn lock_children(&self) -> MutexGuard<'_, HashMap<usize, Orphan>> {
@@ -119,7 +142,16 @@ where
     Child::end(object, Node::get()?)?;
     Child::close(object);
     Child::settle(object);
-    Child::context(object).lock_children().remove(&T::object(pointer.raw()).addr());
+    discard(pointer)
+}
+
+/// Frees an object that has ended, or that another object stands for.
+pub(super) fn discard<T>(pointer: Own<T>) -> Result<(), Errno>
+where
+    T: Pointee,
+    T::Object: Child,
+{
+    Child::context(pointer.get()?).lock_children().remove(&T::object(pointer.raw()).addr());
     pointer.free()
 }
 
@@ -127,6 +159,8 @@ where
 #[derive(Clone, Copy, Debug)]
 struct Orphan {
     pointer: *mut (),
+    /// The mark of the object's kind.
+    mark: u64,
     order: u8,
     abandon: unsafe fn(*mut (), &Node),
 }
@@ -167,22 +201,73 @@ impl Pointee for ibv_context {
     }
 }
 
+/// The contexts of this process.
+static OPENED: PerProcess<Mutex<Vec<Weak<ContextState>>>> = PerProcess::new();
+
+fn lock_opened() -> MutexGuard<'static, Vec<Weak<ContextState>>> {
+    let Ok(opened) = OPENED.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
+    opened.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The contexts that are open.
+fn opened() -> Vec<Arc<ContextState>> {
+    lock_opened().iter().filter_map(Weak::upgrade).collect()
+}
+
 /// Opens a device.
 pub(super) fn open(
     ibv_device: *mut ibv_device,
     tables: &'static Tables,
 ) -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
+    make(ibv_device, tables, || Ok(Commands::new().ok()))
+}
+
+/// `ibv_import_device`: another context of the device, which shares the handles of the context with
+/// this descriptor. Its objects and events are its own. `EOPNOTSUPP` for a context of another
+/// process, whose memory holds its objects.
+pub(super) fn import_device(cmd_fd: GivenFd) -> Made<ibv_context> {
+    // The list of open contexts is that of a process with a node.
+    Node::get()?;
+    let inode = Inode::of(cmd_fd.get()?).map_err(|_| Errno::INVAL)?;
+    let opened = opened();
+    let is_in_use = |commands: &Commands| cmd_fd.get().is_ok_and(|fd| fd.as_raw_fd() == commands.raw_fd());
+    if opened.iter().filter_map(|context| context.commands.as_ref()).any(is_in_use) {
+        // Two contexts would close the descriptor: C imports a duplicate.
+        return Err(Errno::INVAL);
+    }
+    let Some(context) = opened.iter().find(|context| context.inode() == Some(inode)) else {
+        return Err(match commands::is_command_file(cmd_fd.get()?) {
+            true => {
+                log!(
+                    WARN,
+                    "ibv_import_device: the context is closed, or of another process, whose memory holds its objects"
+                );
+                Errno::OPNOTSUPP
+            }
+            false => Errno::INVAL,
+        });
+    };
+    let ibv_device = device::wanted()?.get(usize::from(context.device.index)).copied().ok_or(Errno(libc::ENODEV))?;
+    // Taken over last: a call that fails leaves the descriptor to C, which closes it.
+    let commands = || Ok(Some(Commands::from_file(File::from(cmd_fd.take()?), inode)));
+    make(ibv_device, context.tables, commands).map(|(context, _)| context)
+}
+
+fn make(
+    ibv_device: *mut ibv_device,
+    tables: &'static Tables,
+    commands: impl FnOnce() -> Result<Option<Commands>, Errno>,
+) -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
     let device: &'static DeviceState = device::get(ibv_device)?;
     Node::get()?.set_sink(events::deliver);
     let events = Arc::new(AsyncEvents::new()?);
+    let commands = commands()?;
     events::listen(&events);
-    // A sandbox may lack the file; the device works without the descriptor.
-    let commands = File::open("/dev/null").ok();
     let mut public = verbs_context { sz: size_of::<verbs_context>(), ..(tables.extended)() };
     public.context = ibv_context {
         device: ibv_device,
         ops: (tables.classic)(),
-        cmd_fd: commands.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+        cmd_fd: commands.as_ref().map_or(-1, Commands::raw_fd),
         async_fd: events.raw_fd(),
         num_comp_vectors: 1,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
@@ -196,9 +281,13 @@ pub(super) fn open(
         gids,
         events,
         own_memory: OwnMemory::default(),
-        _commands: commands,
+        commands,
         children: Mutex::default(),
     });
+    let mut opened = lock_opened();
+    opened.retain(|context| context.strong_count() > 0);
+    opened.push(Arc::downgrade(&state));
+    drop(opened);
     let object = Object::create(public, Arc::clone(&state));
     Ok((object.wrapping_byte_add(offset_of!(verbs_context, context)).cast(), state))
 }
@@ -209,6 +298,7 @@ pub(super) fn open(
 pub(super) fn close_device(context: Own<ibv_context>) -> Done {
     let object = context.get()?;
     let node = Node::get()?;
+    lock_opened().retain(|other| !ptr::eq(other.as_ptr(), Arc::as_ptr(object)));
     let mut orphans: Vec<Orphan> = object.lock_children().drain().map(|(_, orphan)| orphan).collect();
     if orphans.is_empty() {
         return context.free();

@@ -182,9 +182,12 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
         if entries == 0 {
             return Ok(0);
         }
-        // SAFETY: `from_raw_parts_mut` requires `entries` values that nobody else uses: promise 2.
-        // C may pass uninitialised ones: `Node::poll_cq` only writes to them, and no bit pattern is
-        // invalid for their fields.
+        if wc.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: `from_raw_parts_mut` requires `entries` values that nobody else uses, and no null
+        // pointer: promise 2, and the check. C may pass uninitialised values: `Node::poll_cq` only
+        // writes to them, and no bit pattern is invalid for their fields.
         let out = unsafe { slice::from_raw_parts_mut(wc, entries) };
         Node::get()?.poll_cq(state.id, out)
     });

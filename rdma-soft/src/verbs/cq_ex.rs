@@ -13,7 +13,8 @@ use rdma_sys::{
     ibv_wc_tm_info,
 };
 
-use super::call::{Argument, Handle, In, Made, Out, call1, call2};
+use super::call::fast::{call1, call2};
+use super::call::{Argument, Handle, In, Made, Out};
 use super::object::{Object, set_field};
 use super::{Errno, cq};
 use crate::node::Node;

@@ -15,6 +15,7 @@
 //!    deregistered. The memory of an on-demand region may be unmapped at any time; a request may
 //!    access whatever memory is mapped at the addresses that it names in the region.
 //! 4. No other thread uses a public field of an object during a call that reads or writes it.
+//! 5. A descriptor that C imports is not negative only if it is open, and the caller's own.
 //!
 //! # Modules
 //!
@@ -22,7 +23,7 @@
 //!
 //! ```text
 //!   errno, object, call     errors; objects that C points to; C functions of safe ones
-//!   gate, event_queue, events, gid, device, strings, pages, on_demand
+//!   gate, event_queue, events, gid, device, strings, pages, on_demand, commands
 //!   context                 an opened device, and the objects that live in it
 //!   attr, pd, mr, ah, channel, cq, builder, qp
 //!   post, mcast, async_event, cq_ex, qp_ex
@@ -35,6 +36,7 @@ pub(crate) mod attr;
 mod builder;
 pub(crate) mod call;
 mod channel;
+mod commands;
 pub(crate) mod context;
 mod cq;
 mod cq_ex;
@@ -50,7 +52,7 @@ pub(crate) mod object;
 mod on_demand;
 pub(crate) mod ops;
 mod pages;
-mod pd;
+pub(crate) mod pd;
 mod post;
 mod qp;
 mod qp_ex;

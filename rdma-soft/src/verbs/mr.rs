@@ -1,4 +1,7 @@
 //! `ibv_mr`: memory regions.
+//!
+//! `ibv_import_mr` makes another object of a region. The region ends when C deregisters one of its
+//! objects; the others then fail with `EINVAL`.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -10,8 +13,8 @@ use rdma_sys::{
     ibv_rereg_mr_flags, ibv_sge,
 };
 
-use super::call::{Answer, Argument, Done, Handle, ListMut, Made, Memory};
-use super::context::{Child, ContextState};
+use super::call::{Answer, Argument, Done, Handle, ListMut, Made, Memory, Own};
+use super::context::{Child, ContextState, discard};
 use super::object::{Object, Public, get_field, set_field};
 use super::pd::PdUse;
 use super::{Errno, errno, on_demand, pages};
@@ -22,8 +25,11 @@ use crate::node::Node;
 /// Private part of a memory region.
 #[derive(Debug)]
 pub(crate) struct MrState {
-    registered: Mutex<Registered>,
+    /// The region, which its objects share.
+    registered: Arc<Mutex<Registered>>,
     context: Arc<ContextState>,
+    /// Whether this is another object of a region.
+    is_imported: bool,
 }
 
 impl MrState {
@@ -38,9 +44,22 @@ struct Registered {
     lkey: u32,
     pd: PdUse,
     iova: u64,
+    len: usize,
     /// The flags that C has asked for; `None` for memory of a copier, which cannot be registered
     /// again.
     access: Option<u32>,
+    has_ended: bool,
+}
+
+impl Registered {
+    fn new(keys: MrKeys, pd: PdUse, iova: u64, len: usize, access: Option<u32>) -> Self {
+        Self { lkey: keys.lkey, pd, iova, len, access, has_ended: false }
+    }
+
+    /// The region's key. `EINVAL` if the region has ended.
+    fn lkey(&self) -> Result<u32, Errno> {
+        if self.has_ended { Err(Errno::INVAL) } else { Ok(self.lkey) }
+    }
 }
 
 impl Public for ibv_mr {
@@ -56,14 +75,20 @@ impl Child for ibv_mr {
     }
 
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
-        let lkey = object.lock().lkey;
-        deregister(node, lkey, None)
+        let lkey = object.lock().lkey()?;
+        deregister(node, lkey, None)?;
+        object.lock().has_ended = true;
+        Ok(())
     }
 
     fn force_end(object: &Object<Self>, node: &Node) {
-        let lkey = object.lock().lkey;
+        if object.is_imported {
+            return;
+        }
+        let Ok(lkey) = object.lock().lkey() else { return };
         // Fails only if a copy does not end. No other copy of the region begins.
         let _ended = wait_and_end(node, |engine| engine.deregister(lkey));
+        object.lock().has_ended = true;
     }
 }
 
@@ -127,7 +152,7 @@ fn enroll(context: &ContextState, pd: PdUse, range: Range, access: u32) -> Resul
     let Range { memory: Memory(addr), len, iova } = range;
     let rights = check_access(access)?;
     let id = pd.id;
-    let registered = |keys: MrKeys| (Registered { lkey: keys.lkey, pd, iova, access: Some(access) }, keys);
+    let registered = |keys: MrKeys| (Registered::new(keys, pd, iova, len, Some(access)), keys);
     if access & ON_DEMAND != 0 {
         let copier = context.own_memory().queue()?;
         let what = on_demand::registration(addr.addr(), len, iova, rights, copier)?;
@@ -153,7 +178,7 @@ fn enroll(context: &ContextState, pd: PdUse, range: Range, access: u32) -> Resul
 fn register(ibv_pd: &Handle<ibv_pd>, memory: Memory, len: usize, iova: u64, access: u32) -> Made<ibv_mr> {
     let iova = if access & ZERO_BASED != 0 { 0 } else { iova };
     let pd = ibv_pd.get()?;
-    let (registered, keys) = enroll(&pd.context, pd.hold(), Range { memory, len, iova }, access)?;
+    let (registered, keys) = enroll(&pd.context, pd.hold()?, Range { memory, len, iova }, access)?;
     create(ibv_pd, memory.0, len, registered, keys)
 }
 
@@ -175,8 +200,39 @@ fn create(
         lkey: keys.lkey,
         rkey: keys.rkey,
     };
-    let state = MrState { registered: Mutex::new(registered), context: Arc::clone(&pd.context) };
+    let registered = Arc::new(Mutex::new(registered));
+    let state = MrState { registered, context: Arc::clone(&pd.context), is_imported: false };
     Ok(pd.context.create(public, state))
+}
+
+/// `ibv_import_mr`: another object of the region with this handle, whose address is null. `ENOENT`
+/// if neither the domain's context nor another one with its command descriptor has such a region.
+pub(super) fn import_mr(ibv_pd: Handle<ibv_pd>, handle: u32) -> Made<ibv_mr> {
+    let pd = ibv_pd.get()?;
+    let found = pd.context.find(|mr: &Object<ibv_mr>| {
+        let registered = mr.lock();
+        let is_wanted = registered.lkey() == Ok(handle);
+        is_wanted.then(|| (Arc::clone(&mr.registered), registered.len))
+    });
+    let (registered, length) = found.ok_or(Errno(libc::ENOENT))?;
+    let public = ibv_mr {
+        context: get_field!(pd, context),
+        pd: ibv_pd.raw(),
+        addr: ptr::null_mut(),
+        length,
+        handle,
+        lkey: handle,
+        rkey: handle,
+    };
+    Ok(pd.context.create(public, MrState { registered, context: Arc::clone(&pd.context), is_imported: true }))
+}
+
+/// `ibv_unimport_mr`: frees an imported object; the region stays. Does nothing to other objects.
+pub(super) fn unimport_mr(mr: Own<ibv_mr>) {
+    if mr.get().is_ok_and(|mr| mr.is_imported) {
+        // Fails only if another thread frees the object, which C must not do.
+        let _freed = discard(mr);
+    }
 }
 
 const CHANGE_TRANSLATION: i32 = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_TRANSLATION.0 as i32;
@@ -204,6 +260,9 @@ pub(super) fn rereg_mr(
     if !is_allowed {
         return fail(Errno::INVAL, ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT);
     }
+    if flags == 0 {
+        return fail(Errno::INVAL, ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_CMD);
+    }
     let iova = memory.0.addr() as u64;
     let range = moves.then_some(Range { memory, len, iova });
     let access = (flags & CHANGE_ACCESS != 0).then_some(access as u32);
@@ -223,14 +282,16 @@ fn change(
 ) -> Result<(), Errno> {
     let object = mr.get()?;
     let mut registered = object.lock();
-    let before = registered.access.ok_or(Errno::OPNOTSUPP)?;
+    registered.lkey()?;
+    // An imported object does not have the region's address.
+    let before = registered.access.filter(|_| !object.is_imported).ok_or(Errno::OPNOTSUPP)?;
     let held = match pd {
         Some(pd) => {
             let pd = pd.get()?;
             if !Arc::ptr_eq(&pd.context, &object.context) {
                 return Err(Errno::INVAL);
             }
-            pd.hold()
+            pd.hold()?
         }
         None => registered.pd.clone(),
     };
@@ -290,11 +351,12 @@ fn register_copied(
     if len == 0 {
         return Err(Errno::INVAL);
     }
+    let held = pd.hold()?;
     let copier = copier.queue().ok_or(Errno(libc::ENODEV))?;
     let what = ForeignRegistration { address, len, iova: address, access: rights, copier };
-    let keys = Node::get()?.with(|engine| engine.register_foreign(pd.id, &what))?;
+    let keys = Node::get()?.with(|engine| engine.register_foreign(held.id, &what))?;
     let addr = ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0));
-    let registered = Registered { lkey: keys.lkey, pd: pd.hold(), iova: address, access: None };
+    let registered = Registered::new(keys, held, address, len, None);
     create(ibv_pd, addr, len, registered, keys)
 }
 
@@ -336,7 +398,7 @@ pub(super) fn advise_mr(
     list: ListMut<ibv_sge>,
     len: u32,
 ) -> Done {
-    let pd = pd.get()?;
+    let id = pd.get()?.hold()?.id;
     let writes = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
     let fetches = writes || advice == IBV_ADVISE_MR_ADVICE_PREFETCH;
     if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || len == 0 {
@@ -346,10 +408,10 @@ pub(super) fn advise_mr(
         return Err(Errno::OPNOTSUPP);
     }
     let rights = if writes { LOCAL_WRITE } else { 0 };
-    // SAFETY: `List::get` requires the number of entries that C passes: `len`.
-    let list = unsafe { list.get(len as usize) };
+    // SAFETY: `get_all` requires the number of entries that C passes: `len`.
+    let list = unsafe { list.get_all(len as usize) }.map_err(|_| Errno(libc::EFAULT))?;
     let node = Node::get()?;
-    let address = |sge| node.with(|engine| engine.foreign_address(pd.id, sge, rights)).ok_or(Errno(libc::EFAULT));
+    let address = |sge| node.with(|engine| engine.foreign_address(id, sge, rights)).ok_or(Errno(libc::EFAULT));
     let ranges = list.iter().map(|sge| Ok((address(sge)?, sge.length))).collect::<Result<Vec<_>, Errno>>()?;
     for (address, len) in ranges.into_iter().filter(|_| fetches) {
         let address = usize::try_from(address).map_err(|_| Errno::INVAL)?;

@@ -11,7 +11,7 @@ use rdma_sys::{
     ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_qp, ibv_td, ibv_xrcd, verbs_context,
 };
 
-use super::call::{Made, call1, call2, call3, call4, call5};
+use super::call::{Made, call1, call2, call3, call4, call5, fast};
 use super::context::{self, ContextState, Tables};
 use super::{Errno, attr, cq, cq_ex, device, mr, pd, post, qp_ex};
 
@@ -32,10 +32,10 @@ pub(crate) fn open_wanted(index: u8) -> Result<(*mut ibv_context, Arc<ContextSta
 fn classic() -> ibv_context_ops {
     ibv_context_ops {
         poll_cq: Some(cq::poll_cq),
-        req_notify_cq: Some(call2(cq::req_notify_cq)),
-        post_send: Some(call3(post::post_send)),
-        post_recv: Some(call3(post::post_recv)),
-        post_srq_recv: Some(call3(post::post_srq_recv)),
+        req_notify_cq: Some(fast::call2(cq::req_notify_cq)),
+        post_send: Some(fast::call3(post::post_send)),
+        post_recv: Some(fast::call3(post::post_recv)),
+        post_srq_recv: Some(fast::call3(post::post_srq_recv)),
         bind_mw: Some(call3(|_: *mut ibv_qp, _: *mut ibv_mw, _: *mut ibv_mw_bind| Errno::OPNOTSUPP.0)),
         dealloc_mw: Some(call1(|_: *mut ibv_mw| Errno::OPNOTSUPP.0)),
         ..Default::default()

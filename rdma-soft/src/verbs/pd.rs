@@ -1,10 +1,14 @@
 //! `ibv_pd`: protection domains, and parent domains made of them; `ibv_td`: thread domains.
 //!
+//! `ibv_import_pd` makes another object of a protection domain. The domain ends when C deallocates
+//! one of its objects; the others then fail with `EINVAL`.
+//!
 //! A domain cannot end while it is used. The engine counts the objects of a protection domain;
 //! [`Users`] counts the parent domains made of a domain, and the objects made through a parent
 //! domain.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys::{
     ibv_context, ibv_parent_domain_init_attr, ibv_parent_domain_init_attr_mask as Mask, ibv_pd, ibv_td,
@@ -12,8 +16,8 @@ use rdma_sys::{
 };
 
 use super::Errno;
-use super::call::{Argument, Handle, In, Made};
-use super::context::{Child, ContextState};
+use super::call::{Argument, Handle, In, Made, Own};
+use super::context::{Child, ContextState, discard};
 use super::object::{Object, Public};
 use crate::engine::PdId;
 use crate::node::Node;
@@ -33,18 +37,50 @@ impl Users {
     }
 }
 
+/// A protection domain, which its objects share.
+#[derive(Debug)]
+struct Protection {
+    id: PdId,
+    users: Users,
+    has_ended: AtomicBool,
+}
+
+impl Protection {
+    fn end(&self, node: &Node) -> Result<(), Errno> {
+        self.users.check_none()?;
+        self.force_end(node)
+    }
+
+    fn force_end(&self, node: &Node) -> Result<(), Errno> {
+        node.with(|engine| {
+            // Another domain may have the number of one that has ended.
+            self.id()?;
+            engine.dealloc_pd(self.id)?;
+            self.has_ended.store(true, Ordering::Release);
+            Ok(())
+        })
+    }
+
+    /// The domain's number. `EINVAL` if the domain has ended.
+    fn id(&self) -> Result<PdId, Errno> {
+        if self.has_ended.load(Ordering::Acquire) { Err(Errno::INVAL) } else { Ok(self.id) }
+    }
+}
+
 /// Private part of a protection domain or of a parent domain.
 #[derive(Debug)]
 pub(crate) struct PdState {
     /// The protection domain; that of a parent domain is the one that it was made of.
-    pub(crate) id: PdId,
+    protection: Arc<Protection>,
     pub(crate) context: Arc<ContextState>,
     kind: Kind,
 }
 
 #[derive(Debug)]
 enum Kind {
-    Protection(Users),
+    Protection,
+    /// Another object of a protection domain.
+    Imported,
     /// A parent domain, a user of its protection domain and of its thread domain.
     Parent {
         users: Users,
@@ -54,13 +90,25 @@ enum Kind {
 }
 
 impl PdState {
-    /// What an object of the domain keeps while it lives.
-    pub(crate) fn hold(&self) -> PdUse {
+    /// What an object of the domain keeps while it lives. `EINVAL` if the domain has ended.
+    pub(crate) fn hold(&self) -> Result<PdUse, Errno> {
         let parent = match &self.kind {
-            Kind::Protection(_) => None,
+            Kind::Protection | Kind::Imported => None,
             Kind::Parent { users, .. } => Some(users.enter()),
         };
-        PdUse { id: self.id, _parent: parent }
+        Ok(PdUse { id: self.protection.id()?, _parent: parent })
+    }
+}
+
+/// Keeps C from deallocating a protection domain, which fails with `EBUSY` while the value exists.
+#[derive(Debug)]
+pub(crate) struct PdPin {
+    _user: Arc<()>,
+}
+
+impl PdPin {
+    pub(crate) fn new(pd: &PdState) -> Self {
+        Self { _user: pd.protection.users.enter() }
     }
 }
 
@@ -85,18 +133,16 @@ impl Child for ibv_pd {
 
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
         match &object.kind {
-            Kind::Protection(users) => {
-                users.check_none()?;
-                node.with(|engine| engine.dealloc_pd(object.id))
-            }
+            Kind::Protection | Kind::Imported => object.protection.end(node),
             Kind::Parent { users, .. } => users.check_none(),
         }
     }
 
     fn force_end(object: &Object<Self>, node: &Node) {
-        if let Kind::Protection(_) = object.kind {
-            // Fails only if another object, which could not be ended, still uses the domain.
-            let _ended = node.with(|engine| engine.dealloc_pd(object.id));
+        if let Kind::Protection = object.kind {
+            // Parent domains are no reason to keep the domain. Fails only if an object of the
+            // domain, which could not be ended or was made through an imported object, still lives.
+            let _ended = object.protection.force_end(node);
         }
     }
 }
@@ -106,8 +152,29 @@ pub(super) fn alloc_pd(ibv_context: Handle<ibv_context>) -> Made<ibv_pd> {
     let context = ibv_context.get()?;
     let id = Node::get()?.with(|engine| engine.alloc_pd())?;
     let public = ibv_pd { context: ibv_context.raw(), handle: id.0 };
-    let kind = Kind::Protection(Users::default());
-    Ok(context.create(public, PdState { id, context: Arc::clone(context), kind }))
+    let protection = Arc::new(Protection { id, users: Users::default(), has_ended: AtomicBool::new(false) });
+    Ok(context.create(public, PdState { protection, context: Arc::clone(context), kind: Kind::Protection }))
+}
+
+/// `ibv_import_pd`: another object of the protection domain with this handle. `ENOENT` if neither
+/// the context nor another one with its command descriptor has such a domain.
+pub(super) fn import_pd(ibv_context: Handle<ibv_context>, handle: u32) -> Made<ibv_pd> {
+    let context = ibv_context.get()?;
+    let found = context.find(|pd: &Object<ibv_pd>| {
+        let is_wanted = pd.protection.id() == Ok(PdId(handle));
+        is_wanted.then(|| Arc::clone(&pd.protection))
+    });
+    let protection = found.ok_or(Errno(libc::ENOENT))?;
+    let public = ibv_pd { context: ibv_context.raw(), handle };
+    Ok(context.create(public, PdState { protection, context: Arc::clone(context), kind: Kind::Imported }))
+}
+
+/// `ibv_unimport_pd`: frees an imported object; the domain stays. Does nothing to other objects.
+pub(super) fn unimport_pd(pd: Own<ibv_pd>) {
+    if pd.get().is_ok_and(|pd| matches!(pd.kind, Kind::Imported)) {
+        // Fails only if another thread frees the object, which C must not do.
+        let _freed = discard(pd);
+    }
 }
 
 /// The context's `alloc_parent_domain`. The device locks its queues whatever thread domain they
@@ -129,15 +196,20 @@ pub(super) fn alloc_parent_domain(
     // SAFETY: as for `pd`, a thread domain.
     let td = unsafe { Handle::<ibv_td>::from_c(attr.td) };
     let pd = pd.get()?;
-    let Kind::Protection(users) = &pd.kind else { return Err(Errno::INVAL) };
+    let id = pd.protection.id()?;
+    if let Kind::Parent { .. } = pd.kind {
+        return Err(Errno::INVAL);
+    }
     let td = if td.raw().is_null() { None } else { Some(td.get()?) };
     let contexts = [Some(&pd.context), td.map(|td| &td.context)];
     if contexts.into_iter().flatten().any(|of| !Arc::ptr_eq(of, context)) {
         return Err(Errno::INVAL);
     }
-    let kind = Kind::Parent { users: Users::default(), _pd: users.enter(), _td: td.map(|td| td.users.enter()) };
-    let public = ibv_pd { context: ibv_context.raw(), handle: pd.id.0 };
-    Ok(context.create(public, PdState { id: pd.id, context: Arc::clone(context), kind }))
+    let kind =
+        Kind::Parent { users: Users::default(), _pd: pd.protection.users.enter(), _td: td.map(|td| td.users.enter()) };
+    let public = ibv_pd { context: ibv_context.raw(), handle: id.0 };
+    let protection = Arc::clone(&pd.protection);
+    Ok(context.create(public, PdState { protection, context: Arc::clone(context), kind }))
 }
 
 /// Private part of a thread domain, which has no effect.

@@ -171,6 +171,7 @@ fn service(qp_type: ibv_qp_type) -> Result<ServiceType, Errno> {
 /// pair has a builder for the `ibv_wr_*` calls.
 pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, extended: bool) -> Made<ibv_qp_ex> {
     let pd = ibv_pd.get()?;
+    let held = pd.hold()?;
     let node = Node::get()?;
     let service = service(asked.qp_type)?;
     // SAFETY: `from_c` requires null or a CQ that is alive during the call: promise 2 for `asked`.
@@ -197,7 +198,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
     let entry = Entry::new(None, Arc::clone(pd.context.events()));
     let init = QpInit {
         service,
-        pd: pd.id,
+        pd: held.id,
         send_cq: send_cq.id(),
         recv_cq: recv_cq.id(),
         srq: srq.map(|srq| srq.id()),
@@ -236,7 +237,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
     };
     let shared = QpShared {
         id,
-        pd: pd.hold(),
+        pd: held,
         entry: Arc::clone(&entry),
         context: Arc::clone(&pd.context),
         cap,
@@ -351,7 +352,7 @@ pub(super) fn query_qp_data_in_order(qp: Handle<ibv_qp>, op: ibv_wr_opcode, flag
     type Caps = ibv_query_qp_data_in_order_caps;
     const RETURN_CAPS: u32 = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
     let is_write = matches!(op, ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
-    let in_order = is_write && qp.get().is_ok();
+    let in_order = is_write && flags & !RETURN_CAPS == 0 && qp.get().is_ok();
     if flags & RETURN_CAPS == 0 {
         return c_int::from(in_order);
     }

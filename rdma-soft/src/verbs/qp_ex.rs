@@ -15,7 +15,8 @@ use rdma_sys::{
 };
 
 use super::builder::{Batch, Builder};
-use super::call::{Argument, Data, Handle, InOut, List, Made, call1, call2, call3, call4, call5, call6};
+use super::call::fast::{call1, call2, call3, call4, call5, call6};
+use super::call::{Argument, Data, Handle, InOut, List, Made};
 use super::object::get_field;
 use super::{Errno, post, qp};
 use crate::engine::limits::MAX_SGE;
@@ -187,26 +188,46 @@ fn wr_set_sge_list(qp: Pair, count: usize, list: List<ibv_sge>) {
         if count > MAX_SGE {
             return batch.fail(Errno::INVAL);
         }
-        // SAFETY: `List::get` requires the length from C's argument: `count`.
-        batch.set_list(unsafe { list.get(count) });
+        // SAFETY: `get_all` requires the length from C's argument: `count`.
+        match unsafe { list.get_all(count) } {
+            Ok(list) => batch.set_list(list),
+            Err(errno) => batch.fail(errno),
+        }
     });
 }
 
 fn wr_set_inline_data(qp: Pair, data: Data, len: usize) {
-    // SAFETY: `List::get` requires the length from C's argument: `len`.
-    with_batch(&qp, |batch| batch.add_inline(unsafe { data.0.get(len) }, true));
+    // SAFETY: `add_inline` requires the length from C's argument: `len`.
+    with_batch(&qp, |batch| unsafe { add_inline(batch, &data.0, len, true) });
+}
+
+/// Appends inline data to the newest request of a batch, or replaces its data.
+///
+/// # Safety
+///
+/// `len` is the length that C passed beside `data`.
+unsafe fn add_inline(batch: &mut Batch, data: &List<u8>, len: usize, first: bool) {
+    // SAFETY: `get_all` has the same contract.
+    match unsafe { data.get_all(len) } {
+        Ok(piece) => batch.add_inline(piece, first),
+        Err(errno) => batch.fail(errno),
+    }
 }
 
 fn wr_set_inline_data_list(qp: Pair, count: usize, list: List<ibv_data_buf>) {
     with_batch(&qp, |batch| {
         batch.add_inline(&[], true);
-        // SAFETY: `List::get` requires the length from C's argument: `count`.
-        for &ibv_data_buf { addr, length } in unsafe { list.get(count) } {
+        // SAFETY: `get_all` requires the length from C's argument: `count`.
+        let list = unsafe { list.get_all(count) }.unwrap_or_else(|errno| {
+            batch.fail(errno);
+            &[]
+        });
+        for &ibv_data_buf { addr, length } in list {
             // SAFETY: `from_c` requires a pointer that is valid for the length beside it: promise 2
             // for the entries of the list.
             let piece = unsafe { List::from_c(addr.cast_const().cast::<u8>()) };
-            // SAFETY: `List::get` requires the length from C: the entry's `length`.
-            batch.add_inline(unsafe { piece.get(length) }, false);
+            // SAFETY: `add_inline` requires the length from C: the entry's `length`.
+            unsafe { add_inline(batch, &piece, length, false) };
         }
     });
 }

@@ -72,9 +72,10 @@ pub(super) fn create_srq(ibv_pd: Handle<ibv_pd>, mut init: InOut<ibv_srq_init_at
     if init.attr.max_wr == 0 || init.attr.max_wr > limits::MAX_SRQ_WR || max_sge > longest {
         return Err(Errno::INVAL);
     }
+    let held = pd.hold()?;
     let entry = Entry::new(None, Arc::clone(pd.context.events()));
     let (max_wr, token) = (init.attr.max_wr, entry.token());
-    let id = Node::get()?.with(|engine| engine.create_srq(&SrqInit { pd: pd.id, max_wr, max_sge, token }))?;
+    let id = Node::get()?.with(|engine| engine.create_srq(&SrqInit { pd: held.id, max_wr, max_sge, token }))?;
     let public = ibv_srq {
         context: get_field!(pd, context),
         srq_context: init.srq_context,
@@ -84,7 +85,7 @@ pub(super) fn create_srq(ibv_pd: Handle<ibv_pd>, mut init: InOut<ibv_srq_init_at
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    let state = SrqState { id, entry: Arc::clone(&entry), context: Arc::clone(&pd.context), _pd: pd.hold(), max_sge };
+    let state = SrqState { id, entry: Arc::clone(&entry), context: Arc::clone(&pd.context), _pd: held, max_sge };
     let srq = pd.context.create(public, state);
     entry.announce(srq);
     init.attr.max_sge = max_sge;

@@ -2,14 +2,14 @@
 
 use rdma_sys::{Ibverbs, ibv_fork_status};
 
-use super::call::{call0, call1, call2, call3, call4, call5, call6};
+use super::call::{call0, call1, call2, call3, call4, call5, call6, fast};
 use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops, pd, qp, qp_ex, srq, strings};
 use crate::parts::{GetAsyncEvent, GetCqEvent};
 
 /// `ibv_get_async_event` in parts.
-pub(crate) const GET_ASYNC_EVENT: GetAsyncEvent = call3(async_event::next_async_event);
+pub(crate) const GET_ASYNC_EVENT: GetAsyncEvent = fast::call3(async_event::next_async_event);
 /// `ibv_get_cq_event` in parts.
-pub(crate) const GET_CQ_EVENT: GetCqEvent = call4(channel::next_cq_event);
+pub(crate) const GET_CQ_EVENT: GetCqEvent = fast::call4(channel::next_cq_event);
 
 /// The software device's libibverbs.
 ///
@@ -35,6 +35,7 @@ pub const fn ibverbs() -> &'static Ibverbs {
         ibv_get_device_guid: call1(device::get_device_guid),
         ibv_open_device: call1(ops::open_device),
         ibv_close_device: call1(context::close_device),
+        ibv_import_device: call1(context::import_device),
         ibv_get_async_event: call2(async_event::get_async_event),
         ibv_ack_async_event: call1(async_event::ack_async_event),
         ibv_query_device: call2(attr::query_device),
@@ -47,11 +48,15 @@ pub const fn ibverbs() -> &'static Ibverbs {
         ibv_get_pkey_index: call3(attr::get_pkey_index),
         ibv_alloc_pd: call1(pd::alloc_pd),
         ibv_dealloc_pd: call1(context::destroy),
+        ibv_import_pd: call2(pd::import_pd),
+        ibv_unimport_pd: call1(pd::unimport_pd),
         ibv_reg_mr: call4(mr::reg_mr),
         ibv_reg_mr_iova: call5(mr::reg_mr_iova),
         ibv_reg_mr_iova2: call5(mr::reg_mr_iova2),
         ibv_rereg_mr: call6(mr::rereg_mr),
         ibv_dereg_mr: call1(context::destroy),
+        ibv_import_mr: call2(mr::import_mr),
+        ibv_unimport_mr: call1(mr::unimport_mr),
         ibv_create_comp_channel: call1(channel::create_comp_channel),
         ibv_destroy_comp_channel: call1(context::destroy),
         ibv_create_cq: call5(cq::create_cq),

@@ -28,7 +28,8 @@ use crate::wait::{self, Deadline};
 ///
 /// Run it as a task of the runtime whose tasks use it ([`run`](Self::run)), on a thread of its own
 /// ([`wait`](Self::wait) in a loop), or in a poll loop ([`turn`](Self::turn)). When it is dropped,
-/// all futures end with [`Error::DriverGone`](super::Error::DriverGone).
+/// all futures end with [`Error::DriverGone`](super::Error::DriverGone), except those of a queue
+/// pair that was dropped before and that the device refused to destroy: these futures stay pending.
 pub struct Driver {
     shared: Arc<Shared>,
     options: DriverOptions,

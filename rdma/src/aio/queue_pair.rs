@@ -9,7 +9,7 @@ use super::driver::Handle;
 use super::{Error, InFlight, Received};
 use crate::error::{Error as VerbError, ErrorKind, Failed, Operation as Verb, Result as VerbResult};
 use crate::qp::op::{Operation, Work};
-use crate::qp::ring::{Report, Results};
+use crate::qp::ring::{Panics, Report, Results};
 use crate::qp::{self, InitializedQueuePair, Owned, PostError, Transport, Writable};
 
 /// A queue pair whose requests are futures, and whose received messages are awaited.
@@ -255,7 +255,11 @@ impl<T: Transport> Drop for QueuePair<T> {
         // The destroy, which follows, ends what is in flight.
         if !self.sent.is_forked() {
             self.handle.shared().remove([self.sent, self.received]);
-            self.inner.recv.give_up_routed();
+            let mut panics = Panics::default();
+            panics.catch(|| self.inner.recv.give_up_routed());
+            panics.catch(|| self.sent.forget_tasks());
+            panics.catch(|| self.received.forget_tasks());
+            panics.resume();
         }
     }
 }

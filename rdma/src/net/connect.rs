@@ -8,7 +8,7 @@ use super::connection::{Connection, Core, Link, Parts, Pool};
 use super::exchange::{Events, LinkEnd, bring_up, conn_options, init_options};
 use super::failure::Failure;
 use super::mailbox::Attempt;
-use super::node::{Route, Shared};
+use super::node::Shared;
 use super::protocol::{Hello, Protocol};
 use super::receives::Stake;
 use super::tcp::{Kind, Sockets, offer, split_offer};
@@ -104,7 +104,7 @@ impl Answer<'_> {
         shared.add(&core)?;
         core.connect(link)?;
         let connection = Connection::new(&core);
-        attempt.hand_over(Route::Connection(Arc::clone(&core))).inspect_err(|failure| core.fail(failure.clone()))?;
+        core.check(attempt.hand_over(&core))?;
         Ok(connection)
     }
 }

@@ -24,6 +24,8 @@ use crate::wait::{self, Deadline};
 
 /// Completions of one turn.
 const BUDGET: usize = 256;
+/// Events of the connection manager of one turn: a flood of requests must not stop connections.
+const EVENT_BUDGET: usize = 256;
 /// Turns of a driver that never sleeps between looks for events of the connection manager.
 const EVENT_TURNS: u32 = 64;
 
@@ -107,7 +109,9 @@ impl Driver {
         let sockets = match &shared.events {
             Events::Tcp(sockets) => sockets,
             Events::Manager(events) => {
-                while let Some(event) = events.try_next_event()? {
+                // The channel stays readable while it has more.
+                for _ in 0..EVENT_BUDGET {
+                    let Some(event) = events.try_next_event()? else { break };
                     self.handle_event(event.id, event.kind)?;
                 }
                 return Ok(());
@@ -128,25 +132,28 @@ impl Driver {
     }
 
     fn handle_event(&mut self, id: IdKey, kind: EventKind) -> Result<()> {
+        let is_end = matches!(kind, EventKind::Disconnected | EventKind::Rejected(_) | EventKind::TimewaitExit);
+        if is_end {
+            // Messages that arrived before the end are delivered first.
+            for _ in 0..self.shared.cq.depth() {
+                if !self.deliver()? {
+                    break;
+                }
+            }
+        }
         match (self.shared.route(id), kind) {
-            (Some(Route::Mailbox(mailbox)), kind) => mailbox.push(kind),
+            (Some(Route::Mailbox(mailbox)), kind) => {
+                // An attempt that has just succeeded has another route.
+                if let Some(kind) = mailbox.push(kind) {
+                    self.handle_event(id, kind)?;
+                }
+            }
             (Some(Route::Listener(requests)), EventKind::ConnectRequest(request)) => {
                 requests.push(Request::Manager(request));
             }
             (Some(Route::Listener(requests)), EventKind::DeviceRemoval) => requests.fail(no_device()),
-            (
-                Some(Route::Connection(core)),
-                EventKind::Disconnected | EventKind::Rejected(_) | EventKind::TimewaitExit,
-            ) => {
-                // Messages that arrived before the end are delivered first.
-                for _ in 0..self.shared.cq.depth() {
-                    if !self.deliver()? {
-                        break;
-                    }
-                }
-                core.fail(Failure::new(FailureKind::PeerGone));
-            }
             (Some(Route::Connection(core)), EventKind::DeviceRemoval) => core.fail(no_device()),
+            (Some(Route::Connection(core)), _) if is_end => core.fail(Failure::new(FailureKind::PeerGone)),
             _ => {}
         }
         Ok(())

@@ -44,13 +44,15 @@ impl Events {
                 let id = events.create_id::<Rc>()?;
                 id.bind_addr(at)?;
                 route(id.key())?;
-                id.listen(u32::try_from(backlog).unwrap_or(u32::MAX))?;
+                let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
+                id.listen(backlog).inspect_err(|_| shared.remove_route(id.key()))?;
                 Ok(Listening::Manager(id))
             }
             Self::Tcp(sockets) => {
                 let key = IdKey::fresh();
                 route(key)?;
-                sockets.listen(key, at, backlog, shared.options.timeout).map(Listening::Tcp)
+                let end = sockets.listen(key, at, backlog, shared.options.timeout);
+                end.inspect_err(|_| shared.remove_route(key)).map(Listening::Tcp)
             }
         }
     }

@@ -198,7 +198,9 @@ impl Incoming {
         reject(self.pending.request, &Refuse::new(RefuseCode::Application, text));
     }
 
-    /// Accepts, and waits until the connection is established.
+    /// Accepts, and waits until the connection is established: for the node's
+    /// [`timeout`](super::NodeOptions::timeout) if the peer falls silent. A server accepts each
+    /// peer in a task of its own, so that none delays others.
     ///
     /// # Errors
     ///
@@ -239,9 +241,7 @@ impl Incoming {
         core.connect(|| request.accept(shared, qp, shares))?;
         let established = |event| matches!(event, EventKind::Established(_)).then_some(());
         let established = attempt.wait(shared.options.timeout, established).await;
-        established
-            .and_then(|()| attempt.hand_over(Route::Connection(Arc::clone(&core))))
-            .inspect_err(|failure| core.fail(failure.clone()))?;
+        core.check(established.and_then(|()| attempt.hand_over(&core)))?;
         if let Some(time) = self.options.first_message {
             core.expect_message(Instant::now() + time);
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use super::connection::Core;
 use super::failure::{Failure, FailureKind};
 use super::node::{Route, Shared};
 use super::protocol::Refuse;
@@ -24,6 +25,8 @@ struct State {
     failure: Option<Failure>,
     waker: Option<Waker>,
     deadline: Option<Instant>,
+    /// Whether the events have another receiver now.
+    is_closed: bool,
 }
 
 impl Mailbox {
@@ -31,21 +34,35 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn push(&self, event: EventKind) {
-        self.change(|state| state.events.push_back(event));
+    /// Adds an event. Returns it if the events of the id have another receiver now.
+    pub(super) fn push(&self, event: EventKind) -> Option<EventKind> {
+        self.change(|state| {
+            if state.is_closed {
+                return Some(event);
+            }
+            state.events.push_back(event);
+            None
+        })
+    }
+
+    /// Takes the events; further ones come back to the caller of [`push`](Self::push).
+    fn close(&self) -> VecDeque<EventKind> {
+        let mut state = self.lock();
+        state.is_closed = true;
+        std::mem::take(&mut state.events)
     }
 
     pub(super) fn fail(&self, failure: Failure) {
         self.change(|state| state.failure = Some(failure));
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        let waker = {
+    fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let (result, waker) = {
             let mut state = self.lock();
-            change(&mut state);
-            state.waker.take()
+            (change(&mut state), state.waker.take())
         };
         waker.into_iter().for_each(Waker::wake);
+        result
     }
 
     /// Fails the attempt if its time is over, else returns the end of its time.
@@ -106,13 +123,11 @@ impl<'a> Attempt<'a> {
         .await
     }
 
-    /// Gives the events of the id to a connection. Returns the failure of an event that came
-    /// before.
-    pub(super) fn hand_over(mut self, route: Route) -> Result<(), Failure> {
-        self.shared.set_route(self.id, route)?;
+    /// Gives the events of the id to a connection: those to come, and those that are here.
+    pub(super) fn hand_over(mut self, core: &Arc<Core>) -> Result<(), Failure> {
+        self.shared.hand_over(self.id, core)?;
         self.is_routed = false;
-        let events = std::mem::take(&mut self.mailbox.lock().events);
-        events.into_iter().try_for_each(|event| checked(event).map(drop))
+        self.mailbox.close().into_iter().try_for_each(|event| checked(event).map(drop))
     }
 }
 
@@ -151,5 +166,18 @@ fn from_rejection(rejection: &Rejection) -> Failure {
     match Refuse::from_bytes(&rejection.private_data) {
         Some(refuse) => Failure::refused(&refuse),
         None => Failure::with_error(FailureKind::Refused, rejection.to_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_that_comes_too_late_is_given_back() {
+        let mailbox = Mailbox::default();
+        assert!(mailbox.push(EventKind::AddrResolved).is_none());
+        assert_eq!(mailbox.close().len(), 1);
+        assert!(matches!(mailbox.push(EventKind::Disconnected), Some(EventKind::Disconnected)));
     }
 }

@@ -153,6 +153,12 @@ impl Node {
         &self.handle.shared.pd
     }
 
+    /// The number of ids whose events have a receiver.
+    #[cfg(test)]
+    pub(super) fn routes(&self) -> usize {
+        self.handle.shared.lock().routes.len()
+    }
+
     /// The number of connections that have not ended.
     #[must_use]
     pub fn connections(&self) -> usize {
@@ -253,6 +259,20 @@ impl Shared {
             return Err(Failure::new(FailureKind::DriverGone));
         }
         table.routes.insert(id, route);
+        Ok(())
+    }
+
+    /// Makes a connection the receiver of the events of an id, unless the connection has ended.
+    pub(super) fn hand_over(&self, id: IdKey, core: &Arc<Core>) -> Result<(), Failure> {
+        let mut table = self.lock();
+        if !table.is_driven {
+            return Err(Failure::new(FailureKind::DriverGone));
+        }
+        if table.cores.contains_key(&core.key) {
+            table.routes.insert(id, Route::Connection(Arc::clone(core)));
+        } else {
+            table.routes.remove(&id);
+        }
         Ok(())
     }
 

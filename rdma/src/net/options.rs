@@ -104,7 +104,7 @@ impl NodeOptions {
         /// iWARP, and to a peer that cannot read, all messages go in fragments.
         eager_limit(len: u32) = Some(len);
         /// Idle time after which the peer must answer; zero for never.
-        keep_alive(time: Duration) = time;
+        keep_alive(time: Duration) = time.min(LONGEST);
         /// Most connections of the node. Its completion queue has room for them, or for as many as
         /// the device's largest holds: one more connection fails, or is refused.
         max_connections(count: u32) = count;

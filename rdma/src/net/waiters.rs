@@ -59,7 +59,103 @@ impl Waiters {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Wake;
+
+    use proptest::prelude::*;
+
     use super::*;
+
+    const TASKS: usize = 5;
+
+    /// A waker that notes whether its task must be polled.
+    #[derive(Default)]
+    struct Flag(AtomicBool);
+
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[derive(Default)]
+    struct Task {
+        flag: Arc<Flag>,
+        place: Option<Place>,
+        has_taken: bool,
+    }
+
+    /// Tasks that take room and give it back, by the rules of senders and operations.
+    struct World {
+        waiters: Waiters,
+        room: usize,
+        tasks: [Task; TASKS],
+        /// Tasks that wait, in the order in which they came.
+        order: Vec<usize>,
+    }
+
+    impl World {
+        /// What follows each change: the first task is woken if there is room.
+        fn wake_first(&self) {
+            if self.room > 0 {
+                self.waiters.first().into_iter().for_each(Waker::wake);
+            }
+        }
+
+        fn poll(&mut self, at: usize) {
+            let task = &mut self.tasks[at];
+            task.flag.0.store(false, Ordering::Relaxed);
+            if self.room == 0 || !self.waiters.is_turn(task.place) {
+                if task.place.is_none() {
+                    self.order.push(at);
+                }
+                return self.waiters.wait(&mut task.place, &Arc::clone(&task.flag).into());
+            }
+            if task.place.is_some() {
+                assert_eq!(self.order.remove(0), at, "out of order");
+            }
+            self.waiters.leave(&mut task.place);
+            task.has_taken = true;
+            self.room -= 1;
+            self.wake_first();
+        }
+
+        /// The task gives back what it has taken, or gives up.
+        fn end(&mut self, at: usize) {
+            let task = &mut self.tasks[at];
+            self.room += usize::from(std::mem::take(&mut task.has_taken));
+            self.waiters.leave(&mut task.place);
+            self.order.retain(|waiting| *waiting != at);
+            self.wake_first();
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+        #[test]
+        fn no_task_waits_while_there_is_room(
+            room in 1..3usize,
+            steps in prop::collection::vec((0..TASKS, any::<bool>()), 0..60),
+        ) {
+            let mut world = World { waiters: Waiters::default(), room, tasks: Default::default(), order: Vec::new() };
+            for (at, ends) in steps {
+                match ends {
+                    true => world.end(at),
+                    false if !world.tasks[at].has_taken => world.poll(at),
+                    false => {}
+                }
+            }
+            // Only tasks that were woken are polled from now on.
+            while let Some(&waiting) = world.order.first() {
+                if let Some(holder) = world.tasks.iter().position(|task| task.has_taken) {
+                    world.end(holder);
+                }
+                prop_assert!(world.tasks[waiting].flag.0.load(Ordering::Relaxed), "a lost wake-up");
+                world.poll(waiting);
+            }
+        }
+    }
 
     #[test]
     fn tasks_take_in_the_order_in_which_they_came() {

@@ -108,7 +108,7 @@ impl RecvQueue {
         L: Owned + Writable,
     {
         let Some(ticket) = self.half.begin() else { return Err(Half::<ibv_recv_wr>::forked(local)) };
-        if std::mem::take(&mut self.is_awaited) {
+        if self.is_awaited {
             ticket.watch();
         }
         // If posting panics, leak the memory: the slot may own it by then.
@@ -119,6 +119,8 @@ impl RecvQueue {
         let posted = outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back);
         // SAFETY: posted requires the outcome of the ticket's request: it was just posted.
         let ticket = unsafe { Half::<ibv_recv_wr>::posted(ticket, posted) }?;
+        // A refused receive wakes nobody: the task waits for the next.
+        self.is_awaited = false;
         self.routed.push_back(ticket);
         Ok(())
     }

@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::Arc;
@@ -202,8 +203,9 @@ impl<T: Transport> QueuePair<T> {
             env: PhantomData,
         };
         // This function waits for the requests whatever the body does: it owns the scope, and the
-        // body only borrows it (C1).
-        let result = panic::catch_unwind(AssertUnwindSafe(|| body(&mut scope)));
+        // body only borrows it (C1). The payload of its panic leaks if anything below panics,
+        // because the payload's drop may panic, too.
+        let result = panic::catch_unwind(AssertUnwindSafe(|| body(&mut scope))).map_err(ManuallyDrop::new);
         // An owner's drop may panic here, and must not unwind with memory in flight (C1).
         let finished = panic::catch_unwind(AssertUnwindSafe(|| scope.finish()));
         if !scope.may_end() {
@@ -218,7 +220,7 @@ impl<T: Transport> QueuePair<T> {
         }
         match result {
             Ok(value) => finished.map(|()| value),
-            Err(payload) => panic::resume_unwind(payload),
+            Err(payload) => panic::resume_unwind(ManuallyDrop::into_inner(payload)),
         }
     }
 }

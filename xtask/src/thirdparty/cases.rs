@@ -1,6 +1,9 @@
 //! The command lines, and what is known to fail.
 
-use Kind::{Alone, CmClient, CmGroup, CmPair, CmService, Crate, Fabric, Mpi, Perftest, Pingpong, Rping, Ucx};
+use Kind::{Alone, CmClient, CmGroup, CmPair, CmService, Compat, Crate, Fabric, Mpi, Perftest, Pingpong, Rping, Ucx};
+
+/// The workspace's program that is a peer of `ibv_*_pingpong`.
+pub(super) const OURS: &str = "pingpong";
 
 /// The expected end of a case.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub(super) enum Kind {
     Crate,
     /// `ibv_*_pingpong`
     Pingpong,
+    /// `ibv_*_pingpong`, and [`OURS`] as its peer
+    Compat,
     /// perftest's `ib_*`
     Perftest,
     /// `rping`
@@ -58,13 +63,13 @@ impl Kind {
         if matches!(self, Ucx | Mpi) { &["--sysfs"] } else { &[] }
     }
 
-    /// The arguments of the server and of the client, besides those of the case.
-    pub(super) fn arguments(self, port: u16) -> (String, String) {
+    /// The arguments of the server and of the client that all cases of the kind have.
+    fn arguments(self, port: u16) -> (String, String) {
         let pair = |both: String, client: &str| (both.clone(), format!("{both} {client}"));
         match self {
             Self::Alone | Self::Crate => (String::new(), String::new()),
             Self::Mpi => ("-np 3 --oversubscribe ./mpi_sums".to_owned(), String::new()),
-            Self::Pingpong => pair(format!("-g 0 -p {port}"), "127.0.0.1"),
+            Self::Pingpong | Self::Compat => pair(format!("-g 0 -p {port}"), "127.0.0.1"),
             Self::Perftest => pair(format!("-F -p {port}"), "127.0.0.1"),
             Self::Rping => (format!("-s -p {port}"), format!("-c -p {port}")),
             Self::CmClient => pair(String::new(), "-s 127.0.0.1"),
@@ -98,8 +103,24 @@ impl Case {
             Outcome::Loses(Peer::Client) => "(client killed)",
             Outcome::Passes | Outcome::Races(_) | Outcome::Lacks(_) => "",
         };
-        let parts = [self.variable, self.program, self.options, killed];
+        let client = if self.client == self.program { "" } else { self.client };
+        let parts = [self.variable, self.program, client, self.options, killed];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The arguments of the server and of the client, besides those of the case.
+    pub(super) fn arguments(&self, port: u16) -> (String, String) {
+        let (server, client) = self.kind.arguments(port);
+        let ours = match (self.program, self.client) {
+            ("ibv_uc_pingpong", _) | (_, "ibv_uc_pingpong") => "--compat --connection UC",
+            ("ibv_srq_pingpong", _) | (_, "ibv_srq_pingpong") => "--compat --srq",
+            _ => "--compat",
+        };
+        match self.kind {
+            Compat if self.program == OURS => (format!("{server} {ours} --server"), client),
+            Compat => (server, format!("{client} {ours}")),
+            _ => (server, client),
+        }
     }
 
     /// Debian's package of the program.
@@ -107,7 +128,7 @@ impl Case {
         match (self.kind, self.program) {
             (_, "valgrind") => "valgrind",
             (Crate, _) => "nothing, but build the workspace thirdparty",
-            (Alone | Pingpong, _) => "ibverbs-utils",
+            (Alone | Pingpong | Compat, _) => "ibverbs-utils",
             (Perftest, _) => "perftest",
             (Rping | CmClient | CmGroup | CmService | CmPair, _) => "rdmacm-utils",
             (Fabric, _) => "libfabric-bin",
@@ -127,6 +148,10 @@ const fn lacks(kind: Kind, program: &'static str, options: &'static str, reason:
 
 const fn loses(peer: Peer, kind: Kind, program: &'static str, options: &'static str) -> Case {
     Case { outcome: Outcome::Loses(peer), ..passes(kind, program, options) }
+}
+
+const fn compat(server: &'static str, client: &'static str, options: &'static str) -> Case {
+    Case { client, ..passes(Compat, server, options) }
 }
 
 const NO_XRC: &str = "no XRC";
@@ -165,6 +190,16 @@ pub(super) static CASES: &[Case] = &[
     passes(Pingpong, "ibv_srq_pingpong", ""),
     passes(Pingpong, "ibv_srq_pingpong", "-e -c"),
     lacks(Pingpong, "ibv_xsrq_pingpong", "", NO_XRC),
+    compat("ibv_rc_pingpong", OURS, "-c"),
+    compat(OURS, "ibv_rc_pingpong", "-e -c -s 1048576 -n 100"),
+    compat("ibv_uc_pingpong", OURS, "-c"),
+    compat(OURS, "ibv_uc_pingpong", "-e -c"),
+    compat("ibv_srq_pingpong", OURS, "-c"),
+    compat("ibv_srq_pingpong", OURS, "-e -q 255 -n 5000"),
+    compat("ibv_srq_pingpong", OURS, "-c -q 1 -r 1 -s 100000"),
+    compat(OURS, "ibv_srq_pingpong", "-c"),
+    compat(OURS, "ibv_srq_pingpong", "-e -c -s 65536 -n 3"),
+    compat(OURS, "ibv_srq_pingpong", "-q 255 -n 5000"),
     passes(Rping, "rping", "-a 127.0.0.1 -C 50 -V"),
     passes(Rping, "rping", "-a ::1 -C 20 -S 65000 -V"),
     passes(Rping, "rping", "-a 127.0.0.1 -q -C 20"),

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::system::{cargo, make, output};
-use cases::{CASES, Case, Kind, Outcome};
+use cases::{CASES, Case, Kind, OURS, Outcome};
 use run::{Ended, Launcher};
 
 #[derive(Debug, clap::Args)]
@@ -66,11 +66,22 @@ fn print(lines: &[Line]) {
     }
 }
 
-/// Builds `soft-rdma`.
+/// Builds `soft-rdma`, and the program that is a peer of C programs.
 fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
     let profile = if dev { "dev" } else { "release" };
     let mut build = cargo(root);
-    build.args(["build", "--quiet", "--package", "rdma-examples", "--bin", "soft-rdma", "--profile", profile]);
+    build.args([
+        "build",
+        "--quiet",
+        "--package",
+        "rdma-examples",
+        "--bin",
+        "soft-rdma",
+        "--bin",
+        OURS,
+        "--profile",
+        profile,
+    ]);
     output(&mut build)?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
     let target = std::path::absolute(target).map_err(|error| error.to_string())?;

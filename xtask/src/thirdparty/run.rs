@@ -4,11 +4,11 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::cases::{Case, Kind, Outcome, Peer};
+use super::cases::{Case, Kind, OURS, Outcome, Peer};
 
 /// Longest duration of a case. The longest takes 15 s on a machine that does nothing else.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -47,8 +47,11 @@ struct Running {
 impl Launcher {
     /// The file of a program.
     fn program(&self, kind: Kind, name: &str) -> PathBuf {
-        let folder = if kind == Kind::Crate { self.crates.join("release") } else { "/usr/bin".into() };
-        folder.join(name)
+        match kind {
+            Kind::Compat if name == OURS => self.path.with_file_name(OURS),
+            Kind::Crate => self.crates.join("release").join(name),
+            _ => Path::new("/usr/bin").join(name),
+        }
     }
 
     /// A command that starts a program through `soft-rdma`.
@@ -90,7 +93,7 @@ impl Launcher {
     /// Runs a case; the result is the reason of its failure.
     fn failure(&self, case: &Case, deadline: Instant) -> io::Result<Option<String>> {
         let port = free_port()?;
-        let (server, client) = case.kind.arguments(port);
+        let (server, client) = case.arguments(port);
         let mut server = self.start(case.program, case, &server)?;
         if matches!(case.kind, Kind::Alone | Kind::Crate | Kind::Mpi) {
             return server.failure(deadline);

@@ -181,16 +181,21 @@ impl Job {
         rank * self.count..(rank + 1) * self.count
     }
 
-    /// The elements of the input that go to a rank in an all-to-all.
+    /// The elements of this rank's input that go to a rank in an all-to-all.
     pub(super) fn sent(&self, op: Collective, to: usize) -> Range<usize> {
+        self.sent_by(op, self.rank, to)
+    }
+
+    /// The elements of a rank's input that go to another rank in an all-to-all.
+    pub(in crate::collectives) fn sent_by(&self, op: Collective, from: usize, to: usize) -> Range<usize> {
         match op {
-            Collective::AllToAllV => self.uneven(to, |to| self.rank * self.ranks + to),
+            Collective::AllToAllV => self.uneven(to, |to| from * self.ranks + to),
             _ => self.block(to),
         }
     }
 
     /// The elements of the output that come from a rank in an all-to-all.
-    pub(super) fn received(&self, op: Collective, from: usize) -> Range<usize> {
+    pub(in crate::collectives) fn received(&self, op: Collective, from: usize) -> Range<usize> {
         match op {
             Collective::AllToAllV => self.uneven(from, |from| from * self.ranks + self.rank),
             _ => self.block(from),

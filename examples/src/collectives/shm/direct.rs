@@ -31,9 +31,9 @@ pub(crate) struct DirectReads<'a> {
 pub(crate) fn reads_directly(op: Collective, in_place: bool) -> bool {
     use Collective::*;
     match op {
-        AllGather | ReduceScatter | Broadcast | Gather | Scatter => true,
-        AllToAll | SendRecv => !in_place,
-        AllReduce | AllToAllV | Reduce | HyperCube | Barrier => false,
+        AllGather | ReduceScatter | Broadcast | Reduce | Gather | Scatter => true,
+        AllToAll | AllToAllV | SendRecv => !in_place,
+        AllReduce | HyperCube | Barrier => false,
     }
 }
 
@@ -49,6 +49,7 @@ impl DirectReads<'_> {
         let len = self.job.layout(self.op).output.len() * size_of::<T>();
         clock.trials().run(Kind::Blocks, len, |stores| match self.op {
             Collective::ReduceScatter => self.reduce_block::<T>(stores),
+            Collective::Reduce => self.reduce_at_root::<T>(stores),
             _ => self.copy_blocks::<T>(stores),
         })?;
         clock.publish(ready + 1)?;
@@ -62,6 +63,18 @@ impl DirectReads<'_> {
         let Job { rank, count, in_place, .. } = *self.job;
         let block = self.block::<T>(rank);
         let place = if in_place { block.clone() } else { bytes::<T>(0..count) };
+        self.reduce::<T>(&block, place, stores)
+    }
+
+    /// Reduces all inputs, if this rank is the root.
+    fn reduce_at_root<T: Element>(self, stores: Stores) -> Result<(), Failure> {
+        let Job { rank, count, root, .. } = *self.job;
+        let whole = bytes::<T>(0..count);
+        if rank == root { self.reduce::<T>(&whole, whole.clone(), stores) } else { Ok(()) }
+    }
+
+    /// Reduces the same bytes of all inputs, in the order of ranks.
+    fn reduce<T: Element>(self, block: &Range<usize>, place: Range<usize>, stores: Stores) -> Result<(), Failure> {
         let into = self.output.own().slice(place).map_err(failed)?;
         let own = self.input.own().slice(block.clone()).map_err(failed)?.as_shared();
         with_operands(self.host.world(), own, |operands| {
@@ -86,7 +99,10 @@ impl DirectReads<'_> {
             Collective::Scatter => copy(root, own, input_of(rank)),
             Collective::SendRecv => copy((rank + ranks - 1) % ranks, whole.clone(), whole),
             Collective::Gather if rank != root => Ok(()),
-            Collective::AllToAll => peers.try_for_each(|peer| copy(peer, own.clone(), self.block::<T>(peer))),
+            Collective::AllToAll | Collective::AllToAllV => peers.try_for_each(|peer| {
+                let block = bytes::<T>(self.job.sent_by(self.op, peer, rank));
+                copy(peer, block, bytes::<T>(self.job.received(self.op, peer)))
+            }),
             _ => peers.try_for_each(|peer| copy(peer, input_of(peer), self.block::<T>(peer))),
         }
     }
@@ -131,6 +147,12 @@ mod tests {
         let Job { rank, ranks, count, root, .. } = *job;
         match op {
             Collective::ReduceScatter => (0..ranks).map(|peer| element(peer, rank * count + index)).sum(),
+            Collective::Reduce => (0..ranks).map(|peer| element(peer, index)).sum(),
+            Collective::AllToAllV => {
+                let holds = |from: &usize| job.received(op, *from).contains(&index);
+                let from = (0..ranks).find(holds).unwrap();
+                element(from, job.sent_by(op, from, rank).start + index - job.received(op, from).start)
+            }
             Collective::AllToAll => element(index / count, rank * count + index % count),
             Collective::Broadcast => element(root, index),
             Collective::Scatter => element(root, rank * count + index),
@@ -156,8 +178,7 @@ mod tests {
             DirectReads { host, op, job, input, output: &output, reduction: Reduction::Sum }.run::<u32>().unwrap();
             let mut found = vec![0_u32; layout.output.len()];
             output.copy_out(4 * layout.output.start, bytemuck::cast_slice_mut(&mut found)).unwrap();
-            let rounds =
-                if op == Collective::ReduceScatter { round * u32::try_from(job.ranks).unwrap() } else { round };
+            let rounds = if op.reduces() { round * u32::try_from(job.ranks).unwrap() } else { round };
             let wanted: Vec<u32> = (0..found.len()).map(|index| expected(op, job, index) + rounds).collect();
             assert!(found == wanted, "{op}, in place: {}, {} ranks", job.in_place, job.ranks);
         }
@@ -166,12 +187,15 @@ mod tests {
     #[test]
     fn every_rank_reads_its_output() {
         use Collective::*;
-        for world in [2, 3, 5] {
+        for world in [2, 3, 5, 10] {
             ranks(world, 6, move |host, group| {
-                for op in [AllGather, ReduceScatter, AllToAll, Broadcast, Gather, Scatter, SendRecv] {
+                for op in [AllGather, ReduceScatter, AllToAll, AllToAllV, Broadcast, Reduce, Gather, Scatter, SendRecv]
+                {
                     for in_place in [false, true] {
                         let mut job = Job::new(group.rank(), world, COUNT);
                         (job.root, job.in_place) = (world - 1, in_place);
+                        // The blocks have up to COUNT elements; some have none.
+                        job.counts = (0..world * world).map(|pair| pair * 5 % 7 * COUNT / 6).collect();
                         if reads_directly(op, in_place) {
                             check(host, group, op, &job);
                         }

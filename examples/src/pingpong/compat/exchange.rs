@@ -1,7 +1,7 @@
 //! The exchange of addresses over TCP, from either side.
 //!
-//! The client sends its address first, and the server answers when it is ready to receive. The
-//! client's last message confirms the answer; after it both sides close. The C programs read each
+//! The client sends its addresses first, and the server answers when it is ready to receive. The
+//! client's last message confirms the answer; after it both sides close. Most C programs read each
 //! message with a single call, so each is written with one.
 
 use std::io::{self, Read, Write};
@@ -9,26 +9,26 @@ use std::time::{Duration, Instant};
 
 use socket2::Socket;
 
-use super::wire::{Address, DONE, LINE, Quoted};
+use super::wire::{self, Address, DONE, Quoted};
 use crate::Failure;
 use crate::bootstrap::{self, Until, is_timeout};
 
 /// Advice about an option that users of the C program forget.
 const GID_HINT: &str = "on RoCE, the C program needs -g with the index of its GID";
 
-/// The server's half: waits for one client, lets `connect` take its address, and only then sends
-/// this side's address.
+/// The server's half: waits for one client, lets `connect` take its addresses, and only then sends
+/// this side's lines.
 pub(super) fn serve<T>(
     listener: &Socket,
-    own: Address,
+    own: &[u8],
     timeout: Duration,
-    connect: impl FnOnce(&Address) -> Result<T, Failure>,
-) -> Result<(T, Address), Failure> {
+    connect: impl FnOnce(&[Address]) -> Result<T, Failure>,
+) -> Result<(T, Vec<Address>), Failure> {
     let deadline = Instant::now() + timeout;
     let (stream, who) = accept(listener, deadline, timeout)?;
-    let remote = receive_address(&stream, deadline, &who, "")?;
+    let remote = receive_addresses(&stream, own.len(), deadline, &who, "")?;
     let connected = connect(&remote)?;
-    send(&stream, &own.to_line(), deadline).map_err(|error| gone(&who, &error))?;
+    send(&stream, own, deadline).map_err(|error| gone(&who, &error))?;
     let mut word = [0; DONE.len()];
     Until(&stream, deadline).read_exact(&mut word).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => {
@@ -37,20 +37,24 @@ pub(super) fn serve<T>(
         _ => gone(&who, &error),
     })?;
     if word != DONE {
-        return Err(Failure::new(format!("{who} is no pingpong of rdma-core: it ended with {:?}", Quoted(&word))));
+        return Err(Failure::new(format!(
+            "{who} is no pingpong of rdma-core, or ibv_srq_pingpong, which needs --srq: it ended with {:?}",
+            Quoted(&word)
+        )));
     }
     Ok((connected, remote))
 }
 
-/// The client's half: sends this side's address to the server and returns the server's address. The
+/// The client's half: sends this side's lines to the server and returns the server's addresses. The
 /// server can receive by then.
-pub(super) fn join(address: &str, own: Address, timeout: Duration) -> Result<Address, Failure> {
+pub(super) fn join(address: &str, own: &[u8], timeout: Duration) -> Result<Vec<Address>, Failure> {
     let deadline = Instant::now() + timeout;
     let stream = bootstrap::connect(address, "the server", timeout)?;
     let who = format!("the server at {address}");
     stream.set_tcp_nodelay(true).ok();
-    send(&stream, &own.to_line(), deadline).map_err(|error| gone(&who, &error))?;
-    let remote = receive_address(&stream, deadline, &who, &format!("; its message says why ({GID_HINT})"))?;
+    send(&stream, own, deadline).map_err(|error| gone(&who, &error))?;
+    let hint = format!("; its message says why ({GID_HINT})");
+    let remote = receive_addresses(&stream, own.len(), deadline, &who, &hint)?;
     send(&stream, &DONE, deadline).map_err(|error| gone(&who, &error))?;
     Ok(remote)
 }
@@ -78,27 +82,40 @@ fn accept(listener: &Socket, deadline: Instant, timeout: Duration) -> Result<(So
     }
 }
 
-fn receive_address(stream: &Socket, deadline: Instant, who: &str, hint: &str) -> Result<Address, Failure> {
-    let mut line = [0; LINE];
+/// Receives the peer's lines, which have `due` bytes together, as this side's have.
+fn receive_addresses(
+    stream: &Socket,
+    due: usize,
+    deadline: Instant,
+    who: &str,
+    hint: &str,
+) -> Result<Vec<Address>, Failure> {
+    let mut lines = vec![0; due];
     let mut have = 0;
     let mut input = Until(stream, deadline);
-    while have < LINE {
-        match input.read(&mut line[have..]) {
+    while have < due {
+        match input.read(&mut lines[have..]) {
             Ok(0) if have == 0 => {
                 return Err(bootstrap::lost(format!("{who} closed the connection and sent no address{hint}")));
             }
             Ok(0) => {
                 return Err(Failure::new(format!(
-                    "{who} is no pingpong of rdma-core: it sent {:?}, {have} bytes where {LINE} are due",
-                    Quoted(&line[..have])
+                    "{who} is no pingpong of rdma-core: it sent {:?}, {have} bytes where {due} are due",
+                    Quoted(&lines[..have])
                 )));
             }
             Ok(more) => have += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if is_timeout(&error) && have > 0 => {
+                return Err(Failure::new(format!(
+                    "{who} has sent {have} bytes where {due} are due: is it another program? \
+                     ibv_srq_pingpong needs --srq, and the others need to be without it"
+                )));
+            }
             Err(error) => return Err(gone(who, &error)),
         }
     }
-    Address::from_line(&line).map_err(|why| Failure::new(format!("{who} is no pingpong of rdma-core: {why}")))
+    wire::from_lines(&lines).map_err(|why| Failure::new(format!("{who} is no pingpong of rdma-core: {why}")))
 }
 
 fn send(mut stream: &Socket, bytes: &[u8], deadline: Instant) -> io::Result<()> {
@@ -123,12 +140,17 @@ mod tests {
 
     use rdma::Lid;
 
+    use super::wire::{LINE, to_lines};
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(20);
 
     fn address(qpn: u32) -> Address {
         Address { lid: Lid(0), qpn, psn: 7, gid: Some("::ffff:10.9.0.1".parse().unwrap()) }
+    }
+
+    fn one_line(qpn: u32) -> Vec<u8> {
+        to_lines(&[address(qpn)], 1)
     }
 
     fn listener() -> (Socket, String) {
@@ -156,26 +178,42 @@ mod tests {
             }
             line
         });
-        let served = serve(&listener, address(1), LIMIT, |_| Ok(()));
+        let served = serve(&listener, &one_line(1), LIMIT, |_| Ok(()));
         let line = client.join().unwrap();
-        assert!(line.is_empty() || line == address(1).to_line());
-        served.map(|((), remote)| remote)
+        assert!(line.is_empty() || line == one_line(1));
+        served.map(|((), remote)| remote[0])
     }
 
     const GOOD: &[u8] = b"0000:000002:000007:00000000000000000000ffff0a090001\0";
 
     #[test]
     fn both_sides_understand_each_other() {
+        for (lines, queue_pairs) in [(1, 1), (wire::SHARED_LINES, 16)] {
+            let (listener, at) = listener();
+            let addresses = |first: u32| (first..first + queue_pairs).map(address).collect::<Vec<_>>();
+            let theirs = to_lines(&addresses(100), lines);
+            let client = thread::spawn(move || join(&at, &theirs, LIMIT).unwrap());
+            let connect = |remote: &[Address]| Ok(remote.to_vec());
+            let (seen, remote) = serve(&listener, &to_lines(&addresses(1), lines), LIMIT, connect).unwrap();
+            assert_eq!((&remote, &seen), (&addresses(100), &addresses(100)));
+            assert_eq!(client.join().unwrap(), addresses(1));
+        }
+    }
+
+    /// Programs with one line and with many wait for each other.
+    #[test]
+    fn programs_of_two_kinds_part() {
         let (listener, at) = listener();
-        let client = thread::spawn(move || join(&at, address(2), LIMIT).unwrap());
-        let mut seen = None;
-        let ((), remote) = serve(&listener, address(1), LIMIT, |remote| {
-            seen = Some(*remote);
-            Ok(())
-        })
-        .unwrap();
-        assert_eq!((remote, seen), (address(2), Some(address(2))));
-        assert_eq!(client.join().unwrap(), address(1));
+        let client = thread::spawn(move || join(&at, &one_line(2), LIMIT).unwrap_err().to_string());
+        let many = to_lines(&[address(1)], wire::SHARED_LINES);
+        let failure = serve(&listener, &many, Duration::from_millis(500), |_| Ok(())).unwrap_err().to_string();
+        assert!(failure.contains("52 bytes where 13312 are due") && failure.contains("--srq"), "{failure}");
+        client.join().unwrap();
+        let (listener, at) = self::listener();
+        let client = thread::spawn(move || join(&at, &many, LIMIT));
+        let failure = serve(&listener, &one_line(1), LIMIT, |_| Ok(())).unwrap_err().to_string();
+        assert!(failure.contains("which needs --srq"), "{failure}");
+        assert!(client.join().unwrap().is_err());
     }
 
     #[test]
@@ -195,8 +233,8 @@ mod tests {
     #[test]
     fn a_server_that_cannot_connect_says_nothing_to_its_client() {
         let (listener, at) = listener();
-        let client = thread::spawn(move || join(&at, address(2), LIMIT).unwrap_err().to_string());
-        let failure = serve(&listener, address(1), LIMIT, |_| Err::<(), _>(Failure::new("no route"))).unwrap_err();
+        let client = thread::spawn(move || join(&at, &one_line(2), LIMIT).unwrap_err().to_string());
+        let failure = serve(&listener, &one_line(1), LIMIT, |_| Err::<(), _>(Failure::new("no route"))).unwrap_err();
         assert_eq!(failure.to_string(), "no route");
         let heard = client.join().unwrap();
         assert!(heard.contains("sent no address") && heard.contains("needs -g"), "{heard}");
@@ -206,13 +244,13 @@ mod tests {
     fn silence_ends() {
         let (listener, at) = listener();
         let short = Duration::from_millis(200);
-        let none = serve(&listener, address(1), short, |_| Ok(())).unwrap_err().to_string();
+        let none = serve(&listener, &one_line(1), short, |_| Ok(())).unwrap_err().to_string();
         assert!(none.contains("no client came"), "{none}");
         let _silent = TcpStream::connect(&at).unwrap();
-        let silent = serve(&listener, address(1), short, |_| Ok(())).unwrap_err().to_string();
+        let silent = serve(&listener, &one_line(1), short, |_| Ok(())).unwrap_err().to_string();
         assert!(silent.contains("says nothing"), "{silent}");
         // The kernel accepts this connection, but no program reads from it.
-        let unheard = join(&at, address(2), short).unwrap_err().to_string();
+        let unheard = join(&at, &one_line(2), short).unwrap_err().to_string();
         assert!(unheard.contains("says nothing"), "{unheard}");
     }
 }

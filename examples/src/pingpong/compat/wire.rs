@@ -1,4 +1,4 @@
-//! The messages of `ibv_rc_pingpong` over TCP: one line with an address in each direction, and a
+//! The messages of the C programs over TCP: lines with addresses in each direction, and a
 //! confirmation from the client.
 
 use std::fmt;
@@ -9,7 +9,11 @@ use rdma::{Endpoint, Gid, Lid, Mtu};
 /// ends a C string.
 pub(super) const LINE: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 
-/// The client's answer to the server's line, with its NUL.
+/// Number of lines that each side of `ibv_srq_pingpong` sends: those after the addresses of its
+/// queue pairs are [`Address::NONE`].
+pub(super) const SHARED_LINES: usize = 256;
+
+/// The client's answer to the server's lines, with its NUL.
 pub(super) const DONE: [u8; 5] = *b"done\0";
 
 /// The address of a queue pair, as a line carries it.
@@ -23,6 +27,9 @@ pub(super) struct Address {
 }
 
 impl Address {
+    /// The place of a queue pair that a side does not have.
+    const NONE: Self = Self { lid: Lid(0), qpn: 0, psn: 0, gid: None };
+
     /// The address of a local endpoint; with `by_lid` it has no GID, as in `ibv_rc_pingpong`
     /// without a GID index.
     pub(super) fn of(endpoint: &Endpoint, by_lid: bool) -> Self {
@@ -36,7 +43,7 @@ impl Address {
         Endpoint { qpn: self.qpn, psn: self.psn, gid: self.gid, lid: self.lid, mtu, responder_resources: 1 }
     }
 
-    pub(super) fn to_line(self) -> [u8; LINE] {
+    fn to_line(self) -> [u8; LINE] {
         let gid = u128::from_be_bytes(self.gid.unwrap_or_default().to_bytes());
         let text = format!("{:04x}:{:06x}:{:06x}:{gid:032x}\0", self.lid.0, self.qpn & 0xff_ffff, self.psn & 0xff_ffff);
         let mut line = [0; LINE];
@@ -45,7 +52,7 @@ impl Address {
     }
 
     /// Parses a peer's line; the error says what is wrong with it.
-    pub(super) fn from_line(line: &[u8; LINE]) -> Result<Self, String> {
+    fn from_line(line: &[u8]) -> Result<Self, String> {
         let strange = || format!("it sent {:?} and no address", Quoted(line));
         let [text @ .., 0] = line else { return Err(strange()) };
         let mut fields = text.split(|&byte| byte == b':');
@@ -60,6 +67,24 @@ impl Address {
         let lid = Lid(u16::try_from(lid).unwrap_or(u16::MAX));
         Ok(Self { lid, qpn, psn: short(psn), gid: (!gid.is_zero()).then_some(gid) })
     }
+}
+
+/// The message of a side that sends `count` lines, with these addresses in the first of them.
+pub(super) fn to_lines(addresses: &[Address], count: usize) -> Vec<u8> {
+    let none = std::iter::repeat(&Address::NONE);
+    addresses.iter().chain(none).take(count).flat_map(|address| address.to_line()).collect()
+}
+
+/// Parses a peer's lines, and returns the addresses before the empty places; the error says what is
+/// wrong with a line.
+pub(super) fn from_lines(lines: &[u8]) -> Result<Vec<Address>, String> {
+    let none = Address::NONE.to_line();
+    let mut lines: Vec<&[u8]> = lines.chunks(LINE).collect();
+    // A peer has at least one queue pair.
+    while lines.len() > 1 && lines.last().is_some_and(|line| *line == none) {
+        lines.pop();
+    }
+    lines.into_iter().map(Address::from_line).collect()
 }
 
 impl fmt::Display for Address {
@@ -134,6 +159,21 @@ mod tests {
         assert!(complaint.contains("GET / HTTP/1.1\\r\\n"), "{complaint}");
         assert!(Address::from_line(&[0; LINE]).is_err());
         assert!(Address::from_line(&[0xff; LINE]).unwrap_err().is_ascii());
+    }
+
+    #[test]
+    fn empty_places_follow_the_addresses() {
+        let addresses = [address(), Address { qpn: 0x12, ..address() }];
+        let lines = to_lines(&addresses, SHARED_LINES);
+        assert_eq!(lines.len(), 13_312);
+        assert_eq!(&lines[2 * LINE..3 * LINE], b"0000:000000:000000:00000000000000000000000000000000\0");
+        assert_eq!(from_lines(&lines), Ok(addresses.to_vec()));
+        let full = [address(); SHARED_LINES];
+        assert_eq!(from_lines(&to_lines(&full, SHARED_LINES)), Ok(full.to_vec()));
+        // An empty place before an address, and no address at all.
+        let gap = [address(), Address::NONE, address()];
+        assert!(from_lines(&to_lines(&gap, SHARED_LINES)).unwrap_err().contains("number 0"));
+        assert!(from_lines(&to_lines(&[], SHARED_LINES)).unwrap_err().contains("number 0"));
     }
 
     #[test]

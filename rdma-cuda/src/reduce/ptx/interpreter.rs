@@ -165,13 +165,13 @@ fn read(memory: &[u8], address: u64, kind: &str) -> u64 {
     let mut bytes = [0; 8];
     bytes[..size].copy_from_slice(&memory[start..start + size]);
     let value = u64::from_le_bytes(bytes);
-    if kind.starts_with('s') { extend(value, size).cast_unsigned() } else { value }
+    if kind.starts_with('s') { extend(value, size) as u64 } else { value }
 }
 
 /// A signed number of `size` bytes.
 fn extend(value: u64, size: usize) -> i64 {
     let unused = 64 - 8 * size;
-    (value << unused).cast_signed() >> unused
+    (value << unused) as i64 >> unused
 }
 
 /// The lowest `size` bytes of a number.
@@ -230,7 +230,7 @@ fn real(family: &str, a: f64, b: f64) -> Real {
 
 fn integer(family: &str, kind: &str, a: u64, b: u64) -> u64 {
     let size = width(kind);
-    let signed = |choose: fn(i64, i64) -> i64| choose(extend(a, size), extend(b, size)).cast_unsigned();
+    let signed = |choose: fn(i64, i64) -> i64| choose(extend(a, size), extend(b, size)) as u64;
     let value = match (family, kind.starts_with('s')) {
         ("add", _) => a.wrapping_add(b),
         ("mul.lo", _) => a.wrapping_mul(b),

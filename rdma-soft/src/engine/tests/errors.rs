@@ -1,50 +1,20 @@
 //! Requests that fail: which end gets which completion, event and state.
 
-use rdma_sys::{ibv_event_type as event, ibv_wc, ibv_wc_status as status, ibv_wr_opcode};
+use rdma_sys::{ibv_event_type as event, ibv_wc, ibv_wr_opcode};
 
+use super::pair::Pair;
+use super::statuses::*;
 use super::world::*;
 use crate::engine::*;
 
-const OK: u32 = status::IBV_WC_SUCCESS.0;
-const FLUSH: u32 = status::IBV_WC_WR_FLUSH_ERR.0;
-const LOC_PROT: u32 = status::IBV_WC_LOC_PROT_ERR.0;
-const LOC_LEN: u32 = status::IBV_WC_LOC_LEN_ERR.0;
-const REM_INV: u32 = status::IBV_WC_REM_INV_REQ_ERR.0;
-const REM_ACCESS: u32 = status::IBV_WC_REM_ACCESS_ERR.0;
-const REM_OP: u32 = status::IBV_WC_REM_OP_ERR.0;
-
-/// A connected pair, with registered memory at both ends.
-struct Fixture {
-    world: World,
-    ends: [End; 2],
-    keys: [u32; 2],
-    here: Memory,
-    there: Memory,
-}
-
-impl Fixture {
-    fn new(ends: [usize; 2]) -> Self {
-        let (here, there) = (Memory::new(1 << 16), Memory::new(1 << 16));
-        let mut world = World::new();
-        let pair = world.connect(ends);
-        let keys = [world.register(ends[0], &here, ALL), world.register(ends[1], &there, ALL)];
-        Self { world, ends: pair, keys, here, there }
-    }
-
-    /// Returns the states of both ends.
-    fn states(&self) -> [QpState; 2] {
-        self.ends.map(|end| self.world.state(end))
-    }
-}
-
-fn both(test: impl Fn(Fixture)) {
-    test(Fixture::new([0, 1]));
-    test(Fixture::new([0, 0]));
+fn both(test: impl Fn(Pair)) {
+    test(Pair::new([0, 1]));
+    test(Pair::new([0, 0]));
 }
 
 #[test]
 fn a_request_executed_before_is_no_progress_of_a_repeated_attempt() {
-    let mut f = Fixture::new([0, 0]);
+    let mut f = Pair::new([0, 0]);
     let [a, b] = f.ends;
     let list = [sge(&f.here, f.keys[0], 0, 8)];
     // No receive is posted, so the message waits, and the write after it is executed directly.
@@ -53,11 +23,11 @@ fn a_request_executed_before_is_no_progress_of_a_repeated_attempt() {
     f.world.settle();
     f.world.set_state(b, QpState::Err);
     f.world.run_for(60_000_000_000);
-    assert_eq!(f.world.statuses(0).first(), Some(&(1, status::IBV_WC_RETRY_EXC_ERR.0)));
+    assert_eq!(f.world.statuses(0).first(), Some(&(1, RETRY)));
 }
 
 /// Posts a one-sided request that the responder must refuse, between two correct requests.
-fn refused(opcode: ibv_wr_opcode, spoil: impl Fn(&mut Fixture, &mut Post<'_>), expected: (u32, u32)) {
+fn refused(opcode: ibv_wr_opcode, spoil: impl Fn(&mut Pair, &mut Post<'_>), expected: (u32, u32)) {
     both(|mut f| {
         let [a, b] = f.ends;
         let list = [sge(&f.here, f.keys[0], 0, 8)];
@@ -96,7 +66,7 @@ fn a_wrong_key_is_a_remote_access_error() {
 #[test]
 fn a_key_that_was_given_back_is_a_remote_access_error() {
     for opcode in [WRITE, READ, ADD] {
-        let stale = |f: &mut Fixture, bad: &mut Post<'_>| {
+        let stale = |f: &mut Pair, bad: &mut Post<'_>| {
             let at = f.ends[1].at;
             let old = f.world.register(at, &f.there, ALL);
             f.world.nodes[at].engine.deregister(old).unwrap();
@@ -128,7 +98,7 @@ fn a_region_without_the_right_is_a_remote_access_error() {
 #[test]
 fn a_queue_pair_without_the_right_is_a_remote_access_error() {
     for (opcode, access) in [(READ, 15 - 4), (ADD, 15 - 8)] {
-        let spoil = |f: &mut Fixture, _: &mut Post<'_>| {
+        let spoil = |f: &mut Pair, _: &mut Post<'_>| {
             f.world.modify(f.ends[1], &ModifyQp { access: Some(access), ..ModifyQp::default() });
         };
         refused(opcode, spoil, ACCESS);
@@ -137,7 +107,7 @@ fn a_queue_pair_without_the_right_is_a_remote_access_error() {
 
 #[test]
 fn a_region_of_another_domain_is_a_remote_access_error() {
-    let spoil = |f: &mut Fixture, bad: &mut Post<'_>| {
+    let spoil = |f: &mut Pair, bad: &mut Post<'_>| {
         let node = &mut f.world.nodes[f.ends[1].at];
         let pd = core::mem::replace(&mut node.pd, PdId(0));
         node.pd = node.engine.alloc_pd().unwrap();
@@ -156,7 +126,7 @@ fn a_misaligned_atomic_is_an_invalid_request() {
 
 #[test]
 fn more_reads_than_the_responder_takes_are_an_invalid_request() {
-    let spoil = |f: &mut Fixture, _: &mut Post<'_>| {
+    let spoil = |f: &mut Pair, _: &mut Post<'_>| {
         // Let the responder take no reads or atomics.
         let [a, b] = f.ends;
         for (end, dest) in [(a, b), (b, a)] {
@@ -224,7 +194,7 @@ fn a_receive_whose_memory_is_not_ours_to_write_fails_at_both_ends() {
 }
 
 /// Checks a request that fails before it is sent, after a request that succeeds.
-fn local_failure(expected: u32, post: impl Fn(&mut Fixture, End)) {
+fn local_failure(expected: u32, post: impl Fn(&mut Pair, End)) {
     both(|mut f| {
         let [a, b] = f.ends;
         let fine = request(WRITE, 1, &[]);
@@ -299,7 +269,7 @@ fn a_read_without_initiator_depth_is_an_operation_error() {
     let key = world.register(0, &memory, ALL);
     world.send(a, &request(READ, 1, &[sge(&memory, key, 0, 8)])).unwrap();
     world.settle();
-    assert_eq!(world.statuses(0), [(1, status::IBV_WC_LOC_QP_OP_ERR.0)]);
+    assert_eq!(world.statuses(0), [(1, LOC_QP_OP)]);
 }
 
 #[test]

@@ -1,21 +1,14 @@
 //! Faults on demand: the statuses, events and states that real faults cause, and no lost request.
 
 use proptest::prelude::*;
-use rdma_sys::{ibv_event_type as event, ibv_wc_status as status, ibv_wr_opcode};
+use rdma_sys::{ibv_event_type as event, ibv_wr_opcode};
 
 use super::super::fault::Injected;
 use super::datagrams;
+use super::pair::Pair;
+use super::statuses::*;
 use super::world::*;
 use crate::engine::*;
-
-const OK: u32 = status::IBV_WC_SUCCESS.0;
-const FLUSH: u32 = status::IBV_WC_WR_FLUSH_ERR.0;
-const LOC_PROT: u32 = status::IBV_WC_LOC_PROT_ERR.0;
-const REM_ACCESS: u32 = status::IBV_WC_REM_ACCESS_ERR.0;
-const REM_OP: u32 = status::IBV_WC_REM_OP_ERR.0;
-const BAD_RESP: u32 = status::IBV_WC_BAD_RESP_ERR.0;
-const RETRY: u32 = status::IBV_WC_RETRY_EXC_ERR.0;
-const RNR_RETRY: u32 = status::IBV_WC_RNR_RETRY_EXC_ERR.0;
 
 /// Longer than all retries of a request.
 const LONG: u64 = 60_000_000_000;
@@ -23,37 +16,22 @@ const LONG: u64 = 60_000_000_000;
 /// The length of a message of the tests: two frames.
 const LEN: usize = 5000;
 
-/// A connected pair, with registered memory at both ends and three receives at the second end.
-struct Fixture {
-    world: World,
-    ends: [End; 2],
-    keys: [u32; 2],
-    here: Memory,
-    there: Memory,
+/// A pair with three receives at the second end.
+fn pair_with(attrs: impl Fn(&mut ModifyQp)) -> Pair {
+    pair_of(ServiceType::Rc, attrs)
 }
 
-impl Fixture {
-    fn new() -> Self {
-        Self::with(|_| {})
+/// A pair of a service, with three receives at the second end.
+fn pair_of(service: ServiceType, attrs: impl Fn(&mut ModifyQp)) -> Pair {
+    let mut pair = Pair::with([0, 1], service, attrs);
+    pair.here.fill(1);
+    for wr_id in 10..13 {
+        pair.recv(wr_id);
     }
+    pair
+}
 
-    fn with(attrs: impl Fn(&mut ModifyQp)) -> Self {
-        Self::of(ServiceType::Rc, attrs)
-    }
-
-    fn of(service: ServiceType, attrs: impl Fn(&mut ModifyQp)) -> Self {
-        let (here, there) = (Memory::new(1 << 16), Memory::new(1 << 16));
-        let mut world = World::new();
-        let ends = world.connect_with([0, 1], |_, init| init.service = service, |_, change| attrs(change));
-        let keys = [world.register(0, &here, ALL), world.register(1, &there, ALL)];
-        here.fill(1);
-        let mut f = Self { world, ends, keys, here, there };
-        for wr_id in 10..13 {
-            f.recv(wr_id);
-        }
-        f
-    }
-
+impl Pair {
     fn recv(&mut self, wr_id: u64) {
         let list = [sge(&self.there, self.keys[1], 0, LEN)];
         self.world.recv(self.ends[1], wr_id, &list).unwrap();
@@ -79,10 +57,6 @@ impl Fixture {
         self.world.run_for(LONG);
     }
 
-    fn states(&self) -> [QpState; 2] {
-        self.ends.map(|end| self.world.state(end))
-    }
-
     fn injected(&self) -> Vec<&str> {
         self.world.injected.iter().map(|injected| injected.name).collect()
     }
@@ -103,7 +77,7 @@ fn a_fault_of_the_sender_fails_the_request_and_flushes_the_rest() {
     for opcode in ALL_OPCODES {
         let takes_receive = [SEND, SEND_IMM, WRITE_IMM].contains(&opcode);
         for (plan, failed) in everywhere.iter().chain(on_receives.iter().filter(|_| takes_receive)) {
-            let mut f = Fixture::with(|attrs| attrs.rnr_retry = Some(2));
+            let mut f = pair_with(|attrs| attrs.rnr_retry = Some(2));
             f.plan(0, &format!("{plan}:nth=2"));
             f.run(opcode);
             assert_eq!(f.world.statuses(0), [(1, OK), (2, *failed), (3, FLUSH)], "{plan} {opcode:?}");
@@ -118,7 +92,7 @@ fn a_fault_of_the_sender_fails_the_request_and_flushes_the_rest() {
 fn an_access_fault_fails_both_ends() {
     for opcode in [WRITE, WRITE_IMM, READ, SWAP, ADD] {
         for (at, plan) in [(0, "access:nth=2"), (1, "access:recv:nth=2")] {
-            let mut f = Fixture::new();
+            let mut f = pair_with(|_| {});
             f.plan(at, plan);
             f.run(opcode);
             assert_eq!(f.world.statuses(0), [(1, OK), (2, REM_ACCESS), (3, FLUSH)], "{plan} {opcode:?}");
@@ -131,7 +105,7 @@ fn an_access_fault_fails_both_ends() {
 #[test]
 fn a_receiver_that_cannot_execute_a_request_fails_both_ends() {
     for opcode in ALL_OPCODES {
-        let mut f = Fixture::new();
+        let mut f = pair_with(|_| {});
         f.plan(1, "operation:recv:nth=2");
         f.run(opcode);
         assert_eq!(f.world.statuses(0), [(1, OK), (2, REM_OP), (3, FLUSH)], "{opcode:?}");
@@ -151,7 +125,7 @@ fn a_receiver_that_goes_to_err_leaves_the_sender_to_its_retries() {
         ("flush:recv:nth=2", vec![]),
         ("cq-error:recv:nth=2", vec![event::IBV_EVENT_CQ_ERR, event::IBV_EVENT_QP_FATAL]),
     ] {
-        let mut f = Fixture::new();
+        let mut f = pair_with(|_| {});
         f.world.events(1);
         f.plan(1, plan);
         f.run(SEND);
@@ -163,7 +137,7 @@ fn a_receiver_that_goes_to_err_leaves_the_sender_to_its_retries() {
 
 #[test]
 fn a_completion_queue_of_the_sender_overruns() {
-    let mut f = Fixture::new();
+    let mut f = pair_with(|_| {});
     f.world.events(0);
     f.plan(0, "cq-error:nth=2");
     f.run(SEND);
@@ -184,7 +158,7 @@ fn a_fault_that_the_retries_outlive_leaves_no_trace() {
             if (plan.contains("delay") || plan.contains("late")) && at == 1 {
                 continue;
             }
-            let mut f = Fixture::new();
+            let mut f = pair_with(|_| {});
             f.plan(at, &plan);
             f.run(opcode);
             assert_eq!(f.world.statuses(0), [(1, OK), (2, OK), (3, OK)], "{plan} {opcode:?}");
@@ -202,7 +176,7 @@ fn a_fault_that_the_retries_outlive_leaves_no_trace() {
 
 #[test]
 fn a_delay_takes_its_time() {
-    let mut f = Fixture::new();
+    let mut f = pair_with(|_| {});
     f.plan(0, "delay=5ms:nth=2");
     for wr_id in 1..4 {
         f.post(SEND, wr_id);
@@ -216,7 +190,7 @@ fn a_delay_takes_its_time() {
 #[test]
 fn a_late_completion_comes_after_the_data() {
     for (opcode, nth) in [(SEND, 2), (WRITE, 2), (READ, 3), (ADD, 3)] {
-        let mut f = Fixture::new();
+        let mut f = pair_with(|_| {});
         f.plan(0, &format!("late=5ms:nth={nth}"));
         for wr_id in 1..4 {
             f.post(opcode, wr_id);
@@ -233,7 +207,7 @@ fn a_late_completion_comes_after_the_data() {
 #[test]
 fn a_failed_request_ends_the_wait_of_a_late_one() {
     for plan in ["late=1000s:nth=1; access:nth=2", "late=1000s:nth=1; loss=2:nth=2", "late=1000s:limit=2; rnr:nth=3"] {
-        let mut f = Fixture::new();
+        let mut f = pair_with(|_| {});
         f.plan(0, plan);
         f.run(WRITE_IMM);
         let second = if plan.contains("access") { [(2, REM_ACCESS), (3, FLUSH)] } else { [(2, OK), (3, OK)] };
@@ -245,7 +219,7 @@ fn a_failed_request_ends_the_wait_of_a_late_one() {
 #[test]
 fn a_late_request_succeeds_though_the_next_one_fails() {
     for (second, failure) in [("rnr:nth=2", RNR_RETRY), ("loss=all:nth=2", RETRY), ("flush:nth=2", FLUSH)] {
-        let mut f = Fixture::with(|attrs| (attrs.rnr_retry, attrs.retry_cnt) = (Some(0), Some(0)));
+        let mut f = pair_with(|attrs| (attrs.rnr_retry, attrs.retry_cnt) = (Some(0), Some(0)));
         f.plan(0, &format!("late=1000s:nth=1; {second}"));
         f.run(WRITE_IMM);
         assert_eq!(f.world.statuses(0), [(1, OK), (2, failure), (3, FLUSH)], "{second}");
@@ -254,7 +228,7 @@ fn a_late_request_succeeds_though_the_next_one_fails() {
 
 #[test]
 fn a_late_request_succeeds_though_the_peer_dies() {
-    let mut f = Fixture::new();
+    let mut f = pair_with(|_| {});
     f.plan(0, "late=1000s:nth=1; delay=1000s:nth=2");
     for wr_id in 1..4 {
         f.post(WRITE_IMM, wr_id);
@@ -269,7 +243,7 @@ fn a_late_request_succeeds_though_the_peer_dies() {
 #[test]
 fn a_loss_behind_reads_loses_no_data() {
     for lazy in [false, true] {
-        let mut f = Fixture::new();
+        let mut f = pair_with(|_| {});
         f.world.lazy = lazy;
         f.plan(1, "loss=2:recv:nth=3");
         f.post(READ, 1);
@@ -283,7 +257,7 @@ fn a_loss_behind_reads_loses_no_data() {
 #[test]
 fn a_cleared_plan_ends_every_wait() {
     for plan in ["delay=1000s", "late=1000s", "loss=all", "rnr=all"] {
-        let mut f = Fixture::new();
+        let mut f = pair_with(|_| {});
         f.plan(0, plan);
         f.post(SEND, 1);
         f.world.run_for(1_000_000);
@@ -297,7 +271,7 @@ fn a_cleared_plan_ends_every_wait() {
 #[test]
 fn a_queue_pair_that_is_reset_during_a_fault_starts_afresh() {
     for plan in ["delay=1000s:nth=1", "loss=all:nth=1", "rnr=all:nth=1"] {
-        let mut f = Fixture::new();
+        let mut f = pair_with(|_| {});
         f.plan(0, plan);
         f.post(SEND, 1);
         f.world.run_for(1_000_000);
@@ -316,7 +290,7 @@ fn a_queue_pair_that_is_reset_during_a_fault_starts_afresh() {
 
 #[test]
 fn a_process_dies_when_its_rule_says_so() {
-    let mut f = Fixture::new();
+    let mut f = pair_with(|_| {});
     f.plan(0, "die:nth=2; die:at=1s");
     f.post(SEND, 1);
     f.world.settle();
@@ -406,13 +380,13 @@ fn messages_without_answers_are_lost_late_or_refused() {
         (0, "protection:nth=2", [(1, OK), (2, LOC_PROT), (3, FLUSH)], 1),
         (0, "flush:nth=2", [(1, OK), (2, FLUSH), (3, FLUSH)], 1),
     ] {
-        let mut f = Fixture::of(ServiceType::Uc, |_| {});
+        let mut f = pair_of(ServiceType::Uc, |_| {});
         f.plan(at, plan);
         f.run(SEND);
         assert_eq!(f.world.statuses(0), sent, "{plan}");
         assert_eq!(f.world.statuses(1), received(arrived), "{plan}");
     }
-    let mut f = Fixture::of(ServiceType::Uc, |_| {});
+    let mut f = pair_of(ServiceType::Uc, |_| {});
     f.plan(0, "access");
     f.run(WRITE_IMM);
     assert_eq!((f.world.statuses(0), f.world.statuses(1)), (all.to_vec(), vec![]));
@@ -429,7 +403,7 @@ fn messages_to_an_unreachable_peer_meet_their_faults() {
         ("delay=1000s:nth=2", vec![(1, OK)]),
         ("loss:nth=2", vec![(1, OK), (2, OK), (3, OK)]),
     ] {
-        let mut f = Fixture::of(ServiceType::Uc, |_| {});
+        let mut f = pair_of(ServiceType::Uc, |_| {});
         f.world.kill(1, true);
         f.plan(0, plan);
         f.run(SEND);
@@ -440,7 +414,7 @@ fn messages_to_an_unreachable_peer_meet_their_faults() {
 #[test]
 fn a_port_that_is_down_for_a_while_loses_what_is_sent_meanwhile() {
     for (at, plan) in [(0, "port-down=50ms:nth=2"), (1, "port-down=50ms:recv:nth=2")] {
-        let mut f = Fixture::new();
+        let mut f = pair_with(|_| {});
         f.world.events(at);
         f.plan(at, plan);
         (1..4).for_each(|wr_id| f.post(SEND, wr_id));
@@ -457,7 +431,7 @@ fn a_port_that_is_down_for_a_while_loses_what_is_sent_meanwhile() {
 #[test]
 fn a_port_that_stays_down_ends_the_connections() {
     for service in [ServiceType::Rc, ServiceType::Uc] {
-        let mut f = Fixture::of(service, |_| {});
+        let mut f = pair_of(service, |_| {});
         f.plan(0, "port-down=3000s:at=1s");
         f.world.run_for(2_000_000_000);
         f.run(SEND);
@@ -474,7 +448,7 @@ fn a_port_that_stays_down_ends_the_connections() {
 
 #[test]
 fn a_fatal_error_ends_every_queue_pair_of_the_device() {
-    let mut f = Fixture::new();
+    let mut f = pair_with(|_| {});
     f.world.events(1);
     f.plan(1, "device-fatal:recv:nth=2");
     f.run(SEND);
@@ -495,7 +469,7 @@ struct Seen {
 
 impl Seen {
     /// Lets a minute pass, and collects the completions.
-    fn collect(&mut self, f: &mut Fixture) {
+    fn collect(&mut self, f: &mut Pair) {
         f.world.run_for(LONG);
         self.sent.extend(f.world.statuses(0));
         self.received.extend(f.world.statuses(1));
@@ -504,7 +478,7 @@ impl Seen {
 
 /// Runs random requests under a plan at both ends.
 fn campaign(plan: &str, opcodes: &[usize]) -> Seen {
-    let mut f = Fixture::with(|attrs| (attrs.rnr_retry, attrs.retry_cnt) = (Some(3), Some(3)));
+    let mut f = pair_with(|attrs| (attrs.rnr_retry, attrs.retry_cnt) = (Some(3), Some(3)));
     f.plan(0, plan);
     f.plan(1, plan);
     let mut seen = Seen::default();

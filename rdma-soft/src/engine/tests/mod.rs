@@ -1,5 +1,7 @@
 //! Tests of the engine: two engines over a fake link, with a fake clock.
 
+mod pair;
+mod statuses;
 mod world;
 
 mod datagram_oracle;

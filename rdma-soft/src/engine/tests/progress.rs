@@ -1,14 +1,11 @@
 //! Waiting: for receive requests, for peers that are absent or not ready, for drains and fences.
 
-use rdma_sys::{ibv_event_type as event, ibv_wc_status as status};
+use rdma_sys::ibv_event_type as event;
 
+use super::statuses::*;
 use super::world::*;
 use crate::engine::*;
 
-const OK: u32 = status::IBV_WC_SUCCESS.0;
-const FLUSH: u32 = status::IBV_WC_WR_FLUSH_ERR.0;
-const RETRY: u32 = status::IBV_WC_RETRY_EXC_ERR.0;
-const RNR: u32 = status::IBV_WC_RNR_RETRY_EXC_ERR.0;
 const MILLI: u64 = 1_000_000;
 
 #[test]
@@ -57,7 +54,7 @@ fn receiver_not_ready_ends_after_the_retries_and_timers_that_were_asked_for() {
             assert!(world.poll(0).is_empty(), "not before its time");
         }
         world.run_for(1);
-        assert_eq!(world.statuses(0), [(1, RNR), (2, FLUSH)]);
+        assert_eq!(world.statuses(0), [(1, RNR_RETRY), (2, FLUSH)]);
         assert_eq!((world.state(a), world.state(b)), (QpState::Err, QpState::Rts));
     }
 }

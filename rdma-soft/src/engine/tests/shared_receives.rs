@@ -1,13 +1,12 @@
 //! Shared receive queues.
 
-use rdma_sys::{ibv_event_type as event, ibv_wc_status as status};
+use rdma_sys::ibv_event_type as event;
 
 use super::datagrams::{end_with, to};
+use super::statuses::*;
 use super::world::*;
 use crate::engine::*;
 
-const OK: u32 = status::IBV_WC_SUCCESS.0;
-const FLUSH: u32 = status::IBV_WC_WR_FLUSH_ERR.0;
 const LIMIT: u32 = event::IBV_EVENT_SRQ_LIMIT_REACHED.0;
 const LAST: u32 = event::IBV_EVENT_QP_LAST_WQE_REACHED.0;
 /// Bytes of the memory for one message.

@@ -1,14 +1,12 @@
 //! Unreliable connections: messages arrive in order and whole, or are lost without an error.
 
-use rdma_sys::{ibv_event_type as event, ibv_sge, ibv_wc_opcode as completed, ibv_wc_status as status, ibv_wr_opcode};
+use rdma_sys::{ibv_event_type as event, ibv_sge, ibv_wc_opcode as completed, ibv_wr_opcode};
 
 use super::datagrams::{end, send, to};
+use super::statuses::*;
 use super::world::*;
 use crate::engine::*;
 
-const OK: u32 = status::IBV_WC_SUCCESS.0;
-const FLUSH: u32 = status::IBV_WC_WR_FLUSH_ERR.0;
-const PROT_ERR: u32 = status::IBV_WC_LOC_PROT_ERR.0;
 /// Bytes of a message that travels in several pieces.
 const LONG: usize = 1000;
 const PIECE: usize = 256;
@@ -176,7 +174,7 @@ fn a_receive_request_whose_memory_is_gone_fails_the_receiver() {
     f.send(5, LONG);
     f.world.settle();
     assert_eq!(f.world.statuses(0), [(5, OK)]);
-    assert_eq!(f.world.statuses(1), [(1, PROT_ERR), (2, FLUSH)]);
+    assert_eq!(f.world.statuses(1), [(1, LOC_PROT), (2, FLUSH)]);
     assert_eq!(f.states(), [QpState::Rts, QpState::Err]);
 }
 
@@ -328,7 +326,7 @@ fn a_wrong_request_stops_the_send_queue_only() {
     f.world.send(f.a, &request(SEND, 1, &list)).unwrap();
     f.send(2, 8);
     f.world.settle();
-    assert_eq!(f.world.statuses(0), [(1, PROT_ERR), (2, FLUSH)]);
+    assert_eq!(f.world.statuses(0), [(1, LOC_PROT), (2, FLUSH)]);
     assert_eq!(f.world.state(f.a), QpState::Sqe);
     f.world.set_state(f.a, QpState::Rts);
     f.send(3, 8);
@@ -367,7 +365,7 @@ fn reliable_and_unreliable_queue_pairs_do_not_understand_each_other() {
         f.send(2, LONG);
         f.world.run_for(10_000_000_000);
         assert_eq!(f.world.poll(1), []);
-        let expected = if unreliable == 0 { OK } else { status::IBV_WC_RETRY_EXC_ERR.0 };
+        let expected = if unreliable == 0 { OK } else { RETRY };
         assert_eq!(f.world.statuses(0), [(2, expected)]);
     }
 }

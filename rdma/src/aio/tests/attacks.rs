@@ -1,6 +1,6 @@
 //! User code that does its worst: in wakers, in drops, with leaked futures.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::Mutex;
 
 use super::*;
@@ -72,6 +72,43 @@ fn a_waker_that_panics_takes_no_completion_from_others() {
     assert!(catch_unwind(AssertUnwindSafe(|| rig.turn())).is_err());
     assert!(ready(first).into_memory().is_ok() && ready(second).into_memory().is_ok());
     assert_eq!(regions(), 0);
+}
+
+/// The payload of a panic whose drop panics, too.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("the payload of a panic panics");
+    }
+}
+
+#[test]
+#[allow(clippy::mem_forget, reason = "the drop of what was caught would panic")]
+fn panics_whose_payloads_panic_take_no_completion_from_others() {
+    let mut rig = Rig::new();
+    let mut futures = [rig.start(), rig.start(), rig.start()];
+    for sent in &mut futures[..2] {
+        assert!(poll(sent, &waker(|| panic_any(Bomb))).is_pending());
+    }
+    (0..3).for_each(|at| rig.succeed(at));
+    std::mem::forget(catch_unwind(AssertUnwindSafe(|| rig.turn())).unwrap_err());
+    for sent in futures {
+        assert!(ready(sent).into_memory().is_ok());
+    }
+}
+
+#[test]
+fn an_ended_queue_pair_keeps_no_task() {
+    let mut rig = Rig::new();
+    let [(receiver, waiting), (owner, full)] = [Task::new(), Task::new()];
+    let _sent: [_; DEPTH as usize] = std::array::from_fn(|_| rig.start());
+    assert!(rig.qp.poll_received(&mut Context::from_waker(&waiting)).is_pending());
+    assert!(rig.qp.poll_room(&mut Context::from_waker(&full)).is_pending());
+    drop((waiting, full));
+    let Rig { qp, .. } = rig;
+    drop(qp);
+    assert_eq!((Arc::strong_count(&receiver), Arc::strong_count(&owner)), (1, 1));
 }
 
 #[test]

@@ -207,6 +207,20 @@ fn a_refused_post_returns_its_memory_and_its_sink() {
 }
 
 #[test]
+fn a_task_waits_past_a_refused_receive() {
+    let mut rig = Rig::new();
+    let (task, waker) = Task::new();
+    assert!(rig.qp.poll_received(&mut Context::from_waker(&waker)).is_pending());
+    testing::fail_post(0, libc::EINVAL, BadWr::Chain);
+    let buffer = rig.buffer();
+    let refused = rig.qp.post_recv(buffer).unwrap_err();
+    rig.qp.post_recv(refused.into_memory().unwrap()).unwrap();
+    rig.succeed(0);
+    rig.turn();
+    assert_eq!(task.wakes(), 1);
+}
+
+#[test]
 fn a_post_with_an_unknown_outcome_is_abandoned() {
     let mut rig = Rig::new();
     testing::fail_post(1, libc::EIO, BadWr::Null);

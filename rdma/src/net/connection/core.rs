@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use super::fetched::ReadBuffers;
 use super::flow::{Buffers, Draining, Flow, Link, Memory, Offers};
 use super::operations::{MAX_OPERATIONS, WORD};
 use crate::cm::IdKey;
@@ -35,6 +36,7 @@ pub(in crate::net) struct Core {
     /// Longer messages are offered.
     pub(super) eager_limit: usize,
     pub(super) senders: AtomicUsize,
+    pub(super) read_buffers: ReadBuffers,
     flow: Mutex<Flow>,
     shared: Arc<Shared>,
     /// The place among the connections of a listener.
@@ -76,6 +78,7 @@ impl Core {
             offers: has_offers,
             eager_limit,
             senders,
+            read_buffers: ReadBuffers::default(),
             flow,
             shared,
             _ticket: ticket,
@@ -115,6 +118,21 @@ impl Core {
                 Err(error)
             }
         })
+    }
+
+    /// Fails the connection if it was not established, unless the peer has closed it already: its
+    /// messages wait for the application.
+    pub(in crate::net) fn check(&self, established: Result<(), Failure>) -> Result<(), Failure> {
+        let Err(failure) = established else { return Ok(()) };
+        self.fail(failure.clone());
+        let is_closed = self.failure().is_some_and(|failure| failure.kind() == FailureKind::Closed);
+        if is_closed { Ok(()) } else { Err(failure) }
+    }
+
+    /// The number of the queue pair of an established connection.
+    #[cfg(test)]
+    pub(in crate::net) fn qpn(&self) -> Option<u32> {
+        self.with(|flow, _| flow.qpn())
     }
 
     pub(in crate::net) fn expect_message(&self, by: Instant) {

@@ -229,6 +229,11 @@ impl Flow {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn qpn(&self) -> Option<u32> {
+        self.link.as_ref().map(|link| link.qp.qpn())
+    }
+
     /// Makes the connection able to send.
     pub(super) fn set_link(&mut self, link: Link, now: Instant) {
         self.link = Some(link);

@@ -1,6 +1,7 @@
 //! Connections: an end that sends and an end that receives.
 
 mod core;
+mod fetched;
 mod flow;
 mod operations;
 mod receiver;
@@ -13,6 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub(super) use self::core::{Core, Parts, Pool};
+pub use self::fetched::Fetched;
 pub(super) use self::flow::{DRAINED, Draining, Link, MAX_READS, READ_BIT};
 pub(super) use self::operations::MAX_OPERATIONS;
 pub use self::receiver::{Message, Receiver};
@@ -44,6 +46,12 @@ impl Connection {
     #[must_use]
     pub fn split(self) -> (Sender, Receiver) {
         (self.sender, self.receiver)
+    }
+
+    /// The number of the queue pair.
+    #[cfg(test)]
+    pub(super) fn qpn(&self) -> Option<u32> {
+        self.sender.core().qpn()
     }
 
     /// Access to memory that the peer exposes: [`Sender::remote`].

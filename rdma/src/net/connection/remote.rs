@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::core::Core;
+use super::fetched::Fetched;
 use super::operations::{Finished, Request};
 use crate::error::{Error, ErrorKind, Operation};
 use crate::mr::{Buffer, RemoteSlice};
@@ -31,6 +32,29 @@ pub struct Remote {
 impl Remote {
     pub(super) fn new(core: &Arc<Core>) -> Self {
         Self { core: Arc::clone(core) }
+    }
+
+    /// Whether the device can read into the memory of this end: on iWARP it cannot, so the program
+    /// must ask the peer by message.
+    #[must_use]
+    pub fn can_read(&self) -> bool {
+        !self.core.pd().context().capabilities().read_needs_exposed_sink
+    }
+
+    /// Reads the peer's slice. The connection keeps the buffers of up to 16 reads for further ones.
+    ///
+    /// A read of memory that the peer changes meanwhile may mix old and new bytes.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the connection failed; `Local` on iWARP ([`can_read`](Self::can_read)), and
+    /// if memory for the slice is short.
+    pub async fn fetch(&self, from: RemoteSlice) -> Result<Fetched, Failure> {
+        let too_long = |_| Error::new(Operation::PostSend, ErrorKind::OutOfBounds);
+        let len = usize::try_from(from.len()).map_err(too_long)?;
+        let mut buffer = self.core.read_buffers.take(self.core.pd(), len)?;
+        let rest = buffer.split_off(len);
+        Ok(Fetched::new(&self.core, self.read(from, buffer).await?, rest))
     }
 
     /// Fills a buffer of the node's [domain](crate::net::Node::domain) from the front of the

@@ -45,9 +45,12 @@ struct Listening {
     /// Most peers in `half_open`.
     limit: usize,
     timeout: Duration,
-    /// When to accept again after a shortage, for example of descriptors.
+    /// When to accept again: after a shortage, for example of descriptors, or after others.
     retry: Option<Instant>,
 }
+
+/// Batches of changed sockets of one turn: a flood of peers must not stop connections.
+const BATCHES: usize = 4;
 
 /// The time until a listener accepts again after a shortage.
 const SHORTAGE: Duration = Duration::from_millis(100);
@@ -105,13 +108,13 @@ impl Sockets {
         Ok(End { sockets: Arc::clone(self), key, local_addr, peer_addr: Some(to) })
     }
 
-    /// Works on the sockets that have changed.
+    /// Works on sockets that have changed. The descriptor stays readable while there are more.
     pub(super) fn take_events(self: &Arc<Self>, now: Instant) -> Result<Vec<Event>> {
         let mut events = Vec::new();
-        loop {
+        for _ in 0..BATCHES {
             let tokens = self.ready.take()?;
             if tokens.is_empty() {
-                return Ok(events);
+                break;
             }
             let mut table = self.lock();
             for key in tokens.into_iter().map(IdKey::from_token) {
@@ -119,6 +122,7 @@ impl Sockets {
                 self.advance(&mut table, key, &mut events);
             }
         }
+        Ok(events)
     }
 
     fn advance(self: &Arc<Self>, table: &mut Table, key: IdKey, events: &mut Vec<Event>) {
@@ -182,9 +186,12 @@ impl Table {
         Ok(())
     }
 
-    /// Accepts the TCP connections that wait at a listener.
+    /// Accepts TCP connections that wait at a listener: as many as may be half open, and others in
+    /// the next turn.
     fn accept_peers(&mut self, ready: &ReadySet, listener: IdKey, now: Instant) {
-        while let Some(listening) = self.listeners.get_mut(&listener) {
+        let Some(limit) = self.listeners.get(&listener).map(|listening| listening.limit) else { return };
+        for _ in 0..limit {
+            let Some(listening) = self.listeners.get_mut(&listener) else { return };
             listening.retry = None;
             let stream = match listening.socket.accept() {
                 Ok((stream, _)) => stream,
@@ -207,6 +214,9 @@ impl Table {
             if let Err(error) = added {
                 tracing::warn!(%error, "a TCP connection could not be watched");
             }
+        }
+        if let Some(listening) = self.listeners.get_mut(&listener) {
+            listening.retry = Some(now);
         }
     }
 }

@@ -1,13 +1,18 @@
 //! Hostile handshakes, and connections set up over TCP.
 
+use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Waker;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::frame::encode;
-use super::{Kind, offer, split_offer};
+use super::{Kind, Sockets, offer};
 use crate::aio::block_on;
+use crate::cm::IdKey;
 use crate::context::Context;
 use crate::net::protocol::Refuse;
 use crate::net::{Connection, Exchange, FailureKind, ListenOptions, Listener, Node, NodeOptions, RefuseCode};
@@ -150,6 +155,27 @@ fn half_open_handshakes_are_bounded() {
 }
 
 #[test]
+fn a_flood_of_peers_is_accepted_by_turns() {
+    let sockets = Arc::new(Sockets::new().unwrap());
+    let end = sockets.listen(IdKey::fresh(), "127.0.0.1:0".parse().unwrap(), 2, LONG).unwrap();
+    let peers = [(); 6].map(|()| TcpStream::connect(end.local_addr.unwrap()).unwrap());
+    let count_cut_off = || {
+        let is_cut_off =
+            |mut peer: &TcpStream| peer.set_nonblocking(true).is_ok() && matches!(peer.read(&mut [0]), Ok(0));
+        peers.iter().filter(|peer| is_cut_off(peer)).count()
+    };
+    let now = Instant::now();
+    assert!(sockets.take_events(now).unwrap().is_empty());
+    for cut_off in [0, 2, 4] {
+        assert_eq!((count_cut_off(), sockets.next_deadline()), (cut_off, Some(now)));
+        sockets.handle_timeouts(now);
+    }
+    assert_eq!(sockets.next_deadline(), Some(now + LONG));
+    drop(end);
+    assert_eq!(count_cut_off(), 6);
+}
+
+#[test]
 fn a_silent_peer_is_cut_off() {
     let mut victim = Victim::new(&options().timeout(Duration::from_millis(200)), &ListenOptions::new());
     assert_eq!(until_end(victim.stream()), b"");
@@ -183,9 +209,8 @@ fn a_peer_that_has_left_before_it_was_accepted_is_gone() {
     victim.end();
 }
 
-/// Does a whole handshake with the queue pair number; returns the victim's end, the socket, and the
-/// number of the victim's queue pair.
-fn handshake(victim: &mut Victim, qpn: u32) -> (Connection, TcpStream, u32) {
+/// Does a whole handshake with the queue pair number; returns the victim's end, and the socket.
+fn handshake(victim: &mut Victim, qpn: u32) -> (Connection, TcpStream) {
     let mut stream = victim.stream();
     let hello = options().hello(true, false).to_bytes();
     stream.write_all(&encode(Kind::Request, &offer(&Endpoint { qpn, ..endpoint() }, &hello))).unwrap();
@@ -194,23 +219,18 @@ fn handshake(victim: &mut Victim, qpn: u32) -> (Connection, TcpStream, u32) {
         let mut answer = [0; 72];
         stream.read_exact(&mut answer).unwrap();
         stream.write_all(&encode(Kind::Ready, b"")).unwrap();
-        let (endpoint, _) = split_offer(&answer[8..]).unwrap();
-        (stream, endpoint.qpn)
+        stream
     });
     let connection = block_on(incoming.accept()).unwrap();
-    let (stream, qpn) = peer.join().unwrap();
-    (connection, stream, qpn)
+    (connection, peer.join().unwrap())
 }
 
 #[test]
 fn a_queue_pair_of_somebody_else_stays_with_its_peer() {
     let mut victim = Victim::new(&options().linger(Duration::ZERO), &ListenOptions::new());
     let (mut client, server) = pair(&victim.node, &mut victim.listener);
-    let (thief, stream, near) = handshake(&mut victim, endpoint().qpn);
-    drop((thief, stream));
-    // The numbers of the honest queue pairs are among these.
-    for qpn in near.saturating_sub(6).max(1)..near {
-        let (thief, stream, _) = handshake(&mut victim, qpn);
+    for qpn in [&client, &server].map(|honest| honest.qpn().unwrap()) {
+        let (thief, stream) = handshake(&mut victim, qpn);
         block_on(thief.send("not for you")).unwrap();
         drop((thief, stream));
     }
@@ -223,9 +243,27 @@ fn a_queue_pair_of_somebody_else_stays_with_its_peer() {
 }
 
 #[test]
+fn a_connection_that_ends_before_the_accept_returns_leaves_nothing() {
+    let alert = options().keep_alive(Duration::from_millis(10));
+    let mut victim = Victim::new(&alert, &ListenOptions::new());
+    let mut stream = victim.stream();
+    stream.write_all(&encode(Kind::Request, &offer(&endpoint(), &alert.hello(true, false).to_bytes()))).unwrap();
+    let mut accepting = pin!(block_on(victim.listener.accept()).unwrap().accept());
+    assert!(accepting.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop())).is_pending());
+    stream.write_all(&encode(Kind::Ready, b"")).unwrap();
+    // Nobody answers the PING.
+    while victim.node.connections() > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(block_on(accepting));
+    assert_eq!(victim.node.routes(), 1, "only the listener gets events");
+    victim.end();
+}
+
+#[test]
 fn the_end_of_the_socket_is_the_end_of_the_connection() {
     let mut victim = Victim::new(&options().keep_alive(Duration::ZERO), &ListenOptions::new());
-    let (mut connection, stream, _) = handshake(&mut victim, endpoint().qpn);
+    let (mut connection, stream) = handshake(&mut victim, endpoint().qpn);
     drop(stream);
     let failure = block_on(connection.next()).unwrap_err();
     assert_eq!(failure.kind(), FailureKind::PeerGone, "{failure}");

@@ -1,6 +1,6 @@
 //! Scopes: borrowed memory comes back once the device no longer accesses it, and not before.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_cq;
@@ -183,6 +183,27 @@ fn a_subscriber_that_panics_at_a_timeout_does_so_when_nothing_is_in_flight() {
     drop(source);
     drop(rig);
     assert_eq!(regions(), 0);
+}
+
+#[test]
+fn a_body_whose_panic_panics_when_dropped_aborts_nothing() {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
+    let mut rig = Rig::new();
+    let source = rig.buffer(4);
+    let Rig { qp, poller, .. } = &mut rig;
+    // The subscriber's panic takes the place of the body's.
+    panics(|| {
+        qp.scope(poller, SOON, |scope| -> () {
+            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            panic_any(Payload);
+        })
+    });
+    assert_eq!(testing::live("qp"), 0);
 }
 
 #[test]

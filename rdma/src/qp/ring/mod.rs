@@ -35,7 +35,6 @@ mod table;
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -579,11 +578,9 @@ impl Claimed {
     /// Drops what is left, and frees the slot.
     #[inline]
     fn drop_rest_and_release(&mut self) {
-        let panic = if self.is_exhausted() { None } else { self.drop_rest() };
+        let panics = if self.is_exhausted() { Panics::default() } else { self.drop_rest() };
         self.ring().slots[self.index() as usize].state.release();
-        if let Some(panic) = panic.filter(|_| !std::thread::panicking()) {
-            resume_unwind(panic);
-        }
+        panics.resume();
     }
 }
 
@@ -592,20 +589,21 @@ impl Claimed {
     /// returned after everything has been dropped: a slot that was skipped would block the queue
     /// for ever.
     #[cold]
-    fn drop_rest(&mut self) -> Option<Box<dyn Any + Send>> {
+    fn drop_rest(&mut self) -> Panics {
         if let Some(sink) = self.take_sink() {
             // The request ended with its queue pair, or a later completion releases it.
             sink.finished(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, 0);
         }
         // Destroying an address handle may log, and a log subscriber may panic.
         let keep_alive = self.take_keep_alive();
-        let mut panic = catch_unwind(AssertUnwindSafe(|| drop(keep_alive))).err();
+        let mut panics = Panics::default();
+        panics.catch(|| drop(keep_alive));
         while let Some(earlier) = self.next_unsignaled() {
-            panic = catch_unwind(AssertUnwindSafe(|| drop(earlier))).err().or(panic);
+            panics.catch(|| drop(earlier));
         }
         while let Some(segment) = self.take() {
-            panic = catch_unwind(AssertUnwindSafe(|| drop(segment))).err().or(panic);
+            panics.catch(|| drop(segment));
         }
-        panic
+        panics
     }
 }

@@ -316,20 +316,21 @@ impl Producer {
 }
 
 /// The last panic of a caller-supplied drop, kept until everything has been dropped: a slot that
-/// was skipped would block the queue for ever.
+/// was skipped would block the queue for ever. Other panics are leaked: the drop of a panic's
+/// payload may panic, too.
 #[derive(Default)]
-pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
+pub(crate) struct Panics(Option<ManuallyDrop<Box<dyn Any + Send>>>);
 
 impl Panics {
     pub(crate) fn catch(&mut self, give_up: impl FnOnce()) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(give_up)) {
-            self.0 = Some(panic);
+            self.0 = Some(ManuallyDrop::new(panic));
         }
     }
 
     pub(crate) fn resume(self) {
         if let Some(panic) = self.0.filter(|_| !std::thread::panicking()) {
-            resume_unwind(panic);
+            resume_unwind(ManuallyDrop::into_inner(panic));
         }
     }
 }

@@ -215,6 +215,15 @@ impl<R> Results<R> {
         drop(waker);
     }
 
+    /// Drops the wakers of the work queue's own tasks (W2): the queue ends, and they wait no more.
+    /// The futures of its requests keep theirs.
+    pub(crate) fn forget_tasks(&self) {
+        let mut state = self.lock();
+        let tasks = [state.receiver.take(), state.owner.take()];
+        drop(state);
+        drop(tasks);
+    }
+
     /// Waits for the first of several requests; without one, until the driver ends. Returns whether
     /// to look again: the report came meanwhile. None if no driver would bring one.
     #[cold]

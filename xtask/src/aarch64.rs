@@ -1,0 +1,169 @@
+//! `cargo xtask aarch64`: unit tests, and the drop-in library under Debian's programs, as programs
+//! of aarch64, which QEMU's user mode runs.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::apt::{self, Apt};
+use crate::system::{at, cargo, make, output, read, remove, write};
+use crate::toolchain::{self, script};
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// Debian's name of the architecture.
+const ARCHITECTURE: &str = "arm64";
+const SUITE: &str = "bookworm";
+/// A C compiler for aarch64 with its C library, QEMU, and the libraries that they load.
+const PACKAGES: &str = "gcc-aarch64-linux-gnu cpp-aarch64-linux-gnu gcc-12-aarch64-linux-gnu gcc-12-aarch64-linux-gnu-base \
+    cpp-12-aarch64-linux-gnu gcc-12-cross-base binutils-aarch64-linux-gnu libc6-arm64-cross libc6-dev-arm64-cross \
+    linux-libc-dev-arm64-cross libgcc-s1-arm64-cross libgcc-12-dev-arm64-cross qemu-user-static libbinutils \
+    libgmp10 libisl23 libjansson4 libmpc3 libmpfr6";
+/// Starts the unpacked C compiler, which links Rust's programs.
+const LINKER: &str = r#"#!/bin/bash
+usr=${0%/*}/root/usr
+LD_LIBRARY_PATH=$usr/lib/x86_64-linux-gnu exec "$usr/bin/aarch64-linux-gnu-gcc" "$@"
+"#;
+/// Runs a program of aarch64 with the unpacked C library.
+const RUNNER: &str = r#"#!/bin/bash
+usr=${0%/*}/root/usr
+exec "$usr/bin/qemu-aarch64-static" -L "$usr/aarch64-linux-gnu" "$@"
+"#;
+/// Debian's programs over libibverbs and librdmacm.
+const PROGRAMS: &str = "ibverbs-utils rdmacm-utils";
+/// The tests: arguments of `cargo test`, and of the test programs.
+const TESTS: [(&str, &str); 4] = [
+    ("-p rdma-mem --lib", ""),
+    ("-p rdma-sys --lib", ""),
+    ("-p rdma-soft --lib", "engine:: link::"),
+    ("-p rdma --lib", ""),
+];
+/// The tests that QEMU 7.2 cannot run.
+const SKIPPED: [&str; 6] = [
+    // A call of this test does not return.
+    "pass::tests::one_descriptor_of_many_is_kept",
+    // QEMU has no process_vm_readv, by which a process proves that it may trace its peer.
+    "handshake::tests::a_peer_that_has_a_link_or_makes_one_is_told_so",
+    "handshake::tests::descriptors_that_could_hurt_are_refused",
+    "handshake::tests::two_processes_that_mean_well_get_a_link",
+    "handshake::tests::who_has_not_read_the_token_is_refused",
+    // The test starts its own program again, which the kernel of another architecture cannot.
+    "scopes::a_scope_that_cannot_end_aborts_the_process",
+];
+
+/// Runs the command.
+pub(crate) fn run() -> Result<(), String> {
+    let root = crate::root();
+    let tools = Tools::fetch(&root)?;
+    for (arguments, of_test) in TESTS {
+        let skipped: String = SKIPPED.iter().map(|test| format!(" --skip {test}")).collect();
+        tools.cargo(&root, &format!("test --locked {arguments} -- {of_test}{skipped}"))?;
+    }
+    tools.cargo(&root, "build --locked -p rdma-soft-dropin")?;
+    tools.try_drop_in(&root.join("target/aarch64").join(TARGET).join("debug/librdma_soft_dropin.so"))
+}
+
+/// The programs that build for aarch64, and the one that runs what they built.
+#[derive(Debug)]
+struct Tools {
+    rustc: PathBuf,
+    linker: PathBuf,
+    runner: PathBuf,
+    /// The folder of Debian's programs for aarch64.
+    programs: PathBuf,
+}
+
+impl Tools {
+    /// Fetches the programs, unless they are there.
+    fn fetch(root: &Path) -> Result<Self, String> {
+        let rust = root.join("target/xtask/rust");
+        let rustc = toolchain::rustc(&rust)?;
+        toolchain::check(&rustc, root)?;
+        toolchain::standard_library(&rust, ARCHITECTURE, TARGET)?;
+        let folder = root.join("target/xtask/aarch64");
+        let runner = folder.join("runner");
+        let tools = Self { rustc, linker: folder.join("linker"), runner, programs: folder.join("arm64/usr/bin") };
+        if !tools.runner.exists() {
+            fetch(&folder)?;
+            script(&tools.linker, LINKER)?;
+            script(&tools.runner, RUNNER)?;
+        }
+        Ok(tools)
+    }
+
+    /// Runs cargo for aarch64 with these arguments, which contain no blanks.
+    fn cargo(&self, root: &Path, arguments: &str) -> Result<(), String> {
+        let mut cargo = cargo(root);
+        cargo.args(arguments.split_whitespace());
+        cargo.env("RUSTC", &self.rustc).env("CARGO_TARGET_DIR", root.join("target/aarch64"));
+        cargo.env("CARGO_BUILD_TARGET", TARGET);
+        cargo.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", &self.linker);
+        cargo.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", &self.runner);
+        match cargo.status() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("cargo {arguments}, for aarch64: {status}")),
+            Err(error) => Err(format!("cannot run cargo: {error}")),
+        }
+    }
+
+    /// Starts Debian's programs on the drop-in library: every symbol of the programs and of the
+    /// library resolves, and the programs see soft0.
+    fn try_drop_in(&self, library: &Path) -> Result<(), String> {
+        let libraries = self.runner.with_file_name("libraries");
+        remove(&libraries)?;
+        make(&libraries)?;
+        for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+            let link = libraries.join(name);
+            symlink(library, &link).map_err(at(&link))?;
+        }
+        let start = |program: &str| {
+            let mut command = Command::new(&self.runner);
+            command.args(["-E", "LD_BIND_NOW=1", "-E"]);
+            command.arg(format!("LD_LIBRARY_PATH={}", libraries.display()));
+            command.arg(self.programs.join(program));
+            command
+        };
+        let devices = output(&mut start("ibv_devinfo"))?;
+        if !devices.contains("soft0") || !devices.contains("PORT_ACTIVE") {
+            return Err(format!("ibv_devinfo of aarch64 sees no active port of soft0: {devices}"));
+        }
+        // rping loads librdmacm, and describes its options when it has none.
+        let usage = start("rping").output().map_err(|error| format!("cannot run QEMU: {error}"))?;
+        let text = [usage.stdout, usage.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        if !text.contains("rping -s") {
+            return Err(format!("rping of aarch64 does not start: {text}"));
+        }
+        eprintln!("Debian's ibv_devinfo and rping of aarch64 start on the drop-in library");
+        Ok(())
+    }
+}
+
+/// Fetches the C compiler, QEMU and the programs into `folder`.
+fn fetch(folder: &Path) -> Result<(), String> {
+    eprintln!("fetching a C compiler for aarch64, QEMU and programs from Debian's {SUITE}");
+    make(folder)?;
+    let apt = Apt::foreign(&folder.join("apt"), &[SUITE], ARCHITECTURE)?;
+    let (native, programs) = (folder.join("root"), folder.join("arm64"));
+    unpack(&apt, PACKAGES.split_whitespace().map(|name| format!("{name}/{SUITE}")), &native)?;
+    unpack(&apt, PROGRAMS.split_whitespace().map(|name| format!("{name}:{ARCHITECTURE}/{SUITE}")), &programs)?;
+    relocate(&native.join("usr/aarch64-linux-gnu/lib/libc.so"))
+}
+
+/// Downloads packages and unpacks them into an empty `folder`.
+fn unpack(apt: &Apt, packages: impl Iterator<Item = String>, folder: &Path) -> Result<(), String> {
+    let debs = folder.with_extension("debs");
+    remove(&debs)?;
+    remove(folder)?;
+    let packages: Vec<_> = packages.collect();
+    apt.download(&packages.iter().map(String::as_str).collect::<Vec<_>>(), &debs)?;
+    apt::unpack_all(&debs, folder)?;
+    remove(&debs)
+}
+
+/// Cuts the folders out of a linker script, so that the linker searches its own.
+fn relocate(path: &Path) -> Result<(), String> {
+    let text = read(path)?.replace("/usr/aarch64-linux-gnu/lib/", "");
+    fs::remove_file(path).map_err(at(path))?;
+    write(path.to_owned(), &text).map(drop)
+}
