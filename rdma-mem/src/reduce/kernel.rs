@@ -72,12 +72,28 @@ fn reduce_by_copies<V: Vectors, C: Combine<V>>(job: Job<'_>, at: usize, len: usi
     unsafe { crate::copy(job.into.as_mut_ptr().wrapping_add(at), core::ptr::from_ref(&acc).cast(), len) };
 }
 
-#[cfg(all(target_arch = "x86_64", not(any(miri, feature = "portable"))))]
-pub(super) mod x86_64;
-#[cfg(all(target_arch = "x86_64", not(any(miri, feature = "portable"))))]
-pub(super) use x86_64::Native;
+// The vector registers of a big-endian processor do not hold bytes in the order of memory.
+#[cfg(all(
+    any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")),
+    not(any(miri, feature = "portable"))
+))]
+pub(super) mod vectors;
+#[cfg(all(
+    any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")),
+    not(any(miri, feature = "portable"))
+))]
+pub(super) use vectors::Native;
 
-#[cfg(any(test, miri, feature = "portable", not(target_arch = "x86_64")))]
+#[cfg(any(
+    test,
+    miri,
+    feature = "portable",
+    not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))
+))]
 pub(super) mod portable;
-#[cfg(any(miri, feature = "portable", not(target_arch = "x86_64")))]
+#[cfg(any(
+    miri,
+    feature = "portable",
+    not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))
+))]
 pub(super) use portable::Portable as Native;

@@ -15,7 +15,7 @@ const KERNELS: &[(&str, Kernel)] = &[
     ("native", run::<Native>),
     ("portable", run::<Portable>),
     #[cfg(all(target_arch = "x86_64", not(any(miri, feature = "portable"))))]
-    ("sse2", run::<kernel::x86_64::Sse2>),
+    ("sse2", run::<kernel::vectors::x86_64::Sse2>),
 ];
 
 /// Random numbers of xorshift64*.
@@ -213,6 +213,27 @@ fn halves_convert_exactly_and_round_to_nearest_even() {
         assert_eq!(Brain::from_f32(f32::from_bits(value)).0, bits, "{value:x}");
     }
     assert!(Brain::from_f32(f32::from_bits(0x7f80_0001)).to_f32().is_nan());
+}
+
+/// The sum with minus zero, and the product with one, are the number itself; half of it rounds.
+#[test]
+fn every_half_passes_every_kernel_as_the_arithmetic_says() {
+    let all: Vec<u8> = (0..=u16::MAX).step_by(if cfg!(miri) { 97 } else { 1 }).flat_map(u16::to_ne_bytes).collect();
+    for (operation, other) in [(Operation::Sum, 0x8000), (Operation::Prod, 0x3c00), (Operation::Prod, 0x3800_u16)] {
+        let others = other.to_ne_bytes().repeat(all.len() / 2);
+        let operands = [all[..].into(), others[..].into()];
+        let expected = canonical(Scalar::F16, &expected(Scalar::F16, operation, &[&all, &others]));
+        for (name, kernel) in KERNELS {
+            let mut memory = vec![0; all.len()];
+            let into = SharedSliceMut::from(&mut memory[..]);
+            kernel(Scalar::F16, operation, Job { into, operands: &operands, streaming: false });
+            let found = canonical(Scalar::F16, &memory);
+            assert!(found == expected, "{name} {operation:?} with {other:x}");
+            if other != 0x3800 {
+                assert!(found == canonical(Scalar::F16, &all), "{name} {operation:?} with {other:x}");
+            }
+        }
+    }
 }
 
 /// A reader that races with the writer sees old and new elements only.
