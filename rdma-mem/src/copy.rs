@@ -17,9 +17,9 @@
 //! 3. **No more than 1.** The compiler assumes that an `asm!` block without `nomem` reads and
 //!    writes all memory that the block could reach. It therefore neither keeps bytes in registers
 //!    across the block nor drops the copy.
-//! 4. **Order.** A copy orders no other access. glibc ends its non-temporal path with `sfence`, so
-//!    on x86_64 a store after [`copy()`] becomes visible after the copy; [`copy_ordered`] stores
-//!    its last word with release order, as the memory model demands.
+//! 4. **Order.** A copy orders no other access. glibc and [`copy_for_peer`] end their non-temporal
+//!    stores with `sfence`, so on x86_64 a store after the copy becomes visible after the copy;
+//!    [`copy_ordered`] stores its last word with release order, as the memory model demands.
 //! 5. **The called `memcpy`** is the C library's, called by the C convention: the stack is aligned
 //!    (no `nostack`), every register that C may change is clobbered (`clobber_abi`), and `memcpy`
 //!    neither unwinds nor keeps pointers.
@@ -56,6 +56,29 @@ use portable as imp;
 pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: `imp::copy` has this function's three conditions, on the same arguments.
     unsafe { imp::copy(dst, src, len) }
+}
+
+/// From this size in bytes on, [`copy_for_peer`] may store past the caches.
+const LONG: usize = 16 << 10;
+
+/// Copies like [`copy()`], to memory that another core reads next.
+///
+/// A core may read bytes faster from memory than from the cache of the core that has just stored
+/// them. On such processors, copies of 16 KiB and more bypass the caches; then this core should not
+/// read the bytes soon.
+///
+/// # Safety
+///
+/// The three conditions of [`copy()`].
+#[inline]
+pub unsafe fn copy_for_peer(dst: *mut u8, src: *const u8, len: usize) {
+    if len < LONG {
+        // SAFETY: `imp::copy` has this function's three conditions, on the same arguments.
+        unsafe { imp::copy(dst, src, len) }
+    } else {
+        // SAFETY: `imp::copy_for_peer` has this function's three conditions, on the same arguments.
+        unsafe { imp::copy_for_peer(dst, src, len) }
+    }
 }
 
 /// Copies like [`copy()`], and makes the last bytes visible last.

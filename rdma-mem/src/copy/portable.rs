@@ -32,6 +32,18 @@ pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
+/// # Safety
+///
+/// The three conditions of [`crate::copy()`].
+#[cfg_attr(
+    not(any(miri, feature = "portable", not(any(target_arch = "x86_64", target_arch = "aarch64")))),
+    allow(dead_code, reason = "tests compare the copies only")
+)]
+pub(super) unsafe fn copy_for_peer(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: `copy` has this function's three conditions, on the same arguments.
+    unsafe { copy(dst, src, len) }
+}
+
 /// Loads 8 bytes from any address.
 ///
 /// # Safety

@@ -46,6 +46,13 @@ fn ordered_copies_every_byte_and_nothing_else() {
 }
 
 #[test]
+fn copies_for_a_peer_have_every_byte_and_nothing_else() {
+    check(copy_for_peer);
+    // Shorter copies than this function passes on, too: they have no whole line, or one.
+    check(imp::copy_for_peer);
+}
+
+#[test]
 fn portable_copies_every_byte_and_nothing_else() {
     check(portable::copy);
 }

@@ -134,6 +134,21 @@ impl<'a> Target<'a> {
         unsafe { rdma_mem::copy_ordered(self.ptr, source.ptr, len) }
     }
 
+    /// Copies `source` to the start of the target, as much as fits, for a reader on another core.
+    #[inline]
+    fn write_for_peer(&self, source: Source<'_>) {
+        let len = self.len.min(source.len);
+        if source.ptr.addr().abs_diff(self.ptr.addr()) < len {
+            self.write_overlapping(source, len);
+            return;
+        }
+        // SAFETY: `copy_for_peer` requires two ranges that are valid for `len` bytes: invariants 1
+        // and 4, and `len` is the shorter length. It requires that the ranges do not overlap:
+        // checked just above, and the same memory mapped twice is not one range. Others access them
+        // only as invariant 1 allows.
+        unsafe { rdma_mem::copy_for_peer(self.ptr, source.ptr, len) }
+    }
+
     /// Copies between overlapping ranges, through a local buffer. The resulting bytes are
     /// unspecified; only the soundness of the copy matters.
     #[cold]
@@ -245,22 +260,35 @@ impl<'a> Gather<'a> {
         self.parts
     }
 
-    /// Copies all pieces to the start of `target`. If they do not fit, copies nothing and returns
-    /// false.
+    /// Copies all pieces to the start of `target`; the last bytes become visible last. If they do
+    /// not fit, copies nothing and returns false.
     #[inline(always)]
     #[must_use]
     pub(crate) fn copy_to(&self, target: Target<'_>) -> bool {
+        self.copy_by(target, Target::write)
+    }
+
+    /// Copies all pieces to the start of `target`, for a reader on another core. If they do not
+    /// fit, copies nothing and returns false.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn copy_for_peer(&self, target: Target<'_>) -> bool {
+        self.copy_by(target, Target::write_for_peer)
+    }
+
+    #[inline(always)]
+    fn copy_by<'t>(&self, target: Target<'t>, write: impl Fn(&Target<'t>, Source<'_>)) -> bool {
         if self.len > target.len {
             return false;
         }
         if let [part] = self.parts {
-            target.write(*part);
+            write(&target, *part);
             return true;
         }
         let mut at = 0;
         for part in self.parts() {
             if let Some(to) = target.part(at, part.len) {
-                to.write(*part);
+                write(&to, *part);
             }
             at += part.len;
         }

@@ -242,7 +242,7 @@ impl Outbound for Duplex {
                 // mapped. The bytes belong to this side until they are published, and only atomic
                 // accesses touch them.
                 let target = unsafe { Target::from_raw(ptr, span.len as usize) };
-                let copied = payload.copy_to(target);
+                let copied = payload.copy_for_peer(target);
                 debug_assert!(copied, "a gather list longer than its own length");
                 if self.out.unpublished() >= PUBLISH_EVERY {
                     self.flush();
@@ -301,6 +301,20 @@ mod tests {
         push(&mut ours, LARGE - 1);
         ours.flush();
         assert_eq!(rings(&bell), 0);
+    }
+
+    #[test]
+    fn a_large_frame_of_unaligned_pieces_arrives_whole() {
+        let (mut ours, mut theirs, _bell) = link();
+        let bytes: Vec<u8> = (0..60_001_u32).map(|i| i.to_le_bytes()[i as usize % 2] | 1).collect();
+        let pieces = [&bytes[..3], &bytes[3..20_003], &bytes[20_003..]].map(Source::of);
+        for _ in 0..100 {
+            assert!(ours.try_push(&Header::default(), &Gather::of(&pieces)));
+            ours.flush();
+            let mut arrived = vec![0; bytes.len()];
+            assert_eq!(theirs.drain(&mut 1, |_, payload| payload.copy_to_slice(&mut arrived)), Ok(false));
+            assert!(arrived == bytes);
+        }
     }
 
     #[test]
