@@ -1,6 +1,6 @@
 //! The memory that a poller's current completion returns.
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use rdma_sys::ibv_wc;
 
@@ -23,7 +23,7 @@ pub(super) struct Held {
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     /// An entry of the poller's batch.
-    pub(super) wc: *const ibv_wc,
+    pub(super) wc: NonNull<ibv_wc>,
     pub(super) token: u64,
     pub(super) info: Info,
 }
@@ -70,32 +70,26 @@ impl Held {
 
     /// Takes the next segment, if it is of kind `kind`.
     #[inline(always)]
-    pub(super) fn take_if(&mut self, info: Info, kind: Kind) -> Option<Segment> {
-        if !info.is_single() {
+    pub(super) fn take_if(&mut self, kind: Kind) -> Option<Segment> {
+        let Some(single) = self.single.as_ref().filter(|single| !single.is_none()) else {
             return self.take_other_if(kind);
-        }
-        let single = self.single.as_ref()?;
+        };
         if single.segment().kind() != kind {
             return None;
         }
         // SAFETY: ptr::read requires an initialised value that is used once: the field is replaced
-        // below before any code can read or drop it, so the value is moved out once.
-        let single = unsafe { ptr::read(single) };
+        // below before any code can read or drop it, since `take` does not panic, so the value is
+        // moved out once.
+        let segment = unsafe { ptr::read(single) }.take();
         // SAFETY: ptr::write requires a place valid for writes: a field of `self`. The old value
         // was just moved out, so it needs no drop.
         unsafe { ptr::write(&raw mut self.single, None) };
-        Some(single.take())
+        Some(segment)
     }
 
     #[cold]
     fn take_other_if(&mut self, kind: Kind) -> Option<Segment> {
-        if self.peek()?.kind() != kind {
-            return None;
-        }
-        match &mut self.request {
-            Some((claimed, _)) => claimed.take(),
-            // A single segment whose request also had a keep-alive.
-            None => self.single.take().map(Single::take),
-        }
+        let (claimed, _) = self.request.as_mut()?;
+        if claimed.peek()?.kind() == kind { claimed.take() } else { None }
     }
 }

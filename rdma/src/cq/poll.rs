@@ -1,6 +1,7 @@
 //! Polling: fetches completions and routes each to its request.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,7 +37,7 @@ pub struct Poller {
     pub(super) held: Held,
     /// The next entry of `batch` to hand out, and the number of entries left from there on. While
     /// none is left, the first entry of `batch`, to which the next fetch writes.
-    next: *mut ibv_wc,
+    next: NonNull<ibv_wc>,
     left: u32,
     raw: *mut ibv_cq,
     /// Fork generation that may fetch into the batch; `NEVER` while `source` is not `Device`, and
@@ -152,25 +153,33 @@ impl Poller {
         // SAFETY: the reference requires an initialised entry that no thread writes while it is
         // borrowed: `wc` is in the batch, and only this poller writes the batch (F1), through `&mut
         // self`.
-        Completion::new(unsafe { &*wc }, token, info, &mut self.held)
+        Completion::new(unsafe { wc.as_ref() }, token, info, &mut self.held)
     }
 
     /// The next completion, if there is one. The way of a request with at most one segment has no
-    /// loop, so that the compiler keeps what it finds in registers.
+    /// loop and returns where it ends, so that the compiler keeps what it finds in registers.
     #[inline(always)]
     pub(super) fn advance(&mut self) -> Result<Option<Found>> {
         self.held.give_up();
         let Some(wc) = self.next()? else { return Ok(None) };
         let grabbed = self.grab(wc);
-        let Some((token, info)) = grabbed.and_then(|grabbed| self.take(grabbed)) else {
-            return self.advance_other(wc, grabbed);
-        };
-        Ok(Some(Found { wc, token, info }))
+        if let Some(grabbed) = grabbed {
+            let (token, info) = grabbed.read();
+            if info.is_single() {
+                self.held.set(grabbed.into_single());
+                return Ok(Some(Found { wc, token, info }));
+            }
+            if info.is_empty() {
+                grabbed.release();
+                return Ok(Some(Found { wc, token, info }));
+            }
+        }
+        self.advance_other(wc, grabbed)
     }
 
-    /// Goes on from an entry whose request [`take`](Self::take) left, if there is one.
+    /// Goes on from an entry of another request, or of none.
     #[cold]
-    fn advance_other(&mut self, mut wc: *const ibv_wc, mut grabbed: Option<Grabbed>) -> Result<Option<Found>> {
+    fn advance_other(&mut self, mut wc: NonNull<ibv_wc>, mut grabbed: Option<Grabbed>) -> Result<Option<Found>> {
         loop {
             if let Some((token, info)) = self.take_other(grabbed, wc) {
                 return Ok(Some(Found { wc, token, info }));
@@ -186,19 +195,24 @@ impl Poller {
 
     /// Removes the next entry of a batch of which some are left.
     #[inline]
-    fn next_of_batch(&mut self) -> *const ibv_wc {
+    fn next_of_batch(&mut self) -> NonNull<ibv_wc> {
         let wc = self.next;
         self.left -= 1;
-        self.next = if self.left == 0 { self.batch.start() } else { wc.wrapping_add(1) };
+        self.next = match self.left {
+            0 => self.batch.start(),
+            // SAFETY: add requires a result within the batch: more entries are left, and they
+            // follow `wc`.
+            _ => unsafe { wc.add(1) },
+        };
         wc
     }
 
     /// Claims the slot of an entry's request; none if the entry is stale.
     #[inline(always)]
-    fn grab(&mut self, wc: *const ibv_wc) -> Option<Grabbed> {
+    fn grab(&mut self, wc: NonNull<ibv_wc>) -> Option<Grabbed> {
         // SAFETY: the read requires an initialised entry that no thread writes: `wc` is an entry of
         // the batch that was fetched (F1).
-        ring::grab(unsafe { (*wc).wr_id }, &mut self.cached)
+        ring::grab(unsafe { wc.as_ref() }.wr_id, &mut self.cached)
     }
 
     /// Takes over a request with at most one segment and nothing else; leaves any other. Nothing is
@@ -235,10 +249,10 @@ impl Poller {
 
     /// Routes any other entry to its request. Returns none if the entry is stale or belongs to a
     /// scope or a future.
-    fn take_other(&mut self, grabbed: Option<Grabbed>, wc: *const ibv_wc) -> Option<(u64, Info)> {
+    fn take_other(&mut self, grabbed: Option<Grabbed>, wc: NonNull<ibv_wc>) -> Option<(u64, Info)> {
         // SAFETY: the read requires an initialised entry that no thread writes: `wc` is an entry of
         // the batch that was fetched (F1).
-        let wc = unsafe { &*wc };
+        let wc = unsafe { wc.as_ref() };
         let Some(grabbed) = grabbed else {
             self.count_stale(wc.wr_id);
             return None;
@@ -273,7 +287,7 @@ impl Poller {
 
     /// Returns the next entry of the batch, or fetches completions and returns the first.
     #[inline(always)]
-    fn next(&mut self) -> Result<Option<*const ibv_wc>> {
+    fn next(&mut self) -> Result<Option<NonNull<ibv_wc>>> {
         // While entries are left, `live_in` is `NEVER`.
         if self.live_in != fork::generation() || !self.cq.sharing.crowd.is_quiet() {
             return if self.left != 0 { Ok(Some(self.next_of_batch())) } else { self.fetch_shared() };
@@ -282,32 +296,41 @@ impl Poller {
         // `ENTRIES` entries that no thread accesses: `self` keeps the queue, the generation was
         // checked, and `next` is the start of the batch, because no entry is left. The batch has
         // `FETCH` entries and is not open, since `live_in` is not `NEVER` (F1).
-        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, self.next) };
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, self.next.as_ptr()) };
         self.fetched(count, ENTRIES)
     }
 
     /// Returns the first of `count` entries that were fetched into room for `room`.
     #[inline(always)]
-    fn fetched(&mut self, count: i32, room: i32) -> Result<Option<*const ibv_wc>> {
+    fn fetched(&mut self, count: i32, room: i32) -> Result<Option<NonNull<ibv_wc>>> {
+        if count == 1 { Ok(Some(self.next)) } else { self.fetched_other(count, room) }
+    }
+
+    /// As [`fetched`](Self::fetched), for any other count. Not inlined, so that a single completion
+    /// costs one comparison.
+    #[inline(never)]
+    fn fetched_other(&mut self, count: i32, room: i32) -> Result<Option<NonNull<ibv_wc>>> {
         let first = self.next;
         match count {
-            1 => {}
-            0 => return Ok(None),
-            2.. if count <= room => self.open(count.unsigned_abs() - 1),
-            _ => return Err(poll_failed(count)),
+            0 => Ok(None),
+            2.. if count <= room => {
+                self.open(count.unsigned_abs() - 1);
+                Ok(Some(first))
+            }
+            _ => Err(poll_failed(count)),
         }
-        Ok(Some(first))
     }
 
     /// Opens the batch, so that other pollers can copy the entries after the first: `left` of them.
     #[cold]
     fn open(&mut self, left: u32) {
         self.left = left;
-        self.next = self.batch.start().wrapping_add(1);
+        // SAFETY: add requires a result within the batch, which has more than one entry.
+        self.next = unsafe { self.batch.start().add(1) };
         for at in 1..=self.left as usize {
             // SAFETY: the read requires an initialised entry that no thread writes: `left` more
             // entries were fetched, and the batch is not open yet (F1).
-            let wc = unsafe { self.batch.start().wrapping_add(at).read() };
+            let wc = unsafe { self.batch.start().as_ptr().wrapping_add(at).read() };
             if has_sink(wc.wr_id) {
                 let mut panics = Panics::default();
                 self.cq.deliver(&wc, &mut self.cached, &mut panics);
@@ -324,7 +347,7 @@ impl Poller {
 
     /// Fetches on the slow path: there are several pollers, or a backlog, or the batch is open.
     #[cold]
-    fn fetch_shared(&mut self) -> Result<Option<*const ibv_wc>> {
+    fn fetch_shared(&mut self) -> Result<Option<NonNull<ibv_wc>>> {
         self.cq.context.check(Operation::PollCq)?;
         if self.source == Source::Open {
             self.batch.close();
@@ -347,7 +370,7 @@ impl Poller {
         // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for `room`
         // entries that no thread accesses: `self` keeps the queue, the generation was checked
         // above, and the batch has `FETCH` entries and was just closed (F1).
-        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, room, start) };
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, room, start.as_ptr()) };
         if count == 0 {
             self.cq.found_empty(retired);
         }
@@ -432,7 +455,7 @@ impl Drop for Poller {
         let left = if is_copied { 0 } else { self.left as usize };
         // SAFETY: slice::from_raw_parts requires `left` initialised entries from `next` on that no
         // thread writes: they were fetched, and only this poller writes the batch (F1).
-        let rest = unsafe { slice::from_raw_parts(self.next, left) };
+        let rest = unsafe { slice::from_raw_parts(self.next.as_ptr(), left) };
         self.cq.sharing.leave(&self.batch, rest);
         // Dropped last: the drop of a buffer's owner may panic.
         self.held.give_up();

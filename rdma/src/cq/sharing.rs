@@ -20,6 +20,7 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 #[cfg(loom)]
@@ -78,8 +79,8 @@ impl<T: Copy + Default> Batch<T> {
 
     /// The first entry; all entries are initialised. Access is subject to B1.
     #[inline(always)]
-    pub(super) fn start(&self) -> *mut T {
-        self.entries.get().cast()
+    pub(super) fn start(&self) -> NonNull<T> {
+        NonNull::from(&self.entries).cast()
     }
 
     /// Opens a closed batch that holds `count` entries. The owner must not write it afterwards.
@@ -121,7 +122,7 @@ impl<T: Copy + Default> Batch<T> {
         for at in 1..count as usize {
             // SAFETY: the read requires an initialised entry that no thread writes: this thread
             // holds the batch (B1), which has `count` entries.
-            to(unsafe { self.start().wrapping_add(at).read() });
+            to(unsafe { self.start().as_ptr().wrapping_add(at).read() });
         }
         self.state.store(COPIED, Ordering::Release);
     }
@@ -385,7 +386,7 @@ mod loom_tests {
             for (at, name) in names.enumerate() {
                 // SAFETY: access to the entries must be free of data races: B1, which `watched`
                 // checks.
-                unsafe { self.batch.start().wrapping_add(at).write(name) };
+                unsafe { self.batch.start().as_ptr().wrapping_add(at).write(name) };
             }
             self.batch.open(count);
             count
@@ -394,7 +395,7 @@ mod loom_tests {
         fn read(&self, at: u32) -> usize {
             self.batch.watched.with(|_| ());
             // SAFETY: access to the entries must be free of data races: B1, which `watched` checks.
-            unsafe { self.batch.start().wrapping_add(at as usize).read() }
+            unsafe { self.batch.start().as_ptr().wrapping_add(at as usize).read() }
         }
     }
 

@@ -105,6 +105,8 @@ pub(crate) struct Region {
     rkey: u32,
     kind: Kind,
     access: RemoteAccess,
+    /// The identity of `pd`, at hand for the check of each post.
+    domain: *const PdInner,
     raw: Raw<ibv_mr>,
     memory: RawMemory,
     pd: Arc<Handle<PdInner>>,
@@ -163,8 +165,8 @@ impl Region {
         // SAFETY: the reference wants a live region that nobody writes to: it was just registered,
         // and its keys are constant.
         let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
-        let pd = Arc::clone(pd);
-        Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, raw, memory, pd })))
+        let (pd, domain) = (Arc::clone(pd), pd.identity());
+        Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd })))
     }
 }
 
@@ -273,7 +275,7 @@ impl Segment {
 
     #[inline]
     pub(crate) fn domain(&self) -> *const PdInner {
-        self.region.pd.identity()
+        self.region.domain
     }
 }
 

@@ -68,7 +68,7 @@ work_requests! {
 ///
 /// Invariant **X1**: `wrs` and `sges` are allocations of initialised elements that the value owns,
 /// with `segments` elements of `sges` for each request. References are made to one request or list
-/// at a time, through `&mut self`. `segments` is at least 1.
+/// at a time, through `&mut self`. There is at least one request, and `segments` is at least 1.
 pub(super) struct Chain<W> {
     wrs: NonNull<[W]>,
     sges: NonNull<[ibv_sge]>,
@@ -87,6 +87,7 @@ fn allocate<E: Default + Clone>(len: usize) -> NonNull<[E]> {
 
 impl<W: WorkRequest> Chain<W> {
     pub(super) fn new(requests: usize, segments: usize) -> Self {
+        let requests = requests.max(1);
         // No device supports as many segments as the limit of a slot's description.
         let segments = segments.clamp(1, MAX_SEGMENTS);
         let mut this = Self { wrs: allocate(requests), sges: allocate(requests * segments), segments };
@@ -127,14 +128,10 @@ impl<W: WorkRequest> Chain<W> {
     }
 
     /// Request 0 and its list.
-    ///
-    /// # Safety
-    ///
-    /// The chain has at least one request.
     #[inline(always)]
-    pub(super) unsafe fn request_0(&mut self) -> (&mut W, &mut [ibv_sge]) {
+    pub(super) fn request_0(&mut self) -> (&mut W, &mut [ibv_sge]) {
         // SAFETY: the reference requires an initialised element that nothing else borrows: there is
-        // one (the contract of this function), owned and borrowed through `&mut self` only (X1).
+        // one, owned and borrowed through `&mut self` only (X1).
         let wr = unsafe { &mut *self.first() };
         // SAFETY: the reference requires initialised elements that nothing else borrows: there is a
         // list for each request, in another allocation than `wr` (X1).

@@ -127,6 +127,9 @@ impl<'a> Inline<'a> {
     }
 }
 
+/// The length of the longest message.
+const LONGEST: usize = 1 << 31;
+
 /// A request's scatter/gather list while it is being written.
 #[derive(Debug)]
 pub struct SgeList<'a> {
@@ -171,15 +174,18 @@ impl<'a> SgeList<'a> {
         if self.pieces > self.list.len() {
             return Err(Refusal::TooManySegments);
         }
-        if len.wrapping_sub(1) >> 31 != 0 {
-            return empty_or_too_long(len);
+        // One comparison finds 0 and all that is not below the limit.
+        if len.wrapping_sub(1) >= LONGEST - 1 {
+            if let Some(result) = unusual(len) {
+                return result;
+            }
         }
         #[allow(clippy::cast_possible_truncation, reason = "at most 2^31, the longest message there is")]
         let length = len as u32;
         let Some(sge) = self.list.get_mut(self.count) else { return Err(Refusal::TooManySegments) };
         *sge = ibv_sge { addr, length, lkey };
         self.count += 1;
-        self.total += u64::from(length);
+        self.total += len as u64;
         Ok(())
     }
 
@@ -200,10 +206,15 @@ impl<'a> SgeList<'a> {
     }
 }
 
-/// Skips an empty element, because some devices treat a length of 0 as 2^31 bytes.
+/// The result for an element that is empty or too long; none for one of [`LONGEST`] bytes. An empty
+/// element is skipped, because some devices treat a length of 0 as 2^31 bytes.
 #[cold]
-fn empty_or_too_long(len: usize) -> Result<(), Refusal> {
-    if len == 0 { Ok(()) } else { Err(Refusal::TooLong) }
+fn unusual(len: usize) -> Option<Result<(), Refusal>> {
+    match len {
+        0 => Some(Ok(())),
+        LONGEST => None,
+        _ => Some(Err(Refusal::TooLong)),
+    }
 }
 
 /// Copies one segment into the slot.

@@ -12,8 +12,6 @@
 //!   copied while the request was posted.
 //! * **S3.** A request's memory is returned without a completion only if the device cannot have
 //!   accepted the request: the request is at or after a `bad_wr` that lies in the posted chain.
-//! * **L1.** While [`Half::live_in`] can be this process's fork generation, the chain has room for
-//!   a request.
 //! * **A1.** An address handle that a posted datagram names lives until that request has ended, or
 //!   the queue pair was reset or destroyed. A queue keeps the handle of its latest datagram. A
 //!   datagram to another handle replaces it and keeps the earlier handle in its own slot: requests
@@ -241,7 +239,7 @@ impl<W: WorkRequest> Half<W> {
         Self {
             raw,
             attached,
-            chain: Chain::new(requests.max(1) as usize, max_sge as usize),
+            chain: Chain::new(requests as usize, max_sge as usize),
             domain: pd.identity(),
             live_in: pd.context.fork,
             ended: ErrorKind::NoDevice,
@@ -273,13 +271,8 @@ impl<W: WorkRequest> Half<W> {
         if self.live_in != fork::generation() {
             return Err(Refusal::Ended);
         }
-        let (wr, sges) = if at == 0 {
-            // SAFETY: request_0 requires that the chain has a request: the queue is live (checked
-            // above), so it does (L1).
-            unsafe { self.chain.request_0() }
-        } else {
-            self.chain.request(at as usize).ok_or(Refusal::QueueFull)?
-        };
+        let (wr, sges) =
+            if at == 0 { self.chain.request_0() } else { self.chain.request(at as usize).ok_or(Refusal::QueueFull)? };
         let mut list = SgeList::new(sges, self.domain);
         local.describe(&mut list)?;
         fill(wr, &mut list)?;

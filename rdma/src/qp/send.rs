@@ -1,4 +1,4 @@
-//! The send half of a queue pair. L, S and A are the invariants of [`posting`](super::posting).
+//! The send half of a queue pair. S and A are the invariants of [`posting`](super::posting).
 
 use std::fmt;
 use std::ptr;

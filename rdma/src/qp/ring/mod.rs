@@ -48,7 +48,7 @@ pub(crate) use returned::ReturnedMemory;
 pub(crate) use routed::{Report, publish_single};
 pub(crate) use shared::SharedProducer;
 pub(crate) use sink::Sink;
-use state::{Lap, State, parked_word};
+use state::{Lap, State};
 pub(crate) use table::{attach, attach_shared, claimed, detach, detach_shared, grab, is_in_flight};
 
 use rdma_sys::{ibv_wc, ibv_wc_status};
@@ -114,7 +114,7 @@ pub(crate) struct Ring {
     resume: AtomicU64,
     /// The number of bits of a `wr_id` for the slot; the lap has the rest.
     index_bits: u32,
-    /// The mask of these bits.
+    /// The mask of these bits: the number of slots, a power of two, less one.
     index_mask: u64,
     /// The results of routed requests.
     #[cfg(feature = "aio")]
@@ -197,6 +197,14 @@ impl Ring {
         (wr_id & self.index_mask) as u32
     }
 
+    /// As [`slot_of`](Self::slot_of), the slot itself.
+    #[inline(always)]
+    fn slot(&self, wr_id: u64) -> &Slot {
+        // SAFETY: get_unchecked requires an index within the slots: it is masked by their number
+        // less one, which is set with them and never changes.
+        unsafe { self.slots.get_unchecked(self.slot_of(wr_id) as usize) }
+    }
+
     /// The lap that a `wr_id` names; the queue's number is masked out.
     #[inline]
     fn lap_of(&self, wr_id: u64) -> Lap {
@@ -204,7 +212,7 @@ impl Ring {
     }
 
     fn claim(&self, wr_id: u64) -> Option<Claimed> {
-        let grabbed = self.slots.get(self.slot_of(wr_id) as usize)?.grab(wr_id)?;
+        let grabbed = self.slot(wr_id).grab(wr_id)?;
         Some(grabbed.into_claimed(NonNull::from(self), wr_id))
     }
 }
@@ -213,7 +221,7 @@ impl Slot {
     /// Claims the use of the slot that `wr_id` names; `None` if that use is not in flight.
     #[inline(always)]
     fn grab(&self, wr_id: u64) -> Option<Grabbed> {
-        if self.state.claim(parked_word(wr_id)) { Some(Grabbed { slot: NonNull::from(self) }) } else { None }
+        if self.state.claim(wr_id) { Some(Grabbed { slot: NonNull::from(self) }) } else { None }
     }
 
     /// The address of the first segment. Access is subject to R1.
@@ -317,8 +325,9 @@ impl Grabbed {
 
 /// The ring that a poller found last: most completions belong to the same queue as the one before.
 ///
-/// Invariant **K1**: once a ring was found, `ring` is the table's entry for `queue` (R4), and
-/// `slots` are the ring's, `mask + 1` of them. Before that, `queue` is a number that no queue has.
+/// Invariant **K1**: once a ring was found, `ring` is the table's entry for `queue` (R4), which is
+/// not 0, and `slots` are the ring's, `mask + 1` of them. Before that, `queue` is a number that no
+/// `wr_id` can hold.
 pub(crate) struct Cached {
     queue: u64,
     mask: u64,
@@ -331,7 +340,7 @@ unsafe impl Send for Cached {}
 
 impl Cached {
     pub(crate) const fn nothing() -> Self {
-        // No queue has this number.
+        // A `wr_id` has fewer bits for the queue.
         Self { queue: u64::MAX, mask: 0, slots: NonNull::dangling(), ring: NonNull::dangling() }
     }
 }
@@ -352,6 +361,12 @@ impl Single {
     /// A placeholder without a slot, which must only be dropped.
     pub(crate) fn none() -> Self {
         Self { slot: NonNull::dangling() }
+    }
+
+    /// Whether this is a [placeholder](Self::none).
+    #[inline(always)]
+    pub(crate) fn is_none(&self) -> bool {
+        self.slot == NonNull::dangling()
     }
 
     #[inline]
@@ -391,7 +406,7 @@ impl Single {
 
 impl Drop for Single {
     fn drop(&mut self) {
-        if self.slot == NonNull::dangling() {
+        if self.is_none() {
             return;
         }
         // SAFETY: the read requires an initialised segment that is moved out once: the slot is

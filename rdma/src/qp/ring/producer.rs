@@ -7,7 +7,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::state::{id_of_word, parked_word};
 use super::{Claimed, First, Info, KeepAlive, Lap, Ring, SINK, Sink, Slot, USE_BITS};
 use crate::mr::Segment;
 
@@ -215,7 +214,7 @@ impl Producer {
         let wr_id = if has_sink { self.next_id | SINK } else { self.next_id };
         // SAFETY: as_ref requires a valid slot: the head is a slot of the ring (P1), which is never
         // freed (R4).
-        unsafe { self.head.as_ref() }.state.park(parked_word(wr_id));
+        unsafe { self.head.as_ref() }.state.park(wr_id);
     }
 
     /// The use of the slot before the head, which was parked last.
@@ -236,7 +235,7 @@ impl Producer {
     pub(crate) unsafe fn park(&mut self, count: u32) {
         for ahead in 0..count {
             let Staged { wr_id } = self.staged(ahead);
-            self.ring().slots[self.ring().slot_of(wr_id) as usize].state.park(parked_word(wr_id));
+            self.ring().slots[self.ring().slot_of(wr_id) as usize].state.park(wr_id);
         }
     }
 
@@ -295,10 +294,8 @@ impl Producer {
     pub(crate) fn reclaim(&mut self) {
         let mut panics = Panics::default();
         for index in 0..self.depth {
-            let word = self.ring().slots.get(index as usize).and_then(|slot| slot.state.parked());
-            if let Some(word) = word {
-                let id = id_of_word(word) & !(u64::MAX << USE_BITS);
-                panics.catch(|| drop(self.take_back(Staged { wr_id: self.queue_bits | id })));
+            if let Some(wr_id) = self.ring().slots.get(index as usize).and_then(|slot| slot.state.parked()) {
+                panics.catch(|| drop(self.take_back(Staged { wr_id })));
             }
         }
         self.run = 0;

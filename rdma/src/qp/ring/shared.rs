@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use super::producer::Panics;
-use super::state::{Lap, id_of_word, parked_word};
+use super::state::Lap;
 use super::{Claimed, Ring, Staged, USE_BITS, Vacant};
 
 /// The only producer of a ring whose requests end in any order: it fills free slots wherever they
@@ -45,7 +45,7 @@ impl Vacant<'_> {
     /// number of segments that were written, and without a sink or a keep-alive.
     #[inline]
     pub(crate) unsafe fn park(self) -> Staged {
-        self.slot.state.park(parked_word(self.wr_id));
+        self.slot.state.park(self.wr_id);
         Staged { wr_id: self.wr_id }
     }
 }
@@ -85,9 +85,7 @@ impl SharedProducer {
             Some(wr_id) => wr_id,
             None => self.search()?,
         };
-        let ring = self.ring();
-        let slot = ring.slots.get(ring.slot_of(wr_id) as usize)?;
-        Some(Vacant { slot, wr_id, ring: self.ring })
+        Some(Vacant { slot: self.ring().slot(wr_id), wr_id, ring: self.ring })
     }
 
     fn next_lap(&self) -> Lap {
@@ -130,9 +128,8 @@ impl SharedProducer {
     /// claimed at this moment are released by the poller. Segments are dropped here, under no lock.
     pub(crate) fn reclaim(&self) {
         let mut panics = Panics::default();
-        for word in self.ring().slots.iter().filter_map(|slot| slot.state.parked()) {
-            let id = id_of_word(word) & !(u64::MAX << USE_BITS);
-            panics.catch(|| drop(self.take_back(Staged { wr_id: self.queue_bits | id })));
+        for wr_id in self.ring().slots.iter().filter_map(|slot| slot.state.parked()) {
+            panics.catch(|| drop(self.take_back(Staged { wr_id })));
         }
         panics.resume();
     }

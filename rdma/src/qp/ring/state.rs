@@ -3,16 +3,17 @@
 //! | state | may access the contents | changes the state |
 //! | --- | --- | --- |
 //! | `FREE` | the producer (the exclusive holder of the queue) | the producer, by a store |
-//! | `PARKED` | no thread: the device owns the contents | the thread that wins the exchange to `CLAIMED` |
+//! | a `wr_id`: parked | no thread: the device owns the contents | the thread that wins the exchange to `CLAIMED` |
 //! | `CLAIMED` | the claimer | the claimer, by a store to `FREE` |
 //!
-//! The word of a slot in flight is `wr_id << 2 | state`. A `wr_id` consists of the queue, the lap
-//! and the slot. The lap counts how often the producer has passed through the ring, and the
-//! producer visits each slot once a lap. So no `wr_id` of a ring is used twice, and a completion
-//! can only claim the use that it was made for. (The shift drops the queue's topmost two bits:
-//! harmless, since a ring belongs to one queue.) Lap and slot share 43 bits. A stale completion,
-//! kept by a poller that has fetched it and is not used, would name a newer request only after 2^43
-//! requests of its queue: a hundred days at a million a second. With 32 bits it would be minutes.
+//! The word of a parked slot is the request's `wr_id`, so that neither a post nor a poll computes
+//! it. The words `FREE` and `CLAIMED` are no request's: no queue has the number 0, which they have
+//! in the place of the queue's. A `wr_id` consists of the queue, the lap and the slot. The lap
+//! counts how often the producer has passed through the ring, and the producer visits each slot
+//! once a lap. So no `wr_id` of a ring is used twice, and a completion can only claim the use that
+//! it was made for. Lap and slot share 43 bits. A stale completion, kept by a poller that has
+//! fetched it and is not used, would name a newer request only after 2^43 requests of its queue: a
+//! hundred days at a million a second. With 32 bits it would be minutes.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -20,10 +21,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const FREE: u64 = 0;
-const PARKED: u64 = 1;
-const CLAIMED: u64 = 2;
-const STATE_MASK: u64 = 3;
-const ID_SHIFT: u32 = 2;
+const CLAIMED: u64 = 1;
 
 /// The number of times that the producer has passed through the ring, modulo the range that a
 /// `wr_id` can hold. The functions take that range as a mask.
@@ -54,16 +52,10 @@ impl Lap {
     }
 }
 
-/// The state word of a slot that is in flight as `wr_id`.
+/// Whether a word is a `wr_id` that a slot can be parked as, and not [`FREE`] or [`CLAIMED`].
 #[inline(always)]
-pub(crate) const fn parked_word(wr_id: u64) -> u64 {
-    wr_id << ID_SHIFT | PARKED
-}
-
-/// The `wr_id` in a state word, without its topmost bits.
-#[inline]
-pub(crate) const fn id_of_word(word: u64) -> u64 {
-    word >> ID_SHIFT
+pub(crate) const fn is_parked(word: u64) -> bool {
+    word > CLAIMED
 }
 
 /// The state word of a slot.
@@ -79,33 +71,33 @@ impl State {
     /// producer's first.
     #[inline]
     pub(crate) fn is_free(&self) -> bool {
-        self.0.load(Ordering::Acquire) & STATE_MASK == FREE
+        self.0.load(Ordering::Acquire) == FREE
     }
 
-    /// Hands the contents over to the device, and to the thread that claims them by this
-    /// [`parked_word`]. Only the producer calls this, on a free slot.
+    /// Hands the contents over to the device, and to the thread that claims them by this `wr_id`.
+    /// Only the producer calls this, on a free slot.
     #[inline(always)]
-    pub(crate) fn park(&self, parked_word: u64) {
-        self.0.store(parked_word, Ordering::Release);
+    pub(crate) fn park(&self, wr_id: u64) {
+        debug_assert!(is_parked(wr_id));
+        self.0.store(wr_id, Ordering::Release);
     }
 
-    /// Claims the use that `parked_word` names. Returns false if the slot is in any other state.
-    #[inline]
-    pub(crate) fn claim(&self, parked_word: u64) -> bool {
-        if parked_word & STATE_MASK != PARKED {
+    /// Claims the use that `wr_id` names. Returns false if the slot is in any other state.
+    #[inline(always)]
+    pub(crate) fn claim(&self, wr_id: u64) -> bool {
+        if !is_parked(wr_id) {
             return false;
         }
-        let claimed = parked_word ^ (PARKED | CLAIMED);
         // Acquire: the producer's stores to the contents come before the claimer's reads. A failed
         // exchange accesses no contents, so it needs no ordering.
-        self.0.compare_exchange(parked_word, claimed, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        self.0.compare_exchange(wr_id, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// The state word if the slot is parked; used to reclaim a queue that the device no longer
+    /// The `wr_id` if the slot is parked; used to reclaim a queue that the device no longer
     /// accesses.
     pub(crate) fn parked(&self) -> Option<u64> {
         let word = self.0.load(Ordering::Relaxed);
-        (word & STATE_MASK == PARKED).then_some(word)
+        is_parked(word).then_some(word)
     }
 
     /// Returns the slot to the producer. Only the claimer calls this, after its last access.
@@ -126,26 +118,27 @@ mod tests {
         let state = State::new();
         let id = 7;
         assert!(state.is_free());
-        assert!(!state.claim(parked_word(id)));
-        state.park(parked_word(id));
-        assert!(!state.is_free());
-        assert!(!state.claim(parked_word(id + 1)));
-        assert!(!state.claim(parked_word(id - 1)));
+        assert!(!state.claim(id));
         // Words that no producer makes: free and claimed states never match.
-        assert!(!state.claim(parked_word(id) ^ PARKED));
-        assert!(!state.claim(parked_word(id) ^ (PARKED | CLAIMED)));
-        assert!(state.claim(parked_word(id)));
-        assert!(!state.claim(parked_word(id)));
-        assert!(!state.claim(parked_word(id) ^ (PARKED | CLAIMED)));
+        assert!(!state.claim(FREE) && !state.claim(CLAIMED));
+        state.park(id);
+        assert!(!state.is_free());
+        assert!(!state.claim(id + 1));
+        assert!(!state.claim(id - 1));
+        assert!(!state.claim(FREE) && !state.claim(CLAIMED));
+        assert_eq!(state.parked(), Some(id));
+        assert!(state.claim(id));
+        assert!(!state.claim(id));
+        assert!(!state.claim(FREE) && !state.claim(CLAIMED));
+        assert_eq!((state.is_free(), state.parked()), (false, None));
         state.release();
         assert!(state.is_free());
-        assert!(!state.claim(parked_word(id)));
+        assert!(!state.claim(id));
     }
 
     #[test]
     fn laps_wrap() {
         assert_eq!(Lap::FIRST.previous(MASK).next(MASK), Lap::FIRST);
-        assert_eq!(id_of_word(parked_word(MASK)), MASK);
     }
 }
 
@@ -171,11 +164,11 @@ mod loom_tests {
         // SAFETY: the write requires exclusive access: the slot is free and this is the only
         // producer.
         slot.contents.with_mut(|contents| unsafe { *contents = value });
-        slot.state.park(parked_word(id));
+        slot.state.park(id);
     }
 
-    fn take(slot: &Slot, word: u64) -> Option<u64> {
-        if !slot.state.claim(word) {
+    fn take(slot: &Slot, id: u64) -> Option<u64> {
+        if !slot.state.claim(id) {
             return None;
         }
         // SAFETY: the write requires exclusive access: this thread is the claimer. Because it
@@ -189,13 +182,13 @@ mod loom_tests {
     fn two_pollers_and_a_reset_claim_each_use_once() {
         loom::model(|| {
             let slot = Arc::new(Slot { state: State::new(), contents: UnsafeCell::new(0) });
-            let id = 1;
+            let id = 2;
             park(&slot, id, 7);
-            let poller = |slot: Arc<Slot>| thread::spawn(move || take(&slot, parked_word(id)));
+            let poller = |slot: Arc<Slot>| thread::spawn(move || take(&slot, id));
             let first = poller(slot.clone());
             let second = poller(slot.clone());
             // The reset claims any slot that is parked.
-            let reset = slot.state.parked().and_then(|word| take(&slot, word));
+            let reset = slot.state.parked().and_then(|id| take(&slot, id));
             let taken = [first.join().unwrap(), second.join().unwrap(), reset];
             assert_eq!(taken.iter().flatten().collect::<Vec<_>>(), [&7]);
         });
@@ -205,11 +198,11 @@ mod loom_tests {
     fn the_producer_reuses_a_slot_while_a_stale_completion_arrives() {
         loom::model(|| {
             let slot = Arc::new(Slot { state: State::new(), contents: UnsafeCell::new(0) });
-            let (old, new) = (1, 9);
+            let (old, new) = (2, 9);
             park(&slot, old, 1);
             let poller = {
                 let slot = slot.clone();
-                thread::spawn(move || (take(&slot, parked_word(old)), take(&slot, parked_word(old))))
+                thread::spawn(move || (take(&slot, old), take(&slot, old)))
             };
             let mut reposted = false;
             if slot.state.is_free() {
@@ -220,7 +213,7 @@ mod loom_tests {
             assert_eq!(first, Some(1));
             assert_eq!(duplicate, None);
             if reposted {
-                assert_eq!(take(&slot, parked_word(new)), Some(2));
+                assert_eq!(take(&slot, new), Some(2));
             }
         });
     }

@@ -6,11 +6,12 @@
 //! reads it without a lock. The ring of a destroyed queue is kept for the next queue of its shape.
 
 use std::collections::HashMap;
+use std::hint;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::state::{Lap, parked_word};
+use super::state::{Lap, is_parked};
 use super::{Cached, Claimed, Grabbed, MAX_SLOTS, Producer, Ring, SharedProducer, USE_BITS};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
@@ -161,6 +162,9 @@ pub(crate) fn grab(wr_id: u64, cached: &mut Cached) -> Option<Grabbed> {
     if queue != cached.queue {
         find(queue as u32, cached)?;
     }
+    // SAFETY: assert_unchecked requires a true condition: `wr_id` has the number of the ring's
+    // queue, which is not 0 (K1), so it is larger than all words that lack one.
+    unsafe { hint::assert_unchecked(is_parked(wr_id)) };
     // SAFETY: add requires an offset within the allocation: the masked index is that of one of the
     // ring's slots (K1).
     let slot = unsafe { cached.slots.add((wr_id & cached.mask) as usize) };
@@ -181,7 +185,7 @@ fn find(queue: u32, cached: &mut Cached) -> Option<()> {
 #[allow(clippy::cast_possible_truncation, reason = "the number is cut out of the identifier")]
 pub(crate) fn is_in_flight(wr_id: u64) -> bool {
     ring((wr_id >> USE_BITS) as u32)
-        .is_some_and(|ring| ring.slots[ring.slot_of(wr_id) as usize].state.parked() == Some(parked_word(wr_id)))
+        .is_some_and(|ring| ring.slots[ring.slot_of(wr_id) as usize].state.parked() == Some(wr_id))
 }
 
 /// Converts a grabbed slot into the general form, [`Claimed`].

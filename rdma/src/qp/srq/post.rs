@@ -79,7 +79,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
             return Err(Refusal::NotSupported);
         }
         let Some(Held { producer, inner }) = &mut self.held else { return Err(Refusal::Ended) };
-        let Some((wr, sges)) = self.chain.request(0) else { return Err(Refusal::Ended) };
+        let (wr, sges) = self.chain.request_0();
         let mut list = SgeList::new(sges, inner.pd.identity());
         local.describe(&mut list)?;
         if T::IS_DATAGRAM && list.total() < Grh::LEN as u64 {
