@@ -15,8 +15,10 @@ pub mod connect;
 pub mod device;
 pub mod devinfo;
 mod environment;
+pub mod exposed_table;
 pub mod failure;
 pub mod file_copy;
+mod files;
 #[cfg(feature = "cuda")]
 pub mod gpu_bw;
 #[cfg(feature = "cuda")]

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rdma::net::ListenOptions;
-use rdma_examples::kv::{self, Client, ServerOptions, Store, load};
+use rdma_examples::exposed_table::Refusal;
+use rdma_examples::kv::{self, Client, ServerOptions, load};
 use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::{Failure, address};
 use serde_json::json;
@@ -93,8 +94,7 @@ fn run(args: Args) -> Result<(), Failure> {
             })
         }
         Command::Get { address, key } => with_client(service, resolve(address)?, async |client| {
-            let value =
-                client.get(key.as_bytes()).await?.ok_or_else(|| Failure::new(kv::Refusal::NoKey.to_string()))?;
+            let value = client.get(key.as_bytes()).await?.ok_or_else(|| Failure::new(Refusal::NoKey.to_string()))?;
             let text = String::from_utf8_lossy(&value.bytes);
             service.print(&json!({ "sequence": value.sequence, "value": text }), &text)
         }),
@@ -117,14 +117,14 @@ fn serve(
     started: impl FnOnce(SocketAddr) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     service.run(kv::node_options(kv::MAX_CLIENTS), |node| async move {
-        let store = Arc::new(Store::new(node.domain(), options)?);
+        let table = Arc::new(options.table(node.domain())?);
         let limits = ListenOptions::new().first_message(FIRST_REQUEST);
         let listener = service::listen(&node, address, &limits)?;
         if options.tcp {
-            kv::tcp::start(listener.local_addr(), &store).await?;
+            kv::tcp::start(listener.local_addr(), &table).await?;
         }
         started(listener.local_addr())?;
-        kv::serve(listener, store).await
+        kv::serve(listener, table).await
     })
 }
 

@@ -14,16 +14,9 @@
 
 mod receiver;
 mod sender;
-mod tree;
-mod walk;
 mod wire;
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
-
 use rdma::net::NodeOptions;
-use xxhash_rust::xxh64::Xxh64;
 
 pub use receiver::serve;
 pub use sender::{Summary, send};
@@ -43,19 +36,6 @@ pub const IN_FLIGHT: usize = 3;
 pub fn node_options(connections: u32) -> NodeOptions {
     let payload = u32::try_from(CHUNK + wire::DATA_HEADER).unwrap_or(u32::MAX);
     NodeOptions::new().window(WINDOW).payload(payload).max_message(payload).max_connections(connections)
-}
-
-/// The checksum of a file's first `len` bytes, which goes on with further ones.
-fn checksum_of(file: &File, len: u64) -> io::Result<Xxh64> {
-    let mut chunk = vec![0; CHUNK];
-    let (mut sum, mut offset) = (Xxh64::new(0), 0);
-    while offset < len {
-        let chunk = &mut chunk[..chunk_len(len - offset)];
-        file.read_exact_at(chunk, offset)?;
-        sum.update(chunk);
-        offset += chunk.len() as u64;
-    }
-    Ok(sum)
 }
 
 /// Bytes of the next chunk, if so many are left.

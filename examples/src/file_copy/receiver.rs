@@ -10,13 +10,14 @@ use std::thread;
 
 use nix::fcntl::Flock;
 use rdma::aio::block_on;
-use rdma::net::{Connection, Incoming, Listener};
+use rdma::net::{Incoming, Listener};
 use xxhash_rust::xxh64::Xxh64;
 
-use super::tree::{Target, Tree};
 use super::wire::{Answer, DATA, Order};
-use super::{CHUNK, IN_FLIGHT, checksum_of};
+use super::{CHUNK, IN_FLIGHT};
 use crate::Failure;
+use crate::files::checksum_of;
+use crate::files::tree::{Target, Tree};
 use crate::message::{decode, encode};
 use crate::service::{report, unless_closed};
 
@@ -49,14 +50,9 @@ async fn receive(incoming: Incoming, tree: &Tree) -> Result<(), Failure> {
             Err(failure) => break failure,
         }
     };
-    refuse(connection, &failure).await?;
-    Err(failure)
-}
-
-async fn refuse(connection: Connection, failure: &Failure) -> Result<(), Failure> {
     connection.send(encode(&Answer::Failed(failure.to_string()))?).await?;
     connection.close(1).await?;
-    Ok(())
+    Err(failure)
 }
 
 /// The files of a sender that are not complete.

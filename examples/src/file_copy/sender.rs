@@ -11,10 +11,11 @@ use rdma::net::{Node, Receiver, Sender};
 use serde::Serialize;
 use xxhash_rust::xxh64::Xxh64;
 
-use super::walk::{Entry, Kind, Listing, cannot_read};
 use super::wire::{Answer, DATA, DATA_HEADER, Order};
-use super::{CHUNK, IN_FLIGHT, checksum_of, chunk_len};
+use super::{CHUNK, IN_FLIGHT, chunk_len};
 use crate::Failure;
+use crate::files::checksum_of;
+use crate::files::listing::{Entry, Kind, Listing, cannot_read};
 use crate::message::{decode, encode};
 use crate::progress::Bytes;
 

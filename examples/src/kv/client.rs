@@ -1,35 +1,14 @@
-//! The client: reads the table in the server's memory, and sends changes by message.
+//! The client: reads the server's table, and sends changes by message.
 
 use std::net::SocketAddr;
 
 use rdma::RemoteSlice;
-use rdma::net::{Connection, Fetched, Message, Node, Remote};
+use rdma::net::{Connection, Message, Node};
 
-use super::block::{BUCKET_LEN, Hash, MAX_KEY, MAX_VALUE, Opened, Slot, open};
-use super::wire::{Answer, Refusal, Request};
+use super::wire::{Answer, Request};
 use crate::Failure;
+use crate::exposed_table::{Counts, Found, MAX_KEY, MAX_VALUE, Reader, Refusal, Value};
 use crate::message::{decode, encode};
-
-/// Times that a client reads a key again that changes meanwhile, before it asks by message.
-const RETRIES: usize = 8;
-
-/// A value and its sequence number, which every change of the key increases.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Value {
-    /// Sequence number of the change that set the value.
-    pub sequence: u64,
-    /// The value.
-    pub bytes: Vec<u8>,
-}
-
-/// How a client has found values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Searches that met a change and began again.
-    pub retries: u64,
-    /// Searches that were left to the server.
-    pub by_message: u64,
-}
 
 /// A connection to a server. It does one request at a time.
 ///
@@ -38,22 +17,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Client {
     connection: Connection,
-    remote: Remote,
-    /// The memory of the server's table.
-    table: RemoteSlice,
-    /// Number of its buckets.
-    buckets: usize,
-    counts: Counts,
-}
-
-/// The result of a search in the table.
-enum Search {
-    Found(Value),
-    Absent,
-    /// The key's tag is that of another key.
-    Ambiguous,
-    /// The table has changed meanwhile.
-    Changed,
+    table: Reader,
 }
 
 impl Client {
@@ -64,39 +28,28 @@ impl Client {
     pub async fn connect(node: &Node, server: SocketAddr) -> Result<Self, Failure> {
         let mut connection = node.connect(server).await?;
         let answer = ask(&mut connection, Request::Open).await?;
-        let Some(Answer::Table(table, buckets)) = decode(&answer) else { return Err(unknown()) };
-        let table = RemoteSlice::from_bytes(&table);
-        let buckets = usize::try_from(buckets).map_err(|_| unknown())?;
-        let fits = buckets.checked_mul(BUCKET_LEN).is_some_and(|len| len as u64 <= table.len());
-        if !buckets.is_power_of_two() || buckets < 2 || !fits {
-            return Err(unknown());
-        }
-        Ok(Self { remote: connection.remote(), connection, table, buckets, counts: Counts::default() })
+        let Some(Answer::Table(memory, buckets)) = decode(&answer) else { return Err(unknown()) };
+        let table = Reader::new(connection.remote(), RemoteSlice::from_bytes(&memory), buckets);
+        Ok(Self { table: table.ok_or_else(unknown)?, connection })
     }
 
     /// How values were found so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.counts
+        self.table.counts()
     }
 
-    /// The value of a key, if it exists: by reads, and by message if the key changes all the time
-    /// or the device cannot read.
+    /// The value of a key, if it exists: by reads, or by message if they do not find out.
     ///
     /// # Errors
     /// If the connection fails.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Value>, Failure> {
         check(key, &[])?;
-        let attempts = if self.remote.can_read() { 1 + RETRIES } else { 0 };
-        for _ in 0..attempts {
-            match self.search(key).await? {
-                Search::Found(value) => return Ok(Some(value)),
-                Search::Absent => return Ok(None),
-                Search::Ambiguous => break,
-                Search::Changed => self.counts.retries += 1,
-            }
+        match self.table.get(key).await? {
+            Found::Value(value) => return Ok(Some(value)),
+            Found::Absent => return Ok(None),
+            Found::Unknown => {}
         }
-        self.counts.by_message += 1;
         let answer = ask(&mut self.connection, Request::Get(key)).await?;
         match decode(&answer) {
             Some(Answer::Value(sequence, bytes)) => Ok(Some(Value { sequence, bytes: bytes.to_vec() })),
@@ -136,35 +89,6 @@ impl Client {
     async fn change(&mut self, request: Request<'_>) -> Result<u64, Failure> {
         let answer = ask(&mut self.connection, request).await?;
         outcome(&answer)
-    }
-
-    /// Searches the table once.
-    async fn search(&self, key: &[u8]) -> Result<Search, Failure> {
-        let mut result = Search::Absent;
-        for slot in self.candidates(Hash::of(key)).await? {
-            let block = self.fetch(slot.offset, slot.len).await?;
-            match open(&block, key) {
-                Opened::Found(sequence, value) => {
-                    return Ok(Search::Found(Value { sequence, bytes: block[value].to_vec() }));
-                }
-                Opened::OtherKey if matches!(result, Search::Changed) => {}
-                Opened::OtherKey => result = Search::Ambiguous,
-                Opened::Torn => result = Search::Changed,
-            }
-        }
-        Ok(result)
-    }
-
-    /// Reads both buckets of a key at once; returns the slots that may name its block.
-    async fn candidates(&self, hash: Hash) -> Result<Vec<Slot>, Failure> {
-        let [one, two] = hash.buckets(self.buckets).map(|number| self.fetch(number * BUCKET_LEN, BUCKET_LEN));
-        let (one, two) = tokio::try_join!(one, two)?;
-        Ok([one, two].iter().flat_map(|bucket| Slot::candidates(bucket, hash)).collect())
-    }
-
-    /// Reads a part of the server's table.
-    async fn fetch(&self, start: usize, len: usize) -> Result<Fetched, Failure> {
-        Ok(self.remote.fetch(self.table.slice(start..start + len)?).await?)
     }
 }
 

@@ -8,10 +8,10 @@ use clap::ValueEnum;
 use rdma::net::Node;
 use serde::Serialize;
 
-use super::block::MAX_VALUE;
 use super::{Client, ServerOptions, tcp};
 use crate::Failure;
 use crate::cli::{self, Size};
+use crate::exposed_table::MAX_VALUE;
 use crate::load::{LoadClient, LoadOptions, LoadRow, Random, Samples, Zipf, drive};
 use crate::progress::Progress;
 
@@ -160,7 +160,7 @@ impl Run {
         for loader in &self.clients {
             if let Way::Rdma(client) = &loader.way {
                 row.retries += client.counts().retries;
-                row.by_message += client.counts().by_message;
+                row.by_message += client.counts().given_up;
             }
         }
         row

@@ -1,16 +1,15 @@
 //! The server: owns the table, and changes it as clients ask.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
+use rdma::ProtectionDomain;
 use rdma::net::{Incoming, Listener};
-use rdma::{ExposedRegion, ProtectionDomain, RemoteAccess};
 
-use super::table::{Change, Table};
-use super::wire::{Answer, Refusal, Request};
+use super::wire::{Answer, Request};
 use crate::Failure;
 use crate::cli::{self, Size};
+use crate::exposed_table::{ExposedTable, Refusal};
 use crate::message::{decode, encode};
 use crate::service::{serve_all, unless_closed};
 
@@ -31,68 +30,13 @@ pub struct ServerOptions {
     pub tcp: bool,
 }
 
-/// A table and its memory.
-#[derive(Debug)]
-pub struct Store {
-    /// Held while a change is written, so that the changes of a slot are written in order.
-    table: Mutex<Table>,
-    memory: ExposedRegion,
-}
-
-impl Store {
+impl ServerOptions {
     /// An empty table, in memory that clients may read.
     ///
     /// # Errors
-    /// If the memory does not hold the buckets; errors of the device, and memory that is short.
-    pub fn new(pd: &ProtectionDomain, options: &ServerOptions) -> Result<Self, Failure> {
-        let ServerOptions { keys, memory: Size(len), grace, .. } = *options;
-        let least = Table::bucket_bytes(keys);
-        if least >= len {
-            let advice = "give more --memory or fewer --keys";
-            return Err(Failure::usage(format!("{keys} keys need more than {least} bytes of memory; {advice}")));
-        }
-        let memory = pd.allocate_exposed(len, RemoteAccess::READ)?;
-        Ok(Self { table: Mutex::new(Table::new(keys, len, Duration::from_millis(grace))), memory })
-    }
-
-    /// Does what a request asks for, and returns the bytes of the answer.
-    ///
-    /// # Errors
-    /// A malformed request; errors of access to the table's memory.
-    pub fn answer(&self, request: &[u8]) -> Result<Vec<u8>, Failure> {
-        let malformed = || Failure::new("the request is malformed; the client was disconnected");
-        let request = decode(request).ok_or_else(malformed)?;
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = match request {
-            Request::Open => {
-                let memory = self.memory.remote(..)?;
-                return encode(&Answer::Table(memory.to_bytes(), table.buckets() as u64));
-            }
-            Request::Get(key) => {
-                let Some((sequence, place)) = table.get(key) else { return encode(&Answer::Refused(Refusal::NoKey)) };
-                let mut value = vec![0; place.len()];
-                self.memory.copy_out(place.start, &mut value)?;
-                return encode(&Answer::Value(sequence, &value));
-            }
-            Request::Put(key, value, expected) => table.put(key, value, expected, Instant::now()),
-            Request::Delete(key, expected) => table.delete(key, expected, Instant::now()),
-        };
-        match changed {
-            Ok(change) => {
-                self.write(&change)?;
-                encode(&Answer::Done(change.sequence))
-            }
-            Err(refusal) => encode(&Answer::Refused(refusal)),
-        }
-    }
-
-    /// Writes a change: `Release` makes the block visible before the slot that names it.
-    fn write(&self, change: &Change) -> rdma::Result<()> {
-        if let Some((offset, block)) = &change.block {
-            self.memory.copy_in(*offset, block)?;
-        }
-        let (offset, word) = change.slot;
-        self.memory.store_u64(offset, word.to_le(), Ordering::Release)
+    /// Too little memory for the keys; errors of the device.
+    pub fn table(&self, pd: &ProtectionDomain) -> Result<ExposedTable, Failure> {
+        ExposedTable::new(pd, self.keys, self.memory.0, Duration::from_millis(self.grace))
     }
 }
 
@@ -101,15 +45,36 @@ impl Store {
 /// # Errors
 /// If the listener fails. A client's failure ends that client only, and is reported on standard
 /// error.
-pub async fn serve(listener: Listener, store: Arc<Store>) -> Result<(), Failure> {
-    serve_all(listener, "kv", |incoming| serve_client(incoming, Arc::clone(&store))).await
+pub async fn serve(listener: Listener, table: Arc<ExposedTable>) -> Result<(), Failure> {
+    serve_all(listener, "kv", |incoming| serve_client(incoming, Arc::clone(&table))).await
 }
 
-async fn serve_client(incoming: Incoming, store: Arc<Store>) -> Result<(), Failure> {
+async fn serve_client(incoming: Incoming, table: Arc<ExposedTable>) -> Result<(), Failure> {
     let mut connection = incoming.accept().await?;
     while let Some(request) = unless_closed(connection.next().await)? {
         // If the request is malformed, dropping the connection closes it.
-        connection.send(store.answer(&request)?).await?;
+        connection.send(answer(&table, &request)?).await?;
     }
     Ok(())
+}
+
+/// Does what a request asks for, and returns the bytes of the answer.
+///
+/// # Errors
+/// A malformed request; errors of access to the table's memory.
+pub fn answer(table: &ExposedTable, request: &[u8]) -> Result<Vec<u8>, Failure> {
+    let malformed = || Failure::new("the request is malformed; the client was disconnected");
+    let changed = match decode(request).ok_or_else(malformed)? {
+        Request::Open => {
+            let (memory, buckets) = table.place()?;
+            return encode(&Answer::Table(memory.to_bytes(), buckets));
+        }
+        Request::Get(key) => match table.get(key)? {
+            Some(value) => return encode(&Answer::Value(value.sequence, &value.bytes)),
+            None => Err(Refusal::NoKey),
+        },
+        Request::Put(key, value, expected) => table.put(key, value, expected)?,
+        Request::Delete(key, expected) => table.delete(key, expected)?,
+    };
+    encode(&changed.map_or_else(Answer::Refused, Answer::Done))
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::Store;
-use super::block::{MAX_KEY, MAX_VALUE};
 use super::client::{outcome, unknown};
-use super::wire::{Answer, Refusal, Request};
+use super::server::answer;
+use super::wire::{Answer, Request};
 use crate::Failure;
+use crate::exposed_table::{ExposedTable, MAX_KEY, MAX_VALUE, Refusal};
 use crate::message::{decode, encode};
 
 /// Longest request or answer.
@@ -21,27 +21,27 @@ const MAX_FRAME: usize = MAX_KEY + MAX_VALUE + 64;
 ///
 /// # Errors
 /// If the port is taken.
-pub async fn start(address: SocketAddr, store: &Arc<Store>) -> Result<(), Failure> {
+pub async fn start(address: SocketAddr, table: &Arc<ExposedTable>) -> Result<(), Failure> {
     let advice = "leave out --tcp, and give `load` --transport rdma";
     let taken = "the port is taken on iWARP and with --exchange tcp";
     let cannot = |error| Failure::new(format!("cannot listen on {address} over TCP: {error}; {taken}: {advice}"));
     let listener = TcpListener::bind(address).await.map_err(cannot)?;
-    tokio::spawn(serve(listener, Arc::clone(store)));
+    tokio::spawn(serve(listener, Arc::clone(table)));
     Ok(())
 }
 
 /// Serves all clients of a listener, each in a task of its own.
-async fn serve(listener: TcpListener, store: Arc<Store>) -> Result<(), Failure> {
+async fn serve(listener: TcpListener, table: Arc<ExposedTable>) -> Result<(), Failure> {
     loop {
         let (stream, _) = listener.accept().await?;
-        let store = Arc::clone(&store);
-        tokio::spawn(async move { serve_client(Frames::new(stream)?, &store).await });
+        let table = Arc::clone(&table);
+        tokio::spawn(async move { serve_client(Frames::new(stream)?, &table).await });
     }
 }
 
-async fn serve_client(mut frames: Frames, store: &Store) -> Result<(), Failure> {
+async fn serve_client(mut frames: Frames, table: &ExposedTable) -> Result<(), Failure> {
     loop {
-        let answer = store.answer(frames.next().await?)?;
+        let answer = answer(table, frames.next().await?)?;
         frames.send(&answer).await?;
     }
 }

@@ -11,6 +11,8 @@ use rdma::net::{ListenOptions, Node};
 use super::wire::{Answer, Request};
 use super::*;
 use crate::cli::Size;
+use crate::exposed_table::ExposedTable;
+use crate::exposed_table::table::Table;
 use crate::message::{decode, encode};
 use crate::{Failure, service};
 
@@ -22,7 +24,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// A server on threads of this process, which writes to its own store too.
 struct World {
-    store: Arc<Store>,
+    table: Arc<ExposedTable>,
     address: SocketAddr,
     _node: Node,
 }
@@ -33,17 +35,17 @@ impl World {
         let (node, driver) = Node::new(&context(), &node_options(16)).unwrap();
         thread::spawn(move || driver.run_blocking());
         let listener = node.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
-        let memory = Size(table::Table::bucket_bytes(4) + blocks * 65_536);
+        let memory = Size(Table::bucket_bytes(4) + blocks * 65_536);
         let options = ServerOptions { keys: 4, memory, grace: 0, tcp: false };
-        let store = Arc::new(Store::new(node.domain(), &options).unwrap());
-        let (address, serving) = (listener.local_addr(), Arc::clone(&store));
+        let table = Arc::new(options.table(node.domain()).unwrap());
+        let (address, serving) = (listener.local_addr(), Arc::clone(&table));
         thread::spawn(move || service::runtime().unwrap().block_on(serve(listener, serving)));
-        Self { store, address, _node: node }
+        Self { table, address, _node: node }
     }
 
     fn put(&self, number: u64) {
         let request = encode(&Request::Put(KEY, &value(number), None)).unwrap();
-        assert!(matches!(decode(&self.store.answer(&request).unwrap()), Some(Answer::Done(_))));
+        assert!(matches!(decode(&answer(&self.table, &request).unwrap()), Some(Answer::Done(_))));
     }
 }
 

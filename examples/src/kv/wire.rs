@@ -4,6 +4,8 @@
 use rdma::RemoteSlice;
 use serde::{Deserialize, Serialize};
 
+use crate::exposed_table::Refusal;
+
 /// A request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request<'a> {
@@ -28,28 +30,4 @@ pub enum Answer<'a> {
     Done(u64),
     /// The change was not made.
     Refused(Refusal),
-}
-
-/// The reason why a change was not made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-pub enum Refusal {
-    /// The key does not exist.
-    #[error("the key does not exist")]
-    NoKey,
-    /// The key has another sequence number than the caller expects: this one, or 0 for none.
-    #[error("{}", conflict(*.0))]
-    Conflict(u64),
-    /// No slot or no memory is left for the key.
-    #[error("the server has no room for the key; give it more --memory or --keys")]
-    Full,
-    /// The key or the value is too long.
-    #[error("the key or the value is too long for the server")]
-    TooLong,
-}
-
-fn conflict(sequence: u64) -> String {
-    match sequence {
-        0 => "the key does not exist, so it has no sequence number".to_owned(),
-        sequence => format!("the key has changed: its sequence number is {sequence}"),
-    }
 }

@@ -1,4 +1,4 @@
-//! The receiver's directory: a peer's paths lead nowhere else.
+//! A directory to which a peer's paths lead, and nowhere else.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
@@ -19,17 +19,17 @@ const SAFE: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_CLOEXEC).union(OFlag::O_NON
 /// A directory. Paths in it go through real directories only: neither `..` nor a symbolic link
 /// leaves it.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     root: OwnedFd,
 }
 
 impl Tree {
-    pub(super) fn open(root: &Path) -> io::Result<Self> {
+    pub(crate) fn open(root: &Path) -> io::Result<Self> {
         Ok(Self { root: File::open(root).and_then(directory)?.into() })
     }
 
     /// Creates a directory, unless it exists.
-    pub(super) fn create_directory(&self, path: &[u8]) -> io::Result<()> {
+    pub(crate) fn create_directory(&self, path: &[u8]) -> io::Result<()> {
         let Place { parent, name } = self.place(path)?;
         match mkdirat(&parent, name, Mode::from_bits_truncate(0o777)) {
             Err(Errno::EEXIST) => {}
@@ -39,7 +39,7 @@ impl Tree {
     }
 
     /// Opens the place of a file.
-    pub(super) fn target(&self, path: &[u8]) -> io::Result<Target> {
+    pub(crate) fn target(&self, path: &[u8]) -> io::Result<Target> {
         let Place { parent, name } = self.place(path)?;
         // The name of an unfinished file has the same length whatever the file's own.
         let partial = format!(".{:016x}.part", xxh64(name.as_bytes(), 0)).into();
@@ -80,7 +80,7 @@ fn directory(file: File) -> io::Result<File> {
 
 /// The place of a file, and of what there is of it before it is complete.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(crate) struct Target {
     parent: OwnedFd,
     name: OsString,
     partial: OsString,
@@ -88,14 +88,14 @@ pub(super) struct Target {
 
 impl Target {
     /// Opens a finished file of this name to read, if there is one.
-    pub(super) fn finished(&self) -> Option<File> {
+    pub(crate) fn finished(&self) -> Option<File> {
         let file = File::from(openat(&self.parent, self.name.as_os_str(), SAFE, Mode::empty()).ok()?);
         file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
     }
 
     /// Opens the unfinished file, and makes it if there is none. No other copy has it open at the
     /// same time.
-    pub(super) fn partial(&self) -> io::Result<Flock<File>> {
+    pub(crate) fn partial(&self) -> io::Result<Flock<File>> {
         let (flags, mode) = (SAFE | OFlag::O_RDWR | OFlag::O_CREAT, Mode::from_bits_truncate(0o600));
         let file = File::from(openat(&self.parent, self.partial.as_os_str(), flags, mode)?);
         let busy = || io::Error::other("another copy writes this file");
@@ -110,7 +110,7 @@ impl Target {
     }
 
     /// Gives a complete file its name and permissions. Replaces a file of this name.
-    pub(super) fn finish(&self, file: &File, mode: u32) -> io::Result<()> {
+    pub(crate) fn finish(&self, file: &File, mode: u32) -> io::Result<()> {
         file.set_permissions(Permissions::from_mode(mode & 0o777))?;
         Ok(renameat(&self.parent, self.partial.as_os_str(), &self.parent, self.name.as_os_str())?)
     }

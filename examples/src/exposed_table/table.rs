@@ -1,12 +1,13 @@
-//! The server's view of the table: decides where keys and blocks lie. It touches no memory of the
+//! The owner's view of the table: decides where keys and blocks lie. It touches no memory of the
 //! table and reads no clock: each change says what to write, and time is an argument.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::block::{BUCKET_LEN, HEADER_LEN, Hash, MAX_KEY, MAX_VALUE, SLOT_LEN, SLOTS, Slot, block_len, seal};
-use super::wire::Refusal;
 
 /// The keys of a table and the places of their blocks.
 #[derive(Debug)]
@@ -52,6 +53,26 @@ pub struct Change {
     pub sequence: u64,
 }
 
+/// The result of a decision about a change.
+pub type Result<T> = std::result::Result<T, Refusal>;
+
+/// The reason why a change was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub enum Refusal {
+    /// The key does not exist.
+    #[error("the key does not exist")]
+    NoKey,
+    /// The key has another sequence number than the caller expects: this one, or 0 for none.
+    #[error("{}", conflict(*.0))]
+    Conflict(u64),
+    /// No slot or no memory is left for the key.
+    #[error("the server has no room for the key; give it more --memory or --keys")]
+    Full,
+    /// The key or the value is too long.
+    #[error("the key or the value is too long for the server")]
+    TooLong,
+}
+
 impl Table {
     /// A table for `keys` keys in `len` bytes of memory. Blocks are reused once they have been
     /// unused for `grace`, or earlier if memory is short: correct readers notice.
@@ -90,7 +111,7 @@ impl Table {
     ///
     /// # Errors
     /// The reason why nothing has changed.
-    pub fn put(&mut self, key: &[u8], value: &[u8], expected: Option<u64>, now: Instant) -> Result<Change, Refusal> {
+    pub fn put(&mut self, key: &[u8], value: &[u8], expected: Option<u64>, now: Instant) -> Result<Change> {
         if key.len() > MAX_KEY || value.len() > MAX_VALUE {
             return Err(Refusal::TooLong);
         }
@@ -117,7 +138,7 @@ impl Table {
     ///
     /// # Errors
     /// The reason why nothing has changed.
-    pub fn delete(&mut self, key: &[u8], expected: Option<u64>, now: Instant) -> Result<Change, Refusal> {
+    pub fn delete(&mut self, key: &[u8], expected: Option<u64>, now: Instant) -> Result<Change> {
         self.check(key, expected)?;
         let Entry { index, slot, .. } = self.keys.remove(key).ok_or(Refusal::NoKey)?;
         self.taken[index / SLOTS] &= !(1 << (index % SLOTS));
@@ -126,7 +147,7 @@ impl Table {
         Ok(Change { block: None, slot: (index * SLOT_LEN, 0), sequence: self.sequence })
     }
 
-    fn check(&self, key: &[u8], expected: Option<u64>) -> Result<(), Refusal> {
+    fn check(&self, key: &[u8], expected: Option<u64>) -> Result<()> {
         let sequence = self.keys.get(key).map_or(0, |entry| entry.sequence);
         if expected.is_none_or(|expected| expected == sequence) { Ok(()) } else { Err(Refusal::Conflict(sequence)) }
     }
@@ -152,6 +173,13 @@ impl Table {
 
     fn retire(&mut self, slot: Slot, now: Instant) {
         self.retired.entry(slot.len).or_default().push_back(Retired { offset: slot.offset, since: now });
+    }
+}
+
+fn conflict(sequence: u64) -> String {
+    match sequence {
+        0 => "the key does not exist, so it has no sequence number".to_owned(),
+        sequence => format!("the key has changed: its sequence number is {sequence}"),
     }
 }
 

@@ -1,9 +1,9 @@
-//! The format of the table in memory, which the server writes and its clients read: buckets of
-//! slots, and blocks.
+//! The format of the table in memory, which its owner writes and peers read: buckets of slots, and
+//! blocks.
 //!
 //! A slot is one aligned word of 8 bytes, the largest unit that a read is trusted to keep whole. It
 //! names a block, which holds a key, its value and a checksum of both. A block is never changed
-//! while a slot names it. A client that reads a block too late may find parts of another one there,
+//! while a slot names it. A reader that reads a block too late may find parts of another one there,
 //! which the checksum shows.
 
 use std::ops::Range;

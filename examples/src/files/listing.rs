@@ -1,4 +1,4 @@
-//! The sender's list of files.
+//! A listing of files and directories.
 
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -9,31 +9,31 @@ use crate::Failure;
 
 /// A file or a directory to be copied.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     /// Where it is.
-    pub(super) source: PathBuf,
+    pub(crate) source: PathBuf,
     /// Its path at the receiver.
-    pub(super) path: Vec<u8>,
-    pub(super) kind: Kind,
+    pub(crate) path: Vec<u8>,
+    pub(crate) kind: Kind,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Directory,
     File { len: u64, mode: u32 },
 }
 
 /// All that is to be copied; a directory comes before its contents.
 #[derive(Debug, Default)]
-pub(super) struct Listing {
-    pub(super) entries: Vec<Entry>,
+pub(crate) struct Listing {
+    pub(crate) entries: Vec<Entry>,
     /// Links, devices and other things that are no files.
-    pub(super) skipped: Vec<PathBuf>,
+    pub(crate) skipped: Vec<PathBuf>,
 }
 
 impl Listing {
     /// Lists paths and all that is below them.
-    pub(super) fn of(paths: &[PathBuf]) -> Result<Self, Failure> {
+    pub(crate) fn of(paths: &[PathBuf]) -> Result<Self, Failure> {
         let mut listing = Self::default();
         for path in paths {
             // Follows a link that the user names, and gives `.` a name.
@@ -63,7 +63,7 @@ impl Listing {
     }
 
     /// Bytes of all files.
-    pub(super) fn bytes(entries: &[Entry]) -> u64 {
+    pub(crate) fn bytes(entries: &[Entry]) -> u64 {
         let len = |entry: &Entry| if let Kind::File { len, .. } = entry.kind { len } else { 0 };
         entries.iter().map(len).sum()
     }
@@ -74,6 +74,6 @@ fn kind(metadata: &Metadata) -> Option<Kind> {
     if metadata.is_dir() { Some(Kind::Directory) } else { metadata.is_file().then_some(file) }
 }
 
-pub(super) fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {
+pub(crate) fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(format!("cannot read {}: {error}", path.display()))
 }
