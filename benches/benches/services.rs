@@ -2,15 +2,16 @@
 //! processes that sleep, requests and bytes per second of one and of many connections, and the
 //! processor time of both ends.
 //!
-//! `cargo bench -p rdma-benches --bench services -- [rounds=N] [case=N] [payload=BYTES] [window=N]
-//! [polls=N]`: `case` runs one of the tables alone, from 0; the last three are of `rdma::net`, and
-//! `polls` is the number of turns before a driver sleeps.
+//! `cargo bench -p rdma-benches --bench services -- [rounds=N] [case=N] [only=N] [payload=BYTES]
+//! [window=N] [polls=N]`: `case` runs one of the tables alone, `only` one of its rows without a
+//! comparison, both from 0; the last three are of `rdma::net`, and `polls` is the number of turns
+//! before a driver sleeps.
 
 use std::error::Error;
 use std::time::Duration;
 
 use rdma_benches::pair::{self, Outcome, Plan};
-use rdma_benches::services::{self, Case, TRANSPORTS, Waiting};
+use rdma_benches::services::{self, Case, Transport, Waiting};
 use rdma_benches::stats::{Spread, paired_ratio};
 use rdma_benches::table::{self, Table};
 use rdma_benches::{device, mode};
@@ -20,8 +21,6 @@ const SMALL: usize = 64;
 const LARGE: usize = 64 << 10;
 /// Connections of a busy server.
 const MANY: u32 = 64;
-/// The place of TCP in [`TRANSPORTS`], behind messages and streams of `rdma::net`.
-const TCP: usize = 2;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let rounds = match mode::option("rounds") {
@@ -36,20 +35,38 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(number) = mode::option("case") {
         cases = vec![*cases.get(number.parse::<usize>()?).ok_or("there is no such case")?];
     }
+    let mut rows: Vec<Vec<Transport>> = cases.iter().map(|case| Transport::of(*case)).collect();
+    if let Some(number) = mode::option("only") {
+        let number: usize = number.parse()?;
+        rows.iter_mut().for_each(|row| *row = row.iter().skip(number).take(1).copied().collect());
+    }
     let outcomes = pair::compare(&plan, |role, channel| {
         let context = device::open()?.context;
         let mut contenders = Vec::new();
-        for case in &cases {
-            contenders.extend(services::connect(role, channel, &context, *case)?);
+        for (case, row) in cases.iter().zip(&rows) {
+            for transport in row {
+                contenders.push(services::connect(role, channel, &context, *case, *transport)?);
+            }
         }
         Ok(contenders)
     })?;
-    let groups: Vec<_> = cases.iter().zip(outcomes.chunks(TRANSPORTS.len())).collect();
+    let mut outcomes = outcomes.into_iter();
+    let mut groups = Vec::new();
+    for (case, row) in cases.iter().zip(rows) {
+        groups.push((case, row.into_iter().zip(&mut outcomes).collect()));
+    }
     for (case, outcomes) in &groups {
         report(case, outcomes);
     }
     compare(&groups);
     Ok(())
+}
+
+/// The outcomes of a case.
+type Row = Vec<(Transport, Outcome)>;
+
+fn tcp(row: &Row) -> Option<&Outcome> {
+    row.iter().find(|(transport, _)| *transport == Transport::Tcp).map(|(_, outcome)| outcome)
 }
 
 fn cases() -> Vec<Case> {
@@ -72,13 +89,13 @@ fn title(case: &Case) -> String {
     format!("Echo of {}, {how}, {} connection{plural}", table::bytes(case.size), case.connections)
 }
 
-fn report(case: &Case, outcomes: &[Outcome]) {
+fn report(case: &Case, outcomes: &Row) {
     let heads =
         ["service", "us per echo", "echoes/s", "GB/s each way", "TCP / this", "CPU us per echo", "CPU s per GB"];
     let mut table = Table::new(title(case), &heads);
     // An iteration is an echo on each connection.
     let each = |spread: Spread| spread.map(|ns| ns / f64::from(case.connections));
-    for outcome in outcomes {
+    for (_, outcome) in outcomes {
         let time = Spread::of(&outcome.rounds).map(each);
         let processor = Spread::of(&outcome.processor).map(each);
         let bytes = f64::from(u32::try_from(case.size).unwrap_or(u32::MAX));
@@ -87,7 +104,7 @@ fn report(case: &Case, outcomes: &[Outcome]) {
             table::spread(time.map(|time| time.map(|ns| ns / 1e3))),
             time.map_or_else(String::new, |time| table::number(1e9 / time.median)),
             time.map_or_else(String::new, |time| table::number(bytes / time.median)),
-            table::spread(paired_ratio(&outcomes[TCP].rounds, &outcome.rounds)),
+            table::spread(tcp(outcomes).and_then(|tcp| paired_ratio(&tcp.rounds, &outcome.rounds))),
             table::spread(processor.map(|used| used.map(|ns| ns / 1e3))),
             // An echo moves its bytes twice.
             processor.map_or_else(String::new, |used| table::number(used.median / (2.0 * bytes))),
@@ -97,7 +114,7 @@ fn report(case: &Case, outcomes: &[Outcome]) {
 }
 
 /// Prints the bars.
-fn compare(groups: &[(&Case, &[Outcome])]) {
+fn compare(groups: &[(&Case, Row)]) {
     for (case, outcomes) in groups {
         let (bar, least) = match (case.waiting, case.connections, case.size) {
             (Waiting::Busy, _, SMALL) => {
@@ -108,18 +125,20 @@ fn compare(groups: &[(&Case, &[Outcome])]) {
             (Waiting::Default, MANY, _) => ("at least 2 times TCP's bytes/s", 2.0),
             _ => continue,
         };
-        judge(case, outcomes, &outcomes[TCP], bar, least);
+        judge(case, outcomes, outcomes, bar, least);
     }
     let find =
         |waiting| groups.iter().find(|(case, _)| (case.waiting, case.connections, case.size) == (waiting, 1, SMALL));
     if let (Some((case, busy)), Some((_, default))) = (find(Waiting::Busy), find(Waiting::Default)) {
-        judge(case, busy, &default[TCP], "at least 8 times lower latency than TCP's with default waiting", 8.0);
+        judge(case, busy, default, "at least 8 times lower latency than TCP's with default waiting", 8.0);
     }
 }
 
-/// Prints whether messages and streams are at least `least` times as fast as TCP.
-fn judge(case: &Case, outcomes: &[Outcome], tcp: &Outcome, bar: &str, least: f64) {
-    for one in &outcomes[..TCP] {
+/// Prints whether the transports of `rdma::net` are at least `least` times as fast as the TCP of a
+/// row.
+fn judge(case: &Case, outcomes: &Row, others: &Row, bar: &str, least: f64) {
+    let Some(tcp) = tcp(others) else { return };
+    for (_, one) in outcomes.iter().filter(|(transport, _)| transport.is_ours()) {
         let times = paired_ratio(&tcp.rounds, &one.rounds);
         let reached = times.is_some_and(|times| times.median >= least);
         table::bar(&format!("{}: {}", title(case), one.name), bar, &format!("{} times", table::spread(times)), reached);

@@ -16,8 +16,49 @@ use tokio::task::JoinSet;
 
 use crate::pair::{Channel, Contender, Role};
 
-/// The transports of a comparison, in the order of its table.
-pub const TRANSPORTS: [&str; 4] = ["rdma::net messages", "rdma::net stream", "tokio TCP", "tokio Unix socket"];
+/// A transport of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Messages of `rdma::net`.
+    Messages,
+    /// Messages of `rdma::net` out of memory that the sender exposes.
+    Exposed,
+    /// A byte stream of `rdma::net`.
+    Stream,
+    /// TCP on loopback.
+    Tcp,
+    /// A Unix stream socket.
+    Unix,
+}
+
+impl Transport {
+    /// The transports of a case, in the order of its table. Small messages are not worth an offer.
+    #[must_use]
+    pub fn of(case: Case) -> Vec<Self> {
+        let mut all = vec![Self::Messages, Self::Exposed, Self::Stream, Self::Tcp, Self::Unix];
+        all.retain(|one| case.size > SMALL_OFFER || *one != Self::Exposed);
+        all
+    }
+
+    /// Whether it is a transport of `rdma::net`.
+    #[must_use]
+    pub fn is_ours(self) -> bool {
+        !matches!(self, Self::Tcp | Self::Unix)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Messages => "rdma::net messages",
+            Self::Exposed => "rdma::net exposed memory",
+            Self::Stream => "rdma::net stream",
+            Self::Tcp => "tokio TCP",
+            Self::Unix => "tokio Unix socket",
+        }
+    }
+}
+
+/// Bytes up to which no memory is offered.
+const SMALL_OFFER: usize = 4096;
 
 /// Time that both ends have to fall asleep before each request.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -57,7 +98,7 @@ pub trait Wire: Send + Sized + 'static {
     fn receive(&mut self, len: usize) -> impl Future<Output = io::Result<()>> + Send;
 }
 
-/// Connects the two ends of an echo service for each of [`TRANSPORTS`].
+/// Connects the two ends of an echo service over a transport.
 ///
 /// # Errors
 ///
@@ -67,14 +108,23 @@ pub fn connect(
     channel: &mut Channel,
     context: &Context,
     case: Case,
-) -> io::Result<Vec<Box<dyn Contender>>> {
+    transport: Transport,
+) -> io::Result<Box<dyn Contender>> {
     let strategy = if case.waiting == Waiting::Busy { Strategy::BusyPoll } else { Strategy::default() };
-    Ok(vec![
-        Echo::boxed(TRANSPORTS[0], case, false, async || net::messages(role, channel, context, case, strategy).await)?,
-        Echo::boxed(TRANSPORTS[1], case, false, async || net::streams(role, channel, context, case, strategy).await)?,
-        Echo::boxed(TRANSPORTS[2], case, true, async || sockets::tcp(role, channel, case).await)?,
-        Echo::boxed(TRANSPORTS[3], case, true, async || sockets::unix(role, channel, case).await)?,
-    ])
+    let name = transport.name();
+    match transport {
+        Transport::Messages => {
+            Echo::boxed(name, case, false, async || net::messages(role, channel, context, case, strategy).await)
+        }
+        Transport::Exposed => {
+            Echo::boxed(name, case, false, async || net::exposed(role, channel, context, case, strategy).await)
+        }
+        Transport::Stream => {
+            Echo::boxed(name, case, false, async || net::streams(role, channel, context, case, strategy).await)
+        }
+        Transport::Tcp => Echo::boxed(name, case, true, async || sockets::tcp(role, channel, case).await),
+        Transport::Unix => Echo::boxed(name, case, true, async || sockets::unix(role, channel, case).await),
+    }
 }
 
 /// An echo service over some connections. An iteration is an echo on each of them.

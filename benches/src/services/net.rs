@@ -4,10 +4,10 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use rdma::Context;
 use rdma::aio::Strategy;
 use rdma::aio::tokio::Readable;
-use rdma::net::{Connection, ListenOptions, Node, NodeOptions, Stream};
+use rdma::net::{Connection, ListenOptions, Message, Node, NodeOptions, Receiver, Sender, Stream};
+use rdma::{Context, ExposedRegion, RemoteAccess};
 
 use super::sockets::ByteWire;
 use super::{Case, Wire};
@@ -26,10 +26,32 @@ impl Wire for MessageWire {
     }
 
     async fn receive(&mut self, len: usize) -> io::Result<()> {
-        match self.connection.next().await? {
-            Some(message) if message.len() == len => Ok(()),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
+        expect(self.connection.next().await?, len)
+    }
+}
+
+/// A connection with messages out of exposed memory.
+pub(super) struct ExposedWire {
+    to: Sender,
+    from: Receiver,
+    memory: ExposedRegion,
+}
+
+impl Wire for ExposedWire {
+    async fn send(&mut self, len: usize) -> io::Result<()> {
+        let slice = self.memory.slice(..len).map_err(io::Error::other)?;
+        Ok(self.to.send_exposed(slice).await?)
+    }
+
+    async fn receive(&mut self, len: usize) -> io::Result<()> {
+        expect(self.from.next().await?, len)
+    }
+}
+
+fn expect(message: Option<Message>, len: usize) -> io::Result<()> {
+    match message {
+        Some(message) if message.len() == len => Ok(()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
@@ -41,9 +63,27 @@ pub(super) async fn messages(
     case: Case,
     strategy: Strategy,
 ) -> io::Result<Vec<MessageWire>> {
-    let connections = connect(role, channel, context, case, strategy).await?;
+    let (_, connections) = connect(role, channel, context, case, strategy).await?;
     let wire = |connection| MessageWire { connection, message: vec![0x5a; case.size] };
     Ok(connections.into_iter().map(wire).collect())
+}
+
+/// Connects for messages out of exposed memory, which each connection has of its own.
+pub(super) async fn exposed(
+    role: Role,
+    channel: &mut Channel,
+    context: &Context,
+    case: Case,
+    strategy: Strategy,
+) -> io::Result<Vec<ExposedWire>> {
+    let (node, connections) = connect(role, channel, context, case, strategy).await?;
+    let wire = |connection: Connection| {
+        let memory = node.domain().allocate_exposed(case.size, RemoteAccess::READ).map_err(io::Error::other)?;
+        memory.fill(0, case.size, 0x5a).map_err(io::Error::other)?;
+        let (to, from) = connection.split();
+        Ok(ExposedWire { to, from, memory })
+    };
+    connections.into_iter().map(wire).collect()
 }
 
 /// Connects for bytes.
@@ -54,7 +94,7 @@ pub(super) async fn streams(
     case: Case,
     strategy: Strategy,
 ) -> io::Result<Vec<ByteWire<Stream>>> {
-    let connections = connect(role, channel, context, case, strategy).await?;
+    let (_, connections) = connect(role, channel, context, case, strategy).await?;
     Ok(connections.into_iter().map(|connection| ByteWire::new(connection.into_stream(), case.size)).collect())
 }
 
@@ -64,7 +104,7 @@ async fn connect(
     context: &Context,
     case: Case,
     strategy: Strategy,
-) -> io::Result<Vec<Connection>> {
+) -> io::Result<(Node, Vec<Connection>)> {
     let (node, driver) = Node::new(context, &options(case, strategy)?)?;
     let readable = Readable::new(&driver)?;
     drop(tokio::spawn(driver.run(readable)));
@@ -84,19 +124,15 @@ async fn connect(
             }
         }
     }
-    Ok(connections)
+    Ok((node, connections))
 }
 
-/// Default options, or for large requests the ones that a program with such requests would choose:
-/// fragments in which a request fits, and fewer of them.
+/// Default options, but for what the command line says.
 fn options(case: Case, strategy: Strategy) -> io::Result<NodeOptions> {
     let number = |name| mode::option(name).map(|text| text.parse::<u32>().map_err(io::Error::other)).transpose();
     // Other contenders run between the turns of this one, for longer than a keep-alive lasts.
     let mut options =
         NodeOptions::new().max_connections(case.connections).keep_alive(Duration::ZERO).strategy(strategy);
-    if case.size > 4096 {
-        options = options.payload(u32::try_from(case.size).map_err(io::Error::other)?).window(4);
-    }
     if let (Some(polls), Strategy::Adaptive { .. }) = (number("polls")?, strategy) {
         options = options.strategy(Strategy::Adaptive { polls });
     }

@@ -80,6 +80,7 @@ mod mailbox;
 mod node;
 mod options;
 pub(crate) mod protocol;
+mod read_buffers;
 mod receives;
 mod stream;
 mod tcp;

@@ -15,6 +15,7 @@ use super::listener::{Listener, Requests};
 use super::mailbox::Mailbox;
 use super::options::{ListenOptions, NodeOptions};
 use super::protocol::Hello;
+use super::read_buffers::ReadBuffers;
 use super::receives::ReceivePool;
 use super::{connect, listener};
 use crate::cm::IdKey;
@@ -52,6 +53,7 @@ pub(super) struct Shared {
     pub(super) channel: CompletionChannel,
     pub(super) events: Events,
     pub(super) watch: Watch,
+    pub(super) read_buffers: Arc<ReadBuffers>,
     table: Mutex<Table>,
 }
 
@@ -120,7 +122,8 @@ impl Node {
             is_driven: true,
         });
         let pd = context.alloc_pd()?;
-        let shared = Arc::new(Shared { options: options.clone(), pd, cq, channel, events, watch, table });
+        let (options, read_buffers) = (options.clone(), Arc::default());
+        let shared = Arc::new(Shared { options, pd, cq, channel, events, watch, read_buffers, table });
         let driver = Driver::new(&shared);
         Ok((Self { handle: Arc::new(Handle { shared }) }, driver))
     }
@@ -157,6 +160,12 @@ impl Node {
     #[cfg(test)]
     pub(super) fn routes(&self) -> usize {
         self.handle.shared.lock().routes.len()
+    }
+
+    /// Bytes of the buffers that are kept for reads of offers.
+    #[cfg(test)]
+    pub(super) fn read_buffers_len(&self) -> usize {
+        self.handle.shared.read_buffers.len()
     }
 
     /// The number of connections that have not ended.

@@ -35,7 +35,8 @@ pub enum Exchange {
 ///
 /// A connection takes `2 * window + 4` receive buffers and `window + 4` send buffers of
 /// `payload` bytes and a header. Once longer messages than the eager limit go, it takes up to twice
-/// the longest message at the sender, and as much at the receiver.
+/// the longest message at the sender, and as much at the receiver. The connections of a node share
+/// what no message occupies there.
 ///
 /// # Examples
 ///

@@ -12,8 +12,10 @@ use super::waiters::Place;
 /// A connection as a stream of bytes; both ends must use it as one.
 ///
 /// A write copies bytes into a send buffer, posts them at once, and waits only while the peer has
-/// no room. A read copies from the receive buffer that the bytes arrived in. The end of the peer's
-/// data is the end of the stream; a connection that fails is an error and never an end.
+/// no room. More bytes than the [eager limit](super::NodeOptions::eager_limit) are copied into
+/// memory that the peer reads, so that long writes are fast with any payload. A read copies from
+/// the buffer that the bytes arrived in. The end of the peer's data is the end of the stream; a
+/// connection that fails is an error and never an end.
 ///
 /// The feature `tokio` implements tokio's `AsyncRead` and `AsyncWrite`, and `futures-io` those of
 /// `futures-io`. Writes have been posted when they return, so a flush does nothing; a shutdown ends
@@ -65,7 +67,8 @@ impl Stream {
         poll_fn(|cx| self.poll_read_into(cx, into)).await
     }
 
-    /// Writes some bytes, at most a fragment; returns how many.
+    /// Writes some bytes: at most a fragment, or 128 KiB of more than the eager limit. Returns how
+    /// many.
     ///
     /// Dropping the future writes nothing.
     ///

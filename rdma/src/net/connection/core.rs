@@ -63,7 +63,7 @@ impl Core {
         let agreed = protocol.agreed();
         let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
         let (has_offers, eager_limit) = (agreed.offers, shared.options.longest_eager(agreed));
-        let offers = Offers::new(&shared.pd, max_message.min(MAX_OFFER_LEN));
+        let offers = Offers::new(&shared.pd, &shared.read_buffers, max_message.min(MAX_OFFER_LEN));
         let memory = Memory { buffers: pool.buffers, offers, stake };
         let flow = Mutex::new(Flow::new(key.into(), protocol, memory, shared.options.linger));
         let (shared, senders) = (Arc::clone(shared), AtomicUsize::new(1));

@@ -756,7 +756,7 @@ mod tests {
         let protocol = Protocol::new(agreed, 16, now);
         let buffers = Buffers { spares: Vec::new(), sends: Vec::new(), words: Vec::new() };
         let pd = crate::open(&"soft0".parse().unwrap()).unwrap().context.alloc_pd().unwrap();
-        let memory = Memory { buffers, offers: Offers::new(&pd, 0), stake: None };
+        let memory = Memory { buffers, offers: Offers::new(&pd, &Arc::default(), 0), stake: None };
         let mut flow = Flow::new(1, protocol, memory, Duration::from_secs(1));
         let count = Arc::new(Count(AtomicU32::new(0)));
         flow.closer = Some(Arc::clone(&count).into());

@@ -19,6 +19,9 @@ use crate::net::protocol::{HEADER_LEN, MAX_OFFER_LEN};
 use crate::net::waiters::Place;
 use crate::types::RemoteAccess;
 
+/// Most bytes of one write to a stream: the copies of both ends stay in the processors' caches.
+const LONGEST_WRITE: usize = 128 << 10;
+
 /// The half of a connection that sends.
 ///
 /// Clones send on the same connection; the order of messages of several clones is undefined, but
@@ -74,7 +77,8 @@ impl Sender {
             return poll_fn(|cx| turn.poll(cx.waker(), |flow, now| flow.start(message, now))).await;
         }
         let has_room = |flow: &Flow| flow.has_room_to_offer(message.len());
-        poll_fn(|cx| turn.poll_with(cx.waker(), has_room, |flow, now| flow.offer_copy(message, now))).await?
+        let offer = |flow: &mut Flow, now| flow.offer_copy(&[IoSlice::new(message)], message.len(), now);
+        poll_fn(|cx| turn.poll_with(cx.waker(), has_room, offer)).await?
     }
 
     /// Sends the contents of exposed memory of the node's [domain](crate::net::Node::domain) as a
@@ -151,14 +155,24 @@ impl Sender {
         })
     }
 
-    /// Sends bytes of the slices as one fragment; returns how many.
+    /// Sends bytes of the slices, as one fragment or, if they are more than the eager limit, as one
+    /// offer; returns how many.
     pub(in crate::net) fn poll_write(
         &self,
         place: &mut Option<Place>,
         cx: &Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<Result<usize, Failure>> {
-        poll_turn(&self.core, place, cx.waker(), Flow::has_room, |flow, now| flow.write(slices, now))
+        let core = &self.core;
+        let max_message = usize::try_from(core.max_message).unwrap_or(usize::MAX);
+        let all = slices.iter().fold(0_usize, |sum, slice| sum.saturating_add(slice.len()));
+        let len = all.min(LONGEST_WRITE).min(max_message);
+        if len <= core.eager_limit {
+            return poll_turn(core, place, cx.waker(), Flow::has_room, |flow, now| flow.write(slices, now));
+        }
+        let has_room = |flow: &Flow| flow.has_room_to_offer(len);
+        let offer = |flow: &mut Flow, now| flow.offer_copy(slices, len, now).map(|()| len);
+        poll_turn(core, place, cx.waker(), has_room, offer).map(|offered| offered?)
     }
 
     /// Gives a place among the waiting senders up.

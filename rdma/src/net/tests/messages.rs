@@ -259,3 +259,18 @@ fn permits_send_without_waiting_and_keep_messages_whole() {
     drop((to, _from, server));
     world.end();
 }
+
+#[test]
+fn connections_that_take_turns_read_long_messages_into_one_buffer() {
+    let mut world = World::new(&options());
+    let mut ends: Vec<_> = (0..4).map(|_| world.pair()).collect();
+    for (client, server) in &mut ends {
+        block_on(async {
+            client.send(bytes(50_000)).await.unwrap();
+            assert!(server.next().await.unwrap().unwrap()[..] == bytes(50_000));
+        });
+    }
+    assert_eq!(world.server.read_buffers_len(), 64 << 10);
+    drop(ends);
+    world.end();
+}

@@ -36,6 +36,37 @@ fn a_stream_carries_bytes_both_ways_at_once() {
     world.end();
 }
 
+#[test]
+fn a_long_write_takes_one_message_and_waits_for_a_slow_reader() {
+    let mut world = World::new(&options().max_message(200_000));
+    let (client, server) = world.pair();
+    let (mut to, mut from) = (client.into_stream(), server.into_stream());
+    let sent = bytes(1_000_000);
+    let sender = thread::spawn({
+        let sent = sent.clone();
+        move || {
+            block_on(async {
+                assert_eq!(to.write(&sent[..100_000]).await.unwrap(), 100_000);
+                assert_eq!(to.write(&sent[100_000..]).await.unwrap(), 128 << 10);
+                to.write_all(&sent[100_000 + (128 << 10)..]).await.unwrap();
+                to.write_all(b"end").await.unwrap();
+                to.finish();
+                assert_eq!(to.read(&mut [0; 9]).await.unwrap(), 0);
+            });
+        }
+    });
+    block_on(async {
+        let mut first = [0; 7];
+        let len = from.read(&mut first).await.unwrap();
+        let rest = read_all(&mut from).await;
+        assert!([&first[..len], &rest].concat() == [&sent[..], b"end"].concat());
+        from.finish();
+    });
+    sender.join().unwrap();
+    drop(from);
+    world.end();
+}
+
 #[cfg(feature = "futures-io")]
 #[test]
 fn a_stream_has_the_traits_of_futures_io() {

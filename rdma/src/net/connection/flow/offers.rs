@@ -6,6 +6,8 @@
 //! that wait for the application are together no longer than the longest message.
 
 use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
@@ -14,6 +16,7 @@ use super::{Flow, Stored};
 use crate::error::{Error, Result};
 use crate::mr::{Buffer, ExposedRegion, ExposedSlice, RemoteSlice};
 use crate::net::failure::{Failure, FailureKind};
+use crate::net::read_buffers::{ReadBuffers, ReadShare};
 use crate::op::Read;
 use crate::pd::ProtectionDomain;
 
@@ -51,8 +54,8 @@ pub(in crate::net::connection) struct Offers {
     waiting: usize,
     /// Offers of the peer to answer, with their statuses.
     answers: VecDeque<(u32, u32)>,
-    /// Buffers to read into, together at most as long as the longest message.
-    cache: Vec<Buffer>,
+    /// Buffers to read into.
+    buffers: ReadShare,
 }
 
 /// The memory of an open offer.
@@ -83,10 +86,12 @@ pub(super) enum Retired {
 }
 
 impl Offers {
-    pub(in crate::net::connection) fn new(pd: &ProtectionDomain, longest: u64) -> Self {
+    pub(in crate::net::connection) fn new(pd: &ProtectionDomain, buffers: &Arc<ReadBuffers>, longest: u64) -> Self {
+        let longest = usize::try_from(longest).unwrap_or(usize::MAX);
+        let buffers = buffers.join(longest);
         Self {
             pd: pd.clone(),
-            longest: usize::try_from(longest).unwrap_or(usize::MAX),
+            longest,
             staging: Staging::default(),
             open: HashMap::new(),
             statuses: HashMap::new(),
@@ -95,7 +100,7 @@ impl Offers {
             last_read: 0,
             waiting: 0,
             answers: VecDeque::new(),
-            cache: Vec::new(),
+            buffers,
         }
     }
 
@@ -105,30 +110,18 @@ impl Offers {
     }
 
     /// A buffer of `len` bytes, and the part of its memory behind them.
-    fn buffer(&mut self, len: usize) -> Result<(Buffer, Buffer)> {
-        let cached = self.cache.iter().position(|buffer| buffer.len() >= len);
-        let mut buffer = match cached {
-            Some(at) => self.cache.swap_remove(at),
-            None => self.pd.allocate(len.next_power_of_two().min(self.longest.max(len)))?,
-        };
+    fn buffer(&self, len: usize) -> Result<(Buffer, Buffer)> {
+        let mut buffer = self.buffers.take(&self.pd, len)?;
         let rest = buffer.split_off(len);
         Ok((buffer, rest))
     }
 
     /// Keeps a buffer for another read. Returns the buffers that are too many.
-    fn keep(&mut self, mut buffer: Buffer, rest: Buffer) -> Vec<Retired> {
+    fn keep(&self, mut buffer: Buffer, rest: Buffer) -> Vec<Retired> {
         if buffer.unsplit(rest).is_err() {
             return vec![Retired::Buffer(buffer)];
         }
-        self.cache.push(buffer);
-        self.cache.sort_unstable_by_key(|buffer| std::cmp::Reverse(buffer.len()));
-        let mut total = 0;
-        let fits = self.cache.iter().take_while(|buffer| {
-            total += buffer.len();
-            total <= self.longest
-        });
-        let count = fits.count();
-        self.cache.drain(count..).map(Retired::Buffer).collect()
+        self.buffers.keep(buffer).into_iter().map(Retired::Buffer).collect()
     }
 
     /// Takes the memory of all offers of this end, and the tasks that wait for the peer.
@@ -157,10 +150,16 @@ impl Flow {
         self.has_room() && self.protocol.can_offer()
     }
 
-    /// Offers a copy of a message; [`has_room_to_offer`](Self::has_room_to_offer) is true.
-    pub(in crate::net::connection) fn offer_copy(&mut self, message: &[u8], now: Instant) -> Result<(), Failure> {
+    /// Offers a copy of the first `len` bytes of the slices, which have as many;
+    /// [`has_room_to_offer`](Self::has_room_to_offer) is true.
+    pub(in crate::net::connection) fn offer_copy(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        len: usize,
+        now: Instant,
+    ) -> Result<(), Failure> {
         let Offers { staging, pd, longest, .. } = &mut self.offers;
-        let (offset, slice, replaced) = staging.put(pd, message, *longest)?;
+        let (offset, slice, replaced) = staging.put(pd, slices, len, *longest)?;
         self.wakeups.retired.extend(replaced.map(Retired::Region));
         self.offer(&slice, Open::Staged(offset), now).map(drop)
     }
