@@ -20,6 +20,7 @@
 //!    child unmaps nothing.
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -167,11 +168,27 @@ enum Access {
     Write,
 }
 
+/// `MFD_NOEXEC_SEAL`, which `nix` lacks.
+const NO_EXEC: MFdFlags = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
+
+/// Makes an empty memfd that takes seals and can never be executed: kernels since 6.3 warn of other
+/// memfds, and refuse these with `vm.memfd_noexec=2`. Older kernels do not have the flag.
+///
+/// # Errors
+///
+/// The error of memfd_create.
+pub fn memfd(name: &CStr) -> io::Result<OwnedFd> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    match memfd_create(name, flags | NO_EXEC) {
+        Err(Errno::EINVAL) => Ok(memfd_create(name, flags)?),
+        made => Ok(made?),
+    }
+}
+
 /// Makes a memfd of `mapped` bytes, a multiple of the page size, without seals.
 fn make_file(mapped: usize, allocation: Allocation) -> Result<OwnedFd, SharedMemoryError> {
     let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let fd = memfd_create(c"rdma-shared", flags).map_err(SharedMemoryError::system("memfd_create"))?;
+    let fd = memfd(c"rdma-shared").map_err(|error| SharedMemoryError::System { call: "memfd_create", error })?;
     match allocation {
         Allocation::OnDemand => ftruncate(&fd, size).map_err(SharedMemoryError::system("ftruncate"))?,
         Allocation::Whole => allocate(&fd, mapped)?,

@@ -1,7 +1,7 @@
 //! Tests of sharing, of making memory private, and of peers that send wrong descriptors.
 
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::atomic::Ordering;
 
 use super::*;
@@ -104,6 +104,22 @@ fn the_memfd_cannot_shrink() {
     let file = File::from(memory.fd().unwrap().try_clone_to_owned().unwrap());
     assert!(file.set_len(0).is_err());
     assert!(file.set_len(1 << 20).is_err());
+}
+
+#[test]
+fn a_memfd_cannot_be_made_executable() {
+    let plain = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    if memfd_create(c"test", plain | NO_EXEC).is_err() {
+        println!("SKIP the kernel is older than 6.3");
+        return;
+    }
+    let memory = SharedMemory::new(4096).unwrap();
+    let segment = Segment::new(4096).unwrap();
+    for fd in [memory.fd().unwrap(), segment.fd()] {
+        let file = File::from(fd.try_clone_to_owned().unwrap());
+        assert_eq!(file.metadata().unwrap().mode() & 0o111, 0);
+        assert!(file.set_permissions(Permissions::from_mode(0o777)).is_err());
+    }
 }
 
 /// A memfd of the given size, without pages and without seals.

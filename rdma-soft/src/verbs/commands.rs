@@ -10,7 +10,6 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{SFlag, fstat};
 use nix::sys::uio::pread;
 
@@ -38,8 +37,7 @@ pub(super) struct Commands {
 impl Commands {
     /// The descriptor of a context that is opened.
     pub(super) fn new() -> io::Result<Self> {
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let mut file = File::from(memfd_create(c"rdma-soft-commands", flags)?);
+        let mut file = File::from(rdma_mem::shared::memfd(c"rdma-soft-commands")?);
         file.write_all(CONTENTS)?;
         // No write succeeds, so that no command seems to.
         let seals = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
