@@ -80,22 +80,23 @@ impl ContextState {
         pointer
     }
 
-    /// Calls `test` with the objects of a kind in this context and in those that share its command
-    /// descriptor, and returns its first result.
-    pub(super) fn find<T: Child, R>(&self, test: impl Fn(&Object<T>) -> Option<R>) -> Option<R> {
+    /// Calls `hold` with each object of a kind in this context and in those that share its command
+    /// descriptor, and returns the results. The lists of objects are locked meanwhile, so `hold`
+    /// must not wait; the objects may end afterwards, so a result owns what it needs.
+    pub(super) fn collect<T: Child, R>(&self, hold: impl Fn(&Object<T>) -> R) -> Vec<R> {
         let own = self.inode();
         let shares = |of: &Self| ptr::eq(of, self) || (own.is_some() && of.inode() == own);
-        opened().iter().filter(|context| shares(context)).find_map(|context| context.find_own(&test))
-    }
-
-    fn find_own<T: Child, R>(&self, test: impl Fn(&Object<T>) -> Option<R>) -> Option<R> {
-        let children = self.lock_children();
-        children.values().filter(|orphan| orphan.mark == T::MARK).find_map(|orphan| {
-            // SAFETY: `get` requires a live object of this type: `create` stored its mark with the
-            // pointer, and `destroy` removes an object from the list, which is locked, before it
-            // frees the object.
-            test(unsafe { Object::get(orphan.pointer.cast()) }.ok()?)
-        })
+        let mut results = Vec::new();
+        for context in opened().iter().filter(|context| shares(context)) {
+            let children = context.lock_children();
+            results.extend(children.values().filter(|orphan| orphan.mark == T::MARK).filter_map(|orphan| {
+                // SAFETY: `get` requires a live object of this type: `create` stored its mark with
+                // the pointer, and `destroy` removes an object from the list, which is locked,
+                // before it frees the object.
+                Some(hold(unsafe { Object::get(orphan.pointer.cast()) }.ok()?))
+            }));
+        }
+        results
     }
 
     fn inode(&self) -> Option<Inode> {

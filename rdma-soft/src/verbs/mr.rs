@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rdma_sys::{
     IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
@@ -34,8 +34,12 @@ pub(crate) struct MrState {
 
 impl MrState {
     fn lock(&self) -> MutexGuard<'_, Registered> {
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.registered)
     }
+}
+
+fn lock(registered: &Mutex<Registered>) -> MutexGuard<'_, Registered> {
+    registered.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The parameters of a region that are not public; `ibv_rereg_mr` changes them.
@@ -209,12 +213,8 @@ fn create(
 /// if neither the domain's context nor another one with its command descriptor has such a region.
 pub(super) fn import_mr(ibv_pd: Handle<ibv_pd>, handle: u32) -> Made<ibv_mr> {
     let pd = ibv_pd.get()?;
-    let found = pd.context.find(|mr: &Object<ibv_mr>| {
-        let registered = mr.lock();
-        let is_wanted = registered.lkey() == Ok(handle);
-        is_wanted.then(|| (Arc::clone(&mr.registered), registered.len))
-    });
-    let (registered, length) = found.ok_or(Errno(libc::ENOENT))?;
+    let regions = pd.context.collect(|mr: &Object<ibv_mr>| Arc::clone(&mr.registered));
+    let (registered, length) = find(regions, handle).ok_or(Errno(libc::ENOENT))?;
     let public = ibv_mr {
         context: get_field!(pd, context),
         pd: ibv_pd.raw(),
@@ -225,6 +225,30 @@ pub(super) fn import_mr(ibv_pd: Handle<ibv_pd>, handle: u32) -> Made<ibv_mr> {
         rkey: handle,
     };
     Ok(pd.context.create(public, MrState { registered, context: Arc::clone(&pd.context), is_imported: true }))
+}
+
+/// The region with this key, and its length. `ibv_rereg_mr` keeps a region locked while it waits
+/// for copies: only for such regions this waits, and only if no other region has the key.
+fn find(regions: Vec<Arc<Mutex<Registered>>>, lkey: u32) -> Option<(Arc<Mutex<Registered>>, usize)> {
+    let len = |registered: &Registered| (registered.lkey() == Ok(lkey)).then_some(registered.len);
+    let mut busy = Vec::new();
+    for region in regions {
+        let found = match region.try_lock() {
+            Ok(registered) => len(&registered),
+            Err(TryLockError::Poisoned(registered)) => len(registered.get_ref()),
+            Err(TryLockError::WouldBlock) => {
+                busy.push(Arc::clone(&region));
+                None
+            }
+        };
+        if let Some(len) = found {
+            return Some((region, len));
+        }
+    }
+    busy.into_iter().find_map(|region| {
+        let len = len(&lock(&region))?;
+        Some((region, len))
+    })
 }
 
 /// `ibv_unimport_mr`: frees an imported object; the region stays. Does nothing to other objects.
@@ -426,6 +450,88 @@ pub(super) fn advise_mr(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicPtr, Ordering};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use rdma_sys::{Ibverbs, ibv_context};
+
+    const VERBS: &Ibverbs = crate::ibverbs();
+    /// Longer than any call takes that does not wait.
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn open() -> *mut ibv_context {
+        // SAFETY: the number of devices may be null.
+        let list = unsafe { (VERBS.ibv_get_device_list)(ptr::null_mut()) };
+        assert!(!list.is_null());
+        // SAFETY: the list has at least its null.
+        let device = unsafe { *list };
+        // SAFETY: a device of the list.
+        let context = unsafe { (VERBS.ibv_open_device)(device) };
+        // SAFETY: the list is not used again.
+        unsafe { (VERBS.ibv_free_device_list)(list) };
+        assert!(!context.is_null());
+        context
+    }
+
+    /// Registers memory that is never freed.
+    fn region(pd: *mut ibv_pd) -> *mut ibv_mr {
+        let bytes = Box::leak(Box::new([0_u8; 64]));
+        // SAFETY: a live domain, and memory that nobody uses until the process ends.
+        let mr = unsafe { (VERBS.ibv_reg_mr)(pd, bytes.as_mut_ptr().cast(), bytes.len(), 1) };
+        assert!(!mr.is_null());
+        mr
+    }
+
+    /// `ibv_rereg_mr` keeps its region locked while it waits for copies.
+    #[test]
+    fn an_import_waits_only_for_a_region_that_is_changed() {
+        let context = open();
+        // SAFETY: a live context.
+        let pd = unsafe { (VERBS.ibv_alloc_pd)(context) };
+        let [changed, other] = [region(pd), region(pd)];
+        // SAFETY: two live regions that nobody changes.
+        let [changed_key, other_key] = [changed, other].map(|mr| unsafe { (*mr).lkey });
+        let (context, pd) = (AtomicPtr::new(context), AtomicPtr::new(pd));
+        let import = |key: u32| {
+            // SAFETY: a live domain.
+            let mr = unsafe { (VERBS.ibv_import_mr)(pd.load(Ordering::Relaxed), key) };
+            // SAFETY: an imported object, used for the last time.
+            unsafe { (VERBS.ibv_unimport_mr)(mr) };
+            !mr.is_null()
+        };
+        // SAFETY: a live region.
+        let object = unsafe { Object::get(changed) }.unwrap();
+        let (ended, ends) = mpsc::channel();
+        thread::scope(|scope| {
+            let guard = object.lock();
+            let done = ended.clone();
+            scope.spawn(move || done.send(("other", import(other_key))));
+            assert_eq!(ends.recv_timeout(LONG), Ok(("other", true)));
+            let done = ended.clone();
+            scope.spawn(move || done.send(("changed", import(changed_key))));
+            assert!(ends.recv_timeout(Duration::from_millis(100)).is_err(), "the region is being changed");
+            scope.spawn(|| {
+                // SAFETY: a live context.
+                let made = unsafe { (VERBS.ibv_alloc_pd)(context.load(Ordering::Relaxed)) };
+                // SAFETY: a live domain, used for the last time.
+                let destroyed = unsafe { (VERBS.ibv_dealloc_pd)(made) };
+                ended.send(("domain", destroyed == 0))
+            });
+            assert_eq!(ends.recv_timeout(LONG), Ok(("domain", true)));
+            drop(guard);
+            assert_eq!(ends.recv_timeout(LONG), Ok(("changed", true)));
+        });
+        for mr in [changed, other] {
+            // SAFETY: a live region, used for the last time.
+            assert_eq!(unsafe { (VERBS.ibv_dereg_mr)(mr) }, 0);
+        }
+        // SAFETY: a live domain, used for the last time.
+        assert_eq!(unsafe { (VERBS.ibv_dealloc_pd)(pd.into_inner()) }, 0);
+        // SAFETY: a live context, used for the last time.
+        assert_eq!(unsafe { (VERBS.ibv_close_device)(context.into_inner()) }, 0);
+    }
 
     #[test]
     fn access_flags() {

@@ -160,10 +160,8 @@ pub(super) fn alloc_pd(ibv_context: Handle<ibv_context>) -> Made<ibv_pd> {
 /// the context nor another one with its command descriptor has such a domain.
 pub(super) fn import_pd(ibv_context: Handle<ibv_context>, handle: u32) -> Made<ibv_pd> {
     let context = ibv_context.get()?;
-    let found = context.find(|pd: &Object<ibv_pd>| {
-        let is_wanted = pd.protection.id() == Ok(PdId(handle));
-        is_wanted.then(|| Arc::clone(&pd.protection))
-    });
+    let domains = context.collect(|pd: &Object<ibv_pd>| Arc::clone(&pd.protection));
+    let found = domains.into_iter().find(|protection| protection.id() == Ok(PdId(handle)));
     let protection = found.ok_or(Errno(libc::ENOENT))?;
     let public = ibv_pd { context: ibv_context.raw(), handle };
     Ok(context.create(public, PdState { protection, context: Arc::clone(context), kind: Kind::Imported }))
