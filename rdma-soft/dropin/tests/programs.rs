@@ -75,6 +75,11 @@ fn objects_are_imported_within_a_process() {
 }
 
 #[test]
+fn a_gid_has_an_ethernet_address() {
+    passes("ethernet", include_str!("ethernet.c"));
+}
+
+#[test]
 fn threads_that_wait_for_events_can_be_cancelled() {
     passes("cancel", include_str!("cancel.c"));
 }

@@ -1,5 +1,6 @@
 //! `ibv_ah`: address handles, and address handles made from a work completion.
 
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,6 +9,7 @@ use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_context, ibv_global_route, ibv_grh, ibv_
 use super::call::{Bytes, Handle, In, Made, MinusOne, Out};
 use super::context::{Child, ContextState};
 use super::device::{self, LinkLayer};
+use super::gid::Mac;
 use super::object::{Object, Public, get_field};
 use super::pd::PdUse;
 use super::{Errno, attr, gid};
@@ -176,4 +178,44 @@ pub(super) fn init_ah_from_wc(
 /// `ibv_create_ah_from_wc`.
 pub(super) fn create_ah_from_wc(pd: Handle<ibv_pd>, wc: In<ibv_wc>, grh: Bytes<ibv_grh>, port: u8) -> Made<ibv_ah> {
     create(&pd, &answer_to(&pd.get()?.context, port, &wc, &grh)?)
+}
+
+/// The VLAN of untagged frames.
+const NO_VLAN: u16 = 0xffff;
+
+/// `ibv_resolve_eth_l2_from_gid`: the Ethernet address and the VLAN to which frames for the
+/// attributes' destination would go. `vid` may be null. Returns a negative error number:
+/// `EHOSTUNREACH` for a destination that no interface of this host has.
+///
+/// The device sends no frames; programs that make packets of their own ask for these.
+pub(super) fn resolve_eth_l2_from_gid(
+    context: Handle<ibv_context>,
+    attr: In<ibv_ah_attr>,
+    eth_mac: Out<u8>,
+    vid: Out<u16>,
+) -> c_int {
+    // SAFETY: `at` requires that promise 2 covers an Ethernet address: `verbs.h` declares an array
+    // of `ETHERNET_LL_SIZE` bytes.
+    let eth_mac = unsafe { eth_mac.at::<Mac>(0) };
+    let resolved = eth_mac.fill(|| resolve_mac(context.get()?, attr.get()?));
+    match resolved {
+        Ok(()) => {
+            // Fails only if C asks for no VLAN.
+            let _unwanted = vid.write(NO_VLAN);
+            0
+        }
+        Err(Errno(errno)) => -errno,
+    }
+}
+
+fn resolve_mac(context: &ContextState, asked: &ibv_ah_attr) -> Result<Mac, Errno> {
+    attr::check_port(u32::from(asked.port_num))?;
+    // On InfiniBand, packets have no Ethernet addresses.
+    let is_ethernet = context.link_layer() == LinkLayer::Ethernet;
+    if !is_ethernet || context.gids().get(usize::from(asked.grh.sgid_index)).is_none() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: reading a union field requires a valid value: `raw` is 16 bytes, all of them
+    // initialised, and any bytes are a GID.
+    gid::mac(Gid(unsafe { asked.grh.dgid.raw })).ok_or(HOST_UNREACHABLE)
 }

@@ -7,8 +7,9 @@
 
 use std::net::Ipv4Addr;
 
-use nix::ifaddrs::getifaddrs;
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use nix::sys::socket::LinkAddr;
 use rdma_sys::{ibv_gid, ibv_gid_type};
 
 use super::device::{self, DeviceState, LinkLayer};
@@ -94,6 +95,37 @@ pub(crate) fn is_of_host(link_layer: LinkLayer, gid: Gid) -> bool {
     }
 }
 
+/// An Ethernet address.
+pub(super) type Mac = [u8; 6];
+
+/// The Ethernet address of a GID on an Ethernet link: the group's by its rule, else that of this
+/// host's interface with the address, all zero for loopback. `None` if no interface has it.
+pub(super) fn mac(gid: Gid) -> Option<Mac> {
+    let [.., b, c, d] = gid.0;
+    let is_ipv4_group = gid.0[..12] == [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    if is_ipv4_group {
+        return Some([0x01, 0x00, 0x5e, b & 0x7f, c, d]);
+    }
+    if gid.is_multicast() {
+        return Some([0x33, 0x33, gid.0[12], b, c, d]);
+    }
+    if device::all().any(|device| mapped(own_address(device.index)) == gid) {
+        return Some(Mac::default());
+    }
+    let entries: Vec<InterfaceAddress> = getifaddrs().ok()?.collect();
+    let has_address = |entry: &&InterfaceAddress| {
+        let address = entry.address.as_ref().and_then(|address| Some(address.as_sockaddr_in()?.ip()));
+        entry.flags.contains(InterfaceFlags::IFF_UP) && address.is_some_and(|address| mapped(address) == gid)
+    };
+    // An alias such as eth0:1 is an address of the interface eth0.
+    let label = &entries.iter().find(has_address)?.interface_name;
+    let interface = label.split_once(':').map_or(label.as_str(), |(interface, _)| interface);
+    let of_interface = entries.iter().filter(|entry| entry.interface_name == interface);
+    // Interfaces without Ethernet addresses, such as tunnels, have addresses of other lengths.
+    let links = of_interface.filter_map(|entry| entry.address.as_ref()?.as_link_addr());
+    links.filter(|link| link.halen() == size_of::<Mac>()).find_map(LinkAddr::addr)
+}
+
 /// The GID of an IPv4 address: `::ffff:a.b.c.d`.
 fn mapped(address: Ipv4Addr) -> Gid {
     Gid(address.to_ipv6_mapped().octets())
@@ -121,6 +153,7 @@ fn host_addresses() -> Vec<(Ipv4Addr, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv6Addr;
 
     fn device(index: u8, link_layer: LinkLayer) -> DeviceState {
         DeviceState { index, guid: 0x0212_3456_789a_bcde, link_layer }
@@ -136,6 +169,16 @@ mod tests {
             assert!(is_of_host(LinkLayer::Ethernet, entry.address()));
             assert_eq!(entry.gid_type, ibv_gid_type::IBV_GID_TYPE_ROCE_V2);
         }
+    }
+
+    #[test]
+    fn groups_and_loopback_have_ethernet_addresses() {
+        let of = |address: &str| mac(Gid(address.parse::<Ipv6Addr>().unwrap().octets()));
+        assert_eq!(of("::ffff:127.0.0.1"), Some([0; 6]));
+        assert_eq!(of("ff0e::ffff:239.200.1.2"), Some([0x01, 0x00, 0x5e, 0x48, 1, 2]));
+        assert_eq!(of("ff12::1:203:405"), Some([0x33, 0x33, 2, 3, 4, 5]));
+        // No interface has it.
+        assert_eq!(of("::ffff:0.0.0.0"), None);
     }
 
     #[test]

@@ -78,6 +78,7 @@ pub const fn ibverbs() -> &'static Ibverbs {
         ibv_init_ah_from_wc: call5(ah::init_ah_from_wc),
         ibv_create_ah_from_wc: call4(ah::create_ah_from_wc),
         ibv_destroy_ah: call1(context::destroy),
+        ibv_resolve_eth_l2_from_gid: call4(ah::resolve_eth_l2_from_gid),
         ibv_attach_mcast: call3(mcast::attach_mcast),
         ibv_detach_mcast: call3(mcast::detach_mcast),
         // No page is pinned, so a fork cannot separate a region from its pages by copy-on-write.
