@@ -24,11 +24,14 @@ use std::time::Duration;
 use libc::{c_int, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, timeval};
 use nix::errno::Errno;
 
+use crate::epoll::Epoll;
 use crate::poll::{PollEntry, poll};
 use crate::process::PerProcess;
 use crate::settings::Settings;
 use crate::socket::Socket;
 use crate::verbs::Libraries;
+
+mod epoll;
 
 /// The most buffers of a vectored call, as for sockets.
 const MAX_BUFFERS: usize = 1024;
@@ -40,6 +43,8 @@ const MAX_BUFFERS: usize = 1024;
 #[derive(Debug, Default)]
 pub struct Descriptors {
     sockets: PerProcess<RwLock<BTreeMap<c_int, Arc<Socket>>>>,
+    /// The lists of `repoll_create`.
+    lists: PerProcess<RwLock<BTreeMap<c_int, Arc<Epoll>>>>,
 }
 
 type Answer<T> = io::Result<T>;
@@ -73,7 +78,7 @@ impl Descriptors {
     /// No sockets.
     #[must_use]
     pub const fn new() -> Self {
-        Self { sockets: PerProcess::new() }
+        Self { sockets: PerProcess::new(), lists: PerProcess::new() }
     }
 
     fn find(&self, number: c_int) -> Option<Arc<Socket>> {
@@ -164,8 +169,11 @@ impl Descriptors {
         done(self.get(socket).and_then(|socket| socket.shutdown(how?)))
     }
 
-    /// `rclose`.
+    /// `rclose`, of a list of `repoll_create` too.
     pub fn rclose(&self, socket: c_int) -> c_int {
+        if let Some(()) = self.close_list(socket) {
+            return 0;
+        }
         // Removed first: the number may be given to another socket during the close.
         let removed = self.sockets.get().write().unwrap_or_else(PoisonError::into_inner).remove(&socket);
         done(removed.ok_or_else(|| Errno::EBADF.into()).and_then(|socket| socket.close()))

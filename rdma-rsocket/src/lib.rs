@@ -10,7 +10,8 @@
 //! # What differs from sockets
 //!
 //! * A number of an rsocket is no descriptor for read(2), poll(2) or close(2). [`poll()`] takes
-//!   both.
+//!   both. So do the lists of [`Descriptors::repoll_create`], which differ from epoll(7) in this:
+//!   `EPOLLET` and `EPOLLEXCLUSIVE` have no effect, and a list is in no other list.
 //! * `SO_LINGER` bounds the time that a close waits until its data is sent. Without the option, the
 //!   bound is 10 seconds. With the time 0 the connection is aborted.
 //! * A blocking call always fails with `EINTR` after a signal, whatever `SA_RESTART` says. No call
@@ -33,6 +34,7 @@
 mod buffers;
 mod datagram;
 mod descriptors;
+mod epoll;
 mod poll;
 mod process;
 mod settings;

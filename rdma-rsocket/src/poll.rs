@@ -57,7 +57,8 @@ pub fn poll(entries: &mut [PollEntry<'_>], timeout: Option<Duration>) -> io::Res
     Ok(poll_until(entries, timeout.and_then(|timeout| Instant::now().checked_add(timeout)))?)
 }
 
-fn poll_until(entries: &mut [PollEntry<'_>], deadline: Option<Instant>) -> Result<usize, Errno> {
+/// [`poll`] with the end of the time.
+pub(crate) fn poll_until(entries: &mut [PollEntry<'_>], deadline: Option<Instant>) -> Result<usize, Errno> {
     let spin_until = Instant::now() + SPIN;
     loop {
         let count = look(entries)?;

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, timeval};
+use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, timeval};
 use rdma_rsocket::{Descriptors, Libraries};
 
 use crate::cancel::Pending;
@@ -56,6 +56,7 @@ functions! {
         fn rshutdown(socket: c_int, how: c_int) -> c_int;
         fn rclose(socket: c_int) -> c_int;
         fn riounmap(socket: c_int, buf: *mut c_void, len: usize) -> c_int;
+        fn repoll_create(flags: c_int) -> c_int;
     }
     unsafe {
         fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int;
@@ -83,6 +84,8 @@ functions! {
         fn rselect(
             nfds: c_int, readfds: *mut fd_set, writefds: *mut fd_set, exceptfds: *mut fd_set, timeout: *mut timeval
         ) -> c_int;
+        fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+        fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int;
         fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int;
         fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int;
         fn rsetsockopt(

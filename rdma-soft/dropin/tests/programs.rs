@@ -80,6 +80,11 @@ fn a_gid_has_an_ethernet_address() {
 }
 
 #[test]
+fn rsockets_are_waited_for_in_lists() {
+    passes("epoll", include_str!("epoll.c"));
+}
+
+#[test]
 fn threads_that_wait_for_events_can_be_cancelled() {
     passes("cancel", include_str!("cancel.c"));
 }
