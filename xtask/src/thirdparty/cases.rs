@@ -1,6 +1,9 @@
 //! The command lines, and what is known to fail.
 
-use Kind::{Alone, CmClient, CmGroup, CmPair, CmService, Compat, Crate, Fabric, Mpi, Perftest, Pingpong, Rping, Ucx};
+use Kind::{
+    Alone, CmClient, CmGroup, CmPair, CmService, Compat, Crate, Example, ExampleCm, ExamplePingpong, Fabric, Mpi,
+    Perftest, Pingpong, Rping, Suite, Ucx,
+};
 
 /// The workspace's program that is a peer of `ibv_*_pingpong`.
 pub(super) const OURS: &str = "pingpong";
@@ -33,6 +36,14 @@ pub(super) enum Kind {
     Alone,
     /// A program of the workspace `thirdparty`, alone.
     Crate,
+    /// `cargo test` of a crate from the registry; the program is the crate's name.
+    Suite,
+    /// An example of such a crate, alone.
+    Example,
+    /// An example with the options of `ibv_rc_pingpong`
+    ExamplePingpong,
+    /// An example with the options of `cmtime`, whose server goes on.
+    ExampleCm,
     /// `ibv_*_pingpong`
     Pingpong,
     /// `ibv_*_pingpong`, and [`OURS`] as its peer
@@ -60,20 +71,26 @@ pub(super) enum Kind {
 impl Kind {
     /// The launcher's options.
     pub(super) fn launch_options(self) -> &'static [&'static str] {
-        if matches!(self, Ucx | Mpi) { &["--sysfs"] } else { &[] }
+        if matches!(self, Ucx | Mpi | Suite) { &["--sysfs"] } else { &[] }
+    }
+
+    /// Whether the program is of a crate from the registry.
+    pub(super) fn is_of_registry(self) -> bool {
+        matches!(self, Suite | Example | ExamplePingpong | ExampleCm)
     }
 
     /// The arguments of the server and of the client that all cases of the kind have.
     fn arguments(self, port: u16) -> (String, String) {
         let pair = |both: String, client: &str| (both.clone(), format!("{both} {client}"));
         match self {
-            Self::Alone | Self::Crate => (String::new(), String::new()),
+            Self::Alone | Self::Crate | Self::Suite | Self::Example => (String::new(), String::new()),
             Self::Mpi => ("-np 3 --oversubscribe ./mpi_sums".to_owned(), String::new()),
-            Self::Pingpong | Self::Compat => pair(format!("-g 0 -p {port}"), "127.0.0.1"),
+            Self::Pingpong | Self::Compat | Self::ExamplePingpong => pair(format!("-g 0 -p {port}"), "127.0.0.1"),
             Self::Perftest => pair(format!("-F -p {port}"), "127.0.0.1"),
             Self::Rping => (format!("-s -p {port}"), format!("-c -p {port}")),
             Self::CmClient => pair(String::new(), "-s 127.0.0.1"),
             Self::CmService => pair("-b 127.0.0.1".to_owned(), "-s 127.0.0.1"),
+            Self::ExampleCm => pair(format!("-b 127.0.0.1 -p {port}"), "-s 127.0.0.1"),
             Self::CmGroup => (String::new(), "-s".to_owned()),
             Self::CmPair => pair(format!("-p {port}"), "-s 127.0.0.1"),
             Self::Fabric => (format!("-B {port}"), format!("-P {port} 127.0.0.1")),
@@ -104,7 +121,12 @@ impl Case {
             Outcome::Passes | Outcome::Races(_) | Outcome::Lacks(_) => "",
         };
         let client = if self.client == self.program { "" } else { self.client };
-        let parts = [self.variable, self.program, client, self.options, killed];
+        let what = match self.kind {
+            Suite => "tests of the crate",
+            Example | ExamplePingpong | ExampleCm => "example",
+            _ => "",
+        };
+        let parts = [self.variable, what, self.program, client, self.options, killed];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
     }
 
@@ -128,6 +150,7 @@ impl Case {
         match (self.kind, self.program) {
             (_, "valgrind") => "valgrind",
             (Crate, _) => "nothing, but build the workspace thirdparty",
+            (Suite | Example | ExamplePingpong | ExampleCm, _) => "nothing: the crate has no such example",
             (Alone | Pingpong | Compat, _) => "ibverbs-utils",
             (Perftest, _) => "perftest",
             (Rping | CmClient | CmGroup | CmService | CmPair, _) => "rdmacm-utils",
@@ -297,5 +320,21 @@ pub(super) static CASES: &[Case] = &[
     passes(Crate, "sideway_pingpong", ""),
     passes(Crate, "post_poll", ""),
     passes(Crate, "tonic_calls", ""),
+    passes(Suite, "ibverbs", "--lib"),
+    passes(Example, "loopback", ""),
+    passes(Suite, "sideway", "--lib"),
+    passes(Suite, "sideway", "--test test_atomic"),
+    passes(Suite, "sideway", "--test test_cq"),
+    passes(Suite, "sideway", "--test test_mr_and_cq"),
+    passes(Suite, "sideway", "--test test_post_send"),
+    passes(Suite, "sideway", "--test test_qp"),
+    passes(Suite, "sideway", "--test compiletest"),
+    passes(Suite, "sideway", "--doc"),
+    passes(Example, "ibv_devinfo", ""),
+    passes(Example, "show_gids", ""),
+    passes(ExamplePingpong, "rc_pingpong", ""),
+    passes(ExamplePingpong, "rc_pingpong", "-t"),
+    passes(ExamplePingpong, "rc_pingpong_split", "-d soft0 -s 65536"),
+    passes(ExampleCm, "cmtime", "-c 10"),
     passes(Pingpong, "valgrind", "-q --error-exitcode=9 ibv_rc_pingpong -c -n 100"),
 ];

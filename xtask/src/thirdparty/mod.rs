@@ -1,9 +1,10 @@
 //! `cargo xtask thirdparty`: runs Debian's RDMA programs, programs over other Rust crates (the
-//! workspace `thirdparty`) and rdma-core's tests in Python on the software device, through
-//! `soft-rdma`, and prints tables.
+//! workspace `thirdparty`), these crates' own tests and examples, and rdma-core's tests in Python
+//! on the software device, through `soft-rdma`, and prints tables.
 
 mod cases;
 mod pyverbs;
+mod registry;
 mod run;
 
 use std::collections::BTreeSet;
@@ -39,6 +40,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let wanted: Vec<&Case> = CASES.iter().filter(is_wanted).collect();
     if wanted.iter().any(|case| case.kind == Kind::Crate) {
         build_crates(&crate::root(), &launcher)?;
+    }
+    if wanted.iter().any(|case| case.kind.is_of_registry()) {
+        registry::build(&crate::root(), &launcher)?;
     }
     let lines: Vec<Line> = wanted.iter().map(|case| examine(&launcher, case)).collect();
     print(&lines);

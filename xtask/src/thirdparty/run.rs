@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use super::cases::{Case, Kind, OURS, Outcome, Peer};
+use super::registry;
 
 /// Longest duration of a case. The longest takes 15 s on a machine that does nothing else.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -34,7 +35,7 @@ pub(super) struct Launcher {
     pub(super) path: PathBuf,
     /// The folder that programs run in.
     pub(super) folder: PathBuf,
-    /// The target folder of the workspace `thirdparty`.
+    /// The target folder of the workspace `thirdparty`, and of the crates from the registry.
     pub(super) crates: PathBuf,
 }
 
@@ -50,8 +51,15 @@ impl Launcher {
         match kind {
             Kind::Compat if name == OURS => self.path.with_file_name(OURS),
             Kind::Crate => self.crates.join("release").join(name),
+            Kind::Example | Kind::ExamplePingpong | Kind::ExampleCm => self.crates.join("debug/examples").join(name),
+            Kind::Suite => self.sources(name),
             _ => Path::new("/usr/bin").join(name),
         }
+    }
+
+    /// The folder of a crate from the registry.
+    pub(super) fn sources(&self, name: &str) -> PathBuf {
+        self.folder.join("crates").join(name)
     }
 
     /// A command that starts a program through `soft-rdma`.
@@ -95,7 +103,11 @@ impl Launcher {
         let port = free_port()?;
         let (server, client) = case.arguments(port);
         let mut server = self.start(case.program, case, &server)?;
-        if matches!(case.kind, Kind::Alone | Kind::Crate | Kind::Mpi) {
+        if case.kind == Kind::Suite {
+            let failure = server.failure(deadline)?;
+            return Ok(failure.or((registry::passed(&server.text()?) == 0).then(|| "no test has run".to_owned())));
+        }
+        if matches!(case.kind, Kind::Alone | Kind::Crate | Kind::Example | Kind::Mpi) {
             return server.failure(deadline);
         }
         server.await_listener(port)?;
@@ -105,7 +117,7 @@ impl Launcher {
         }
         let failure = match client.failure(deadline)? {
             Some(why) => Some(format!("client: {why}{}", server.failure_too()?)),
-            None if case.kind == Kind::CmService => None,
+            None if matches!(case.kind, Kind::CmService | Kind::ExampleCm) => None,
             None => server.failure(deadline)?.map(|why| format!("server: {why}")),
         };
         Ok(failure)
@@ -113,7 +125,15 @@ impl Launcher {
 
     fn start(&self, program: &str, case: &Case, more: &str) -> io::Result<Running> {
         let output = tempfile()?;
-        let mut command = self.command(case.kind.launch_options(), self.program(case.kind, program));
+        let mut command = match case.kind {
+            Kind::Suite => {
+                let test = registry::test(self, program);
+                let mut command = self.command(case.kind.launch_options(), test.get_program());
+                command.args(test.get_args()).current_dir(self.sources(program));
+                command
+            }
+            _ => self.command(case.kind.launch_options(), self.program(case.kind, program)),
+        };
         // A container's only user may be root.
         command.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
         command.args(case.options.split_whitespace()).args(more.split_whitespace());
@@ -180,11 +200,16 @@ impl Running {
         Ok(None)
     }
 
-    fn last_line(&mut self, status: ExitStatus) -> io::Result<String> {
+    /// The output so far.
+    fn text(&mut self) -> io::Result<String> {
         let mut text = Vec::new();
         self.output.seek(SeekFrom::Start(0))?;
         self.output.read_to_end(&mut text)?;
-        let text = String::from_utf8_lossy(&text);
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn last_line(&mut self, status: ExitStatus) -> io::Result<String> {
+        let text = self.text()?;
         let last = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("no output");
         Ok(format!("{status}: {last}"))
     }
