@@ -2,8 +2,9 @@
 # cases: `pingpong --compat` against rdma-core's ibv_rc_pingpong, on rxe. A case's name is our side,
 # a size, and more words in any order: `events` (both sides sleep), `checked` (both check contents),
 # `extended` (the C program posts by ibv_wr_send), `mtu256` (and other MTUs), `uc` (the C program is
-# ibv_uc_pingpong; its messages are at most 64 KiB, because one lost packet ends the case). In cases
-# that begin with `refuses` the C client gets wrong options, and our server must report them.
+# ibv_uc_pingpong; its messages are at most 64 KiB, because one lost packet ends the case), `srq`
+# (the C program is ibv_srq_pingpong, with 16 queue pairs, or with 4 for `srq4`). In cases that
+# begin with `refuses` the C client gets wrong options, and our server must report them.
 # `list DEVICE` prints the cases, `run CASE` runs one.
 set -u
 
@@ -17,8 +18,11 @@ list() {
     for mtu in 256 512 1024 2048 4096; do echo "${role}_64k_checked_mtu$mtu"; done
     for size in 1 63 4096 64k; do echo "${role}_${size}_uc_checked"; done
     echo "${role}_4096_uc_events"
+    for size in 1 63 4096 64k; do echo "${role}_${size}_srq_checked"; done
+    echo "${role}_4096_srq_events"
+    echo "${role}_1m_srq4_checked_events"
   done
-  printf '%s\n' refuses_other_size refuses_no_gid refuses_wrong_contents
+  printf '%s\n' refuses_other_size refuses_no_gid refuses_wrong_contents refuses_queue_pairs
 }
 
 # Prints why the case has failed, and both programs' output.
@@ -40,7 +44,7 @@ c_client() {
     (read -rt 0.05 <> <(:))
   done
   for _ in $(seq 200); do
-    timeout 60 "$program" "${theirs[@]}" 127.0.0.1 >"$out/c.stdout" 2>"$out/c.stderr"
+    timeout "${limit:-60}" "$program" "${theirs[@]}" 127.0.0.1 >"$out/c.stdout" 2>"$out/c.stderr"
     status=$?
     [ $status -ne 0 ] && grep -q "^Couldn't connect to" "$out/c.stderr" || return $status
     sleep 0.05
@@ -66,7 +70,7 @@ serve() {
 }
 
 refuses() {
-  local device gid port out ours_status=0 their_status=0 theirs ours reason program=ibv_rc_pingpong
+  local device gid port out ours_status=0 their_status=0 theirs ours reason program=ibv_rc_pingpong limit
   prepare
   theirs=(-d "$device" -p "$port" -n 40)
   ours=(--compat --device "$device" --gid-index "$gid" --iters 40 --timeout 20)
@@ -74,6 +78,11 @@ refuses() {
     other_size) theirs+=(-g "$gid" -s 8192) reason='give both the same size' ;;
     no_gid) reason='ibv_rc_pingpong needs -g' ;;
     wrong_contents) theirs+=(-g "$gid") ours+=(--check) reason='40 messages of 4096 bytes had wrong contents' ;;
+    queue_pairs)
+      # The C program reads without end if its server closes the connection.
+      program=ibv_srq_pingpong theirs+=(-g "$gid" -q 4) ours+=(--srq) limit=15
+      reason='the other side has 4 queue pairs and ours 16'
+      ;;
     *) echo "refuse what?"; exit 2 ;;
   esac
   serve
@@ -96,6 +105,8 @@ run() {
       extended) theirs+=(-N) ;;
       mtu*) mtu=${word#mtu} ;;
       uc) program=ibv_uc_pingpong ours+=(--connection UC) ;;
+      srq) program=ibv_srq_pingpong ours+=(--srq) ;;
+      srq4) program=ibv_srq_pingpong theirs+=(-q 4) ours+=(--srq -q 4) ;;
       *) echo "what is $word?"; exit 2 ;;
     esac
   done
