@@ -14,7 +14,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use rdma_sys::{ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, rdma_cm_event, rdma_event_channel};
+use rdma_sys::{ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, rdma_cm_event, rdma_cm_id, rdma_event_channel};
 
 use crate::{cm, verbs};
 
@@ -28,6 +28,9 @@ pub type GetCqEvent = unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_
 /// `rdma_get_cm_event` in parts.
 pub type GetCmEvent = unsafe extern "C" fn(*mut rdma_event_channel, *mut *mut rdma_cm_event, u32) -> c_int;
 
+/// `rdma_get_request` in parts; the descriptor is that of the listener's channel.
+pub type GetRequest = unsafe extern "C" fn(*mut rdma_cm_id, *mut *mut rdma_cm_id, u32) -> c_int;
+
 /// The verbs that wait for an event, in parts. The last argument is the number of reads.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the names are those of the verbs")]
@@ -36,6 +39,7 @@ pub struct Parts {
     pub ibv_get_async_event: GetAsyncEvent,
     pub ibv_get_cq_event: GetCqEvent,
     pub rdma_get_cm_event: GetCmEvent,
+    pub rdma_get_request: GetRequest,
 }
 
 /// The software device's verbs in parts.
@@ -45,5 +49,6 @@ pub const fn parts() -> Parts {
         ibv_get_async_event: verbs::GET_ASYNC_EVENT,
         ibv_get_cq_event: verbs::GET_CQ_EVENT,
         rdma_get_cm_event: cm::GET_CM_EVENT,
+        rdma_get_request: cm::GET_REQUEST,
     }
 }

@@ -1,6 +1,7 @@
-//! The verbs that wait for an event are cancellation points, as in rdma-core, whose threads sleep
-//! in read(2): programs cancel their event threads at exit. During all other functions of the
-//! library a cancellation stays pending: [`Pending`], and the entry points of `rdma_soft`.
+//! The verbs that wait for an event or a request are cancellation points, as in rdma-core, whose
+//! threads sleep in read(2) or write(2): programs cancel their event threads at exit. During all
+//! other functions of the library a cancellation stays pending: [`Pending`], and the entry points
+//! of `rdma_soft`.
 //!
 //! `pthread_cancel` unwinds the thread's stack from a cancellation point outwards. Rust permits
 //! this through functions with the ABI `C-unwind` that have nothing to drop, and nowhere else. So
@@ -13,7 +14,7 @@ use std::os::fd::RawFd;
 use std::ptr;
 
 use rdma_soft::parts::{Parts, READ, parts};
-use rdma_sys::{ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, rdma_cm_event, rdma_event_channel};
+use rdma_sys::{ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, rdma_cm_event, rdma_cm_id, rdma_event_channel};
 
 const PARTS: Parts = parts();
 /// The argument of `pthread_setcancelstate` that keeps cancellations pending, in glibc and musl.
@@ -55,9 +56,12 @@ impl Drop for Pending {
     }
 }
 
-/// A verb that waits: calls its parts, and reads the descriptor of `$object` between them.
+/// A verb that waits: calls its parts, and reads the descriptor of `$object`, or of what its field
+/// `$through` points to, between them.
 macro_rules! waits {
-    ($(fn $name:ident($object:ident.$fd:ident: $object_type:ty $(, $argument:ident: $type:ty)*);)*) => {
+    ($(fn $name:ident(
+        $object:ident$([$through:ident])?.$fd:ident: $object_type:ty $(, $argument:ident: $type:ty)*
+    );)*) => {
         $(
             /// The verb of this name, a cancellation point.
             ///
@@ -78,8 +82,15 @@ macro_rules! waits {
                         return result;
                     }
                     let mut count = 0_u64;
-                    // SAFETY: the part has found a live object, whose descriptor never changes.
-                    let fd = unsafe { (*$object).$fd };
+                    let holder = $object;
+                    $(
+                        // SAFETY: the part has found a live object, whose pointer to the holder of
+                        // the descriptor never changes.
+                        let holder = unsafe { (*holder).$through };
+                    )?
+                    // SAFETY: the holder is live, as the part has found, and its descriptor never
+                    // changes.
+                    let fd = unsafe { (*holder).$fd };
                     // SAFETY: `read` requires an open descriptor, which the object's is, and as
                     // many writable bytes: `count` has 8.
                     if unsafe { read(fd, ptr::from_mut(&mut count).cast(), size_of::<u64>()) } < 0 {
@@ -96,4 +107,5 @@ waits! {
     fn ibv_get_async_event(context.async_fd: ibv_context, event: *mut ibv_async_event);
     fn ibv_get_cq_event(channel.fd: ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void);
     fn rdma_get_cm_event(channel.fd: rdma_event_channel, event: *mut *mut rdma_cm_event);
+    fn rdma_get_request(listen[channel].fd: rdma_cm_id, id: *mut *mut rdma_cm_id);
 }

@@ -4,13 +4,13 @@
 #include <unistd.h>
 
 #include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
 
-#include "check.h"
+#include "endpoint.h"
 
 static struct ibv_context *context;
 static struct ibv_comp_channel *channel;
 static struct rdma_event_channel *cm_channel;
+static struct rdma_cm_id *listener;
 
 static void *get_async_event(void *unused)
 {
@@ -42,6 +42,56 @@ static void *get_cm_event(void *unused)
 	CHECK(event->event == RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(rdma_ack_cm_event(event) == 0);
 	return NULL;
+}
+
+static void *get_request(void *unused)
+{
+	struct rdma_cm_id *id;
+
+	(void)unused;
+	CHECK(rdma_get_request(listener, &id) == 0);
+	rdma_destroy_ep(id);
+	return NULL;
+}
+
+static void *connect_to_listener(void *unused)
+{
+	struct ibv_qp_init_attr attr = queue_pair();
+	struct rdma_addrinfo *res;
+	struct rdma_cm_id *id;
+	char port[8];
+
+	(void)unused;
+	snprintf(port, sizeof port, "%d", ntohs(rdma_get_src_port(listener)));
+	res = resolve(port, 0);
+	CHECK(rdma_create_ep(&id, res, NULL, &attr) == 0);
+	rdma_freeaddrinfo(res);
+	/* The listener's side destroys the request. */
+	CHECK(rdma_connect(id, NULL) == -1);
+	rdma_destroy_ep(id);
+	return NULL;
+}
+
+static void listen_for_requests(void)
+{
+	struct rdma_addrinfo *res = resolve("0", RAI_PASSIVE);
+
+	CHECK(rdma_create_ep(&listener, res, NULL, NULL) == 0);
+	rdma_freeaddrinfo(res);
+	CHECK(rdma_listen(listener, 1) == 0);
+}
+
+/* After the cancelled threads, another one gets the request. */
+static void request(void)
+{
+	pthread_t thread;
+	void *result;
+
+	CHECK(pthread_create(&thread, NULL, connect_to_listener, NULL) == 0);
+	get_request(NULL);
+	CHECK(pthread_join(thread, &result) == 0);
+	CHECK(result == NULL);
+	rdma_destroy_ep(listener);
 }
 
 /* Cancels a thread at once, and threads after these sleeps. */
@@ -147,6 +197,9 @@ int main(void)
 	cancel(get_async_event);
 	cancel(get_cq_event);
 	cancel(get_cm_event);
+	listen_for_requests();
+	cancel(get_request);
+	request();
 	complete(cq);
 	resolve();
 

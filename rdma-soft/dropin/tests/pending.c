@@ -176,8 +176,9 @@ static void *passive_endpoint(void *unused)
 	struct ibv_mr *mr;
 
 	(void)unused;
-	CHECK(pthread_cancel(pthread_self()) == 0);
+	/* This call waits for an event. */
 	CHECK(rdma_get_request(listener, &id) == 0);
+	CHECK(pthread_cancel(pthread_self()) == 0);
 	CHECK(rdma_create_qp(id, NULL, &attr) == 0);
 	CHECK(mr = rdma_reg_msgs(id, memory, SIZE));
 	CHECK(rdma_post_recv(id, NULL, memory, SIZE, mr) == 0);

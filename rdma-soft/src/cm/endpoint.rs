@@ -17,7 +17,7 @@ use super::id::{self, Id, QpInit};
 use super::service::Service;
 use super::{events, options};
 use crate::engine::Errno;
-use crate::verbs::call::{Argument, Data, Handle, In, InConst, InOut, Out, Own, Text};
+use crate::verbs::call::{Argument, Data, Handle, In, InConst, InOut, MinusOne, Next, Out, Own, Text};
 use crate::verbs::object::{Object, get_field, set_field};
 
 fn unsigned(value: c_int) -> Result<u32, Errno> {
@@ -126,11 +126,35 @@ pub(super) fn get_request(listen: Handle<rdma_cm_id>, id: Out<*mut rdma_cm_id>) 
     Ok(id.fill(|| request(listen.get()?))?)
 }
 
+/// `rdma_get_request` up to its read(2) of the descriptor of the listener's channel, or after it:
+/// see [`Next`].
+pub(super) fn next_request(listen: Handle<rdma_cm_id>, id: Out<*mut rdma_cm_id>, reads: u32) -> Result<Next, MinusOne> {
+    id.check()?;
+    let listen = listen.get()?;
+    if !listen.lock().sync {
+        return Err(Errno::INVAL.into());
+    }
+    if reads == 0 {
+        listen.acknowledge_own();
+        return Ok(Next::Read);
+    }
+    let Some(taken) = events::take_own_after(listen, reads)? else { return Ok(Next::Read) };
+    id.write(requested(listen, taken)?)?;
+    Ok(Next::Done)
+}
+
 fn request(listen: Id<'_>) -> Result<*mut rdma_cm_id, Errno> {
     if !listen.lock().sync {
         return Err(Errno::INVAL);
     }
-    let (event, outcome) = events::take_own(listen)?;
+    requested(listen, events::take_own(listen)?)
+}
+
+/// The id of a request, whose event was taken.
+fn requested(
+    listen: Id<'_>,
+    (event, outcome): (*mut rdma_cm_event, Result<Code, Errno>),
+) -> Result<*mut rdma_cm_id, Errno> {
     // SAFETY: `Object::get` requires a live event: `take_own` returned it, and it is not
     // acknowledged.
     let taken: &Object<rdma_cm_event> = unsafe { Object::get(event) }?;

@@ -47,5 +47,5 @@ mod service;
 mod srq;
 mod table;
 
-pub(crate) use table::GET_CM_EVENT;
 pub use table::rdmacm;
+pub(crate) use table::{GET_CM_EVENT, GET_REQUEST};

@@ -5,11 +5,13 @@ use std::ffi::{CStr, c_char};
 use rdma_sys::{RdmaCm, rdma_cm_event_type};
 
 use super::{calls, endpoint, multicast, options, srq};
-use crate::parts::GetCmEvent;
+use crate::parts::{GetCmEvent, GetRequest};
 use crate::verbs::call::{call0, call1, call2, call3, call4, call5, fast};
 
 /// `rdma_get_cm_event` in parts.
 pub(crate) const GET_CM_EVENT: GetCmEvent = fast::call3(calls::next_cm_event);
+/// `rdma_get_request` in parts.
+pub(crate) const GET_REQUEST: GetRequest = fast::call3(endpoint::next_request);
 
 /// The software device's librdmacm.
 ///
