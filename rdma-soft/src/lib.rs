@@ -50,8 +50,7 @@
 //! A forked child can open the device, also after its parent has opened it. In the child, the
 //! parent's objects fail with `ENODEV`.
 //!
-//! Missing features fail with `EOPNOTSUPP`: other transports, shared receive queues, memory
-//! windows, device memory.
+//! Missing features fail with `EOPNOTSUPP`: other transports, memory windows, device memory.
 //!
 //! # Environment
 //!
