@@ -77,6 +77,7 @@ static void destroy_all(void)
 static void devices(void)
 {
 	struct ibv_gid_entry entries[256];
+	struct ibv_device own = { .name = "own" };
 	struct ibv_port_attr port;
 	union ibv_gid gid;
 	unsigned type;
@@ -84,6 +85,7 @@ static void devices(void)
 
 	FAILS(ibv_open_device(NULL), NULL, EINVAL);
 	FAILS(ibv_get_device_name(NULL), NULL, EINVAL);
+	CHECK(strcmp(ibv_get_device_name(&own), "own") == 0);
 	ibv_free_device_list(NULL);
 	CHECK(ibv_query_device(context, NULL) == EINVAL);
 	CHECK(ibv_query_port(context, 0, &port) == EINVAL && ibv_query_port(context, 2, &port) == EINVAL);
