@@ -324,25 +324,40 @@ impl Poller {
     /// Opens the batch, so that other pollers can copy the entries after the first: `left` of them.
     #[cold]
     fn open(&mut self, left: u32) {
+        let mut panics = Panics::default();
+        for at in 1..=left as usize {
+            let wc = self.entry(at);
+            if has_sink(wc.wr_id) {
+                self.cq.deliver(&wc, &mut self.cached, &mut panics);
+            }
+        }
+        if panics.is_pending() {
+            // The caller gets no entry: another poll finds them all in the backlog.
+            let first = self.entry(0);
+            if has_sink(first.wr_id) {
+                self.cq.deliver(&first, &mut self.cached, &mut panics);
+            }
+            let entries = (0..=left as usize).map(|at| self.entry(at));
+            entries.filter(|wc| !has_sink(wc.wr_id)).for_each(|wc| self.cq.sharing.push(wc));
+            panics.resume();
+        }
         self.left = left;
         // SAFETY: add requires a result within the batch, which has more than one entry.
         self.next = unsafe { self.batch.start().add(1) };
-        for at in 1..=self.left as usize {
-            // SAFETY: the read requires an initialised entry that no thread writes: `left` more
-            // entries were fetched, and the batch is not open yet (F1).
-            let wc = unsafe { self.batch.start().as_ptr().wrapping_add(at).read() };
-            if has_sink(wc.wr_id) {
-                let mut panics = Panics::default();
-                self.cq.deliver(&wc, &mut self.cached, &mut panics);
-                panics.resume();
-            }
-        }
         self.source = Source::Open;
         self.live_in = fork::NEVER;
         self.batch.open(self.left + 1);
         if !self.cq.sharing.crowd.is_still_alone() {
             self.cq.sharing.spill(&self.batch);
         }
+    }
+
+    /// A copy of an entry of the batch, which is not open. `at` is less than `FETCH`.
+    fn entry(&self, at: usize) -> ibv_wc {
+        debug_assert!(at < FETCH && self.source != Source::Open);
+        // SAFETY: the read requires an initialised entry that no thread writes: all `FETCH` entries
+        // are, and only this poller writes the batch (F1).
+        unsafe { self.batch.start().as_ptr().wrapping_add(at).read() }
     }
 
     /// Fetches on the slow path: there are several pollers, or a backlog, or the batch is open.

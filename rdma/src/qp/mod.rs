@@ -67,6 +67,7 @@ pub use post::{QueueHalf, RecvHalf, SendHalf};
 pub use posting::PostError;
 pub use raw::{RawCompletionQueue, RawPostError, RawQueuePair};
 pub use recv::RecvQueue;
+use ring::Panics;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 pub use srq::{SharedReceiveQueue, SrqBuilder};
@@ -333,9 +334,12 @@ impl<T: Transport> QueuePair<T> {
             datagram::follow(&mut self.control, &mut self.send, attr);
         }
         if resets {
-            // The device no longer accesses any request's memory (2).
-            self.send.half.reclaim();
-            self.recv.half.reclaim();
+            // The device no longer accesses any request's memory (2). An owner's drop may panic,
+            // and the other queue must be free all the same.
+            let mut panics = Panics::default();
+            panics.catch(|| self.send.half.reclaim());
+            panics.catch(|| self.recv.half.reclaim());
+            panics.resume();
         }
         Ok(())
     }
@@ -417,9 +421,12 @@ impl<T: Transport> QueuePair<T> {
 
     fn destroy(&mut self) -> Result<()> {
         self.control.destroy()?;
-        // The device no longer accesses any request's memory (2).
-        self.send.half.release_all();
-        self.recv.half.release_all();
+        // The device no longer accesses any request's memory (2). An owner's drop may panic, and
+        // the other queue must be free all the same.
+        let mut panics = Panics::default();
+        panics.catch(|| self.send.half.release_all());
+        panics.catch(|| self.recv.half.release_all());
+        panics.resume();
         Ok(())
     }
 

@@ -24,7 +24,7 @@ use rdma_sys::ibv_wc_status;
 use super::local::{Local, Writable};
 use super::op::{Operation, Work};
 use super::posting::{Keep, PostError};
-use super::ring::{Sink, Vacant};
+use super::ring::{Panics, Sink, Vacant};
 use super::{QueuePair, Transport};
 use crate::cq::Poller;
 use crate::error::{Error, ErrorKind, Operation as Verb, Result};
@@ -168,6 +168,9 @@ impl<T: Transport> QueuePair<T> {
     /// used any more. If even that fails, the device may still access borrowed memory, and the
     /// process is aborted.
     ///
+    /// A panic of the body, or of a waker or an owner of memory whose completion the scope fetches,
+    /// goes on once all requests have ended.
+    ///
     /// # Errors
     ///
     /// The first failure of a request, `TimedOut` at the deadline, or an error of polling. The
@@ -206,12 +209,14 @@ impl<T: Transport> QueuePair<T> {
         // body only borrows it (C1). The payload of its panic leaks if anything below panics,
         // because the payload's drop may panic, too.
         let result = panic::catch_unwind(AssertUnwindSafe(|| body(&mut scope))).map_err(ManuallyDrop::new);
-        // An owner's drop may panic here, and must not unwind with memory in flight (C1).
-        let finished = panic::catch_unwind(AssertUnwindSafe(|| scope.finish()));
+        // Nothing here may unwind with memory in flight (C1): panics of owners and wakers wait.
+        let mut panics = Panics::default();
+        let finished = panic::catch_unwind(AssertUnwindSafe(|| scope.finish(&mut panics)));
         if !scope.may_end() {
             // Returning would end the borrow of memory that the device may still write.
             process::abort();
         }
+        panics.resume();
         let (finished, forced) = finished.unwrap_or_else(|payload| panic::resume_unwind(payload));
         // Log only now, with nothing in flight: a log subscriber may panic.
         if forced {
@@ -275,15 +280,23 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
     ///
     /// The first failure so far, `TimedOut` at the deadline, or an error of polling.
     pub fn wait(&mut self) -> Result<(), ScopeError> {
-        let polled = self.pump_until(self.deadline);
+        let mut panics = Panics::default();
+        let polled = self.pump_until(self.deadline, &mut panics);
+        panics.resume();
+        self.result(polled)
+    }
+
+    /// The result so far, after polling had a result.
+    fn result(&self, polled: Result<()>) -> Result<(), ScopeError> {
         if let Some(failure) = self.shared.failure() {
             return Err(ScopeError::Failed(failure));
         }
         if self.shared.is_done() { Ok(()) } else { Err(polled.err().map_or(ScopeError::TimedOut, ScopeError::Poll)) }
     }
 
-    /// Polls until all requests have ended, or until the deadline.
-    fn pump_until(&mut self, deadline: Instant) -> Result<()> {
+    /// Polls until all requests have ended, or until the deadline. Panics of the owners and wakers
+    /// of other requests go to `panics`.
+    fn pump_until(&mut self, deadline: Instant, panics: &mut Panics) -> Result<()> {
         let (mut idle, mut rounds) = (0_u32, 0_u32);
         while !self.shared.is_done() {
             // Check the deadline while completions arrive too: a stream of other requests' or
@@ -292,7 +305,9 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
             if rounds % 64 == 0 && Instant::now() >= deadline {
                 break;
             }
-            if self.poller.pump()? {
+            let mut is_fetched = Ok(true);
+            panics.catch(|| is_fetched = self.poller.pump());
+            if is_fetched? {
                 idle = 0;
                 continue;
             }
@@ -314,21 +329,24 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
 
     /// Ends all requests, by force if needed (C1), and logs nothing before they have ended. The
     /// second value is true if the queue pair had to be moved to the error state.
-    fn finish(&mut self) -> (Result<(), ScopeError>, bool) {
-        let result = self.wait();
+    fn finish(&mut self, panics: &mut Panics) -> (Result<(), ScopeError>, bool) {
+        let polled = self.pump_until(self.deadline, panics);
+        let result = self.result(polled);
         if self.may_end() {
             return (result, false);
         }
         // An error here needs no handling: it shows in requests that do not finish.
         let _ = self.qp.set_error();
-        let _ = self.pump_until(Instant::now() + GRACE);
+        let _ = self.pump_until(Instant::now() + GRACE, panics);
         if self.shared.is_done() {
             return (result, true);
         }
         // A successful destroy releases the parked slots, and so ends the requests.
-        if let Err(error) = self.qp.destroy() {
-            tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
-        }
+        panics.catch(|| {
+            if let Err(error) = self.qp.destroy() {
+                tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
+            }
+        });
         // A slot that another thread's poller has just claimed is not parked any more; that poller
         // tells the sink in a moment.
         let patience = Instant::now() + GRACE;

@@ -74,6 +74,28 @@ fn a_waker_that_panics_takes_no_completion_from_others() {
     assert_eq!(regions(), 0);
 }
 
+#[test]
+fn a_waker_that_panics_in_a_poller_takes_no_completion_from_it() {
+    let mut rig = Rig::new();
+    let mut other = connect(&rig.pd, &rig.handle);
+    let mut poller = rig.handle.completion_queue().poller();
+    for round in 0..3 {
+        other.post_send(Send::new(rig.buffer()).token(round)).unwrap();
+        let wr_id = testing::posted(other.as_raw()).last().unwrap().wr_id;
+        let mut futures = [rig.start(), rig.start()];
+        assert!(poll(&mut futures[0], &waker(|| panic!("a waker panics"))).is_pending());
+        // The poller fetches all three together, and delivers the futures' while it does.
+        testing::complete(rig.handle.completion_queue().as_raw(), ibv_wc { wr_id, ..ibv_wc::default() });
+        let first = testing::posted(rig.qp.queue_pair().as_raw()).len() - 2;
+        (first..first + 2).for_each(|at| rig.succeed(at));
+        assert!(catch_unwind(AssertUnwindSafe(|| poller.poll().map(|found| found.is_some()))).is_err());
+        assert_eq!(poller.poll().unwrap().expect("its own completion").token(), round);
+        assert!(poller.poll().unwrap().is_none());
+        futures.into_iter().for_each(|sent| assert!(ready(sent).into_memory().is_ok()));
+    }
+    assert_eq!((rig.stale(), regions()), (0, 0));
+}
+
 /// The payload of a panic whose drop panics, too.
 struct Bomb;
 

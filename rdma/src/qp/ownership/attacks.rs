@@ -60,7 +60,7 @@ fn a_panic_while_a_leak_is_logged_does_not_undo_it() {
 }
 
 /// Memory whose owner panics when it is dropped.
-struct Bomb(Box<[u8]>);
+pub(super) struct Bomb(pub(super) Box<[u8]>);
 
 thread_local! {
     static EXPLODED: Cell<usize> = const { Cell::new(0) };
@@ -137,6 +137,26 @@ fn owners_that_panic_when_a_batch_is_given_up_do_not_block_the_queue() {
     let panic = catch_unwind(AssertUnwindSafe(|| rig.qp.modify(&QpAttr::to(QpState::RESET))));
     assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"the owner's"));
     assert_eq!((regions(), EXPLODED.take()), (0, 3));
+}
+
+#[test]
+fn owners_that_panic_when_a_queue_is_given_up_do_not_keep_the_other() {
+    let bomb = |rig: &Rig| rig.pd.register(Bomb(vec![0; 1].into())).unwrap();
+    let ends: [fn(&mut Rig); 2] = [
+        |rig| rig.qp.modify(&QpAttr::to(QpState::RESET)).unwrap(),
+        |rig| {
+            let other = Rig::connect(&rig.pd, &rig.cq);
+            std::mem::replace(&mut rig.qp, other).close().unwrap();
+        },
+    ];
+    for end in ends {
+        let mut rig = Rig::new();
+        rig.qp.post_send(op::Send::new(bomb(&rig))).unwrap();
+        rig.qp.post_recv(bomb(&rig), 0).unwrap();
+        assert!(catch_unwind(AssertUnwindSafe(|| end(&mut rig))).is_err());
+        assert_eq!((regions(), EXPLODED.take()), (0, 2));
+        assert_eq!((rig.qp.send_queue().room(), rig.qp.recv_queue().room()), (SEND_DEPTH, RECV_DEPTH));
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_cq;
 
-use super::attacks::panics;
+use super::attacks::{Bomb, panics};
 use super::*;
 use crate::error::ErrorKind;
 use crate::testing::{BadWr, fail, fail_post};
@@ -204,6 +204,31 @@ fn a_body_whose_panic_panics_when_dropped_aborts_nothing() {
         })
     });
     assert_eq!(testing::live("qp"), 0);
+}
+
+#[test]
+fn owners_that_panic_while_a_scope_waits_abort_nothing() {
+    let mut rig = Rig::new();
+    let cq = rig.cq.as_raw();
+    let source = rig.buffer(4);
+    let bomb = || rig.pd.register(Bomb(vec![0; 1].into())).unwrap();
+    // The scope's first request ends the unsignaled ones before it, its second is late.
+    let (unsignaled, received) = (bomb(), bomb());
+    rig.qp.post_send(op::Send::new(unsignaled).unsignaled()).unwrap();
+    rig.qp.post_recv(received, 0).unwrap();
+    let Rig { qp, poller, .. } = &mut rig;
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        qp.scope(poller, SOON, |scope| {
+            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            scope.post_recv(()).unwrap();
+            complete(scope, cq, 2, ibv_wc_status::IBV_WC_SUCCESS);
+        })
+    }));
+    assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"the owner's"));
+    assert_eq!(testing::live("qp"), 0);
+    drop(source);
+    assert_eq!(regions(), 0);
 }
 
 #[test]
