@@ -62,7 +62,8 @@ fn run(queue: &Receiver<Watched>) {
             watched.push(first);
             pause = SHORTEST;
         }
-        watched.retain(|entry| !is_over(entry));
+        // A waker or a log subscriber may panic when it is dropped here. The entry then stays.
+        panics::contain(|| watched.retain(|entry| !is_over(entry)));
         match queue.recv_timeout(pause) {
             Ok(new) => {
                 watched.push(new);
@@ -84,4 +85,64 @@ fn is_over(entry: &Watched) -> bool {
     // Outside the lock, because this is code of the task's executor, and may panic.
     panics::contain(|| waker.wake());
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::SyncSender;
+    use std::task::Wake;
+
+    use super::*;
+    use crate::{Stream, testing};
+
+    /// Panics when it is dropped.
+    struct Bomb;
+
+    impl Wake for Bomb {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("expected by the test");
+        }
+    }
+
+    /// Leaves a bomb as the waker of a watch, and drops the watch.
+    struct Replaces(Mutex<Option<Watch>>);
+
+    impl Wake for Replaces {
+        fn wake(self: Arc<Self>) {
+            if let Some(watch) = self.0.lock().unwrap().take() {
+                watch.set(&Waker::from(Arc::new(Bomb)));
+            }
+        }
+    }
+
+    struct Tells(SyncSender<()>);
+
+    impl Wake for Tells {
+        fn wake(self: Arc<Self>) {
+            let _heard = self.0.send(());
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_when_it_is_dropped_keeps_nobody_asleep() {
+        let stream = Stream::new(&testing::driver().gpu(0).unwrap()).unwrap();
+        let replaces = Arc::new(Replaces(Mutex::new(None)));
+        let watch = Watch::new(stream.record().unwrap());
+        let waker = Waker::from(Arc::clone(&replaces));
+        // Locked, so that the thread finds the watch in its place.
+        let mut place = replaces.0.lock().unwrap();
+        watch.set(&waker);
+        *place = Some(watch);
+        drop(place);
+        rdma_test_support::until("the waker is called", || replaces.0.lock().unwrap().is_none());
+        let (sender, woken) = std::sync::mpsc::sync_channel(1);
+        let watch = Watch::new(stream.record().unwrap());
+        assert!(watch.has_thread);
+        watch.set(&Waker::from(Arc::new(Tells(sender))));
+        woken.recv_timeout(rdma_test_support::LIMIT).expect("the thread goes on");
+    }
 }

@@ -7,6 +7,7 @@
 //! [`MOST`] threads, one of them waits for the next copy.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -139,7 +140,9 @@ fn copy(copier: &impl Copier, job: CopyJob) -> (CopyId, CopyEnd) {
         Ok(Err(CopyFailed::Ended)) => CopyEnd::Failed,
         Ok(Err(CopyFailed::Fault)) => CopyEnd::Fault,
         Ok(Err(CopyFailed::Unknown)) => CopyEnd::Unknown,
-        Err(_) => {
+        Err(payload) => {
+            // The payload is the copier's own type and could panic in its destructor.
+            let _leaked = ManuallyDrop::new(payload);
             log!(ERROR, "a copier of the software RDMA device has panicked; its memory cannot be given back");
             CopyEnd::Unknown
         }

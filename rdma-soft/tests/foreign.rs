@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::mem::ManuallyDrop;
 use std::ops::Range;
+use std::panic::panic_any;
 use std::sync::{Arc, Condvar, Mutex};
 
 use common::{Config, Request, Side, pair, verbs};
@@ -260,5 +262,42 @@ fn a_copier_that_returns_another_length_fails_the_request() {
         assert_eq!(a.post(&request.flags(SIGNALED)), 0);
         assert_ne!(a.wait().status, ibv_wc_status::IBV_WC_SUCCESS);
         assert_eq!(deregister(region), 0);
+    }
+}
+
+/// The payload of a panic, which panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("expected by the test");
+    }
+}
+
+struct Panics;
+
+impl Copier for Panics {
+    unsafe fn read(&self, _: u64, _: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+        panic_any(Bomb)
+    }
+
+    unsafe fn write(&self, _: u64, _: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+        panic_any(Bomb)
+    }
+}
+
+#[test]
+fn a_copier_that_panics_fails_the_request_whatever_its_payload_does() {
+    let copier = CopierThreads::start(Panics).unwrap();
+    for op in [Op::IBV_WR_RDMA_WRITE, Op::IBV_WR_RDMA_READ] {
+        let (a, b) = pair(Config::default());
+        // The end of the copy is unknown, so these objects stay for ever.
+        let b = ManuallyDrop::new(b);
+        // SAFETY: `register_foreign` requires a live domain, and memory that the copier may access:
+        // the copier accesses none.
+        let region = unsafe { rdma_soft::register_foreign(b.pd, &copier, ADDRESS, LEN, READ_AND_WRITE) };
+        let request = Request::new(op, 1, &[a.sge(0, 100)]).remote(ADDRESS, key(region));
+        assert_eq!(a.post(&request.flags(SIGNALED)), 0);
+        assert_ne!(a.wait().status, ibv_wc_status::IBV_WC_SUCCESS);
     }
 }
