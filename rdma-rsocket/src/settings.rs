@@ -28,7 +28,7 @@ const LEAST_BUFFER: u32 = 4096;
 /// Seconds after which a silent connection is probed.
 const KEEP_ALIVE: u32 = 7200;
 
-/// The options of a socket. Accepted sockets inherit those of their listener.
+/// The options and flags of a socket. Accepted sockets inherit the options of their listener.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) is_nonblocking: bool,
@@ -94,6 +94,11 @@ impl Settings {
     /// Bytes of the send ring.
     pub(crate) fn send_size(&self) -> usize {
         size(self.send_buffer).next_multiple_of(32)
+    }
+
+    /// The settings of a listener's connection: its options, but not its flags.
+    pub(crate) fn for_accepted(&self) -> Self {
+        Self { is_nonblocking: false, descriptor_flags: 0, ..self.clone() }
     }
 
     /// How long the close waits for data that is not sent.

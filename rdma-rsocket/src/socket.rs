@@ -118,7 +118,8 @@ impl Socket {
         Ok(self.as_stream()?.listen(backlog)?)
     }
 
-    /// Takes a connection, which inherits the listener's options.
+    /// Takes a connection, which inherits the listener's options. Its calls wait, whatever the mode
+    /// of the listener.
     ///
     /// # Errors
     ///

@@ -3,11 +3,11 @@
 #[allow(dead_code, reason = "the helpers for other tests")]
 mod common;
 
-use std::io::{Read, Write};
+use std::io::{IoSliceMut, Read, Write};
 use std::thread;
 
 use common::{errno, pair, pair_with, set_int, stream};
-use libc::{MSG_DONTWAIT, PROT_NONE, PROT_READ, PROT_WRITE, off_t};
+use libc::{MSG_DONTWAIT, MSG_WAITALL, PROT_NONE, PROT_READ, PROT_WRITE, off_t};
 use rdma_mem::{SharedMemory, SharedSlice};
 use rdma_rsocket::{Descriptors, RDMA_IOMAPSIZE, SOL_RDMA, Socket};
 use rdma_test_support::until;
@@ -130,6 +130,23 @@ fn a_write_to_unmapped_memory_ends_the_connection() {
     until("the write fails", || client.write_mapped(&[1; 10], 0, 0).is_err());
     assert!(bytes(&memory).iter().all(|byte| *byte == 0));
     assert!(thread::spawn(move || server.close()).join().expect("the thread").is_ok());
+}
+
+#[test]
+fn a_failure_behind_a_part_of_the_data_is_reported_by_the_next_call() {
+    let memory = memory();
+    let (mut client, server) = mapped_pair(1);
+    map(&client, &memory, 0, LEN, 0).expect("a map");
+    sync(&client, &server);
+    client.unmap(memory.as_ptr(), LEN).expect("an end");
+    client.write_all(b"part").expect("a send");
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| server.receive(&mut [IoSliceMut::new(&mut [0; 10])], MSG_WAITALL));
+        until("the write fails", || server.write_mapped(&[1; 10], 0, 0).is_err());
+        assert_eq!(reader.join().expect("the thread").expect("the data"), 4);
+    });
+    assert_eq!(errno((&server).read(&mut [0])), libc::ECONNRESET);
+    assert_eq!((&server).read(&mut [0]).expect("the end"), 0);
 }
 
 #[test]

@@ -137,6 +137,23 @@ fn a_nonblocking_connect_ends_with_pollout() {
 }
 
 #[test]
+fn the_connections_of_a_nonblocking_listener_wait() {
+    let (listener, address) = listener();
+    listener.set_nonblocking(true).expect("a mode");
+    assert_eq!(errno(listener.accept().map(drop)), libc::EAGAIN);
+    let mut client = stream();
+    client.connect(address).expect("a connection");
+    assert_eq!(wait_for(&listener, POLLIN), POLLIN);
+    let (mut server, _) = listener.accept().expect("the connection");
+    assert!(!server.is_nonblocking().expect("a mode"));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| server.read_exact(&mut [0]));
+        client.write_all(b"x").expect("a send");
+        reader.join().expect("the thread").expect("the byte");
+    });
+}
+
+#[test]
 fn a_connect_without_listener_is_refused() {
     let (listener, address) = listener();
     listener.close().expect("a close");

@@ -180,7 +180,27 @@ impl Connection {
                 }
             }
         }
-        if completion.is_success { Ok(()) } else { Err(Errno::ECONNRESET) }
+        if completion.is_success {
+            self.end_if_sent();
+            return Ok(());
+        }
+        if self.is_over() {
+            // The peer has what it wanted, and is gone.
+            self.disconnected();
+        }
+        Err(Errno::ECONNRESET)
+    }
+
+    /// Whether both ends have said that they send no more.
+    fn is_over(&self) -> bool {
+        !self.is_readable && !self.is_writable
+    }
+
+    /// Ends the connection once neither end sends any more and the device has sent everything.
+    fn end_if_sent(&mut self) {
+        if self.is_over() && self.has_sent_all() {
+            self.disconnected();
+        }
     }
 
     fn received(&mut self, completion: Completion) -> Result<(), Errno> {
@@ -198,8 +218,10 @@ impl Connection {
                 self.targets_changed = true;
             }
             Message::Disconnect => self.link = Link::Disconnected,
-            Message::Shutdown if self.is_writable => self.is_readable = false,
-            Message::Shutdown => self.link = Link::Disconnected,
+            Message::Shutdown => {
+                self.is_readable = false;
+                self.end_if_sent();
+            }
             Message::IoMap(_) | Message::KeepAlive => (),
         }
         Ok(())
@@ -207,7 +229,8 @@ impl Connection {
 
     /// Grants what is due, as far as control messages can be sent.
     pub(crate) fn grant(&mut self) {
-        while self.is_open() && self.control_slots > 0 && self.peer.targets.len > 0 && self.inbound.is_grant_due() {
+        let has_peer = self.peer.targets.len > 0 && !self.is_over();
+        while self.is_open() && has_peer && self.control_slots > 0 && self.inbound.is_grant_due() {
             let grant = self.inbound.grant();
             let message = Message::Credits(grant.limit);
             let sent = match grant.buffer {
@@ -503,8 +526,12 @@ impl Connection {
 
     /// Whether the device has sent everything, or never will.
     pub(crate) fn is_idle(&self) -> bool {
+        !self.is_open() || self.has_sent_all()
+    }
+
+    fn has_sent_all(&self) -> bool {
         let all = usize::from(self.queues.limits().send).saturating_sub(CONTROL_SLOTS);
-        !self.is_open() || self.control_slots == CONTROL_SLOTS && self.data_slots == all
+        self.control_slots == CONTROL_SLOTS && self.data_slots == all
     }
 
     /// The connection manager reports the end of the connection.

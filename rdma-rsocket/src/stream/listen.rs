@@ -111,7 +111,8 @@ impl State {
         let mut answered = listener.answered.swap_remove(place);
         if event.kind == Kind::RDMA_CM_EVENT_ESTABLISHED && answered.request.migrate().is_ok() {
             let Answered { connection, request } = answered;
-            let stream = Stream::with(request.into_id(), Some(connection), Phase::Connected, self.settings.clone());
+            let settings = self.settings.for_accepted();
+            let stream = Stream::with(request.into_id(), Some(connection), Phase::Connected, settings);
             listener.ready.push_back(Arc::new(stream));
             self.sleepers.wake();
         }

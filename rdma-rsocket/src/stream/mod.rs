@@ -105,6 +105,8 @@ impl Stream {
             let received = self.until(wait, |state| match state.connected() {
                 Ok(None) => None,
                 Ok(Some(connection)) if connection.unread() > 0 => Some(connection.receive(sink, is_peek)),
+                // The next call reports the reason of a failure.
+                Ok(Some(connection)) if sink.left() < wanted && !connection.is_readable() => Some(Ok(0)),
                 Ok(Some(connection)) => match connection.take_failure() {
                     Some(errno) => Some(Err(errno)),
                     None => (!connection.is_readable()).then_some(Ok(0)),
