@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use rdma_sys::{Ibverbs, LoadError};
 
 use crate::device::Device;
@@ -182,16 +183,12 @@ fn look(sys: &Path, dev: &Path, listed: usize, findings: &mut Vec<Finding>) {
 /// The soft limit of locked memory in bytes; `None` if it is unlimited or does not bind this
 /// process.
 fn memlock_limit() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: getrlimit wants room for one rlimit: `limit`.
-    if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
-        return None;
-    }
+    let (limit, _hard) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
     // CAP_IPC_LOCK (14) lifts the limit.
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?.trim();
     let capable = u64::from_str_radix(effective, 16).is_ok_and(|mask| mask & (1 << 14) != 0);
-    (!capable && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    (!capable && limit != RLIM_INFINITY).then_some(limit)
 }
 
 impl fmt::Display for HardwareAbsence {

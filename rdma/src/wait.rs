@@ -3,12 +3,22 @@
 use std::io;
 #[cfg(feature = "net")]
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 #[cfg(feature = "net")]
-use crate::cm::RawAddr;
+use nix::sys::{
+    epoll::EpollTimeout,
+    socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket},
+    time::TimeSpec,
+    timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
+};
+
 use crate::error::{Error, Operation, Result};
 
 /// The time at which a wait ends without success; without one, the wait has no limit.
@@ -46,7 +56,7 @@ impl Deadline {
 /// process needs.
 pub(crate) struct EventDescriptor {
     own: RawFd,
-    lent: OwnedFd,
+    lent: Epoll,
 }
 
 impl EventDescriptor {
@@ -57,13 +67,13 @@ impl EventDescriptor {
     ///
     /// `own` stays open until the value has been used for the last time.
     pub(crate) unsafe fn new(own: RawFd) -> Result<Self> {
-        // SAFETY: epoll_create1 has no memory-safety requirements.
-        let lent = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: fcntl with F_GETFL accepts any number; a bad descriptor is an error.
-        let flags = done(unsafe { libc::fcntl(own, libc::F_GETFL) })?;
-        // SAFETY: fcntl with F_SETFL accepts any number and flags.
-        done(unsafe { libc::fcntl(own, libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
-        add_to_epoll(&lent, own)?;
+        // SAFETY: BorrowedFd::borrow_raw requires a descriptor that stays open while the borrow
+        // lives: the caller promises this for longer.
+        let fd = unsafe { BorrowedFd::borrow_raw(own) };
+        let lent = epoll()?;
+        let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL).map_err(failed)?);
+        fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map_err(failed)?;
+        watch(&lent, fd)?;
         Ok(Self { own, lent })
     }
 
@@ -97,7 +107,7 @@ impl EventDescriptor {
 
 impl AsFd for EventDescriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.lent.as_fd()
+        self.lent.0.as_fd()
     }
 }
 
@@ -105,105 +115,94 @@ impl AsFd for EventDescriptor {
 /// after [`ring`](Self::ring).
 #[cfg(feature = "net")]
 pub(crate) struct Watch {
-    epoll: OwnedFd,
-    timer: OwnedFd,
-    bell: OwnedFd,
+    epoll: Epoll,
+    timer: TimerFd,
+    bell: EventFd,
 }
 
 #[cfg(feature = "net")]
 impl Watch {
     /// Watches the descriptors until they are closed.
     pub(crate) fn new(fds: &[BorrowedFd<'_>]) -> Result<Self> {
-        // SAFETY: epoll_create1 has no memory-safety requirements.
-        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: timerfd_create has no memory-safety requirements.
-        let timer = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
-        // SAFETY: eventfd has no memory-safety requirements.
-        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        let watch = Self { epoll, timer: owned(timer)?, bell: owned(bell)? };
-        for fd in fds.iter().copied().chain([watch.timer.as_fd(), watch.bell.as_fd()]) {
-            add_to_epoll(&watch.epoll, fd.as_raw_fd())?;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK);
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let this = Self { epoll: epoll()?, timer: timer.map_err(failed)?, bell: bell.map_err(failed)? };
+        for fd in fds.iter().copied().chain([this.timer.as_fd(), this.bell.as_fd()]) {
+            watch(&this.epoll, fd)?;
         }
-        Ok(watch)
+        Ok(this)
     }
 
     /// Makes the epoll readable until [`clear`](Self::clear).
     pub(crate) fn ring(&self) {
-        post(self.bell.as_fd(), 1);
+        // The only error, a full counter, leaves the bell readable.
+        let _full = self.bell.write(1);
     }
 
     /// Takes what [`ring`](Self::ring) and an expired timer have left.
     pub(crate) fn clear(&self) {
-        take(self.bell.as_fd());
+        let _empty = self.bell.read();
         self.set_timer(None);
     }
 
     /// Makes the epoll readable after a time, or not at all.
     pub(crate) fn set_timer(&self, after: Option<Duration>) {
-        // A time of zero would stop the timer.
-        let after = after.map_or(Duration::ZERO, |after| after.max(Duration::from_nanos(1)));
-        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let value = libc::timespec {
-            tv_sec: libc::time_t::try_from(after.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: after.subsec_nanos().into(),
+        // Errors leave the timer as it was.
+        let _result = match after {
+            // A time of zero would stop the timer, and the seconds must fit into C's type.
+            Some(after) => {
+                let after = after.clamp(Duration::from_nanos(1), Duration::from_secs(u32::MAX.into()));
+                let expiration = Expiration::OneShot(TimeSpec::from_duration(after));
+                self.timer.set(expiration, TimerSetTimeFlags::empty())
+            }
+            None => self.timer.unset(),
         };
-        let setting = libc::itimerspec { it_interval: zero, it_value: value };
-        // SAFETY: timerfd_settime requires a setting that lives during the call, a local variable,
-        // and room for the old setting or NULL. Its errors leave the timer as it was.
-        let _result = unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const setting, ptr::null_mut()) };
     }
 }
 
 #[cfg(feature = "net")]
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.epoll.0.as_fd()
     }
 }
 
 /// An epoll that tells which of many sockets have become readable, writable or closed.
 #[cfg(feature = "net")]
 pub(crate) struct ReadySet {
-    epoll: OwnedFd,
+    epoll: Epoll,
 }
 
 #[cfg(feature = "net")]
 impl ReadySet {
     /// Events that one [`take`](Self::take) returns.
-    const BATCH: u8 = 64;
+    const BATCH: usize = 64;
 
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: epoll_create1 has no memory-safety requirements.
-        Ok(Self { epoll: owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })? })
+        Ok(Self { epoll: epoll()? })
     }
 
     /// Adds a socket until it is closed. [`take`](Self::take) returns its token after each change.
     pub(crate) fn add(&self, socket: BorrowedFd<'_>, token: u64) -> Result<()> {
-        #[allow(clippy::cast_sign_loss, reason = "flags")]
-        let events = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
-        let mut event = libc::epoll_event { events, u64: token };
-        // SAFETY: epoll_ctl requires an event that lives during the call: a local variable. A bad
-        // descriptor is an error.
-        done(unsafe {
-            libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, socket.as_raw_fd(), &raw mut event)
-        })?;
-        Ok(())
+        let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
+        self.epoll.add(socket, EpollEvent::new(events, token)).map_err(failed)
     }
 
     /// The tokens of some sockets that have changed; none if no socket has.
     pub(crate) fn take(&self) -> Result<Vec<u64>> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; Self::BATCH as usize];
-        // SAFETY: epoll_wait requires room for the given number of events: the array.
-        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), Self::BATCH.into(), 0) };
-        let count = done(count).or_else(|error| error.or_nothing().map(Option::unwrap_or_default))?;
-        Ok(events.iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64).collect())
+        let mut events = [EpollEvent::empty(); Self::BATCH];
+        match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
+            Ok(count) => Ok(events.iter().take(count).map(EpollEvent::data).collect()),
+            Err(Errno::EINTR) => Ok(Vec::new()),
+            Err(errno) => Err(failed(errno)),
+        }
     }
 }
 
 #[cfg(feature = "net")]
 impl AsFd for ReadySet {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.epoll.0.as_fd()
     }
 }
 
@@ -211,68 +210,54 @@ impl AsFd for ReadySet {
 /// failed.
 #[cfg(feature = "net")]
 pub(crate) fn start_to_connect(to: SocketAddr) -> io::Result<TcpStream> {
-    let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: socket has no memory-safety requirements.
-    let fd = unsafe { libc::socket(family, kind, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(family, SockType::Stream, flags, None)?;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket.into()),
+        Err(errno) => Err(errno.into()),
     }
-    // SAFETY: OwnedFd::from_raw_fd requires a descriptor with no other owner: `socket` has just
-    // created it.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let mut address = RawAddr::new(to);
-    // SAFETY: connect requires an address of the given length, which lives during the call: a local
-    // variable, and the length of all of it.
-    let result = unsafe { libc::connect(fd, address.as_mut_ptr(), RawAddr::LEN) };
-    let error = io::Error::last_os_error();
-    if result < 0 && error.raw_os_error() != Some(libc::EINPROGRESS) {
-        return Err(error);
-    }
-    Ok(socket.into())
 }
 
-/// Takes ownership of the descriptor that a system call has just created.
-fn owned(result: i32) -> Result<OwnedFd> {
-    let fd = done(result)?;
-    // SAFETY: OwnedFd::from_raw_fd requires a descriptor with no other owner: every caller passes
-    // the result of the system call that created it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+fn epoll() -> Result<Epoll> {
+    Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)
 }
 
 /// Makes an epoll watch whether a descriptor is readable.
-fn add_to_epoll(epoll: &OwnedFd, fd: RawFd) -> Result<()> {
-    #[allow(clippy::cast_sign_loss, reason = "a flag")]
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-    // SAFETY: epoll_ctl requires an event that lives during the call: a local variable. A bad
-    // descriptor is an error.
-    done(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
-    Ok(())
+fn watch(epoll: &Epoll, fd: BorrowedFd<'_>) -> Result<()> {
+    epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)
 }
 
-/// Converts the result of a system call that returns -1 and sets `errno` on failure.
-fn done(result: i32) -> Result<i32> {
-    if result < 0 { Err(Error::last(Operation::WatchDescriptor)) } else { Ok(result) }
+fn failed(errno: Errno) -> Error {
+    Error::from_errno(Operation::WatchDescriptor, errno as i32)
 }
 
-/// Creates a semaphore to wait on. Each count that is [posted](post) can be [taken](take) once.
-pub(crate) fn semaphore() -> Result<OwnedFd> {
-    // SAFETY: eventfd has no memory-safety requirements.
-    owned(unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+/// A semaphore to wait on. Each count that is posted can be taken once.
+#[derive(Debug)]
+pub(crate) struct Semaphore(EventFd);
+
+impl Semaphore {
+    pub(crate) fn new() -> Result<Self> {
+        let flags = EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        EventFd::from_flags(flags).map(Self).map_err(failed)
+    }
+
+    /// Adds `count`.
+    pub(crate) fn post(&self, count: u64) {
+        // The only error, a full counter, leaves the semaphore readable.
+        let _full = self.0.write(count);
+    }
+
+    /// Takes 1 unless the count is 0.
+    pub(crate) fn take(&self) {
+        let _empty = self.0.read();
+    }
 }
 
-/// Adds `count` to a [`semaphore`].
-pub(crate) fn post(semaphore: BorrowedFd<'_>, count: u64) {
-    // SAFETY: eventfd_write has no memory-safety requirements. Its only error, a full counter,
-    // leaves the semaphore readable.
-    let _full = unsafe { libc::eventfd_write(semaphore.as_raw_fd(), count) };
-}
-
-/// Takes 1 from a [`semaphore`] unless its count is 0.
-pub(crate) fn take(semaphore: BorrowedFd<'_>) {
-    let mut value = 0;
-    // SAFETY: eventfd_read requires room for the value: a local variable.
-    let _empty = unsafe { libc::eventfd_read(semaphore.as_raw_fd(), &raw mut value) };
+impl AsFd for Semaphore {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// Waits until `fd` is readable; returns false at the deadline. A signal does not end the wait.

@@ -11,7 +11,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::hint;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -22,7 +22,7 @@ use crate::context::Context as Device;
 use crate::cq::{CompletionChannel, CompletionQueue, FETCH, Fetched};
 use crate::error::{Error, Operation, Result};
 use crate::qp::ring::{Cached, Panics, Report, Results};
-use crate::wait::{self, Deadline};
+use crate::wait::{self, Deadline, Semaphore};
 
 /// Fetches the completions of a completion queue, and wakes the task that waits for each.
 ///
@@ -58,7 +58,7 @@ pub(super) struct Shared {
     pub(super) cq: CompletionQueue,
     channel: CompletionChannel,
     /// Readable once no handle is left.
-    bell: OwnedFd,
+    bell: Semaphore,
     state: Mutex<State>,
 }
 
@@ -81,7 +81,7 @@ impl Driver {
         let channel = device.create_completion_channel()?;
         let cq = device.cq_builder(options.depth).channel(&channel).build()?;
         let state = State { results: Vec::new(), is_driven: true, is_used: true, driver: None };
-        let shared = Arc::new(Shared { cq, channel, bell: wait::semaphore()?, state: Mutex::new(state) });
+        let shared = Arc::new(Shared { cq, channel, bell: Semaphore::new()?, state: Mutex::new(state) });
         let handle = Handle { user: Arc::new(User { shared: Arc::clone(&shared) }) };
         let (cached, fetched) = (Cached::nothing(), Fetched::new());
         Ok((Self { shared, options: options.clone(), cached, fetched, is_armed: false, idle: 0 }, handle))
@@ -363,7 +363,7 @@ impl Drop for User {
         state.is_used = false;
         let waker = state.driver.take();
         drop(state);
-        wait::post(self.shared.bell.as_fd(), 1);
+        self.shared.bell.post(1);
         if let Some(waker) = waker {
             waker.wake();
         }

@@ -118,8 +118,6 @@ pub use id::Id;
 pub use message::{Accepted, ConnectionParameters, MulticastGroup, PrivateData, Rejection, UdPeer};
 use rdma_sys::{RdmaCm, rdma_port_space};
 pub use request::ConnectRequest;
-#[cfg(feature = "net")]
-pub(crate) use sockaddr::RawAddr;
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};

@@ -7,7 +7,7 @@ use libc::{sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 /// An address in C's form, padded with zeros, because librdmacm compares some addresses as bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) union RawAddr {
+pub(super) union RawAddr {
     storage: sockaddr_storage,
     v4: sockaddr_in,
     v6: sockaddr_in6,
@@ -19,12 +19,7 @@ const INET: sa_family_t = libc::AF_INET as sa_family_t;
 const INET6: sa_family_t = libc::AF_INET6 as sa_family_t;
 
 impl RawAddr {
-    /// Length of the whole in bytes.
-    #[cfg(feature = "net")]
-    #[allow(clippy::cast_possible_truncation, reason = "128 bytes")]
-    pub(crate) const LEN: libc::socklen_t = size_of::<Self>() as libc::socklen_t;
-
-    pub(crate) fn new(address: SocketAddr) -> Self {
+    pub(super) fn new(address: SocketAddr) -> Self {
         // SAFETY: zeroed wants a type for which zeros are a value: `sockaddr_storage` is integers.
         let mut raw = Self { storage: unsafe { std::mem::zeroed() } };
         match address {
@@ -50,7 +45,7 @@ impl RawAddr {
     }
 
     /// A pointer for C functions that take any address and do not write to it.
-    pub(crate) fn as_mut_ptr(&mut self) -> *mut sockaddr {
+    pub(super) fn as_mut_ptr(&mut self) -> *mut sockaddr {
         (&raw mut *self).cast()
     }
 }

@@ -19,7 +19,6 @@
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -38,7 +37,7 @@ use rdma_sys::ibv_wc;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::qp::ring::has_sink;
-use crate::wait;
+use crate::wait::Semaphore;
 
 /// The number of completions that a batch holds.
 pub(crate) const FETCH: usize = 16;
@@ -203,7 +202,7 @@ pub(crate) struct Sharing {
     lists: Mutex<Lists>,
     /// A semaphore that wakes sleeping pollers. It is created when the first poller sleeps while
     /// there are others.
-    bell: OnceLock<OwnedFd>,
+    bell: OnceLock<Semaphore>,
 }
 
 #[derive(Default)]
@@ -308,18 +307,18 @@ impl Sharing {
         Asleep(self)
     }
 
-    /// The descriptor on which a sleeping poller waits beside the queue's channel; none if the
+    /// The semaphore on which a sleeping poller waits beside the queue's channel; none if the
     /// poller is alone.
-    pub(super) fn bell(&self) -> Result<Option<BorrowedFd<'_>>> {
+    pub(super) fn bell(&self) -> Result<Option<&Semaphore>> {
         if self.crowd.is_alone() { Ok(None) } else { self.make_bell().map(Some) }
     }
 
-    fn make_bell(&self) -> Result<BorrowedFd<'_>> {
+    fn make_bell(&self) -> Result<&Semaphore> {
         if self.bell.get().is_none() {
             // If another thread has set one meanwhile, the new semaphore is closed.
-            let _unused = self.bell.set(wait::semaphore()?);
+            let _unused = self.bell.set(Semaphore::new()?);
         }
-        self.bell.get().map(AsFd::as_fd).ok_or(Error::new(Operation::WatchDescriptor, ErrorKind::Unknown))
+        self.bell.get().ok_or(Error::new(Operation::WatchDescriptor, ErrorKind::Unknown))
     }
 
     /// Wakes `count` sleeping pollers.
@@ -327,7 +326,7 @@ impl Sharing {
         if count > 0 {
             // If no descriptor can be created, the pollers find the backlog when the channel wakes
             // them.
-            let _woken = self.make_bell().map(|bell| wait::post(bell, count));
+            let _woken = self.make_bell().map(|bell| bell.post(count));
         }
     }
 }

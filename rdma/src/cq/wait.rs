@@ -162,9 +162,9 @@ impl Poller {
             if bell.is_none() && !cq.sharing.crowd.is_alone() {
                 continue;
             }
-            wait::any_readable([Some(channel.fd()), bell, other], deadline).map_err(failed)?;
+            wait::any_readable([Some(channel.fd()), bell.map(AsFd::as_fd), other], deadline).map_err(failed)?;
             if let Some(bell) = bell {
-                wait::take(bell);
+                bell.take();
             }
             // Take this event and any left over from earlier; the queue is armed again before the
             // next sleep.
