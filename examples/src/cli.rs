@@ -130,8 +130,12 @@ impl<A: Parser> CommandLine<A> {
 /// # Errors
 /// One line that says which argument is wrong.
 pub(crate) fn parse<A: Parser>(command: Command) -> Result<Option<CommandLine<A>>, Failure> {
+    let commands = command.get_subcommands().map(Command::get_name).collect::<Vec<_>>().join(", ");
     match CommandLine::try_parse(command) {
         Ok(line) => Ok(Some(line)),
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Err(Failure::usage(format!("give a command: {commands} (--help explains them)")))
+        }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             error.print()?;
             Ok(None)

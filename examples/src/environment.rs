@@ -126,7 +126,7 @@ pub(crate) fn parsed<T: FromStr<Err = String>>(name: &str) -> Result<Option<T>, 
     let Some(value) = env::var_os(name) else { return Ok(None) };
     match value.to_string_lossy().trim() {
         "" => Ok(None),
-        text => text.parse().map(Some).map_err(|why: String| wrong(name, text, &why)),
+        text => text.parse().map(Some).map_err(|why: String| Failure::variable(name, text, &why)),
     }
 }
 
@@ -136,7 +136,7 @@ where
 {
     match value.trim() {
         "" => Ok(None),
-        text => cli::number_in(text, range).map(Some).map_err(|allowed| wrong(name, text, &allowed)),
+        text => cli::number_in(text, range).map(Some).map_err(|allowed| Failure::variable(name, text, &allowed)),
     }
 }
 
@@ -154,7 +154,7 @@ impl Variables<'_> {
 
     fn number(&self, name: &str) -> Result<Option<usize>, Failure> {
         let Some(text) = self.text(name) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| wrong(name, &text, "it is to be a number"))
+        text.parse().map(Some).map_err(|_| Failure::variable(name, &text, "it is to be a number"))
     }
 
     /// The value of the first of these variables that is set.
@@ -167,14 +167,15 @@ impl Variables<'_> {
         let name = "MASTER_PORT";
         let Some(text) = self.text(name) else { return Ok(None) };
         let port = text.parse().ok().filter(|&port| port != 0);
-        let port: u16 = port.ok_or_else(|| wrong(name, &text, "a port is a number from 1 to 65535"))?;
+        let port: u16 = port.ok_or_else(|| Failure::variable(name, &text, "a port is a number from 1 to 65535"))?;
         if self.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True") {
             return Ok(Some(port));
         }
         // torchrun itself listens on MASTER_PORT.
         let next = port.checked_add(1);
-        next.map(Some)
-            .ok_or_else(|| wrong(name, &text, "torchrun has that port, the ranks the next, and there is none"))
+        next.map(Some).ok_or_else(|| {
+            Failure::variable(name, &text, "torchrun has that port, the ranks the next, and there is none")
+        })
     }
 
     /// The host that the environment gives to the ranks.
@@ -185,14 +186,10 @@ impl Variables<'_> {
             host.rsplit_once(':').is_some_and(|(front, _)| !front.contains(':') || front.ends_with(']'))
         };
         match host.as_ref().filter(|host| has_port(host)) {
-            Some(host) => Err(wrong(name, host, "the port is for MASTER_PORT")),
+            Some(host) => Err(Failure::variable(name, host, "the port is for MASTER_PORT")),
             None => Ok(host),
         }
     }
-}
-
-fn wrong(name: &str, value: &str, why: &str) -> Failure {
-    Failure::usage(format!("{name} is {value:?} in the environment: {why}; correct it, or unset it"))
 }
 
 impl Launcher {
@@ -242,7 +239,7 @@ fn job_place_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -
     if local.is_some_and(|local| local > world) {
         let (local_name, local) = (launcher.local[0], local.unwrap_or_default());
         let what = format!("there are only {world} ranks by {}", launcher.world[0]);
-        return Err(wrong(local_name, &local.to_string(), &what));
+        return Err(Failure::variable(local_name, &local.to_string(), &what));
     }
     let one_host = local == Some(world) || hosts == Some(1);
     let mut identity: Vec<String> = launcher.job.iter().filter_map(|name| variables.text(name)).collect();

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use clap::{Command, Parser};
 use nix::errno::Errno;
+use tracing_subscriber::EnvFilter;
 
 use crate::cli;
 
@@ -48,6 +49,11 @@ impl Failure {
     /// A failure caused by invalid arguments.
     pub fn usage(text: impl Into<String>) -> Self {
         Self { kind: Kind::Usage, text: text.into() }
+    }
+
+    /// A failure caused by an environment variable with a value that is not allowed.
+    pub(crate) fn variable(name: &str, value: &str, why: &str) -> Self {
+        Self::usage(format!("{name} is {value:?} in the environment: {why}; correct it, or unset it"))
     }
 
     /// The end of another rank, which ends this process too.
@@ -229,7 +235,7 @@ pub(crate) fn run_as<A: Parser>(
 ) -> ExitCode {
     let result = cli::parse(command).and_then(|line| {
         let Some(line) = line else { return Ok(()) };
-        log_to_stderr(line.log.as_deref());
+        log_to_stderr(line.log.as_deref())?;
         body(line.args)
     });
     let Err(failure) = result else { return ExitCode::SUCCESS };
@@ -251,15 +257,18 @@ static LAST_WARNING: Mutex<String> = Mutex::new(String::new());
 
 /// Prints the library's log events of a level, or those that `RUST_LOG` asks for; without both,
 /// keeps the last warning for a failure that it may explain.
-fn log_to_stderr(level: Option<&str>) {
-    use tracing_subscriber::EnvFilter;
-    let asked_for = level.map_or_else(EnvFilter::try_from_default_env, |level| Ok(EnvFilter::new(level)));
-    if let Ok(filter) = asked_for {
+fn log_to_stderr(level: Option<&str>) -> Result<(), Failure> {
+    let variable = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|value| !value.is_empty());
+    if let Some(asked_for) = level.or(variable.as_deref()) {
+        let filter = EnvFilter::try_new(asked_for);
+        let filter =
+            filter.map_err(|error| Failure::variable(EnvFilter::DEFAULT_ENV, asked_for, &error.to_string()))?;
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
-        return;
+        return Ok(());
     }
     let keep = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("warn")).with_writer(|| Keep);
     keep.without_time().with_level(false).with_target(false).with_ansi(false).init();
+    Ok(())
 }
 
 /// A log writer that stores each event in [`LAST_WARNING`].

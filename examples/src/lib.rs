@@ -27,6 +27,7 @@ pub mod kv;
 mod launcher;
 pub mod load;
 pub mod message;
+pub mod output;
 pub mod pingpong;
 pub mod placement;
 pub mod plan;

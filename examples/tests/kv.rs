@@ -58,6 +58,7 @@ fn connections_are_set_up_by_tcp() {
 
 #[test]
 fn impossible_arguments_are_refused() {
+    fail("kv", &[], "give a command: serve, get, put");
     fail("kv", &["serve", "127.0.0.1", "--memory=4K", "--keys=1000"], "give more --memory or fewer --keys");
     fail("kv", &["serve", "127.0.0.1", "--keys=0"], "--keys");
     fail("kv", &["get", "127.0.0.1:80", "key"], "--port 80");

@@ -44,11 +44,13 @@ fn files_are_written() {
     assert!(report["report"]["results"][0]["prediction"]["levels"][0]["bytes"].as_f64().unwrap() > 0.0);
     assert!(std::fs::read_to_string(&svg).unwrap().contains("</svg>"));
     std::fs::remove_dir_all(&folder).unwrap();
-    fail("plan", &["--svg", svg_path], "cannot write");
+    fail("plan", &["--svg", svg_path], &format!("cannot create {svg_path}"));
 
-    let out = succeed("plan", &["--json", "-"]);
-    assert_eq!(out.lines().count(), 1, "{out}");
-    serde_json::from_str::<Value>(&out).unwrap();
+    for printed in [&["--json", "-"][..], &["--json"]] {
+        let out = succeed("plan", printed);
+        assert_eq!(out.lines().count(), 1, "{out}");
+        serde_json::from_str::<Value>(&out).unwrap();
+    }
 }
 
 /// Rows of an all-reduce whose time is 2 us per message and 1 ns per byte sent.

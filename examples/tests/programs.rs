@@ -70,6 +70,8 @@ mod devinfo {
         fail("devinfo", &["-d", "soft0:7"], "no port 7");
         fail("devinfo", &["-d", "soft0:x"], "--device");
         fail("devinfo", &["--bogus"], "--bogus");
+        let wrong = finish(program("devinfo").env("RUST_LOG", "rdma=loud").spawn().unwrap());
+        has_failed("devinfo", &wrong, "RUST_LOG is \"rdma=loud\" in the environment");
         assert!(succeed("devinfo", &["-d", "soft0:1"]).contains("port:\t1"));
     }
 

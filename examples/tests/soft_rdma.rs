@@ -45,6 +45,7 @@ fn mistakes_are_explained() {
     let folder = folder("mistakes");
     has_failed("soft-rdma", &launch(&folder, &["/nonexistent"]), "/nonexistent: No such file");
     has_failed("soft-rdma", &launch(&folder, &[]), "<PROGRAM>");
+    has_failed("soft-rdma", &launch(&folder, &["--chek", "true"]), "unexpected argument '--chek'");
     has_failed("soft-rdma", &launch(Path::new("/proc/self/fd"), &["true"]), "XDG_CACHE_HOME sets another folder");
     has_failed("soft-rdma", &launch(&folder, &["--check", "no-such-program"]), "no-such-program is not in PATH");
 }

@@ -103,6 +103,7 @@ fn grids_that_do_not_fit_are_refused() {
     refused(&["-r", "4"], "4 ranks for a grid of --dp 2 x --tp 2 x --pp 2 = 8");
     refused(&["--dp", "0"], "give 1 to 1000000");
     refused(&["--fit", "/nonexistent.json"], "cannot read /nonexistent.json");
+    refused(&["-n", "1000000", "--json", "/nonexistent/x"], "cannot create /nonexistent/x");
     refused(&["--dp", "256"], "1024 ranks are too many for this machine, at most 256");
     refused(&["--hidden", "1000000"], "--dry-run for the planner's figures alone");
 }

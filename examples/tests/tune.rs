@@ -122,6 +122,8 @@ fn bad_files_and_arguments_are_refused() {
     std::fs::write(&foreign, "{\n\"program\": \"all_reduce\"}").unwrap();
     fail("tune", &["--table", &foreign], "unknown field `program`, expected `entries` at line 2");
     fail("tune", &["--table", "/nonexistent/table.json"], "cannot write the table of algorithms");
+    let table = folder.file("table.json");
+    fail("tune", &["--table", &table, "--json", "/nonexistent/x"], "cannot create /nonexistent/x");
     fail("tune", &["-r", "1"], "one rank has no choice");
     fail("tune", &["--sizes", "2"], "--sizes 2 is less than one element");
     fail("tune", &["--ops", "magic"], "invalid value 'magic'");

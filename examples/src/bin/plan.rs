@@ -4,14 +4,14 @@
 //! measured runs. The library's module `plan` documents the model.
 #![forbid(unsafe_code)]
 
-use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use rdma_examples::Failure;
 use rdma_examples::cli::{self, Size};
+use rdma_examples::output::{JsonOptions, Output};
 use rdma_examples::plan::{self, Algorithm, Fit, FitError, Kind, Network, Operation, Report, Training, units};
 use serde_json::{Value, json};
 
@@ -46,9 +46,8 @@ struct Args {
     training: TrainingOptions,
     #[command(flatten)]
     fit: FitOptions,
-    /// Write the predictions to a file as one JSON object; - is standard output, without the table
-    #[arg(short = 'J', long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonOptions,
     /// Draw the network with the loads of the largest size and the best algorithm
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -143,7 +142,6 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), Failure> {
     let mut out = io::stdout();
-    let is_quiet = args.json.as_deref() == Some(Path::new("-"));
     let training = args.training.parameters.map(|parameters| {
         let TrainingOptions { bytes, step, .. } = args.training;
         Training { parameters, bytes, step }
@@ -158,18 +156,18 @@ fn run(args: Args) -> Result<(), Failure> {
         None => args.network.network(args.ranks)?,
     };
     let report = Report::new(&network, args.operation, args.algo, &sizes)?;
-    if !is_quiet {
+    if !args.json.is_printed() {
         fitted.iter().try_for_each(|fitted| fitted.print(&mut out))?;
         training.iter().try_for_each(|training| writeln!(out, "# {}", training.describe(args.ranks)))?;
         report.print(&mut out)?;
     }
-    if let Some(path) = &args.json {
+    if let Some(mut file) = args.json.create()? {
         let fit = fitted.as_ref().map(Fitted::json);
         let json = json!({"program": "plan", "training": training, "fit": fit, "report": report});
-        write_file(path, &format!("{json}\n"))?;
+        file.line(&json.to_string())?;
     }
     if let (Some(path), Some(row)) = (&args.svg, report.last_best()) {
-        write_file(path, &plan::draw(&report, row))?;
+        Output::create(path)?.line(&plan::draw(&report, row))?;
     }
     Ok(())
 }
@@ -236,12 +234,4 @@ fn print_error(out: &mut dyn Write, rows: &str, error: &FitError) -> io::Result<
     let (median, worst) = (100.0 * error.median, 100.0 * error.worst);
     let (count, size) = (error.rows, error.worst_size);
     writeln!(out, "# Error on {count} rows, {rows}: median {median:.0} %, worst {worst:.0} % at {size:.0} bytes")
-}
-
-/// Writes a file; `-` is standard output.
-fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
-    if path == Path::new("-") {
-        return Ok(io::stdout().write_all(text.as_bytes())?);
-    }
-    fs::write(path, text).map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))
 }

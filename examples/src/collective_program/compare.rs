@@ -21,7 +21,7 @@ pub(crate) struct Comparison {
 impl<'a> Session<'a> {
     /// Connects the ranks of a group for comparisons; collective.
     pub(crate) fn for_comparisons(args: &'a Args, group: &'a mut Group) -> Result<Self, Failure> {
-        let Connected { comm, .. } = connect(args, group, true, args.is_json_printed())?;
+        let Connected { comm, .. } = connect(args, group, true, args.json.is_printed())?;
         let transport = comm.transports().main();
         let (table, hosts) = (AlgorithmTable::default(), hosts(group));
         let chooser = Chooser { is_tuned: false, algorithm: None, table, hosts, transport };

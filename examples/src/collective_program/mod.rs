@@ -83,7 +83,7 @@ pub(crate) fn check_memory(ranks: usize, size: Size, is_uneven: bool) -> Result<
 fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) -> Result<(), Failure> {
     let roots = group.agree("the root", args.roots(ranks))?;
     let is_first = group.rank() == 0;
-    let is_json_printed = args.is_json_printed();
+    let is_json_printed = args.json.is_printed();
     let steps = steps(collective, args, roots.len())?;
     let report = Report::new(collective.name(), args, is_first, steps);
     let report = group.agree("the files of the report", report)?;

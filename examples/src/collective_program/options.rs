@@ -12,6 +12,7 @@ use crate::cli::{self, Size};
 use crate::collectives::{Algorithm, Collective, Reduction, TensorPlace, Transport, Tuning};
 use crate::connect::{ConnectionOptions, Method};
 use crate::device::{DeviceOptions, RailOptions};
+use crate::output::JsonOptions;
 use crate::placement::PlacementOptions;
 
 /// Options of every collective's program.
@@ -111,10 +112,9 @@ pub(crate) struct Args {
     /// Each rank sends another number of elements to each rank
     #[arg(long)]
     pub(super) uneven: bool,
-    /// Write one JSON object to a file; without a file, print it in place of the table
-    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    #[command(flatten)]
     #[serde(skip)]
-    pub(crate) json: Option<PathBuf>,
+    pub(crate) json: JsonOptions,
     /// Write the table to a file as comma-separated values
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
@@ -233,11 +233,6 @@ impl Args {
     /// Number of aggregators.
     pub(super) fn aggregators(&self) -> usize {
         if self.algorithm() == Some(Algorithm::InNetwork) { self.aggregators.unwrap_or(1) } else { 0 }
-    }
-
-    /// Whether the report goes to standard output as JSON, in place of the table.
-    pub(super) fn is_json_printed(&self) -> bool {
-        self.json.as_ref().is_some_and(|file| file.as_os_str() == "-")
     }
 
     /// The element types to measure, by nccl-tests' names.

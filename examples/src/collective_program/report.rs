@@ -1,7 +1,6 @@
 //! The report of a run: nccl-tests' table, JSON and comma-separated values.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -9,6 +8,7 @@ use serde_json::{Value, json};
 use super::options::Args;
 use super::plot;
 use crate::Failure;
+use crate::output::Output;
 use crate::progress::Progress;
 use crate::table::{self, CSV_HEAD, CollectiveRow};
 
@@ -29,35 +29,11 @@ pub(super) struct Report {
     done: usize,
 }
 
-/// An open file and its name.
-#[derive(Debug)]
-struct Output {
-    name: String,
-    file: BufWriter<File>,
-}
-
-impl Output {
-    /// Creates a file: before the measurements, whose results it must be able to keep.
-    fn create(path: &Path) -> Result<Self, Failure> {
-        let name = path.display().to_string();
-        match File::create(path) {
-            Ok(file) => Ok(Self { name, file: BufWriter::new(file) }),
-            Err(error) => Err(Failure::new(format!("cannot create {name}: {error}; give another path"))),
-        }
-    }
-
-    fn line(&mut self, line: &str) -> Result<(), Failure> {
-        let written = writeln!(self.file, "{line}").and_then(|()| self.file.flush());
-        written.map_err(|error| Failure::new(format!("cannot write {}: {error}", self.name)))
-    }
-}
-
 impl Report {
     /// Opens the files of the report of a run of `steps` rows.
     pub(super) fn new(name: &'static str, args: &Args, is_first: bool, steps: usize) -> Result<Self, Failure> {
-        let is_json_printed = args.is_json_printed();
         let create = |path: Option<&Path>| path.filter(|_| is_first).map(Output::create).transpose();
-        let json = create(args.json.as_deref().filter(|_| !is_json_printed))?;
+        let json = if is_first { args.json.create()? } else { None };
         let mut csv = create(args.csv.as_deref())?;
         let plot = create(args.plot.as_deref())?;
         let read = |path: &PathBuf| Ok((format!("{}:", stem(path)), plot::read(path)?));
@@ -67,7 +43,18 @@ impl Report {
         }
         let progress = Progress::new(if is_first { steps } else { 0 });
         let rows = Vec::new();
-        Ok(Self { name, is_first, is_json_printed, json, csv, plot, earlier, rows, progress, done: 0 })
+        Ok(Self {
+            name,
+            is_first,
+            is_json_printed: args.json.is_printed(),
+            json,
+            csv,
+            plot,
+            earlier,
+            rows,
+            progress,
+            done: 0,
+        })
     }
 
     /// Whether this rank prints the table.
@@ -127,10 +114,8 @@ impl Report {
         if self.is_first {
             let mut report = facts;
             report["results"] = json!(self.rows);
-            match &mut self.json {
-                Some(file) => file.line(&report.to_string())?,
-                None if self.is_json_printed => writeln!(io::stdout(), "{report}")?,
-                None => {}
+            if let Some(file) = &mut self.json {
+                file.line(&report.to_string())?;
             }
             if let Some(file) = &mut self.plot {
                 let own = if self.earlier.is_empty() { "" } else { "this run:" };

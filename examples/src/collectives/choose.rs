@@ -166,7 +166,7 @@ impl AlgorithmTable {
         let failure = |cause: String, advice: &str| {
             Failure::new(format!("cannot read the table of algorithms {}: {cause}{advice}", path.display()))
         };
-        let text = std::fs::read_to_string(path).map_err(|error| failure(error.to_string(), ""))?;
+        let text = std::fs::read_to_string(path).map_err(|error| failure(error.to_string(), "; give another path"))?;
         Self::parse(&text).map_err(|cause| failure(cause, "; correct it, or let tune write another"))
     }
 
@@ -177,7 +177,9 @@ impl AlgorithmTable {
     pub fn write(&self, path: &Path) -> Result<(), Failure> {
         let text = serde_json::to_string_pretty(self).map_err(|error| error.to_string());
         let written = text.and_then(|text| std::fs::write(path, text + "\n").map_err(|error| error.to_string()));
-        let failure = |cause| Failure::new(format!("cannot write the table of algorithms {}: {cause}", path.display()));
+        let failure = |cause| {
+            Failure::new(format!("cannot write the table of algorithms {}: {cause}; give another path", path.display()))
+        };
         written.map_err(failure)
     }
 

@@ -63,7 +63,6 @@ pub struct Options {
     /// The program and its arguments
     #[arg(
         trailing_var_arg = true,
-        allow_hyphen_values = true,
         value_name = "PROGRAM",
         required_unless_present_any = ["check", "fault", "print_sysfs"]
     )]
@@ -128,7 +127,8 @@ pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
         command.env(faults::VARIABLE, plan.to_string());
     }
     let error = command.exec();
-    Err(Failure::new(format!("{}: {error}", Path::new(program).display())))
+    let program = Path::new(program).display();
+    Err(Failure::new(format!("{program}: {error}; give the path of a program, or the name of one in PATH")))
 }
 
 impl Options {

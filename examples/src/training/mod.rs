@@ -42,7 +42,8 @@ pub fn run() -> ExitCode {
 fn train(args: &Args) -> Result<(), Failure> {
     args.model.check(&args.grid)?;
     if args.planner.dry_run {
-        return Report::new(args, Planner::new(args)?, None)?.conclude(&json!({}));
+        let planner = Planner::new(args)?;
+        return Report::new(args, planner, None)?.conclude(args.json.create()?, &json!({}));
     }
     let planner = Planner::new(args)?;
     let ranks = args.placement.ranks.unwrap_or(args.grid.ranks());
@@ -78,7 +79,9 @@ fn check_memory(args: &Args, ranks: usize) -> Result<(), Failure> {
 /// Runs one rank.
 fn rank(args: &Args, planner: Planner, group: &mut Group) -> Result<(), Failure> {
     group.agree("the grid", args.grid.check_ranks(group.world()))?;
-    let (is_first, stdout_taken) = (group.rank() == 0, args.is_json_printed());
+    let json = if group.rank() == 0 { args.json.create() } else { Ok(None) };
+    let json = group.agree("the file of the report", json)?;
+    let (is_first, stdout_taken) = (group.rank() == 0, args.json.is_printed());
     let chosen = args.device.open_together(group)?;
     let cores = placement::bind(group, args.placement.bind);
     if is_first {
@@ -90,7 +93,7 @@ fn rank(args: &Args, planner: Planner, group: &mut Group) -> Result<(), Failure>
     let mut worker = Worker::new(&Connector { args, chosen: &chosen, tuning }, group)?;
     let measured = measure(args, &mut worker, group)?;
     if is_first {
-        Report::new(args, planner, Some(&measured))?.conclude(&facts(&chosen.line))
+        Report::new(args, planner, Some(&measured))?.conclude(json, &facts(&chosen.line))
     } else {
         measured.verdict()
     }

@@ -11,6 +11,7 @@ use crate::cli::{self, Size};
 use crate::collectives::Transport;
 use crate::connect::ConnectionOptions;
 use crate::device::DeviceOptions;
+use crate::output::JsonOptions;
 use crate::placement::PlacementOptions;
 use crate::plan::{self, units};
 
@@ -53,10 +54,9 @@ pub(super) struct Args {
     /// How ranks reach each other's memory
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
-    /// Write one JSON object to a file; without a file, print it in place of the table
-    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    #[command(flatten)]
     #[serde(skip)]
-    pub(super) json: Option<PathBuf>,
+    pub(super) json: JsonOptions,
 }
 
 /// The course of a step.
@@ -97,11 +97,6 @@ pub(super) struct PlannerOptions {
 }
 
 impl Args {
-    /// Whether the report goes to standard output as JSON, in place of the table.
-    pub(super) fn is_json_printed(&self) -> bool {
-        self.json.as_ref().is_some_and(|file| file.as_os_str() == "-")
-    }
-
     /// Gradients of a bucket.
     pub(super) fn bucket(&self) -> usize {
         self.step.bucket.0 / 2

@@ -1,7 +1,6 @@
 //! The table and the JSON of a run, with the planner's figures.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -12,6 +11,7 @@ use super::model::{BYTES, Traffic};
 use super::options::Args;
 use super::step::Tallies;
 use crate::Failure;
+use crate::output::Output;
 use crate::plan::units::{show_bytes, show_time};
 use crate::plan::{self, Fit, Network, Training};
 
@@ -160,17 +160,16 @@ impl<'a> Report<'a> {
         Ok(Self { args, planner, rows, step: measured.map(|measured| measured.step) })
     }
 
-    /// Writes the report where the options say.
+    /// Writes the report to a file of `--json`, and prints it unless that is standard output.
     ///
     /// # Errors
     /// If there are wrong values, or the report cannot be written.
-    pub(super) fn conclude(&self, facts: &Value) -> Result<(), Failure> {
-        let mut out = io::stdout();
-        if let Some(path) = &self.args.json {
-            self.write_json(path, facts)?;
+    pub(super) fn conclude(&self, json: Option<Output>, facts: &Value) -> Result<(), Failure> {
+        if let Some(mut file) = json {
+            file.line(&self.json(facts).to_string())?;
         }
-        if !self.args.is_json_printed() {
-            self.print(&mut out)?;
+        if !self.args.json.is_printed() {
+            self.print(&mut io::stdout())?;
         }
         let wrong: u64 = self.rows.iter().filter_map(|row| row.measured?.wrong).sum();
         if wrong > 0 {
@@ -179,17 +178,13 @@ impl<'a> Report<'a> {
         Ok(())
     }
 
-    fn write_json(&self, path: &Path, facts: &Value) -> Result<(), Failure> {
+    fn json(&self, facts: &Value) -> Value {
         let mut report = facts.clone();
         report["program"] = json!("training_step");
         (report["grid"], report["model"]) = (json!(self.args.grid), json!(self.args.model));
         (report["planner"], report["step_seconds"]) = (json!(self.planner.describe()), json!(self.step));
         report["results"] = json!(self.rows);
-        if self.args.is_json_printed() {
-            return Ok(writeln!(io::stdout(), "{report}")?);
-        }
-        let written = std::fs::write(path, format!("{report}\n"));
-        written.map_err(|error| Failure::new(format!("cannot write {}: {error}; give another path", path.display())))
+        report
     }
 
     fn print(&self, out: &mut dyn Write) -> io::Result<()> {

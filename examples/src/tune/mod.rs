@@ -8,7 +8,7 @@ mod options;
 mod record;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::json;
@@ -20,6 +20,7 @@ use crate::cli::Size;
 use crate::collective_program::{Session, check_memory};
 use crate::collectives::{AlgorithmTable, Collective, algorithm_name};
 use crate::failure::{is_launched, run_as};
+use crate::output::Output;
 use crate::progress::Progress;
 use crate::{Failure, launcher, placement, table};
 
@@ -35,13 +36,13 @@ fn tune(args: &Args) -> Result<(), Failure> {
     let terms = Terms::new("tune", args, Roles::Ranks, args.placement.timeout);
     placement::run(place, &terms, |group| {
         let is_first = group.rank() == 0;
-        let read = if is_first && !is_launched() { read_table(&args.table()) } else { Ok(AlgorithmTable::default()) };
-        let table = group.agree("the table of algorithms", read)?;
+        let files = if is_first && !is_launched() { Files::open(args).map(Some) } else { Ok(None) };
+        let files = group.agree("the files of the results", files)?;
         let records = measure(args, &sizes, group)?;
-        match (is_first, is_launched()) {
-            (true, true) => Ok(writeln!(io::stdout(), "{}", json!(records))?),
-            (true, false) => finish(args, table, &records),
-            (false, _) => Ok(()),
+        match files {
+            Some(files) => files.finish(args, &records),
+            None if is_first => Ok(writeln!(io::stdout(), "{}", json!(records))?),
+            None => Ok(()),
         }
     })
 }
@@ -53,14 +54,14 @@ fn tune_here(args: &Args, sizes: &[Size]) -> Result<(), Failure> {
         return Err(Failure::usage(format!("--ranks {most}: one rank has no choice; give 2 or more")));
     }
     check_memory(most, sizes.last().copied().unwrap_or(Size(0)), true)?;
-    let table = read_table(&args.table())?;
+    let files = Files::open(args)?;
     let mut records = Vec::new();
     for ranks in counts(most) {
         let printed = launcher::launch_reading(ranks, Roles::Ranks)?;
         let of_job: Result<Vec<Record>, _> = serde_json::from_str(&printed);
         records.extend(of_job.map_err(|error| Failure::new(format!("rank 0 did not print its records: {error}")))?);
     }
-    finish(args, table, &records)
+    files.finish(args, &records)
 }
 
 /// The powers of two up to a number of ranks, and the number.
@@ -69,12 +70,44 @@ fn counts(most: usize) -> Vec<usize> {
     powers.take_while(|&ranks| ranks < most).chain([most]).collect()
 }
 
-/// The table to which records are added.
-fn read_table(path: &Path) -> Result<AlgorithmTable, Failure> {
-    let table = if path.exists() { AlgorithmTable::read(path)? } else { AlgorithmTable::default() };
-    // Measurements take long: an unwritable file must be found before them.
-    table.write(path)?;
-    Ok(table)
+/// The files of the results. Measurements take long: what cannot be written is found before them.
+struct Files {
+    path: PathBuf,
+    /// The table to which records are added.
+    table: AlgorithmTable,
+    json: Option<Output>,
+}
+
+impl Files {
+    fn open(args: &Args) -> Result<Self, Failure> {
+        let path = args.table();
+        let table = if path.exists() { AlgorithmTable::read(&path)? } else { AlgorithmTable::default() };
+        table.write(&path)?;
+        Ok(Self { path, table, json: args.json.create()? })
+    }
+
+    /// Writes the table, and prints the records.
+    fn finish(self, args: &Args, records: &[Record]) -> Result<(), Failure> {
+        let Self { path, mut table, json } = self;
+        merge(&mut table, records);
+        table.write(&path)?;
+        if let Some(mut file) = json {
+            let entries = &table.entries;
+            let report = json!({ "program": "tune", "table": path, "records": records, "entries": entries });
+            file.line(&report.to_string())?;
+        }
+        if args.json.is_printed() {
+            return Ok(());
+        }
+        print(&mut io::stdout(), records)?;
+        let entries = table.entries.len();
+        writeln!(
+            io::stdout(),
+            "# {} has {entries} entries; --table or RDMA_ALGO_TABLE gives it to a program",
+            path.display()
+        )?;
+        Ok(())
+    }
 }
 
 /// Measures the collectives with the ranks of a group.
@@ -100,28 +133,6 @@ fn measure(args: &Args, sizes: &[Size], group: &mut Group) -> Result<Vec<Record>
         }
     }
     Ok(records)
-}
-
-/// Writes the table, and prints the records.
-fn finish(args: &Args, mut table: AlgorithmTable, records: &[Record]) -> Result<(), Failure> {
-    let path = args.table();
-    merge(&mut table, records);
-    table.write(&path)?;
-    let report = json!({ "program": "tune", "table": path, "records": records, "entries": table.entries }).to_string();
-    match &args.json {
-        Some(_) if args.is_json_printed() => return Ok(writeln!(io::stdout(), "{report}")?),
-        Some(file) => std::fs::write(file, report + "\n")
-            .map_err(|error| Failure::new(format!("cannot write {}: {error}", file.display())))?,
-        None => {}
-    }
-    print(&mut io::stdout(), records)?;
-    let entries = table.entries.len();
-    writeln!(
-        io::stdout(),
-        "# {} has {entries} entries; --table or RDMA_ALGO_TABLE gives it to a program",
-        path.display()
-    )?;
-    Ok(())
 }
 
 /// Prints the fastest algorithm of each record beside the choice without a table.

@@ -12,6 +12,7 @@ use crate::collective_program::{self, table_file};
 use crate::collectives::{Algorithm, Collective, Transport};
 use crate::connect::ConnectionOptions;
 use crate::device::DeviceOptions;
+use crate::output::JsonOptions;
 use crate::placement::PlacementOptions;
 
 /// Measures every algorithm of the collectives on this machine, and writes the table by which
@@ -51,10 +52,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(super) table: Option<PathBuf>,
-    /// Write all times as one JSON object to a file; without a file, print it in place of the table
-    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    #[command(flatten)]
     #[serde(skip)]
-    pub(super) json: Option<PathBuf>,
+    pub(super) json: JsonOptions,
 }
 
 /// The command of the program.
@@ -66,11 +66,6 @@ impl Args {
     /// The file of the table.
     pub(super) fn table(&self) -> PathBuf {
         table_file(self.table.as_deref()).unwrap_or_else(|| PathBuf::from("algorithms.json"))
-    }
-
-    /// Whether the times go to standard output as JSON.
-    pub(super) fn is_json_printed(&self) -> bool {
-        self.json.as_ref().is_some_and(|file| file.as_os_str() == "-")
     }
 
     /// The sizes, from the smallest to the largest.
@@ -126,7 +121,7 @@ impl Args {
         (args.transport, args.warmup) = (self.transport, 2);
         args.budget = Duration::from_millis(if self.quick { 10 } else { 40 });
         // Standard output is for the result.
-        args.json = Some(PathBuf::from("-"));
+        args.json = JsonOptions::printed();
         Ok(args)
     }
 }
