@@ -32,5 +32,5 @@ pub mod word;
 pub use copier::{Copier, CopyFailed};
 pub use copy::{copy, copy_for_peer, copy_ordered};
 pub use reduce::{Operation, Scalar, Stores, reduce};
-pub use shared::{Backing, Mapping, Segment, SegmentView, SharedMemory, SharedMemoryError};
+pub use shared::{Backing, Mapping, Segment, SegmentView, SharedMemory, SharedMemoryError, page_size};
 pub use slice::{SharedSlice, SharedSliceMut, SliceError};

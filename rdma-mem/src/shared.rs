@@ -516,9 +516,15 @@ fn check_memory(len: usize) -> Result<usize, SharedMemoryError> {
     Ok(mapped)
 }
 
+/// Bytes of a page of memory.
+#[must_use]
+pub fn page_size() -> usize {
+    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| usize::try_from(size).ok()).unwrap_or(4096)
+}
+
 fn round_to_pages(len: usize) -> Result<usize, SharedMemoryError> {
-    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| usize::try_from(page).ok());
-    match len.checked_next_multiple_of(page.unwrap_or(4096)) {
+    match len.checked_next_multiple_of(page_size()) {
         Some(mapped) if len > 0 && isize::try_from(mapped).is_ok() => Ok(mapped),
         _ => Err(SharedMemoryError::Size),
     }

@@ -2,6 +2,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rdma_mem::page_size;
+
 use crate::attribute::DeviceAttribute;
 use crate::error::{CudaError, NotExportable, Result};
 use crate::gpu::Gpu;
@@ -154,12 +156,6 @@ fn whole_pages(address: u64, size: usize, page: usize) -> (u64, usize, u64) {
     // Memory ends before the last page of all addresses, so nothing overflows.
     let whole = (size as u64 + offset).next_multiple_of(page);
     (address - offset, usize::try_from(whole).unwrap_or(usize::MAX), offset)
-}
-
-fn page_size() -> usize {
-    // SAFETY: sysconf takes any number.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
 }
 
 #[cfg(test)]

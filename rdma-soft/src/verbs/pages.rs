@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use nix::errno::Errno as SystemErrno;
 use nix::sys::mman::{MmapAdvise, madvise};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::{Pid, SysconfVar, sysconf};
+use nix::unistd::Pid;
+use rdma_mem::page_size;
 
 use super::Errno;
 use crate::os::Named;
@@ -32,11 +33,6 @@ pub(crate) fn populate(address: usize, len: usize, write: bool) -> Result<(), Er
         // Reading one byte of each page shows at least that the page is readable.
         (start..end).step_by(page).try_for_each(read_byte)
     }
-}
-
-fn page_size() -> usize {
-    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
-    size.and_then(|size| usize::try_from(size).ok()).unwrap_or(4096)
 }
 
 fn advise(start: usize, len: usize, write: bool) -> Result<(), Errno> {

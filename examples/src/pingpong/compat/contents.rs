@@ -31,9 +31,7 @@ impl Contents {
     /// The contents of messages to `ibv_srq_pingpong` if `is_shared`, else to a program with one
     /// queue pair.
     pub(super) fn new(size: usize, is_shared: bool) -> Self {
-        use nix::unistd::{SysconfVar, sysconf};
-        let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| usize::try_from(page).ok());
-        Self::with_pages(size, page.unwrap_or(4096).max(1), is_shared)
+        Self::with_pages(size, rdma_mem::page_size(), is_shared)
     }
 
     fn with_pages(size: usize, page: usize, is_shared: bool) -> Self {

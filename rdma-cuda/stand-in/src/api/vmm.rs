@@ -8,6 +8,8 @@ use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
+use rdma_mem::page_size;
+
 use super::context::current;
 use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::entry::{Out, call, new_handle, put};
@@ -227,14 +229,6 @@ extern "C" fn cuMemGetHandleForAddressRange(
 fn reopen(descriptor: c_int) -> Result<File, Code> {
     let path = format!("/proc/self/fd/{descriptor}");
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_CLOEXEC).open(path).map_err(|_| INVALID_VALUE)
-}
-
-fn page_size() -> usize {
-    nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
-        .ok()
-        .flatten()
-        .and_then(|size| size.try_into().ok())
-        .unwrap_or(4096)
 }
 
 const _: () = assert!(size_of::<Properties>() == 32);
