@@ -5,7 +5,8 @@
 //! * [`program`]: runs a program under a time limit and checks how it ended.
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
 //! * [`OnEvent`] and [`where_logging_panics`]: log subscribers from a function.
-//! * [`skip`] and [`lacks`]: report tests that cannot run here.
+//! * [`skip`] and [`lacks`]: report tests that cannot run here; [`has_recorded_compiler`] asks for
+//!   the compiler of the tests that must not compile.
 //!
 //! No test waits longer than [`LIMIT`] for another process, so a hang becomes a failure that names
 //! the awaited thing.
@@ -48,6 +49,22 @@ pub fn skip(reason: &str) {
 pub fn lacks(reason: &str) {
     assert!(std::env::var_os("CI").is_none_or(|value| value != "true"), "in CI, this test must run: {reason}");
     skip(reason);
+}
+
+/// Whether this compiler words its messages as they are recorded for tests that must not compile.
+/// If not, reports the running test as skipped.
+#[must_use]
+pub fn has_recorded_compiler() -> bool {
+    /// Other releases word their messages differently.
+    const RECORDED_WITH: &str = "rustc 1.95.";
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
+    let version = std::process::Command::new(rustc).arg("-V").output();
+    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let is_it = version.starts_with(RECORDED_WITH);
+    if !is_it {
+        skip(&format!("messages are recorded with {RECORDED_WITH}x, this is {}", version.trim()));
+    }
+    is_it
 }
 
 /// Waits until a condition holds.
