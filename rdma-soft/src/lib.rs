@@ -14,6 +14,9 @@
 //! events; completion channels and asynchronous events with pollable descriptors; the extended
 //! interfaces `ibv_wr_*` and `ibv_cq_ex`. Errors, retries and timers follow the specification.
 //!
+//! Unreliable connections (UC): sends and RDMA writes, with and without immediate data. A message
+//! without a receive, or for which there is no room for a second, is lost without an error.
+//!
 //! Unreliable datagrams (UD): address handles, also made from completions; sends of up to 4096
 //! bytes with and without immediate data; a 40-byte GRH area in front of each receive, filled as
 //! the kernel's rxe fills it; Q_Keys; multicast groups across processes. A datagram is lost, and
@@ -24,11 +27,15 @@
 //! queue pair to the error state; a failed send moves the queue pair to SQE, where it still
 //! receives.
 //!
-//! Connections ([`rdmacm`]): all of librdmacm except shared receive queues and `AF_IB` addresses,
-//! to every IPv4 and IPv6 address of this host, with the events, states, private data, times and
-//! retries of Linux on RoCE. Ports are names of abstract Unix sockets, so the kernel decides which
-//! process has a port and frees the port when the process dies. When a process dies, its peers get
-//! the same events as if the process had destroyed its ids.
+//! Shared receive queues serve queue pairs of every transport. Regions can be on-demand
+//! (`IBV_ACCESS_ON_DEMAND`, for reliable connections), also implicitly, for the whole address
+//! space.
+//!
+//! Connections ([`rdmacm`]): all of librdmacm except `AF_IB` addresses, to every IPv4 and IPv6
+//! address of this host, with the events, states, private data, times and retries of Linux on RoCE.
+//! Ports are names of abstract Unix sockets, so the kernel decides which process has a port and
+//! frees the port when the process dies. When a process dies, its peers get the same events as if
+//! the process had destroyed its ids.
 //!
 //! Several devices of a host are ports of one network, like several NICs on one switch: queue pairs
 //! of any two of them connect, also within a process. Each device has a name, a GUID, a GID and,
@@ -87,4 +94,4 @@ mod verbs;
 pub use cm::rdmacm;
 pub use copier::CopierThreads;
 pub use os::failed_call;
-pub use verbs::{check_environment, ibverbs, is_soft, register_foreign};
+pub use verbs::{check_environment, ibverbs, register_foreign};

@@ -61,7 +61,7 @@ mod srq;
 mod strings;
 mod table;
 
-pub use device::{check_environment, is_soft};
+pub use device::check_environment;
 pub use mr::register_foreign;
 pub use table::ibverbs;
 pub(crate) use table::{GET_ASYNC_EVENT, GET_CQ_EVENT};

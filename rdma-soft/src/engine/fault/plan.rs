@@ -36,12 +36,6 @@ impl FaultPlan {
     pub fn seed(&self) -> u64 {
         self.seed
     }
-
-    /// The same rules with another seed.
-    #[must_use]
-    pub fn with_seed(self, seed: u64) -> Self {
-        Self { seed, ..self }
-    }
 }
 
 impl core::str::FromStr for FaultPlan {
