@@ -590,5 +590,4 @@ impl Machine {
 }
 
 #[cfg(test)]
-#[path = "machine_tests.rs"]
 mod tests;

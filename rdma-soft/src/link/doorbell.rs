@@ -35,5 +35,4 @@ pub(crate) fn must_ring<W: Word>(asleep: &W) -> bool {
 }
 
 #[cfg(all(test, loom))]
-#[path = "loom_tests.rs"]
 mod loom_tests;

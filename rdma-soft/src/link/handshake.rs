@@ -344,5 +344,4 @@ fn fd_of(memory: &SharedMemory) -> Result<BorrowedFd<'_>, SharedMemoryError> {
 }
 
 #[cfg(test)]
-#[path = "handshake_tests.rs"]
 mod tests;

@@ -396,5 +396,4 @@ impl<R: Region, const H: usize> Consumer<R, H> {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "ring_tests.rs"]
 mod tests;

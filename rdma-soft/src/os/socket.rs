@@ -261,5 +261,4 @@ fn names_in(table: &[u8], prefix: &str) -> Vec<String> {
 }
 
 #[cfg(test)]
-#[path = "socket_tests.rs"]
 mod tests;

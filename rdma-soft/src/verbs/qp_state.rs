@@ -169,5 +169,4 @@ pub(crate) fn merge(into: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: Attributes
 }
 
 #[cfg(test)]
-#[path = "qp_state_tests.rs"]
 mod tests;
