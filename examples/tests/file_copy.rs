@@ -201,7 +201,9 @@ fn failures_have_a_reason() {
     fs::write(&file, "contents").unwrap();
     fs::create_dir(world.to("name")).unwrap();
     send(file.to_str().unwrap(), "the receiver: cannot write name");
-    fail("file_copy", &["serve", "127.0.0.1", "--port=0", "/nonexistent"], "cannot open the directory /nonexistent");
+    let nowhere = ["serve", "127.0.0.1", "--port=0", "/nonexistent"];
+    fail("file_copy", &nowhere, "cannot open the directory /nonexistent");
+    assert_eq!(text(&run("file_copy", &nowhere).stdout), "", "it does not listen before");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Copies files and directories over `rdma::net`, and resumes copies that were interrupted.
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 
@@ -9,8 +9,9 @@ use clap::{Parser, Subcommand};
 use rdma::aio::block_on;
 use rdma::net::{ListenOptions, Node};
 use rdma_examples::failure::say;
+use rdma_examples::file_copy::{self, Receiver};
 use rdma_examples::service::{self, ServiceOptions};
-use rdma_examples::{Failure, address, file_copy};
+use rdma_examples::{Failure, address};
 use serde_json::json;
 
 /// Senders that a receiver serves at the same time.
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), Failure> {
     match &args.command {
-        Command::Serve { address, directory } => serve(&args, address, directory.clone()),
+        Command::Serve { address, directory } => serve(&args, address, directory),
         Command::Send { address, paths } => send(&args, address, paths),
     }
 }
@@ -69,12 +70,13 @@ impl Args {
     }
 }
 
-fn serve(args: &Args, address: &str, directory: PathBuf) -> Result<(), Failure> {
+fn serve(args: &Args, address: &str, directory: &Path) -> Result<(), Failure> {
     let address = address::resolve(address, args.port)?;
+    let receiver = Receiver::open(directory)?;
     let node = args.node(MAX_SENDERS)?;
     let listener = service::listen(&node, address, &ListenOptions::new())?;
     args.service.print_address(listener.local_addr())?;
-    file_copy::serve(listener, &directory)
+    receiver.serve(listener)
 }
 
 fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {

@@ -18,7 +18,7 @@ mod wire;
 
 use rdma::net::NodeOptions;
 
-pub use receiver::serve;
+pub use receiver::Receiver;
 pub use sender::{Summary, send};
 
 /// The port of a receiver.

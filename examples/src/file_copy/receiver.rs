@@ -21,20 +21,36 @@ use crate::files::tree::{Target, Tree};
 use crate::message::{decode, encode};
 use crate::service::{report, unless_closed};
 
-/// Receives files from all senders into a directory, each sender on a thread of its own.
-///
-/// # Errors
-/// If there is no such directory, or if the listener fails. A sender's failure ends that sender
-/// only, and is reported on standard error.
-pub fn serve(mut listener: Listener, directory: &Path) -> Result<(), Failure> {
-    let cannot_open = |error| Failure::new(format!("cannot open the directory {}: {error}", directory.display()));
-    let tree = Arc::new(Tree::open(directory).map_err(cannot_open)?);
-    loop {
-        let incoming = block_on(listener.accept())?;
-        let (tree, peer) = (Arc::clone(&tree), incoming.peer_addr());
-        thread::Builder::new().spawn(move || {
-            report("file_copy", peer, block_on(receive(incoming, &tree)));
-        })?;
+/// A directory that receives files.
+#[derive(Debug)]
+pub struct Receiver(Arc<Tree>);
+
+impl Receiver {
+    /// Opens the directory.
+    ///
+    /// # Errors
+    /// If there is no such directory.
+    pub fn open(directory: &Path) -> Result<Self, Failure> {
+        let failure = |error| {
+            let name = directory.display();
+            Failure::new(format!("cannot open the directory {name}: {error}; give one that exists"))
+        };
+        Ok(Self(Arc::new(Tree::open(directory).map_err(failure)?)))
+    }
+
+    /// Receives files from all senders, each on a thread of its own.
+    ///
+    /// # Errors
+    /// If the listener fails. A sender's failure ends that sender only, and is reported on standard
+    /// error.
+    pub fn serve(&self, mut listener: Listener) -> Result<(), Failure> {
+        loop {
+            let incoming = block_on(listener.accept())?;
+            let (tree, peer) = (Arc::clone(&self.0), incoming.peer_addr());
+            thread::Builder::new().spawn(move || {
+                report("file_copy", peer, block_on(receive(incoming, &tree)));
+            })?;
+        }
     }
 }
 
