@@ -21,8 +21,9 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use rdma_benches::collectives::{Mpi, Operation, Ours, Place, Point, Program};
+use rdma_benches::collectives::{Mpi, Ours, Program};
 use rdma_benches::limit::Writes;
+use rdma_benches::point::{Operation, Place, Point};
 use rdma_benches::stats::{Spread, median, paired_ratio};
 use rdma_benches::table::{self, Table};
 use rdma_benches::{affinity, limit, mode, programs, quiet};

@@ -14,6 +14,7 @@ pub mod limit;
 pub mod mode;
 pub mod null;
 pub mod pair;
+pub mod point;
 pub mod programs;
 pub mod quiet;
 pub mod raw_sequence;

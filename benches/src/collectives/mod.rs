@@ -11,90 +11,8 @@ pub use mpi::Mpi;
 pub use ours::Ours;
 
 use crate::limit::{self, Writes};
+use crate::point::Point;
 use crate::programs::run;
-
-/// A collective operation on `f32`; reductions are sums, and the root is rank 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names of the operations")]
-pub enum Operation {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-    Broadcast,
-}
-
-impl Operation {
-    /// All operations.
-    pub const ALL: [Self; 5] = [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::AllToAll, Self::Broadcast];
-
-    /// The name of the project's program, and of the operation in `collectives.c`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "alltoall",
-            Self::Broadcast => "broadcast",
-        }
-    }
-
-    /// The operation of a name.
-    #[must_use]
-    pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|operation| operation.name() == name)
-    }
-
-    /// The places that are compared. MPI has no broadcast out of place.
-    #[must_use]
-    pub fn places(self) -> &'static [Place] {
-        match self {
-            Self::AllReduce => &[Place::Out, Place::In],
-            Self::Broadcast => &[Place::In],
-            _ => &[Place::Out],
-        }
-    }
-}
-
-/// Whether the output lies in the memory of the input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names of the places")]
-pub enum Place {
-    Out,
-    In,
-}
-
-impl Place {
-    /// Both places.
-    pub const ALL: [Self; 2] = [Self::Out, Self::In];
-
-    /// The name in arguments.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Out => "out",
-            Self::In => "in",
-        }
-    }
-}
-
-/// One point of the comparison.
-#[derive(Clone, Copy, Debug)]
-pub struct Point {
-    /// The operation.
-    pub operation: Operation,
-    /// In place, or out of place.
-    pub place: Place,
-    /// Number of processes.
-    pub ranks: usize,
-    /// Bytes of the larger one of input and output.
-    pub size: usize,
-    /// Operations in the timed loop.
-    pub iterations: usize,
-    /// Operations before the timed loop.
-    pub warmup: usize,
-}
 
 /// A program to be timed.
 #[derive(Clone, Debug)]
@@ -154,15 +72,12 @@ fn read_line(output: &Output, point: Point) -> io::Result<f64> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
 
     use super::*;
-
-    pub(crate) fn point(size: usize) -> Point {
-        Point { operation: Operation::AllReduce, place: Place::Out, ranks: 2, size, iterations: 2, warmup: 1 }
-    }
+    use crate::point::tests::point;
 
     fn read(text: &str, size: usize) -> io::Result<f64> {
         let output = Output { status: ExitStatus::from_raw(0), stdout: text.into(), stderr: Vec::new() };
@@ -174,13 +89,5 @@ pub(crate) mod tests {
         assert!((read("65536 9.8125 0\n", 65536).unwrap() - 9.8125).abs() < 1e-9);
         assert!(read("65536 9.8 3", 65536).is_err());
         assert!(read("8 9.8 0", 65536).is_err());
-    }
-
-    #[test]
-    fn operations_are_found_by_name() {
-        for operation in Operation::ALL {
-            assert_eq!(Operation::of_name(operation.name()), Some(operation));
-        }
-        assert_eq!(Operation::of_name("barrier"), None);
     }
 }

@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::Point;
 use crate::affinity;
+use crate::point::Point;
 use crate::programs::run;
 
 /// The environment variable with the folder of the virtual environments.

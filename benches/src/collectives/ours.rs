@@ -4,7 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::{Place, Point, malformed};
+use super::malformed;
+use crate::point::{Place, Point};
 use crate::programs::run;
 
 /// The folder of the project's programs.

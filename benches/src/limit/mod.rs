@@ -13,7 +13,7 @@ use std::io;
 use std::process::{Command, Stdio};
 
 use crate::affinity;
-use crate::collectives::{Operation, Place, Point};
+use crate::point::{Operation, Place, Point};
 use crate::shared::SharedPages;
 
 use rank::Rank;
@@ -120,7 +120,7 @@ fn lead(point: Point, writes: Writes) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collectives::tests::point;
+    use crate::point::tests::point;
 
     #[test]
     fn arguments_are_read_as_they_were_written() {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::Writes;
 use super::traffic::{self, Method};
 use crate::affinity;
-use crate::collectives::{Operation, Place, Point};
+use crate::point::{Operation, Place, Point};
 use crate::shared::SharedPages;
 
 /// Bytes of a line, and of the small messages of a rank with their number.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::Writes;
 use super::kernel::{self, Stores};
 use super::rank::{Rank, SMALL, number};
-use crate::collectives::{Operation, Place, Point};
+use crate::point::{Operation, Place, Point};
 
 /// A way to do an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
