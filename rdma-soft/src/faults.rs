@@ -19,20 +19,10 @@
 //! ```
 
 use std::io;
-use std::sync::OnceLock;
-
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use rdma_sys::Variable;
 
 pub use crate::engine::fault::{FaultPlan, FaultReport, HELP, ParseFaultError, RuleReport};
-
-use crate::engine::fault::Injected;
-use crate::log::log;
 use crate::node::Node;
-
-/// The environment variable that holds the plan of a process.
-pub const VARIABLE: &str = "RDMA_SOFT_FAULT";
+pub use crate::node::faults::VARIABLE;
 
 /// Sets the plan of this process, in place of an earlier one, and sets its counts to 0.
 ///
@@ -70,32 +60,4 @@ pub fn report() -> io::Result<FaultReport> {
 
 fn node() -> io::Result<&'static Node> {
     Node::get().map_err(|errno| io::Error::from_raw_os_error(errno.0))
-}
-
-/// Returns the plan in the environment; an empty variable counts as unset.
-pub(crate) fn from_environment() -> Result<Option<FaultPlan>, &'static Variable> {
-    let Some(text) = std::env::var_os(VARIABLE).filter(|text| !text.is_empty()) else { return Ok(None) };
-    match text.to_str().map(str::parse) {
-        Some(Ok(plan)) => Ok(Some(plan)),
-        Some(Err(error)) => Err(invalid(&error)),
-        None => Err(invalid(&"it is not text")),
-    }
-}
-
-/// Describes the variable's mistake. The description is made once, so that it can be leaked.
-fn invalid(why: &dyn std::fmt::Display) -> &'static Variable {
-    static INVALID: OnceLock<Variable> = OnceLock::new();
-    INVALID.get_or_init(|| Variable { name: VARIABLE, values: format!("a plan of faults; {why}").leak() })
-}
-
-/// Logs a fault that begins; ends the process if the fault says so. May be called under any lock.
-pub(crate) fn carry_out(injected: Injected) {
-    let Injected { name, qpn, inbound, dies } = injected;
-    log!(INFO, fault = name, qpn, inbound, "a fault is injected");
-    if dies {
-        // As a crash, without a chance to clean up. The kernel ends the process before or while
-        // `abort` runs.
-        let _killed = kill(Pid::this(), Signal::SIGKILL);
-        std::process::abort();
-    }
 }

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
 
+use super::faults;
 use super::source::Source;
 use super::state::{Sink, State};
 use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, QpId};
-use crate::faults;
 use crate::link::Link;
 use crate::link::handshake::Local;
 use crate::link::memory;

@@ -8,6 +8,7 @@
 
 mod agent;
 mod device;
+pub(crate) mod faults;
 mod groups;
 mod peers;
 mod source;

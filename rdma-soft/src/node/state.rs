@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rdma_sys::ibv_wc;
 
+use super::faults;
 use crate::engine::limits::COPY_BUDGET;
 use crate::engine::{
     CqId, Engine, Errand, Errno, Event, Grant, Header, Host, LinkId, Lookup, PeerId, Slot, Source, Time, Transmit,
 };
-use crate::faults;
 use crate::link::Link;
 use crate::link::memory::{Ends, MAX_CAPACITY};
 use crate::link::peer::Peer;

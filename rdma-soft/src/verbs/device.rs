@@ -144,7 +144,7 @@ pub fn check_environment() -> Result<(), &'static Variable> {
         (Variable { name: "RDMA_SOFT_PTRACER", values: "on or off" }, on_or_off),
         (Variable { name: "RDMA_SOFT_CM_TIMEOUT", values: "1 to 60000" }, timeout),
     ];
-    crate::faults::from_environment()?;
+    crate::node::faults::from_environment()?;
     for (variable, is_valid) in &RULES {
         let value = env::var_os(variable.name).filter(|value| !value.is_empty());
         if value.is_some_and(|value| !value.to_str().is_some_and(is_valid)) {
