@@ -77,11 +77,6 @@ pub(crate) struct Ends {
     pub(crate) peer_pulse: Flag,
 }
 
-/// Whether this side accepts a peer's ring capacity.
-pub(crate) fn capacity_is_valid(capacity: usize) -> bool {
-    capacity.is_power_of_two() && capacity as u64 >= MIN_CAPACITY && capacity <= MAX_CAPACITY
-}
-
 impl Memory {
     /// Creates the memory of a link with two rings of `capacity` bytes. Also returns the file to
     /// send to the peer.
@@ -103,8 +98,9 @@ impl Memory {
         Ok(Arc::new(this))
     }
 
+    /// Bytes of the memory; an error for a capacity that is not accepted from a peer.
     fn size(capacity: usize) -> Result<usize, SharedMemoryError> {
-        let is_valid = capacity_is_valid(capacity);
+        let is_valid = capacity.is_power_of_two() && capacity as u64 >= MIN_CAPACITY && capacity <= MAX_CAPACITY;
         is_valid
             .then_some(CONTROL + 2 * capacity)
             .ok_or(SharedMemoryError::Untrusted("is a ring of an impossible size"))
