@@ -31,7 +31,7 @@ use crate::wait::{self, Deadline, Semaphore};
 /// all futures end with [`Error::DriverGone`](super::Error::DriverGone), except those of a queue
 /// pair that was dropped before and that the device refused to destroy: these futures stay pending.
 pub struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDriver>,
     options: DriverOptions,
     cached: Cached,
     fetched: Fetched,
@@ -50,19 +50,19 @@ pub struct Handle {
 
 /// A driver's user. Its drop ends the driver.
 struct User {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDriver>,
 }
 
 /// The state that a driver shares with its handles.
-pub(super) struct Shared {
+pub(super) struct SharedDriver {
     pub(super) cq: CompletionQueue,
     channel: CompletionChannel,
     /// Readable once no handle is left.
     bell: Semaphore,
-    state: Mutex<State>,
+    state: Mutex<DriverState>,
 }
 
-struct State {
+struct DriverState {
     /// The results of the queue pairs' work queues.
     results: Vec<&'static Results<Report>>,
     is_driven: bool,
@@ -80,8 +80,8 @@ impl Driver {
     pub fn new(device: &Device, options: &DriverOptions) -> Result<(Self, Handle)> {
         let channel = device.create_completion_channel()?;
         let cq = device.cq_builder(options.depth).channel(&channel).build()?;
-        let state = State { results: Vec::new(), is_driven: true, is_used: true, driver: None };
-        let shared = Arc::new(Shared { cq, channel, bell: Semaphore::new()?, state: Mutex::new(state) });
+        let state = DriverState { results: Vec::new(), is_driven: true, is_used: true, driver: None };
+        let shared = Arc::new(SharedDriver { cq, channel, bell: Semaphore::new()?, state: Mutex::new(state) });
         let handle = Handle { user: Arc::new(User { shared: Arc::clone(&shared) }) };
         let (cached, fetched) = (Cached::nothing(), Fetched::new());
         Ok((Self { shared, options: options.clone(), cached, fetched, is_armed: false, idle: 0 }, handle))
@@ -177,7 +177,7 @@ impl Driver {
             if fetched > 0 || !self.is_used() || deadline.is_over() {
                 return Ok(fetched);
             }
-            let Shared { channel, bell, .. } = &*self.shared;
+            let SharedDriver { channel, bell, .. } = &*self.shared;
             wait::any_readable([Some(channel.inner.fd()), Some(bell.as_fd())], deadline).map_err(watched)?;
             self.take_events()?;
         }
@@ -293,14 +293,14 @@ impl Drop for Driver {
     }
 }
 
-impl Shared {
+impl SharedDriver {
     /// Fails in a forked child, which must not take the lock: another thread of the parent may have
     /// held it at the time of the fork.
     fn check(&self) -> Result<()> {
         self.cq.inner.context.check(Operation::PollCq)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DriverState> {
         // Only failed allocations panic under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -349,7 +349,7 @@ impl Handle {
         &self.user.shared.cq
     }
 
-    pub(super) fn shared(&self) -> &Shared {
+    pub(super) fn shared(&self) -> &SharedDriver {
         &self.user.shared
     }
 }

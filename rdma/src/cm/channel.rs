@@ -76,22 +76,22 @@ impl fmt::Display for IdKey {
 #[doc(alias = "rdma_event_channel")]
 #[derive(Clone)]
 pub struct EventChannel {
-    pub(super) inner: Arc<Handle<ChannelInner>>,
+    pub(super) inner: Arc<Handle<EventChannelInner>>,
 }
 
 /// The owner of the C channel (1).
-pub(crate) struct ChannelInner {
+pub(crate) struct EventChannelInner {
     pub(super) raw: Raw<rdma_event_channel>,
     pub(super) table: &'static RdmaCm,
     pub(super) context: Context,
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
     /// An epoll descriptor that watches librdmacm's own, which is not lent (9).
     pub(super) events: EventDescriptor,
 }
 
-/// State under the channel's lock, which also guards librdmacm's own data (3).
+/// The state under the channel's lock, which also guards librdmacm's own data (3).
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct ChannelState {
     /// The living ids of this channel by their addresses (5).
     pub(super) ids: HashMap<usize, Known>,
     /// Whether taking events has become unsound (8).
@@ -106,18 +106,18 @@ pub(super) struct Known {
     pub(super) groups: Vec<(u64, SocketAddr)>,
 }
 
-impl ChannelInner {
+impl EventChannelInner {
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
         self.context.inner.check(operation)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ChannelState> {
         // A poisoned lock is usable: no code under the lock panics with the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Object for ChannelInner {
+impl Object for EventChannelInner {
     const DESTROY: Operation = Operation::DestroyEventChannel;
     const NAME: &'static str = "an event channel";
 
@@ -159,7 +159,8 @@ impl EventChannel {
             unsafe { (table.rdma_destroy_event_channel)(raw.as_ptr()) };
         })?;
         let raw = Raw::new(raw.as_ptr());
-        let inner = Handle::new(ChannelInner { raw, table, context: context.clone(), state: Mutex::default(), events });
+        let inner =
+            Handle::new(EventChannelInner { raw, table, context: context.clone(), state: Mutex::default(), events });
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -172,9 +173,9 @@ impl EventChannel {
 
 /// Locks two channels, in the order of their addresses (3), so that two migrations cannot deadlock.
 pub(super) fn lock_both<'a>(
-    first: &'a ChannelInner,
-    second: &'a ChannelInner,
-) -> (MutexGuard<'a, State>, MutexGuard<'a, State>) {
+    first: &'a EventChannelInner,
+    second: &'a EventChannelInner,
+) -> (MutexGuard<'a, ChannelState>, MutexGuard<'a, ChannelState>) {
     if ptr::from_ref(first) < ptr::from_ref(second) {
         let first = first.lock();
         (first, second.lock())

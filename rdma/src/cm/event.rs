@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdma_sys::{rdma_cm_event, rdma_cm_event_type as Code};
 
-use super::channel::{ChannelInner, EventChannel, IdKey, Known, State};
+use super::channel::{ChannelState, EventChannel, EventChannelInner, IdKey, Known};
 use super::id::{Id, RawId, adopt};
 use super::message::{Accepted, ConnectionParameters, MulticastGroup, PrivateData, Rejection, UdPeer};
 use super::reason;
@@ -318,7 +318,12 @@ impl EventChannel {
 }
 
 /// Finds the id that an event is for, and translates the event.
-fn sort(channel: &Arc<Handle<ChannelInner>>, state: &mut State, raw: &rdma_cm_event, data: PrivateData) -> Taken {
+fn sort(
+    channel: &Arc<Handle<EventChannelInner>>,
+    state: &mut ChannelState,
+    raw: &rdma_cm_event,
+    data: PrivateData,
+) -> Taken {
     if raw.event != Code::RDMA_CM_EVENT_CONNECT_REQUEST {
         return match state.ids.get(&raw.id.addr()) {
             Some(known) => Taken::Event(Event { id: known.key, kind: decode(raw, data, known) }),

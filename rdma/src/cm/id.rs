@@ -14,7 +14,7 @@ use rdma_sys::{
 };
 
 use super::PortSpace;
-use super::channel::{ChannelInner, EventChannel, IdKey, Known, State, lock_both};
+use super::channel::{ChannelState, EventChannel, EventChannelInner, IdKey, Known, lock_both};
 use super::reason;
 use super::sockaddr::{self, RawAddr};
 use crate::context::AsyncEventKind;
@@ -26,13 +26,13 @@ use crate::types::{AckTimeout, WrongDevice};
 /// The owner of a librdmacm id (2).
 pub(crate) struct RawId {
     raw: Raw<rdma_cm_id>,
-    pub(super) channel: Arc<Handle<ChannelInner>>,
+    pub(super) channel: Arc<Handle<EventChannelInner>>,
     pub(super) key: IdKey,
 }
 
 /// An id, with its channel's lock held (3).
 pub(super) struct Locked<'a> {
-    pub(super) state: MutexGuard<'a, State>,
+    pub(super) state: MutexGuard<'a, ChannelState>,
     pub(super) table: &'static RdmaCm,
     pub(super) raw: *mut rdma_cm_id,
 }
@@ -215,8 +215,8 @@ impl Object for RawId {
 
 /// Takes ownership of an id that librdmacm has just made on this channel (2, 5).
 pub(super) fn adopt(
-    channel: &Arc<Handle<ChannelInner>>,
-    state: &mut State,
+    channel: &Arc<Handle<EventChannelInner>>,
+    state: &mut ChannelState,
     raw: NonNull<rdma_cm_id>,
     datagram: bool,
 ) -> Handle<RawId> {

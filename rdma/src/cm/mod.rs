@@ -73,8 +73,8 @@
 //!
 //! # Safety
 //!
-//! 1. A `ChannelInner` owns an event channel that its table made. The channel is destroyed once,
-//!    after its ids, which hold an `Arc` of the `ChannelInner`.
+//! 1. An `EventChannelInner` owns an event channel that its table made. The channel is destroyed
+//!    once, after its ids, which hold an `Arc` of the `EventChannelInner`.
 //! 2. A `RawId` owns an id that its channel's table made and that is on that channel. The id is
 //!    destroyed once, when the handle of the `RawId` is dropped.
 //! 3. A channel, its ids and the fields of their C structures are used only under the channel's

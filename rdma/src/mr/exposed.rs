@@ -11,7 +11,7 @@ use rdma_mem::SharedSliceMut;
 use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
 use super::remote::RemoteSlice;
-use super::{Kind, Region, Route, Segment};
+use super::{Kind, Reach, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::handle::Handle;
 use crate::pd::ProtectionDomain;
@@ -78,7 +78,7 @@ impl ProtectionDomain {
         if access.is_empty() {
             return Err(Error::new(Operation::RegisterMr, ErrorKind::InvalidInput));
         }
-        let region = Region::new(&self.inner, RawMemory::new(owner), Kind::ExposedHost, access, Route::Address);
+        let region = Region::new(&self.inner, RawMemory::new(owner), Kind::ExposedHost, access, Reach::Address);
         region.map(ExposedRegion::new).map_err(|(error, _)| error)
     }
 }

@@ -13,7 +13,7 @@ use rdma_sys::ibv_access_flags;
 
 use super::exposed::ExposedRegion;
 use super::memory::{Gpu, Memory, MemoryOwner, RawMemory};
-use super::{CopierThreads, Kind, Region, Route};
+use super::{CopierThreads, Kind, Reach, Region};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
 use crate::types::RemoteAccess;
@@ -53,7 +53,7 @@ impl ProtectionDomain {
         if differ_within_a_page(&memory, offset) {
             return Err(failed(Error::new(Operation::RegisterDmaBuf, ErrorKind::InvalidInput), memory));
         }
-        self.register_gpu(memory, access, Route::DmaBuf { fd, offset })
+        self.register_gpu(memory, access, Reach::DmaBuf { fd, offset })
     }
 
     /// Registers memory of a GPU by its address, which needs the kernel's peer memory interface and
@@ -71,7 +71,7 @@ impl ProtectionDomain {
         owner: O,
         access: RemoteAccess,
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
-        self.register_gpu(RawMemory::new(owner), access, Route::Address)
+        self.register_gpu(RawMemory::new(owner), access, Reach::Address)
     }
 
     /// Registers memory of a GPU by a mapping of it that the processor can access, for devices that
@@ -97,7 +97,7 @@ impl ProtectionDomain {
         if differ_within_a_page(&memory, mapping.addr().get() as u64) {
             return Err(failed(Error::new(Operation::RegisterMr, ErrorKind::InvalidInput), memory));
         }
-        self.register_gpu(memory, access, Route::Mapping(mapping))
+        self.register_gpu(memory, access, Reach::Mapping(mapping))
     }
 
     /// Registers memory of a GPU with the software device, which has threads copy it in place of
@@ -122,7 +122,7 @@ impl ProtectionDomain {
         copier: &CopierThreads,
         access: RemoteAccess,
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
-        self.register_gpu(RawMemory::new(owner), access, Route::Copies(copier))
+        self.register_gpu(RawMemory::new(owner), access, Reach::Copies(copier))
     }
 
     /// Asks whether the device, its driver and the kernel can register dma-bufs.
@@ -163,9 +163,9 @@ impl ProtectionDomain {
         &self,
         memory: RawMemory,
         access: RemoteAccess,
-        route: Route<'_>,
+        reach: Reach<'_>,
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
-        let region = Region::new(&self.inner, memory, Kind::ExposedGpu, access, route);
+        let region = Region::new(&self.inner, memory, Kind::ExposedGpu, access, reach);
         region.map(ExposedRegion::new).map_err(|(error, memory)| failed(error, memory))
     }
 }

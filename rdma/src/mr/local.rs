@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use super::buffer::Buffer;
 use super::memory::{Host, MemoryOwner, Pages, RawMemory};
-use super::{Kind, Region, Route};
+use super::{Kind, Reach, Region};
 use crate::error::{Error, Operation, Result};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::RemoteAccess;
@@ -67,7 +67,7 @@ impl ProtectionDomain {
             .make_private()
             .map_err(|error| Error::from_errno(Operation::RegisterMr, error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
         let region =
-            Region::new(&self.inner, memory, Kind::local::<O::Placement>(), RemoteAccess::empty(), Route::Address);
+            Region::new(&self.inner, memory, Kind::local::<O::Placement>(), RemoteAccess::empty(), Reach::Address);
         // `Buffer::whole` wants a region of `M`'s kind: the kind was made from the placement.
         region.map(Buffer::whole).map_err(|(error, _)| error)
     }

@@ -84,9 +84,9 @@ impl Kind {
     }
 }
 
-/// How a device gets at a region's memory.
+/// How a device reaches a region's memory.
 #[derive(Clone, Copy, Debug)]
-enum Route<'a> {
+enum Reach<'a> {
     /// By the memory's address.
     Address,
     /// By another address, at which the processor can access it.
@@ -119,18 +119,18 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Registers memory, by the given route. On failure returns the memory, which
+    /// Registers memory, in the given way. On failure returns the memory, which
     /// must be of `kind`, and in the dma-buf.
     fn new(
         pd: &Arc<Handle<PdInner>>,
         memory: RawMemory,
         kind: Kind,
         access: RemoteAccess,
-        route: Route<'_>,
+        reach: Reach<'_>,
     ) -> Result<Arc<Handle<Self>>, (Error, RawMemory)> {
-        let operation = match route {
-            Route::DmaBuf { .. } => Operation::RegisterDmaBuf,
-            Route::Address | Route::Mapping(_) | Route::Copies(_) => Operation::RegisterMr,
+        let operation = match reach {
+            Reach::DmaBuf { .. } => Operation::RegisterDmaBuf,
+            Reach::Address | Reach::Mapping(_) | Reach::Copies(_) => Operation::RegisterMr,
         };
         if let Err(error) = pd.context.check(operation) {
             return Err((error, memory));
@@ -141,11 +141,11 @@ impl Region {
         // Keep only the rights: other bits of ibv_access_flags change the meaning of the keys.
         let access = access & RemoteAccess::all();
         let flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | access.bits();
-        let register = |flags| match route {
-            Route::Address => register_address(pd, &memory, flags),
-            Route::Mapping(mapping) => register_mapping(pd, &memory, mapping, flags),
-            Route::Copies(copier) => copier::register(pd, &memory, copier, flags),
-            Route::DmaBuf { fd, offset } => register_dma_buf(pd, &memory, fd, offset, flags),
+        let register = |flags| match reach {
+            Reach::Address => register_address(pd, &memory, flags),
+            Reach::Mapping(mapping) => register_mapping(pd, &memory, mapping, flags),
+            Reach::Copies(copier) => copier::register(pd, &memory, copier, flags),
+            Reach::DmaBuf { fd, offset } => register_dma_buf(pd, &memory, fd, offset, flags),
         };
         // libibverbs removes optional flags that the device does not know, but not for all verbs.
         let optional = kind.optional_flags();
