@@ -5,7 +5,6 @@
 //! decision; [`SegmentView::map`](crate::SegmentView::map) checks what arrives.
 
 use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
@@ -44,55 +43,89 @@ pub fn send(socket: &UnixStream, record: &[u8], descriptor: Option<BorrowedFd<'_
 pub fn receive(socket: &UnixStream, record: &mut [u8]) -> io::Result<Option<OwnedFd>> {
     let (mut descriptor, mut at) = (None, 0);
     while at < record.len() {
-        match receive_part(socket.as_fd(), &mut record[at..]) {
-            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok((received, fd)) => {
-                at += received;
-                descriptor = descriptor.or(fd);
+        match receive_some(socket.as_fd(), &mut record[at..], 1, false) {
+            Ok(Received { len: 0, .. }) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(Received { len, fds, .. }) => {
+                at += len;
+                descriptor = descriptor.or(fds.into_iter().next());
             }
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(descriptor)
 }
 
-/// Room for the control message of one descriptor, aligned as control messages are.
-#[repr(C)]
-struct Control {
-    header: libc::cmsghdr,
-    fd: RawFd,
+/// What one call of recvmsg has received.
+#[derive(Debug)]
+pub struct Received {
+    /// Number of bytes; 0 if the peer has closed its end, or sent an empty packet.
+    pub len: usize,
+    /// Whether the packet was longer than the buffer.
+    pub is_cut: bool,
+    /// The descriptors that came with the bytes.
+    pub fds: Vec<OwnedFd>,
+    /// Whether more descriptors came: more than were asked for, or than this process may have.
+    pub lacks_fds: bool,
 }
 
-/// Bytes of a control message with one descriptor. The kernel closes further ones, for which there
-/// is no room.
-const CONTROL: usize = size_of::<libc::cmsghdr>() + size_of::<RawFd>();
-
-/// Receives some bytes, and the descriptor that came with the first one.
-fn receive_part(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<(usize, Option<OwnedFd>)> {
+/// Receives bytes of a stream, or a packet, with room for `fds` descriptors. Descriptors without
+/// room are closed. With `never_waits` the call does not wait, whatever the socket's flags.
+///
+/// # Errors
+///
+/// Errors of recvmsg.
+pub fn receive_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: usize, never_waits: bool) -> io::Result<Received> {
+    // Words, because control messages are aligned to words.
+    let mut control =
+        vec![0_usize; if fds == 0 { 0 } else { HEADER / WORD + (fds * size_of::<RawFd>()).div_ceil(WORD) }];
     let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let mut control = MaybeUninit::<Control>::zeroed();
     // SAFETY: zeroed wants a type for which all zeroes is a value: msghdr consists of integers and
     // pointers.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = &raw mut vector;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = CONTROL;
-    // Not through `nix`, which leaks the descriptors of a list that is cut off.
-    // SAFETY: recvmsg writes within the buffers that `message` names, which are locals and have the
+    message.msg_controllen = size_of_val(&control[..]);
+    let flags = libc::MSG_CMSG_CLOEXEC | if never_waits { libc::MSG_DONTWAIT } else { 0 };
+    // Not through `nix`, which answers a truncated list of descriptors with an error and leaks the
+    // descriptors that the kernel has made.
+    // SAFETY: recvmsg writes within the buffers that `message` names, which live and have the
     // lengths given there.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
-    let received = Errno::result(received)?;
-    // SAFETY: assume_init wants a value: zeroes are one, and so is what the kernel wrote.
-    let Control { header, fd } = unsafe { control.assume_init() };
-    let is_descriptor = message.msg_controllen >= CONTROL
-        && (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS)
-        && header.cmsg_len == CONTROL;
-    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: the kernel made this
-    // one for the control message, of which it filled all `CONTROL` bytes.
-    let descriptor = is_descriptor.then(|| unsafe { OwnedFd::from_raw_fd(fd) });
-    Ok((usize::try_from(received).unwrap_or(0), descriptor))
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    let len = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    let has = |flag| message.msg_flags & flag != 0;
+    let fds = take_descriptors(&control, message.msg_controllen);
+    Ok(Received { len, is_cut: has(libc::MSG_TRUNC), fds, lacks_fds: has(libc::MSG_CTRUNC) })
+}
+
+const WORD: usize = size_of::<usize>();
+const HEADER: usize = size_of::<libc::cmsghdr>();
+
+/// Takes the descriptors out of the control messages of `recvmsg`, which wrote `len` bytes. Each
+/// descriptor gets an owner, so that none leaks.
+fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
+    // The walk of CMSG_FIRSTHDR, CMSG_DATA and CMSG_NXTHDR in cmsg(3), over words.
+    let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).take(len).collect();
+    let number = |bytes: &[u8]| bytes.try_into().map_or(-1, i32::from_ne_bytes);
+    let mut rest = &bytes[..];
+    let mut fds = Vec::new();
+    while let Some((header, _)) = rest.split_at_checked(HEADER) {
+        let (len, kind) = header.split_at(WORD);
+        let len = usize::from_ne_bytes(len.try_into().unwrap_or_default());
+        let Some(data) = rest.get(HEADER..len) else { break };
+        let kind = kind.chunks_exact(size_of::<libc::c_int>()).map(number);
+        if kind.eq([libc::SOL_SOCKET, libc::SCM_RIGHTS]) {
+            for fd in data.chunks_exact(size_of::<RawFd>()).map(number) {
+                // SAFETY: from_raw_fd wants an open descriptor that has no other owner: the kernel
+                // made one for each of these numbers in this call of recvmsg, and each number is
+                // read once.
+                fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
+            }
+        }
+        rest = rest.get(len.next_multiple_of(WORD)..).unwrap_or(&[]);
+    }
+    fds
 }
 
 #[cfg(test)]

@@ -4,13 +4,14 @@
 //! copy of the socket's descriptor; a shutdown does not free the name. Forked children close their
 //! copies. Only [`Socket::wait_readable`] blocks.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, sockopt};
+use rdma_mem::pass;
 
 use super::private::Private;
 use super::process::{self, Credentials};
@@ -142,41 +143,25 @@ impl Socket {
 
     /// Receives a packet and drops any descriptors that come with it; `EAGAIN` if there is none.
     pub(crate) fn receive(&self) -> Result<Received> {
-        self.receive_into(&mut [])
+        self.receive_with(0)
     }
 
     /// Receives a packet and at most [`MAX_FDS`] descriptors; `EAGAIN` if there is no packet.
     pub(crate) fn receive_with_fds(&self) -> Result<Received> {
-        self.receive_into(&mut [0; control_len(MAX_FDS) / size_of::<usize>()])
+        self.receive_with(MAX_FDS)
     }
 
-    /// Receives a packet. `control` is the buffer of control messages, aligned as they require.
-    fn receive_into(&self, control: &mut [usize]) -> Result<Received> {
+    fn receive_with(&self, fds: usize) -> Result<Received> {
         let mut bytes = [0; MAX_PACKET];
-        let mut slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: zeroed wants a type for which all zeroes is a value: msghdr consists of integers
-        // and pointers.
-        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-        message.msg_iov = &raw mut slice;
-        message.msg_iovlen = 1;
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of_val(control);
-        let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-        // Not through `nix`, which answers a truncated list of descriptors with an error and leaks
-        // the descriptors that the kernel has made.
-        // SAFETY: recvmsg writes within the buffers that `message` names, which live and have the
-        // lengths given there.
-        let received = unsafe { libc::recvmsg(self.raw(), &raw mut message, flags) };
-        Errno::result(received).named("recvmsg")?;
-        let mut fds = take_descriptors(control, message.msg_controllen);
-        if message.msg_flags & libc::MSG_CTRUNC != 0 {
-            // The peer sent too many descriptors, or this process has reached its limit.
-            fds.clear();
-        }
-        Ok(match usize::try_from(received) {
-            Ok(0) | Err(_) => Received::End,
-            Ok(_) if message.msg_flags & libc::MSG_TRUNC != 0 => Received::TooLong,
-            Ok(len) => Received::Packet(Packet { bytes: bytes[..len].to_vec(), fds }),
+        let received = pass::receive_some(self.as_fd(), &mut bytes, fds, true).named("recvmsg")?;
+        Ok(match received.len {
+            0 => Received::End,
+            _ if received.is_cut => Received::TooLong,
+            len => {
+                // The peer sent too many descriptors, or this process has reached its limit.
+                let fds = if received.lacks_fds { Vec::new() } else { received.fds };
+                Received::Packet(Packet { bytes: bytes[..len].to_vec(), fds })
+            }
         })
     }
 
@@ -195,42 +180,6 @@ fn address(name: &str) -> Result<UnixAddr> {
     UnixAddr::new_abstract(name.as_bytes()).named("bind")
 }
 
-/// Bytes of a control message with `fds` descriptors.
-const fn control_len(fds: usize) -> usize {
-    size_of::<libc::cmsghdr>() + (fds * size_of::<RawFd>()).next_multiple_of(align_of::<libc::cmsghdr>())
-}
-
-/// Takes the descriptors out of the control messages of `recvmsg`, which wrote `len` bytes. Each
-/// descriptor gets an owner, so that none leaks.
-fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
-    // The walk of CMSG_FIRSTHDR, CMSG_DATA and CMSG_NXTHDR in cmsg(3), over words: headers are
-    // aligned to words.
-    const HEADER: usize = size_of::<libc::cmsghdr>();
-    let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).take(len).collect();
-    let mut rest = &bytes[..];
-    let mut fds = Vec::new();
-    while let Some((header, _)) = rest.split_at_checked(HEADER) {
-        let (len, kind) = header.split_at(size_of::<usize>());
-        let len = usize::from_ne_bytes(len.try_into().unwrap_or_default());
-        let Some(data) = rest.get(HEADER..len) else { break };
-        let kind = kind.chunks_exact(size_of::<libc::c_int>()).map(number);
-        if kind.eq([libc::SOL_SOCKET, libc::SCM_RIGHTS]) {
-            for fd in data.chunks_exact(size_of::<RawFd>()).map(number) {
-                // SAFETY: from_raw_fd wants an open descriptor that has no other owner: the kernel
-                // made one for each of these numbers in this call of recvmsg, and each number is
-                // read once.
-                fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
-            }
-        }
-        rest = rest.get(len.next_multiple_of(align_of::<usize>())..).unwrap_or(&[]);
-    }
-    fds
-}
-
-fn number(bytes: &[u8]) -> i32 {
-    bytes.try_into().map_or(-1, i32::from_ne_bytes)
-}
-
 /// Whether a socket has a name. Binds the name for a moment to find out.
 pub(crate) fn is_taken(name: &str) -> Result<bool> {
     match Socket::new()?.bind(name) {
@@ -243,7 +192,7 @@ pub(crate) fn is_taken(name: &str) -> Result<bool> {
 /// The abstract names in this network namespace that begin with `prefix`, from the kernel's list:
 /// about 2 us for each socket of the host. Sockets that were accepted under a name are listed with
 /// that name, so a name in the list may be free.
-pub(crate) fn names(prefix: &str) -> std::io::Result<Vec<String>> {
+pub(crate) fn names(prefix: &str) -> io::Result<Vec<String>> {
     Ok(names_in(&std::fs::read("/proc/self/net/unix")?, prefix))
 }
 
