@@ -38,10 +38,9 @@ pub use execute::Traffic;
 pub use fabric::Rail;
 pub use pattern::Pattern;
 pub use queue::{Pending, Queue};
-pub use schedules::{
-    Algorithm, Collective, Flaw, InvalidJob, Job, Layout, Mistake, RankTrace, Trace, Unsupported, build, build_all,
-    verify,
-};
+#[cfg(test)]
+pub(crate) use schedules::tests::{Trace, build_all, verify};
+pub use schedules::{Algorithm, Collective, InvalidJob, Job, Layout, Unsupported, build};
 pub use step::{Place, Schedule, Source, Span, Step};
 pub use tensor::{Part, Tensor};
 pub use transport::{Transport, Transports};

@@ -1,37 +1,29 @@
 //! Algorithms of collectives as data: [`build`] returns the steps of one rank.
 //!
-//! The modules hold one family of algorithms each, as pure functions of a [`Job`]. [`verify()`]
-//! runs the schedules of all ranks on symbols in place of elements.
+//! The modules hold one family of algorithms each, as pure functions of a [`Job`]. The tests run the
+//! schedules of all ranks on symbols in place of elements.
 
 mod bruck;
 mod builder;
-#[cfg(test)]
-mod cost;
 mod direct;
 mod doubling;
 mod hierarchical;
 mod in_network;
-mod interpreter;
 mod job;
 mod pairwise;
 mod pat;
-#[cfg(test)]
-mod replay;
 mod ring;
 mod rooted;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod tree;
 mod two_step;
-mod verify;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use self::builder::Builder;
-pub use self::interpreter::{Flaw, Mistake, RankTrace, Trace};
 pub use self::job::{InvalidJob, Job, Layout};
-pub use self::verify::verify;
 use super::step::Schedule;
 
 /// A collective operation. Counts and positions in place are those of nccl-tests.
@@ -273,12 +265,4 @@ fn emit(b: &mut Builder<'_>, op: Collective, algorithm: Algorithm) {
         (A::Hierarchical, C::AllReduce | C::AllGather | C::ReduceScatter | C::Barrier) => hierarchical::emit(b, op),
         (A::Ring | A::Tree | A::Binomial | A::Hierarchical, _) => tree::emit(b, op, algorithm),
     }
-}
-
-/// The schedules of all ranks and aggregators of a job, whose own rank does not matter.
-///
-/// # Errors
-/// As [`Algorithm::supports`].
-pub fn build_all(op: Collective, algorithm: Algorithm, job: &Job) -> Result<Vec<Schedule>, Unsupported> {
-    (0..job.processes()).map(|rank| build(op, algorithm, &job.at(rank))).collect()
 }

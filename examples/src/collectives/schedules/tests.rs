@@ -1,9 +1,22 @@
 //! Every algorithm for every collective, for many jobs.
 
+mod cost;
+mod interpreter;
+mod replay;
+mod verify;
+
 use clap::ValueEnum;
 use proptest::prelude::*;
 
-use super::{Algorithm, Collective, Job, Unsupported, build_all, verify};
+pub(crate) use self::interpreter::Trace;
+pub(crate) use self::verify::verify;
+use super::{Algorithm, Collective, Job, Unsupported, build};
+use crate::collectives::Schedule;
+
+/// The schedules of all ranks and aggregators of a job, whose own rank does not matter.
+pub(crate) fn build_all(op: Collective, algorithm: Algorithm, job: &Job) -> Result<Vec<Schedule>, Unsupported> {
+    (0..job.processes()).map(|rank| build(op, algorithm, &job.at(rank))).collect()
+}
 
 /// Counts for a number of ranks: none, fewer than ranks, odd ones, more than a cache line each.
 fn counts(ranks: usize) -> Vec<usize> {

@@ -1,6 +1,7 @@
 //! The cost of schedules, beside the formulas of the literature.
 
-use super::{Algorithm, Collective, Job, Trace, build_all, verify};
+use super::{Trace, build_all, verify};
+use crate::collectives::{Algorithm, Collective, Job};
 
 /// A count that shares and blocks of up to 16 ranks divide into whole cache lines.
 const COUNT: usize = 16 * 5040;

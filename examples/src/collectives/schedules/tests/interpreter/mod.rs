@@ -5,58 +5,54 @@
 mod flaw;
 mod memory;
 mod symbol;
-#[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-pub use self::flaw::{Flaw, Mistake};
+pub(crate) use self::flaw::{Flaw, Mistake};
 pub(super) use self::memory::SymbolRun;
 use self::memory::SymbolicMemory;
 pub(super) use self::symbol::Symbol;
 use self::symbol::{RankSet, Symbols};
-use super::{Collective, Job, Layout};
-use crate::collectives::step::{Place, Schedule, Source, Span, Step};
+use crate::collectives::{Collective, Job, Layout, Place, Schedule, Source, Span, Step};
 
 /// The cost of a collective's schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trace {
+pub(crate) struct Trace {
     /// The cost at each rank.
-    pub ranks: Vec<RankTrace>,
+    pub(crate) ranks: Vec<RankTrace>,
     /// Most messages of which each one was sent after the one before was received.
-    pub rounds: usize,
+    pub(crate) rounds: usize,
 }
 
 /// The cost of one rank's schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RankTrace {
+pub(crate) struct RankTrace {
     /// Number of steps.
-    pub steps: usize,
+    pub(crate) steps: usize,
     /// Messages sent.
-    pub messages_sent: usize,
+    pub(crate) messages_sent: usize,
     /// Messages received.
-    pub messages_received: usize,
+    pub(crate) messages_received: usize,
     /// Elements sent.
-    pub sent: usize,
+    pub(crate) sent: usize,
     /// Elements received.
-    pub received: usize,
+    pub(crate) received: usize,
     /// Elements added to another: one less than the number of operands for each element of a
     /// result.
-    pub reduced: usize,
+    pub(crate) reduced: usize,
     /// Elements copied inside the rank.
-    pub copied: usize,
+    pub(crate) copied: usize,
 }
 
 impl Trace {
     /// Most elements that a rank sends.
-    #[must_use]
-    pub fn most_sent(&self) -> usize {
+    pub(crate) fn most_sent(&self) -> usize {
         self.ranks.iter().map(|rank| rank.sent).max().unwrap_or(0)
     }
 
     /// Most messages that a rank sends.
-    #[must_use]
-    pub fn most_messages(&self) -> usize {
+    pub(crate) fn most_messages(&self) -> usize {
         self.ranks.iter().map(|rank| rank.messages_sent).max().unwrap_or(0)
     }
 }

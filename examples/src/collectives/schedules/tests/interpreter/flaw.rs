@@ -2,10 +2,10 @@
 
 /// Why schedules are wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Flaw {
+pub(crate) enum Flaw {
     /// Parameters that no schedule belongs to.
     #[error(transparent)]
-    Job(#[from] super::super::InvalidJob),
+    Job(#[from] crate::collectives::InvalidJob),
     /// Too few or too many schedules.
     #[error("{given} schedules for {ranks} ranks")]
     Schedules {
@@ -62,7 +62,7 @@ pub enum Flaw {
 
 /// Why a step is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Mistake {
+pub(crate) enum Mistake {
     /// A range of elements ends beyond its memory.
     #[error("elements beyond the {length} of the memory")]
     Bounds {

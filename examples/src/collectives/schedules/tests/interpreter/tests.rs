@@ -1,6 +1,6 @@
 //! The interpreter finds every kind of flaw.
 
-use super::super::{Algorithm, Collective, Job, build_all, verify};
+use super::super::{Algorithm, build_all, verify};
 use super::*;
 
 fn span(place: Place, elements: Range<usize>) -> Span {

@@ -6,9 +6,10 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::{Algorithm, Collective, Job, Layout, build_all};
+use super::build_all;
 use crate::collectives::element::{Element, Reduction};
 use crate::collectives::step::{Place, Schedule, Source, Span, Step};
+use crate::collectives::{Algorithm, Collective, Job, Layout};
 
 /// One rank's memory; input and output are one vector in place.
 struct Player<T> {

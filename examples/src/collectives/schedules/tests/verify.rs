@@ -1,8 +1,7 @@
 //! Verifies the schedules of all ranks together.
 
 use super::interpreter::{Flaw, Machine, SymbolRun, Trace};
-use super::{Collective, Job};
-use crate::collectives::step::Schedule;
+use crate::collectives::{Collective, Job, Schedule};
 
 /// Consecutive elements of an output as the collective demands them.
 struct ExpectedRun {
@@ -19,7 +18,7 @@ struct ExpectedRun {
 ///
 /// # Errors
 /// [`Flaw`] names the rank and the step that break a rule, or the wrong element.
-pub fn verify(op: Collective, job: &Job, schedules: &[Schedule], seed: u64) -> Result<Trace, Flaw> {
+pub(crate) fn verify(op: Collective, job: &Job, schedules: &[Schedule], seed: u64) -> Result<Trace, Flaw> {
     job.at(0).check(op)?;
     if schedules.len() != job.processes() {
         return Err(Flaw::Schedules { given: schedules.len(), ranks: job.processes() });
