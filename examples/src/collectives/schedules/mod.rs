@@ -1,7 +1,7 @@
 //! Algorithms of collectives as data: [`build`] returns the steps of one rank.
 //!
-//! The modules hold one family of algorithms each, as pure functions of a [`Job`]. The tests run the
-//! schedules of all ranks on symbols in place of elements.
+//! The modules hold one family of algorithms each, as pure functions of a [`Job`]. The tests run
+//! the schedules of all ranks on symbols in place of elements.
 
 mod bruck;
 mod builder;
