@@ -17,7 +17,7 @@ use crate::Failure;
 /// Runs with each way to store before one is chosen, of operations on fewer bytes than `LONG`, and
 /// of longer ones.
 const TRIALS: [usize; 2] = [16, 4];
-const LONG: usize = 1 << 20;
+const LONG: usize = 8 << 20;
 /// Sizes, by their power of two; larger ones count as the last.
 const SIZES: usize = 40;
 /// Number of kinds.
