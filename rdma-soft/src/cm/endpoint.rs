@@ -13,9 +13,10 @@ use super::address::Addr;
 use super::addrinfo::{self, Failure};
 use super::calls::{self, Done};
 use super::channel::Body;
+use super::events::{self, Taking};
 use super::id::{self, Id, QpInit};
+use super::options;
 use super::service::Service;
-use super::{events, options};
 use crate::engine::Errno;
 use crate::verbs::call::{Argument, Data, Handle, In, InConst, InOut, MinusOne, Next, Out, Own, Text};
 use crate::verbs::object::{Object, get_field, set_field};
@@ -151,10 +152,7 @@ fn request(listen: Id<'_>) -> Result<*mut rdma_cm_id, Errno> {
 }
 
 /// The id of a request, whose event was taken.
-fn requested(
-    listen: Id<'_>,
-    (event, outcome): (*mut rdma_cm_event, Result<Code, Errno>),
-) -> Result<*mut rdma_cm_id, Errno> {
+fn requested(listen: Id<'_>, (event, outcome): Taking) -> Result<*mut rdma_cm_id, Errno> {
     // SAFETY: `Object::get` requires a live event: `take_own` returned it, and it is not
     // acknowledged.
     let taken: &Object<rdma_cm_event> = unsafe { Object::get(event) }?;

@@ -194,29 +194,30 @@ fn fill_in(id: Id<'_>, sync: bool, conn: Option<&Conn>) -> Result<(), Errno> {
     id.show_path()
 }
 
+/// An event of a synchronous id that was taken, and its outcome.
+pub(super) type Taking = (*mut rdma_cm_event, Result<Code, Errno>);
+
 /// Takes the next event of a synchronous id and returns the event and its outcome.
-pub(super) fn take_own(id: Id<'_>) -> Result<(*mut rdma_cm_event, Result<Code, Errno>), Errno> {
+pub(super) fn take_own(id: Id<'_>) -> Result<Taking, Errno> {
     id.acknowledge_own();
     outcome(take(&own_channel(id))?)
 }
 
 /// As `take_own`, after reads of the channel's descriptor: nothing if there is no event.
-pub(super) fn take_own_after(
-    id: Id<'_>,
-    reads: u32,
-) -> Result<Option<(*mut rdma_cm_event, Result<Code, Errno>)>, Errno> {
+pub(super) fn take_own_after(id: Id<'_>, reads: u32) -> Result<Option<Taking>, Errno> {
     take_after(&own_channel(id), reads)?.map(outcome).transpose()
 }
 
 /// The channel of a synchronous id.
 fn own_channel(id: Id<'_>) -> Handle<rdma_event_channel> {
+    let channel = get_field!(id, channel);
     // SAFETY: `from_c` requires a live channel: a synchronous id has its own, which lives as long
     // as the id.
-    unsafe { Handle::from_c(get_field!(id, channel)) }
+    unsafe { Handle::from_c(channel) }
 }
 
 /// An event that was taken, and its outcome.
-fn outcome(raw: *mut rdma_cm_event) -> Result<(*mut rdma_cm_event, Result<Code, Errno>), Errno> {
+fn outcome(raw: *mut rdma_cm_event) -> Result<Taking, Errno> {
     // SAFETY: `Object::get` requires a live event: `take` returned it, and it is not acknowledged.
     let event: &Object<rdma_cm_event> = unsafe { Object::get(raw) }?;
     let outcome = match (get_field!(event, event), get_field!(event, status)) {
