@@ -181,6 +181,61 @@ fn queue_pair_limits_and_types() {
     assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, 0);
 }
 
+/// The sockets of this process.
+fn sockets() -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.unwrap().path().read_link().ok());
+    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+}
+
+/// A slot, of which a host has 4094, has queue pair numbers and no memory.
+#[test]
+fn a_lack_of_memory_takes_no_slot() {
+    rdma_test_support::passes_alone(&["where_memory_is_short"], &[]);
+}
+
+#[test]
+#[ignore = "run alone, by the test above"]
+fn where_memory_is_short() {
+    let side = Side::new(Config::default());
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let size: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+    let limit = size * 1024 + (300 << 20);
+    let limit = libc::rlimit { rlim_cur: limit, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: setrlimit reads a limit that lives during the call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+    let mut init = side.init_attr();
+    (init.cap.max_send_wr, init.cap.max_inline_data) = (1 << 15, 1024);
+    // SAFETY: live objects, a valid structure.
+    let mut create = || unsafe { (verbs().ibv_create_qp)(side.pd, &raw mut init) };
+    let made: Vec<_> = std::iter::from_fn(|| Some(create()).filter(|qp| !qp.is_null())).collect();
+    let before = sockets();
+    for _ in 0..5 {
+        assert_eq!(errno(create()), libc::ENOMEM);
+    }
+    assert_eq!(sockets(), before);
+    for qp in made {
+        // SAFETY: a live queue pair.
+        assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, 0);
+    }
+}
+
+/// Another host has other processes behind the same queue pair numbers.
+#[test]
+fn a_connection_leads_to_this_host_or_nowhere() {
+    let (a, b) = (Side::new(Config::default()), Side::new(Config::default()));
+    assert_eq!(a.to_init(), 0);
+    let (mut rtr, mask) = a.rtr_change(b.endpoint());
+    let own = rtr.ah_attr.grh.dgid;
+    rtr.ah_attr.grh.dgid.raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 77];
+    assert_eq!(a.modify(&mut rtr, mask), libc::EHOSTUNREACH);
+    rtr.ah_attr.grh.dgid.raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 0, 0, 1];
+    assert_eq!(a.modify(&mut rtr, mask), libc::EINVAL, "a group");
+    assert_eq!(a.state(), S::IBV_QPS_INIT, "a refused change changes nothing");
+    rtr.ah_attr.grh.dgid = own;
+    assert_eq!(a.modify(&mut rtr, mask), 0);
+}
+
 #[test]
 fn queue_pair_numbers_differ_and_are_not_reserved() {
     let side = Side::new(Config::default());

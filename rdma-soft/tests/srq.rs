@@ -62,6 +62,22 @@ fn messages_of_all_queue_pairs_take_from_one_queue() {
 }
 
 #[test]
+fn a_change_that_is_refused_changes_nothing() {
+    let side = Side::new(sharing());
+    assert_eq!(modify(&side, 0, 3, LIMIT), 0);
+    (0..3).for_each(|wr_id| assert_eq!(side.post_recv(wr_id, &[]), 0));
+    event(&side);
+    assert_eq!(modify(&side, 0, 3, LIMIT), 0);
+    assert_eq!(modify(&side, 8, 9, MAX_WR | LIMIT), libc::EINVAL, "a limit beyond the new depth");
+    assert_eq!(query(&side), (4, 4, 3));
+    assert_eq!(modify(&side, 2, 1, MAX_WR | LIMIT), libc::EINVAL, "three requests are posted");
+    assert_eq!(query(&side), (4, 4, 3));
+    assert_eq!(modify(&side, 8, 5, MAX_WR | LIMIT), 0);
+    assert_eq!(query(&side), (8, 4, 0), "the limit is reached at once");
+    event(&side);
+}
+
+#[test]
 fn the_limit_event_names_the_queue() {
     let (a, b) = pair(sharing());
     (0..4).for_each(|wr_id| assert_eq!(b.post_recv(wr_id, &[b.sge(0, 8)]), 0));

@@ -168,7 +168,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Changes the depth of a shared receive queue, arms its limit event, or both.
+    /// Changes the depth of a shared receive queue, arms its limit event, or both; a call that fails
+    /// changes nothing.
     ///
     /// # Errors
     ///
@@ -176,8 +177,7 @@ impl Engine {
     /// beyond [`limits::MAX_SRQ_WR`], or a limit beyond the depth. `ENOMEM`: no memory.
     pub(crate) fn modify_srq(&mut self, srq: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Errno> {
         let Tables { srqs, events, .. } = &mut self.tables;
-        max_wr.map_or(Ok(()), |max_wr| srqs.resize(srq, max_wr))?;
-        limit.map_or(Ok(()), |limit| srqs.arm(srq, limit, events))
+        srqs.modify(srq, max_wr, limit, events)
     }
 
     /// Returns the attributes of a shared receive queue; `EINVAL` if there is no such queue.
@@ -211,6 +211,11 @@ impl Engine {
         tables.peers.reserve(self.qps.len());
         tables.deferred.reserve(self.qps.len().saturating_sub(tables.deferred.len()));
         Ok(created)
+    }
+
+    /// Whether a queue pair number of this process is free.
+    pub(crate) fn has_free_number(&self) -> bool {
+        self.qps.has_free_number()
     }
 
     /// Destroys a queue pair; removes its completions from the completion queues and drops its

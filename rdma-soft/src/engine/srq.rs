@@ -72,24 +72,27 @@ impl SrqTable {
         Ok(pd)
     }
 
-    pub(super) fn resize(&mut self, id: SrqId, max_wr: u32) -> Result<(), Errno> {
+    /// Changes the depth, arms the limit event, or both; nothing if either is not possible. A limit
+    /// of 0 disarms the event. The event is raised at once if too few requests are left already.
+    pub(super) fn modify(
+        &mut self,
+        id: SrqId,
+        max_wr: Option<u32>,
+        limit: Option<u32>,
+        events: &mut Events,
+    ) -> Result<(), Errno> {
         let srq = self.get_mut(id)?;
-        if max_wr > MAX_SRQ_WR || max_wr < srq.ring.len() || max_wr < srq.limit {
+        let depth = max_wr.unwrap_or(srq.ring.limit());
+        if depth > MAX_SRQ_WR || depth < srq.ring.len() || limit.unwrap_or(srq.limit) > depth {
             return Err(Errno::INVAL);
         }
-        srq.ring = srq.ring.resized(max_wr)?;
-        Ok(())
-    }
-
-    /// Arms the limit event; 0 disarms it. The event is raised at once if too few requests are
-    /// left already.
-    pub(super) fn arm(&mut self, id: SrqId, limit: u32, events: &mut Events) -> Result<(), Errno> {
-        let srq = self.get_mut(id)?;
-        if limit > srq.ring.limit() {
-            return Err(Errno::INVAL);
+        if max_wr.is_some() {
+            srq.ring = srq.ring.resized(depth)?;
         }
-        srq.limit = limit;
-        srq.check_limit(id, events);
+        if let Some(limit) = limit {
+            srq.limit = limit;
+            srq.check_limit(id, events);
+        }
         Ok(())
     }
 

@@ -49,6 +49,10 @@ impl QpTable {
         self.count
     }
 
+    pub(super) fn has_free_number(&self) -> bool {
+        self.count < self.places.len()
+    }
+
     /// Creates a queue pair with the next free number.
     pub(super) fn create(&mut self, init: &QpInit, tables: &Tables) -> Result<(QpId, u32), Errno> {
         let len = self.places.len();

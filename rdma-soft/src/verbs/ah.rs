@@ -97,6 +97,15 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     Ok(Path { host: Host::LOCAL, grh, group, sl, slid })
 }
 
+/// Checks the address vector of a connection: the address of a device of this host. `EHOSTUNREACH`
+/// for the address of another host, where other processes have the queue pair numbers of this one.
+pub(super) fn check_vector(context: &ContextState, asked: &ibv_ah_attr) -> Result<(), Errno> {
+    match path(context, asked)?.group {
+        Some(_) => Err(Errno::INVAL),
+        None => Ok(()),
+    }
+}
+
 fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Made<ibv_ah> {
     let pd = ibv_pd.get()?;
     let held = pd.hold()?;

@@ -4,7 +4,7 @@ use rdma_sys::{ibv_qp_cap, ibv_sge};
 
 use super::Errno;
 use super::gate::Gate;
-use crate::engine::{Address, Op, QpId, SendData, SendRequest, Source};
+use crate::engine::{Address, Op, QpId, SendData, SendRequest, ServiceType, Source};
 use crate::node::Node;
 
 /// The batch of a queue pair; one thread at a time builds it.
@@ -17,7 +17,7 @@ pub(super) struct Batch {
     requests: Vec<Pending>,
     /// Destination of each request on a UD queue pair, by index; empty for other types.
     addresses: Vec<Option<Address>>,
-    is_datagram: bool,
+    service: ServiceType,
     entries: Vec<ibv_sge>,
     inline: Vec<u8>,
     /// The first error; `post` returns it.
@@ -41,12 +41,13 @@ enum Data {
 }
 
 impl Batch {
-    pub(super) fn new(cap: &ibv_qp_cap, is_datagram: bool) -> Self {
+    pub(super) fn new(cap: &ibv_qp_cap, service: ServiceType) -> Self {
         let max_wr = cap.max_send_wr as usize;
+        let is_datagram = service == ServiceType::Ud;
         Self {
             requests: Vec::with_capacity(max_wr),
             addresses: Vec::with_capacity(if is_datagram { max_wr } else { 0 }),
-            is_datagram,
+            service,
             entries: Vec::with_capacity(max_wr),
             inline: Vec::new(),
             error: None,
@@ -72,12 +73,17 @@ impl Batch {
         if self.requests.len() == self.max_wr {
             return self.fail(Errno::NOMEM);
         }
-        if self.is_datagram && request.op != Op::Send {
+        let is_supported = match self.service {
+            ServiceType::Rc => true,
+            ServiceType::Uc => !request.op.fetches(),
+            ServiceType::Ud => request.op == Op::Send,
+        };
+        if !is_supported {
             return self.fail(Errno::OPNOTSUPP);
         }
         let data = Data::List { start: self.entries.len(), count: 0 };
         self.requests.push(Pending { request, data });
-        if self.is_datagram {
+        if self.service == ServiceType::Ud {
             self.addresses.push(None);
         }
     }
@@ -148,5 +154,27 @@ impl Batch {
             }
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::SendFlags;
+
+    /// A request that the engine would refuse is refused before others of its batch are posted.
+    #[test]
+    fn a_batch_takes_what_its_service_has() {
+        let cap = ibv_qp_cap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let all = [Op::Send, Op::Write, Op::Read, Op::CompareSwap, Op::FetchAdd];
+        for (service, count) in [(ServiceType::Rc, 5), (ServiceType::Uc, 2), (ServiceType::Ud, 1)] {
+            for (index, op) in all.into_iter().enumerate() {
+                let (wr_id, remote_addr, compare_add, swap, rkey, imm) = (0, 0, 0, 0, 0, 0);
+                let flags = SendFlags::empty();
+                let mut batch = Batch::new(&cap, service);
+                batch.push(SendRequest { wr_id, remote_addr, compare_add, swap, rkey, imm, op, flags });
+                assert_eq!(batch.error, (index >= count).then_some(Errno::OPNOTSUPP), "{service:?} {op:?}");
+            }
+        }
     }
 }

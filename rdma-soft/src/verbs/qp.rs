@@ -1,6 +1,7 @@
 //! `ibv_qp`: queue pairs, from creation to destruction.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::{
@@ -12,10 +13,10 @@ use super::builder::{Batch, Builder};
 use super::call::{Argument, Done, Handle, In, InOut, Made, Out};
 use super::context::{Child, ContextState};
 use super::events::Entry;
-use super::object::{Object, Pointee, Public, get_field, set_field};
+use super::object::{Object, Pointee, Public, get_field};
 use super::pd::PdUse;
 use super::qp_state::{self, Attributes, Refusal};
-use super::{Errno, attr};
+use super::{Errno, ah, attr};
 use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, ServiceType, limits};
 use crate::log::log;
 use crate::node::Node;
@@ -212,8 +213,8 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
     };
     let (id, number) = match node.with(|engine| engine.create_qp(&init)) {
         // The queue pair numbers of all slots of this process are taken: claim one more slot and
-        // retry.
-        Err(Errno::NOMEM) => {
+        // retry. A slot does not help against a lack of memory, and a host has few of them.
+        Err(Errno::NOMEM) if node.with(|engine| !engine.has_free_number()) => {
             node.add_slot()?;
             node.with(|engine| engine.create_qp(&init))?
         }
@@ -244,7 +245,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
         sq_sig_all,
         qp_type: asked.qp_type,
         shown: Mutex::new(Shown(ibv_qp_attr::default())),
-        builder: extended.then(|| Builder::new(Batch::new(&cap, service == ServiceType::Ud))),
+        builder: extended.then(|| Builder::new(Batch::new(&cap, service))),
     };
     let qp = pd.context.create(public, shared);
     entry.announce(qp);
@@ -279,10 +280,23 @@ fn change(attr: &ibv_qp_attr, mask: Attributes) -> ModifyQp {
     }
 }
 
+/// Shows C the state of a queue pair. Atomically, because threads may change and query a queue pair
+/// at the same time.
+fn show_state(qp: &Object<ibv_qp_ex>, state: ibv_qp_state) {
+    let public = qp.public();
+    // SAFETY: a place expression through `public` requires a pointer in bounds: the object lives as
+    // long as the borrow (`object`, invariant 1); `&raw` makes no reference.
+    let field = unsafe { &raw mut (*public).qp_base.state.0 };
+    // SAFETY: `from_ptr` requires an aligned pointer that is valid as long as the borrow, and no
+    // non-atomic access that conflicts: it is a field of the live object, the device accesses the
+    // field only here, and C does not use it during calls that write it (promise 4).
+    unsafe { AtomicU32::from_ptr(field) }.store(state.0, Ordering::Relaxed);
+}
+
 /// Why `modify_qp` made no change.
 enum Failure {
     Refused(ibv_qp_state, Refusal),
-    Engine(Errno),
+    Other(Errno),
 }
 
 /// `ibv_modify_qp`.
@@ -291,15 +305,19 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     let node = Node::get()?;
     let mask = Attributes::from_bits_retain(mask as u32);
     let limits = attr::qp_limits(&shared.context);
+    // Before the lock, because it may list the host's addresses; reported after the other checks.
+    let has_vector = mask.contains(Attributes::AV);
+    let vector = if has_vector { ah::check_vector(&shared.context, &asked.ah_attr) } else { Ok(()) };
     // Held until the end: two concurrent changes would leave a mixture of both in `shown`.
     let mut shown = shared.shown();
-    let is_running = |failure: &Failure| matches!(failure, Failure::Engine(Errno::AGAIN));
+    let is_running = |failure: &Failure| matches!(failure, Failure::Other(Errno::AGAIN));
     let changed = node.with_copies_ended(is_running, |engine| {
-        let actual = engine.query_qp(shared.id).map_err(Failure::Engine)?.state.raw();
+        let actual = engine.query_qp(shared.id).map_err(Failure::Other)?.state.raw();
         let next = qp_state::check_transition(shared.qp_type, actual, asked, mask)
             .and_then(|next| qp_state::check_values(asked, mask, &limits).map(|()| next))
             .map_err(|refusal| Failure::Refused(actual, refusal))?;
-        engine.modify_qp(shared.id, &change(asked, mask)).map_err(Failure::Engine)?;
+        vector.map_err(Failure::Other)?;
+        engine.modify_qp(shared.id, &change(asked, mask)).map_err(Failure::Other)?;
         Ok(next)
     });
     let next = match changed {
@@ -308,13 +326,13 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
             log!(DEBUG, ?actual, %mask, ?refusal, "soft0: modify_qp is refused");
             return Err(refusal.into());
         }
-        Err(Failure::Engine(errno)) => return Err(errno.after_waiting()),
+        Err(Failure::Other(errno)) => return Err(errno.after_waiting()),
     };
     if next == ibv_qp_state::IBV_QPS_RESET {
         shown.0 = ibv_qp_attr::default();
     }
     qp_state::merge(&mut shown.0, asked, mask);
-    set_field!(shared, qp_base.state, next);
+    show_state(shared, next);
     Ok(())
 }
 
@@ -333,7 +351,7 @@ pub(super) fn query_qp(qp: Handle<ibv_qp>, attr: Out<ibv_qp_attr>, _mask: c_int,
         cap: shared.cap,
         ..shared.shown().0
     })?;
-    set_field!(shared, qp_base.state, state);
+    show_state(shared, state);
     init.write(ibv_qp_init_attr {
         qp_context: get_field!(shared, qp_base.qp_context),
         send_cq: get_field!(shared, qp_base.send_cq),
