@@ -160,6 +160,25 @@ impl Drop for Made<'_> {
     }
 }
 
+/// A program may try again with smaller capacities.
+#[test]
+fn a_queue_pair_that_cannot_be_made_leaves_the_attributes_as_they_were() {
+    let (_listener, _channel, to) = listener(TCP, 3);
+    let (active, _active_channel) = resolved(TCP, to);
+    let cap = ibv_qp_cap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1000, max_recv_sge: 1, max_inline_data: 0 };
+    let mut init = ibv_qp_init_attr { cap, qp_type: ibv_qp_type::IBV_QPT_RC, ..Default::default() };
+    // SAFETY: alive, with a device; valid attributes, whose queues are null or alive.
+    let create =
+        |init: &mut ibv_qp_init_attr| outcome(unsafe { (cm().rdma_create_qp)(active.0, ptr::null_mut(), init) });
+    assert_eq!(create(&mut init), libc::EINVAL);
+    assert!(init.send_cq.is_null() && init.recv_cq.is_null(), "the queues are destroyed");
+    init.cap.max_send_sge = 1;
+    assert_eq!(create(&mut init), 0);
+    assert_eq!((init.send_cq, init.recv_cq), (active.public().send_cq, active.public().recv_cq));
+    // SAFETY: alive.
+    unsafe { (cm().rdma_destroy_qp)(active.0) };
+}
+
 #[test]
 fn a_queue_pair_of_the_id_s_own() {
     let (_listener, channel, to) = listener(TCP, 3);

@@ -229,8 +229,14 @@ impl Object<rdma_cm_id> {
         if get_field!(pd, context) == get_field!(self, verbs) { Ok(()) } else { Err(Errno::INVAL) }
     }
 
-    /// `rdma_create_qp_ex`.
+    /// `rdma_create_qp_ex`. The attributes name completion queues that end with a failure only while
+    /// the call lasts, so that C can try again with them.
     pub(super) fn create_qp_ex(&self, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
+        let (send_cq, recv_cq, srq) = (attr.send_cq, attr.recv_cq, attr.srq);
+        self.try_create_qp(attr).inspect_err(|_| (attr.send_cq, attr.recv_cq, attr.srq) = (send_cq, recv_cq, srq))
+    }
+
+    fn try_create_qp(&self, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
         const PD: u32 = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0;
         let context = get_field!(self, verbs);
         if self.qp().is_some() || context.is_null() {
