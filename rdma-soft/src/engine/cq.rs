@@ -205,17 +205,19 @@ impl CqTable {
     /// Removes the completions of a queue pair.
     pub(super) fn purge(&mut self, id: CqId, qpn: u32) {
         let Ok(cq) = self.get(id) else { return };
-        let mut kept = cq.head;
+        let (mut kept, mut announced) = (cq.head, cq.announced.min(cq.head));
         for position in cq.head..cq.tail {
             let wc = cq.ring[cq.index(position)];
             if wc.qp_num != qpn {
                 let to = cq.index(kept);
                 cq.ring[to] = wc;
                 kept += 1;
+                if position < cq.announced {
+                    announced = kept;
+                }
             }
         }
-        cq.tail = kept;
-        cq.announced = cq.announced.min(kept);
+        (cq.tail, cq.announced) = (kept, announced);
     }
 
     /// Whether a queue overran, and its queue pairs are not in ERR yet.
@@ -279,5 +281,33 @@ mod tests {
         }
         table.purge(cq, 1);
         assert_eq!(poll(&mut table, cq), [0, 2, 3, 5, 6]);
+    }
+
+    #[test]
+    fn a_purge_leaves_the_event_of_what_came_after_the_latest_one() {
+        let (mut table, mut events) = (CqTable::default(), Events::default());
+        let cq = table.create(8, 0).unwrap();
+        table.arm(cq, false, &mut events).unwrap();
+        for (wr_id, qpn) in [(0, 1), (1, 2), (2, 1), (3, 2)] {
+            table.push(cq, false, &mut events, |wc| (wc.wr_id, wc.qp_num) = (wr_id, qpn));
+        }
+        assert!(events.pop().is_some() && events.is_empty(), "the first completion had the event");
+        table.purge(cq, 1);
+        table.arm(cq, false, &mut events).unwrap();
+        assert!(events.pop().is_some(), "no completion that is left has had an event");
+        table.arm(cq, false, &mut events).unwrap();
+        assert!(events.is_empty(), "all have had one");
+        assert_eq!(poll(&mut table, cq), [1, 3]);
+        // What had its event has no second one when others are removed.
+        for (wr_id, qpn) in [(4, 1), (5, 2)] {
+            table.push(cq, false, &mut events, |wc| (wc.wr_id, wc.qp_num) = (wr_id, qpn));
+        }
+        assert!(events.pop().is_some(), "armed above");
+        table.arm(cq, false, &mut events).unwrap();
+        assert!(events.pop().is_some(), "the second completion came after the event");
+        table.purge(cq, 1);
+        table.arm(cq, false, &mut events).unwrap();
+        assert!(events.is_empty());
+        assert_eq!(poll(&mut table, cq), [5]);
     }
 }

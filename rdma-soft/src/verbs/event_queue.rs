@@ -6,10 +6,13 @@
 //! itself provides this behaviour. Invariants:
 //!
 //! 1. A thread queues an entry before it raises the counter, and takes an entry only after it has
-//!    lowered the counter. So the counter never exceeds the number of entries, with two exceptions:
-//!    counts that [`EventQueue::retract`] failed to lower, and counts that the application added by
-//!    writing to the descriptor. An application must neither write to the descriptor nor read it: a
-//!    read leaves an entry without a count.
+//!    lowered the counter. An entry that is removed before its count takes the count along:
+//!    `unraised` and `cancelled` say how many counts are to come, and under the lock the counter is
+//!    the number of entries less `unraised`, or less for reads whose thread has not taken its entry
+//!    yet. So the counter never exceeds the number of entries, with two exceptions: counts that
+//!    [`EventQueue::retract`] failed to lower, and counts that the application added by writing to
+//!    the descriptor. An application must neither write to the descriptor nor read it: a read leaves
+//!    an entry without a count.
 //! 2. The descriptor is owned by the queue and open as long as the queue exists.
 //! 3. An event in a [`Reception`] is not counted, and no other thread takes it. A thread opens a
 //!    reception only while the queue is empty; an event that the thread has not taken when it
@@ -42,6 +45,10 @@ pub(crate) struct EventQueue<T> {
 #[derive(Debug)]
 struct Entries<T> {
     queue: VecDeque<T>,
+    /// Entries for which the counter is not raised yet.
+    unraised: usize,
+    /// Calls of [`EventQueue::raise`] to come for entries that were removed.
+    cancelled: usize,
     /// Where the thread that has opened a reception gets its event.
     reception: Option<Seat<T>>,
 }
@@ -87,6 +94,7 @@ impl<T> Drop for Reception<'_, T> {
         let left = entries.reception.take().and_then(|seat| seat.event);
         let Some(event) = left else { return };
         entries.queue.push_front(event);
+        entries.unraised += 1;
         drop(entries);
         self.0.raise();
     }
@@ -102,7 +110,7 @@ impl<T: Send> Wake for EventQueue<T> {
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> os::Result<Self> {
         let counter = EventFd::from_flags(EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC).named("eventfd2")?;
-        let entries = Entries { queue: VecDeque::new(), reception: None };
+        let entries = Entries { queue: VecDeque::new(), unraised: 0, cancelled: 0, reception: None };
         Ok(Self { fd: counter.into(), entries: Mutex::new(entries) })
     }
 
@@ -119,7 +127,7 @@ impl<T> EventQueue<T> {
     }
 
     /// Adds an event, as [`EventQueue::offer`] does. True if the caller has to [raise](Self::raise)
-    /// the counter, which it may do later.
+    /// the counter once, which it may do later.
     pub(crate) fn enqueue(&self, event: T, admit: impl FnOnce(&T) -> bool) -> bool {
         let mut entries = self.lock();
         if !admit(&event) {
@@ -135,6 +143,7 @@ impl<T> EventQueue<T> {
             return false;
         }
         entries.queue.push_back(event);
+        entries.unraised += 1;
         true
     }
 
@@ -156,9 +165,17 @@ impl<T> EventQueue<T> {
         Some(Reception(self))
     }
 
-    /// Raises the counter for a new entry, which wakes one reader.
+    /// Raises the counter for a new entry, which wakes one reader; does nothing if the entry was
+    /// removed meanwhile.
     fn raise(&self) {
         let _guard = NoCancellation::new();
+        // Held during the write, so that a removal finds the count that it has to take back.
+        let mut entries = self.lock();
+        if entries.cancelled > 0 {
+            entries.cancelled -= 1;
+            return;
+        }
+        entries.unraised = entries.unraised.saturating_sub(1);
         let one = 1_u64;
         // SAFETY: `write` requires an open descriptor (invariant 2) and as many readable bytes:
         // `one` has 8. The call blocks or fails only if the counter is at its limit of 2^64 - 2,
@@ -214,22 +231,32 @@ impl<T> EventQueue<T> {
         for event in std::mem::take(&mut entries.queue) {
             if matches(&event) {
                 removed.push(event);
-                self.lower();
+                self.uncount(&mut entries);
             } else {
                 entries.queue.push_back(event);
             }
         }
         // The thread whose event was removed would sleep without looking at the queue.
-        let Entries { queue, reception } = &mut *entries;
+        let Entries { queue, reception, .. } = &mut *entries;
         if let Some(seat) = reception.as_mut().filter(|seat| seat.event.is_none()) {
             seat.event = queue.pop_front();
             if seat.event.is_some() {
-                self.lower();
+                self.uncount(&mut entries);
             }
         }
         let sealed = seal();
         drop(entries);
         (removed, sealed)
+    }
+
+    /// Takes back the count of a removed entry.
+    fn uncount(&self, entries: &mut Entries<T>) {
+        if entries.unraised > 0 {
+            entries.unraised -= 1;
+            entries.cancelled += 1;
+        } else {
+            self.lower();
+        }
     }
 
     /// Lowers the counter by one without blocking, whatever the descriptor's mode. If a waiter

@@ -175,6 +175,30 @@ fn retracted_events_leave_no_readiness_behind() {
 }
 
 #[test]
+fn an_event_that_is_retracted_before_its_readiness_leaves_none_behind() {
+    let queue = Arc::new(EventQueue::new().unwrap());
+    assert!(queue.enqueue(1, |_| true) && queue.enqueue(2, |_| true));
+    queue.push(3);
+    queue.retract(|event| *event != 2, || ());
+    for _ in 0..2 {
+        Waker::from(Arc::clone(&queue)).wake();
+    }
+    assert_eq!(queue.wait(|event| event).unwrap(), 2);
+    assert!(!readable(queue.raw_fd()));
+    // As if the thread in a reception took the event that another thread has yet to count.
+    let reception = queue.receive().unwrap();
+    queue.push(4);
+    assert!(queue.enqueue(5, |_| true));
+    queue.retract(|event| *event == 4, || ());
+    Waker::from(Arc::clone(&queue)).wake();
+    assert_eq!(reception.take(|event| event), Some(5));
+    drop(reception);
+    assert!(!readable(queue.raw_fd()));
+    queue.push(6);
+    assert!(readable(queue.raw_fd()));
+}
+
+#[test]
 fn extracted_events_come_in_order() {
     let queue = EventQueue::new().unwrap();
     for event in 0..6 {
