@@ -395,7 +395,7 @@ impl Engine {
             if begins {
                 peers.push_control(link, &rc::dropped(frame));
             }
-            peers.want(PeerId::of(host, frame.from));
+            peers.want_named(PeerId::of(host, frame.from), link);
         }
     }
 

@@ -57,6 +57,8 @@ const MAX_AWAITED_MEMBERS: usize = 128;
 /// Each further failure in a row doubles the time, at most to 16 times this value.
 const SHUN: u64 = 100_000_000;
 const MAX_DOUBLINGS: u8 = 4;
+/// The most processes that the driver looks for at a time because frames of one peer name them.
+const MAX_STRANGERS: usize = 16;
 /// The most control frames that wait for room. A peer that causes more of them harms only itself.
 const MAX_CONTROL: usize = 1 << 14;
 
@@ -87,6 +89,8 @@ pub(super) struct Link {
     /// Unreliable messages have waited for the link.
     awaited: bool,
     listed: bool,
+    /// Processes that the driver looks for because frames of this link name them.
+    strangers: usize,
 }
 
 /// The unreliable messages that wait for a link to a process. The process's timer ends each state
@@ -118,6 +122,8 @@ struct Process {
     number: u32,
     /// The driver was asked for a link to the process.
     asked: bool,
+    /// The link whose frames name the process, if the driver was asked because of them.
+    named_by: Option<LinkId>,
     wait: Wait,
     /// Messages to the process alone are among those that wait.
     singles_wait: bool,
@@ -195,7 +201,8 @@ impl Peers {
         }
         let is_new = process.number == number;
         let was_awaited = core::mem::take(&mut process.wait).is_wait();
-        (process.asked, process.singles_wait, process.failures) = (false, false, 0);
+        (process.singles_wait, process.failures) = (false, 0);
+        self.answered(peer);
         timers.cancel(Owner::Peer(peer));
         self.reached += u32::from(is_new);
         self.awaited -= usize::from(was_awaited);
@@ -267,7 +274,7 @@ impl Peers {
 
     /// Handles the driver's answer that a process cannot be reached.
     pub(super) fn unreachable(&mut self, peer: PeerId, timers: &mut Timers) {
-        self.process(peer).asked = false;
+        self.answered(peer);
         self.lose(peer, timers);
     }
 
@@ -291,6 +298,30 @@ impl Peers {
         if process.link.is_none() && !process.asked {
             process.asked = true;
             self.lookups.push_back(Lookup::Link(peer));
+        }
+    }
+
+    /// Asks the driver for a link to a process that a frame of `link` names, unless the peer has had
+    /// many processes looked for: each look-up takes a thread of the driver.
+    pub(super) fn want_named(&mut self, peer: PeerId, link: LinkId) {
+        let Process { link: known, asked, .. } = *self.process(peer);
+        let Some(state) = self.get(link).filter(|_| known.is_none() && !asked) else { return };
+        if state.strangers < MAX_STRANGERS {
+            state.strangers += 1;
+            self.process(peer).named_by = Some(link);
+            self.want(peer);
+        }
+    }
+
+    /// Records that the driver has answered for a process.
+    fn answered(&mut self, peer: PeerId) {
+        let process = self.process(peer);
+        process.asked = false;
+        if let Some(link) = process.named_by.take() {
+            if let Some(link) = self.get(link) {
+                // The number of a link that went down may be that of another link now.
+                link.strangers = link.strangers.saturating_sub(1);
+            }
         }
     }
 

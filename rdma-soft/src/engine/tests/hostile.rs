@@ -175,6 +175,34 @@ fn nobody_speaks_for_another_process() {
     assert_eq!(world.statuses(0), [(1, 0)]);
 }
 
+/// Each look-up takes a thread.
+#[test]
+fn the_frames_of_a_peer_have_few_processes_looked_for_at_a_time() {
+    let mut world = World::new();
+    let [a, _] = world.connect([0, 1]);
+    let engine = &mut world.nodes[0].engine;
+    let look_ups = |slots: std::ops::Range<u32>, engine: &mut Engine| {
+        for slot in slots {
+            for kind in [Kind::UcSend, Kind::Send] {
+                let frame = Frame::new(kind, a.qpn, slot << 12 | 5, 0, 0);
+                engine.handle_frame(LinkId(1), &frame.encode(), Source::EMPTY);
+            }
+        }
+        let peer = |engine: &mut Engine| match engine.poll_lookup() {
+            Some(Lookup::Link(peer)) => Some(peer),
+            _ => None,
+        };
+        std::iter::from_fn(|| peer(engine)).collect::<Vec<_>>()
+    };
+    let first = look_ups(100..4000, engine);
+    assert!((1..=16).contains(&first.len()), "{}", first.len());
+    assert!(look_ups(100..4000, engine).is_empty());
+    // Each answer makes room for one more.
+    engine.handle_unreachable(first[0]);
+    engine.handle_link_up(first[1], LinkId(1), None);
+    assert_eq!(look_ups(3000..4000, engine).len(), 2);
+}
+
 #[test]
 fn a_process_with_a_new_slot_is_looked_for_and_heard_the_next_time() {
     let mut world = World::new();
