@@ -24,7 +24,8 @@ use std::ffi::CStr;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
@@ -49,7 +50,33 @@ const SEALS: SealFlag = SIZE_SEALS.union(SealFlag::F_SEAL_SEAL);
 /// From this size in bytes on, an allocation first checks that the system has the memory.
 const LARGE: usize = 16 << 20;
 
-static REGISTRY: RwLock<BTreeMap<usize, Arc<Backing>>> = RwLock::new(BTreeMap::new());
+/// The memory that a process shares, by address.
+struct Registry {
+    process: u32,
+    entries: RwLock<BTreeMap<usize, Arc<Backing>>>,
+}
+
+/// The registry of the process that used it last; null at first. A forked child makes its own: its
+/// copy of the parent's may be locked for ever, by a thread that only the parent has.
+static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
+
+fn registry() -> &'static RwLock<BTreeMap<usize, Arc<Backing>>> {
+    let process = std::process::id();
+    loop {
+        let current = REGISTRY.load(Ordering::Acquire);
+        // SAFETY: as_ref wants null or a pointer to a live value: the exchange below stores only
+        // boxes, which are never freed then, and stores them (release) after they are made.
+        if let Some(registry) = unsafe { current.as_ref() }.filter(|registry| registry.process == process) {
+            return &registry.entries;
+        }
+        let fresh = Box::into_raw(Box::new(Registry { process, entries: RwLock::default() }));
+        if REGISTRY.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            // SAFETY: `Box::from_raw` wants the pointer of a box, once: it was made above, and the
+            // failed exchange has not stored it.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
+}
 
 /// The reason why memory could not be shared.
 #[derive(Debug, thiserror::Error)]
@@ -142,13 +169,14 @@ impl Backing {
     }
 }
 
-/// Finds the [`SharedMemory`] that contains a whole range of addresses.
+/// Finds the [`SharedMemory`] of this process that contains a whole range of addresses. A forked
+/// child does not find the memory of its parent.
 ///
 /// The answer may be out of date at once: [`SharedMemory::make_private`] and drops remove entries.
 /// The memfd stays usable, but the memory at those addresses is then no longer the memfd's.
 #[must_use]
 pub fn find(address: usize, len: usize) -> Option<Arc<Backing>> {
-    let registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
+    let registry = registry().read().unwrap_or_else(PoisonError::into_inner);
     let (&base, backing) = registry.range(..=address).next_back()?;
     let offset = address - base;
     (offset <= backing.len && len <= backing.len - offset).then(|| Arc::clone(backing))
@@ -297,7 +325,7 @@ impl SharedMemory {
         let pages = Pages::new(fd.as_fd(), mapped, Allocation::Whole, Access::Write)?;
         let base = pages.map.as_mut_ptr().expose_provenance();
         let backing = Arc::new(Backing { fd, base, len: mapped });
-        REGISTRY.write().unwrap_or_else(PoisonError::into_inner).insert(base, Arc::clone(&backing));
+        registry().write().unwrap_or_else(PoisonError::into_inner).insert(base, Arc::clone(&backing));
         Ok(Self { pages, len, backing: Some(backing) })
     }
 
@@ -371,15 +399,14 @@ impl SharedMemory {
     /// Removes the memory from the registry.
     fn unregister(&mut self) {
         if let Some(backing) = self.backing.take() {
-            REGISTRY.write().unwrap_or_else(PoisonError::into_inner).remove(&backing.base);
+            registry().write().unwrap_or_else(PoisonError::into_inner).remove(&backing.base);
         }
     }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // In a forked child the registry's lock may be held by a thread that exists in the parent
-        // only.
+        // The registry of a forked child does not have its parent's memory.
         if self.pages.is_ours() {
             self.unregister();
         }

@@ -6,8 +6,11 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{Config, Endpoint, Request, Side, verbs};
+use rdma_mem::SharedMemory;
 use rdma_sys::*;
 use rdma_test_support::passes_alone;
 
@@ -21,8 +24,8 @@ impl Child {
     /// Forks a child that runs only `body`.
     fn fork(body: impl FnOnce(&mut UnixStream)) -> Self {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        // SAFETY: no thread of this program but the device's own is doing anything; the child ends
-        // with `_exit`.
+        // SAFETY: the other threads of this program do what a fork may interrupt; the child ends with
+        // `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             drop(ours);
@@ -175,6 +178,71 @@ fn in_the_middle() {
         exchange(&mut child.stream);
         child.succeeded();
     }
+}
+
+#[test]
+fn children_that_are_forked_while_memory_is_shared_share_memory() {
+    passes_alone(&["sharing"], &[]);
+}
+
+#[test]
+#[ignore = "run by children_that_are_forked_while_memory_is_shared_share_memory"]
+fn sharing() {
+    let end = Instant::now() + Duration::from_secs(2);
+    let share = || drop(SharedMemory::new(4096).unwrap());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while Instant::now() < end {
+                    share();
+                }
+            });
+        }
+        while Instant::now() < end {
+            let child = Child::fork(|_| {
+                // SAFETY: alarm has no requirement; it ends a child that hangs.
+                unsafe { libc::alarm(20) };
+                share();
+            });
+            child.succeeded();
+        }
+    });
+}
+
+#[test]
+fn children_that_are_forked_while_the_devices_are_made_have_devices() {
+    for _ in 0..40 {
+        passes_alone(&["first_list"], &[]);
+    }
+}
+
+#[test]
+#[ignore = "run by children_that_are_forked_while_the_devices_are_made_have_devices"]
+fn first_list() {
+    let list = || {
+        let mut count = 0;
+        // SAFETY: valid for writes.
+        let list = unsafe { (verbs().ibv_get_device_list)(&raw mut count) };
+        assert!(!list.is_null() && count == 1);
+    };
+    let begun = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            begun.store(true, Ordering::Relaxed);
+            list();
+        });
+        while !begun.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+        let child = || {
+            Child::fork(|_| {
+                // SAFETY: alarm has no requirement; it ends a child that hangs.
+                unsafe { libc::alarm(20) };
+                list();
+            })
+        };
+        [child(), child(), child()].into_iter().for_each(Child::succeeded);
+    });
 }
 
 #[test]
