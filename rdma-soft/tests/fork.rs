@@ -24,8 +24,8 @@ impl Child {
     /// Forks a child that runs only `body`.
     fn fork(body: impl FnOnce(&mut UnixStream)) -> Self {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        // SAFETY: the other threads of this program do what a fork may interrupt; the child ends with
-        // `_exit`.
+        // SAFETY: the other threads of this program do what a fork may interrupt; the child ends
+        // with `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             drop(ours);

@@ -229,8 +229,8 @@ impl Object<rdma_cm_id> {
         if get_field!(pd, context) == get_field!(self, verbs) { Ok(()) } else { Err(Errno::INVAL) }
     }
 
-    /// `rdma_create_qp_ex`. The attributes name completion queues that end with a failure only while
-    /// the call lasts, so that C can try again with them.
+    /// `rdma_create_qp_ex`. A call that fails leaves the attributes without the queues that it has
+    /// made and destroyed, so that C can try again with them.
     pub(super) fn create_qp_ex(&self, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
         let (send_cq, recv_cq, srq) = (attr.send_cq, attr.recv_cq, attr.srq);
         self.try_create_qp(attr).inspect_err(|_| (attr.send_cq, attr.recv_cq, attr.srq) = (send_cq, recv_cq, srq))

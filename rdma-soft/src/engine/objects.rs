@@ -168,8 +168,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Changes the depth of a shared receive queue, arms its limit event, or both; a call that fails
-    /// changes nothing.
+    /// Changes the depth of a shared receive queue, arms its limit event, or both; a call that
+    /// fails changes nothing.
     ///
     /// # Errors
     ///

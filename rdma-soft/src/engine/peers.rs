@@ -301,8 +301,8 @@ impl Peers {
         }
     }
 
-    /// Asks the driver for a link to a process that a frame of `link` names, unless the peer has had
-    /// many processes looked for: each look-up takes a thread of the driver.
+    /// Asks the driver for a link to a process that a frame of `link` names, unless the peer has
+    /// had many processes looked for: each look-up takes a thread of the driver.
     pub(super) fn want_named(&mut self, peer: PeerId, link: LinkId) {
         let Process { link: known, asked, .. } = *self.process(peer);
         let Some(state) = self.get(link).filter(|_| known.is_none() && !asked) else { return };

@@ -11,8 +11,8 @@
 //!    the number of entries less `unraised`, or less for reads whose thread has not taken its entry
 //!    yet. So the counter never exceeds the number of entries, with two exceptions: counts that
 //!    [`EventQueue::retract`] failed to lower, and counts that the application added by writing to
-//!    the descriptor. An application must neither write to the descriptor nor read it: a read leaves
-//!    an entry without a count.
+//!    the descriptor. An application must neither write to the descriptor nor read it: a read
+//!    leaves an entry without a count.
 //! 2. The descriptor is owned by the queue and open as long as the queue exists.
 //! 3. An event in a [`Reception`] is not counted, and no other thread takes it. A thread opens a
 //!    reception only while the queue is empty; an event that the thread has not taken when it
