@@ -14,7 +14,6 @@ use rdma_sys::{Variable, ibv_device, ibv_node_type, ibv_transport_type};
 use super::Errno;
 use super::call::{LIST_LEN, Out, OwnList, list};
 use super::object::{Object, Public};
-use crate::os::fork;
 
 /// Name of the variable that says how many devices there are.
 const COUNT: &str = "RDMA_SOFT_DEVICES";
@@ -72,9 +71,7 @@ impl Public for PaddedDevice {
 /// All devices, made on first use and never freed.
 fn devices() -> impl ExactSizeIterator<Item = *mut PaddedDevice> {
     static DEVICES: OnceLock<Vec<AtomicPtr<PaddedDevice>>> = OnceLock::new();
-    // In a step, so that a child that is forked meanwhile does not wait for a thread of its parent.
-    let make_all = || DEVICES.get_or_init(|| (0..count()).map(make).map(AtomicPtr::new).collect());
-    let devices = DEVICES.get().unwrap_or_else(|| fork::uninterrupted(make_all));
+    let devices = DEVICES.get_or_init(|| (0..count()).map(make).map(AtomicPtr::new).collect());
     devices.iter().map(|device| device.load(Ordering::Relaxed))
 }
 
