@@ -123,7 +123,7 @@ static void *get_cm_event_whole(void *unused)
 	return NULL;
 }
 
-static void resolve(void)
+static void resolve_address(void)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct rdma_cm_id *id, *other;
@@ -201,7 +201,7 @@ int main(void)
 	cancel(get_request);
 	request();
 	complete(cq);
-	resolve();
+	resolve_address();
 
 	rdma_destroy_event_channel(cm_channel);
 	CHECK(ibv_destroy_cq(cq) == 0);
