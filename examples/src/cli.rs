@@ -133,7 +133,13 @@ pub(crate) fn parse<A: Parser>(command: Command) -> Result<Option<CommandLine<A>
     let commands = command.get_subcommands().map(Command::get_name).collect::<Vec<_>>().join(", ");
     match CommandLine::try_parse(command) {
         Ok(line) => Ok(Some(line)),
-        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+        // Clap names a missing command by the second kind if the environment gave an argument.
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand
+            ) =>
+        {
             Err(Failure::usage(format!("give a command: {commands} (--help explains them)")))
         }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {

@@ -39,7 +39,7 @@ pub use fabric::Rail;
 pub use pattern::Pattern;
 pub use queue::{Pending, Queue};
 #[cfg(test)]
-pub(crate) use schedules::tests::{Trace, build_all, verify};
+pub(crate) use schedules::tests::{RankTrace, Trace, build_all, verify};
 pub use schedules::{Algorithm, Collective, InvalidJob, Job, Layout, Unsupported, build};
 pub use step::{Place, Schedule, Source, Span, Step};
 pub use tensor::{Part, Tensor};

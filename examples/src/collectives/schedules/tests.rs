@@ -8,7 +8,7 @@ mod verify;
 use clap::ValueEnum;
 use proptest::prelude::*;
 
-pub(crate) use self::interpreter::Trace;
+pub(crate) use self::interpreter::{RankTrace, Trace};
 pub(crate) use self::verify::verify;
 use super::{Algorithm, Collective, Job, Unsupported, build};
 use crate::collectives::Schedule;
