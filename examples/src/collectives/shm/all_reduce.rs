@@ -1,9 +1,10 @@
 //! All-reduce of ranks that read each other's memory.
 //!
 //! The shortest tensors are given to all ranks next to a counter. Otherwise ranks read each other's
-//! inputs where they lie. Out of place, short tensors take one step: each rank reduces all
-//! elements. Else each rank reduces its share of the elements, and the others copy the results; the
-//! tensor is cut into blocks, so that ranks work on one while they copy another.
+//! inputs where they lie. Short tensors take one step: each rank reduces all elements, in place
+//! those of copies that the ranks stage. Else each rank reduces its share of the elements, and
+//! the others copy the results; the tensor is cut into blocks, so that ranks work on one while
+//! they copy another.
 //!
 //! Operands are reduced in the order of their ranks, so all ranks get the same bits.
 
@@ -31,6 +32,8 @@ const STREAMED: usize = 8 << 20;
 const WHOLE: usize = 256 << 10;
 /// The same of two ranks, which transfer no more bytes so than by shares.
 const WHOLE_OF_TWO: usize = 2 << 20;
+/// Bytes of all inputs up to which more than two ranks do so in place, which costs copies.
+const WHOLE_IN_PLACE: usize = 64 << 10;
 /// Ranks whose operands need no allocation.
 const FEW: usize = 8;
 
@@ -48,6 +51,11 @@ impl AllReduce<'_> {
     /// Up to this size in bytes there is one step.
     pub(crate) const ONE_STEP: usize = SMALL;
 
+    /// Most bytes of an operand that one of so many ranks stages.
+    pub(super) fn most_staged(world: usize) -> usize {
+        whole_limit(world, true) / world
+    }
+
     /// Runs this rank's part. Returns when its output is complete.
     pub(crate) fn run<T: Element>(self) -> Result<(), Failure> {
         let done = self.run_steps::<T>();
@@ -59,20 +67,18 @@ impl AllReduce<'_> {
     fn run_steps<T: Element>(self) -> Result<(), Failure> {
         let trials = self.host.clock().trials();
         let is_in_place = std::ptr::eq(self.input, self.output);
-        let reduces_all = !is_in_place && self.bytes * self.host.world() <= self.whole_limit();
-        if self.bytes <= INLINE || (self.bytes <= SMALL && !reduces_all) {
+        let reduces_all = self.bytes * self.host.world() <= whole_limit(self.host.world(), is_in_place);
+        if self.bytes <= INLINE || (self.bytes <= SMALL && (is_in_place || !reduces_all)) {
             return self.in_one_step::<T>();
+        }
+        if reduces_all && is_in_place {
+            return trials.run(Kind::WholeInPlace, self.bytes, |stores| self.whole_in_place::<T>(stores));
         }
         if reduces_all {
             return trials.run(Kind::Whole, self.bytes, |stores| self.whole::<T>(stores));
         }
         let kind = if is_in_place { Kind::SharesInPlace } else { Kind::Shares };
         trials.run(kind, self.bytes, |stores| self.by_shares::<T>(stores))
-    }
-
-    /// Bytes of all inputs up to which each rank reduces all of them.
-    fn whole_limit(self) -> usize {
-        if self.host.world() == 2 { WHOLE_OF_TWO } else { WHOLE }
     }
 
     /// Reduces the inputs of all ranks where they lie.
@@ -90,6 +96,24 @@ impl AllReduce<'_> {
             self.reduce::<T>(output, operands, stores)
         })?;
         clock.publish(ready + 1)
+    }
+
+    /// Reduces copies of the other ranks' inputs, in the memory of this rank's input.
+    fn whole_in_place<T: Element>(self, stores: Stores) -> Result<(), Failure> {
+        let clock = self.host.clock();
+        let output = self.output.own().slice(0..self.bytes).map_err(failed)?;
+        let place = self.host.staging().stage(output.as_shared(), stores)?;
+        let ready = clock.now() + 1;
+        clock.publish(ready)?;
+        // All copies are there, and no rank reads this rank's memory any more.
+        clock.wait_for_all(ready)?;
+        with_operands(self.host.world(), output.as_shared(), |operands| {
+            for operand in self.host.staging().others(place) {
+                let (peer, memory) = operand?;
+                operands[peer] = memory;
+            }
+            self.reduce::<T>(output, operands, Stores::Cached)
+        })
     }
 
     fn in_one_step<T: Element>(self) -> Result<(), Failure> {
@@ -164,6 +188,15 @@ impl AllReduce<'_> {
             place.copy_from(bytemuck::cast_slice::<T, u8>(elements).into()).map_err(failed)?;
         }
         Ok(())
+    }
+}
+
+/// Bytes of all inputs up to which each of so many ranks reduces all of them.
+fn whole_limit(world: usize, is_in_place: bool) -> usize {
+    match (world, is_in_place) {
+        (2, _) => WHOLE_OF_TWO,
+        (_, false) => WHOLE,
+        (_, true) => WHOLE_IN_PLACE,
     }
 }
 

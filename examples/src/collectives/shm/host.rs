@@ -10,11 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rdma::{ExposedRegion, ExposedSlice, ProtectionDomain, RemoteAccess};
 use rdma_mem::{Segment, SegmentView, SharedSlice, SharedSliceMut, pass};
 
+use super::all_reduce::AllReduce;
 use super::clock::{self, Clock};
 use super::failed;
 use super::mail::{self, Announcement, Mail};
 use super::meet::{self, Meeting};
 use super::slice::HostSlice;
+use super::staging::Staging;
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::collectives::wait::Patience;
@@ -34,6 +36,7 @@ pub(crate) struct Host {
     domains: Vec<ProtectionDomain>,
     peers: Vec<Neighbour>,
     clock: Arc<Clock>,
+    staging: Staging,
     mail: Mail,
     /// Common segments given so far; equal at all ranks.
     segments: u64,
@@ -87,9 +90,12 @@ impl Host {
         let clock = Arc::new(Clock::new(own, views, patience));
         let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.world()))?;
         let mail = Mail::new(group.rank(), group.world(), own, views);
+        let most = if peers.is_empty() { 1 } else { AllReduce::most_staged(peers.len() + 1) };
+        let (own, views) = share(group, &mut peers, 2, "the staging memory", Staging::memory(most))?;
+        let staging = Staging::new(own, views, most);
         let (is_whole, scratch) = (peers.len() + 1 == group.world(), (SCRATCH, None));
         let (rank, domains, released) = (group.rank(), Vec::new(), vec![0; group.world()]);
-        Ok(Self { rank, is_whole, domains, peers, clock, mail, segments: 1, scratch, released })
+        Ok(Self { rank, is_whole, domains, peers, clock, staging, mail, segments: 2, scratch, released })
     }
 
     /// Registers the memory that is allocated from now on with each rail, which sends it to other
@@ -176,6 +182,10 @@ impl Host {
 
     pub(super) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    pub(super) fn staging(&self) -> &Staging {
+        &self.staging
     }
 
     pub(super) fn mail(&mut self) -> &mut Mail {

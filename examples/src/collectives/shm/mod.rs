@@ -2,8 +2,9 @@
 //!
 //! A tensor is a segment of its rank, which the other ranks have mapped to read. Each rank reads
 //! its peers' elements where they lie, writes its own memory alone, and counts its progress in a
-//! line that the others watch. If some ranks are on other hosts, the segments are also registered
-//! with a device, which sends from them: a message is copied once, into memory of its receiver.
+//! line that the others watch. Operands that are overwritten at once are copied first (`staging`).
+//! If some ranks are on other hosts, the segments are also registered with a device, which sends
+//! from them: a message is copied once, into memory of its receiver.
 
 mod all_reduce;
 mod clock;
@@ -13,6 +14,7 @@ mod links;
 mod mail;
 mod meet;
 mod slice;
+mod staging;
 mod trials;
 
 pub(super) use all_reduce::AllReduce;

@@ -83,6 +83,35 @@ fn tensors_of_every_size_are_reduced() {
     }
 }
 
+/// Nothing but the collective keeps a rank from overwriting what another one still reads.
+#[test]
+fn reductions_in_place_follow_each_other() {
+    const COUNT: usize = 20_000;
+    for world in [2, 3] {
+        ranks(world, 7, move |host, group| {
+            let tensor = host.allocate(group, 4 * COUNT).unwrap();
+            let elements = |rank: usize| (0..COUNT).map(move |index| u32::try_from(rank + index).unwrap());
+            tensor.copy_in(0, bytemuck::cast_slice(&elements(group.rank()).collect::<Vec<_>>())).unwrap();
+            let mut expected: Vec<u32> = elements(0).collect();
+            for rank in 1..world {
+                expected.iter_mut().zip(elements(rank)).for_each(|(sum, element)| *sum += element);
+            }
+            for round in 0..300 {
+                let bytes = 4 * if round == 0 { COUNT } else { COUNT - 100 * (round * 7 % 190) };
+                let reduction = Reduction::Sum;
+                AllReduce { host, input: &tensor, output: &tensor, bytes, reduction }.run::<u32>().unwrap();
+                if round > 0 {
+                    let factor = u32::try_from(world).unwrap();
+                    expected[..bytes / 4].iter_mut().for_each(|sum| *sum = sum.wrapping_mul(factor));
+                }
+            }
+            let mut found = vec![0_u32; COUNT];
+            tensor.copy_out(0, bytemuck::cast_slice_mut(&mut found)).unwrap();
+            assert!(found == expected, "{world} ranks");
+        });
+    }
+}
+
 #[test]
 fn every_type_and_reduction_is_reduced() {
     ranks(3, 2, |host, group| {

@@ -21,13 +21,15 @@ const LONG: usize = 8 << 20;
 /// Sizes, by their power of two; larger ones count as the last.
 const SIZES: usize = 40;
 /// Number of kinds.
-const KINDS: usize = 4;
+const KINDS: usize = 5;
 
 /// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Each rank reduces all inputs.
     Whole,
+    /// The same in the memory of the inputs, of which copies are staged.
+    WholeInPlace,
     /// Each rank reduces a share, and copies those of the others.
     Shares,
     /// The same in the memory of the inputs.
