@@ -10,11 +10,8 @@ use std::ptr;
 use std::thread;
 use std::time::Duration;
 
-use common::{errno, libraries};
-use libc::{
-    AF_INET, EBADF, EEXIST, EFAULT, EINVAL, ENOENT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, SOCK_STREAM, c_int,
-    epoll_event, socklen_t,
-};
+use common::{connected, errno};
+use libc::{EBADF, EEXIST, EFAULT, EINVAL, ENOENT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, c_int, epoll_event};
 use rdma_rsocket::Descriptors;
 use rdma_test_support::until;
 
@@ -40,22 +37,7 @@ fn result(value: c_int) -> std::io::Result<usize> {
 impl Fixture {
     fn new() -> Self {
         let sockets = Descriptors::new();
-        let [listener, client] = [(); 2].map(|()| sockets.rsocket(libraries(), AF_INET, SOCK_STREAM, 0));
-        let mut address = libc::sockaddr_in {
-            sin_family: AF_INET.try_into().expect("a family"),
-            sin_port: 0,
-            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) },
-            sin_zero: [0; 8],
-        };
-        let mut len = socklen_t::try_from(size_of_val(&address)).expect("a length");
-        let pointer = (&raw mut address).cast();
-        // SAFETY: `rbind` requires an address that is valid for its length.
-        assert_eq!(unsafe { sockets.rbind(listener, pointer, len) }, 0);
-        assert_eq!(sockets.rlisten(listener, 1), 0);
-        // SAFETY: `rgetsockname` requires room for an address, and its length.
-        assert_eq!(unsafe { sockets.rgetsockname(listener, pointer, &raw mut len) }, 0);
-        // SAFETY: `rconnect` requires an address that is valid for its length.
-        assert_eq!(unsafe { sockets.rconnect(client, pointer, len) }, 0);
+        let [listener, client] = connected(&sockets);
         // SAFETY: `raccept` allows NULL for the address.
         let server = unsafe { sockets.raccept(listener, ptr::null_mut(), ptr::null_mut()) };
         assert!(server >= 0);

@@ -9,8 +9,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::ptr;
 
-use common::libraries;
-use libc::{AF_INET, EBADF, EINVAL, FD_ISSET, FD_SET, SOCK_STREAM, c_int, fd_set, socklen_t, timeval};
+use common::connected;
+use libc::{EBADF, EINVAL, FD_ISSET, FD_SET, c_int, fd_set, timeval};
 use rdma_rsocket::Descriptors;
 
 fn set_of(fd: c_int) -> fd_set {
@@ -33,28 +33,6 @@ fn select(sockets: &Descriptors, fd: c_int) -> (c_int, bool, bool) {
     // SAFETY: `rselect` requires sets and a time that are valid or NULL.
     let count = unsafe { sockets.rselect(fd + 1, &raw mut reads, &raw mut writes, ptr::null_mut(), &raw mut at_once) };
     (count, contains(&reads, fd), contains(&writes, fd))
-}
-
-/// A stream that listens, and one that is connected to it.
-fn connected(sockets: &Descriptors) -> [c_int; 2] {
-    let [listener, client] = [(); 2].map(|()| sockets.rsocket(libraries(), AF_INET, SOCK_STREAM, 0));
-    let loopback = u32::from_ne_bytes([127, 0, 0, 1]);
-    let mut address = libc::sockaddr_in {
-        sin_family: AF_INET.try_into().expect("a family"),
-        sin_port: 0,
-        sin_addr: libc::in_addr { s_addr: loopback },
-        sin_zero: [0; 8],
-    };
-    let mut len = socklen_t::try_from(size_of_val(&address)).expect("a length");
-    let pointer = (&raw mut address).cast();
-    // SAFETY: `rbind` requires an address that is valid for its length.
-    assert_eq!(unsafe { sockets.rbind(listener, pointer, len) }, 0);
-    assert_eq!(sockets.rlisten(listener, 1), 0);
-    // SAFETY: `rgetsockname` requires room for an address, and its length.
-    assert_eq!(unsafe { sockets.rgetsockname(listener, pointer, &raw mut len) }, 0);
-    // SAFETY: `rconnect` requires an address that is valid for its length.
-    assert_eq!(unsafe { sockets.rconnect(client, pointer, len) }, 0);
-    [listener, client]
 }
 
 #[test]

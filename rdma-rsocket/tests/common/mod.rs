@@ -3,7 +3,8 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use rdma_rsocket::{Libraries, Socket};
+use libc::{AF_INET, SOCK_STREAM, c_int, socklen_t};
+use rdma_rsocket::{Descriptors, Libraries, Socket};
 
 /// The software device's libraries.
 pub(crate) fn libraries() -> Libraries {
@@ -53,11 +54,33 @@ pub(crate) fn pair_with(tune: impl Fn(&Socket)) -> (Socket, Socket) {
 }
 
 /// Sets an option that is an `int` in C.
-pub(crate) fn set_int(socket: &Socket, level: libc::c_int, name: libc::c_int, value: libc::c_int) {
+pub(crate) fn set_int(socket: &Socket, level: c_int, name: c_int, value: c_int) {
     socket.set_option(level, name, &value.to_ne_bytes()).expect("an option");
 }
 
 /// The error number of a failure.
 pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.expect_err("a failure").raw_os_error().expect("an error of the system")
+}
+
+/// A stream that listens, and one that is connected to it.
+pub(crate) fn connected(sockets: &Descriptors) -> [c_int; 2] {
+    let [listener, client] = [(); 2].map(|()| sockets.rsocket(libraries(), AF_INET, SOCK_STREAM, 0));
+    let loopback = u32::from_ne_bytes([127, 0, 0, 1]);
+    let mut address = libc::sockaddr_in {
+        sin_family: AF_INET.try_into().expect("a family"),
+        sin_port: 0,
+        sin_addr: libc::in_addr { s_addr: loopback },
+        sin_zero: [0; 8],
+    };
+    let mut len = socklen_t::try_from(size_of_val(&address)).expect("a length");
+    let pointer = (&raw mut address).cast();
+    // SAFETY: `rbind` requires an address that is valid for its length.
+    assert_eq!(unsafe { sockets.rbind(listener, pointer, len) }, 0);
+    assert_eq!(sockets.rlisten(listener, 1), 0);
+    // SAFETY: `rgetsockname` requires room for an address, and its length.
+    assert_eq!(unsafe { sockets.rgetsockname(listener, pointer, &raw mut len) }, 0);
+    // SAFETY: `rconnect` requires an address that is valid for its length.
+    assert_eq!(unsafe { sockets.rconnect(client, pointer, len) }, 0);
+    [listener, client]
 }
