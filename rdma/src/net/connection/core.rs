@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use super::fetched::ReadBuffers;
+use super::fetched::FetchBuffers;
 use super::flow::{Buffers, Draining, Flow, Link, Memory, Offers};
 use super::operations::{MAX_OPERATIONS, WORD};
 use crate::cm::IdKey;
@@ -36,7 +36,7 @@ pub(in crate::net) struct Core {
     /// Longer messages are offered.
     pub(super) eager_limit: usize,
     pub(super) senders: AtomicUsize,
-    pub(super) read_buffers: ReadBuffers,
+    pub(super) fetch_buffers: FetchBuffers,
     flow: Mutex<Flow>,
     shared: Arc<Shared>,
     /// The place among the connections of a listener.
@@ -78,7 +78,7 @@ impl Core {
             offers: has_offers,
             eager_limit,
             senders,
-            read_buffers: ReadBuffers::default(),
+            fetch_buffers: FetchBuffers::default(),
             flow,
             shared,
             _ticket: ticket,

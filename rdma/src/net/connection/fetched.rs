@@ -13,13 +13,14 @@ use crate::pd::ProtectionDomain;
 /// Shortest buffer, so that one buffer serves reads of several lengths.
 const MIN_LEN: usize = 4096;
 
-/// Buffers for reads that no read uses: as many as reads may be in flight, the longest ones.
+/// A connection's buffers for fetches, those that no fetch uses: as many as may be in flight, the
+/// longest ones. Slices may be longer than messages, for which the node keeps other buffers.
 #[derive(Debug, Default)]
-pub(super) struct ReadBuffers {
+pub(super) struct FetchBuffers {
     spares: Mutex<Vec<Buffer>>,
 }
 
-impl ReadBuffers {
+impl FetchBuffers {
     fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -85,7 +86,7 @@ impl Drop for Fetched {
     fn drop(&mut self) {
         let Some((mut buffer, rest)) = self.buffers.take() else { return };
         if buffer.unsplit(rest).is_ok() {
-            drop(self.core.read_buffers.put(buffer));
+            drop(self.core.fetch_buffers.put(buffer));
         }
     }
 }

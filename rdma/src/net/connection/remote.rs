@@ -52,7 +52,7 @@ impl Remote {
     pub async fn fetch(&self, from: RemoteSlice) -> Result<Fetched, Failure> {
         let too_long = |_| Error::new(Operation::PostSend, ErrorKind::OutOfBounds);
         let len = usize::try_from(from.len()).map_err(too_long)?;
-        let mut buffer = self.core.read_buffers.take(self.core.pd(), len)?;
+        let mut buffer = self.core.fetch_buffers.take(self.core.pd(), len)?;
         let rest = buffer.split_off(len);
         Ok(Fetched::new(&self.core, self.read(from, buffer).await?, rest))
     }
