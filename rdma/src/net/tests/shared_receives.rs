@@ -93,7 +93,7 @@ fn messages_that_are_held_slow_their_connection_alone() {
     assert!(reports.try_iter().count() < 10, "the sender waits for the holder");
     while held.last().is_none_or(|message| message[0] < 39) {
         let next = block_on(holder.next()).unwrap().unwrap();
-        // What is released is used again.
+        // A receive that was released is used again.
         held.clear();
         held.push(next);
     }
