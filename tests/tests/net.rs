@@ -8,8 +8,8 @@ use std::time::Duration;
 use rdma::aio::block_on;
 use rdma::cm::{ConnOptions, blocking};
 use rdma::net::{Connection, Exchange, Failure, FailureKind, ListenOptions, Listener, Node, NodeOptions, Violation};
-use rdma::op::Send;
-use rdma::{Context, ErrorKind, Rc, RemoteAccess};
+use rdma::op::{Send, WriteImm};
+use rdma::{Context, ErrorKind, Rc, RemoteAccess, RemoteSlice};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{address, any_port, available};
 use rdma_tests::{LIMIT, buffer, open};
@@ -146,9 +146,16 @@ fn hello() -> [u8; 32] {
     hello
 }
 
+/// What a hostile peer does.
+enum Message {
+    Sent(Vec<u8>),
+    /// A write with immediate data.
+    Written(Vec<u8>, RemoteSlice),
+}
+
 /// Connects with a queue pair that follows no protocol, and sends the messages, on iWARP once
 /// `accepted` says so: siw may leave a message unread that arrives before its accept has ended.
-fn attack(context: &Context, to: SocketAddr, messages: &[Vec<u8>], accepted: &mpsc::Receiver<()>) {
+fn attack(context: &Context, to: SocketAddr, messages: &[Message], accepted: &mpsc::Receiver<()>) {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let route = blocking::resolve::<Rc>(context, None, to, LIMIT).unwrap();
     let mut qp = route.init(pd.queue_pair().cq(&cq).max_send_wr(32).build().unwrap()).unwrap();
@@ -161,7 +168,10 @@ fn attack(context: &Context, to: SocketAddr, messages: &[Vec<u8>], accepted: &mp
         accepted.recv_timeout(LIMIT).unwrap();
     }
     for message in messages {
-        qp.post_send(Send::new(buffer(&pd, message))).unwrap();
+        match message {
+            Message::Sent(bytes) => qp.post_send(Send::new(buffer(&pd, bytes))).unwrap(),
+            Message::Written(bytes, to) => qp.post_send(WriteImm::new(buffer(&pd, bytes), *to, 7)).unwrap(),
+        }
     }
     assert!(connection.wait_disconnected(Some(LIMIT)).unwrap(), "the victim ends the connection");
 }
@@ -215,22 +225,32 @@ fn survive(context: &Context, limits: &ListenOptions) {
         header[3] = 16;
         [&header[..], payload].concat()
     };
-    let offer = |address: u64, len: u64| with_payload(5, &rdma::RemoteSlice::new(address, len, 0x1234_5600).to_bytes());
+    let offer = |address: u64, len: u64| with_payload(5, &RemoteSlice::new(address, len, 0x1234_5600).to_bytes());
     // Without the right reads, no offers are agreed.
     let has_offers = !context.capabilities().read_needs_exposed_sink;
     let unreadable = if has_offers { Violation::UnreadableOffer } else { Violation::WrongOffer };
-    for (violation, messages) in [
+    let sent = |messages: Vec<Vec<u8>>| messages.into_iter().map(Message::Sent).collect();
+    let mut attacks: Vec<(_, Vec<_>)> = [
         (Violation::TooShort, vec![b"GET / HTTP/1.1"[..4].to_vec()]),
         (Violation::UnknownKind, vec![message(9, 0, 8, 0)]),
         (Violation::WrongLimit, vec![message(0, 3, 99, 0)]),
         (Violation::UnexpectedPong, vec![message(3, 0, 8, 0)]),
-        (Violation::NoCredit, vec![empty; 17]),
+        (Violation::NoCredit, vec![empty.clone(); 17]),
         (Violation::DataAfterEnd, vec![message(0, 7, 8, 0), message(0, 3, 8, 0)]),
         (Violation::TooLong, vec![offer(4096, (1 << 20) + 1)]),
         (Violation::WrongOffer, vec![offer(u64::MAX, 2)]),
         (Violation::UnexpectedDone, vec![with_payload(6, &[0; 4])]),
         (unreadable, vec![offer(4096, 1000)]),
-    ] {
+    ]
+    .map(|(violation, messages)| (violation, sent(messages)))
+    .into();
+    // A write with immediate data takes a receive, in which an earlier message still lies.
+    let exposed = node.domain().allocate_exposed(64, RemoteAccess::WRITE).unwrap();
+    if context.capabilities().write_with_immediate {
+        let write = Message::Written(vec![0; 32], exposed.remote(..).unwrap());
+        attacks.push((Violation::TooShort, vec![Message::Sent(empty), write]));
+    }
+    for (violation, messages) in attacks {
         let (accepted, is_accepted) = mpsc::channel();
         let attacking = thread::spawn({
             let context = context.clone();

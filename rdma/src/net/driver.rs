@@ -86,7 +86,7 @@ impl Driver {
             self.shared.drained(key);
             return Ok(true);
         }
-        let (status, opcode, len) = (completion.status(), completion.opcode(), completion.byte_len());
+        let (status, received) = (completion.status(), received_len(&completion));
         let old_value = completion.old_value();
         let buffer = completion.take_buffer();
         let Some(core) = self.shared.core(key) else { return Ok(true) };
@@ -96,8 +96,10 @@ impl Driver {
             }
             (Err(error), _) => core.fail(Failure::completion(error)),
             (Ok(()), Some(buffer)) if operation != 0 => core.operated(operation, buffer, old_value),
-            (Ok(()), Some(buffer)) if opcode == Opcode::Recv => core.received(buffer, len),
-            (Ok(()), Some(buffer)) => core.sent(buffer),
+            (Ok(()), Some(buffer)) => match received {
+                Some(len) => core.received(buffer, len),
+                None => core.sent(buffer),
+            },
             (Ok(()), None) => {}
         }
         Ok(true)
@@ -293,9 +295,21 @@ fn split(token: u64) -> (u32, u32) {
     (token as u32, (token >> 32) as u32)
 }
 
+/// The bytes that a message has put into its receive; `None` if the request is no receive.
+///
+/// A write with immediate data puts none there, however long it is: the protocol has no such
+/// message, and refuses it as too short.
+fn received_len(completion: &Completion<'_>) -> Option<usize> {
+    match completion.opcode() {
+        Opcode::Recv => Some(completion.byte_len()),
+        Opcode::RecvWriteImm => Some(0),
+        _ => None,
+    }
+}
+
 /// Delivers the completion of a receive of a pool.
 fn deliver_shared(shared: &Shared, completion: &mut Completion<'_>, pool: u32) {
-    let (status, len) = (completion.status(), completion.byte_len());
+    let (status, len) = (completion.status(), received_len(completion).unwrap_or(0));
     let Some(buffer) = completion.take_buffer() else { return };
     match (shared.pool_user(pool, completion.qpn()), status) {
         (PoolUser::Connection(core), Ok(())) => core.received(buffer, len),
