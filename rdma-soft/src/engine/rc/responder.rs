@@ -510,10 +510,16 @@ fn execute_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut T
         return Outcome::NotReady;
     }
     let mut is_last = true;
-    if frame.kind == Kind::Write && frame.total != 0 {
-        if qp.attr.access & REMOTE_WRITE == 0 {
+    if frame.total != 0 && qp.attr.access & REMOTE_WRITE == 0 {
+        return ACCESS;
+    }
+    if frame.kind == Kind::WriteDone {
+        // The completion will have this length: that of memory to which the peer may write.
+        let target = tables.mrs.target(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize);
+        if frame.total != 0 && target.is_none() {
             return ACCESS;
         }
+    } else if frame.total != 0 {
         if !transfer::write_payload(qp, frame, payload, tables) {
             let is_foreign =
                 tables.mrs.foreign(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize).is_some();

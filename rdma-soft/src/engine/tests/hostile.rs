@@ -1,8 +1,10 @@
 //! Hostile frames: frames that no engine of this version sends.
 
 use proptest::prelude::*;
+use rdma_sys::ibv_event_type;
 
 use super::super::frame::{Frame, Kind};
+use super::super::mr::REMOTE_WRITE;
 use super::world::*;
 use crate::engine::*;
 
@@ -137,6 +139,7 @@ fn answered_with(answer: impl Fn(&mut Frame)) -> u32 {
     world.poll(0).first().map_or(u32::MAX, |wc| wc.status)
 }
 
+const FLUSHED: u32 = rdma_sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR.0;
 const BAD_RESPONSE: u32 = rdma_sys::ibv_wc_status::IBV_WC_BAD_RESP_ERR.0;
 
 #[test]
@@ -157,6 +160,27 @@ fn answers_of_another_life_or_from_another_queue_pair_are_ignored() {
     assert_eq!(answered_with(|frame| frame.epoch ^= 0x100), u32::MAX);
     assert_eq!(answered_with(|frame| frame.from += 1), u32::MAX);
     assert_eq!(answered_with(|frame| frame.number = frame.number.wrapping_sub(1)), u32::MAX);
+}
+
+/// The length of a completion is that of memory which the peer could write to.
+#[test]
+fn a_write_that_is_only_announced_names_memory_of_its_length() {
+    const ACCESS: u32 = ibv_event_type::IBV_EVENT_QP_ACCESS_ERR.0;
+    for (len, past, rights) in [(1 << 30, 0, ALL), (4097, 0, ALL), (8, 4089, ALL), (8, 0, ALL & !REMOTE_WRITE)] {
+        let memory = Memory::new(4096);
+        let mut world = World::new();
+        let [a, b] = world.connect([0, 1]);
+        let key = world.register(0, &memory, rights);
+        let announce = |world: &mut World, total, at| {
+            let mut frame = Frame::new(Kind::WriteDone, a.qpn, b.qpn, 0xff_fffe, 0);
+            (frame.flags, frame.total, frame.addr, frame.key) = (frame::IMM, total, memory.addr() + at, key);
+            world.nodes[0].engine.handle_frame(LinkId(1), &frame.encode(), Source::EMPTY);
+        };
+        world.recv(a, 1, &[]).unwrap();
+        announce(&mut world, len, past);
+        assert_eq!(world.statuses(0), [(1, FLUSHED)], "{len} bytes");
+        assert!(world.events(0).contains(&ACCESS));
+    }
 }
 
 #[test]
