@@ -77,7 +77,8 @@ impl Window {
         if self.message == message && skip < self.bytes.len() {
             return Fetched::Ready(Source::of(&self.bytes[skip..]));
         }
-        if let Some(refusal) = self.failure.take() {
+        // A failure of another message, which was given up during its copy, is of no interest.
+        if let Some(refusal) = self.failure.take().filter(|_| self.message == message) {
             return Fetched::Failed(refusal);
         }
         let mut bytes = core::mem::take(&mut self.bytes);

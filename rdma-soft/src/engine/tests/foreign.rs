@@ -15,6 +15,7 @@ const LOC_PROT: u32 = 4;
 const FLUSHED: u32 = 5;
 const REM_ACCESS: u32 = 10;
 const REM_OP: u32 = 11;
+const NO_ANSWER: u32 = 12;
 
 /// The rights that foreign memory may have.
 const RIGHTS: u32 = 7;
@@ -428,4 +429,27 @@ fn a_peer_that_dies_while_a_copy_runs_leaves_nothing_behind() {
         let (engine, key, qp) = (&mut rig.world.nodes[index].engine, rig.keys[index], rig.ends[index].qp);
         assert_eq!((engine.destroy_qp(qp), engine.deregister(key)), (Ok(()), Ok(())));
     }
+}
+
+/// The link ends while the answer to a read is fetched, and the fetch fails.
+#[test]
+fn a_failed_copy_of_an_answer_that_was_given_up_refuses_no_other_read() {
+    let mut rig = Rig::new([0, 1]);
+    let [a, b] = rig.ends;
+    rig.vrams[1].fill(3);
+    rig.post(READ, 1, 5000);
+    rig.hold_copies_of(1);
+    rig.world.cut();
+    assert_eq!(rig.statuses(0), [(1, NO_ANSWER)]);
+    rig.world.failure = Some(CopyFailed::Fault);
+    assert!(rig.world.copy(1));
+    rig.world.failure = None;
+    rig.world.holds_copies = false;
+    // The reader connects to the same queue pair again, where that one is.
+    rig.world.set_state(a, QpState::Reset);
+    rig.world.bring_up(a, b.qpn, |change| change.sq_psn = Some(0xff_ffff));
+    rig.post(READ, 2, 5000);
+    rig.world.run_for(1_000_000_000);
+    assert_eq!(rig.statuses(0), [(2, OK)]);
+    assert!(rig.vrams[0].read(0, 5000) == rig.vrams[1].read(0, 5000));
 }

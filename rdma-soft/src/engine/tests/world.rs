@@ -469,6 +469,16 @@ impl World {
         }
     }
 
+    /// Ends the link between the nodes, and loses the frames on their way.
+    pub(super) fn cut(&mut self) {
+        assert!(core::mem::take(&mut self.linked));
+        for node in &mut self.nodes {
+            node.engine.handle_link_down(LINK);
+            node.pending.retain(|link| *link != LINK);
+            node.out.frames.clear();
+        }
+    }
+
     pub(super) fn register(&mut self, at: usize, memory: &Memory, access: u32) -> u32 {
         let node = &mut self.nodes[at];
         let what = Registration {
