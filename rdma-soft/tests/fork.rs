@@ -6,6 +6,7 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Config, Endpoint, Request, Side, verbs};
@@ -205,6 +206,42 @@ fn sharing() {
             });
             child.succeeded();
         }
+    });
+}
+
+#[test]
+fn children_that_are_forked_while_the_devices_are_made_have_devices() {
+    for _ in 0..40 {
+        passes_alone(&["first_list"], &[]);
+    }
+}
+
+#[test]
+#[ignore = "run by children_that_are_forked_while_the_devices_are_made_have_devices"]
+fn first_list() {
+    let list = || {
+        let mut count = 0;
+        // SAFETY: valid for writes.
+        let list = unsafe { (verbs().ibv_get_device_list)(&raw mut count) };
+        assert!(!list.is_null() && count == 1);
+    };
+    let begun = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            begun.store(true, Ordering::Relaxed);
+            list();
+        });
+        while !begun.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+        let child = || {
+            Child::fork(|_| {
+                // SAFETY: alarm has no requirement; it ends a child that hangs.
+                unsafe { libc::alarm(20) };
+                list();
+            })
+        };
+        [child(), child(), child()].into_iter().for_each(Child::succeeded);
     });
 }
 

@@ -6,8 +6,7 @@ use std::ffi::{c_char, c_int};
 use std::fs;
 use std::mem::offset_of;
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use rdma_sys::{Variable, ibv_device, ibv_node_type, ibv_transport_type};
 
@@ -69,10 +68,34 @@ impl Public for PaddedDevice {
 }
 
 /// All devices, made on first use and never freed.
+///
+/// No thread waits for another one that makes them: a child that is forked meanwhile has no such
+/// thread.
 fn devices() -> impl ExactSizeIterator<Item = *mut PaddedDevice> {
-    static DEVICES: OnceLock<Vec<AtomicPtr<PaddedDevice>>> = OnceLock::new();
-    let devices = DEVICES.get_or_init(|| (0..count()).map(make).map(AtomicPtr::new).collect());
-    devices.iter().map(|device| device.load(Ordering::Relaxed))
+    static DEVICES: [AtomicPtr<PaddedDevice>; MAX_DEVICES] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES];
+    /// The number of devices; 0 before the first use.
+    static COUNT: AtomicU8 = AtomicU8::new(0);
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        // Fails if another thread has been faster.
+        let _stored = COUNT.compare_exchange(0, count(), Ordering::Relaxed, Ordering::Relaxed);
+    }
+    (0..COUNT.load(Ordering::Relaxed)).map(|index| {
+        let place = &DEVICES[usize::from(index)];
+        let made = place.load(Ordering::Acquire);
+        if !made.is_null() {
+            return made;
+        }
+        let new = make(index);
+        match place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => new,
+            Err(made) => {
+                // SAFETY: `free` requires a live object that nobody uses: it was made here, and
+                // nobody else has its pointer.
+                let _freed = unsafe { Object::free(new) };
+                made
+            }
+        }
+    })
 }
 
 /// The number of devices that `RDMA_SOFT_DEVICES` asks for; 1 by default.
