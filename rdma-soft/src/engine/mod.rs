@@ -119,6 +119,7 @@ impl Engine {
             release_next: false,
             tables: Tables {
                 pds: PdTable::default(),
+                ahs: 0,
                 mrs: MrTable::new(config.seed),
                 cqs: CqTable::default(),
                 srqs: SrqTable::default(),

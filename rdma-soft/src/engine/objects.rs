@@ -307,18 +307,23 @@ impl Engine {
         self.tables.groups.group_of(qp.0)
     }
 
-    /// Counts one more user of a protection domain, for example an address handle: the domain
-    /// cannot be destroyed before the matching `release_pd`.
+    /// Counts an address handle. Its domain cannot be destroyed before the matching `release_ah`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such domain.
-    pub(crate) fn hold_pd(&mut self, pd: PdId) -> Result<(), Errno> {
-        self.tables.pds.enter(pd)
+    /// `EINVAL`: no such domain. `ENOMEM`: beyond [`limits::MAX_AH`].
+    pub(crate) fn hold_ah(&mut self, pd: PdId) -> Result<(), Errno> {
+        if self.tables.ahs >= limits::MAX_AH {
+            return Err(Errno::NOMEM);
+        }
+        self.tables.pds.enter(pd)?;
+        self.tables.ahs += 1;
+        Ok(())
     }
 
-    /// Ends one [`hold_pd`](Self::hold_pd).
-    pub(crate) fn release_pd(&mut self, pd: PdId) {
+    /// Ends one [`hold_ah`](Self::hold_ah).
+    pub(crate) fn release_ah(&mut self, pd: PdId) {
         self.tables.pds.leave(pd);
+        self.tables.ahs -= 1;
     }
 }

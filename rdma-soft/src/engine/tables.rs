@@ -21,6 +21,8 @@ use super::types::{Errand, Errno, Grant, Host, LinkId, PeerId, QpId, Slot};
 #[derive(Debug)]
 pub(super) struct Tables {
     pub(super) pds: PdTable,
+    /// Number of address handles.
+    pub(super) ahs: u32,
     pub(super) mrs: MrTable,
     pub(super) cqs: CqTable,
     pub(super) srqs: SrqTable,

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_context, ibv_global_route, ibv_grh, ibv_pd, ibv_wc, ibv_wc_flags};
 
@@ -13,7 +12,6 @@ use super::gid::Mac;
 use super::object::{Object, Public, get_field};
 use super::pd::PdUse;
 use super::{Errno, attr, gid};
-use crate::engine::limits::MAX_AH;
 use crate::engine::{GRH_LEN, Gid, Grh, Host, Network, Path, PdId, Route};
 use crate::node::Node;
 
@@ -49,14 +47,10 @@ impl Child for ibv_ah {
 
     /// Posted requests hold their own copy of the path, so the handle may end before they complete.
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
-        node.with(|engine| engine.release_pd(object.pd.id));
-        COUNT.fetch_sub(1, Ordering::Relaxed);
+        node.with(|engine| engine.release_ah(object.pd.id));
         Ok(())
     }
 }
-
-/// Number of address handles in this process; at most `MAX_AH`.
-static COUNT: AtomicU32 = AtomicU32::new(0);
 
 const HOST_UNREACHABLE: Errno = Errno(libc::EHOSTUNREACH);
 
@@ -111,11 +105,7 @@ fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Made<ibv_ah> {
     let held = pd.hold()?;
     let node = Node::get()?;
     let path = path(&pd.context, asked)?;
-    let count = |count| (count < MAX_AH).then_some(count + 1);
-    COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).map_err(|_| Errno::NOMEM)?;
-    node.with(|engine| engine.hold_pd(held.id)).inspect_err(|_| {
-        COUNT.fetch_sub(1, Ordering::Relaxed);
-    })?;
+    node.with(|engine| engine.hold_ah(held.id))?;
     let public = ibv_ah { context: get_field!(pd, context), pd: ibv_pd.raw(), handle: 0 };
     Ok(pd.context.create(public, AhState { path, pd: held, context: Arc::clone(&pd.context) }))
 }
