@@ -130,7 +130,10 @@ pub(super) fn is_local(address: &SocketAddr) -> Result<bool, Errno> {
         return Ok(true);
     }
     match UdpSocket::bind(with_port(*address, 0)) {
-        Ok(_) => Ok(true),
+        // A socket can be bound to a broadcast address too, but not connected to it.
+        Ok(socket) => Ok(!socket
+            .connect(with_port(*address, 9))
+            .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)),
         Err(error) => match error.raw_os_error() {
             Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) => Err(Errno(errno)),
             _ => Ok(false),
@@ -181,7 +184,7 @@ mod tests {
         assert!(local("127.0.0.1:5") && local("127.8.9.10:0") && local("[::1]:7"));
         // No host has the addresses reserved for documentation.
         assert!(!local("192.0.2.1:5") && !local("[2001:db8::1]:5"));
-        assert!(!local("0.0.0.0:5") && !local("224.0.0.1:5"));
+        assert!(!local("0.0.0.0:5") && !local("224.0.0.1:5") && !local("255.255.255.255:5"));
     }
 
     #[test]
