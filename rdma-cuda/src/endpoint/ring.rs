@@ -31,7 +31,7 @@ pub(super) struct Chunk {
 
 /// A message in the immediate data of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Message {
+pub(super) enum Message {
     Chunk { is_last: bool },
     Credits(u32),
     Greeting { depth: u32, chunk: usize },
@@ -99,6 +99,8 @@ pub(super) struct Ring {
     reading: usize,
     arrived: VecDeque<Chunk>,
     peer_chunk: Option<usize>,
+    /// The number of the peer's slots.
+    peer_depth: u32,
     /// Chunks that the peer has room for.
     credits: u32,
     /// Chunks that there is room for and of which the peer does not know.
@@ -107,9 +109,21 @@ pub(super) struct Ring {
 
 impl Ring {
     pub(super) fn new(poller: Poller, chunk: usize, depth: u32, timeout: Option<Duration>) -> Self {
-        let (lent, free, arrived) = (Vec::new(), Vec::new(), VecDeque::new());
-        let (slots, reading, credits, owed) = (0, 0, 0, 0);
-        Self { poller, timeout, chunk, depth, lent, slots, free, reading, arrived, peer_chunk: None, credits, owed }
+        Self {
+            poller,
+            timeout,
+            chunk,
+            depth,
+            lent: Vec::new(),
+            slots: 0,
+            free: Vec::new(),
+            reading: 0,
+            arrived: VecDeque::new(),
+            peer_chunk: None,
+            peer_depth: 0,
+            credits: 0,
+            owed: 0,
+        }
     }
 
     /// Makes the slots for sending, if there are none yet.
@@ -160,7 +174,7 @@ impl Ring {
         self.control(queue_pair, Message::Greeting { depth: self.depth, chunk: self.chunk })
     }
 
-    fn control(&mut self, queue_pair: &mut QueuePair<Rc>, message: Message) -> Result<()> {
+    pub(super) fn control(&mut self, queue_pair: &mut QueuePair<Rc>, message: Message) -> Result<()> {
         loop {
             match queue_pair.post_send(SendImm::new((), message.to_imm()).token(CONTROL)) {
                 Ok(()) => return Ok(()),
@@ -281,6 +295,8 @@ impl Ring {
                     self.post_receive(queue_pair, empty)?;
                 }
             }
+            // It takes a receive and brings nothing.
+            (Opcode::RecvWriteImm, _) => return Err(Error::ForeignMessage),
             (_, CONTROL) => {}
             (_, DIRECT) => self.reading = self.reading.saturating_sub(1),
             (_, _) => match self.returned(returned, token)? {
@@ -305,11 +321,12 @@ impl Ring {
                 self.arrived.push_back(Chunk { slot, len, is_last });
                 return Ok(None);
             }
-            Message::Credits(count) => self.credits = self.credits.saturating_add(count),
+            // A peer that could send other numbers could send them for ever.
+            Message::Credits(count) if (1..=self.peer_depth - self.credits).contains(&count) => self.credits += count,
             Message::Greeting { depth, chunk } if self.peer_chunk.is_none() && depth > 0 && chunk > 0 => {
-                (self.credits, self.peer_chunk) = (depth, Some(chunk));
+                (self.credits, self.peer_depth, self.peer_chunk) = (depth, depth, Some(chunk));
             }
-            Message::Greeting { .. } => return Err(Error::ForeignMessage),
+            Message::Credits(_) | Message::Greeting { .. } => return Err(Error::ForeignMessage),
         }
         Ok(Some(slot))
     }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use rdma::op::WriteImm;
 use rdma::{ConnectOptions, DeviceSelector, InitOptions, Opened};
 use rdma_test_support::passes_alone;
 
+use super::ring::Message;
 use super::*;
 use crate::{GpuBuffer, Policy, Reason, Way, testing};
 use Policy::{PreferDirect, RequireDirect, Staged};
@@ -179,6 +181,23 @@ fn chunks_that_bring_a_message_no_further_are_refused() {
         send_chunk(&mut a, len).unwrap();
         assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage));
     }
+}
+
+#[test]
+fn credits_that_the_peer_cannot_have_are_refused() {
+    for count in [0, 1, u32::MAX >> 2] {
+        let [mut a, mut b] = pair([small(Staged); 2]);
+        a.ring.control(&mut a.queue_pair, Message::Credits(count)).unwrap();
+        assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage), "{count}");
+    }
+}
+
+#[test]
+fn a_write_that_takes_a_receive_is_refused() {
+    let [mut a, mut b] = pair([small(Staged); 2]);
+    let nowhere = rdma::RemoteSlice::new(0, 0, 0);
+    a.queue_pair.post_send(WriteImm::new((), nowhere, 0)).map_err(|refused| refused.error()).unwrap();
+    assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage));
 }
 
 #[test]
