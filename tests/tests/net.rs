@@ -106,7 +106,8 @@ fn kill_one_of_two(test: &str, limits: &ListenOptions, peers: &str) {
         return client_process();
     }
     let Some(context) = device() else { return };
-    let options = options().keep_alive(Duration::from_millis(200));
+    // Longer than a loaded machine lets a thread wait.
+    let options = options().keep_alive(Duration::from_secs(2));
     let is_by_tcp = peers == BY_TCP;
     if is_by_tcp && !context.capabilities().manual_connect {
         let failure = Node::new(&context, &options.exchange(Exchange::Tcp)).unwrap_err();

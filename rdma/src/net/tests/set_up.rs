@@ -126,7 +126,7 @@ fn a_dropped_driver_fails_all_waits() {
 #[test]
 fn a_silent_peer_is_found() {
     let silent = options().keep_alive(Duration::ZERO);
-    let alert = options().keep_alive(Duration::from_millis(100));
+    let alert = options().keep_alive(Duration::from_secs(1));
     let (server, driver) = Node::new(&context(), &silent).unwrap();
     let mut listener = server.listen(any_port(), &ListenOptions::new()).unwrap();
     let (client, client_driver) = node(&alert);
