@@ -38,15 +38,18 @@ device() {
   rdma resource show >/tmp/resources && grep -q "${1}0: .*qp" /tmp/resources
 }
 
-# Makes a device on each of the two wires between two guests: 10.9.WIRE.GUEST.
+# Makes a device on each of the two wires between two guests, 10.9.WIRE.GUEST, and two in a network
+# of both: 10.9.2.1 and 10.9.2.3 in the first guest, 10.9.2.2 and 10.9.2.4 in the second.
 wire() { # number of this guest: 1 or 2
   local n
   # mpirun tells hosts apart by their names.
   echo "guest$1" >/proc/sys/kernel/hostname
-  for n in 0 1; do
-    address "eth$n" "$n" "$1" && rdma link add "rxe$n" type rxe netdev "eth$n" || return
-  done
-  for n in 0 1; do active "rxe$n" "0a09:0${n}0$1" || return; done
+  # Of two interfaces in one network, only the one that has an address answers for it.
+  echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore; echo 2 >/proc/sys/net/ipv4/conf/all/arp_announce
+  address eth0 0 "$1" && address eth1 1 "$1" && address eth2 2 "$1" && address eth3 2 $(($1 + 2)) || return
+  for n in 0 1 2 3; do rdma link add "rxe$n" type rxe netdev "eth$n" || return; done
+  for n in 0 1 2; do active "rxe$n" "0a09:0${n}0$1" || return; done
+  active rxe3 "0a09:020$(($1 + 2))" || return
   export RDMA_DEVICE=rxe0
   rdma resource show >/tmp/resources
 }

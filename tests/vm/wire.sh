@@ -1,11 +1,12 @@
 #!/bin/bash
-# cases: jobs of ranks in two guests, which two wires join, with a device at each end of each wire.
+# cases: jobs of ranks in two guests, which two wires join, with a device at each end of each wire,
+# and a network with two devices of each guest.
 # The case runs in the first guest, and asks the second to run its ranks (guest.sh, serve).
 set -uo pipefail
 FIRST=10.9.0.1 SECOND=10.9.0.2 REQUESTS=/out/second/requests
 
 if [ "$1" = list ]; then
-  [ "$2" != wire ] || printf '%s\n' pingpong by_hand hierarchical rails rails_alltoall mpirun lost_host
+  [ "$2" != wire ] || printf '%s\n' pingpong by_hand hierarchical rails rails_alltoall cross_rail mpirun lost_host
   exit
 fi
 
@@ -45,11 +46,11 @@ job() { # program, option...
 sent() { cat "/sys/class/infiniband/$1/ports/1/hw_counters/sent_pkts"; }
 
 # Both rails must carry a part of the job's packets.
-on_both_rails() { # command...
-  local -a before=("$(sent rxe0)" "$(sent rxe1)") after
-  "$@" || return
-  after=("$(sent rxe0)" "$(sent rxe1)")
-  echo "NOTE packets: $((after[0] - before[0])) by rxe0, $((after[1] - before[1])) by rxe1"
+on_both_rails() { # device, device, command...
+  local -a before=("$(sent "$1")" "$(sent "$2")") after
+  "${@:3}" --device "$1,$2" || return
+  after=("$(sent "$1")" "$(sent "$2")")
+  echo "NOTE packets: $((after[0] - before[0])) by $1, $((after[1] - before[1])) by $2"
   [ $((after[0] - before[0])) -gt 100 ] && [ $((after[1] - before[1])) -gt 100 ]
 }
 
@@ -62,9 +63,14 @@ case $2 in
   by_hand) job all_reduce --algo ring "${SHORT[@]}" ;;
   hierarchical)
     job all_reduce --algo hierarchical "${SHORT[@]}" && job all_gather --algo hierarchical "${SHORT[@]}" ;;
-  rails) on_both_rails job all_reduce --device rxe0,rxe1 --rails 2 --qps-per-connection 2 "${SHORT[@]}" ;;
+  rails) on_both_rails rxe0 rxe1 job all_reduce --rails 2 --qps-per-connection 2 "${SHORT[@]}" ;;
   # The wires are networks of their own, so a rail reaches the rail of the same number only.
-  rails_alltoall) on_both_rails job alltoall --device rxe0,rxe1 --rails all --cross-rail 0 "${SHORT[@]}" ;;
+  rails_alltoall) on_both_rails rxe0 rxe1 job alltoall --rails all --cross-rail 0 "${SHORT[@]}" ;;
+  # Each guest begins at another rail, so the first rail of this one reaches the second of the other.
+  cross_rail)
+    on_both_rails rxe2 rxe3 job all_reduce --rails 2 --cross-rail 1 "${SHORT[@]}" &&
+      on_both_rails rxe2 rxe3 job alltoall --rails all --cross-rail 1 "${SHORT[@]}" &&
+      ip neigh show dev eth2 | grep 10.9.2.4 ;;
   mpirun)
     [ -n "$(command -v mpirun)" ] || { echo "SKIP mpirun is not installed"; exit; }
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -47,6 +47,9 @@ pub(crate) struct Wire {
     pub(crate) socket: PathBuf,
     /// Whether this end makes the socket; the other connects to it.
     pub(crate) listens: bool,
+    /// The number of the guest's interfaces at this end. More than one are in one network with
+    /// those at the other end.
+    pub(crate) cards: usize,
 }
 
 /// The implementation of the guest's processor.
@@ -145,8 +148,19 @@ impl Guest {
             let (server, end) = if wire.listens { ("on", 1) } else { ("off", 2) };
             let socket = text(&wire.socket);
             qemu.args(["-netdev", &format!("stream,id=w{number},server={server},addr.type=unix,addr.path={socket}")]);
-            let card = format!("virtio-net-pci,netdev=w{number},mac=52:54:00:00:{number:02}:{end:02}");
-            qemu.args(["-device", &card]);
+            let hub = wire.cards > 1;
+            if hub {
+                qemu.args(["-netdev", &format!("hubport,id=h{number},hubid={number},netdev=w{number}")]);
+            }
+            for card in 0..wire.cards {
+                let mut port = format!("w{number}");
+                if hub {
+                    port += &format!("c{card}");
+                    qemu.args(["-netdev", &format!("hubport,id={port},hubid={number}")]);
+                }
+                let card = format!("virtio-net-pci,netdev={port},mac=52:54:00:{card:02}:{number:02}:{end:02}");
+                qemu.args(["-device", &card]);
+            }
         }
         qemu.stdin(Stdio::null())
             .stdout(stdout)

@@ -72,8 +72,8 @@ enum Device {
     Rxe,
     /// iWARP.
     Siw,
-    /// RoCE version 2 between two guests: two devices in each, on two wires. Runs jobs of several
-    /// hosts only.
+    /// RoCE version 2 between two guests: in each, two devices on two wires, and two in one
+    /// network. Runs jobs of several hosts only.
     Wire,
     /// Each of the devices.
     All,
@@ -230,7 +230,8 @@ impl Session<'_> {
         let prepare = self.prepare(run);
         let (mut second, files) = (first.clone(), first.out.join("second"));
         second.out.clone_from(&files);
-        first.wires = [0, 1].map(|wire| Wire { socket: first.out.join(format!("wire{wire}")), listens: true }).into();
+        let wire = |(number, cards)| Wire { socket: first.out.join(format!("wire{number}")), listens: true, cards };
+        first.wires = [1, 1, 2].into_iter().enumerate().map(wire).collect();
         second.wires = first.wires.iter().map(|wire| Wire { listens: false, ..wire.clone() }).collect();
         let ended = thread::scope(|scope| {
             copy_script(self.root, &files)?;
