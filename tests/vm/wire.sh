@@ -66,7 +66,8 @@ case $2 in
   rails) on_both_rails rxe0 rxe1 job all_reduce --rails 2 --qps-per-connection 2 "${SHORT[@]}" ;;
   # The wires are networks of their own, so a rail reaches the rail of the same number only.
   rails_alltoall) on_both_rails rxe0 rxe1 job alltoall --rails all --cross-rail 0 "${SHORT[@]}" ;;
-  # Each guest begins at another rail, so the first rail of this one reaches the second of the other.
+  # Each guest begins at another rail, so the first rail of this one reaches the second of the
+  # other.
   cross_rail)
     on_both_rails rxe2 rxe3 job all_reduce --rails 2 --cross-rail 1 "${SHORT[@]}" &&
       on_both_rails rxe2 rxe3 job alltoall --rails all --cross-rail 1 "${SHORT[@]}" &&
