@@ -64,8 +64,9 @@ pub enum Error {
         /// The size of an element in bytes.
         element: usize,
     },
-    /// A slice or a stream belongs to another GPU than the kernels.
-    #[error("slices, stream and kernels of a reduction must be of one GPU: copy the operands to it first")]
+    /// A slice belongs to another GPU than the stream, the kernels or the end of a connection that
+    /// shall access it.
+    #[error("the slice is on another GPU than what shall access it: use a stream of its GPU, or copy the slice first")]
     OtherGpu,
     /// Memory cannot be exported as a dma-buf because of its kind.
     #[error("{0}")]

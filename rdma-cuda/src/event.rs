@@ -53,6 +53,15 @@ impl Event {
     }
 }
 
+impl PartialEq for Event {
+    /// Whether both are the same event.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Event {}
+
 /// An event that exists; destroyed when dropped.
 #[derive(Debug)]
 struct Created {

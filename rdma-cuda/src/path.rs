@@ -88,7 +88,8 @@ impl Preference {
         }
     }
 
-    /// The way that a registration would take, as far as the facts tell.
+    /// The way that a registration would take, as far as the facts tell. Where the policy is
+    /// [`Policy::RequireDirect`] and the way is staged, the registration fails.
     #[must_use]
     pub fn plan(&self, facts: &Facts, distance: Distance) -> Way {
         if let Some(reason) = self.reason_to_stage(distance) {

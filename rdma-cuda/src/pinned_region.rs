@@ -66,8 +66,9 @@ impl PinnedRegion {
     /// # Errors
     ///
     /// [`Error::LengthMismatch`]; [`Error::OutOfBounds`] if the slice is one of another region;
-    /// errors of the driver.
+    /// [`Error::OtherGpu`]; errors of the driver.
     pub fn download(&self, stream: &Stream, from: &GpuSlice<u8>, to: &ExposedSlice) -> Result<Event> {
+        stream.check_gpu(from)?;
         let target = self.place(to, from.size())?;
         stream.submit((from.clone(), Arc::clone(&self.memory)), |driver, stream| {
             // SAFETY: cuMemcpyDtoHAsync wants as many bytes on both sides until the copy is done:
@@ -83,6 +84,7 @@ impl PinnedRegion {
     ///
     /// As [`Self::download`].
     pub fn upload(&self, stream: &Stream, from: &ExposedSlice, to: &GpuSlice<u8>) -> Result<Event> {
+        stream.check_gpu(to)?;
         let source = self.place(from, to.size())?;
         stream.submit((to.clone(), Arc::clone(&self.memory)), |driver, stream| {
             // SAFETY: cuMemcpyHtoDAsync wants as many bytes on both sides until the copy is done:
@@ -146,6 +148,11 @@ mod tests {
         let (stream, buffer) = (Stream::new(&gpu).unwrap(), GpuBuffer::<u8>::new(&gpu, 64).unwrap());
         let foreign = pinned.download(&stream, &buffer.slice(), &other.region().slice(..).unwrap());
         assert!(matches!(foreign, Err(Error::OutOfBounds { .. })), "{foreign:?}");
+        let there = GpuBuffer::<u8>::new(&testing::stand_in().gpu(1).unwrap(), 64).unwrap().slice();
+        let here = Stream::new(&testing::stand_in().gpu(0).unwrap()).unwrap();
+        let whole = pinned.region().slice(..).unwrap();
+        assert_eq!(pinned.upload(&here, &whole, &there).map(drop), Err(Error::OtherGpu));
+        assert_eq!(pinned.download(&here, &there, &whole).map(drop), Err(Error::OtherGpu));
         let short = pinned.upload(&stream, &pinned.region().slice(1..).unwrap(), &buffer.slice());
         assert!(matches!(short, Err(Error::LengthMismatch { .. })), "{short:?}");
     }

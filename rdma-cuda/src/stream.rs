@@ -79,8 +79,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`]; the error of work that failed.
+    /// [`Error::LengthMismatch`]; [`Error::OtherGpu`]; the error of work that failed.
     pub fn upload<T: Pod>(&self, to: &GpuSlice<T>, from: &[T]) -> Result<()> {
+        self.check_gpu(to)?;
         check_lengths(from.len(), to.len())?;
         self.synchronize()?;
         let source = from.as_ptr().cast::<c_void>();
@@ -95,8 +96,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`]; the error of work that failed.
+    /// [`Error::LengthMismatch`]; [`Error::OtherGpu`]; the error of work that failed.
     pub fn download<T: Pod>(&self, from: &GpuSlice<T>, to: &mut [T]) -> Result<()> {
+        self.check_gpu(from)?;
         check_lengths(from.len(), to.len())?;
         self.synchronize()?;
         let target = to.as_mut_ptr().cast::<c_void>();
@@ -109,8 +111,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`]; errors of the driver. The buffer is lost.
+    /// [`Error::LengthMismatch`]; [`Error::OtherGpu`]; errors of the driver. The buffer is lost.
     pub fn upload_pinned<T: Pod>(&self, to: &GpuSlice<T>, from: PinnedBuffer<T>) -> Result<Pending<PinnedBuffer<T>>> {
+        self.check_gpu(to)?;
         check_lengths(from.len(), to.len())?;
         let memory = from.memory();
         let event = self.submit((to.clone(), Arc::clone(&memory)), |driver, stream| {
@@ -126,8 +129,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`]; errors of the driver. The buffer is lost.
+    /// [`Error::LengthMismatch`]; [`Error::OtherGpu`]; errors of the driver. The buffer is lost.
     pub fn download_pinned<T: Pod>(&self, from: &GpuSlice<T>, to: PinnedBuffer<T>) -> Result<Pending<PinnedBuffer<T>>> {
+        self.check_gpu(from)?;
         check_lengths(from.len(), to.len())?;
         let memory = to.memory();
         let event = self.submit((from.clone(), Arc::clone(&memory)), |driver, stream| {
@@ -139,7 +143,8 @@ impl Stream {
         Ok(Pending::new(to, event))
     }
 
-    /// Begins a copy from a GPU to the same or another one.
+    /// Begins a copy from a GPU to the same or another one: directly where
+    /// [`Gpu::can_access`] says so, else by the driver through host memory.
     ///
     /// # Errors
     ///
@@ -147,7 +152,7 @@ impl Stream {
     pub fn copy<T: Pod>(&self, to: &GpuSlice<T>, from: &GpuSlice<T>) -> Result<()> {
         check_lengths(from.len(), to.len())?;
         self.submit((to.clone(), from.clone()), |driver, stream| {
-            if to.gpu() == from.gpu() {
+            if to.gpu() == from.gpu() && to.gpu() == &self.gpu {
                 // SAFETY: cuMemcpyDtoDAsync wants as many bytes on both sides until the copy is
                 // done: the lengths are equal, and (1).
                 return unsafe { driver.cuMemcpyDtoDAsync_v2(to.address(), from.address(), to.size(), stream) };
@@ -167,8 +172,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Errors of the driver.
+    /// [`Error::OtherGpu`]; errors of the driver.
     pub fn fill<T: Pod>(&self, slice: &GpuSlice<T>, byte: u8) -> Result<()> {
+        self.check_gpu(slice)?;
         self.submit(slice.clone(), |driver, stream| {
             // SAFETY: cuMemsetD8Async wants memory of the size until the work is done: (1).
             unsafe { driver.cuMemsetD8Async(slice.address(), byte, slice.size(), stream) }
@@ -284,6 +290,11 @@ impl Stream {
         self.gpu.with(|driver| unsafe { driver.cuStreamSynchronize(self.handle) })
     }
 
+    /// Requires a slice of this stream's GPU: the context of another GPU need not reach the memory.
+    pub(crate) fn check_gpu<T: Pod>(&self, slice: &GpuSlice<T>) -> Result<()> {
+        if slice.gpu() == &self.gpu { Ok(()) } else { Err(Error::OtherGpu) }
+    }
+
     /// Gives work to the stream, and parks what it uses until the returned event.
     pub(crate) fn submit(
         &self,
@@ -305,14 +316,19 @@ impl Stream {
 
     /// Drops what work used that is done.
     fn release(&self) {
+        let lock = || self.parked.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
-            if !parked.front().is_some_and(|first| matches!(first.event.is_done(), Ok(true))) {
+            let Some(event) = lock().front().map(|first| first.event.clone()) else { return };
+            // Outside the lock, because the driver's errors are logged.
+            if !matches!(event.is_done(), Ok(true)) {
                 return;
             }
-            let first = parked.pop_front();
-            // What a caller gave to `keep` is dropped outside the lock.
+            let mut parked = lock();
+            // Another thread may have taken it meanwhile.
+            let is_there = parked.front().is_some_and(|first| first.event == event);
+            let first = if is_there { parked.pop_front() } else { None };
             drop(parked);
+            // What a caller gave to `keep` is dropped outside the lock, too.
             drop(first);
         }
     }
@@ -324,7 +340,12 @@ impl Drop for Stream {
         // Leaks unless the work is done, even where the subscriber of a log message panics. (2)
         let parked = ManuallyDrop::new(parked);
         match self.wait() {
-            Ok(()) => drop(ManuallyDrop::into_inner(parked)),
+            // Each alone, because a second panic would end the process.
+            Ok(()) => ManuallyDrop::into_inner(parked).into_iter().for_each(|used| {
+                if !panics::contain(|| drop(used)) {
+                    panics::contain(|| tracing::error!("a value that a stream kept has panicked when it was dropped"));
+                }
+            }),
             Err(error) => {
                 tracing::warn!("the work of a stream has failed, and the memory that it uses leaks: {error}");
             }

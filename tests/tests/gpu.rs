@@ -111,6 +111,14 @@ fn messages_go_from_and_to_memory_that_no_processor_can_access() {
 }
 
 #[test]
+fn addresses_that_no_driver_answers_for_are_not_registered() {
+    let (a, _b) = pair(Options::default());
+    let failed = a.pd.register_peer_memory(Vram::new(), RemoteAccess::empty()).unwrap_err();
+    assert!(failed.object.into_owner::<Vram>().is_ok(), "{}", failed.error);
+    a.pd.register(Vram::new()).unwrap_err();
+}
+
+#[test]
 fn a_device_without_dma_bufs_says_so_and_the_memory_comes_back() {
     let (a, _b) = pair(Options::default());
     if a.pd.probe_dmabuf().is_ok() {

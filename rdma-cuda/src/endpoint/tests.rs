@@ -292,3 +292,34 @@ fn the_environment_is_invalid() {
     let Err(Error::Path { reason }) = prepare(&soft(), false, small(PreferDirect)) else { panic!("it is invalid") };
     assert!(reason.contains("use direct, prefer or staged"), "{reason}");
 }
+
+#[test]
+fn memory_of_another_gpu_is_refused_and_the_connection_goes_on() {
+    let gpus = testing::driver().gpus().unwrap();
+    let [_, other, ..] = &gpus[..] else { return rdma_test_support::skip("there is one GPU only") };
+    for policy in [Staged, RequireDirect] {
+        let [mut a, mut b] = connect([0, 1].map(|_| prepare(&soft(), false, small(policy)).unwrap()));
+        let foreign = GpuBuffer::<u8>::new(other, 100).unwrap().slice();
+        assert_eq!(a.send(&Ready::assume(foreign.clone())), Err(Error::OtherGpu));
+        assert_eq!(b.recv(&foreign), Err(Error::OtherGpu));
+        exchange(&mut a, &mut b, 10_000);
+    }
+}
+
+/// Sends a message without memory, as only a hostile peer does.
+fn send_control(end: &mut GpuEndpoint, imm: u32) {
+    end.queue_pair.post_send(rdma::op::SendImm::new((), imm).token(u64::MAX)).unwrap();
+}
+
+#[test]
+fn a_second_greeting_and_a_message_without_meaning_are_refused() {
+    let greeting = 3 << 30 | 4 << 20 | 4;
+    for imm in [greeting, 3 << 30, 3 << 30 | 4 << 20] {
+        let [mut a, mut b] = pair([small(PreferDirect); 2]);
+        send_control(&mut a, imm);
+        assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage), "{imm:#x}");
+    }
+    let [mut a, mut b] = pair([small(PreferDirect); 2]);
+    a.queue_pair.post_send(rdma::op::Send::new(()).token(u64::MAX)).unwrap();
+    assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage));
+}

@@ -25,6 +25,7 @@ use rdma_mem::Scalar;
 
 use crate::gpu::Gpu;
 use crate::memory::{DeviceMemory, GpuSlice};
+use crate::panics;
 
 /// `kDLCUDA`
 const CUDA: i32 = 2;
@@ -299,7 +300,11 @@ struct Exported {
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
     // SAFETY: from_raw wants a leaked box, whose first field has its address; this function wants
     // the same.
-    drop(unsafe { Box::from_raw(tensor.cast::<Exported>()) });
+    let exported = unsafe { Box::from_raw(tensor.cast::<Exported>()) };
+    // A panic must not reach the other library's frames, that of a log subscriber neither.
+    if !panics::contain(|| drop(exported)) {
+        panics::contain(|| tracing::error!("the owner of a tensor's memory has panicked when it was dropped"));
+    }
 }
 
 /// Memory of a tensor of another library.

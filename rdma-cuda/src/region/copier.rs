@@ -50,7 +50,9 @@ impl GpuCopier {
         bytes: Vec<u8>,
         call: impl FnOnce(&Driver, StreamHandle, &mut ManuallyDrop<Vec<u8>>) -> Result<(), CudaError>,
     ) -> Result<Vec<u8>, CopyFailed> {
-        let stream = self.idle().pop().map_or_else(|| Stream::new(&self.gpu), Ok).map_err(|error| {
+        // Its own statement: the lock must not be held while a stream is made, or an error logged.
+        let idle = self.idle().pop();
+        let stream = idle.map_or_else(|| Stream::new(&self.gpu), Ok).map_err(|error| {
             tracing::error!("a copy of a GPU's memory for the software device has no stream: {error}");
             CopyFailed::Ended
         })?;
@@ -96,5 +98,34 @@ impl Copier for GpuCopier {
             // nobody changes.
             unsafe { driver.cuMemcpyHtoDAsync_v2(address, source, size, stream) }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use rdma_cuda_stand_in::Control;
+
+    use super::*;
+    use crate::{GpuBuffer, testing};
+
+    #[test]
+    fn no_log_message_of_a_copy_comes_under_a_lock() {
+        let gpu = testing::stand_in().gpu(0).unwrap();
+        let buffer = GpuBuffer::<u8>::new(&gpu, 64).unwrap();
+        let copier = Arc::new(GpuCopier { gpu, idle: Mutex::default() });
+        let (used, logged) = (Arc::clone(&copier), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&logged);
+        let subscriber = rdma_test_support::OnEvent(move |_: &tracing::Event<'_>| {
+            assert!(used.idle.try_lock().is_ok(), "a subscriber that waits for another copy would wait for ever");
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        Control::new().fail_next("cuStreamCreate", 9999);
+        let read = tracing::subscriber::with_default(subscriber, || {
+            // SAFETY: read wants as much memory of the GPU at the address: the buffer's.
+            unsafe { copier.read(buffer.slice().address(), vec![0; 64]) }
+        });
+        assert_eq!((read, logged.load(Ordering::Relaxed)), (Err(CopyFailed::Ended), 1));
     }
 }

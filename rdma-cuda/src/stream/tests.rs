@@ -351,3 +351,67 @@ fn a_waker_that_panics_and_a_dropped_future_harm_nobody() {
     assert!(block_on(stream.ready_later(()).unwrap()).is_ok());
     drop(kept);
 }
+
+#[test]
+fn a_stream_copies_and_fills_the_memory_of_its_gpu_alone() {
+    let gpus = testing::driver().gpus().unwrap();
+    let [first, second, ..] = &gpus[..] else { return rdma_test_support::skip("there is one GPU only") };
+    let (here, there) = (Stream::new(first).unwrap(), Stream::new(second).unwrap());
+    let slice = numbers(&there, 7, 10).slice();
+    let pinned = || PinnedBuffer::new(first, 10).unwrap();
+    assert_eq!(here.upload(&slice, &[0; 10]), Err(Error::OtherGpu));
+    assert_eq!(here.download(&slice, &mut [0; 10]), Err(Error::OtherGpu));
+    assert_eq!(here.fill(&slice, 0), Err(Error::OtherGpu));
+    assert_eq!(here.upload_pinned(&slice, pinned()).map(drop), Err(Error::OtherGpu));
+    assert_eq!(here.download_pinned(&slice, pinned()).map(drop), Err(Error::OtherGpu));
+    // Between GPUs, and inside another one, the driver is told whose memory it is.
+    let copy = GpuBuffer::new(second, 10).unwrap().slice();
+    here.copy(&copy, &slice).unwrap();
+    here.synchronize().unwrap();
+    assert!(content(&there, &copy).into_iter().eq(7..17));
+}
+
+#[test]
+fn no_log_message_of_a_stream_comes_under_its_lock() {
+    let gpu = testing::stand_in().gpu(0).unwrap();
+    let stream = Arc::new(Stream::new(&gpu).unwrap());
+    stream.keep(()).unwrap();
+    let (used, logged) = (Arc::clone(&stream), Arc::new(Mutex::new(0)));
+    let count = Arc::clone(&logged);
+    let subscriber = rdma_test_support::OnEvent(move |_: &tracing::Event<'_>| {
+        assert!(used.parked.try_lock().is_ok(), "a subscriber that uses the stream would wait for itself");
+        *count.lock().unwrap() += 1;
+    });
+    // The query of the event goes well, but leaves its context current.
+    Control::new().fail_next("cuCtxPopCurrent_v2", 999);
+    tracing::subscriber::with_default(subscriber, || stream.release());
+    assert_eq!(*logged.lock().unwrap(), 1);
+}
+
+/// Panics when it is dropped.
+struct Bomb {
+    _value: Arc<()>,
+}
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("expected by the test");
+    }
+}
+
+#[test]
+fn kept_values_that_panic_do_not_end_the_process() {
+    rdma_test_support::passes_alone(&["stream::tests::child_with_values_that_panic"], &[]);
+}
+
+#[test]
+#[ignore = "run by kept_values_that_panic_do_not_end_the_process"]
+fn child_with_values_that_panic() {
+    let control = Control::new();
+    let stream = Stream::new(&testing::stand_in().gpu(0).unwrap()).unwrap();
+    let live = control.live();
+    let value = Arc::new(());
+    (0..3).for_each(|_| stream.keep(Bomb { _value: Arc::clone(&value) }).unwrap());
+    drop(stream);
+    assert_eq!((Arc::strong_count(&value), control.live()), (1, live - 1));
+}

@@ -153,13 +153,15 @@ struct PciDevice {
 }
 
 impl PciDevice {
-    /// The device that a directory of sysfs, or a link to one, is for; `None` if it is no PCI
-    /// device.
+    /// The device that a directory of sysfs, or a link to one, is for, or that it lies below, as a
+    /// subfunction of a NIC does; `None` if there is no PCI device.
     fn at(link: &Path) -> Option<Self> {
-        let path = link.canonicalize().ok()?;
+        let whole = link.canonicalize().ok()?;
+        let is_pci = |path: &&Path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_address);
+        let path = whole.ancestors().find(is_pci)?;
         let numa_node = fs::read_to_string(path.join("numa_node")).ok().and_then(|node| node.trim().parse().ok());
         let mut bridges = Vec::new();
-        let mut host_bridge = path.as_path();
+        let mut host_bridge = path;
         while let Some(address) = host_bridge.file_name().and_then(|name| name.to_str()).filter(|name| is_address(name))
         {
             bridges.push(address.to_owned());

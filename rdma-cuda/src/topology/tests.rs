@@ -76,6 +76,8 @@ fn a_server_has_all_distances() {
     dgx.check("0000:1C:00.0", &[("mlx5_0", Pxb), ("mlx5_1", Pix), ("mlx5_3", Phb), ("mlx5_4", Sys)]);
     // Two root ports of one host bridge.
     dgx.check("0000:ba:00.0", &[("mlx5_10", Phb), ("mlx5_4", Phb), ("mlx5_0", Sys)]);
+    dgx.check("0000:ba:00.0", &[("mlx5_11", Pix), ("mlx5_12", Pix)]);
+    dgx.check("0000:9a:00.0", &[("mlx5_11", Phb), ("mlx5_12", Phb)]);
     dgx.check("0000:ff:00.0", &[("mlx5_0", Unknown)]);
     dgx.check("0000:18:00.0", &[("mlx5_99", Unknown)]);
 }
@@ -83,11 +85,14 @@ fn a_server_has_all_distances() {
 #[test]
 fn the_nearest_nics_are_those_below_the_same_switch() {
     let dgx = Machine::new(include_str!("fixtures/dgx.txt"));
-    assert_eq!(dgx.topology().nics(), ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_10"]);
+    assert_eq!(
+        dgx.topology().nics(),
+        ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_10", "mlx5_11", "mlx5_12"]
+    );
     assert_eq!(dgx.nearest("0000:18:00.0"), Some((Pix, vec!["mlx5_0".into()])));
     assert_eq!(dgx.nearest("0000:1c:00.0"), Some((Pix, vec!["mlx5_1".into()])));
     assert_eq!(dgx.nearest("0000:3a:00.0"), Some((Pix, vec!["mlx5_2".into(), "mlx5_3".into()])));
-    assert_eq!(dgx.nearest("0000:ba:00.0"), Some((Phb, vec!["mlx5_4".into(), "mlx5_10".into()])));
+    assert_eq!(dgx.nearest("0000:ba:00.0"), Some((Pix, vec!["mlx5_11".into(), "mlx5_12".into()])));
     assert_eq!(dgx.topology().nearest("0000:18:00.0", &[]), None);
 }
 

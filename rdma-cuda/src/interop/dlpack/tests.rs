@@ -95,3 +95,42 @@ fn tensors_that_are_no_slice_come_back_with_the_reason() {
     let buffer = GpuBuffer::<u8>::new(&gpu(), 8).unwrap();
     assert!(matches!(ManagedTensor::new(buffer.slice(), Scalar::F64), Err(TensorError::Element { .. })));
 }
+
+/// Memory whose owner panics when it is dropped.
+#[derive(Debug)]
+struct Panics(Arc<dyn DeviceMemory>);
+
+// SAFETY: (1) to (4) as the memory that it keeps.
+unsafe impl DeviceMemory for Panics {
+    fn address(&self) -> u64 {
+        self.0.address()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn gpu(&self) -> &Gpu {
+        self.0.gpu()
+    }
+}
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        panic!("expected by the test");
+    }
+}
+
+#[test]
+fn a_panic_of_an_owner_does_not_reach_the_other_library() {
+    rdma_test_support::passes_alone(&["interop::dlpack::tests::child_with_an_owner_that_panics"], &[]);
+}
+
+#[test]
+#[ignore = "run by a_panic_of_an_owner_does_not_reach_the_other_library"]
+fn child_with_an_owner_that_panics() {
+    let memory = GpuBuffer::<u8>::new(&gpu(), 8).unwrap().memory();
+    let slice = GpuSlice::<u8>::new(Arc::new(Panics(memory)));
+    // The other library calls the deleter.
+    drop(ManagedTensor::new(slice, Scalar::U8).unwrap());
+}
