@@ -600,3 +600,22 @@ fn what_has_a_receive_is_not_lost_to_a_short_ring() {
     let all: Vec<(u64, u32)> = (0..16).map(|id| (id, 0)).collect();
     assert_eq!((world.statuses(0), world.statuses(1)), (all.clone(), all));
 }
+
+#[test]
+fn address_handles_are_limited_and_keep_their_domain() {
+    let node = &mut world().nodes[0];
+    let pd = node.engine.alloc_pd().unwrap();
+    for _ in 0..limits::MAX_AH {
+        node.engine.hold_ah(pd).unwrap();
+    }
+    assert_eq!(node.engine.hold_ah(pd), Err(Errno::NOMEM));
+    node.engine.release_ah(pd);
+    node.engine.hold_ah(pd).unwrap();
+    assert_eq!(node.engine.hold_ah(PdId(pd.0 + 1)), Err(Errno::NOMEM));
+    (0..limits::MAX_AH).for_each(|_| {
+        assert_eq!(node.engine.dealloc_pd(pd), Err(Errno::BUSY));
+        node.engine.release_ah(pd);
+    });
+    assert_eq!(node.engine.hold_ah(PdId(pd.0 + 1)), Err(Errno::INVAL), "no such domain, and not counted");
+    assert_eq!(node.engine.dealloc_pd(pd), Ok(()));
+}
