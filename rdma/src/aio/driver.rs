@@ -80,6 +80,8 @@ impl Driver {
     pub fn new(device: &Device, options: &DriverOptions) -> Result<(Self, Handle)> {
         let channel = device.create_completion_channel()?;
         let cq = device.cq_builder(options.depth).channel(&channel).build()?;
+        // An event that a poller took would leave the driver asleep, and the queue unarmed.
+        cq.inner.set_driven(true);
         let state = DriverState { results: Vec::new(), is_driven: true, is_used: true, driver: None };
         let shared = Arc::new(SharedDriver { cq, channel, bell: Semaphore::new()?, state: Mutex::new(state) });
         let handle = Handle { user: Arc::new(User { shared: Arc::clone(&shared) }) };
@@ -281,6 +283,7 @@ impl Drop for Driver {
         if self.shared.check().is_err() {
             return;
         }
+        self.shared.cq.inner.set_driven(false);
         let mut state = self.shared.lock();
         state.is_driven = false;
         let results = std::mem::take(&mut state.results);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rdma_sys::ibv_cq;
 
@@ -53,6 +53,8 @@ pub(crate) struct CqInner {
     pub(super) stale: AtomicU64,
     /// Whether its completions carry `wr_id`s chosen by the caller.
     pub(crate) is_raw: bool,
+    /// Whether a driver sleeps on the channel, whose events no other code may take.
+    is_driven: AtomicBool,
     id: CqId,
 }
 
@@ -103,12 +105,24 @@ impl CqInner {
             sharing: Sharing::new(),
             stale: AtomicU64::new(0),
             is_raw: false,
+            is_driven: AtomicBool::new(false),
             id,
         })
     }
 
     pub(crate) fn depth(&self) -> u32 {
         self.capacity.get()
+    }
+
+    /// Gives the events of the channel to a driver, or back to the queue's pollers.
+    #[cfg(feature = "aio")]
+    pub(crate) fn set_driven(&self, is_driven: bool) {
+        self.is_driven.store(is_driven, Ordering::Relaxed);
+    }
+
+    /// The channel, unless its events belong to a driver.
+    pub(super) fn free_channel(&self) -> Option<&Arc<Handle<ChannelInner>>> {
+        self.channel.as_ref().filter(|_| !self.is_driven.load(Ordering::Relaxed))
     }
 
     /// Requests an event for the next completion.
@@ -269,10 +283,11 @@ impl CompletionQueue {
         })
     }
 
-    /// The channel on which the queue's events arrive.
+    /// The channel on which the queue's events arrive; none while an `aio::Driver` takes
+    /// them.
     #[must_use]
     pub fn channel(&self) -> Option<CompletionChannel> {
-        self.inner.channel.as_ref().map(|inner| CompletionChannel { inner: Arc::clone(inner) })
+        self.inner.free_channel().map(|inner| CompletionChannel { inner: Arc::clone(inner) })
     }
 
     /// Requests one event on the channel when the next completion arrives.

@@ -41,9 +41,9 @@ impl Poller {
     /// ever.
     ///
     /// The poller spins for some microseconds, then yields, then sleeps on the queue's channel, or
-    /// in short naps if the queue has none: see [`set_backoff`](Self::set_backoff). The channel
-    /// should serve no other queues, and no other code should take its events, because this call
-    /// takes them.
+    /// in short naps if the queue has none, or if an `aio::Driver` sleeps there: see
+    /// [`set_backoff`](Self::set_backoff). The channel should serve no other queues, and no other
+    /// code should take its events, because this call takes them.
     ///
     /// # Errors
     ///
@@ -129,7 +129,7 @@ impl Poller {
             }
         }
         let cq = Arc::clone(&self.cq);
-        match &cq.channel {
+        match cq.free_channel() {
             Some(channel) => self.sleep(&cq, channel, other, deadline),
             None => self.nap(other, deadline),
         }

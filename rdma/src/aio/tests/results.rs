@@ -412,3 +412,24 @@ fn a_sleeping_driver_is_armed_once_and_wakes_by_its_event() {
     assert_eq!(rig.driver.wait(None).unwrap(), 1);
     assert!(ready(sent).into_memory().is_ok());
 }
+
+#[test]
+fn a_poller_leaves_the_events_of_a_driver_to_the_driver() {
+    use crate::wait::is_readable;
+    use std::os::fd::AsFd;
+    let mut rig = Rig::new();
+    let sent = rig.start();
+    let mut poller = rig.handle.completion_queue().poller();
+    poller.set_backoff(crate::Backoff::SLEEP);
+    let brief = Some(std::time::Duration::from_millis(1));
+    assert_eq!(rig.driver.wait(brief).unwrap(), 0);
+    rig.succeed(0);
+    assert!(is_readable(rig.driver.as_fd()).unwrap());
+    // Delivers the completion. Others may have arrived with it, which the driver must find.
+    assert!(poller.wait(brief).unwrap().is_none());
+    assert!(ready(sent).into_memory().is_ok());
+    assert!(is_readable(rig.driver.as_fd()).unwrap(), "the poller has taken the event");
+    assert!(poller.completion_queue().channel().is_none());
+    drop(rig.driver);
+    assert!(poller.completion_queue().channel().is_some());
+}
