@@ -475,6 +475,20 @@ macro_rules! contents {
 
 impl ExposedRegion<Host> {
     contents!(|this: &Self| (this.region.address, this.region.len));
+
+    /// Copies bytes in at `offset` that this processor does not read soon, as [`copy_for_peer`]
+    /// does.
+    ///
+    /// [`copy_for_peer`]: rdma_mem::copy_for_peer
+    #[cfg(feature = "net")]
+    pub(crate) fn copy_in_for_peer(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let to = self.place(offset, bytes.len())?;
+        // SAFETY: copy_for_peer wants two valid ranges that do not overlap: `place` checked
+        // that `to` lies in the region (M1, M3), which `self` keeps alive; `bytes` is borrowed,
+        // and references into an exposed region do not exist (M5), so the two cannot overlap.
+        unsafe { rdma_mem::copy_for_peer(to, bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
 }
 
 impl<M: Placement> ExposedRegion<M> {

@@ -22,8 +22,9 @@ use crate::op::Opcode;
 use crate::types::{WcError, WcStatus};
 use crate::wait::{self, Deadline};
 
-/// Completions of one turn.
-const BUDGET: usize = 256;
+/// Completions of one turn: few, so that tasks answer some messages while the peer sends others,
+/// and use what was received while it is in a cache.
+const BUDGET: usize = 32;
 /// Events of the connection manager of one turn: a flood of requests must not stop connections.
 const EVENT_BUDGET: usize = 256;
 /// Turns of a driver that never sleeps between looks for events of the connection manager.

@@ -69,7 +69,7 @@ impl Staging {
         let mut at = offset;
         for slice in slices {
             let part = &slice[..slice.len().min(end - at)];
-            region.copy_in(at, part)?;
+            region.copy_in_for_peer(at, part)?;
             at += part.len();
         }
         let slice = region.remote(offset..end)?;
