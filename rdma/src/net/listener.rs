@@ -18,6 +18,7 @@ use super::node::{Handle, Route};
 use super::options::ListenOptions;
 use super::protocol::{Hello, Protocol, Refuse, RefuseCode};
 use super::receives::{ReceivePool, Stake};
+use super::waiters::leave_waker;
 use crate::cm::EventKind;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -75,7 +76,9 @@ impl Listener {
             if let Some(failure) = &state.failure {
                 return Poll::Ready(Err(failure.clone()));
             }
-            state.waker = Some(cx.waker().clone());
+            let replaced = leave_waker(&mut state.waker, cx.waker());
+            drop(state);
+            drop(replaced);
             Poll::Pending
         });
         let pending = pending.await?;

@@ -10,6 +10,7 @@ use super::connection::Core;
 use super::failure::{Failure, FailureKind};
 use super::node::{Route, Shared};
 use super::protocol::Refuse;
+use super::waiters::leave_waker;
 use crate::cm::{EventKind, IdKey, Rejection};
 use crate::error::{Error, ErrorKind, Operation};
 
@@ -65,6 +66,14 @@ impl Mailbox {
         result
     }
 
+    /// Ends the time of a step whose event has come. A task that was polled late may have found the
+    /// event after that time.
+    fn end_step(&self) {
+        let mut state = self.lock();
+        state.deadline = None;
+        drop(state.failure.take_if(|failure| failure.kind() == FailureKind::Timeout));
+    }
+
     /// Fails the attempt if its time is over, else returns the end of its time.
     pub(super) fn handle_timeout(&self, now: Instant) -> Option<Instant> {
         let deadline = self.lock().deadline?;
@@ -103,6 +112,7 @@ impl<'a> Attempt<'a> {
         self.shared.note_deadline(deadline);
         loop {
             if let Some(found) = wanted(checked(self.next().await?)?) {
+                self.mailbox.end_step();
                 return Ok(found);
             }
         }
@@ -117,7 +127,9 @@ impl<'a> Attempt<'a> {
             if let Some(failure) = state.failure.take() {
                 return Poll::Ready(Err(failure));
             }
-            state.waker = Some(cx.waker().clone());
+            let replaced = leave_waker(&mut state.waker, cx.waker());
+            drop(state);
+            drop(replaced);
             Poll::Pending
         })
         .await
@@ -171,7 +183,29 @@ fn from_rejection(rejection: &Rejection) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
+
     use super::*;
+
+    #[test]
+    fn a_task_that_is_polled_late_has_the_whole_time_for_its_next_step() {
+        let (node, _driver) = crate::net::Node::new(
+            &crate::open(&"soft0".parse().unwrap()).unwrap().context,
+            &crate::net::NodeOptions::new(),
+        )
+        .unwrap();
+        let attempt = Attempt::new(node.shared(), IdKey::fresh()).unwrap();
+        let mut cx = std::task::Context::from_waker(Waker::noop());
+        let resolved = |event| matches!(event, EventKind::AddrResolved).then_some(());
+        let short = Duration::from_millis(1);
+        let mut step = std::pin::pin!(attempt.wait(short, resolved));
+        assert!(step.as_mut().poll(&mut cx).is_pending());
+        assert!(attempt.mailbox.push(EventKind::AddrResolved).is_none());
+        assert!(attempt.mailbox.handle_timeout(Instant::now() + short).is_none());
+        assert!(matches!(step.poll(&mut cx), Poll::Ready(Ok(()))));
+        let next = std::pin::pin!(attempt.wait(Duration::from_secs(60), resolved));
+        assert!(next.poll(&mut cx).is_pending(), "the time of the step before");
+    }
 
     #[test]
     fn an_event_that_comes_too_late_is_given_back() {

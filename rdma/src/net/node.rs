@@ -23,6 +23,7 @@ use crate::context::Context;
 use crate::cq::{CompletionChannel, CompletionQueue};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::pd::ProtectionDomain;
+use crate::qp::ring::Panics;
 use crate::wait::Watch;
 
 /// A device with the connections of a program. Clones are handles to the same node.
@@ -160,6 +161,11 @@ impl Node {
     #[cfg(test)]
     pub(super) fn routes(&self) -> usize {
         self.handle.shared.lock().routes.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Shared {
+        &self.handle.shared
     }
 
     /// Bytes of the buffers that are kept for reads of offers.
@@ -322,18 +328,25 @@ impl Shared {
             let keys = std::mem::take(&mut table.ended);
             keys.iter().filter_map(|key| table.cores.remove(key)).collect()
         };
+        let mut panics = Panics::default();
         for core in ended {
-            // An attempt to accept may still wait for its connection.
-            if let (Some(Route::Mailbox(mailbox)), Some(failure)) = (self.route(core.id), core.failure()) {
-                mailbox.fail(failure);
-            }
-            self.remove_route(core.id);
-            // Completions of the queue pair are delivered by this thread, after the insertion.
-            match core.disconnect() {
-                Some(draining) => drop(self.lock().draining.insert(core.key, draining)),
-                None if core.sharing_qpn.is_some() => self.drained(core.key),
-                None => {}
-            }
+            panics.catch(|| self.disconnect(&core));
+        }
+        panics.resume();
+    }
+
+    /// Disconnects a connection that has ended.
+    fn disconnect(&self, core: &Core) {
+        // An attempt to accept may still wait for its connection.
+        if let (Some(Route::Mailbox(mailbox)), Some(failure)) = (self.route(core.id), core.failure()) {
+            mailbox.fail(failure);
+        }
+        self.remove_route(core.id);
+        // Completions of the queue pair are delivered by this thread, after the insertion.
+        match core.disconnect() {
+            Some(draining) => drop(self.lock().draining.insert(core.key, draining)),
+            None if core.sharing_qpn.is_some() => self.drained(core.key),
+            None => {}
         }
     }
 
@@ -348,17 +361,18 @@ impl Shared {
             let cores: Vec<_> = table.cores.values().cloned().collect();
             (cores, table.mailboxes())
         };
+        // A task that panics when it is woken must not keep others from their timeouts.
+        let mut panics = Panics::default();
         for core in cores {
-            core.handle_timeout();
+            panics.catch(|| core.handle_timeout());
         }
         if let Events::Tcp(sockets) = &self.events {
             sockets.handle_timeouts(now).into_iter().for_each(|deadline| self.note_deadline(deadline));
         }
         for mailbox in mailboxes {
-            if let Some(deadline) = mailbox.handle_timeout(now) {
-                self.note_deadline(deadline);
-            }
+            panics.catch(|| mailbox.handle_timeout(now).into_iter().for_each(|deadline| self.note_deadline(deadline)));
         }
+        panics.resume();
     }
 
     /// Fails everything: the driver is gone.
@@ -370,19 +384,22 @@ impl Shared {
             (table.cores.values().cloned().collect::<Vec<_>>(), routes)
         };
         let failure = Failure::new(FailureKind::DriverGone);
+        // A task that panics when it is woken must not leave others waiting.
+        let mut panics = Panics::default();
         for core in cores {
-            core.fail(failure.clone());
+            panics.catch(|| core.fail(failure.clone()));
         }
         for route in routes {
-            match route {
+            panics.catch(|| match route {
                 Route::Mailbox(mailbox) => mailbox.fail(failure.clone()),
                 Route::Listener(requests) => requests.fail(failure.clone()),
                 Route::Connection(_) => {}
-            }
+            });
         }
-        self.remove_ended();
+        panics.catch(|| self.remove_ended());
         let draining = std::mem::take(&mut self.lock().draining);
-        drop(draining);
+        panics.catch(|| drop(draining));
+        panics.resume();
     }
 
     /// Whether neither a handle nor a connection is left.

@@ -7,6 +7,9 @@ use std::task::Waker;
 ///
 /// Only the first task may take what all wait for. The task stays in the queue until it has taken,
 /// or gives up: then the next one is first and must be woken if more is there.
+///
+/// Wakers that are no longer needed go to the caller, who drops them under no lock: the drop of a
+/// waker may drop a task, and so run any code.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     queue: VecDeque<(u64, Waker)>,
@@ -26,24 +29,25 @@ impl Waiters {
         }
     }
 
-    /// Adds a task at the end, or replaces its waker.
-    pub(super) fn wait(&mut self, place: &mut Option<Place>, waker: &Waker) {
+    /// Adds a task at the end, or replaces its waker. Returns the one before.
+    #[must_use]
+    pub(super) fn wait(&mut self, place: &mut Option<Place>, waker: &Waker) -> Option<Waker> {
         let known = place.and_then(|Place(id)| self.queue.iter_mut().find(|(known, _)| *known == id));
-        match known {
-            Some((_, known)) => known.clone_from(waker),
-            None => {
-                *place = Some(Place(self.next));
-                self.queue.push_back((self.next, waker.clone()));
-                self.next += 1;
-            }
+        if let Some((_, known)) = known {
+            return replace_waker(known, waker);
         }
+        *place = Some(Place(self.next));
+        self.queue.push_back((self.next, waker.clone()));
+        self.next += 1;
+        None
     }
 
-    /// Removes a task that has taken or gives up.
-    pub(super) fn leave(&mut self, place: &mut Option<Place>) {
-        if let Some(Place(id)) = place.take() {
-            self.queue.retain(|(known, _)| *known != id);
-        }
+    /// Removes a task that has taken or gives up. Returns its waker.
+    #[must_use]
+    pub(super) fn leave(&mut self, place: &mut Option<Place>) -> Option<Waker> {
+        let Place(id) = place.take()?;
+        let at = self.queue.iter().position(|(known, _)| *known == id)?;
+        self.queue.remove(at).map(|(_, waker)| waker)
     }
 
     /// The waker of the first task.
@@ -54,6 +58,19 @@ impl Waiters {
     /// Removes and returns all wakers, for the end of what they wait for.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Waker> + use<> {
         std::mem::take(&mut self.queue).into_iter().map(|(_, waker)| waker)
+    }
+}
+
+/// Replaces the waker of a task. Returns the one before, unless it wakes the same task.
+pub(super) fn replace_waker(known: &mut Waker, waker: &Waker) -> Option<Waker> {
+    (!known.will_wake(waker)).then(|| std::mem::replace(known, waker.clone()))
+}
+
+/// Leaves the waker of a task. Returns the one before.
+pub(super) fn leave_waker(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
+    match place {
+        Some(known) => replace_waker(known, waker),
+        None => place.replace(waker.clone()),
     }
 }
 
@@ -110,12 +127,12 @@ mod tests {
                 if task.place.is_none() {
                     self.order.push(at);
                 }
-                return self.waiters.wait(&mut task.place, &Arc::clone(&task.flag).into());
+                return drop(self.waiters.wait(&mut task.place, &Arc::clone(&task.flag).into()));
             }
             if task.place.is_some() {
                 assert_eq!(self.order.remove(0), at, "out of order");
             }
-            self.waiters.leave(&mut task.place);
+            drop(self.waiters.leave(&mut task.place));
             task.has_taken = true;
             self.room -= 1;
             self.wake_first();
@@ -125,7 +142,7 @@ mod tests {
         fn end(&mut self, at: usize) {
             let task = &mut self.tasks[at];
             self.room += usize::from(std::mem::take(&mut task.has_taken));
-            self.waiters.leave(&mut task.place);
+            drop(self.waiters.leave(&mut task.place));
             self.order.retain(|waiting| *waiting != at);
             self.wake_first();
         }
@@ -162,11 +179,14 @@ mod tests {
         let mut waiters = Waiters::default();
         let (mut first, mut second) = (None, None);
         assert!(waiters.is_turn(None));
-        waiters.wait(&mut first, Waker::noop());
-        waiters.wait(&mut second, Waker::noop());
-        waiters.wait(&mut first, Waker::noop());
+        for place in [&mut first, &mut second] {
+            assert!(waiters.wait(place, Waker::noop()).is_none());
+        }
+        let again = first;
+        drop(waiters.wait(&mut first, Waker::noop()));
+        assert_eq!(first, again, "a place is kept");
         assert!(waiters.is_turn(first) && !waiters.is_turn(second) && !waiters.is_turn(None));
-        waiters.leave(&mut first);
+        assert!(waiters.leave(&mut first).is_some() && waiters.leave(&mut first).is_none());
         assert!(waiters.is_turn(second) && first.is_none());
         assert_eq!(waiters.take_all().count(), 1);
         assert!(waiters.is_turn(None));

@@ -20,6 +20,7 @@ use crate::net::options::NodeOptions;
 use crate::net::protocol::{MAX_OFFER_LEN, Protocol};
 use crate::net::receives::Stake;
 use crate::pd::ProtectionDomain;
+use crate::qp::ring::Panics;
 
 /// A connection, as its handles and the driver share it.
 pub(in crate::net) struct Core {
@@ -86,7 +87,8 @@ impl Core {
     }
 
     /// Works on the state under the lock, then wakes the tasks that the work concerns, and the
-    /// driver if it has something to do.
+    /// driver if it has something to do. A task that panics when it is woken keeps neither others
+    /// nor the driver from that.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut Flow, Instant) -> R) -> R {
         let (result, wakeups, deadline, has_ended) = {
             let mut flow = self.flow.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,13 +97,15 @@ impl Core {
             let has_ended = !had_ended && flow.outcome().is_some();
             (result, std::mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), has_ended)
         };
-        wakeups.wake();
+        let mut panics = Panics::default();
+        wakeups.wake(&mut panics);
         if let Some(deadline) = deadline {
             self.shared.note_deadline(deadline);
         }
         if has_ended {
             self.shared.note_end(self.key);
         }
+        panics.resume();
         result
     }
 
@@ -186,7 +190,7 @@ impl Core {
     pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<u32, Failure>> {
         self.with(|flow, _| {
             let Some(failure) = flow.outcome() else {
-                flow.closer = Some(cx.waker().clone());
+                flow.wait_for_end(cx.waker());
                 return Poll::Pending;
             };
             match (failure.kind(), failure.code()) {

@@ -19,8 +19,9 @@ use crate::net::exchange::LinkEnd;
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::protocol::{HEADER_LEN, Protocol, Received};
 use crate::net::receives::{ReceivePool, Stake};
-use crate::net::waiters::Waiters;
+use crate::net::waiters::{Place, Waiters, leave_waker};
 use crate::op::Send;
+use crate::qp::ring::Panics;
 use crate::qp::{QueuePair, Rc};
 
 /// Bytes of reassembled messages that wait for the application before receives are no longer
@@ -74,8 +75,8 @@ pub(super) struct Flow {
 
     pub(super) operations: Operations,
     pub(super) senders: Waiters,
-    pub(super) receiver: Option<Waker>,
-    pub(super) closer: Option<Waker>,
+    receiver: Option<Waker>,
+    closer: Option<Waker>,
     pub(super) wakeups: Wakeups,
 }
 
@@ -166,14 +167,20 @@ pub(super) struct Wakeups {
     operator: Option<Waker>,
     /// Tasks that wait for the peer's DONE; all other waiting tasks, when the connection ends.
     all: Vec<Waker>,
+    /// Wakers that nothing wakes any more, to be dropped.
+    stale: Vec<Waker>,
     /// Memory that the connection no longer needs.
     retired: Vec<Retired>,
 }
 
 impl Wakeups {
-    pub(super) fn wake(self) {
-        let some = [self.sender, self.receiver, self.closer, self.operator].into_iter().flatten();
-        some.chain(self.all).for_each(Waker::wake);
+    /// Wakes the tasks, and drops the rest. All of that is other people's code, which may panic.
+    pub(super) fn wake(self, panics: &mut Panics) {
+        let Self { sender, receiver, closer, operator, all, stale, retired } = self;
+        let some = [sender, receiver, closer, operator].into_iter().flatten();
+        some.chain(all).for_each(|waker| panics.catch(|| waker.wake()));
+        stale.into_iter().for_each(|waker| panics.catch(|| drop(waker)));
+        retired.into_iter().for_each(|memory| panics.catch(|| drop(memory)));
     }
 }
 
@@ -273,6 +280,36 @@ impl Flow {
         self.end_offers();
         self.replace_receives();
         self.wake_all();
+    }
+
+    /// Leaves the waker of the task that waits for a message.
+    pub(super) fn wait_for_message(&mut self, waker: &Waker) {
+        self.wakeups.stale.extend(leave_waker(&mut self.receiver, waker));
+    }
+
+    /// Leaves the waker of the task that waits for the end.
+    pub(super) fn wait_for_end(&mut self, waker: &Waker) {
+        self.wakeups.stale.extend(leave_waker(&mut self.closer, waker));
+    }
+
+    /// Leaves the waker of a task that waits to send.
+    pub(super) fn wait_to_send(&mut self, place: &mut Option<Place>, waker: &Waker) {
+        self.wakeups.stale.extend(self.senders.wait(place, waker));
+    }
+
+    /// Gives a place among the waiting senders up.
+    pub(super) fn leave_senders(&mut self, place: &mut Option<Place>) {
+        self.wakeups.stale.extend(self.senders.leave(place));
+    }
+
+    /// Leaves the waker of a task that waits to begin a one-sided operation.
+    pub(super) fn wait_to_operate(&mut self, place: &mut Option<Place>, waker: &Waker) {
+        self.wakeups.stale.extend(self.operations.waiters.wait(place, waker));
+    }
+
+    /// Gives a place among the tasks that wait to begin a one-sided operation up.
+    pub(super) fn leave_operators(&mut self, place: &mut Option<Place>) {
+        self.wakeups.stale.extend(self.operations.waiters.leave(place));
     }
 
     fn wake_all(&mut self) {
@@ -589,7 +626,15 @@ impl Flow {
 
     /// The result of a one-sided operation, once it is there.
     pub(super) fn poll_operation(&mut self, id: u32, waker: &Waker) -> Poll<Result<Finished, Failure>> {
-        self.operations.poll(id, self.outcome.as_ref(), waker)
+        let (polled, replaced) = self.operations.poll(id, self.outcome.as_ref(), waker);
+        self.wakeups.stale.extend(replaced);
+        polled
+    }
+
+    /// Notes that the future of a one-sided operation was dropped.
+    pub(super) fn abandon_operation(&mut self, id: u32) {
+        self.wakeups.stale.extend(self.operations.abandon(id));
+        self.wake_operator();
     }
 
     /// Wakes the first task that waits to begin a one-sided operation, if there is room for it.
@@ -763,7 +808,7 @@ mod tests {
         // CLOSE wakes all tasks, and then the end of the connection does.
         flow.wake_all();
         flow.fail(Failure::new(FailureKind::Closed));
-        std::mem::take(&mut flow.wakeups).wake();
+        std::mem::take(&mut flow.wakeups).wake(&mut Panics::default());
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
     }
 }

@@ -7,7 +7,7 @@ use super::flow::{Link, READ_BIT};
 use crate::error::{Error, ErrorKind, Operation};
 use crate::mr::{Buffer, RemoteSlice};
 use crate::net::failure::Failure;
-use crate::net::waiters::Waiters;
+use crate::net::waiters::{Waiters, leave_waker};
 use crate::op::{CompareSwap, FetchAdd, Read, Write};
 
 /// Operations of a connection that may be in flight at a time. The send queue has slots for them
@@ -131,34 +131,33 @@ impl Operations {
         running.waker.take()
     }
 
-    /// The result of an operation, once it is there.
+    /// The result of an operation, once it is there, and a waker that is no longer needed.
     pub(super) fn poll(
         &mut self,
         id: u32,
         outcome: Option<&Failure>,
         waker: &Waker,
-    ) -> Poll<Result<Finished, Failure>> {
-        let Some(running) = self.running.get_mut(&id) else { return Poll::Pending };
+    ) -> (Poll<Result<Finished, Failure>>, Option<Waker>) {
+        let Some(running) = self.running.get_mut(&id) else { return (Poll::Pending, None) };
         if let Some(finished) = running.result.take() {
-            self.running.remove(&id);
-            return Poll::Ready(Ok(finished));
+            let waker = self.running.remove(&id).and_then(|running| running.waker);
+            return (Poll::Ready(Ok(finished)), waker);
         }
         if let Some(failure) = outcome {
-            return Poll::Ready(Err(failure.clone()));
+            return (Poll::Ready(Err(failure.clone())), None);
         }
-        running.waker = Some(waker.clone());
-        Poll::Pending
+        (Poll::Pending, leave_waker(&mut running.waker, waker))
     }
 
-    /// Notes that the future of an operation was dropped.
-    pub(super) fn abandon(&mut self, id: u32) {
-        if let Some(running) = self.running.get_mut(&id) {
-            if running.result.is_some() {
-                self.running.remove(&id);
-            } else {
-                running.is_abandoned = true;
-            }
+    /// Notes that the future of an operation was dropped. Returns its waker.
+    pub(super) fn abandon(&mut self, id: u32) -> Option<Waker> {
+        let running = self.running.get_mut(&id)?;
+        let waker = running.waker.take();
+        running.is_abandoned = true;
+        if running.result.is_some() {
+            self.running.remove(&id);
         }
+        waker
     }
 
     /// All tasks that wait, for the end of the connection.

@@ -40,7 +40,7 @@ impl Receiver {
             match flow.receive_end() {
                 Some(end) => Poll::Ready(end.map(|()| None)),
                 None => {
-                    flow.receiver = Some(cx.waker().clone());
+                    flow.wait_for_message(cx.waker());
                     Poll::Pending
                 }
             }

@@ -114,14 +114,14 @@ impl Remote {
             self.core.with(|flow, _| {
                 let place = &mut waiting.place;
                 if let Some(failure) = flow.operation_failure() {
-                    flow.operations.waiters.leave(place);
+                    flow.leave_operators(place);
                     return Poll::Ready(Err(failure));
                 }
                 if !flow.operations.waiters.is_turn(*place) || !flow.operations.has_room() {
-                    flow.operations.waiters.wait(place, cx.waker());
+                    flow.wait_to_operate(place, cx.waker());
                     return Poll::Pending;
                 }
-                flow.operations.waiters.leave(place);
+                flow.leave_operators(place);
                 Poll::Ready(flow.operate(request, buffer.take()))
             })
         });
@@ -147,7 +147,7 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if self.place.is_some() {
             self.core.with(|flow, _| {
-                flow.operations.waiters.leave(&mut self.place);
+                flow.leave_operators(&mut self.place);
                 flow.wake_operator();
             });
         }
@@ -162,10 +162,7 @@ struct Running<'a> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.core.with(|flow, _| {
-            flow.operations.abandon(self.id);
-            flow.wake_operator();
-        });
+        self.core.with(|flow, _| flow.abandon_operation(self.id));
     }
 }
 

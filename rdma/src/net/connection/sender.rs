@@ -264,14 +264,14 @@ fn poll_turn<R>(
 ) -> Poll<Result<R, Failure>> {
     core.with(|flow, now| {
         if let Some(failure) = flow.send_failure() {
-            flow.senders.leave(place);
+            flow.leave_senders(place);
             return Poll::Ready(Err(failure));
         }
         if !flow.senders.is_turn(*place) || !has_room(flow) {
-            flow.senders.wait(place, waker);
+            flow.wait_to_send(place, waker);
             return Poll::Pending;
         }
-        flow.senders.leave(place);
+        flow.leave_senders(place);
         Poll::Ready(Ok(work(flow, now)))
     })
 }
@@ -280,7 +280,7 @@ fn poll_turn<R>(
 fn leave(core: &Core, place: &mut Option<Place>) {
     if place.is_some() {
         core.with(|flow, now| {
-            flow.senders.leave(place);
+            flow.leave_senders(place);
             flow.pump(now);
         });
     }

@@ -5,6 +5,7 @@ mod remote;
 mod set_up;
 mod shared_receives;
 mod stream;
+mod wakers;
 
 use std::future::Future;
 use std::net::SocketAddr;

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::mr::{Buffer, ExposedRegion, ExposedSlice, RemoteSlice};
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::read_buffers::{ReadBuffers, ReadShare};
+use crate::net::waiters::leave_waker;
 use crate::op::Read;
 use crate::pd::ProtectionDomain;
 
@@ -208,7 +209,7 @@ impl Flow {
             return Poll::Ready(Err(failure));
         }
         if let Some(Open::Exposed { waker: place, .. }) = self.offers.open.get_mut(&id) {
-            *place = Some(waker.clone());
+            self.wakeups.stale.extend(leave_waker(place, waker));
         }
         Poll::Pending
     }
@@ -218,7 +219,7 @@ impl Flow {
         self.offers.statuses.remove(&id);
         if let Some(Open::Exposed { is_abandoned, waker, .. }) = self.offers.open.get_mut(&id) {
             *is_abandoned = true;
-            *waker = None;
+            self.wakeups.stale.extend(waker.take());
         }
     }
 

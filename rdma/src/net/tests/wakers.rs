@@ -1,0 +1,247 @@
+//! Tasks whose wakers run code: they use the connection when they are dropped, or panic.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Wake, Waker};
+
+use super::*;
+
+/// A task that holds a received message, and gives it back when its last waker is dropped.
+struct Holder {
+    _message: Mutex<Message>,
+}
+
+impl Wake for Holder {
+    fn wake(self: Arc<Self>) {}
+}
+
+/// A task that panics when it is woken.
+struct Panicking;
+
+impl Wake for Panicking {
+    fn wake(self: Arc<Self>) {
+        panic!("a task that panics when it is woken");
+    }
+}
+
+/// A task that counts how often it is woken.
+#[derive(Default)]
+struct Count(AtomicU32);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn poll<F: Future>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
+    future.poll(&mut std::task::Context::from_waker(waker))
+}
+
+/// Two nodes that the test drives.
+struct Driven {
+    nodes: [Node; 2],
+    drivers: [Driver; 2],
+    listener: Listener,
+}
+
+impl Driven {
+    fn new(options: &NodeOptions) -> Self {
+        let [one, two] = [(); 2].map(|()| Node::new(&context(), options).unwrap());
+        let listener = two.0.listen(any_port(), &ListenOptions::new()).unwrap();
+        Self { nodes: [one.0, two.0], drivers: [one.1, two.1], listener }
+    }
+
+    fn pair(&mut self) -> (Connection, Connection) {
+        let Self { nodes, drivers, listener } = self;
+        let connecting = nodes[0].connect(listener.local_addr());
+        let accepting = async { listener.accept().await?.accept().await };
+        let (client, server) = run(drivers, join(connecting, accepting));
+        (client.unwrap(), server.unwrap())
+    }
+
+    fn run<F: Future>(&mut self, future: F) -> F::Output {
+        run(&mut self.drivers, future)
+    }
+
+    /// Wakers that hold messages of one end, which the other end has sent.
+    fn holders<const N: usize>(&mut self, from: &Connection, to: &mut Connection) -> [Waker; N] {
+        [(); N].map(|()| {
+            let received = self.run(async {
+                from.send("held").await?;
+                to.next().await
+            });
+            Waker::from(Arc::new(Holder { _message: Mutex::new(received.unwrap().unwrap()) }))
+        })
+    }
+}
+
+fn turn(drivers: &mut [Driver]) {
+    for driver in drivers {
+        driver.turn(64).unwrap();
+    }
+}
+
+fn run<F: Future>(drivers: &mut [Driver], future: F) -> F::Output {
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = poll(future.as_mut(), Waker::noop()) {
+            return output;
+        }
+        turn(drivers);
+    }
+}
+
+/// Runs a test that would wait for ever for a lock of its own thread.
+fn without_deadlock(test: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let testing = thread::spawn(move || {
+        test();
+        done.send(()).unwrap();
+    });
+    assert_ne!(ended.recv_timeout(LONG), Err(mpsc::RecvTimeoutError::Timeout), "a deadlock");
+    testing.join().unwrap();
+}
+
+/// Polls a future as a task whose last waker is then the connection's, and as another task.
+fn poll_by_two<F: Future>(mut future: Pin<&mut F>, holder: Waker) {
+    assert!(poll(future.as_mut(), &holder).is_pending());
+    drop(holder);
+    assert!(poll(future, &Waker::from(Arc::new(Count::default()))).is_pending());
+}
+
+/// Polls a future as a task whose last waker is then the connection's, and drops the future.
+fn poll_and_drop<F: Future>(future: F, holder: Waker) {
+    let mut future = Box::pin(future);
+    assert!(poll(future.as_mut(), &holder).is_pending());
+    drop(holder);
+}
+
+#[test]
+fn wakers_of_tasks_that_wait_for_messages_and_for_the_end_are_dropped_under_no_lock() {
+    without_deadlock(|| {
+        let mut world = Driven::new(&options());
+        let (mut client, server) = world.pair();
+        let [one, two] = world.holders(&server, &mut client);
+        poll_by_two(pin!(client.next()), one);
+        let mut closing = pin!(client.close(0));
+        poll_by_two(closing.as_mut(), two);
+        drop(server);
+        assert_eq!(world.run(closing), Ok(0));
+    });
+}
+
+#[test]
+fn wakers_of_tasks_that_wait_to_send_are_dropped_under_no_lock() {
+    without_deadlock(|| {
+        let mut world = Driven::new(&options());
+        let (mut client, mut server) = world.pair();
+        let [one, two, three, four] = world.holders(&server, &mut client);
+        let mut sent = 0;
+        // No driver runs, so the peer grants no credit.
+        while poll(pin!(client.send("last")), Waker::noop()).is_ready() {
+            sent += 1;
+        }
+        poll_by_two(pin!(client.send("none")), one);
+        poll_and_drop(client.send("none"), two);
+        poll_by_two(pin!(client.send([0; 4000])), three);
+        poll_and_drop(client.send([0; 4000]), four);
+        for _ in 0..sent {
+            assert_eq!(world.run(server.next()).unwrap().as_deref(), Some(&b"last"[..]));
+        }
+    });
+}
+
+#[test]
+fn wakers_of_tasks_that_wait_for_operations_are_dropped_under_no_lock() {
+    use crate::RemoteAccess;
+    without_deadlock(|| {
+        let mut world = Driven::new(&options());
+        let (mut client, server) = world.pair();
+        let [one, two, three, four] = world.holders(&server, &mut client);
+        let region = world.nodes[1].domain().allocate_exposed(64, RemoteAccess::ATOMIC).unwrap();
+        let (slice, remote) = (region.remote(..).unwrap(), client.remote());
+        let mut first = Box::pin(remote.fetch_add(slice, 1));
+        poll_by_two(first.as_mut(), one);
+        poll_and_drop(remote.fetch_add(slice, 1), two);
+        let mut others: Vec<_> = (0..30).map(|_| Box::pin(remote.fetch_add(slice, 1))).collect();
+        for other in &mut others {
+            assert!(poll(other.as_mut(), Waker::noop()).is_pending());
+        }
+        poll_by_two(pin!(remote.fetch_add(slice, 1)), three);
+        poll_and_drop(remote.fetch_add(slice, 1), four);
+        drop(others);
+        world.run(first).unwrap();
+        assert!(world.run(remote.fetch_add(slice, 0)).unwrap() >= 16);
+    });
+}
+
+#[test]
+fn wakers_of_tasks_that_offer_memory_are_dropped_under_no_lock() {
+    without_deadlock(|| {
+        let mut world = Driven::new(&options());
+        let (mut client, mut server) = world.pair();
+        let [one, two] = world.holders(&server, &mut client);
+        let region = world.nodes[0].domain().allocate_exposed(4096, crate::RemoteAccess::READ).unwrap();
+        let (to, _from) = client.split();
+        let mut first = Box::pin(to.send_exposed(region.slice(..).unwrap()));
+        poll_by_two(first.as_mut(), one);
+        poll_and_drop(to.send_exposed(region.slice(..).unwrap()), two);
+        for _ in 0..2 {
+            assert_eq!(world.run(server.next()).unwrap().unwrap().len(), 4096);
+        }
+        world.run(first).unwrap();
+    });
+}
+
+#[test]
+fn a_task_that_panics_when_it_is_woken_leaves_no_other_waiting() {
+    let mut world = Driven::new(&options());
+    let mut pairs: Vec<_> = (0..8).map(|_| world.pair()).collect();
+    let counts: Vec<_> = (0..4).map(|_| Arc::new(Count::default())).collect();
+    let mut waiting: Vec<_> = pairs.iter_mut().map(|(client, _)| Box::pin(client.next())).collect();
+    let wakers = counts.iter().map(|count| Waker::from(Arc::clone(count)));
+    let wakers = wakers.chain((0..4).map(|_| Waker::from(Arc::new(Panicking))));
+    for (future, waker) in waiting.iter_mut().zip(wakers) {
+        assert!(poll(future.as_mut(), &waker).is_pending());
+    }
+    let Driven { nodes, drivers: [client, _server], listener } = world;
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(client))).is_err());
+    for count in counts {
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+    }
+    for future in waiting {
+        assert_eq!(block_on(future).unwrap_err().kind(), FailureKind::DriverGone);
+    }
+    drop((nodes, listener));
+}
+
+#[test]
+fn a_connection_whose_end_panics_is_removed() {
+    let mut world = Driven::new(&options());
+    let [(mut one, peer), (mut two, _peer)] = [(); 2].map(|()| world.pair());
+    let (mut first, mut second) = (Box::pin(one.next()), Box::pin(two.next()));
+    let panicking = Waker::from(Arc::new(Panicking));
+    assert!(poll(first.as_mut(), &panicking).is_pending() && poll(second.as_mut(), &panicking).is_pending());
+    drop(peer);
+    let Driven { nodes, mut drivers, listener } = world;
+    while catch_unwind(AssertUnwindSafe(|| turn(&mut drivers))).is_ok() {}
+    assert!(run(&mut drivers, first).unwrap().is_none());
+    drop(one);
+    run(
+        &mut drivers,
+        std::future::poll_fn(|_| if nodes[0].connections() == 1 { Poll::Ready(()) } else { Poll::Pending }),
+    );
+    // The drop of the driver, which unwinds, wakes the other task, which panics too.
+    let [client, _server] = drivers;
+    let unwound = catch_unwind(AssertUnwindSafe(move || {
+        let _driver = client;
+        panic!("a driver that unwinds");
+    }));
+    assert!(unwound.is_err());
+    assert_eq!(block_on(second).unwrap_err().kind(), FailureKind::DriverGone);
+    drop(listener);
+}
