@@ -116,11 +116,14 @@ impl Sockets {
             if tokens.is_empty() {
                 break;
             }
+            let mut failures = Vec::new();
             let mut table = self.lock();
             for key in tokens.into_iter().map(IdKey::from_token) {
-                table.accept_peers(&self.ready, key, now);
+                failures.extend(table.accept_peers(&self.ready, key, now).err());
                 self.advance(&mut table, key, &mut events);
             }
+            drop(table);
+            log_failures(&failures);
         }
         Ok(events)
     }
@@ -160,8 +163,10 @@ impl Sockets {
         }
         let due = |listening: &Listening| listening.retry.is_some_and(|retry| retry <= now);
         let due: Vec<_> = listeners.iter().filter(|(_, listening)| due(listening)).map(|(key, _)| *key).collect();
-        due.into_iter().for_each(|key| table.accept_peers(&self.ready, key, now));
+        let accept = |key| table.accept_peers(&self.ready, key, now).err();
+        let failures: Vec<_> = due.into_iter().filter_map(accept).collect();
         drop(table);
+        log_failures(&failures);
         self.next_deadline()
     }
 
@@ -187,19 +192,20 @@ impl Table {
     }
 
     /// Accepts TCP connections that wait at a listener: as many as may be half open, and others in
-    /// the next turn.
-    fn accept_peers(&mut self, ready: &ReadySet, listener: IdKey, now: Instant) {
-        let Some(limit) = self.listeners.get(&listener).map(|listening| listening.limit) else { return };
+    /// the next turn. An error is one to log under no lock.
+    fn accept_peers(&mut self, ready: &ReadySet, listener: IdKey, now: Instant) -> Result<()> {
+        let limit = self.listeners.get(&listener).map_or(0, |listening| listening.limit);
+        let mut result = Ok(());
         for _ in 0..limit {
-            let Some(listening) = self.listeners.get_mut(&listener) else { return };
+            let Some(listening) = self.listeners.get_mut(&listener) else { return result };
             listening.retry = None;
             let stream = match listening.socket.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if is_of_one_peer(&error) => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return result,
                 Err(error) => {
                     listening.retry = Some(now + SHORTAGE);
-                    return tracing::warn!(%error, "a TCP connection could not be accepted");
+                    return Err(listen_error(&error));
                 }
             };
             while listening.half_open.len() >= listening.limit {
@@ -211,13 +217,12 @@ impl Table {
                 .set_nonblocking(true)
                 .map_err(|error| listen_error(&error))
                 .and_then(|()| self.add(ready, key, Socket::accepted(stream, listener)));
-            if let Err(error) = added {
-                tracing::warn!(%error, "a TCP connection could not be watched");
-            }
+            result = result.and(added);
         }
         if let Some(listening) = self.listeners.get_mut(&listener) {
             listening.retry = Some(now);
         }
+        result
     }
 }
 
@@ -265,6 +270,12 @@ impl fmt::Debug for End {
 /// Whether an error of accept(2) belongs to the connection that it would have returned.
 fn is_of_one_peer(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted)
+}
+
+fn log_failures(failures: &[Error]) {
+    for error in failures {
+        tracing::warn!(%error, "a TCP connection could not be accepted");
+    }
 }
 
 fn listen_error(error: &io::Error) -> Error {

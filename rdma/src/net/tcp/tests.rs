@@ -176,6 +176,25 @@ fn a_flood_of_peers_is_accepted_by_turns() {
 }
 
 #[test]
+fn a_failure_to_accept_is_logged_under_no_lock() {
+    use std::os::fd::AsRawFd;
+
+    use nix::sys::socket::{Shutdown, shutdown};
+    let sockets = Arc::new(Sockets::new().unwrap());
+    let end = sockets.listen(IdKey::fresh(), "127.0.0.1:0".parse().unwrap(), 2, LONG).unwrap();
+    for listening in sockets.lock().listeners.values() {
+        shutdown(listening.socket.as_raw_fd(), Shutdown::Both).unwrap();
+    }
+    let now = Instant::now();
+    assert!(rdma_test_support::where_logging_panics(|| sockets.take_events(now)).is_err());
+    let retry = sockets.next_deadline().unwrap();
+    assert!(retry > now);
+    assert!(rdma_test_support::where_logging_panics(|| sockets.handle_timeouts(retry)).is_err());
+    assert!(!sockets.table.is_poisoned());
+    drop(end);
+}
+
+#[test]
 fn a_silent_peer_is_cut_off() {
     let mut victim = Victim::new(&options().timeout(Duration::from_millis(200)), &ListenOptions::new());
     assert_eq!(until_end(victim.stream()), b"");
