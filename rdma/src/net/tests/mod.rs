@@ -1,6 +1,7 @@
 //! Connections on the software device, between two nodes of one process.
 
 mod messages;
+mod random;
 mod remote;
 mod set_up;
 mod shared_receives;

@@ -37,25 +37,25 @@ impl Wake for Count {
     }
 }
 
-fn poll<F: Future>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
+pub(super) fn poll<F: Future + ?Sized>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
     future.poll(&mut std::task::Context::from_waker(waker))
 }
 
 /// Two nodes that the test drives.
-struct Driven {
-    nodes: [Node; 2],
-    drivers: [Driver; 2],
-    listener: Listener,
+pub(super) struct Driven {
+    pub(super) nodes: [Node; 2],
+    pub(super) drivers: [Driver; 2],
+    pub(super) listener: Listener,
 }
 
 impl Driven {
-    fn new(options: &NodeOptions) -> Self {
+    pub(super) fn new(options: &NodeOptions) -> Self {
         let [one, two] = [(); 2].map(|()| Node::new(&context(), options).unwrap());
         let listener = two.0.listen(any_port(), &ListenOptions::new()).unwrap();
         Self { nodes: [one.0, two.0], drivers: [one.1, two.1], listener }
     }
 
-    fn pair(&mut self) -> (Connection, Connection) {
+    pub(super) fn pair(&mut self) -> (Connection, Connection) {
         let Self { nodes, drivers, listener } = self;
         let connecting = nodes[0].connect(listener.local_addr());
         let accepting = async { listener.accept().await?.accept().await };
@@ -63,7 +63,11 @@ impl Driven {
         (client.unwrap(), server.unwrap())
     }
 
-    fn run<F: Future>(&mut self, future: F) -> F::Output {
+    pub(super) fn turn(&mut self) {
+        turn(&mut self.drivers);
+    }
+
+    pub(super) fn run<F: Future>(&mut self, future: F) -> F::Output {
         run(&mut self.drivers, future)
     }
 
