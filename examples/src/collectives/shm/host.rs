@@ -90,8 +90,10 @@ impl Host {
         let clock = Arc::new(Clock::new(own, views, patience));
         let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.world()))?;
         let mail = Mail::new(group.rank(), group.world(), own, views);
-        let most = if peers.is_empty() { 1 } else { AllReduce::most_staged(peers.len() + 1) };
-        let (own, views) = share(group, &mut peers, 2, "the staging memory", Staging::memory(most))?;
+        let most = AllReduce::most_staged(peers.len() + 1);
+        // A rank alone stages nothing.
+        let memory = if peers.is_empty() { 1 } else { Staging::memory(most) };
+        let (own, views) = share(group, &mut peers, 2, "the staging memory", memory)?;
         let staging = Staging::new(own, views, most);
         let (is_whole, scratch) = (peers.len() + 1 == group.world(), (SCRATCH, None));
         let (rank, domains, released) = (group.rank(), Vec::new(), vec![0; group.world()]);

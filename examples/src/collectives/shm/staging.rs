@@ -16,6 +16,9 @@ use crate::Failure;
 
 /// Bytes of a line, on which operands begin.
 const LINE: usize = 64;
+/// Fewest bytes of a rank's memory: more than the caches of a core hold, so that a rank comes back
+/// to a place when no core has its lines any more.
+const RING: usize = 3 << 20;
 
 /// The staging memory of all ranks of a host.
 ///
@@ -36,6 +39,11 @@ pub(super) struct Staging {
 impl Staging {
     /// Bytes of a rank's memory for operands of at most `most` bytes.
     pub(super) fn memory(most: usize) -> usize {
+        RING.max(Self::least(most))
+    }
+
+    /// Fewest bytes for which operands of at most `most` bytes do not overlap.
+    fn least(most: usize) -> usize {
         // An operand that finds no room behind the last one begins at the front. Then the last one
         // begins in the last two thirds, so the two are disjoint.
         3 * most.next_multiple_of(LINE)
@@ -72,7 +80,7 @@ impl Staging {
             return Err(failed(format!("an operand of {len} bytes is too long to be staged")));
         }
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = if *next + len > Self::memory(self.most) { 0 } else { *next };
+        let start = if *next + len > self.own.len() { 0 } else { *next };
         *next = start + len.next_multiple_of(LINE);
         Ok(start..start + len)
     }
@@ -85,7 +93,8 @@ mod tests {
     #[test]
     fn an_operand_overlaps_neither_the_last_one_nor_the_end() {
         for most in [64, 1000, 4096] {
-            let memory = Staging::memory(most);
+            assert!(Staging::memory(most) >= RING);
+            let memory = Staging::least(most);
             let staging = Staging::new(Segment::new(memory).unwrap(), Vec::new(), most);
             let mut last = 0..0;
             for step in 0..2000 {
