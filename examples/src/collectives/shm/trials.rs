@@ -4,8 +4,9 @@
 //! that are larger than the cache, stores past the caches may be several times as fast. The first
 //! runs of each kind and size try one and then the other, several times each: after a store past
 //! the caches, a cached one is slow, and the first run of all finds its memory in no cache. So the
-//! first quarter of each way does not count. The choice changes no result, so each rank makes its
-//! own.
+//! first quarter of each way does not count. Both are tried again after many runs, because the
+//! system may have moved the ranks to other cores. The choice changes no result, so each rank makes
+//! its own.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +19,8 @@ use crate::Failure;
 /// of longer ones.
 const TRIALS: [usize; 2] = [16, 4];
 const LONG: usize = 8 << 20;
+/// Runs after which the trials begin again.
+const AGAIN: usize = 4096;
 /// Sizes, by their power of two; larger ones count as the last.
 const SIZES: usize = 40;
 /// Number of kinds.
@@ -45,6 +48,7 @@ pub(super) struct Trials(Mutex<Vec<Trial>>);
 /// The trials of a kind and size.
 #[derive(Clone, Debug, Default)]
 struct Trial {
+    /// Runs since the trials began.
     runs: usize,
     /// Runs to do with each way to store.
     trials: usize,
@@ -62,7 +66,10 @@ impl Trials {
     ) -> Result<(), Failure> {
         let size = (bytes.max(1).ilog2() as usize).min(SIZES - 1);
         let index = kind as usize * SIZES + size;
-        let (stores, is_chosen) = self.with(index, |trial| (trial.next(), trial.is_over()));
+        let (stores, is_chosen) = self.with(index, |trial| {
+            trial.age();
+            (trial.next(), trial.is_over())
+        });
         if is_chosen {
             return run(stores);
         }
@@ -89,6 +96,16 @@ impl Trial {
 
     fn is_over(&self) -> bool {
         self.runs >= 2 * self.trials
+    }
+
+    /// Counts a run whose stores are chosen, and begins again after many of them.
+    fn age(&mut self) {
+        if self.is_over() {
+            self.runs += 1;
+        }
+        if self.runs > AGAIN {
+            *self = Self { trials: self.trials, ..Self::default() };
+        }
     }
 
     /// The stores of the next run.
@@ -121,6 +138,23 @@ mod tests {
                 trial.record(stores, Duration::from_micros(if stores == faster { 1 } else { 2 }));
             }
             assert_eq!((tried, trial.next()), (TRIALS[0], faster));
+        }
+    }
+
+    #[test]
+    fn the_choice_follows_when_the_other_way_becomes_faster() {
+        let mut trial = Trial::of_size(5000);
+        for faster in [Stores::Cached, Stores::Streaming, Stores::Cached] {
+            let mut chosen = 0;
+            for _ in 0..3 * AGAIN {
+                trial.age();
+                let stores = trial.next();
+                if !trial.is_over() {
+                    trial.record(stores, Duration::from_micros(if stores == faster { 1 } else { 2 }));
+                }
+                chosen += usize::from(stores == faster);
+            }
+            assert!(chosen > AGAIN, "{faster:?} {chosen} times");
         }
     }
 
