@@ -66,6 +66,8 @@ const NOTICE: usize = 8;
 /// On iWARP, most messages to a peer that it has not yet reported as received. As many reports may
 /// be in flight to this rank, and each has a receive.
 const UNCONFIRMED: u32 = 64;
+/// The failure of a notice that no rank of these programs sends.
+const MEANINGLESS: &str = "a notice that makes no sense";
 
 /// How a rank learns that a write has arrived; equal at all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -492,7 +494,9 @@ impl Fabric {
                 peer.qp.post_recv((), from as u64)?;
                 continue;
             };
-            peer.take_message(&buffer[..length])?;
+            // A write with immediate data completes the receive, too, with a length of its own.
+            let bytes = buffer.get(..length).ok_or_else(|| Failure::new(MEANINGLESS))?;
+            peer.take_message(bytes)?;
             peer.qp.post_recv(buffer, from as u64)?;
         }
         if any && self.notices == Notices::Messages {
@@ -577,7 +581,7 @@ impl Peer {
     /// Counts a notice.
     fn count(&mut self, lane: usize) -> Result<(), Failure> {
         let count = self.counts.received.get_mut(lane);
-        *count.ok_or_else(|| Failure::new("a notice that makes no sense"))? += 1;
+        *count.ok_or_else(|| Failure::new(MEANINGLESS))? += 1;
         Ok(())
     }
 }
