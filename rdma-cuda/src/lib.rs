@@ -42,7 +42,7 @@
 //! | Direction | Type | How it is made |
 //! | --- | --- | --- |
 //! | GPU to NIC | [`Ready`] | by [`Stream::ready`], which waits for the work that writes the slice; [`Stream::ready_later`] can be polled or awaited |
-//! | NIC to GPU | [`Landed`], then [`Visible`] | by [`Landed::visible`], which does what this GPU needs: nothing, a flush, or a read by the NIC ([`ReadBack`]) |
+//! | NIC to GPU | [`Landed`], then [`Visible`] | by [`GpuRegion::landed`] of what a completion returns, then by [`Landed::visible`], which does what this GPU needs: nothing, a flush, or a read by the NIC ([`ReadBack`]) |
 //!
 //! # The path between GPU and NIC
 //!

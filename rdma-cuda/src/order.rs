@@ -1,8 +1,8 @@
 //! The order between a GPU and a NIC, as types.
 //!
 //! *Sending.* What a kernel or a copy has written can be read by a NIC only after the processor has
-//! seen the end of that work. So a NIC gets a [`Ready`] slice, which only an event or a stream
-//! makes.
+//! seen the end of that work. So a NIC gets a [`Ready`] slice, which an event or a stream makes, or
+//! the program's word ([`Ready::assume`]).
 //!
 //! *Receiving.* A completion in host memory does not say that the bytes are visible to the GPU: the
 //! completion and the bytes go different ways. So a received slice is [`Landed`], and only
@@ -59,12 +59,14 @@ impl<S> Ready<S> {
 }
 
 /// A slice that a NIC has written, which the GPU may not see yet.
+///
+/// Made by [`GpuRegion::landed`](crate::GpuRegion::landed) of what a completion returns.
 #[derive(Debug)]
 #[must_use = "the received bytes may not be visible to the GPU"]
 pub struct Landed<S>(S);
 
 impl<S: OnGpu> Landed<S> {
-    /// A slice whose receive, or read, has completed.
+    /// A slice whose receive, or read, has completed, or that a peer has written.
     pub fn new(slice: S) -> Self {
         Self(slice)
     }

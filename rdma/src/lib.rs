@@ -180,7 +180,7 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};
 pub use mr::{
     Buffer, CopierThreads, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner,
-    Placement, RemoteSlice, RemoteSliceError, RevokeError,
+    Placement, RemoteSlice, RemoteSliceError, RevokeError, SinkSlice,
 };
 pub use pd::ProtectionDomain;
 pub use qp::op;
@@ -188,8 +188,8 @@ pub use qp::{
     Batch, BatchError, Borrowed, ConnectOptions, Connected, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError,
     HostBytes, InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part,
     PostError, PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError,
-    RawQueuePair, Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, SharedReceiveQueue, SrqBuilder,
-    Transport, Uc, Ud, Writable,
+    RawQueuePair, Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Sendable, SharedReceiveQueue,
+    SrqBuilder, Transport, Uc, Ud, Writable,
 };
 pub use rdma_mem::{Copier, CopyFailed};
 pub use rdma_sys::Variable;

@@ -60,7 +60,7 @@ impl Landing {
         let all = GpuSlice::<u8>::new(region.memory().clone());
         let slot = |at: usize| {
             let slice = all.range(at..at + size)?;
-            Ok(GpuSlot { segment: region.sink(&slice)?, slice })
+            Ok(GpuSlot { segment: region.slice(&slice)?, slice })
         };
         (0..all.len() / size).map(|number| slot(number * size)).collect()
     }

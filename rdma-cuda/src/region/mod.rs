@@ -21,12 +21,12 @@ use bytemuck::Pod;
 use rdma::{
     CopierThreads, ErrorKind, ExposedRegion, ExposedSlice, Failed, Memory, MemoryOwner, ProtectionDomain, RemoteAccess,
 };
-use rdma::{RemoteSlice, RevokeError};
+use rdma::{RemoteSlice, RevokeError, SinkSlice};
 
 use crate::detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, NicFacts};
 use crate::error::Error;
 use crate::memory::{DeviceMemory, DmaBuf, GpuSlice, PointerAttributes, SyncMemops};
-use crate::order::Ready;
+use crate::order::{Landed, Ready};
 use crate::path::{InvalidVariable, Path, Preference, Reason, Way, fmt_causes};
 use crate::topology::Topology;
 
@@ -147,16 +147,60 @@ impl GpuRegion {
     ///
     /// [`RegionError::Staged`]; [`RegionError::NotInRegion`].
     pub fn source<T: Pod>(&self, slice: &Ready<GpuSlice<T>>) -> Result<ExposedSlice<rdma::Gpu>, RegionError> {
-        self.sink(slice.get())
+        self.slice(slice.get())
     }
 
-    /// The memory of a request that receives or reads into a slice. Its completion makes the slice
-    /// [`Landed`](crate::Landed).
+    /// The memory of a request that receives or reads into a slice; no send or write takes it.
+    /// [`landed`](Self::landed) takes what the request's completion returns.
     ///
     /// # Errors
     ///
     /// [`RegionError::Staged`]; [`RegionError::NotInRegion`].
-    pub fn sink<T: Pod>(&self, slice: &GpuSlice<T>) -> Result<ExposedSlice<rdma::Gpu>, RegionError> {
+    pub fn sink<T: Pod>(&self, slice: &GpuSlice<T>) -> Result<SinkSlice<rdma::Gpu>, RegionError> {
+        self.slice(slice).map(ExposedSlice::into_sink)
+    }
+
+    /// The bytes that a completed receive or read has written to the memory that its completion
+    /// returns, `len` of them. The GPU may not see them yet.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::NotInRegion`] if the memory is another region's, or shorter.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use rdma_cuda::{GpuRegion, GpuSlice, ReadBack};
+    ///
+    /// /// Receives a message, and returns it when kernels may read it.
+    /// fn receive(
+    ///     region: &GpuRegion,
+    ///     qp: &mut rdma::QueuePair<rdma::Rc>,
+    ///     poller: &mut rdma::Poller,
+    ///     room: &GpuSlice<u8>,
+    ///     back: &mut ReadBack,
+    /// ) -> Result<GpuSlice<u8>, Box<dyn std::error::Error>> {
+    ///     qp.post_recv(region.sink(room)?, 0)?;
+    ///     let mut completion = poller.wait(None)?.expect("no time limit");
+    ///     completion.status()?;
+    ///     let len = completion.byte_len();
+    ///     let received = completion.take_gpu_slice().ok_or("a receive into a GPU")?;
+    ///     let visible = region.landed(&received, len)?.visible_by(|slice| back.read(region, slice))?;
+    ///     Ok(visible.into_inner())
+    /// }
+    /// ```
+    pub fn landed(&self, memory: &ExposedSlice<rdma::Gpu>, len: usize) -> Result<Landed<GpuSlice<u8>>, RegionError> {
+        let place = memory.remote(..len).map_err(|_| RegionError::NotInRegion)?;
+        let start = place.address().checked_sub(self.memory.address()).and_then(|start| usize::try_from(start).ok());
+        let range = start.and_then(|start| Some(start..start.checked_add(len)?));
+        let is_here = self.registered()?.lkey() == memory.lkey();
+        let range = range.filter(|_| is_here).ok_or(RegionError::NotInRegion)?;
+        let slice = GpuSlice::new(Arc::clone(&self.memory)).range(range).map_err(|_| RegionError::NotInRegion)?;
+        Ok(Landed::new(slice))
+    }
+
+    /// The memory of any request on a slice.
+    pub(crate) fn slice<T: Pod>(&self, slice: &GpuSlice<T>) -> Result<ExposedSlice<rdma::Gpu>, RegionError> {
         Ok(self.registered()?.slice(self.range(slice)?)?)
     }
 

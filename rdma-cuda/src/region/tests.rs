@@ -423,3 +423,51 @@ fn a_region_of_soft0_ends_after_its_copies_and_returns_the_memory() {
     }
     drop((qp, peer));
 }
+
+#[test]
+fn leaked_handles_keep_what_a_peer_and_the_gpu_may_access() {
+    let opened = soft();
+    let pd = opened.context.alloc_pd().unwrap();
+    let (mut qp, _peer, mut poller) = connected(&opened, &pd);
+    let (source, target, stream) = (buffer(0, 4096), buffer(0, 4096), Stream::new(&gpu(0)).unwrap());
+    let memories = [&source, &target].map(|buffer| Arc::downgrade(&buffer.memory()));
+    let region = GpuRegion::register(&pd, target.memory(), RemoteAccess::WRITE, Preference::default()).unwrap();
+    let remote = region.remote(&target.slice()).unwrap();
+    let pinned = crate::PinnedBuffer::new(&gpu(0), 4096).unwrap();
+    let copy = stream.download_pinned(&source.slice(), pinned).unwrap();
+    let _leaked = std::mem::ManuallyDrop::new((copy, stream, region));
+    drop((source, target));
+    assert!(memories.iter().all(|memory| memory.upgrade().is_some()));
+    // The key that a peer was told still leads to the memory.
+    qp.post_send(op::Write::new(pd.allocate(4096).unwrap(), remote)).unwrap();
+    poller.wait(None).unwrap().unwrap().status().unwrap();
+}
+
+#[test]
+fn a_receive_yields_a_landed_slice_of_its_region() {
+    let opened = soft();
+    let pd = opened.context.alloc_pd().unwrap();
+    let (source, target) = (buffer(0, 300), buffer(1, 1000));
+    let register = |buffer: &GpuBuffer<u8>| {
+        GpuRegion::register(&pd, buffer.memory(), RemoteAccess::empty(), Preference::default()).unwrap()
+    };
+    let [from, to] = [&source, &target].map(register);
+    let (mut qp, mut peer, mut poller) = connected(&opened, &pd);
+    let stream = Stream::new(&gpu(0)).unwrap();
+    stream.fill(&source.slice(), 7).unwrap();
+    qp.post_recv(to.sink(&target.slice().range(100..600).unwrap()).unwrap(), 0).unwrap();
+    let ready = stream.ready(source.slice()).unwrap();
+    peer.post_send(op::Send::new(from.source(&ready).unwrap())).unwrap();
+    let mut completion = poller.wait(None).unwrap().unwrap();
+    completion.status().unwrap();
+    let (len, memory) = (completion.byte_len(), completion.take_gpu_slice().unwrap());
+    let visible = to.landed(&memory, len).unwrap().visible().unwrap();
+    assert_eq!((visible.get().address(), visible.get().len()), (target.slice().address() + 100, 300));
+    assert_eq!(to.landed(&memory, 501).unwrap_err(), RegionError::NotInRegion);
+    assert_eq!(from.landed(&memory, 1).unwrap_err(), RegionError::NotInRegion);
+    // The same memory, but another registration.
+    assert_eq!(register(&target).landed(&memory, 1).unwrap_err(), RegionError::NotInRegion);
+    let mut bytes = [0; 300];
+    Stream::new(&gpu(1)).unwrap().download(visible.get(), &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 300]);
+}

@@ -571,11 +571,53 @@ impl<M: Placement> ExposedSlice<M> {
         &self.segment
     }
 
+    /// The slice for requests that write it and do not read it.
+    #[must_use]
+    pub fn into_sink(self) -> SinkSlice<M> {
+        SinkSlice(self)
+    }
+
     /// # Safety
     ///
     /// The segment belongs to an exposed region of `M`'s kind.
     pub(crate) unsafe fn from_segment(segment: Segment) -> Self {
         Self { segment, placement: PhantomData }
+    }
+}
+
+/// A slice of an exposed region that is the memory of receives, reads and atomic operations, and of
+/// no send or write. Completions, and posts that are refused, return the [`ExposedSlice`].
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{ExposedRegion, QueuePair, Rc};
+/// # fn f(qp: &mut QueuePair<Rc>, region: &ExposedRegion) -> Result<(), rdma::Error> {
+/// qp.post_recv(region.slice(..64)?.into_sink(), 7)?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct SinkSlice<M: Placement = Host>(ExposedSlice<M>);
+
+impl<M: Placement> SinkSlice<M> {
+    /// The number of bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether the slice has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn slice(&self) -> &ExposedSlice<M> {
+        &self.0
+    }
+
+    pub(crate) fn into_slice(self) -> ExposedSlice<M> {
+        self.0
     }
 }
 

@@ -42,7 +42,7 @@ use rdma_sys::{ibv_access_flags, ibv_mr};
 pub use buffer::Buffer;
 pub(crate) use buffer::resolve;
 pub use copier::CopierThreads;
-pub use exposed::{ExposedRegion, ExposedSlice, RevokeError};
+pub use exposed::{ExposedRegion, ExposedSlice, RevokeError, SinkSlice};
 pub(crate) use local::Lent;
 pub use local::{LentSlice, LentSliceMut};
 use memory::RawMemory;

@@ -8,7 +8,9 @@ use rdma_sys::{ibv_send_flags, ibv_sge};
 
 use super::ring::{ReturnedMemory, Vacant};
 use crate::error::ErrorKind;
-use crate::mr::{Buffer, ExposedSlice, Host, Kind, Lent, LentSlice, LentSliceMut, Placement, Segment, resolve};
+use crate::mr::{
+    Buffer, ExposedSlice, Host, Kind, Lent, LentSlice, LentSliceMut, Placement, Segment, SinkSlice, resolve,
+};
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
 
@@ -109,7 +111,10 @@ const fn sum(first: usize, second: usize) -> usize {
     if second == ANY { ANY } else { first + second }
 }
 
-/// [`Local`] memory that the device may write.
+/// [`Local`] memory that the device may read: that of a send or a write.
+pub trait Sendable: Local {}
+
+/// [`Local`] memory that the device may write: that of a receive, a read or an atomic operation.
 pub trait Writable: Local {}
 
 /// [`Local`] memory that the processor can read while a request is posted.
@@ -239,6 +244,7 @@ unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize)
 
 macro_rules! segments {
     ($([$($generics:tt)*] $memory:ty, $kind:expr, $from_segment:path, |$this:ident| $is_open:expr;)*) => { $(
+        impl<$($generics)*> Sendable for $memory {}
         impl<$($generics)*> Writable for $memory {}
 
         impl<$($generics)*> Local for $memory {
@@ -286,6 +292,41 @@ segments! {
 
 impl HostBytes for Buffer {}
 
+impl<M: Placement> Writable for SinkSlice<M> {}
+
+impl<M: Placement> Local for SinkSlice<M> {
+    const ON_GPU: bool = ExposedSlice::<M>::ON_GPU;
+
+    #[inline(always)]
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
+        self.slice().describe(list)
+    }
+
+    fn is_open_to_writes(&self) -> bool {
+        self.slice().is_open_to_writes()
+    }
+}
+
+impl<M: Placement> Owned for SinkSlice<M> {
+    type Returned = ExposedSlice<M>;
+    const SEGMENTS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
+        // SAFETY: the callee has the same contract as this function.
+        unsafe { self.slice().park(slot, at) };
+    }
+
+    fn give_back(self) -> ExposedSlice<M> {
+        self.into_slice()
+    }
+
+    #[inline]
+    fn collect(memory: &mut ReturnedMemory) -> Option<ExposedSlice<M>> {
+        ExposedSlice::collect(memory)
+    }
+}
+
 /// A range of a [`Buffer`] to send or write; the completion returns the whole buffer. Created by
 /// [`Buffer::part`].
 #[derive(Debug)]
@@ -316,6 +357,7 @@ impl<M: Placement> Buffer<M> {
     }
 }
 
+impl<M: Placement> Sendable for Part<M> {}
 impl HostBytes for Part {}
 
 impl<M: Placement> Local for Part<M> {
@@ -346,6 +388,8 @@ impl<M: Placement> Owned for Part<M> {
     }
 }
 
+impl Sendable for Inline<'_> {}
+
 impl Local for Inline<'_> {
     const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
@@ -355,6 +399,7 @@ impl Local for Inline<'_> {
     }
 }
 
+impl Sendable for () {}
 impl Writable for () {}
 impl HostBytes for () {}
 
@@ -390,6 +435,7 @@ without_segments! { Inline<'_> () }
 
 macro_rules! lent {
     ($($memory:ty)*) => { $(
+        impl Sendable for $memory {}
         impl HostBytes for $memory {}
 
         impl Local for $memory {
@@ -405,6 +451,7 @@ impl Writable for LentSliceMut<'_> {}
 
 macro_rules! lists {
     ($([$($generics:tt)*] $list:ty, $returned:ty, $segments:expr, |$memory:ident| $collect:expr, |$pieces:ident| $map:expr;)*) => { $(
+        impl<L: Sendable, $($generics)*> Sendable for $list {}
         impl<L: Writable, $($generics)*> Writable for $list {}
         impl<L: HostBytes, $($generics)*> HostBytes for $list {}
 
@@ -480,6 +527,7 @@ fn collect_rest<L: Owned>(memory: &mut ReturnedMemory) -> Option<Vec<L::Returned
 
 macro_rules! tuples {
     ($(($($name:ident $index:tt),*))*) => { $(
+        impl<$($name: Sendable),*> Sendable for ($($name,)*) {}
         impl<$($name: Writable),*> Writable for ($($name,)*) {}
         impl<$($name: HostBytes),*> HostBytes for ($($name,)*) {}
 

@@ -61,7 +61,7 @@ pub(crate) use control::QpInner;
 pub use datagram::DatagramOptions;
 pub use datagram_endpoint::DatagramEndpoint;
 pub use endpoint::{Endpoint, EndpointError};
-pub use local::{HostBytes, Inline, Local, Owned, Part, Writable};
+pub use local::{HostBytes, Inline, Local, Owned, Part, Sendable, Writable};
 pub use multicast::{MULTICAST_QPN, MulticastAttachment};
 pub use post::{QueueHalf, RecvHalf, SendHalf};
 pub use posting::PostError;

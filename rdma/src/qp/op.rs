@@ -15,7 +15,7 @@
 
 use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
-use super::local::{HostBytes, Inline, Local, Refusal, Writable};
+use super::local::{HostBytes, Inline, Local, Refusal, Sendable, Writable};
 use super::{Connected, Rc, Transport, Ud};
 use crate::ah::AddressHandle;
 use crate::mr::RemoteSlice;
@@ -199,7 +199,7 @@ operations! {
     #[doc(alias = "IBV_WR_SEND")]
     Send = SendOp {}, Send, |_this, wr, _size| { wr.opcode = ibv_wr_opcode::IBV_WR_SEND; Ok(()) },
     /// Sends `local`.
-    Local;
+    Local Sendable;
 
     /// A message with 32 bits of immediate data.
     #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
@@ -209,7 +209,7 @@ operations! {
         Ok(())
     },
     /// Sends `local` with the immediate data `imm`.
-    Local;
+    Local Sendable;
 
     /// Writes to the peer's memory; the peer gets no completion.
     ///
@@ -229,7 +229,7 @@ operations! {
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &this.remote, size)
     },
     /// Writes `local` to the front of `remote`, which must have room for it.
-    Local;
+    Local Sendable;
 
     /// Writes to the peer's memory and consumes one of the peer's receives, whose completion
     /// carries 32 bits of immediate data.
@@ -239,7 +239,7 @@ operations! {
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &this.remote, size)
     },
     /// Writes `local` to the front of `remote`, which must have room for it, and delivers `imm`.
-    Local;
+    Local Sendable;
 
     /// Reads from the peer's memory.
     ///

@@ -204,12 +204,17 @@ fn gpu_memory_does_not_receive_what_the_processor_would_write() {
     assert_eq!(error.into_memory().unwrap().len(), 2);
     let error = rig.qp.post_recv((rig.buffer(8), slice()), 3).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
+    let error = rig.qp.post_recv(slice().into_sink(), 4).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    assert_eq!(error.into_memory().map(|returned| returned.len()), Some(8));
     rig.qp.post_recv(rig.buffer(8), 4).unwrap();
 
     // Responses are written so if every request is signaled.
     rig.qp.post_send(op::Read::new(slice(), remote().slice(..8).unwrap())).unwrap();
     rig.qp.send.limits.processor_writes = true;
     let error = rig.qp.post_send(op::Read::new(slice(), remote().slice(..8).unwrap())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    let error = rig.qp.post_send(op::Read::new(slice().into_sink(), remote().slice(..8).unwrap())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     rig.qp.post_send(op::Write::new(slice(), remote().slice(..8).unwrap())).unwrap();
     drop(rig);

@@ -1,0 +1,9 @@
+//! The sink of a receive or a read may have been written by work that is not done.
+
+use rdma_cuda::{GpuRegion, GpuSlice};
+
+fn send(qp: &mut rdma::QueuePair<rdma::Rc>, region: &GpuRegion, slice: &GpuSlice<f32>) {
+    let _ = qp.post_send(rdma::op::Send::new(region.sink(slice).unwrap()));
+}
+
+fn main() {}
