@@ -1,6 +1,8 @@
 //! Chooses the device, from flags or the environment, and reports which one was chosen and why.
 
 mod list;
+#[cfg(feature = "cuda")]
+mod near;
 mod path;
 mod rails;
 
@@ -31,6 +33,18 @@ pub struct DeviceOptions {
     /// The path to the peers.
     #[command(flatten)]
     pub path: PathOptions,
+    /// The device to use if the options name none.
+    #[arg(skip)]
+    pub preferred: Option<Preferred>,
+}
+
+/// A device that is better than others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preferred {
+    /// Its name.
+    pub device: String,
+    /// Why it is better.
+    pub reason: String,
 }
 
 /// An open device, a port and an address on it.
@@ -64,18 +78,23 @@ impl DeviceOptions {
     pub fn open(&self) -> Result<Chosen, Failure> {
         let path = self.path.or_environment()?;
         let wanted = self.wanted()?;
-        let selector = match &wanted {
-            Wanted::Any => DeviceSelector::Any,
-            Wanted::Hardware => DeviceSelector::Hardware,
-            Wanted::Listed(list) => select(list, self.port)?,
+        let selector = match (&wanted, &self.preferred) {
+            (Wanted::Listed(list), _) => select(list, self.port)?,
+            (_, Some(Preferred { device, .. })) => DeviceSelector::Named { name: device.clone(), port: self.port },
+            (Wanted::Any, None) => DeviceSelector::Any,
+            (Wanted::Hardware, None) => DeviceSelector::Hardware,
         };
-        let named = matches!(selector, DeviceSelector::Named { .. });
+        let named = matches!(wanted, Wanted::Listed(_));
         let opened = rdma::open(&selector)?;
         let mut line = opened.choice.to_string();
-        if let Wanted::Listed(list) = &wanted {
-            if list.single().is_none_or(|(name, _)| name != opened.choice.device()) {
+        match (&wanted, &self.preferred) {
+            (Wanted::Listed(list), _) if list.single().is_none_or(|(name, _)| name != opened.choice.device()) => {
                 line = format!("{line} (the first of {list})");
             }
+            (Wanted::Any | Wanted::Hardware, Some(Preferred { device, reason })) => {
+                line = format!("{device} port {}: {reason}", opened.port);
+            }
+            _ => (),
         }
         let (context, mut port) = (opened.context, opened.port);
         if let Some(wanted) = self.port.filter(|&wanted| wanted != port) {

@@ -4,10 +4,10 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 
-use rdma::Device;
+use rdma::{Device, HardwareAbsence};
 use rdma_cuda::{
-    Cause, DeviceAttribute, Distance, Driver, Facts, Gpu, GpuFacts, HostFacts, MemoryFacts, NicFacts, Preference,
-    Reason, Topology, Way,
+    Cause, DeviceAttribute, Distance, Driver, Facts, FlushMethod, Gpu, GpuFacts, HostFacts, MemoryFacts, NicFacts,
+    Policy, Preference, Reason, Topology, Way,
 };
 
 use crate::Failure;
@@ -25,6 +25,8 @@ pub struct Machine {
     pub nics: Vec<NicFacts>,
     /// The NICs that could not be asked, and why.
     pub silent: Vec<(String, rdma::Error)>,
+    /// Why there is no NIC, if there is none.
+    pub absence: Option<String>,
     /// The preference from the environment.
     pub preference: Preference,
 }
@@ -57,11 +59,13 @@ impl Machine {
                 Err(error) => silent.push((device.name(), error)),
             }
         }
+        let is_absent = silent.is_empty() && nics.iter().all(|nic| nic.is_software);
+        let absence = if is_absent { HardwareAbsence::diagnose().map(|absence| absence.summary()) } else { None };
         let gpus = driver.map(Driver::gpus).transpose().map_err(|error| Failure::new(error.to_string()))?;
         let gpus = gpus.unwrap_or_default().iter().map(|gpu| Examined::of(gpu, &nics)).collect();
         let preference = Preference::default().with_environment().map_err(|error| Failure::new(error.to_string()))?;
         let driver = driver.map(|driver| format!("CUDA {}, {}", driver.version(), driver.path().display()));
-        Ok(Self { host: HostFacts::below(Path::new("/")), driver, gpus, nics, silent, preference })
+        Ok(Self { host: HostFacts::below(Path::new("/")), driver, gpus, nics, silent, absence, preference })
     }
 
     /// Prints all that is known, a path for each GPU and NIC, and what would help.
@@ -79,9 +83,21 @@ impl Machine {
         for (name, error) in &self.silent {
             writeln!(out, "NIC     {name} does not open: {error}")?;
         }
+        if let Some(absence) = &self.absence {
+            writeln!(out, "NIC     no hardware: {absence}")?;
+        }
         for (ordinal, gpu) in self.gpus.iter().enumerate() {
             writeln!(out, "\nGPU {ordinal:<3} {}\n        {}", gpu.title, gpu.properties)?;
             self.print_paths(gpu, out)?;
+        }
+        let mut distances: Vec<_> = self.gpus.iter().flat_map(|gpu| &gpu.distances).collect();
+        distances.sort_unstable();
+        distances.dedup();
+        if !distances.is_empty() {
+            writeln!(out, "\nDistances of GPU and NIC:")?;
+        }
+        for distance in distances {
+            writeln!(out, "        {:<8} {}", distance.to_string(), distance.description())?;
         }
         let advice = self.advice();
         if !advice.is_empty() {
@@ -93,19 +109,38 @@ impl Machine {
     fn print_paths(&self, gpu: &Examined, out: &mut dyn Write) -> io::Result<()> {
         for (nic, &distance) in self.nics.iter().zip(&gpu.distances) {
             let way = self.plan(gpu, nic, distance);
-            write!(out, "        {:<10} {:<8} {way}", nic.name, distance.to_string())?;
-            match way {
-                Way::Staged(Reason::NotPossible(causes)) => writeln!(out, ": {}", Joined(&causes))?,
-                Way::Staged(reason) => writeln!(out, ": {reason}")?,
-                Way::DmaBuf | Way::PeerMemory | Way::Copied => writeln!(out)?,
+            write!(out, "        {:<10} {:<8} ", nic.name, distance.to_string())?;
+            match &way {
+                Way::Staged(Reason::NotPossible(causes)) if self.preference.policy == Policy::RequireDirect => {
+                    writeln!(out, "none, as a direct path is required: {}", Joined(causes))?;
+                }
+                Way::Staged(Reason::NotPossible(causes)) => writeln!(out, "{way}: {}", Joined(causes))?,
+                Way::Staged(reason) => writeln!(out, "{way}: {reason}")?,
+                Way::DmaBuf | Way::PeerMemory | Way::Copied => writeln!(out, "{way}")?,
             }
         }
         Ok(())
     }
 
+    /// How many GPUs have a direct path to a NIC.
+    ///
+    /// # Errors
+    ///
+    /// If none has one: what becomes of transfers then.
+    pub fn conclusion(&self) -> Result<String, Failure> {
+        let (direct, count) = (self.direct(), self.gpus.len());
+        let line = format!("{direct} of {count} GPUs have a direct path to a NIC");
+        let reason = match self.preference.policy {
+            _ if direct > 0 => return Ok(line),
+            _ if self.absence.is_some() => "there is no NIC",
+            Policy::RequireDirect => "transfers over a NIC fail, because RDMA_CUDA_PATH demands a direct path",
+            Policy::PreferDirect | Policy::Staged => "transfers over a NIC are staged",
+        };
+        Err(Failure::new(format!("{line}: {reason}")))
+    }
+
     /// The number of GPUs that some NIC accesses directly. The software device is none.
-    #[must_use]
-    pub fn direct(&self) -> usize {
+    fn direct(&self) -> usize {
         let is_direct = |gpu: &&Examined| {
             let mut pairs = self.nics.iter().zip(&gpu.distances);
             pairs.any(|(nic, &distance)| matches!(self.plan(gpu, nic, distance), Way::DmaBuf | Way::PeerMemory))
@@ -158,11 +193,14 @@ impl Examined {
         let (major, minor) = gpu.compute_capability().unwrap_or_default();
         let facts = GpuFacts::of(gpu);
         let vmm = answer(Some(gpu.has(DeviceAttribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)));
+        let flush = match gpu.flush_method() {
+            FlushMethod::None => "none needed".to_owned(),
+            method => method.to_string(),
+        };
         let properties = format!(
-            "RDMA {}, dma-buf {}, VMM with RDMA {vmm}, compute capability {major}.{minor}, flush: {}",
+            "GPUDirect RDMA {} (VMM memory {vmm}), dma-buf {}, compute capability {major}.{minor}, flush: {flush}",
             answer(facts.rdma),
             answer(facts.dma_buf),
-            gpu.flush_method()
         );
         Self {
             title: format!("{gpu}, {memory} GiB"),
@@ -187,7 +225,7 @@ struct Joined<'a>(&'a [Cause]);
 impl fmt::Display for Joined<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().enumerate().try_for_each(|(index, cause)| {
-            let separator = if index == 0 { "" } else { "; " };
+            let separator = if index == 0 { "" } else { "; and " };
             write!(f, "{separator}{cause}")
         })
     }
@@ -223,6 +261,7 @@ mod tests {
             gpus: vec![gpu],
             nics: vec![nic("mlx5_0", false), nic("mlx5_1", false), nic("soft0", true)],
             silent: Vec::new(),
+            absence: None,
             preference: Preference::default(),
         }
     }
@@ -242,9 +281,14 @@ GPU 0   NVIDIA H100 (0000:1b:00.0), 80 GiB
         mlx5_0     PIX      GPUDirect RDMA (dma-buf)
         mlx5_1     SYS      staged in host memory: GPU and NIC are farther apart than PXB (RDMA_CUDA_LEVEL=SYS allows it)
         soft0      unknown  direct (software device, copies by the GPU's driver)
+
+Distances of GPU and NIC:
+        PIX      one PCIe switch between them
+        SYS      different NUMA nodes
+        unknown  their distance is not known
 ";
         assert_eq!(printed(&machine), expected);
-        assert_eq!(machine.direct(), 1);
+        assert_eq!(machine.conclusion().unwrap(), "1 of 1 GPUs have a direct path to a NIC");
     }
 
     #[test]
@@ -255,6 +299,23 @@ GPU 0   NVIDIA H100 (0000:1b:00.0), 80 GiB
         let text = printed(&machine);
         assert!(text.ends_with("as root\n") && text.contains("install the open kernel modules"), "{text}");
         assert_eq!(text.matches("run `modprobe nvidia-peermem`").count(), 1, "{text}");
-        assert_eq!(machine.direct(), 0);
+        let staged = "0 of 1 GPUs have a direct path to a NIC: transfers over a NIC are staged";
+        assert_eq!(machine.conclusion().unwrap_err().to_string(), staged);
+    }
+
+    #[test]
+    fn a_path_that_is_required_and_not_there_is_none() {
+        let mut machine = server();
+        machine.gpus[0].facts.dma_buf = Some(false);
+        machine.preference.policy = Policy::RequireDirect;
+        let text = printed(&machine);
+        let none =
+            "mlx5_0     PIX      none, as a direct path is required: the GPU's driver exports no dma-bufs; and no";
+        assert!(text.contains(none) && !text.contains("staged"), "{text}");
+        let conclusion = machine.conclusion().unwrap_err().to_string();
+        assert!(conclusion.ends_with("transfers over a NIC fail, because RDMA_CUDA_PATH demands a direct path"));
+        machine.absence = Some("no driver".into());
+        assert!(printed(&machine).contains("\nNIC     no hardware: no driver\n"));
+        assert!(machine.conclusion().unwrap_err().to_string().ends_with("to a NIC: there is no NIC"));
     }
 }

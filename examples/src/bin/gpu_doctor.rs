@@ -28,11 +28,6 @@ fn run(_: Args) -> Result<(), Failure> {
     let machine = Machine::examine(driver.as_ref().ok().copied())?;
     machine.print(&mut out)?;
     driver.map_err(|error| Failure::new(error.to_string()))?;
-    let count = machine.gpus.len();
-    match machine.direct() {
-        0 => {
-            Err(Failure::new(format!("0 of {count} GPUs have a direct path to a NIC: transfers over a NIC are staged")))
-        }
-        direct => Ok(writeln!(out, "\n{direct} of {count} GPUs have a direct path to a NIC.")?),
-    }
+    let conclusion = machine.conclusion()?;
+    Ok(writeln!(out, "\n{conclusion}.")?)
 }

@@ -208,6 +208,12 @@ impl Group {
         self.hosts.iter().map(first).collect()
     }
 
+    /// The position of this rank among the ranks of its host.
+    pub(crate) fn position_on_host(&self) -> usize {
+        let hosts = self.hosts();
+        hosts[..self.rank].iter().filter(|host| **host == hosts[self.rank]).count()
+    }
+
     /// The position of this rank among the ranks of its machine, and the number of ranks there.
     pub(crate) fn place_on_machine(&self) -> (usize, usize) {
         let own = &self.hosts[self.rank];

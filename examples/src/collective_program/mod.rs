@@ -26,7 +26,7 @@ use crate::bootstrap::{Group, Roles, Terms};
 use crate::cli::{self, Size};
 use crate::collectives::{
     Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, Rail, RankGpu, TensorPlace, Transport, Tuning,
-    choose,
+    choose, near_gpu,
 };
 use crate::device::{RailSettings, announce};
 use crate::failure::{is_launched, run_as};
@@ -142,7 +142,11 @@ struct Connected {
 fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) -> Result<Connected, Failure> {
     let is_first = group.rank() == 0;
     let settings = group.agree("the settings of the rails", args.rails.settle())?;
-    let chosen = args.device.open_rails(settings.rails, group)?;
+    let device = match args.memory {
+        TensorPlace::Host => args.device.clone(),
+        TensorPlace::Gpu | TensorPlace::GpuStaged => near_gpu(args.device.clone(), group.position_on_host()),
+    };
+    let chosen = device.open_rails(settings.rails, group)?;
     let cores = placement::bind(group, args.placement.bind);
     if is_first {
         chosen.iter().try_for_each(|chosen| announce(&chosen.using(), stdout_taken))?;

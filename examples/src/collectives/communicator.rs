@@ -255,8 +255,7 @@ impl Communicator {
         if self.fabrics.len() != 1 {
             return Err(Failure::usage("tensors on GPUs use one device and one queue pair per connection"));
         }
-        let position = self.hosts[..self.rank].iter().filter(|host| **host == self.hosts[self.rank]).count();
-        let gpu = GpuMemory::new(self.fabrics[0].nic(), position, streams.room(), wanted);
+        let gpu = GpuMemory::new(self.fabrics[0].nic(), group.position_on_host(), streams.room(), wanted);
         let gpu = gpu.and_then(|gpu| Ok((gpu.slots()?, gpu)));
         let (slots, gpu) = group.agree("the memory of GPUs", gpu)?;
         streams.move_to(group, slots)?;

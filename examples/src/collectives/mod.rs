@@ -36,6 +36,7 @@ pub use communicator::{Communicator, RankGpu, TensorPlace, Tuning};
 pub use element::{Element, Reduction};
 pub use execute::Traffic;
 pub use fabric::Rail;
+pub(crate) use gpu::near_gpu;
 pub use pattern::Pattern;
 pub use queue::{Pending, Queue};
 #[cfg(test)]

@@ -156,7 +156,7 @@ impl LocalOptions {
     #[must_use]
     pub fn device(&self) -> DeviceOptions {
         let Self { ib_port: port, gid_index, path, .. } = *self;
-        DeviceOptions { device: self.device.clone(), port, gid_index, path }
+        DeviceOptions { device: self.device.clone(), port, gid_index, path, preferred: None }
     }
 }
 

@@ -214,9 +214,9 @@ impl GpuEndpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::OtherGpu`] if the slice is on another GPU, after which the connection goes on; errors
-    /// of the device, the driver and the connection, after which it cannot be used, and until it is
-    /// dropped the NIC may still read the memory.
+    /// [`Error::OtherGpu`] if the slice is on another GPU, after which the connection goes on;
+    /// errors of the device, the driver and the connection, after which it cannot be used, and
+    /// until it is dropped the NIC may still read the memory.
     pub fn send(&mut self, slice: &Ready<GpuSlice<u8>>) -> Result<()> {
         self.outgoing.check_gpu(slice.get())?;
         self.guarded(|end| end.send_message(slice))
@@ -227,8 +227,8 @@ impl GpuEndpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::OtherGpu`] if the slice is on another GPU, and [`Error::MessageTooLong`], with which
-    /// the message is lost: the connection goes on. Errors of the device, the driver and the
+    /// [`Error::OtherGpu`] if the slice is on another GPU, and [`Error::MessageTooLong`], with
+    /// which the message is lost: the connection goes on. Errors of the device, the driver and the
     /// connection, after which it cannot be used.
     pub fn recv(&mut self, slice: &GpuSlice<u8>) -> Result<usize> {
         self.incoming.check_gpu(slice)?;

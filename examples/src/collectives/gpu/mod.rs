@@ -24,6 +24,22 @@ use super::fabric::Nic;
 use super::step::Schedule;
 use super::streams::{Room, StreamLinks};
 use crate::Failure;
+use crate::device::DeviceOptions;
+
+/// Prefers the device nearest to the GPU of the rank with a position among those of its host. That
+/// there is no GPU is left to [`GpuMemory::new`] to report.
+pub(crate) fn near_gpu(device: DeviceOptions, position: usize) -> DeviceOptions {
+    match gpu_at(position) {
+        Ok(gpu) => device.near(&gpu),
+        Err(_) => device,
+    }
+}
+
+/// The GPU of the rank with a position among those of its host.
+fn gpu_at(position: usize) -> Result<Gpu, Failure> {
+    let gpus = Gpu::all().map_err(|error| Failure::new(format!("{error}; --memory host needs no GPU")))?;
+    Ok(gpus.get(position % gpus.len().max(1)).ok_or_else(|| failed("there is no GPU"))?.clone())
+}
 
 /// A failure of a GPU.
 fn failed(error: impl Display) -> Failure {
@@ -54,8 +70,7 @@ impl GpuMemory {
     /// Chooses one of the host's GPUs for the rank with a position among those of its host, and
     /// allocates the slots for messages that come by a device.
     pub(super) fn new(nic: Nic<'_>, position: usize, room: Room, wanted: TensorPlace) -> Result<Self, Failure> {
-        let gpus = Gpu::all().map_err(|error| Failure::new(format!("{error}; --memory host needs no GPU")))?;
-        let gpu = gpus.get(position % gpus.len().max(1)).ok_or_else(|| failed("there is no GPU"))?.clone();
+        let gpu = gpu_at(position)?;
         let stream = Stream::new(&gpu).map_err(failed)?;
         let reducer = Reducer::new(&gpu).map_err(failed)?;
         let engine = Arc::new(Engine { gpu, stream, reducer });

@@ -147,7 +147,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     args.validate()?;
     let Some(Place { rank, root, .. }) = args.sides.place()? else { return Ok(()) };
     let path = PathOptions { service_level: args.sl, ..PathOptions::default() };
-    let device = DeviceOptions { device: args.device.clone(), port: args.ib_port, gid_index: args.gid_index, path };
+    let device = DeviceOptions {
+        device: args.device.clone(),
+        port: args.ib_port,
+        gid_index: args.gid_index,
+        path,
+        preferred: None,
+    };
     let result = device.open().and_then(|chosen| match args.connection {
         Connection::Uc => {
             let queues = Queues { qp: QueuePair::unreliable, srq: SharedReceiveQueue::unreliable };
