@@ -18,6 +18,7 @@
 
 mod cq;
 mod directory;
+mod errand;
 mod events;
 pub(crate) mod fault;
 mod foreign;
@@ -70,14 +71,15 @@ use tables::Tables;
 use timer::{Owner, Timers};
 
 pub(crate) use directory::DIRECTORY_LEN;
+pub(crate) use errand::{Errand, Grant};
 pub(crate) use foreign::{CopyEnd, CopyId, CopyJob, CopyQueue, Direction, ForeignRegistration};
 pub(crate) use frame::{HEADER_WORDS, Header};
 pub(crate) use grh::{GRH_LEN, Gid, Grh, Network, Route};
 pub(crate) use memory::{Area, Gather, Source, Target};
 pub(crate) use types::{
-    Address, CqId, Element, Errand, Errno, Event, Grant, Host, LinkId, Lookup, MULTICAST_QPN, ModifyQp, MrKeys, Op,
-    Path, PdId, PeerId, QpId, QpInit, QpState, QpStatus, Registration, SendData, SendFlags, SendRequest, ServiceType,
-    Slot, SrqId, SrqInit, SrqStatus, Time, Transmit,
+    Address, CqId, Element, Errno, Event, Host, LinkId, Lookup, MULTICAST_QPN, ModifyQp, MrKeys, Op, Path, PdId,
+    PeerId, QpId, QpInit, QpState, QpStatus, Registration, SendData, SendFlags, SendRequest, ServiceType, Slot, SrqId,
+    SrqInit, SrqStatus, Time, Transmit,
 };
 
 /// Configuration of an [`Engine`].

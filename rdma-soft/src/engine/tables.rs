@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::cq::CqTable;
 use super::directory::Directory;
+use super::errand::{Errand, Grant};
 use super::events::Events;
 use super::fault::Faults;
 use super::foreign::{Copies, CopyId, CopyJob, Direction, ForeignRange, Waiter};
@@ -15,7 +16,7 @@ use super::mr::{MrTable, PdTable};
 use super::peers::{Peers, Purpose, Reach};
 use super::srq::SrqTable;
 use super::timer::Timers;
-use super::types::{Errand, Errno, Grant, Host, LinkId, PeerId, QpId, Slot};
+use super::types::{Errno, Host, LinkId, PeerId, QpId, Slot};
 
 /// All state of an engine except for the queue pairs.
 #[derive(Debug)]

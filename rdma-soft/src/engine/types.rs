@@ -6,8 +6,6 @@ use bitflags::bitflags;
 use rdma_mem::Backing;
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode};
 
-use super::fault::Injected;
-use super::foreign::CopyJob;
 use super::grh::{Gid, Grh};
 use super::memory::Source;
 
@@ -146,33 +144,6 @@ pub(crate) struct Registration {
     pub(crate) access: u32,
     /// The shared memory that holds the range, if any (`rdma_mem::shared::find`).
     pub(crate) backing: Option<Arc<Backing>>,
-}
-
-/// The answer to a peer that asked to map a region of this engine: the file, and the part of it to
-/// map.
-#[derive(Clone, Debug)]
-pub(crate) struct Grant {
-    /// The link on which the peer asked.
-    pub(crate) link: LinkId,
-    /// The region's key.
-    pub(crate) rkey: u32,
-    /// The shared file that holds the region.
-    pub(crate) backing: Arc<Backing>,
-    /// The offset in the file at which the region begins.
-    pub(crate) offset: u64,
-    /// The region's length in bytes.
-    pub(crate) len: usize,
-}
-
-/// Work that the engine leaves to its driver.
-#[derive(Debug)]
-pub(crate) enum Errand {
-    /// Give a peer a region to map.
-    Grant(Grant),
-    /// Copy foreign memory.
-    Copy(CopyJob),
-    /// Log a fault, and end the process if the fault says so.
-    Fault(Injected),
 }
 
 /// The states of a queue pair.

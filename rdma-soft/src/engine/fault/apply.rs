@@ -2,11 +2,12 @@
 
 use rdma_sys::{ibv_event_type, ibv_wc_status};
 
+use super::super::errand::Errand;
 use super::super::frame::{self, Frame, Kind};
 use super::super::qp::Qp;
 use super::super::tables::Tables;
 use super::super::timer::Owner;
-use super::super::types::{Element, Errand, Event, Op, QpId, QpState, SendData, SendFlags, SendRequest};
+use super::super::types::{Element, Event, Op, QpId, QpState, SendData, SendFlags, SendRequest};
 use super::plan::{Attempts, Pick, Subject};
 use super::{Active, Arrival, Fault, FaultPlan, FaultReport, Faults, Injected, Operations};
 

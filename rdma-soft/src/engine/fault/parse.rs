@@ -1,6 +1,7 @@
 //! The text of a plan: parsing and printing.
 
 use core::fmt;
+use core::str::FromStr;
 
 use super::plan::{Attempts, Fault, FaultPlan, Operations, Pick, Rule};
 
@@ -158,7 +159,7 @@ impl<'a> Piece<'a> {
 }
 
 /// Parses a plan.
-pub(super) fn plan(text: &str) -> Parsed<FaultPlan> {
+fn plan(text: &str) -> Parsed<FaultPlan> {
     let whole = Piece::new(text, 0);
     let (mut seed, mut rules) = (None, Vec::new());
     for piece in whole.split(';').filter(|piece| !piece.text.is_empty()) {
@@ -276,6 +277,14 @@ fn queue_pair(value: Piece<'_>) -> Parsed<u32> {
 fn probability(value: Piece<'_>) -> Parsed<f64> {
     let chance = value.text.parse().ok().filter(|chance| 0.0 < *chance && *chance <= 1.0);
     chance.ok_or_else(|| value.wrong("this needs a probability above 0 and at most 1"))
+}
+
+impl FromStr for FaultPlan {
+    type Err = ParseFaultError;
+
+    fn from_str(text: &str) -> Result<Self, ParseFaultError> {
+        plan(text)
+    }
 }
 
 impl fmt::Display for FaultPlan {

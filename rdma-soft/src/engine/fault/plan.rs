@@ -3,7 +3,6 @@
 use bitflags::bitflags;
 
 use super::super::types::Op;
-use super::parse::ParseFaultError;
 
 /// A plan of faults: rules that pick requests and say what happens to them, and the seed of the
 /// rules' random choices.
@@ -35,14 +34,6 @@ impl FaultPlan {
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
-    }
-}
-
-impl core::str::FromStr for FaultPlan {
-    type Err = ParseFaultError;
-
-    fn from_str(text: &str) -> Result<Self, ParseFaultError> {
-        super::parse::plan(text)
     }
 }
 
