@@ -172,9 +172,11 @@ fn queue_pair_limits_and_types() {
     let mut init = side.init_attr();
     init.cap.max_send_wr = u32::try_from(attr.max_qp_wr).unwrap();
     init.cap.max_send_sge = u32::try_from(attr.max_sge).unwrap();
+    init.cap.max_inline_data = 0;
     // SAFETY: live objects, a valid structure.
     let qp = unsafe { (verbs().ibv_create_qp)(side.pd, &raw mut init) };
     assert!(!qp.is_null(), "the reported limits hold");
+    assert_eq!(init.cap.max_inline_data, 32, "programs send 16 bytes inline without asking for room");
     // SAFETY: a live queue pair.
     assert!(unsafe { (verbs().ibv_qp_to_qp_ex)(qp) }.is_null(), "it was not made for the extended interface");
     // SAFETY: a live queue pair.
