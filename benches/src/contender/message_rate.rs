@@ -44,6 +44,8 @@ pub struct MessageRate {
     in_flight: usize,
     /// Number of received messages whose receives have not been posted again.
     received: usize,
+    /// Number of messages that were received in this block.
+    counted: u64,
 }
 
 /// One end before it is connected.
@@ -86,9 +88,19 @@ impl Prepared {
         }
         sends[BATCH - 1].send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
         let completions = [ibv_wc::default(); BATCH];
-        let (in_flight, received) = (0, 0);
-        let mut this =
-            MessageRate { qp, cq, sends, receives, _list: list, _buffer: buffer, completions, in_flight, received };
+        let (in_flight, received, counted) = (0, 0, 0);
+        let mut this = MessageRate {
+            qp,
+            cq,
+            sends,
+            receives,
+            _list: list,
+            _buffer: buffer,
+            completions,
+            in_flight,
+            received,
+            counted,
+        };
         for _ in 0..RECEIVES {
             this.post_receives()?;
         }
@@ -198,14 +210,14 @@ impl Contender for MessageRate {
     }
 
     fn follow(&mut self, iterations: u64) -> io::Result<()> {
-        let mut left = iterations * MESSAGES;
-        while left > 0 {
+        while self.counted < iterations * MESSAGES {
             match self.receive()? {
                 0 => spin_loop(),
-                count => left = left.saturating_sub(count as u64),
+                count => self.counted += count as u64,
             }
         }
-        // The next poll sends the last acknowledgement.
-        self.receive().map(drop)
+        // The next poll sends the last acknowledgement, and may find messages of the next block.
+        self.counted = self.counted - iterations * MESSAGES + self.receive()? as u64;
+        Ok(())
     }
 }
