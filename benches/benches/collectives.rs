@@ -37,10 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let smoke = mode::is_smoke();
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None => 7,
-    };
+    let rounds = mode::number("rounds", 7)?;
     let ours = match mode::option("ours") {
         Some(path) => path.into(),
         // A smoke run must not start a build of its own: the lock on the build folder may be held.

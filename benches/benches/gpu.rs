@@ -47,16 +47,7 @@ fn main() -> Outcome {
         return Post::named(&name)?.run(iterations);
     }
     let smoke = mode::is_smoke();
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None => {
-            if smoke {
-                1
-            } else {
-                5
-            }
-        }
-    };
+    let rounds = mode::number("rounds", if smoke { 1 } else { 5 })?;
     posts(smoke)?;
     registration(if smoke { 1 << 20 } else { REGISTERED }, rounds)?;
     staging(if smoke { 1 << 20 } else { MESSAGE }, rounds)

@@ -20,10 +20,7 @@ const LARGE: [usize; 2] = [64 << 10, 1 << 20];
 const BARS: [f64; 2] = [3.0, 1.5];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None => 15,
-    };
+    let rounds = mode::number("rounds", 15)?;
     let mut plan = Plan::new(mode::is_smoke(), rounds, Duration::from_micros(500));
     if !mode::is_smoke() {
         plan.warm_up = 20;

@@ -25,10 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         affinity::pin(affinity::two_cores()?.0)?;
         return Ok(MessageRate::within_a_process(&device::open()?, SIZE, batches)?);
     }
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None => 7,
-    };
+    let rounds = mode::number("rounds", 7)?;
     let mut plan = Plan::new(mode::is_smoke(), rounds, Duration::from_millis(50));
     plan.blocks = plan.blocks.min(3);
     // Before this process is pinned to one of them.

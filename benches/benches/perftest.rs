@@ -18,10 +18,7 @@ const SMALL: usize = 2;
 const LARGE: [usize; 2] = [64 << 10, 1 << 20];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None => 10,
-    };
+    let rounds = mode::number("rounds", 10)?;
     let launcher = match mode::option("launcher") {
         Some(file) => Some(PathBuf::from(file).canonicalize()?),
         // A smoke run must not start a build of its own: the lock on the build folder may be held.

@@ -23,10 +23,7 @@ const LARGE: usize = 64 << 10;
 const MANY: u32 = 64;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None => 15,
-    };
+    let rounds = mode::number("rounds", 15)?;
     let mut plan = Plan::new(mode::is_smoke(), rounds, Duration::from_millis(5));
     if !mode::is_smoke() {
         plan.warm_up = 2;

@@ -22,10 +22,7 @@ const BAR: f64 = 1.3;
 const CONTENDERS: usize = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None => 15,
-    };
+    let rounds = mode::number("rounds", 15)?;
     let mut plan = Plan::new(mode::is_smoke(), rounds, Duration::from_millis(5));
     for on_one_core in [false, true] {
         plan.on_one_core = on_one_core;

@@ -17,10 +17,7 @@ const IN_FLIGHT: [u64; 2] = [1, 8];
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 16 << 20];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None => 11,
-    };
+    let rounds = mode::number("rounds", 11)?;
     let plan = Plan::new(mode::is_smoke(), rounds, Duration::from_millis(2));
     let outcomes = pair::compare(&plan, |role, channel| {
         let opened = device::open()?;

@@ -1,5 +1,7 @@
 //! The mode and the options of a benchmark.
 
+use std::str::FromStr;
+
 /// Whether this is a smoke run, which runs everything once and briefly to show that it works.
 ///
 /// Cargo passes `--bench` for `cargo bench`, and nothing (or `--test`) when it runs a benchmark as
@@ -14,4 +16,13 @@ pub fn is_smoke() -> bool {
 #[must_use]
 pub fn option(name: &str) -> Option<String> {
     std::env::args().find_map(|argument| Some(argument.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+}
+
+/// The number of the argument `name=value`, or the default.
+///
+/// # Errors
+///
+/// If the value is no number.
+pub fn number<T: FromStr>(name: &str, default: T) -> Result<T, T::Err> {
+    option(name).map_or(Ok(default), |text| text.parse())
 }

@@ -95,11 +95,7 @@ pub fn measure<W: Way>(names: &[&'static str], block: u64) -> Result<Option<Vec<
         return Ok(None);
     }
     let smoke = mode::is_smoke();
-    let rounds = match mode::option("rounds") {
-        Some(rounds) => rounds.parse()?,
-        None if smoke => 1,
-        None => 15,
-    };
+    let rounds = mode::number("rounds", if smoke { 1 } else { 15 })?;
     affinity::pin(affinity::two_cores()?.0)?;
     let mut measured = names.iter().map(|name| Measured::new(name)).collect::<io::Result<Vec<_>>>()?;
     for _ in 0..rounds {

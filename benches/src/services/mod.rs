@@ -10,7 +10,6 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use rdma::Context;
-use rdma::aio::Strategy;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -110,20 +109,15 @@ pub fn connect(
     case: Case,
     transport: Transport,
 ) -> io::Result<Box<dyn Contender>> {
-    let strategy = if case.waiting == Waiting::Busy { Strategy::BusyPoll } else { Strategy::default() };
     let name = transport.name();
     match transport {
         Transport::Messages => {
-            Echo::boxed(name, case, false, async || net::messages(role, channel, context, case, strategy).await)
+            Echo::boxed(name, case, false, net::connect(role, channel, context, case, net::messages))
         }
-        Transport::Exposed => {
-            Echo::boxed(name, case, false, async || net::exposed(role, channel, context, case, strategy).await)
-        }
-        Transport::Stream => {
-            Echo::boxed(name, case, false, async || net::streams(role, channel, context, case, strategy).await)
-        }
-        Transport::Tcp => Echo::boxed(name, case, true, async || sockets::tcp(role, channel, case).await),
-        Transport::Unix => Echo::boxed(name, case, true, async || sockets::unix(role, channel, case).await),
+        Transport::Exposed => Echo::boxed(name, case, false, net::connect(role, channel, context, case, net::exposed)),
+        Transport::Stream => Echo::boxed(name, case, false, net::connect(role, channel, context, case, net::stream)),
+        Transport::Tcp => Echo::boxed(name, case, true, sockets::tcp(role, channel, case)),
+        Transport::Unix => Echo::boxed(name, case, true, sockets::unix(role, channel, case)),
     }
 }
 
@@ -136,16 +130,16 @@ struct Echo<W> {
 }
 
 impl<W: Wire> Echo<W> {
-    /// Connects by `connect`. With `spins`, a task keeps the runtime from sleeping if the case is
+    /// Makes the connections of `connect`. With `spins`, a task keeps the runtime from sleeping if the case is
     /// busy.
     fn boxed(
         name: &'static str,
         case: Case,
         spins: bool,
-        connect: impl AsyncFnOnce() -> io::Result<Vec<W>>,
+        connect: impl Future<Output = io::Result<Vec<W>>>,
     ) -> io::Result<Box<dyn Contender>> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let connections = runtime.block_on(connect())?;
+        let connections = runtime.block_on(connect)?;
         if spins && case.waiting == Waiting::Busy {
             drop(runtime.spawn(spin()));
         }

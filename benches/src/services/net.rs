@@ -10,7 +10,7 @@ use rdma::net::{Connection, ListenOptions, Message, Node, NodeOptions, Receiver,
 use rdma::{Context, ExposedRegion, RemoteAccess};
 
 use super::sockets::ByteWire;
-use super::{Case, Wire};
+use super::{Case, Waiting, Wire};
 use crate::mode;
 use crate::pair::{Channel, Role};
 
@@ -55,56 +55,34 @@ fn expect(message: Option<Message>, len: usize) -> io::Result<()> {
     }
 }
 
-/// Connects for messages.
-pub(super) async fn messages(
-    role: Role,
-    channel: &mut Channel,
-    context: &Context,
-    case: Case,
-    strategy: Strategy,
-) -> io::Result<Vec<MessageWire>> {
-    let (_, connections) = connect(role, channel, context, case, strategy).await?;
-    let wire = |connection| MessageWire { connection, message: vec![0x5a; case.size] };
-    Ok(connections.into_iter().map(wire).collect())
+/// A connection for messages of `case`.
+pub(super) fn messages(_: &Node, connection: Connection, case: Case) -> io::Result<MessageWire> {
+    Ok(MessageWire { connection, message: vec![0x5a; case.size] })
 }
 
-/// Connects for messages out of exposed memory, which each connection has of its own.
-pub(super) async fn exposed(
-    role: Role,
-    channel: &mut Channel,
-    context: &Context,
-    case: Case,
-    strategy: Strategy,
-) -> io::Result<Vec<ExposedWire>> {
-    let (node, connections) = connect(role, channel, context, case, strategy).await?;
-    let wire = |connection: Connection| {
-        let memory = node.domain().allocate_exposed(case.size, RemoteAccess::READ).map_err(io::Error::other)?;
-        memory.fill(0, case.size, 0x5a).map_err(io::Error::other)?;
-        let (to, from) = connection.split();
-        Ok(ExposedWire { to, from, memory })
-    };
-    connections.into_iter().map(wire).collect()
+/// A connection for messages out of exposed memory, which it has of its own.
+pub(super) fn exposed(node: &Node, connection: Connection, case: Case) -> io::Result<ExposedWire> {
+    let memory = node.domain().allocate_exposed(case.size, RemoteAccess::READ).map_err(io::Error::other)?;
+    memory.fill(0, case.size, 0x5a).map_err(io::Error::other)?;
+    let (to, from) = connection.split();
+    Ok(ExposedWire { to, from, memory })
 }
 
-/// Connects for bytes.
-pub(super) async fn streams(
-    role: Role,
-    channel: &mut Channel,
-    context: &Context,
-    case: Case,
-    strategy: Strategy,
-) -> io::Result<Vec<ByteWire<Stream>>> {
-    let (_, connections) = connect(role, channel, context, case, strategy).await?;
-    Ok(connections.into_iter().map(|connection| ByteWire::new(connection.into_stream(), case.size)).collect())
+/// A connection for bytes.
+#[allow(clippy::unnecessary_wraps, reason = "as its siblings")]
+pub(super) fn stream(_: &Node, connection: Connection, case: Case) -> io::Result<ByteWire<Stream>> {
+    Ok(ByteWire::new(connection.into_stream(), case.size))
 }
 
-async fn connect(
+/// Connects, and makes a wire of each connection.
+pub(super) async fn connect<W>(
     role: Role,
     channel: &mut Channel,
     context: &Context,
     case: Case,
-    strategy: Strategy,
-) -> io::Result<(Node, Vec<Connection>)> {
+    wire: fn(&Node, Connection, Case) -> io::Result<W>,
+) -> io::Result<Vec<W>> {
+    let strategy = if case.waiting == Waiting::Busy { Strategy::BusyPoll } else { Strategy::default() };
     let (node, driver) = Node::new(context, &options(case, strategy)?)?;
     let readable = Readable::new(&driver)?;
     drop(tokio::spawn(driver.run(readable)));
@@ -124,7 +102,7 @@ async fn connect(
             }
         }
     }
-    Ok((node, connections))
+    connections.into_iter().map(|connection| wire(&node, connection, case)).collect()
 }
 
 /// Default options, but for what the command line says.
