@@ -9,14 +9,17 @@
 //! functions at all.
 
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// A generation that no process has.
 pub(crate) const NEVER: u32 = u32::MAX;
+/// An epoch that never comes.
+pub(crate) const NO_EPOCH: u64 = u64::MAX;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
+static EPOCH: AtomicU64 = AtomicU64::new(0);
 static HANDLER: Once = Once::new();
 
 /// The number of forks between the first process and this one. Constant for the life of a process.
@@ -25,12 +28,25 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// A number that changes in a forked child and at each call of [`begin_epoch`]: what was checked in
+/// the present epoch still holds. With `Acquire`, later checks see what began the epoch.
+#[inline(always)]
+pub(crate) fn epoch(order: Ordering) -> u64 {
+    EPOCH.load(order)
+}
+
+/// Makes pollers check their completion queues again, after a change that they must notice.
+pub(crate) fn begin_epoch() {
+    EPOCH.fetch_add(1, Ordering::Release);
+}
+
 /// Installs the handler that gives children another [`generation`]; called before the first handle
 /// is made.
 #[cfg_attr(miri, allow(dead_code, unused_variables, reason = "Miri has no fork"))]
 pub(crate) fn watch() {
     extern "C" fn in_child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
+        begin_epoch();
     }
     #[cfg(not(miri))]
     HANDLER.call_once(|| {

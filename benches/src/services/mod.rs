@@ -130,8 +130,8 @@ struct Echo<W> {
 }
 
 impl<W: Wire> Echo<W> {
-    /// Makes the connections of `connect`. With `spins`, a task keeps the runtime from sleeping if the case is
-    /// busy.
+    /// Makes the connections of `connect`. With `spins`, a task keeps the runtime from sleeping if
+    /// the case is busy.
     fn boxed(
         name: &'static str,
         case: Case,

@@ -40,9 +40,9 @@ pub struct Poller {
     next: NonNull<ibv_wc>,
     left: u32,
     raw: *mut ibv_cq,
-    /// Fork generation that may fetch into the batch; `NEVER` while `source` is not `Device`, and
-    /// so while entries are left.
-    live_in: u32,
+    /// The [epoch](fork::epoch) in which the poller was in the process of the queue, and the queue
+    /// quiet; `NO_EPOCH` while `source` is not `Device`, and so while entries are left.
+    pub(super) quiet_in: u64,
     source: Source,
     cached: Cached,
     pub(super) backoff: Backoff,
@@ -96,7 +96,7 @@ impl CompletionQueue {
             next: batch.start(),
             left: 0,
             raw: self.inner.raw,
-            live_in: context.fork,
+            quiet_in: fork::NO_EPOCH,
             source: Source::Device,
             cached: Cached::nothing(),
             backoff: Backoff::default(),
@@ -288,14 +288,14 @@ impl Poller {
     /// Returns the next entry of the batch, or fetches completions and returns the first.
     #[inline(always)]
     fn next(&mut self) -> Result<Option<NonNull<ibv_wc>>> {
-        // While entries are left, `live_in` is `NEVER`.
-        if self.live_in != fork::generation() || !self.cq.sharing.crowd.is_quiet() {
+        // While entries are left, `quiet_in` is `NO_EPOCH`.
+        if self.quiet_in != fork::epoch(Ordering::Relaxed) {
             return if self.left != 0 { Ok(Some(self.next_of_batch())) } else { self.fetch_shared() };
         }
         // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
-        // `ENTRIES` entries that no thread accesses: `self` keeps the queue, the generation was
-        // checked, and `next` is the start of the batch, because no entry is left. The batch has
-        // `FETCH` entries and is not open, since `live_in` is not `NEVER` (F1).
+        // `ENTRIES` entries that no thread accesses: `self` keeps the queue, this is its process in
+        // the present epoch, and `next` is the start of the batch, because no entry is left. The
+        // batch has `FETCH` entries and is not open, since `quiet_in` is not `NO_EPOCH` (F1).
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, self.next.as_ptr()) };
         self.fetched(count, ENTRIES)
     }
@@ -345,7 +345,7 @@ impl Poller {
         // SAFETY: add requires a result within the batch, which has more than one entry.
         self.next = unsafe { self.batch.start().add(1) };
         self.source = Source::Open;
-        self.live_in = fork::NEVER;
+        self.quiet_in = fork::NO_EPOCH;
         self.batch.open(self.left + 1);
         if !self.cq.sharing.crowd.is_still_alone() {
             self.cq.sharing.spill(&self.batch);
@@ -360,15 +360,18 @@ impl Poller {
         unsafe { self.batch.start().as_ptr().wrapping_add(at).read() }
     }
 
-    /// Fetches on the slow path: there are several pollers, or a backlog, or the batch is open.
+    /// Fetches on the slow path: there are several pollers, or a backlog, or the batch is open, or
+    /// an epoch has begun.
     #[cold]
     fn fetch_shared(&mut self) -> Result<Option<NonNull<ibv_wc>>> {
+        // Read before the checks that it stands for.
+        let epoch = fork::epoch(Ordering::Acquire);
         self.cq.context.check(Operation::PollCq)?;
         if self.source == Source::Open {
             self.batch.close();
         }
         self.source = Source::Device;
-        self.live_in = self.cq.context.fork;
+        self.quiet_in = if self.cq.sharing.crowd.is_quiet() { epoch } else { fork::NO_EPOCH };
         let start = self.batch.start();
         if let Some(Waiting { wc, is_copy }) = self.cq.sharing.take() {
             // SAFETY: the write requires room for an entry that no other thread accesses: the batch
@@ -376,7 +379,7 @@ impl Poller {
             unsafe { start.write(wc) };
             if is_copy {
                 self.source = Source::Copy;
-                self.live_in = fork::NEVER;
+                self.quiet_in = fork::NO_EPOCH;
             }
             return Ok(Some(start));
         }

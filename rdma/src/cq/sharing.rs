@@ -36,6 +36,7 @@ use std::{
 use rdma_sys::ibv_wc;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::fork;
 use crate::qp::ring::has_sink;
 use crate::wait::Semaphore;
 
@@ -144,8 +145,8 @@ impl Crowd {
         Self(AtomicU64::new(0))
     }
 
-    /// Whether there is one poller, awake, without a backlog or retired reservations.
-    #[inline(always)]
+    /// Whether there is one poller, awake, without a backlog or retired reservations. Each change
+    /// that ends this begins an [epoch](fork::epoch).
     pub(super) fn is_quiet(&self) -> bool {
         self.0.load(Ordering::Relaxed) == POLLER
     }
@@ -171,6 +172,7 @@ impl Crowd {
     pub(super) fn set_retired(&self, retired: bool) {
         if retired {
             self.0.fetch_or(RETIRED, Ordering::Relaxed);
+            fork::begin_epoch();
         } else {
             self.0.fetch_and(!RETIRED, Ordering::Relaxed);
         }
@@ -243,6 +245,7 @@ impl Sharing {
         // Joins before it looks at the batches: a poller that opens its batch later sees that it is
         // not alone.
         self.crowd.change(POLLER);
+        fork::begin_epoch();
         let mut lists = self.lists();
         let batches = std::mem::take(&mut lists.batches);
         let copied = batches.iter().map(|batch| lists.copy(batch)).sum();
@@ -284,6 +287,7 @@ impl Sharing {
         }
         // Set under the lock, since `take` clears the flag under the lock.
         let word = self.crowd.0.fetch_or(BACKLOG, Ordering::AcqRel);
+        fork::begin_epoch();
         drop(lists);
         self.ring(Crowd::sleepers(word).min(added as u64));
     }

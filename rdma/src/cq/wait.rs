@@ -19,6 +19,7 @@ use super::held::Found;
 use super::poll::Poller;
 use super::queue::CqInner;
 use crate::error::{Error, Operation, Result};
+use crate::fork;
 use crate::wait::{self, Deadline};
 
 /// The first and the longest time to sleep between polls without a channel.
@@ -143,6 +144,8 @@ impl Poller {
         deadline: Deadline,
     ) -> Result<Option<Found>> {
         let asleep = cq.sharing.fall_asleep();
+        // From here on the queue is not quiet: each poll looks at the backlog.
+        self.quiet_in = fork::NO_EPOCH;
         let mut slept = false;
         loop {
             let bell = cq.sharing.bell()?;

@@ -81,7 +81,7 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
         // SAFETY: `stage` requires that the parked copies are not used unless the original is
         // forgotten: on success `surrender` forgets it, and a failed `stage` leaves no copy in use.
         match unsafe { self.queue.stage::<T, O, L>(self.len, self.run, &work, &Segments(&work.local)) } {
-            Ok(run) => {
+            Ok((_, run)) => {
                 self.len += 1;
                 self.run = run;
                 work.local.surrender();

@@ -10,6 +10,7 @@ use rdma_sys::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
 
 use super::ring::MAX_SEGMENTS;
 use crate::error::Operation as Verb;
+use crate::pd::PdInner;
 
 /// A work request of the C interface.
 pub(super) trait WorkRequest: Default + Copy {
@@ -17,8 +18,7 @@ pub(super) trait WorkRequest: Default + Copy {
 
     fn set_list(&mut self, list: *mut ibv_sge);
 
-    /// Sets the identifier and the number of list elements, and makes the request the end of its
-    /// chain.
+    /// Sets the identifier and the number of list elements.
     fn describe(&mut self, wr_id: u64, segments: i32);
 
     fn set_next(&mut self, next: *mut Self);
@@ -42,7 +42,6 @@ macro_rules! work_requests {
             #[inline(always)]
             fn describe(&mut self, wr_id: u64, segments: i32) {
                 self.wr_id = wr_id;
-                self.next = ptr::null_mut();
                 self.num_sge = segments;
             }
 
@@ -69,14 +68,18 @@ work_requests! {
 /// Invariant **X1**: `wrs` and `sges` are allocations of initialised elements that the value owns,
 /// with `segments` elements of `sges` for each request. References are made to one request or list
 /// at a time, through `&mut self`. There is at least one request, and `segments` is at least 1.
+///
+/// Each request is a chain of its own, except while a batch is posted ([`link`](Self::link)).
 pub(super) struct Chain<W> {
     wrs: NonNull<[W]>,
     sges: NonNull<[ibv_sge]>,
     segments: usize,
+    /// The domain of the queue.
+    pub(super) domain: *const PdInner,
 }
 
-// SAFETY: moving a chain to another thread is sound: the value owns both allocations (X1), and
-// pointers in the requests are written before each use.
+// SAFETY: moving a chain to another thread is sound: the value owns both allocations (X1), pointers
+// in the requests are written before each use, and the domain pointer is only compared.
 unsafe impl<W> Send for Chain<W> {}
 // SAFETY: sharing a chain is sound: `&Chain` gives access to pointers and lengths only.
 unsafe impl<W> Sync for Chain<W> {}
@@ -86,11 +89,11 @@ fn allocate<E: Default + Clone>(len: usize) -> NonNull<[E]> {
 }
 
 impl<W: WorkRequest> Chain<W> {
-    pub(super) fn new(requests: usize, segments: usize) -> Self {
+    pub(super) fn new(requests: usize, segments: usize, domain: *const PdInner) -> Self {
         let requests = requests.max(1);
         // No device supports as many segments as the limit of a slot's description.
         let segments = segments.clamp(1, MAX_SEGMENTS);
-        let mut this = Self { wrs: allocate(requests), sges: allocate(requests * segments), segments };
+        let mut this = Self { wrs: allocate(requests), sges: allocate(requests * segments), segments, domain };
         for at in 0..requests {
             let list = this.list(at);
             if let Some((wr, _)) = this.request(at) {
@@ -141,11 +144,13 @@ impl<W: WorkRequest> Chain<W> {
         (wr, list)
     }
 
-    /// Links request `at` behind the request before it.
-    pub(super) fn link(&mut self, at: usize) {
-        let next = self.first().wrapping_add(at);
-        if let Some((before, _)) = at.checked_sub(1).and_then(|before| self.request(before)) {
-            before.set_next(next);
+    /// Links the first `count` requests to one chain, or separates them.
+    pub(super) fn link(&mut self, count: u32, is_chain: bool) {
+        let first = self.first();
+        for at in 1..count as usize {
+            if let Some((before, _)) = self.request(at - 1) {
+                before.set_next(if is_chain { first.wrapping_add(at) } else { ptr::null_mut() });
+            }
         }
     }
 

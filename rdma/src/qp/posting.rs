@@ -24,14 +24,14 @@
 
 use std::fmt;
 use std::mem;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 
 use super::chain::{Chain, WorkRequest};
 use super::local::{Local, Owned, Refusal, SgeList};
-use super::ring::{Claimed, Info, KeepAlive, Vacant};
+use super::ring::{Claimed, Info, KeepAlive, Slot, Staged, Vacant};
 #[cfg(feature = "aio")]
 use super::ring::{Cursor, Report, Results, Ticket};
 use crate::ah::AddressHandle;
@@ -161,11 +161,6 @@ pub(super) trait Keep {
     /// Whether completions go to the queue's results.
     const ROUTED: bool = false;
 
-    /// Whether pollers do not get this value's completions.
-    fn has_sink(&self) -> bool {
-        Self::SCOPED || Self::ROUTED
-    }
-
     /// Puts the keeper into the slot. Returns the number of segments parked there.
     ///
     /// # Safety
@@ -208,7 +203,6 @@ pub(super) struct Half<W> {
     raw: *mut ibv_qp,
     pub(super) attached: Attached,
     pub(super) chain: Chain<W>,
-    pub(super) domain: *const PdInner,
     /// Fork generation that may post; `NEVER` once the queue pair is destroyed.
     live_in: u32,
     /// The error of posts to a queue that is not live.
@@ -222,7 +216,7 @@ pub(super) struct Half<W> {
 }
 
 // SAFETY: moving a half to another thread is sound: providers lock their queues (devices in
-// single-threaded mode are refused when they are opened), and the domain pointer is only compared.
+// single-threaded mode are refused when they are opened).
 unsafe impl<W> Send for Half<W> {}
 // SAFETY: sharing a half is sound: no method on `&Half` posts.
 unsafe impl<W> Sync for Half<W> {}
@@ -239,8 +233,7 @@ impl<W: WorkRequest> Half<W> {
         Self {
             raw,
             attached,
-            chain: Chain::new(requests as usize, max_sge as usize),
-            domain: pd.identity(),
+            chain: Chain::new(requests as usize, max_sge as usize, pd.identity()),
             live_in: pd.context.fork,
             ended: ErrorKind::NoDevice,
             context: Arc::clone(&pd.context),
@@ -250,10 +243,11 @@ impl<W: WorkRequest> Half<W> {
         }
     }
 
-    /// Writes request `at` of the chain, and fills the slot `at` places after the head with `keep`.
+    /// Writes request `at`, and fills the slot `at` places after the head with `keep`.
     ///
     /// `fill` completes the request once its list is written; `info` is the slot's description
-    /// without the number of segments. The slot stays free, so it can be staged again.
+    /// without the number of segments. The slot, which is returned, is ready to be
+    /// [parked](Vacant::park). Until then it is free, and can be staged again.
     ///
     /// # Safety
     ///
@@ -267,13 +261,14 @@ impl<W: WorkRequest> Half<W> {
         keep: &K,
         fill: impl FnOnce(&mut W, &mut SgeList<'_>) -> Result<(), Refusal>,
         (info, address): (Info, Option<&AddressHandle>),
-    ) -> Result<(), Refusal> {
+    ) -> Result<Vacant<'_>, Refusal> {
         if self.live_in != fork::generation() {
             return Err(Refusal::Ended);
         }
+        let domain = self.chain.domain;
         let (wr, sges) =
             if at == 0 { self.chain.request_0() } else { self.chain.request(at as usize).ok_or(Refusal::QueueFull)? };
-        let mut list = SgeList::new(sges, self.domain);
+        let mut list = SgeList::new(sges, domain);
         local.describe(&mut list)?;
         fill(wr, &mut list)?;
         let producer = &mut self.attached.producer;
@@ -297,27 +292,24 @@ impl<W: WorkRequest> Half<W> {
         }
         slot.describe(token, info);
         wr.describe(slot.wr_id(), list.count());
-        if at > 0 {
-            self.chain.link(at as usize);
-        }
-        Ok(())
+        Ok(slot)
     }
 
-    /// Posts the request that was staged at the head. `run_after` is the number of unsignaled
-    /// requests directly before the next.
+    /// Posts the request that was staged at the head, whose slot was parked. `run_after` is the
+    /// number of unsignaled requests directly before the next.
     ///
     /// # Safety
     ///
-    /// The latest [`stage`](Self::stage) was of request 0, with this `keep`, and succeeded.
+    /// The latest [`stage`](Self::stage) was of request 0, and [`Vacant::park`] of its slot
+    /// returned these values.
     #[inline(always)]
-    pub(super) unsafe fn submit_one(&mut self, keep: &impl Keep, run_after: u32) -> Outcome {
-        // SAFETY: park_head requires a free slot at the head that is written and described: `stage`
-        // found the slot free and did both.
-        unsafe { self.attached.producer.park_head(keep.has_sink()) };
-        self.attached.producer.advance(run_after);
+    pub(super) unsafe fn submit_one(&mut self, (parked, slot): (Staged, NonNull<Slot>), run_after: u32) -> Outcome {
+        // SAFETY: advance_past requires the slot at the head: `stage` returned it for request 0,
+        // and the head has not moved since (the contract of this function).
+        unsafe { self.attached.producer.advance_past(slot, run_after) };
         match self.ring_doorbell() {
             Ok(()) => Outcome::InFlight,
-            Err((result, bad)) => self.take_back(result, bad, keep.has_sink()),
+            Err((result, bad)) => self.take_back(result, bad, parked),
         }
     }
 
@@ -333,7 +325,10 @@ impl<W: WorkRequest> Half<W> {
         // `stage` found each slot free and did both.
         unsafe { self.attached.producer.park(len) };
         self.attached.producer.advance_by(len, run_after);
-        let Err((result, bad)) = self.ring_doorbell() else { return Ok(()) };
+        self.chain.link(len, true);
+        let result = self.ring_doorbell();
+        self.chain.link(len, false);
+        let Err((result, bad)) = result else { return Ok(()) };
         let posted = self.chain.position(bad, len);
         match posted {
             // The rejected requests can be taken back (S3). The signaled request may be among them,
@@ -355,15 +350,14 @@ impl<W: WorkRequest> Half<W> {
     }
 
     #[cold]
-    fn take_back(&mut self, result: i32, bad: *mut W, has_sink: bool) -> Outcome {
+    fn take_back(&mut self, result: i32, bad: *mut W, parked: Staged) -> Outcome {
         let error = post_error(W::VERB, result);
         if !ptr::eq(bad, self.chain.first()) {
             self.fail();
             return Outcome::Unknown(error);
         }
         // The device did not accept the request (S3).
-        let latest = self.attached.producer.latest(has_sink);
-        match self.attached.producer.take_back(latest) {
+        match self.attached.producer.take_back(parked) {
             Some(mut claimed) => {
                 // The slot stays in the run as a hole.
                 self.attached.producer.set_run(claimed.info.run() + 1);

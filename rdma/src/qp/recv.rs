@@ -173,9 +173,13 @@ impl RecvQueue {
         // (the contract of this function), and if it is returned, the slot was freed without using
         // it.
         match unsafe { self.half.stage(0, (local, token), keep, fill, (info, None)) } {
-            // SAFETY: submit_one requires that request 0 was staged last, with this `keep`: just
-            // done.
-            Ok(()) => unsafe { self.half.submit_one(keep, 0) },
+            Ok(slot) => {
+                // SAFETY: park requires a slot that is written and described: `stage` did both.
+                let parked = unsafe { slot.park() };
+                // SAFETY: submit_one requires that request 0 was staged last, and its slot parked:
+                // just done.
+                unsafe { self.half.submit_one(parked, 0) }
+            }
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }
     }

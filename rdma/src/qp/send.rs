@@ -12,7 +12,7 @@ use super::op::{INLINE, Opcode, Operation, SIGNALED, Work};
 #[cfg(feature = "aio")]
 use super::posting::Routed;
 use super::posting::{Half, Keep, Outcome, PostError, Segments};
-use super::ring::Info;
+use super::ring::{Info, Vacant};
 #[cfg(feature = "aio")]
 use super::ring::{Report, Results, Ticket};
 use crate::cq::Attached;
@@ -146,15 +146,19 @@ impl SendQueue {
         // (the contract of this function), and if it is returned, the slot was freed without using
         // it.
         match unsafe { self.stage(0, run, work, keep) } {
-            // SAFETY: submit_one requires that request 0 was staged last, with this `keep`: just
-            // done.
-            Ok(run_after) => unsafe { self.half.submit_one(keep, run_after) },
+            Ok((slot, run_after)) => {
+                // SAFETY: park requires a slot that is written and described: `stage` did both.
+                let parked = unsafe { slot.park() };
+                // SAFETY: submit_one requires that request 0 was staged last, and its slot parked:
+                // just done.
+                unsafe { self.half.submit_one(parked, run_after) }
+            }
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }
     }
 
-    /// Stages request `at` of a chain, with `run` unsignaled requests directly before it. Returns
-    /// the number of unsignaled requests directly before the next.
+    /// Stages request `at`, with `run` unsignaled requests directly before it. Returns its slot and
+    /// the number of unsignaled requests directly before the next request.
     ///
     /// # Safety
     ///
@@ -166,13 +170,13 @@ impl SendQueue {
         run: u32,
         work: &Work<O, L>,
         keep: &impl Keep,
-    ) -> Result<u32, Refusal> {
+    ) -> Result<(Vacant<'_>, u32), Refusal> {
         let Self { half, limits } = self;
         // The provider copies inline data, which is only borrowed (S2).
         let flags = work.flags | L::INLINE;
         let asked = flags & SIGNALED != 0 || limits.signal_all;
         let forced = !asked && half.attached.producer.must_signal(run);
-        let (domain, address) = (half.domain, work.operation.address());
+        let (domain, address) = (half.chain.domain, work.operation.address());
         let info = Info::new(run, 0, O::OPCODE).forced(forced);
         let fill = |wr: &mut ibv_send_wr, list: &mut super::local::SgeList<'_>| {
             let len = list.total();
@@ -203,8 +207,8 @@ impl SendQueue {
             Ok(())
         };
         // SAFETY: `Half::stage` has the same contract as this function.
-        unsafe { half.stage(at, (&work.local, work.token), keep, fill, (info, address)) }?;
-        Ok(if asked || forced { 0 } else { run + 1 })
+        let slot = unsafe { half.stage(at, (&work.local, work.token), keep, fill, (info, address)) }?;
+        Ok((slot, if asked || forced { 0 } else { run + 1 }))
     }
 
     /// Sets the maximum length of a datagram, in bytes.

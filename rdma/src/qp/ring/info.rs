@@ -3,13 +3,14 @@
 
 use crate::types::Opcode;
 
+const RUN: u32 = 0xffff;
+const COUNT_SHIFT: u32 = 16;
 const COUNT: u32 = 0x1fff;
-const ROUTED: u32 = 1 << 13;
-const KEEPING: u32 = 1 << 14;
-const SCOPED: u32 = 1 << 15;
-const RUN_SHIFT: u32 = 16;
+const ROUTED: u32 = 1 << 29;
+const KEEPING: u32 = 1 << 30;
+const SCOPED: u32 = 1 << 31;
 /// `memory` of a request with one segment that belongs to a poller, without run and keep-alive.
-const SINGLE: u32 = 1;
+const SINGLE: u32 = 1 << COUNT_SHIFT;
 const FORCED: u32 = 1 << 8;
 const DATAGRAM: u32 = 1 << 9;
 
@@ -20,11 +21,11 @@ pub(crate) const MAX_SEGMENTS: usize = COUNT as usize;
 ///
 /// | bits of `memory` | meaning |
 /// | --- | --- |
-/// | 0..13 | number of segments parked; 0 when scoped |
-/// | 13 | the completion goes to the queue's results |
-/// | 14 | a keep-alive is parked (A1 of [`posting`](crate::qp::posting)) |
-/// | 15 | the memory is lent by a scope |
-/// | 16..32 | number of slots directly before this one whose unsignaled or failed requests this one's completion releases |
+/// | 0..16 | number of slots directly before this one whose unsignaled or failed requests this one's completion releases |
+/// | 16..29 | number of segments parked; 0 when scoped |
+/// | 29 | the completion goes to the queue's results |
+/// | 30 | a keep-alive is parked (A1 of [`posting`](crate::qp::posting)) |
+/// | 31 | the memory is lent by a scope |
 ///
 /// | bits of `request` | meaning |
 /// | --- | --- |
@@ -44,13 +45,14 @@ impl Info {
     /// segments than a list has elements, which is at most [`MAX_SEGMENTS`].
     #[inline(always)]
     pub(crate) const fn new(run: u32, count: usize, opcode: Opcode) -> Self {
-        Self { memory: run << RUN_SHIFT | count as u32 & COUNT, request: opcode as u32 }
+        debug_assert!(run <= RUN);
+        Self { memory: run, request: opcode as u32 }.with_count(count)
     }
 
     /// Sets the number of segments, which must be 0 before.
     #[inline(always)]
     pub(crate) const fn with_count(self, count: usize) -> Self {
-        Self { memory: self.memory | count as u32 & COUNT, ..self }
+        Self { memory: self.memory | (count as u32 & COUNT) << COUNT_SHIFT, ..self }
     }
 
     #[inline(always)]
@@ -93,7 +95,7 @@ impl Info {
     /// Whether the request has at most one segment, and no run, keep-alive or scope.
     #[inline(always)]
     pub(crate) const fn is_at_most_single(self) -> bool {
-        self.memory <= SINGLE
+        self.memory & !SINGLE == 0
     }
 
     /// Whether the request has no segment, run, keep-alive or scope.
@@ -104,12 +106,12 @@ impl Info {
 
     #[inline]
     pub(crate) const fn run(self) -> u32 {
-        self.memory >> RUN_SHIFT
+        self.memory & RUN
     }
 
     #[inline]
     pub(crate) const fn count(self) -> u16 {
-        (self.memory & COUNT) as u16
+        (self.memory >> COUNT_SHIFT & COUNT) as u16
     }
 
     #[inline]

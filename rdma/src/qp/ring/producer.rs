@@ -149,13 +149,24 @@ impl Producer {
         self.run
     }
 
-    /// Moves the head past a slot that was parked or skipped (R5: never back).
-    #[inline(always)]
+    /// Moves the head past its slot, which was parked or is skipped (R5: never back).
     pub(crate) fn advance(&mut self, run: u32) {
+        // SAFETY: advance_past requires the slot at the head: it is.
+        unsafe { self.advance_past(self.head, run) };
+    }
+
+    /// As [`advance`](Self::advance), for a caller that has the slot.
+    ///
+    /// # Safety
+    ///
+    /// The slot is the one at the head.
+    #[inline(always)]
+    pub(crate) unsafe fn advance_past(&mut self, slot: NonNull<Slot>, run: u32) {
+        debug_assert_eq!(slot, self.head);
         self.run = run;
         // SAFETY: add requires a result within the slots or just past them: the head was before
         // `end` (P1).
-        self.head = unsafe { self.head.add(1) };
+        self.head = unsafe { slot.add(1) };
         self.next_id = self.next_id.wrapping_add(1);
         if self.head == self.end {
             self.turn();
@@ -201,37 +212,11 @@ impl Producer {
         Staged { wr_id: self.queue_bits | self.ring().name(index, lap) }
     }
 
-    /// Parks the slot at the head (R3).
-    ///
-    /// # Safety
-    ///
-    /// The slot is free, and [`Vacant::describe`] was called on it. The description has the number
-    /// of segments that were written. It is scoped if, and only if, `set_sink` was called.
-    /// `has_sink` is true if, and only if, `set_sink` or `route` was called. It is keeping if, and
-    /// only if, `set_keep_alive` was called.
-    #[inline(always)]
-    pub(crate) unsafe fn park_head(&mut self, has_sink: bool) {
-        let wr_id = if has_sink { self.next_id | SINK } else { self.next_id };
-        // SAFETY: as_ref requires a valid slot: the head is a slot of the ring (P1), which is never
-        // freed (R4).
-        unsafe { self.head.as_ref() }.state.park(wr_id);
-    }
-
-    /// The use of the slot before the head, which was parked last.
-    pub(crate) fn latest(&self, has_sink: bool) -> Staged {
-        let (index, lap) = match self.head().checked_sub(1) {
-            Some(index) => (index, self.lap),
-            None => (self.depth - 1, self.lap.previous(self.ring().lap_mask())),
-        };
-        let sink = if has_sink { SINK } else { 0 };
-        Staged { wr_id: self.queue_bits | self.ring().name(index, lap) | sink }
-    }
-
     /// Parks the `count` slots from the head on.
     ///
     /// # Safety
     ///
-    /// Each slot meets the contract of [`park_head`](Self::park_head), without a sink.
+    /// Each slot is free and meets the contract of [`Vacant::park`], without a sink.
     pub(crate) unsafe fn park(&mut self, count: u32) {
         for ahead in 0..count {
             let Staged { wr_id } = self.staged(ahead);
@@ -366,6 +351,19 @@ impl Vacant<'_> {
         let entry = unsafe { &mut *entry };
         entry.token = token;
         entry.info = info;
+    }
+
+    /// Parks the slot (R3). Returns the use of the slot, and the slot.
+    ///
+    /// # Safety
+    ///
+    /// [`describe`](Self::describe) was called. The description has the number of segments that
+    /// were written. It is scoped if, and only if, `set_sink` was called; routed if, and only if,
+    /// `route` was called; and keeping if, and only if, `set_keep_alive` was called.
+    #[inline(always)]
+    pub(crate) unsafe fn park(self) -> (Staged, NonNull<Slot>) {
+        self.slot.state.park(self.wr_id);
+        (Staged { wr_id: self.wr_id }, NonNull::from(self.slot))
     }
 
     /// Writes a sink in place of the first segment, for a request whose memory is lent.

@@ -36,20 +36,6 @@ unsafe impl Send for SharedProducer {}
 // to the ring, which is Sync.
 unsafe impl Sync for SharedProducer {}
 
-impl Vacant<'_> {
-    /// Parks a slot of a [`SharedProducer`] (R3).
-    ///
-    /// # Safety
-    ///
-    /// A [`SharedProducer`] returned the slot. [`Vacant::describe`] was called on it, with the
-    /// number of segments that were written, and without a sink or a keep-alive.
-    #[inline]
-    pub(crate) unsafe fn park(self) -> Staged {
-        self.slot.state.park(self.wr_id);
-        Staged { wr_id: self.wr_id }
-    }
-}
-
 impl SharedProducer {
     /// # Safety
     ///

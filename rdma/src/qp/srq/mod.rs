@@ -326,7 +326,7 @@ impl<T: Transport> SrqBuilder<T> {
         let producer = attach_shared(slots, max_sge).map_err(|error| refused(error.kind()))?;
         Ok(SharedReceiveQueue {
             held: Some(Held { producer, inner }),
-            chain: Chain::new(1, max_sge as usize),
+            chain: Chain::new(1, max_sge as usize, pd.identity()),
             live_in: context.fork,
             processor_writes: scatter::processor_writes(context),
             depth,

@@ -79,8 +79,9 @@ impl<T: Transport> SharedReceiveQueue<T> {
             return Err(Refusal::NotSupported);
         }
         let Some(Held { producer, inner }) = &mut self.held else { return Err(Refusal::Ended) };
+        let domain = self.chain.domain;
         let (wr, sges) = self.chain.request_0();
-        let mut list = SgeList::new(sges, inner.pd.identity());
+        let mut list = SgeList::new(sges, domain);
         local.describe(&mut list)?;
         if T::IS_DATAGRAM && list.total() < Grh::LEN as u64 {
             return Err(Refusal::OutOfBounds);
@@ -91,9 +92,9 @@ impl<T: Transport> SharedReceiveQueue<T> {
         let count = unsafe { Segments(local).park(&mut slot) };
         slot.describe(token, Info::new(0, 0, Opcode::Recv).datagram(T::IS_DATAGRAM).with_count(count));
         wr.describe(slot.wr_id(), list.count());
-        // SAFETY: park requires a slot of a shared producer that is described, with its number of
-        // segments: just done.
-        Ok((unsafe { slot.park() }, inner.raw.as_ptr()))
+        // SAFETY: park requires a slot that is described, with its number of segments: just done.
+        let (staged, _) = unsafe { slot.park() };
+        Ok((staged, inner.raw.as_ptr()))
     }
 
     /// Posts the request that was staged last.
