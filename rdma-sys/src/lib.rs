@@ -48,9 +48,10 @@
 //! | default | [`LoadError`] says which paths were tried, and why each failed | the call fails with `EOPNOTSUPP` |
 //! | feature `linked` | the program does not start | the call fails with `EOPNOTSUPP` if the function is newer than rdma-core 44, else the program does not start |
 //!
-//! By default, `RDMA_IBVERBS_PATH` and `RDMA_RDMACM_PATH` set the files to load; otherwise the
-//! dynamic loader searches `libibverbs.so.1` and `librdmacm.so.1`. A library is never unloaded: its
-//! threads and providers may run at any time.
+//! By default, `RDMA_IBVERBS_PATH` and `RDMA_RDMACM_PATH` set the files to load, except in a
+//! set-user-ID program, whose caller chose the environment; otherwise the dynamic loader searches
+//! `libibverbs.so.1` and `librdmacm.so.1`. A library is never unloaded: its threads and providers
+//! may run at any time.
 //!
 //! Feature `linked` binds the libraries at link time instead, for distributions. If one dependent
 //! enables the feature and another does not, the libraries are linked for both.
@@ -134,7 +135,7 @@ pub use self::{
     bindings::*,
     ibverbs::Ibverbs,
     inline::*,
-    load::{Attempt, LoadError, Variable},
+    load::{Attempt, LoadError, Variable, trusted_variable},
     macros::*,
     rdmacm::RdmaCm,
     transition::{QpAttrMask, QpTransition},

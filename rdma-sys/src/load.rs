@@ -1,9 +1,10 @@
 //! Loading of the system's libraries, and look-up of their symbols.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 #[cfg(not(feature = "linked"))]
-use std::{ffi::OsString, sync::OnceLock};
+use std::sync::OnceLock;
 
 use libloading::os::unix::Library;
 
@@ -22,6 +23,17 @@ const LIBRARY_PATH: &str = "the path of a library that can be loaded";
 static IBVERBS_PATH: Variable = Variable { name: "RDMA_IBVERBS_PATH", values: LIBRARY_PATH };
 #[cfg(not(feature = "linked"))]
 static RDMACM_PATH: Variable = Variable { name: "RDMA_RDMACM_PATH", values: LIBRARY_PATH };
+
+/// The value of an environment variable that decides which code a process runs, or whether the
+/// process lives. `None` if the variable is unset or empty, or if the process has rights that its
+/// caller lacks (a set-user-ID program): then the caller chose the environment, and the dynamic
+/// loader ignores `LD_PRELOAD`, too.
+#[must_use]
+pub fn trusted_variable(name: &str) -> Option<OsString> {
+    // SAFETY: getauxval has no requirement.
+    let is_trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
+    std::env::var_os(name).filter(|value| is_trusted && !value.is_empty())
+}
 
 /// A library that this crate can load.
 #[cfg(not(feature = "linked"))]
@@ -105,7 +117,7 @@ pub(crate) fn load_once<T>(
     if let Some(table) = cell.get() {
         return Ok(table);
     }
-    let library = open(name, std::env::var_os(name.variable.name))?;
+    let library = open(name, trusted_variable(name.variable.name))?;
     Ok(cell.get_or_init(|| fill(library)))
 }
 
@@ -114,14 +126,13 @@ pub(crate) fn load_once<T>(
 #[cfg(not(feature = "linked"))]
 fn open(name: Name, path: Option<OsString>) -> Result<&'static Library, LoadError> {
     let Name { library, sonames, variable } = name;
-    let path = path.filter(|path| !path.is_empty());
     let from_environment = path.is_some();
     let candidates = path.map_or_else(|| sonames.iter().map(OsString::from).collect(), |path| vec![path]);
     let mut attempts = Vec::new();
     for path in candidates {
         // SAFETY: open wants that the library's initialisers may run. rdma-core's demand nothing of
         // a program; a path from the environment is the user's choice of code to run, as LD_PRELOAD
-        // is.
+        // is, and `trusted_variable` has refused those of another user.
         match unsafe { Library::open(Some(&path), libc::RTLD_NOW | libc::RTLD_LOCAL) } {
             Ok(library) => return Ok(Box::leak(Box::new(library))),
             Err(error) => attempts.push(Attempt { path: path.into(), reason: reason(&error) }),
@@ -172,8 +183,7 @@ mod tests {
     #[test]
     fn every_name_that_was_searched_is_in_the_error() {
         let name = Name { sonames: &["libnot-there.so.1", "libnor-there.so.1"], ..RDMACM };
-        // An empty variable counts as unset.
-        let text = open(name, Some("".into())).unwrap_err().to_string();
+        let text = open(name, None).unwrap_err().to_string();
         assert!(text.contains("tried libnot-there.so.1: libnot-there.so.1: cannot open shared object file"), "{text}");
         assert!(text.contains("; tried libnor-there.so.1: "), "{text}");
         assert!(text.contains("set RDMA_RDMACM_PATH"), "{text}");

@@ -48,6 +48,37 @@ mod loaded {
         );
     }
 
+    /// Who starts a set-user-ID program must not choose the code that it runs.
+    #[test]
+    fn a_program_with_rights_of_its_own_takes_no_library_from_the_environment() {
+        // Only root can give a file to another user.
+        const NOBODY: u32 = 65534;
+        let this = std::env::current_exe().unwrap();
+        let program = concat!(env!("CARGO_TARGET_TMPDIR"), "/set-user-id");
+        std::fs::copy(this, program).unwrap();
+        if let Err(error) = std::os::unix::fs::chown(program, Some(NOBODY), None) {
+            return rdma_test_support::skip(&format!("a file of another user: {error}"));
+        }
+        std::fs::set_permissions(program, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
+        let mut command = std::process::Command::new(program);
+        command.args(["--exact", "--ignored", "--nocapture", "loaded::in_a_set_user_id_program"]);
+        let output = command.env("RDMA_IBVERBS_PATH", "/nonexistent/verbs.so").output().unwrap();
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && out.contains(" 1 passed"), "{out}");
+    }
+
+    #[test]
+    #[ignore = "run by a_program_with_rights_of_its_own_takes_no_library_from_the_environment"]
+    fn in_a_set_user_id_program() {
+        // SAFETY: getauxval has no requirement.
+        if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
+            return rdma_test_support::skip("the file system ignores the set-user-ID bit");
+        }
+        if let Err(error) = Ibverbs::system() {
+            assert_eq!(error.attempts()[0].path.to_str(), Some("libibverbs.so.1"));
+        }
+    }
+
     #[test]
     #[ignore = "run by the_environment_names_the_library"]
     fn from_a_path_that_does_not_exist() {

@@ -102,7 +102,7 @@ impl Device {
     pub(crate) fn hardware() -> Result<Vec<Self>> {
         let listed = match Ibverbs::system() {
             Ok(table) => Self::list_of(table, false),
-            Err(error) if std::env::var_os(error.variable().name).is_some_and(|path| !path.is_empty()) => {
+            Err(error) if rdma_sys::trusted_variable(error.variable().name).is_some() => {
                 tracing::warn!(%error, "no hardware devices");
                 return Err(Error::new(Operation::LoadLibrary, ErrorKind::InvalidVariable(error.variable())));
             }

@@ -192,7 +192,7 @@ pub use qp::{
     SrqBuilder, Transport, Uc, Ud, Writable,
 };
 pub use rdma_mem::{Copier, CopyFailed};
-pub use rdma_sys::Variable;
+pub use rdma_sys::{Variable, trusted_variable};
 pub use types::{
     AckTimeout, AtomicCapability, Capabilities, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError,
     Path, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, SrqId, TransportType, WcError,

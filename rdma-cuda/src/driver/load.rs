@@ -70,9 +70,9 @@ fn advice(error: &CudaError) -> &'static str {
     }
 }
 
-/// The paths to try, the best first.
+/// The paths to try, the best first. A set-user-ID program takes none from its caller.
 pub(super) fn candidates() -> Vec<OsString> {
-    match std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
+    match rdma::trusted_variable(VARIABLE) {
         Some(path) => vec![path],
         None => SONAMES.iter().map(OsString::from).collect(),
     }

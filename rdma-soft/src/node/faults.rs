@@ -12,9 +12,10 @@ use crate::log::log;
 /// The environment variable that holds the plan of a process.
 pub const VARIABLE: &str = "RDMA_SOFT_FAULT";
 
-/// Returns the plan in the environment; an empty variable counts as unset.
+/// Returns the plan in the environment, which a set-user-ID program ignores: a plan can end the
+/// process.
 pub(crate) fn from_environment() -> Result<Option<FaultPlan>, &'static Variable> {
-    let Some(text) = std::env::var_os(VARIABLE).filter(|text| !text.is_empty()) else { return Ok(None) };
+    let Some(text) = rdma_sys::trusted_variable(VARIABLE) else { return Ok(None) };
     match text.to_str().map(str::parse) {
         Some(Ok(plan)) => Ok(Some(plan)),
         Some(Err(error)) => Err(invalid(&error)),
