@@ -2,10 +2,10 @@
 //! them for programs.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::slice;
 
 use rdma_sys::{ibv_context, ibv_gid_entry, ibv_gid_type};
@@ -26,7 +26,8 @@ pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads a file of a device's sysfs folder, without its last line's end. Returns the length, or -1.
+/// Reads a file of a device's sysfs folder, without its last line's end. Returns the length of the
+/// string in `buf`, or -1, also if the string does not fit.
 ///
 /// # Safety
 ///
@@ -46,28 +47,33 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     let file = unsafe { CStr::from_ptr(file) };
     // The file is read by system calls that are cancellation points.
     let _pending = Pending::new();
-    let Some(text) = sysfs_file(dir.to_bytes(), file.to_bytes()) else { return -1 };
+    let Some(text) = sysfs_file(dir.to_bytes(), file.to_bytes(), size) else { return -1 };
     // SAFETY: the slice requires `size` bytes that nobody else uses during the call, by this
     // function's condition and the check; they need no value.
     let room = unsafe { slice::from_raw_parts_mut(buf.cast::<MaybeUninit<u8>>(), size) };
-    let len = text.len().min(size);
+    let len = text.len();
     for (to, from) in room.iter_mut().zip(text.into_iter().chain([0])) {
         to.write(from);
     }
     c_int::try_from(len).unwrap_or(-1)
 }
 
-fn sysfs_file(dir: &[u8], file: &[u8]) -> Option<Vec<u8>> {
-    let path = Path::new(OsStr::from_bytes(dir)).join(OsStr::from_bytes(file));
-    if let Ok(mut text) = fs::read(path) {
+/// The text of a file, if it is shorter than `size` bytes.
+fn sysfs_file(dir: &[u8], file: &[u8], size: usize) -> Option<Vec<u8>> {
+    let path = [dir, file].join(&b'/');
+    let mut text = Vec::new();
+    if let Ok(opened) = File::open(OsStr::from_bytes(&path)) {
+        // A file need not end.
+        opened.take(size as u64).read_to_end(&mut text).ok()?;
         if text.last() == Some(&b'\n') {
             text.pop();
         }
-        return Some(text);
+    } else {
+        let is_ours = dir.starts_with(b"/sys/class/infiniband/soft");
+        let known = DEVICE_FILES.iter().find(|(name, _)| is_ours && name.as_bytes() == file)?;
+        text.extend(known.1.as_bytes());
     }
-    let is_ours = dir.starts_with(b"/sys/class/infiniband/soft");
-    let known = DEVICE_FILES.iter().find(|(name, _)| is_ours && name.as_bytes() == file)?;
-    Some(known.1.into())
+    Some(text).filter(|text| text.len() < size)
 }
 
 /// The type of a GID table entry. Returns 0, or -1 with the reason in `errno`.

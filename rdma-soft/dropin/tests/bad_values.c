@@ -104,6 +104,12 @@ static void devices(void)
 	CHECK(ibv_read_sysfs_file(NULL, "hca_type", memory, 16) == -1);
 	CHECK(ibv_read_sysfs_file("/sys", NULL, memory, 16) == -1);
 	CHECK(ibv_read_sysfs_file(context->device->ibdev_path, "hca_type", NULL, 16) == -1);
+	/* "rdma-soft" fits with its end or not at all: the caller takes the buffer for a string. */
+	CHECK(ibv_read_sysfs_file(context->device->ibdev_path, "hca_type", memory, 10) == 9 && strlen(memory) == 9);
+	CHECK(ibv_read_sysfs_file(context->device->ibdev_path, "hca_type", memory, 9) == -1);
+	/* No more is read than the buffer holds, and the file lies below the folder. */
+	CHECK(ibv_read_sysfs_file("/dev", "zero", memory, 16) == -1);
+	CHECK(ibv_read_sysfs_file("/sys", "/etc/passwd", memory, 4096) == -1);
 }
 
 static void regions(void)
