@@ -77,7 +77,11 @@ fn loader(path: &OsStr, library: &Library) -> Finding {
 fn tracing() -> Finding {
     // Address 0 is never readable: a system that allows the call fails with EFAULT.
     let nowhere = RemoteIoVec { base: 0, len: 1 };
-    let read = process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut [0])], &[nowhere]);
+    let read = match process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut [0])], &[nowhere]) {
+        // The device takes this file instead.
+        Err(Errno::ENOSYS) if fs::File::open("/proc/self/mem").is_ok() => Err(Errno::EFAULT),
+        read => read,
+    };
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let (works, text) = match (read, scope.trim()) {
         (Err(Errno::EFAULT), "2") if !geteuid().is_root() => {

@@ -1,7 +1,9 @@
 //! Other processes, as the kernel identifies them.
 
+use std::fs::File;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -30,11 +32,22 @@ impl Credentials {
 pub(crate) fn read_memory<const N: usize>(pid: i32, address: u64) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let from = RemoteIoVec { base: usize::try_from(address).unwrap_or(0), len: N };
-    let read = process_vm_readv(Pid::from_raw(pid), &mut [IoSliceMut::new(&mut bytes)], &[from]);
-    match read.named("process_vm_readv")? {
+    let read = match process_vm_readv(Pid::from_raw(pid), &mut [IoSliceMut::new(&mut bytes)], &[from]) {
+        // Kernels without CROSS_MEMORY_ATTACH, and QEMU's user mode, lack the call. The file
+        // demands the right to trace, too.
+        Err(Errno::ENOSYS) => read_file(pid, &mut bytes, address)?,
+        read => read.named("process_vm_readv")?,
+    };
+    match read {
         read if read == N => Ok(bytes),
         _ => Err(Error { call: "process_vm_readv", errno: Errno::EFAULT }),
     }
+}
+
+/// Reads another process's memory through the file that the kernel makes of it.
+fn read_file(pid: i32, bytes: &mut [u8], address: u64) -> Result<usize> {
+    let memory = File::open(format!("/proc/{pid}/mem")).named("open of /proc/PID/mem")?;
+    memory.read_at(bytes, address).named("read of /proc/PID/mem")
 }
 
 /// Lets processes with this process's rights trace this process where the Yama module restricts
@@ -68,4 +81,21 @@ pub(crate) fn is_stopped(pid: i32) -> bool {
     // The program's name, in parentheses, may contain any characters, so the search starts at the
     // end.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_read_the_same_memory() {
+        let (word, pid) = (0x0123_4567_89ab_cdef_u64, nix::unistd::getpid().as_raw());
+        let address = std::ptr::from_ref(&word).expose_provenance() as u64;
+        assert_eq!(read_memory(pid, address).map(u64::from_ne_bytes).ok(), Some(word));
+        let mut bytes = [0; 8];
+        assert_eq!(read_file(pid, &mut bytes, address).ok(), Some(8));
+        assert_eq!(u64::from_ne_bytes(bytes), word);
+        assert!(read_file(pid, &mut bytes, 0).is_err());
+        assert!(read_file(pid, &mut bytes, u64::MAX).is_err());
+    }
 }
