@@ -61,6 +61,10 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
 /// From this size in bytes on, [`copy_for_peer`] may store past the caches.
 const LONG: usize = 16 << 10;
 
+/// Bytes that [`copy_from_peer`] copies at a time, and how far ahead of them it fetches.
+const BLOCK: usize = 256;
+const AHEAD: usize = 1024;
+
 /// Copies like [`copy()`], to memory that another core reads next.
 ///
 /// A core may read bytes faster from memory than from the cache of the core that has just stored
@@ -79,6 +83,31 @@ pub unsafe fn copy_for_peer(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: `imp::copy_for_peer` has this function's three conditions, on the same arguments.
         unsafe { imp::copy_for_peer(dst, src, len) }
     }
+}
+
+/// Copies like [`copy_ordered`], from memory that another core has just stored.
+///
+/// Lines in another core's cache, or behind it, arrive late: copies of 16 KiB and more fetch them
+/// ahead.
+///
+/// # Safety
+///
+/// The three conditions of [`copy()`].
+#[inline]
+pub unsafe fn copy_from_peer(dst: *mut u8, src: *const u8, len: usize) {
+    let mut at = 0;
+    if len >= LONG {
+        // At least 8 bytes are left, so that `copy_ordered` has the whole last word.
+        while at + BLOCK + 8 <= len {
+            imp::prefetch(src.wrapping_add(at + AHEAD), BLOCK);
+            // SAFETY: `at + BLOCK < len`, so both ranges are parts of ranges that meet the three
+            // conditions.
+            unsafe { imp::copy(dst.wrapping_add(at), src.wrapping_add(at), BLOCK) };
+            at += BLOCK;
+        }
+    }
+    // SAFETY: `at <= len`, so both ranges are the ends of ranges that meet the three conditions.
+    unsafe { copy_ordered(dst.wrapping_add(at), src.wrapping_add(at), len - at) }
 }
 
 /// Copies like [`copy()`], and makes the last bytes visible last.

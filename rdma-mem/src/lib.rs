@@ -4,7 +4,8 @@
 //! over such memory are data races. All access to such memory goes through this crate:
 //!
 //! * [`copy()`] and [`copy_ordered`] move bytes as if each were a relaxed atomic access, at the
-//!   speed of `memcpy`; [`copy_for_peer`] moves them to memory that another core reads next;
+//!   speed of `memcpy`; [`copy_for_peer`] moves them to memory that another core reads next, and
+//!   [`copy_from_peer`] from memory that another core has just written;
 //! * [`word`] has aligned atomic words at raw addresses;
 //! * [`SharedMemory`] is memory that other processes may map, and [`Mapping`] is a peer's view of
 //!   it;
@@ -30,7 +31,7 @@ mod slice;
 pub mod word;
 
 pub use copier::{Copier, CopyFailed};
-pub use copy::{copy, copy_for_peer, copy_ordered};
+pub use copy::{copy, copy_for_peer, copy_from_peer, copy_ordered};
 pub use reduce::{Operation, Scalar, Stores, reduce};
 pub use shared::{Backing, Mapping, Segment, SegmentView, SharedMemory, SharedMemoryError, page_size};
 pub use slice::{SharedSlice, SharedSliceMut, SliceError};

@@ -44,6 +44,13 @@ pub(super) unsafe fn copy_for_peer(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { copy(dst, src, len) }
 }
 
+/// Nothing is fetched ahead.
+#[cfg_attr(
+    not(any(miri, feature = "portable", not(any(target_arch = "x86_64", target_arch = "aarch64")))),
+    allow(dead_code, reason = "tests compare the copies only")
+)]
+pub(super) fn prefetch(_: *const u8, _: usize) {}
+
 /// Loads 8 bytes from any address.
 ///
 /// # Safety

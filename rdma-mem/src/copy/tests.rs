@@ -53,6 +53,11 @@ fn copies_for_a_peer_have_every_byte_and_nothing_else() {
 }
 
 #[test]
+fn copies_from_a_peer_have_every_byte_and_nothing_else() {
+    check(copy_from_peer);
+}
+
+#[test]
 fn portable_copies_every_byte_and_nothing_else() {
     check(portable::copy);
 }

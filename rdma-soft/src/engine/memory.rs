@@ -134,6 +134,21 @@ impl<'a> Target<'a> {
         unsafe { rdma_mem::copy_ordered(self.ptr, source.ptr, len) }
     }
 
+    /// Like [`write`](Self::write), from memory that another core may have just written.
+    #[inline(always)]
+    pub(super) fn write_from_peer(&self, source: Source<'_>) {
+        let len = self.len.min(source.len);
+        if source.ptr.addr().abs_diff(self.ptr.addr()) < len {
+            self.write_overlapping(source, len);
+            return;
+        }
+        // SAFETY: `copy_from_peer` requires two ranges that are valid for `len` bytes: invariants 1
+        // and 4, and `len` is the shorter length. It requires that the ranges do not overlap:
+        // checked just above, and the same memory mapped twice is not one range. Others access them
+        // only as invariant 1 allows.
+        unsafe { rdma_mem::copy_from_peer(self.ptr, source.ptr, len) }
+    }
+
     /// Copies `source` to the start of the target, as much as fits, for a reader on another core.
     #[inline]
     fn write_for_peer(&self, source: Source<'_>) {

@@ -99,6 +99,11 @@ pub(crate) struct EngineConfig {
 pub(crate) trait Outbound {
     /// The largest payload of one frame, in bytes: at least [`limits::SHORTEST_LIMIT`].
     fn max_payload(&self) -> usize;
+    /// The payload in bytes of the next frame of a message, of which `rest` bytes are left.
+    #[inline]
+    fn piece(&mut self, rest: u32) -> u32 {
+        rest.min(u32::try_from(self.max_payload()).unwrap_or(u32::MAX))
+    }
     /// Pushes a frame and its whole payload; false if there is no room for them now.
     fn try_push(&mut self, header: &Header, payload: &Gather<'_>) -> bool;
 }

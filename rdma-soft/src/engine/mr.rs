@@ -310,7 +310,7 @@ impl MrTable {
         match list {
             // The common case: the payload goes to the start of a single entry.
             [sge] if skip == 0 && !payload.is_empty() && payload.len() <= sge.length as usize => {
-                self.local_target(pd, sge, 0, payload.len()).map(|target| target.write(payload)).is_some()
+                self.local_target(pd, sge, 0, payload.len()).map(|target| target.write_from_peer(payload)).is_some()
             }
             _ => self.scatter_in_pieces(pd, list, skip as usize, payload),
         }
@@ -330,7 +330,7 @@ impl MrTable {
             let take = (whole - skip).min(payload.len() - done);
             let Some(target) = self.local_target(pd, sge, skip, take) else { return false };
             let Some(part) = payload.part(done, take) else { return false };
-            target.write(part);
+            target.write_from_peer(part);
             done += take;
             skip = 0;
         }

@@ -288,7 +288,7 @@ impl Uc {
         (frame.addr, frame.key, frame.total) = (request.remote_addr, request.rkey, total);
         frame.set_offset(self.offset, request.imm);
         frame.flags = frame::request_flags(request.flags);
-        let len = (total - self.offset).min(u32::try_from(out.max_payload()).unwrap_or(u32::MAX));
+        let len = out.piece(total - self.offset);
         let Some(pushed) = transfer::push_piece(qp, &frame.encode(), (self.offset, len), tables, out) else {
             self.fail_sends(qp, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
             return true;

@@ -5,9 +5,11 @@ use core::sync::atomic::Ordering;
 
 use super::doorbell;
 use super::memory::{Ends, Flag, Ring};
+use super::pace::Pace;
 use super::peer::Peer;
 use super::ring::{Consumer, Corrupt, Producer, Region};
 use crate::engine::{Gather, HEADER_WORDS, Header, Outbound, Source, Target};
+use crate::os;
 
 /// Bytes written but unpublished after which `try_push` publishes, so that producer and consumer
 /// copy at the same time.
@@ -21,6 +23,9 @@ const RELEASE_LATER: u64 = 4096;
 /// frame takes longer than many looks for it.
 const LARGE: usize = 16 << 10;
 
+/// Unconsumed bytes from which frames are as large as the link allows.
+const BEHIND: u64 = 64 << 10;
+
 /// One end of a link to another process.
 #[derive(Debug)]
 pub(crate) struct Duplex {
@@ -32,11 +37,15 @@ pub(crate) struct Duplex {
     peer_asleep: Flag,
     pulse: Flag,
     peer_pulse: Flag,
-    /// The peer's pulse before the first unpublished large frame was written.
+    /// The peer's pulse before the first unpublished large frame was written, if the peer had
+    /// consumed all frames before.
     before_large: Option<u64>,
     /// The peer's pulse at the last check (`seen`) and at the last ring (`rung`).
     seen: u64,
     rung: Option<u64>,
+    /// The pulse as last read.
+    pulse_read: u64,
+    pace: Pace,
     /// The peer wrote an impossible value.
     corrupt: bool,
 }
@@ -55,6 +64,8 @@ impl Duplex {
             before_large: None,
             seen: 0,
             rung: None,
+            pulse_read: 0,
+            pace: Pace::default(),
             corrupt: false,
         }
     }
@@ -190,6 +201,20 @@ impl Duplex {
         }
     }
 
+    /// Notes that `len` bytes of a large payload are sent, and now and then looks how near the
+    /// peer's core is: the peer has just written its pulse, unless it has stopped.
+    fn pace(&mut self, len: usize) {
+        if self.pace.counts(len) {
+            let (last, before) = (self.pulse_read, os::now());
+            let pulse = self.peer_pulse();
+            let now = os::now();
+            self.pace.sample(now, (pulse != last).then_some(now.0 - before.0));
+            // The lines of a stream through the caches come back when they have left the cache of
+            // the peer's core.
+            self.out.spread(self.pace.is_cached());
+        }
+    }
+
     /// Whether the peer has not looked for frames since the last call.
     fn has_stopped(&mut self) -> bool {
         let pulse = self.peer_pulse();
@@ -205,8 +230,9 @@ impl Duplex {
         must
     }
 
-    fn peer_pulse(&self) -> u64 {
-        self.peer_pulse.word().load(Ordering::Relaxed)
+    fn peer_pulse(&mut self) -> u64 {
+        self.pulse_read = self.peer_pulse.word().load(Ordering::Relaxed);
+        self.pulse_read
     }
 
     /// Rings the peer, unless the peer has not looked for frames since the last ring.
@@ -226,13 +252,29 @@ impl Outbound for Duplex {
         (self.out.max_payload() as usize / 2).min(64 << 10)
     }
 
+    #[inline]
+    fn piece(&mut self, rest: u32) -> u32 {
+        let mut limit = self.max_payload();
+        // While the peer is idle, it copies the first pieces out before the last ones are copied
+        // in. A peer that is behind has enough to do, and larger pieces cost less.
+        if rest as usize > LARGE && self.out.backlog() < BEHIND {
+            limit = limit.min(LARGE);
+        }
+        rest.min(u32::try_from(limit).unwrap_or(u32::MAX))
+    }
+
     fn try_push(&mut self, header: &Header, payload: &Gather<'_>) -> bool {
         let Ok(len) = u32::try_from(payload.len()) else { return false };
         if self.corrupt || len > self.out.max_payload() {
             return false;
         }
-        if payload.len() >= LARGE && self.before_large.is_none() {
-            self.before_large = Some(self.peer_pulse());
+        let is_large = payload.len() >= LARGE;
+        if is_large {
+            self.pace(payload.len());
+            // A peer with frames left may be copying one: `nudge` rings it if it has stopped.
+            if self.before_large.is_none() && self.out.backlog() == 0 {
+                self.before_large = Some(self.peer_pulse());
+            }
         }
         match self.out.push(&header.0, len) {
             Ok(Some(span)) => {
@@ -242,9 +284,10 @@ impl Outbound for Duplex {
                 // mapped. The bytes belong to this side until they are published, and only atomic
                 // accesses touch them.
                 let target = unsafe { Target::from_raw(ptr, span.len as usize) };
-                let copied = payload.copy_for_peer(target);
+                let copied =
+                    if self.pace.is_cached() { payload.copy_to(target) } else { payload.copy_for_peer(target) };
                 debug_assert!(copied, "a gather list longer than its own length");
-                if self.out.unpublished() >= PUBLISH_EVERY {
+                if is_large || self.out.unpublished() >= PUBLISH_EVERY {
                     self.flush();
                 }
                 true
@@ -283,24 +326,59 @@ mod tests {
 
     #[test]
     fn a_large_frame_rings_a_peer_that_does_not_look() {
-        let (mut ours, theirs, bell) = link();
+        let (mut ours, mut theirs, bell) = link();
         push(&mut ours, LARGE);
         ours.flush();
         push(&mut ours, LARGE);
         ours.flush();
         assert_eq!(rings(&bell), 1, "it has not even looked since");
-        theirs.beat();
-        push(&mut ours, LARGE);
-        theirs.beat();
-        ours.flush();
-        assert_eq!(rings(&bell), 0, "it looks");
+        take(&mut theirs);
         push(&mut ours, LARGE);
         ours.flush();
-        assert_eq!(rings(&bell), 1);
-        theirs.beat();
+        assert_eq!(rings(&bell), 1, "it has stopped again");
+        take(&mut theirs);
         push(&mut ours, LARGE - 1);
         ours.flush();
         assert_eq!(rings(&bell), 0);
+    }
+
+    #[test]
+    fn a_peer_that_copies_frames_is_not_rung_for_the_next_ones() {
+        let (mut ours, mut theirs, bell) = link();
+        push(&mut ours, LARGE - 1);
+        ours.flush();
+        for _ in 0..3 {
+            push(&mut ours, LARGE);
+        }
+        assert_eq!(rings(&bell), 0, "it copies the first frame");
+        ours.nudge();
+        ours.nudge();
+        assert_eq!(rings(&bell), 1, "it has stopped");
+        take(&mut theirs);
+        push(&mut ours, LARGE);
+        assert_eq!(rings(&bell), 1);
+    }
+
+    #[test]
+    fn an_idle_peer_gets_small_pieces_and_one_that_is_behind_large_ones() {
+        let (mut ours, mut theirs, _bell) = link();
+        let large = u32::try_from(LARGE).unwrap();
+        assert_eq!([1, large, large + 1, u32::MAX].map(|rest| ours.piece(rest)), [1, large, large, large]);
+        let mut pieces = 0;
+        while ours.piece(u32::MAX) == large {
+            push(&mut ours, LARGE);
+            pieces += 1;
+        }
+        assert_eq!(pieces, 4);
+        assert_eq!(ours.piece(u32::MAX) as usize, ours.max_payload());
+        take(&mut theirs);
+        assert_eq!(ours.piece(u32::MAX), large);
+    }
+
+    /// Consumes everything.
+    fn take(link: &mut Duplex) {
+        while link.drain(&mut 1_000_000, |_, _| {}).unwrap() {}
+        link.release();
     }
 
     #[test]

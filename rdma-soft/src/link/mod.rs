@@ -13,6 +13,7 @@ pub(crate) mod group;
 pub(crate) mod handshake;
 pub(crate) mod loopback;
 pub(crate) mod memory;
+pub(crate) mod pace;
 pub(crate) mod packet;
 pub(crate) mod peer;
 pub(crate) mod ring;
@@ -211,6 +212,14 @@ impl Outbound for Link {
         match &self.medium {
             Medium::Process(duplex) => duplex.max_payload(),
             Medium::Loopback(loopback) => loopback.max_payload(),
+        }
+    }
+
+    #[inline]
+    fn piece(&mut self, rest: u32) -> u32 {
+        match &mut self.medium {
+            Medium::Process(duplex) => duplex.piece(rest),
+            Medium::Loopback(loopback) => loopback.piece(rest),
         }
     }
 

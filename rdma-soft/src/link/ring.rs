@@ -25,8 +25,10 @@ pub(crate) const ALIGN: u64 = 64;
 /// The smallest capacity of a ring, in bytes.
 pub(crate) const MIN_CAPACITY: u64 = 256;
 
-/// A producer goes back to the beginning after one such part of the ring, if it can.
+/// A producer goes back to the beginning after one such part of the ring, if it can, and after so
+/// many bytes at most.
 const SHARE_OF_A_LAP: u64 = 16;
+const MAX_LAP: u64 = 64 << 10;
 
 /// Distance in bytes from the written frame to the prefetched lines, and limit of the bytes
 /// prefetched for one frame.
@@ -124,6 +126,8 @@ pub(crate) struct Producer<R, const H: usize> {
     allocated: u64,
     /// The room that the largest frame so far needed.
     largest: u64,
+    /// Frames take the whole ring in turn.
+    spreads: bool,
 }
 
 impl<R: Region, const H: usize> Producer<R, H> {
@@ -141,12 +145,19 @@ impl<R: Region, const H: usize> Producer<R, H> {
             waiting: false,
             allocated,
             largest: 0,
+            spreads: false,
         }
     }
 
     /// The ring's memory.
     pub(crate) fn region(&self) -> &R {
         &self.region
+    }
+
+    /// Sets whether frames take the whole ring in turn, instead of its beginning as long as the
+    /// consumer keeps up.
+    pub(crate) fn spread(&mut self, spreads: bool) {
+        self.spreads = spreads;
     }
 
     /// The longest payload of a frame. A frame takes at most half of the ring, so that an empty
@@ -196,13 +207,13 @@ impl<R: Region, const H: usize> Producer<R, H> {
     #[inline]
     fn goes_back(&mut self, offset: u64, needed: u64) -> Result<bool, Corrupt> {
         let capacity = self.region.capacity();
-        let (lap, end) = ((capacity / SHARE_OF_A_LAP).max(MIN_CAPACITY), offset + needed);
+        let (lap, end) = ((capacity / SHARE_OF_A_LAP).clamp(MIN_CAPACITY, MAX_LAP), offset + needed);
         if end <= lap {
             return Ok(false);
         }
         // Only if enough room is left for the frames after this one, of which one may be large:
         // until the consumer has passed the padding, only the part before `offset` can be used.
-        if self.has_room(capacity - offset + needed + self.largest + lap / 2)? {
+        if !self.spreads && self.has_room(capacity - offset + needed + self.largest + lap / 2)? {
             return Ok(true);
         }
         let end = end.min(capacity);
@@ -272,6 +283,11 @@ impl<R: Region, const H: usize> Producer<R, H> {
     /// side that goes to sleep while it waits for room.
     pub(crate) fn room_was_made(&self) -> bool {
         self.region.head().load_ordered() != self.head
+    }
+
+    /// Bytes that are not consumed yet, as the consumer reports.
+    pub(crate) fn backlog(&self) -> u64 {
+        self.tail.saturating_sub(self.region.head().load())
     }
 
     /// Whether the consumer reports that all published frames are consumed.

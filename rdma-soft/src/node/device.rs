@@ -22,7 +22,7 @@ use crate::os::socket::Socket;
 use crate::os::wait_set::WaitSet;
 
 /// Default capacity of each ring in bytes.
-const RING_CAPACITY: usize = 1 << 20;
+const RING_CAPACITY: usize = 4 << 20;
 
 /// The longest wait for copies of foreign memory.
 const COPY_PATIENCE: Duration = Duration::from_secs(10);

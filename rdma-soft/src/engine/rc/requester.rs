@@ -334,7 +334,7 @@ impl Requester {
         let mut frame = Frame::new(kind_of(wqe), qp.attr.dest_qpn, qp.qpn, self.next_number, self.epoch());
         (frame.addr, frame.key, frame.total) = (request.remote_addr, request.rkey, wqe.total);
         let (carries, total) = (!request.op.fetches() && !wqe.written, wqe.total);
-        let len = if carries { (total - self.offset).min(clamp(out.max_payload())) } else { 0 };
+        let len = if carries { out.piece(total - self.offset) } else { 0 };
         match request.op {
             Op::CompareSwap => (frame.a, frame.b) = (request.compare_add, request.swap),
             Op::FetchAdd => frame.a = request.compare_add,

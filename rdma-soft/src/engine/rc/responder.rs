@@ -577,7 +577,7 @@ fn send_answer(
             frame.total = *total;
             frame.set_offset(*sent, 0);
             let header = frame.encode();
-            let len = ((*total - *sent) as usize).min(out.max_payload());
+            let len = out.piece(*total - *sent) as usize;
             let payload = if *total == 0 {
                 Some(Source::EMPTY)
             } else {

@@ -124,8 +124,9 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     /// The ring is a queue: each pushed and published frame comes out once, whole and in order.
     #[test]
-    fn a_ring_is_a_queue(log_capacity in 8_u32..14, steps in prop::collection::vec(step(), 1..400)) {
+    fn a_ring_is_a_queue(log_capacity in 8_u32..14, spreads in any::<bool>(), steps in prop::collection::vec(step(), 1..400)) {
         let (memory, mut out, mut inbound) = ring(1 << log_capacity);
+        out.spread(spreads);
         let max = out.max_payload();
         let mut written = VecDeque::new();
         let mut visible = VecDeque::new();
@@ -173,8 +174,9 @@ proptest! {
 
     /// Without memory for the rest of the ring, the beginning of the ring carries all frames.
     #[test]
-    fn a_ring_that_cannot_grow_goes_on(lens in prop::collection::vec((0_u32..=384, 0_u8..4), 1..200)) {
+    fn a_ring_that_cannot_grow_goes_on(spreads in any::<bool>(), lens in prop::collection::vec((0_u32..=384, 0_u8..4), 1..200)) {
         let (_, mut out, mut inbound) = ring_in(1 << 14, 1024 + 64);
+        out.spread(spreads);
         for (len, behind) in lens {
             let pushed = out.push(&[1; H], len).unwrap().or_else(|| {
                 while inbound.next().unwrap().is_some() {}
@@ -260,6 +262,19 @@ fn frames_that_are_taken_in_soon_stay_at_the_beginning() {
         place = place.max(span.at);
     }
     assert!(place > 1 << 15, "the ring was used up to {place}");
+}
+
+#[test]
+fn frames_of_a_stream_take_the_whole_ring_in_turn() {
+    let (_, mut out, mut inbound) = ring(1 << 16);
+    out.spread(true);
+    for count in 0..2_000_u64 {
+        let span = out.push(&[1; H], 64).unwrap().unwrap();
+        assert_eq!(span.at, (count * 128 + 64) % (1 << 16));
+        out.publish();
+        assert!(inbound.next().unwrap().is_some());
+        inbound.release();
+    }
 }
 
 #[test]
