@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use rdma::aio::block_on;
 use rdma::net::{ListenOptions, Node};
 use rdma_examples::failure::say;
-use rdma_examples::file_copy::{self, Receiver};
+use rdma_examples::file_copy::{self, Receiver, Summary};
 use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::{Failure, address};
 use serde_json::json;
@@ -87,15 +87,11 @@ fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
     for path in summary.skipped.iter().filter(|_| !args.service.json) {
         say(&format!("file_copy: {} is neither a file nor a directory; it was not copied", path.display()));
     }
-    let sent = (summary.bytes - summary.kept) as f64;
+    let Summary { files, directories, bytes, kept, seconds, .. } = &summary;
+    let rate = (bytes - kept) as f64 / 1e6 / seconds.max(1e-9);
     let text = format!(
-        "{} files and {} directories of {} bytes, {} of which were there before; {:.3} s, {:.1} MB/s",
-        summary.files,
-        summary.directories,
-        summary.bytes,
-        summary.kept,
-        summary.seconds,
-        sent / 1e6 / summary.seconds.max(1e-9)
+        "{files} files and {directories} directories of {bytes} bytes, {kept} of which were there before; \
+         {seconds:.3} s, {rate:.1} MB/s"
     );
     args.service.print(&json!(summary), &text)
 }

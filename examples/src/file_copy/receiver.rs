@@ -31,10 +31,8 @@ impl Receiver {
     /// # Errors
     /// If there is no such directory.
     pub fn open(directory: &Path) -> Result<Self, Failure> {
-        let failure = |error| {
-            let name = directory.display();
-            Failure::new(format!("cannot open the directory {name}: {error}; give one that exists"))
-        };
+        let name = directory.display();
+        let failure = |error| Failure::new(format!("cannot open the directory {name}: {error}; give one that exists"));
         Ok(Self(Arc::new(Tree::open(directory).map_err(failure)?)))
     }
 

@@ -55,11 +55,10 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
         return Err(copy.receivers_reason().await.unwrap_or(failure));
     }
     let seconds = start.elapsed().as_secs_f64();
-    let Copy { to, mut from, summary, .. } = copy;
     // Ends this end's data, and waits until the receiver has ended too.
-    drop(to);
-    while let Ok(Some(_)) = from.next().await {}
-    Ok(Summary { skipped, seconds, ..summary })
+    drop(copy.to);
+    while let Ok(Some(_)) = copy.from.next().await {}
+    Ok(Summary { skipped, seconds, ..copy.summary })
 }
 
 /// A copy that is going on.
@@ -91,8 +90,8 @@ impl<'a> Copy<'a> {
                 Kind::File { len, mode } => self.offer(entry, len, mode).await?,
             }
         }
-        while let Some(offer) = self.offered.pop_front() {
-            self.send_file(&offer).await?;
+        while !self.offered.is_empty() {
+            self.send_oldest().await?;
         }
         while self.finished < self.summary.files {
             if let Answer::Have(..) = self.answer().await? {
@@ -106,19 +105,15 @@ impl<'a> Copy<'a> {
         let file = File::open(&entry.source).map_err(|error| cannot_read(&entry.source, &error))?;
         self.to.send(encode(&Order::File(mode, len, &entry.path))?).await?;
         self.offered.push_back(Offer { entry, file, len });
-        if self.offered.len() < IN_FLIGHT {
-            return Ok(());
-        }
-        let oldest = self.offered.pop_front();
-        if let Some(oldest) = oldest { self.send_file(&oldest).await } else { Ok(()) }
+        if self.offered.len() < IN_FLIGHT { Ok(()) } else { self.send_oldest().await }
     }
 
-    /// Sends the bytes of a file that the receiver lacks.
-    async fn send_file(&mut self, offer: &Offer<'_>) -> Result<(), Failure> {
+    /// Sends the bytes that the receiver lacks of the file that was offered first.
+    async fn send_oldest(&mut self) -> Result<(), Failure> {
+        let Some(offer) = self.offered.pop_front() else { return Ok(()) };
         let (had, their_sum) = loop {
-            match self.answer().await? {
-                Answer::Have(len, sum) => break (len, sum),
-                _ => continue,
+            if let Answer::Have(len, sum) = self.answer().await? {
+                break (len, sum);
             }
         };
         let cannot_read = |error| cannot_read(&offer.entry.source, &error);
