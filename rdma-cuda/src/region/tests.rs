@@ -286,6 +286,29 @@ fn memory_without_a_direct_path_is_staged_or_an_error() {
 }
 
 #[test]
+fn a_fall_back_to_staging_is_a_warning() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    let nic = Nic::new();
+    let warnings = |gpu, policy| {
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&count);
+        let subscriber = rdma_test_support::OnEvent(move |event: &tracing::Event<'_>| {
+            if *event.metadata().level() == tracing::Level::WARN {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let preference = Preference { policy, ..Preference::default() };
+        let register =
+            || nic.register_with(buffer(gpu, 100).memory(), RemoteAccess::empty(), preference, HostFacts::default());
+        drop(tracing::subscriber::with_default(subscriber, register).unwrap());
+        count.load(Ordering::Relaxed)
+    };
+    assert_eq!(warnings(2, Policy::PreferDirect), 1, "a GeForce");
+    assert_eq!(warnings(0, Policy::PreferDirect), 0);
+    assert_eq!(warnings(2, Policy::Staged), 0);
+}
+
+#[test]
 fn staging_that_was_asked_for_registers_nothing() {
     let nic = Nic { refusal: Some(rdma::Error::new(Operation::RegisterMr, ErrorKind::Unknown)), ..Nic::new() };
     let staged = Preference { policy: Policy::Staged, ..Preference::default() };
