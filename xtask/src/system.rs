@@ -3,6 +3,7 @@
 use std::{
     ffi::OsStr,
     fs, io,
+    net::TcpListener,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -62,4 +63,9 @@ pub(crate) fn output(command: &mut Command) -> Result<String, String> {
         let arguments = command.get_args().map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ");
         Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
     }
+}
+
+/// A port that no TCP socket has.
+pub(crate) fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

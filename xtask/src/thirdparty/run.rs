@@ -3,13 +3,13 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use super::cases::{Case, Kind, OURS, Outcome, Peer};
 use super::registry;
+use crate::system::free_port;
 
 /// Longest duration of a case. The longest takes 15 s on a machine that does nothing else.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -263,11 +263,6 @@ fn tempfile() -> io::Result<File> {
     let file = File::options().read(true).append(true).create_new(true).open(&path)?;
     fs::remove_file(&path)?;
     Ok(file)
-}
-
-/// A port that no TCP socket has.
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Whether a TCP socket listens at the port.
