@@ -38,8 +38,10 @@ pub(crate) struct Duplex {
     pulse: Flag,
     peer_pulse: Flag,
     /// The peer's pulse before the first unpublished large frame was written, if the peer had
-    /// consumed all frames before.
+    /// consumed all large frames before.
     before_large: Option<u64>,
+    /// The end of the last large frame in the ring.
+    large_end: u64,
     /// The peer's pulse at the last check (`seen`) and at the last ring (`rung`).
     seen: u64,
     rung: Option<u64>,
@@ -62,6 +64,7 @@ impl Duplex {
             pulse: ends.pulse,
             peer_pulse: ends.peer_pulse,
             before_large: None,
+            large_end: 0,
             seen: 0,
             rung: None,
             pulse_read: 0,
@@ -271,8 +274,8 @@ impl Outbound for Duplex {
         let is_large = payload.len() >= LARGE;
         if is_large {
             self.pace(payload.len());
-            // A peer with frames left may be copying one: `nudge` rings it if it has stopped.
-            if self.before_large.is_none() && self.out.backlog() == 0 {
+            // A peer that has a large frame may be copying it: `nudge` rings it if it has stopped.
+            if self.before_large.is_none() && self.out.is_consumed(self.large_end) {
                 self.before_large = Some(self.peer_pulse());
             }
         }
@@ -287,6 +290,9 @@ impl Outbound for Duplex {
                 let copied =
                     if self.pace.is_cached() { payload.copy_to(target) } else { payload.copy_for_peer(target) };
                 debug_assert!(copied, "a gather list longer than its own length");
+                if is_large {
+                    self.large_end = self.out.end();
+                }
                 if is_large || self.out.unpublished() >= PUBLISH_EVERY {
                     self.flush();
                 }
@@ -345,8 +351,9 @@ mod tests {
     #[test]
     fn a_peer_that_copies_frames_is_not_rung_for_the_next_ones() {
         let (mut ours, mut theirs, bell) = link();
-        push(&mut ours, LARGE - 1);
-        ours.flush();
+        push(&mut ours, LARGE);
+        assert_eq!(rings(&bell), 1, "it does not look");
+        theirs.beat();
         for _ in 0..3 {
             push(&mut ours, LARGE);
         }
@@ -355,6 +362,16 @@ mod tests {
         ours.nudge();
         assert_eq!(rings(&bell), 1, "it has stopped");
         take(&mut theirs);
+        push(&mut ours, LARGE);
+        assert_eq!(rings(&bell), 1);
+    }
+
+    #[test]
+    fn a_large_frame_rings_a_peer_that_has_left_small_ones() {
+        let (mut ours, _theirs, bell) = link();
+        push(&mut ours, LARGE - 1);
+        ours.flush();
+        assert_eq!(rings(&bell), 0);
         push(&mut ours, LARGE);
         assert_eq!(rings(&bell), 1);
     }

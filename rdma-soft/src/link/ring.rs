@@ -290,6 +290,16 @@ impl<R: Region, const H: usize> Producer<R, H> {
         self.tail.saturating_sub(self.region.head().load())
     }
 
+    /// The end of the frames written so far, for [`is_consumed`](Self::is_consumed).
+    pub(crate) fn end(&self) -> u64 {
+        self.tail
+    }
+
+    /// Whether the consumer reports that the frames up to `end` are consumed.
+    pub(crate) fn is_consumed(&self, end: u64) -> bool {
+        self.region.head().load() >= end
+    }
+
     /// Whether the consumer reports that all published frames are consumed.
     pub(crate) fn is_taken(&self) -> bool {
         self.region.head().load() == self.published
