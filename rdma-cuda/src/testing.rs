@@ -1,8 +1,10 @@
 //! Support for this crate's unit tests: the driver that they run on.
 
+use std::fmt;
 use std::sync::OnceLock;
 
-use crate::Driver;
+use crate::memory::DeviceMemory;
+use crate::{Driver, Gpu, GpuSlice};
 
 /// The driver for tests: the machine's, if it has a driver and a GPU, else the stand-in.
 pub(crate) fn driver() -> &'static Driver {
@@ -22,4 +24,23 @@ pub(crate) fn stand_in() -> &'static Driver {
         // SAFETY: load_from wants an implementation of the driver API: the stand-in is one.
         unsafe { Driver::load_from(&rdma_cuda_stand_in::path()) }.expect("the stand-in is built with the tests")
     })
+}
+
+/// A slice as memory of its own, with a value that is dropped with it.
+#[derive(Debug)]
+pub(crate) struct Part<T>(pub(crate) GpuSlice<u8>, pub(crate) T);
+
+// SAFETY: (1) to (4) as the owner of the slice, which the slice keeps.
+unsafe impl<T: fmt::Debug + Send + Sync + 'static> DeviceMemory for Part<T> {
+    fn address(&self) -> u64 {
+        self.0.address()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn gpu(&self) -> &Gpu {
+        self.0.gpu()
+    }
 }

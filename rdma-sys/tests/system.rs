@@ -48,7 +48,7 @@ mod loaded {
         );
     }
 
-    /// Who starts a set-user-ID program must not choose the code that it runs.
+    /// The user who starts a set-user-ID program must not choose the code that it runs.
     #[test]
     fn a_program_with_rights_of_its_own_takes_no_library_from_the_environment() {
         // Only root can give a file to another user.

@@ -241,7 +241,7 @@ fn a_dma_buf_has_exactly_the_pages_of_the_memory() {
     Stream::new(&gpu).unwrap().upload(&slice, &bytes).unwrap();
 
     let part = slice.range(70_001..71_001).unwrap();
-    let dma_buf = DmaBuf::export(&Part(part.clone())).unwrap();
+    let dma_buf = DmaBuf::export(&testing::Part(part.clone(), ())).unwrap();
     assert_eq!(dma_buf.offset(), part.address() % 4096);
     // The position of the stand-in's descriptor is the start of the exported pages.
     let mut file = File::from(dma_buf.as_fd().try_clone_to_owned().unwrap());
@@ -249,25 +249,6 @@ fn a_dma_buf_has_exactly_the_pages_of_the_memory() {
     file.read_exact(&mut page).unwrap();
     let offset = usize::try_from(dma_buf.offset()).unwrap();
     assert_eq!(page[offset..offset + 1000], bytes[70_001..71_001]);
-}
-
-/// A part of memory as memory of its own.
-#[derive(Debug)]
-struct Part(GpuSlice<u8>);
-
-// SAFETY: (1) to (4) as the owner of the slice, which the slice keeps.
-unsafe impl DeviceMemory for Part {
-    fn address(&self) -> u64 {
-        self.0.address()
-    }
-
-    fn size(&self) -> usize {
-        self.0.size()
-    }
-
-    fn gpu(&self) -> &Gpu {
-        self.0.gpu()
-    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ const NEAR: u64 = 90;
 const CACHED: u8 = 3;
 const MAX_SCORE: u8 = 6;
 
-/// What is known about the stream of large payloads of a link.
+/// State of the stream of large payloads of a link.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     /// Bytes since the last sample, and its time.

@@ -17,6 +17,7 @@ pub(crate) mod cm;
 mod data_path;
 mod datagrams;
 mod objects;
+mod random;
 mod srq;
 mod table;
 mod world;
@@ -27,6 +28,8 @@ pub(crate) use data_path::{complete, disarm, fail_post, flood, pending, posted, 
 pub(crate) use datagrams::{groups_of, handle_of, live_handles};
 #[allow(unused_imports, reason = "each test uses a part")]
 pub(crate) use objects::Posted;
+#[allow(unused_imports, reason = "each test uses a part")]
+pub(crate) use random::{Random, run_random};
 #[allow(unused_imports, reason = "each test uses a part")]
 pub(crate) use srq::posted_to_srq;
 #[allow(unused_imports, reason = "each test uses a part")]

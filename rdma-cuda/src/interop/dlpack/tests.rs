@@ -96,24 +96,9 @@ fn tensors_that_are_no_slice_come_back_with_the_reason() {
     assert!(matches!(ManagedTensor::new(buffer.slice(), Scalar::F64), Err(TensorError::Element { .. })));
 }
 
-/// Memory whose owner panics when it is dropped.
+/// Panics when it is dropped.
 #[derive(Debug)]
-struct Panics(Arc<dyn DeviceMemory>);
-
-// SAFETY: (1) to (4) as the memory that it keeps.
-unsafe impl DeviceMemory for Panics {
-    fn address(&self) -> u64 {
-        self.0.address()
-    }
-
-    fn size(&self) -> usize {
-        self.0.size()
-    }
-
-    fn gpu(&self) -> &Gpu {
-        self.0.gpu()
-    }
-}
+struct Panics;
 
 impl Drop for Panics {
     fn drop(&mut self) {
@@ -129,8 +114,8 @@ fn a_panic_of_an_owner_does_not_reach_the_other_library() {
 #[test]
 #[ignore = "run by a_panic_of_an_owner_does_not_reach_the_other_library"]
 fn child_with_an_owner_that_panics() {
-    let memory = GpuBuffer::<u8>::new(&gpu(), 8).unwrap().memory();
-    let slice = GpuSlice::<u8>::new(Arc::new(Panics(memory)));
+    let part = testing::Part(GpuBuffer::<u8>::new(&gpu(), 8).unwrap().slice(), Panics);
+    let slice = GpuSlice::<u8>::new(Arc::new(part));
     // The other library calls the deleter.
     drop(ManagedTensor::new(slice, Scalar::U8).unwrap());
 }

@@ -1,20 +1,7 @@
 //! Random programs: futures are polled, dropped and completed in any order, and no buffer is lost.
 
-use std::hash::{BuildHasher, RandomState};
-
 use super::*;
-
-/// A small generator of random numbers (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((mixed ^ mixed >> 31) >> 33).unwrap() % limit
-    }
-}
+use crate::testing::{Random, run_random};
 
 /// One random program: up to eight requests and receives at a time, fetched by the driver or by a
 /// poller.
@@ -68,9 +55,5 @@ fn run(random: &mut Random) {
 
 #[test]
 fn random_programs_lose_no_buffer() {
-    let first = RandomState::new().hash_one("seed");
-    for seed in (0..if cfg!(miri) { 2 } else { 100 }).map(|number| first.wrapping_add(number)) {
-        let failed = std::panic::catch_unwind(|| run(&mut Random(seed)));
-        assert!(failed.is_ok(), "seed {seed:#x}");
-    }
+    run_random(if cfg!(miri) { 2 } else { 100 }, run);
 }

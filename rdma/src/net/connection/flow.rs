@@ -2,6 +2,7 @@
 
 mod offers;
 mod staging;
+mod wakeups;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -11,17 +12,16 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 pub(super) use self::offers::Offers;
-use self::offers::Retired;
 pub(in crate::net) use self::offers::{MAX_READS, READ_BIT};
+use self::wakeups::Wakeups;
 use super::operations::{Finished, Operations, Request};
 use crate::mr::Buffer;
 use crate::net::exchange::LinkEnd;
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::protocol::{HEADER_LEN, Protocol, Received};
 use crate::net::receives::{ReceivePool, Stake};
-use crate::net::waiters::{Place, Waiters, leave_waker};
+use crate::net::waiters::Waiters;
 use crate::op::Send;
-use crate::qp::ring::Panics;
 use crate::qp::{QueuePair, Rc};
 
 /// Bytes of reassembled messages that wait for the application before receives are no longer
@@ -158,32 +158,6 @@ enum Ending {
     Connection(u32),
 }
 
-/// Tasks to wake once the lock is released.
-#[derive(Debug, Default)]
-pub(super) struct Wakeups {
-    sender: Option<Waker>,
-    receiver: Option<Waker>,
-    closer: Option<Waker>,
-    operator: Option<Waker>,
-    /// Tasks that wait for the peer's DONE; all other waiting tasks, when the connection ends.
-    all: Vec<Waker>,
-    /// Wakers that nothing wakes any more, to be dropped.
-    stale: Vec<Waker>,
-    /// Memory that the connection no longer needs.
-    retired: Vec<Retired>,
-}
-
-impl Wakeups {
-    /// Wakes the tasks, and drops the rest. All of that is other people's code, which may panic.
-    pub(super) fn wake(self, panics: &mut Panics) {
-        let Self { sender, receiver, closer, operator, all, stale, retired } = self;
-        let some = [sender, receiver, closer, operator].into_iter().flatten();
-        some.chain(all).for_each(|waker| panics.catch(|| waker.wake()));
-        stale.into_iter().for_each(|waker| panics.catch(|| drop(waker)));
-        retired.into_iter().for_each(|memory| panics.catch(|| drop(memory)));
-    }
-}
-
 impl Flow {
     pub(super) fn new(token: u64, protocol: Protocol, memory: Memory, linger: Duration) -> Self {
         let Memory { mut buffers, offers, stake } = memory;
@@ -280,53 +254,6 @@ impl Flow {
         self.end_offers();
         self.replace_receives();
         self.wake_all();
-    }
-
-    /// Leaves the waker of the task that waits for a message.
-    pub(super) fn wait_for_message(&mut self, waker: &Waker) {
-        self.wakeups.stale.extend(leave_waker(&mut self.receiver, waker));
-    }
-
-    /// Leaves the waker of the task that waits for the end.
-    pub(super) fn wait_for_end(&mut self, waker: &Waker) {
-        self.wakeups.stale.extend(leave_waker(&mut self.closer, waker));
-    }
-
-    /// Leaves the waker of a task that waits to send.
-    pub(super) fn wait_to_send(&mut self, place: &mut Option<Place>, waker: &Waker) {
-        self.wakeups.stale.extend(self.senders.wait(place, waker));
-    }
-
-    /// Gives a place among the waiting senders up.
-    pub(super) fn leave_senders(&mut self, place: &mut Option<Place>) {
-        self.wakeups.stale.extend(self.senders.leave(place));
-    }
-
-    /// Leaves the waker of a task that waits to begin a one-sided operation.
-    pub(super) fn wait_to_operate(&mut self, place: &mut Option<Place>, waker: &Waker) {
-        self.wakeups.stale.extend(self.operations.waiters.wait(place, waker));
-    }
-
-    /// Gives a place among the tasks that wait to begin a one-sided operation up.
-    pub(super) fn leave_operators(&mut self, place: &mut Option<Place>) {
-        self.wakeups.stale.extend(self.operations.waiters.leave(place));
-    }
-
-    fn wake_all(&mut self) {
-        self.wakeups.all.extend(self.senders.take_all());
-        self.wakeups.all.extend(self.operations.take_wakers());
-        // The peer's CLOSE may end the connection at once: the second call must not forget the
-        // first.
-        if let Some(waker) = self.closer.take() {
-            self.wakeups.closer = Some(waker);
-        }
-        self.wake_receiver();
-    }
-
-    fn wake_receiver(&mut self) {
-        if let Some(waker) = self.receiver.take() {
-            self.wakeups.receiver = Some(waker);
-        }
     }
 
     /// Takes a received message of `len` bytes.
@@ -777,6 +704,7 @@ mod tests {
 
     use super::*;
     use crate::net::protocol::Agreed;
+    use crate::qp::ring::Panics;
 
     struct Count(AtomicU32);
 

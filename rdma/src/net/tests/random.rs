@@ -3,31 +3,19 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use super::wakers::{Driven, poll};
 use super::*;
+use crate::testing::{Random, run_random};
 use crate::{RemoteAccess, RemoteSlice};
 
 /// Futures at a time.
 const MOST: usize = 24;
 /// Longest message in bytes: one that is read by the peer.
 const LONGEST: usize = 5000;
-
-/// A small generator of random numbers (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((mixed ^ mixed >> 31) >> 33).unwrap() % limit
-    }
-}
 
 type Work<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + 'a>>;
 
@@ -192,11 +180,5 @@ fn run(random: &mut Random) {
 
 #[test]
 fn random_programs_lose_no_message_and_leave_no_connection() {
-    let first = std::env::var("RDMA_TEST_SEED").ok().and_then(|text| text.parse().ok());
-    let first: u64 = first.unwrap_or_else(|| RandomState::new().hash_one("seed"));
-    println!("RDMA_TEST_SEED={first}");
-    for seed in (0..20).map(|number| first.wrapping_add(number)) {
-        let failed = std::panic::catch_unwind(|| run(&mut Random(seed)));
-        assert!(failed.is_ok(), "RDMA_TEST_SEED={seed}");
-    }
+    run_random(20, run);
 }

@@ -1,0 +1,86 @@
+//! The tasks that wait for a connection. What is left here under the connection's lock is woken, or
+//! dropped, after it.
+
+use std::task::Waker;
+
+use super::Flow;
+use super::offers::Retired;
+use crate::net::waiters::{Place, leave_waker};
+use crate::qp::ring::Panics;
+
+/// Tasks to wake once the lock is released.
+#[derive(Debug, Default)]
+pub(in crate::net::connection) struct Wakeups {
+    pub(super) sender: Option<Waker>,
+    receiver: Option<Waker>,
+    closer: Option<Waker>,
+    pub(super) operator: Option<Waker>,
+    /// Tasks that wait for the peer's DONE; all other waiting tasks, when the connection ends.
+    pub(super) all: Vec<Waker>,
+    /// Wakers that nothing wakes any more, to be dropped.
+    pub(super) stale: Vec<Waker>,
+    /// Memory that the connection no longer needs.
+    pub(super) retired: Vec<Retired>,
+}
+
+impl Wakeups {
+    /// Wakes the tasks, and drops the rest. All of that is other people's code, which may panic.
+    pub(in crate::net::connection) fn wake(self, panics: &mut Panics) {
+        let Self { sender, receiver, closer, operator, all, stale, retired } = self;
+        let some = [sender, receiver, closer, operator].into_iter().flatten();
+        some.chain(all).for_each(|waker| panics.catch(|| waker.wake()));
+        stale.into_iter().for_each(|waker| panics.catch(|| drop(waker)));
+        retired.into_iter().for_each(|memory| panics.catch(|| drop(memory)));
+    }
+}
+
+impl Flow {
+    /// Leaves the waker of the task that waits for a message.
+    pub(in crate::net::connection) fn wait_for_message(&mut self, waker: &Waker) {
+        self.wakeups.stale.extend(leave_waker(&mut self.receiver, waker));
+    }
+
+    /// Leaves the waker of the task that waits for the end.
+    pub(in crate::net::connection) fn wait_for_end(&mut self, waker: &Waker) {
+        self.wakeups.stale.extend(leave_waker(&mut self.closer, waker));
+    }
+
+    /// Leaves the waker of a task that waits to send.
+    pub(in crate::net::connection) fn wait_to_send(&mut self, place: &mut Option<Place>, waker: &Waker) {
+        self.wakeups.stale.extend(self.senders.wait(place, waker));
+    }
+
+    /// Gives a place among the waiting senders up.
+    pub(in crate::net::connection) fn leave_senders(&mut self, place: &mut Option<Place>) {
+        self.wakeups.stale.extend(self.senders.leave(place));
+    }
+
+    /// Leaves the waker of a task that waits to begin a one-sided operation.
+    pub(in crate::net::connection) fn wait_to_operate(&mut self, place: &mut Option<Place>, waker: &Waker) {
+        self.wakeups.stale.extend(self.operations.waiters.wait(place, waker));
+    }
+
+    /// Gives a place among the tasks that wait to begin a one-sided operation up.
+    pub(in crate::net::connection) fn leave_operators(&mut self, place: &mut Option<Place>) {
+        self.wakeups.stale.extend(self.operations.waiters.leave(place));
+    }
+
+    /// Wakes all tasks.
+    pub(super) fn wake_all(&mut self) {
+        self.wakeups.all.extend(self.senders.take_all());
+        self.wakeups.all.extend(self.operations.take_wakers());
+        // The peer's CLOSE may end the connection at once: the second call must not forget the
+        // first.
+        if let Some(waker) = self.closer.take() {
+            self.wakeups.closer = Some(waker);
+        }
+        self.wake_receiver();
+    }
+
+    /// Wakes the task that waits for a message.
+    pub(super) fn wake_receiver(&mut self) {
+        if let Some(waker) = self.receiver.take() {
+            self.wakeups.receiver = Some(waker);
+        }
+    }
+}
