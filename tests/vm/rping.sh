@@ -78,8 +78,11 @@ persistent() { # whose server, whose clients
   # Three clients one after the other, then three at the same time.
   for n in 1 2 3; do well "client$n" "$2" -c "${both[@]}" -V -C 5; done
   for n in 4 5 6; do
-    begin "client$n" "$2" -c "${both[@]}" -V -C 30
+    begin "client$n" "$2" -c "${both[@]}" -v -V -C 200
     clients+=($!)
+    # The C server keeps one request: a second one that comes before its main thread has taken the
+    # first replaces it, and the first client gets no answer.
+    [ "$1" != "$theirs" ] || pinging "client$n"
   done
   for n in 4 5 6; do ended_well "${clients[n - 4]}" "client$n"; done
   if [ "$1" = "$theirs" ]; then kill $server; else ended_well $server server; fi
