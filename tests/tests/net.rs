@@ -333,8 +333,8 @@ fn resident() -> usize {
 #[test]
 fn a_thousand_connections_share_the_receives_of_a_listener() {
     let Some(context) = device() else { return };
-    // The kernel's devices take long for each connection, and siw refuses a queue pair whose ring
-    // lies at 0x90000 in the context's file: here that of the process's 65th.
+    // The kernel's devices take long for each connection, and siw refused the 65th queue pair here,
+    // probably the one whose ring lies at 0x90000 in the context's file (tests/vm/README.md).
     let count = if context.is_software() { 1000.min(max_descriptors() / 2 - 100) } else { 30 };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
