@@ -29,6 +29,8 @@ impl CudaError {
     pub const NOT_PERMITTED: i32 = 800;
     /// `CUDA_ERROR_NOT_SUPPORTED`
     pub const NOT_SUPPORTED: i32 = 801;
+    /// `CUDA_ERROR_UNKNOWN`
+    pub const UNKNOWN: i32 = 999;
 
     pub(crate) fn new(call: &'static str, code: i32, name: &'static str, description: &'static str) -> Self {
         Self { code, name, description, call }

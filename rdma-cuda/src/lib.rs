@@ -133,6 +133,8 @@ mod event;
 mod flush;
 mod gpu;
 mod gpu_name;
+#[cfg(test)]
+mod hardware;
 mod host_function;
 pub mod interop;
 mod memory;

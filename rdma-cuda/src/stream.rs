@@ -185,8 +185,10 @@ impl Stream {
     /// Calls a function on a thread of the driver when all work before is done, and holds back all
     /// work after until the function returns.
     ///
-    /// The function must not call CUDA: this crate refuses with [`CudaError::NOT_PERMITTED`]. It is
-    /// not called, and leaks, if work before it fails.
+    /// The function must not call CUDA: this crate refuses with [`CudaError::NOT_PERMITTED`]. It
+    /// must not wait for a thread that calls CUDA either: many of the driver's calls wait for all
+    /// work of the GPU, and for those of other threads. It is not called, and leaks, if work before
+    /// it fails.
     ///
     /// # Errors
     ///

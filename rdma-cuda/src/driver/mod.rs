@@ -93,6 +93,12 @@ impl Driver {
         self.version
     }
 
+    /// The optional functions that this driver lacks.
+    #[cfg(test)]
+    pub(crate) fn missing(&self) -> Vec<&'static str> {
+        self.table.missing()
+    }
+
     /// The error of a result that is not 0.
     fn error(&self, call: &'static str, code: i32) -> CudaError {
         let (mut name, mut description) = (std::ptr::null(), std::ptr::null());

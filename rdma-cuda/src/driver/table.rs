@@ -31,7 +31,7 @@ pub(crate) const POSIX_FILE_DESCRIPTOR: c_int = 1;
 
 /// `CUmemLocation`
 #[repr(C)]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Location {
     kind: c_int,
     id: c_int,
@@ -72,6 +72,11 @@ impl AllocationProperties {
             usage: 0,
             reserved: [0; 4],
         }
+    }
+
+    /// Whether the memory is a device's.
+    pub(crate) fn is_of(&self, device: DeviceHandle) -> bool {
+        self.location == Location::device(device)
     }
 }
 
@@ -120,6 +125,13 @@ macro_rules! table {
                     // SAFETY: symbol wants the type of the function: the driver API gives it.
                     $($extra: unsafe { symbol(library, stringify!($extra)) },)*
                 })
+            }
+
+            /// The optional functions that the driver lacks.
+            #[cfg(test)]
+            pub(super) fn missing(&self) -> Vec<&'static str> {
+                let there = [$((stringify!($extra), self.$extra.is_some())),*];
+                there.into_iter().filter(|(_, is_there)| !is_there).map(|(name, _)| name).collect()
             }
         }
 
@@ -241,6 +253,7 @@ table! {
         "10.2" fn cuMemGetAllocationGranularity(size: *mut usize, properties: *const AllocationProperties, option: c_int);
         "10.2" fn cuMemCreate(handle: *mut u64, size: usize, properties: *const AllocationProperties, flags: c_ulonglong);
         "10.2" fn cuMemRelease(handle: u64);
+        "10.2" fn cuMemGetAllocationPropertiesFromHandle(properties: *mut AllocationProperties, handle: u64);
         "10.2" fn cuMemAddressReserve(address: *mut u64, size: usize, alignment: usize, hint: u64, flags: c_ulonglong);
         "10.2" fn cuMemAddressFree(address: u64, size: usize);
         "10.2" fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: c_ulonglong);

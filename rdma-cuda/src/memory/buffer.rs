@@ -64,7 +64,8 @@ impl<T: Pod> GpuBuffer<T> {
     ///
     /// # Errors
     ///
-    /// Errors of the driver, if the descriptor is no such memory, or `len` needs more memory.
+    /// [`Error::OtherGpu`] if the memory is of another GPU; errors of the driver, if the descriptor
+    /// is no such memory, or `len` needs more memory.
     pub fn import(gpu: &Gpu, descriptor: BorrowedFd<'_>, len: usize) -> Result<Self> {
         let size = size_of_elements::<T>(len)?;
         let source = Source::Shareable(Mapped::import(gpu, size, descriptor)?);

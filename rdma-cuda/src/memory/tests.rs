@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 
@@ -181,24 +181,33 @@ fn shared_memory_is_the_same_memory() {
 
 #[test]
 fn memory_that_is_not_shared_is_refused() {
-    let gpu = testing::stand_in().gpu(0).unwrap();
+    let gpu = testing::driver().gpu(0).unwrap();
     assert_eq!(GpuBuffer::<u32>::new(&gpu, 4).unwrap().share().unwrap_err(), Error::NotShareable);
     let none = File::open("/dev/null").unwrap();
     let error = GpuBuffer::<u32>::import(&gpu, none.as_fd(), 4).unwrap_err();
-    assert_eq!(error.cuda().unwrap().code(), CudaError::INVALID_VALUE);
+    assert_eq!(error.cuda().unwrap().code(), CudaError::UNKNOWN);
     let small = GpuBuffer::<u8>::new_shareable(&gpu, 1).unwrap().share().unwrap();
     GpuBuffer::<u8>::import(&gpu, small.as_fd(), 1 << 30).unwrap_err();
 }
 
 #[test]
+fn shared_memory_of_another_gpu_is_refused() {
+    let [one, other] = [0, 1].map(|ordinal| testing::stand_in().gpu(ordinal).unwrap());
+    let descriptor = GpuBuffer::<u8>::new_shareable(&one, 1).unwrap().share().unwrap();
+    assert_eq!(GpuBuffer::<u8>::import(&other, descriptor.as_fd(), 1).unwrap_err(), Error::OtherGpu);
+    GpuBuffer::<u8>::import(&one, descriptor.as_fd(), 1).unwrap();
+}
+
+#[test]
 fn another_process_sees_shared_memory() {
-    let gpu = testing::stand_in().gpu(0).unwrap();
+    let gpu = testing::driver().gpu(0).unwrap();
     let buffer = GpuBuffer::<u32>::new_shareable(&gpu, 1).unwrap();
     let stream = Stream::new(&gpu).unwrap();
     stream.upload(&buffer.slice(), &[41]).unwrap();
-    let descriptor = buffer.share().unwrap();
-    let path = format!("/proc/{}/fd/{}", std::process::id(), descriptor.as_raw_fd());
-    passes_alone(&["memory::tests::child_that_imports_memory"], &[("SHARED_MEMORY", &path)]);
+    // The child inherits it, because no flag says otherwise.
+    let inherited = nix::unistd::dup(buffer.share().unwrap()).unwrap();
+    let number = inherited.as_raw_fd().to_string();
+    passes_alone(&["memory::tests::child_that_imports_memory"], &[("SHARED_MEMORY", &number)]);
     let mut number = [0];
     stream.download(&buffer.slice(), &mut number).unwrap();
     assert_eq!(number, [42]);
@@ -207,10 +216,11 @@ fn another_process_sees_shared_memory() {
 #[test]
 #[ignore = "run by another_process_sees_shared_memory"]
 fn child_that_imports_memory() {
-    let path = std::env::var("SHARED_MEMORY").unwrap();
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let gpu = testing::stand_in().gpu(0).unwrap();
-    let slice = GpuBuffer::<u32>::import(&gpu, file.as_fd(), 1).unwrap().slice();
+    let number = std::env::var("SHARED_MEMORY").unwrap().parse().unwrap();
+    // SAFETY: borrow_raw wants an open descriptor: the parent's, which nothing here closes.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+    let gpu = testing::driver().gpu(0).unwrap();
+    let slice = GpuBuffer::<u32>::import(&gpu, descriptor, 1).unwrap().slice();
     let (stream, mut number) = (Stream::new(&gpu).unwrap(), [0]);
     stream.download(&slice, &mut number).unwrap();
     stream.upload(&slice, &[number[0] + 1]).unwrap();

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::attribute::DeviceAttribute;
 use crate::driver::{AccessDescription, AllocationProperties, POSIX_FILE_DESCRIPTOR};
-use crate::error::{CudaError, Result};
+use crate::error::{CudaError, Error, Result};
 use crate::gpu::Gpu;
 
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`
@@ -33,6 +33,7 @@ impl Mapped {
     pub(super) fn import(gpu: &Gpu, size: usize, descriptor: BorrowedFd<'_>) -> Result<Self> {
         let size = whole(gpu, size, &properties(gpu, true))?;
         let physical = Physical::import(gpu, descriptor)?;
+        physical.check_gpu()?;
         Self::map(gpu, size, physical)
     }
 
@@ -109,6 +110,19 @@ impl Physical {
             unsafe { driver.cuMemImportFromShareableHandle(&raw mut handle, number, POSIX_FILE_DESCRIPTOR) }
         })?;
         Ok(Self { gpu: gpu.clone(), handle })
+    }
+}
+
+impl Physical {
+    /// Requires memory of this GPU: the other process may have shared that of another one.
+    fn check_gpu(&self) -> Result<()> {
+        let mut found = AllocationProperties::new(-1, false, false);
+        self.gpu.with(|driver| {
+            // SAFETY: cuMemGetAllocationPropertiesFromHandle wants room for properties, and a handle
+            // that is not released.
+            unsafe { driver.cuMemGetAllocationPropertiesFromHandle(&raw mut found, self.handle) }
+        })?;
+        if found.is_of(self.gpu.device()) { Ok(()) } else { Err(Error::OtherGpu) }
     }
 }
 

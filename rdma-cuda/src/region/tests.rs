@@ -1,5 +1,5 @@
-//! Tests of regions, on the stand-in's GPUs. The NIC is `soft0`, given a mapping of each dma-buf:
-//! the addresses that requests name are the GPU's, which no processor can access.
+//! Tests of regions. Where the NIC is `soft0`, given a mapping of each dma-buf, the GPUs are the
+//! stand-in's: the addresses that requests name are the GPU's, which no processor can access.
 
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
@@ -156,6 +156,13 @@ fn gpu(ordinal: i32) -> Gpu {
 
 fn buffer(ordinal: i32, len: usize) -> GpuBuffer<u8> {
     GpuBuffer::new(&gpu(ordinal), len).unwrap()
+}
+
+/// Memory of the first and of the last GPU of the driver for tests, for regions of `soft0`.
+fn buffers(lens: [usize; 2]) -> [GpuBuffer<u8>; 2] {
+    let gpus = testing::driver().gpus().unwrap();
+    let [first, last] = [gpus.first(), gpus.last()].map(Option::unwrap);
+    [GpuBuffer::new(first, lens[0]).unwrap(), GpuBuffer::new(last, lens[1]).unwrap()]
 }
 
 /// Two connected queue pairs, and the poller of the first.
@@ -378,8 +385,9 @@ fn transfer(memories: [Arc<dyn DeviceMemory>; 2]) {
 
 #[test]
 fn soft0_has_every_gpus_memory_copied() {
-    // The second is a GeForce, which no NIC can access.
+    // The third is a GeForce, which no NIC can access.
     transfer([buffer(0, 300_000).memory(), buffer(2, 300_000).memory()]);
+    transfer(buffers([300_000; 2]).map(|buffer| buffer.memory()));
 }
 
 #[test]
@@ -412,13 +420,13 @@ fn synchronous_copies_are_ordered_where_the_driver_allows_it() {
 
 #[test]
 fn a_stream_that_is_held_back_does_not_hold_up_soft0() {
-    let (opened, gpu) = (soft(), gpu(0));
+    let opened = soft();
     let pd = opened.context.alloc_pd().unwrap();
-    let (source, target) = (buffer(0, 4096), buffer(0, 4096));
+    let [source, target] = buffers([4096; 2]);
     let regions = [&source, &target]
         .map(|buffer| GpuRegion::register(&pd, buffer.memory(), RemoteAccess::WRITE, Preference::default()).unwrap());
-    // A kernel that spins until it is told to end.
-    let stream = Stream::new(&gpu).unwrap();
+    // As a kernel that spins until it is told to end.
+    let stream = Stream::new(source.gpu()).unwrap();
     let (end, ended) = std::sync::mpsc::channel::<()>();
     stream.call_on_host(move || ended.recv().unwrap_or_default()).unwrap();
     let (mut qp, _peer, mut poller) = connected(&opened, &pd);
@@ -432,7 +440,7 @@ fn a_stream_that_is_held_back_does_not_hold_up_soft0() {
 
 #[test]
 fn a_region_of_soft0_ends_after_its_copies_and_returns_the_memory() {
-    let (opened, buffer) = (soft(), buffer(1, 1 << 20));
+    let (opened, [buffer, _]) = (soft(), buffers([1 << 20, 1]));
     let pd = opened.context.alloc_pd().unwrap();
     let (mut qp, peer, _poller) = connected(&opened, &pd);
     for _ in 0..10 {
@@ -452,11 +460,12 @@ fn leaked_handles_keep_what_a_peer_and_the_gpu_may_access() {
     let opened = soft();
     let pd = opened.context.alloc_pd().unwrap();
     let (mut qp, _peer, mut poller) = connected(&opened, &pd);
-    let (source, target, stream) = (buffer(0, 4096), buffer(0, 4096), Stream::new(&gpu(0)).unwrap());
+    let [source, target] = buffers([4096; 2]);
+    let stream = Stream::new(source.gpu()).unwrap();
     let memories = [&source, &target].map(|buffer| Arc::downgrade(&buffer.memory()));
     let region = GpuRegion::register(&pd, target.memory(), RemoteAccess::WRITE, Preference::default()).unwrap();
     let remote = region.remote(&target.slice()).unwrap();
-    let pinned = crate::PinnedBuffer::new(&gpu(0), 4096).unwrap();
+    let pinned = crate::PinnedBuffer::new(source.gpu(), 4096).unwrap();
     let copy = stream.download_pinned(&source.slice(), pinned).unwrap();
     let _leaked = std::mem::ManuallyDrop::new((copy, stream, region));
     drop((source, target));
@@ -470,13 +479,13 @@ fn leaked_handles_keep_what_a_peer_and_the_gpu_may_access() {
 fn a_receive_yields_a_landed_slice_of_its_region() {
     let opened = soft();
     let pd = opened.context.alloc_pd().unwrap();
-    let (source, target) = (buffer(0, 300), buffer(1, 1000));
+    let [target, source] = buffers([1000, 300]);
     let register = |buffer: &GpuBuffer<u8>| {
         GpuRegion::register(&pd, buffer.memory(), RemoteAccess::empty(), Preference::default()).unwrap()
     };
     let [from, to] = [&source, &target].map(register);
     let (mut qp, mut peer, mut poller) = connected(&opened, &pd);
-    let stream = Stream::new(&gpu(0)).unwrap();
+    let stream = Stream::new(source.gpu()).unwrap();
     stream.fill(&source.slice(), 7).unwrap();
     qp.post_recv(to.sink(&target.slice().range(100..600).unwrap()).unwrap(), 0).unwrap();
     let ready = stream.ready(source.slice()).unwrap();
@@ -491,6 +500,6 @@ fn a_receive_yields_a_landed_slice_of_its_region() {
     // The same memory, but another registration.
     assert_eq!(register(&target).landed(&memory, 1).unwrap_err(), RegionError::NotInRegion);
     let mut bytes = [0; 300];
-    Stream::new(&gpu(1)).unwrap().download(visible.get(), &mut bytes).unwrap();
+    Stream::new(target.gpu()).unwrap().download(visible.get(), &mut bytes).unwrap();
     assert_eq!(bytes, [7; 300]);
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -42,10 +42,21 @@ pub(crate) struct Backing {
 
 impl Backing {
     pub(crate) fn new(size: usize, device: c_int, shareable: bool, capable: bool) -> Result<Self, Code> {
-        let file = memfd_create(c"stand-in-gpu", MFdFlags::MFD_CLOEXEC).map_err(|_| OUT_OF_MEMORY)?;
+        let file = memfd_create(name(device).as_str(), MFdFlags::MFD_CLOEXEC).map_err(|_| OUT_OF_MEMORY)?;
         nix::unistd::ftruncate(&file, size as i64).map_err(|_| OUT_OF_MEMORY)?;
         Ok(Self { file, size, device, shareable, capable })
     }
+}
+
+/// The name of a memory file, which says whose memory it is.
+fn name(device: c_int) -> String {
+    format!("stand-in-gpu-{device}")
+}
+
+/// The GPU of a memory file that [`Backing::new`] of some process has made.
+pub(crate) fn device(file: &OwnedFd) -> Option<c_int> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    path.to_str()?.strip_prefix("/memfd:stand-in-gpu-")?.split(' ').next()?.parse().ok()
 }
 
 /// How memory came to be.

@@ -81,7 +81,7 @@ missing! {
     cuLogsDumpToFile cuLogsDumpToMemory cuLogsRegisterCallback cuLogsUnregisterCallback
     cuMemAdvise_v2 cuMemAllocFromPoolAsync cuMemAllocHost_v2 cuMemAllocPitch_v2
     cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync
-    cuMemGetAccess cuMemGetAllocationPropertiesFromHandle cuMemGetDefaultMemPool cuMemGetInfo_v2
+    cuMemGetAccess cuMemGetDefaultMemPool cuMemGetInfo_v2
     cuMemGetMemPool cuMemHostGetDevicePointer_v2 cuMemHostGetFlags cuMemMapArrayAsync
     cuMemPoolCreate cuMemPoolDestroy cuMemPoolExportPointer cuMemPoolExportToShareableHandle
     cuMemPoolGetAccess cuMemPoolGetAttribute cuMemPoolImportFromShareableHandle

@@ -11,10 +11,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use rdma_mem::page_size;
 
 use super::context::current;
-use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY, UNKNOWN};
 use crate::entry::{Out, call, new_handle, put};
 use crate::gpus::{self, MEMORY};
-use crate::space::{Backing, GRANULARITY, Kind, Mapping, space};
+use crate::space::{Backing, GRANULARITY, Kind, Mapping, device, space};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 const DESCRIPTOR: c_int = 1;
@@ -93,6 +93,28 @@ extern "C" fn cuMemCreate(
         }
         let shareable = properties.handle_types & DESCRIPTOR != 0;
         put(handle, new_allocation(Arc::new(Backing::new(size, properties.device, shareable, capable)?)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemGetAllocationPropertiesFromHandle(properties: Out<'_, Properties>, handle: u64) -> c_int {
+    call("cuMemGetAllocationPropertiesFromHandle", || {
+        let backing = handles().get(&handle).cloned().ok_or(INVALID_VALUE)?;
+        let handle_types = if backing.shareable { DESCRIPTOR } else { 0 };
+        put(
+            properties,
+            Properties {
+                kind: 1,
+                handle_types,
+                location_type: 1,
+                device: backing.device,
+                windows: std::ptr::null(),
+                compression: 0,
+                gpu_direct_rdma_capable: backing.capable.into(),
+                usage: 0,
+                reserved: [0; 4],
+            },
+        )
     })
 }
 
@@ -181,7 +203,7 @@ extern "C" fn cuMemExportToShareableHandle(
 #[unsafe(no_mangle)]
 extern "C" fn cuMemImportFromShareableHandle(handle: Out<'_, u64>, descriptor: usize, kind: c_int) -> c_int {
     call("cuMemImportFromShareableHandle", || {
-        let device = current()?;
+        current()?;
         let descriptor = c_int::try_from(descriptor).map_err(|_| INVALID_VALUE)?;
         if kind != DESCRIPTOR {
             return Err(INVALID_VALUE);
@@ -190,6 +212,8 @@ extern "C" fn cuMemImportFromShareableHandle(handle: Out<'_, u64>, descriptor: u
         let size = file.metadata().map_err(|_| INVALID_VALUE)?.len();
         let size = usize::try_from(size).map_err(|_| INVALID_VALUE)?;
         let file = OwnedFd::from(file);
+        // The code of NVIDIA's driver for a descriptor of something else.
+        let device = device(&file).ok_or(UNKNOWN)?;
         put(handle, new_allocation(Arc::new(Backing { file, size, device, shareable: true, capable: true })))
     })
 }

@@ -1,28 +1,28 @@
 //! GPU memory, on the stand-in for CUDA's driver: a post of a GPU slice beside that of a host
-//! buffer, the registration of 1 GiB beside its own calls, and staging beside its copies.
+//! buffer, the registration of 1 GiB beside its own calls, and staging beside its copies. On a
+//! machine with a GPU also the rates of that GPU: copies, staging, reductions, exports.
 //!
 //! `cargo bench -p rdma-benches --bench gpu -- [rounds=N]`
+
+mod rates;
+mod staging;
 
 use std::error::Error;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::{Whence, lseek};
 use rdma::op::Send;
-use rdma::{Buffer, ConnectOptions, ExposedSlice, InitOptions, MemoryOwner, Poller, QueuePair, Rc, RemoteAccess};
+use rdma::{Buffer, ExposedSlice, MemoryOwner, Poller, QueuePair, Rc, RemoteAccess};
 use rdma_benches::device::{self, End, Prepared};
 use rdma_benches::stats::{self, Spread};
 use rdma_benches::table::{self, Table};
 use rdma_benches::{callgrind, mode, null, pair, quiet};
-use rdma_cuda::{
-    DeviceMemory, DmaBuf, Driver, Gpu, GpuBuffer, GpuEndpoint, GpuEndpointOptions, GpuRegion, PinnedBuffer, Policy,
-    Preference, Ready, Stream,
-};
+use rdma_cuda::{DeviceMemory, DmaBuf, Driver, Gpu, GpuBuffer, GpuRegion, Preference, Ready};
 
 /// Bytes in a message whose post is measured.
 const LEN: usize = 64;
@@ -30,9 +30,6 @@ const LEN: usize = 64;
 const COUNTED: u32 = 20_000;
 /// Bytes that are registered.
 const REGISTERED: usize = 1 << 30;
-/// Bytes of a staged message, and of a copy.
-const MESSAGE: usize = 64 << 20;
-const CHUNK: usize = 512 << 10;
 /// The rate of the stand-in's copies in MB/s, slow enough that two processors keep up.
 const COPY_RATE: &str = "1000";
 
@@ -48,11 +45,17 @@ fn main() -> Outcome {
     }
     let smoke = mode::is_smoke();
     let rounds = mode::number("rounds", if smoke { 1 } else { 5 })?;
+    let real = Driver::load().ok().and_then(|driver| driver.gpu(0).ok());
+    if let Some(gpu) = real {
+        println!("{:?}: {gpu}", gpu.driver());
+        rates::run(&gpu, smoke, rounds)?;
+    }
     posts(smoke)?;
     registration(if smoke { 1 << 20 } else { REGISTERED }, rounds)?;
-    staging(if smoke { 1 << 20 } else { MESSAGE }, rounds)
+    staging::compare(&gpu()?, if smoke { 1 << 20 } else { staging::MESSAGE }, rounds)
 }
 
+/// The first GPU of the stand-in.
 fn gpu() -> Outcome<Gpu> {
     // SAFETY: load_from wants an implementation of the driver API, which the stand-in is. No object
     // of another driver exists.
@@ -254,97 +257,5 @@ unsafe impl MemoryOwner for Mapped {
 
     unsafe fn from_parts(_: NonNull<u8>, _: usize, parts: Self) -> Self {
         parts
-    }
-}
-
-/// Compares staged messages with the copies between GPU and host alone.
-fn staging(size: usize, rounds: usize) -> Outcome {
-    let gpu = gpu()?;
-    let (mut down, mut up, mut staged) = (Vec::new(), Vec::new(), Vec::new());
-    let mut ends = Ends::new(&gpu, size)?;
-    ends.exchange()?;
-    for _ in 0..rounds {
-        quiet::wait(Duration::from_secs(2));
-        down.push(rate(size, copies(&gpu, size, Stream::download_pinned)?));
-        up.push(rate(size, copies(&gpu, size, Stream::upload_pinned)?));
-        let start = Instant::now();
-        ends.exchange()?;
-        staged.push(rate(size, start.elapsed()));
-    }
-    let title = format!("Staging of {}, copies of {COPY_RATE} MB/s", table::bytes(size));
-    let mut table = Table::new(title, &["part", "MB/s, median (min-max)"]);
-    for (name, rates) in [("GPU to host", &down), ("host to GPU", &up), ("staged message", &staged)] {
-        table.row([name.to_owned(), table::spread(Spread::of(rates))]);
-    }
-    println!("{table}");
-    let slower = stats::median(&down).min(stats::median(&up));
-    let share = stats::median(&staged) / slower;
-    table::bar("staged message over the slower copy", "at least 0.8", &table::number(share), share >= 0.8);
-    Ok(())
-}
-
-/// Megabytes per second.
-fn rate(size: usize, time: Duration) -> f64 {
-    size as f64 / time.as_secs_f64() / 1e6
-}
-
-/// The time of copies between GPU and pinned memory, chunk by chunk.
-fn copies(
-    gpu: &Gpu,
-    size: usize,
-    copy: impl Fn(
-        &Stream,
-        &rdma_cuda::GpuSlice<u8>,
-        PinnedBuffer<u8>,
-    ) -> rdma_cuda::Result<rdma_cuda::Pending<PinnedBuffer<u8>>>,
-) -> Outcome<Duration> {
-    let stream = Stream::new(gpu)?;
-    let chunk = CHUNK.min(size);
-    let (buffer, mut spare) = (GpuBuffer::<u8>::new(gpu, chunk)?, Vec::new());
-    for _ in 0..2 {
-        spare.push(PinnedBuffer::<u8>::new(gpu, chunk)?);
-    }
-    let (start, mut running) = (Instant::now(), std::collections::VecDeque::new());
-    for _ in 0..size / chunk {
-        let pinned = match spare.pop() {
-            Some(pinned) => pinned,
-            None => running.pop_front().map(rdma_cuda::Pending::wait).ok_or_else(lost)??,
-        };
-        running.push_back(copy(&stream, &buffer.slice(), pinned)?);
-    }
-    stream.synchronize()?;
-    Ok(start.elapsed())
-}
-
-/// Two ends that exchange staged messages in this process.
-struct Ends {
-    ends: [GpuEndpoint; 2],
-    buffers: [GpuBuffer<u8>; 2],
-}
-
-impl Ends {
-    fn new(gpu: &Gpu, size: usize) -> Outcome<Self> {
-        let opened = device::open()?;
-        let pd = opened.context.alloc_pd()?;
-        let init = InitOptions::new().port(opened.port);
-        let preference = Preference { policy: Policy::Staged, ..Preference::default() };
-        let options = GpuEndpointOptions::new().preference(preference);
-        let prepare = || GpuEndpoint::prepare(gpu, &pd, &init, options);
-        let (one, other) = (prepare()?, prepare()?);
-        let (to_one, to_other) = (one.endpoint(), other.endpoint());
-        let options = ConnectOptions::new();
-        let ends = [one.connect(&to_other, &options)?, other.connect(&to_one, &options)?];
-        Ok(Self { ends, buffers: [GpuBuffer::new(gpu, size)?, GpuBuffer::new(gpu, size)?] })
-    }
-
-    /// Sends a message from the first end to the second.
-    fn exchange(&mut self) -> Outcome {
-        let ([sender, receiver], [source, target]) = (&mut self.ends, &self.buffers);
-        thread::scope(|scope| {
-            let receiving = scope.spawn(|| receiver.recv(&target.slice()).map(drop));
-            sender.send(&Ready::assume(source.slice()))?;
-            receiving.join().map_err(|_| lost())??;
-            Ok(())
-        })
     }
 }
