@@ -149,8 +149,8 @@ impl Device {
         fork::watch();
         let mut count = 0;
         // SAFETY: ibv_get_device_list wants room for the count, or NULL.
-        let array = unsafe { (table.ibv_get_device_list)(&raw mut count) };
-        let array = Raw::created(Operation::ListDevices, array)?;
+        let call = || unsafe { (table.ibv_get_device_list)(&raw mut count) };
+        let array = Raw::created(Operation::ListDevices, call)?;
         let list = Arc::new(Handle::new(DeviceList { table, array, software, fork: fork::generation() }));
         let count = usize::try_from(count).unwrap_or(0);
         // SAFETY: from_raw_parts wants `count` readable pointers that stay unchanged: the library

@@ -8,8 +8,10 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroI32;
 
+use nix::errno::Errno;
 use rdma_sys::Variable;
 
+use crate::errno;
 use crate::types::{QpAttrMask, QpState, RejectReason, WrongDevice};
 
 macro_rules! operations {
@@ -258,11 +260,6 @@ impl Error {
         Self::from_errno(operation, error.raw_os_error().unwrap_or(0))
     }
 
-    /// The calling thread's `errno`, for functions that return NULL or -1.
-    pub(crate) fn last(operation: Operation) -> Self {
-        Self::from_io(operation, &io::Error::last_os_error())
-    }
-
     /// Turns EAGAIN and EINTR of a non-blocking call into `None`.
     pub(crate) fn or_nothing<T>(self) -> Result<Option<T>> {
         match self.errno() {
@@ -271,16 +268,17 @@ impl Error {
         }
     }
 
-    /// Decodes the result of functions that return 0 or an `errno`, positive or negative; -1 means
-    /// that the thread's `errno` holds the error.
-    pub(crate) fn check(operation: Operation, result: i32) -> Result<()> {
-        match result {
-            0 => Ok(()),
-            // Some providers return -1 with `errno` set. EPERM is 1 too, and a stale `errno` is
-            // better than a wrong EPERM.
-            -1 => Err(Self::last(operation)),
-            errno => Err(Self::from_errno(operation, errno)),
-        }
+    /// Calls a function that returns 0, or an `errno` of either sign, or -1 and sets `errno`.
+    pub(crate) fn check(operation: Operation, call: impl FnOnce() -> i32) -> Result<()> {
+        errno::check(call).map_err(|errno| Self::from_errno(operation, errno))
+    }
+
+    /// The error of a post or poll that returned an `errno` of either sign, or -1 and set `errno`.
+    ///
+    /// The data path does not clear `errno` before each call: after -1 it may be an earlier one.
+    #[cold]
+    pub(crate) fn of_data_path(operation: Operation, result: i32) -> Self {
+        Self::from_errno(operation, if result == -1 { Errno::last_raw() } else { result })
     }
 
     /// The same failure, with a more precise kind.
@@ -556,8 +554,8 @@ mod tests {
 
     #[test]
     fn both_signs_of_errno_mean_the_same() {
-        let positive = Error::check(Operation::ModifyQp, libc::EOPNOTSUPP).unwrap_err();
-        let negative = Error::check(Operation::ModifyQp, -libc::EOPNOTSUPP).unwrap_err();
+        let positive = Error::check(Operation::ModifyQp, || libc::EOPNOTSUPP).unwrap_err();
+        let negative = Error::check(Operation::ModifyQp, || -libc::EOPNOTSUPP).unwrap_err();
         assert_eq!(positive, negative);
         assert_eq!(positive.kind(), ErrorKind::NotSupported);
         assert_eq!(positive.errno(), Some(libc::EOPNOTSUPP));

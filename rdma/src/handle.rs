@@ -14,6 +14,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use crate::errno;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::fork;
 
@@ -40,9 +41,9 @@ impl<C> Raw<C> {
         Self(raw)
     }
 
-    /// Wraps the result of a function that creates an object, or returns NULL and sets `errno`.
-    pub(crate) fn created(operation: Operation, raw: *mut C) -> Result<Self> {
-        if raw.is_null() { Err(Error::last(operation)) } else { Ok(Self(raw)) }
+    /// Calls a function that creates an object, or returns NULL and sets `errno`.
+    pub(crate) fn created(operation: Operation, call: impl FnOnce() -> *mut C) -> Result<Self> {
+        errno::created(call).map(|raw| Self(raw.as_ptr())).map_err(|errno| Error::from_errno(operation, errno))
     }
 
     #[inline]

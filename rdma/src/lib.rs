@@ -155,6 +155,7 @@ pub mod cm;
 mod context;
 mod cq;
 mod device;
+mod errno;
 mod error;
 mod fork;
 pub mod guide;

@@ -56,8 +56,8 @@ impl Object for PdInner {
     unsafe fn destroy(&mut self) -> Result<()> {
         // SAFETY: ibv_dealloc_pd wants a live domain of this table that has no children: this
         // function's contract.
-        let result = unsafe { (self.context.table.ibv_dealloc_pd)(self.raw.as_ptr()) };
-        Error::check(Self::DESTROY, result)
+        let call = || unsafe { (self.context.table.ibv_dealloc_pd)(self.raw.as_ptr()) };
+        Error::check(Self::DESTROY, call)
     }
 }
 
@@ -81,8 +81,8 @@ impl Context {
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         self.inner.check(Operation::AllocPd)?;
         // SAFETY: ibv_alloc_pd wants an open context, which `self` keeps open.
-        let raw = unsafe { (self.inner.table.ibv_alloc_pd)(self.as_raw()) };
-        Raw::created(Operation::AllocPd, raw).map(|raw| ProtectionDomain::new(self, raw))
+        let call = || unsafe { (self.inner.table.ibv_alloc_pd)(self.as_raw()) };
+        Raw::created(Operation::AllocPd, call).map(|raw| ProtectionDomain::new(self, raw))
     }
 }
 

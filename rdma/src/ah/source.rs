@@ -100,16 +100,14 @@ impl Source {
         // SAFETY: ibv_init_ah_from_wc wants an open context, which `context` keeps open, a
         // completion and a header to read, and room for the attributes; this is no forked child
         // (checked above).
-        let result =
-            unsafe { (table.ibv_init_ah_from_wc)(context.as_raw(), port, &raw mut wc, &raw mut grh, &raw mut attr) };
-        match result {
-            0 => Ok(Path::from_raw(&attr)),
+        let call =
+            || unsafe { (table.ibv_init_ah_from_wc)(context.as_raw(), port, &raw mut wc, &raw mut grh, &raw mut attr) };
+        match Error::check(Operation::CreateAh, call) {
+            Ok(()) => Ok(Path::from_raw(&attr)),
+            Err(error) if error.kind() == ErrorKind::NotSupported => Err(error),
             // The library's search ends when it queries past the last GID, and reports that failure
             // in different ways.
-            _ => match Error::last(Operation::CreateAh) {
-                error if error.kind() == ErrorKind::NotSupported => Err(error),
-                _ => Err(not_found),
-            },
+            Err(_) => Err(not_found),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +13,7 @@ use rdma_sys::{RdmaCm, rdma_event_channel};
 use super::reason;
 use super::table;
 use crate::context::Context;
+use crate::errno;
 use crate::error::{Operation, Result};
 use crate::handle::{Handle, Object, Raw};
 use crate::wait::EventDescriptor;
@@ -146,8 +147,8 @@ impl EventChannel {
         context.inner.check(Operation::CreateEventChannel)?;
         let table = table(context)?;
         // SAFETY: rdma_create_event_channel has no requirements.
-        let raw = unsafe { (table.rdma_create_event_channel)() };
-        let raw = NonNull::new(raw).ok_or_else(|| reason::last(Operation::CreateEventChannel))?;
+        let call = || unsafe { (table.rdma_create_event_channel)() };
+        let raw = errno::created(call).map_err(|errno| reason::from_errno(Operation::CreateEventChannel, errno))?;
         // SAFETY: as_ref wants a live channel, which nobody changes: just made, and its `fd` is
         // constant.
         let fd = unsafe { raw.as_ref() }.fd;

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use rdma_sys::{ibv_ece, ibv_qp_attr, ibv_qp_state, rdma_conn_param};
 
 use super::id::{Id, RawId};
+use super::reason;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair, Rc};
@@ -215,8 +216,8 @@ impl RawId {
         let reject = if for_ece { locked.table.rdma_reject_ece } else { locked.table.rdma_reject };
         // SAFETY: both functions want an id (2), whose lock is held (3), and `len` readable bytes:
         // the slice is that long.
-        let result = unsafe { reject(locked.raw, private_data.as_ptr().cast(), len) };
-        locked.done(Operation::Reject, result)
+        let call = || unsafe { reject(locked.raw, private_data.as_ptr().cast(), len) };
+        reason::check(Operation::Reject, call)
     }
 }
 
@@ -321,8 +322,8 @@ impl Id<Rc> {
         locked.require_device(Operation::Disconnect).map_err(|error| error.with_kind(ErrorKind::Disconnected))?;
         // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3), that is bound to a
         // device (6): librdmacm before version 19 dereferences the device without a check.
-        let result = unsafe { (locked.table.rdma_disconnect)(locked.raw) };
-        locked.done(Operation::Disconnect, result)
+        let call = || unsafe { (locked.table.rdma_disconnect)(locked.raw) };
+        reason::check(Operation::Disconnect, call)
     }
 
     /// Sets the ECE options to offer to the peer: usually the result of the queue pair's

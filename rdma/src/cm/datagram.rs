@@ -9,6 +9,7 @@ use rdma_sys::{rdma_cm_join_mc_attr_ex, rdma_cm_join_mc_attr_mask as Mask, rdma_
 
 use super::connect;
 use super::id::{Id, RawId};
+use super::reason;
 use super::request::ConnectRequest;
 use super::sockaddr::RawAddr;
 use super::{UD_ACCEPT_PRIVATE_DATA, UD_CONNECT_PRIVATE_DATA};
@@ -90,7 +91,7 @@ impl RawId {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = ptr::without_provenance_mut(number);
         let mut raw = RawAddr::new(address);
-        let result = match membership {
+        let call = || match membership {
             // SAFETY: rdma_join_multicast wants an id (2), whose lock is held (3), an address as
             // long as its family says, and any context.
             Membership::Full => unsafe { (locked.table.rdma_join_multicast)(locked.raw, raw.as_mut_ptr(), name) },
@@ -105,7 +106,7 @@ impl RawId {
                 unsafe { (locked.table.rdma_join_multicast_ex)(locked.raw, &raw mut attr, name) }
             }
         };
-        locked.done(Operation::JoinMulticast, result)?;
+        reason::check(Operation::JoinMulticast, call)?;
         if let Some(known) = locked.known() {
             known.groups.push((number as u64, address));
         }
@@ -125,8 +126,8 @@ impl RawId {
         let mut raw = RawAddr::new(address);
         // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. It
         // does not wait: all events of the group were acknowledged as they were taken (4).
-        let result = unsafe { (locked.table.rdma_leave_multicast)(locked.raw, raw.as_mut_ptr()) };
-        let done = locked.done(Operation::LeaveMulticast, result);
+        let call = || unsafe { (locked.table.rdma_leave_multicast)(locked.raw, raw.as_mut_ptr()) };
+        let done = reason::check(Operation::LeaveMulticast, call);
         if done.as_ref().is_err_and(|error| error.errno() != Some(libc::EADDRNOTAVAIL)) {
             // The group's events that are still in the kernel point to freed memory (8).
             locked.state.broken = true;

@@ -299,9 +299,9 @@ impl EventChannel {
         // SAFETY: rdma_get_cm_event wants a channel (1), whose lock is held (3), and room for a
         // pointer; the descriptor is non-blocking. The ids that the call writes to are alive:
         // destroying an id removes its events from the channel.
-        let result = unsafe { (channel.table.rdma_get_cm_event)(channel.raw.as_ptr(), &raw mut event) };
-        if result != 0 {
-            return reason::last(Operation::GetCmEvent).or_nothing().map(|event| event.unwrap_or(Taken::Nothing));
+        let call = || unsafe { (channel.table.rdma_get_cm_event)(channel.raw.as_ptr(), &raw mut event) };
+        if let Err(error) = reason::check(Operation::GetCmEvent, call) {
+            return error.or_nothing().map(|event| event.unwrap_or(Taken::Nothing));
         }
         if event.is_null() {
             return Err(Error::new(Operation::GetCmEvent, ErrorKind::Unknown));

@@ -65,15 +65,6 @@ impl Locked<'_> {
             None => Err(Error::new(operation, ErrorKind::InvalidInput)),
         }
     }
-
-    /// Decodes the result of a call: 0, -1 with `errno` set, or an `errno`.
-    pub(super) fn done(&self, operation: Operation, result: c_int) -> Result<()> {
-        match result {
-            0 => Ok(()),
-            -1 => Err(reason::last(operation)),
-            errno => Err(reason::from_errno(operation, errno)),
-        }
-    }
 }
 
 impl RawId {
@@ -89,7 +80,7 @@ impl RawId {
         function: impl FnOnce(&'static RdmaCm, *mut rdma_cm_id) -> c_int,
     ) -> Result<()> {
         let locked = self.lock(operation)?;
-        locked.done(operation, function(locked.table, locked.raw))
+        reason::check(operation, || function(locked.table, locked.raw))
     }
 
     /// Like `call`, for a function that dereferences the id's device: `InvalidInput`
@@ -101,7 +92,7 @@ impl RawId {
     ) -> Result<()> {
         let locked = self.lock(operation)?;
         locked.require_device(operation)?;
-        locked.done(operation, function(locked.table, locked.raw))
+        reason::check(operation, || function(locked.table, locked.raw))
     }
 
     pub(super) fn device_name(&self) -> Option<String> {
@@ -159,10 +150,8 @@ impl RawId {
         // SAFETY: rdma_migrate_id wants an id (2) and a channel (1) of this table, whose locks are
         // held (3). It does not wait: all events of the id were acknowledged as they were taken
         // (4). This is no forked child (7): `check` above.
-        let result = unsafe { (self.channel.table.rdma_migrate_id)(self.raw.as_ptr(), new.raw.as_ptr()) };
-        if result != 0 {
-            return Err(reason::last(Operation::MigrateId));
-        }
+        let call = || unsafe { (self.channel.table.rdma_migrate_id)(self.raw.as_ptr(), new.raw.as_ptr()) };
+        reason::check(Operation::MigrateId, call)?;
         let address = self.raw.as_ptr().addr();
         if let Some(known) = from.ids.remove(&address) {
             to.ids.insert(address, known);
@@ -206,8 +195,8 @@ impl Object for RawId {
         }
         // SAFETY: rdma_destroy_id wants a live id (this function's contract), whose lock is held
         // (3). It does not wait: all events of the id were acknowledged as they were taken (4).
-        let result = unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
-        let done = if result == 0 { Ok(()) } else { Err(reason::last(Operation::DestroyId)) };
+        let call = || unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
+        let done = reason::check(Operation::DestroyId, call);
         state.broken |= stuck && done.is_err();
         done
     }
@@ -281,12 +270,10 @@ impl EventChannel {
         let mut raw: *mut rdma_cm_id = ptr::null_mut();
         // SAFETY: rdma_create_id wants a channel (1), whose lock is held (3), room for a pointer,
         // and any context pointer.
-        let result = unsafe {
+        let call = || unsafe {
             (channel.table.rdma_create_id)(channel.raw.as_ptr(), &raw mut raw, ptr::null_mut(), T::PORT_SPACE)
         };
-        if result != 0 {
-            return Err(reason::last(Operation::CreateId));
-        }
+        reason::check(Operation::CreateId, call)?;
         let raw = NonNull::new(raw).ok_or(Error::new(Operation::CreateId, ErrorKind::Unknown))?;
         Ok(Id::new(adopt(channel, &mut state, raw, T::DATAGRAM)))
     }
@@ -545,8 +532,8 @@ impl<T: PortSpace> Id<T> {
     pub fn notify(&self, event: AsyncEventKind) -> Result<()> {
         let locked = self.raw.lock(Operation::Notify)?;
         // SAFETY: rdma_notify wants an id (2), whose lock is held (3), and takes any event number.
-        let result = unsafe { (locked.table.rdma_notify)(locked.raw, ibv_event_type(event.as_raw())) };
-        match locked.done(Operation::Notify, result) {
+        let call = || unsafe { (locked.table.rdma_notify)(locked.raw, ibv_event_type(event.as_raw())) };
+        match reason::check(Operation::Notify, call) {
             // EISCONN: the connection was established meanwhile.
             Err(error) if error.errno() == Some(libc::EISCONN) => Ok(()),
             done => done,

@@ -1,6 +1,9 @@
 //! Reasons of failed connections: rejections by the peer, and errors of librdmacm.
 
-use crate::error::{Error, ErrorKind, Operation};
+use std::ffi::c_int;
+
+use crate::errno;
+use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::types::RejectReason;
 
 impl RejectReason {
@@ -58,9 +61,9 @@ pub(super) fn from_errno(operation: Operation, errno: i32) -> Error {
     }
 }
 
-/// The calling thread's `errno`, as an error.
-pub(super) fn last(operation: Operation) -> Error {
-    from_errno(operation, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+/// Calls a function of librdmacm that returns 0, an `errno`, or -1 and sets `errno`.
+pub(super) fn check(operation: Operation, call: impl FnOnce() -> c_int) -> Result<()> {
+    errno::check(call).map_err(|errno| from_errno(operation, errno))
 }
 
 /// Translates the status of an event: a negative `errno`, or -1 if librdmacm failed and the `errno`

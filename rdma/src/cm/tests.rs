@@ -29,6 +29,17 @@ fn channel() -> EventChannel {
     EventChannel::new(&testing::context()).unwrap()
 }
 
+#[test]
+fn a_call_of_librdmacm_that_fails_without_a_reason_is_not_given_an_earlier_one() {
+    let channel = channel();
+    testing::fails_silently("create_event_channel", || EventChannel::new(&testing::context()));
+    testing::fails_silently("create_id", || channel.create_id::<Rc>());
+    testing::fails_silently("get_cm_event", || channel.try_next_event());
+    let mut id = channel.create_id::<Rc>().unwrap();
+    testing::fails_silently("bind_addr", || id.bind_addr(address()));
+    testing::fails_silently("migrate_id", || id.migrate(&self::channel()));
+}
+
 fn raw_channel(channel: &EventChannel) -> *mut rdma_event_channel {
     channel.inner.raw.as_ptr()
 }

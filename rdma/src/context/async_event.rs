@@ -144,9 +144,9 @@ impl Context {
         let mut raw = ibv_async_event::default();
         // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for
         // an event; the context's descriptor is non-blocking.
-        let result = unsafe { (self.inner.table.ibv_get_async_event)(self.as_raw(), &raw mut raw) };
-        if result != 0 {
-            return Error::last(Operation::GetAsyncEvent).or_nothing();
+        let call = || unsafe { (self.inner.table.ibv_get_async_event)(self.as_raw(), &raw mut raw) };
+        if let Err(error) = Error::check(Operation::GetAsyncEvent, call) {
+            return error.or_nothing();
         }
         let event = AsyncEvent { kind: AsyncEventKind::from_raw(raw.event_type.0), source: source(&raw) };
         // SAFETY: ibv_ack_async_event wants a taken event that is acknowledged once: only here.

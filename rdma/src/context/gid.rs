@@ -106,10 +106,8 @@ pub(crate) fn query(context: &Context, port: u8, index: u32) -> Result<Gid> {
     let index = i32::try_from(index).map_err(|_| Error::new(Operation::QueryGid, ErrorKind::NotFound))?;
     let mut gid = ibv_gid::default();
     // SAFETY: ibv_query_gid wants an open context, which `context` keeps open, and room for a GID.
-    let result = unsafe { (context.table().ibv_query_gid)(context.as_raw(), port, index, &raw mut gid) };
-    if result < 0 {
-        return Err(Error::last(Operation::QueryGid));
-    }
+    let call = || unsafe { (context.table().ibv_query_gid)(context.as_raw(), port, index, &raw mut gid) };
+    Error::check(Operation::QueryGid, call)?;
     Ok(Gid::from_raw(gid))
 }
 

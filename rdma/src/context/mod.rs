@@ -87,7 +87,7 @@ impl Object for ContextInner {
     unsafe fn destroy(&mut self) -> Result<()> {
         // SAFETY: ibv_close_device wants an open context of this table that has no children: this
         // function's contract.
-        Error::check(Self::DESTROY, unsafe { (self.table.ibv_close_device)(self.raw.as_ptr()) })
+        Error::check(Self::DESTROY, || unsafe { (self.table.ibv_close_device)(self.raw.as_ptr()) })
     }
 }
 
@@ -130,10 +130,8 @@ impl Context {
         }
         let table = device.table();
         // SAFETY: ibv_open_device wants a device of the same table, which `device` keeps alive (2).
-        let raw = unsafe { (table.ibv_open_device)(device.as_raw()) };
-        if raw.is_null() {
-            return Err(Error::last(Operation::OpenDevice));
-        }
+        let call = || unsafe { (table.ibv_open_device)(device.as_raw()) };
+        let raw = Raw::created(Operation::OpenDevice, call)?.as_ptr();
         // SAFETY: from_raw wants a context of this device that nobody else closes or takes events
         // of: just opened from this device, and nobody else has the pointer.
         unsafe { Self::from_raw(device, raw) }
@@ -171,8 +169,8 @@ impl Context {
         });
         let mut attr = ibv_device_attr::default();
         // SAFETY: ibv_query_device wants an open context (1) and room for the attributes.
-        let result = unsafe { (table.ibv_query_device)(raw, &raw mut attr) };
-        Error::check(Operation::QueryDevice, result)?;
+        let call = || unsafe { (table.ibv_query_device)(raw, &raw mut attr) };
+        Error::check(Operation::QueryDevice, call)?;
         inner.device_attr = DeviceAttr::from_raw(attr);
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -234,8 +232,8 @@ impl Context {
         let mut attr = ibv_device_attr_ex::default();
         // SAFETY: ibv_query_device_ex wants an open context (1, 2), an input or NULL, and room for
         // the attributes; this is no forked child (4).
-        let result = unsafe { self.inner.table.ibv_query_device_ex(self.as_raw(), ptr::null(), &raw mut attr) };
-        Error::check(Operation::QueryDevice, result)?;
+        let call = || unsafe { self.inner.table.ibv_query_device_ex(self.as_raw(), ptr::null(), &raw mut attr) };
+        Error::check(Operation::QueryDevice, call)?;
         Ok(DeviceAttrEx::from_raw(attr))
     }
 
@@ -277,8 +275,8 @@ impl Context {
         let mut attr = ibv_port_attr::default();
         // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; this is
         // no forked child (4).
-        let result = unsafe { self.inner.table.ibv_query_port(self.as_raw(), port, &raw mut attr) };
-        Error::check(Operation::QueryPort, result)?;
+        let call = || unsafe { self.inner.table.ibv_query_port(self.as_raw(), port, &raw mut attr) };
+        Error::check(Operation::QueryPort, call)?;
         Ok(PortAttr::from_raw(attr))
     }
 
@@ -407,11 +405,10 @@ impl Context {
             return Err(Error::new(Operation::QueryPkey, ErrorKind::NotFound));
         }
         let mut pkey = 0;
+        let (table, index) = (self.inner.table, i32::from(index));
         // SAFETY: ibv_query_pkey wants an open context (1, 2) and room for the key.
-        let result = unsafe { (self.inner.table.ibv_query_pkey)(self.as_raw(), port, i32::from(index), &raw mut pkey) };
-        if result < 0 {
-            return Err(Error::last(Operation::QueryPkey));
-        }
+        let call = || unsafe { (table.ibv_query_pkey)(self.as_raw(), port, index, &raw mut pkey) };
+        Error::check(Operation::QueryPkey, call)?;
         Ok(u16::from_be(pkey))
     }
 

@@ -64,6 +64,35 @@ fn opening_reports_the_errno() {
 }
 
 #[test]
+fn a_provider_that_fails_without_a_reason_is_not_given_an_earlier_one() {
+    let device = testing::device();
+    let table = device.table();
+    testing::fails_silently("get_device_list", || Device::list_of(table, false));
+    testing::fails_silently("open_device", || device.open());
+    testing::fails_silently("query_device", || device.open());
+    let context = device.open().unwrap();
+    testing::fails_silently("query_port", || context.port_attr(2));
+    testing::fails_silently("query_gid", || gid::query(&context, 2, 0));
+    testing::fails_silently("query_pkey", || context.pkey(2, 0));
+    testing::fails_silently("get_async_event", || context.try_next_event());
+    testing::fails_silently("alloc_pd", || context.alloc_pd());
+    testing::fails_silently("create_channel", || context.create_completion_channel());
+    testing::fails_silently("create_cq", || context.create_cq(4));
+    let channel = context.create_completion_channel().unwrap();
+    testing::fails_silently("get_cq_event", || channel.try_next_event());
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(64).unwrap();
+    testing::fails_silently("resize_cq", || cq.resize(65));
+    testing::fails_silently("reg_mr", || pd.allocate(64));
+    testing::fails_silently("reg_dmabuf_mr", || pd.probe_dmabuf());
+    testing::fails_silently("create_qp", || pd.queue_pair().cq(&cq).build());
+    testing::fails_silently("create_srq", || crate::SharedReceiveQueue::builder(&pd).max_wr(4).build());
+    let qp = pd.queue_pair().cq(&cq).build().unwrap();
+    testing::fails_silently("modify_qp", || qp.init(&crate::InitOptions::new().port(2)));
+    testing::fails_silently("dealloc_pd", || context.alloc_pd().unwrap().close());
+}
+
+#[test]
 fn children_keep_their_parents_open() {
     let device = testing::device();
     let context = device.open().unwrap();

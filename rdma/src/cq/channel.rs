@@ -19,7 +19,7 @@ use rdma_sys::ibv_comp_channel;
 
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, Failed, Operation, Result};
-use crate::handle::{Handle, Object};
+use crate::handle::{Handle, Object, Raw};
 use crate::types::CqId;
 use crate::wait::{Deadline, EventDescriptor};
 
@@ -83,9 +83,9 @@ impl ChannelInner {
         let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: ibv_get_cq_event requires a live channel (1) and room for two pointers: locals.
         // The descriptor is non-blocking (3), so the call returns at once.
-        let result = unsafe { (self.context.table.ibv_get_cq_event)(self.raw, &raw mut cq, &raw mut name) };
-        if result != 0 {
-            return Error::last(Operation::GetCqEvent).or_nothing();
+        let call = || unsafe { (self.context.table.ibv_get_cq_event)(self.raw, &raw mut cq, &raw mut name) };
+        if let Err(error) = Error::check(Operation::GetCqEvent, call) {
+            return error.or_nothing();
         }
         // SAFETY: ibv_ack_cq_events requires the live queue of an event that is not yet
         // acknowledged: the event was just taken, and the queue's destroy waits for this call (2).
@@ -110,7 +110,7 @@ impl Object for ChannelInner {
     unsafe fn destroy(&mut self) -> Result<()> {
         // SAFETY: ibv_destroy_comp_channel requires a live channel of this table without queues:
         // the contract of this function.
-        Error::check(Self::DESTROY, unsafe { (self.context.table.ibv_destroy_comp_channel)(self.raw) })
+        Error::check(Self::DESTROY, || unsafe { (self.context.table.ibv_destroy_comp_channel)(self.raw) })
     }
 }
 
@@ -124,10 +124,8 @@ impl Context {
     pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
         self.inner.check(Operation::CreateChannel)?;
         // SAFETY: ibv_create_comp_channel requires an open context: `self` keeps it open.
-        let raw = unsafe { (self.inner.table.ibv_create_comp_channel)(self.as_raw()) };
-        if raw.is_null() {
-            return Err(Error::last(Operation::CreateChannel));
-        }
+        let call = || unsafe { (self.inner.table.ibv_create_comp_channel)(self.as_raw()) };
+        let raw = Raw::created(Operation::CreateChannel, call)?.as_ptr();
         // SAFETY: `from_raw` requires a channel of this context that no other code destroys: it was
         // just created here.
         unsafe { CompletionChannel::from_raw(self, raw) }

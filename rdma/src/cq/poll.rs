@@ -13,7 +13,7 @@ use super::completion::Completion;
 use super::held::{Found, Held};
 use super::queue::{CompletionQueue, CqInner};
 use super::sharing::{Batch, FETCH, Waiting};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, Result};
 use crate::fork;
 use crate::handle::Handle;
 use crate::qp::ring::{self, Cached, Grabbed, Info, Panics, has_sink};
@@ -457,10 +457,7 @@ impl CqInner {
 
 #[cold]
 fn poll_failed(result: i32) -> Error {
-    match Error::check(Operation::PollCq, result) {
-        Err(error) => error,
-        Ok(()) => Error::new(Operation::PollCq, ErrorKind::Unknown),
-    }
+    Error::of_data_path(Operation::PollCq, result)
 }
 
 impl Drop for Poller {

@@ -12,7 +12,7 @@ use super::channel::{ChannelInner, CompletionChannel};
 use super::sharing::Sharing;
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::handle::{Handle, Object};
+use crate::handle::{Handle, Object, Raw};
 use crate::types::CqId;
 
 /// A completion queue, shared by any number of queue pairs.
@@ -90,10 +90,8 @@ impl CqInner {
         // SAFETY: ibv_create_cq requires an open context, and a channel of that context or NULL:
         // the new value keeps both alive (1). The library never dereferences the user context
         // pointer, which is a number here.
-        let raw = unsafe { (context.table.ibv_create_cq)(context.raw.as_ptr(), cqe, name, raw_channel, vector) };
-        if raw.is_null() {
-            return Err(Error::last(Operation::CreateCq));
-        }
+        let call = || unsafe { (context.table.ibv_create_cq)(context.raw.as_ptr(), cqe, name, raw_channel, vector) };
+        let raw = Raw::created(Operation::CreateCq, call)?.as_ptr();
         // SAFETY: the read requires a live queue whose `cqe` no thread writes: the queue is new,
         // and no other thread can resize it yet.
         let depth = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(depth);
@@ -130,8 +128,8 @@ impl CqInner {
         self.context.check(Operation::RequestNotify)?;
         // SAFETY: ibv_req_notify_cq requires a live queue (1) outside a forked child (3, checked
         // above).
-        let result = unsafe { rdma_sys::ibv_req_notify_cq(self.raw, i32::from(solicited_only)) };
-        Error::check(Operation::RequestNotify, result)
+        let call = || unsafe { rdma_sys::ibv_req_notify_cq(self.raw, i32::from(solicited_only)) };
+        Error::check(Operation::RequestNotify, call)
     }
 }
 
@@ -147,7 +145,7 @@ impl Object for CqInner {
         // SAFETY: ibv_destroy_cq requires a live queue of this table without queue pairs: the
         // contract of this function. It blocks until the queue's events are acknowledged, which
         // they are at once (2).
-        Error::check(Self::DESTROY, unsafe { (self.context.table.ibv_destroy_cq)(self.raw) })
+        Error::check(Self::DESTROY, || unsafe { (self.context.table.ibv_destroy_cq)(self.raw) })
     }
 }
 
@@ -275,8 +273,8 @@ impl CompletionQueue {
         inner.capacity.resize(depth, || {
             // SAFETY: ibv_resize_cq requires a live queue (1) outside a forked child (3, checked
             // above).
-            let result = unsafe { (inner.context.table.ibv_resize_cq)(inner.raw, cqe) };
-            Error::check(Operation::ResizeCq, result)?;
+            let call = || unsafe { (inner.context.table.ibv_resize_cq)(inner.raw, cqe) };
+            Error::check(Operation::ResizeCq, call)?;
             // SAFETY: the read requires a live queue (1) whose `cqe` no other thread writes: only
             // this function changes the field, under the lock of the reservations.
             Ok(u32::try_from(unsafe { (*inner.raw).cqe }).unwrap_or(depth))

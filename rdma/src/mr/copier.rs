@@ -62,7 +62,7 @@ pub(super) fn register(
     if !pd.context.device.is_software() {
         return Err(Error::new(Operation::RegisterMr, ErrorKind::NotSupported));
     }
-    Raw::created(Operation::RegisterMr, call(pd, memory, copier, flags))
+    Raw::created(Operation::RegisterMr, || call(pd, memory, copier, flags))
 }
 
 #[cfg(feature = "soft")]

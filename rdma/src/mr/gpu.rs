@@ -15,6 +15,7 @@ use super::exposed::ExposedRegion;
 use super::memory::{Gpu, Memory, MemoryOwner, RawMemory};
 use super::{CopierThreads, Kind, Reach, Region};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::Raw;
 use crate::pd::ProtectionDomain;
 use crate::types::RemoteAccess;
 
@@ -148,15 +149,17 @@ impl ProtectionDomain {
         // A device that knows the verb looks the descriptor up, and finds that -1 is none.
         // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `self` is; it checks
         // the descriptor itself.
-        let raw = unsafe { (table.ibv_reg_dmabuf_mr)(self.as_raw(), 0, SMALLEST_PAGE.into(), 0, -1, flags) };
-        if raw.is_null() {
-            let error = Error::last(Operation::RegisterDmaBuf);
-            return if error.errno() == Some(libc::EBADF) { Ok(()) } else { Err(error) };
+        let call = || unsafe { (table.ibv_reg_dmabuf_mr)(self.as_raw(), 0, SMALLEST_PAGE.into(), 0, -1, flags) };
+        match Raw::created(Operation::RegisterDmaBuf, call) {
+            Err(error) if error.errno() == Some(libc::EBADF) => Ok(()),
+            Err(error) => Err(error),
+            Ok(raw) => {
+                // SAFETY: ibv_dereg_mr wants a live region of this table that nobody uses: the
+                // region that the call above made.
+                unsafe { (table.ibv_dereg_mr)(raw.as_ptr()) };
+                Err(Error::new(Operation::RegisterDmaBuf, ErrorKind::Unknown))
+            }
         }
-        // SAFETY: ibv_dereg_mr wants a live region of this table that nobody uses: the region that
-        // the line above made.
-        unsafe { (table.ibv_dereg_mr)(raw) };
-        Err(Error::new(Operation::RegisterDmaBuf, ErrorKind::Unknown))
     }
 
     fn register_gpu(

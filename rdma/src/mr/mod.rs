@@ -174,8 +174,8 @@ fn register_address(pd: &Handle<PdInner>, memory: &RawMemory, flags: u32) -> Res
     let address = memory.address().as_ptr().cast();
     // SAFETY: ibv_reg_mr wants a live domain of this table, which `pd` is, and memory that is valid
     // until after deregistration (M1, M2).
-    let raw = unsafe { pd.context.table.ibv_reg_mr(pd.raw.as_ptr(), address, memory.len(), flags) };
-    Raw::created(Operation::RegisterMr, raw)
+    let call = || unsafe { pd.context.table.ibv_reg_mr(pd.raw.as_ptr(), address, memory.len(), flags) };
+    Raw::created(Operation::RegisterMr, call)
 }
 
 fn register_mapping(pd: &Handle<PdInner>, memory: &RawMemory, mapping: NonNull<u8>, flags: u32) -> Result<Raw<ibv_mr>> {
@@ -184,8 +184,8 @@ fn register_mapping(pd: &Handle<PdInner>, memory: &RawMemory, mapping: NonNull<u
     let mapping = mapping.as_ptr().cast();
     // SAFETY: ibv_reg_mr_iova wants a live domain of this table, which `pd` is, and memory that is
     // valid until after deregistration: the mapping leads to the region's memory (M1, M2).
-    let raw = unsafe { pd.context.table.ibv_reg_mr_iova(pd.raw.as_ptr(), mapping, memory.len(), iova, flags) };
-    Raw::created(Operation::RegisterMr, raw)
+    let call = || unsafe { pd.context.table.ibv_reg_mr_iova(pd.raw.as_ptr(), mapping, memory.len(), iova, flags) };
+    Raw::created(Operation::RegisterMr, call)
 }
 
 fn register_dma_buf(
@@ -200,8 +200,8 @@ fn register_dma_buf(
     let reg = pd.context.table.ibv_reg_dmabuf_mr;
     // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `pd` is, and an open
     // descriptor, which `fd` borrows for the call; the kernel keeps the dma-buf afterwards.
-    let raw = unsafe { reg(pd.raw.as_ptr(), offset, memory.len(), iova, fd.as_raw_fd(), flags) };
-    Raw::created(Operation::RegisterDmaBuf, raw)
+    let call = || unsafe { reg(pd.raw.as_ptr(), offset, memory.len(), iova, fd.as_raw_fd(), flags) };
+    Raw::created(Operation::RegisterDmaBuf, call)
 }
 
 impl Object for Region {
@@ -214,7 +214,7 @@ impl Object for Region {
 
     unsafe fn destroy(&mut self) -> Result<()> {
         // SAFETY: ibv_dereg_mr wants a live region of this table: this function's contract.
-        Error::check(Self::DESTROY, unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
+        Error::check(Self::DESTROY, || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
     }
 }
 

@@ -17,7 +17,7 @@ use super::transition;
 use crate::context::{Context, ContextInner};
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::handle::Handle;
+use crate::handle::{Handle, Raw};
 use crate::pd::PdInner;
 use crate::types::{Ece, Mtu, QpAttrMask, QpState};
 
@@ -82,10 +82,8 @@ impl QpInner {
         // SAFETY: ibv_create_qp requires a domain and queues of one open context (checked; a shared
         // receive queue is of the same domain), which the new value keeps alive (1), and attributes
         // that live during the call: a local.
-        let raw = unsafe { (context.table.ibv_create_qp)(pd.raw.as_ptr(), &raw mut init) };
-        if raw.is_null() {
-            return Err(Error::last(Operation::CreateQp));
-        }
+        let call = || unsafe { (context.table.ibv_create_qp)(pd.raw.as_ptr(), &raw mut init) };
+        let raw = Raw::created(Operation::CreateQp, call)?.as_ptr();
         // SAFETY: the read requires a live queue pair whose `qp_num` no thread writes: it was just
         // created, and its number never changes.
         let qpn = unsafe { (*raw).qp_num };
@@ -134,8 +132,8 @@ impl QpInner {
             i32::try_from(attr.mask().bits()).map_err(|_| Error::new(Operation::ModifyQp, ErrorKind::InvalidInput))?;
         // SAFETY: ibv_modify_qp requires a live queue pair (1), attributes that live during the
         // call (a local), and a process that is not a forked child (3, checked above).
-        let result = unsafe { (self.context.table.ibv_modify_qp)(self.raw, &raw mut raw, mask) };
-        Error::check(Operation::ModifyQp, result).map_err(|error| {
+        let call = || unsafe { (self.context.table.ibv_modify_qp)(self.raw, &raw mut raw, mask) };
+        Error::check(Operation::ModifyQp, call).map_err(|error| {
             if error.kind() != ErrorKind::InvalidInput {
                 return error;
             }
@@ -170,8 +168,8 @@ impl QpInner {
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
         // SAFETY: ibv_query_qp requires a live queue pair (1), room for the answers (locals), and a
         // process that is not a forked child (3, checked above).
-        let result = unsafe { (self.context.table.ibv_query_qp)(self.raw, &raw mut attr, mask, &raw mut init) };
-        Error::check(Operation::QueryQp, result)?;
+        let call = || unsafe { (self.context.table.ibv_query_qp)(self.raw, &raw mut attr, mask, &raw mut init) };
+        Error::check(Operation::QueryQp, call)?;
         Ok(QpInfo { attr, cap: init.cap })
     }
 
@@ -180,8 +178,8 @@ impl QpInner {
         let mut ece = ibv_ece::default();
         // SAFETY: ibv_query_ece requires a live queue pair (1), room for the options (a local), and
         // a process that is not a forked child (3, checked above).
-        let result = unsafe { (self.context.table.ibv_query_ece)(self.raw, &raw mut ece) };
-        Error::check(Operation::QueryEce, result)?;
+        let call = || unsafe { (self.context.table.ibv_query_ece)(self.raw, &raw mut ece) };
+        Error::check(Operation::QueryEce, call)?;
         Ok(Ece::from_raw(ece))
     }
 
@@ -190,8 +188,8 @@ impl QpInner {
         let mut ece = ece.to_raw();
         // SAFETY: ibv_set_ece requires a live queue pair (1), options that live during the call (a
         // local), and a process that is not a forked child (3, checked above).
-        let result = unsafe { (self.context.table.ibv_set_ece)(self.raw, &raw mut ece) };
-        Error::check(Operation::SetEce, result)
+        let call = || unsafe { (self.context.table.ibv_set_ece)(self.raw, &raw mut ece) };
+        Error::check(Operation::SetEce, call)
     }
 
     /// Fetches the completions of shared receives, before the queue pair is destroyed or reset.
@@ -208,8 +206,8 @@ impl QpInner {
         // SAFETY: ibv_destroy_qp requires a live queue pair of this table: this table created it,
         // and it was not destroyed before (`done`). This is not a forked child (3, checked above).
         // Its events are acknowledged as they are taken, so the call does not block.
-        let result = || unsafe { (self.context.table.ibv_destroy_qp)(self.raw) };
-        let destroy = || Error::check(Operation::DestroyQp, result());
+        let call = || unsafe { (self.context.table.ibv_destroy_qp)(self.raw) };
+        let destroy = || Error::check(Operation::DestroyQp, call);
         match &self.datagrams {
             Some(datagrams) => datagrams.groups.end(destroy)?,
             None => destroy()?,

@@ -61,8 +61,8 @@ impl LiveQueuePair {
         // SAFETY: ibv_attach_mcast requires a live queue pair and a GID that lives during the call:
         // the queue pair is not destroyed yet (1), and the GID is a local. Callers run in no forked
         // child (2).
-        let result = unsafe { (self.context.table.ibv_attach_mcast)(self.raw, &raw const raw, lid.0) };
-        Error::check(Operation::AttachMulticast, result)
+        let call = || unsafe { (self.context.table.ibv_attach_mcast)(self.raw, &raw const raw, lid.0) };
+        Error::check(Operation::AttachMulticast, call)
     }
 
     fn detach(&self, gid: Gid, lid: Lid) -> Result<()> {
@@ -70,8 +70,8 @@ impl LiveQueuePair {
         // SAFETY: ibv_detach_mcast requires a live queue pair and a GID that lives during the call:
         // the queue pair is not destroyed yet (1), and the GID is a local. Callers run in no forked
         // child (2).
-        let result = unsafe { (self.context.table.ibv_detach_mcast)(self.raw, &raw const raw, lid.0) };
-        Error::check(Operation::DetachMulticast, result)
+        let call = || unsafe { (self.context.table.ibv_detach_mcast)(self.raw, &raw const raw, lid.0) };
+        Error::check(Operation::DetachMulticast, call)
     }
 }
 

@@ -495,9 +495,8 @@ impl<W: WorkRequest> Half<W> {
 /// Converts the provider's result of a refused post.
 #[cold]
 pub(super) fn post_error(verb: Verb, result: i32) -> Error {
-    match Error::check(verb, result) {
-        Err(error) if error.errno() == Some(libc::ENOMEM) => error.with_kind(ErrorKind::QueueFull),
-        Err(error) => error,
-        Ok(()) => Error::new(verb, ErrorKind::Unknown),
+    match Error::of_data_path(verb, result) {
+        error if error.errno() == Some(libc::ENOMEM) => error.with_kind(ErrorKind::QueueFull),
+        error => error,
     }
 }

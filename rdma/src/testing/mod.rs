@@ -33,10 +33,11 @@ pub(crate) use random::{Random, run_random};
 #[allow(unused_imports, reason = "each test uses a part")]
 pub(crate) use srq::posted_to_srq;
 #[allow(unused_imports, reason = "each test uses a part")]
-pub(crate) use world::{BadWr, DmaBuf, calls, dma_bufs, fail, live};
+pub(crate) use world::{BadWr, DmaBuf, NO_REASON, calls, dma_bufs, fail, live};
 
 use crate::context::Context;
 use crate::device::Device;
+use crate::error::{Error, ErrorKind};
 
 /// A device with two ports: the first is down; the second is active, on Ethernet, with three GIDs.
 pub(crate) fn device() -> Device {
@@ -46,4 +47,14 @@ pub(crate) fn device() -> Device {
 /// An open context of [`device`].
 pub(crate) fn context() -> Context {
     device().open().unwrap()
+}
+
+/// Lets the provider fail a call without a reason while `errno` is that of an earlier error, and
+/// asserts that the error of the call names no reason.
+pub(crate) fn fails_silently<T, E: Into<Error>>(operation: &'static str, call: impl FnOnce() -> Result<T, E>) {
+    fail(operation, NO_REASON);
+    nix::errno::Errno::EEXIST.set();
+    let error: Error = call().err().unwrap().into();
+    assert_eq!((error.kind(), error.errno()), (ErrorKind::Unknown, None), "{operation}");
+    assert!(error.to_string().ends_with("the provider failed without saying why"), "{error}");
 }

@@ -87,7 +87,14 @@ pub(super) fn died(kind: &'static str) {
     world(|world| *world.live.entry(kind).or_default() -= 1);
 }
 
+/// In place of an `errno`, for [`fail`]: the call fails and leaves `errno` as it was.
+pub(crate) const NO_REASON: i32 = -1;
+
+/// Sets `errno`, unless the number is [`NO_REASON`].
 pub(super) fn set_errno(errno: i32) {
+    if errno == NO_REASON {
+        return;
+    }
     // SAFETY: __errno_location has no requirements.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: the write wants a valid place that no other thread uses: this thread's errno.

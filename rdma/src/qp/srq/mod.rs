@@ -136,8 +136,8 @@ impl Object for SrqInner {
         // SAFETY: ibv_destroy_srq wants a live queue of this table without queue pairs: this
         // function's contract, since each queue pair keeps the handle (1). The events of the queue
         // are acknowledged as they are taken, so the call does not block.
-        let result = unsafe { (self.context().table.ibv_destroy_srq)(self.raw.as_ptr()) };
-        Error::check(Self::DESTROY, result)
+        let call = || unsafe { (self.context().table.ibv_destroy_srq)(self.raw.as_ptr()) };
+        Error::check(Self::DESTROY, call)
     }
 }
 
@@ -157,8 +157,8 @@ impl SrqInner {
         let mask = i32::try_from(mask).map_err(|_| Error::new(Operation::ModifySrq, ErrorKind::InvalidInput))?;
         // SAFETY: ibv_modify_srq wants a live queue of this table (1), and attributes that live
         // during the call: a local.
-        let result = unsafe { (self.context().table.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, mask) };
-        Error::check(Operation::ModifySrq, result)
+        let call = || unsafe { (self.context().table.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, mask) };
+        Error::check(Operation::ModifySrq, call)
     }
 
     fn query(&self) -> Result<ibv_srq_attr> {
@@ -166,8 +166,8 @@ impl SrqInner {
         let mut attr = ibv_srq_attr::default();
         // SAFETY: ibv_query_srq wants a live queue of this table (1), and room for the attributes:
         // a local.
-        let result = unsafe { (self.context().table.ibv_query_srq)(self.raw.as_ptr(), &raw mut attr) };
-        Error::check(Operation::QuerySrq, result)?;
+        let call = || unsafe { (self.context().table.ibv_query_srq)(self.raw.as_ptr(), &raw mut attr) };
+        Error::check(Operation::QuerySrq, call)?;
         Ok(attr)
     }
 
@@ -315,8 +315,8 @@ impl<T: Transport> SrqBuilder<T> {
         // SAFETY: ibv_create_srq wants a live domain, which the new value keeps alive (1), and
         // attributes that live during the call: a local. The library never dereferences the context
         // pointer, which is a number here.
-        let raw = unsafe { (context.table.ibv_create_srq)(pd.raw.as_ptr(), &raw mut init) };
-        let raw = Raw::created(Operation::CreateSrq, raw)?;
+        let call = || unsafe { (context.table.ibv_create_srq)(pd.raw.as_ptr(), &raw mut init) };
+        let raw = Raw::created(Operation::CreateSrq, call)?;
         // The provider may grant more than was asked for.
         let depth = init.attr.max_wr.clamp(max_wr, MAX_SLOTS / 2);
         let max_depth = most.max(depth);
