@@ -331,7 +331,7 @@ impl Stream {
             let first = if is_there { parked.pop_front() } else { None };
             drop(parked);
             // What a caller gave to `keep` is dropped outside the lock, too.
-            drop(first);
+            drop_contained(first);
         }
     }
 }
@@ -343,11 +343,7 @@ impl Drop for Stream {
         let parked = ManuallyDrop::new(parked);
         match self.wait() {
             // Each alone, because a second panic would end the process.
-            Ok(()) => ManuallyDrop::into_inner(parked).into_iter().for_each(|used| {
-                if !panics::contain(|| drop(used)) {
-                    panics::contain(|| tracing::error!("a value that a stream kept has panicked when it was dropped"));
-                }
-            }),
+            Ok(()) => ManuallyDrop::into_inner(parked).into_iter().for_each(drop_contained),
             Err(error) => {
                 tracing::warn!("the work of a stream has failed, and the memory that it uses leaks: {error}");
             }
@@ -362,6 +358,13 @@ impl Drop for Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({:#x} of {:?})", self.handle, self.gpu)
+    }
+}
+
+/// Drops a value of the application, whose panic must not reach who happens to release it.
+fn drop_contained(value: impl Sized) {
+    if !panics::contain(|| drop(value)) {
+        panics::contain(|| tracing::error!("a value that a stream kept has panicked when it was dropped"));
     }
 }
 

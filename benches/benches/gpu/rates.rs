@@ -1,5 +1,6 @@
 //! The rates of a real GPU. They have no bars: the link to the GPU decides.
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use rdma::RemoteAccess;
 use rdma_benches::device;
 use rdma_benches::stats::Spread;
 use rdma_benches::table::{self, Table};
-use rdma_cuda::{DmaBuf, Gpu, GpuBuffer, GpuRegion, GpuSlice, Operation, Preference, Reducer, Scalar, Stream};
+use rdma_cuda::{DmaBuf, Gpu, GpuBuffer, GpuRegion, GpuSlice, Operation, Policy, Preference, Reducer, Scalar, Stream};
 
 use crate::staging::{self, Copy, Ends, rate};
 use crate::{Outcome, REGISTERED, lost};
@@ -37,14 +38,19 @@ fn measure(rounds: usize, mut run: impl FnMut() -> Outcome<f64>) -> Outcome<Spre
 fn copies(gpu: &Gpu, total: usize, rounds: usize) -> Outcome {
     let heads = ["chunk", "GPU to host", "host to GPU", "both at once, sum"];
     let mut table = Table::new("Copies between GPU and pinned memory, MB/s, median (min-max)", &heads);
-    let way = |copy: Copy, chunk| move || Ok(rate(total, staging::copies(gpu, total, chunk, copy)?));
+    let one = |copy: Copy, chunk| move || Ok(rate(total, staging::copies(gpu, total, chunk, copy, || ())?));
     for chunk in [64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20] {
-        let down = measure(rounds, way(Stream::download_pinned, chunk))?;
-        let up = measure(rounds, way(Stream::upload_pinned, chunk))?;
+        let down = measure(rounds, one(Stream::download_pinned, chunk))?;
+        let up = measure(rounds, one(Stream::upload_pinned, chunk))?;
         let both = measure(rounds, || {
+            let begin = Barrier::new(2);
+            let way = |copy: Copy| {
+                let time = staging::copies(gpu, total, chunk, copy, || drop(begin.wait()));
+                time.map(|time| rate(total, time)).map_err(|error| error.to_string())
+            };
             thread::scope(|scope| {
-                let other = scope.spawn(|| way(Stream::upload_pinned, chunk)().map_err(|error| error.to_string()));
-                let down = way(Stream::download_pinned, chunk)()?;
+                let other = scope.spawn(|| way(Stream::upload_pinned));
+                let down = way(Stream::download_pinned)?;
                 Ok(down + other.join().map_err(|_| lost())??)
             })
         })?;
@@ -84,13 +90,28 @@ fn staged(gpu: &Gpu, total: usize, rounds: usize) -> Outcome {
     let title = format!("Staged messages of {}, software device, MB/s, median (min-max)", table::bytes(total));
     let mut table = Table::new(title, &["chunk", "rate"]);
     for chunk in [128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20] {
-        let mut ends = Ends::new(gpu, total, Some(chunk))?;
+        let mut ends = Ends::new(gpu, total, Some(chunk), Policy::Staged)?;
         let spread = measure(rounds, || {
             let start = Instant::now();
             ends.exchange()?;
             Ok(rate(total, start.elapsed()))
         })?;
         table.row([table::bytes(chunk), table::spread(Some(spread))]);
+    }
+    println!("{table}");
+    let heads = ["messages", "staged, us", "direct, us"];
+    let mut table = Table::new("Messages within a process, software device, each with a new thread", &heads);
+    for size in [8, 4 << 10, 64 << 10] {
+        let time = |policy| {
+            let mut ends = Ends::new(gpu, size, None, policy)?;
+            measure(rounds, || {
+                let start = Instant::now();
+                (0..100).try_for_each(|_| ends.exchange())?;
+                Ok(start.elapsed().as_secs_f64() * 1e4)
+            })
+        };
+        let (staged, direct) = (time(Policy::Staged)?, time(Policy::RequireDirect)?);
+        table.row([table::bytes(size), table::spread(Some(staged)), table::spread(Some(direct))]);
     }
     println!("{table}");
     Ok(())

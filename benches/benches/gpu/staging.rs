@@ -21,12 +21,12 @@ const CHUNK: usize = 512 << 10;
 /// Compares staged messages with the copies between GPU and host alone.
 pub(crate) fn compare(gpu: &Gpu, size: usize, rounds: usize) -> Outcome {
     let (mut down, mut up, mut staged) = (Vec::new(), Vec::new(), Vec::new());
-    let mut ends = Ends::new(gpu, size, None)?;
+    let mut ends = Ends::new(gpu, size, None, Policy::Staged)?;
     ends.exchange()?;
     for _ in 0..rounds {
         quiet::wait(Duration::from_secs(2));
-        down.push(rate(size, copies(gpu, size, CHUNK, Stream::download_pinned)?));
-        up.push(rate(size, copies(gpu, size, CHUNK, Stream::upload_pinned)?));
+        down.push(rate(size, copies(gpu, size, CHUNK, Stream::download_pinned, || ())?));
+        up.push(rate(size, copies(gpu, size, CHUNK, Stream::upload_pinned, || ())?));
         let start = Instant::now();
         ends.exchange()?;
         staged.push(rate(size, start.elapsed()));
@@ -51,14 +51,15 @@ pub(crate) fn rate(size: usize, time: Duration) -> f64 {
 /// A copy of a chunk between GPU and pinned memory.
 pub(crate) type Copy = fn(&Stream, &GpuSlice<u8>, PinnedBuffer<u8>) -> rdma_cuda::Result<Pending<PinnedBuffer<u8>>>;
 
-/// The time of copies between GPU and pinned memory, chunk by chunk.
-pub(crate) fn copies(gpu: &Gpu, size: usize, chunk: usize, copy: Copy) -> Outcome<Duration> {
+/// The time of copies between GPU and pinned memory, chunk by chunk, from when `start` returns.
+pub(crate) fn copies(gpu: &Gpu, size: usize, chunk: usize, copy: Copy, start: impl FnOnce()) -> Outcome<Duration> {
     let stream = Stream::new(gpu)?;
     let chunk = chunk.min(size);
     let (buffer, mut spare) = (GpuBuffer::<u8>::new(gpu, chunk)?, Vec::new());
     for _ in 0..2 {
         spare.push(PinnedBuffer::<u8>::new(gpu, chunk)?);
     }
+    start();
     let (start, mut running) = (Instant::now(), VecDeque::new());
     for _ in 0..size / chunk {
         let pinned = match spare.pop() {
@@ -80,11 +81,11 @@ pub(crate) struct Ends {
 impl Ends {
     /// Connects two ends with buffers of `size` bytes, whose chunks have a size of their own or the
     /// usual one.
-    pub(crate) fn new(gpu: &Gpu, size: usize, chunk: Option<usize>) -> Outcome<Self> {
+    pub(crate) fn new(gpu: &Gpu, size: usize, chunk: Option<usize>, policy: Policy) -> Outcome<Self> {
         let opened = device::open()?;
         let pd = opened.context.alloc_pd()?;
         let init = InitOptions::new().port(opened.port);
-        let preference = Preference { policy: Policy::Staged, ..Preference::default() };
+        let preference = Preference { policy, ..Preference::default() };
         let options = GpuEndpointOptions::new().preference(preference);
         let options = chunk.map_or(options, |chunk| options.chunk(chunk));
         let prepare = || GpuEndpoint::prepare(gpu, &pd, &init, options);

@@ -139,8 +139,8 @@ fn ranges_that_are_no_whole_pages_are_refused() {
         say(&format!("export of {name}: {exported:?}"));
         assert_eq!(exported.is_ok(), is_good, "{name}: {exported:?}");
     }
-    // The driver exports the neighbour too if there is one, so this crate asks for no more than pages
-    // that the memory is in.
+    // The driver exports the neighbour too if there is one, so this crate asks for no more than the
+    // pages of the memory.
     say(&format!("export of more than the memory: {:?}", export(&gpu, start, SIZE + (2 << 20), 0).map(drop)));
     say(&format!("export by the flag for PCIe: {:?}", export(&gpu, start, SIZE, 1).map(drop)));
 }

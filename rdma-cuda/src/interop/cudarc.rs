@@ -16,7 +16,7 @@
 //!    never drops one nor hands one out by value or `&mut`, since cudarc would free this crate's
 //!    memory.
 //! 2. Handles of cudarc are valid for this crate if both use the same context: compared by
-//!    [`check`].
+//!    `check`.
 //!
 //! [`Cause::Pool`]: crate::Cause::Pool
 

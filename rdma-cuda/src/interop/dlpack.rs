@@ -6,7 +6,8 @@
 //!
 //! DLPack says nothing of the order of work. Wait for the work of the library that gives a tensor
 //! before you use it (in PyTorch `torch.cuda.synchronize()`), and for the work of a
-//! [`Stream`](crate::Stream) before you give one.
+//! [`Stream`](crate::Stream) before you give one. The example `pytorch` of this crate writes a
+//! tensor of PyTorch into another one.
 //!
 //! # Safety
 //!

@@ -118,8 +118,8 @@ impl Physical {
     fn check_gpu(&self) -> Result<()> {
         let mut found = AllocationProperties::new(-1, false, false);
         self.gpu.with(|driver| {
-            // SAFETY: cuMemGetAllocationPropertiesFromHandle wants room for properties, and a handle
-            // that is not released.
+            // SAFETY: cuMemGetAllocationPropertiesFromHandle wants room for properties, and a
+            // handle that is not released.
             unsafe { driver.cuMemGetAllocationPropertiesFromHandle(&raw mut found, self.handle) }
         })?;
         if found.is_of(self.gpu.device()) { Ok(()) } else { Err(Error::OtherGpu) }

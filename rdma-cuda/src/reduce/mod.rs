@@ -13,7 +13,7 @@ use crate::driver::{Driver, FunctionHandle, ModuleHandle, StreamHandle};
 use crate::error::{CudaError, Error, Result};
 use crate::gpu::Gpu;
 use crate::memory::{GpuBuffer, GpuSlice};
-use crate::reduce::ptx::MOST_OPERANDS;
+use crate::reduce::ptx::{MOST_OPERANDS, VECTOR};
 use crate::stream::Stream;
 
 /// Threads of a block.
@@ -168,7 +168,7 @@ impl Reducer {
         }
         let kernel = self.0.kernel(operation, scalar);
         let used = (Arc::clone(&self.0), into.clone(), operands.to_vec());
-        let parameters = Parameters::new(into, operands, count);
+        let parameters = Parameters::new(into, operands, count, scalar);
         stream.submit(used, |driver, stream| parameters.launch(driver, kernel, stream))?;
         Ok(())
     }
@@ -186,32 +186,41 @@ struct Parameters {
     operands: [u64; MOST_OPERANDS],
     operand_count: u32,
     count: u64,
+    /// Vectors of elements that the kernel accesses at once, the rest one by one.
+    vectors: u64,
 }
 
 impl Parameters {
-    fn new<T: Pod>(into: &GpuSlice<T>, operands: &[GpuSlice<T>], count: usize) -> Self {
+    fn new<T: Pod>(into: &GpuSlice<T>, operands: &[GpuSlice<T>], count: usize, scalar: Scalar) -> Self {
         let mut addresses = [0; MOST_OPERANDS];
         let mut operand_count = 0;
         for (address, operand) in addresses.iter_mut().zip(operands) {
             *address = operand.address();
             operand_count += 1;
         }
-        Self { into: into.address(), operands: addresses, operand_count, count: count as u64 }
+        let is_aligned = |slice: &GpuSlice<T>| slice.address() % VECTOR as u64 == 0;
+        let are_aligned = is_aligned(into) && operands.iter().all(is_aligned);
+        let vectors = if are_aligned { count * scalar.size() / VECTOR } else { 0 };
+        let (count, vectors) = (count as u64, vectors as u64);
+        Self { into: into.address(), operands: addresses, operand_count, count, vectors }
     }
 
     /// Launches a kernel on memory of which each address has `count` elements, as long as it runs.
     fn launch(mut self, driver: &Driver, kernel: FunctionHandle, stream: StreamHandle) -> Result<(), CudaError> {
-        let blocks = c_uint::try_from(self.count.div_ceil(THREADS.into())).unwrap_or(MOST_BLOCKS).min(MOST_BLOCKS);
-        let mut pointers: [*mut c_void; 4] = [
+        let work = if self.vectors > 0 { self.vectors } else { self.count };
+        let blocks = c_uint::try_from(work.div_ceil(THREADS.into())).unwrap_or(MOST_BLOCKS).min(MOST_BLOCKS);
+        let mut pointers: [*mut c_void; 5] = [
             (&raw mut self.into).cast(),
             (&raw mut self.operands).cast(),
             (&raw mut self.operand_count).cast(),
             (&raw mut self.count).cast(),
+            (&raw mut self.vectors).cast(),
         ];
         let (parameters, no_extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
         // SAFETY: cuLaunchKernel wants a pointer to each parameter of the kernel, which it copies,
         // and a function and a stream of the current context: `check` has compared the GPUs. The
-        // kernel accesses `count` elements at each address: `check` has compared the lengths, and
+        // kernel accesses `count` elements at each address, of which the vectors are a part, at
+        // addresses that are multiples of a vector: `check` has compared the lengths, and
         // the stream keeps the slices until the kernel is done.
         unsafe { driver.cuLaunchKernel(kernel, blocks, 1, 1, THREADS, 1, 1, 0, stream, parameters, no_extra) }
     }

@@ -400,6 +400,14 @@ impl Drop for Bomb {
 }
 
 #[test]
+fn a_kept_value_that_panics_does_not_reach_who_waits() {
+    let (stream, value) = (Stream::new(&gpu()).unwrap(), Arc::new(()));
+    stream.keep(Bomb { _value: Arc::clone(&value) }).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(Arc::strong_count(&value), 1);
+}
+
+#[test]
 fn kept_values_that_panic_do_not_end_the_process() {
     rdma_test_support::passes_alone(&["stream::tests::child_with_values_that_panic"], &[]);
 }

@@ -109,6 +109,7 @@ impl<'a> Thread<'a, '_> {
             match *operation {
                 "ret" => return,
                 "bra" => next = self.kernel.labels[operands[0]],
+                _ if operation.contains(".v") => self.access_vector(operation, operands),
                 _ => self.execute(operation, operands),
             }
         }
@@ -146,6 +147,24 @@ impl<'a> Thread<'a, '_> {
             _ => calculate(family, kind, first, second),
         };
         self.registers.insert(operands[0], result);
+    }
+
+    /// Loads or stores several registers, whose list is in braces.
+    fn access_vector(&mut self, operation: &str, operands: &[&'a str]) {
+        let (family, kind) = operation.rsplit_once('.').expect("a type");
+        let place = operands.iter().position(|operand| operand.starts_with('[')).expect("an address");
+        let names: Vec<_> = operands.iter().map(|name| name.trim_matches(['{', '}'])).collect();
+        let (registers, size) = ([&names[..place], &names[place + 1..]].concat(), width(kind) as u64);
+        let start = self.value(operands[place]);
+        assert_eq!(start % (size * registers.len() as u64), 0, "the address of a vector");
+        assert_eq!(family.rsplit_once(".v").unwrap().1.parse(), Ok(registers.len()));
+        for (address, register) in (start..).step_by(width(kind)).zip(registers) {
+            if family.starts_with("ld.global") {
+                self.registers.insert(register, read(&self.launch.global, address, kind));
+            } else {
+                self.store(address, self.value(register), kind);
+            }
+        }
     }
 
     fn store(&mut self, address: u64, value: u64, kind: &str) {
@@ -243,6 +262,7 @@ fn integer(family: &str, kind: &str, a: u64, b: u64) -> u64 {
         ("or", _) => a | b,
         ("shl", _) => a << b,
         ("shr", false) => a >> b,
+        ("shr", true) => (extend(a, size) >> b) as u64,
         ("setp.ge", false) => return (a >= b).into(),
         _ => panic!("{family} of {kind}"),
     };
