@@ -14,6 +14,8 @@ use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 
@@ -31,15 +33,22 @@ use crate::pending::Pending;
 const NON_BLOCKING: std::ffi::c_uint = 1;
 /// The handle of the default stream.
 const DEFAULT: StreamHandle = 0;
+/// How long a dropped stream waits: longer than work takes that will ever end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The pauses between questions whether work is done.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// A queue of work of a GPU, done in order.
 ///
 /// Work keeps the memory that it uses, so a buffer can be dropped at any time. Dropping a stream
-/// waits for its work.
+/// waits for its work, for a minute at most: what work uses that takes longer leaks.
 pub struct Stream {
     gpu: Gpu,
     handle: StreamHandle,
     parked: Mutex<VecDeque<Parked>>,
+    /// How long `Drop` waits.
+    patience: Duration,
 }
 
 /// The memory that queued work uses, and the event after the work.
@@ -59,7 +68,7 @@ impl Stream {
         let mut handle = 0;
         // SAFETY: cuStreamCreate wants room for a handle and a current context, which `with` sets.
         gpu.with(|driver| unsafe { driver.cuStreamCreate(&raw mut handle, NON_BLOCKING) })?;
-        Ok(Self { gpu: gpu.clone(), handle, parked: Mutex::default() })
+        Ok(Self { gpu: gpu.clone(), handle, parked: Mutex::default(), patience: PATIENCE })
     }
 
     /// The GPU that does the work.
@@ -292,6 +301,19 @@ impl Stream {
         self.gpu.with(|driver| unsafe { driver.cuStreamSynchronize(self.handle) })
     }
 
+    /// Waits until all work is done, for some time at most; whether it is done.
+    fn wait_at_most(&self, limit: Duration) -> Result<bool> {
+        let (start, mut pause) = (Instant::now(), SHORTEST_PAUSE);
+        while !self.is_done()? {
+            if start.elapsed() >= limit {
+                return Ok(false);
+            }
+            thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+        Ok(true)
+    }
+
     /// Requires a slice of this stream's GPU: the context of another GPU need not reach the memory.
     pub(crate) fn check_gpu<T: Pod>(&self, slice: &GpuSlice<T>) -> Result<()> {
         if slice.gpu() == &self.gpu { Ok(()) } else { Err(Error::OtherGpu) }
@@ -341,14 +363,19 @@ impl Drop for Stream {
         let parked = std::mem::take(self.parked.get_mut().unwrap_or_else(PoisonError::into_inner));
         // Leaks unless the work is done, even where the subscriber of a log message panics. (2)
         let parked = ManuallyDrop::new(parked);
-        match self.wait() {
+        match self.wait_at_most(self.patience) {
             // Each alone, because a second panic would end the process.
-            Ok(()) => ManuallyDrop::into_inner(parked).into_iter().for_each(drop_contained),
+            Ok(true) => ManuallyDrop::into_inner(parked).into_iter().for_each(drop_contained),
+            Ok(false) => tracing::warn!(
+                "the work of a stream takes longer than {} s, and the memory that it uses leaks",
+                self.patience.as_secs()
+            ),
             Err(error) => {
                 tracing::warn!("the work of a stream has failed, and the memory that it uses leaks: {error}");
             }
         }
-        // SAFETY: cuStreamDestroy wants a stream that nobody uses; the driver finishes its work.
+        // SAFETY: cuStreamDestroy wants a stream that nobody uses; it returns at once, and the driver
+        // finishes the work.
         if let Err(error) = self.gpu.with(|driver| unsafe { driver.cuStreamDestroy_v2(self.handle) }) {
             tracing::warn!("a stream leaks: {error}");
         }

@@ -140,19 +140,33 @@ fn what_failed_work_uses_leaks() {
     stream.fill(&buffer.slice(), 1).unwrap();
     drop(buffer);
     // The error says nothing about the work, which goes on.
-    Control::new().fail_next("cuStreamSynchronize", 999);
+    Control::new().fail_next("cuStreamQuery", 999);
     drop(stream);
     assert!(memory.upgrade().is_some());
     drop(held);
 }
 
 #[test]
+fn a_dropped_stream_does_not_wait_for_ever() {
+    let mut stream = Stream::new(&gpu()).unwrap();
+    let buffer = numbers(&stream, 0, 10);
+    let memory = weak(&buffer);
+    let held = hold(&stream);
+    stream.fill(&buffer.slice(), 1).unwrap();
+    drop(buffer);
+    stream.patience = Duration::from_millis(20);
+    drop(stream);
+    assert!(memory.upgrade().is_some(), "the work goes on");
+    drop(held);
+}
+
+#[test]
 fn what_a_stream_uses_leaks_where_a_log_message_panics() {
     // The wait fails; then the wait goes well, but the context stays current.
-    for call in ["cuStreamSynchronize", "cuCtxPopCurrent_v2"] {
+    for call in ["cuStreamQuery", "cuCtxPopCurrent_v2"] {
         let stream = Stream::new(&testing::stand_in().gpu(0).unwrap()).unwrap();
         let value = Arc::new(());
-        let held = (call == "cuStreamSynchronize").then(|| hold(&stream));
+        let held = (call == "cuStreamQuery").then(|| hold(&stream));
         stream.keep(Arc::clone(&value)).unwrap();
         Control::new().fail_next(call, 999);
         let dropped = rdma_test_support::where_logging_panics(|| drop(stream));
@@ -276,7 +290,7 @@ fn kept_values_are_dropped_after_the_work() {
 #[test]
 fn one_stream_is_used_by_many_threads() {
     let stream = Stream::new(&gpu()).unwrap();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for thread in 0..4_u32 {
             let stream = &stream;
             scope.spawn(move || {
@@ -304,11 +318,11 @@ impl Wake for Unpark {
 
 /// Waits for a future on this thread.
 fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
         match std::pin::Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
+            Poll::Pending => thread::park(),
         }
     }
 }
@@ -319,7 +333,7 @@ fn a_task_awaits_a_slice() {
     let slice = numbers(&stream, 0, 10).slice();
     let held = Mutex::new(Some(hold(&stream)));
     let pending = stream.ready_later(slice).unwrap();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         scope.spawn(|| drop(held.lock().unwrap().take()));
         assert!(block_on(pending).is_ok());
     });
