@@ -62,8 +62,8 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
 const LONG: usize = 16 << 10;
 
 /// Bytes that [`copy_from_peer`] copies at a time, and how far ahead of them it fetches.
-const BLOCK: usize = 256;
-const AHEAD: usize = 1024;
+const BLOCK: usize = 512;
+const AHEAD: usize = 512;
 
 /// Copies like [`copy()`], to memory that another core reads next.
 ///
@@ -85,10 +85,10 @@ pub unsafe fn copy_for_peer(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies like [`copy_ordered`], from memory that another core has just stored.
+/// Copies like [`copy_ordered`], from another core's cache or from one that the cores share.
 ///
-/// Lines in another core's cache, or behind it, arrive late: copies of 16 KiB and more fetch them
-/// ahead.
+/// Lines of such caches arrive late: copies of 16 KiB and more fetch them ahead. From memory the
+/// processor fetches faster by itself, so that [`copy_ordered`] is better there.
 ///
 /// # Safety
 ///

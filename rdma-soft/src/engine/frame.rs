@@ -17,6 +17,7 @@
 
 use super::grh::GRH_LEN;
 use super::limits::{MAX_MESSAGE, MTU};
+use super::memory::Origin;
 use super::types::SendFlags;
 
 /// The number of words in a header.
@@ -27,6 +28,14 @@ pub(crate) const HEADER_WORDS: usize = 6;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Header(pub(crate) [u64; HEADER_WORDS]);
+
+impl Header {
+    /// The header of a payload that is stored through the caches of the sender's core, in a stream.
+    pub(crate) const fn with_cached_payload(mut self) -> Self {
+        self.0[0] |= (CACHED as u64) << 8;
+        self
+    }
+}
 
 /// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +136,9 @@ pub(super) const ACK: u8 = 4;
 pub(super) const GRH: u8 = 8;
 /// Flag: the requester waits for the acknowledgement.
 pub(super) const ACK_REQUEST: u8 = 16;
-const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK | GRH | ACK_REQUEST;
+/// Flag: the payload was stored through the caches of the sender's core, in a stream.
+const CACHED: u8 = 32;
+const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK | GRH | ACK_REQUEST | CACHED;
 
 /// Returns the flags of a request's frames.
 pub(super) const fn request_flags(flags: SendFlags) -> u8 {
@@ -195,6 +206,12 @@ impl Frame {
     /// Sets the offset and the immediate.
     pub(super) const fn set_offset(&mut self, offset: u32, imm: u32) {
         self.a = offset as u64 | (imm as u64) << 32;
+    }
+
+    /// Returns where the sender has stored the payload.
+    #[inline(always)]
+    pub(super) const fn origin(&self) -> Origin {
+        if self.flags & CACHED == 0 { Origin::Memory } else { Origin::PeerCache }
     }
 
     /// Returns the acknowledgement in word 5 as a frame of its own.
@@ -343,6 +360,16 @@ mod tests {
         assert_eq!((back.offset(), back.imm()), (77, 0x8000_0001));
         let ack = Frame::new(Kind::Ack, 0x12_3456, 0xab_cdef, 0x77_7777, 0xffff);
         assert_eq!(back.carried_ack(), Some(ack));
+    }
+
+    #[test]
+    fn a_header_says_where_the_payload_lies() {
+        let mut frame = Frame::new(Kind::Send, 1, 2, 3, 4);
+        frame.total = 8;
+        let header = frame.encode();
+        let origin = |header| Frame::decode(&header, 8).unwrap().origin();
+        assert_eq!(origin(header), Origin::Memory);
+        assert_eq!(origin(header.with_cached_payload()), Origin::PeerCache);
     }
 
     #[test]

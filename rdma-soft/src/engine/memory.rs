@@ -26,6 +26,15 @@ const WRITES: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 
+/// Where a payload most likely lies. Only the speed of its copy depends on this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// In memory, or in this core's caches.
+    Memory,
+    /// In the caches of another core, or in a cache that the cores share.
+    PeerCache,
+}
+
 /// Bytes that may be read for `'a`, and may change at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
@@ -134,9 +143,16 @@ impl<'a> Target<'a> {
         unsafe { rdma_mem::copy_ordered(self.ptr, source.ptr, len) }
     }
 
-    /// Like [`write`](Self::write), from memory that another core may have just written.
+    /// Like [`write`](Self::write), from where `source` lies.
     #[inline(always)]
-    pub(super) fn write_from_peer(&self, source: Source<'_>) {
+    pub(super) fn write_from(&self, source: Source<'_>, origin: Origin) {
+        match origin {
+            Origin::Memory => self.write(source),
+            Origin::PeerCache => self.write_from_peer(source),
+        }
+    }
+
+    fn write_from_peer(&self, source: Source<'_>) {
         let len = self.len.min(source.len);
         if source.ptr.addr().abs_diff(self.ptr.addr()) < len {
             self.write_overlapping(source, len);

@@ -12,7 +12,7 @@ use rdma_sys::ibv_sge;
 use super::directory::Directory;
 use super::foreign::{CopyQueue, ForeignRange, ForeignRegistration};
 use super::limits::{MAX_MR, MAX_PD, MAX_SGE};
-use super::memory::{Gather, Region, Scratch, Source, Target};
+use super::memory::{Gather, Origin, Region, Scratch, Source, Target};
 use super::types::{Errno, LinkId, MrKeys, Op, PdId};
 
 const TAG_BITS: u32 = 12;
@@ -306,17 +306,25 @@ impl MrTable {
     /// that `pd` may not write; a part may have been written then.
     #[must_use]
     #[inline]
-    pub(super) fn scatter(&self, pd: PdId, list: &[ibv_sge], skip: u32, payload: Source<'_>) -> bool {
+    pub(super) fn scatter(&self, pd: PdId, list: &[ibv_sge], skip: u32, payload: Source<'_>, origin: Origin) -> bool {
         match list {
             // The common case: the payload goes to the start of a single entry.
             [sge] if skip == 0 && !payload.is_empty() && payload.len() <= sge.length as usize => {
-                self.local_target(pd, sge, 0, payload.len()).map(|target| target.write_from_peer(payload)).is_some()
+                let target = self.local_target(pd, sge, 0, payload.len());
+                target.map(|target| target.write_from(payload, origin)).is_some()
             }
-            _ => self.scatter_in_pieces(pd, list, skip as usize, payload),
+            _ => self.scatter_in_pieces(pd, list, skip as usize, payload, origin),
         }
     }
 
-    fn scatter_in_pieces(&self, pd: PdId, list: &[ibv_sge], mut skip: usize, payload: Source<'_>) -> bool {
+    fn scatter_in_pieces(
+        &self,
+        pd: PdId,
+        list: &[ibv_sge],
+        mut skip: usize,
+        payload: Source<'_>,
+        origin: Origin,
+    ) -> bool {
         let mut done = 0;
         for sge in list {
             if done == payload.len() {
@@ -330,7 +338,7 @@ impl MrTable {
             let take = (whole - skip).min(payload.len() - done);
             let Some(target) = self.local_target(pd, sge, skip, take) else { return false };
             let Some(part) = payload.part(done, take) else { return false };
-            target.write_from_peer(part);
+            target.write_from(part, origin);
             done += take;
             skip = 0;
         }

@@ -62,7 +62,7 @@ pub(super) fn write_payload(qp: &Qp, frame: &Frame, payload: Source<'_>, tables:
     // Check the whole range with each piece: the region may be deregistered between two pieces.
     let whole = tables.mrs.target(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize);
     let part = whole.and_then(|target| target.part(frame.offset() as usize, payload.len()));
-    part.map(|target| target.write_from_peer(payload)).is_some()
+    part.map(|target| target.write_from(payload, frame.origin())).is_some()
 }
 
 /// Completes the oldest receive request.

@@ -394,7 +394,7 @@ fn deliver_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Ta
         return Delivery::Dropped;
     }
     let Some(Receive { list, pd, .. }) = qp.rq.front(qp.pd, tables) else { return Delivery::Dropped };
-    let is_stored = tables.mrs.scatter(pd, list, frame.offset(), payload);
+    let is_stored = tables.mrs.scatter(pd, list, frame.offset(), payload, frame.origin());
     if is_stored { Delivery::Done } else { Delivery::Failed }
 }
 

@@ -20,7 +20,7 @@ use super::frame::{self, Frame, Kind, NUMBER_MASK, after};
 use super::grh::{GRH_LEN, Grh};
 use super::groups::Next;
 use super::limits::MTU;
-use super::memory::{Gather, Source};
+use super::memory::{Gather, Origin, Source};
 use super::patience::Patience;
 use super::peers::{Purpose, Reach, Work};
 use super::qp::Qp;
@@ -410,7 +410,8 @@ impl Ud {
         const BEHIND_GRH: u32 = GRH_LEN as u32;
         let status = if wqe.total < frame.total {
             ibv_wc_status::IBV_WC_LOC_LEN_ERR
-        } else if tables.mrs.scatter(pd, list, 0, Source::of(&grh.0)) && tables.mrs.scatter(pd, list, BEHIND_GRH, data)
+        } else if tables.mrs.scatter(pd, list, 0, Source::of(&grh.0), Origin::Memory)
+            && tables.mrs.scatter(pd, list, BEHIND_GRH, data, Origin::Memory)
         {
             ibv_wc_status::IBV_WC_SUCCESS
         } else {

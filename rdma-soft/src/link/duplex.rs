@@ -15,6 +15,10 @@ use crate::os;
 /// copy at the same time.
 const PUBLISH_EVERY: u64 = 64 << 10;
 
+/// The same for a steady stream through the caches: the consumer, however fast, stays so far behind
+/// that it finds lines that have left the producer's own cache.
+const PUBLISH_STREAM_EVERY: u64 = 1 << 20;
+
 /// Below this many bytes, consumed frames need not be released before their completions are
 /// reported.
 const RELEASE_LATER: u64 = 4096;
@@ -279,7 +283,9 @@ impl Outbound for Duplex {
                 self.before_large = Some(self.peer_pulse());
             }
         }
-        match self.out.push(&header.0, len) {
+        let is_cached = is_large && self.pace.is_cached();
+        let marked = is_cached.then(|| header.with_cached_payload());
+        match self.out.push(&marked.as_ref().unwrap_or(header).0, len) {
             Ok(Some(span)) => {
                 let ptr = self.out.region().payload(span);
                 // SAFETY: from_raw wants `span.len` bytes that stay valid and are accessed
@@ -287,13 +293,19 @@ impl Outbound for Duplex {
                 // mapped. The bytes belong to this side until they are published, and only atomic
                 // accesses touch them.
                 let target = unsafe { Target::from_raw(ptr, span.len as usize) };
-                let copied =
-                    if self.pace.is_cached() { payload.copy_to(target) } else { payload.copy_for_peer(target) };
+                let copied = if is_cached { payload.copy_to(target) } else { payload.copy_for_peer(target) };
                 debug_assert!(copied, "a gather list longer than its own length");
                 if is_large {
                     self.large_end = self.out.end();
                 }
-                if is_large || self.out.unpublished() >= PUBLISH_EVERY {
+                let is_due = match is_large {
+                    true if self.pace.is_steady() => {
+                        self.out.unpublished() >= PUBLISH_STREAM_EVERY.min(self.out.region().capacity() / 4)
+                    }
+                    true => true,
+                    false => self.out.unpublished() >= PUBLISH_EVERY,
+                };
+                if is_due {
                     self.flush();
                 }
                 true
@@ -311,6 +323,7 @@ impl Outbound for Duplex {
 mod tests {
     use super::super::memory::{Memory, Side};
     use super::*;
+    use crate::engine::Time;
     use crate::os::socket::Socket;
 
     /// Two ends of a link, and the socket on which the second one is rung.
@@ -390,6 +403,58 @@ mod tests {
         assert_eq!(ours.piece(u32::MAX) as usize, ours.max_payload());
         take(&mut theirs);
         assert_eq!(ours.piece(u32::MAX), large);
+    }
+
+    /// Makes a link believe that it has sent a steady stream to a core, so far from it that a line
+    /// takes `line` nanoseconds.
+    fn stream(link: &mut Duplex, line: u64) {
+        for _ in 0..100 {
+            // No later sample finds that time has passed.
+            link.pace.sample(Time(u64::MAX), Some(line));
+        }
+    }
+
+    #[test]
+    fn a_steady_stream_to_a_near_core_is_published_in_large_parts() {
+        let (mut ours, theirs, _bell) = link();
+        push(&mut ours, LARGE);
+        assert!(!theirs.is_quiet(), "one message is on its way at once");
+        let (mut ours, theirs, _bell) = link();
+        stream(&mut ours, 1000);
+        push(&mut ours, LARGE);
+        assert!(!theirs.is_quiet(), "a far core reads from memory");
+        let (mut ours, mut theirs, _bell) = link();
+        stream(&mut ours, 40);
+        push(&mut ours, LARGE);
+        assert!(theirs.is_quiet(), "the lines are still in the writer's cache");
+        ours.flush();
+        assert!(!theirs.is_quiet(), "the stream has ended");
+        take(&mut theirs);
+        let part = theirs.inbound.region().capacity() / 4;
+        for _ in 1..part / LARGE as u64 {
+            push(&mut ours, LARGE);
+        }
+        assert!(theirs.is_quiet());
+        push(&mut ours, LARGE);
+        assert!(!theirs.is_quiet(), "a large part is complete");
+    }
+
+    #[test]
+    fn a_header_says_which_payloads_are_stored_through_the_caches() {
+        let (mut ours, mut theirs, _bell) = link();
+        for (line, len, is_marked) in
+            [(None, LARGE, false), (Some(1000), LARGE, false), (Some(40), LARGE, true), (Some(40), LARGE - 1, false)]
+        {
+            if let Some(line) = line {
+                stream(&mut ours, line);
+            }
+            push(&mut ours, len);
+            ours.flush();
+            let expected = if is_marked { Header::default().with_cached_payload() } else { Header::default() };
+            let mut seen = None;
+            assert_eq!(theirs.drain(&mut 1_000_000, |header, _| seen = Some(*header)), Ok(false));
+            assert_eq!(seen, Some(expected), "{len} bytes, a line in {line:?} ns");
+        }
     }
 
     /// Consumes everything.

@@ -6,7 +6,7 @@
 //! target's engine executes the request or reports the error.
 //! `Requester::may_overtake` keeps the order of operations.
 
-use super::super::memory::{Atomic, Gather, Source, Target};
+use super::super::memory::{Atomic, Gather, Origin, Source, Target};
 use super::super::mr::right_of;
 use super::super::qp::Qp;
 use super::super::tables::Tables;
@@ -88,14 +88,17 @@ fn write(qp: &Qp, operation: Operation<'_>, place: Place, tables: &Tables) -> Op
 fn read(qp: &Qp, operation: Operation<'_>, place: Place, tables: &Tables) -> Option<()> {
     let Operation { request, data, total, at, len } = operation;
     let (SendData::List(list), part) = (data, at as usize) else { return None };
-    let source = match place {
-        Place::Here(pd) => tables
-            .mrs
-            .source(request.rkey, pd, right_of(request.op), request.remote_addr, total as usize)?
-            .part(part, len as usize)?,
-        Place::Mapped(link, offset) => tables.peers.mapping(link, request.rkey)?.source(offset + part, len as usize)?,
+    let (source, origin) = match place {
+        Place::Here(pd) => {
+            let whole =
+                tables.mrs.source(request.rkey, pd, right_of(request.op), request.remote_addr, total as usize)?;
+            (whole.part(part, len as usize)?, Origin::Memory)
+        }
+        Place::Mapped(link, offset) => {
+            (tables.peers.mapping(link, request.rkey)?.source(offset + part, len as usize)?, Origin::PeerCache)
+        }
     };
-    tables.mrs.scatter(qp.pd, list, at, source).then_some(())
+    tables.mrs.scatter(qp.pd, list, at, source, origin).then_some(())
 }
 
 fn change(qp: &Qp, operation: Operation<'_>, place: Place, tables: &Tables) -> Option<()> {
@@ -109,7 +112,7 @@ fn change(qp: &Qp, operation: Operation<'_>, place: Place, tables: &Tables) -> O
     };
     let result = target(operation, place, tables)?.atomic(change)?.to_ne_bytes();
     // This cannot fail: the list was checked just before, under the same lock.
-    let _ = tables.mrs.scatter(qp.pd, list, 0, Source::of(&result));
+    let _ = tables.mrs.scatter(qp.pd, list, 0, Source::of(&result), Origin::Memory);
     Some(())
 }
 

@@ -583,7 +583,7 @@ impl Requester {
         let payload = if frame.kind == Kind::AtomicData { Source::of(&result) } else { payload };
         if !is_expected(frame, &wqe) {
             qp.fail(Some(ibv_wc_status::IBV_WC_BAD_RESP_ERR), tables);
-        } else if tables.mrs.scatter(qp.pd, qp.sq.list(position), wqe.progress, payload) {
+        } else if tables.mrs.scatter(qp.pd, qp.sq.list(position), wqe.progress, payload, frame.origin()) {
             self.advance(qp, frame, payload.len(), tables);
         } else if tables.mrs.check_all(qp.pd, qp.sq.list(position), LOCAL_WRITE) {
             return Handled::Store;

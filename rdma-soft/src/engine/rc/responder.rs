@@ -491,7 +491,7 @@ fn execute_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Ta
         transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_LEN_ERR, tables);
         return Outcome::Refused(Refusal::InvalidRequest, None);
     }
-    if !tables.mrs.scatter(pd, list, frame.offset(), payload) {
+    if !tables.mrs.scatter(pd, list, frame.offset(), payload, frame.origin()) {
         if tables.mrs.check_all(pd, list, LOCAL_WRITE) {
             return Outcome::Store;
         }
