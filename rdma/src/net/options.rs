@@ -99,10 +99,10 @@ impl NodeOptions {
         /// Longest message that this end accepts, in bytes, up to `u32::MAX`. Both ends take the
         /// smaller value.
         max_message(len: u32) = len.into();
-        /// Longest message that this end sends in fragments, in bytes. The peer's device reads
-        /// longer ones from this end's memory, which saves two copies and costs a round trip. By
-        /// default half of the window, and at most 64 KiB; `u32::MAX` sends all in fragments. On
-        /// iWARP, and to a peer that cannot read, all messages go in fragments.
+        /// Longest message, or write of a stream, that this end sends in fragments, in bytes. The
+        /// peer's device reads longer ones from this end's memory, which saves two copies and costs
+        /// a round trip. By default half of the window, and at most 64 KiB; `u32::MAX` sends all in
+        /// fragments. On iWARP, and to a peer that cannot read, all messages go in fragments.
         eager_limit(len: u32) = Some(len);
         /// Idle time after which the peer must answer; zero for never.
         keep_alive(time: Duration) = time.min(LONGEST);
