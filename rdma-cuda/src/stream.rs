@@ -374,8 +374,8 @@ impl Drop for Stream {
                 tracing::warn!("the work of a stream has failed, and the memory that it uses leaks: {error}");
             }
         }
-        // SAFETY: cuStreamDestroy wants a stream that nobody uses; it returns at once, and the driver
-        // finishes the work.
+        // SAFETY: cuStreamDestroy wants a stream that nobody uses; it returns at once, and the
+        // driver finishes the work.
         if let Err(error) = self.gpu.with(|driver| unsafe { driver.cuStreamDestroy_v2(self.handle) }) {
             tracing::warn!("a stream leaks: {error}");
         }
