@@ -4,13 +4,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::connection::{Connection, Core, Link, Parts, Pool};
-use super::exchange::{Events, LinkEnd, bring_up, conn_options, init_options};
+use super::attempt::Attempt;
+use super::connection::{Connection, Core, Parts, Pool};
+use super::exchange::{Events, bring_up, conn_options, init_options};
 use super::failure::Failure;
-use super::mailbox::Attempt;
-use super::node::Shared;
+use super::link::{Link, LinkEnd, Remains, failed};
 use super::protocol::{Hello, Protocol};
 use super::receives::Stake;
+use super::shared::Shared;
+use super::tables::Tables;
 use super::tcp::{Kind, Sockets, offer, split_offer};
 use crate::cm::{Accepted, EventChannel, EventKind, IdKey};
 use crate::error::{Error, Failed};
@@ -18,42 +20,40 @@ use crate::qp::{InitializedQueuePair, PreparedQueuePair, Rc};
 use crate::types::RemoteAccess;
 
 /// Connects to a listener.
-pub(super) async fn connect(shared: &Arc<Shared>, to: SocketAddr) -> Result<Connection, Failure> {
-    match &shared.events {
-        Events::Manager(events) => connect_by_manager(shared, events, to).await,
-        Events::Tcp(sockets) => connect_by_tcp(shared, sockets, to).await,
+pub(super) async fn connect(tables: &Tables, to: SocketAddr) -> Result<Connection, Failure> {
+    match &tables.events {
+        Events::Manager(events) => connect_by_manager(tables, events, to).await,
+        Events::Tcp(sockets) => connect_by_tcp(tables, sockets, to).await,
     }
 }
 
-async fn connect_by_manager(
-    shared: &Arc<Shared>,
-    events: &EventChannel,
-    to: SocketAddr,
-) -> Result<Connection, Failure> {
+async fn connect_by_manager(tables: &Tables, events: &EventChannel, to: SocketAddr) -> Result<Connection, Failure> {
+    let shared = &tables.shared;
     let timeout = shared.options.timeout;
     let id = events.create_id::<Rc>()?;
-    let attempt = Attempt::new(shared, id.key())?;
+    let attempt = Attempt::new(tables, id.key())?;
     id.resolve_addr(None, to, timeout)?;
     attempt.wait(timeout * 2, |event| matches!(event, EventKind::AddrResolved).then_some(())).await?;
     id.resolve_route(timeout)?;
     attempt.wait(timeout * 2, |event| matches!(event, EventKind::RouteResolved).then_some(())).await?;
 
-    let key = shared.new_key();
+    let key = tables.new_key();
     let mut pool = Pool::new(&shared.pd, &shared.options, false)?;
     let qp = prepare(shared, &mut pool, key, None, |qp, access| id.init(qp, access))?;
     let options = conn_options(shared, false);
     id.connect(&qp, &options)?;
     let accepted = attempt.wait(timeout, accepted).await?;
     let answer = Answer { key, id: id.key(), addresses: (id.local_addr(), to), pool, hello: &accepted.private_data };
-    answer.establish(shared, attempt, || {
-        let qp = id.establish(qp, &options).map_err(|failed| failed.error)?;
-        Ok(Link { end: LinkEnd::Manager(id), qp })
+    answer.establish(tables, attempt, || match id.establish(qp, &options) {
+        Ok(qp) => Ok(Link { end: LinkEnd::Manager(id), qp }),
+        Err(Failed { error, object }) => Err(failed(error, (id, object))),
     })
 }
 
-async fn connect_by_tcp(shared: &Arc<Shared>, sockets: &Arc<Sockets>, to: SocketAddr) -> Result<Connection, Failure> {
-    let (id, key) = (IdKey::fresh(), shared.new_key());
-    let attempt = Attempt::new(shared, id)?;
+async fn connect_by_tcp(tables: &Tables, sockets: &Arc<Sockets>, to: SocketAddr) -> Result<Connection, Failure> {
+    let shared = &tables.shared;
+    let (id, key) = (IdKey::fresh(), tables.new_key());
+    let attempt = Attempt::new(tables, id)?;
     let mut pool = Pool::new(&shared.pd, &shared.options, false)?;
     let qp = prepare(shared, &mut pool, key, None, |qp, access| qp.init(&init_options(shared, access)))?;
     let request = offer(&qp.endpoint(), &shared.hello(false).to_bytes());
@@ -61,11 +61,7 @@ async fn connect_by_tcp(shared: &Arc<Shared>, sockets: &Arc<Sockets>, to: Socket
     let accepted = attempt.wait(shared.options.timeout, accepted).await?;
     let (peer, hello) = split_offer(&accepted.private_data).map_err(|refuse| Failure::refused(&refuse))?;
     let answer = Answer { key, id, addresses: (end.local_addr, to), pool, hello };
-    answer.establish(shared, attempt, || {
-        let qp = bring_up(shared, qp, &peer)?;
-        end.send(Kind::Ready, &[])?;
-        Ok(Link { end: LinkEnd::Tcp(end), qp })
-    })
+    answer.establish(tables, attempt, || bring_up(shared, end, qp, &peer, Kind::Ready, &[]))
 }
 
 /// The answer of the peer that an event brings.
@@ -90,10 +86,11 @@ impl Answer<'_> {
     /// Brings the connection up with the link that `link` makes.
     fn establish(
         self,
-        shared: &Arc<Shared>,
+        tables: &Tables,
         attempt: Attempt<'_>,
-        link: impl FnOnce() -> Result<Link, Error>,
+        link: impl FnOnce() -> Result<Link, Failed<Remains>>,
     ) -> Result<Connection, Failure> {
+        let shared = &tables.shared;
         let Self { key, id, addresses: (local_addr, peer_addr), pool, hello } = self;
         let peer = Hello::from_bytes(hello).map_err(|refuse| Failure::refused(&refuse))?;
         let agreed = shared.hello(false).agree(&peer);
@@ -101,7 +98,7 @@ impl Answer<'_> {
         let peer_addr = Some(peer_addr);
         let parts = Parts { key, id, local_addr, peer_addr, protocol, pool, ticket: None, sharing: None };
         let core = Core::new(shared, parts);
-        shared.add(&core)?;
+        tables.add(&core)?;
         core.connect(link)?;
         let connection = Connection::new(&core);
         core.check(attempt.hand_over(&core))?;

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use super::connection::{DRAINED, READ_BIT};
 use super::exchange::{Events, Request};
 use super::failure::{Failure, FailureKind};
-use super::node::{PoolUser, Route, Shared};
+use super::link::{DRAINED, READ_BIT};
 use super::protocol::Violation;
 use super::receives::POOL_OPERATION;
+use super::shared::Shared;
+use super::tables::{PoolUser, Route, Tables};
 use super::tcp;
 use crate::aio::{Readiness, Strategy};
 use crate::cm::{EventKind, IdKey};
@@ -40,6 +41,7 @@ const EVENT_TURNS: u32 = 64;
 ///
 /// The descriptor ([`AsFd`]) is readable when the driver has work, while it is asleep.
 pub struct Driver {
+    tables: Arc<Tables>,
     shared: Arc<Shared>,
     poller: Poller,
     /// Whether events of the connection manager may be pending.
@@ -50,8 +52,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), poller: shared.cq.poller(), has_events: true, turns: 0, has_slept: false }
+    pub(super) fn new(tables: &Arc<Tables>) -> Self {
+        let (tables, shared) = (Arc::clone(tables), Arc::clone(&tables.shared));
+        let poller = shared.cq.poller();
+        Self { tables, shared, poller, has_events: true, turns: 0, has_slept: false }
     }
 
     /// Delivers up to `budget` completions, and all that is due; never sleeps. Returns the number
@@ -70,8 +74,8 @@ impl Driver {
             self.has_events = false;
             self.handle_events()?;
         }
-        self.shared.handle_timeouts(Instant::now());
-        self.shared.remove_ended();
+        self.tables.handle_timeouts(Instant::now());
+        self.tables.remove_ended();
         Ok(count)
     }
 
@@ -80,17 +84,17 @@ impl Driver {
         let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
         let (key, operation) = split(completion.token());
         if operation == POOL_OPERATION {
-            deliver_shared(&self.shared, &mut completion, key);
+            deliver_shared(&self.tables, &mut completion, key);
             return Ok(true);
         }
         if operation == DRAINED {
-            self.shared.drained(key);
+            self.tables.drained(key);
             return Ok(true);
         }
         let (status, received) = (completion.status(), received_len(&completion));
         let old_value = completion.old_value();
         let buffer = completion.take_buffer();
-        let Some(core) = self.shared.core(key) else { return Ok(true) };
+        let Some(core) = self.tables.core(key) else { return Ok(true) };
         match (status, buffer) {
             (Err(error), _) if is_refused_read(operation, error) => {
                 core.fail(Failure::violation(Violation::UnreadableOffer));
@@ -108,8 +112,8 @@ impl Driver {
 
     /// Handles the events of the connection manager, or of the exchange over TCP.
     fn handle_events(&mut self) -> Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let sockets = match &shared.events {
+        let tables = Arc::clone(&self.tables);
+        let sockets = match &tables.events {
             Events::Tcp(sockets) => sockets,
             Events::Manager(events) => {
                 // The channel stays readable while it has more.
@@ -124,13 +128,13 @@ impl Driver {
             match event {
                 tcp::Event::Kind(id, kind) => self.handle_event(id, kind)?,
                 tcp::Event::Request(listener, request) => {
-                    if let Some(Route::Listener(requests)) = shared.route(listener) {
+                    if let Some(Route::Listener(requests)) = tables.route(listener) {
                         requests.push(Request::Tcp(request));
                     }
                 }
             }
         }
-        sockets.next_deadline().into_iter().for_each(|deadline| shared.note_deadline(deadline));
+        sockets.next_deadline().into_iter().for_each(|deadline| self.shared.note_deadline(deadline));
         Ok(())
     }
 
@@ -144,7 +148,7 @@ impl Driver {
                 }
             }
         }
-        match (self.shared.route(id), kind) {
+        match (self.tables.route(id), kind) {
             (Some(Route::Mailbox(mailbox)), kind) => {
                 // An attempt that has just succeeded has another route.
                 if let Some(kind) = mailbox.push(kind) {
@@ -174,7 +178,7 @@ impl Driver {
         let mut idle_turns = 0;
         while !self.may_sleep(idle_turns) {
             let count = self.turn(BUDGET)?;
-            if count > 0 || deadline.is_over() || self.shared.is_idle() {
+            if count > 0 || deadline.is_over() || self.tables.is_idle() {
                 return Ok(count);
             }
             idle_turns = idle_turns.saturating_add(1);
@@ -194,7 +198,7 @@ impl Driver {
     ///
     /// As for [`wait`](Self::wait).
     pub fn run_blocking(mut self) -> Result<()> {
-        while !self.shared.is_idle() {
+        while !self.tables.is_idle() {
             self.wait(None)?;
         }
         Ok(())
@@ -220,7 +224,7 @@ impl Driver {
     ) -> Poll<Result<()>> {
         loop {
             let count = self.turn(BUDGET)?;
-            if self.shared.is_idle() {
+            if self.tables.is_idle() {
                 return Poll::Ready(Ok(()));
             }
             *idle_turns = if count > 0 { 0 } else { idle_turns.saturating_add(1) };
@@ -280,7 +284,7 @@ impl AsFd for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.shared.stop();
+        self.tables.stop();
     }
 }
 
@@ -309,10 +313,10 @@ fn received_len(completion: &Completion<'_>) -> Option<usize> {
 }
 
 /// Delivers the completion of a receive of a pool.
-fn deliver_shared(shared: &Shared, completion: &mut Completion<'_>, pool: u32) {
+fn deliver_shared(tables: &Tables, completion: &mut Completion<'_>, pool: u32) {
     let (status, len) = (completion.status(), received_len(completion).unwrap_or(0));
     let Some(buffer) = completion.take_buffer() else { return };
-    match (shared.pool_user(pool, completion.qpn()), status) {
+    match (tables.pool_user(pool, completion.qpn()), status) {
         (PoolUser::Connection(core), Ok(())) => core.received(buffer, len),
         (PoolUser::Connection(core), Err(error)) => {
             core.flushed(buffer);

@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::connection::Link;
-use super::node::Shared;
+use super::link::{Link, LinkEnd, Remains, failed};
 use super::options::{Exchange, NodeOptions};
 use super::protocol::Refuse;
+use super::shared::Shared;
 use super::tcp::{self, Kind, Sockets, offer};
 use crate::cm::{ConnOptions, ConnectRequest, EventChannel, Id, IdKey};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::qp::{ConnectOptions, Endpoint, InitOptions, InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+use crate::qp::{ConnectOptions, Endpoint, InitOptions, InitializedQueuePair, PreparedQueuePair, Rc};
 use crate::types::RemoteAccess;
 
 /// The source of a node's events.
@@ -28,32 +28,6 @@ impl Events {
             Exchange::ConnectionManager => Ok(Self::Manager(EventChannel::new(context)?)),
             Exchange::Tcp if context.capabilities().manual_connect => Ok(Self::Tcp(Arc::new(Sockets::new()?))),
             Exchange::Tcp => Err(Error::new(Operation::ConnectTcp, ErrorKind::NotSupported)),
-        }
-    }
-
-    /// Listens for the events of `key` from now on, which `route` must deliver.
-    pub(super) fn listen(
-        &self,
-        shared: &Shared,
-        at: SocketAddr,
-        backlog: usize,
-        route: impl FnOnce(IdKey) -> Result<()>,
-    ) -> Result<Listening> {
-        match self {
-            Self::Manager(events) => {
-                let id = events.create_id::<Rc>()?;
-                id.bind_addr(at)?;
-                route(id.key())?;
-                let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
-                id.listen(backlog).inspect_err(|_| shared.remove_route(id.key()))?;
-                Ok(Listening::Manager(id))
-            }
-            Self::Tcp(sockets) => {
-                let key = IdKey::fresh();
-                route(key)?;
-                let end = sockets.listen(key, at, backlog, shared.options.timeout);
-                end.inspect_err(|_| shared.remove_route(key)).map(Listening::Tcp)
-            }
         }
     }
 }
@@ -145,39 +119,20 @@ impl Request {
     }
 
     /// Connects the queue pair, and tells the peer.
-    pub(super) fn accept(self, shared: &Shared, qp: InitializedQueuePair<Rc>, shares: bool) -> Result<Link> {
+    pub(super) fn accept(
+        self,
+        shared: &Shared,
+        qp: InitializedQueuePair<Rc>,
+        shares: bool,
+    ) -> Result<Link, Failed<Remains>> {
         match self {
-            Self::Manager(request) => {
-                let accepted = request.accept(qp, &conn_options(shared, shares));
-                let (id, qp) = accepted.map_err(|failed| failed.error)?;
-                Ok(Link { end: LinkEnd::Manager(id), qp })
-            }
+            Self::Manager(request) => match request.accept(qp, &conn_options(shared, shares)) {
+                Ok((id, qp)) => Ok(Link { end: LinkEnd::Manager(id), qp }),
+                Err(Failed { error, object }) => Err(failed(error, object)),
+            },
             Self::Tcp(tcp::Request { end, endpoint, .. }) => {
                 let answer = offer(&qp.endpoint(), &shared.hello(shares).to_bytes());
-                let qp = bring_up(shared, qp, &endpoint)?;
-                end.send(Kind::Answer, &answer)?;
-                Ok(Link { end: LinkEnd::Tcp(end), qp })
-            }
-        }
-    }
-}
-
-/// The id or the socket of an established connection.
-#[derive(Debug)]
-pub(super) enum LinkEnd {
-    Manager(Id<Rc>),
-    Tcp(tcp::End),
-}
-
-impl LinkEnd {
-    /// Ends the connection of the queue pair; the socket tells the peer when it is dropped.
-    pub(super) fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
-        match self {
-            Self::Manager(id) => id.disconnect(qp),
-            Self::Tcp(end) => {
-                qp.set_error()?;
-                end.shut_down();
-                Ok(())
+                bring_up(shared, end, qp, &endpoint, Kind::Answer, &answer)
             }
         }
     }
@@ -194,8 +149,22 @@ pub(super) fn init_options(shared: &Shared, access: RemoteAccess) -> InitOptions
     shared.options.init_options.remote_access(access)
 }
 
-/// Connects a queue pair to the endpoint of an exchange over TCP.
-pub(super) fn bring_up(shared: &Shared, qp: InitializedQueuePair<Rc>, peer: &Endpoint) -> Result<QueuePair<Rc>> {
+/// Connects a queue pair to the endpoint of an exchange over TCP, and tells the peer.
+pub(super) fn bring_up(
+    shared: &Shared,
+    end: tcp::End,
+    qp: InitializedQueuePair<Rc>,
+    peer: &Endpoint,
+    kind: Kind,
+    body: &[u8],
+) -> Result<Link, Failed<Remains>> {
     let options = ConnectOptions::new().rnr_retry(shared.options.rnr_retry_count);
-    qp.connect(peer, &options).map_err(|failed| failed.error)
+    let qp = match qp.connect(peer, &options) {
+        Ok(qp) => qp,
+        Err(Failed { error, object }) => return Err(failed(error, (end, object))),
+    };
+    match end.send(kind, body) {
+        Ok(()) => Ok(Link { end: LinkEnd::Tcp(end), qp }),
+        Err(error) => Err(failed(error, (end, qp))),
+    }
 }

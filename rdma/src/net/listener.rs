@@ -1,26 +1,23 @@
 //! The listening end.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Poll, Waker};
+use std::sync::Arc;
 use std::time::Instant;
 
+use super::attempt::Attempt;
 use super::connect::prepare;
 use super::connection::{Connection, Core, Parts, Pool};
-use super::exchange::{Listening, Request};
+use super::exchange::{Events, Listening};
 use super::failure::Failure;
-use super::mailbox::Attempt;
-use super::node::{Handle, Route};
 use super::options::ListenOptions;
-use super::protocol::{Hello, Protocol, Refuse, RefuseCode};
-use super::receives::{ReceivePool, Stake};
-use super::waiters::leave_waker;
-use crate::cm::EventKind;
+use super::protocol::{Protocol, Refuse, RefuseCode};
+use super::requests::{Pending, Requests, reject};
+use super::tables::{Handle, Route, Tables};
+use crate::cm::{EventKind, IdKey};
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::qp::Rc;
 
 /// Waits for peers that connect.
 ///
@@ -34,16 +31,39 @@ pub struct Listener {
 
 /// Listens at an address.
 pub(super) fn listen(handle: &Arc<Handle>, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
-    let shared = &handle.shared;
-    let live = Arc::new(AtomicUsize::new(0));
-    let pool = options.shared_receives.map(|count| shared.new_pool(count)).transpose()?;
-    let requests = Arc::new(Requests { options: options.clone(), live, pool, state: Mutex::default() });
-    let unknown = Error::new(Operation::Listen, ErrorKind::Unknown);
-    let route = |key| shared.set_route(key, Route::Listener(Arc::clone(&requests))).map_err(|_| unknown);
-    let listening = shared.events.listen(shared, at, options.backlog, route)?;
+    let tables = &handle.tables;
+    let pool = options.shared_receives.map(|count| tables.new_pool(count)).transpose()?;
+    let requests = Arc::new(Requests::new(options.clone(), pool));
+    let listening = bind(tables, at, &requests)?;
     let mut listener = Listener { handle: Arc::clone(handle), local_addr: at, listening, requests };
-    listener.local_addr = listener.listening.local_addr().ok_or(unknown)?;
+    listener.local_addr = listener.listening.local_addr().ok_or(unknown())?;
     Ok(listener)
+}
+
+/// Listens for requests, which come by events of an id of its own.
+fn bind(tables: &Tables, at: SocketAddr, requests: &Arc<Requests>) -> Result<Listening> {
+    let backlog = requests.options.backlog;
+    let route = |key| tables.set_route(key, Route::Listener(Arc::clone(requests))).map_err(|_| unknown());
+    match &tables.events {
+        Events::Manager(events) => {
+            let id = events.create_id::<Rc>()?;
+            id.bind_addr(at)?;
+            route(id.key())?;
+            let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
+            id.listen(backlog).inspect_err(|_| tables.remove_route(id.key()))?;
+            Ok(Listening::Manager(id))
+        }
+        Events::Tcp(sockets) => {
+            let key = IdKey::fresh();
+            route(key)?;
+            let end = sockets.listen(key, at, backlog, tables.shared.options.timeout);
+            end.inspect_err(|_| tables.remove_route(key)).map(Listening::Tcp)
+        }
+    }
+}
+
+fn unknown() -> Error {
+    Error::new(Operation::Listen, ErrorKind::Unknown)
 }
 
 impl Listener {
@@ -56,7 +76,7 @@ impl Listener {
     /// The shared receives that no connection may use.
     #[cfg(test)]
     pub(super) fn free_receives(&self) -> i64 {
-        self.requests.pool.as_ref().map_or(0, |pool| pool.free())
+        self.requests.free_receives()
     }
 
     /// Waits for the next request. Requests that break the protocol or a limit are refused
@@ -68,27 +88,14 @@ impl Listener {
     ///
     /// `DriverGone`; `Local` if the device is gone.
     pub async fn accept(&mut self) -> Result<Incoming, Failure> {
-        let pending = poll_fn(|cx| {
-            let mut state = self.requests.lock();
-            if let Some(request) = state.queue.pop_front() {
-                return Poll::Ready(Ok(request));
-            }
-            if let Some(failure) = &state.failure {
-                return Poll::Ready(Err(failure.clone()));
-            }
-            let replaced = leave_waker(&mut state.waker, cx.waker());
-            drop(state);
-            drop(replaced);
-            Poll::Pending
-        });
-        let pending = pending.await?;
+        let pending = poll_fn(|cx| self.requests.poll_next(cx)).await?;
         Ok(Incoming { handle: Arc::clone(&self.handle), pending, options: self.requests.options.clone() })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.handle.shared.remove_route(self.listening.key());
+        self.handle.tables.remove_route(self.listening.key());
     }
 }
 
@@ -96,90 +103,6 @@ impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Listener").field("local_addr", &self.local_addr).finish_non_exhaustive()
     }
-}
-
-/// The requests that wait at a listener.
-pub(super) struct Requests {
-    options: ListenOptions,
-    /// Connections of the listener, with the requests that wait.
-    live: Arc<AtomicUsize>,
-    pool: Option<Arc<ReceivePool>>,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    queue: VecDeque<Pending>,
-    waker: Option<Waker>,
-    failure: Option<Failure>,
-}
-
-/// A request with a valid HELLO.
-struct Pending {
-    request: Request,
-    hello: Hello,
-    ticket: Ticket,
-    stake: Option<Stake>,
-}
-
-/// A place among the connections of a listener, free again when dropped.
-#[derive(Debug)]
-pub(super) struct Ticket(Arc<AtomicUsize>);
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-impl Requests {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds a peer's request, or refuses it.
-    pub(super) fn push(&self, request: Request) {
-        let waker = match self.check(&request) {
-            Ok((hello, ticket, stake)) => {
-                let mut state = self.lock();
-                state.queue.push_back(Pending { request, hello, ticket, stake });
-                state.waker.take()
-            }
-            Err(refuse) => return reject(request, &refuse),
-        };
-        waker.into_iter().for_each(Waker::wake);
-    }
-
-    fn check(&self, request: &Request) -> Result<(Hello, Ticket, Option<Stake>), Refuse> {
-        let hello = Hello::from_bytes(request.hello())?;
-        if self.lock().queue.len() >= self.options.backlog {
-            return Err(Refuse::new(RefuseCode::Busy, "too many requests wait"));
-        }
-        let ticket = Ticket(Arc::clone(&self.live));
-        // The ticket is counted now, and counted off when it is dropped.
-        if self.live.fetch_add(1, Ordering::AcqRel) >= self.options.max_connections {
-            return Err(Refuse::new(RefuseCode::Busy, "the listener has too many connections"));
-        }
-        let no_receives = Refuse::new(RefuseCode::Busy, "no receives are free for another connection");
-        let stake = self.pool.as_ref().map(|pool| pool.join().ok_or(no_receives)).transpose()?;
-        Ok((hello, ticket, stake))
-    }
-
-    pub(super) fn fail(&self, failure: Failure) {
-        let waker = {
-            let mut state = self.lock();
-            state.failure = Some(failure);
-            state.waker.take()
-        };
-        waker.into_iter().for_each(Waker::wake);
-    }
-}
-
-/// Refuses a request with a reason.
-fn reject(request: Request, refuse: &Refuse) {
-    let peer = request.peer_addr();
-    let rejected = request.reject(refuse);
-    tracing::debug!(?peer, code = ?refuse.code, ?rejected, "a request to connect was refused");
 }
 
 /// A peer's request to connect. Accept or refuse it; dropping it refuses.
@@ -211,11 +134,11 @@ impl Incoming {
     /// `Timeout`; `DriverGone`; `Local` for errors of the device, and if the node has no room for
     /// another connection, which the peer learns.
     pub async fn accept(self) -> Result<Connection, Failure> {
-        let shared = &self.handle.shared;
+        let (tables, shared) = (&self.handle.tables, &self.handle.tables.shared);
         let Pending { request, hello, ticket, stake } = self.pending;
         let shares = stake.is_some();
-        let attempt = Attempt::new(shared, request.key())?;
-        let key = shared.new_key();
+        let attempt = Attempt::new(tables, request.key())?;
+        let key = tables.new_key();
         let prepared = Pool::new(&shared.pd, &shared.options, shares).and_then(|mut pool| {
             let qp = prepare(shared, &mut pool, key, stake.as_ref(), |qp, access| request.init(shared, qp, access))?;
             Ok((qp, pool))
@@ -239,7 +162,7 @@ impl Incoming {
             sharing: stake.map(|stake| (stake, qp.qpn())),
         };
         let core = Core::new(shared, parts);
-        shared.add(&core)?;
+        tables.add(&core)?;
         let connection = Connection::new(&core);
         core.connect(|| request.accept(shared, qp, shares))?;
         let established = |event| matches!(event, EventKind::Established(_)).then_some(());

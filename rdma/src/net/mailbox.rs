@@ -1,18 +1,13 @@
 //! The events of one attempt to connect or to accept.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
-use super::connection::Core;
 use super::failure::{Failure, FailureKind};
-use super::node::{Route, Shared};
-use super::protocol::Refuse;
-use super::waiters::leave_waker;
-use crate::cm::{EventKind, IdKey, Rejection};
-use crate::error::{Error, ErrorKind, Operation};
+use super::waiters::Task;
+use crate::cm::EventKind;
 
 /// The events of an id that a future waits for.
 #[derive(Debug, Default)]
@@ -47,7 +42,7 @@ impl Mailbox {
     }
 
     /// Takes the events; further ones come back to the caller of [`push`](Self::push).
-    fn close(&self) -> VecDeque<EventKind> {
+    pub(super) fn close(&self) -> VecDeque<EventKind> {
         let mut state = self.lock();
         state.is_closed = true;
         std::mem::take(&mut state.events)
@@ -66,9 +61,29 @@ impl Mailbox {
         result
     }
 
+    /// Begins a step, which may take until `deadline`.
+    pub(super) fn begin_step(&self, deadline: Instant) {
+        self.lock().deadline = Some(deadline);
+    }
+
+    /// Waits for the next event.
+    pub(super) fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<EventKind, Failure>> {
+        Task::poll(cx.waker(), true, |task| {
+            let mut state = self.lock();
+            if let Some(event) = state.events.pop_front() {
+                return Poll::Ready(Ok(event));
+            }
+            if let Some(failure) = state.failure.take() {
+                return Poll::Ready(Err(failure));
+            }
+            task.leave(&mut state.waker);
+            Poll::Pending
+        })
+    }
+
     /// Ends the time of a step whose event has come. A task that was polled late may have found the
     /// event after that time.
-    fn end_step(&self) {
+    pub(super) fn end_step(&self) {
         let mut state = self.lock();
         state.deadline = None;
         drop(state.failure.take_if(|failure| failure.kind() == FailureKind::Timeout));
@@ -85,127 +100,9 @@ impl Mailbox {
     }
 }
 
-/// An attempt to connect or to accept: receives the events of its id until it is dropped.
-pub(super) struct Attempt<'a> {
-    shared: &'a Shared,
-    id: IdKey,
-    mailbox: Arc<Mailbox>,
-    /// Whether the id's events go to this attempt.
-    is_routed: bool,
-}
-
-impl<'a> Attempt<'a> {
-    pub(super) fn new(shared: &'a Shared, id: IdKey) -> Result<Self, Failure> {
-        let mailbox = Arc::new(Mailbox::default());
-        shared.set_route(id, Route::Mailbox(Arc::clone(&mailbox)))?;
-        Ok(Self { shared, id, mailbox, is_routed: true })
-    }
-
-    /// Waits for the next event that `wanted` accepts.
-    pub(super) async fn wait<R>(
-        &self,
-        timeout: Duration,
-        mut wanted: impl FnMut(EventKind) -> Option<R>,
-    ) -> Result<R, Failure> {
-        let deadline = Instant::now() + timeout;
-        self.mailbox.lock().deadline = Some(deadline);
-        self.shared.note_deadline(deadline);
-        loop {
-            if let Some(found) = wanted(checked(self.next().await?)?) {
-                self.mailbox.end_step();
-                return Ok(found);
-            }
-        }
-    }
-
-    async fn next(&self) -> Result<EventKind, Failure> {
-        poll_fn(|cx| {
-            let mut state = self.mailbox.lock();
-            if let Some(event) = state.events.pop_front() {
-                return Poll::Ready(Ok(event));
-            }
-            if let Some(failure) = state.failure.take() {
-                return Poll::Ready(Err(failure));
-            }
-            let replaced = leave_waker(&mut state.waker, cx.waker());
-            drop(state);
-            drop(replaced);
-            Poll::Pending
-        })
-        .await
-    }
-
-    /// Gives the events of the id to a connection: those to come, and those that are here.
-    pub(super) fn hand_over(mut self, core: &Arc<Core>) -> Result<(), Failure> {
-        self.shared.hand_over(self.id, core)?;
-        self.is_routed = false;
-        self.mailbox.close().into_iter().try_for_each(|event| checked(event).map(drop))
-    }
-}
-
-impl Drop for Attempt<'_> {
-    fn drop(&mut self) {
-        if self.is_routed {
-            self.shared.remove_route(self.id);
-        }
-    }
-}
-
-/// The event, or the failure that it reports.
-fn checked(event: EventKind) -> Result<EventKind, Failure> {
-    Err(match event {
-        EventKind::AddrError(error)
-        | EventKind::RouteError(error)
-        | EventKind::ConnectError(error)
-        | EventKind::Unreachable(error) => from_error(error),
-        EventKind::Rejected(rejection) => from_rejection(&rejection),
-        EventKind::DeviceRemoval => Error::new(Operation::GetCmEvent, ErrorKind::NoDevice).into(),
-        EventKind::Disconnected => Failure::new(FailureKind::PeerGone),
-        event => return Ok(event),
-    })
-}
-
-fn from_error(error: Error) -> Failure {
-    let kind = match error.kind() {
-        ErrorKind::Timeout => FailureKind::Timeout,
-        ErrorKind::NotListening => FailureKind::Refused,
-        _ => FailureKind::Local,
-    };
-    Failure::with_error(kind, error)
-}
-
-fn from_rejection(rejection: &Rejection) -> Failure {
-    match Refuse::from_bytes(&rejection.private_data) {
-        Some(refuse) => Failure::refused(&refuse),
-        None => Failure::with_error(FailureKind::Refused, rejection.to_error()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::future::Future;
-
     use super::*;
-
-    #[test]
-    fn a_task_that_is_polled_late_has_the_whole_time_for_its_next_step() {
-        let (node, _driver) = crate::net::Node::new(
-            &crate::open(&"soft0".parse().unwrap()).unwrap().context,
-            &crate::net::NodeOptions::new(),
-        )
-        .unwrap();
-        let attempt = Attempt::new(node.shared(), IdKey::fresh()).unwrap();
-        let mut cx = std::task::Context::from_waker(Waker::noop());
-        let resolved = |event| matches!(event, EventKind::AddrResolved).then_some(());
-        let short = Duration::from_millis(1);
-        let mut step = std::pin::pin!(attempt.wait(short, resolved));
-        assert!(step.as_mut().poll(&mut cx).is_pending());
-        assert!(attempt.mailbox.push(EventKind::AddrResolved).is_none());
-        assert!(attempt.mailbox.handle_timeout(Instant::now() + short).is_none());
-        assert!(matches!(step.poll(&mut cx), Poll::Ready(Ok(()))));
-        let next = std::pin::pin!(attempt.wait(Duration::from_secs(60), resolved));
-        assert!(next.poll(&mut cx).is_pending(), "the time of the step before");
-    }
 
     #[test]
     fn an_event_that_comes_too_late_is_given_back() {

@@ -70,11 +70,13 @@
 //! Any future may be dropped at any time: no message is lost or torn. A message whose `send` was
 //! dropped is sent as a whole or not at all.
 
+mod attempt;
 mod connect;
 mod connection;
 mod driver;
 mod exchange;
 mod failure;
+mod link;
 mod listener;
 mod mailbox;
 mod node;
@@ -82,7 +84,10 @@ mod options;
 pub(crate) mod protocol;
 mod read_buffers;
 mod receives;
+mod requests;
+mod shared;
 mod stream;
+mod tables;
 mod tcp;
 mod waiters;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::connection::{MAX_OPERATIONS, MAX_READS};
-use super::protocol::{Agreed, Hello, RESERVE, receive_size};
-use super::receives::{INITIAL, buffer_size};
+use super::link::{MAX_OPERATIONS, MAX_READS};
+use super::protocol::{Agreed, HEADER_LEN, Hello, RESERVE, receive_size};
+use super::receives::INITIAL;
 use crate::aio::Strategy;
 use crate::qp::InitOptions;
 
@@ -128,7 +128,7 @@ impl NodeOptions {
 
     /// Length of a buffer for a fragment, in bytes.
     pub(super) fn buffer_size(&self) -> usize {
-        buffer_size(self.payload)
+        (self.payload as usize + HEADER_LEN).next_multiple_of(64)
     }
 
     /// The HELLO of an end that reads offers, or does not, and that shares receives, or does not.

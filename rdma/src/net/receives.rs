@@ -10,10 +10,11 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::node::Shared;
-use super::protocol::{HEADER_LEN, RESERVE};
+use super::protocol::RESERVE;
+use crate::cq::CompletionQueue;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::mr::Buffer;
+use crate::pd::ProtectionDomain;
 use crate::qp::{Rc, SharedReceiveQueue};
 
 /// Data receives of a new connection: one more than a program holds while it waits for the next
@@ -40,20 +41,19 @@ struct State {
 }
 
 impl ReceivePool {
-    /// Posts `count` receives. Completions have the number `key`.
-    pub(super) fn new(shared: &Shared, key: u32, count: u32) -> Result<Self> {
+    /// Posts `count` receives of `size` bytes. Completions come to `cq`, with the number `key`.
+    pub(super) fn new(pd: &ProtectionDomain, cq: &CompletionQueue, key: u32, count: u32, size: usize) -> Result<Self> {
         if count < NEEDED {
             return Err(Error::new(Operation::CreateSrq, ErrorKind::InvalidInput));
         }
-        let mut queue = SharedReceiveQueue::builder(&shared.pd).max_wr(count).build()?;
+        let mut queue = SharedReceiveQueue::builder(pd).max_wr(count).build()?;
         // If the device cannot resize the completion queue, its room may still suffice.
         let entries = queue.depth().saturating_mul(2).next_power_of_two();
-        let most = shared.pd.context().device_attr().max_cqe();
-        if let Err(error) = shared.cq.resize(shared.cq.depth().saturating_add(entries).min(most)) {
+        let most = pd.context().device_attr().max_cqe();
+        if let Err(error) = cq.resize(cq.depth().saturating_add(entries).min(most)) {
             tracing::debug!(%error, "the completion queue keeps its depth");
         }
-        let size = shared.options.buffer_size();
-        let mut region = shared.pd.allocate(size * count as usize)?;
+        let mut region = pd.allocate(size * count as usize)?;
         let token = u64::from(POOL_OPERATION) << 32 | u64::from(key);
         for _ in 0..count {
             queue.post_recv(region.split_to(size), token).map_err(|refused| refused.error())?;
@@ -184,9 +184,4 @@ impl Drop for Stake {
         state.free += i64::from(self.entitled);
         state.stakes -= 1;
     }
-}
-
-/// Length of a receive for payloads of `payload` bytes.
-pub(super) fn buffer_size(payload: u32) -> usize {
-    (payload as usize + HEADER_LEN).next_multiple_of(64)
 }

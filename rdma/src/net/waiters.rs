@@ -1,7 +1,53 @@
-//! Tasks that wait for the same thing, served in the order in which they came.
+//! Tasks that wait: one in its place, or many for the same thing, served in the order in which they
+//! came.
+//!
+//! A waker is other people's code, which may call back or panic: it is cloned, woken and dropped
+//! under no lock.
 
 use std::collections::VecDeque;
-use std::task::Waker;
+use std::task::{Poll, Waker};
+
+/// A task that is polled, and leaves its waker behind a lock.
+pub(super) struct Task<'a> {
+    waker: &'a Waker,
+    clone: Option<Waker>,
+    /// The waker that was there before.
+    replaced: Option<Waker>,
+    needs_clone: bool,
+}
+
+impl<'a> Task<'a> {
+    /// Polls with a clone of the waker if the task is likely to wait; otherwise without, and once
+    /// more if the task has to wait. `poll` takes and releases the lock.
+    pub(super) fn poll<R>(
+        waker: &'a Waker,
+        is_likely_to_wait: bool,
+        mut poll: impl FnMut(&mut Self) -> Poll<R>,
+    ) -> Poll<R> {
+        let clone = is_likely_to_wait.then(|| waker.clone());
+        let mut task = Self { waker, clone, replaced: None, needs_clone: false };
+        loop {
+            let polled = poll(&mut task);
+            if polled.is_ready() || !task.needs_clone {
+                return polled;
+            }
+            task.needs_clone = false;
+            task.clone = Some(waker.clone());
+        }
+    }
+
+    /// Leaves the waker in a place, unless a waker of the same task is there. Without a clone to
+    /// leave, leaves the place as it is, and makes the caller poll again.
+    pub(super) fn leave(&mut self, place: &mut Option<Waker>) {
+        if place.as_ref().is_some_and(|known| known.will_wake(self.waker)) {
+            return;
+        }
+        match self.clone.take() {
+            Some(clone) => self.replaced = place.replace(clone),
+            None => self.needs_clone = true,
+        }
+    }
+}
 
 /// A queue of waiting tasks.
 ///
@@ -12,7 +58,8 @@ use std::task::Waker;
 /// waker may drop a task, and so run any code.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    queue: VecDeque<(u64, Waker)>,
+    /// The places of the tasks, and the wakers of those that are not woken yet.
+    queue: VecDeque<(u64, Option<Waker>)>,
     next: u64,
 }
 
@@ -29,17 +76,19 @@ impl Waiters {
         }
     }
 
-    /// Adds a task at the end, or replaces its waker. Returns the one before.
-    #[must_use]
-    pub(super) fn wait(&mut self, place: &mut Option<Place>, waker: &Waker) -> Option<Waker> {
+    /// Adds a task at the end, or replaces its waker.
+    pub(super) fn wait(&mut self, place: &mut Option<Place>, task: &mut Task<'_>) {
         let known = place.and_then(|Place(id)| self.queue.iter_mut().find(|(known, _)| *known == id));
-        if let Some((_, known)) = known {
-            return replace_waker(known, waker);
+        if let Some((_, waker)) = known {
+            return task.leave(waker);
         }
-        *place = Some(Place(self.next));
-        self.queue.push_back((self.next, waker.clone()));
-        self.next += 1;
-        None
+        let mut waker = None;
+        task.leave(&mut waker);
+        if waker.is_some() {
+            *place = Some(Place(self.next));
+            self.queue.push_back((self.next, waker));
+            self.next += 1;
+        }
     }
 
     /// Removes a task that has taken or gives up. Returns its waker.
@@ -47,30 +96,17 @@ impl Waiters {
     pub(super) fn leave(&mut self, place: &mut Option<Place>) -> Option<Waker> {
         let Place(id) = place.take()?;
         let at = self.queue.iter().position(|(known, _)| *known == id)?;
-        self.queue.remove(at).map(|(_, waker)| waker)
+        self.queue.remove(at)?.1
     }
 
-    /// The waker of the first task.
-    pub(super) fn first(&self) -> Option<Waker> {
-        self.queue.front().map(|(_, waker)| waker.clone())
+    /// Takes the waker of the first task. There is none once the task is woken, until it is polled.
+    pub(super) fn take_first(&mut self) -> Option<Waker> {
+        self.queue.front_mut().and_then(|(_, waker)| waker.take())
     }
 
     /// Removes and returns all wakers, for the end of what they wait for.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Waker> + use<> {
-        std::mem::take(&mut self.queue).into_iter().map(|(_, waker)| waker)
-    }
-}
-
-/// Replaces the waker of a task. Returns the one before, unless it wakes the same task.
-pub(super) fn replace_waker(known: &mut Waker, waker: &Waker) -> Option<Waker> {
-    (!known.will_wake(waker)).then(|| std::mem::replace(known, waker.clone()))
-}
-
-/// Leaves the waker of a task. Returns the one before.
-pub(super) fn leave_waker(place: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
-    match place {
-        Some(known) => replace_waker(known, waker),
-        None => place.replace(waker.clone()),
+        std::mem::take(&mut self.queue).into_iter().filter_map(|(_, waker)| waker)
     }
 }
 
@@ -97,26 +133,34 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Task {
+    struct Member {
         flag: Arc<Flag>,
         place: Option<Place>,
         has_taken: bool,
+    }
+
+    fn wait(waiters: &mut Waiters, place: &mut Option<Place>, waker: &Waker) {
+        let polled = Task::poll(waker, false, |task| {
+            waiters.wait(place, task);
+            Poll::<()>::Pending
+        });
+        assert!(polled.is_pending() && place.is_some());
     }
 
     /// Tasks that take room and give it back, by the rules of senders and operations.
     struct World {
         waiters: Waiters,
         room: usize,
-        tasks: [Task; TASKS],
+        tasks: [Member; TASKS],
         /// Tasks that wait, in the order in which they came.
         order: Vec<usize>,
     }
 
     impl World {
         /// What follows each change: the first task is woken if there is room.
-        fn wake_first(&self) {
+        fn wake_first(&mut self) {
             if self.room > 0 {
-                self.waiters.first().into_iter().for_each(Waker::wake);
+                self.waiters.take_first().into_iter().for_each(Waker::wake);
             }
         }
 
@@ -127,7 +171,7 @@ mod tests {
                 if task.place.is_none() {
                     self.order.push(at);
                 }
-                return drop(self.waiters.wait(&mut task.place, &Arc::clone(&task.flag).into()));
+                return wait(&mut self.waiters, &mut task.place, &Arc::clone(&task.flag).into());
             }
             if task.place.is_some() {
                 assert_eq!(self.order.remove(0), at, "out of order");
@@ -180,10 +224,10 @@ mod tests {
         let (mut first, mut second) = (None, None);
         assert!(waiters.is_turn(None));
         for place in [&mut first, &mut second] {
-            assert!(waiters.wait(place, Waker::noop()).is_none());
+            wait(&mut waiters, place, Waker::noop());
         }
         let again = first;
-        drop(waiters.wait(&mut first, Waker::noop()));
+        wait(&mut waiters, &mut first, Waker::noop());
         assert_eq!(first, again, "a place is kept");
         assert!(waiters.is_turn(first) && !waiters.is_turn(second) && !waiters.is_turn(None));
         assert!(waiters.leave(&mut first).is_some() && waiters.leave(&mut first).is_none());

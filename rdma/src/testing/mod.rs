@@ -20,6 +20,7 @@ mod objects;
 mod random;
 mod srq;
 mod table;
+pub(crate) mod waker;
 mod world;
 
 #[allow(unused_imports, reason = "each test uses a part")]

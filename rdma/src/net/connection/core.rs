@@ -2,23 +2,25 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
 use super::fetched::FetchBuffers;
-use super::flow::{Buffers, Draining, Flow, Link, Memory, Offers};
-use super::operations::{MAX_OPERATIONS, WORD};
+use super::flow::{Buffers, Flow, Memory, Offers};
+use super::operations::WORD;
 use crate::cm::IdKey;
-use crate::error::Result;
+use crate::error::{Failed, Result};
 use crate::mr::Buffer;
 use crate::net::failure::{Failure, FailureKind};
-use crate::net::listener::Ticket;
-use crate::net::node::Shared;
+use crate::net::link::{Draining, Link, MAX_OPERATIONS, Remains};
 use crate::net::options::NodeOptions;
 use crate::net::protocol::{MAX_OFFER_LEN, Protocol};
 use crate::net::receives::Stake;
+use crate::net::requests::Ticket;
+use crate::net::shared::Shared;
+use crate::net::waiters::Task;
 use crate::pd::ProtectionDomain;
 use crate::qp::ring::Panics;
 
@@ -37,7 +39,9 @@ pub(in crate::net) struct Core {
     /// Longer messages are offered.
     pub(super) eager_limit: usize,
     pub(super) senders: AtomicUsize,
-    pub(super) fetch_buffers: FetchBuffers,
+    /// Whether messages waited for the application when the lock was released: a hint.
+    pub(super) has_messages: AtomicBool,
+    pub(super) fetch_buffers: Arc<FetchBuffers>,
     flow: Mutex<Flow>,
     shared: Arc<Shared>,
     /// The place among the connections of a listener.
@@ -79,7 +83,8 @@ impl Core {
             offers: has_offers,
             eager_limit,
             senders,
-            fetch_buffers: FetchBuffers::default(),
+            has_messages: AtomicBool::new(false),
+            fetch_buffers: Arc::default(),
             flow,
             shared,
             _ticket: ticket,
@@ -95,6 +100,7 @@ impl Core {
             let had_ended = flow.outcome().is_some();
             let result = work(&mut flow, Instant::now());
             let has_ended = !had_ended && flow.outcome().is_some();
+            self.has_messages.store(flow.has_messages(), Ordering::Relaxed);
             (result, std::mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), has_ended)
         };
         let mut panics = Panics::default();
@@ -109,18 +115,28 @@ impl Core {
         result
     }
 
+    /// Polls under the lock, as [`with`](Self::with) works, and as [`Task::poll`] does.
+    pub(super) fn poll<R>(
+        &self,
+        cx: &Context<'_>,
+        is_likely_to_wait: bool,
+        mut work: impl FnMut(&mut Flow, Instant, &mut Task<'_>) -> Poll<R>,
+    ) -> Poll<R> {
+        Task::poll(cx.waker(), is_likely_to_wait, |task| self.with(|flow, now| work(flow, now, task)))
+    }
+
     /// Brings the connection up with the link that `connect` makes. Received messages wait
     /// meanwhile.
-    pub(in crate::net) fn connect(&self, connect: impl FnOnce() -> Result<Link>) -> Result<()> {
-        self.with(|flow, now| match connect() {
-            Ok(link) => {
-                flow.set_link(link, now);
-                Ok(())
-            }
-            Err(error) => {
-                flow.fail(error.into());
-                Err(error)
-            }
+    pub(in crate::net) fn connect(&self, connect: impl FnOnce() -> Result<Link, Failed<Remains>>) -> Result<()> {
+        let connected = self.with(|flow, now| connect().map(|link| flow.set_link(link, now)));
+        connected.map_err(|Failed { error, object }| {
+            // Outside of the lock, since a subscriber of the log may run; and before the end, which
+            // gives shared receives back.
+            let mut panics = Panics::default();
+            panics.catch(|| drop(object));
+            self.fail(error.into());
+            panics.resume();
+            error
         })
     }
 
@@ -187,10 +203,10 @@ impl Core {
     }
 
     /// Waits until the connection has closed; returns the peer's code.
-    pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<u32, Failure>> {
-        self.with(|flow, _| {
+    pub(super) fn poll_closed(&self, cx: &Context<'_>) -> Poll<Result<u32, Failure>> {
+        self.poll(cx, true, |flow, _, task| {
             let Some(failure) = flow.outcome() else {
-                flow.wait_for_end(cx.waker());
+                flow.wait_for_end(task);
                 return Poll::Pending;
             };
             match (failure.kind(), failure.code()) {

@@ -4,10 +4,9 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::core::Core;
-use super::operations::MAX_OPERATIONS;
 use crate::error::Result;
 use crate::mr::Buffer;
+use crate::net::link::MAX_OPERATIONS;
 use crate::pd::ProtectionDomain;
 
 /// Shortest buffer, so that one buffer serves reads of several lengths.
@@ -59,12 +58,12 @@ impl FetchBuffers {
 pub struct Fetched {
     /// Present until the drop: the bytes, and the rest of their buffer.
     buffers: Option<(Buffer, Buffer)>,
-    core: Arc<Core>,
+    spares: Arc<FetchBuffers>,
 }
 
 impl Fetched {
-    pub(super) fn new(core: &Arc<Core>, bytes: Buffer, rest: Buffer) -> Self {
-        Self { buffers: Some((bytes, rest)), core: Arc::clone(core) }
+    pub(super) fn new(spares: &Arc<FetchBuffers>, bytes: Buffer, rest: Buffer) -> Self {
+        Self { buffers: Some((bytes, rest)), spares: Arc::clone(spares) }
     }
 }
 
@@ -86,7 +85,7 @@ impl Drop for Fetched {
     fn drop(&mut self) {
         let Some((mut buffer, rest)) = self.buffers.take() else { return };
         if buffer.unsplit(rest).is_ok() {
-            drop(self.core.fetch_buffers.put(buffer));
+            drop(self.spares.put(buffer));
         }
     }
 }

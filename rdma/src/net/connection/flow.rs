@@ -12,24 +12,19 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 pub(super) use self::offers::Offers;
-pub(in crate::net) use self::offers::{MAX_READS, READ_BIT};
 use self::wakeups::Wakeups;
 use super::operations::{Finished, Operations, Request};
 use crate::mr::Buffer;
-use crate::net::exchange::LinkEnd;
 use crate::net::failure::{Failure, FailureKind};
+use crate::net::link::{Link, READ_BIT};
 use crate::net::protocol::{HEADER_LEN, Protocol, Received};
 use crate::net::receives::{ReceivePool, Stake};
-use crate::net::waiters::Waiters;
+use crate::net::waiters::{Task, Waiters};
 use crate::op::Send;
-use crate::qp::{QueuePair, Rc};
 
 /// Bytes of reassembled messages that wait for the application before receives are no longer
 /// replaced.
 const INBOX_LIMIT: usize = 256 << 10;
-
-/// The operation number of the last send of a connection with shared receives.
-pub(in crate::net) const DRAINED: u32 = u32::MAX - 1;
 
 /// The state of a connection.
 pub(super) struct Flow {
@@ -78,37 +73,6 @@ pub(super) struct Flow {
     receiver: Option<Waker>,
     closer: Option<Waker>,
     pub(super) wakeups: Wakeups,
-}
-
-/// The queue pair and the id of a connection.
-#[derive(Debug)]
-pub(in crate::net) struct Link {
-    pub(in crate::net) end: LinkEnd,
-    pub(in crate::net) qp: QueuePair<Rc>,
-}
-
-impl Link {
-    /// Ends the connection; requests in flight are flushed. With a stake, a last send tells when
-    /// all messages that took shared receives have completed.
-    pub(super) fn disconnect(self, key: u32, stake: Option<Stake>) -> Option<Draining> {
-        if let Err(error) = self.end.disconnect(&self.qp) {
-            tracing::debug!(%error, "a connection that has ended could not be disconnected");
-        }
-        let mut draining = Draining { link: self, stake: stake? };
-        // On iWARP a send after the end may never complete; the end flushes the receives itself.
-        let may_post = draining.link.qp.context().capabilities().manual_connect;
-        let token = u64::from(DRAINED) << 32 | u64::from(key);
-        let is_posted = may_post && draining.link.qp.post_send(Send::new(()).token(token)).is_ok();
-        is_posted.then_some(draining)
-    }
-}
-
-/// A queue pair in the error state whose shared receives may still complete.
-#[derive(Debug)]
-pub(in crate::net) struct Draining {
-    /// Dropped first: the peer may use the stake's receives until the queue pair is destroyed.
-    link: Link,
-    pub(in crate::net) stake: Stake,
 }
 
 /// The memory of a new connection.
@@ -383,7 +347,7 @@ impl Flow {
         if self.protocol.is_closed() && self.protocol.is_drained() {
             self.fail(Failure::new(FailureKind::Closed));
         } else if self.has_room() {
-            self.wakeups.sender = self.senders.first();
+            self.wake_sender();
         }
     }
 
@@ -548,13 +512,14 @@ impl Flow {
         if id & READ_BIT != 0 {
             return self.offer_read(id, buffer, now);
         }
-        self.wakeups.operator = self.operations.finish(id, buffer, old_value);
+        let waker = self.operations.finish(id, buffer, old_value);
+        self.wakeups.wake_operator(waker);
     }
 
     /// The result of a one-sided operation, once it is there.
-    pub(super) fn poll_operation(&mut self, id: u32, waker: &Waker) -> Poll<Result<Finished, Failure>> {
-        let (polled, replaced) = self.operations.poll(id, self.outcome.as_ref(), waker);
-        self.wakeups.stale.extend(replaced);
+    pub(super) fn poll_operation(&mut self, id: u32, task: &mut Task<'_>) -> Poll<Result<Finished, Failure>> {
+        let (polled, stale) = self.operations.poll(id, self.outcome.as_ref(), task);
+        self.wakeups.stale.extend(stale);
         polled
     }
 
@@ -564,11 +529,9 @@ impl Flow {
         self.wake_operator();
     }
 
-    /// Wakes the first task that waits to begin a one-sided operation, if there is room for it.
-    pub(super) fn wake_operator(&mut self) {
-        if self.operations.has_room() {
-            self.wakeups.operator = self.operations.waiters.first();
-        }
+    /// Whether messages wait for the application.
+    pub(super) fn has_messages(&self) -> bool {
+        !self.inbox.is_empty()
     }
 
     /// Takes the next received message. An offer that is not read yet must be waited for.

@@ -15,8 +15,6 @@ use std::sync::Arc;
 
 pub(super) use self::core::{Core, Parts, Pool};
 pub use self::fetched::Fetched;
-pub(super) use self::flow::{DRAINED, Draining, Link, MAX_READS, READ_BIT};
-pub(super) use self::operations::MAX_OPERATIONS;
 pub use self::receiver::{Message, Receiver};
 pub use self::remote::Remote;
 pub use self::sender::{Permit, Sender};

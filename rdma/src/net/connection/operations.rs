@@ -3,16 +3,13 @@
 use std::collections::HashMap;
 use std::task::{Poll, Waker};
 
-use super::flow::{Link, READ_BIT};
 use crate::error::{Error, ErrorKind, Operation};
 use crate::mr::{Buffer, RemoteSlice};
 use crate::net::failure::Failure;
-use crate::net::waiters::{Waiters, leave_waker};
+use crate::net::link::{Link, MAX_OPERATIONS, READ_BIT};
+use crate::net::waiters::{Task, Waiters};
 use crate::op::{CompareSwap, FetchAdd, Read, Write};
 
-/// Operations of a connection that may be in flight at a time. The send queue has slots for them
-/// beside those of messages.
-pub(in crate::net) const MAX_OPERATIONS: u32 = 16;
 /// Length of the memory of an atomic operation in bytes.
 pub(super) const WORD: usize = 8;
 
@@ -125,7 +122,7 @@ impl Operations {
         };
         if running.is_abandoned {
             self.running.remove(&id);
-            return self.waiters.first();
+            return self.waiters.take_first();
         }
         running.result = Some(finished);
         running.waker.take()
@@ -136,7 +133,7 @@ impl Operations {
         &mut self,
         id: u32,
         outcome: Option<&Failure>,
-        waker: &Waker,
+        task: &mut Task<'_>,
     ) -> (Poll<Result<Finished, Failure>>, Option<Waker>) {
         let Some(running) = self.running.get_mut(&id) else { return (Poll::Pending, None) };
         if let Some(finished) = running.result.take() {
@@ -146,7 +143,8 @@ impl Operations {
         if let Some(failure) = outcome {
             return (Poll::Ready(Err(failure.clone())), None);
         }
-        (Poll::Pending, leave_waker(&mut running.waker, waker))
+        task.leave(&mut running.waker);
+        (Poll::Pending, None)
     }
 
     /// Notes that the future of an operation was dropped. Returns its waker.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use super::core::Core;
@@ -33,14 +34,15 @@ impl Receiver {
     }
 
     pub(in crate::net) fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Result<Option<Message>, Failure>> {
-        let stored = self.core.with(|flow, now| {
+        let is_likely_to_wait = !self.core.has_messages.load(Ordering::Relaxed);
+        let stored = self.core.poll(cx, is_likely_to_wait, |flow, now, task| {
             if let Some(stored) = flow.take(now) {
                 return Poll::Ready(Ok(Some(stored)));
             }
             match flow.receive_end() {
                 Some(end) => Poll::Ready(end.map(|()| None)),
                 None => {
-                    flow.wait_for_message(cx.waker());
+                    flow.wait_for_message(task);
                     Poll::Pending
                 }
             }

@@ -54,7 +54,7 @@ impl Remote {
         let len = usize::try_from(from.len()).map_err(too_long)?;
         let mut buffer = self.core.fetch_buffers.take(self.core.pd(), len)?;
         let rest = buffer.split_off(len);
-        Ok(Fetched::new(&self.core, self.read(from, buffer).await?, rest))
+        Ok(Fetched::new(&self.core.fetch_buffers, self.read(from, buffer).await?, rest))
     }
 
     /// Fills a buffer of the node's [domain](crate::net::Node::domain) from the front of the
@@ -111,14 +111,14 @@ impl Remote {
     async fn run(&self, request: Request, mut buffer: Option<Buffer>) -> Result<Finished, Failure> {
         let mut waiting = Waiting { core: &self.core, place: None };
         let started = poll_fn(|cx| {
-            self.core.with(|flow, _| {
+            self.core.poll(cx, false, |flow, _, task| {
                 let place = &mut waiting.place;
                 if let Some(failure) = flow.operation_failure() {
                     flow.leave_operators(place);
                     return Poll::Ready(Err(failure));
                 }
                 if !flow.operations.waiters.is_turn(*place) || !flow.operations.has_room() {
-                    flow.wait_to_operate(place, cx.waker());
+                    flow.wait_to_operate(place, task);
                     return Poll::Pending;
                 }
                 flow.leave_operators(place);
@@ -127,7 +127,9 @@ impl Remote {
         });
         let id = started.await?;
         let _running = Running { core: &self.core, id };
-        poll_fn(|cx| self.core.with(|flow, _| flow.poll_operation(id, cx.waker()))).await
+        let mut is_new = true;
+        poll_fn(|cx| self.core.poll(cx, std::mem::take(&mut is_new), |flow, _, task| flow.poll_operation(id, task)))
+            .await
     }
 }
 

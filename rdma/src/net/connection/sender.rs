@@ -6,7 +6,7 @@ use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use super::core::Core;
@@ -74,11 +74,11 @@ impl Sender {
         }
         let mut turn = Turn { core: &self.core, place: None };
         if message.len() <= self.core.eager_limit {
-            return poll_fn(|cx| turn.poll(cx.waker(), |flow, now| flow.start(message, now))).await;
+            return poll_fn(|cx| turn.poll(cx, |flow, now| flow.start(message, now))).await;
         }
         let has_room = |flow: &Flow| flow.has_room_to_offer(message.len());
         let offer = |flow: &mut Flow, now| flow.offer_copy(&[IoSlice::new(message)], message.len(), now);
-        poll_fn(|cx| turn.poll_with(cx.waker(), has_room, offer)).await?
+        poll_fn(|cx| turn.poll_with(cx, has_room, offer)).await?
     }
 
     /// Sends the contents of exposed memory of the node's [domain](crate::net::Node::domain) as a
@@ -126,11 +126,11 @@ impl Sender {
         }
         let mut turn = Turn { core: &self.core, place: None };
         let offer = |flow: &mut Flow, now| flow.offer_exposed(slice.clone(), now);
-        let offered = poll_fn(|cx| turn.poll_with(cx.waker(), Flow::has_room_to_expose, offer)).await?;
+        let offered = poll_fn(|cx| turn.poll_with(cx, Flow::has_room_to_expose, offer)).await?;
         // The connection holds the memory from now on.
         let waiting = Offered { core: &self.core, id: offered? };
         drop(slice);
-        poll_fn(|cx| self.core.with(|flow, _| flow.poll_offer(waiting.id, cx.waker()))).await
+        poll_fn(|cx| self.core.poll(cx, true, |flow, _, task| flow.poll_offer(waiting.id, task))).await
     }
 
     /// Waits for room for one message of at most [`max_payload`](Self::max_payload) bytes.
@@ -149,7 +149,7 @@ impl Sender {
     }
 
     fn poll_reserve(&self, turn: &mut Turn<'_>, cx: &Context<'_>) -> Poll<Result<Permit<'_>, Failure>> {
-        turn.poll(cx.waker(), |flow, now| flow.reserve(now)).map(|reserved| {
+        turn.poll(cx, |flow, now| flow.reserve(now)).map(|reserved| {
             let buffer = reserved?.ok_or_else(|| Failure::new(FailureKind::Local))?;
             Ok(Permit { core: &self.core, buffer: Some(buffer) })
         })
@@ -168,11 +168,11 @@ impl Sender {
         let all = slices.iter().fold(0_usize, |sum, slice| sum.saturating_add(slice.len()));
         let len = all.min(LONGEST_WRITE).min(max_message);
         if len <= core.eager_limit {
-            return poll_turn(core, place, cx.waker(), Flow::has_room, |flow, now| flow.write(slices, now));
+            return poll_turn(core, place, cx, Flow::has_room, |flow, now| flow.write(slices, now));
         }
         let has_room = |flow: &Flow| flow.has_room_to_offer(len);
         let offer = |flow: &mut Flow, now| flow.offer_copy(slices, len, now).map(|()| len);
-        poll_turn(core, place, cx.waker(), has_room, offer).map(|offered| offered?)
+        poll_turn(core, place, cx, has_room, offer).map(|offered| offered?)
     }
 
     /// Gives a place among the waiting senders up.
@@ -221,18 +221,18 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     /// Does `work` once this task is first and there is room.
-    fn poll<R>(&mut self, waker: &Waker, work: impl FnOnce(&mut Flow, Instant) -> R) -> Poll<Result<R, Failure>> {
-        self.poll_with(waker, Flow::has_room, work)
+    fn poll<R>(&mut self, cx: &Context<'_>, work: impl FnMut(&mut Flow, Instant) -> R) -> Poll<Result<R, Failure>> {
+        self.poll_with(cx, Flow::has_room, work)
     }
 
     /// Does `work` once this task is first and has the room that it needs.
     fn poll_with<R>(
         &mut self,
-        waker: &Waker,
-        has_room: impl FnOnce(&Flow) -> bool,
-        work: impl FnOnce(&mut Flow, Instant) -> R,
+        cx: &Context<'_>,
+        has_room: impl Fn(&Flow) -> bool,
+        work: impl FnMut(&mut Flow, Instant) -> R,
     ) -> Poll<Result<R, Failure>> {
-        poll_turn(self.core, &mut self.place, waker, has_room, work)
+        poll_turn(self.core, &mut self.place, cx, has_room, work)
     }
 }
 
@@ -258,17 +258,17 @@ impl Drop for Turn<'_> {
 fn poll_turn<R>(
     core: &Core,
     place: &mut Option<Place>,
-    waker: &Waker,
-    has_room: impl FnOnce(&Flow) -> bool,
-    work: impl FnOnce(&mut Flow, Instant) -> R,
+    cx: &Context<'_>,
+    has_room: impl Fn(&Flow) -> bool,
+    mut work: impl FnMut(&mut Flow, Instant) -> R,
 ) -> Poll<Result<R, Failure>> {
-    core.with(|flow, now| {
+    core.poll(cx, false, |flow, now, task| {
         if let Some(failure) = flow.send_failure() {
             flow.leave_senders(place);
             return Poll::Ready(Err(failure));
         }
         if !flow.senders.is_turn(*place) || !has_room(flow) {
-            flow.wait_to_send(place, waker);
+            flow.wait_to_send(place, task);
             return Poll::Pending;
         }
         flow.leave_senders(place);

@@ -1,4 +1,4 @@
-//! Tasks whose wakers run code: they use the connection when they are dropped, or panic.
+//! Tasks whose wakers run code: they use the connection when they are cloned or dropped, or panic.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Wake, Waker};
 
 use super::*;
+use crate::testing;
 
 /// A task that holds a received message, and gives it back when its last waker is dropped.
 struct Holder {
@@ -198,6 +199,129 @@ fn wakers_of_tasks_that_offer_memory_are_dropped_under_no_lock() {
             assert_eq!(world.run(server.next()).unwrap().unwrap().len(), 4096);
         }
         world.run(first).unwrap();
+    });
+}
+
+/// Polls a future as a task whose waker drops a driver when it is cloned. That fails all
+/// connections and attempts of the node, and so takes their locks.
+fn poll_by_dropping<F: Future>(driver: Driver, future: F) -> Poll<F::Output> {
+    let driver = Mutex::new(Some(driver));
+    let waker = testing::waker::on_clone(move || {
+        let taken = driver.lock().unwrap().take();
+        drop(taken);
+    });
+    poll(pin!(future), &waker)
+}
+
+/// A wait for the client's connection, with memory of this end and of the peer. Returns whether the
+/// wait has failed because the driver is gone.
+type Wait = fn(Driver, Connection, &[crate::ExposedRegion; 2]) -> bool;
+
+fn is_gone<R>(polled: Poll<Result<R, Failure>>) -> bool {
+    matches!(polled, Poll::Ready(Err(failure)) if failure.kind() == FailureKind::DriverGone)
+}
+
+#[test]
+fn wakers_of_tasks_that_wait_for_a_connection_are_cloned_under_no_lock() {
+    let waits: [Wait; 6] = [
+        |driver, mut client, _| is_gone(poll_by_dropping(driver, client.next())),
+        |driver, client, _| is_gone(poll_by_dropping(driver, client.close(0))),
+        |driver, client, _| {
+            while poll(pin!(client.send("last")), Waker::noop()).is_ready() {}
+            is_gone(poll_by_dropping(driver, client.send("none")))
+        },
+        |driver, client, [region, _]| {
+            let (to, _from) = client.split();
+            is_gone(poll_by_dropping(driver, to.send_exposed(region.slice(..).unwrap())))
+        },
+        |driver, client, [_, words]| {
+            is_gone(poll_by_dropping(driver, client.remote().fetch_add(words.remote(..).unwrap(), 1)))
+        },
+        |driver, client, [_, words]| {
+            let (slice, remote) = (words.remote(..).unwrap(), client.remote());
+            let mut others: Vec<_> = (0..16).map(|_| Box::pin(remote.fetch_add(slice, 1))).collect();
+            assert!(others.iter_mut().all(|other| poll(other.as_mut(), Waker::noop()).is_pending()));
+            is_gone(poll_by_dropping(driver, remote.fetch_add(slice, 1)))
+        },
+    ];
+    for (at, wait) in waits.into_iter().enumerate() {
+        without_deadlock(move || {
+            let mut world = Driven::new(&options());
+            let (client, _server) = world.pair();
+            let [one, two] = [0, 1].map(|at| world.nodes[at].domain());
+            let region = one.allocate_exposed(64, crate::RemoteAccess::READ).unwrap();
+            let words = two.allocate_exposed(64, crate::RemoteAccess::ATOMIC).unwrap();
+            let [driver, _other] = world.drivers;
+            assert!(wait(driver, client, &[region, words]), "{at}");
+        });
+    }
+}
+
+#[test]
+fn wakers_of_tasks_that_set_a_connection_up_are_cloned_under_no_lock() {
+    without_deadlock(|| {
+        let Driven { nodes, drivers: [client, server], mut listener } = Driven::new(&options());
+        assert!(is_gone(poll_by_dropping(client, nodes[0].connect(listener.local_addr()))));
+        assert!(is_gone(poll_by_dropping(server, listener.accept())));
+    });
+}
+
+#[test]
+fn a_task_is_woken_by_the_waker_that_it_has_left() {
+    let mut world = Driven::new(&options());
+    let (client, mut server) = world.pair();
+    let (to, mut from) = client.split();
+    let clones = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&clones);
+    let waker = testing::waker::on_clone(move || _ = counted.fetch_add(1, Ordering::Relaxed));
+    let mut sent = 0;
+    while poll(pin!(to.send("some")), Waker::noop()).is_ready() {
+        sent += 1;
+    }
+    let mut waiting = pin!(to.send("last"));
+    assert!(poll(waiting.as_mut(), &waker).is_pending() && poll(waiting.as_mut(), &waker).is_pending());
+    for _ in 0..sent {
+        assert_eq!(world.run(server.next()).unwrap().as_deref(), Some(&b"some"[..]));
+    }
+    // The answer grants credits, so the task that waits to send is woken before the answer is here.
+    world.run(server.send("answer")).unwrap();
+    assert_eq!(world.run(from.next()).unwrap().as_deref(), Some(&b"answer"[..]));
+    assert_eq!(clones.load(Ordering::Relaxed), 1);
+    world.run(waiting).unwrap();
+    assert_eq!(world.run(server.next()).unwrap().as_deref(), Some(&b"last"[..]));
+}
+
+#[test]
+fn a_bring_up_that_fails_is_logged_under_no_lock() {
+    without_deadlock(|| {
+        let options = options().exchange(Exchange::Tcp);
+        let (client, one) = Node::new(&context(), &options).unwrap();
+        let (server, two) = Node::new(&testing::context(), &options).unwrap();
+        let mut listener = server.listen(any_port(), &ListenOptions::new()).unwrap();
+        let mut drivers = [one, two];
+        let (mut connecting, mut accepting) =
+            (pin!(client.connect(listener.local_addr())), Box::pin(listener.accept()));
+        let incoming = std::future::poll_fn(|cx| {
+            assert!(connecting.as_mut().poll(cx).is_pending());
+            accepting.as_mut().poll(cx)
+        });
+        let incoming = run(&mut drivers, incoming).unwrap();
+        // The queue pair is initialized, and then neither connected nor destroyed.
+        testing::fail("modify_qp", 0);
+        testing::fail("modify_qp", libc::EINVAL);
+        testing::fail("destroy_qp", libc::EBUSY);
+        let [_client, driver] = drivers;
+        let (driver, logged) = (Mutex::new(Some(driver)), Arc::new(AtomicU32::new(0)));
+        let count = Arc::clone(&logged);
+        let subscriber = rdma_test_support::OnEvent(move |event: &tracing::Event<'_>| {
+            if *event.metadata().level() == tracing::Level::WARN {
+                let taken = driver.lock().unwrap().take();
+                drop(taken);
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let failure = tracing::subscriber::with_default(subscriber, || block_on(incoming.accept()).unwrap_err());
+        assert!(failure.kind() == FailureKind::Local && logged.load(Ordering::Relaxed) > 0, "{failure}");
     });
 }
 

@@ -16,15 +16,11 @@ use super::{Flow, Stored};
 use crate::error::{Error, Result};
 use crate::mr::{Buffer, ExposedRegion, ExposedSlice, RemoteSlice};
 use crate::net::failure::{Failure, FailureKind};
+use crate::net::link::{MAX_READS, READ_BIT};
 use crate::net::read_buffers::{ReadBuffers, ReadShare};
-use crate::net::waiters::leave_waker;
+use crate::net::waiters::Task;
 use crate::op::Read;
 use crate::pd::ProtectionDomain;
-
-/// Reads of offers that may be in flight at a time. The send queue has slots for them.
-pub(in crate::net) const MAX_READS: u32 = 4;
-/// The operation number of a read of an offer has this bit; others have not.
-pub(in crate::net) const READ_BIT: u32 = 1 << 31;
 
 /// Reads have numbers below this one; those above have other meanings.
 const READS_IN_NUMBERS: u32 = 1 << 16;
@@ -200,7 +196,7 @@ impl Flow {
     }
 
     /// The peer's answer to an offer, once it is there.
-    pub(in crate::net::connection) fn poll_offer(&mut self, id: u32, waker: &Waker) -> Poll<Result<(), Failure>> {
+    pub(in crate::net::connection) fn poll_offer(&mut self, id: u32, task: &mut Task<'_>) -> Poll<Result<(), Failure>> {
         if let Some(status) = self.offers.statuses.remove(&id) {
             let discarded = || Failure::new(FailureKind::Closed);
             return Poll::Ready(if status == RECEIVED { Ok(()) } else { Err(discarded()) });
@@ -209,7 +205,7 @@ impl Flow {
             return Poll::Ready(Err(failure));
         }
         if let Some(Open::Exposed { waker: place, .. }) = self.offers.open.get_mut(&id) {
-            self.wakeups.stale.extend(leave_waker(place, waker));
+            task.leave(place);
         }
         Poll::Pending
     }

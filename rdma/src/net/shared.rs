@@ -1,0 +1,87 @@
+//! What the connections of a node share: its device, and what they tell its driver.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::options::NodeOptions;
+use super::protocol::Hello;
+use super::read_buffers::ReadBuffers;
+use crate::context::Context;
+use crate::cq::{CompletionChannel, CompletionQueue};
+use crate::error::Result;
+use crate::pd::ProtectionDomain;
+use crate::wait::Watch;
+
+/// The part of a node that its connections share.
+pub(super) struct Shared {
+    pub(super) options: NodeOptions,
+    pub(super) pd: ProtectionDomain,
+    pub(super) cq: CompletionQueue,
+    pub(super) channel: CompletionChannel,
+    pub(super) watch: Watch,
+    pub(super) read_buffers: Arc<ReadBuffers>,
+    notes: Mutex<Notes>,
+}
+
+/// What the driver has been told.
+#[derive(Default)]
+struct Notes {
+    next_deadline: Option<Instant>,
+    /// Connections that have ended and are to be disconnected.
+    ended: Vec<u32>,
+}
+
+impl Shared {
+    /// `events` is the descriptor of the node's events.
+    pub(super) fn new(context: &Context, options: &NodeOptions, events: BorrowedFd<'_>) -> Result<Self> {
+        let channel = context.create_completion_channel()?;
+        let entries = options.completions(context.device_attr().max_cqe());
+        let cq = context.cq_builder(entries).channel(&channel).build()?;
+        let watch = Watch::new(&[channel.as_fd(), events])?;
+        let (options, read_buffers, notes) = (options.clone(), Arc::default(), Mutex::default());
+        Ok(Self { options, pd: context.alloc_pd()?, cq, channel, watch, read_buffers, notes })
+    }
+
+    /// The HELLO of a connection that shares receives, or does not.
+    pub(super) fn hello(&self, shares: bool) -> Hello {
+        let context = self.pd.context();
+        let limits = context.device_attr();
+        let has_reads = limits.max_qp_rd_atom() > 0 && limits.max_qp_init_rd_atom() > 0;
+        self.options.hello(has_reads && !context.capabilities().read_needs_exposed_sink, shares)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the driver by a time.
+    pub(super) fn note_deadline(&self, at: Instant) {
+        let mut notes = self.lock();
+        if notes.next_deadline.is_none_or(|next| at < next) {
+            notes.next_deadline = Some(at);
+            drop(notes);
+            self.watch.ring();
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.lock().next_deadline
+    }
+
+    /// Whether something is due; the caller does all that is, and notes the next deadlines.
+    pub(super) fn take_due(&self, now: Instant) -> bool {
+        self.lock().next_deadline.take_if(|next| *next <= now).is_some()
+    }
+
+    /// Tells the driver that a connection has ended.
+    pub(super) fn note_end(&self, key: u32) {
+        self.lock().ended.push(key);
+        self.watch.ring();
+    }
+
+    /// Takes the connections that have ended.
+    pub(super) fn take_ended(&self) -> Vec<u32> {
+        std::mem::take(&mut self.lock().ended)
+    }
+}
