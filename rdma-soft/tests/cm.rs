@@ -369,6 +369,26 @@ fn ids_move_between_channels_with_their_events() {
     drop(late);
 }
 
+/// Another thread may keep an event from the new channel until the call has returned.
+#[test]
+fn a_migration_waits_for_the_events_of_the_old_channel_alone() {
+    let (first, second) = (Channel::new(), Channel::new());
+    let id = first.tcp();
+    assert_eq!(id.resolve_addr(loopback(5)), 0);
+    let old = first.take();
+    assert_eq!(id.resolve_route(), 0);
+    assert!(first.is_readable(PATIENCE));
+    let (sender, moved) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| sender.send(id.migrate(Some(&second))));
+        let new = second.take();
+        ack(old);
+        let moved = moved.recv_timeout(PATIENCE);
+        ack(new);
+        assert_eq!(moved, Ok(0));
+    });
+}
+
 #[test]
 fn calls_out_of_order() {
     if on_system() {

@@ -192,7 +192,7 @@ impl State {
         for group in groups {
             let _left = entry.leave(&group);
         }
-        for Pending { new, .. } in entry.take_events(|| entry.target.ledger.close()) {
+        for Pending { new, .. } in entry.take_events(|| entry.target.ledger.close()).0 {
             new.into_iter().for_each(|id| self.destroy(id.key));
         }
     }

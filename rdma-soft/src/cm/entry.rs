@@ -248,16 +248,18 @@ impl Entry {
 
     /// Removes the id's queued events from its channel and returns them. `seal` runs before further
     /// events can be queued.
-    pub(super) fn take_events(&self, seal: impl FnOnce()) -> Vec<Pending> {
+    pub(super) fn take_events<R>(&self, seal: impl FnOnce() -> R) -> (Vec<Pending>, R) {
         let is_ours = |pending: &Pending| Arc::ptr_eq(&pending.target, &self.target);
-        self.channel.queue.extract(is_ours, seal).0
+        self.channel.queue.extract(is_ours, seal)
     }
 
-    /// Moves the id and its queued events to another channel.
-    pub(super) fn migrate(&mut self, channel: Arc<Channel>) {
-        let events = self.take_events(|| ());
+    /// Moves the id and its queued events to another channel. Returns the number of events that C
+    /// has taken before.
+    pub(super) fn migrate(&mut self, channel: Arc<Channel>) -> u32 {
+        let (events, taken) = self.take_events(|| self.target.ledger.reported());
         self.channel = channel;
         events.into_iter().for_each(|event| self.channel.push(event));
+        taken
     }
 
     /// The agreed parameters for a transition of the queue pair to INIT (`for_init`), RTR or RTS.

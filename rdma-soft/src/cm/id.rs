@@ -247,18 +247,14 @@ pub(super) fn migrate(id: Id<'_>, channel: &Handle<rdma_event_channel>) -> Resul
         return Err(Errno::INVAL);
     }
     let (channel, events) = channel_or_own(channel)?;
-    let moved = id.with_entry(|entry| {
-        entry.migrate(events);
-        Ok(())
-    });
-    if let Err(errno) = moved {
+    let moved = id.with_entry(|entry| Ok(entry.migrate(events)));
+    let taken = moved.inspect_err(|_| {
         if sync {
             // SAFETY: `Object::free` requires a live object that nobody uses: `channel_or_own` made
             // the channel, and no entry has it.
             let _freed = unsafe { Object::free(channel) };
         }
-        return Err(errno);
-    }
+    })?;
     let old = get_field!(id, channel);
     if was_sync {
         id.acknowledge_own();
@@ -268,8 +264,8 @@ pub(super) fn migrate(id: Id<'_>, channel: &Handle<rdma_event_channel>) -> Resul
     }
     id.lock().sync = sync;
     set_field!(id, channel, channel);
-    // Waits for the acknowledgement of events taken from the old channel, before C takes one from
-    // the new channel.
-    id.target.ledger.settle();
+    // Waits until as many events are acknowledged as were taken from the old channel, and not for
+    // more: another thread may keep one that it has taken from the new channel.
+    id.target.ledger.settle_until(taken);
     Ok(())
 }

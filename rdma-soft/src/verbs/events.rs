@@ -84,9 +84,24 @@ impl Ledger {
 
     /// Waits until every event that C has read is acknowledged.
     pub(crate) fn settle(&self) {
+        self.wait_while(|counts| counts.completed != counts.reported);
+    }
+
+    /// The number of events that C has read, modulo 2^32.
+    pub(crate) fn reported(&self) -> u32 {
+        self.lock().reported
+    }
+
+    /// Waits until C has acknowledged as many events as [`Ledger::reported`] returned.
+    pub(crate) fn settle_until(&self, reported: u32) {
+        // A difference in the upper half of the numbers is a negative one.
+        self.wait_while(|counts| counts.completed.wrapping_sub(reported) > u32::MAX / 2);
+    }
+
+    fn wait_while(&self, condition: impl FnMut(&mut Counts) -> bool) {
         let mut counts = self.lock();
         counts.waiting += 1;
-        let settled = self.acknowledged.wait_while(counts, |counts| counts.completed != counts.reported);
+        let settled = self.acknowledged.wait_while(counts, condition);
         settled.unwrap_or_else(PoisonError::into_inner).waiting -= 1;
     }
 
