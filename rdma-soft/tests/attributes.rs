@@ -121,7 +121,9 @@ fn addresses_and_keys() {
     // SAFETY: room for a key.
     assert_eq!(unsafe { (verbs().ibv_query_pkey)(opened.0, 1, 1, &raw mut pkey) }, -1);
     // SAFETY: an open context.
-    assert_eq!(unsafe { (verbs().ibv_get_pkey_index)(opened.0, 1, 0x7fff_u16.to_be()) }, 0);
+    assert_eq!(unsafe { (verbs().ibv_get_pkey_index)(opened.0, 1, 0xffff_u16.to_be()) }, 0);
+    // SAFETY: an open context.
+    assert_eq!(unsafe { (verbs().ibv_get_pkey_index)(opened.0, 1, 0x7fff_u16.to_be()) }, -1);
     // SAFETY: an open context.
     assert_eq!(unsafe { (verbs().ibv_get_pkey_index)(opened.0, 1, 0x1234_u16.to_be()) }, -1);
     // SAFETY: null is refused.

@@ -100,6 +100,11 @@ fn wrong_arguments_give_error_numbers() {
 }
 
 #[test]
+fn answers_are_those_of_libibverbs() {
+    passes("answers", include_str!("answers.c"));
+}
+
+#[test]
 fn a_program_with_every_symbol_of_the_system_starts() {
     let system: Vec<_> = [IBVERBS, RDMACM].into_iter().filter_map(Library::open).collect();
     let mut known = symbols();

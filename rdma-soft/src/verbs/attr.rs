@@ -189,12 +189,12 @@ pub(super) fn query_port(context: Handle<ibv_context>, port: u8, attr: Out<ibv_p
     unsafe { attr.write_as(&port_attr(context), len) }
 }
 
-/// `ibv_query_port` as an exported symbol. Callers pass the older structure, which ends where later
-/// versions have `flags`.
+/// `ibv_query_port` as an exported symbol. Callers pass the older structure, which ends with
+/// `flags`.
 pub(super) fn query_port_compat(context: Handle<ibv_context>, port: u8, attr: Out<_compat_ibv_port_attr>) -> Done {
     // SAFETY: `at` requires that promise 2 covers the structure: the older one is the beginning of
     // the newer one, and `query_port` writes no more than the length passed here.
-    query_port(context, port, unsafe { attr.at(0) }, offset_of!(ibv_port_attr, flags))
+    query_port(context, port, unsafe { attr.at(0) }, offset_of!(ibv_port_attr, port_cap_flags2))
 }
 
 /// `ibv_query_port_speed`, in units of 100 Mbit/s.
@@ -287,11 +287,10 @@ pub(super) fn query_pkey(context: Handle<ibv_context>, port: u8, index: c_int, p
     if index == 0 { Ok(pkey.write(PKEY.to_be())?) } else { Err(Errno::INVAL.into()) }
 }
 
-/// `ibv_get_pkey_index`. `pkey` is in network byte order; its top bit is the membership bit, which
-/// is not compared.
+/// `ibv_get_pkey_index`. `pkey` is in network byte order; as in libibverbs, the membership bit at
+/// its top counts too.
 pub(super) fn get_pkey_index(context: Handle<ibv_context>, port: u8, pkey: u16) -> Result<(), MinusOne> {
-    const NUMBER: u16 = 0x7fff;
     context.get()?;
     check_port(u32::from(port))?;
-    if u16::from_be(pkey) & NUMBER == PKEY & NUMBER { Ok(()) } else { Err(Errno::INVAL.into()) }
+    if u16::from_be(pkey) == PKEY { Ok(()) } else { Err(Errno::INVAL.into()) }
 }

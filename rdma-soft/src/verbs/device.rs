@@ -205,10 +205,11 @@ pub(super) fn wanted() -> Result<Vec<*mut ibv_device>, Errno> {
 
 /// `ibv_get_device_list`.
 pub(super) fn get_device_list(num_devices: Out<c_int>) -> Result<*mut *mut ibv_device, Errno> {
-    let wanted = wanted()?;
+    let wanted = wanted();
+    let count = wanted.as_ref().map_or(0, Vec::len);
     // C may pass null for `num_devices`.
-    let _written = num_devices.write(c_int::try_from(wanted.len()).unwrap_or(c_int::MAX));
-    Ok(list(&wanted))
+    let _written = num_devices.write(c_int::try_from(count).unwrap_or(c_int::MAX));
+    wanted.map(|wanted| list(&wanted))
 }
 
 /// `ibv_free_device_list`.

@@ -127,8 +127,8 @@ const RIGHTS: u32 = LOCAL_WRITE | REMOTE_CHANGE | ibv_access_flags::IBV_ACCESS_R
 /// `IBV_ACCESS_ON_DEMAND`.
 const HINTS: u32 =
     ibv_access_flags::IBV_ACCESS_HUGETLB.0 | ibv_access_flags::IBV_ACCESS_MW_BIND.0 | ZERO_BASED | ON_DEMAND;
-/// Flags that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`), relaxed ordering among them.
-const OPTIONAL: u32 = 0x3ff0_0000;
+/// Flags that a device may ignore, relaxed ordering among them.
+const OPTIONAL: u32 = rdma_sys::IBV_ACCESS_OPTIONAL_RANGE;
 /// Flags that this device does not support: `EOPNOTSUPP`.
 const LACKING: u32 = ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0 | ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
 

@@ -368,14 +368,19 @@ pub(super) fn query_qp(qp: Handle<ibv_qp>, attr: Out<ibv_qp_attr>, _mask: c_int,
 /// message then sees all of it.
 pub(super) fn query_qp_data_in_order(qp: Handle<ibv_qp>, op: ibv_wr_opcode, flags: u32) -> c_int {
     type Caps = ibv_query_qp_data_in_order_caps;
-    const RETURN_CAPS: u32 = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
+    type Flags = ibv_query_qp_data_in_order_flags;
+    const RETURN_CAPS: u32 = Flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
+    // The answer is that of the device: its writes are the processor's own stores.
+    const KNOWN: u32 = RETURN_CAPS | Flags::IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY.0;
+    // Bytes in order are in order in each block, too.
+    const IN_ORDER: u32 =
+        Caps::IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG.0 | Caps::IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES.0;
     let is_write = matches!(op, ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
-    let in_order = is_write && flags & !RETURN_CAPS == 0 && qp.get().is_ok();
+    let in_order = is_write && flags & !KNOWN == 0 && qp.get().is_ok();
     if flags & RETURN_CAPS == 0 {
         return c_int::from(in_order);
     }
-    let caps = if in_order { Caps::IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG.0 } else { 0 };
-    c_int::try_from(caps).unwrap_or(0)
+    c_int::try_from(if in_order { IN_ORDER } else { 0 }).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -83,13 +83,19 @@ pub(crate) struct Limits {
     pub(crate) global_only: bool,
 }
 
-/// The rights that a queue pair may grant to its peer. Programs give a queue pair the flags of
-/// their regions, so `IBV_ACCESS_ON_DEMAND` may be among them.
-const QP_ACCESS: u32 = ibv_access_flags::IBV_ACCESS_ON_DEMAND.0
+/// The access flags of a queue pair: those of regions, because programs give their queue pairs the
+/// flags of their regions, and devices take the remote rights of them and ignore the others.
+const QP_ACCESS: u32 = rdma_sys::IBV_ACCESS_OPTIONAL_RANGE
     | ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
-    | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
+    | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0
+    | ibv_access_flags::IBV_ACCESS_MW_BIND.0
+    | ibv_access_flags::IBV_ACCESS_ZERO_BASED.0
+    | ibv_access_flags::IBV_ACCESS_ON_DEMAND.0
+    | ibv_access_flags::IBV_ACCESS_HUGETLB.0
+    | ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0
+    | ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
 
 /// Checks the values of the attributes that the mask names.
 pub(crate) fn check_values(attr: &ibv_qp_attr, mask: Attributes, limits: &Limits) -> Result<(), Refusal> {

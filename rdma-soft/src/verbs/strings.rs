@@ -64,7 +64,7 @@ pub(super) fn event_type_str(event: ibv_event_type) -> *const c_char {
         c"client reregistration",
         c"GID table change",
         c"WQ fatal",
-        c"device speed change",
+        c"Device link speed change",
     ];
     word(&WORDS, event.0, c"unknown")
 }
@@ -93,25 +93,28 @@ pub(super) fn port_state_str(state: ibv_port_state) -> *const c_char {
 /// `ibv_wr_opcode_str`.
 pub(super) fn wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
     const WORDS: [&CStr; 16] = [
-        c"rdma write",
-        c"rdma write with immediate",
+        c"rdma-write",
+        c"rdma-write-with-imm",
         c"send",
-        c"send with immediate",
-        c"rdma read",
-        c"atomic compare and swap",
-        c"atomic fetch and add",
-        c"local invalidate",
-        c"bind memory window",
-        c"send with invalidate",
-        c"TSO",
-        c"driver specific",
+        c"send-with-imm",
+        c"rdma-read",
+        c"atomic-cmp-and-swp",
+        c"atomic-fetch-and-add",
+        c"local-inv",
+        c"bind-mw",
+        c"send-with-inv",
+        c"tso",
+        c"driver1",
         c"unknown",
         c"unknown",
         c"flush",
-        c"atomic write",
+        c"atomic-write",
     ];
     word(&WORDS, opcode.0, c"unknown")
 }
+
+/// The multiple of rates to which libibverbs gives none.
+const NONE: c_int = -1;
 
 /// Each rate with its multiple of 2.5 Gbit/s, as libibverbs rounds it, and its speed in Mbit/s.
 const RATES: [(ibv_rate, c_int, c_int); 23] = [
@@ -124,14 +127,14 @@ const RATES: [(ibv_rate, c_int, c_int); 23] = [
     (ibv_rate::IBV_RATE_60_GBPS, 24, 60_000),
     (ibv_rate::IBV_RATE_80_GBPS, 32, 80_000),
     (ibv_rate::IBV_RATE_120_GBPS, 48, 120_000),
-    (ibv_rate::IBV_RATE_14_GBPS, 6, 14_062),
-    (ibv_rate::IBV_RATE_56_GBPS, 22, 56_250),
-    (ibv_rate::IBV_RATE_112_GBPS, 45, 112_500),
-    (ibv_rate::IBV_RATE_168_GBPS, 67, 168_750),
-    (ibv_rate::IBV_RATE_25_GBPS, 10, 25_781),
-    (ibv_rate::IBV_RATE_100_GBPS, 40, 103_125),
-    (ibv_rate::IBV_RATE_200_GBPS, 80, 206_250),
-    (ibv_rate::IBV_RATE_300_GBPS, 120, 309_375),
+    (ibv_rate::IBV_RATE_14_GBPS, NONE, 14_062),
+    (ibv_rate::IBV_RATE_56_GBPS, NONE, 56_250),
+    (ibv_rate::IBV_RATE_112_GBPS, NONE, 112_500),
+    (ibv_rate::IBV_RATE_168_GBPS, NONE, 168_750),
+    (ibv_rate::IBV_RATE_25_GBPS, NONE, 25_781),
+    (ibv_rate::IBV_RATE_100_GBPS, NONE, 103_125),
+    (ibv_rate::IBV_RATE_200_GBPS, NONE, 206_250),
+    (ibv_rate::IBV_RATE_300_GBPS, NONE, 309_375),
     (ibv_rate::IBV_RATE_28_GBPS, 11, 28_125),
     (ibv_rate::IBV_RATE_50_GBPS, 20, 53_125),
     (ibv_rate::IBV_RATE_400_GBPS, 160, 425_000),
@@ -142,12 +145,13 @@ const RATES: [(ibv_rate, c_int, c_int); 23] = [
 
 /// `ibv_rate_to_mult`.
 pub(super) fn rate_to_mult(rate: ibv_rate) -> c_int {
-    RATES.iter().find(|entry| entry.0 == rate).map_or(-1, |entry| entry.1)
+    RATES.iter().find(|entry| entry.0 == rate).map_or(NONE, |entry| entry.1)
 }
 
 /// `mult_to_ibv_rate`.
 pub(super) fn mult_to_rate(mult: c_int) -> ibv_rate {
-    RATES.iter().find(|entry| entry.1 == mult).map_or(ibv_rate::IBV_RATE_MAX, |entry| entry.0)
+    let known = RATES.iter().find(|entry| mult != NONE && entry.1 == mult);
+    known.map_or(ibv_rate::IBV_RATE_MAX, |entry| entry.0)
 }
 
 /// `ibv_rate_to_mbps`.
@@ -178,16 +182,21 @@ mod tests {
         assert_eq!(text(node_type_str(ibv_node_type::IBV_NODE_CA)), "InfiniBand channel adapter");
         assert_eq!(text(node_type_str(ibv_node_type::IBV_NODE_UNKNOWN)), "unknown");
         assert_eq!(text(port_state_str(ibv_port_state::IBV_PORT_ACTIVE)), "active");
-        assert_eq!(text(wr_opcode_str(ibv_wr_opcode::IBV_WR_ATOMIC_WRITE)), "atomic write");
+        assert_eq!(text(wr_opcode_str(ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM)), "rdma-write-with-imm");
+        assert_eq!(text(wr_opcode_str(ibv_wr_opcode::IBV_WR_ATOMIC_WRITE)), "atomic-write");
+        assert_eq!(text(wr_opcode_str(ibv_wr_opcode(12))), "unknown");
+        assert_eq!(text(event_type_str(ibv_event_type::IBV_EVENT_DEVICE_SPEED_CHANGE)), "Device link speed change");
     }
 
     #[test]
     fn rates_go_both_ways() {
         for (rate, mult, mbps) in RATES {
             assert_eq!((rate_to_mult(rate), rate_to_mbps(rate)), (mult, mbps));
-            assert_eq!((mult_to_rate(mult), mbps_to_rate(mbps)), (rate, rate));
+            assert_eq!(mbps_to_rate(mbps), rate);
+            assert_eq!(mult_to_rate(mult), if mult == NONE { ibv_rate::IBV_RATE_MAX } else { rate });
         }
         assert_eq!(rate_to_mult(ibv_rate::IBV_RATE_MAX), -1);
+        assert_eq!(rate_to_mult(ibv_rate::IBV_RATE_100_GBPS), -1);
         assert_eq!(mbps_to_rate(1), ibv_rate::IBV_RATE_MAX);
     }
 }

@@ -82,7 +82,7 @@ fn values_are_checked_only_where_the_mask_names_them() {
         (A::PORT, |a| a.port_num = 0),
         (A::PORT, |a| a.port_num = 2),
         (A::PKEY_INDEX, |a| a.pkey_index = 1),
-        (A::ACCESS_FLAGS, |a| a.qp_access_flags = 1 << 7),
+        (A::ACCESS_FLAGS, |a| a.qp_access_flags = 1 << 10),
         (A::AV, |a| a.ah_attr.port_num = 2),
         (A::AV, |a| a.ah_attr.is_global = 0),
         (A::AV, |a| a.ah_attr.grh.sgid_index = 2),
