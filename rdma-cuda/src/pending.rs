@@ -59,6 +59,7 @@ impl<T> Pending<T> {
     }
 
     fn take(&mut self, done: Result<()>) -> Result<T> {
+        self.watch = None;
         let value = self.value.take().expect("the value has been taken already");
         match done {
             Ok(()) => Ok(value),

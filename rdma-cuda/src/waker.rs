@@ -62,8 +62,7 @@ fn run(queue: &Receiver<Watched>) {
             watched.push(first);
             pause = SHORTEST;
         }
-        // A waker or a log subscriber may panic when it is dropped here. The entry then stays.
-        panics::contain(|| watched.retain(|entry| !is_over(entry)));
+        look_at_all(&mut watched);
         match queue.recv_timeout(pause) {
             Ok(new) => {
                 watched.push(new);
@@ -75,16 +74,34 @@ fn run(queue: &Receiver<Watched>) {
     }
 }
 
-/// Whether an event needs no watching any more. Wakes its task if it is done or has failed.
-fn is_over(entry: &Watched) -> bool {
+/// Wakes the tasks whose events are done or have failed, and forgets what needs no watching.
+fn look_at_all(watched: &mut Vec<Watched>) {
+    watched.retain(|entry| {
+        let mut is_over = false;
+        // A log subscriber may panic, and a waker when it is dropped. Each entry alone, because the
+        // others have tasks of their own; the entry of a panic stays.
+        panics::contain(|| is_over = look_at(entry));
+        !is_over
+    });
+}
+
+/// Wakes the task of an event that is done or has failed. Whether the event needs no watching any
+/// more: after a failure the task decides, which drops the watch if it finds the same.
+fn look_at(entry: &Watched) -> bool {
     let Some(waker) = entry.waker.upgrade() else { return true };
-    if matches!(entry.event.is_done(), Ok(false)) {
+    let lock = || waker.lock().unwrap_or_else(PoisonError::into_inner);
+    if lock().is_none() {
+        // The task has not polled yet, or not since it was woken.
         return false;
     }
-    let Some(waker) = waker.lock().unwrap_or_else(PoisonError::into_inner).take() else { return false };
+    let done = entry.event.is_done();
+    if done == Ok(false) {
+        return false;
+    }
+    let waker = lock().take();
     // Outside the lock, because this is code of the task's executor, and may panic.
-    panics::contain(|| waker.wake());
-    true
+    panics::contain(|| waker.into_iter().for_each(Waker::wake));
+    done.is_ok()
 }
 
 #[cfg(test)]
@@ -92,8 +109,10 @@ mod tests {
     use std::sync::mpsc::SyncSender;
     use std::task::Wake;
 
+    use rdma_cuda_stand_in::Control;
+
     use super::*;
-    use crate::{Stream, testing};
+    use crate::{CudaError, Stream, testing};
 
     /// Panics when it is dropped.
     struct Bomb;
@@ -125,6 +144,64 @@ mod tests {
         fn wake(self: Arc<Self>) {
             let _heard = self.0.send(());
         }
+    }
+
+    /// A stream that is held back until the sender is dropped, an event in it, and its entry with
+    /// the task's waker.
+    struct Held {
+        stream: Stream,
+        hold: Sender<()>,
+        waker: Arc<Mutex<Option<Waker>>>,
+        woken: Receiver<()>,
+    }
+
+    impl Held {
+        fn new(watched: &mut Vec<Watched>) -> Self {
+            let stream = Stream::new(&testing::stand_in().gpu(0).unwrap()).unwrap();
+            let (hold, held) = channel::<()>();
+            stream.call_on_host(move || assert!(held.recv().is_err())).unwrap();
+            let (sender, woken) = std::sync::mpsc::sync_channel(1);
+            let waker = Arc::new(Mutex::new(Some(Waker::from(Arc::new(Tells(sender))))));
+            watched.push(Watched { event: stream.record().unwrap(), waker: Arc::downgrade(&waker) });
+            Self { stream, hold, waker, woken }
+        }
+
+        fn finish(self) -> (Receiver<()>, Arc<Mutex<Option<Waker>>>) {
+            drop(self.hold);
+            self.stream.synchronize().unwrap();
+            (self.woken, self.waker)
+        }
+    }
+
+    /// The task looks again, finds that the work goes on, and sleeps.
+    #[test]
+    fn a_look_that_fails_does_not_end_the_watch() {
+        let mut watched = Vec::new();
+        let held = Held::new(&mut watched);
+        let again = held.waker.lock().unwrap().clone();
+        Control::new().fail_next("cuEventQuery", CudaError::UNKNOWN);
+        look_at_all(&mut watched);
+        held.woken.try_recv().expect("the task learns of the failure");
+        *held.waker.lock().unwrap() = again;
+        look_at_all(&mut watched);
+        assert!(held.woken.try_recv().is_err(), "the work goes on");
+        let (woken, _waker) = held.finish();
+        look_at_all(&mut watched);
+        woken.try_recv().expect("the work is done");
+        assert!(watched.is_empty());
+    }
+
+    #[test]
+    fn a_panic_of_one_look_keeps_no_other_task_asleep() {
+        let mut watched = Vec::new();
+        let [first, second] = [(); 2].map(|()| Held::new(&mut watched).finish());
+        let subscriber = rdma_test_support::OnEvent(|_: &tracing::Event<'_>| panic!("expected by the test"));
+        Control::new().fail_next("cuCtxPopCurrent_v2", CudaError::UNKNOWN);
+        tracing::subscriber::with_default(subscriber, || look_at_all(&mut watched));
+        assert!(first.0.try_recv().is_err(), "the look has panicked");
+        second.0.try_recv().expect("the work is done");
+        look_at_all(&mut watched);
+        first.0.try_recv().expect("the entry has stayed");
     }
 
     #[test]
