@@ -190,11 +190,15 @@ impl ManagedTensor {
             return Err(TensorError::Gaps);
         }
         let start = (tensor.data.addr() as u64).checked_add(tensor.byte_offset).ok_or(TensorError::Shape)?;
+        start.checked_add(size as u64).ok_or(TensorError::Shape)?;
         Ok((start, size))
     }
 
     /// The number of elements.
     fn count(&self) -> Option<usize> {
+        if usize::try_from(self.tensor().ndim) != Ok(self.shape().len()) {
+            return None;
+        }
         let sizes = self.shape().iter().map(|&size| usize::try_from(size).ok());
         sizes.into_iter().try_fold(1_usize, |count, size| count.checked_mul(size?))
     }
@@ -262,7 +266,7 @@ pub enum TensorError {
         /// The size of the slice's elements in bytes.
         wanted: usize,
     },
-    /// The tensor has more elements than can be, or a negative number.
+    /// The tensor has more elements than can be, or a negative number of elements or dimensions.
     #[error("the tensor's shape is none")]
     Shape,
     /// The elements do not lie one after the other.

@@ -85,6 +85,13 @@ fn tensors_that_are_no_slice_come_back_with_the_reason() {
     };
     assert_eq!(refusal(shaped(&HUGE)), TensorError::Shape);
     assert_eq!(refusal(shaped(&NEGATIVE)), TensorError::Shape);
+    let without = |change: fn(&mut DLTensor)| refusal(changed(numbers(25), change));
+    assert_eq!(without(|tensor| tensor.ndim = -1), TensorError::Shape);
+    assert_eq!(without(|tensor| tensor.shape = std::ptr::null_mut()), TensorError::Shape);
+    let beyond_all_addresses = without(|tensor| {
+        (tensor.data, tensor.byte_offset) = (std::ptr::null_mut(), u64::MAX - 4);
+    });
+    assert_eq!(beyond_all_addresses, TensorError::Shape);
     let columns = changed(shaped(&SQUARE), |tensor| tensor.strides = COLUMNS.as_ptr().cast_mut());
     assert_eq!(refusal(columns), TensorError::Gaps);
     let on_host = changed(numbers(4), |tensor| tensor.device.device_type = 1);
