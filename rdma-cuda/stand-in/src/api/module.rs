@@ -8,7 +8,7 @@ use rdma_mem::{Operation, Scalar, SharedSlice, SharedSliceMut, Stores, reduce};
 
 use super::context::current;
 use super::stream;
-use crate::codes::{Code, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
+use crate::codes::{Code, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, MISALIGNED_ADDRESS, NOT_FOUND};
 use crate::entry::{Out, call, new_handle, put};
 use crate::space::{Space, space};
 
@@ -16,6 +16,8 @@ use crate::space::{Space, space};
 const INVALID_PTX: Code = 218;
 /// Entries of the table of operands.
 const MOST_OPERANDS: usize = 64;
+/// Bytes of a vector, which is loaded or stored at once.
+const VECTOR: usize = 16;
 
 static MODULES: LazyLock<Mutex<Modules>> = LazyLock::new(Mutex::default);
 
@@ -96,6 +98,7 @@ struct Reduction {
     into: usize,
     operands: Vec<usize>,
     count: usize,
+    vectors: usize,
 }
 
 impl Reduction {
@@ -109,8 +112,8 @@ impl Reduction {
         let is = |name: String, wanted: &str| name.eq_ignore_ascii_case(wanted);
         let operation = Operation::ALL.into_iter().find(|known| is(format!("{known:?}"), operation))?;
         let scalar = Scalar::ALL.into_iter().find(|known| is(format!("{known:?}"), scalar))?;
-        // SAFETY: read wants four pointers: this function wants a pointer for each parameter.
-        let [into, operands, operand_count, count] = unsafe { parameters.cast::<[*const c_void; 4]>().read() };
+        // SAFETY: read wants five pointers: this function wants a pointer for each parameter.
+        let [into, operands, operand_count, count, vectors] = unsafe { parameters.cast::<[*const c_void; 5]>().read() };
         // SAFETY: read wants the type of the parameter, `.u64`.
         let into = unsafe { into.cast::<usize>().read() };
         // SAFETY: read wants the type of the parameter, a table of `.u64`.
@@ -119,13 +122,25 @@ impl Reduction {
         let operand_count = unsafe { operand_count.cast::<c_uint>().read() };
         // SAFETY: read wants the type of the parameter, `.u64`.
         let count = unsafe { count.cast::<usize>().read() };
+        // SAFETY: read wants the type of the parameter, `.u64`.
+        let vectors = unsafe { vectors.cast::<usize>().read() };
         let operands = operands.get(..usize::try_from(operand_count).ok()?)?.to_vec();
-        Some(Self { scalar, operation, into, operands, count })
+        Some(Self { scalar, operation, into, operands, count, vectors })
     }
 
-    /// Does the work of the kernel; `None` if it would access memory that it must not.
-    fn run(&self, space: &Space) -> Option<()> {
+    /// Does the work of the kernel, or says how it would end.
+    fn run(&self, space: &Space) -> Result<(), Code> {
         let size = self.count * self.scalar.size();
+        let addresses = [&[self.into], &self.operands[..]].concat();
+        if self.vectors > 0 && addresses.iter().any(|address| address % VECTOR != 0) {
+            return Err(MISALIGNED_ADDRESS);
+        }
+        let is_within = self.vectors.checked_mul(VECTOR).is_some_and(|vectors| vectors <= size);
+        if is_within { self.reduce(space, size).ok_or(ILLEGAL_ADDRESS) } else { Err(ILLEGAL_ADDRESS) }
+    }
+
+    /// Reduces `size` bytes of each operand; `None` if memory is not there.
+    fn reduce(&self, space: &Space, size: usize) -> Option<()> {
         let start = |address| space.bytes(address, size).map(|bytes| bytes.as_ptr().cast::<u8>());
         // SAFETY: from_raw wants bytes that stay valid and see no plain access: `bytes` has checked
         // that they are mapped, the lock of the space keeps them so, and copies run under it too.
@@ -162,9 +177,7 @@ unsafe extern "C" fn cuLaunchKernel(
         // SAFETY: Reduction::new wants the parameters of a kernel of rdma-cuda, which is the only
         // caller that has kernels with these names.
         let reduction = unsafe { Reduction::new(&kernel, parameters) }.ok_or(INVALID_VALUE)?;
-        stream.push(move |failed| {
-            failed.or_else(|| if reduction.run(&space()).is_some() { None } else { Some(ILLEGAL_ADDRESS) })
-        });
+        stream.push(move |failed| failed.or_else(|| reduction.run(&space()).err()));
         Ok(())
     })
 }
