@@ -48,7 +48,7 @@ pub struct PlacementOptions {
 /// Whether ranks are pinned to cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Bind {
-    /// One core per rank, if there are enough cores.
+    /// Ranks take the cores in turn, if each has a core or all cores have equally many ranks
     Auto,
     /// Ranks take the cores in turn.
     Core,
@@ -282,11 +282,7 @@ pub fn bind(group: &Group, bind: Bind) -> Cores {
         |allowed| (0..CpuSet::count()).filter(|&core| allowed.is_set(core).unwrap_or(false)).collect(),
     );
     let shared = ranks > if cores.is_empty() { parallelism() } else { cores.len() };
-    let wanted = match bind {
-        Bind::None => None,
-        Bind::Auto if shared => None,
-        Bind::Auto | Bind::Core => cores.get(place % cores.len().max(1)).copied(),
-    };
+    let wanted = core_of(bind, place, ranks, &cores);
     let pin = |core: usize| {
         let mut set = CpuSet::new();
         set.set(core)?;
@@ -297,6 +293,20 @@ pub fn bind(group: &Group, bind: Bind) -> Cores {
         say(&format!("rank {} is not pinned to a core: the kernel refuses", group.rank()));
     }
     Cores { shared, pinned: wanted.filter(|_| is_pinned) }
+}
+
+/// The core of the `place`-th of some ranks; `None` if it is not pinned.
+///
+/// Ranks that share cores evenly are pinned too: they wait for each other, so if the scheduler put
+/// one more on a core, all would wait for that core, half as long again with 4 ranks on 2 cores.
+fn core_of(bind: Bind, place: usize, ranks: usize, cores: &[usize]) -> Option<usize> {
+    let count = cores.len().max(1);
+    let is_even = ranks <= count || ranks % count == 0;
+    match bind {
+        Bind::None => None,
+        Bind::Auto if !is_even => None,
+        Bind::Auto | Bind::Core => cores.get(place % count).copied(),
+    }
 }
 
 fn parallelism() -> usize {
@@ -319,6 +329,17 @@ mod tests {
             assert_eq!(with_port(given, 18515), full);
             assert!(check_address(full).is_ok());
         }
+    }
+
+    #[test]
+    fn ranks_that_share_cores_evenly_are_pinned() {
+        let cores = |bind, ranks| (0..ranks).map(|place| core_of(bind, place, ranks, &[1, 3])).collect::<Vec<_>>();
+        assert_eq!(cores(Bind::Auto, 2), [Some(1), Some(3)]);
+        assert_eq!(cores(Bind::Auto, 4), [Some(1), Some(3), Some(1), Some(3)]);
+        assert_eq!(cores(Bind::Auto, 3), [None; 3]);
+        assert_eq!(cores(Bind::Core, 3), [Some(1), Some(3), Some(1)]);
+        assert_eq!(cores(Bind::None, 2), [None; 2]);
+        assert_eq!(core_of(Bind::Auto, 0, 1, &[]), None);
     }
 
     #[test]

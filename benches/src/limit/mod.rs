@@ -84,10 +84,10 @@ pub fn run_if_asked() -> io::Result<bool> {
             let (point, writes) = parse(rest).ok_or_else(malformed)?;
             lead(point, writes)?;
         }
-        Some((first, [path, rank, rest @ ..])) if first == RANK => {
-            let (rank, job) = (rank.parse().ok(), parse(rest));
-            let (Some(rank), Some((point, writes))) = (rank, job) else { return Err(malformed()) };
-            Rank::new(SharedPages::open(path)?, rank, point)?.measure(writes)?;
+        Some((first, [path, rank, spins, rest @ ..])) if first == RANK => {
+            let (rank, spins, job) = (rank.parse().ok(), spins.parse().ok(), parse(rest));
+            let (Some(rank), Some(spins), Some((point, writes))) = (rank, spins, job) else { return Err(malformed()) };
+            Rank::new(SharedPages::open(path)?, rank, point, spins).measure(writes)?;
         }
         _ => return Ok(false),
     }
@@ -98,13 +98,18 @@ pub fn run_if_asked() -> io::Result<bool> {
 fn lead(point: Point, writes: Writes) -> io::Result<()> {
     let pages = SharedPages::huge(rank::memory(point))?;
     let cores = affinity::cores()?;
+    // A rank that shares its core gives it up soon.
+    let is_alone = cores.len() >= point.ranks;
+    let spins = if is_alone { u32::MAX } else { 4 };
     let mut ranks = Vec::new();
     for rank in 0..point.ranks {
-        if cores.len() >= point.ranks {
-            affinity::pin(cores[rank])?;
+        // As the project's programs do.
+        if is_alone || point.ranks % cores.len() == 0 {
+            affinity::pin(cores[rank % cores.len()])?;
         }
         let mut command = Command::new(std::env::current_exe()?);
-        command.args([RANK, &pages.path(), &rank.to_string()]).args(arguments(point, writes)).stdin(Stdio::null());
+        command.args([RANK, &pages.path(), &rank.to_string(), &spins.to_string()]);
+        command.args(arguments(point, writes)).stdin(Stdio::null());
         ranks.push(command.spawn()?);
     }
     for mut rank in ranks {

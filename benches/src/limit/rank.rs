@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use super::Writes;
 use super::traffic::{self, Method};
-use crate::affinity;
 use crate::point::{Operation, Place, Point};
 use crate::shared::SharedPages;
 
@@ -60,9 +59,8 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    pub(super) fn new(pages: SharedPages, rank: usize, point: Point) -> io::Result<Self> {
-        let spins = if affinity::cores()?.len() == 1 { u32::MAX } else { 4 };
-        Ok(Self { pages, rank, point, step: 0, spins })
+    pub(super) fn new(pages: SharedPages, rank: usize, point: Point, spins: u32) -> Self {
+        Self { pages, rank, point, step: 0, spins }
     }
 
     /// The input of a rank.
