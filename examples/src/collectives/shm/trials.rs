@@ -4,9 +4,10 @@
 //! that are larger than the cache, stores past the caches may be several times as fast. The first
 //! runs of each kind and size try one and then the other, several times each: after a store past
 //! the caches, a cached one is slow, and the first run of all finds its memory in no cache. So the
-//! first quarter of each way does not count. Both are tried again after many runs, because the
-//! system may have moved the ranks to other cores. The choice changes no result, so each rank makes
-//! its own.
+//! first quarter of each way does not count. Medians of the others are compared: the shortest run
+//! may be one during which the other ranks were late, and left all of the memory's bandwidth to
+//! this one. Both ways are tried again after many runs, because the system may have moved the ranks
+//! to other cores. The choice changes no result, so each rank makes its own.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -46,14 +47,16 @@ pub(super) enum Kind {
 pub(super) struct Trials(Mutex<Vec<Trial>>);
 
 /// The trials of a kind and size.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Trial {
     /// Runs since the trials began.
     runs: usize,
     /// Runs to do with each way to store.
     trials: usize,
-    /// Shortest time with cached stores, and with those past the caches.
-    best: [Option<Duration>; 2],
+    /// Times that count, with cached stores, and with those past the caches.
+    times: [Vec<Duration>; 2],
+    /// The faster way, once the trials are over.
+    faster: Stores,
 }
 
 impl Trials {
@@ -91,7 +94,11 @@ impl Trials {
 
 impl Trial {
     fn of_size(bytes: usize) -> Self {
-        Self { trials: TRIALS[usize::from(bytes >= LONG)], ..Self::default() }
+        Self::new(TRIALS[usize::from(bytes >= LONG)])
+    }
+
+    fn new(trials: usize) -> Self {
+        Self { runs: 0, trials, times: [Vec::new(), Vec::new()], faster: Stores::Cached }
     }
 
     fn is_over(&self) -> bool {
@@ -104,23 +111,38 @@ impl Trial {
             self.runs += 1;
         }
         if self.runs > AGAIN {
-            *self = Self { trials: self.trials, ..Self::default() };
+            *self = Self::new(self.trials);
         }
     }
 
     /// The stores of the next run.
     fn next(&self) -> Stores {
-        let streams = if self.is_over() { self.best[1] < self.best[0] } else { self.runs >= self.trials };
-        if streams { Stores::Streaming } else { Stores::Cached }
+        if self.is_over() {
+            self.faster
+        } else if self.runs < self.trials {
+            Stores::Cached
+        } else {
+            Stores::Streaming
+        }
     }
 
     fn record(&mut self, stores: Stores, took: Duration) {
         if self.runs % self.trials >= self.trials / 4 {
-            let best = &mut self.best[usize::from(stores == Stores::Streaming)];
-            *best = Some(best.map_or(took, |best| best.min(took)));
+            self.times[usize::from(stores == Stores::Streaming)].push(took);
         }
         self.runs += 1;
+        if self.is_over() {
+            let [cached, streaming] = self.times.each_mut().map(median);
+            self.faster = if streaming < cached { Stores::Streaming } else { Stores::Cached };
+        }
     }
+}
+
+/// The median of some times, which are taken.
+fn median(times: &mut Vec<Duration>) -> Option<Duration> {
+    let mut times = std::mem::take(times);
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
 }
 
 #[cfg(test)]
@@ -138,6 +160,20 @@ mod tests {
                 trial.record(stores, Duration::from_micros(if stores == faster { 1 } else { 2 }));
             }
             assert_eq!((tried, trial.next()), (TRIALS[0], faster));
+        }
+    }
+
+    /// As when the other ranks were late, and this one had the memory to itself.
+    #[test]
+    fn a_few_short_runs_decide_nothing() {
+        for bytes in [5000, LONG] {
+            let mut trial = Trial::of_size(bytes);
+            while !trial.is_over() {
+                let is_short = trial.runs % trial.trials == trial.trials / 2;
+                let time = if is_short { 1 } else { 10 - trial.runs / trial.trials };
+                trial.record(trial.next(), Duration::from_micros(time as u64));
+            }
+            assert_eq!(trial.next(), Stores::Streaming, "{bytes} bytes");
         }
     }
 
