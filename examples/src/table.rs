@@ -159,8 +159,8 @@ pub fn csv_row(row: &CollectiveRow) -> String {
     text
 }
 
-/// Formats a bandwidth with six significant digits, as C's `%g` does.
-fn significant(value: f64) -> String {
+/// Formats a number with six significant digits, as C's `%g` does.
+pub(crate) fn significant(value: f64) -> String {
     // Finds the number of decimals that gives six significant digits; very small values get nine.
     let mut bound = 1e5;
     let mut decimals: usize = 0;

@@ -1,6 +1,7 @@
 //! A picture of time and bandwidth by size, of this run and of earlier ones.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use plotters::coord::Shift;
@@ -9,9 +10,13 @@ use serde_json::Value;
 
 use crate::Failure;
 use crate::cli::Size;
+use crate::table::significant;
 
 /// Width and height of the picture in pixels.
 const PICTURE: (u32, u32) = (1400, 560);
+
+/// Decades of values below which an axis has labels between the powers of ten.
+const FEW_DECADES: i32 = 4;
 
 /// The measurements of one kind, by size.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,13 +106,14 @@ fn chart(
     value: fn(&Point) -> f64,
 ) -> Drawn<()> {
     let points = || series.iter().flat_map(|series| &series.points);
-    let (sizes, values) = (range(points().map(|point| point.size)), range(points().map(value)));
+    let (sizes, labels) = (sizes(points().map(|point| point.size)), labels(points().map(value)));
+    let values = labels[0]..labels[labels.len() - 1];
     let mut chart = ChartBuilder::on(area)
         .caption(caption, ("sans-serif", 20))
         .margin(16)
         .x_label_area_size(40)
         .y_label_area_size(64)
-        .build_cartesian_2d(sizes.log_scale().base(2.0), values.log_scale())
+        .build_cartesian_2d(sizes.log_scale().base(2.0), values.log_scale().with_key_points(labels))
         .map_err(text)?;
     chart
         .configure_mesh()
@@ -115,6 +121,7 @@ fn chart(
         .y_desc(unit)
         .light_line_style(WHITE)
         .x_label_formatter(&|bytes| label(*bytes))
+        .y_label_formatter(&|value| significant(*value))
         .draw()
         .map_err(text)?;
     for (index, Series { name, points }) in series.iter().enumerate() {
@@ -136,10 +143,35 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The range of some positive values, widened where it would be empty.
-fn range(values: impl Iterator<Item = f64> + Clone) -> std::ops::Range<f64> {
-    let (least, most) = (values.clone().fold(f64::INFINITY, f64::min), values.fold(0.0, f64::max));
-    if least < most { least..most * 1.1 } else { least.min(1.0)..most.max(2.0) }
+/// The least and the greatest of some positive numbers; 1 if there is none.
+fn extremes(numbers: impl Iterator<Item = f64>) -> (f64, f64) {
+    let found = numbers.fold(None, |found: Option<(f64, f64)>, number| {
+        Some(found.map_or((number, number), |(least, most)| (least.min(number), most.max(number))))
+    });
+    found.unwrap_or((1.0, 1.0))
+}
+
+/// The axis of some sizes. A single size stands in its middle.
+fn sizes(sizes: impl Iterator<Item = f64>) -> Range<f64> {
+    let (least, most) = extremes(sizes);
+    if least < most { least..most * 1.1 } else { least / 2.0..most * 2.0 }
+}
+
+/// The labels of an axis of some values, on which it begins and ends.
+fn labels(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let (least, most) = extremes(values);
+    let (first, last) = (power_of_ten(least), power_of_ten(most));
+    let digits: &[f64] = if last - first < FEW_DECADES { &[1.0, 2.0, 5.0] } else { &[1.0] };
+    let powers = (first..=last + 1).map(|exponent| 10_f64.powi(exponent));
+    let all: Vec<f64> = powers.flat_map(|power| digits.iter().map(move |digit| digit * power)).collect();
+    let begin = all.iter().rposition(|label| *label <= least).unwrap_or(0);
+    let end = all.iter().position(|label| *label > most).unwrap_or(all.len() - 1);
+    all[begin..=end].to_vec()
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the logarithm of a positive number is short")]
+fn power_of_ten(number: f64) -> i32 {
+    number.log10().floor() as i32
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "a label's size is a power of two and fits")]
@@ -181,6 +213,27 @@ mod tests {
         assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"));
         for part in ["bus bandwidth", "old: all_reduce ring float sum, in place", "64"] {
             assert!(picture.contains(part), "{part}");
+        }
+    }
+
+    #[test]
+    fn values_lie_between_labels() {
+        let labels = |values: &[f64]| labels(values.iter().copied());
+        assert_eq!(labels(&[3.1, 3.4]), [2.0, 5.0]);
+        assert_eq!(labels(&[1.0]), [1.0, 2.0]);
+        assert_eq!(labels(&[0.3, 40.0]), [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0]);
+        assert_eq!(labels(&[0.002, 90.0]), [0.001, 0.01, 0.1, 1.0, 10.0, 100.0]);
+        assert_eq!(labels(&[]), [1.0, 2.0]);
+    }
+
+    /// The times of the report differ by little, and there is no power of ten between them.
+    #[test]
+    fn every_axis_has_labels() {
+        let picture = svg(&[(String::new(), &report())]).unwrap();
+        let texts: Vec<&str> = picture.lines().map(str::trim).filter(|line| !line.starts_with('<')).collect();
+        // Microseconds, GB/s, bytes.
+        for labels in [["2", "5"], ["0.2", "0.5"], ["16", "64"]] {
+            assert!(labels.iter().all(|label| texts.contains(label)), "{labels:?}: {texts:?}");
         }
     }
 

@@ -32,12 +32,13 @@ pub(super) struct Report {
 impl Report {
     /// Opens the files of the report of a run of `steps` rows.
     pub(super) fn new(name: &'static str, args: &Args, is_first: bool, steps: usize) -> Result<Self, Failure> {
+        // Before the files are created: one of them may replace an earlier report.
+        let read = |path: &PathBuf| Ok((format!("{}:", stem(path)), plot::read(path)?));
+        let earlier = args.plot_with.iter().filter(|_| is_first).map(read).collect::<Result<_, Failure>>()?;
         let create = |path: Option<&Path>| path.filter(|_| is_first).map(Output::create).transpose();
         let json = if is_first { args.json.create()? } else { None };
         let mut csv = create(args.csv.as_deref())?;
         let plot = create(args.plot.as_deref())?;
-        let read = |path: &PathBuf| Ok((format!("{}:", stem(path)), plot::read(path)?));
-        let earlier = args.plot_with.iter().filter(|_| is_first).map(read).collect::<Result<_, Failure>>()?;
         if let Some(csv) = &mut csv {
             csv.line(CSV_HEAD)?;
         }
