@@ -148,9 +148,18 @@ fn options_have_the_meaning_of_nccl_tests() {
     for average in ["0", "1", "2", "3"] {
         assert_eq!(rate(&["-a", average, "-T", "20"]), [1024]);
     }
-    let steps = succeed("sendrecv", &["-r", "2", "-b", "1K", "-e", "3K", "-i", "1K", "-n", "2", "-J"]);
-    let steps: Value = serde_json::from_str(&steps).unwrap();
-    assert_eq!(steps["results"].as_array().unwrap().len(), 3);
+    for long_names in [false, true] {
+        let [min, max, step] =
+            if long_names { ["--minbytes", "--maxbytes", "--stepbytes"] } else { ["-b", "-e", "-i"] };
+        let steps = succeed("sendrecv", &["-r", "2", min, "1K", max, "3K", step, "1K", "-n", "2", "-J"]);
+        let steps: Value = serde_json::from_str(&steps).unwrap();
+        assert_eq!(steps["results"].as_array().unwrap().len(), 3);
+    }
+    let others = ["--stepfactor", "4", "--iters", "2", "--warmup_iters", "1", "--agg_iters", "2", "--run_cycles", "1"];
+    assert_eq!(rate(&others), [1024]);
+    assert_eq!(rate(&["-c", "3"]), [1024]);
+    let unchecked = succeed("sendrecv", &[&["-r", "2", "-e", "2K", "-c", "0", "-J"], &FEW[..]].concat());
+    assert!(unchecked.contains(r#""nwrong":null"#), "{unchecked}");
 }
 
 #[test]
@@ -167,6 +176,8 @@ fn a_table_chooses_the_algorithm() {
     };
     assert_eq!(algos("all_gather"), ["ring", "pat"]);
     assert_eq!(algos("all_reduce"), ["tree", "tree"]);
+    std::fs::write(&path, r#"{"entries": [{"op": "all_reduce", "algorithm": "in-network"}]}"#).unwrap();
+    fail("all_reduce", &["-r", "2", "--table", file], "in-network needs aggregators");
     std::fs::remove_file(&path).unwrap();
     fail("all_gather", &["-r", "2", "--table", file], "cannot read the table of algorithms");
 }
@@ -186,7 +197,8 @@ fn reports_are_written_to_files() {
     assert!(lines.len() == 3 && lines[0].starts_with("size,count,type"), "{lines:?}");
     assert!(lines[1].starts_with("36,9,float,none,0,"), "{lines:?}");
     let svg = path("x.svg");
-    run(&["--plot", &svg, "--plot-with", &json]);
+    // The report of the last run is replaced, and is in the picture all the same.
+    run(&["--plot", &svg, "--plot-with", &json, "--json", &json]);
     let picture = std::fs::read_to_string(svg).unwrap();
     assert!(picture.contains("x: broadcast") && picture.contains("this run: broadcast"), "{picture}");
     fail("broadcast", &["-r", "2", "--plot", &path("y.svg"), "--plot-with", &path("x.csv")], "x.csv is no report");
@@ -205,6 +217,8 @@ fn options_that_mean_nothing_are_refused() {
         ("reduce", &["-b", "1", "-d", "all"], "--min 1 is less than one element"),
         ("reduce", &["-i", "1"], "--step-bytes 1 is less than one element"),
         ("reduce", &["-i", "64", "-f", "2"], "cannot be used with"),
+        ("reduce", &["--radix", "4"], "--radix needs --algo in-network"),
+        ("barrier", &["--plot", "x.svg"], "--plot draws times by size, and a barrier has no sizes"),
     ] {
         fail(program, args, part);
     }

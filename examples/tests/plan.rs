@@ -83,13 +83,14 @@ fn a_fit_says_its_error_on_other_runs() {
 
 #[test]
 fn bad_input_is_refused() {
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["-r", "1"], "give 2 to 1000000"),
         (&["-r", "100"], "--ranks 100 is no multiple of --per-host 8"),
         (&["--network", "torus"], "torus"),
         (&["--network", "host", "--per-host", "8"], "one host"),
         (&["--nic-rate", "400"], "400Gb/s"),
         (&["--oversubscription", "0.1"], "ratio"),
+        (&["--oversubscription", "1,2,3"], "--oversubscription has 3 ratios"),
         (&["--leaf-hosts", "0"], "give 1 to"),
         (&["--algo", "in-network"], "--in-network"),
         (&["-o", "alltoall", "--algo", "tree"], "does not exist for this operation"),

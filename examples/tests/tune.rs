@@ -127,4 +127,5 @@ fn bad_files_and_arguments_are_refused() {
     fail("tune", &["-r", "1"], "one rank has no choice");
     fail("tune", &["--sizes", "2"], "--sizes 2 is less than one element");
     fail("tune", &["--ops", "magic"], "invalid value 'magic'");
+    fail("tune", &["--ops", "sendrecv"], "--ops sendrecv: there is one algorithm");
 }

@@ -175,6 +175,13 @@ fn run(args: Args) -> Result<(), Failure> {
 impl NetworkOptions {
     /// The preset with the given numbers.
     fn network(&self, ranks: usize) -> Result<Network, Failure> {
+        // Clap counts options, not the parts of a list.
+        if self.oversubscription.len() > 2 {
+            let given = self.oversubscription.len();
+            return Err(Failure::usage(format!(
+                "--oversubscription has {given} ratios; a network has two levels at most"
+            )));
+        }
         let mut network = Network::preset(self.network, ranks);
         let (leaf, pod) = self.network.tiers();
         network.set_tiers(self.leaf_hosts.unwrap_or(leaf), self.pod_leaves.unwrap_or(pod), &self.oversubscription);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 
 use super::case::{Case, Way};
-use super::options::Args;
+use super::options::{Args, Step};
 use super::report::Report;
 use super::{Chooser, shape};
 use crate::Failure;
@@ -102,7 +102,7 @@ impl Session<'_> {
         let mut job = Job::new(rank, ranks, count);
         (job.root, job.in_place, job.counts, job.hosts) = (root, in_place, counts, self.group.hosts());
         job.hosts.truncate(ranks);
-        (job.aggregators, job.radix) = (self.group.world() - ranks, self.args.radix);
+        (job.aggregators, job.radix) = (self.group.world() - ranks, self.args.radix());
         job
     }
 
@@ -197,7 +197,13 @@ impl Session<'_> {
         all.truncate(self.ranks);
         let (times, traffic): (Vec<f64>, Vec<Traffic>) = all.into_iter().unzip();
         let seconds = self.args.average(&times);
-        let nwrong = if self.args.check == 1 { Some(self.check(case, what, &pattern)?) } else { None };
+        let mut nwrong = None;
+        for _ in 0..self.args.check {
+            nwrong = Some(self.check(case, what, &pattern)?);
+            if nwrong != Some(0) {
+                break;
+            }
+        }
         let bandwidth = shape::bandwidth(self.collective, size, self.ranks);
         let busiest = traffic.into_iter().max_by_key(|traffic| traffic.sent.max(traffic.received));
         let traffic = busiest.filter(|traffic| *traffic != Traffic::default());
@@ -219,11 +225,11 @@ impl Session<'_> {
         let (args, comm) = (self.args, self.comm()?);
         let started = Instant::now();
         for _ in 0..iterations {
-            for _ in 0..args.agg_iters {
-                case.run(comm)?;
-            }
-            if args.blocking == 1 {
-                comm.barrier()?;
+            for step in args.steps() {
+                match step {
+                    Step::Operation => case.run(comm)?,
+                    Step::Barrier => comm.barrier()?,
+                }
             }
         }
         Ok(started.elapsed().as_secs_f64())
@@ -235,14 +241,14 @@ impl Session<'_> {
         let queue = Queue::new(comm)?;
         let started = Instant::now();
         for _ in 0..iterations {
-            let start = |_| {
-                let case = Arc::clone(case);
-                queue.start(move |comm| case.run(comm))
+            let start = |step| match step {
+                Step::Operation => {
+                    let case = Arc::clone(case);
+                    queue.start(move |comm| case.run(comm))
+                }
+                Step::Barrier => queue.start(Communicator::barrier),
             };
-            let mut pending: Vec<Pending<()>> = (0..self.args.agg_iters).map(start).collect();
-            if self.args.blocking == 1 {
-                pending.push(queue.start(Communicator::barrier));
-            }
+            let pending: Vec<Pending<()>> = self.args.steps().map(start).collect();
             pending.into_iter().try_for_each(Pending::wait)?;
         }
         let seconds = started.elapsed().as_secs_f64();

@@ -1,5 +1,5 @@
 //! The options of the collectives' programs, with nccl-tests' letters and meanings where they are
-//! free.
+//! free. nccl-tests' long names are aliases.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,33 +36,34 @@ pub(crate) struct Args {
     #[serde(skip)]
     pub(crate) connection: ConnectionOptions,
     /// Smallest size in bytes
-    #[arg(short = 'b', long, value_name = "SIZE", default_value = "8")]
+    #[arg(short = 'b', long, alias = "minbytes", value_name = "SIZE", default_value = "8")]
     pub(super) min: Size,
     /// Largest size in bytes
-    #[arg(short = 'e', long, value_name = "SIZE", default_value = "16M")]
+    #[arg(short = 'e', long, alias = "maxbytes", value_name = "SIZE", default_value = "16M")]
     pub(crate) max: Size,
     /// Each size is this many bytes larger than the one before (default: --factor)
-    #[arg(short = 'i', long, value_name = "SIZE", conflicts_with = "factor")]
+    #[arg(short = 'i', long, alias = "stepbytes", value_name = "SIZE", conflicts_with = "factor")]
     pub(super) step_bytes: Option<Size>,
     /// Each size is this many times the one before
-    #[arg(short = 'f', long, value_name = "N", default_value_t = 2)]
+    #[arg(short = 'f', long, alias = "stepfactor", value_name = "N", default_value_t = 2)]
     pub(super) factor: usize,
     /// Timed iterations of each size (default: 20 to 1000, more for small sizes; fewer, where they
     /// take long)
     #[arg(short = 'n', long, value_name = "N", value_parser = cli::count)]
     pub(super) iters: Option<usize>,
     /// Iterations before the timed ones
-    #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
+    #[arg(short = 'w', long, alias = "warmup_iters", value_name = "N", default_value_t = 5)]
     pub(crate) warmup: usize,
     /// Operations in each iteration; times are those of one operation
-    #[arg(short = 'm', long, value_name = "N", default_value_t = 1, value_parser = cli::count)]
+    #[arg(short = 'm', long, alias = "agg_iters", value_name = "N", default_value_t = 1, value_parser = cli::count)]
     pub(super) agg_iters: usize,
     /// Number of times that all sizes are measured; 0: without end
-    #[arg(short = 'N', long, value_name = "N", default_value_t = 1)]
+    #[arg(short = 'N', long, alias = "run_cycles", value_name = "N", default_value_t = 1)]
     pub(super) run_cycles: usize,
-    /// Check results (1) or not (0)
-    #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
-    pub(super) check: u8,
+    /// Number of operations after the timed ones whose results are checked; 0: check nothing
+    #[arg(short = 'c', long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 0..=1_000_000_000_u32))]
+    pub(super) check: u32,
     /// Reduction
     #[arg(short = 'o', long, default_value = "sum", value_parser = ["sum", "prod", "min", "max", "avg", "all"])]
     pub(super) op: String,
@@ -92,9 +93,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 1..=256_usize))]
     aggregators: Option<usize>,
     /// Most aggregators below an aggregator of the tree; those without any have ranks below
-    #[arg(long, value_name = "N", default_value = "8", hide_short_help = true)]
+    /// (default: 8)
+    #[arg(long, value_name = "N", hide_short_help = true)]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=256_usize))]
-    pub(super) radix: usize,
+    radix: Option<usize>,
     /// Table of algorithms by operation, size, ranks and hosts, for --algo auto, as tune writes it;
     /// that of rank 0 holds for all ranks [env: RDMA_ALGO_TABLE]
     #[arg(long, value_name = "FILE")]
@@ -116,7 +118,7 @@ pub(crate) struct Args {
     #[serde(skip)]
     pub(crate) json: JsonOptions,
     /// Write the table to a file as comma-separated values
-    #[arg(long, value_name = "FILE")]
+    #[arg(short = 'F', long, alias = "output_file", value_name = "FILE")]
     #[serde(skip)]
     pub(super) csv: Option<PathBuf>,
     /// Draw time and bandwidth by size
@@ -216,8 +218,13 @@ impl Args {
         if self.op != "sum" && !collective.reduces() {
             return refuse("--op");
         }
-        if self.aggregators.is_some() && self.algorithm() != Some(Algorithm::InNetwork) {
-            return Err(Failure::usage("--aggregators needs --algo in-network"));
+        if self.plot.is_some() && collective == Collective::Barrier {
+            return Err(Failure::usage("--plot draws times by size, and a barrier has no sizes"));
+        }
+        for (option, is_given) in [("--aggregators", self.aggregators.is_some()), ("--radix", self.radix.is_some())] {
+            if is_given && self.algorithm() != Some(Algorithm::InNetwork) {
+                return Err(Failure::usage(format!("{option} needs --algo in-network")));
+            }
         }
         if self.memory != TensorPlace::Host && self.transport == Transport::Shm {
             return Err(Failure::usage("--transport shm: ranks share host memory only (--memory host)"));
@@ -233,6 +240,11 @@ impl Args {
     /// Number of aggregators.
     pub(super) fn aggregators(&self) -> usize {
         if self.algorithm() == Some(Algorithm::InNetwork) { self.aggregators.unwrap_or(1) } else { 0 }
+    }
+
+    /// Most aggregators below an aggregator.
+    pub(super) fn radix(&self) -> usize {
+        self.radix.unwrap_or(RADIX)
     }
 
     /// The element types to measure, by nccl-tests' names.
@@ -298,6 +310,13 @@ impl Args {
         self.iters.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(20, 1000).min(in_time).max(FEWEST))
     }
 
+    /// The steps of an iteration.
+    pub(super) fn steps(&self) -> impl Iterator<Item = Step> + use<> {
+        let of_operation: &[Step] =
+            if self.blocking == 1 { &[Step::Operation, Step::Barrier] } else { &[Step::Operation] };
+        (0..self.agg_iters).flat_map(move |_| of_operation).copied()
+    }
+
     /// The time to print, of the times of all ranks.
     pub(super) fn average(&self, times: &[f64]) -> f64 {
         match self.average {
@@ -309,8 +328,35 @@ impl Args {
     }
 }
 
+/// A step of an iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The operation that is measured.
+    Operation,
+    /// All ranks wait for each other.
+    Barrier,
+}
+
+/// Most aggregators below an aggregator if no option says.
+const RADIX: usize = 8;
 /// The time for the iterations of one measurement. On busy, shared cores one iteration may take a
 /// hundred times as long as on idle ones.
 const BUDGET: Duration = Duration::from_millis(500);
 /// The least number of iterations that counts as a measurement.
 const FEWEST: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    /// As in nccl-tests, which synchronizes inside the loop of aggregated operations.
+    #[test]
+    fn ranks_wait_for_each_other_after_each_operation() {
+        let steps = |args: &[&str]| Args::try_parse_from(args).unwrap().steps().collect::<Vec<_>>();
+        let (operation, barrier) = (Step::Operation, Step::Barrier);
+        assert_eq!(steps(&["test", "-m", "2"]), [operation, operation]);
+        assert_eq!(steps(&["test", "-m", "2", "-z", "1"]), [operation, barrier, operation, barrier]);
+    }
+}

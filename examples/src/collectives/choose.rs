@@ -76,6 +76,9 @@ impl TryFrom<AnyEntry> for TableEntry {
             Some(algorithm) if !algorithm.collectives().contains(&op) => {
                 Err(Unsupported::Algorithm { op, algorithm }.to_string())
             }
+            Some(Algorithm::InNetwork) => {
+                Err("in-network needs aggregators, which --algo in-network starts: a table cannot choose it".to_owned())
+            }
             _ if transport == Some(Transport::Auto) => Err("the transport of an entry is shm or verbs".to_owned()),
             _ => Ok(Self { op, up_to_bytes, up_to_ranks, up_to_hosts, transport, algorithm }),
         }

@@ -31,6 +31,7 @@ pub fn run() -> ExitCode {
 }
 
 fn tune(args: &Args) -> Result<(), Failure> {
+    args.check()?;
     let sizes = args.sizes()?;
     let Some(place) = args.placement.find()? else { return tune_here(args, &sizes) };
     let terms = Terms::new("tune", args, Roles::Ranks, args.placement.timeout);

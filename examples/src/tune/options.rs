@@ -83,6 +83,18 @@ impl Args {
         }
     }
 
+    /// Refuses a list of collectives that have one algorithm each.
+    ///
+    /// # Errors
+    /// If `--ops` is such a list.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        if !self.candidates(usize::MAX).is_empty() {
+            return Ok(());
+        }
+        let ops: Vec<&str> = self.ops.iter().map(|op| op.name()).collect();
+        Err(Failure::usage(format!("--ops {}: there is one algorithm, so there is nothing to choose", ops.join(","))))
+    }
+
     /// The collectives to measure, and the algorithms among which each has a choice; `None` stands
     /// for the choice without a table.
     pub(super) fn candidates(&self, hosts: usize) -> Vec<(Collective, Vec<Option<Algorithm>>)> {
