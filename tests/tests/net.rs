@@ -311,6 +311,38 @@ fn long_messages_and_exposed_memory_arrive_whole() {
     region.revoke().unwrap();
 }
 
+#[test]
+fn a_key_of_one_peer_opens_nothing_on_the_connection_of_another() {
+    let Some(context) = device() else { return };
+    let (node, driver) = node(&context, &options().separate_domains(true));
+    let mut listener = node.listen(any_port(address(&context)), &ListenOptions::new()).unwrap();
+    let [(one, at_one), (two, at_two)] = [(); 2].map(|()| connect(&node, &mut listener));
+    let region = at_one.domain().allocate_exposed(64, RemoteAccess::WRITE).unwrap();
+    let slice = region.remote(..).unwrap();
+    let write = |connection: &Connection, byte| {
+        let mut buffer = connection.domain().allocate(64).unwrap();
+        buffer.fill(byte);
+        block_on(connection.remote().write(slice, buffer, 64)).map(drop)
+    };
+    let content = || {
+        let mut bytes = [0; 64];
+        region.copy_out(0, &mut bytes).unwrap();
+        bytes
+    };
+    write(&one, 1).unwrap();
+    // iWARP has completed a write before the peer refuses it.
+    let refused = write(&two, 2).err().unwrap_or_else(|| block_on(at_two.split().1.next()).map(drop).unwrap_err());
+    assert_eq!(refused.kind(), FailureKind::PeerGone, "{refused}");
+    write(&one, 3).unwrap();
+    block_on(async {
+        one.send("written").await.unwrap();
+        at_one.split().1.next().await.unwrap();
+    });
+    assert_eq!(content(), [3; 64]);
+    drop((one, two, listener, node));
+    driver.join().unwrap().unwrap();
+}
+
 /// Open descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()

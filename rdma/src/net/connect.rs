@@ -38,7 +38,7 @@ async fn connect_by_manager(tables: &Tables, events: &EventChannel, to: SocketAd
     attempt.wait(timeout * 2, |event| matches!(event, EventKind::RouteResolved).then_some(())).await?;
 
     let key = tables.new_key();
-    let mut pool = Pool::new(&shared.pd, &shared.options, false)?;
+    let mut pool = Pool::new(shared.connection_domain()?, &shared.options, false)?;
     let qp = prepare(shared, &mut pool, key, None, |qp, access| id.init(qp, access))?;
     let options = conn_options(shared, false);
     id.connect(&qp, &options)?;
@@ -54,7 +54,7 @@ async fn connect_by_tcp(tables: &Tables, sockets: &Arc<Sockets>, to: SocketAddr)
     let shared = &tables.shared;
     let (id, key) = (IdKey::fresh(), tables.new_key());
     let attempt = Attempt::new(tables, id)?;
-    let mut pool = Pool::new(&shared.pd, &shared.options, false)?;
+    let mut pool = Pool::new(shared.connection_domain()?, &shared.options, false)?;
     let qp = prepare(shared, &mut pool, key, None, |qp, access| qp.init(&init_options(shared, access)))?;
     let request = offer(&qp.endpoint(), &shared.hello(false).to_bytes());
     let end = sockets.connect(id, to, &request)?;
@@ -118,7 +118,7 @@ pub(super) fn prepare(
     ) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>>,
 ) -> Result<InitializedQueuePair<Rc>, Error> {
     let options = &shared.options;
-    let qp = shared.pd.queue_pair().cq(&shared.cq).max_send_wr(options.send_slots(stake.is_some()));
+    let qp = pool.pd().queue_pair().cq(&shared.cq).max_send_wr(options.send_slots(stake.is_some()));
     let qp = match stake {
         Some(stake) => stake.pool().with_queue(|queue| qp.shared_receives(queue)),
         None => qp.max_recv_wr(options.receives()),

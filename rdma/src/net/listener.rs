@@ -32,6 +32,10 @@ pub struct Listener {
 /// Listens at an address.
 pub(super) fn listen(handle: &Arc<Handle>, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
     let tables = &handle.tables;
+    if options.shared_receives.is_some() && tables.shared.options.separate_domains {
+        tracing::debug!("receives of one domain cannot be shared by connections that have domains of their own");
+        return Err(Error::new(Operation::CreateSrq, ErrorKind::InvalidInput));
+    }
     let pool = options.shared_receives.map(|count| tables.new_pool(count)).transpose()?;
     let requests = Arc::new(Requests::new(options.clone(), pool));
     let listening = bind(tables, at, &requests)?;
@@ -139,7 +143,8 @@ impl Incoming {
         let shares = stake.is_some();
         let attempt = Attempt::new(tables, request.key())?;
         let key = tables.new_key();
-        let prepared = Pool::new(&shared.pd, &shared.options, shares).and_then(|mut pool| {
+        let prepared = shared.connection_domain().and_then(|domain| {
+            let mut pool = Pool::new(domain, &shared.options, shares)?;
             let qp = prepare(shared, &mut pool, key, stake.as_ref(), |qp, access| request.init(shared, qp, access))?;
             Ok((qp, pool))
         });

@@ -53,10 +53,12 @@
 //!
 //! # One-sided operations
 //!
-//! A program exposes memory of its node's [domain](Node::domain) and sends the
+//! A program exposes memory of the connection's [domain](Connection::domain) and sends the
 //! [`RemoteSlice`](crate::RemoteSlice) to the peer, which reads, writes and changes the memory with
 //! [`Remote`]. RDMA encrypts nothing, and a slice is a bearer token: whoever has it, or guesses its
-//! 32-bit key, can use the region on a connection of this node until the region is dropped.
+//! 32-bit key, can use the region on a connection of the same domain until the region is dropped.
+//! All connections of a node have one domain, or each has
+//! [its own](NodeOptions::separate_domains).
 //!
 //! # Ends
 //!

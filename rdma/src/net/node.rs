@@ -61,16 +61,18 @@ impl Node {
     /// # Errors
     ///
     /// As for [`cm::blocking::Listener::bind`](crate::cm::blocking::Listener::bind). With shared
-    /// receives `InvalidInput` for fewer than 5 or more than the device supports, `NotSupported` if
-    /// the device has none, and `OutOfMemory`.
+    /// receives `InvalidInput` for fewer than 5 or more than the device supports, or if connections
+    /// have domains of their own, `NotSupported` if the device has none, and `OutOfMemory`.
     pub fn listen(&self, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
         listener::listen(&self.handle, at, options)
     }
 
     /// The protection domain of the node's connections, for the memory of one-sided operations.
+    /// With [domains of their own](NodeOptions::separate_domains) the connections use
+    /// [`Connection::domain`], and not this one.
     #[must_use]
     pub fn domain(&self) -> &ProtectionDomain {
-        &self.handle.tables.shared.pd
+        &self.handle.tables.shared.domain.pd
     }
 
     /// The number of ids whose events have a receiver.
@@ -87,7 +89,7 @@ impl Node {
     /// Bytes of the buffers that are kept for reads of offers.
     #[cfg(test)]
     pub(super) fn read_buffers_len(&self) -> usize {
-        self.handle.tables.shared.read_buffers.len()
+        self.handle.tables.shared.domain.read_buffers.len()
     }
 
     /// The number of connections that have not ended.

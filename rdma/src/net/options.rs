@@ -36,7 +36,8 @@ pub enum Exchange {
 /// A connection takes `2 * window + 4` receive buffers and `window + 4` send buffers of
 /// `payload` bytes and a header. Once longer messages than the eager limit go, it takes up to twice
 /// the longest message at the sender, and as much at the receiver. The connections of a node share
-/// what no message occupies there.
+/// what no message occupies there, unless they have [domains of their
+/// own](Self::separate_domains).
 ///
 /// # Examples
 ///
@@ -61,6 +62,7 @@ pub struct NodeOptions {
     pub(super) rnr_retry_count: u8,
     pub(super) strategy: Strategy,
     pub(super) exchange: Exchange,
+    pub(super) separate_domains: bool,
     pub(super) init_options: InitOptions,
 }
 
@@ -78,6 +80,7 @@ impl Default for NodeOptions {
             rnr_retry_count: 6,
             strategy: Strategy::default(),
             exchange: Exchange::default(),
+            separate_domains: false,
             init_options: InitOptions::new(),
         }
     }
@@ -121,6 +124,11 @@ impl NodeOptions {
         strategy(strategy: Strategy) = strategy;
         /// The way in which connections are set up: by default by the connection manager.
         exchange(exchange: Exchange) = exchange;
+        /// Gives each connection a protection domain of its own
+        /// ([`Connection::domain`](super::Connection::domain)), so that no peer reaches with a key,
+        /// given or guessed, what was exposed to another one. A connection then keeps the buffers
+        /// for long messages for itself, and no listener can share receives.
+        separate_domains(are_separate: bool) = are_separate;
         /// Port, GID index and P_Key of queue pairs that an exchange over TCP connects. The
         /// connection manager takes them from the addresses.
         init_options(options: InitOptions) = options;

@@ -13,14 +13,27 @@ use crate::error::Result;
 use crate::pd::ProtectionDomain;
 use crate::wait::Watch;
 
+/// A protection domain, and the buffers of it that are kept for long messages.
+#[derive(Clone)]
+pub(super) struct Domain {
+    pub(super) pd: ProtectionDomain,
+    pub(super) read_buffers: Arc<ReadBuffers>,
+}
+
+impl Domain {
+    fn new(context: &Context) -> Result<Self> {
+        Ok(Self { pd: context.alloc_pd()?, read_buffers: Arc::default() })
+    }
+}
+
 /// The part of a node that its connections share.
 pub(super) struct Shared {
     pub(super) options: NodeOptions,
-    pub(super) pd: ProtectionDomain,
+    /// The domain of all connections, unless each has its own.
+    pub(super) domain: Domain,
     pub(super) cq: CompletionQueue,
     pub(super) channel: CompletionChannel,
     pub(super) watch: Watch,
-    pub(super) read_buffers: Arc<ReadBuffers>,
     notes: Mutex<Notes>,
 }
 
@@ -39,13 +52,18 @@ impl Shared {
         let entries = options.completions(context.device_attr().max_cqe());
         let cq = context.cq_builder(entries).channel(&channel).build()?;
         let watch = Watch::new(&[channel.as_fd(), events])?;
-        let (options, read_buffers, notes) = (options.clone(), Arc::default(), Mutex::default());
-        Ok(Self { options, pd: context.alloc_pd()?, cq, channel, watch, read_buffers, notes })
+        let (options, domain, notes) = (options.clone(), Domain::new(context)?, Mutex::default());
+        Ok(Self { options, domain, cq, channel, watch, notes })
+    }
+
+    /// The domain of a new connection.
+    pub(super) fn connection_domain(&self) -> Result<Domain> {
+        if self.options.separate_domains { Domain::new(&self.domain.pd.context()) } else { Ok(self.domain.clone()) }
     }
 
     /// The HELLO of a connection that shares receives, or does not.
     pub(super) fn hello(&self, shares: bool) -> Hello {
-        let context = self.pd.context();
+        let context = self.domain.pd.context();
         let limits = context.device_attr();
         let has_reads = limits.max_qp_rd_atom() > 0 && limits.max_qp_init_rd_atom() > 0;
         self.options.hello(has_reads && !context.capabilities().read_needs_exposed_sink, shares)

@@ -125,7 +125,7 @@ impl Tables {
     pub(super) fn new_pool(&self, count: u32) -> Result<Arc<ReceivePool>> {
         let (key, shared) = (self.new_key(), &self.shared);
         let size = shared.options.buffer_size();
-        let pool = Arc::new(ReceivePool::new(&shared.pd, &shared.cq, key, count, size)?);
+        let pool = Arc::new(ReceivePool::new(&shared.domain.pd, &shared.cq, key, count, size)?);
         let mut entries = self.lock();
         entries.pools.retain(|_, pool| pool.strong_count() > 0);
         entries.pools.insert(key, Arc::downgrade(&pool));

@@ -19,7 +19,7 @@ use crate::net::options::NodeOptions;
 use crate::net::protocol::{MAX_OFFER_LEN, Protocol};
 use crate::net::receives::Stake;
 use crate::net::requests::Ticket;
-use crate::net::shared::Shared;
+use crate::net::shared::{Domain, Shared};
 use crate::net::waiters::Task;
 use crate::pd::ProtectionDomain;
 use crate::qp::ring::Panics;
@@ -42,6 +42,8 @@ pub(in crate::net) struct Core {
     /// Whether messages waited for the application when the lock was released: a hint.
     pub(super) has_messages: AtomicBool,
     pub(super) fetch_buffers: Arc<FetchBuffers>,
+    /// The domain of the node, or the connection's own.
+    pub(super) pd: ProtectionDomain,
     flow: Mutex<Flow>,
     shared: Arc<Shared>,
     /// The place among the connections of a listener.
@@ -68,7 +70,9 @@ impl Core {
         let agreed = protocol.agreed();
         let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
         let (has_offers, eager_limit) = (agreed.offers, shared.options.longest_eager(agreed));
-        let offers = Offers::new(&shared.pd, &shared.read_buffers, max_message.min(MAX_OFFER_LEN));
+        let Pool { domain, .. } = &pool;
+        let pd = domain.pd.clone();
+        let offers = Offers::new(&pd, &domain.read_buffers, max_message.min(MAX_OFFER_LEN));
         let memory = Memory { buffers: pool.buffers, offers, stake };
         let flow = Mutex::new(Flow::new(key.into(), protocol, memory, shared.options.linger));
         let (shared, senders) = (Arc::clone(shared), AtomicUsize::new(1));
@@ -85,6 +89,7 @@ impl Core {
             senders,
             has_messages: AtomicBool::new(false),
             fetch_buffers: Arc::default(),
+            pd,
             flow,
             shared,
             _ticket: ticket,
@@ -171,11 +176,6 @@ impl Core {
         self.with(|flow, now| flow.operated(id, buffer, old_value, now));
     }
 
-    /// Domain of the node.
-    pub(super) fn pd(&self) -> &ProtectionDomain {
-        &self.shared.pd
-    }
-
     /// The reason of the end, once the connection has ended.
     pub(in crate::net) fn failure(&self) -> Option<Failure> {
         self.with(|flow, _| flow.outcome().cloned())
@@ -231,8 +231,8 @@ impl fmt::Debug for Core {
 }
 
 /// The memory of a connection, registered as one region.
-#[derive(Debug)]
 pub(in crate::net) struct Pool {
+    domain: Domain,
     buffers: Buffers,
     /// Buffers for the first receives.
     receives: Vec<Buffer>,
@@ -241,15 +241,20 @@ pub(in crate::net) struct Pool {
 impl Pool {
     /// Allocates the first receives and as many spares as the window, unless the connection shares
     /// receives, the send buffers, and words for atomic operations.
-    pub(in crate::net) fn new(pd: &ProtectionDomain, options: &NodeOptions, shares: bool) -> Result<Self> {
+    pub(in crate::net) fn new(domain: Domain, options: &NodeOptions, shares: bool) -> Result<Self> {
         let size = options.buffer_size();
         let [receives, spares] = if shares { [0, 0] } else { [options.receives(), options.window.into()] };
         let counts = [receives, spares, options.slots(shares)].map(|count| count as usize);
         let words = MAX_OPERATIONS as usize;
-        let mut region = pd.allocate(size * counts.iter().sum::<usize>() + WORD * words)?;
+        let mut region = domain.pd.allocate(size * counts.iter().sum::<usize>() + WORD * words)?;
         let mut cut = |size, count| (0..count).map(|_| region.split_to(size)).collect::<Vec<_>>();
         let [receives, spares, sends] = counts.map(|count| cut(size, count));
-        Ok(Self { buffers: Buffers { spares, sends, words: cut(WORD, words) }, receives })
+        Ok(Self { buffers: Buffers { spares, sends, words: cut(WORD, words) }, receives, domain })
+    }
+
+    /// The domain of the memory, and of the queue pair.
+    pub(in crate::net) fn pd(&self) -> &ProtectionDomain {
+        &self.domain.pd
     }
 
     /// Takes the buffers of the first receives.

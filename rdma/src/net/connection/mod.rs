@@ -20,6 +20,7 @@ pub use self::remote::Remote;
 pub use self::sender::{Permit, Sender};
 
 use super::failure::Failure;
+use crate::pd::ProtectionDomain;
 
 /// A connection to a peer: messages in both directions, in order.
 ///
@@ -50,6 +51,12 @@ impl Connection {
     #[cfg(test)]
     pub(super) fn qpn(&self) -> Option<u32> {
         self.sender.core().qpn()
+    }
+
+    /// The protection domain of the connection: [`Sender::domain`].
+    #[must_use]
+    pub fn domain(&self) -> &ProtectionDomain {
+        self.sender.domain()
     }
 
     /// Access to memory that the peer exposes: [`Sender::remote`].

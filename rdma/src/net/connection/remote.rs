@@ -16,7 +16,7 @@ use crate::net::waiters::Place;
 /// Access to memory that the peer has exposed: reads, writes and atomic operations that the peer's
 /// device executes without its processor.
 ///
-/// The peer exposes a region of its [domain](crate::net::Node::domain) and sends the region's
+/// The peer exposes a region of its [domain](super::Sender::domain) and sends the region's
 /// [`RemoteSlice`], for example in a message. The slice is a key: whoever has it can use it until
 /// the peer revokes or drops the region. An operation on a slice that the peer does not expose, or
 /// no longer, fails the connection.
@@ -38,7 +38,7 @@ impl Remote {
     /// must ask the peer by message.
     #[must_use]
     pub fn can_read(&self) -> bool {
-        !self.core.pd().context().capabilities().read_needs_exposed_sink
+        !self.core.pd.context().capabilities().read_needs_exposed_sink
     }
 
     /// Reads the peer's slice. The connection keeps the buffers of up to 16 reads for further ones.
@@ -52,12 +52,12 @@ impl Remote {
     pub async fn fetch(&self, from: RemoteSlice) -> Result<Fetched, Failure> {
         let too_long = |_| Error::new(Operation::PostSend, ErrorKind::OutOfBounds);
         let len = usize::try_from(from.len()).map_err(too_long)?;
-        let mut buffer = self.core.fetch_buffers.take(self.core.pd(), len)?;
+        let mut buffer = self.core.fetch_buffers.take(&self.core.pd, len)?;
         let rest = buffer.split_off(len);
         Ok(Fetched::new(&self.core.fetch_buffers, self.read(from, buffer).await?, rest))
     }
 
-    /// Fills a buffer of the node's [domain](crate::net::Node::domain) from the front of the
+    /// Fills a buffer of the connection's [domain](super::Sender::domain) from the front of the
     /// peer's slice, which must be at least as long.
     ///
     /// A read of memory that the peer changes meanwhile may mix old and new bytes. Dropping the
@@ -71,8 +71,8 @@ impl Remote {
         self.run(Request::Read(from), Some(into)).await.and_then(buffer)
     }
 
-    /// Writes the first `len` bytes of a buffer of the node's [domain](crate::net::Node::domain) to
-    /// the front of the peer's slice, which must be at least as long.
+    /// Writes the first `len` bytes of a buffer of the connection's [domain](super::Sender::domain)
+    /// to the front of the peer's slice, which must be at least as long.
     ///
     /// Success means that the bytes are visible to the peer's processor.
     ///

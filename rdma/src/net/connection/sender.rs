@@ -17,6 +17,7 @@ use crate::mr::{Buffer, ExposedSlice};
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::protocol::{HEADER_LEN, MAX_OFFER_LEN};
 use crate::net::waiters::Place;
+use crate::pd::ProtectionDomain;
 use crate::types::RemoteAccess;
 
 /// Most bytes of one write to a stream: the copies of both ends stay in the processors' caches.
@@ -51,6 +52,14 @@ impl Sender {
         self.core.max_payload
     }
 
+    /// The protection domain of the connection: the peer reaches what is exposed in it, and
+    /// operations of [`Remote`] take buffers of it. That of the node, unless each connection has
+    /// [its own](crate::net::NodeOptions::separate_domains).
+    #[must_use]
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.core.pd
+    }
+
     /// Access to memory that the peer exposes. It does not keep the connection open.
     #[must_use]
     pub fn remote(&self) -> Remote {
@@ -81,7 +90,7 @@ impl Sender {
         poll_fn(|cx| turn.poll_with(cx, has_room, offer)).await?
     }
 
-    /// Sends the contents of exposed memory of the node's [domain](crate::net::Node::domain) as a
+    /// Sends the contents of exposed memory of the connection's [domain](Self::domain) as a
     /// message, without a copy: the peer's device reads the memory into the peer's message. Returns
     /// once it has, and the memory may change again.
     ///
@@ -100,9 +109,9 @@ impl Sender {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::net::{Connection, Failure, Node};
-    /// # async fn f(node: &Node, connection: Connection) -> Result<(), Failure> {
-    /// let table = node.domain().allocate_exposed(1 << 20, rdma::RemoteAccess::READ)?;
+    /// # use rdma::net::{Connection, Failure};
+    /// # async fn f(connection: Connection) -> Result<(), Failure> {
+    /// let table = connection.domain().allocate_exposed(1 << 20, rdma::RemoteAccess::READ)?;
     /// let (to, _from) = connection.split();
     /// loop {
     ///     table.fill(0, 1 << 20, 7)?;
@@ -115,7 +124,7 @@ impl Sender {
         if len > self.core.max_message {
             return Err(Failure::new(FailureKind::TooLong));
         }
-        let is_own = slice.segment().domain() == self.core.pd().inner.identity();
+        let is_own = slice.segment().domain() == self.core.pd.inner.identity();
         if !is_own || !slice.access().contains(RemoteAccess::READ) {
             return Err(Error::new(Operation::Access, ErrorKind::InvalidInput).into());
         }
