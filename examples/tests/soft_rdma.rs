@@ -32,6 +32,17 @@ fn launch(folder: &Path, arguments: &[&str]) -> Output {
 }
 
 #[test]
+fn a_user_without_a_home_gets_the_library_in_the_folder_of_temporary_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_soft-rdma"));
+    command.env_clear().env("HOME", "/nonexistent").env("TMPDIR", folder.path());
+    command.args(["sh", "-c", "echo $LD_LIBRARY_PATH"]).env("PATH", std::env::var_os("PATH").unwrap());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let path = has_succeeded("soft-rdma", &finish(command.spawn().unwrap()));
+    assert!(path.starts_with(folder.path().to_str().unwrap()), "{path}");
+}
+
+#[test]
 fn status_and_signals_are_the_programs() {
     let folder = folder("status");
     assert_eq!(launch(&folder, &["sh", "-c", "exit 7"]).status.code(), Some(7));

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
-use nix::unistd::geteuid;
+use nix::unistd::{AccessFlags, access, geteuid};
 
 use crate::Failure;
 
@@ -89,8 +89,14 @@ pub(super) fn lock() -> PathBuf {
 /// The folder of all copies: in the user's cache, or else in the folder of temporary files.
 fn cache() -> PathBuf {
     let set = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-    match cache {
+    let can_write = |folder: &Path| access(folder, AccessFlags::W_OK).is_ok();
+    // Users of containers, and such as nobody, have a home that they cannot write to.
+    let at_home = |home: PathBuf| {
+        let cache = home.join(".cache");
+        let is_usable = if cache.exists() { can_write(&cache) } else { can_write(&home) };
+        is_usable.then_some(cache)
+    };
+    match set("XDG_CACHE_HOME").or_else(|| set("HOME").and_then(at_home)) {
         Some(cache) => cache.join("soft-rdma"),
         None => env::temp_dir().join(format!("soft-rdma-{}", geteuid())),
     }
