@@ -47,7 +47,7 @@ impl DirectReads<'_> {
         // All inputs are there, and no rank reads the outputs of earlier collectives any more.
         clock.wait_for_all(ready)?;
         let len = self.job.layout(self.op).output.len() * size_of::<T>();
-        clock.trials().run(Kind::Blocks, len, |stores| match self.op {
+        clock.trials().run(Kind::blocks(self.job.in_place), len, |stores| match self.op {
             Collective::ReduceScatter => self.reduce_block::<T>(stores),
             Collective::Reduce => self.reduce_at_root::<T>(stores),
             _ => self.copy_blocks::<T>(stores),

@@ -4,10 +4,9 @@
 //! that are larger than the cache, stores past the caches may be several times as fast. The first
 //! runs of each kind and size try one and then the other, several times each: after a store past
 //! the caches, a cached one is slow, and the first run of all finds its memory in no cache. So the
-//! first quarter of each way does not count. Medians of the others are compared: the shortest run
-//! may be one during which the other ranks were late, and left all of the memory's bandwidth to
-//! this one. Both ways are tried again after many runs, because the system may have moved the ranks
-//! to other cores. The choice changes no result, so each rank makes its own.
+//! first quarter of each way does not count. Both are tried again after many runs, because the
+//! system may have moved the ranks to other cores. The choice changes no result, so each rank makes
+//! its own.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ const AGAIN: usize = 4096;
 /// Sizes, by their power of two; larger ones count as the last.
 const SIZES: usize = 40;
 /// Number of kinds.
-const KINDS: usize = 5;
+const KINDS: usize = 6;
 
 /// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +39,15 @@ pub(super) enum Kind {
     SharesInPlace,
     /// Each rank reads blocks that no rank reads after it.
     Blocks,
+    /// The same to the memory of its input, where a cached store may take half the time.
+    BlocksInPlace,
+}
+
+impl Kind {
+    /// An operation in which each rank reads blocks.
+    pub(super) fn blocks(in_place: bool) -> Self {
+        if in_place { Self::BlocksInPlace } else { Self::Blocks }
+    }
 }
 
 /// The trials of one rank.
@@ -47,16 +55,14 @@ pub(super) enum Kind {
 pub(super) struct Trials(Mutex<Vec<Trial>>);
 
 /// The trials of a kind and size.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Trial {
     /// Runs since the trials began.
     runs: usize,
     /// Runs to do with each way to store.
     trials: usize,
-    /// Times that count, with cached stores, and with those past the caches.
-    times: [Vec<Duration>; 2],
-    /// The faster way, once the trials are over.
-    faster: Stores,
+    /// Shortest time with cached stores, and with those past the caches.
+    best: [Option<Duration>; 2],
 }
 
 impl Trials {
@@ -94,11 +100,7 @@ impl Trials {
 
 impl Trial {
     fn of_size(bytes: usize) -> Self {
-        Self::new(TRIALS[usize::from(bytes >= LONG)])
-    }
-
-    fn new(trials: usize) -> Self {
-        Self { runs: 0, trials, times: [Vec::new(), Vec::new()], faster: Stores::Cached }
+        Self { trials: TRIALS[usize::from(bytes >= LONG)], ..Self::default() }
     }
 
     fn is_over(&self) -> bool {
@@ -111,38 +113,23 @@ impl Trial {
             self.runs += 1;
         }
         if self.runs > AGAIN {
-            *self = Self::new(self.trials);
+            *self = Self { trials: self.trials, ..Self::default() };
         }
     }
 
     /// The stores of the next run.
     fn next(&self) -> Stores {
-        if self.is_over() {
-            self.faster
-        } else if self.runs < self.trials {
-            Stores::Cached
-        } else {
-            Stores::Streaming
-        }
+        let streams = if self.is_over() { self.best[1] < self.best[0] } else { self.runs >= self.trials };
+        if streams { Stores::Streaming } else { Stores::Cached }
     }
 
     fn record(&mut self, stores: Stores, took: Duration) {
         if self.runs % self.trials >= self.trials / 4 {
-            self.times[usize::from(stores == Stores::Streaming)].push(took);
+            let best = &mut self.best[usize::from(stores == Stores::Streaming)];
+            *best = Some(best.map_or(took, |best| best.min(took)));
         }
         self.runs += 1;
-        if self.is_over() {
-            let [cached, streaming] = self.times.each_mut().map(median);
-            self.faster = if streaming < cached { Stores::Streaming } else { Stores::Cached };
-        }
     }
-}
-
-/// The median of some times, which are taken.
-fn median(times: &mut Vec<Duration>) -> Option<Duration> {
-    let mut times = std::mem::take(times);
-    times.sort_unstable();
-    times.get(times.len() / 2).copied()
 }
 
 #[cfg(test)]
@@ -160,20 +147,6 @@ mod tests {
                 trial.record(stores, Duration::from_micros(if stores == faster { 1 } else { 2 }));
             }
             assert_eq!((tried, trial.next()), (TRIALS[0], faster));
-        }
-    }
-
-    /// As when the other ranks were late, and this one had the memory to itself.
-    #[test]
-    fn a_few_short_runs_decide_nothing() {
-        for bytes in [5000, LONG] {
-            let mut trial = Trial::of_size(bytes);
-            while !trial.is_over() {
-                let is_short = trial.runs % trial.trials == trial.trials / 2;
-                let time = if is_short { 1 } else { 10 - trial.runs / trial.trials };
-                trial.record(trial.next(), Duration::from_micros(time as u64));
-            }
-            assert_eq!(trial.next(), Stores::Streaming, "{bytes} bytes");
         }
     }
 
@@ -197,7 +170,10 @@ mod tests {
     #[test]
     fn kinds_and_sizes_are_tried_apart() {
         let trials = Trials::default();
-        for (kind, bytes, runs) in [(Kind::Whole, 5000, TRIALS[0]), (Kind::Blocks, usize::MAX, TRIALS[1])] {
+        let [apart, in_place] = [false, true].map(Kind::blocks);
+        for (kind, bytes, runs) in
+            [(Kind::Whole, 5000, TRIALS[0]), (apart, usize::MAX, TRIALS[1]), (in_place, usize::MAX, TRIALS[1])]
+        {
             for run in 0..2 * runs {
                 let check = |stores| {
                     assert_eq!(stores == Stores::Streaming, run >= runs);
