@@ -79,6 +79,10 @@ pub struct Topology {
     root: PathBuf,
 }
 
+/// What the firmware of a virtual machine has as its vendor or its product.
+const HYPERVISORS: [&str; 7] =
+    ["QEMU", "KVM", "VMware", "Xen", "Virtual Machine", "Google Compute Engine", "Cloud Hypervisor"];
+
 impl Topology {
     /// The machine that the program runs on.
     #[must_use]
@@ -134,9 +138,15 @@ impl Topology {
 
     /// Whether the processor says that a hypervisor runs it.
     fn is_virtual(&self) -> bool {
-        let text = fs::read_to_string(self.root.join("proc/cpuinfo")).unwrap_or_default();
-        let flags = text.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
-        flags.split_whitespace().any(|flag| flag == "hypervisor")
+        let text = |path: &str| fs::read_to_string(self.root.join(path)).unwrap_or_default();
+        let cpuinfo = text("proc/cpuinfo");
+        if let Some(flags) = cpuinfo.lines().find(|line| line.starts_with("flags")) {
+            return flags.split_whitespace().any(|flag| flag == "hypervisor");
+        }
+        // Processors other than x86 do not say so, but the firmware names the maker.
+        let [vendor, product] = ["sys_vendor", "product_name"].map(|name| text(&format!("sys/class/dmi/id/{name}")));
+        let is_instance = vendor.starts_with("Amazon EC2") && !product.contains(".metal");
+        is_instance || HYPERVISORS.iter().any(|name| vendor.contains(name) || product.contains(name))
     }
 }
 

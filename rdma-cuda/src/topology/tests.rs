@@ -108,6 +108,26 @@ fn a_virtual_machine_hides_distances_or_shows_switches() {
 }
 
 #[test]
+fn the_firmware_says_what_an_arm_processor_does_not() {
+    let machine = Machine::new(include_str!("fixtures/workstation.txt"));
+    fs::write(machine.root.path().join("proc/cpuinfo"), "processor\t: 0\nFeatures\t: fp asimd sve\n").unwrap();
+    let dmi = machine.root.path().join("sys/class/dmi/id");
+    machine.check("0000:41:00.0", &[("mlx5_0", Phb)]);
+    fs::create_dir_all(&dmi).unwrap();
+    for (vendor, product, distance) in [
+        ("NVIDIA", "Grace A02U", Phb),
+        ("QEMU", "KVM Virtual Machine", Unknown),
+        ("Microsoft Corporation", "Virtual Machine", Unknown),
+        ("Amazon EC2", "g5g.metal", Phb),
+        ("Amazon EC2", "g5g.xlarge", Unknown),
+    ] {
+        fs::write(dmi.join("sys_vendor"), format!("{vendor}\n")).unwrap();
+        fs::write(dmi.join("product_name"), format!("{product}\n")).unwrap();
+        machine.check("0000:41:00.0", &[("mlx5_0", distance)]);
+    }
+}
+
+#[test]
 fn a_nic_that_is_no_pci_device_has_no_distance() {
     let laptop = Machine::new(include_str!("fixtures/laptop.txt"));
     laptop.check("0000:01:00.0", &[("rxe0", Unknown)]);
