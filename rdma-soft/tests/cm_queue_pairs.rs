@@ -522,15 +522,17 @@ fn names_become_addresses() {
 fn names_are_resolved_for_an_id() {
     let channel = Channel::new();
     let id = channel.tcp();
-    let node: &CStr = c"127.0.0.1";
-    let resolve = || {
-        // SAFETY: alive; C strings.
-        outcome(unsafe { (cm().rdma_resolve_addrinfo)(id.0, node.as_ptr(), c"7471".as_ptr(), ptr::null()) })
+    let call = |node: &CStr, hints: *const rdma_addrinfo| {
+        // SAFETY: alive; C strings; null or hints.
+        unsafe { (cm().rdma_resolve_addrinfo)(id.0, node.as_ptr(), c"7471".as_ptr(), hints) }
     };
+    let resolve = || outcome(call(c"127.0.0.1", ptr::null()));
     let mut list = ptr::null_mut();
     // SAFETY: alive; an out parameter.
     let mut query = || outcome(unsafe { (cm().rdma_query_addrinfo)(id.0, &raw mut list) });
     assert_eq!(query(), libc::ENOENT);
+    let hints = rdma_addrinfo { ai_flags: c_int::try_from(RAI_NUMERICHOST).unwrap(), ..Default::default() };
+    assert_eq!((call(c"not a number", &raw const hints), errno()), (-1, libc::EAI_NONAME));
     assert_eq!(resolve(), 0);
     assert_eq!(resolve(), libc::EBUSY);
     channel.expect(Event::RDMA_CM_EVENT_ADDRINFO_RESOLVED);

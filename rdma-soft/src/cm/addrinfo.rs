@@ -41,6 +41,15 @@ impl call::Answer for Result<(), Failure> {
     }
 }
 
+impl From<Failure> for Errno {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Errno(errno) => errno,
+            Failure::Resolver(code) => Self(code),
+        }
+    }
+}
+
 impl From<Errno> for Failure {
     fn from(errno: Errno) -> Self {
         Self::Errno(errno)

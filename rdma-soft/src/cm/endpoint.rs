@@ -200,13 +200,14 @@ pub(super) fn freeaddrinfo(res: Own<rdma_addrinfo>) {
     let _freed = res.free();
 }
 
-/// `rdma_resolve_addrinfo`: resolves during the call, and reports the completion by an event.
+/// `rdma_resolve_addrinfo`: resolves during the call, and reports the completion by an event. As in
+/// librdmacm, `errno` is the code of `getaddrinfo` if that fails.
 pub(super) fn resolve_addrinfo(
     id: Handle<rdma_cm_id>,
     node: Text,
     service: Text,
     hints: InConst<rdma_addrinfo>,
-) -> Result<(), Failure> {
+) -> Done {
     let id = id.get()?;
     let flags = hints.optional().map_or(0, |hints| hints.ai_flags);
     if u32::try_from(flags).is_ok_and(|flags| flags & RAI_SA != 0) {
@@ -215,14 +216,22 @@ pub(super) fn resolve_addrinfo(
     if std::mem::replace(&mut id.lock().resolving, true) {
         return Err(Errno::BUSY.into());
     }
-    let list = addrinfo::resolve(&node, &service, &hints).inspect_err(|_| id.lock().resolving = false)?;
+    let resolved = addrinfo::resolve(&node, &service, &hints).map_err(Errno::from);
+    let done = resolved.and_then(|list| report_resolved(id, list));
+    Ok(done.inspect_err(|_| {
+        let mut inner = id.lock();
+        (inner.resolving, inner.resolved) = (false, None);
+    })?)
+}
+
+fn report_resolved(id: Id<'_>, list: addrinfo::List) -> Result<(), Errno> {
     id.lock().resolved = Some(list);
     id.with_entry(|entry| {
         let resolved = u64::from(Code::RDMA_CM_EVENT_ADDRINFO_RESOLVED.0);
         entry.push(Code::RDMA_CM_EVENT_INTERNAL, 0, Body::Arg(resolved));
         Ok(())
     })?;
-    Ok(events::complete(id)?)
+    events::complete(id)
 }
 
 /// `rdma_query_addrinfo`.
