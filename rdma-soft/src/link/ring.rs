@@ -61,7 +61,7 @@ pub(crate) trait Region {
     fn prefix(&self, at: u64) -> &Self::Word;
     /// The word that counts consumed bytes.
     fn head(&self) -> &Self::Word;
-    /// The word that is not zero while the producer waits for room.
+    /// The head that the producer waits for; zero while the producer does not wait for room.
     fn waits(&self) -> &Self::Word;
     /// Size in bytes: a power of two, at least [`MIN_CAPACITY`]. Never changes.
     fn capacity(&self) -> u64;
@@ -269,12 +269,14 @@ impl<R: Region, const H: usize> Producer<R, H> {
         true
     }
 
-    /// Asks the consumer to wake this side once frames have been consumed. True if some were
-    /// consumed already, so that the caller should try again.
+    /// Asks the consumer to wake this side once the consumer has made progress and at least half of
+    /// the ring is free: to be woken takes as long as many frames. True if frames were consumed
+    /// already, so that the caller should try again.
     pub(crate) fn wait_for_room(&mut self) -> Result<bool, Corrupt> {
         let before = self.head;
         self.waiting = true;
-        self.region.waits().store_ordered(1);
+        let half_free = self.tail.saturating_sub(self.region.capacity() / 2);
+        self.region.waits().store_ordered(half_free.max(before + 1));
         self.look(self.region.head().load_ordered())?;
         Ok(self.head != before)
     }
@@ -406,8 +408,8 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         self.head + self.current - self.published
     }
 
-    /// Gives everything that was read back to the producer. True if the producer waits for room:
-    /// then the caller must look at the producer's `asleep` flag.
+    /// Gives everything that was read back to the producer. True if the producer waits for no more
+    /// than that: then the caller must look at the producer's `asleep` flag.
     pub(crate) fn release(&mut self) -> bool {
         self.head += core::mem::take(&mut self.current);
         if self.head == self.published {
@@ -417,7 +419,8 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         self.region.head().store_ordered(self.head);
         // Only the producer clears `waits`: by now the word may stand for a later wait than the one
         // that this head ends.
-        self.region.waits().load_ordered() != 0
+        let wanted = self.region.waits().load_ordered();
+        wanted != 0 && self.head >= wanted
     }
 }
 
