@@ -11,6 +11,7 @@
 //!   it;
 //! * [`Segment`] is memory that other processes may map to read, and [`SegmentView`] is a peer's
 //!   view of it; [`SharedSlice`] is a bounds-checked range of such memory;
+//! * [`process`] tells a process from its children, which must not use its mappings;
 //! * [`pass`] moves a segment's descriptor to another process;
 //! * [`reduce()`] combines the elements of several such ranges in one pass;
 //! * [`Copier`] is the interface of what copies memory that the processor cannot access;
@@ -25,6 +26,7 @@ compile_error!("rdma-mem needs Linux: memfd, seals and mremap");
 mod copier;
 mod copy;
 pub mod pass;
+pub mod process;
 pub mod reduce;
 pub mod shared;
 mod slice;

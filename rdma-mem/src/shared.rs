@@ -17,7 +17,8 @@
 //!    access never lies beyond the file's end, where it would fault. (A peer can punch holes: they
 //!    read as zeros and are filled at the next access.)
 //! 3. A forked child may lack the mapping and have another one at its addresses, so a drop in a
-//!    child unmaps nothing.
+//!    child unmaps nothing. A child has another [number](process::number), though it may have its
+//!    parent's process id.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -37,6 +38,8 @@ use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
+use crate::process;
+
 mod segment;
 
 pub use segment::{Segment, SegmentView};
@@ -52,7 +55,8 @@ const LARGE: usize = 16 << 20;
 
 /// The memory that a process shares, by address.
 struct Registry {
-    process: u32,
+    /// The [number](process::identify) of the process.
+    process: u64,
     entries: RwLock<BTreeMap<usize, Arc<Backing>>>,
 }
 
@@ -60,14 +64,15 @@ struct Registry {
 /// copy of the parent's may be locked for ever, by a thread that only the parent has.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
-fn registry() -> &'static RwLock<BTreeMap<usize, Arc<Backing>>> {
-    let process = std::process::id();
+/// The registry of this process; `None` if it has no number, and so no shared memory.
+fn registry() -> Option<&'static RwLock<BTreeMap<usize, Arc<Backing>>>> {
+    let process = process::identify().ok()?;
     loop {
         let current = REGISTRY.load(Ordering::Acquire);
         // SAFETY: as_ref wants null or a pointer to a live value: the exchange below stores only
         // boxes, which are never freed then, and stores them (release) after they are made.
         if let Some(registry) = unsafe { current.as_ref() }.filter(|registry| registry.process == process) {
-            return &registry.entries;
+            return Some(&registry.entries);
         }
         let fresh = Box::into_raw(Box::new(Registry { process, entries: RwLock::default() }));
         if REGISTRY.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -106,11 +111,11 @@ pub enum SharedMemoryError {
 }
 
 impl SharedMemoryError {
-    fn system(call: &'static str) -> impl FnOnce(Errno) -> Self {
+    pub(crate) fn system(call: &'static str) -> impl FnOnce(Errno) -> Self {
         move |errno| Self::System { call, error: errno.into() }
     }
 
-    fn mapping(error: io::Error) -> Self {
+    pub(crate) fn mapping(error: io::Error) -> Self {
         Self::System { call: "mmap", error }
     }
 
@@ -176,7 +181,7 @@ impl Backing {
 /// The memfd stays usable, but the memory at those addresses is then no longer the memfd's.
 #[must_use]
 pub fn find(address: usize, len: usize) -> Option<Arc<Backing>> {
-    let registry = registry().read().unwrap_or_else(PoisonError::into_inner);
+    let registry = registry()?.read().unwrap_or_else(PoisonError::into_inner);
     let (&base, backing) = registry.range(..=address).next_back()?;
     let offset = address - base;
     (offset <= backing.len && len <= backing.len - offset).then(|| Arc::clone(backing))
@@ -243,7 +248,8 @@ fn add_seals(fd: &OwnedFd, seals: SealFlag) -> Result<(), SharedMemoryError> {
 #[derive(Debug)]
 struct Pages {
     map: ManuallyDrop<MmapRaw>,
-    owner: u32,
+    /// The [number](process::identify) of the process.
+    owner: u64,
 }
 
 impl Pages {
@@ -254,6 +260,7 @@ impl Pages {
         allocation: Allocation,
         access: Access,
     ) -> Result<Self, SharedMemoryError> {
+        let owner = process::identify()?;
         let mut options = MmapOptions::new();
         options.len(mapped);
         if allocation == Allocation::Whole {
@@ -264,11 +271,11 @@ impl Pages {
             Access::Write => options.map_raw(&fd),
         };
         let map = map.map_err(SharedMemoryError::mapping)?;
-        Ok(Self { map: ManuallyDrop::new(map), owner: std::process::id() })
+        Ok(Self { map: ManuallyDrop::new(map), owner })
     }
 
     fn is_ours(&self) -> bool {
-        self.owner == std::process::id()
+        self.owner == process::number()
     }
 }
 
@@ -317,7 +324,7 @@ impl SharedMemory {
     /// # Errors
     ///
     /// `Size` for no bytes or more than the address space holds; `OutOfMemory`; `System` for an
-    /// error of memfd_create, fallocate, fcntl or mmap.
+    /// error of memfd_create, fallocate, fcntl, mmap or madvise.
     pub fn new(len: usize) -> Result<Self, SharedMemoryError> {
         let mapped = check_memory(len)?;
         let fd = make_file(mapped, Allocation::Whole)?;
@@ -325,7 +332,9 @@ impl SharedMemory {
         let pages = Pages::new(fd.as_fd(), mapped, Allocation::Whole, Access::Write)?;
         let base = pages.map.as_mut_ptr().expose_provenance();
         let backing = Arc::new(Backing { fd, base, len: mapped });
-        registry().write().unwrap_or_else(PoisonError::into_inner).insert(base, Arc::clone(&backing));
+        if let Some(registry) = registry() {
+            registry.write().unwrap_or_else(PoisonError::into_inner).insert(base, Arc::clone(&backing));
+        }
         Ok(Self { pages, len, backing: Some(backing) })
     }
 
@@ -398,8 +407,8 @@ impl SharedMemory {
 
     /// Removes the memory from the registry.
     fn unregister(&mut self) {
-        if let Some(backing) = self.backing.take() {
-            registry().write().unwrap_or_else(PoisonError::into_inner).remove(&backing.base);
+        if let (Some(backing), Some(registry)) = (self.backing.take(), registry()) {
+            registry.write().unwrap_or_else(PoisonError::into_inner).remove(&backing.base);
         }
     }
 }
@@ -566,4 +575,4 @@ fn available() -> Option<u64> {
 
 #[cfg(test)]
 #[cfg(not(miri))]
-mod tests;
+pub(crate) mod tests;

@@ -13,6 +13,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFlags, PollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::process::Owner;
+
 /// How long a thread looks for completions before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(10);
 
@@ -20,7 +22,7 @@ pub(crate) const SPIN: Duration = Duration::from_micros(10);
 #[derive(Debug)]
 pub(crate) struct Bell {
     /// The process that made the bell: a forked child would share it with its parent.
-    process: u32,
+    process: Owner,
     event: EventFd,
 }
 
@@ -32,7 +34,7 @@ impl Bell {
     /// The calling thread's bell.
     pub(crate) fn of_thread() -> Result<Arc<Self>, Errno> {
         BELL.with_borrow_mut(|slot| {
-            let process = std::process::id();
+            let process = Owner::current();
             if let Some(bell) = slot.as_ref().filter(|bell| bell.process == process) {
                 return Ok(Arc::clone(bell));
             }
@@ -44,7 +46,7 @@ impl Bell {
 
     pub(crate) fn new() -> Result<Self, Errno> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { process: std::process::id(), event })
+        Ok(Self { process: Owner::current(), event })
     }
 
     /// Wakes the thread that sleeps on the bell, or its next sleep.

@@ -8,8 +8,9 @@
 //! A child made by a bare `clone` system call is not detected; such a child must not call library
 //! functions at all.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rdma_mem::process::ForkHandlers;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -20,9 +21,16 @@ pub(crate) const NO_EPOCH: u64 = u64::MAX;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static EPOCH: AtomicU64 = AtomicU64::new(0);
-static HANDLER: Once = Once::new();
+// SAFETY: `ForkHandlers::new` wants a function that may run at any fork, several times: `in_child`
+// only adds to atomics.
+static HANDLERS: ForkHandlers = unsafe { ForkHandlers::new(None, None, Some(in_child)) };
 
-/// The number of forks between the first process and this one. Constant for the life of a process.
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    begin_epoch();
+}
+
+/// A number that none of this process's ancestors has. Constant for the life of a process.
 #[inline]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
@@ -42,22 +50,14 @@ pub(crate) fn begin_epoch() {
 
 /// Installs the handler that gives children another [`generation`]; called before the first handle
 /// is made.
-#[cfg_attr(miri, allow(dead_code, unused_variables, reason = "Miri has no fork"))]
 pub(crate) fn watch() {
-    extern "C" fn in_child() {
-        GENERATION.fetch_add(1, Ordering::Relaxed);
-        begin_epoch();
+    // Miri has no fork.
+    if cfg!(miri) {
+        return;
     }
-    #[cfg(not(miri))]
-    HANDLER.call_once(|| {
-        // SAFETY: pthread_atfork wants functions that may run in the child of a multithreaded
-        // process and stay loaded: this one only adds to an atomic, and is part of the program or
-        // of a library whose handlers glibc unregisters on unload.
-        let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        if result != 0 {
-            tracing::warn!(errno = result, "forked children will not be told apart from this process");
-        }
-    });
+    if let Err(error) = HANDLERS.register() {
+        tracing::warn!(%error, "forked children will not be told apart from this process");
+    }
 }
 
 /// Fails if `made_in` is not this process's generation.

@@ -59,7 +59,7 @@ pub(crate) struct Established {
 #[derive(Debug)]
 pub(crate) enum Opened {
     /// A new link is set up.
-    New(Established),
+    New(Box<Established>),
     /// A link to the process existed already; these are the slots that the process claims.
     Known(Vec<Slot>),
     /// The peer has another handshake with this process under way.
@@ -143,7 +143,7 @@ impl From<Error> for Refusal {
 /// Opens a link over a socket that is connected to the peer's slot.
 pub(crate) fn open(socket: Socket, local: &Local<'_>) -> Result<Opened, Refusal> {
     match try_open(&socket, local) {
-        Ok(Ok(agreed)) => Ok(Opened::New(agreed.over(socket))),
+        Ok(Ok(agreed)) => Ok(Opened::New(Box::new(agreed.over(socket)))),
         Ok(Err(opened)) => Ok(opened),
         Err(refusal) => Err(tell(&socket, refusal)),
     }

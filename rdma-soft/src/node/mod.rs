@@ -17,7 +17,8 @@ mod state;
 mod tests;
 mod waiter;
 
-use std::sync::{Once, TryLockError};
+use std::sync::TryLockError;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use self::device::Node;
 pub(crate) use self::waiter::{Waiter, Wake, wake_waiter};
@@ -87,19 +88,20 @@ impl Node {
 
     #[cold]
     fn start() -> Result<&'static Self, Errno> {
-        static AT_EXIT: Once = Once::new();
+        static IS_AT_EXIT: AtomicBool = AtomicBool::new(false);
         log::set_wake(wake_agent);
         let started = NODE.get_or_make(|| {
             fork::identify()?;
             // Leaked, because the agent uses the node as long as the process lives.
             let node = Box::leak(Box::new(Self::new()?));
             agent::start(node)?;
-            AT_EXIT.call_once(|| {
+            if !IS_AT_EXIT.load(Ordering::Relaxed) {
                 // If the registration fails for lack of memory, the device works without `at_exit`.
                 // SAFETY: atexit wants a function that may run at any time from now on, which
                 // `at_exit` may.
                 let _registered = unsafe { libc::atexit(at_exit) };
-            });
+                IS_AT_EXIT.store(true, Ordering::Relaxed);
+            }
             Ok::<_, os::Error>(node)
         });
         started.map_err(|error| {

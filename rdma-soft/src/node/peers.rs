@@ -130,7 +130,7 @@ fn open(node: &'static Node, slot: Slot, socket: Socket, pid: i32) -> Result<boo
     let Some(_meeting) = Meeting::open(node, pid) else { return Ok(learn(node, pid, vec![slot])) };
     match handshake::open(socket, &node.local())? {
         Opened::New(up) => {
-            let up = prove(up);
+            let up = prove(*up);
             if !up.peer.slots.contains(&slot) {
                 return Err(Refusal::Nobody);
             }

@@ -10,14 +10,21 @@ use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use memmap2::MmapMut;
-use nix::sys::mman::{MmapAdvise, madvise};
+use rdma_mem::process::{self, ForkHandlers};
 
-use super::{Named, Result};
+use super::Result;
 
-static GATE: Mutex<()> = Mutex::new(());
+/// The lock of the steps of one process.
+struct Gate {
+    process: u64,
+    lock: Mutex<()>,
+}
+
+/// The gate of the process that used it last; null at first. A child makes its own: a fork that
+/// began before its parent's first step may have interrupted that step.
+static GATE: AtomicPtr<Gate> = AtomicPtr::new(ptr::null_mut());
 
 thread_local! {
     /// Whether this thread is in a step.
@@ -29,13 +36,31 @@ thread_local! {
 }
 
 fn gate() -> MutexGuard<'static, ()> {
-    GATE.lock().unwrap_or_else(PoisonError::into_inner)
+    // Without a number, in a process that can have no device, parent and child share one gate.
+    let process = process::identify().unwrap_or(0);
+    loop {
+        let current = GATE.load(Ordering::Acquire);
+        // SAFETY: as_ref wants null or a pointer to a live value: the exchange below stores only
+        // boxes, which are never freed then, and stores them (release) after they are made.
+        if let Some(gate) = unsafe { current.as_ref() }.filter(|gate| gate.process == process) {
+            return gate.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        let fresh = Box::into_raw(Box::new(Gate { process, lock: Mutex::new(()) }));
+        if GATE.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            // SAFETY: `Box::from_raw` wants the pointer of a box, once: it was made above, and the
+            // failed exchange has not stored it.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
 }
 
 /// Runs a step that no fork in another thread interrupts. Only one thread at a time runs a step,
 /// and a step must not wait for another thread. Steps may be nested.
 pub(crate) fn uninterrupted<R>(step: impl FnOnce() -> R) -> R {
-    static ONCE: Once = Once::new();
+    // SAFETY: `ForkHandlers::new` wants functions that may run at any fork, several times: `before`
+    // locks the gate unless this thread has it, and `after` unlocks it once. `after` waits for no
+    // lock.
+    static HANDLERS: ForkHandlers = unsafe { ForkHandlers::new(Some(before), Some(after), Some(after)) };
     /// Ends the step, also on a panic.
     struct Leave;
     impl Drop for Leave {
@@ -46,7 +71,8 @@ pub(crate) fn uninterrupted<R>(step: impl FnOnce() -> R) -> R {
     if IN_STEP.get() {
         return step();
     }
-    ONCE.call_once(|| register(Some(before), Some(after), Some(after)));
+    // If the registration fails for lack of memory, forks interrupt steps.
+    let _registered = HANDLERS.register();
     // Set before the lock is taken: a signal handler that forks in this thread finds either the
     // mark set or the lock free.
     IN_STEP.set(true);
@@ -55,26 +81,11 @@ pub(crate) fn uninterrupted<R>(step: impl FnOnce() -> R) -> R {
     step()
 }
 
-/// Runs `function` in every child that is forked from now on. `function` must be async-signal-safe.
-pub(crate) fn run_in_children(function: extern "C" fn()) {
-    register(None, None, Some(function));
-}
-
-type Handler = unsafe extern "C" fn();
-
-fn register(before: Option<Handler>, after: Option<Handler>, in_child: Option<Handler>) {
-    // `nix` has no pthread_atfork. If the registration fails for lack of memory, forks interrupt
-    // steps.
-    // SAFETY: pthread_atfork wants functions that may run around any fork. The functions live as
-    // long as the program; `before` and `after` lock and unlock one lock in the forking thread, and
-    // any other function in a child is async-signal-safe (`run_in_children`).
-    unsafe { libc::pthread_atfork(before, after, in_child) };
-}
-
 extern "C" fn before() {
     // In a step of its own thread, a forking signal handler would wait for the lock for ever.
     if !IN_STEP.get() {
-        HELD.set(Some(ManuallyDrop::new(gate())));
+        let held = HELD.take().unwrap_or_else(|| ManuallyDrop::new(gate()));
+        HELD.set(Some(held));
     }
 }
 
@@ -84,41 +95,17 @@ extern "C" fn after() {
     }
 }
 
-/// A word that the kernel zeroes in every child, whichever call made the child; null before
-/// [`identify`].
-static IDENTITY: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
-
 /// Gives this process a number that none of its ancestors has.
 pub(crate) fn identify() -> Result<()> {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    uninterrupted(|| {
-        if IDENTITY.load(Ordering::Acquire).is_null() {
-            let page = MmapMut::map_anon(size_of::<AtomicU64>()).named("mmap")?;
-            let start = ptr::NonNull::from(&*page).cast();
-            // SAFETY: madvise wants a range of whole pages that may be wiped in a child: the range
-            // is the mapping, which only this module uses.
-            unsafe { madvise(start, page.len(), MmapAdvise::MADV_WIPEONFORK) }.named("madvise")?;
-            IDENTITY.store(Box::leak(Box::new(page)).as_mut_ptr().cast(), Ordering::Release);
-        }
-        if let Some(word) = word().filter(|word| word.load(Ordering::Relaxed) == 0) {
-            word.store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-        }
-        Ok(())
-    })
-}
-
-#[inline]
-fn word() -> Option<&'static AtomicU64> {
-    // SAFETY: as_ref wants null or a pointer to a live, aligned atomic: the pointer is to the start
-    // of a page that is never unmapped, not in a child either, and that holds only this atomic.
-    unsafe { IDENTITY.load(Ordering::Acquire).as_ref() }
+    process::identify()?;
+    Ok(())
 }
 
 /// The number of this process; 0 if it has none, as in a forked child that has not called
 /// [`identify`].
 #[inline]
 pub(crate) fn process() -> u64 {
-    word().map_or(0, |word| word.load(Ordering::Relaxed))
+    process::number()
 }
 
 /// A value that each process makes for itself. A forked child cannot reach its parent's value,
@@ -169,6 +156,8 @@ impl<T: Sync> PerProcess<T> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     /// A forked child that does nothing until it is dropped.
@@ -203,12 +192,18 @@ pub(super) mod tests {
         }
     }
 
-    /// Runs `body` in a forked child and asserts that it returns true.
-    fn in_child(body: impl FnOnce() -> bool) {
+    /// Runs `body` in a forked child and asserts that it returns true within a minute.
+    pub(in super::super) fn in_child(body: impl FnOnce() -> bool) {
+        assert!(holds_in_child(body));
+    }
+
+    fn holds_in_child(body: impl FnOnce() -> bool) -> bool {
         // SAFETY: fork wants a child that calls only async-signal-safe functions: the child runs
         // `body`, which takes no lock of other threads but the allocator's, and `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
+            // SAFETY: alarm has no requirement. The signal ends the child.
+            unsafe { libc::alarm(60) };
             let code = i32::from(!body());
             // SAFETY: _exit has no requirements; it ends the child without running anything else.
             unsafe { libc::_exit(code) };
@@ -216,7 +211,7 @@ pub(super) mod tests {
         let mut status = 0;
         // SAFETY: waitpid wants a place for the status: `status` is a live int.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
     }
 
     #[test]
@@ -249,5 +244,42 @@ pub(super) mod tests {
             }
             stop.store(true, Ordering::Relaxed);
         });
+    }
+
+    /// Interrupts a step by a fork, as one that has begun before the first step of the process:
+    /// `step` calls its argument where it is interrupted. Asserts that `body` returns true in the
+    /// child.
+    pub(in super::super) fn interrupted(step: impl FnOnce(&dyn Fn()) + Send, body: impl FnOnce() -> bool) {
+        let (begun, end) = (Barrier::new(2), Barrier::new(2));
+        let holds = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                uninterrupted(|| {
+                    step(&|| {
+                        begun.wait();
+                        end.wait();
+                    });
+                });
+            });
+            begun.wait();
+            // The handler before the fork does not wait for the step.
+            IN_STEP.set(true);
+            let holds = holds_in_child(|| {
+                IN_STEP.set(false);
+                body()
+            });
+            IN_STEP.set(false);
+            end.wait();
+            holds
+        });
+        assert!(holds);
+    }
+
+    #[test]
+    fn a_child_does_not_wait_for_a_step_that_its_fork_has_interrupted() {
+        static VALUE: PerProcess<u64> = PerProcess::new();
+        interrupted(
+            |here| here(),
+            || uninterrupted(|| identify().is_ok() && VALUE.get_or_make(|| Ok::<_, ()>(&7)) == Ok(&7)),
+        );
     }
 }

@@ -6,11 +6,15 @@
 //! itself (close-on-exec). Until a child has run for the first time it has its parent's
 //! descriptors.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::convert::Infallible;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::{Result, fork};
+use rdma_mem::process::ForkHandlers;
+
+use super::Result;
+use super::fork::{self, PerProcess};
 
 const CHUNK: usize = 512;
 
@@ -20,17 +24,23 @@ pub(crate) struct Private {
     /// `Some` until the drop.
     fd: Option<OwnedFd>,
     place: usize,
+    /// The [number](fork::process) of the process that made the descriptor.
+    process: u64,
 }
 
 impl Private {
     /// Makes a descriptor by a system call. `call` must not block, since all forks wait for it.
     pub(crate) fn make(call: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| fork::run_in_children(close_all));
+        // SAFETY: `ForkHandlers::new` wants a function that may run at any fork, several times:
+        // `close_all` makes system calls and accesses atomics only, and what it has closed it does
+        // not close again.
+        static HANDLERS: ForkHandlers = unsafe { ForkHandlers::new(None, None, Some(close_all)) };
+        // If the registration fails for lack of memory, children keep the descriptors.
+        let _registered = HANDLERS.register();
         fork::uninterrupted(|| {
             let fd = call()?;
             let place = with_places(|places| places.enter(fd.as_raw_fd()));
-            Ok(Self { fd: Some(fd), place })
+            Ok(Self { fd: Some(fd), place, process: fork::process() })
         })
     }
 }
@@ -44,8 +54,13 @@ impl AsFd for Private {
 impl Drop for Private {
     fn drop(&mut self) {
         fork::uninterrupted(|| {
-            with_places(|places| places.leave(self.place));
-            self.fd = None;
+            if self.process == fork::process() {
+                with_places(|places| places.leave(self.place));
+                self.fd = None;
+            } else {
+                // Closed already: the number may be another descriptor of this child.
+                let _closed = self.fd.take().map(IntoRawFd::into_raw_fd);
+            }
         });
     }
 }
@@ -64,8 +79,8 @@ impl Chunk {
 }
 
 static FIRST: Chunk = Chunk::new();
-/// Locked only in a step, so that no child is forked while the lock is held.
-static PLACES: Mutex<Places> = Mutex::new(Places { free: Vec::new(), used: 0 });
+/// Locked only in a step.
+static PLACES: PerProcess<Mutex<Places>> = PerProcess::new();
 
 /// The free places, and the number of places ever used.
 #[derive(Debug)]
@@ -75,7 +90,9 @@ struct Places {
 }
 
 fn with_places<R>(work: impl FnOnce(&mut Places) -> R) -> R {
-    work(&mut PLACES.lock().unwrap_or_else(PoisonError::into_inner))
+    let make = || Box::new(Mutex::new(Places { free: Vec::new(), used: 0 }));
+    let Ok(places) = PLACES.get_or_make(|| Ok::<_, Infallible>(Box::leak(make())));
+    work(&mut places.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Places {
@@ -103,8 +120,7 @@ fn entry(place: usize) -> &'static AtomicI32 {
 }
 
 /// Closes the parent's descriptors in a child. The owners of the descriptors are objects of the
-/// parent, which do nothing in a child. The places stay taken, because the parent's objects still
-/// refer to them.
+/// parent, which do nothing in a child.
 extern "C" fn close_all() {
     let mut chunk = Some(&FIRST);
     while let Some(here) = chunk {
@@ -120,9 +136,10 @@ extern "C" fn close_all() {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fork::tests::Sleeper;
+    use super::super::fork::tests::{Sleeper, in_child, interrupted};
     use super::super::socket::Socket;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use super::*;
+    use std::sync::atomic::AtomicBool;
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -156,5 +173,26 @@ mod tests {
         }
         drop(children);
         assert!(left.is_empty(), "{} of {count} names are kept by children", left.len());
+    }
+
+    #[test]
+    fn a_child_whose_fork_has_interrupted_a_step_makes_descriptors_of_its_own() {
+        let _alone = super::super::FORKING.lock();
+        interrupted(|here| with_places(|_| here()), || Socket::new().is_ok());
+    }
+
+    #[test]
+    fn a_parents_descriptor_that_a_child_drops_closes_nothing_of_the_child() {
+        let _alone = super::super::FORKING.lock();
+        let mut parents = Some(Private::make(|| Ok(std::fs::File::open("/dev/null").unwrap().into())).unwrap());
+        in_child(|| {
+            let number = parents.as_ref().map_or(-1, |fd| fd.as_fd().as_raw_fd());
+            let Ok(null) = std::fs::File::open("/dev/null") else { return false };
+            // SAFETY: dup2 takes two numbers. Nobody uses the second: the child has closed it.
+            let ours = unsafe { libc::dup2(null.as_raw_fd(), number) };
+            drop(parents.take());
+            // SAFETY: this fcntl takes a number, and says whether it is an open descriptor.
+            ours == number && unsafe { libc::fcntl(ours, libc::F_GETFD) } != -1
+        });
     }
 }
