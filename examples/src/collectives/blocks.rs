@@ -4,7 +4,9 @@
 use std::ops::Range;
 
 use super::element::Element;
-use super::tensor::BLOCK;
+
+/// Bytes of one copy between exposed and private memory: small enough for the first-level cache.
+pub(super) const BLOCK: usize = 4096;
 
 /// Two scratch blocks, aligned for every element type.
 #[derive(Debug)]

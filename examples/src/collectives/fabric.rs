@@ -18,7 +18,7 @@ use rdma::{
     RemoteSlice, RnrTimer,
 };
 
-use super::communicator::Tuning;
+use super::tuning::Tuning;
 use super::wait::{Patience, Wait};
 use crate::Failure;
 use crate::bootstrap::Group;

@@ -5,12 +5,13 @@ use std::ops::Range;
 use rdma::RemoteSlice;
 
 use super::blocks::Blocks;
-use super::communicator::{RankGpu, TensorPlace};
+use super::communicator::RankGpu;
 use super::element::{Element, Reduction};
 use super::execute::Traffic;
 use super::fabric::Nic;
 use super::step::Schedule;
 use super::streams::{Room, StreamLinks};
+use super::tuning::TensorPlace;
 use crate::Failure;
 use crate::device::DeviceOptions;
 

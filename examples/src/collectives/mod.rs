@@ -29,10 +29,11 @@ mod step;
 mod streams;
 mod tensor;
 mod transport;
+mod tuning;
 pub(crate) mod wait;
 
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
-pub use communicator::{Communicator, RankGpu, TensorPlace, Tuning};
+pub use communicator::{Communicator, RankGpu};
 pub use element::{Element, Reduction};
 pub use execute::Traffic;
 pub use fabric::Rail;
@@ -45,3 +46,4 @@ pub use schedules::{Algorithm, Collective, InvalidJob, Job, Layout, Unsupported,
 pub use step::{Place, Schedule, Source, Span, Step};
 pub use tensor::{Part, Tensor};
 pub use transport::{Transport, Transports};
+pub use tuning::{TensorPlace, Tuning};

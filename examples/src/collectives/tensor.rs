@@ -5,15 +5,12 @@ use std::ops::Range;
 
 use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 
-use super::blocks::{Blocks, parts};
+use super::blocks::{BLOCK, Blocks, parts};
 use super::element::{Element, Reduction};
 use super::fabric::{Fabric, Lane};
 use super::gpu::{GpuPart, GpuTensor};
 use super::shm::{HostSlice, SharedTensor};
 use crate::Failure;
-
-/// Bytes of one copy between exposed and private memory: small enough for the first-level cache.
-pub(super) const BLOCK: usize = 4096;
 
 /// A tensor: the same number of elements at every rank, in memory that the other ranks may access.
 ///

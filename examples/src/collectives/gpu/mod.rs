@@ -17,12 +17,13 @@ use self::links::GpuLinks;
 use self::slots::Slots;
 pub(super) use self::tensor::{GpuPart, GpuTensor};
 use super::blocks::Blocks;
-use super::communicator::{RankGpu, TensorPlace};
+use super::communicator::RankGpu;
 use super::element::{Element, Reduction};
 use super::execute::{Execution, Memory, Traffic};
 use super::fabric::Nic;
 use super::step::Schedule;
 use super::streams::{Room, StreamLinks};
+use super::tuning::TensorPlace;
 use crate::Failure;
 use crate::device::DeviceOptions;
 

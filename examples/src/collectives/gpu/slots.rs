@@ -8,9 +8,9 @@ use rdma_cuda::{
 
 use super::{Engine, failed};
 use crate::Failure;
-use crate::collectives::communicator::TensorPlace;
 use crate::collectives::fabric::Nic;
 use crate::collectives::streams::Room;
+use crate::collectives::tuning::TensorPlace;
 
 /// The slots of a rank.
 #[derive(Debug)]

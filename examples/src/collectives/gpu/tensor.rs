@@ -10,9 +10,9 @@ use super::outgoing::Outgoing;
 use super::{Engine, failed};
 use crate::Failure;
 use crate::collectives::blocks::{Blocks, parts};
-use crate::collectives::communicator::TensorPlace;
 use crate::collectives::element::{Element, Reduction};
 use crate::collectives::link::Slice;
+use crate::collectives::tuning::TensorPlace;
 
 /// Memory of a GPU, and what sends its messages.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
-use super::super::communicator::Tuning;
 use super::super::pattern::Pattern;
+use super::super::tuning::Tuning;
 use super::*;
 use crate::bootstrap::{Group, Place, Roles, Root, Terms, listen_locally};
 use crate::device::DeviceOptions;

@@ -17,16 +17,13 @@ use super::failed;
 use super::host::{Host, SharedTensor};
 use super::trials::Kind;
 use crate::Failure;
-use crate::collectives::blocks::parts;
+use crate::collectives::blocks::{BLOCK, parts};
 use crate::collectives::element::{Element, Reduction};
-use crate::collectives::tensor::BLOCK;
 
 /// Bytes of a rank's share of a block: two ranks' fit into the second-level cache, with operands.
 const SHARE: usize = 256 << 10;
 /// Bytes of a line: shares begin on lines of their own.
 const LINE: usize = 64;
-/// From this size in bytes on, the results of other ranks are stored past the caches.
-const STREAMED: usize = 8 << 20;
 /// Bytes of all inputs up to which each of more than two ranks reduces all of them: one wait is
 /// saved, and more bytes are read.
 const WHOLE: usize = 256 << 10;
@@ -207,11 +204,6 @@ pub(super) fn with_operands<'a>(
     body: impl FnOnce(&mut [SharedSlice<'a>]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     if world <= FEW { body(&mut [own; FEW][..world]) } else { body(&mut vec![own; world]) }
-}
-
-/// The stores of a result of so many bytes that its rank does not read soon.
-pub(super) fn stores(bytes: usize) -> Stores {
-    if bytes >= STREAMED { Stores::Streaming } else { Stores::Cached }
 }
 
 /// The shares of the ranks: some bytes of each block.

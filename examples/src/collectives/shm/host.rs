@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma::{ExposedRegion, ExposedSlice, ProtectionDomain, RemoteAccess};
+use rdma::ProtectionDomain;
 use rdma_mem::{Segment, SegmentView, SharedSlice, SharedSliceMut, pass};
 
 use super::all_reduce::AllReduce;
@@ -15,7 +15,7 @@ use super::clock::{self, Clock};
 use super::failed;
 use super::mail::{self, Announcement, Mail};
 use super::meet::{self, Meeting};
-use super::slice::HostSlice;
+use super::slice::{HostSlice, OwnMemory};
 use super::staging::Staging;
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -44,16 +44,6 @@ pub(crate) struct Host {
     scratch: (u64, Option<Arc<OwnMemory>>),
     /// Bytes released of the message that each rank has announced.
     released: Vec<usize>,
-}
-
-/// A segment of this rank.
-#[derive(Debug)]
-pub(super) struct OwnMemory {
-    /// The number by which the other ranks know it.
-    pub(super) number: u64,
-    segment: Arc<Segment>,
-    /// The same memory, registered to be sent, rail by rail.
-    registered: Vec<ExposedRegion>,
 }
 
 /// Another rank of the host.
@@ -135,7 +125,7 @@ impl Host {
     pub(crate) fn scratch(&mut self, bytes: usize) -> Result<HostSlice, Failure> {
         let (number, scratch) = &mut self.scratch;
         let scratch = match scratch {
-            Some(scratch) if scratch.segment.len() >= bytes => scratch,
+            Some(scratch) if scratch.bytes().len() >= bytes => scratch,
             _ => {
                 let larger = Segment::new(bytes.next_power_of_two().max(4096))?;
                 *number += 1;
@@ -192,27 +182,6 @@ impl Host {
 
     pub(super) fn mail(&mut self) -> &mut Mail {
         &mut self.mail
-    }
-}
-
-impl OwnMemory {
-    fn new(segment: Segment, number: u64, domains: &[ProtectionDomain]) -> Result<Self, Failure> {
-        let segment = Arc::new(segment);
-        // The device only reads it: the peers need no access, but an exposed region gives some.
-        let register = |pd: &ProtectionDomain| pd.register_exposed(Arc::clone(&segment), RemoteAccess::READ);
-        let registered = domains.iter().map(register).collect::<Result<_, _>>()?;
-        Ok(Self { number, segment, registered })
-    }
-
-    /// The memory.
-    pub(super) fn bytes(&self) -> SharedSliceMut<'_> {
-        self.segment.bytes()
-    }
-
-    /// Some bytes of the memory, for a rail to send.
-    pub(super) fn registered(&self, rail: usize, bytes: Range<usize>) -> Result<ExposedSlice, Failure> {
-        let region = self.registered.get(rail).ok_or_else(|| failed("it is not registered with a device"))?;
-        region.slice(bytes).map_err(Failure::from)
     }
 }
 

@@ -3,17 +3,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rdma::ExposedSlice;
-use rdma_mem::{SegmentView, SharedSlice, SharedSliceMut, reduce};
+use rdma::{ExposedRegion, ExposedSlice, ProtectionDomain, RemoteAccess};
+use rdma_mem::{Segment, SegmentView, SharedSlice, SharedSliceMut, Stores, reduce};
 
-use super::all_reduce::stores;
 use super::failed;
-use super::host::OwnMemory;
 use super::mail::Announcement;
 use crate::Failure;
 use crate::collectives::blocks::Blocks;
 use crate::collectives::element::{Element, Reduction};
 use crate::collectives::link::Slice;
+
+/// From this size in bytes on, the results of other ranks are stored past the caches.
+const STREAMED: usize = 8 << 20;
 
 /// Some bytes of this host's memory.
 #[derive(Clone, Debug)]
@@ -116,4 +117,40 @@ impl Slice for HostSlice {
         let operands = operands.iter().map(Self::read).collect::<Result<Vec<_>, _>>()?;
         reduce(T::SCALAR, reduction.operation(), self.write()?, &operands, stores(self.len())).map_err(failed)
     }
+}
+
+/// A segment of this rank.
+#[derive(Debug)]
+pub(super) struct OwnMemory {
+    /// The number by which the other ranks know it.
+    pub(super) number: u64,
+    segment: Arc<Segment>,
+    /// The same memory, registered to be sent, rail by rail.
+    registered: Vec<ExposedRegion>,
+}
+
+impl OwnMemory {
+    pub(super) fn new(segment: Segment, number: u64, domains: &[ProtectionDomain]) -> Result<Self, Failure> {
+        let segment = Arc::new(segment);
+        // The device only reads it: the peers need no access, but an exposed region gives some.
+        let register = |pd: &ProtectionDomain| pd.register_exposed(Arc::clone(&segment), RemoteAccess::READ);
+        let registered = domains.iter().map(register).collect::<Result<_, _>>()?;
+        Ok(Self { number, segment, registered })
+    }
+
+    /// The memory.
+    pub(super) fn bytes(&self) -> SharedSliceMut<'_> {
+        self.segment.bytes()
+    }
+
+    /// Some bytes of the memory, for a rail to send.
+    pub(super) fn registered(&self, rail: usize, bytes: Range<usize>) -> Result<ExposedSlice, Failure> {
+        let region = self.registered.get(rail).ok_or_else(|| failed("it is not registered with a device"))?;
+        region.slice(bytes).map_err(Failure::from)
+    }
+}
+
+/// The stores of a result of so many bytes that its rank does not read soon.
+fn stores(bytes: usize) -> Stores {
+    if bytes >= STREAMED { Stores::Streaming } else { Stores::Cached }
 }
