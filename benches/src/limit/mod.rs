@@ -6,6 +6,7 @@
 //! operation there are several methods; the one that is fastest in the warm-up is timed.
 
 mod kernel;
+mod measure;
 mod rank;
 mod traffic;
 
@@ -87,7 +88,7 @@ pub fn run_if_asked() -> io::Result<bool> {
         Some((first, [path, rank, spins, rest @ ..])) if first == RANK => {
             let (rank, spins, job) = (rank.parse().ok(), spins.parse().ok(), parse(rest));
             let (Some(rank), Some(spins), Some((point, writes))) = (rank, spins, job) else { return Err(malformed()) };
-            Rank::new(SharedPages::open(path)?, rank, point, spins).measure(writes)?;
+            measure::measure(Rank::new(SharedPages::open(path)?, rank, point, spins), writes);
         }
         _ => return Ok(false),
     }

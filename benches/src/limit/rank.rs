@@ -1,11 +1,7 @@
-//! One rank of the limit: its memory, its counters, and its measurement.
+//! One rank of the limit: its memory and its counters.
 
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
-use super::Writes;
-use super::traffic::{self, Method};
 use crate::point::{Operation, Place, Point};
 use crate::shared::SharedPages;
 
@@ -113,31 +109,8 @@ impl Rank {
         }
     }
 
-    /// Measures the fastest method, and leaves the results in shared memory.
-    pub(super) fn measure(mut self, writes: Writes) -> io::Result<()> {
-        self.fill();
-        let methods = Method::of(self.point, writes);
-        let mut best = (f64::INFINITY, methods[0]);
-        for &method in &methods {
-            self.time(method, self.point.warmup);
-            let time = self.time(method, self.point.warmup);
-            let all = self.mean(time);
-            best = if all < best.0 { (all, method) } else { best };
-        }
-        let time = self.time(best.1, self.point.iterations);
-        self.fill();
-        self.barrier();
-        traffic::run(&mut self, best.1);
-        self.barrier();
-        let wrong = self.count_wrong();
-        let line = (self.rank * COUNTERS + 2 * LINE) / LINE;
-        self.pages.word(line).store(time.to_bits(), Ordering::Release);
-        self.pages.word(line + 1).store(wrong, Ordering::Release);
-        Ok(())
-    }
-
     /// The mean of a time over all ranks, which is the same at each.
-    fn mean(&mut self, time: f64) -> f64 {
+    pub(super) fn mean(&mut self, time: f64) -> f64 {
         let line = |rank: usize| (rank * COUNTERS + 2 * LINE) / LINE;
         self.pages.word(line(self.rank)).store(time.to_bits(), Ordering::Release);
         self.barrier();
@@ -146,20 +119,15 @@ impl Rank {
         mean
     }
 
-    /// Nanoseconds of an operation.
-    fn time(&mut self, method: Method, iterations: usize) -> f64 {
-        self.barrier();
-        let start = Instant::now();
-        for _ in 0..iterations {
-            traffic::run(self, method);
-        }
-        let time = crate::pair::per_iteration(start.elapsed(), iterations as u64);
-        self.barrier();
-        time
+    /// Leaves the results of this rank in shared memory.
+    pub(super) fn leave_results(&self, time: f64, wrong: u64) {
+        let line = (self.rank * COUNTERS + 2 * LINE) / LINE;
+        self.pages.word(line).store(time.to_bits(), Ordering::Release);
+        self.pages.word(line + 1).store(wrong, Ordering::Release);
     }
 
     /// Fills this rank's input with small whole numbers, whose sums are exact.
-    fn fill(&mut self) {
+    pub(super) fn fill(&mut self) {
         self.barrier();
         let root_only = self.point.operation == Operation::Broadcast && self.rank != 0;
         for index in 0..if root_only { 0 } else { self.count() } {
@@ -168,16 +136,6 @@ impl Rank {
             unsafe { self.input(self.rank).wrapping_add(index).write(number(self.rank, index)) };
         }
         self.barrier();
-    }
-
-    fn count_wrong(&self) -> u64 {
-        let is_wrong = |index: &usize| {
-            // SAFETY: read wants a readable number, which nothing writes: it lies in this rank's
-            // output, and the operation has ended.
-            let found = unsafe { self.output(self.rank).wrapping_add(*index).read() };
-            found != traffic::expected(self, *index)
-        };
-        traffic::results(self).filter(is_wrong).count() as u64
     }
 }
 
