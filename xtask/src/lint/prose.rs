@@ -1,9 +1,7 @@
 //! Rules for prose: the length of lines in comments and documents, and SAFETY comments without an
 //! argument.
 
-use std::{fs, path::Path, process::Command};
-
-use crate::system::output;
+use std::{fs, path::Path};
 
 /// The last permitted column of a comment or of a line in a document.
 const COLUMNS: usize = 100;
@@ -25,18 +23,15 @@ const EMPTY_ARGUMENTS: [&str; 12] = [
     "valid",
 ];
 
-/// Lists the faults of all files that git does not ignore.
-pub(super) fn check(root: &Path) -> Result<Vec<String>, String> {
-    let mut git = Command::new("git");
-    git.current_dir(root).args(["ls-files", "--cached", "--others", "--exclude-standard"]);
-    let files = output(&mut git)?;
+/// Lists the faults of the files.
+pub(super) fn check(root: &Path, files: &[String]) -> Vec<String> {
     let mut faults = Vec::new();
-    for file in files.lines().filter(|file| !is_generated(file)) {
+    for file in files.iter().filter(|file| !is_generated(file)) {
         // Skips files that git still lists after they were deleted, and files that are not text.
         let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
         faults.extend(faults_of(file, &text).map(|(line, fault)| format!("{file}:{line}: {fault}")));
     }
-    Ok(faults)
+    faults
 }
 
 fn is_generated(file: &str) -> bool {
