@@ -286,6 +286,32 @@ fn interrupted_by_signals() {
     other.finish();
 }
 
+/// Runs in a process of its own, because signal handlers belong to the process.
+#[test]
+#[ignore = "run by a_handler_that_resets_itself_interrupts_too"]
+fn interrupted_once() {
+    let (side, other) = connected();
+    side.side().arm(false);
+    let waiter = thread::spawn(move || side.take_messages());
+    let_sleep();
+    // No wait has read this handler, and none sees it afterwards.
+    until("the signal has its effect", || {
+        use std::os::unix::thread::JoinHandleExt;
+        handle(libc::SIGUSR2, libc::SA_RESETHAND);
+        // SAFETY: the thread is not joined yet.
+        unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGUSR2) };
+        let_sleep();
+        waiter.is_finished()
+    });
+    assert_eq!(join(waiter).unwrap_err().kind(), io::ErrorKind::Interrupted);
+    other.finish();
+}
+
+#[test]
+fn a_handler_that_resets_itself_interrupts_too() {
+    passes_alone(&["interrupted_once"], &[]);
+}
+
 #[test]
 fn signals_interrupt_as_they_interrupt_a_read() {
     passes_alone(&["interrupted_by_signals"], &[]);

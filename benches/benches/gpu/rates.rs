@@ -45,7 +45,7 @@ fn copies(gpu: &Gpu, total: usize, rounds: usize) -> Outcome {
         let both = measure(rounds, || {
             let begin = Barrier::new(2);
             let way = |copy: Copy| {
-                let time = staging::copies(gpu, total, chunk, copy, || drop(begin.wait()));
+                let time = staging::copies(gpu, total, chunk, copy, || _ = begin.wait());
                 time.map(|time| rate(total, time)).map_err(|error| error.to_string())
             };
             thread::scope(|scope| {

@@ -28,7 +28,7 @@ pub(crate) fn all_restarted() -> bool {
     RESTARTED.load(Ordering::Relaxed)
 }
 
-/// The flags of a signal's handler, if there is one.
+/// The flags of a signal's handler, if there is one, or was one that has reset itself.
 fn handler_flags(signal: i32) -> Option<i32> {
     // SAFETY: zeroed wants a type for which all zeroes is a value: sigaction consists of integers
     // and an optional function pointer.
@@ -36,6 +36,11 @@ fn handler_flags(signal: i32) -> Option<i32> {
     // Not through `nix`, which can only replace a handler.
     // SAFETY: sigaction wants null or a valid new action, and null or room for the old one.
     let result = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
-    let is_handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+    // The kernel resets a handler that runs once before it runs, but leaves the flags: it may be
+    // the one that has ended the wait.
+    let is_handled = match action.sa_sigaction {
+        libc::SIG_DFL => action.sa_flags & libc::SA_RESETHAND != 0,
+        handler => handler != libc::SIG_IGN,
+    };
     (result == 0 && is_handled).then_some(action.sa_flags)
 }
