@@ -39,8 +39,8 @@ impl Handle {
         let mut attributes = attributes(resolved)?;
         // SAFETY: ibv_create_ah requires a live domain, that of a live id (2), and attributes, a
         // local.
-        let raw = unsafe { (id.libraries().verbs.ibv_create_ah)(domain.as_ptr(), &raw mut attributes) };
-        Ok(Self { id: id.share(), raw: pointer(raw)? })
+        let raw = pointer(|| unsafe { (id.libraries().verbs.ibv_create_ah)(domain.as_ptr(), &raw mut attributes) })?;
+        Ok(Self { id: id.share(), raw })
     }
 }
 

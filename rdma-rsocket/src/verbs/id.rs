@@ -34,7 +34,7 @@ unsafe impl Sync for EventChannel {}
 impl EventChannel {
     pub(crate) fn new(libraries: Libraries) -> Result<Self, Errno> {
         // SAFETY: the function has no requirement.
-        let raw = pointer(unsafe { (libraries.cm.rdma_create_event_channel)() })?;
+        let raw = pointer(|| unsafe { (libraries.cm.rdma_create_event_channel)() })?;
         // SAFETY: the read requires a live channel, which was just made.
         let fd = unsafe { raw.read() }.fd;
         let channel = Self { libraries, raw, fd };
@@ -46,7 +46,7 @@ impl EventChannel {
     pub(crate) fn next(&self) -> Result<Option<Event>, Errno> {
         let mut event = ptr::null_mut();
         // SAFETY: rdma_get_cm_event requires a live channel (2) and room for a pointer, a local.
-        match minus_one(unsafe { (self.libraries.cm.rdma_get_cm_event)(self.raw.as_ptr(), &raw mut event) }) {
+        match minus_one(|| unsafe { (self.libraries.cm.rdma_get_cm_event)(self.raw.as_ptr(), &raw mut event) }) {
             Ok(()) => (),
             Err(Errno::EAGAIN) => return Ok(None),
             Err(errno) => return Err(errno),
@@ -134,7 +134,7 @@ unsafe impl Sync for RawId {}
 
 impl RawId {
     fn new(libraries: Libraries, raw: *mut rdma_cm_id, channel: Arc<EventChannel>) -> Result<Arc<Self>, Errno> {
-        Ok(Arc::new(Self { libraries, raw: pointer(raw)?, channel: Mutex::new(channel) }))
+        Ok(Arc::new(Self { libraries, raw: pointer(|| raw)?, channel: Mutex::new(channel) }))
     }
 
     pub(super) fn libraries(&self) -> Libraries {
@@ -160,9 +160,9 @@ impl Id {
         let channel = Arc::new(EventChannel::new(libraries)?);
         let mut id = ptr::null_mut();
         // SAFETY: rdma_create_id requires a live channel (2) and room for a pointer, a local.
-        let result =
-            unsafe { (libraries.cm.rdma_create_id)(channel.raw.as_ptr(), &raw mut id, ptr::null_mut(), ports) };
-        minus_one(result)?;
+        minus_one(|| unsafe {
+            (libraries.cm.rdma_create_id)(channel.raw.as_ptr(), &raw mut id, ptr::null_mut(), ports)
+        })?;
         Ok(Self { raw: RawId::new(libraries, id, Arc::clone(&channel))?, channel })
     }
 
@@ -205,12 +205,12 @@ impl Id {
     pub(crate) fn bind(&mut self, address: SocketAddr) -> Result<(), Errno> {
         let address = SockaddrStorage::from(address);
         // SAFETY: rdma_bind_addr requires a live id (2) and an address, which it only reads.
-        minus_one(unsafe { (self.cm().rdma_bind_addr)(self.as_ptr(), address.as_ptr().cast_mut()) })
+        minus_one(|| unsafe { (self.cm().rdma_bind_addr)(self.as_ptr(), address.as_ptr().cast_mut()) })
     }
 
     pub(crate) fn listen(&mut self, backlog: c_int) -> Result<(), Errno> {
         // SAFETY: rdma_listen requires a live id (2).
-        minus_one(unsafe { (self.cm().rdma_listen)(self.as_ptr(), backlog) })
+        minus_one(|| unsafe { (self.cm().rdma_listen)(self.as_ptr(), backlog) })
     }
 
     /// Begins to resolve an address, from a source address if one is given.
@@ -226,12 +226,12 @@ impl Id {
         let to = destination.as_ptr().cast_mut();
         // SAFETY: rdma_resolve_addr requires a live id (2), NULL or an address, and an address;
         // both are locals, which it only reads.
-        minus_one(unsafe { (self.cm().rdma_resolve_addr)(self.as_ptr(), source, to, timeout) })
+        minus_one(|| unsafe { (self.cm().rdma_resolve_addr)(self.as_ptr(), source, to, timeout) })
     }
 
     pub(crate) fn resolve_route(&mut self, timeout: c_int) -> Result<(), Errno> {
         // SAFETY: rdma_resolve_route requires a live id (2).
-        minus_one(unsafe { (self.cm().rdma_resolve_route)(self.as_ptr(), timeout) })
+        minus_one(|| unsafe { (self.cm().rdma_resolve_route)(self.as_ptr(), timeout) })
     }
 
     /// Sends a connection request with private data.
@@ -239,7 +239,7 @@ impl Id {
         let mut parameters = parameters(private)?;
         // SAFETY: rdma_connect requires a live id (2) and parameters, whose private data is
         // borrowed for the call.
-        minus_one(unsafe { (self.cm().rdma_connect)(self.as_ptr(), &raw mut parameters) })
+        minus_one(|| unsafe { (self.cm().rdma_connect)(self.as_ptr(), &raw mut parameters) })
     }
 
     /// Accepts a connection request with private data.
@@ -247,7 +247,7 @@ impl Id {
         let mut parameters = parameters(private)?;
         // SAFETY: rdma_accept requires a live id (2) and parameters, whose private data is borrowed
         // for the call.
-        minus_one(unsafe { (self.cm().rdma_accept)(self.as_ptr(), &raw mut parameters) })
+        minus_one(|| unsafe { (self.cm().rdma_accept)(self.as_ptr(), &raw mut parameters) })
     }
 
     pub(crate) fn reject(&mut self) {
@@ -265,7 +265,7 @@ impl Id {
         let data = value.as_ptr().cast_mut().cast();
         // SAFETY: rdma_set_option requires a live id (2) and a value of the length, which it only
         // reads.
-        minus_one(unsafe { (self.cm().rdma_set_option)(self.as_ptr(), level, name, data, value.len()) })
+        minus_one(|| unsafe { (self.cm().rdma_set_option)(self.as_ptr(), level, name, data, value.len()) })
     }
 
     pub(crate) fn local_address(&self) -> Option<SocketAddr> {
@@ -307,7 +307,7 @@ impl Request {
         let Self(id) = self;
         // SAFETY: rdma_migrate_id requires a live id and a live channel (2), and no event that is
         // not acknowledged: `EventChannel::next` acknowledges each.
-        minus_one(unsafe { (id.cm().rdma_migrate_id)(id.as_ptr(), id.channel.raw.as_ptr()) })?;
+        minus_one(|| unsafe { (id.cm().rdma_migrate_id)(id.as_ptr(), id.channel.raw.as_ptr()) })?;
         *id.raw.channel.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&id.channel);
         Ok(())
     }

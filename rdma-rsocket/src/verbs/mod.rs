@@ -60,9 +60,9 @@ impl Libraries {
     }
 }
 
-/// The result of a function that returns -1 with the reason in `errno`.
-fn minus_one(result: libc::c_int) -> Result<(), Errno> {
-    Errno::result(result).map(drop)
+/// Calls a function that returns -1 with the reason in `errno`.
+fn minus_one(call: impl FnOnce() -> libc::c_int) -> Result<(), Errno> {
+    with_reason(|| Errno::result(call()).ok().map(drop), Errno::EIO)
 }
 
 /// The result of a function that returns an error number.
@@ -70,12 +70,18 @@ fn number(result: libc::c_int) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(Errno::from_raw(result)) }
 }
 
-/// The result of a function that returns NULL with the reason in `errno`.
-fn pointer<T>(result: *mut T) -> Result<NonNull<T>, Errno> {
-    NonNull::new(result).ok_or_else(|| match Errno::last() {
-        // The function failed without a reason.
-        Errno::UnknownErrno => Errno::ENOMEM,
-        errno => errno,
+/// Calls a function that returns NULL with the reason in `errno`.
+fn pointer<T>(call: impl FnOnce() -> *mut T) -> Result<NonNull<T>, Errno> {
+    with_reason(|| NonNull::new(call()), Errno::ENOMEM)
+}
+
+/// Calls a function that may leave the reason of its failure in `errno`. Some providers do not: an
+/// earlier call's error must not pass for the reason.
+fn with_reason<T>(call: impl FnOnce() -> Option<T>, none: Errno) -> Result<T, Errno> {
+    Errno::clear();
+    call().ok_or_else(|| match Errno::last_raw() {
+        0 => none,
+        errno => Errno::from_raw(errno),
     })
 }
 
@@ -88,4 +94,22 @@ fn set_nonblocking(fd: std::os::fd::RawFd) -> Result<(), Errno> {
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_error_is_not_the_reason_of_a_failure() {
+        Errno::EEXIST.set();
+        assert_eq!(minus_one(|| -1), Err(Errno::EIO));
+        Errno::EEXIST.set();
+        assert_eq!(pointer(std::ptr::null_mut::<u8>), Err(Errno::ENOMEM));
+        let fails = || {
+            Errno::EBUSY.set();
+            -1
+        };
+        assert_eq!((minus_one(fails), minus_one(|| 0)), (Err(Errno::EBUSY), Ok(())));
+    }
 }

@@ -88,9 +88,9 @@ impl Queues {
         let (cm, raw) = (id.libraries().cm, id.as_ptr());
         // SAFETY: rdma_create_qp requires a live id (2), NULL for its own domain, and attributes
         // with live completion queues.
-        minus_one(unsafe { (cm.rdma_create_qp)(raw, ptr::null_mut(), &raw mut attributes) })?;
+        minus_one(|| unsafe { (cm.rdma_create_qp)(raw, ptr::null_mut(), &raw mut attributes) })?;
         // SAFETY: the read requires a live id (2).
-        let pair = Pair { id: id.share(), raw: pointer(unsafe { (*raw).qp })? };
+        let pair = Pair { id: id.share(), raw: pointer(|| unsafe { (*raw).qp })? };
         let inline = attributes.cap.max_inline_data.min(u16::MAX.into());
         let limits = Limits { send, receive, inline: inline.try_into().unwrap_or(u16::MAX) };
         Ok(Self { pair, completions, limits })
@@ -263,11 +263,12 @@ impl CompletionQueue {
         let (libraries, (context, _)) = (id.libraries(), id.device()?);
         let verbs = libraries.verbs;
         // SAFETY: ibv_create_comp_channel requires an open context: that of a live id (2).
-        let channel = pointer(unsafe { (verbs.ibv_create_comp_channel)(context.as_ptr()) })?;
+        let channel = pointer(|| unsafe { (verbs.ibv_create_comp_channel)(context.as_ptr()) })?;
         let depth = c_int::try_from(depth).unwrap_or(c_int::MAX);
         // SAFETY: ibv_create_cq requires an open context and a live channel.
-        let queue = unsafe { (verbs.ibv_create_cq)(context.as_ptr(), depth, ptr::null_mut(), channel.as_ptr(), 0) };
-        let queue = match pointer(queue) {
+        let queue =
+            pointer(|| unsafe { (verbs.ibv_create_cq)(context.as_ptr(), depth, ptr::null_mut(), channel.as_ptr(), 0) });
+        let queue = match queue {
             Ok(queue) => queue,
             Err(errno) => {
                 // SAFETY: ibv_destroy_comp_channel requires a live channel without queues.

@@ -136,8 +136,9 @@ impl Registration {
         let (_, domain) = id.device()?;
         // SAFETY: ibv_reg_mr requires a live domain, that of a live id (2), and valid memory, this
         // function's condition.
-        let raw = unsafe { id.libraries().verbs.ibv_reg_mr(domain.as_ptr(), address.cast(), len, access.flags()) };
-        let raw = pointer(raw)?;
+        let raw = pointer(|| unsafe {
+            id.libraries().verbs.ibv_reg_mr(domain.as_ptr(), address.cast(), len, access.flags())
+        })?;
         // SAFETY: the read requires a live region, which was just made.
         let mr = unsafe { raw.read() };
         Ok(Self { id: id.share(), raw: Some(raw), local_key: mr.lkey, remote_key: mr.rkey })
