@@ -50,6 +50,25 @@ pub fn number() -> u64 {
     word().map_or(0, |word| word.load(Ordering::Relaxed))
 }
 
+/// The number and the id of a process. The id tells a child apart where system calls are emulated
+/// by a program that ignores the wish to wipe a page, as QEMU does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    number: u64,
+    id: u32,
+}
+
+impl Identity {
+    /// The calling process.
+    pub(crate) fn current() -> Result<Self, SharedMemoryError> {
+        Ok(Self { number: identify()?, id: std::process::id() })
+    }
+
+    pub(crate) fn is_current(self) -> bool {
+        self == Self { number: number(), id: std::process::id() }
+    }
+}
+
 #[inline]
 fn word() -> Option<&'static AtomicU64> {
     // SAFETY: as_ref wants null or a pointer to a live, aligned atomic: `make_word` stores only

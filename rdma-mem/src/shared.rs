@@ -17,7 +17,7 @@
 //!    access never lies beyond the file's end, where it would fault. (A peer can punch holes: they
 //!    read as zeros and are filled at the next access.)
 //! 3. A forked child may lack the mapping and have another one at its addresses, so a drop in a
-//!    child unmaps nothing. A child has another [number](process::number), though it may have its
+//!    child unmaps nothing. A child has another `Identity` (`process.rs`), though it may have its
 //!    parent's process id.
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
-use crate::process;
+use crate::process::Identity;
 
 mod segment;
 
@@ -55,8 +55,7 @@ const LARGE: usize = 16 << 20;
 
 /// The memory that a process shares, by address.
 struct Registry {
-    /// The [number](process::identify) of the process.
-    process: u64,
+    process: Identity,
     entries: RwLock<BTreeMap<usize, Arc<Backing>>>,
 }
 
@@ -66,7 +65,7 @@ static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
 /// The registry of this process; `None` if it has no number, and so no shared memory.
 fn registry() -> Option<&'static RwLock<BTreeMap<usize, Arc<Backing>>>> {
-    let process = process::identify().ok()?;
+    let process = Identity::current().ok()?;
     loop {
         let current = REGISTRY.load(Ordering::Acquire);
         // SAFETY: as_ref wants null or a pointer to a live value: the exchange below stores only
@@ -248,8 +247,7 @@ fn add_seals(fd: &OwnedFd, seals: SealFlag) -> Result<(), SharedMemoryError> {
 #[derive(Debug)]
 struct Pages {
     map: ManuallyDrop<MmapRaw>,
-    /// The [number](process::identify) of the process.
-    owner: u64,
+    owner: Identity,
 }
 
 impl Pages {
@@ -260,7 +258,7 @@ impl Pages {
         allocation: Allocation,
         access: Access,
     ) -> Result<Self, SharedMemoryError> {
-        let owner = process::identify()?;
+        let owner = Identity::current()?;
         let mut options = MmapOptions::new();
         options.len(mapped);
         if allocation == Allocation::Whole {
@@ -275,7 +273,7 @@ impl Pages {
     }
 
     fn is_ours(&self) -> bool {
-        self.owner == process::number()
+        self.owner.is_current()
     }
 }
 
