@@ -1,4 +1,4 @@
-//! Vectors: the elements of one access of [`VECTOR`](super::VECTOR) bytes.
+//! Vectors: the elements of one access of [`VECTOR`] bytes.
 //!
 //! Elements of four and eight bytes are loaded into their own registers. Smaller ones come as four
 //! words, `%part0` to `%part3`.
