@@ -67,7 +67,7 @@ fn long_messages_and_exposed_ones_go_in_the_connection_s_domain() {
         assert_eq!(refused.kind(), FailureKind::Local, "{refused}");
     });
     let server = received.join().unwrap();
-    // What was kept for the long message went with the connection.
+    // The connection has kept the buffers of the long message, and the node none.
     assert_eq!(world.server.read_buffers_len(), 0);
     drop((server, to, from, own, of_node));
     world.end();
