@@ -219,9 +219,9 @@ impl Parameters {
         let (parameters, no_extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
         // SAFETY: cuLaunchKernel wants a pointer to each parameter of the kernel, which it copies,
         // and a function and a stream of the current context: `check` has compared the GPUs. The
-        // kernel accesses `count` elements at each address, of which the vectors are a part, at
-        // addresses that are multiples of a vector: `check` has compared the lengths, and
-        // the stream keeps the slices until the kernel is done.
+        // kernel accesses `count` elements at each address: `check` has compared the lengths, and
+        // the stream keeps the slices until the kernel is done. Those in `vectors` it accesses 16
+        // bytes at a time, which wants aligned addresses: `new` counts none otherwise.
         unsafe { driver.cuLaunchKernel(kernel, blocks, 1, 1, THREADS, 1, 1, 0, stream, parameters, no_extra) }
     }
 }
