@@ -60,6 +60,35 @@ pub(crate) fn watch() {
     }
 }
 
+/// The process that made a value whose lock another thread may hold when the process forks. A child
+/// must not wait for that lock.
+#[cfg(feature = "net")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MadeIn(u32);
+
+#[cfg(feature = "net")]
+impl Default for MadeIn {
+    /// This process.
+    fn default() -> Self {
+        Self(generation())
+    }
+}
+
+#[cfg(feature = "net")]
+impl MadeIn {
+    /// Whether this process is a child of the one that made the value.
+    #[inline]
+    pub(crate) fn is_forked(self) -> bool {
+        self.0 != generation()
+    }
+
+    /// Fails in a child.
+    #[inline]
+    pub(crate) fn check(self, operation: Operation) -> Result<()> {
+        check(self.0, operation)
+    }
+}
+
 /// Fails if `made_in` is not this process's generation.
 #[inline]
 pub(crate) fn check(made_in: u32, operation: Operation) -> Result<()> {

@@ -15,12 +15,13 @@ use super::shared::Shared;
 use super::tables::Tables;
 use super::tcp::{Kind, Sockets, offer, split_offer};
 use crate::cm::{Accepted, EventChannel, EventKind, IdKey};
-use crate::error::{Error, Failed};
+use crate::error::{Error, Failed, Operation};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, Rc};
 use crate::types::RemoteAccess;
 
 /// Connects to a listener.
 pub(super) async fn connect(tables: &Tables, to: SocketAddr) -> Result<Connection, Failure> {
+    tables.check(Operation::Connect)?;
     match &tables.events {
         Events::Manager(events) => connect_by_manager(tables, events, to).await,
         Events::Tcp(sockets) => connect_by_tcp(tables, sockets, to).await,

@@ -65,6 +65,7 @@ impl Driver {
     ///
     /// Errors of the device and of its connection manager.
     pub fn turn(&mut self, budget: usize) -> Result<usize> {
+        self.tables.check(Operation::PollCq)?;
         let mut count = 0;
         while count < budget && self.deliver()? {
             count += 1;
@@ -198,6 +199,7 @@ impl Driver {
     ///
     /// As for [`wait`](Self::wait).
     pub fn run_blocking(mut self) -> Result<()> {
+        self.tables.check(Operation::PollCq)?;
         while !self.tables.is_idle() {
             self.wait(None)?;
         }
@@ -284,7 +286,9 @@ impl AsFd for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.tables.stop();
+        if !self.tables.is_forked() {
+            self.tables.stop();
+        }
     }
 }
 

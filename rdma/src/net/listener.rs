@@ -32,6 +32,7 @@ pub struct Listener {
 /// Listens at an address.
 pub(super) fn listen(handle: &Arc<Handle>, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
     let tables = &handle.tables;
+    tables.check(Operation::Listen)?;
     if options.shared_receives.is_some() && tables.shared.options.separate_domains {
         tracing::debug!("receives of one domain cannot be shared by connections that have domains of their own");
         return Err(Error::new(Operation::CreateSrq, ErrorKind::InvalidInput));

@@ -8,11 +8,14 @@ use std::time::Instant;
 use super::failure::{Failure, FailureKind};
 use super::waiters::Task;
 use crate::cm::EventKind;
+use crate::error::Operation;
+use crate::fork::MadeIn;
 
 /// The events of an id that a future waits for.
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
     state: Mutex<State>,
+    made_in: MadeIn,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +71,7 @@ impl Mailbox {
 
     /// Waits for the next event.
     pub(super) fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<EventKind, Failure>> {
+        self.made_in.check(Operation::GetCmEvent)?;
         Task::poll(cx.waker(), true, |task| {
             let mut state = self.lock();
             if let Some(event) = state.events.pop_front() {

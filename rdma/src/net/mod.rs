@@ -71,6 +71,12 @@
 //!
 //! Any future may be dropped at any time: no message is lost or torn. A message whose `send` was
 //! dropped is sent as a whole or not at all.
+//!
+//! # Forks
+//!
+//! In a forked child all calls fail, and drops do nothing: the connections belong to the parent.
+//! The child may make nodes of its own. Over [`Exchange::Tcp`] a peer notices the end of the parent
+//! by its silence only, as long as a child lives on that has not called `exec`.
 
 mod attempt;
 mod connect;

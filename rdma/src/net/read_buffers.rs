@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
+use crate::fork::MadeIn;
 use crate::mr::Buffer;
 use crate::pd::ProtectionDomain;
 
@@ -18,6 +19,7 @@ const SLACK: usize = 2;
 #[derive(Debug, Default)]
 pub(super) struct ReadBuffers {
     spares: Mutex<Spares>,
+    made_in: MadeIn,
 }
 
 #[derive(Debug, Default)]
@@ -103,6 +105,9 @@ impl ReadShare {
 
 impl Drop for ReadShare {
     fn drop(&mut self) {
+        if self.all.made_in.is_forked() {
+            return;
+        }
         let mut spares = self.all.lock();
         spares.limit = spares.limit.saturating_sub(self.len);
         let trimmed = spares.trim();

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::protocol::RESERVE;
 use crate::cq::CompletionQueue;
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::fork::MadeIn;
 use crate::mr::Buffer;
 use crate::pd::ProtectionDomain;
 use crate::qp::{Rc, SharedReceiveQueue};
@@ -30,6 +31,7 @@ pub(super) struct ReceivePool {
     token: u64,
     total: u32,
     state: Mutex<State>,
+    made_in: MadeIn,
 }
 
 struct State {
@@ -59,7 +61,7 @@ impl ReceivePool {
             queue.post_recv(region.split_to(size), token).map_err(|refused| refused.error())?;
         }
         let state = Mutex::new(State { queue, free: count.into(), stakes: 0 });
-        Ok(Self { token, total: count, state })
+        Ok(Self { token, total: count, state, made_in: MadeIn::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -180,6 +182,9 @@ impl ReceivePool {
 
 impl Drop for Stake {
     fn drop(&mut self) {
+        if self.pool.made_in.is_forked() {
+            return;
+        }
         let mut state = self.pool.lock();
         state.free += i64::from(self.entitled);
         state.stakes -= 1;

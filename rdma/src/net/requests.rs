@@ -11,7 +11,8 @@ use super::options::ListenOptions;
 use super::protocol::{Hello, Refuse, RefuseCode};
 use super::receives::{ReceivePool, Stake};
 use super::waiters::Task;
-use crate::error::Result;
+use crate::error::{Operation, Result};
+use crate::fork::MadeIn;
 
 /// The requests that wait at a listener.
 pub(super) struct Requests {
@@ -20,6 +21,7 @@ pub(super) struct Requests {
     live: Arc<AtomicUsize>,
     pool: Option<Arc<ReceivePool>>,
     state: Mutex<State>,
+    made_in: MadeIn,
 }
 
 #[derive(Default)]
@@ -49,7 +51,7 @@ impl Drop for Ticket {
 
 impl Requests {
     pub(super) fn new(options: ListenOptions, pool: Option<Arc<ReceivePool>>) -> Self {
-        Self { options, live: Arc::default(), pool, state: Mutex::default() }
+        Self { options, live: Arc::default(), pool, state: Mutex::default(), made_in: MadeIn::default() }
     }
 
     /// The shared receives that no connection may use.
@@ -60,6 +62,7 @@ impl Requests {
 
     /// Waits for the next request.
     pub(super) fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<Pending, Failure>> {
+        self.made_in.check(Operation::GetCmEvent)?;
         Task::poll(cx.waker(), true, |task| {
             let mut state = self.lock();
             if let Some(request) = state.queue.pop_front() {

@@ -13,7 +13,8 @@ use super::receives::ReceivePool;
 use super::requests::Requests;
 use super::shared::Shared;
 use crate::cm::IdKey;
-use crate::error::Result;
+use crate::error::{Operation, Result};
+use crate::fork::MadeIn;
 use crate::qp::ring::Panics;
 
 /// The part of a node that its handles and its driver share.
@@ -21,6 +22,7 @@ pub(super) struct Tables {
     pub(super) shared: Arc<Shared>,
     pub(super) events: Events,
     entries: Mutex<Entries>,
+    made_in: MadeIn,
 }
 
 struct Entries {
@@ -61,6 +63,9 @@ pub(super) struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.tables.is_forked() {
+            return;
+        }
         self.tables.lock().has_handles = false;
         self.tables.shared.watch.ring();
     }
@@ -78,15 +83,36 @@ impl Tables {
             has_handles: true,
             is_driven: true,
         });
-        Self { shared: Arc::new(shared), events, entries }
+        Self { shared: Arc::new(shared), events, entries, made_in: MadeIn::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of connections that have not ended.
+    /// Whether this process is a forked child of the node's: it must not wait for a lock.
+    pub(super) fn is_forked(&self) -> bool {
+        self.made_in.is_forked()
+    }
+
+    /// Fails in a forked child.
+    pub(super) fn check(&self, operation: Operation) -> Result<()> {
+        self.made_in.check(operation)
+    }
+
+    /// Keeps the locks of the node while `work` runs.
+    #[cfg(test)]
+    pub(super) fn locked<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _sockets = if let Events::Tcp(sockets) = &self.events { Some(sockets.locked()) } else { None };
+        let _entries = self.lock();
+        work()
+    }
+
+    /// The number of connections that have not ended; 0 in a forked child.
     pub(super) fn connections(&self) -> usize {
+        if self.is_forked() {
+            return 0;
+        }
         self.lock().cores.len()
     }
 
@@ -166,6 +192,7 @@ impl Tables {
 
     /// Sets the receiver of the events of an id.
     pub(super) fn set_route(&self, id: IdKey, route: Route) -> Result<(), Failure> {
+        self.check(Operation::CreateId)?;
         let mut entries = self.lock();
         if !entries.is_driven {
             return Err(Failure::new(FailureKind::DriverGone));
@@ -193,6 +220,9 @@ impl Tables {
     }
 
     pub(super) fn remove_route(&self, id: IdKey) {
+        if self.is_forked() {
+            return;
+        }
         // Dropped after the lock is released: a listener's requests are rejected, which may log.
         let route = self.lock().routes.remove(&id);
         drop(route);

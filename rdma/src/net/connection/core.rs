@@ -11,7 +11,8 @@ use super::fetched::FetchBuffers;
 use super::flow::{Buffers, Flow, Memory, Offers};
 use super::operations::WORD;
 use crate::cm::IdKey;
-use crate::error::{Failed, Result};
+use crate::error::{Failed, Operation, Result};
+use crate::fork::MadeIn;
 use crate::mr::Buffer;
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::link::{Draining, Link, MAX_OPERATIONS, Remains};
@@ -44,6 +45,7 @@ pub(in crate::net) struct Core {
     pub(super) fetch_buffers: Arc<FetchBuffers>,
     /// The domain of the node, or the connection's own.
     pub(super) pd: ProtectionDomain,
+    made_in: MadeIn,
     flow: Mutex<Flow>,
     shared: Arc<Shared>,
     /// The place among the connections of a listener.
@@ -90,6 +92,7 @@ impl Core {
             has_messages: AtomicBool::new(false),
             fetch_buffers: Arc::default(),
             pd,
+            made_in: MadeIn::default(),
             flow,
             shared,
             _ticket: ticket,
@@ -120,13 +123,34 @@ impl Core {
         result
     }
 
-    /// Polls under the lock, as [`with`](Self::with) works, and as [`Task::poll`] does.
+    /// Keeps the lock while `work` runs.
+    #[cfg(test)]
+    pub(in crate::net) fn locked<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.with(|_, _| work())
+    }
+
+    /// Works as [`with`](Self::with) does for a handle that is dropped or needs no answer; does
+    /// nothing in a forked child.
+    pub(super) fn tell(&self, work: impl FnOnce(&mut Flow, Instant)) {
+        if !self.made_in.is_forked() {
+            self.with(work);
+        }
+    }
+
+    /// Fails in a forked child.
+    pub(super) fn check_process(&self) -> Result<()> {
+        self.made_in.check(Operation::PostSend)
+    }
+
+    /// Polls under the lock, as [`with`](Self::with) works, and as [`Task::poll`] does; fails in a
+    /// forked child.
     pub(super) fn poll<R>(
         &self,
         cx: &Context<'_>,
         is_likely_to_wait: bool,
-        mut work: impl FnMut(&mut Flow, Instant, &mut Task<'_>) -> Poll<R>,
-    ) -> Poll<R> {
+        mut work: impl FnMut(&mut Flow, Instant, &mut Task<'_>) -> Poll<Result<R, Failure>>,
+    ) -> Poll<Result<R, Failure>> {
+        self.check_process()?;
         Task::poll(cx.waker(), is_likely_to_wait, |task| self.with(|flow, now| work(flow, now, task)))
     }
 
@@ -219,7 +243,7 @@ impl Core {
     /// Notes that a sender was dropped. The last one ends the data.
     pub(super) fn drop_sender(&self) {
         if self.senders.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.with(Flow::finish);
+            self.tell(Flow::finish);
         }
     }
 }

@@ -4,7 +4,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::Result;
+use crate::error::{Operation, Result};
+use crate::fork::MadeIn;
 use crate::mr::Buffer;
 use crate::net::link::MAX_OPERATIONS;
 use crate::pd::ProtectionDomain;
@@ -17,6 +18,7 @@ const MIN_LEN: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct FetchBuffers {
     spares: Mutex<Vec<Buffer>>,
+    made_in: MadeIn,
 }
 
 impl FetchBuffers {
@@ -26,6 +28,7 @@ impl FetchBuffers {
 
     /// Takes the shortest buffer of at least `len` bytes, or a new one.
     pub(super) fn take(&self, pd: &ProtectionDomain, len: usize) -> Result<Buffer> {
+        self.made_in.check(Operation::PostSend)?;
         let spare = {
             let mut spares = self.lock();
             let long_enough = spares.iter().enumerate().filter(|(_, buffer)| buffer.len() >= len);
@@ -84,7 +87,7 @@ impl AsRef<[u8]> for Fetched {
 impl Drop for Fetched {
     fn drop(&mut self) {
         let Some((mut buffer, rest)) = self.buffers.take() else { return };
-        if buffer.unsplit(rest).is_ok() {
+        if !self.spares.made_in.is_forked() && buffer.unsplit(rest).is_ok() {
             drop(self.spares.put(buffer));
         }
     }

@@ -49,6 +49,17 @@ impl Connection {
 
     /// The number of the queue pair.
     #[cfg(test)]
+    pub(super) fn core(&self) -> &Arc<Core> {
+        self.sender.core()
+    }
+
+    /// Another sender.
+    #[cfg(test)]
+    pub(super) fn clone_sender(&self) -> Sender {
+        self.sender.clone()
+    }
+
+    #[cfg(test)]
     pub(super) fn qpn(&self) -> Option<u32> {
         self.sender.core().qpn()
     }
@@ -92,7 +103,7 @@ impl Connection {
     /// success, it has received all messages.
     pub async fn close(self, code: u32) -> Result<u32, Failure> {
         let core = self.sender.core();
-        core.with(|flow, now| {
+        core.tell(|flow, now| {
             flow.stop_receiving(now);
             flow.close(code, now);
         });

@@ -54,7 +54,7 @@ impl Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        self.core.with(Flow::stop_receiving);
+        self.core.tell(Flow::stop_receiving);
     }
 }
 
@@ -97,7 +97,7 @@ impl AsRef<[u8]> for Message {
 impl Drop for Message {
     fn drop(&mut self) {
         if let Some(stored) = self.stored.take() {
-            self.core.with(|flow, now| flow.release(stored, now));
+            self.core.tell(|flow, now| flow.release(stored, now));
         }
     }
 }

@@ -148,7 +148,7 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if self.place.is_some() {
-            self.core.with(|flow, _| {
+            self.core.tell(|flow, _| {
                 flow.leave_operators(&mut self.place);
                 flow.wake_operator();
             });
@@ -164,7 +164,7 @@ struct Running<'a> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.core.with(|flow, _| flow.abandon_operation(self.id));
+        self.core.tell(|flow, _| flow.abandon_operation(self.id));
     }
 }
 

@@ -191,7 +191,7 @@ impl Sender {
 
     /// Ends the data of this end, also for other clones.
     pub(in crate::net) fn finish(&self) {
-        self.core.with(Flow::finish);
+        self.core.tell(Flow::finish);
     }
 
     pub(in crate::net) fn local_addr(&self) -> Option<SocketAddr> {
@@ -253,7 +253,7 @@ struct Offered<'a> {
 
 impl Drop for Offered<'_> {
     fn drop(&mut self) {
-        self.core.with(|flow, _| flow.abandon_offer(self.id));
+        self.core.tell(|flow, _| flow.abandon_offer(self.id));
     }
 }
 
@@ -288,7 +288,7 @@ fn poll_turn<R>(
 /// Passes the turn on, if the task waits.
 fn leave(core: &Core, place: &mut Option<Place>) {
     if place.is_some() {
-        core.with(|flow, now| {
+        core.tell(|flow, now| {
             flow.leave_senders(place);
             flow.pump(now);
         });
@@ -339,6 +339,7 @@ impl Permit<'_> {
         if len > self.core.max_payload {
             return Err(Failure::new(FailureKind::TooLong));
         }
+        self.core.check_process()?;
         match self.buffer.take() {
             Some(buffer) => self.core.with(|flow, now| flow.send_permit(buffer, len, now)),
             None => Ok(()),
@@ -349,7 +350,7 @@ impl Permit<'_> {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.core.with(|flow, now| flow.cancel_permit(buffer, now));
+            self.core.tell(|flow, now| flow.cancel_permit(buffer, now));
         }
     }
 }

@@ -22,6 +22,7 @@ pub(super) use self::frame::{Kind, offer, split_offer};
 use self::socket::{Change, Socket, connect_error, disconnected};
 use crate::cm::{EventKind, IdKey, PrivateData};
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::fork::MadeIn;
 use crate::qp::Endpoint;
 use crate::wait::{ReadySet, start_to_connect};
 
@@ -29,6 +30,7 @@ use crate::wait::{ReadySet, start_to_connect};
 pub(super) struct Sockets {
     ready: ReadySet,
     table: Mutex<Table>,
+    made_in: MadeIn,
 }
 
 #[derive(Default)]
@@ -80,7 +82,13 @@ pub(super) struct End {
 
 impl Sockets {
     pub(super) fn new() -> Result<Self> {
-        Ok(Self { ready: ReadySet::new()?, table: Mutex::default() })
+        Ok(Self { ready: ReadySet::new()?, table: Mutex::default(), made_in: MadeIn::default() })
+    }
+
+    /// Keeps the lock until the result is dropped.
+    #[cfg(test)]
+    pub(super) fn locked(&self) -> impl Sized + '_ {
+        self.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -237,6 +245,7 @@ impl Listening {
 impl End {
     /// Sends a frame.
     pub(super) fn send(&self, kind: Kind, body: &[u8]) -> Result<()> {
+        self.sockets.made_in.check(Operation::Establish)?;
         let mut table = self.sockets.lock();
         let socket = table.sockets.get_mut(&self.key).ok_or(disconnected(Operation::Establish))?;
         socket.send(kind, body)
@@ -250,6 +259,10 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
+        // A forked child has a copy of the socket, by which it must not refuse the peer.
+        if self.sockets.made_in.is_forked() {
+            return;
+        }
         let mut table = self.sockets.lock();
         if let Some(socket) = table.sockets.remove(&self.key) {
             socket.close();

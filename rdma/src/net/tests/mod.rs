@@ -1,6 +1,7 @@
 //! Connections on the software device, between two nodes of one process.
 
 mod domains;
+mod forks;
 mod messages;
 mod random;
 mod remote;
