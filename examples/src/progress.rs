@@ -1,41 +1,51 @@
 //! A progress line on standard error, shown only on a terminal.
 
+use std::sync::Once;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The progress of a run of several steps. Shows nothing if standard error is not a terminal, and
-/// disappears when dropped.
+/// The progress of a run of several steps. Shows nothing before the first step, or if standard
+/// error is not a terminal, and disappears when dropped.
 #[derive(Debug)]
-pub struct Progress(ProgressBar);
+pub struct Progress {
+    bar: ProgressBar,
+    /// The first step.
+    first: Once,
+}
 
 impl Progress {
-    /// Begins a run of `steps` steps.
+    /// Begins a run of `steps` steps; a run without steps shows nothing. Of the ranks of a job,
+    /// which share a terminal, only one may show its steps.
     #[must_use]
     pub fn new(steps: usize) -> Self {
         let style = ProgressStyle::with_template("{msg} [{pos}/{len}] {elapsed}");
-        let bar = ProgressBar::new(steps as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        if !bar.is_hidden() {
-            bar.enable_steady_tick(Duration::from_secs(1));
-        }
-        Self(bar)
+        let target = if steps == 0 { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
+        Self { bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())), first: Once::new() }
     }
 
     /// Shows the present step, after `done` finished ones.
     pub fn step(&self, what: &str, done: usize) {
-        self.0.set_message(what.to_owned());
-        self.0.set_position(done as u64);
+        self.bar.set_message(what.to_owned());
+        self.bar.set_position(done as u64);
+        // Not before: the line would stand among what the program prints first.
+        self.first.call_once(|| {
+            if !self.bar.is_hidden() {
+                self.bar.enable_steady_tick(Duration::from_secs(1));
+            }
+        });
     }
 
     /// Runs `print` with the progress line hidden.
     pub fn print<T>(&self, print: impl FnOnce() -> T) -> T {
-        self.0.suspend(print)
+        self.bar.suspend(print)
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 

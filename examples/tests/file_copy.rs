@@ -109,9 +109,10 @@ fn a_tree_with_odd_names_arrives_whole_and_only_once() {
     }
     fs::set_permissions(tree.join("a/file"), PermissionsExt::from_mode(0o750)).unwrap();
     symlink("/etc/passwd", tree.join("link")).unwrap();
+    symlink("/etc/passwd", tree.join(OsStr::from_bytes(b"link \xff"))).unwrap();
     let summary = world.copy(&tree);
     assert_eq!((&summary["files"], &summary["directories"]), (&45.into(), &4.into()));
-    assert_eq!((kept(&summary), summary["skipped"].as_array().unwrap().len()), (0, 1));
+    assert_eq!((kept(&summary), summary["skipped"].as_array().unwrap().len()), (0, 2));
     for name in names {
         assert!(same(&tree.join(name), &world.to("tree").join(name)), "{}", name.display());
     }
@@ -150,6 +151,17 @@ fn a_copy_goes_on_after_its_sender_was_killed() {
     };
     assert!(kept(&summary) >= CHUNK, "{summary}");
     assert!(same(&big, &world.to("big")) && world.partials().is_empty());
+}
+
+#[test]
+fn a_file_that_shrinks_ends_the_copy() {
+    let world = World::new();
+    let path = world.from("big");
+    // Longer than what is copied before it shrinks.
+    File::create(&path).unwrap().set_len(1 << 36).unwrap();
+    let sender = world.begin(&path);
+    File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    has_failed("send", &finish(sender), "cannot read");
 }
 
 #[test]

@@ -2,9 +2,15 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
 use common::*;
 use rdma::net::{FailureKind, Node};
-use rdma_examples::kv::{Client, node_options};
+use rdma_examples::kv::{Client, node_options, tcp};
 use rdma_examples::{Failure, service};
 
 const SERVE: [&str; 3] = ["serve", "127.0.0.1", "--memory=1M"];
@@ -135,4 +141,30 @@ fn load_is_measured_over_both_transports() {
     let server = Server::start("kv", &["serve", "127.0.0.1", "--tcp"]);
     let out = kv(&server, "load", &[&args[..], &["--rate=500", "--transport=tcp,rdma"]].concat());
     assert!(out.contains("open loop of 500 requests/s") && out.lines().count() == 4, "{out}");
+}
+
+/// A server that may have a few open files only, and serves over TCP too.
+fn server_with_few_files() -> Server {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]).arg(program("kv").get_program());
+    command.args(SERVE).args(["--keys=100", "--tcp", "--port=0", "--json"]);
+    let mut child = command.env_clear().env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let fields: serde_json::Value = serde_json::from_str(&line).unwrap();
+    Server { child, address: fields["address"].as_str().unwrap().parse().unwrap() }
+}
+
+#[test]
+fn clients_over_tcp_are_served_after_a_shortage_of_files() {
+    let server = server_with_few_files();
+    let flood: Vec<_> = (0..100).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let (start, files) = (Instant::now(), format!("/proc/{}/fd", server.child.id()));
+    while std::fs::read_dir(&files).unwrap().count() < 64 {
+        assert!(start.elapsed() < Duration::from_secs(60), "the server has files left");
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(flood);
+    let put = async { tcp::Client::connect(server.address).await?.put(b"key", b"value").await };
+    assert_eq!(service::runtime().unwrap().block_on(put).unwrap(), 1);
 }

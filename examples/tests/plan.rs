@@ -2,7 +2,10 @@
 
 mod common;
 
-use common::{fail, succeed};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use common::{fail, finish, program, succeed};
 use serde_json::{Value, json};
 
 #[test]
@@ -78,6 +81,13 @@ fn a_fit_says_its_error_on_other_runs() {
     assert!(out.contains("# Fit: 2 us a message"), "{out}");
     assert!(out.contains("# Error on 42 rows, fitted: median 0 %"), "{out}");
     assert!(out.contains("# Error on 21 rows, ") && out.contains("3.json: median 0 %"), "{out}");
+    // A path need not be text.
+    let odd = folder.join(OsStr::from_bytes(b"\xff.json"));
+    std::fs::write(&odd, measured(3)).unwrap();
+    let output =
+        finish(program("plan").args(["--fit", &path(2), &path(4), "--json", "--check"]).arg(&odd).spawn().unwrap());
+    let report: Value = serde_json::from_str(&rdma_test_support::program::has_succeeded("plan", &output)).unwrap();
+    assert!(report["fit"]["held_out"][0]["file"].as_str().unwrap().ends_with(".json"));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -129,3 +129,15 @@ fn bad_files_and_arguments_are_refused() {
     fail("tune", &["--ops", "magic"], "invalid value 'magic'");
     fail("tune", &["--ops", "sendrecv"], "--ops sendrecv: there is one algorithm");
 }
+
+#[test]
+fn a_path_need_not_be_text() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let folder = Folder::new("odd");
+    let table = folder.0.join(OsStr::from_bytes(b"\xff.json"));
+    let args = ["--quick", "--sizes", "64", "-r", "2", "--ops", "all_reduce", "--json", "--table"];
+    let output = finish(program("tune").args(args).arg(&table).spawn().unwrap());
+    let report = json(&rdma_test_support::program::has_succeeded("tune", &output));
+    assert!(report["table"].as_str().unwrap().ends_with(".json") && table.exists());
+}

@@ -231,8 +231,11 @@ impl Fitted {
     }
 
     fn json(&self) -> Value {
-        let held_out: Vec<Value> =
-            self.held_out.iter().map(|(path, error)| json!({"file": path, "error": error})).collect();
+        let held_out: Vec<Value> = self
+            .held_out
+            .iter()
+            .map(|(path, error)| json!({"file": path.display().to_string(), "error": error}))
+            .collect();
         json!({"parameters": self.fit, "error": self.known, "held_out": held_out})
     }
 }

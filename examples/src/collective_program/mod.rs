@@ -114,7 +114,7 @@ fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) ->
     }
     let Session { comm, report, .. } = session;
     if let Some(comm) = &comm {
-        facts["rails"] = rails_report(comm, is_first, is_json_printed)?;
+        facts["rails"] = report.print(|| rails_report(comm, is_first, is_json_printed))?;
     }
     report.conclude(facts)
 }

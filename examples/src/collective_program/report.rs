@@ -94,6 +94,11 @@ impl Report {
         self.done += 1;
     }
 
+    /// Runs `print` with the progress line hidden.
+    pub(super) fn print<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.progress.print(print)
+    }
+
     /// Adds a row.
     pub(super) fn row(&mut self, row: CollectiveRow) -> Result<(), Failure> {
         if self.prints_table() {

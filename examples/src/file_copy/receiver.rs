@@ -23,7 +23,18 @@ use crate::service::{report, unless_closed};
 
 /// A directory that receives files.
 #[derive(Debug)]
-pub struct Receiver(Arc<Tree>);
+pub struct Receiver {
+    tree: Arc<Tree>,
+    /// Starts a sender's thread.
+    start: fn(Work) -> io::Result<()>,
+}
+
+/// The work of a sender's thread.
+type Work = Box<dyn FnOnce() + Send>;
+
+fn start(work: Work) -> io::Result<()> {
+    thread::Builder::new().spawn(work).map(drop)
+}
 
 impl Receiver {
     /// Opens the directory.
@@ -33,21 +44,21 @@ impl Receiver {
     pub fn open(directory: &Path) -> Result<Self, Failure> {
         let name = directory.display();
         let failure = |error| Failure::new(format!("cannot open the directory {name}: {error}; give one that exists"));
-        Ok(Self(Arc::new(Tree::open(directory).map_err(failure)?)))
+        Ok(Self { tree: Arc::new(Tree::open(directory).map_err(failure)?), start })
     }
 
     /// Receives files from all senders, each on a thread of its own.
     ///
     /// # Errors
     /// If the listener fails. A sender's failure ends that sender only, and is reported on standard
-    /// error.
+    /// error; a sender for which there is no thread is turned away.
     pub fn serve(&self, mut listener: Listener) -> Result<(), Failure> {
         loop {
             let incoming = block_on(listener.accept())?;
-            let (tree, peer) = (Arc::clone(&self.0), incoming.peer_addr());
-            thread::Builder::new().spawn(move || {
-                report("file_copy", peer, block_on(receive(incoming, &tree)));
-            })?;
+            let (tree, peer) = (Arc::clone(&self.tree), incoming.peer_addr());
+            let work = move || report("file_copy", peer, block_on(receive(incoming, &tree)));
+            let started = (self.start)(Box::new(work)).map_err(|error| Failure::new(format!("no thread: {error}")));
+            report("file_copy", peer, started);
         }
     }
 }
@@ -197,4 +208,41 @@ fn cannot_write(path: &str, error: &io::Error) -> Failure {
 
 fn malformed() -> Failure {
     Failure::new("the sender's message is malformed or out of turn")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rdma::net::{ListenOptions, Node};
+
+    use super::super::{node_options, send};
+    use super::*;
+
+    fn node() -> Node {
+        let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
+        let (node, driver) = Node::new(&context, &node_options(4)).unwrap();
+        thread::spawn(move || driver.run_blocking());
+        node
+    }
+
+    #[test]
+    fn without_a_thread_a_sender_is_turned_away_and_others_go_on() {
+        static SHORT: AtomicBool = AtomicBool::new(true);
+        fn start_later(work: Work) -> io::Result<()> {
+            if SHORT.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(11)) } else { start(work) }
+        }
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let file = from.path().join("file");
+        std::fs::write(&file, "contents").unwrap();
+        let receiver = Receiver { start: start_later, ..Receiver::open(to.path()).unwrap() };
+        let listener = node().listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+        let address = listener.local_addr();
+        thread::spawn(move || receiver.serve(listener));
+        let (sender, paths) = (node(), [file]);
+        let refused = block_on(send(&sender, address, &paths)).unwrap_err().to_string();
+        assert!(refused.contains("refused"), "{refused}");
+        SHORT.store(false, Ordering::Relaxed);
+        assert_eq!(block_on(send(&sender, address, &paths)).unwrap().files, 1);
+    }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use rdma::net::{Node, Receiver, Sender};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use xxhash_rust::xxh64::Xxh64;
 
 use super::wire::{Answer, DATA, DATA_HEADER, Order};
@@ -31,9 +31,15 @@ pub struct Summary {
     /// Bytes that the receiver had before.
     pub kept: u64,
     /// Links, devices and other things that are no files, which were not copied.
+    #[serde(serialize_with = "displayed")]
     pub skipped: Vec<PathBuf>,
     /// Seconds from the first file to the last answer.
     pub seconds: f64,
+}
+
+/// Paths as text: JSON has no other bytes.
+fn displayed<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.iter().map(|path| path.display().to_string()))
 }
 
 /// Copies files and directories to a receiver, and shows the progress on a terminal.
@@ -50,15 +56,17 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
     }
     let mut copy = Copy { to, from, offered: VecDeque::new(), finished: 0, progress, summary: Summary::default() };
     let start = Instant::now();
-    if let Err(failure) = copy.run(&entries).await {
+    let result = copy.run(&entries).await;
+    let Copy { to, mut from, summary, .. } = copy;
+    // Ends this end's data: the receiver ends then, too.
+    drop(to);
+    if let Err(failure) = result {
         // The receiver may have said why, while this end was sending.
-        return Err(copy.receivers_reason().await.unwrap_or(failure));
+        return Err(receivers_reason(&mut from).await.unwrap_or(failure));
     }
     let seconds = start.elapsed().as_secs_f64();
-    // Ends this end's data, and waits until the receiver has ended too.
-    drop(copy.to);
-    while let Ok(Some(_)) = copy.from.next().await {}
-    Ok(Summary { skipped, seconds, ..copy.summary })
+    while let Ok(Some(_)) = from.next().await {}
+    Ok(Summary { skipped, seconds, ..summary })
 }
 
 /// A copy that is going on.
@@ -153,16 +161,16 @@ impl<'a> Copy<'a> {
         }
         Ok(answer)
     }
+}
 
-    /// The receiver's reason for a failure, if it gave one.
-    async fn receivers_reason(&mut self) -> Option<Failure> {
-        while let Ok(Some(message)) = self.from.next().await {
-            if let Some(Answer::Failed(reason)) = decode(&message) {
-                return Some(Failure::new(format!("the receiver: {reason}")));
-            }
+/// The receiver's reason for a failure, if it gave one before it ended.
+async fn receivers_reason(from: &mut Receiver) -> Option<Failure> {
+    while let Ok(Some(message)) = from.next().await {
+        if let Some(Answer::Failed(reason)) = decode(&message) {
+            return Some(Failure::new(format!("the receiver: {reason}")));
         }
-        None
     }
+    None
 }
 
 fn out_of_turn() -> Failure {

@@ -63,14 +63,16 @@ pub fn run(gpu: &Gpu, local: &SideOptions, options: &Options, group: &mut Group)
     let chosen = local.side.device().near(gpu).open_together(group)?;
     let _cores = placement::bind(group, local.side.bind);
     let is_client = group.rank() == 1;
-    if is_client || !is_launched() {
+    // The two sides of one launcher share a terminal.
+    let speaks = is_client || !is_launched();
+    if speaks {
         announce(&format!("{}; GPU {gpu}", chosen.using()), local.side.json)?;
     }
     let sizes = options.sizes()?;
     let most = sizes.last().copied().unwrap_or(0);
     let bench = Bench { gpu, chosen: &chosen, pd: chosen.context.alloc_pd()?, most, depth: options.tx_depth };
     let prints = is_client && !local.side.json;
-    let progress = Progress::new(sizes.len() * options.memory.len());
+    let progress = Progress::new(if speaks { sizes.len() * options.memory.len() } else { 0 });
     let mut reports = Vec::new();
     for (at, &memory) in options.memory.iter().enumerate() {
         let mut end = match connect(&bench, memory, group)? {

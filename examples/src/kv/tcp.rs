@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -14,6 +15,8 @@ use crate::Failure;
 use crate::exposed_table::{ExposedTable, MAX_KEY, MAX_VALUE, Refusal};
 use crate::message::{decode, encode};
 
+/// Time after which a client is accepted that could not be for want of files.
+const SHORTAGE: Duration = Duration::from_millis(50);
 /// Longest request or answer.
 const MAX_FRAME: usize = MAX_KEY + MAX_VALUE + 64;
 
@@ -30,10 +33,14 @@ pub async fn start(address: SocketAddr, table: &Arc<ExposedTable>) -> Result<(),
     Ok(())
 }
 
-/// Serves all clients of a listener, each in a task of its own.
-async fn serve(listener: TcpListener, table: Arc<ExposedTable>) -> Result<(), Failure> {
+/// Serves all clients of a listener, each in a task of its own. A shortage of files makes clients
+/// wait.
+async fn serve(listener: TcpListener, table: Arc<ExposedTable>) {
     loop {
-        let (stream, _) = listener.accept().await?;
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(SHORTAGE).await;
+            continue;
+        };
         let table = Arc::clone(&table);
         tokio::spawn(async move { serve_client(Frames::new(stream)?, &table).await });
     }
@@ -83,8 +90,10 @@ impl Client {
     }
 
     async fn ask(&mut self, request: Request<'_>) -> Result<&[u8], Failure> {
-        self.0.send(&encode(&request)?).await?;
-        Ok(self.0.next().await?)
+        // Not `?`: an `EPIPE` means here that the server has left, not the reader of our output.
+        let gone = |error| Failure::new(format!("the connection over TCP has failed: {error}"));
+        self.0.send(&encode(&request)?).await.map_err(gone)?;
+        self.0.next().await.map_err(gone)
     }
 }
 
@@ -136,5 +145,27 @@ impl Frames {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok((rest.len() >= len).then(|| self.start + 4..self.start + 4 + len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Kind;
+    use crate::service::runtime;
+
+    #[test]
+    fn the_end_of_the_server_is_a_failure() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        runtime().unwrap().block_on(async {
+            let mut client = Client::connect(address).await.unwrap();
+            drop(listener.accept().unwrap());
+            // After the first request the kernel knows that nobody reads.
+            for _ in 0..3 {
+                let failure = client.put(b"key", b"value").await.unwrap_err();
+                assert_eq!(failure.kind(), Kind::Failed, "{failure}");
+            }
+        });
     }
 }

@@ -32,7 +32,9 @@ pub fn run(local: &LocalOptions, options: &Options, group: &mut Group) -> Result
     let cores = placement::bind(group, local.bind);
     let is_client = group.rank() == 1;
     // The launcher's two processes share one output, where one line is enough.
-    if is_client || !is_launched() {
+    // The two sides of one launcher share a terminal.
+    let speaks = is_client || !is_launched();
+    if speaks {
         announce(&chosen.using(), local.json)?;
     }
     let method = match options.connection {
@@ -46,7 +48,7 @@ pub fn run(local: &LocalOptions, options: &Options, group: &mut Group) -> Result
         let (what, rows) = if test == Test::Lat { ("latency", &mut rows[0]) } else { ("bandwidth", &mut rows[1]) };
         let mut sizes = options.sizes(test);
         sizes.retain(|&size| size <= most);
-        let progress = Progress::new(sizes.len());
+        let progress = Progress::new(if speaks { sizes.len() } else { 0 });
         for (done, &size) in sizes.iter().enumerate() {
             progress.step(what, done);
             let mut link = Link::connect(&chosen, group, options, (test, size), method, cores.shared)?;

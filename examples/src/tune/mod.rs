@@ -94,7 +94,9 @@ impl Files {
         table.write(&path)?;
         if let Some(mut file) = json {
             let entries = &table.entries;
-            let report = json!({ "program": "tune", "table": path, "records": records, "entries": entries });
+            // A path need not be UTF-8.
+            let name = path.display().to_string();
+            let report = json!({ "program": "tune", "table": name, "records": records, "entries": entries });
             file.line(&report.to_string())?;
         }
         if args.json.is_printed() {
