@@ -11,7 +11,7 @@ use super::exchange::{Events, Request};
 use super::failure::{Failure, FailureKind};
 use super::link::{DRAINED, READ_BIT};
 use super::protocol::Violation;
-use super::receives::POOL_OPERATION;
+use super::receives::{POOL_OPERATION, log_lost};
 use super::shared::Shared;
 use super::tables::{PoolUser, Route, Tables};
 use super::tcp;
@@ -326,10 +326,14 @@ fn deliver_shared(tables: &Tables, completion: &mut Completion<'_>, pool: u32) {
             core.flushed(buffer);
             core.fail(Failure::completion(error));
         }
-        (PoolUser::Ended(pool), _) => pool.give(buffer),
+        (PoolUser::Ended(pool), _) => {
+            if let Err(refused) = pool.give(buffer) {
+                log_lost(&refused);
+            }
+        }
         (PoolUser::None(Some(pool)), _) => {
-            if let Err(error) = pool.post(buffer) {
-                tracing::error!(%error, "a shared receive is lost");
+            if let Err(refused) = pool.post(buffer) {
+                log_lost(&refused);
             }
         }
         (PoolUser::None(None), _) => {}

@@ -13,6 +13,8 @@ use super::exchange::{Events, Listening};
 use super::failure::Failure;
 use super::options::ListenOptions;
 use super::protocol::{Protocol, Refuse, RefuseCode};
+#[cfg(test)]
+use super::receives::ReceivePool;
 use super::requests::{Pending, Requests, reject};
 use super::tables::{Handle, Route, Tables};
 use crate::cm::{EventKind, IdKey};
@@ -82,6 +84,11 @@ impl Listener {
     #[cfg(test)]
     pub(super) fn free_receives(&self) -> i64 {
         self.requests.free_receives()
+    }
+
+    #[cfg(test)]
+    pub(super) fn pool(&self) -> Option<&ReceivePool> {
+        self.requests.pool()
     }
 
     /// Waits for the next request. Requests that break the protocol or a limit are refused

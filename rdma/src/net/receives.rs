@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork::MadeIn;
 use crate::mr::Buffer;
 use crate::pd::ProtectionDomain;
-use crate::qp::{Rc, SharedReceiveQueue};
+use crate::qp::{PostError, Rc, SharedReceiveQueue};
 
 /// Data receives of a new connection: one more than a program holds while it waits for the next
 /// message.
@@ -90,21 +90,19 @@ impl ReceivePool {
         work(&self.lock().queue)
     }
 
-    /// Posts a receive that belongs to a stake again.
-    pub(super) fn post(&self, buffer: Buffer) -> Result<()> {
-        self.lock().queue.post_recv(buffer, self.token).map_err(|refused| refused.error())
+    /// Posts a receive that belongs to a stake again. The caller logs an error once it holds no
+    /// lock.
+    pub(super) fn post(&self, buffer: Buffer) -> Result<(), PostError<Buffer>> {
+        self.lock().queue.post_recv_unlogged(buffer, self.token)
     }
 
-    /// Posts a receive that belongs to no stake.
-    pub(super) fn give(&self, buffer: Buffer) {
+    /// Posts a receive that belongs to no stake. The caller logs an error once it holds no lock, by
+    /// [`log_lost`].
+    pub(super) fn give(&self, buffer: Buffer) -> Result<(), PostError<Buffer>> {
         let mut state = self.lock();
-        match state.queue.post_recv(buffer, self.token) {
-            Ok(()) => state.free += 1,
-            Err(refused) => {
-                drop(state);
-                tracing::error!(error = %refused.error(), "a shared receive is lost");
-            }
-        }
+        state.queue.post_recv_unlogged(buffer, self.token)?;
+        state.free += 1;
+        Ok(())
     }
 }
 
@@ -137,8 +135,8 @@ impl Stake {
         }
     }
 
-    /// Posts a receive for the peer.
-    pub(super) fn post(&mut self, buffer: Buffer) -> Result<()> {
+    /// Posts a receive for the peer. The caller logs an error once it holds no lock.
+    pub(super) fn post(&mut self, buffer: Buffer) -> Result<(), PostError<Buffer>> {
         self.pool.post(buffer)?;
         self.entitled += 1;
         Ok(())
@@ -160,16 +158,16 @@ impl Stake {
 
     /// Gives a receive to other connections, if this one has more than its share and too few are
     /// free for a new connection.
-    /// Returns the buffer otherwise.
-    pub(super) fn shrink(&mut self, buffer: Buffer) -> Option<Buffer> {
+    /// Returns the buffer otherwise. The caller logs an error as that of [`ReceivePool::give`].
+    pub(super) fn shrink(&mut self, buffer: Buffer) -> Result<Option<Buffer>, PostError<Buffer>> {
         let state = self.pool.lock();
         if state.free >= NEEDED.into() || self.window <= self.pool.share(&state) {
-            return Some(buffer);
+            return Ok(Some(buffer));
         }
         drop(state);
         self.window -= 1;
-        self.pool.give(buffer);
-        None
+        self.pool.give(buffer)?;
+        Ok(None)
     }
 }
 
@@ -189,4 +187,11 @@ impl Drop for Stake {
         state.free += i64::from(self.entitled);
         state.stakes -= 1;
     }
+}
+
+/// Logs a receive that could not be posted. A subscriber of the log is user code, so the caller
+/// holds no lock.
+pub(super) fn log_lost(refused: &PostError<Buffer>) {
+    refused.log();
+    tracing::error!(error = %refused.error(), "a shared receive is lost");
 }

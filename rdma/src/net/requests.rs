@@ -60,6 +60,11 @@ impl Requests {
         self.pool.as_ref().map_or(0, |pool| pool.free())
     }
 
+    #[cfg(test)]
+    pub(super) fn pool(&self) -> Option<&ReceivePool> {
+        self.pool.as_deref()
+    }
+
     /// Waits for the next request.
     pub(super) fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<Pending, Failure>> {
         self.made_in.check(Operation::GetCmEvent)?;

@@ -113,15 +113,13 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
         // staged them and counted them in `len`.
         match unsafe { queue.half.submit_all(len, run) } {
             Ok(()) => Ok(()),
-            Err((error, posted)) => Err(BatchError {
-                error,
-                queue,
-                first,
-                next: posted.unwrap_or(len),
-                len,
-                current: None,
-                restored: false,
-            }),
+            Err((error, posted)) => {
+                if let Err(ended) = posted {
+                    PostError::<()>::ended(error, ended).log();
+                }
+                let next = posted.unwrap_or(len);
+                Err(BatchError { error, queue, first, next, len, current: None, restored: false })
+            }
         }
     }
 }

@@ -46,6 +46,16 @@ impl<T: Transport> QueuePair<T> {
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post_send<O: Operation<T>, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
+        self.post_send_unlogged(work).inspect_err(PostError::log)
+    }
+
+    /// [`post_send`](Self::post_send) for callers that hold a lock: they log the error after it
+    /// ([`PostError::log`]).
+    #[inline]
+    pub(crate) fn post_send_unlogged<O: Operation<T>, L: Owned>(
+        &mut self,
+        work: Work<O, L>,
+    ) -> Result<(), PostError<L::Returned>> {
         self.send.post::<T, O, L>(work)
     }
 
@@ -126,6 +136,17 @@ impl<T: Transport> QueuePair<T> {
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
+        self.post_recv_unlogged(local, token).inspect_err(PostError::log)
+    }
+
+    /// [`post_recv`](Self::post_recv) for callers that hold a lock: they log the error after it
+    /// ([`PostError::log`]).
+    #[inline]
+    pub(crate) fn post_recv_unlogged<L: Owned + Writable>(
+        &mut self,
+        local: L,
+        token: u64,
+    ) -> Result<(), PostError<L::Returned>> {
         self.recv.post::<T, L>(local, token)
     }
 
@@ -207,7 +228,7 @@ impl<T: Transport> SendHalf<'_, T> {
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post<O: Operation<T>, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
-        self.queue.post::<T, O, L>(work)
+        self.queue.post::<T, O, L>(work).inspect_err(PostError::log)
     }
 
     /// Starts a batch of requests, posted with one doorbell.
@@ -225,7 +246,7 @@ impl<T: Transport> RecvHalf<'_, T> {
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
-        self.queue.post::<T, L>(local, token)
+        self.queue.post::<T, L>(local, token).inspect_err(PostError::log)
     }
 }
 

@@ -46,12 +46,45 @@ use crate::pd::PdInner;
 pub struct PostError<M> {
     error: Error,
     memory: Option<M>,
+    /// What is still to be logged.
+    ended: Option<Ended>,
+}
+
+/// The end of a queue whose device may have accepted a request that failed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Ended {
+    /// The queue pair was to be moved to the error state, with this result.
+    QueuePair(i32),
+    SharedReceives,
 }
 
 impl<M> PostError<M> {
     #[inline(always)]
-    pub(super) fn new(error: Error, memory: Option<M>) -> Self {
-        Self { error, memory }
+    pub(crate) fn new(error: Error, memory: Option<M>) -> Self {
+        Self { error, memory, ended: None }
+    }
+
+    pub(super) fn ended(error: Error, ended: Ended) -> Self {
+        Self { error, memory: None, ended: Some(ended) }
+    }
+
+    /// Logs the end of the queue, if this error ended it. A subscriber of the log is user code, so
+    /// the caller holds no lock.
+    #[cold]
+    pub(crate) fn log(&self) {
+        let error = self.error;
+        match self.ended {
+            None => {}
+            Some(Ended::QueuePair(0)) => {
+                tracing::error!(%error, "a post failed without saying where; the queue pair was moved to the error state");
+            }
+            Some(Ended::QueuePair(result)) => {
+                tracing::error!(%error, result, "a post failed without saying where; the queue pair could not be moved to the error state");
+            }
+            Some(Ended::SharedReceives) => {
+                tracing::error!(%error, "a post to a shared receive queue failed without saying where; the queue has ended");
+            }
+        }
     }
 
     /// The cause.
@@ -71,6 +104,12 @@ impl<M> PostError<M> {
     #[must_use]
     pub fn into_memory(self) -> Option<M> {
         self.memory
+    }
+
+    /// Takes the memory of the request, if the device did not accept it.
+    #[cfg(feature = "net")]
+    pub(crate) fn take_memory(&mut self) -> Option<M> {
+        self.memory.take()
     }
 
     /// The error of a request that was not posted.
@@ -126,12 +165,14 @@ pub(super) enum Outcome {
     /// The device did not accept the request: the caller owns the memory.
     Returned(Error),
     /// The device may have accepted the request: the slot owns the memory, or has passed it to the
-    /// thread that polled the completion.
-    Unknown(Error),
+    /// thread that polled the completion. With the end of the queue, unless that completion told
+    /// that the device had the request.
+    Unknown(Error, Option<Ended>),
 }
 
 impl Outcome {
-    /// Surrenders the request's memory to the slot, or returns it to the caller.
+    /// Surrenders the request's memory to the slot, or returns it to the caller. An error is not
+    /// logged yet: [`PostError::log`] does that.
     #[inline(always)]
     pub(super) fn settle<M, R>(
         self,
@@ -145,9 +186,9 @@ impl Outcome {
                 Ok(())
             }
             Self::Returned(error) => Err(PostError::new(error, Some(give_back(memory)))),
-            Self::Unknown(error) => {
+            Self::Unknown(error, ended) => {
                 surrender(memory);
-                Err(PostError::new(error, None))
+                Err(PostError { error, memory: None, ended })
             }
         }
     }
@@ -314,12 +355,12 @@ impl<W: WorkRequest> Half<W> {
     }
 
     /// Posts the `len` requests that were staged from the head on. On failure, also returns the
-    /// number of requests that the device accepted, if that is known.
+    /// number of requests that the device accepted; if that is not known, the queue pair has ended.
     ///
     /// # Safety
     ///
     /// [`stage`](Self::stage) succeeded for each of them, in order.
-    pub(super) unsafe fn submit_all(&mut self, len: u32, run_after: u32) -> Result<(), (Error, Option<u32>)> {
+    pub(super) unsafe fn submit_all(&mut self, len: u32, run_after: u32) -> Result<(), (Error, Result<u32, Ended>)> {
         let run = self.attached.producer.run();
         // SAFETY: the callee requires free slots from the head on that are written and described:
         // `stage` found each slot free and did both.
@@ -329,12 +370,11 @@ impl<W: WorkRequest> Half<W> {
         let result = self.ring_doorbell();
         self.chain.link(len, false);
         let Err((result, bad)) = result else { return Ok(()) };
-        let posted = self.chain.position(bad, len);
-        match posted {
+        let posted = self.chain.position(bad, len).ok_or_else(|| self.fail());
+        if posted.is_ok() {
             // The rejected requests can be taken back (S3). The signaled request may be among them,
             // so the next signaled completion must look back over all of the batch.
-            Some(_) => self.attached.producer.set_run(run + len),
-            None => self.fail(),
+            self.attached.producer.set_run(run + len);
         }
         Err((post_error(W::VERB, result), posted))
     }
@@ -353,8 +393,7 @@ impl<W: WorkRequest> Half<W> {
     fn take_back(&mut self, result: i32, bad: *mut W, parked: Staged) -> Outcome {
         let error = post_error(W::VERB, result);
         if !ptr::eq(bad, self.chain.first()) {
-            self.fail();
-            return Outcome::Unknown(error);
+            return Outcome::Unknown(error, Some(self.fail()));
         }
         // The device did not accept the request (S3).
         match self.attached.producer.take_back(parked) {
@@ -366,20 +405,20 @@ impl<W: WorkRequest> Half<W> {
                 Outcome::Returned(error)
             }
             // The provider reported a completion of a request that it also refused.
-            None => Outcome::Unknown(error),
+            None => Outcome::Unknown(error, None),
         }
     }
 
     /// Moves the queue pair to ERR, which flushes all requests in flight: it is unknown whether the
     /// device accepted a request.
     #[cold]
-    fn fail(&self) {
+    fn fail(&self) -> Ended {
         let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
         let mask = i32::try_from(ibv_qp_attr_mask::IBV_QP_STATE.0).unwrap_or(1);
         // SAFETY: ibv_modify_qp requires a live queue pair of this table (S1) and attributes that
         // live during the call: a local.
         let result = unsafe { (self.context.table.ibv_modify_qp)(self.raw, &raw mut attr, mask) };
-        tracing::error!(result, "a post failed without saying where; the queue pair was moved to the error state");
+        Ended::QueuePair(result)
     }
 
     #[cold]

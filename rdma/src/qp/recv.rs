@@ -78,7 +78,7 @@ impl RecvQueue {
         if self.half.is_live() { self.half.attached.producer.room() } else { 0 }
     }
 
-    /// Implements [`QueuePair::post_recv`](super::QueuePair::post_recv).
+    /// Implements [`QueuePair::post_recv`](super::QueuePair::post_recv), but logs no error.
     #[inline]
     pub(super) fn post<T, L>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>>
     where
@@ -117,6 +117,7 @@ impl RecvQueue {
         // `settle` forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = unsafe { self.post_kept::<T, L>(&local, ticket.index().into(), &Routed(&*local)) };
         let posted = outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back);
+        let posted = posted.inspect_err(PostError::log);
         // SAFETY: posted requires the outcome of the ticket's request: it was just posted.
         let ticket = unsafe { Half::<ibv_recv_wr>::posted(ticket, posted) }?;
         // A refused receive wakes nobody: the task waits for the next.

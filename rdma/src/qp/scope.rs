@@ -247,7 +247,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         // SAFETY: post_kept requires that the caller does not use memory that is parked in the
         // slot: lent memory is not parked, so the caller keeps it.
         let outcome = unsafe { self.qp.send.post_kept::<T, O, L>(&work, &self.shared) };
-        outcome.settle(work.local, drop, |local| local)
+        outcome.settle(work.local, drop, |local| local).inspect_err(PostError::log)
     }
 
     /// Posts a receive into lent memory. The scope succeeds only if a message arrives.
@@ -264,7 +264,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         // SAFETY: post_kept requires that the caller does not use memory that is parked in the
         // slot: lent memory is not parked, so the caller keeps it.
         let outcome = unsafe { self.qp.recv.post_kept::<T, L>(&local, 0, &self.shared) };
-        outcome.settle(local, drop, |local| local)
+        outcome.settle(local, drop, |local| local).inspect_err(PostError::log)
     }
 
     /// The queue pair, for inspection.

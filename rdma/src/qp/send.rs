@@ -72,7 +72,7 @@ impl SendQueue {
         self.limits.max_inline
     }
 
-    /// Implements [`QueuePair::post_send`](super::QueuePair::post_send).
+    /// Implements [`QueuePair::post_send`](super::QueuePair::post_send), but logs no error.
     #[inline]
     pub(super) fn post<T, O, L>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>>
     where
@@ -125,6 +125,7 @@ impl SendQueue {
         // `settle` forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = unsafe { self.post_kept::<T, O, L>(&work, &Routed(&work.local)) };
         let posted = outcome.settle(std::mem::ManuallyDrop::into_inner(work).local, L::surrender, L::give_back);
+        let posted = posted.inspect_err(PostError::log);
         // SAFETY: posted requires the outcome of the ticket's request: it was just posted.
         unsafe { Half::<ibv_send_wr>::posted(ticket, posted) }
     }

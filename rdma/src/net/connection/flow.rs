@@ -12,7 +12,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 pub(super) use self::offers::Offers;
-use self::wakeups::Wakeups;
+use self::wakeups::{Retired, Wakeups};
 use super::operations::{Finished, Operations, Request};
 use crate::mr::Buffer;
 use crate::net::failure::{Failure, FailureKind};
@@ -169,8 +169,8 @@ impl Flow {
 
     /// Gives up a receive buffer of a connection that has ended.
     fn give_back(&mut self, buffer: Buffer) {
-        if let Some(pool) = &self.pool {
-            pool.give(buffer);
+        if let Some(Err(refused)) = self.pool.as_ref().map(|pool| pool.give(buffer)) {
+            self.wakeups.retired.push(Retired::Lost(refused));
         }
     }
 
@@ -298,10 +298,14 @@ impl Flow {
         while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && self.link.is_some() {
             let Some(buffer) = self.buffers.spares.pop() else { break };
             self.owed -= 1;
-            let kept = if let Some(stake) = &mut self.stake { stake.shrink(buffer) } else { Some(buffer) };
-            if let Some(buffer) = kept {
-                self.post_receive(buffer);
-                self.protocol.receive_posted();
+            let kept = if let Some(stake) = &mut self.stake { stake.shrink(buffer) } else { Ok(Some(buffer)) };
+            match kept {
+                Ok(None) => {}
+                Ok(Some(buffer)) => {
+                    self.post_receive(buffer);
+                    self.protocol.receive_posted();
+                }
+                Err(refused) => self.wakeups.retired.push(Retired::Lost(refused)),
             }
         }
         self.grow();
@@ -321,9 +325,10 @@ impl Flow {
         let Some(link) = &mut self.link else { return self.give_back(buffer) };
         let posted = match &mut self.stake {
             Some(stake) => stake.post(buffer),
-            None => link.qp.post_recv(buffer, self.token).map_err(|refused| refused.error()),
+            None => link.qp.post_recv_unlogged(buffer, self.token),
         };
-        if let Err(error) = posted {
+        if let Err(refused) = posted {
+            let error = self.wakeups.refused(refused);
             self.fail(error.into());
         }
     }
@@ -414,8 +419,9 @@ impl Flow {
         let Some(link) = &mut self.link else { return };
         buffer[..HEADER_LEN].copy_from_slice(&header);
         let send = Send::new(buffer.part(..HEADER_LEN + payload)).token(self.token);
-        if let Err(refused) = link.qp.post_send(send) {
-            self.fail(refused.error().into());
+        if let Err(refused) = link.qp.post_send_unlogged(send) {
+            let error = self.wakeups.refused(refused);
+            self.fail(error.into());
         }
     }
 
@@ -501,10 +507,13 @@ impl Flow {
 
     /// Begins a one-sided operation, for which there is room.
     pub(super) fn operate(&mut self, request: Request, buffer: Option<Buffer>) -> Result<u32, Failure> {
-        let Some(link) = &mut self.link else { return Err(Failure::new(FailureKind::Closed)) };
+        let Some(link) = &mut self.link else {
+            self.wakeups.retired.extend(buffer.map(Retired::Buffer));
+            return Err(Failure::new(FailureKind::Closed));
+        };
         let started = self.operations.start(link, self.token, request, buffer);
         self.wake_operator();
-        started.map_err(Failure::from)
+        started.map_err(|refused| self.wakeups.refused(refused).into())
     }
 
     /// Takes the result of a one-sided operation.

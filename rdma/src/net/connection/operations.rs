@@ -9,6 +9,7 @@ use crate::net::failure::Failure;
 use crate::net::link::{Link, MAX_OPERATIONS, READ_BIT};
 use crate::net::waiters::{Task, Waiters};
 use crate::op::{CompareSwap, FetchAdd, Read, Write};
+use crate::qp::PostError;
 
 /// Length of the memory of an atomic operation in bytes.
 pub(super) const WORD: usize = 8;
@@ -73,27 +74,28 @@ impl Operations {
         token: u64,
         request: Request,
         buffer: Option<Buffer>,
-    ) -> Result<u32, Error> {
+    ) -> Result<u32, PostError<Buffer>> {
         // Each free slot has a free word.
         let memory = if request.is_atomic() { self.words.pop() } else { buffer };
-        let memory = memory.ok_or(Error::new(Operation::PostSend, ErrorKind::OutOfMemory))?;
+        let Some(memory) = memory else {
+            return Err(PostError::new(Error::new(Operation::PostSend, ErrorKind::OutOfMemory), None));
+        };
         let id = self.new_id();
         let token = u64::from(id) << 32 | token;
         let qp = &mut link.qp;
         let posted = match request {
-            Request::Read(from) => qp.post_send(Read::new(memory, from).token(token)),
-            Request::Write(to, len) => qp.post_send(Write::new(memory.part(..len), to).token(token)),
+            Request::Read(from) => qp.post_send_unlogged(Read::new(memory, from).token(token)),
+            Request::Write(to, len) => qp.post_send_unlogged(Write::new(memory.part(..len), to).token(token)),
             Request::CompareSwap(at, compare, swap) => {
-                qp.post_send(CompareSwap::new(memory, at, compare, swap).token(token))
+                qp.post_send_unlogged(CompareSwap::new(memory, at, compare, swap).token(token))
             }
-            Request::FetchAdd(at, add) => qp.post_send(FetchAdd::new(memory, at, add).token(token)),
+            Request::FetchAdd(at, add) => qp.post_send_unlogged(FetchAdd::new(memory, at, add).token(token)),
         };
-        if let Err(refused) = posted {
-            let (error, memory) = refused.into_parts();
+        if let Err(mut refused) = posted {
             if request.is_atomic() {
-                self.words.extend(memory);
+                self.words.extend(refused.take_memory());
             }
-            return Err(error);
+            return Err(refused);
         }
         let running = Running { is_atomic: request.is_atomic(), is_abandoned: false, result: None, waker: None };
         self.running.insert(id, running);

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Wake, Waker};
 
+use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
+
 use super::*;
 use crate::testing;
 
@@ -323,6 +325,72 @@ fn a_bring_up_that_fails_is_logged_under_no_lock() {
         let failure = tracing::subscriber::with_default(subscriber, || block_on(incoming.accept()).unwrap_err());
         assert!(failure.kind() == FailureKind::Local && logged.load(Ordering::Relaxed) > 0, "{failure}");
     });
+}
+
+/// Two nodes on the test provider that exchange over TCP, and a connection of them.
+fn on_test_provider(limits: &ListenOptions) -> (Driven, Connection, Connection) {
+    let options = options().exchange(Exchange::Tcp);
+    let [(client, one), (server, two)] = [(); 2].map(|()| Node::new(&testing::context(), &options).unwrap());
+    let listener = server.listen(any_port(), limits).unwrap();
+    let mut world = Driven { nodes: [client, server], drivers: [one, two], listener };
+    let (client, server) = world.pair();
+    (world, client, server)
+}
+
+/// Runs `work` with a subscriber that uses the listener and drops the receiver of a connection when
+/// an error is logged. Returns the number of errors.
+fn count_errors(listener: Listener, receiver: Receiver, work: impl FnOnce()) -> u32 {
+    let (held, count) = (Mutex::new((listener, Some(receiver))), Arc::new(AtomicU32::new(0)));
+    let counted = Arc::clone(&count);
+    let subscriber = rdma_test_support::OnEvent(move |event: &tracing::Event<'_>| {
+        if *event.metadata().level() == tracing::Level::ERROR {
+            let (listener, receiver) = &mut *held.lock().unwrap();
+            listener.free_receives();
+            drop(receiver.take());
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    tracing::subscriber::with_default(subscriber, work);
+    count.load(Ordering::Relaxed)
+}
+
+#[test]
+fn a_send_that_fails_is_logged_under_no_lock() {
+    without_deadlock(|| {
+        let (world, _client, server) = on_test_provider(&ListenOptions::new());
+        let (to, from) = server.split();
+        let errors = count_errors(world.listener, from, || {
+            testing::fail_post(0, libc::EIO, testing::BadWr::Alien);
+            assert!(poll(pin!(to.send("lost")), Waker::noop()).is_ready());
+        });
+        assert_eq!(errors, 1);
+        assert_eq!(block_on(to.send("more")).unwrap_err().kind(), FailureKind::Local);
+    });
+}
+
+#[test]
+fn a_shared_receive_that_is_lost_is_logged_under_no_lock() {
+    // The provider names the receive, so the queue takes others; or it names none, and the queue
+    // ends.
+    for (blame, expected) in [(testing::BadWr::Chain, 1), (testing::BadWr::Null, 2)] {
+        without_deadlock(move || {
+            let (world, _client, server) = on_test_provider(&ListenOptions::new().shared_receives(10));
+            let Driven { nodes: [_client_node, node], listener, drivers: [_client_driver, mut driver] } = world;
+            let qp_num = server.qpn().unwrap();
+            let wr_id = listener.pool().unwrap().with_queue(|queue| testing::posted_to_srq(queue.as_raw())[0].wr_id);
+            let cq = node.tables().shared.cq.as_raw();
+            let (to, from) = server.split();
+            // The peer's device breaks the connection, which gives the receive to others.
+            let (status, opcode) = (ibv_wc_status::IBV_WC_WR_FLUSH_ERR, ibv_wc_opcode::IBV_WC_RECV);
+            testing::complete(cq, ibv_wc { wr_id, status, opcode, qp_num, ..ibv_wc::default() });
+            testing::fail_post(0, libc::EIO, blame);
+            let errors = count_errors(listener, from, || {
+                driver.turn(64).unwrap();
+            });
+            assert_eq!(errors, expected);
+            assert_eq!(block_on(to.send("more")).unwrap_err().kind(), FailureKind::PeerGone);
+        });
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::fork;
 use crate::qp::Transport;
 use crate::qp::chain::WorkRequest;
 use crate::qp::local::{Owned, Refusal, SgeList, Writable};
-use crate::qp::posting::{Keep, Outcome, PostError, Segments, post_error};
+use crate::qp::posting::{Ended, Keep, Outcome, PostError, Segments, post_error};
 use crate::qp::ring::{Info, Staged};
 use crate::types::Opcode;
 
@@ -53,6 +53,17 @@ impl<T: Transport> SharedReceiveQueue<T> {
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
+        self.post_recv_unlogged(local, token).inspect_err(PostError::log)
+    }
+
+    /// [`post_recv`](Self::post_recv) for callers that hold a lock: they log the error after it
+    /// ([`PostError::log`]).
+    #[inline]
+    pub(crate) fn post_recv_unlogged<L: Owned + Writable>(
+        &mut self,
+        local: L,
+        token: u64,
+    ) -> Result<(), PostError<L::Returned>> {
         // If posting panics, leak the memory: the slot may own it by then.
         let local = ManuallyDrop::new(local);
         // SAFETY: stage requires that the memory is forgotten unless the slot was freed: `settle`
@@ -118,11 +129,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
         let Some(claimed) = claimed else {
             // The device may fill the memory at any time: the queue takes no more of it.
             self.live_in = fork::NEVER;
-            tracing::error!(
-                result,
-                "a post to a shared receive queue failed without saying where; the queue has ended"
-            );
-            return Outcome::Unknown(error);
+            return Outcome::Unknown(error, Some(Ended::SharedReceives));
         };
         claimed.forget_segments();
         Outcome::Returned(error)

@@ -12,9 +12,10 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use super::staging::Staging;
+use super::wakeups::Retired;
 use super::{Flow, Stored};
 use crate::error::{Error, Result};
-use crate::mr::{Buffer, ExposedRegion, ExposedSlice, RemoteSlice};
+use crate::mr::{Buffer, ExposedSlice, RemoteSlice};
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::link::{MAX_READS, READ_BIT};
 use crate::net::read_buffers::{ReadBuffers, ReadShare};
@@ -71,15 +72,6 @@ struct Reading {
     offer: u32,
     /// The part of the buffer behind the message.
     rest: Buffer,
-}
-
-/// Memory to drop once the lock is released.
-#[derive(Debug)]
-#[allow(dead_code, reason = "only dropped")]
-pub(super) enum Retired {
-    Region(ExposedRegion),
-    Slice(ExposedSlice),
-    Buffer(Buffer),
 }
 
 impl Offers {
@@ -269,7 +261,9 @@ impl Flow {
         self.offers.last_read = (self.offers.last_read + 1) % READS_IN_NUMBERS;
         let operation = READ_BIT | self.offers.last_read;
         let read = Read::new(buffer, slice).token(u64::from(operation) << 32 | self.token);
-        link.qp.post_send(read).map_err(|refused| refused.error())?;
+        if let Err(refused) = link.qp.post_send_unlogged(read) {
+            return Err(self.wakeups.refused(refused));
+        }
         self.offers.waiting += len;
         self.offers.reading.push(Reading { operation, offer, rest });
         Ok(())

@@ -4,8 +4,11 @@
 use std::task::Waker;
 
 use super::Flow;
-use super::offers::Retired;
+use crate::error::Error;
+use crate::mr::{Buffer, ExposedRegion, ExposedSlice};
+use crate::net::receives::log_lost;
 use crate::net::waiters::{Place, Task};
+use crate::qp::PostError;
 use crate::qp::ring::Panics;
 
 /// Tasks to wake once the lock is released.
@@ -19,11 +22,41 @@ pub(in crate::net::connection) struct Wakeups {
     pub(super) all: Vec<Waker>,
     /// Wakers that nothing wakes any more, to be dropped.
     pub(super) stale: Vec<Waker>,
-    /// Memory that the connection no longer needs.
+    /// Memory that the connection no longer needs, to be dropped.
     pub(super) retired: Vec<Retired>,
 }
 
+/// Memory to drop once the lock is released.
+#[derive(Debug)]
+#[allow(dead_code, reason = "only dropped")]
+pub(super) enum Retired {
+    Region(ExposedRegion),
+    Slice(ExposedSlice),
+    Buffer(Buffer),
+    /// Of a post that failed, to be logged.
+    Refused(PostError<Buffer>),
+    /// Of a receive that was to be given to other connections, to be logged.
+    Lost(PostError<Buffer>),
+}
+
+impl Retired {
+    fn retire(self) {
+        match &self {
+            Self::Refused(refused) => refused.log(),
+            Self::Lost(refused) => log_lost(refused),
+            Self::Region(_) | Self::Slice(_) | Self::Buffer(_) => {}
+        }
+    }
+}
+
 impl Wakeups {
+    /// Leaves a failed post to be logged. Returns its error.
+    pub(super) fn refused(&mut self, refused: PostError<Buffer>) -> Error {
+        let error = refused.error();
+        self.retired.push(Retired::Refused(refused));
+        error
+    }
+
     /// Wakes a task that waits for an operation, or for room to begin one.
     pub(super) fn wake_operator(&mut self, waker: Option<Waker>) {
         if waker.is_some() {
@@ -31,7 +64,8 @@ impl Wakeups {
         }
     }
 
-    /// Wakes the tasks, and drops the rest. All of that is other people's code, which may panic.
+    /// Wakes the tasks, logs, and drops the rest. All of that is other people's code, which may
+    /// panic.
     pub(in crate::net::connection) fn wake(self, panics: &mut Panics) {
         let Self { sender, receiver, closer, operator, all, stale, retired } = self;
         let mut wake = |waker: Option<Waker>| {
@@ -46,7 +80,7 @@ impl Wakeups {
         wake(operator);
         all.into_iter().for_each(|waker| wake(Some(waker)));
         stale.into_iter().for_each(|waker| panics.catch(|| drop(waker)));
-        retired.into_iter().for_each(|memory| panics.catch(|| drop(memory)));
+        retired.into_iter().for_each(|memory| panics.catch(|| memory.retire()));
     }
 }
 
