@@ -105,6 +105,11 @@ fn answers_are_those_of_libibverbs() {
 }
 
 #[test]
+fn lists_of_addresses_are_memory_of_malloc() {
+    passes("addrinfo", include_str!("addrinfo.c"));
+}
+
+#[test]
 fn a_program_with_every_symbol_of_the_system_starts() {
     let system: Vec<_> = [IBVERBS, RDMACM].into_iter().filter_map(Library::open).collect();
     let mut known = symbols();

@@ -1,17 +1,13 @@
 //! `rdma_getaddrinfo`: resolves names and numbers to addresses with the C library's `getaddrinfo`.
 
-use std::cell::UnsafeCell;
-use std::ffi::{CStr, CString, c_int};
-use std::net::SocketAddr;
+use std::ffi::{c_char, c_int};
 use std::ptr;
 
-use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
-use rdma_sys::{RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA, ibv_qp_type, rdma_addrinfo, rdma_port_space};
+use libc::{addrinfo, sockaddr, socklen_t};
+use rdma_sys::{RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA, ibv_qp_type, rdma_addrinfo, rdma_port_space};
 
-use super::address;
 use crate::engine::Errno;
-use crate::verbs::call::{self, In, MinusOne, Text};
-use crate::verbs::object::{Object, Public, set_field};
+use crate::verbs::call::{self, Argument, In, MinusOne, Text};
 
 /// Converts a hint; a negative one becomes 0, which means "not given".
 fn unsigned(value: c_int) -> u32 {
@@ -56,23 +52,10 @@ impl From<Errno> for Failure {
     }
 }
 
-/// Private part of an `rdma_addrinfo`: the memory behind its pointers, source first, destination
-/// second.
-pub(crate) struct Parts {
-    addresses: [UnsafeCell<sockaddr_storage>; 2],
-    names: [Option<CString>; 2],
-}
-
-// SAFETY: `Sync` requires that shared references allow no data race: no code of the device accesses
-// the addresses after C has them, and the names never change.
-unsafe impl Sync for Parts {}
-
-impl Public for rdma_addrinfo {
-    const MARK: u64 = 0x7264_6d61_5f61_6464;
-    type Private = Parts;
-}
-
 /// An `rdma_addrinfo` list of one element that C does not hold yet; freed when dropped.
+///
+/// The element and what it points to are memory of malloc(3), each for itself, as librdmacm's: a C
+/// program may take an address out of the list and free it later, or put one of its own there.
 #[derive(Debug)]
 pub(super) struct List(*mut rdma_addrinfo);
 
@@ -81,6 +64,52 @@ pub(super) struct List(*mut rdma_addrinfo);
 unsafe impl Send for List {}
 
 impl List {
+    fn new(public: rdma_addrinfo) -> Result<Self, Errno> {
+        // SAFETY: `malloc` requires nothing.
+        let raw = unsafe { libc::malloc(size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
+        if raw.is_null() {
+            return Err(Errno::NOMEM);
+        }
+        // SAFETY: `write` requires room for the type, aligned: `malloc` returned as many bytes, and
+        // aligns them for every type of C.
+        unsafe { raw.write(public) };
+        Ok(Self(raw))
+    }
+
+    fn public(&mut self) -> &mut rdma_addrinfo {
+        // SAFETY: a reference requires a live value that nobody else uses: `new` wrote it, and C
+        // does not hold the list, which is borrowed.
+        unsafe { &mut *self.0 }
+    }
+
+    /// Gives the list a copy of a source address, unless `len` is 0.
+    ///
+    /// # Safety
+    ///
+    /// `address` is null, or valid for reads of `len` bytes.
+    unsafe fn set_source(&mut self, address: *const sockaddr, len: socklen_t) -> Result<(), Errno> {
+        if len > 0 {
+            // SAFETY: `copied` has the same contract.
+            self.public().ai_src_addr = unsafe { copied(address, len) }?;
+            self.public().ai_src_len = len;
+        }
+        Ok(())
+    }
+
+    /// Gives the list a copy of a destination address, unless `len` is 0.
+    ///
+    /// # Safety
+    ///
+    /// As for [`set_source`](Self::set_source).
+    unsafe fn set_destination(&mut self, address: *const sockaddr, len: socklen_t) -> Result<(), Errno> {
+        if len > 0 {
+            // SAFETY: `copied` has the same contract.
+            self.public().ai_dst_addr = unsafe { copied(address, len) }?;
+            self.public().ai_dst_len = len;
+        }
+        Ok(())
+    }
+
     /// Passes the list to C, which frees it.
     pub(super) fn into_raw(self) -> *mut rdma_addrinfo {
         std::mem::ManuallyDrop::new(self).0
@@ -89,39 +118,71 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: `Object::free` requires a live object that nobody uses: `into_raw` was not
-        // called, so C does not hold the list.
-        let _freed = unsafe { Object::free(self.0) };
+        // SAFETY: `free` requires a list of `malloc` that nobody uses: `into_raw` was not called,
+        // so C does not hold the list.
+        unsafe { free(self.0) };
     }
 }
 
-/// One end of an `rdma_addrinfo`: its address, the length of the C structure, and its canonical
-/// name.
-type End = Option<(SocketAddr, socklen_t, Option<CString>)>;
+/// A list that C frees: null, or of [`resolve`], with pointers that are null or to memory of
+/// malloc(3) (promise 1).
+pub(super) struct OwnList(*mut rdma_addrinfo);
 
-impl List {
-    /// Makes a list from its other fields and its two ends.
-    fn new(public: rdma_addrinfo, src: End, dst: End) -> Self {
-        let none = SocketAddr::from(([0, 0, 0, 0], 0));
-        let addresses = [&src, &dst].map(|end| end.as_ref().map_or(none, |(address, ..)| *address));
-        let addresses = addresses.map(|address| UnsafeCell::new(address::storage(address)));
-        let lens = [&src, &dst].map(|end| end.as_ref().map_or(0, |(_, len, _)| *len));
-        let names = [src, dst].map(|end| end.and_then(|(.., name)| name));
-        let raw = Object::create(public, Parts { addresses, names });
-        // SAFETY: `Object::get` requires a live object: made on the line above.
-        if let Ok(list) = unsafe { Object::get(raw) } {
-            let parts: &Parts = list;
-            let address = |end: usize| if lens[end] == 0 { ptr::null_mut() } else { parts.addresses[end].get().cast() };
-            let name = |end: usize| parts.names[end].as_ref().map_or(ptr::null_mut(), |name| name.as_ptr().cast_mut());
-            set_field!(list, ai_src_addr, address(0));
-            set_field!(list, ai_src_len, lens[0]);
-            set_field!(list, ai_src_canonname, name(0));
-            set_field!(list, ai_dst_addr, address(1));
-            set_field!(list, ai_dst_len, lens[1]);
-            set_field!(list, ai_dst_canonname, name(1));
-        }
+impl Argument for OwnList {
+    type Raw = *mut rdma_addrinfo;
+
+    unsafe fn from_c(raw: *mut rdma_addrinfo) -> Self {
         Self(raw)
     }
+}
+
+impl OwnList {
+    pub(super) fn free(self) {
+        // SAFETY: `free` requires null or a list of `malloc` that nobody uses afterwards: this
+        // type's promise.
+        unsafe { free(self.0) };
+    }
+}
+
+/// Frees a list.
+///
+/// # Safety
+///
+/// `list` is null, or the first of a list of elements of `malloc`, whose pointers are null or to
+/// memory of `malloc`. Nobody uses the list or that memory any more.
+unsafe fn free(mut list: *mut rdma_addrinfo) {
+    while !list.is_null() {
+        // SAFETY: `read` requires a live element: the contract, and each is freed after this line.
+        let element = unsafe { list.read() };
+        let names = [element.ai_src_canonname, element.ai_dst_canonname].map(<*mut _>::cast);
+        let addresses = [element.ai_src_addr, element.ai_dst_addr].map(<*mut _>::cast);
+        for part in names.into_iter().chain(addresses).chain([element.ai_route, element.ai_connect, list.cast()]) {
+            // SAFETY: `free` requires null or memory of `malloc` that nobody uses: the contract,
+            // and the element was copied.
+            unsafe { libc::free(part) };
+        }
+        list = element.ai_next;
+    }
+}
+
+/// A copy of an address in memory of `malloc`. `EINVAL` for null.
+///
+/// # Safety
+///
+/// `address` is null, or valid for reads of `len` bytes.
+unsafe fn copied(address: *const sockaddr, len: socklen_t) -> Result<*mut sockaddr, Errno> {
+    if address.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: `malloc` requires nothing.
+    let copy = unsafe { libc::malloc(len as usize) }.cast::<u8>();
+    if copy.is_null() {
+        return Err(Errno::NOMEM);
+    }
+    // SAFETY: `copy_nonoverlapping` requires `len` readable bytes (the contract) and `len` writable
+    // ones elsewhere (just allocated).
+    unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), copy, len as usize) };
+    Ok(copy.cast())
 }
 
 /// A list from `getaddrinfo`, freed when dropped.
@@ -147,17 +208,23 @@ pub(super) fn resolve(node: &Text, service: &Text, hints: &In<rdma_addrinfo>) ->
         // The device has no subnet administrator to query.
         return Err(Errno::OPNOTSUPP.into());
     }
-    // SAFETY: `given_end` requires null, or an address that is valid for its family: promise 2 for
-    // the hints.
-    let src = unsafe { given_end(hints.ai_src_addr, hints.ai_src_len) };
     if node.is_null() && service.is_null() {
-        // SAFETY: `given_end` requires null, or an address that is valid for its family: promise 2
-        // for the hints.
-        let dst = unsafe { given_end(hints.ai_dst_addr, hints.ai_dst_len) };
         let (ai_flags, ai_family) = (hints.ai_flags, hints.ai_family);
         let (ai_qp_type, ai_port_space) = (hints.ai_qp_type, hints.ai_port_space);
         let public = rdma_addrinfo { ai_flags, ai_family, ai_qp_type, ai_port_space, ..rdma_addrinfo::default() };
-        return Ok(List::new(public, src?, dst?));
+        let mut list = List::new(public)?;
+        // SAFETY: `set_destination` requires null, or as many bytes as the length says: promise 2
+        // for the hints.
+        unsafe { list.set_destination(hints.ai_dst_addr, hints.ai_dst_len) }?;
+        // SAFETY: `set_source` requires null, or as many bytes as the length says: promise 2 for
+        // the hints.
+        unsafe { list.set_source(hints.ai_src_addr, hints.ai_src_len) }?;
+        return Ok(list);
+    }
+    let wants_gid = RAI_FAMILY | RAI_NUMERICHOST;
+    if hints.ai_family == libc::AF_IB && unsigned(hints.ai_flags) & wants_gid == wants_gid {
+        // The connection manager connects to IP addresses alone.
+        return Err(Failure::Resolver(libc::EAI_FAMILY));
     }
     let asked = given.map(question);
     let mut answer: *mut addrinfo = ptr::null_mut();
@@ -172,42 +239,38 @@ pub(super) fn resolve(node: &Text, service: &Text, hints: &In<rdma_addrinfo>) ->
     // SAFETY: a reference requires a live value: on success `getaddrinfo` returns at least one
     // element, which lives as long as `answer`.
     let first = unsafe { &*answer.0 };
-    let public = public(&hints, first);
-    // SAFETY: `found_end` requires an element of a `getaddrinfo` list that is alive: the first one
-    // of `answer`.
-    let end = unsafe { found_end(first) }?;
+    let mut list = List::new(public(&hints, first))?;
+    // SAFETY: `name_of` requires an element of a `getaddrinfo` list that is alive: the first one of
+    // `answer`.
+    let name = unsafe { name_of(first) };
     if first.ai_flags & libc::AI_PASSIVE != 0 {
-        return Ok(List::new(rdma_addrinfo { ai_flags: signed(RAI_PASSIVE), ..public }, end, None));
+        list.public().ai_flags = signed(RAI_PASSIVE);
+        list.public().ai_src_canonname = name;
+        // SAFETY: `set_source` requires as many bytes as the length says: `getaddrinfo` made both.
+        unsafe { list.set_source(first.ai_addr, first.ai_addrlen) }?;
+    } else {
+        list.public().ai_dst_canonname = name;
+        // SAFETY: `set_destination` requires as many bytes as the length says: `getaddrinfo` made
+        // both.
+        unsafe { list.set_destination(first.ai_addr, first.ai_addrlen) }?;
+        // SAFETY: `set_source` requires null, or as many bytes as the length says: promise 2 for
+        // the hints.
+        unsafe { list.set_source(hints.ai_src_addr, hints.ai_src_len) }?;
     }
-    Ok(List::new(public, src?, end))
+    Ok(list)
 }
 
-/// The end that the caller gave in its hints; `None` for length 0.
-///
-/// # Safety
-///
-/// `address` is null, or valid for reads of the structure of its family.
-unsafe fn given_end(address: *const sockaddr, len: socklen_t) -> Result<End, Errno> {
-    if len == 0 {
-        return Ok(None);
-    }
-    // SAFETY: `read` has the same contract.
-    unsafe { address::read(address) }.map(|address| Some((address, len, None)))
-}
-
-/// The end that `getaddrinfo` found.
+/// A copy of the canonical name in memory of `malloc`; null if there is none.
 ///
 /// # Safety
 ///
 /// `answer` is an element of a live list from `getaddrinfo`.
-unsafe fn found_end(answer: &addrinfo) -> Result<End, Errno> {
-    // SAFETY: `read` requires an address that is valid for its family: `getaddrinfo` made it.
-    let address = unsafe { address::read(answer.ai_addr) }?;
-    let name = (!answer.ai_canonname.is_null()).then(|| {
-        // SAFETY: `CStr::from_ptr` requires a C string: `getaddrinfo` made it, and it is not null.
-        unsafe { CStr::from_ptr(answer.ai_canonname) }.to_owned()
-    });
-    Ok(Some((address, answer.ai_addrlen, name)))
+unsafe fn name_of(answer: &addrinfo) -> *mut c_char {
+    if answer.ai_canonname.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: `strdup` requires a C string: `getaddrinfo` made it, and it is not null.
+    unsafe { libc::strdup(answer.ai_canonname) }
 }
 
 /// Translates the hints into hints for `getaddrinfo`.
@@ -220,7 +283,8 @@ fn question(hints: &rdma_addrinfo) -> addrinfo {
     let flags = unsigned(hints.ai_flags);
     question.ai_flags = if flags & RAI_PASSIVE != 0 { libc::AI_PASSIVE } else { 0 }
         | if flags & RAI_NUMERICHOST != 0 { libc::AI_NUMERICHOST } else { 0 };
-    question.ai_family = hints.ai_family;
+    // As in librdmacm, a program that asks for `AF_IB` without `RAI_FAMILY` gets an IP address.
+    question.ai_family = if hints.ai_family == libc::AF_IB { libc::AF_UNSPEC } else { hints.ai_family };
     question.ai_socktype = match ibv_qp_type(unsigned(hints.ai_qp_type)) {
         Qp::IBV_QPT_RC | Qp::IBV_QPT_UC | Qp::IBV_QPT_XRC_SEND | Qp::IBV_QPT_XRC_RECV => libc::SOCK_STREAM,
         Qp::IBV_QPT_UD => libc::SOCK_DGRAM,

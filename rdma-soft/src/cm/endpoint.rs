@@ -10,7 +10,7 @@ use rdma_sys::{
 };
 
 use super::address::Addr;
-use super::addrinfo::{self, Failure};
+use super::addrinfo::{self, Failure, OwnList};
 use super::calls::{self, Done};
 use super::channel::Body;
 use super::events::{self, Taking};
@@ -195,9 +195,8 @@ pub(super) fn getaddrinfo(
 }
 
 /// `rdma_freeaddrinfo`.
-pub(super) fn freeaddrinfo(res: Own<rdma_addrinfo>) {
-    // Frees the whole list: it has one element. The function has no result for an error.
-    let _freed = res.free();
+pub(super) fn freeaddrinfo(res: OwnList) {
+    res.free();
 }
 
 /// `rdma_resolve_addrinfo`: resolves during the call, and reports the completion by an event. As in
