@@ -33,8 +33,8 @@ use crate::pending::Pending;
 const NON_BLOCKING: std::ffi::c_uint = 1;
 /// The handle of the default stream.
 const DEFAULT: StreamHandle = 0;
-/// How long a dropped stream waits: longer than work takes that will ever end.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a drop waits for work: longer than work takes that will ever end.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The pauses between questions whether work is done.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -277,12 +277,8 @@ impl Stream {
     ///
     /// The error of work that failed.
     pub fn is_done(&self) -> Result<bool> {
-        // SAFETY: cuStreamQuery wants a stream that is not destroyed.
-        match self.gpu.with(|driver| unsafe { driver.cuStreamQuery(self.handle) }) {
-            Ok(()) => Ok(true),
-            Err(error) if error.code() == CudaError::NOT_READY => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        // SAFETY: is_done wants a stream of the GPU that is not destroyed: `drop` destroys it.
+        unsafe { is_done(&self.gpu, self.handle) }
     }
 
     /// Waits until all work is done.
@@ -299,19 +295,6 @@ impl Stream {
     fn wait(&self) -> Result<(), CudaError> {
         // SAFETY: cuStreamSynchronize wants a stream that is not destroyed.
         self.gpu.with(|driver| unsafe { driver.cuStreamSynchronize(self.handle) })
-    }
-
-    /// Waits until all work is done, for some time at most; whether it is done.
-    fn wait_at_most(&self, limit: Duration) -> Result<bool> {
-        let (start, mut pause) = (Instant::now(), SHORTEST_PAUSE);
-        while !self.is_done()? {
-            if start.elapsed() >= limit {
-                return Ok(false);
-            }
-            thread::sleep(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
-        }
-        Ok(true)
     }
 
     /// Requires a slice of this stream's GPU: the context of another GPU need not reach the memory.
@@ -363,7 +346,8 @@ impl Drop for Stream {
         let parked = std::mem::take(self.parked.get_mut().unwrap_or_else(PoisonError::into_inner));
         // Leaks unless the work is done, even where the subscriber of a log message panics. (2)
         let parked = ManuallyDrop::new(parked);
-        match self.wait_at_most(self.patience) {
+        // SAFETY: wait_at_most wants a stream of the GPU that is not destroyed: it is below.
+        match unsafe { wait_at_most(&self.gpu, self.handle, self.patience) } {
             // Each alone, because a second panic would end the process.
             Ok(true) => ManuallyDrop::into_inner(parked).into_iter().for_each(drop_contained),
             Ok(false) => tracing::warn!(
@@ -386,6 +370,38 @@ impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({:#x} of {:?})", self.handle, self.gpu)
     }
+}
+
+/// Whether all work of a stream is done.
+///
+/// # Safety
+///
+/// `stream` is a stream of the GPU's primary context that nobody destroys during the call.
+unsafe fn is_done(gpu: &Gpu, stream: StreamHandle) -> Result<bool> {
+    // SAFETY: cuStreamQuery wants a stream that is not destroyed: the contract.
+    match gpu.with(|driver| unsafe { driver.cuStreamQuery(stream) }) {
+        Ok(()) => Ok(true),
+        Err(error) if error.code() == CudaError::NOT_READY => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Waits until all work of a stream is done, for some time at most; whether it is done.
+///
+/// # Safety
+///
+/// As for [`is_done`].
+pub(crate) unsafe fn wait_at_most(gpu: &Gpu, stream: StreamHandle, limit: Duration) -> Result<bool> {
+    let (start, mut pause) = (Instant::now(), SHORTEST_PAUSE);
+    // SAFETY: is_done has the same contract.
+    while !unsafe { is_done(gpu, stream) }? {
+        if start.elapsed() >= limit {
+            return Ok(false);
+        }
+        thread::sleep(pause);
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+    Ok(true)
 }
 
 /// Drops a value of the application, whose panic must not reach who happens to release it.

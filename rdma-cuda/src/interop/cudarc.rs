@@ -20,10 +20,12 @@
 //!
 //! [`Cause::Pool`]: crate::Cause::Pool
 
+use std::error::Error;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaViewMut, DevicePtrMut, DriverError};
 use bytemuck::Pod;
@@ -31,6 +33,7 @@ use bytemuck::Pod;
 use crate::gpu::Gpu;
 use crate::memory::{DeviceMemory, GpuSlice};
 use crate::order::Ready;
+use crate::stream::{PATIENCE, wait_at_most};
 
 /// Why a slice cannot be exchanged with cudarc.
 #[derive(Debug, thiserror::Error)]
@@ -69,12 +72,20 @@ pub fn import<T: Pod>(mut slice: CudaSlice<T>, gpu: &Gpu) -> Result<Ready<GpuSli
 
 /// Waits for cudarc's work on a slice, and returns the slice's address.
 fn settle<T>(slice: &mut CudaSlice<T>) -> Result<u64, DriverError> {
-    let stream = Arc::clone(slice.stream());
-    // The stream waits for the work of other streams that cudarc tracks.
-    let (address, tracked) = slice.device_ptr_mut(&stream);
-    drop(tracked);
+    let (stream, address) = join(slice)?;
     stream.synchronize()?;
     Ok(address)
+}
+
+/// Makes the stream of a slice wait for the work of other streams on it that cudarc tracks. Returns
+/// the stream and the slice's address.
+fn join<T>(slice: &mut CudaSlice<T>) -> Result<(Arc<CudaStream>, u64), DriverError> {
+    let stream = Arc::clone(slice.stream());
+    let (address, tracked) = slice.device_ptr_mut(&stream);
+    drop(tracked);
+    // cudarc records an error of these calls, and returns it here.
+    stream.context().check_err()?;
+    Ok((stream, address))
 }
 
 fn check(context: &CudaContext, gpu: &Gpu) -> Result<(), CudarcError> {
@@ -122,8 +133,8 @@ impl<T> fmt::Debug for Imported<T> {
 
 /// A slice lent to cudarc, as a `CudaSlice`.
 ///
-/// [`finish`](Self::finish) gives the slice back when cudarc's work on it is done; dropping waits
-/// too.
+/// [`finish`](Self::finish) gives the slice back when cudarc's work on it is done. Dropping waits
+/// too, for a minute at most: the memory leaks if the work takes longer.
 ///
 /// # Examples
 ///
@@ -141,10 +152,12 @@ impl<T> fmt::Debug for Imported<T> {
 /// # let _ = ready; Ok(()) }
 /// ```
 pub struct Lent<T: Pod> {
-    /// Taken out by `give_back` alone.
+    /// Taken out by `take` alone.
     lent: ManuallyDrop<CudaSlice<T>>,
     /// Leaks if cudarc's work may still use the memory.
     slice: ManuallyDrop<GpuSlice<T>>,
+    /// How long `Drop` waits.
+    patience: Duration,
 }
 
 impl<T: Pod> Lent<T> {
@@ -164,7 +177,7 @@ impl<T: Pod> Lent<T> {
         // SAFETY: upgrade_device_ptr wants memory for the elements, with valid ones: a GpuSlice has
         // as many, any bytes are valid ones, and it is kept until cudarc's work is done. (1, 2)
         let lent = unsafe { stream.upgrade_device_ptr(slice.address(), slice.len()) };
-        Ok(Self { lent: ManuallyDrop::new(lent), slice: ManuallyDrop::new(slice) })
+        Ok(Self { lent: ManuallyDrop::new(lent), slice: ManuallyDrop::new(slice), patience: PATIENCE })
     }
 
     /// The elements for work of cudarc that changes them.
@@ -180,23 +193,33 @@ impl<T: Pod> Lent<T> {
     /// The error of work that failed; the memory leaks.
     pub fn finish(self) -> Result<Ready<GpuSlice<T>>, CudarcError> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: give_back wants to be called once: `this` is not dropped.
-        Ok(Ready::new(unsafe { this.give_back() }?))
+        let done = settle(&mut this.lent);
+        // SAFETY: take wants that this value is not used again: `this` is not dropped.
+        let slice = unsafe { this.take() };
+        done?;
+        Ok(Ready::new(ManuallyDrop::into_inner(slice)))
     }
 
-    /// Waits for cudarc's work, and takes the slice.
+    /// Ends cudarc's part, and takes the slice, which leaks unless cudarc's work is done.
     ///
     /// # Safety
     ///
     /// This is the last call on this value.
-    unsafe fn give_back(&mut self) -> Result<GpuSlice<T>, DriverError> {
-        let done = settle(&mut self.lent);
+    unsafe fn take(&mut self) -> ManuallyDrop<GpuSlice<T>> {
         // SAFETY: take wants that the value is not used again: the caller's promise. `leak` frees
-        // cudarc's part and not the memory. (1)
+        // cudarc's part and not the memory (1), and does not wait: it destroys events, and a stream
+        // that nobody else has, whose work the driver finishes.
         unsafe { ManuallyDrop::take(&mut self.lent) }.leak();
-        done?;
         // SAFETY: take wants that the value is not used again: the caller's promise.
-        Ok(unsafe { ManuallyDrop::take(&mut self.slice) })
+        ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.slice) })
+    }
+
+    /// Waits for cudarc's work on the slice, as long as a drop waits; whether it is done.
+    fn wait(&mut self) -> Result<bool, Box<dyn Error>> {
+        let (stream, _) = join(&mut self.lent)?;
+        // SAFETY: wait_at_most wants a stream of the GPU's primary context that is not destroyed:
+        // `stream` keeps it, and `new` has compared the contexts. (2)
+        Ok(unsafe { wait_at_most(self.slice.gpu(), stream.cu_stream().addr(), self.patience) }?)
     }
 }
 
@@ -210,10 +233,16 @@ impl<T: Pod> Deref for Lent<T> {
 
 impl<T: Pod> Drop for Lent<T> {
     fn drop(&mut self) {
-        // SAFETY: give_back wants to be called once: nothing follows `drop`, and `finish` prevents
-        // it.
-        match unsafe { self.give_back() } {
-            Ok(slice) => drop(slice),
+        let done = self.wait();
+        // SAFETY: take wants that this value is not used again: nothing follows `drop`.
+        let slice = unsafe { self.take() };
+        // The slice leaks even where the subscriber of a log message panics.
+        match done {
+            Ok(true) => drop(ManuallyDrop::into_inner(slice)),
+            Ok(false) => tracing::warn!(
+                "cudarc's work on memory that is lent to it takes longer than {} s, and the memory leaks",
+                self.patience.as_secs()
+            ),
             Err(error) => tracing::warn!("memory that is lent to cudarc leaks, since its work has failed: {error}"),
         }
     }
@@ -224,3 +253,6 @@ impl<T: Pod> fmt::Debug for Lent<T> {
         write!(f, "Lent({:?})", self.slice)
     }
 }
+
+#[cfg(test)]
+mod tests;
