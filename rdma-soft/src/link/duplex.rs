@@ -184,13 +184,13 @@ impl Duplex {
     }
 
     /// Whether the peer has to be rung. Clears the peer's sleep flag.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn must_ring(&self) -> bool {
         doorbell::must_ring(self.peer_asleep.word())
     }
 
     /// Corrupts the ring with a prefix that no producer writes.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn vandalise(&self) {
         let place = self.out.region().prefix(self.out.place());
         place.store(u64::MAX, Ordering::SeqCst);

@@ -190,7 +190,7 @@ impl Link {
     }
 
     /// Whether no inbound frame is waiting.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn is_quiet(&self) -> bool {
         match &self.medium {
             Medium::Process(duplex) => duplex.is_quiet(),
@@ -199,7 +199,7 @@ impl Link {
     }
 
     /// Corrupts the peer's ring.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn vandalise(&self) {
         if let Medium::Process(duplex) = &self.medium {
             duplex.vandalise();

@@ -244,7 +244,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
     }
 
     /// The offset at which the consumer looks next.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn place(&self) -> u64 {
         self.published & (self.region.capacity() - 1)
     }

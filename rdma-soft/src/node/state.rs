@@ -157,7 +157,7 @@ impl State {
     }
 
     /// The processes to which this one has links.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn peers(&self) -> impl Iterator<Item = &Peer> {
         self.links().filter_map(Link::peer)
     }

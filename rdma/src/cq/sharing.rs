@@ -408,7 +408,7 @@ mod loom_tests {
             let queue = Queue::with_a_poller();
             let second = {
                 let queue = Arc::clone(&queue);
-                loom::thread::spawn(move || {
+                thread::spawn(move || {
                     queue.crowd.change(POLLER);
                     let mut copies = Vec::new();
                     queue.batch.copy(|name| copies.push(name));
@@ -439,7 +439,7 @@ mod loom_tests {
             let queue = Queue::with_a_poller();
             let second = {
                 let queue = Arc::clone(&queue);
-                loom::thread::spawn(move || {
+                thread::spawn(move || {
                     queue.crowd.change(POLLER);
                     let mut copies = 0;
                     queue.batch.copy(|_| copies += 1);
