@@ -184,6 +184,31 @@ impl<'a> Completion<'a> {
 
     /// The next of the unsignaled requests that this completion releases, oldest first. If this
     /// request succeeded, they did too.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
+    /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
+    /// use rdma::op::Write;
+    ///
+    /// for token in 0..3 {
+    ///     a.post_send(Write::new(pd.allocate(16)?, region.remote(..)?).token(token).unsignaled())?;
+    /// }
+    /// // Its completion is the only one, and gives back the memory of all four.
+    /// a.post_send(Write::new(pd.allocate(16)?, region.remote(..)?).token(3))?;
+    /// let mut completion = poller.wait(None)?.expect("no time limit");
+    /// completion.status()?;
+    /// let mut tokens = Vec::new();
+    /// while let Some(mut released) = completion.next_unsignaled() {
+    ///     tokens.push(released.token());
+    ///     assert!(released.take_buffer().is_some());
+    /// }
+    /// assert_eq!((tokens, completion.token()), (vec![0, 1, 2], 3));
+    /// # Ok(()) }
+    /// ```
     pub fn next_unsignaled(&mut self) -> Option<Released<'_>> {
         let (claimed, unsignaled) = self.held.request.as_mut()?;
         *unsignaled = None;

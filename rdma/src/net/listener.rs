@@ -132,6 +132,26 @@ impl Incoming {
     }
 
     /// Refuses the request, with up to 100 bytes of text for the peer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (mut listener, node) = (listener()?, node()?);
+    /// use rdma::net::{FailureKind, RefuseCode};
+    ///
+    /// # let address = listener.local_addr();
+    /// let client = std::thread::spawn(move || block_on(node.connect(address)));
+    /// block_on(async {
+    ///     listener.accept().await?.refuse("closed for maintenance");
+    ///     Ok::<(), Failure>(())
+    /// })?;
+    /// let failure = client.join().expect("no panic").unwrap_err();
+    /// assert_eq!((failure.kind(), failure.refuse_code()), (FailureKind::Refused, Some(RefuseCode::Application)));
+    /// assert!(failure.to_string().contains("closed for maintenance"));
+    /// # Ok(()) }
+    /// ```
     pub fn refuse(self, text: &str) {
         reject(self.pending.request, &Refuse::new(RefuseCode::Application, text));
     }

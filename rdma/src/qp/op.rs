@@ -92,6 +92,29 @@ impl<O, L> Work<O, L> {
     }
 
     /// Starts the request only after the queue's earlier reads and atomic operations are done.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
+    /// use std::sync::atomic::Ordering::Relaxed;
+    ///
+    /// use rdma::RemoteAccess;
+    /// use rdma::op::{FetchAdd, Write};
+    ///
+    /// let region = pd.allocate_exposed(16, RemoteAccess::ATOMIC | RemoteAccess::WRITE)?;
+    /// let (counter, flag) = (region.remote(..8)?, region.remote(8..)?);
+    /// let mut one = pd.allocate(8)?;
+    /// one.copy_from_slice(&1_u64.to_ne_bytes());
+    /// a.post_send(FetchAdd::new(pd.allocate(8)?, counter, 1).unsignaled())?;
+    /// // The peer that sees the flag finds the counter increased.
+    /// a.post_send(Write::new(one, flag).fence())?;
+    /// poller.wait(None)?.expect("no time limit").status()?;
+    /// assert_eq!((region.load_u64(0, Relaxed)?, region.load_u64(8, Relaxed)?), (1, 1));
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn fence(mut self) -> Self {
         self.flags |= ibv_send_flags::IBV_SEND_FENCE.0;

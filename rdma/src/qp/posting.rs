@@ -101,6 +101,27 @@ impl<M> PostError<M> {
 
     /// The memory of the request, if the device did not accept it. `None` if the device may have
     /// accepted it: the memory is then in flight, and the queue pair is in the error state.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
+    /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
+    /// use rdma::{ErrorKind, op::Write};
+    ///
+    /// for _ in 0..100 {
+    ///     let mut buffer = pd.allocate(16)?;
+    ///     // If the queue is full, the buffer comes back, to be posted once there is room.
+    ///     while let Err(refused) = a.post_send(Write::new(buffer, region.remote(..)?)) {
+    ///         assert_eq!(refused.kind(), ErrorKind::QueueFull);
+    ///         buffer = refused.into_memory().ok_or("the device may have the buffer")?;
+    ///         drop(poller.wait(None)?);
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn into_memory(self) -> Option<M> {
         self.memory

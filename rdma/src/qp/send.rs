@@ -61,6 +61,27 @@ impl SendQueue {
     }
 
     /// The number of requests that can be posted now. The call checks that many slots of the queue.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
+    /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
+    /// use rdma::op::Write;
+    ///
+    /// // As many requests at a time as the queue takes, without a `QueueFull`.
+    /// for _ in 0..a.send_queue().room() {
+    ///     a.post_send(Write::new(pd.allocate(16)?, region.remote(..)?))?;
+    /// }
+    /// assert_eq!(a.send_queue().room(), 0);
+    /// // The slot is free once the completion has been handled.
+    /// drop(poller.wait(None)?);
+    /// # drop(poller);
+    /// assert!(a.send_queue().room() > 0);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn room(&self) -> u32 {
         self.half.attached.producer.room()

@@ -42,6 +42,42 @@ impl Connection {
 
     /// The two halves, for two tasks. Dropping all clones of the sender ends this end's data: the
     /// peer's [`Receiver::next`] then returns `None`. Dropping both halves closes the connection.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// let server = std::thread::spawn(move || {
+    ///     let (to, mut from) = server.split();
+    ///     block_on(async {
+    ///         while let Some(number) = from.next().await? {
+    ///             to.send([number[0] * 2]).await?;
+    ///         }
+    ///         Ok::<(), Failure>(())
+    ///     })
+    /// });
+    /// let (to, mut from) = client.split();
+    /// // One task sends while another receives, so that neither end waits for the other.
+    /// std::thread::spawn(move || block_on(async {
+    ///     for number in 0..100 {
+    ///         to.send([number]).await?;
+    ///     }
+    ///     // Ends the data: the server leaves its loop.
+    ///     drop(to);
+    ///     Ok::<(), Failure>(())
+    /// }));
+    /// block_on(async {
+    ///     for number in 0..100 {
+    ///         assert_eq!(from.next().await?.expect("an answer")[..], [number * 2]);
+    ///     }
+    ///     assert!(from.next().await?.is_none());
+    ///     Ok::<(), Failure>(())
+    /// })?;
+    /// # server.join().expect("no panic")?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn split(self) -> (Sender, Receiver) {
         (self.sender, self.receiver)
@@ -101,6 +137,27 @@ impl Connection {
     ///
     /// The reason why the connection failed before, or `Timeout`. If the peer confirms with
     /// success, it has received all messages.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, mut server) = connected()?;
+    /// const DONE: u32 = 1;
+    /// const BUSY: u32 = 2;
+    ///
+    /// let server = std::thread::spawn(move || {
+    ///     block_on(async {
+    ///         assert!(server.next().await?.is_none(), "the end of the data");
+    ///         // Each end learns the other's code.
+    ///         server.close(BUSY).await
+    ///     })
+    /// });
+    /// assert_eq!(block_on(client.close(DONE))?, BUSY);
+    /// assert_eq!(server.join().expect("no panic")?, DONE);
+    /// # Ok(()) }
+    /// ```
     pub async fn close(self, code: u32) -> Result<u32, Failure> {
         let core = self.sender.core();
         core.tell(|flow, now| {

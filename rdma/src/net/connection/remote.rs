@@ -49,6 +49,32 @@ impl Remote {
     ///
     /// The reason why the connection failed; `Local` on iWARP ([`can_read`](Self::can_read)), and
     /// if memory for the slice is short.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, mut server) = connected()?;
+    /// use rdma::{RemoteAccess, RemoteSlice};
+    ///
+    /// // The server exposes a table and tells the client where it is; then it does nothing.
+    /// let table = server.domain().allocate_exposed(4096, RemoteAccess::READ)?;
+    /// table.fill(0, 4096, 7)?;
+    /// block_on(async {
+    ///     server.send(table.remote(..)?.to_bytes()).await?;
+    ///     Ok::<(), Failure>(())
+    /// })?;
+    /// # let mut client = client;
+    /// let row = block_on(async {
+    ///     let message = client.next().await?.expect("where the table is");
+    ///     let table = RemoteSlice::from_bytes(message[..].try_into().expect("a slice"));
+    ///     let row = table.slice(128..256).expect("a row of the table");
+    ///     client.remote().fetch(row).await
+    /// })?;
+    /// assert_eq!(row[..], [7; 128]);
+    /// # Ok(()) }
+    /// ```
     pub async fn fetch(&self, from: RemoteSlice) -> Result<Fetched, Failure> {
         let too_long = |_| Error::new(Operation::PostSend, ErrorKind::OutOfBounds);
         let len = usize::try_from(from.len()).map_err(too_long)?;
@@ -94,6 +120,26 @@ impl Remote {
     ///
     /// The reason why the connection failed; `Local` for a slice of less than 8 bytes, and if the
     /// device has no atomic operations.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// use rdma::RemoteAccess;
+    ///
+    /// // A lock: 0 if nobody holds it.
+    /// let lock = server.domain().allocate_exposed(8, RemoteAccess::ATOMIC)?;
+    /// let (remote, at) = (client.remote(), lock.remote(..)?);
+    /// block_on(async {
+    ///     assert_eq!(remote.compare_swap(at, 0, 17).await?, 0, "the lock was free, and is ours");
+    ///     assert_eq!(remote.compare_swap(at, 0, 18).await?, 17, "another client learns who holds it");
+    ///     assert_eq!(remote.compare_swap(at, 17, 0).await?, 17, "free again");
+    ///     Ok::<(), Failure>(())
+    /// })?;
+    /// # Ok(()) }
+    /// ```
     pub async fn compare_swap(&self, at: RemoteSlice, compare: u64, swap: u64) -> Result<u64, Failure> {
         self.run(Request::CompareSwap(at, compare, swap), None).await.and_then(old_value)
     }
@@ -104,6 +150,25 @@ impl Remote {
     /// # Errors
     ///
     /// As for [`compare_swap`](Self::compare_swap).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// use rdma::RemoteAccess;
+    ///
+    /// let sequence = server.domain().allocate_exposed(8, RemoteAccess::ATOMIC)?;
+    /// let (remote, at) = (client.remote(), sequence.remote(..)?);
+    /// block_on(async {
+    ///     // 10 numbers that no other client gets.
+    ///     let first = remote.fetch_add(at, 10).await?;
+    ///     assert_eq!((first, remote.fetch_add(at, 10).await?), (0, 10));
+    ///     Ok::<(), Failure>(())
+    /// })?;
+    /// # Ok(()) }
+    /// ```
     pub async fn fetch_add(&self, at: RemoteSlice, add: u64) -> Result<u64, Failure> {
         self.run(Request::FetchAdd(at, add), None).await.and_then(old_value)
     }

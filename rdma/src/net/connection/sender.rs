@@ -149,6 +149,24 @@ impl Sender {
     /// # Errors
     ///
     /// `Closed`; the reason why the connection failed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, mut server) = connected()?;
+    /// block_on(async {
+    ///     let (to, _from) = client.split();
+    ///     let mut permit = to.reserve().await?;
+    ///     // Fills the memory from which the device sends: no copy.
+    ///     permit.payload_mut()[..5].copy_from_slice(b"hello");
+    ///     permit.send_filled(5)?;
+    ///     assert_eq!(server.next().await?.as_deref(), Some(&b"hello"[..]));
+    ///     Ok::<(), Failure>(())
+    /// })?;
+    /// # Ok(()) }
+    /// ```
     pub async fn reserve(&self) -> Result<Permit<'_>, Failure> {
         poll_fn({
             let mut turn = Turn { core: &self.core, place: None };
