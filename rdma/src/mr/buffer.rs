@@ -7,7 +7,7 @@ use std::slice;
 use std::sync::Arc;
 
 use super::memory::{Host, Memory, Placement};
-use super::{Kind, LentSlice, LentSliceMut, Region, Segment};
+use super::{Kind, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::handle::Handle;
 
@@ -190,31 +190,6 @@ impl<M: Placement> Buffer<M> {
             // This buffer spans the region, so any other buffers are empty and overlap nothing.
             Err(failed) => Err(failed.map(Self::whole)),
         }
-    }
-}
-
-impl Buffer<Host> {
-    /// Lends bytes to the device, to read, for the duration of a [scope](crate::QueuePair::scope).
-    ///
-    /// # Panics
-    ///
-    /// If the range does not lie in the buffer, as when indexing a slice.
-    #[must_use]
-    #[track_caller]
-    pub fn lend(&self, range: impl RangeBounds<usize>) -> LentSlice<'_> {
-        LentSlice::new(self, resolve(range, self.len()).expect("the range lies in the buffer"))
-    }
-
-    /// Lends bytes to the device, to write, for the duration of a [scope](crate::QueuePair::scope).
-    ///
-    /// # Panics
-    ///
-    /// If the range does not lie in the buffer, as when indexing a slice.
-    #[must_use]
-    #[track_caller]
-    pub fn lend_mut(&mut self, range: impl RangeBounds<usize>) -> LentSliceMut<'_> {
-        let range = resolve(range, self.len()).expect("the range lies in the buffer");
-        LentSliceMut::new(self, range)
     }
 }
 

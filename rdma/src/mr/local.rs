@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops::{Range, RangeBounds};
 use std::ptr::NonNull;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, resolve};
 use super::memory::{Host, MemoryOwner, Pages, RawMemory};
 use super::{Kind, Reach, Region};
 use crate::error::{Error, Operation, Result};
@@ -73,6 +73,31 @@ impl ProtectionDomain {
     }
 }
 
+impl Buffer<Host> {
+    /// Lends bytes to the device, to read, for the duration of a [scope](crate::QueuePair::scope).
+    ///
+    /// # Panics
+    ///
+    /// If the range does not lie in the buffer, as when indexing a slice.
+    #[must_use]
+    #[track_caller]
+    pub fn lend(&self, range: impl RangeBounds<usize>) -> LentSlice<'_> {
+        LentSlice::new(self, resolve(range, self.len()).expect("the range lies in the buffer"))
+    }
+
+    /// Lends bytes to the device, to write, for the duration of a [scope](crate::QueuePair::scope).
+    ///
+    /// # Panics
+    ///
+    /// If the range does not lie in the buffer, as when indexing a slice.
+    #[must_use]
+    #[track_caller]
+    pub fn lend_mut(&mut self, range: impl RangeBounds<usize>) -> LentSliceMut<'_> {
+        let range = resolve(range, self.len()).expect("the range lies in the buffer");
+        LentSliceMut::new(self, range)
+    }
+}
+
 /// A view of a [`Buffer`]'s bytes for the device to read during a [scope](crate::QueuePair::scope).
 #[derive(Clone, Copy)]
 pub struct LentSlice<'a> {
@@ -115,14 +140,14 @@ impl Lent {
 
 impl<'a> LentSlice<'a> {
     /// Requires that `range` lies in the buffer.
-    pub(super) fn new(buffer: &'a Buffer<Host>, range: Range<usize>) -> Self {
+    fn new(buffer: &'a Buffer<Host>, range: Range<usize>) -> Self {
         Self { lent: Lent::new(buffer, range), buffer: PhantomData }
     }
 }
 
 impl<'a> LentSliceMut<'a> {
     /// Requires that `range` lies in the buffer.
-    pub(super) fn new(buffer: &'a mut Buffer<Host>, range: Range<usize>) -> Self {
+    fn new(buffer: &'a mut Buffer<Host>, range: Range<usize>) -> Self {
         Self { lent: Lent::new(buffer, range), buffer: PhantomData }
     }
 

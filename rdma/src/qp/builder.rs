@@ -7,9 +7,9 @@ use std::sync::Arc;
 use rdma_sys::ibv_qp_cap;
 
 use super::recv::RecvQueue;
-use super::send::{SendLimits, SendQueue};
+use super::send::{LONGEST_DATAGRAM, SendLimits, SendQueue};
 use super::srq::{SharedReceiveQueue, SrqInner, SrqUse};
-use super::{PreparedQueuePair, QpInner, QueuePair, Rc, Transport, Ud, datagram, scatter};
+use super::{PreparedQueuePair, QpInner, QueuePair, Rc, Transport, Ud, scatter};
 use crate::cq::{Attached, CompletionQueue};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::Handle;
@@ -206,7 +206,7 @@ impl<T: Transport> QpBuilder<T> {
             signal_all: self.signal_all,
             processor_writes: processor_writes && self.signal_all,
             capabilities: pd.context.capabilities(),
-            max_message: datagram::LONGEST,
+            max_message: LONGEST_DATAGRAM,
         };
         let send = SendQueue::new(control.raw, send_ring, pd, limits);
         let mut recv = RecvQueue::new(control.raw, recv_ring, pd, cap.max_recv_sge, processor_writes);

@@ -6,15 +6,12 @@ use super::control::QpInner;
 use super::datagram_endpoint::DatagramEndpoint;
 use super::multicast::MulticastAttachment;
 use super::port::Chosen;
-use super::send::SendQueue;
+use super::send::{LONGEST_DATAGRAM, SendQueue};
 use super::{QpBuilder, QueuePair, Transport, Ud};
 use crate::ah::{AddressHandle, Source};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
 use crate::types::{Capabilities, Gid, Lid, Path, QpAttrMask, QpState};
-
-/// The maximum length of a datagram on any port, in bytes; the limit until the port is known.
-pub(super) const LONGEST: u32 = 4096;
 
 /// Options to bind a datagram queue pair to a port. Options that are not set are chosen from the
 /// device's attributes.
@@ -99,14 +96,14 @@ pub(super) fn follow(control: &mut QpInner, send: &mut SendQueue, attr: &QpAttr)
 }
 
 fn unbind(control: &mut QpInner, send: &mut SendQueue) {
-    send.set_max_message(LONGEST);
+    send.set_max_message(LONGEST_DATAGRAM);
     if let Some(datagrams) = &mut control.datagrams {
         datagrams.bound = None;
     }
 }
 
 fn bind(control: &mut QpInner, send: &mut SendQueue, chosen: Chosen, qkey: u32) {
-    send.set_max_message(chosen.mtu.bytes().unwrap_or(LONGEST));
+    send.set_max_message(chosen.mtu.bytes().unwrap_or(LONGEST_DATAGRAM));
     if let Some(datagrams) = &mut control.datagrams {
         datagrams.bound = Some((chosen, qkey));
     }

@@ -24,6 +24,8 @@ use crate::types::{AtomicCapability, TransportType};
 
 /// The maximum number of requests in a batch.
 const MAX_BATCH: u32 = 64;
+/// The maximum length of a datagram on any port, in bytes; the limit until the port is known.
+pub(super) const LONGEST_DATAGRAM: u32 = 4096;
 
 /// The limits that a send queue was created with.
 #[derive(Clone, Copy)]
