@@ -6,6 +6,8 @@
 //! a table, for example because of an implementation that is no schedule. The program `tune`
 //! measures such a table.
 
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::Path;
 
 use clap::ValueEnum;
@@ -169,7 +171,7 @@ impl AlgorithmTable {
         let failure = |cause: String, advice: &str| {
             Failure::new(format!("cannot read the table of algorithms {}: {cause}{advice}", path.display()))
         };
-        let text = std::fs::read_to_string(path).map_err(|error| failure(error.to_string(), "; give another path"))?;
+        let text = fs::read_to_string(path).map_err(|error| failure(error.to_string(), "; give another path"))?;
         Self::parse(&text).map_err(|cause| failure(cause, "; correct it, or let tune write another"))
     }
 
@@ -179,7 +181,7 @@ impl AlgorithmTable {
     /// The file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), Failure> {
         let text = serde_json::to_string_pretty(self).map_err(|error| error.to_string());
-        let written = text.and_then(|text| std::fs::write(path, text + "\n").map_err(|error| error.to_string()));
+        let written = text.and_then(|text| replace(path, &(text + "\n")).map_err(|error| error.to_string()));
         let failure = |cause| {
             Failure::new(format!("cannot write the table of algorithms {}: {cause}; give another path", path.display()))
         };
@@ -189,6 +191,28 @@ impl AlgorithmTable {
     fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
+}
+
+/// Replaces the contents of a file, which stay as they are if the disk is full.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    // The file that a link names, not the link.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    // A device or a pipe cannot be replaced, nor a file in a folder that cannot be written to.
+    let is_replaceable = path.is_file() || !path.exists();
+    let Some(mut file) = is_replaceable.then(|| File::create(&new).ok()).flatten() else {
+        return fs::write(path, text);
+    };
+    if let Ok(old) = fs::metadata(&path) {
+        let _kept = file.set_permissions(old.permissions());
+    }
+    let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&new, &path));
+    if written.is_err() {
+        let _left = fs::remove_file(&new);
+    }
+    written
 }
 
 /// Sizes up to which the number of messages counts more than their length.
@@ -297,7 +321,7 @@ mod tests {
         table.entries.push(auto);
         table.write(&path).unwrap();
         assert_eq!(AlgorithmTable::read(&path).unwrap(), table);
-        std::fs::remove_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
         let missing = AlgorithmTable::read(&path).unwrap_err().to_string();
         assert!(missing.contains("rdma-table") && missing.contains("No such file"), "{missing}");
     }
@@ -323,5 +347,32 @@ mod tests {
         let entry = r#"{"op": "all_reduce", "algorithm": "halving-doubling"}"#;
         let table = AlgorithmTable::parse(&format!(r#"{{"entries": [{entry}]}}"#)).unwrap();
         assert_eq!(table.entries, [TableEntry::new(Collective::AllReduce, Algorithm::HalvingDoubling)]);
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_written_stays_as_it_was() {
+        rdma_test_support::passes_alone(&["collectives::choose::tests::tables_beyond_a_limit"], &[]);
+    }
+
+    /// Runs in a process of its own, whose files have a limit.
+    #[test]
+    #[ignore = "run by a_table_that_cannot_be_written_stays_as_it_was"]
+    fn tables_beyond_a_limit() {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        use nix::sys::signal::{SigSet, Signal};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("table.json");
+        let entries =
+            |count| AlgorithmTable { entries: vec![TableEntry::new(Collective::AllReduce, Algorithm::Ring); count] };
+        entries(1).write(&path).unwrap();
+        // Otherwise the signal ends the process.
+        SigSet::from(Signal::SIGXFSZ).thread_block().unwrap();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+        setrlimit(Resource::RLIMIT_FSIZE, 1000, hard).unwrap();
+        let written = entries(100).write(&path);
+        setrlimit(Resource::RLIMIT_FSIZE, soft, hard).unwrap();
+        assert!(written.unwrap_err().to_string().contains("cannot write the table of algorithms"));
+        assert_eq!(AlgorithmTable::read(&path).unwrap(), entries(1));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }
