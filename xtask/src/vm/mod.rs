@@ -135,11 +135,12 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
             running.into_iter().map(|report| report.join().expect("a run does not panic")).collect::<Vec<_>>()
         });
         for (run, report) in group.iter().zip(reports) {
-            report.print_failures();
             table.push(run.device_name(), run.kernel_name(), report);
         }
     }
     print!("\n{table}");
+    // Last, where a record that keeps only the end of the output has them.
+    table.print_failures();
     table.verdict()
 }
 

@@ -59,18 +59,15 @@ impl Report {
         }
     }
 
-    pub(crate) fn print_failures(&self) {
-        for failed in &self.failed {
-            println!("\n---- {failed}");
-        }
-    }
-
     fn verdict(&self) -> Result<(), String> {
+        let names: Vec<_> = self.failed.iter().filter_map(|failed| failed.lines().next()).collect();
+        let names = names.join(", ");
         match (self.failed.len(), self.missing, self.passed) {
             (0, 0, 0) => Err("nothing was tested".into()),
             (0, 0, _) => Ok(()),
-            (failed, 0, _) => Err(format!("{failed} failed")),
-            (failed, missing, _) => Err(format!("{failed} failed, {missing} were not run")),
+            (0, missing, _) => Err(format!("{missing} were not run")),
+            (failed, 0, _) => Err(format!("{failed} failed: {names}")),
+            (failed, missing, _) => Err(format!("{failed} failed, {missing} were not run: {names}")),
         }
     }
 }
@@ -97,6 +94,15 @@ pub(crate) struct Table(Vec<(String, String, Report)>);
 impl Table {
     pub(crate) fn push(&mut self, device: String, kernel: String, report: Report) {
         self.0.push((device, kernel, report));
+    }
+
+    /// Prints each failure with its log, below the name of its device and kernel.
+    pub(crate) fn print_failures(&self) {
+        for (device, kernel, report) in &self.0 {
+            for failed in &report.failed {
+                println!("\n---- {device} {kernel}: {failed}");
+            }
+        }
     }
 
     /// Fails if an item failed or was not run, or if nothing was tested on some device.
@@ -157,7 +163,10 @@ mod tests {
         assert_eq!((report.passed, report.failed.len(), report.missing), (1, 2, 1));
         assert_eq!(report.skipped, [("b".to_owned(), "no atomics".to_owned())]);
         assert!(report.failed[0].starts_with("c (FAILED, status 101)\nwhy"));
-        assert_eq!(report.verdict(), Err("2 failed, 1 were not run".into()));
+        assert_eq!(
+            report.verdict(),
+            Err("2 failed, 1 were not run: c (FAILED, status 101), d (TIMEOUT, status 124)".into())
+        );
     }
 
     #[test]
@@ -179,7 +188,7 @@ mod tests {
     #[test]
     fn a_device_that_is_absent_is_a_failure() {
         // The guest's script ended before the first test.
-        assert_eq!(parsed("", 12, |_| String::new()).verdict(), Err("0 failed, 12 were not run".into()));
+        assert_eq!(parsed("", 12, |_| String::new()).verdict(), Err("12 were not run".into()));
     }
 
     #[test]
@@ -189,6 +198,6 @@ mod tests {
         let mut report = parsed("ok\t0\t0.1\ta\nend\n", 1, |_| String::new());
         report.complaints(console, &Known::default());
         assert!(report.failed[0].contains("rxe_resp.c:12"));
-        assert_eq!(report.verdict(), Err("1 failed".into()));
+        assert!(report.verdict().is_err_and(|why| why.starts_with("1 failed: kernel: [    2.5] WARNING")));
     }
 }
