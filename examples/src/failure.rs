@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use clap::{Command, Parser};
 use nix::errno::Errno;
+use rdma::{WcError, WcStatus};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli;
@@ -38,17 +39,30 @@ pub struct Failure {
     kind: Kind,
     /// Empty if a rank has already reported the failure.
     text: String,
+    /// Whether the reason may be known to another rank alone.
+    is_effect: bool,
 }
 
 impl Failure {
+    fn of(kind: Kind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into(), is_effect: false }
+    }
+
     /// A failure of this process; `text` says what did not work, and what to do about it.
     pub fn new(text: impl Into<String>) -> Self {
-        Self { kind: Kind::Failed, text: text.into() }
+        Self::of(Kind::Failed, text)
+    }
+
+    /// A request that has failed; where it was flushed, another failure is the reason, perhaps one
+    /// that only the peer knows.
+    pub(crate) fn of_request(what: impl fmt::Display, error: WcError) -> Self {
+        let failure = Self::new(format!("{what} failed: {error}"));
+        Self { is_effect: error.status == WcStatus::WR_FLUSH_ERR, ..failure }
     }
 
     /// A failure caused by invalid arguments.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { kind: Kind::Usage, text: text.into() }
+        Self::of(Kind::Usage, text)
     }
 
     /// A failure caused by an environment variable with a value that is not allowed.
@@ -58,7 +72,7 @@ impl Failure {
 
     /// The end of another rank, which ends this process too.
     pub fn peer(text: impl Into<String>) -> Self {
-        Self { kind: Kind::Peer, text: text.into() }
+        Self::of(Kind::Peer, text)
     }
 
     /// The failure of a rank that has reported it and ended with this exit status; `None` for any
@@ -71,13 +85,18 @@ impl Failure {
             4 => Kind::BrokenPipe,
             _ => return None,
         };
-        Some(Self { kind, text: String::new() })
+        Some(Self::of(kind, ""))
     }
 
     /// The kind of failure.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Whether the reason may be known to another rank alone.
+    pub(crate) fn is_effect(&self) -> bool {
+        self.is_effect
     }
 
     /// Returns the failure with a prefix that names what was being done.
@@ -121,7 +140,7 @@ pub fn say(line: &str) {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => Self { kind: Kind::BrokenPipe, text: error.to_string() },
+            io::ErrorKind::BrokenPipe => Self::of(Kind::BrokenPipe, error.to_string()),
             // The programs write no files but their output, so this error concerns no RDMA device.
             io::ErrorKind::StorageFull => {
                 Self::new(format!("cannot write the output: {error}; redirect it to where there is room"))

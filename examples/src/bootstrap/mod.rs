@@ -44,6 +44,8 @@ pub const DEFAULT_PORT: u16 = 18515;
 pub const MOST_RANKS: usize = 4096;
 /// Time to wait, after an operation failed, for the news of a lost rank, which is then the reason.
 const EXPLANATION: Duration = Duration::from_millis(500);
+/// The same for a failure that is the effect of one that another rank reports after `EXPLANATION`.
+const REASON: Duration = Duration::from_millis(1500);
 /// Time by which the other ranks wait longer for rank 0 than rank 0 waits for them, so that rank 0
 /// can say which rank is missing.
 const ROOT_TIME: Duration = Duration::from_secs(2);
@@ -352,7 +354,8 @@ impl Group {
 
     /// Replaces a failure by the loss of a rank that caused it, if there was one.
     fn explain(&self, failure: Failure) -> Failure {
-        let failure = self.news().unwrap_or_else(|| failure.with_last_warning());
+        let limit = if failure.is_effect() { REASON } else { EXPLANATION };
+        let failure = self.news(limit).unwrap_or_else(|| failure.with_last_warning());
         match failure.kind() {
             // Launched ranks share one standard error, so each names itself.
             Kind::Failed if is_launched() => failure.context(self.name(self.rank)),
@@ -360,9 +363,9 @@ impl Group {
         }
     }
 
-    /// Waits up to `EXPLANATION` for the news of a lost rank.
-    fn news(&self) -> Option<Failure> {
-        let deadline = Instant::now() + EXPLANATION;
+    /// Waits up to `limit` for the news of a lost rank.
+    fn news(&self, limit: Duration) -> Option<Failure> {
+        let deadline = Instant::now() + limit;
         loop {
             if let Err(news) = self.watch.check() {
                 return Some(news);
@@ -414,7 +417,8 @@ impl Group {
         sent.map_err(|(peer, error)| {
             // The reader thread of the failed connection learns the reason, perhaps only after this
             // error.
-            self.news().unwrap_or_else(|| Failure::new(format!("cannot send to {}: {error}", self.roles.name(peer))))
+            self.news(EXPLANATION)
+                .unwrap_or_else(|| Failure::new(format!("cannot send to {}: {error}", self.roles.name(peer))))
         })
     }
 }

@@ -15,7 +15,7 @@ use rdma::cm::blocking::Connection;
 use rdma::op::{Send, Write, WriteImm};
 use rdma::{
     CompletionQueue, ExposedRegion, ExposedSlice, Placement, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess,
-    RemoteSlice, RnrTimer,
+    RemoteSlice, RnrTimer, WcError,
 };
 
 use super::tuning::Tuning;
@@ -463,7 +463,7 @@ impl Fabric {
         while let Some(completion) = self.send_poller.poll()? {
             any = true;
             let (to, number) = ((completion.token() >> 48) as usize, completion.token() & NUMBER);
-            completion.status().map_err(|e| Failure::new(format!("a write to rank {to} failed: {e}")))?;
+            completion.status().map_err(|error| Failure::of_request(format_args!("a write to rank {to}"), error))?;
             let peer = peer(&mut self.peers, to)?;
             peer.counts.completed = peer.counts.completed.max(number);
         }
@@ -485,7 +485,9 @@ impl Fabric {
         while let Some(mut completion) = self.recv_poller.poll()? {
             any = true;
             let from = usize::try_from(completion.token()).unwrap_or(usize::MAX);
-            completion.status().map_err(|e| Failure::new(format!("a message from rank {from} failed: {e}")))?;
+            if let Err(error) = completion.status() {
+                return Err(self.cause_of_loss(from, error));
+            }
             let (buffer, length) = (completion.take_buffer(), completion.byte_len());
             let imm = completion.imm();
             let peer = peer(&mut self.peers, from)?;
@@ -503,6 +505,12 @@ impl Fabric {
             self.report()?;
         }
         Ok(any)
+    }
+
+    /// Why a receive has failed: a send that failed before it was flushed waits in the other queue.
+    fn cause_of_loss(&mut self, from: usize, error: WcError) -> Failure {
+        let failure = Failure::of_request(format_args!("a message from rank {from}"), error);
+        if failure.is_effect() { self.collect_sent().err().unwrap_or(failure) } else { failure }
     }
 
     /// Reports to each peer how many of its messages were received; the receives for as many more
