@@ -28,7 +28,7 @@ pub const VARIABLE: &str = "RDMA_TEST_DEVICE";
 pub const PEER_VARIABLE: &str = "RDMA_TEST_PEER_DEVICE";
 
 /// Time limit of each wait of a test; generous, because machines may be slow and shared.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Opens the device under test.
 ///
