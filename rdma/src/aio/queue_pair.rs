@@ -100,6 +100,26 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// As for [`QueuePair::post_send`](qp::QueuePair::post_send). On `QueueFull`,
     /// [`reserve`](Self::reserve) waits for room.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/aio.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ends { pd, mut a, mut b } = ends()?;
+    /// use rdma::op::Send;
+    ///
+    /// b.post_recv(pd.allocate(16)?)?;
+    /// // Both are in flight before the first is awaited.
+    /// let (first, second) = (a.start(Send::inline(b"one"))?, a.start(Send::inline(b"two"))?);
+    /// # b.post_recv(pd.allocate(16)?)?;
+    /// block_on(async {
+    ///     first.await.into_memory()?;
+    ///     second.await.into_memory()?;
+    ///     Ok::<(), Error>(())
+    /// })?;
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn start<O: Operation<T>, L: Owned>(
         &mut self,
@@ -162,6 +182,23 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// `DriverGone` if no message would arrive; `Forked`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/aio.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ends { pd, mut a, mut b } = ends()?;
+    /// b.post_recv(pd.allocate(16)?)?;
+    /// let sent = a.start(rdma::op::Send::inline(b"hello"))?;
+    /// let mut received = block_on(b.next_received())?;
+    /// received.status()?;
+    /// let length = received.byte_len();
+    /// let buffer = received.take_buffer().ok_or("the receive had a buffer")?;
+    /// assert_eq!(&buffer[..length], b"hello");
+    /// # block_on(sent).into_memory()?;
+    /// # Ok(()) }
+    /// ```
     pub async fn next_received(&mut self) -> Result<Received, Error> {
         poll_fn(|cx| self.poll_received(cx)).await
     }
@@ -191,6 +228,21 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// An error of the change to the error state.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/aio.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ends { pd, mut a, mut b } = ends()?;
+    /// b.post_recv(pd.allocate(16)?)?;
+    /// // No message will come: the receive ends with an error and gives its buffer back.
+    /// block_on(b.shutdown())?;
+    /// let mut received = block_on(b.next_received())?;
+    /// assert!(received.status().is_err() && received.take_buffer().is_some());
+    /// # drop(a);
+    /// # Ok(()) }
+    /// ```
     pub async fn shutdown(&mut self) -> VerbResult<()> {
         self.inner.set_error()?;
         for is_send in [true, false] {
@@ -210,6 +262,20 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// The number of requests whose future was dropped and that have not ended.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/aio.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ends { pd, mut a, mut b } = ends()?;
+    /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
+    /// # drop(b.queue_pair());
+    /// // The write goes on without its future; its buffer is freed when it has ended.
+    /// drop(a.start(rdma::op::Write::new(pd.allocate(16)?, region.remote(..)?))?);
+    /// assert!(a.abandoned() <= 1);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn abandoned(&self) -> usize {
         if self.sent.is_forked() { 0 } else { self.sent.abandoned() }

@@ -139,6 +139,27 @@ impl<'a> Completion<'a> {
     }
 
     /// The immediate data of a received message or write.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, mut poller, mut a, mut b, .. } = pair()?;
+    /// use rdma::op::{Opcode, SendImm};
+    ///
+    /// b.post_recv(pd.allocate(16)?, 0)?;
+    /// a.post_send(SendImm::inline(b"job", 42))?;
+    /// loop {
+    ///     let completion = poller.wait(None)?.expect("without a timeout there is a completion");
+    ///     completion.status()?;
+    ///     if completion.opcode() == Opcode::Recv {
+    ///         assert_eq!((completion.imm(), completion.byte_len()), (Some(42), 3));
+    ///         break;
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[inline]
     #[must_use]
     pub fn imm(&self) -> Option<u32> {
@@ -162,6 +183,24 @@ impl<'a> Completion<'a> {
 
     /// The peer's 8 bytes before a successful atomic operation. Call this before the memory is
     /// taken.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
+    /// use rdma::{RemoteAccess, op::FetchAdd};
+    ///
+    /// let counter = pd.allocate_exposed(8, RemoteAccess::ATOMIC)?;
+    /// for expected in 0..3 {
+    ///     a.post_send(FetchAdd::new(pd.allocate(8)?, counter.remote(..)?, 1))?;
+    ///     let completion = poller.wait(None)?.expect("without a timeout there is a completion");
+    ///     completion.status()?;
+    ///     assert_eq!(completion.old_value(), Some(expected));
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn old_value(&self) -> Option<u64> {
         old_value(self.wc, self.info, self.held.peek())

@@ -240,6 +240,20 @@ impl CompletionQueue {
 
     /// The number of completions that named no request in flight and were dropped: they belonged to
     /// a queue pair that was reset or destroyed since, or were reported twice.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, cq, mut poller, a, mut b, .. } = pair()?;
+    /// b.post_recv(pd.allocate(16)?, 0)?;
+    /// // The queue pair ends with a receive in flight, whose completion nobody can use any more.
+    /// drop((a, b));
+    /// assert!(poller.poll()?.is_none());
+    /// println!("{} completions named no request", cq.stale_completions());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn stale_completions(&self) -> u64 {
         self.inner.stale.load(Ordering::Relaxed)

@@ -106,6 +106,19 @@ impl Poller {
     }
 
     /// Sets how [`wait`](Self::wait) spins and yields before it sleeps.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { mut poller, .. } = pair()?;
+    /// use rdma::Backoff;
+    ///
+    /// // A thread with a core of its own spins longer before it sleeps.
+    /// poller.set_backoff(Backoff { spins: 100_000, ..Backoff::default() });
+    /// # Ok(()) }
+    /// ```
     pub fn set_backoff(&mut self, backoff: Backoff) {
         self.backoff = backoff;
     }

@@ -64,6 +64,22 @@ impl Driver {
     /// # Errors
     ///
     /// Errors of the device and of its connection manager.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::net::{Node, NodeOptions};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// let (node, mut driver) = Node::new(&context, &NodeOptions::new())?;
+    /// // A loop of one's own gives the node a turn between its other work.
+    /// for _ in 0..3 {
+    ///     let completions = driver.turn(64)?;
+    ///     println!("{completions} completions for {} connections", node.connections());
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn turn(&mut self, budget: usize) -> Result<usize> {
         self.tables.check(Operation::PollCq)?;
         let mut count = 0;

@@ -99,6 +99,22 @@ impl Listener {
     /// # Errors
     ///
     /// `DriverGone`; `Local` if the device is gone.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (mut listener, node) = (listener()?, node()?);
+    /// # let address = listener.local_addr();
+    /// # let client = std::thread::spawn(move || block_on(node.connect(address)).map(drop));
+    /// let incoming = block_on(listener.accept())?;
+    /// println!("{:?} asks for a connection", incoming.peer_addr());
+    /// let connection = block_on(incoming.accept())?;
+    /// # drop(connection);
+    /// # client.join().expect("no panic")?;
+    /// # Ok(()) }
+    /// ```
     pub async fn accept(&mut self) -> Result<Incoming, Failure> {
         let pending = poll_fn(|cx| self.requests.poll_next(cx)).await?;
         Ok(Incoming { handle: Arc::clone(&self.handle), pending, options: self.requests.options.clone() })

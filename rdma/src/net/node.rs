@@ -63,6 +63,17 @@ impl Node {
     /// As for [`cm::blocking::Listener::bind`](crate::cm::blocking::Listener::bind). With shared
     /// receives `InvalidInput` for fewer than 5 or more than the device supports, or if connections
     /// have domains of their own, `NotSupported` if the device has none, and `OutOfMemory`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = node()?;
+    /// let listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new().max_connections(100))?;
+    /// println!("listening at {}", listener.local_addr());
+    /// # Ok(()) }
+    /// ```
     pub fn listen(&self, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
         listener::listen(&self.handle, at, options)
     }
@@ -93,6 +104,16 @@ impl Node {
     }
 
     /// The number of connections that have not ended.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = node()?;
+    /// assert_eq!(node.connections(), 0);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn connections(&self) -> usize {
         self.handle.tables.connections()

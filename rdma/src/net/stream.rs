@@ -63,6 +63,26 @@ impl Stream {
     /// # Errors
     ///
     /// The [`Failure`](super::Failure) of the connection.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// let (mut client, mut server) = (client.into_stream(), server.into_stream());
+    /// block_on(async {
+    ///     client.write_all(b"all of it").await?;
+    ///     client.finish();
+    ///     let (mut bytes, mut text) = ([0; 4], Vec::new());
+    ///     while let len @ 1.. = server.read(&mut bytes).await? {
+    ///         text.extend_from_slice(&bytes[..len]);
+    ///     }
+    ///     assert_eq!(text, b"all of it");
+    ///     Ok::<(), std::io::Error>(())
+    /// })?;
+    /// # Ok(()) }
+    /// ```
     pub async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         poll_fn(|cx| self.poll_read_into(cx, into)).await
     }

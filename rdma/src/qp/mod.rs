@@ -249,6 +249,16 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// Any error that the provider reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { mut a, .. } = pair()?;
+    /// println!("{:?}", a.query()?);
+    /// # Ok(()) }
+    /// ```
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpInfo> {
         self.control.query()
@@ -263,6 +273,20 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// `Forked` in a forked child.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { a, .. } = pair()?;
+    /// if a.writes_in_order()? {
+    ///     println!("the receiver may watch the last byte of a message");
+    /// } else {
+    ///     println!("the receiver waits for a completion");
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn writes_in_order(&self) -> Result<bool> {
         self.control.check(Operation::QueryQp)?;

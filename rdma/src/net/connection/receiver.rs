@@ -29,6 +29,30 @@ impl Receiver {
     ///
     /// The reason why the connection failed, after all messages that arrived before; `Closed` if
     /// the peer has closed without ending its data.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// let (sender, _) = client.split();
+    /// let (_, mut receiver) = server.split();
+    /// block_on(async {
+    ///     sender.send(b"one").await?;
+    ///     sender.send(b"two").await?;
+    ///     // Ends the data: the last of the senders is gone.
+    ///     drop(sender);
+    ///     let mut count = 0;
+    ///     while let Some(message) = receiver.next().await? {
+    ///         println!("{}", message.escape_ascii());
+    ///         count += 1;
+    ///     }
+    ///     assert_eq!(count, 2);
+    ///     Ok::<(), Failure>(())
+    /// })?;
+    /// # Ok(()) }
+    /// ```
     pub async fn next(&mut self) -> Result<Option<Message>, Failure> {
         poll_fn(|cx| self.poll_next(cx)).await
     }

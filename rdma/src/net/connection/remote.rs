@@ -93,6 +93,24 @@ impl Remote {
     ///
     /// The reason why the connection failed; `Local` for a slice that is too short, and on iWARP,
     /// which cannot read into a buffer. The buffer is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// # let table = server.domain().allocate_exposed(64, rdma::RemoteAccess::READ)?;
+    /// # table.fill(0, 64, 7)?;
+    /// # let remote = table.remote(..)?;
+    /// // Memory of one's own, used again for each read.
+    /// let mut buffer = client.domain().allocate(64)?;
+    /// for _ in 0..3 {
+    ///     buffer = block_on(client.remote().read(remote, buffer))?;
+    ///     assert_eq!(buffer[..], [7; 64]);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn read(&self, from: RemoteSlice, into: Buffer) -> Result<Buffer, Failure> {
         self.run(Request::Read(from), Some(into)).await.and_then(buffer)
     }
@@ -106,6 +124,25 @@ impl Remote {
     ///
     /// The reason why the connection failed; `Local` for a slice or a buffer that is too short.
     /// The buffer is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// # let table = server.domain().allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
+    /// # let remote = table.remote(..)?;
+    /// let mut buffer = client.domain().allocate(64)?;
+    /// buffer[..5].copy_from_slice(b"hello");
+    /// let buffer = block_on(client.remote().write(remote, buffer, 5))?;
+    /// // The peer's processor sees the bytes.
+    /// let mut seen = [0; 5];
+    /// table.copy_out(0, &mut seen)?;
+    /// assert_eq!(&seen, b"hello");
+    /// # drop(buffer);
+    /// # Ok(()) }
+    /// ```
     pub async fn write(&self, to: RemoteSlice, from: Buffer, len: usize) -> Result<Buffer, Failure> {
         if len > from.len() {
             return Err(Error::new(Operation::PostSend, ErrorKind::OutOfBounds).into());
