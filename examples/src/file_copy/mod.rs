@@ -37,8 +37,3 @@ pub fn node_options(connections: u32) -> NodeOptions {
     let payload = u32::try_from(CHUNK + wire::DATA_HEADER).unwrap_or(u32::MAX);
     NodeOptions::new().window(WINDOW).payload(payload).max_message(payload).max_connections(connections)
 }
-
-/// Bytes of the next chunk, if so many are left.
-fn chunk_len(left: u64) -> usize {
-    usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK)
-}

@@ -23,18 +23,10 @@ use crate::service::{report, unless_closed};
 
 /// A directory that receives files.
 #[derive(Debug)]
-pub struct Receiver {
-    tree: Arc<Tree>,
-    /// Starts a sender's thread.
-    start: fn(Work) -> io::Result<()>,
-}
+pub struct Receiver(Arc<Tree>);
 
 /// The work of a sender's thread.
 type Work = Box<dyn FnOnce() + Send>;
-
-fn start(work: Work) -> io::Result<()> {
-    thread::Builder::new().spawn(work).map(drop)
-}
 
 impl Receiver {
     /// Opens the directory.
@@ -44,7 +36,7 @@ impl Receiver {
     pub fn open(directory: &Path) -> Result<Self, Failure> {
         let name = directory.display();
         let failure = |error| Failure::new(format!("cannot open the directory {name}: {error}; give one that exists"));
-        Ok(Self { tree: Arc::new(Tree::open(directory).map_err(failure)?), start })
+        Ok(Self(Arc::new(Tree::open(directory).map_err(failure)?)))
     }
 
     /// Receives files from all senders, each on a thread of its own.
@@ -52,12 +44,17 @@ impl Receiver {
     /// # Errors
     /// If the listener fails. A sender's failure ends that sender only, and is reported on standard
     /// error; a sender for which there is no thread is turned away.
-    pub fn serve(&self, mut listener: Listener) -> Result<(), Failure> {
+    pub fn serve(&self, listener: Listener) -> Result<(), Failure> {
+        self.serve_by(listener, |work| thread::Builder::new().spawn(work).map(drop))
+    }
+
+    /// Serves by threads that `start` starts.
+    fn serve_by(&self, mut listener: Listener, start: impl Fn(Work) -> io::Result<()>) -> Result<(), Failure> {
         loop {
             let incoming = block_on(listener.accept())?;
-            let (tree, peer) = (Arc::clone(&self.tree), incoming.peer_addr());
+            let (tree, peer) = (Arc::clone(&self.0), incoming.peer_addr());
             let work = move || report("file_copy", peer, block_on(receive(incoming, &tree)));
-            let started = (self.start)(Box::new(work)).map_err(|error| Failure::new(format!("no thread: {error}")));
+            let started = start(Box::new(work)).map_err(|error| Failure::new(format!("no thread: {error}")));
             report("file_copy", peer, started);
         }
     }
@@ -228,21 +225,23 @@ mod tests {
 
     #[test]
     fn without_a_thread_a_sender_is_turned_away_and_others_go_on() {
-        static SHORT: AtomicBool = AtomicBool::new(true);
-        fn start_later(work: Work) -> io::Result<()> {
-            if SHORT.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(11)) } else { start(work) }
-        }
+        let is_short = Arc::new(AtomicBool::new(true));
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let file = from.path().join("file");
         std::fs::write(&file, "contents").unwrap();
-        let receiver = Receiver { start: start_later, ..Receiver::open(to.path()).unwrap() };
+        let receiver = Receiver::open(to.path()).unwrap();
         let listener = node().listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
         let address = listener.local_addr();
-        thread::spawn(move || receiver.serve(listener));
+        let short = Arc::clone(&is_short);
+        let start = move |work: Work| match short.load(Ordering::Relaxed) {
+            true => Err(io::Error::from_raw_os_error(11)),
+            false => thread::Builder::new().spawn(work).map(drop),
+        };
+        thread::spawn(move || receiver.serve_by(listener, start));
         let (sender, paths) = (node(), [file]);
         let refused = block_on(send(&sender, address, &paths)).unwrap_err().to_string();
         assert!(refused.contains("refused"), "{refused}");
-        SHORT.store(false, Ordering::Relaxed);
+        is_short.store(false, Ordering::Relaxed);
         assert_eq!(block_on(send(&sender, address, &paths)).unwrap().files, 1);
     }
 }

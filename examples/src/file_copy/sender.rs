@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use rdma::net::{Node, Receiver, Sender};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use xxhash_rust::xxh64::Xxh64;
 
 use super::wire::{Answer, DATA, DATA_HEADER, Order};
-use super::{CHUNK, IN_FLIGHT, chunk_len};
+use super::{CHUNK, IN_FLIGHT};
 use crate::Failure;
 use crate::files::checksum_of;
 use crate::files::listing::{Entry, Kind, Listing, cannot_read};
@@ -31,15 +31,9 @@ pub struct Summary {
     /// Bytes that the receiver had before.
     pub kept: u64,
     /// Links, devices and other things that are no files, which were not copied.
-    #[serde(serialize_with = "displayed")]
-    pub skipped: Vec<PathBuf>,
+    pub skipped: Vec<String>,
     /// Seconds from the first file to the last answer.
     pub seconds: f64,
-}
-
-/// Paths as text: JSON has no other bytes.
-fn displayed<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(paths.iter().map(|path| path.display().to_string()))
 }
 
 /// Copies files and directories to a receiver, and shows the progress on a terminal.
@@ -49,23 +43,27 @@ fn displayed<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S
 pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Result<Summary, Failure> {
     let Listing { entries, skipped } = Listing::of(paths)?;
     let progress = Bytes::new(Listing::bytes(&entries));
-    let connection = node.connect(receiver).await?;
-    let (to, from) = connection.split();
+    let (to, from) = node.connect(receiver).await?.split();
     if to.max_payload() < DATA_HEADER + CHUNK {
         return Err(Failure::new("the receiver takes shorter messages only; it is another program"));
     }
     let mut copy = Copy { to, from, offered: VecDeque::new(), finished: 0, progress, summary: Summary::default() };
     let start = Instant::now();
     let result = copy.run(&entries).await;
-    let Copy { to, mut from, summary, .. } = copy;
-    // Ends this end's data: the receiver ends then, too.
-    drop(to);
-    if let Err(failure) = result {
-        // The receiver may have said why, while this end was sending.
-        return Err(receivers_reason(&mut from).await.unwrap_or(failure));
-    }
     let seconds = start.elapsed().as_secs_f64();
-    while let Ok(Some(_)) = from.next().await {}
+    let Copy { to, mut from, summary, .. } = copy;
+    // Ends this end's data: the receiver ends then, too, and may have said why it failed while this
+    // end was sending.
+    drop(to);
+    let mut reason = None;
+    while let Ok(Some(message)) = from.next().await {
+        if let Some(Answer::Failed(text)) = decode(&message) {
+            reason = Some(receivers(&text));
+        }
+    }
+    result.map_err(|failure| reason.unwrap_or(failure))?;
+    // JSON has no other bytes than text.
+    let skipped = skipped.iter().map(|path| path.display().to_string()).collect();
     Ok(Summary { skipped, seconds, ..summary })
 }
 
@@ -132,7 +130,7 @@ impl<'a> Copy<'a> {
         self.progress.add(offset);
         self.to.send(encode(&Order::Start(offset))?).await?;
         while offset < offer.len {
-            let len = chunk_len(offer.len - offset);
+            let len = usize::try_from(offer.len - offset).unwrap_or(CHUNK).min(CHUNK);
             let mut permit = self.to.reserve().await?;
             let (header, rest) = permit.payload_mut().split_at_mut(DATA_HEADER);
             let bytes = &mut rest[..len];
@@ -156,21 +154,16 @@ impl<'a> Copy<'a> {
         let answer = decode(&message).ok_or_else(out_of_turn)?;
         match answer {
             Answer::Done => self.finished += 1,
-            Answer::Failed(reason) => return Err(Failure::new(format!("the receiver: {reason}"))),
+            Answer::Failed(reason) => return Err(receivers(&reason)),
             Answer::Have(..) => {}
         }
         Ok(answer)
     }
 }
 
-/// The receiver's reason for a failure, if it gave one before it ended.
-async fn receivers_reason(from: &mut Receiver) -> Option<Failure> {
-    while let Ok(Some(message)) = from.next().await {
-        if let Some(Answer::Failed(reason)) = decode(&message) {
-            return Some(Failure::new(format!("the receiver: {reason}")));
-        }
-    }
-    None
+/// The receiver's reason for a failure.
+fn receivers(reason: &str) -> Failure {
+    Failure::new(format!("the receiver: {reason}"))
 }
 
 fn out_of_turn() -> Failure {

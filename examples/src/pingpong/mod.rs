@@ -32,7 +32,6 @@ pub fn run(local: &LocalOptions, options: &Options, group: &mut Group) -> Result
     let cores = placement::bind(group, local.bind);
     let is_client = group.rank() == 1;
     // The launcher's two processes share one output, where one line is enough.
-    // The two sides of one launcher share a terminal.
     let speaks = is_client || !is_launched();
     if speaks {
         announce(&chosen.using(), local.json)?;
