@@ -44,7 +44,12 @@ fn opened_without(call: libc::c_long) -> Option<Result<(), rdma::Error>> {
 #[test]
 fn a_refused_system_call_is_named() {
     // The first attempt to open the device would start its thread; it fails before that.
-    for (number, call) in [(libc::SYS_epoll_create1, "epoll_create1"), (libc::SYS_eventfd2, "eventfd2")] {
+    let calls = [
+        (libc::SYS_epoll_create1, "epoll_create1"),
+        (libc::SYS_eventfd2, "eventfd2"),
+        (libc::SYS_timerfd_settime, "timerfd_settime"),
+    ];
+    for (number, call) in calls {
         let Some(opened) = opened_without(number) else { return };
         let error = opened.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::RefusedCall(call));

@@ -34,6 +34,8 @@ impl EventLoop {
         let waker = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).named("eventfd2")?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let alarm = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).named("timerfd_create")?;
+        // Nobody would learn of a refusal later, when an alarm is lost.
+        alarm.unset().named("timerfd_settime")?;
         let this = Self { epoll, waker, alarm };
         this.add(&this.waker, WAKER, EpollFlags::empty())?;
         this.add(&this.alarm, ALARM, EpollFlags::empty())?;
