@@ -3,7 +3,7 @@
 
 use std::{io, thread};
 
-use rdma::{Device, ErrorKind};
+use rdma::{Device, ErrorKind, RemoteAccess};
 
 /// Makes a system call fail with EPERM in this thread and the threads that it starts.
 fn refuse(call: libc::c_long) -> io::Result<()> {
@@ -58,7 +58,15 @@ fn a_refused_system_call_is_named() {
     }
     // A refusal is not permanent: the next attempt succeeds.
     let device = Device::list().unwrap().into_iter().find(|device| device.name() == "soft0").unwrap();
-    device.open().unwrap();
+    let pd = device.open().unwrap().alloc_pd().unwrap();
+    // Nor does a refusal that concerns memory alone speak of devices.
+    let allocating = thread::spawn(move || {
+        refuse(libc::SYS_memfd_create).ok()?;
+        Some(pd.allocate_exposed(4096, RemoteAccess::READ).map(drop))
+    });
+    let error = allocating.join().unwrap().expect("filters work").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::RefusedCall("memfd_create"), "{error}");
+    assert!(!error.to_string().contains("/dev/infiniband"), "{error}");
     // Registration has another way to check whether memory is mapped.
     assert!(opened_without(libc::SYS_madvise).is_none_or(|opened| opened.is_ok()));
 }

@@ -46,8 +46,7 @@ impl ProtectionDomain {
             return Err(Error::new(Operation::Allocate, ErrorKind::InvalidInput));
         }
         #[cfg(not(miri))]
-        let memory = rdma_mem::SharedMemory::new(len)
-            .map_err(|error| Error::from_errno(Operation::Allocate, error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+        let memory = rdma_mem::SharedMemory::new(len).map_err(|error| super::memory::refused(&error))?;
         #[cfg(miri)] // which has no memfd
         let memory = super::memory::Pages::new(len)?;
         self.register_exposed(memory, access)

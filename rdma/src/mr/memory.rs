@@ -10,6 +10,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::{io, slice};
 
+#[cfg(not(miri))]
+use rdma_mem::SharedMemoryError;
 use rdma_mem::{Segment, SharedMemory};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -131,6 +133,20 @@ unsafe impl MemoryOwner for Vec<u8> {
         // SAFETY: Vec::from_raw_parts wants the parts of one vector, once: `into_parts` took them
         // from one vector, and this function's contract allows one call.
         unsafe { Self::from_raw_parts(address.as_ptr(), len, capacity) }
+    }
+}
+
+/// The error of memory that could not be made. A refusal names the system call: it concerns no
+/// device.
+#[cfg(not(miri))]
+#[cold]
+pub(super) fn refused(error: &SharedMemoryError) -> Error {
+    let failure = Error::from_errno(Operation::Allocate, error.raw_os_error().unwrap_or(libc::ENOMEM));
+    match (error, failure.kind()) {
+        (SharedMemoryError::System { call, .. }, ErrorKind::PermissionDenied | ErrorKind::NotSupported) => {
+            failure.with_kind(ErrorKind::RefusedCall(call))
+        }
+        _ => failure,
     }
 }
 
