@@ -164,17 +164,18 @@ fn atfork(handlers: &'static ForkHandlers) -> c_int {
 #[cfg(test)]
 #[cfg(not(miri))]
 mod tests {
+    use rdma_test_support::holds_in_child;
+
     use super::*;
-    use crate::shared::tests::in_child;
 
     #[test]
     fn a_child_has_a_number_that_no_ancestor_has() {
         let ours = identify().unwrap();
         assert!(ours != 0 && number() == ours && identify().unwrap() == ours);
-        assert!(in_child(|| {
+        assert!(holds_in_child(|| {
             let inert = number() == 0;
             let child = identify().unwrap_or(0);
-            inert && child > ours && in_child(|| number() == 0 && identify().is_ok_and(|number| number > child))
+            inert && child > ours && holds_in_child(|| number() == 0 && identify().is_ok_and(|number| number > child))
         }));
         assert_eq!(number(), ours);
     }
@@ -191,12 +192,12 @@ mod tests {
         static HANDLERS: ForkHandlers = unsafe { ForkHandlers::new(None, None, Some(count)) };
         let counts = || {
             let before = CHILDREN.load(Ordering::Relaxed);
-            in_child(|| CHILDREN.load(Ordering::Relaxed) > before)
+            holds_in_child(|| CHILDREN.load(Ordering::Relaxed) > before)
         };
         let forks = |handlers| {
-            assert!(in_child(|| HANDLERS.register().is_ok() && counts()), "before the registration");
+            assert!(holds_in_child(|| HANDLERS.register().is_ok() && counts()), "before the registration");
             let done = atfork(handlers);
-            assert!(in_child(|| HANDLERS.register().is_ok() && counts()), "after it, but before it is noted");
+            assert!(holds_in_child(|| HANDLERS.register().is_ok() && counts()), "after it, but before it is noted");
             done
         };
         HANDLERS.register_by(forks).unwrap();

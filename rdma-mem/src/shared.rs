@@ -573,4 +573,4 @@ fn available() -> Option<u64> {
 
 #[cfg(test)]
 #[cfg(not(miri))]
-pub(crate) mod tests;
+mod tests;

@@ -4,6 +4,8 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::atomic::Ordering;
 
+use rdma_test_support::holds_in_child;
+
 use super::*;
 use crate::word::{load_u64, store_u64};
 
@@ -169,32 +171,13 @@ fn a_sparse_file_is_allocated_piece_by_piece() {
     }
 }
 
-/// Forks a child, and returns whether `body` returned true there within a minute; `body` must not
-/// panic.
-pub(crate) fn in_child(body: impl FnOnce() -> bool) -> bool {
-    // SAFETY: fork wants a child that waits for no other thread of its parent: `body` takes no lock
-    // but the allocator's, which glibc frees in a child.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: alarm has no requirement. The signal ends the child.
-        unsafe { libc::alarm(60) };
-        let code = i32::from(!body());
-        // SAFETY: _exit has no requirement.
-        unsafe { libc::_exit(code) };
-    }
-    let mut status = 0;
-    // SAFETY: waitpid wants room for a status, which is a local.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    status == 0
-}
-
 #[test]
 fn a_forked_childs_drop_leaves_the_parent_alone() {
     let memory = SharedMemory::new(4096).unwrap();
     let mapping = Mapping::map(memory.fd().unwrap(), 4096).unwrap();
     let address = memory.as_ptr().addr();
     let mut ours = Some((memory, mapping));
-    assert!(in_child(|| {
+    assert!(holds_in_child(|| {
         drop(ours.take());
         find(address, 4096).is_none()
     }));
@@ -211,20 +194,20 @@ fn new_pid_namespace(more: libc::c_int) -> bool {
 
 #[test]
 fn a_child_with_its_parents_pid_is_still_another_process() {
-    if !in_child(|| new_pid_namespace(libc::CLONE_NEWUSER)) {
+    if !holds_in_child(|| new_pid_namespace(libc::CLONE_NEWUSER)) {
         println!("skipped: this kernel or container gives no PID namespace");
         return;
     }
-    assert!(in_child(|| {
+    assert!(holds_in_child(|| {
         new_pid_namespace(libc::CLONE_NEWUSER)
-            && in_child(|| {
+            && holds_in_child(|| {
                 let memory = SharedMemory::new(4096).unwrap();
                 let mapping = Mapping::map(memory.fd().unwrap(), 4096).unwrap();
                 let address = memory.as_ptr().addr();
                 std::process::id() == 1
                     && memory.pages.is_ours()
                     && new_pid_namespace(0)
-                    && in_child(|| {
+                    && holds_in_child(|| {
                         let strange = !memory.pages.is_ours() && !mapping.pages.is_ours();
                         std::process::id() == 1 && strange && find(address, 4096).is_none()
                     })

@@ -158,6 +158,8 @@ impl<T: Sync> PerProcess<T> {
 pub(super) mod tests {
     use std::sync::Barrier;
 
+    use rdma_test_support::holds_in_child;
+
     use super::*;
 
     /// A forked child that does nothing until it is dropped.
@@ -195,23 +197,6 @@ pub(super) mod tests {
     /// Runs `body` in a forked child and asserts that it returns true within a minute.
     pub(in super::super) fn in_child(body: impl FnOnce() -> bool) {
         assert!(holds_in_child(body));
-    }
-
-    fn holds_in_child(body: impl FnOnce() -> bool) -> bool {
-        // SAFETY: fork wants a child that calls only async-signal-safe functions: the child runs
-        // `body`, which takes no lock of other threads but the allocator's, and `_exit`.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            // SAFETY: alarm has no requirement. The signal ends the child.
-            unsafe { libc::alarm(60) };
-            let code = i32::from(!body());
-            // SAFETY: _exit has no requirements; it ends the child without running anything else.
-            unsafe { libc::_exit(code) };
-        }
-        let mut status = 0;
-        // SAFETY: waitpid wants a place for the status: `status` is a live int.
-        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
     }
 
     #[test]

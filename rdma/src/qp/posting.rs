@@ -46,7 +46,7 @@ use crate::pd::PdInner;
 pub struct PostError<M> {
     error: Error,
     memory: Option<M>,
-    /// What is still to be logged.
+    /// The end of the queue, if this error ended it.
     ended: Option<Ended>,
 }
 

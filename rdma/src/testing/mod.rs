@@ -13,8 +13,6 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
-#[cfg(not(miri))]
-mod child;
 pub(crate) mod cm;
 mod data_path;
 mod datagrams;
@@ -25,9 +23,6 @@ mod table;
 pub(crate) mod waker;
 mod world;
 
-#[cfg(not(miri))]
-#[allow(unused_imports, reason = "each test uses a part")]
-pub(crate) use child::holds_in_child;
 #[allow(unused_imports, reason = "each test uses a part")]
 pub(crate) use data_path::{complete, disarm, fail_post, flood, pending, posted, raise, unfail_post};
 #[allow(unused_imports, reason = "each test uses a part")]

@@ -2,6 +2,7 @@
 //!
 //! * [`Peer`]: a second process that runs the same test program, and a conversation with it.
 //! * [`passes_alone`]: runs tests that need a process and an environment of their own.
+//! * [`holds_in_child`]: a check in a forked child.
 //! * [`program`]: runs a program under a time limit and checks how it ended.
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
 //! * [`OnEvent`] and [`where_logging_panics`]: log subscribers from a function.
@@ -14,6 +15,7 @@
 mod alone;
 mod channel;
 mod compiler;
+mod forked;
 mod peer;
 pub mod program;
 mod subscriber;
@@ -24,6 +26,7 @@ use std::time::{Duration, Instant};
 pub use alone::{alone, passes_alone};
 pub use channel::Channel;
 pub use compiler::Compiler;
+pub use forked::holds_in_child;
 pub use peer::{Peer, first, role};
 pub use subscriber::{OnEvent, where_logging_panics};
 

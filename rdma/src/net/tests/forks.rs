@@ -3,8 +3,9 @@
 use std::sync::Barrier;
 use std::task::{Context, Poll, Waker};
 
+use rdma_test_support::holds_in_child;
+
 use super::*;
-use crate::testing::holds_in_child;
 
 /// Runs `work` while another thread has the locks of a node and of a connection.
 fn while_locked<R>(node: &Node, connection: &connection::Core, work: impl FnOnce() -> R) -> R {
