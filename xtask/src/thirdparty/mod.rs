@@ -30,7 +30,8 @@ struct Line {
     text: String,
     result: String,
     took: Duration,
-    failed: bool,
+    /// What the programs have printed, if the case failed.
+    failed: Option<String>,
 }
 
 /// Runs the command.
@@ -52,12 +53,24 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let programs = programs.into_iter().collect::<Vec<_>>().join(", ");
         return Err(format!("no test of pyverbs and no program matches {only:?}; programs: {programs}"));
     }
-    let failed = lines.iter().filter(|line| line.failed).count();
-    let failed = (failed > 0).then(|| format!("{failed} of {} programs", lines.len()));
-    match failed.into_iter().chain(tested.err()).collect::<Vec<_>>() {
+    let failures = failures(&lines);
+    match failures.into_iter().chain(tested.err()).collect::<Vec<_>>() {
         failures if failures.is_empty() => Ok(()),
-        failures => Err(format!("failed: {}", failures.join(", "))),
+        failures => Err(format!("failed: {}", failures.join("; "))),
     }
+}
+
+/// Prints what each failed case has printed, last, where a shortened record of CI still holds it;
+/// the result names them.
+fn failures(lines: &[Line]) -> Option<String> {
+    let mut names = Vec::new();
+    for line in lines {
+        if let Some(printed) = &line.failed {
+            println!("\n---- {}: {}\n{printed}", line.text, line.result);
+            names.push(line.text.as_str());
+        }
+    }
+    (!names.is_empty()).then(|| format!("{} of {} programs: {}", names.len(), lines.len(), names.join(", ")))
 }
 
 fn print(lines: &[Line]) {
@@ -117,5 +130,6 @@ fn examine(launcher: &Launcher, case: &Case) -> Line {
         (Outcome::Loses(_), Ended::Passed) => ("reports an error".to_owned(), false),
         (_, Ended::Missing) => (format!("MISSING: install {}", case.package()), true),
     };
+    let failed = failed.then(|| launcher.printed());
     Line { text, result, took, failed }
 }

@@ -149,7 +149,10 @@ impl Report {
         match failed.len() {
             0 if *passed >= BAR || is_part => Ok(passed + skips),
             0 => Err(format!("{passed} passed tests of pyverbs, fewer than {BAR}")),
-            failed => Err(format!("{failed} of pyverbs' tests")),
+            count => {
+                let names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+                Err(format!("{count} of pyverbs' tests: {}", names.join(", ")))
+            }
         }
     }
 }

@@ -17,6 +17,8 @@ const LIMIT: Duration = Duration::from_secs(180);
 const LISTENS: Duration = Duration::from_secs(5);
 /// Time for a server to report its own failure after its client has failed.
 const FAILS: Duration = Duration::from_secs(1);
+/// Lines of a program's output that the report of a failure shows.
+const PRINTED: usize = 20;
 /// Clock ticks, of 10 ms, after which a program has connected and exchanges messages.
 const WORKING: u64 = 50;
 
@@ -69,6 +71,26 @@ impl Launcher {
         command
     }
 
+    /// The file of what a program of the last run has printed. Unlike a pipe, it never fills.
+    fn output(&self, peer: Peer) -> PathBuf {
+        self.folder.join(match peer {
+            Peer::Server => "server.out",
+            Peer::Client => "client.out",
+        })
+    }
+
+    /// The last lines that each program of the last run has printed.
+    pub(super) fn printed(&self) -> String {
+        let last = |(name, peer)| {
+            let text = fs::read(self.output(peer)).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<&str> = text.lines().collect();
+            let lines = &lines[lines.len().saturating_sub(PRINTED)..];
+            lines.iter().map(|line| format!("{name}: {line}\n")).collect::<String>()
+        };
+        [("server", Peer::Server), ("client", Peer::Client)].map(last).concat()
+    }
+
     /// Runs a case, and measures its time.
     pub(super) fn run(&self, case: &Case) -> (Ended, Duration) {
         let start = Instant::now();
@@ -100,9 +122,13 @@ impl Launcher {
 
     /// Runs a case; the result is the reason of its failure.
     fn failure(&self, case: &Case, deadline: Instant) -> io::Result<Option<String>> {
+        // A program of the last run may still write to its file, so the new ones are others.
+        for peer in [Peer::Server, Peer::Client] {
+            drop(fs::remove_file(self.output(peer)));
+        }
         let port = free_port()?;
         let (server, client) = case.arguments(port);
-        let mut server = self.start(case.program, case, &server)?;
+        let mut server = self.start(Peer::Server, case, &server)?;
         if case.kind == Kind::Suite {
             let failure = server.failure(deadline)?;
             return Ok(failure.or((registry::passed(&server.text()?) == 0).then(|| "no test has run".to_owned())));
@@ -111,7 +137,7 @@ impl Launcher {
             return server.failure(deadline);
         }
         server.await_listener(port)?;
-        let mut client = self.start(case.client, case, &client)?;
+        let mut client = self.start(Peer::Client, case, &client)?;
         if let Outcome::Loses(peer) = case.outcome {
             return lose(peer, server, client, deadline);
         }
@@ -123,8 +149,13 @@ impl Launcher {
         Ok(failure)
     }
 
-    fn start(&self, program: &str, case: &Case, more: &str) -> io::Result<Running> {
-        let output = tempfile()?;
+    /// Starts one of a case's programs.
+    fn start(&self, peer: Peer, case: &Case, more: &str) -> io::Result<Running> {
+        let program = match peer {
+            Peer::Server => case.program,
+            Peer::Client => case.client,
+        };
+        let output = File::options().read(true).append(true).create_new(true).open(self.output(peer))?;
         let mut command = match case.kind {
             Kind::Suite => {
                 let test = registry::test(self, program);
@@ -255,14 +286,6 @@ fn ticks(pid: u32) -> io::Result<u64> {
     // 13th words after it.
     let words = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     Ok(words.skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum())
-}
-
-/// A file without a name, for a program's output: unlike a pipe, it never fills.
-fn tempfile() -> io::Result<File> {
-    let path = std::env::temp_dir().join(format!("thirdparty-{}", std::process::id()));
-    let file = File::options().read(true).append(true).create_new(true).open(&path)?;
-    fs::remove_file(&path)?;
-    Ok(file)
 }
 
 /// Whether a TCP socket listens at the port.
