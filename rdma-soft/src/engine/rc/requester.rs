@@ -20,7 +20,7 @@ use super::super::mr::LOCAL_WRITE;
 use super::super::qp::{Attributes, Qp};
 use super::super::queue::SendWqe;
 use super::super::tables::Tables;
-use super::super::timer::{Owner, ack_nanos, rnr_nanos};
+use super::super::timer::{DEATH_NANOS, Owner, ack_nanos, rnr_nanos};
 use super::super::transfer;
 use super::super::types::{Op, QpState, SendData, SendFlags, SendRequest, Transmit};
 use super::Handled;
@@ -43,6 +43,8 @@ enum Wait {
     Rnr,
     /// The responder dropped the request, or the peer cannot be reached.
     Silence,
+    /// The peer's process has ended. The wait ends with a failure.
+    Death,
 }
 
 /// The requester's state.
@@ -548,6 +550,8 @@ impl Requester {
                 return self.fail(qp, Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
             }
             Wait::Silence => self.retries -= 1,
+            Wait::Death if qp.sq.is_empty() => return,
+            Wait::Death => return self.fail(qp, Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables),
         }
         self.release_late(qp, tables);
         self.go_back(qp);
@@ -614,12 +618,15 @@ impl Requester {
         }
     }
 
-    /// The last link to the peer is gone. Posted requests fail at once: no process is left that
-    /// could answer.
-    pub(super) fn handle_peer_death(&mut self, qp: &mut Qp, tables: &mut Tables) {
+    /// The last link to the peer is gone. No process is left that could answer, so posted requests
+    /// fail, but not at once: a program that has what it needs from its peer ends with requests
+    /// outstanding, and relies on its NIC to send them again for a while.
+    pub(super) fn handle_peer_death(&mut self, qp: &Qp, tables: &mut Tables) {
         self.listed = false;
         if matches!(qp.state, QpState::Rts | QpState::Sqd) && !qp.sq.is_empty() {
-            self.fail(qp, Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
+            let attempts = u64::from(self.retries) + 1;
+            let nanos = DEATH_NANOS.min(ack_nanos(qp.attr.timeout).saturating_mul(attempts));
+            self.start_waiting(qp, Wait::Death, nanos, tables);
         }
     }
 }

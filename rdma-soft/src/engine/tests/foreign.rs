@@ -7,6 +7,7 @@ use rdma_sys::ibv_sge;
 
 use super::super::frame::{Frame, Kind};
 use super::world::*;
+use crate::engine::timer::DEATH_NANOS;
 use crate::engine::*;
 
 /// The statuses that these tests see.
@@ -440,6 +441,7 @@ fn a_failed_copy_of_an_answer_that_was_given_up_refuses_no_other_read() {
     rig.post(READ, 1, 5000);
     rig.hold_copies_of(1);
     rig.world.cut();
+    rig.world.run_for(DEATH_NANOS);
     assert_eq!(rig.statuses(0), [(1, NO_ANSWER)]);
     rig.world.failure = Some(CopyFailed::Fault);
     assert!(rig.world.copy(1));

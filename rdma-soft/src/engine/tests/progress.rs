@@ -4,6 +4,7 @@ use rdma_sys::ibv_event_type as event;
 
 use super::statuses::*;
 use super::world::*;
+use crate::engine::timer::DEATH_NANOS;
 use crate::engine::*;
 
 const MILLI: u64 = 1_000_000;
@@ -168,7 +169,7 @@ fn a_peer_that_gets_ready_later_is_reached_by_a_retry() {
 }
 
 #[test]
-fn a_death_ends_everything_that_was_posted_at_once() {
+fn a_death_ends_everything_that_was_posted() {
     for lose_frames in [true, false] {
         let memory = Memory::new(1 << 16);
         let mut world = World::with_wires(2, 1000);
@@ -185,6 +186,9 @@ fn a_death_ends_everything_that_was_posted_at_once() {
             world.step(1);
         }
         world.kill(1, lose_frames);
+        world.run_for(DEATH_NANOS - MILLI);
+        assert_eq!(world.statuses(0), [], "a program has some time to end by itself");
+        world.run_for(MILLI);
         assert_eq!(world.statuses(0), [(2, RETRY), (3, FLUSH), (1, FLUSH)]);
         assert_eq!(
             (world.state(a), world.state(c)),
@@ -195,6 +199,24 @@ fn a_death_ends_everything_that_was_posted_at_once() {
         world.run_for(8 * (4096 << 14));
         assert_eq!(world.statuses(0), [(4, RETRY)]);
         let _ = d;
+    }
+}
+
+#[test]
+fn a_death_waits_no_longer_than_retries_would() {
+    for (timeout, retries, nanos) in [(8, 0, 4096 << 8), (10, 3, 4 * (4096 << 10)), (20, 7, DEATH_NANOS)] {
+        let mut world = World::with_wires(2, 1000);
+        let set = |change: &mut ModifyQp| {
+            change.timeout = Some(timeout);
+            change.retry_cnt = Some(retries);
+        };
+        let [a, _] = world.connect_with([0, 1], |_, _| {}, |_, change| set(change));
+        world.send(a, &request(SEND, 1, &[])).unwrap();
+        world.kill(1, true);
+        world.run_for(nanos - 1000);
+        assert_eq!(world.statuses(0), []);
+        world.run_for(1000);
+        assert_eq!(world.statuses(0), [(1, RETRY)]);
     }
 }
 
