@@ -170,6 +170,7 @@ impl From<rdma_mem::SharedMemoryError> for Failure {
     fn from(error: rdma_mem::SharedMemoryError) -> Self {
         let hint = match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::EMFILE) => OPEN_FILES.to_owned(),
+            Some(Errno::EFBIG) => FILE_SIZE.to_owned(),
             Some(Errno::ENOMEM) => out_of_memory_hint(),
             _ => String::new(),
         };
@@ -180,11 +181,15 @@ impl From<rdma_mem::SharedMemoryError> for Failure {
 /// Advice for a process that has too many files open.
 const OPEN_FILES: &str = "; raise the limit of open files (`ulimit -n`)";
 
+/// Advice for a process that may not make memory files as long as it needs.
+const FILE_SIZE: &str = "; raise the limit of file sizes (`ulimit -f`)";
+
 /// Advice for an error that a resource limit of this process may explain.
 fn hint(error: rdma::Error) -> String {
     match (error.kind(), error.errno().map(Errno::from_raw)) {
         (rdma::ErrorKind::OutOfMemory, _) => out_of_memory_hint(),
         (_, Some(Errno::EMFILE)) => OPEN_FILES.to_owned(),
+        (_, Some(Errno::EFBIG)) => FILE_SIZE.to_owned(),
         // The software device could not start its thread.
         (_, Some(Errno::EAGAIN)) if error.operation() == rdma::Operation::OpenDevice => {
             "; raise the limit of processes and threads (`ulimit -u`)".to_owned()

@@ -34,6 +34,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MRemapFlags, mremap};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
@@ -222,15 +223,25 @@ fn make_file(mapped: usize, allocation: Allocation) -> Result<OwnedFd, SharedMem
     let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
     let fd = memfd(c"rdma-shared").map_err(|error| SharedMemoryError::System { call: "memfd_create", error })?;
     match allocation {
-        Allocation::OnDemand => ftruncate(&fd, size).map_err(SharedMemoryError::system("ftruncate"))?,
+        Allocation::OnDemand => {
+            check_limit(mapped).and_then(|()| ftruncate(&fd, size)).map_err(SharedMemoryError::system("ftruncate"))?;
+        }
         Allocation::Whole => allocate(&fd, mapped)?,
     }
     Ok(fd)
 }
 
+/// Fails for a file beyond this process's limit (`ulimit -f`), as the kernel does for a memfd, too.
+/// The kernel would also send SIGXFSZ, which ends a program that does not expect it.
+fn check_limit(size: usize) -> Result<(), Errno> {
+    let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
+    if size as u64 > limit { Err(Errno::EFBIG) } else { Ok(()) }
+}
+
 /// Allocates the pages of the first `mapped` bytes, and makes the file that long.
 fn allocate(fd: &OwnedFd, mapped: usize) -> Result<(), SharedMemoryError> {
     let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
+    check_limit(mapped).map_err(SharedMemoryError::system("fallocate"))?;
     loop {
         match fallocate(fd, FallocateFlags::empty(), 0, size) {
             Err(Errno::EINTR) => {}

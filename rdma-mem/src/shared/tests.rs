@@ -4,6 +4,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::atomic::Ordering;
 
+use nix::sys::resource::{Resource, setrlimit};
 use rdma_test_support::holds_in_child;
 
 use super::*;
@@ -89,6 +90,22 @@ fn odd_sizes_are_errors() {
     assert!(matches!(SharedMemory::new(0), Err(SharedMemoryError::Size)));
     assert!(matches!(SharedMemory::new(usize::MAX), Err(SharedMemoryError::Size)));
     assert_eq!(SharedMemory::new(1 << 60).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+}
+
+#[test]
+fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
+    let refused = |result: Result<(), SharedMemoryError>, call: &str| {
+        matches!(result, Err(SharedMemoryError::System { call: found, error })
+            if found == call && error.raw_os_error() == Some(libc::EFBIG))
+    };
+    assert!(holds_in_child(|| {
+        let limited = setrlimit(Resource::RLIMIT_FSIZE, 8192, 8192).is_ok();
+        limited
+            && SharedMemory::new(8192).is_ok()
+            && refused(SharedMemory::new(8193).map(drop), "fallocate")
+            && refused(Mapping::create(8193).map(drop), "ftruncate")
+            && refused(Segment::new(8193).map(drop), "ftruncate")
+    }));
 }
 
 #[test]
