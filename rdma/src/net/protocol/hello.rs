@@ -67,9 +67,11 @@ pub(crate) struct Agreed {
 }
 
 impl Agreed {
-    /// The largest payload of one message in bytes.
+    /// The largest payload of one message in bytes: no more than a whole message, however large the
+    /// receives are.
     pub(crate) fn max_payload(&self) -> usize {
-        self.receive_size - HEADER_LEN
+        let of_receive = self.receive_size - HEADER_LEN;
+        usize::try_from(self.max_message).map_or(of_receive, |longest| of_receive.min(longest))
     }
 }
 

@@ -261,6 +261,26 @@ fn permits_send_without_waiting_and_keep_messages_whole() {
 }
 
 #[test]
+fn a_permit_or_a_write_of_a_stream_is_no_longer_than_the_longest_message() {
+    let mut world = World::with(&options(), &options().max_message(100), &ListenOptions::new());
+    let (client, mut server) = world.pair();
+    let (to, from) = client.split();
+    assert_eq!((to.max_payload(), to.max_message()), (100, 100));
+    block_on(async {
+        let long = to.reserve().await.unwrap().send(&bytes(101)).unwrap_err();
+        assert_eq!(long.kind(), FailureKind::TooLong);
+        to.reserve().await.unwrap().send(&bytes(100)).unwrap();
+        assert!(server.next().await.unwrap().unwrap()[..] == bytes(100));
+        let slices = [std::io::IoSlice::new(&[7; 90]), std::io::IoSlice::new(&[8; 90])];
+        let written = std::future::poll_fn(|cx| to.poll_write(&mut None, cx, &slices)).await;
+        assert_eq!(written, Ok(100));
+        assert_eq!(server.next().await.unwrap().unwrap().len(), 100);
+    });
+    drop((to, from, server));
+    world.end();
+}
+
+#[test]
 fn connections_that_take_turns_read_long_messages_into_one_buffer() {
     let mut world = World::new(&options());
     let mut ends: Vec<_> = (0..4).map(|_| world.pair()).collect();
