@@ -222,6 +222,16 @@ fn an_answered_offer_is_forgotten() {
     assert_eq!(protocol.handle_message(&done, Instant::now()), Err(Violation::UnexpectedDone));
 }
 
+#[test]
+fn the_number_of_an_offer_that_stays_open_is_not_used_again() {
+    let mut protocol = protocol();
+    assert_eq!(protocol.offer().unwrap().1, 0);
+    // After 2^32 offers.
+    protocol.next_offer = 0;
+    assert_eq!(protocol.offer().unwrap().1, 1);
+    assert_eq!(protocol.sent_offers.len(), 2);
+}
+
 /// A file of the corpus: each message after its length in two bytes.
 fn to_file(messages: &[Vec<u8>]) -> Vec<u8> {
     let prefixed = |message: &Vec<u8>| [&u16::try_from(message.len()).unwrap().to_be_bytes(), &message[..]].concat();

@@ -320,7 +320,11 @@ impl Protocol {
         if !self.can_offer() {
             return None;
         }
-        let id = self.next_offer;
+        // Numbers come again after 2^32 offers, which a peer may leave unanswered for so long.
+        let mut id = self.next_offer;
+        while self.sent_offers.contains(&id) {
+            id = id.wrapping_add(1);
+        }
         self.next_offer = id.wrapping_add(1);
         self.sent_offers.insert(id);
         Some((self.header(Kind::Offer, Flags::empty(), true, id, 0), id))
