@@ -113,10 +113,7 @@ impl Driver {
         let buffer = completion.take_buffer();
         let Some(core) = self.tables.core(key) else { return Ok(true) };
         match (status, buffer) {
-            (Err(error), _) if is_refused_read(operation, error) => {
-                core.fail(Failure::violation(Violation::UnreadableOffer));
-            }
-            (Err(error), _) => core.fail(Failure::completion(error)),
+            (Err(error), _) => core.fail(failure_of(operation, error)),
             (Ok(()), Some(buffer)) if operation != 0 => core.operated(operation, buffer, old_value),
             (Ok(()), Some(buffer)) => match received {
                 Some(len) => core.received(buffer, len),
@@ -340,7 +337,7 @@ fn deliver_shared(tables: &Tables, completion: &mut Completion<'_>, pool: u32) {
         (PoolUser::Connection(core), Ok(())) => core.received(buffer, len),
         (PoolUser::Connection(core), Err(error)) => {
             core.flushed(buffer);
-            core.fail(Failure::completion(error));
+            core.fail(failure_of(0, error));
         }
         (PoolUser::Ended(pool), _) => {
             if let Err(refused) = pool.give(buffer) {
@@ -356,9 +353,17 @@ fn deliver_shared(tables: &Tables, completion: &mut Completion<'_>, pool: u32) {
     }
 }
 
-/// Whether the peer's device refused to read memory that the peer has offered.
-fn is_refused_read(operation: u32, error: WcError) -> bool {
-    operation & READ_BIT != 0 && error.status == WcStatus::REM_ACCESS_ERR
+/// The failure of a connection whose request has completed with an error.
+fn failure_of(operation: u32, error: WcError) -> Failure {
+    match error.status {
+        // The peer exposes no such memory, or serves no reads.
+        WcStatus::REM_ACCESS_ERR | WcStatus::REM_INV_REQ_ERR | WcStatus::LOC_QP_OP_ERR if operation & READ_BIT != 0 => {
+            Failure::violation(Violation::UnreadableOffer)
+        }
+        // Of a receive: no send is longer than what a send queue takes.
+        WcStatus::LOC_LEN_ERR if operation == 0 => Failure::violation(Violation::TooLong),
+        _ => Failure::completion(error),
+    }
 }
 
 fn no_device() -> Failure {
