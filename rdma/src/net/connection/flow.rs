@@ -22,9 +22,12 @@ use crate::net::receives::{ReceivePool, Stake};
 use crate::net::waiters::{Task, Waiters};
 use crate::op::Send;
 
-/// Bytes of reassembled messages that wait for the application before receives are no longer
-/// replaced.
+/// Memory of reassembled messages that wait for the application, in bytes, before receives are no
+/// longer replaced.
 const INBOX_LIMIT: usize = 256 << 10;
+/// Memory of a reassembled message besides its bytes: a place in the inbox, which may be half
+/// empty, and what the allocator adds. A peer may send messages of two bytes in two fragments.
+const MESSAGE_OVERHEAD: usize = 2 * size_of::<Stored>() + 32;
 
 /// The state of a connection.
 pub(super) struct Flow {
@@ -46,7 +49,7 @@ pub(super) struct Flow {
     /// Data receives that were consumed and not replaced.
     owed: u32,
     inbox: VecDeque<Stored>,
-    /// Bytes in the inbox that occupy no receive buffer.
+    /// Memory of the messages in the inbox that occupy neither a receive nor a buffer of a read.
     inbox_bytes: usize,
     /// The fragments of an incomplete message.
     assembly: Vec<u8>,
@@ -282,7 +285,7 @@ impl Flow {
 
     fn finish_assembly(&mut self) {
         let message = std::mem::take(&mut self.assembly);
-        self.inbox_bytes += message.len();
+        self.inbox_bytes += memory_of(&message);
         self.inbox.push_back(Stored::Assembled(message));
     }
 
@@ -551,7 +554,7 @@ impl Flow {
         let stored = self.inbox.pop_front()?;
         match &stored {
             Stored::Assembled(bytes) => {
-                self.inbox_bytes -= bytes.len();
+                self.inbox_bytes -= memory_of(bytes);
                 self.replace_receives();
                 self.pump(now);
             }
@@ -661,6 +664,11 @@ impl Flow {
         }
         self.pump(now);
     }
+}
+
+/// The memory of a reassembled message in bytes.
+fn memory_of(message: &Vec<u8>) -> usize {
+    message.capacity() + MESSAGE_OVERHEAD
 }
 
 /// The length of a part of a message as the header has it; longer messages are never begun.

@@ -134,7 +134,7 @@ impl Sender {
             return self.send(message).await;
         }
         let mut turn = Turn { core: &self.core, place: None };
-        let offer = |flow: &mut Flow, now| flow.offer_exposed(slice.clone(), now);
+        let offer = |flow: &mut Flow, now| flow.offer_exposed(&slice, now);
         let offered = poll_fn(|cx| turn.poll_with(cx, Flow::has_room_to_expose, offer)).await?;
         // The connection holds the memory from now on.
         let waiting = Offered { core: &self.core, id: offered? };

@@ -3,7 +3,8 @@
 //! An offer of this end holds its memory, a copy or the application's own, until DONE, CLOSE or the
 //! end of the connection: never less, since the peer may read meanwhile. An offer of the peer has
 //! its place among the received messages. This end reads one at a time, and further ones while all
-//! that wait for the application are together no longer than the longest message.
+//! that wait for the application are together no longer than the longest message, and no more than
+//! the offers that may be open: a short one occupies a buffer of its own, too.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
@@ -13,11 +14,12 @@ use std::time::Instant;
 
 use super::staging::Staging;
 use super::wakeups::Retired;
-use super::{Flow, Stored};
+use super::{Flow, Stored, memory_of};
 use crate::error::{Error, Result};
 use crate::mr::{Buffer, ExposedSlice, RemoteSlice};
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::link::{MAX_READS, READ_BIT};
+use crate::net::protocol::MAX_OFFERS;
 use crate::net::read_buffers::{ReadBuffers, ReadShare};
 use crate::net::waiters::Task;
 use crate::op::Read;
@@ -50,6 +52,8 @@ pub(in crate::net::connection) struct Offers {
     last_read: u32,
     /// Bytes that are being read, or were read and wait for the application.
     waiting: usize,
+    /// The number of the messages that have these bytes.
+    waiting_messages: usize,
     /// Offers of the peer to answer, with their statuses.
     answers: VecDeque<(u32, u32)>,
     /// Buffers to read into.
@@ -88,6 +92,7 @@ impl Offers {
             reading: Vec::new(),
             last_read: 0,
             waiting: 0,
+            waiting_messages: 0,
             answers: VecDeque::new(),
             buffers,
         }
@@ -95,7 +100,20 @@ impl Offers {
 
     /// Whether a read of `len` bytes may begin.
     fn may_read(&self, len: usize) -> bool {
-        self.reading.len() < MAX_READS as usize && (self.waiting == 0 || self.waiting + len <= self.longest)
+        let has_room = self.waiting_messages < MAX_OFFERS && self.waiting + len <= self.longest;
+        self.reading.len() < MAX_READS as usize && (self.waiting_messages == 0 || has_room)
+    }
+
+    /// Notes that a message of `len` bytes is being read.
+    fn begin_wait(&mut self, len: usize) {
+        self.waiting += len;
+        self.waiting_messages += 1;
+    }
+
+    /// Notes that a message of `len` bytes that was read waits no longer.
+    fn end_wait(&mut self, len: usize) {
+        self.waiting -= len;
+        self.waiting_messages -= 1;
     }
 
     /// A buffer of `len` bytes, and the part of its memory behind them.
@@ -150,23 +168,25 @@ impl Flow {
         let Offers { staging, pd, longest, .. } = &mut self.offers;
         let (offset, slice, replaced) = staging.put(pd, slices, len, *longest)?;
         self.wakeups.retired.extend(replaced.map(Retired::Region));
-        self.offer(&slice, Open::Staged(offset), now).map(drop)
+        self.offer(&slice, || Open::Staged(offset), now).map(drop)
     }
 
     /// Offers memory of the application; [`has_room_to_expose`](Self::has_room_to_expose) is true.
     /// Returns the number of the offer.
     pub(in crate::net::connection) fn offer_exposed(
         &mut self,
-        slice: ExposedSlice,
+        slice: &ExposedSlice,
         now: Instant,
     ) -> Result<u32, Failure> {
-        let remote = slice.remote(..)?;
-        self.offer(&remote, Open::Exposed { slice, is_abandoned: false, waker: None }, now)
+        let open = || Open::Exposed { slice: slice.clone(), is_abandoned: false, waker: None };
+        self.offer(&slice.remote(..)?, open, now)
     }
 
-    fn offer(&mut self, slice: &RemoteSlice, open: Open, now: Instant) -> Result<u32, Failure> {
+    /// Offers the slice. `open` holds its memory, and is called once the offer has a number: so an
+    /// error drops no memory of the application here, under the lock.
+    fn offer(&mut self, slice: &RemoteSlice, open: impl FnOnce() -> Open, now: Instant) -> Result<u32, Failure> {
         let Some((header, id)) = self.protocol.offer() else { return Err(Failure::new(FailureKind::Local)) };
-        self.offers.open.insert(id, open);
+        self.offers.open.insert(id, open());
         self.post_copy(header, &slice.to_bytes());
         self.pump(now);
         Ok(id)
@@ -264,7 +284,7 @@ impl Flow {
         if let Err(refused) = link.qp.post_send_unlogged(read) {
             return Err(self.wakeups.refused(refused));
         }
-        self.offers.waiting += len;
+        self.offers.begin_wait(len);
         self.offers.reading.push(Reading { operation, offer, rest });
         Ok(())
     }
@@ -304,7 +324,7 @@ impl Flow {
     pub(super) fn discard(&mut self, stored: Stored) {
         match stored {
             Stored::Whole(buffer, _) => self.buffers.spares.push(buffer),
-            Stored::Assembled(bytes) => self.inbox_bytes -= bytes.len(),
+            Stored::Assembled(bytes) => self.inbox_bytes -= memory_of(&bytes),
             Stored::Offered(id) => {
                 // A read in flight is answered when it completes.
                 let unread = self.offers.unread.len();
@@ -314,7 +334,7 @@ impl Flow {
                 }
             }
             Stored::Read(buffer, rest) => {
-                self.offers.waiting -= buffer.len();
+                self.offers.end_wait(buffer.len());
                 self.keep_read(buffer, rest);
             }
         }
@@ -322,7 +342,7 @@ impl Flow {
 
     /// Notes that the application has taken a message of `len` bytes that was read.
     pub(super) fn take_read(&mut self, len: usize) {
-        self.offers.waiting -= len;
+        self.offers.end_wait(len);
     }
 
     /// Keeps the memory of a read for another one.
