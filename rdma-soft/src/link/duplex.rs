@@ -90,11 +90,16 @@ impl Duplex {
         pulse.store(pulse.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Whether there is nothing to receive or to release. Advances the pulse.
+    /// Whether there is nothing to receive. Advances the pulse. If no frame is waiting, releases
+    /// the handled ones.
     #[inline]
-    pub(crate) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&mut self) -> bool {
         self.beat();
-        self.inbound.is_empty() && self.inbound.unreleased() == 0
+        let is_quiet = self.is_quiet();
+        if is_quiet {
+            self.release();
+        }
+        is_quiet
     }
 
     /// Whether the peer has consumed frames since the ring was found full.
@@ -110,9 +115,7 @@ impl Duplex {
         budget: &mut usize,
         handle: impl FnMut(&Header, Source<'_>),
     ) -> Result<bool, Corrupt> {
-        self.beat();
-        if self.is_quiet() {
-            self.release();
+        if self.is_idle() {
             return Ok(false);
         }
         self.drain_ring(budget, handle)

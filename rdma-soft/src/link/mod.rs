@@ -77,11 +77,11 @@ impl Link {
         }
     }
 
-    /// Whether there is nothing to receive, to release or to send. Shows the peer that this side
-    /// looks for frames.
+    /// Whether there is nothing to receive or to send. Shows the peer that this side looks for
+    /// frames. If no frame is waiting, releases the handled ones.
     #[inline]
-    pub(crate) fn is_idle(&self) -> bool {
-        let is_idle = match &self.medium {
+    pub(crate) fn is_idle(&mut self) -> bool {
+        let is_idle = match &mut self.medium {
             Medium::Process(duplex) => duplex.is_idle(),
             Medium::Loopback(loopback) => loopback.is_empty(),
         };

@@ -236,10 +236,11 @@ impl State {
         self.links.iter_mut().flatten().for_each(Link::nudge);
     }
 
-    /// Whether a turn would find nothing to do.
+    /// Whether a turn would find nothing to do but to give handled frames back to the peers, which
+    /// is done here.
     #[inline]
-    fn is_quiet(&self) -> bool {
-        self.engine.is_idle() && !self.engine.has_deferred_acks() && self.links().all(Link::is_idle)
+    fn is_quiet(&mut self) -> bool {
+        self.engine.is_idle() && !self.engine.has_deferred_acks() && self.links.iter_mut().flatten().all(Link::is_idle)
     }
 
     /// Whether the application polls instead of sleeping.
@@ -669,6 +670,18 @@ mod tests {
         let mut is_woken = false;
         state.event_loop.wait(Some(Duration::from_secs(10)), |_| is_woken = true);
         assert!(!is_woken, "by a descriptor, where only the alarm is set");
+    }
+
+    #[test]
+    fn a_poll_that_finds_nothing_gives_handled_frames_back() {
+        let (mut state, mut peers) = linked(1);
+        let cq = state.engine.create_cq(1, 1).unwrap();
+        assert!(peers[0].try_push(&Header::default(), &Gather::EMPTY));
+        peers[0].flush();
+        assert_eq!(state.poll_cq(cq, &mut [ibv_wc::default()]), Ok(0));
+        assert!(!peers[0].is_taken(), "small frames are given back later");
+        assert_eq!(state.poll_cq(cq, &mut [ibv_wc::default()]), Ok(0));
+        assert!(peers[0].is_taken());
     }
 
     #[test]
