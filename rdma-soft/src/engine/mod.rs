@@ -271,6 +271,17 @@ impl Engine {
         self.tables.events.pop()
     }
 
+    /// Whether an event, lookup, errand, timer or mapping of no use waits for the driver.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        let tables = &self.tables;
+        !tables.events.is_empty()
+            | tables.peers.has_lookup()
+            | tables.peers.has_unmapped()
+            | !tables.errands.is_empty()
+            | tables.timers.next().is_some()
+    }
+
     /// Whether the driver has nothing to do: no active link, no event, lookup, errand or timer, and
     /// no deferred acknowledgement that is to be released.
     #[inline]
@@ -452,13 +463,15 @@ impl Engine {
     /// Takes a link that has had something to send since its last return from here.
     /// Acknowledgements count: call this after the drain of a link, not after each frame. The
     /// driver must remember a link whose transmission ended `Blocked` or `More`.
+    #[inline]
     pub(crate) fn poll_active_link(&mut self) -> Option<LinkId> {
-        let active = self.tables.peers.pop_active();
-        if active.is_none() && core::mem::take(&mut self.release_next) && !self.tables.deferred.is_empty() {
+        if !self.tables.peers.has_active() {
+            if !core::mem::take(&mut self.release_next) {
+                return None;
+            }
             self.release_acks();
-            return self.tables.peers.pop_active();
         }
-        active
+        self.tables.peers.pop_active()
     }
 
     /// Starts (`true`) or stops (`false`) deferring the acknowledgements that become due. For a

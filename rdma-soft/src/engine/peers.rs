@@ -334,6 +334,18 @@ impl Peers {
         self.lookups.pop_front()
     }
 
+    /// Whether a lookup waits for the driver.
+    #[inline]
+    pub(super) fn has_lookup(&self) -> bool {
+        !self.lookups.is_empty()
+    }
+
+    /// Whether a link is active.
+    #[inline]
+    pub(super) fn has_active(&self) -> bool {
+        !self.active.is_empty()
+    }
+
     pub(super) fn pop_active(&mut self) -> Option<LinkId> {
         let id = self.active.pop_front()?;
         if let Some(link) = self.get(id) {
@@ -450,6 +462,7 @@ impl Peers {
         }
     }
 
+    #[inline]
     pub(super) fn has_unmapped(&self) -> bool {
         !self.unmapped.is_empty()
     }

@@ -526,8 +526,15 @@ impl State {
     }
 
     /// The rest of a turn: events, timers, and work for the agent. `more` means that another turn
-    /// is needed.
-    fn finish(&mut self, mut more: bool) {
+    /// is needed. Most turns have nothing of this kind.
+    #[inline]
+    fn finish(&mut self, more: bool) {
+        if more || self.engine.has_news() || !self.lookups.is_empty() || !self.grants.is_empty() {
+            self.finish_with_news(more);
+        }
+    }
+
+    fn finish_with_news(&mut self, mut more: bool) {
         more |= self.timers();
         while let Some(event) = self.engine.poll_event() {
             if let Some(waker) = self.sink.and_then(|sink| sink(event)) {

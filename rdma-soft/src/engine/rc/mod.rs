@@ -15,7 +15,7 @@ use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
 use super::peers::Work;
 use super::qp::Qp;
 use super::tables::Tables;
-use super::types::{Errno, Host, LinkId, QpState, QpStatus, SendData, SendRequest, Transmit};
+use super::types::{Errno, Host, LinkId, Op, QpState, QpStatus, SendData, SendRequest, Transmit};
 
 use requester::Requester;
 use responder::Responder;
@@ -140,7 +140,9 @@ impl Rc {
         if let Some(total) = Requester::execute_directly(qp, request, data, tables) {
             qp.complete_unqueued(request, total, tables);
         } else if qp.post_send(request, data, tables)? {
-            self.req.transmit_directly(qp, tables);
+            if request.op != Op::Send {
+                self.req.transmit_directly(qp, tables);
+            }
             self.schedule(qp, tables);
         }
         Ok(())
