@@ -276,14 +276,14 @@ impl Requester {
         Some(total)
     }
 
-    /// Executes the request that was just posted directly, if every request before it is sent and
-    /// the target is within reach.
+    /// Executes the request that was just posted, which is no send, directly, if every request
+    /// before it is sent and the target is within reach.
     pub(super) fn transmit_directly(&mut self, qp: &mut Qp, tables: &mut Tables) {
         if self.listed || qp.sq.next + 1 != qp.sq.tail || self.offset != 0 || !self.may_transmit(qp) {
             return;
         }
         let wqe = qp.sq.at(qp.sq.next);
-        if wqe.request.op != Op::Send && !wqe.has(SendFlags::IMM) {
+        if !wqe.has(SendFlags::IMM) {
             let mut budget = COPY_BUDGET;
             // A request that must go through the link is sent when the queue pair is scheduled.
             let _begin: Begin = self.begin_request(qp, tables, &mut budget);
