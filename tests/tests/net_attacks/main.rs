@@ -4,14 +4,14 @@
 mod peer;
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
 use rdma::net::{Connection, Failure, FailureKind, ListenOptions, Violation};
 use rdma::op::{Read, Write};
 use rdma::{Context, ExposedRegion, RemoteAccess, RemoteSlice};
 use rdma_tests::cm::available;
-use rdma_tests::{LIMIT, open};
+use rdma_tests::{LIMIT, open, skip};
 
 use self::peer::*;
 
@@ -34,10 +34,42 @@ fn failure_of(accepted: Result<Connection, Failure>) -> Failure {
 /// does: on iWARP long messages go in fragments, and a peer must not send early.
 fn device() -> Option<Context> {
     let context = open().context;
-    let is_fit = available(&context)
-        && context.capabilities().waits_for_receives
-        && !context.capabilities().read_needs_exposed_sink;
-    is_fit.then_some(context)
+    if !available(&context) {
+        return None;
+    }
+    let capabilities = context.capabilities();
+    if !capabilities.waits_for_receives || capabilities.read_needs_exposed_sink {
+        skip("the attackers know no iWARP");
+        return None;
+    }
+    Some(context)
+}
+
+/// Checks that a connection has failed because an offer could not be read. Another device may
+/// report the refused read differently, or after the end of the connection.
+fn assert_unreadable(context: &Context, failure: &Failure) {
+    let is_violation = failure.as_violation() == Some(Violation::UnreadableOffer);
+    assert!(is_violation || (!context.is_software() && failure.kind() == FailureKind::PeerGone), "{failure}");
+}
+
+/// Revokes a region as soon as no connection holds a part of it.
+fn revoke(mut region: ExposedRegion) {
+    let start = Instant::now();
+    while let Err(error) = region.revoke() {
+        assert!(start.elapsed() < LIMIT, "{error}");
+        region = error.region.unwrap();
+        thread::yield_now();
+    }
+}
+
+/// Calls `test` for a listener of each kind, at the same time: these tests wait for timeouts.
+fn with_each_listener(test: impl Fn(&ListenOptions) + Sync) {
+    thread::scope(|scope| {
+        for limits in listeners() {
+            let test = &test;
+            scope.spawn(move || test(&limits));
+        }
+    });
 }
 
 /// A listener of each kind.
@@ -89,7 +121,7 @@ fn offers_that_lie_are_unreadable() {
                 let _sent = victim.as_ref().map(|victim| block_on(victim.send(vec![1; 100_000])));
                 failure_of(victim)
             });
-            assert_eq!(failure.as_violation(), Some(Violation::UnreadableOffer), "{failure}");
+            assert_unreadable(&context, &failure);
         }
         world.end();
     }
@@ -98,9 +130,11 @@ fn offers_that_lie_are_unreadable() {
 #[test]
 fn an_offer_withdrawn_while_it_is_read_fails_its_connection_alone() {
     let Some(context) = device() else { return };
-    for limits in listeners() {
-        let mut world = World::new(&context, &limits);
-        for round in 0..20 {
+    with_each_listener(|limits| {
+        let mut world = World::new(&context, limits);
+        // A kernel's device may answer nothing, which takes seconds to notice.
+        let rounds = if context.is_software() { 20 } else { 3 };
+        for round in 0..rounds {
             let attack = |attacker: &mut Attacker| {
                 for id in 0..4 {
                     let region = attacker.expose(200_000, RemoteAccess::READ);
@@ -115,10 +149,10 @@ fn an_offer_withdrawn_while_it_is_read_fails_its_connection_alone() {
                 attacker.wait_for_end();
             };
             let ((), failure) = world.attack(ALL_MEANS, attack, failure_of);
-            assert_eq!(failure.as_violation(), Some(Violation::UnreadableOffer), "{failure}");
+            assert_unreadable(&context, &failure);
         }
         world.end();
-    }
+    });
 }
 
 #[test]
@@ -142,7 +176,8 @@ fn answers_to_offers_that_were_answered_or_never_made_are_violations() {
                 // The first of two answers was one.
                 assert_eq!(sent.is_ok(), ids == [0, 0], "{sent:?}");
                 let failure = block_on(from.next()).map(drop).unwrap_err();
-                region.revoke().unwrap();
+                drop((to, from));
+                revoke(region);
                 failure
             });
             assert_eq!(failure.as_violation(), Some(Violation::UnexpectedDone), "{failure}");
@@ -212,8 +247,8 @@ fn a_flood_of_control_messages_is_a_violation() {
 #[test]
 fn a_peer_that_reads_nothing_is_gone() {
     let Some(context) = device() else { return };
-    for limits in listeners() {
-        let mut world = World::new(&context, &limits);
+    with_each_listener(|limits| {
+        let mut world = World::new(&context, limits);
         // It has no receive, or has receives but grants nothing for those that are used.
         for receives in [0, WINDOW + 4] {
             let attack = |attacker: &mut Attacker| {
@@ -240,7 +275,7 @@ fn a_peer_that_reads_nothing_is_gone() {
         let ((), failure) = world.attack(Means { receives: 0, ..ALL_MEANS }, attack, failure_of);
         assert_eq!(failure.code(), Some(9), "{failure}");
         world.end();
-    }
+    });
 }
 
 #[test]
@@ -256,7 +291,7 @@ fn reads_that_the_peer_does_not_serve_fail_its_connection() {
                 attacker.wait_for_end();
             };
             let ((), failure) = world.attack(means, attack, failure_of);
-            assert_eq!(failure.as_violation(), Some(Violation::UnreadableOffer), "{failure}");
+            assert_unreadable(&context, &failure);
         }
         world.end();
     }
@@ -287,8 +322,8 @@ fn taken(context: &Context, limits: &ListenOptions, flood: impl Fn(&mut Attacker
 #[test]
 fn short_messages_in_fragments_that_nobody_reads_are_few() {
     let Some(context) = device() else { return };
-    for limits in listeners() {
-        let count = taken(&context, &limits, |attacker| {
+    with_each_listener(|limits| {
+        let count = taken(&context, limits, |attacker| {
             let mut count = 0;
             while attacker.wait_for_credit(PATIENCE) {
                 attacker.send(DATA, FIRST, 1, b"a");
@@ -303,14 +338,14 @@ fn short_messages_in_fragments_that_nobody_reads_are_few() {
         println!("{count} messages of 2 bytes");
         // At 100 bytes of memory each, 256 KiB have room for so many.
         assert!((100..2700).contains(&count), "{count} messages");
-    }
+    });
 }
 
 #[test]
 fn short_offers_that_nobody_takes_are_few() {
     let Some(context) = device() else { return };
-    for limits in listeners() {
-        let count = taken(&context, &limits, |attacker| {
+    with_each_listener(|limits| {
+        let count = taken(&context, limits, |attacker| {
             let region = attacker.expose(4096, RemoteAccess::READ);
             let slice = region.remote(..1).unwrap();
             let mut done = 0;
@@ -332,5 +367,5 @@ fn short_offers_that_nobody_takes_are_few() {
         println!("{count} offers of 1 byte");
         // Each has a buffer of 4 KiB.
         assert_eq!(count, 16);
-    }
+    });
 }

@@ -2,13 +2,14 @@
 //! dies is reported by name; the programs; and scripts of cases.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use serde_json::Value;
 
-use crate::system::{self, cargo, list, output, read};
+use crate::system::{self, at, cargo, list, output, read};
 
 /// Time limit of one test or program in an emulated machine, in seconds.
 const LIMIT: u32 = 120;
@@ -94,6 +95,20 @@ struct Binary {
     path: String,
 }
 
+/// The names of the device tests: of the files in a folder, and of its folders with a `main.rs`.
+fn device_tests(folder: &Path) -> Result<Vec<String>, String> {
+    let entries = fs::read_dir(folder).map_err(at(folder))?;
+    let mut tests = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(at(folder))?.path();
+        let is_test = path.extension().is_some_and(|extension| extension == "rs") || path.join("main.rs").exists();
+        let name = path.file_stem().and_then(|name| name.to_str());
+        tests.extend(name.filter(|name| is_test && !NOT_FOR_A_DEVICE.contains(name)).map(str::to_owned));
+    }
+    tests.sort();
+    Ok(tests)
+}
+
 /// Builds the device tests and the programs. Builds the whole workspace, because shared
 /// dependencies then have the same features as in `cargo test` and need not be built again.
 fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, String> {
@@ -103,11 +118,8 @@ fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, Strin
     for package in OPTIMIZED {
         command.args(["opt-level=1", "debug=false"].map(|it| format!("--config=profile.dev.package.{package}.{it}")));
     }
-    let sources = list(&root.join("tests/tests"), "rs")?;
-    let tests = sources.iter().filter_map(|path| path.file_stem()?.to_str());
-    for test in tests.filter(|name| !NOT_FOR_A_DEVICE.contains(name)) {
-        command.args(["--test", test]);
-    }
+    let tests = device_tests(&root.join("tests/tests"))?;
+    command.args(tests.iter().flat_map(|test| ["--test", test]));
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cannot run cargo: {error}"))?;
     if !output.status.success() {
         return Err("the device tests and the programs do not build".into());
@@ -282,12 +294,19 @@ fn matches(pattern: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     fn items() -> Vec<Item> {
         ["rc::a", "rc::b", "control::a", "program::p"]
             .map(|name| Item { name: name.into(), command: String::new() })
             .into()
+    }
+
+    #[test]
+    fn folders_with_a_main_file_are_tests_too() {
+        let tests = device_tests(&crate::root().join("tests/tests")).unwrap();
+        let has = |name: &str| tests.iter().any(|test| test == name);
+        assert!(has("rc") && has("net_attacks"), "{tests:?}");
+        assert!(!has("compile_fail") && !has("ui") && !has("tls"), "{tests:?}");
     }
 
     fn exclude_by(text: &str) -> Result<Vec<String>, String> {
