@@ -74,6 +74,29 @@ impl Handle {
     ///
     /// As for [`QueuePair::post_recv`](qp::QueuePair::post_recv); `InvalidInput` for a queue pair
     /// of another completion queue.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::aio::{Driver, DriverOptions, block_on};
+    /// use rdma::{ConnectOptions, InitOptions, op::Send};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// let (mut driver, handle) = Driver::new(&context, &DriverOptions::new())?;
+    /// # std::thread::spawn(move || while driver.wait(None).is_ok() {});
+    /// let pd = context.alloc_pd()?;
+    /// let qp = pd.queue_pair().cq(handle.completion_queue()).max_inline_data(16).build()?;
+    /// let mut qp = qp.init(&InitOptions::new())?;
+    /// handle.post_recv(&mut qp, pd.allocate(64)?)?;
+    /// // Only now a peer may learn of the endpoint. This queue pair is its own peer.
+    /// let peer = qp.endpoint();
+    /// let mut qp = handle.queue_pair(qp.connect(&peer, &ConnectOptions::new())?)?;
+    /// qp.start(Send::inline(b"hello"))?;
+    /// let message = block_on(qp.next_received())?;
+    /// assert_eq!(message.byte_len(), 5);
+    /// # Ok(()) }
+    /// ```
     pub fn post_recv<T: Transport, L: Owned + Writable>(
         &self,
         qp: &mut InitializedQueuePair<T>,
