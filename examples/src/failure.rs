@@ -8,7 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use clap::{Command, Parser};
 use nix::errno::Errno;
 use rdma::{WcError, WcStatus};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::layer as printer;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::cli;
 
@@ -279,19 +283,21 @@ pub(crate) fn run_as<A: Parser>(
 /// error does not say.
 static LAST_WARNING: Mutex<String> = Mutex::new(String::new());
 
-/// Prints the library's log events of a level, or those that `RUST_LOG` asks for; without both,
-/// keeps the last warning for a failure that it may explain.
+/// The environment variable with the level of the log, or with levels by module.
+const LOG_VARIABLE: &str = "RUST_LOG";
+
+/// Prints the library's log events of a level, or those that [`LOG_VARIABLE`] asks for; without
+/// both, keeps the last warning for a failure that it may explain.
 fn log_to_stderr(level: Option<&str>) -> Result<(), Failure> {
-    let variable = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|value| !value.is_empty());
+    let variable = std::env::var(LOG_VARIABLE).ok().filter(|value| !value.is_empty());
     if let Some(asked_for) = level.or(variable.as_deref()) {
-        let filter = EnvFilter::try_new(asked_for);
-        let filter =
-            filter.map_err(|error| Failure::variable(EnvFilter::DEFAULT_ENV, asked_for, &error.to_string()))?;
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+        let filter: Result<Targets, _> = asked_for.parse();
+        let filter = filter.map_err(|error| Failure::variable(LOG_VARIABLE, asked_for, &error.to_string()))?;
+        tracing_subscriber::registry().with(printer().with_writer(io::stderr).with_filter(filter)).init();
         return Ok(());
     }
-    let keep = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("warn")).with_writer(|| Keep);
-    keep.without_time().with_level(false).with_target(false).with_ansi(false).init();
+    let keep = printer().with_writer(|| Keep).without_time().with_level(false).with_target(false).with_ansi(false);
+    tracing_subscriber::registry().with(keep.with_filter(LevelFilter::WARN)).init();
     Ok(())
 }
 
