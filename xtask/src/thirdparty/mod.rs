@@ -83,15 +83,15 @@ fn print(lines: &[Line]) {
     }
 }
 
-/// Builds `soft-rdma`, and the program that is a peer of C programs.
+/// Builds `soft-rdma`, and the program that is a peer of C programs, with the features of the whole
+/// workspace, as `cargo run` builds them.
 fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
     let profile = if dev { "dev" } else { "release" };
     let mut build = cargo(root);
     build.args([
         "build",
         "--quiet",
-        "--package",
-        "rdma-examples",
+        "--workspace",
         "--bin",
         "soft-rdma",
         "--bin",
