@@ -14,6 +14,7 @@ mod symbols;
 mod system;
 mod thirdparty;
 mod toolchain;
+mod tsan;
 mod unsupported;
 mod vm;
 
@@ -42,6 +43,9 @@ enum Command {
     Symbols(symbols::Options),
     /// Run Debian's RDMA programs, and programs over other Rust crates, on the software device.
     Thirdparty(thirdparty::Options),
+    /// Run unit tests under the thread sanitizer, with a standard library that is built for it (on
+    /// x86_64).
+    Tsan,
     /// Run the device tests and the programs on a kernel's RDMA device in a virtual machine.
     Vm(vm::Options),
 }
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
         Command::Ptx(options) => ptx::run(&options),
         Command::Symbols(options) => symbols::run(&options),
         Command::Thirdparty(options) => thirdparty::run(&options),
+        Command::Tsan => tsan::run(),
         Command::Vm(options) => vm::run(&options),
     };
     match result {

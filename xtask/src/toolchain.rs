@@ -39,16 +39,30 @@ pub(crate) fn rustc(folder: &Path) -> Result<PathBuf, String> {
 /// Fetches the standard library of a second architecture, whose target is `target`, into the
 /// compiler's `folder`, unless it is there.
 pub(crate) fn standard_library(folder: &Path, architecture: &str, target: &str) -> Result<(), String> {
-    let root = folder.join("root");
-    if root.join("usr/lib/rustlib").join(target).exists() {
+    if folder.join("root/usr/lib/rustlib").join(target).exists() {
         return Ok(());
     }
     eprintln!("fetching Rust's library for {architecture} from Debian's {SUITE}");
+    let apt = Apt::foreign(&folder.join("apt"), &[SUITE], architecture)?;
+    add(folder, &apt, &format!("libstd-rust-dev:{architecture}/{SUITE}"))
+}
+
+/// Fetches the sources of the standard library into the compiler's `folder`, unless they are there.
+pub(crate) fn sources(folder: &Path) -> Result<(), String> {
+    if folder.join("root/usr/lib/rustlib/src/rust/library/Cargo.lock").exists() {
+        return Ok(());
+    }
+    eprintln!("fetching the sources of Rust's library from Debian's {SUITE}");
+    let apt = Apt::new(&folder.join("apt"), &[SUITE])?;
+    add(folder, &apt, &format!("rust-src/{SUITE}"))
+}
+
+/// Downloads a package and unpacks it beside the compiler.
+fn add(folder: &Path, apt: &Apt, package: &str) -> Result<(), String> {
     let debs = folder.join("debs");
     remove(&debs)?;
-    let apt = Apt::foreign(&folder.join("apt"), &[SUITE], architecture)?;
-    apt.download(&[&format!("libstd-rust-dev:{architecture}/{SUITE}")], &debs)?;
-    apt::unpack_all(&debs, &root)?;
+    apt.download(&[package], &debs)?;
+    apt::unpack_all(&debs, &folder.join("root"))?;
     remove(&debs)
 }
 

@@ -88,17 +88,7 @@ fn print(lines: &[Line]) {
 fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
     let profile = if dev { "dev" } else { "release" };
     let mut build = cargo(root);
-    build.args([
-        "build",
-        "--quiet",
-        "--workspace",
-        "--bin",
-        "soft-rdma",
-        "--bin",
-        OURS,
-        "--profile",
-        profile,
-    ]);
+    build.args(["build", "--quiet", "--workspace", "--bin", "soft-rdma", "--bin", OURS, "--profile", profile]);
     output(&mut build)?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
     let target = std::path::absolute(target).map_err(|error| error.to_string())?;
