@@ -1,4 +1,5 @@
-//! Programs that must not compile: one in each file in `ui/`, with the compiler's message.
+//! A program of its own, because it runs cargo and uses no device: programs that must not compile,
+//! one in each file in `ui/`, with the compiler's message.
 
 #[test]
 fn mistakes_do_not_compile() {

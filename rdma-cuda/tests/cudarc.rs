@@ -1,4 +1,5 @@
-//! Exchange of slices with cudarc, on the stand-in.
+//! A program of its own, because it needs a feature: exchange of slices with cudarc, on the
+//! stand-in.
 //!
 //! cudarc finds the driver library by its name alone, so the tests run in a process whose library
 //! path has the stand-in by that name.

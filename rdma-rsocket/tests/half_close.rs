@@ -1,5 +1,5 @@
-//! Ends that stop sending while the device is slow. Faults are of a process, so this is a program
-//! of its own.
+//! A program of its own, because faults are of a process: ends that stop sending while the device
+//! is slow.
 
 #[allow(dead_code, reason = "the helpers for other tests")]
 mod common;

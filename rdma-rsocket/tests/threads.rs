@@ -1,4 +1,5 @@
-//! Threads, signals and forked children that share a socket.
+//! A program of its own, because it sets a signal's handler and forks: threads, signals and
+//! children that share a socket.
 
 #[allow(dead_code, reason = "the helpers for other tests")]
 mod common;

@@ -1,4 +1,5 @@
-//! The data path does not allocate, on any thread, after its queues are created.
+//! A program of its own, because it counts the allocations of the whole process: the data path
+//! makes none, on any thread, after its queues are created.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Log subscribers that call the device and panic.
+//! A program of its own, because it sets the log subscriber of the process: one that calls the
+//! device and panics.
 
 mod cm_support;
 mod common;

@@ -65,7 +65,7 @@
 //!
 //! # What is checked
 //!
-//! `tests/abi` compares every size, offset and constant with the headers, `tests/twins` every
+//! `tests/it/abi` compares every size, offset and constant with the headers, `tests/it/twins` every
 //! inline function with the same function in C, and a unit test every entry of the tables with the
 //! headers' declarations; with feature `bindgen` the compiler compares the entries.
 
@@ -112,7 +112,7 @@ mod bindings {
 
 /// The headers' declarations of the exported functions, with which the tables are compared.
 #[cfg(all(test, not(feature = "bindgen")))]
-#[path = "../tests/abi/functions.rs"]
+#[path = "../tests/it/abi/functions.rs"]
 #[allow(dead_code, missing_docs, unreachable_pub, reason = "generated")]
 mod functions;
 

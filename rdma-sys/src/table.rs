@@ -243,7 +243,7 @@ mod tests {
     #[test]
     #[cfg(not(feature = "bindgen"))]
     fn the_tables_have_every_function_of_the_headers() {
-        let declared: Vec<&str> = include_str!("../tests/abi/functions.rs")
+        let declared: Vec<&str> = include_str!("../tests/it/abi/functions.rs")
             .lines()
             .filter_map(|line| line.trim().strip_prefix("pub fn ")?.split('(').next())
             .collect();

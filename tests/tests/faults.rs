@@ -1,9 +1,9 @@
-//! Faults under a connection: a peer killed in mid-transfer, an interface set down. The right error
-//! must come in time, and no object may be left behind.
+//! A program of its own, because these tests need a device that nobody else uses: they set its
+//! interface down and compare the kernel's counts of objects.
 //!
-//! These tests need a device that no other process uses, because they compare the kernel's object
-//! counts. `RDMA_TEST_NETDEV` names an interface that may be set down; without it, the tests that
-//! need one are skipped.
+//! Faults under a connection: a peer killed in mid-transfer, an interface set down. The right error
+//! must come in time, and no object may be left behind. `RDMA_TEST_NETDEV` names an interface that
+//! may be set down; without it, the tests that need one are skipped.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -1,4 +1,6 @@
-//! Connections of `rdma::net` on a device: two processes, a killed peer, a hostile peer.
+//! A program of its own, because a test takes most of the process's descriptors and measures its
+//! memory: connections of `rdma::net` on a device, between two processes, with a killed peer, with
+//! a hostile peer.
 
 use std::net::SocketAddr;
 use std::sync::mpsc;

@@ -1,4 +1,5 @@
-//! The errors that a program gets if the kernel refuses the system calls that the software device
+//! A program of its own, because the process's first attempt to open the device must be refused:
+//! the errors that a program gets if the kernel refuses the system calls that the software device
 //! needs.
 
 use std::{io, thread};

@@ -1,7 +1,8 @@
+//! A program of its own, because a plan of faults is for the whole process; for the same reason the
+//! tests take turns.
+//!
 //! Faults that the software device injects: a program meets the errors of a network, and every
 //! buffer comes back.
-//!
-//! A plan is for the whole process, so the tests take turns.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -34,9 +34,14 @@ count() { cat /sys/class/infiniband/rxe[12]/ports/1/hw_counters/"$1" | awk '{ n 
 segments() { awk '/^Tcp:/ && !names { for (i = 1; i <= NF; i++) at[$i] = i; names = 1; next } /^Tcp:/ { print $at["RetransSegs"] }' /proc/net/snmp; }
 dropped() { tc -s qdisc show | awk '/qdisc netem/ { on = 1 } on && /dropped/ { sub(",", "", $7); n += $7; on = 0 } END { print n + 0 }'; }
 
-# Runs tests of the test binary of that name.
+# The path of the test binary of that name.
+binary() { awk -v name="$1" '$1 == name { print $2 }' target/vm/tests.txt; }
+
+# Runs tests of the test binary of that name, or of that module of the binary `it`.
 tests() {
-  local binary; binary=$(awk -v name="$1" '$1 == name { print $2 }' target/vm/tests.txt); shift
+  local binary module=$1; shift
+  binary=$(binary "$module")
+  [ -n "$binary" ] || { binary=$(binary it); set -- "${@/#/$module::}"; }
   for test in "$@"; do
     # The harness passes a run whose name matches no test, so the name is checked first.
     [ "$("$binary" --list --format=terse --exact "$test")" = "$test: test" ] || { echo "there is no test $test"; return 1; }

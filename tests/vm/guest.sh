@@ -27,8 +27,8 @@ device() {
   case $1 in
     rxe)
       # A fenced queue of rxe stalls after a receiver was not ready (6.1, 6.12, 7.2; with a C
-      # program, too), so most runs of tests/random.rs with fences end in a timeout. rxe executes
-      # requests in order without fences.
+      # program, too), so most runs of random.rs with fences end in a timeout. rxe executes requests
+      # in order without fences.
       export RDMA_TEST_UNFENCED=1
       active rxe0 0a09:0001 && active rxe0 fd09 || return ;;
     *) active "${1}0" || return ;;

@@ -11,7 +11,7 @@ use crate::system::{at, list, make, output, read};
 use crate::unsupported;
 
 const LIST: &str = "rdma-soft/dropin/symbols.txt";
-const FUNCTIONS: &str = "rdma-sys/tests/abi/functions.rs";
+const FUNCTIONS: &str = "rdma-sys/tests/it/abi/functions.rs";
 /// The packages with the libraries; the second name is librdmacm's since Debian 13.
 const PACKAGES: [&str; 3] = ["libibverbs1", "librdmacm1t64", "librdmacm1"];
 /// The version of the list that stands for all private versions.

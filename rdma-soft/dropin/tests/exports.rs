@@ -1,7 +1,5 @@
-//! The library exports every symbol of `symbols.txt` in its versions.
-//!
-//! A process loads one library of a name, so the system's libraries have a test program of their
-//! own.
+//! A program of its own, because a process loads one library of a name, and `programs.rs` loads the
+//! system's: the library exports every symbol of `symbols.txt` in its versions.
 
 mod common;
 

@@ -26,8 +26,8 @@ pub(crate) fn on_system() -> bool {
     std::env::var_os("RDMA_SOFT_TEST_SYSTEM").is_some()
 }
 
-/// Runs an ignored test of this file in its own process, whose connection manager has short
-/// timeouts.
+/// Runs an ignored test, given by its full name, in its own process, whose connection manager has
+/// short timeouts.
 pub(crate) fn with_short_times(test: &str) {
     rdma_test_support::passes_alone(&[test], &[("RDMA_SOFT_CM_TIMEOUT", "100")]);
 }

@@ -125,6 +125,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         scope.spawn(|| runs.iter().for_each(|&run| session.fetch(run)));
         Built::new(&root, !options.no_programs, !options.no_build)
     })?;
+    Known::check_all(&root.join("tests/vm"), built)?;
     let mut table = Table::default();
     for group in runs.chunk_by(|a, b| a.is_beside(*b)) {
         for &run in group {

@@ -15,6 +15,8 @@ use crate::system::{self, at, cargo, list, output, read};
 const LIMIT: u32 = 120;
 /// Test binaries that need a compiler but no device.
 const NOT_FOR_A_DEVICE: [&str; 1] = ["compile_fail"];
+/// The test binary whose name items leave out: it has all tests that need no process of their own.
+const COMMON: &str = "it";
 /// Packages that are optimized for the guest, where an emulated processor computes checksums and
 /// message contents. The other packages are shared with `cargo test`: a `--release` build takes
 /// longer than it saves.
@@ -28,7 +30,7 @@ const LAST: [&str; 2] = ["faults::", "leftovers::"];
 /// One test, program or case.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
-    /// `binary::test`, `program::name` or `script::case`.
+    /// `module::test` of the binary `it`, `binary::test`, `program::name` or `script::case`.
     pub(crate) name: String,
     /// The line that the guest's shell runs.
     pub(crate) command: String,
@@ -169,10 +171,15 @@ fn list_tests(root: &Path, binary: &str, path: &str) -> Result<Vec<Item>, String
     let list = |more: &[&str]| output(Command::new(path).args(["--list", "--format=terse"]).args(more));
     let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
     let item = |test: &str| Item {
-        name: format!("{binary}::{test}"),
+        name: item_name(binary, test),
         command: format!("cd '{}/tests' && exec '{path}' --exact {test} --nocapture --test-threads=1", root.display()),
     };
     Ok(names(&all).filter(|test| !names(&ignored).any(|ignored| ignored == *test)).map(item).collect())
+}
+
+/// The name of an item for a test of a binary.
+fn item_name(binary: &str, test: &str) -> String {
+    if binary == COMMON { test.to_owned() } else { format!("{binary}::{test}") }
 }
 
 /// The names of the tests in the harness's list.
@@ -246,6 +253,20 @@ impl Known {
         Ok(())
     }
 
+    /// Checks the lists in a folder of every device and kernel, also of those that do not run: each
+    /// entry names an item of its device's plan, or a message of a kernel.
+    pub(crate) fn check_all(folder: &Path, built: &Built) -> Result<(), String> {
+        for path in list(folder, "txt")? {
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            let Some(run) = file.strip_prefix("exclude-").and_then(|file| file.strip_suffix(".txt")) else { continue };
+            let device = run.rsplit('-').next().unwrap_or(run);
+            let mut known = Self::default();
+            known.add(&file, &read(&path)?)?;
+            known.exclude(&mut built.items(device, true)?)?;
+        }
+        Ok(())
+    }
+
     /// Removes the listed items from the plan; returns each removed item with the reason.
     pub(crate) fn exclude(&self, items: &mut Vec<Item>) -> Result<Vec<(String, String)>, String> {
         let mut excluded = Vec::new();
@@ -305,8 +326,14 @@ mod tests {
     fn folders_with_a_main_file_are_tests_too() {
         let tests = device_tests(&crate::root().join("tests/tests")).unwrap();
         let has = |name: &str| tests.iter().any(|test| test == name);
-        assert!(has("rc") && has("net_attacks"), "{tests:?}");
-        assert!(!has("compile_fail") && !has("ui") && !has("tls"), "{tests:?}");
+        assert!(has(COMMON) && has("net"), "{tests:?}");
+        assert!(!has("compile_fail") && !has("ui"), "{tests:?}");
+    }
+
+    #[test]
+    fn a_test_is_called_by_its_module_or_by_its_binary() {
+        assert_eq!(item_name("it", "rc::a_test"), "rc::a_test");
+        assert_eq!(item_name("net", "a_test"), "net::a_test");
     }
 
     fn exclude_by(text: &str) -> Result<Vec<String>, String> {
@@ -326,6 +353,22 @@ mod tests {
     fn an_exclusion_of_nothing_or_without_a_reason_is_a_mistake() {
         assert!(exclude_by("rc::c  gone").unwrap_err().contains("rc::c"));
         assert!(exclude_by("rc::a").unwrap_err().contains("no reason"));
+    }
+
+    #[test]
+    fn lists_of_kernels_that_do_not_run_are_checked_too() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("tests/vm");
+        fs::create_dir_all(&folder).unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+        write("programs.txt", "p  run\n");
+        write("exclude-rxe.txt", "control::a  so\n");
+        write("exclude-6.12-siw.txt", "rc::a  so\nprogram::p  so\n");
+        let built = Built { root: root.path().to_owned(), tests: items()[..3].to_vec(), with_programs: true };
+        Known::check_all(&folder, &built).unwrap();
+        write("exclude-7.2-rxe.txt", "rc::c  gone\n");
+        let error = Known::check_all(&folder, &built).unwrap_err();
+        assert!(error.contains("exclude-7.2-rxe.txt") && error.contains("rc::c"), "{error}");
     }
 
     #[test]

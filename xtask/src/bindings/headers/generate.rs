@@ -10,7 +10,7 @@ mod options;
 pub(crate) struct Generated {
     /// `src/bindings.rs`: types and constants.
     pub(crate) types: String,
-    /// `tests/abi/functions.rs`: declarations of the exported functions.
+    /// `tests/it/abi/functions.rs`: declarations of the exported functions.
     pub(crate) functions: String,
 }
 

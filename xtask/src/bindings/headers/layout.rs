@@ -8,7 +8,7 @@ use super::{
     items::{Items, Record},
 };
 
-/// The text of `rdma-sys/tests/abi/layout.rs`.
+/// The text of `rdma-sys/tests/it/abi/layout.rs`.
 pub(crate) fn layout(items: &Items, version: &str) -> String {
     let mut text = generate::header("What the ABI test compares: layouts and constants", version);
     text.push_str("layout! {\n");

@@ -14,8 +14,8 @@ use items::Items;
 use layout::layout;
 
 const TYPES: &str = "rdma-sys/src/bindings.rs";
-const FUNCTIONS: &str = "rdma-sys/tests/abi/functions.rs";
-const LAYOUT: &str = "rdma-sys/tests/abi/layout.rs";
+const FUNCTIONS: &str = "rdma-sys/tests/it/abi/functions.rs";
+const LAYOUT: &str = "rdma-sys/tests/it/abi/layout.rs";
 
 /// Runs the command.
 pub(crate) fn run(options: &Options) -> Result<(), String> {

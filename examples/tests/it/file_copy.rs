@@ -1,0 +1,267 @@
+//! `file_copy` on the software device: trees, interruptions, damage and hostile senders.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rdma::aio::block_on;
+use rdma::net::Node;
+use rdma_examples::file_copy::node_options;
+use rdma_examples::message::{decode, encode};
+use tempfile::TempDir;
+
+use crate::common::*;
+
+/// Length of the file whose copy is interrupted.
+const BIG: u64 = 96 << 20;
+/// Bytes of a file in one message.
+const CHUNK: u64 = 256 << 10;
+
+/// A directory to copy from, another one to copy to, and a receiver.
+struct World {
+    folder: TempDir,
+    receiver: Server,
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("to")).unwrap();
+        fs::create_dir(folder.path().join("from")).unwrap();
+        let receiver = Self::receiver(&folder);
+        Self { folder, receiver }
+    }
+
+    fn receiver(folder: &TempDir) -> Server {
+        Server::start("file_copy", &["serve", "127.0.0.1", folder.path().join("to").to_str().unwrap()])
+    }
+
+    fn from(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.folder.path().join("from").join(path)
+    }
+
+    fn to(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.folder.path().join("to").join(path)
+    }
+
+    /// Makes a long file whose blocks differ, mostly of holes.
+    fn big(&self) -> PathBuf {
+        let path = self.from("big");
+        let file = File::create(&path).unwrap();
+        file.set_len(BIG + 77).unwrap();
+        for block in 0..64 {
+            file.write_all_at(&[block; 100], u64::from(block) * (BIG / 64)).unwrap();
+        }
+        path
+    }
+
+    /// Copies what must succeed; returns the summary.
+    fn copy(&self, path: &Path) -> serde_json::Value {
+        let output = self.receiver.client("file_copy", "send", &[path.to_str().unwrap(), "--json"]);
+        serde_json::from_str(&rdma_test_support::program::has_succeeded("send", &output)).unwrap()
+    }
+
+    /// The unfinished files of the receiver.
+    fn partials(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.to("")).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.extension() == Some(OsStr::new("part"))).collect()
+    }
+
+    /// Begins a copy and waits until the receiver has some of it.
+    fn begin(&self, path: &Path) -> std::process::Child {
+        let child = self.receiver.spawn("file_copy", "send", &[path.to_str().unwrap()]);
+        let start = Instant::now();
+        let has_begun = || self.partials().first().is_some_and(|path| path.metadata().is_ok_and(|it| it.len() > CHUNK));
+        while !has_begun() && !self.to("big").exists() {
+            assert!(start.elapsed() < Duration::from_secs(60), "the copy has not begun");
+        }
+        child
+    }
+}
+
+fn kept(summary: &serde_json::Value) -> u64 {
+    summary["kept"].as_u64().unwrap()
+}
+
+fn same(one: &Path, other: &Path) -> bool {
+    fs::read(one).unwrap() == fs::read(other).unwrap()
+}
+
+#[test]
+fn a_tree_with_odd_names_arrives_whole_and_only_once() {
+    let world = World::new();
+    let long = "n".repeat(255);
+    let odd = OsStr::from_bytes(b"not \xff utf-8\n");
+    for directory in ["tree/a/b", "tree/empty"] {
+        fs::create_dir_all(world.from(directory)).unwrap();
+    }
+    let names = [Path::new("a/file"), Path::new("a/b/..."), Path::new(&long), Path::new(odd), Path::new("-rf *")];
+    let tree = world.from("tree");
+    for (len, name) in [0usize, 1, 4096, 262_144, 600_000].into_iter().zip(names) {
+        fs::write(tree.join(name), vec![len.to_le_bytes()[0] | 1; len]).unwrap();
+    }
+    for number in 0..40 {
+        fs::write(tree.join(format!("small {number}")), number.to_string()).unwrap();
+    }
+    fs::set_permissions(tree.join("a/file"), PermissionsExt::from_mode(0o750)).unwrap();
+    symlink("/etc/passwd", tree.join("link")).unwrap();
+    symlink("/etc/passwd", tree.join(OsStr::from_bytes(b"link \xff"))).unwrap();
+    let summary = world.copy(&tree);
+    assert_eq!((&summary["files"], &summary["directories"]), (&45.into(), &4.into()));
+    assert_eq!((kept(&summary), summary["skipped"].as_array().unwrap().len()), (0, 2));
+    for name in names {
+        assert!(same(&tree.join(name), &world.to("tree").join(name)), "{}", name.display());
+    }
+    assert!(world.to("tree/empty").is_dir() && !world.to("tree/link").exists());
+    assert_eq!(fs::metadata(world.to("tree/a/file")).unwrap().permissions().mode() & 0o777, 0o750);
+    assert_eq!(kept(&world.copy(&tree)), summary["bytes"].as_u64().unwrap(), "nothing is sent again");
+}
+
+#[test]
+fn connections_are_set_up_by_tcp() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("file"), folder.path().join("to"));
+    fs::create_dir(&to).unwrap();
+    fs::write(&from, vec![7; 300_000]).unwrap();
+    let receiver = Server::start("file_copy", &["serve", "127.0.0.1", to.to_str().unwrap(), "--exchange=tcp"]);
+    let output = receiver.client("file_copy", "send", &[from.to_str().unwrap(), "--exchange=tcp"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(same(&from, &to.join("file")));
+}
+
+#[test]
+fn a_copy_goes_on_after_its_sender_was_killed() {
+    let world = World::new();
+    let big = world.big();
+    let mut sender = world.begin(&big);
+    sender.kill().unwrap();
+    sender.wait().unwrap();
+    // The receiver may hold the file until it has noticed.
+    let start = Instant::now();
+    let summary = loop {
+        let output = world.receiver.client("file_copy", "send", &[big.to_str().unwrap(), "--json"]);
+        if output.status.success() {
+            break serde_json::from_slice(&output.stdout).unwrap();
+        }
+        assert!(text(&output.stderr).contains("another copy") && start.elapsed() < Duration::from_secs(60));
+    };
+    assert!(kept(&summary) >= CHUNK, "{summary}");
+    assert!(same(&big, &world.to("big")) && world.partials().is_empty());
+}
+
+#[test]
+fn a_file_that_shrinks_ends_the_copy() {
+    let world = World::new();
+    let path = world.from("big");
+    // Longer than what is copied before it shrinks.
+    File::create(&path).unwrap().set_len(1 << 36).unwrap();
+    let sender = world.begin(&path);
+    File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    has_failed("send", &finish(sender), "cannot read");
+}
+
+#[test]
+fn a_copy_goes_on_after_its_receiver_was_killed() {
+    let mut world = World::new();
+    let big = world.big();
+    let sender = world.begin(&big);
+    world.receiver.kill();
+    let output = finish(sender);
+    if !output.status.success() {
+        assert!(text(&output.stderr).contains("the peer is gone"), "{}", text(&output.stderr));
+    }
+    world.receiver = World::receiver(&world.folder);
+    assert!(kept(&world.copy(&big)) >= CHUNK);
+    assert!(same(&big, &world.to("big")));
+}
+
+#[test]
+fn what_differs_is_sent_again() {
+    let world = World::new();
+    let file = world.from("file");
+    fs::write(&file, vec![7; 3 << 20]).unwrap();
+    world.copy(&file);
+    // The unfinished file of an earlier copy, with a damaged byte in its front part.
+    let name = format!(".{:016x}.part", xxhash_rust::xxh64::xxh64(b"file", 0));
+    let mut front = vec![7; 2 << 20];
+    front[1000] = 8;
+    fs::remove_file(world.to("file")).unwrap();
+    fs::write(world.to(&name), &front).unwrap();
+    assert_eq!(kept(&world.copy(&file)), 0);
+    assert!(same(&file, &world.to("file")) && world.partials().is_empty());
+    // A file of the same length with other contents.
+    fs::write(world.to("file"), vec![9; 3 << 20]).unwrap();
+    assert_eq!(kept(&world.copy(&file)), 0);
+    assert!(same(&file, &world.to("file")));
+    // An undamaged front part that ends within a chunk.
+    fs::remove_file(world.to("file")).unwrap();
+    fs::write(world.to(&name), vec![7; (1 << 20) + 5]).unwrap();
+    assert_eq!(kept(&world.copy(&file)), 1 << 20);
+    assert!(same(&file, &world.to("file")));
+}
+
+#[test]
+fn failures_have_a_reason() {
+    let world = World::new();
+    let send = |path: &str, part: &str| has_failed(path, &world.receiver.client("file_copy", "send", &[path]), part);
+    send("/nonexistent/file", "cannot read /nonexistent/file");
+    let file = world.from("name");
+    fs::write(&file, "contents").unwrap();
+    fs::create_dir(world.to("name")).unwrap();
+    send(file.to_str().unwrap(), "the receiver: cannot write name");
+    let nowhere = ["serve", "127.0.0.1", "--port=0", "/nonexistent"];
+    fail("file_copy", &nowhere, "cannot open the directory /nonexistent");
+    assert_eq!(text(&run("file_copy", &nowhere).stdout), "", "it does not listen before");
+}
+
+#[test]
+fn hostile_senders_reach_nothing_and_harm_nobody() {
+    let world = World::new();
+    fs::create_dir(world.folder.path().join("outside")).unwrap();
+    symlink("../outside", world.to("link")).unwrap();
+    let directory = |path: &[u8]| encode(&(0u8, path)).unwrap();
+    let file = |path: &[u8]| encode(&(1u8, 0o777u32, 4u64, path)).unwrap();
+    let start = |offset: u64| encode(&(2u8, offset)).unwrap();
+    let end = |checksum: u64| encode(&(3u8, checksum)).unwrap();
+    let hostile: [Vec<Vec<u8>>; 9] = [
+        vec![vec![]],
+        vec![file(b"../outside/file")],
+        vec![file(b"/tmp/file")],
+        vec![file(b"link/file")],
+        vec![directory(b"../outside/directory")],
+        vec![file(b"more"), start(0), b"\xffmore than four".to_vec()],
+        vec![file(b"early"), b"\xffdata".to_vec()],
+        vec![file(b"wrong"), start(0), b"\xffdata".to_vec(), end(1)],
+        (0..100).map(|name| file(&[b'a' + name % 26, b'0' + name % 10])).collect(),
+    ];
+    let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
+    let (node, driver) = Node::new(&context, &node_options(2)).unwrap();
+    std::thread::spawn(move || driver.run_blocking());
+    for messages in hostile {
+        let reason = block_on(async {
+            let mut connection = node.connect(world.receiver.address).await.unwrap();
+            for message in &messages {
+                // The receiver may have closed meanwhile.
+                drop(connection.send(message).await);
+            }
+            loop {
+                match connection.next().await {
+                    Ok(Some(message)) => {
+                        if let Some((2u8, reason)) = decode::<(u8, String)>(&message) {
+                            break reason;
+                        }
+                    }
+                    ended => panic!("no reason for {messages:?}: {ended:?}"),
+                }
+            }
+        });
+        assert!(!reason.is_empty());
+    }
+    assert!(fs::read_dir(world.folder.path().join("outside")).unwrap().next().is_none());
+    fs::write(world.from("good"), "good").unwrap();
+    world.copy(&world.from("good"));
+    assert!(same(&world.from("good"), &world.to("good")));
+}

@@ -1,0 +1,169 @@
+//! `kv` on the software device: the commands, a server that dies, and clients that break the rules.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma::net::{FailureKind, Node};
+use rdma_examples::kv::{Client, node_options, tcp};
+use rdma_examples::{Failure, service};
+
+use crate::common::*;
+
+const SERVE: [&str; 3] = ["serve", "127.0.0.1", "--memory=1M"];
+
+fn server() -> Server {
+    Server::start("kv", &[&SERVE[..], &["--keys=100"]].concat())
+}
+
+fn kv(server: &Server, command: &str, args: &[&str]) -> String {
+    rdma_test_support::program::has_succeeded(command, &server.client("kv", command, args))
+}
+
+fn refused(server: &Server, command: &str, args: &[&str], part: &str) {
+    has_failed(command, &server.client("kv", command, args), part);
+}
+
+/// Runs a node of a client.
+fn with_node<T>(work: impl AsyncFnOnce(&Node) -> Result<T, Failure>) -> Result<T, Failure> {
+    let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
+    service::run(Node::new(&context, &node_options(4))?, |node| async move { work(&node).await })
+}
+
+#[test]
+fn keys_are_put_got_and_deleted() {
+    let server = server();
+    refused(&server, "get", &["colour"], "the key does not exist");
+    assert_eq!(kv(&server, "put", &["colour", "red"]), "sequence number 1\n");
+    assert_eq!(kv(&server, "get", &["colour", "--log=error"]), "red\n");
+    refused(&server, "put", &["colour", "blue", "--expect=0"], "its sequence number is 1");
+    assert_eq!(kv(&server, "put", &["colour", "blue", "--expect=1"]), "sequence number 2\n");
+    let fields: serde_json::Value = serde_json::from_str(&kv(&server, "get", &["colour", "--json"])).unwrap();
+    assert_eq!(fields, serde_json::json!({ "sequence": 2, "value": "blue" }));
+    refused(&server, "delete", &["colour", "--expect=1"], "its sequence number is 2");
+    kv(&server, "delete", &["colour"]);
+    refused(&server, "delete", &["colour"], "the key does not exist");
+    refused(&server, "put", &["colour", "red", "--expect=2"], "has no sequence number");
+}
+
+#[test]
+fn connections_are_set_up_by_tcp() {
+    let tcp = "--exchange=tcp";
+    let server = Server::start("kv", &[&SERVE[..], &["--keys=100", tcp]].concat());
+    assert_eq!(kv(&server, "put", &["colour", "red", tcp]), "sequence number 1\n");
+    assert_eq!(kv(&server, "get", &["colour", tcp]), "red\n");
+    refused(&server, "get", &["colour"], "the peer refused the connection");
+    let output = succeed("kv", &["load", tcp, "--transport=rdma", "--seconds=1", "--keys=100", "--clients=2"]);
+    assert!(output.contains("rdma"), "{output}");
+    let taken = "the port is taken on iWARP and with --exchange tcp";
+    fail("kv", &[&SERVE[..], &["--keys=100", "--port=0", "--tcp", tcp]].concat(), taken);
+}
+
+#[test]
+fn impossible_arguments_are_refused() {
+    fail("kv", &[], "give a command: serve, get, put");
+    fail("kv", &["serve", "127.0.0.1", "--memory=4K", "--keys=1000"], "give more --memory or fewer --keys");
+    fail("kv", &["serve", "127.0.0.1", "--keys=0"], "--keys");
+    fail("kv", &["get", "127.0.0.1:80", "key"], "--port 80");
+    let server = server();
+    refused(&server, "get", &[&"k".repeat(1025)], "a key has at most 1024 bytes");
+    let address = server.address;
+    let port = format!("--port={}", address.port());
+    fail("kv", &[&SERVE[..], &["--keys=100", &port]].concat(), &format!("cannot listen on {address}"));
+    drop(server);
+    fail("kv", &["get", "127.0.0.1", &port, "key"], &format!("server {address}: "));
+}
+
+#[test]
+fn a_server_without_room_says_so_and_goes_on() {
+    let server = server();
+    let long = "v".repeat(100_000);
+    let refusals = (0..20).filter(|number| {
+        let output = server.client("kv", "put", &[&number.to_string(), &long]);
+        text(&output.stderr).contains("the server has no room for the key")
+    });
+    assert!(refusals.count() > 5, "the table has 1 MiB");
+    assert_eq!(kv(&server, "get", &["0"]).trim_end(), long);
+}
+
+#[test]
+fn the_death_of_the_server_ends_every_request() {
+    let mut server = server();
+    let address = server.address;
+    let failures = with_node(async |node| {
+        let mut clients = [Client::connect(node, address).await?, Client::connect(node, address).await?];
+        for client in &mut clients {
+            client.put(b"key", b"value", None).await?;
+        }
+        server.kill();
+        let [mut one, mut two] = clients;
+        Ok([one.get(b"key").await.map(drop), two.put(b"key", b"value", None).await.map(drop)])
+    });
+    for failed in failures.unwrap() {
+        let text = failed.expect_err("the server is dead").to_string();
+        assert!(text.contains("the peer is gone"), "{text}");
+    }
+}
+
+#[test]
+fn a_malformed_request_ends_its_client_only() {
+    let server = server();
+    let address = server.address;
+    let ended = with_node(async |node| {
+        let mut good = Client::connect(node, address).await?;
+        let mut bad = node.connect(address).await?;
+        bad.send(b"nonsense").await?;
+        let ended = bad.next().await.map(|message| message.is_some());
+        good.put(b"key", b"value", None).await?;
+        assert_eq!(good.get(b"key").await?.expect("it was put").bytes, b"value");
+        Ok(ended)
+    });
+    match ended.unwrap() {
+        Ok(is_answer) => assert!(!is_answer),
+        Err(failure) => assert_eq!(failure.kind(), FailureKind::Closed),
+    }
+}
+
+#[test]
+fn load_is_measured_over_both_transports() {
+    let args = ["--seconds=1", "--clients=3", "--keys=50", "--read-share=0.5"];
+    let out = succeed("kv", &[&["load", "--json"], &args[..]].concat());
+    let fields: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let rows = fields["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["transport"].as_str().unwrap()).collect::<Vec<_>>(), ["rdma", "tcp"]);
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        assert!(number("rate") > 0.0 && number("p50") <= number("p99.9") && number("p99.9") <= number("max"), "{row}");
+    }
+    let server = Server::start("kv", &["serve", "127.0.0.1", "--tcp"]);
+    let out = kv(&server, "load", &[&args[..], &["--rate=500", "--transport=tcp,rdma"]].concat());
+    assert!(out.contains("open loop of 500 requests/s") && out.lines().count() == 4, "{out}");
+}
+
+/// A server that may have a few open files only, and serves over TCP too.
+fn server_with_few_files() -> Server {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]).arg(program("kv").get_program());
+    command.args(SERVE).args(["--keys=100", "--tcp", "--port=0", "--json"]);
+    let mut child = command.env_clear().env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let fields: serde_json::Value = serde_json::from_str(&line).unwrap();
+    Server { child, address: fields["address"].as_str().unwrap().parse().unwrap() }
+}
+
+#[test]
+fn clients_over_tcp_are_served_after_a_shortage_of_files() {
+    let server = server_with_few_files();
+    let flood: Vec<_> = (0..100).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let (start, files) = (Instant::now(), format!("/proc/{}/fd", server.child.id()));
+    while std::fs::read_dir(&files).unwrap().count() < 64 {
+        assert!(start.elapsed() < Duration::from_secs(60), "the server has files left");
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(flood);
+    let put = async { tcp::Client::connect(server.address).await?.put(b"key", b"value").await };
+    assert_eq!(service::runtime().unwrap().block_on(put).unwrap(), 1);
+}

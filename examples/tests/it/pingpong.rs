@@ -1,0 +1,198 @@
+//! `pingpong` on the software device: every option, with results as perftest defines them.
+
+use serde_json::Value;
+
+use crate::common::*;
+
+fn report(args: &[&str]) -> Value {
+    let out = succeed("pingpong", &[&["--json"], args].concat());
+    assert_eq!(out.lines().count(), 1, "{out}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// Runs both tests with contents checked; returns the row of the bandwidth test.
+fn checked(args: &[&str]) -> Value {
+    let report = report(&[&["--check", "-n", "20"], args].concat());
+    assert_eq!(report["latency"].as_array().unwrap().len(), 1, "{args:?}");
+    let row = report["bandwidth"][0].clone();
+    assert!(row["BW_average"].as_f64().unwrap() > 0.0, "{args:?}");
+    row
+}
+
+#[test]
+fn every_operation_carries_what_was_sent() {
+    for op in ["send", "write", "read"] {
+        for events in [&[][..], &["--events"]] {
+            for size in ["1", "7", "64", "4K", "1M"] {
+                checked(&[&["--op", op, "--size", size, "--tx-depth", "8"], events].concat());
+            }
+        }
+    }
+}
+
+#[test]
+fn atomic_operations_add_and_swap() {
+    for kind in ["FETCH_AND_ADD", "CMP_AND_SWAP", "fetch_and_add"] {
+        for more in [&[][..], &["-b", "-q", "3"]] {
+            let row = checked(&[&["--op", "atomic", "-A", kind], more].concat());
+            assert_eq!(row["MsgSize"], 8);
+        }
+    }
+    let out = succeed("pingpong", &["--op", "atomic", "-A", "CMP_AND_SWAP", "-n", "20"]);
+    assert!(out.contains("Atomic CMP_AND_SWAP Latency Test") && out.contains("Atomic CMP_AND_SWAP BW Test"), "{out}");
+}
+
+#[test]
+fn datagrams_carry_what_was_sent() {
+    for more in [&[][..], &["--events"], &["-b"], &["-q", "4"], &["-r", "2"], &["-r", "7", "-b", "-t", "200"]] {
+        checked(&[&["-c", "UD", "--size", "1000", "-n", "500"], more].concat());
+    }
+    // All sizes up to the MTU.
+    let report = report(&["-c", "UD", "-a", "-n", "20", "--test", "bw", "-m", "1024"]);
+    let sizes: Vec<_> = report["bandwidth"].as_array().unwrap().iter().map(|row| row["MsgSize"].clone()).collect();
+    assert_eq!(sizes, (1..=10).map(|shift| 1 << shift).collect::<Vec<u64>>());
+}
+
+#[test]
+fn unreliable_connections_carry_what_was_sent() {
+    for op in ["send", "write"] {
+        for more in [&[][..], &["--events"], &["-b", "-q", "3"]] {
+            checked(&[&["-c", "UC", "--op", op, "--size", "10000", "-n", "200"], more].concat());
+        }
+    }
+    let out = succeed("pingpong", &["-c", "UC", "--size", "64", "-n", "50", "--test", "lat"]);
+    assert!(out.contains("Connection type : UC"), "{out}");
+}
+
+#[test]
+fn all_sizes_are_the_powers_of_two() {
+    let report = report(&["-a", "-n", "1", "--test", "bw", "--op", "write"]);
+    let sizes: Vec<_> = report["bandwidth"].as_array().unwrap().iter().map(|row| row["MsgSize"].clone()).collect();
+    assert_eq!(sizes, (1..=23).map(|shift| 1 << shift).collect::<Vec<u64>>());
+}
+
+/// As in perftest, the count includes the messages of all queue pairs, but of one direction only.
+#[test]
+fn several_queue_pairs_and_both_directions() {
+    for op in ["send", "write", "read"] {
+        for (more, count) in [(&["-q", "5"][..], 100), (&["-b"], 20), (&["-q", "3", "-b"], 60)] {
+            let row = checked(&[&["--op", op, "--size", "2000"], more].concat());
+            assert_eq!(row["n_iterations"], count, "{op} {more:?}");
+        }
+    }
+    let out = succeed("pingpong", &["-q", "3", "-b", "--test", "bw", "-s", "64", "-n", "20"]);
+    assert!(out.contains("Send Bidirectional BW Test") && out.contains(" Number of qps   : 3\t\t"), "{out}");
+    assert_eq!(out.lines().filter(|line| line.starts_with(" local address: LID 0x")).count(), 3, "{out}");
+}
+
+#[test]
+fn a_test_can_have_a_duration() {
+    for (args, size) in
+        [(&["--test", "lat"][..], 2), (&["--test", "bw"], 65536), (&["--test", "bw", "-s", "64", "-b"], 64)]
+    {
+        for op in ["send", "read"] {
+            let begun = std::time::Instant::now();
+            let report = report(&[&["-D", "1", "--op", op, "--check"], args].concat());
+            assert!(begun.elapsed() >= std::time::Duration::from_secs(1));
+            let row = if args[1] == "lat" { &report["latency"][0] } else { &report["bandwidth"][0] };
+            assert_eq!(row["MsgSize"], size);
+            assert!(row["n_iterations"].as_u64().unwrap() > 0, "{row}");
+            assert_eq!(row["tps_average"].is_f64(), args[1] == "lat");
+        }
+    }
+    let out = succeed("pingpong", &["-D", "1", "--test", "lat"]);
+    assert!(out.contains("\n #bytes        #iterations       t_avg[usec]    tps average\n"), "{out}");
+}
+
+#[test]
+fn prints_the_tables_of_perftest() {
+    let out = succeed("pingpong", &["--size", "64", "-n", "50", "--mtu", "1024", "-I", "64", "-F", "-t", "7"]);
+    for part in [
+        "# using soft0",
+        "                    Send Latency Test\n Dual-port       : OFF\t\tDevice         : soft0\n",
+        " Number of qps   : 1\t\tTransport type : IB\n Connection type : RC\t\tUsing SRQ      : OFF\n",
+        " TX depth        : 1\n Mtu             : 1024[B]\n Link type       : Ethernet\n GID index       : 0\n",
+        " Max inline data : 64[B]\n rdma_cm QPs\t : OFF\n Data ex. method : Ethernet\n",
+        "t_typical[usec]",
+        "                    Send BW Test\n",
+        " TX depth        : 7\n CQ Moderation   : 1\n",
+        " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]\n 64         50     ",
+    ] {
+        assert!(out.contains(part), "{part:?} is not in\n{out}");
+    }
+    let out = succeed("pingpong", &["-s", "64", "-n", "50", "--test", "bw", "--report_gbits"]);
+    assert!(out.contains("BW average[Gb/sec]") && out.contains(" Max inline data : 0[B]\n"), "{out}");
+    let out = succeed("pingpong", &["-s", "64", "-n", "50", "--test", "lat", "--rdma_cm"]);
+    assert!(out.contains(" rdma_cm QPs\t : ON\n"), "{out}");
+}
+
+/// A gigabit is 10^9 bits, and a mebibyte 2^20 bytes.
+#[test]
+fn gigabits_are_counted_as_perftest_does() {
+    for (args, unit) in [(&[][..], 1048576.0), (&["--report_gbits"], 125e6)] {
+        let row = checked(&[&["--size", "64K"], args].concat());
+        let (average, rate) = (row["BW_average"].as_f64().unwrap(), row["MsgRate"].as_f64().unwrap());
+        assert!((average - rate * 1e6 * 65536.0 / unit).abs() < average / 1e6, "{row}");
+    }
+}
+
+#[test]
+fn server_and_client_find_each_other() {
+    let address = free_address(5);
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let common = ["--size", "256", "-n", "10"];
+    for (server, client) in [([address.as_str(), "-F"], [address.as_str(), "-F"]), ([host, "-p"], [host, "-p"])] {
+        let more: &[&str] = if server[1] == "-p" { &[port] } else { &[] };
+        let server = start("pingpong", &[&["--server"], &server[..], more, &common].concat());
+        let client = run("pingpong", &[&client[..], more, &common].concat());
+        assert!(client.status.success(), "{}", text(&client.stderr));
+        assert!(text(&client.stdout).contains("Send BW Test"));
+        assert!(finish(server).status.success());
+    }
+}
+
+#[test]
+fn different_settings_are_named() {
+    let address = free_address(9);
+    let server = start("pingpong", &["--server", &address, "--size", "64", "-D", "5"]);
+    let client = run("pingpong", &[&address, "--size", "64", "-D", "7"]);
+    let said = "--duration is 5 at the server and 7 at the client; give all the same options";
+    has_failed("the server", &finish(server), said);
+    has_failed("the client", &client, said);
+}
+
+#[test]
+fn refuses_bad_input() {
+    let cases: [(&[&str], &str); 27] = [
+        (&["--device", "mlx9_9"], "mlx9_9"),
+        (&["--size", "0"], "--size 0"),
+        (&["--size", "4G"], "--size 4G"),
+        (&["--iters", "0"], "'0' for '--iters"),
+        (&["--iters", "99999999999999999999"], "for '--iters"),
+        (&["--mtu", "1500"], "an MTU is 256, 512, 1024, 2048 or 4096"),
+        (&["--tx-depth", "0"], "'0' for '--tx-depth"),
+        (&["--rx-depth", "1"], "'1' for '--rx-depth"),
+        (&["--inline_size", "1025"], "'1025' for '--inline_size"),
+        (&["--qp", "0"], "'0' for '--qp"),
+        (&["--port", "0"], "'0' for '--port"),
+        (&["--ib-port", "9"], "port 9"),
+        (&["--gid-index", "200"], "GID 200"),
+        (&["--op", "shout"], "shout"),
+        (&["--connection", "XRC"], "'XRC' for '--connection"),
+        (&["--op", "atomic", "-s", "16"], "8 bytes"),
+        (&["--op", "atomic", "-a"], "8 bytes"),
+        (&["-c", "UD", "--op", "write"], "--op send"),
+        (&["-c", "UD", "-R"], "leave --rdma_cm out"),
+        (&["-c", "UC", "--op", "read"], "send and write"),
+        (&["-c", "UC", "-R"], "leave --rdma_cm out"),
+        (&["-c", "UD", "-s", "1M"], "a datagram has at most 4096 bytes"),
+        (&["--test", "lat", "-q", "2"], "bandwidth tests"),
+        (&["-D", "1", "-a"], "cannot be used with"),
+        (&["-D", "0"], "'0' for '--duration"),
+        (&["--server", "127.0.0.1:1x"], "host:port"),
+        (&["127.0.0.1:9", "--timeout", "1"], "cannot reach"),
+    ];
+    for (args, part) in cases {
+        fail("pingpong", args, part);
+    }
+}

@@ -1,0 +1,128 @@
+//! `rpc` on the software device: calls, deadlines, and clients that break the rules.
+
+use std::time::Duration;
+
+use rdma::net::Node;
+use rdma_examples::message::encode;
+use rdma_examples::rpc::{Client, MAX_CALLS, Method, node_options};
+use rdma_examples::{Failure, service};
+use tokio::task::JoinHandle;
+
+use crate::common::*;
+
+/// Time for anything that must happen.
+const LONG: Duration = Duration::from_secs(60);
+
+fn server() -> Server {
+    Server::start("rpc", &["serve", "127.0.0.1", "--receives=256"])
+}
+
+/// Runs a node of clients.
+fn with_node<T>(work: impl AsyncFnOnce(&Node) -> Result<T, Failure>) -> T {
+    let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
+    service::run(Node::new(&context, &node_options(32)).unwrap(), |node| async move { work(&node).await }).unwrap()
+}
+
+async fn checks_in(client: &Client) {
+    assert_eq!(client.call(Method::Sum, b"1 2 39", LONG).await.unwrap(), b"42");
+}
+
+/// Starts calls that take longer than any test.
+fn sleeping(client: &Client, time: Duration) -> Vec<JoinHandle<Result<Vec<u8>, Failure>>> {
+    let call = |client: Client| async move { client.call(Method::Sleep, b"600000", time).await };
+    (0..8).map(|_| tokio::spawn(call(client.clone()))).collect()
+}
+
+#[test]
+fn methods_are_called() {
+    let server = server();
+    let call = |args: &[&str]| rdma_test_support::program::has_succeeded("call", &server.client("rpc", "call", args));
+    let refused = |args: &[&str], part: &str| has_failed("call", &server.client("rpc", "call", args), part);
+    assert_eq!(call(&["echo", "hello"]), "hello\n");
+    assert_eq!(call(&["sum", "1 2 39", "--json"]), "{\"result\":\"42\"}\n");
+    assert_eq!(call(&["sleep", "1"]), "\n");
+    refused(&["sum", "1 two"], "the server: \"two\" is not a number");
+    refused(&["sleep", "60000", "--deadline=50"], "no answer came within 50 ms");
+    refused(&["nothing"], "nothing");
+}
+
+#[test]
+fn connections_are_set_up_by_tcp() {
+    let server = Server::start("rpc", &["serve", "127.0.0.1", "--receives=256", "--exchange=tcp"]);
+    let output = server.client("rpc", "call", &["sum", "1 2 39", "--exchange=tcp"]);
+    assert_eq!(rdma_test_support::program::has_succeeded("call", &output), "42\n");
+    let output = succeed("rpc", &["load", "--seconds=1", "--clients=2", "--exchange=tcp"]);
+    assert!(output.contains("2 clients"), "{output}");
+}
+
+#[test]
+fn a_late_call_delays_no_other() {
+    let server = server();
+    with_node(async |node| {
+        let client = Client::connect(node, server.address).await?;
+        let time = Duration::from_millis(300);
+        let slow = sleeping(&client, time);
+        for _ in 0..20 {
+            checks_in(&client).await;
+        }
+        for call in slow {
+            let failure = call.await.unwrap().unwrap_err().to_string();
+            assert!(failure.contains("no answer came within 300 ms"), "{failure}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn bad_clients_harm_nobody() {
+    let server = server();
+    with_node(async |node| {
+        let good = Client::connect(node, server.address).await?;
+        checks_in(&good).await;
+        // Clients that send what is no call are disconnected.
+        for _ in 0..5 {
+            let mut bad = node.connect(server.address).await?;
+            bad.send(b"nonsense").await?;
+            while let Ok(Some(_)) = bad.next().await {}
+            checks_in(&good).await;
+        }
+        // A client that reads no answer stops itself once the server has no more room for it.
+        let deaf = node.connect(server.address).await?;
+        let echo = encode(&(1u32, LONG, 0u8, &[7u8; 900][..]))?;
+        let mut sent = 0;
+        while tokio::time::timeout(Duration::from_millis(500), deaf.send(&echo)).await.is_ok() {
+            sent += 1;
+            assert!(sent < 10 * MAX_CALLS, "the server takes calls without end");
+        }
+        checks_in(&good).await;
+        Ok(())
+    });
+}
+
+#[test]
+fn the_death_of_the_server_ends_every_call() {
+    let mut server = server();
+    with_node(async |node| {
+        let client = Client::connect(node, server.address).await?;
+        checks_in(&client).await;
+        let calls = sleeping(&client, LONG);
+        tokio::task::yield_now().await;
+        server.kill();
+        for call in calls {
+            let failure = call.await.unwrap().unwrap_err().to_string();
+            assert!(failure.contains("the peer is gone"), "{failure}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn load_is_measured() {
+    let args = ["--seconds=1", "--clients=20", "--in-flight=3", "--json"];
+    let out = succeed("rpc", &[&["load"], &args[..]].concat());
+    let fields: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(fields["row"]["rate"].as_f64().unwrap() > 0.0, "{fields}");
+    let server = server();
+    let out = server.client("rpc", "load", &["--seconds=1", "--clients=4", "--rate=400"]);
+    assert!(text(&out.stdout).contains("open loop of 400 requests/s"), "{}", text(&out.stderr));
+}

@@ -1,0 +1,23 @@
+//! Tests of the device's verbs that may share a process with one another.
+
+#[path = "../cm_support/mod.rs"]
+mod cm_support;
+#[path = "../common/mod.rs"]
+mod common;
+
+mod attributes;
+mod c_harness;
+mod channels;
+mod cm_processes;
+mod environment;
+mod foreign;
+mod fork;
+mod loopback;
+mod objects;
+mod on_demand;
+mod parent_domains;
+mod processes;
+mod srq;
+mod threads;
+mod ud;
+mod waiting;
