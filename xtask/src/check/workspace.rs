@@ -30,8 +30,10 @@ pub(super) struct Package {
     pub(super) tested_programs: Vec<String>,
     /// Whether the library has `test = true`; `None` without a library.
     library: Option<bool>,
-    /// The names of direct dependencies of every kind.
+    /// The names of direct dependencies that the library or its build script has.
     dependencies: BTreeSet<String>,
+    /// The names of direct dependencies that tests and benchmarks have.
+    dev_dependencies: BTreeSet<String>,
     /// Integration tests and benchmarks.
     harnesses: Vec<Harness>,
 }
@@ -116,22 +118,27 @@ impl Workspace {
         code.filter_map(|file| self.owner(file)).map(|package| &*package.name).collect()
     }
 
-    /// The packages that depend on `changed`, directly or through others, without those in it.
+    /// The packages that depend on `changed`, directly or through others, without those in it. A
+    /// dependency of tests is the last step: nothing depends on tests.
     pub(super) fn dependents(&self, changed: &BTreeSet<&str>) -> BTreeSet<&str> {
         let mut reached: BTreeSet<&str> = self.packages().map(|package| &*package.name).collect();
         reached.retain(|name| changed.contains(name));
         loop {
-            let before = reached.len();
-            for package in self.packages() {
-                if package.dependencies.iter().any(|name| reached.contains(&**name)) {
-                    reached.insert(&package.name);
-                }
+            let more = self.users(&reached, |package| &package.dependencies);
+            if more.is_subset(&reached) {
+                break;
             }
-            if reached.len() == before {
-                reached.retain(|name| !changed.contains(name));
-                return reached;
-            }
+            reached.extend(more);
         }
+        reached.extend(self.users(&reached, |package| &package.dev_dependencies));
+        reached.retain(|name| !changed.contains(name));
+        reached
+    }
+
+    /// The packages that have one of `names` among those dependencies.
+    fn users(&self, names: &BTreeSet<&str>, of: impl Fn(&Package) -> &BTreeSet<String>) -> BTreeSet<&str> {
+        let users = self.packages().filter(|package| of(package).iter().any(|name| names.contains(&**name)));
+        users.map(|package| &*package.name).collect()
     }
 
     /// Commands that test what the files contain besides code with unit tests, each with one of the
@@ -177,14 +184,19 @@ fn parse(root: &str, package: &Value) -> Result<Package, String> {
     if library.is_some() {
         tested_programs.clear();
     }
-    let dependencies = array(package, "dependencies")?.iter();
+    let (mut dependencies, mut dev_dependencies) = (BTreeSet::new(), BTreeSet::new());
+    for dependency in array(package, "dependencies")? {
+        let of = if dependency["kind"] == "dev" { &mut dev_dependencies } else { &mut dependencies };
+        of.insert(text(dependency, "name")?.to_owned());
+    }
     Ok(Package {
         name: text(package, "name")?.to_owned(),
         id: text(package, "id")?.to_owned(),
         folder: relative(Path::new(root), text(package, "manifest_path")?.trim_end_matches("/Cargo.toml")),
         tested_programs,
         library,
-        dependencies: dependencies.map(|entry| text(entry, "name").map(str::to_owned)).collect::<Result<_, _>>()?,
+        dependencies,
+        dev_dependencies,
         harnesses,
     })
 }
@@ -214,28 +226,37 @@ mod tests {
 
     use super::*;
 
-    /// `top` depends on `middle` for its tests, `middle` on `base`; `base/inner` and `tool` depend
-    /// on nothing.
+    /// `top` depends on `middle`, `middle` on `base`; the tests of `side` depend on `base`, and `over`
+    /// on `side`; `base/inner` and `tool` depend on nothing.
     fn workspace() -> Workspace {
-        let target = |kind: &str, name: &str, path: &str, test: bool| json!({"kind": [kind], "name": name, "src_path": path, "test": test});
+        let target = |kind: &str, name: &str, path: &str, test: bool| {
+            let path = format!("/root/{path}");
+            json!({"kind": [kind], "name": name, "src_path": path, "test": test})
+        };
         let package = |name: &str, folder: &str, dependencies: &[&str], targets: Vec<Value>| {
-            let dependencies: Vec<_> = dependencies.iter().map(|name| json!({"name": name})).collect();
+            let dependency = |name: &&str| match name.strip_prefix("dev ") {
+                Some(name) => json!({"name": name, "kind": "dev"}),
+                None => json!({"name": name, "kind": null}),
+            };
+            let dependencies: Vec<_> = dependencies.iter().map(dependency).collect();
             let manifest = format!("/root/{folder}/Cargo.toml");
             let id = format!("path+file:///root/{folder}#{name}");
             json!({"name": name, "id": id, "manifest_path": manifest, "dependencies": dependencies, "targets": targets})
         };
         let metadata = json!({"workspace_root": "/root", "packages": [
             package("top", "top", &["libc", "middle"], vec![
-                target("lib", "top", "/root/top/src/lib.rs", true),
-                target("bin", "program", "/root/top/src/bin/program.rs", true),
-                target("test", "single", "/root/top/tests/single.rs", true),
-                target("test", "it", "/root/top/tests/it/main.rs", true),
-                target("bench", "speed", "/root/top/benches/speed.rs", false),
+                target("lib", "top", "top/src/lib.rs", true),
+                target("bin", "program", "top/src/bin/program.rs", true),
+                target("test", "single", "top/tests/single.rs", true),
+                target("test", "it", "top/tests/it/main.rs", true),
+                target("bench", "speed", "top/benches/speed.rs", false),
             ]),
-            package("middle", "middle", &["base"], vec![target("cdylib", "middle", "/root/middle/src/lib.rs", false)]),
-            package("base", "base", &["libc"], vec![target("lib", "base", "/root/base/src/lib.rs", true)]),
-            package("inner", "base/inner", &[], vec![target("proc-macro", "inner", "/root/base/inner/l.rs", false)]),
-            package("tool", "tool", &[], vec![target("bin", "tool", "/root/tool/src/main.rs", true)]),
+            package("middle", "middle", &["base"], vec![target("cdylib", "middle", "middle/src/lib.rs", false)]),
+            package("base", "base", &["libc"], vec![target("lib", "base", "base/src/lib.rs", true)]),
+            package("side", "side", &["dev base"], vec![target("lib", "side", "side/src/lib.rs", true)]),
+            package("over", "over", &["side"], vec![target("lib", "over", "over/src/lib.rs", true)]),
+            package("inner", "base/inner", &[], vec![target("proc-macro", "inner", "base/inner/l.rs", false)]),
+            package("tool", "tool", &[], vec![target("bin", "tool", "tool/src/main.rs", true)]),
         ]});
         Workspace::new(&metadata).unwrap()
     }
@@ -266,7 +287,7 @@ mod tests {
     #[test]
     fn files_of_the_root_change_all_packages() {
         for file in ["Cargo.toml", "Cargo.lock", ".cargo/config.toml", "clippy.toml"] {
-            assert_eq!(changed(&[file]), ["base", "inner", "middle", "tool", "top"], "{file}");
+            assert_eq!(changed(&[file]), ["base", "inner", "middle", "over", "side", "tool", "top"], "{file}");
         }
         assert_eq!(changed(&["rustfmt.toml"]), [""; 0]);
     }
@@ -279,9 +300,10 @@ mod tests {
 
     #[test]
     fn dependents_are_found_through_others() {
-        assert_eq!(dependents(&["base"]), ["middle", "top"]);
-        assert_eq!(dependents(&["base", "top"]), ["middle"]);
+        assert_eq!(dependents(&["base"]), ["middle", "side", "top"]);
+        assert_eq!(dependents(&["base", "top"]), ["middle", "side"]);
         assert_eq!(dependents(&["middle"]), ["top"]);
+        assert_eq!(dependents(&["side"]), ["over"]);
         assert_eq!(dependents(&["top", "tool", "inner"]), [""; 0]);
     }
 
