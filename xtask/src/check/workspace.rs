@@ -226,8 +226,8 @@ mod tests {
 
     use super::*;
 
-    /// `top` depends on `middle`, `middle` on `base`; the tests of `side` depend on `base`, and `over`
-    /// on `side`; `base/inner` and `tool` depend on nothing.
+    /// `top` depends on `middle`, `middle` on `base`; the tests of `side` depend on `base`, and
+    /// `over` on `side`; `base/inner` and `tool` depend on nothing.
     fn workspace() -> Workspace {
         let target = |kind: &str, name: &str, path: &str, test: bool| {
             let path = format!("/root/{path}");
