@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 mod aarch64;
 mod apt;
 mod bindings;
+mod check;
 mod lint;
 mod msrv;
 mod ptx;
@@ -32,6 +33,8 @@ enum Command {
     Aarch64,
     /// Generate rdma-sys' bindings from rdma-core's headers, or check them.
     Bindings(bindings::Options),
+    /// Check what changed since a commit: formatting, lint, clippy, unit tests.
+    Check(check::Options),
     /// Check dependencies (users, minimum Rust versions, C code) and prose (the length of lines,
     /// SAFETY comments that argue nothing).
     Lint,
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Aarch64 => aarch64::run(),
         Command::Bindings(options) => bindings::run(&options),
+        Command::Check(options) => check::run(&options),
         Command::Lint => lint::run(),
         Command::Msrv => msrv::run(),
         Command::Ptx(options) => ptx::run(&options),

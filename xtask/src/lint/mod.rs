@@ -10,15 +10,21 @@ use crate::system::output;
 
 /// Runs the command: prints each fault, and fails if there is any.
 pub(crate) fn run() -> Result<(), String> {
+    let faults = faults()?;
+    for fault in &faults {
+        println!("{fault}");
+    }
+    if faults.is_empty() { Ok(()) } else { Err(format!("{} faults", faults.len())) }
+}
+
+/// Lists the faults of the workspace.
+pub(crate) fn faults() -> Result<Vec<String>, String> {
     let root = crate::root();
     let mut faults = dependencies::check(&root)?;
     let files = files(&root)?;
     faults.extend(prose::check(&root, &files));
     faults.extend(circles::check(&root, &files));
-    for fault in &faults {
-        println!("{fault}");
-    }
-    if faults.is_empty() { Ok(()) } else { Err(format!("{} faults", faults.len())) }
+    Ok(faults)
 }
 
 /// The files that git does not ignore.

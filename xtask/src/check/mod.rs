@@ -1,0 +1,218 @@
+//! `cargo xtask check`: formatting, lint, clippy and unit tests of a change, in about a minute.
+//!
+//! Every cargo command selects the whole workspace and leaves it to cargo to build only what the
+//! change reaches. Cargo unifies features over the selected packages: `-p rdma` alone has neither
+//! `net` nor `tokio`, so it would check other code, in artifacts of its own. With the whole
+//! workspace, clippy shares its artifacts with `cargo clippy --workspace`, and the unit tests
+//! share theirs with `cargo test`. For the same reason, clippy checks what depends on the change:
+//! `cargo check` would compile each crate of the workspace a second time.
+
+mod workspace;
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::lint;
+use crate::system::{cargo, output};
+use workspace::{Package, Workspace};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Commit since which files count as changed; by default, the commit where this branch left
+    /// its upstream or main, else HEAD. Uncommitted and untracked files count as changed.
+    #[arg(long, value_name = "COMMIT")]
+    base: Option<String>,
+}
+
+/// Runs the command.
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    let begin = Instant::now();
+    let root = crate::root();
+    let base = Base::find(&root, options.base.as_deref())?;
+    let files = changed_files(&root, &base.commit)?;
+    let workspace = Workspace::new(&metadata(&root)?)?;
+    let changed = workspace.changed(&files);
+    let dependents = workspace.dependents(&changed);
+    println!("{:<8} {} file(s) since {base}", "changed", files.len());
+    println!("{:<8} changed: {}; depend on them: {}", "crates", list(&changed), list(&dependents));
+
+    let mut fmt = cargo(&root);
+    fmt.args(["fmt", "--all", "--check"]);
+    cargo_step("fmt", "all crates", &mut fmt)?;
+    step("lint", "cargo xtask lint", || match lint::faults()? {
+        faults if faults.is_empty() => Ok("the workspace".to_owned()),
+        faults => Err(faults.join("\n")),
+    })?;
+    if !changed.is_empty() {
+        let mut clippy = cargo(&root);
+        clippy.args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]);
+        cargo_step("clippy", "all targets of these crates, with default features", &mut clippy)?;
+        unit_tests(&root, &workspace, &changed)?;
+    }
+
+    println!("{:<8}{:>6.1} s", "passed", begin.elapsed().as_secs_f64());
+    println!(
+        "{:<8} integration tests, doctests, benchmarks, other features, rustdoc, the oldest Rust, aarch64, loom, \
+         sanitizers, other devices: .ci/run",
+        "not run"
+    );
+    let existing: Vec<_> = files.iter().filter(|file| root.join(file).exists()).map(String::as_str).collect();
+    for (command, file) in workspace.hints(&existing) {
+        println!("{:<8} {command}   for {file}", "also");
+    }
+    Ok(())
+}
+
+/// The commit that the working tree is compared with.
+#[derive(Debug)]
+struct Base {
+    commit: String,
+    /// The branch or the revision whose common ancestor with HEAD the commit is.
+    of: String,
+}
+
+impl Base {
+    fn find(root: &Path, wanted: Option<&str>) -> Result<Self, String> {
+        let ancestor = |of: &str| {
+            let commit = git(root, &["merge-base", "HEAD", of])?;
+            Ok(Self { commit, of: of.to_owned() })
+        };
+        if let Some(wanted) = wanted {
+            return ancestor(wanted).map_err(|error: String| format!("no common ancestor with {wanted}: {error}"));
+        }
+        let defaults = ["@{upstream}", "main", "origin/main"];
+        defaults.iter().find_map(|of| ancestor(of).ok()).map_or_else(|| ancestor("HEAD"), Ok)
+    }
+}
+
+impl Display for Base {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let commit = self.commit.get(..10).unwrap_or(&self.commit);
+        write!(formatter, "{commit}, the common ancestor with {}", self.of)
+    }
+}
+
+/// The files that differ between the commit and the working tree, relative to `root`: a renamed
+/// file by both names, and files that git neither tracks nor ignores.
+fn changed_files(root: &Path, commit: &str) -> Result<BTreeSet<String>, String> {
+    let tracked = git(root, &["diff", "--name-only", "--no-renames", "--relative", "-z", commit, "--"])?;
+    let untracked = git(root, &["ls-files", "--others", "--exclude-standard", "-z"])?;
+    let names = tracked.split('\0').chain(untracked.split('\0'));
+    Ok(names.filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}
+
+fn git(root: &Path, arguments: &[&str]) -> Result<String, String> {
+    output(Command::new("git").current_dir(root).args(arguments))
+}
+
+fn metadata(root: &Path) -> Result<Value, String> {
+    let mut cargo = cargo(root);
+    cargo.args(["metadata", "--no-deps", "--format-version", "1"]);
+    serde_json::from_str(&output(&mut cargo)?).map_err(|error| format!("cargo metadata: {error}"))
+}
+
+/// Builds the unit tests of the workspace and runs those of the changed crates.
+fn unit_tests(root: &Path, workspace: &Workspace, changed: &BTreeSet<&str>) -> Result<(), String> {
+    let packages: Vec<_> = workspace.packages().filter(|package| changed.contains(&*package.name)).collect();
+    if !packages.iter().any(|package| package.has_unit_tests()) {
+        return Ok(());
+    }
+    let mut command = cargo(root);
+    command.args(["test", "--workspace", "--lib", "--quiet"]);
+    // `--lib` overrules `test = false` of a library.
+    let untested = workspace.packages().filter(|package| package.has_untested_library());
+    command.args(untested.flat_map(|package| ["--exclude", &*package.name]));
+    // The unit tests of a package without a library are in its programs.
+    command.args(packages.iter().flat_map(|package| &package.tested_programs).flat_map(|name| ["--bin", &**name]));
+    let again = shown(&command);
+    command.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    let mut messages = String::new();
+    step("build", &shown(&command), || {
+        messages = captured(&mut command)?;
+        Ok("unit tests".to_owned())
+    })?;
+    for package in packages {
+        for program in test_programs(&messages, package) {
+            step("test", &again, || run_tests(root, package, &program))?;
+        }
+    }
+    Ok(())
+}
+
+/// The test programs of a package in the messages of `cargo test --no-run`.
+fn test_programs(messages: &str, package: &Package) -> Vec<String> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let tests = messages.filter(|message| message["package_id"] == package.id && message["profile"]["test"] == true);
+    tests.filter_map(|message| message["executable"].as_str().map(str::to_owned)).collect()
+}
+
+/// Runs a test program as cargo does, and returns its count of tests.
+fn run_tests(root: &Path, package: &Package, program: &str) -> Result<String, String> {
+    let folder = root.join(&package.folder);
+    let mut tests = Command::new(program);
+    tests.arg("--quiet").env("CARGO_MANIFEST_DIR", &folder).current_dir(folder);
+    let text = captured(&mut tests)?;
+    let result = text.lines().rev().find_map(|line| line.strip_prefix("test result: ok. "));
+    let counts = result.and_then(|counts| counts.split("; 0 measured").next());
+    Ok(format!("{}: {}", package.name, counts.ok_or_else(|| format!("no test result:\n{text}"))?))
+}
+
+/// Runs a command of cargo as a step.
+fn cargo_step(name: &str, about: &str, command: &mut Command) -> Result<(), String> {
+    step(name, &shown(command), || captured(command).map(|_| about.to_owned()))
+}
+
+/// Runs one step and prints a line with its time; after a failure, the text of the error and the
+/// command that repeats the step.
+fn step(name: &str, again: &str, work: impl FnOnce() -> Result<String, String>) -> Result<(), String> {
+    print!("{name:<8}");
+    // The name is progress for a reader, and no more than that.
+    drop(io::stdout().flush());
+    let begin = Instant::now();
+    let result = work();
+    let seconds = begin.elapsed().as_secs_f64();
+    match result {
+        Ok(about) => println!("{seconds:>6.1} s  {about}"),
+        Err(text) => {
+            println!("{seconds:>6.1} s  FAILED\n{}", text.trim_end());
+            return Err(format!("{name} failed; to repeat it: {again}"));
+        }
+    }
+    Ok(())
+}
+
+/// Runs a program, and returns what it prints on its standard output; after a failure, all that it
+/// prints is the error.
+fn captured(command: &mut Command) -> Result<String, String> {
+    if io::stdout().is_terminal() {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("cannot run {program}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    // The JSON messages of a build that failed tell nothing that its diagnostics do not.
+    let lines = text.lines().filter(|line| !line.starts_with("{\"reason\":"));
+    let text = lines.flat_map(|line| [line, "\n"]).collect::<String>();
+    Err(format!("{text}{}{program}: {}", String::from_utf8_lossy(&output.stderr), output.status))
+}
+
+/// The command as a user types it.
+fn shown(cargo: &Command) -> String {
+    let arguments = cargo.get_args().map(OsStr::to_string_lossy).filter(|argument| argument != "--quiet");
+    arguments.fold("cargo".to_owned(), |line, argument| line + " " + &argument)
+}
+
+/// The names, or `none`.
+fn list(names: &BTreeSet<&str>) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.iter().copied().collect::<Vec<_>>().join(", ") }
+}
