@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 mod aarch64;
 mod apt;
 mod bindings;
+mod flaky;
 mod lint;
 mod msrv;
 mod ptx;

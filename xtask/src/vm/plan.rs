@@ -23,7 +23,8 @@ const OPTIMIZED: [&str; 6] = ["rdma", "rdma-sys", "rdma-mem", "rdma-soft", "rdma
 const CASES: &str = "# cases:";
 /// Prefixes of the items that run last: the fault tests disturb the device's links, and the
 /// leftovers are those of all tests.
-const LAST: [&str; 2] = ["faults::", "leftovers::"];
+const LAST: [&str; 2] = ["faults::", LEFTOVERS];
+const LEFTOVERS: &str = "leftovers::";
 
 /// One test, program or case.
 #[derive(Clone, Debug)]
@@ -267,6 +268,12 @@ impl Known {
         let texts = self.entries.iter().filter_map(|(_, name, reason)| Some((name.strip_prefix("kernel::")?, reason)));
         texts.filter(|(text, _)| line.contains(text)).map(|(_, reason)| reason.as_str()).next()
     }
+}
+
+/// Whether the item examines what all items of the run have left behind, so that it would pass by
+/// itself.
+pub(crate) fn judges_all(name: &str) -> bool {
+    name.starts_with(LEFTOVERS)
 }
 
 /// Formats the plan for `guest.sh`.
