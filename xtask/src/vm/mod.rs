@@ -50,7 +50,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1024, value_name = "MIB")]
     memory: u32,
     /// Seconds until the guest is stopped.
-    #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
     limit: u64,
     /// Leave the programs and the scripts out.
     #[arg(long)]
