@@ -129,10 +129,11 @@ impl Post {
     /// # Panics
     ///
     /// If none arrives in time, or the receive fails.
+    #[track_caller]
     pub fn arrived(&mut self) -> Arrived {
         let begin = Instant::now();
         let Some(mut completion) = self.receives.wait(Some(LIMIT)).expect("poll") else {
-            timed_out(&self.context, "datagram", begin.elapsed());
+            timed_out("datagram", begin.elapsed());
         };
         assert_eq!(completion.status(), Ok(()));
         let (token, imm, byte_len) = (completion.token(), completion.imm(), completion.byte_len());
@@ -145,10 +146,11 @@ impl Post {
     /// # Panics
     ///
     /// If no send completes in time.
+    #[track_caller]
     pub fn sent(&mut self) -> (u64, Result<(), WcError>) {
         let begin = Instant::now();
         let Some(completion) = self.sends.wait(Some(LIMIT)).expect("poll") else {
-            timed_out(&self.context, "completion of a send", begin.elapsed());
+            timed_out("completion of a send", begin.elapsed());
         };
         (completion.token(), completion.status())
     }

@@ -53,11 +53,12 @@ pub fn open_peer() -> Opened {
 }
 
 fn open_end(second: bool) -> Opened {
-    report::begin();
     let peer = if second { std::env::var(PEER_VARIABLE).ok() } else { None };
     let name = peer.or_else(|| std::env::var(VARIABLE).ok()).unwrap_or_else(|| "soft0".into());
     let selector: DeviceSelector = name.parse().unwrap_or_else(|error| panic!("{VARIABLE}: {error}"));
-    rdma::open(&selector).unwrap_or_else(|error| panic!("the device to test on: {error}"))
+    let opened = rdma::open(&selector).unwrap_or_else(|error| panic!("the device to test on: {error}"));
+    report::opened(opened.context.device().name());
+    opened
 }
 
 /// All remote access rights that a peer can have.
@@ -392,12 +393,22 @@ pub fn poll(poller: &mut Poller) -> Option<Done> {
 ///
 /// # Panics
 ///
-/// If none comes within [`LIMIT`]; prints the state of the machine then.
+/// If none comes within [`LIMIT`]; the panic says how long it waited.
+#[track_caller]
 pub fn wait(poller: &mut Poller) -> Done {
+    wait_patiently(poller, LIMIT)
+}
+
+/// Waits for the next completion of long work.
+///
+/// # Panics
+///
+/// If none comes within the limit; the panic says how long it waited.
+#[track_caller]
+pub fn wait_patiently(poller: &mut Poller, limit: Duration) -> Done {
     let begin = Instant::now();
-    wait_within(poller, LIMIT).unwrap_or_else(|| {
-        report::timed_out(&poller.completion_queue().context(), "completion", begin.elapsed());
-    })
+    let Some(done) = wait_within(poller, limit) else { report::timed_out("completion", begin.elapsed()) };
+    done
 }
 
 /// Waits for the next completion for at most `limit`.

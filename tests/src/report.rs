@@ -1,16 +1,20 @@
-//! What a failed device test prints: the attributes of its queue pairs, the device's counters, and
-//! how much of the machine the test had. From these a reader tells a fault of the code, a loss in
+//! What a failed device test prints: the device's counters, how much of the machine the test had,
+//! and the attributes of its queue pairs. From these a reader tells a fault of the code, a loss in
 //! the network and a starved machine apart.
+//!
+//! A panic hook prints the state of the machine, because a wait may fail anywhere: in a helper, in a
+//! future, or in the wait for another process. Queue pairs are moved and destroyed by tests, so each
+//! one prints itself while the panic unwinds.
 
-use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdma::{Context, Failed, PreparedQueuePair, QueuePair, Result, Transport};
+use rdma::{Failed, PreparedQueuePair, QueuePair, Result, Transport};
 
 /// The folder in which the kernel describes RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
@@ -21,11 +25,8 @@ const TICKS: u64 = 100;
 
 /// The time and the processor time when the process opened its first device.
 static BEGIN: OnceLock<(Instant, Option<ProcessorTime>)> = OnceLock::new();
-
-thread_local! {
-    /// Whether this thread, and so its test, has printed the state of the machine.
-    static IS_PRINTED: Cell<bool> = const { Cell::new(false) };
-}
+/// The names of the devices that the process has opened.
+static OPENED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// A queue pair of a test. If the test panics, it prints its attributes before it is destroyed.
 #[derive(Debug)]
@@ -34,7 +35,7 @@ pub struct Reported<T: Transport>(Option<QueuePair<T>>);
 #[allow(clippy::result_large_err, reason = "the results are those of the queue pair's own methods")]
 impl<T: Transport> Reported<T> {
     fn into_inner(mut self) -> QueuePair<T> {
-        self.0.take().expect("only `into_inner` and `Drop` take it")
+        self.0.take().expect("taken by `into_inner` alone")
     }
 
     /// Like [`QueuePair::reset`].
@@ -66,32 +67,31 @@ impl<T: Transport> Deref for Reported<T> {
     type Target = QueuePair<T>;
 
     fn deref(&self) -> &QueuePair<T> {
-        self.0.as_ref().expect("only `into_inner` and `Drop` take it")
+        self.0.as_ref().expect("taken by `into_inner` alone")
     }
 }
 
 impl<T: Transport> DerefMut for Reported<T> {
     fn deref_mut(&mut self) -> &mut QueuePair<T> {
-        self.0.as_mut().expect("only `into_inner` and `Drop` take it")
+        self.0.as_mut().expect("taken by `into_inner` alone")
     }
 }
 
 impl<T: Transport> Drop for Reported<T> {
     fn drop(&mut self) {
         if let (true, Some(qp)) = (std::thread::panicking(), &self.0) {
-            print_machine(&qp.context());
             eprintln!("{}", attributes(qp));
         }
     }
 }
 
-/// Fails a test whose wait has ended without its event; prints the state of the machine first.
+/// Fails a test whose wait has ended without its event.
 ///
 /// # Panics
 ///
 /// Always, with the name of the event and the length of the wait.
-pub fn timed_out(context: &Context, event: &str, waited: Duration) -> ! {
-    print_machine(context);
+#[track_caller]
+pub fn timed_out(event: &str, waited: Duration) -> ! {
     panic!("no {event} in time: waited {:.1} s", waited.as_secs_f64());
 }
 
@@ -124,29 +124,30 @@ pub fn attributes<T: Transport>(qp: &QueuePair<T>) -> String {
     text
 }
 
-/// Remembers the time at which a test begins to use its device.
-pub(crate) fn begin() {
-    BEGIN.get_or_init(|| (Instant::now(), ProcessorTime::now()));
+/// Remembers a device that a test opens. From the first one on, each thread that panics prints the
+/// state of the machine.
+pub(crate) fn opened(device: String) {
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner).insert(device);
+    BEGIN.get_or_init(|| {
+        let print_message = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            print_message(panic);
+            print_machine();
+        }));
+        (Instant::now(), ProcessorTime::now())
+    });
 }
 
-/// Prints the device's counters, the stolen time and the load, once in a test.
-fn print_machine(context: &Context) {
-    if IS_PRINTED.replace(true) {
-        return;
-    }
-    let device = context.device().name();
-    eprint!("{}", counters(&Path::new(DEVICES).join(&device), &device));
-    if let Some((begin, Some(before))) = BEGIN.get() {
-        if let Some(now) = ProcessorTime::now() {
-            eprintln!(
-                "machine: {} in {:.1} s since the device was opened",
-                now.since(*before),
-                begin.elapsed().as_secs_f64()
-            );
-        }
+/// Prints the counters of the opened devices, the stolen time and the load.
+fn print_machine() {
+    let devices = OPENED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut text: String = devices.iter().map(|device| counters(&Path::new(DEVICES).join(device), device)).collect();
+    if let (Some((begin, Some(before))), Some(now)) = (BEGIN.get(), ProcessorTime::now()) {
+        let seconds = begin.elapsed().as_secs_f64();
+        text += &format!("machine: {} in {seconds:.1} s since the device was opened\n", now.since(*before));
     }
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    eprintln!("machine: load average {}", load.trim());
+    eprintln!("{text}machine: load average {}", load.trim());
 }
 
 /// The counters of a device's ports that are not zero, one line for each port.
@@ -257,8 +258,8 @@ mod tests {
     #[test]
     #[ignore = "fails; the next test runs it"]
     fn a_wait_without_end() {
-        let (a, _b) = crate::pair(crate::Options::default());
-        timed_out(&a.context, "completion", Duration::from_millis(1500));
+        let (_a, _b) = crate::pair(crate::Options::default());
+        timed_out("completion", Duration::from_millis(1500));
     }
 
     #[test]

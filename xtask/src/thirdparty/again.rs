@@ -84,3 +84,16 @@ fn last_lines(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(PRINTED)..].join("\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_log_is_shown_from_its_end() {
+        let log: String = (0..100).map(|number| format!("line {number}\n")).collect();
+        let shown = last_lines(&log);
+        assert!(shown.starts_with("line 60\n") && shown.ends_with("\nline 99"), "{shown}");
+        assert_eq!(last_lines("one\n"), "one");
+    }
+}
