@@ -2,9 +2,9 @@
 //! and the attributes of its queue pairs. From these a reader tells a fault of the code, a loss in
 //! the network and a starved machine apart.
 //!
-//! A panic hook prints the state of the machine, because a wait may fail anywhere: in a helper, in a
-//! future, or in the wait for another process. Queue pairs are moved and destroyed by tests, so each
-//! one prints itself while the panic unwinds.
+//! A panic hook prints the state of the machine, because a wait may fail anywhere: in a helper, in
+//! a future, or in the wait for another process. Queue pairs are moved and destroyed by tests, so
+//! each one prints itself while the panic unwinds.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -220,17 +220,19 @@ impl Session<'_> {
         self.execute(run, &items, &out, report)
     }
 
-    /// Runs the failed cases of a run once more, without the load of other runs. Keeps the folder of
-    /// a run in which a case failed.
+    /// Runs the failed cases of a run once more, without the load of other runs. Keeps the folder
+    /// of a run in which a case failed.
     fn run_again(self, built: &Built, run: Run, report: &mut Report) {
         let device = run.device_name();
         let names = report.second_run(&device, self.flaky);
         if !names.is_empty() {
             println!("\n=== {device} on {}, second run of {}", run.kernel_name(), names.join(", "));
+            let begin = Instant::now();
             let mut second = Report::default();
             if let Err(error) = self.execute_again(built, run, &names, &mut second) {
                 second.errors.push(error);
             }
+            second.seconds = begin.elapsed().as_secs();
             report.add_second(second, AGAIN);
         }
         if report.has_failed() {

@@ -136,6 +136,7 @@ impl Report {
         self.recovered.extend(recovered);
         self.errors.extend(second.errors);
         self.excluded.extend(second.excluded);
+        self.seconds += second.seconds;
         self.guest_seconds += second.guest_seconds;
     }
 
