@@ -11,6 +11,7 @@ use rdma::{
 };
 
 use crate::LIMIT;
+use crate::report::timed_out;
 
 /// Environment variable with an IPv4 address of the device under test, for a device whose GIDs
 /// contain none.
@@ -181,10 +182,13 @@ pub fn connect_pair(
 /// # Panics
 ///
 /// If no report comes within [`LIMIT`].
+#[track_caller]
 pub fn wait_accepted(context: &Context, accepted: &AtomicBool) {
-    let end = Instant::now() + LIMIT;
+    let begin = Instant::now();
     while context.capabilities().active_side_sends_first && !accepted.load(Ordering::Acquire) {
-        assert!(Instant::now() < end, "nobody has accepted in time");
+        if begin.elapsed() > LIMIT {
+            timed_out("accepted connection", begin.elapsed());
+        }
         std::thread::yield_now();
     }
 }

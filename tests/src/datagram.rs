@@ -1,13 +1,14 @@
 //! Datagram queue pairs for device tests.
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma::{
     AddressHandle, CompletionQueue, Context, Datagram, DatagramEndpoint, DatagramOptions, Gid, Grh,
     InitializedQueuePair, Opened, Poller, ProtectionDomain, QueuePair, TransportType, Ud, WcError,
 };
 
+use crate::report::{Reported, timed_out};
 use crate::{LIMIT, skip};
 
 /// The Q_Key of the tests.
@@ -42,7 +43,7 @@ pub struct Post {
     /// The protection domain.
     pub pd: ProtectionDomain,
     /// The queue pair.
-    pub qp: QueuePair<Ud>,
+    pub qp: Reported<Ud>,
     /// Poller of the sends' completions.
     pub sends: Poller,
     /// Poller of the receives' completions.
@@ -98,7 +99,7 @@ impl Post {
             port: opened.port,
             pd,
             endpoint: qp.endpoint().expect("bound to a port"),
-            qp,
+            qp: qp.into(),
             sends: sends.poller(),
             receives: receives.poller(),
         }
@@ -128,8 +129,12 @@ impl Post {
     /// # Panics
     ///
     /// If none arrives in time, or the receive fails.
+    #[track_caller]
     pub fn arrived(&mut self) -> Arrived {
-        let mut completion = self.receives.wait(Some(LIMIT)).expect("poll").expect("a datagram in time");
+        let begin = Instant::now();
+        let Some(mut completion) = self.receives.wait(Some(LIMIT)).expect("poll") else {
+            timed_out("datagram", begin.elapsed());
+        };
         assert_eq!(completion.status(), Ok(()));
         let (token, imm, byte_len) = (completion.token(), completion.imm(), completion.byte_len());
         let datagram = completion.take_datagram().expect("one buffer was posted");
@@ -141,8 +146,12 @@ impl Post {
     /// # Panics
     ///
     /// If no send completes in time.
+    #[track_caller]
     pub fn sent(&mut self) -> (u64, Result<(), WcError>) {
-        let completion = self.sends.wait(Some(LIMIT)).expect("poll").expect("a completion in time");
+        let begin = Instant::now();
+        let Some(completion) = self.sends.wait(Some(LIMIT)).expect("poll") else {
+            timed_out("completion of a send", begin.elapsed());
+        };
         (completion.token(), completion.status())
     }
 

@@ -5,6 +5,7 @@
 
 pub mod cm;
 pub mod datagram;
+pub mod report;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use rdma::{
 use rdma_test_support::{Channel, role};
 
 pub use rdma_test_support::skip;
+use report::Reported;
 
 /// Environment variable that names the device under test.
 pub const VARIABLE: &str = "RDMA_TEST_DEVICE";
@@ -54,7 +56,9 @@ fn open_end(second: bool) -> Opened {
     let peer = if second { std::env::var(PEER_VARIABLE).ok() } else { None };
     let name = peer.or_else(|| std::env::var(VARIABLE).ok()).unwrap_or_else(|| "soft0".into());
     let selector: DeviceSelector = name.parse().unwrap_or_else(|error| panic!("{VARIABLE}: {error}"));
-    rdma::open(&selector).unwrap_or_else(|error| panic!("the device to test on: {error}"))
+    let opened = rdma::open(&selector).unwrap_or_else(|error| panic!("the device to test on: {error}"));
+    report::opened(opened.context.device().name());
+    opened
 }
 
 /// All remote access rights that a peer can have.
@@ -92,7 +96,7 @@ pub struct Side<T: Connected = Rc> {
     /// The protection domain.
     pub pd: ProtectionDomain,
     /// The queue pair.
-    pub qp: QueuePair<T>,
+    pub qp: Reported<T>,
     /// Poller of the sends' completions.
     pub sends: Poller,
     /// Poller of the receives' completions.
@@ -171,7 +175,7 @@ impl Unconnected {
         Side {
             context: self.context,
             pd: self.pd,
-            qp,
+            qp: qp.into(),
             sends: self.send_cq.poller(),
             receives: self.recv_cq.poller(),
             connection: Some(connection),
@@ -227,7 +231,7 @@ impl<T: Connected> Unconnected<T> {
         Side {
             context: self.context,
             pd: self.pd,
-            qp,
+            qp: qp.into(),
             sends: self.send_cq.poller(),
             receives: self.recv_cq.poller(),
             connection: None,
@@ -389,9 +393,22 @@ pub fn poll(poller: &mut Poller) -> Option<Done> {
 ///
 /// # Panics
 ///
-/// If none comes within [`LIMIT`].
+/// If none comes within [`LIMIT`]; the panic says how long it waited.
+#[track_caller]
 pub fn wait(poller: &mut Poller) -> Done {
-    wait_within(poller, LIMIT).expect("no completion in time")
+    wait_patiently(poller, LIMIT)
+}
+
+/// Waits for the next completion of long work.
+///
+/// # Panics
+///
+/// If none comes within the limit; the panic says how long it waited.
+#[track_caller]
+pub fn wait_patiently(poller: &mut Poller, limit: Duration) -> Done {
+    let begin = Instant::now();
+    let Some(done) = wait_within(poller, limit) else { report::timed_out("completion", begin.elapsed()) };
+    done
 }
 
 /// Waits for the next completion for at most `limit`.

@@ -8,6 +8,7 @@ mod aarch64;
 mod apt;
 mod bindings;
 mod check;
+mod flaky;
 mod lint;
 mod msrv;
 mod ptx;

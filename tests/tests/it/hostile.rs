@@ -154,8 +154,8 @@ fn resets_under_load_hand_out_every_buffer_once() {
                 let far = b.qp.reset().unwrap().init(&rdma::InitOptions::new().remote_access(all_rights())).unwrap();
                 assert_eq!(far.qpn(), endpoint);
                 let to_far = far.endpoint();
-                qp = init.connect(&to_far, &rdma::ConnectOptions::new()).unwrap();
-                b.qp = far.connect(&near, &rdma::ConnectOptions::new()).unwrap();
+                qp = init.connect(&to_far, &rdma::ConnectOptions::new()).unwrap().into();
+                b.qp = far.connect(&near, &rdma::ConnectOptions::new()).unwrap().into();
             }
         }
         done.store(true, Ordering::Release);

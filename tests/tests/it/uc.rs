@@ -1,32 +1,67 @@
 //! Unreliable connections in one process: every operation, and every loss, on the device under
 //! test. A network may lose any message, so tests send again what does not arrive.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rdma::op::{Opcode, Send, SendImm, Write, WriteImm};
 use rdma::{
     ConnectOptions, ErrorKind, InitOptions, QpState, QueuePair, RemoteAccess, SharedReceiveQueue, Uc, WcStatus,
 };
+use rdma_tests::report::Reported;
 use rdma_tests::{Done, LIMIT, Options, Side, buffer, open, pattern, skip, unreliable_pair, wait, wait_within};
 
 /// The time after which a message counts as lost.
 const LOST: Duration = Duration::from_secs(3);
+/// Bytes of the longest message.
+const LONGEST: usize = 100_000;
 
 fn small() -> Option<(Side<Uc>, Side<Uc>)> {
     unreliable_pair(Options::default())
 }
 
-/// Sends until a message arrives.
+/// Sends until a message arrives. A message that counts as lost may be late, so its copies are
+/// passed over before the next message.
 fn deliver(a: &mut Side<Uc>, b: &mut Side<Uc>, mut send: impl FnMut(&mut Side<Uc>)) -> Done {
-    for _ in 0..10 {
+    for copy in 0..10 {
         send(a);
         assert_eq!(wait(&mut a.sends).status, Ok(()), "the loss of a message is no error");
         if let Some(done) = wait_within(&mut b.receives, LOST) {
             assert_eq!(done.status, Ok(()));
+            if copy > 0 {
+                pass_over_late_copies(a, b);
+            }
             return done;
         }
     }
     panic!("none of ten messages has arrived");
+}
+
+/// Sends messages with numbers until one arrives: a connection delivers in order, so no message
+/// that was sent earlier arrives later. Leaves no receive behind.
+fn pass_over_late_copies(a: &mut Side<Uc>, b: &mut Side<Uc>) {
+    static NUMBER: AtomicU32 = AtomicU32::new(1 << 31);
+    for _ in 0..10 {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        ensure_receive(b);
+        a.qp.post_send(SendImm::inline(b"", number)).unwrap();
+        assert_eq!(wait(&mut a.sends).status, Ok(()));
+        while let Some(done) = wait_within(&mut b.receives, LOST) {
+            assert_eq!(done.status, Ok(()));
+            if done.imm == Some(number) {
+                return;
+            }
+            ensure_receive(b);
+        }
+    }
+    panic!("none of ten messages has arrived");
+}
+
+/// Posts a receive for any message if none is posted.
+fn ensure_receive(b: &mut Side<Uc>) {
+    if b.qp.recv_queue().room() == b.qp.recv_queue().depth() {
+        b.qp.post_recv(b.pd.allocate(LONGEST).unwrap(), 0).unwrap();
+    }
 }
 
 /// Lets a message of a few bytes arrive: the connection works.
@@ -40,7 +75,7 @@ fn assert_works(a: &mut Side<Uc>, b: &mut Side<Uc>) {
 #[test]
 fn messages_of_all_sizes_arrive_whole() {
     let Some((mut a, mut b)) = small() else { return };
-    for len in [0, 1, 64, 1024, 1025, 4096, 4097, 100_000] {
+    for len in [0, 1, 64, 1024, 1025, 4096, 4097, LONGEST] {
         let content = pattern(len, 3);
         b.qp.post_recv(b.pd.allocate(len.max(1)).unwrap(), 1).unwrap();
         let received = deliver(&mut a, &mut b, |a| {
@@ -49,6 +84,24 @@ fn messages_of_all_sizes_arrive_whole() {
         assert_eq!((received.token, received.opcode, received.byte_len), (1, Opcode::Recv, len));
         assert!(received.buffer()[..len] == content[..], "{len} bytes");
     }
+}
+
+#[test]
+fn late_copies_of_a_message_are_passed_over() {
+    let Some((mut a, mut b)) = small() else { return };
+    assert_works(&mut a, &mut b);
+    for _ in 0..4 {
+        b.qp.post_recv(b.pd.allocate(8).unwrap(), 0).unwrap();
+    }
+    for _ in 0..3 {
+        a.qp.post_send(Send::inline(b"copy")).unwrap();
+        assert_eq!(wait(&mut a.sends).status, Ok(()));
+    }
+    pass_over_late_copies(&mut a, &mut b);
+    assert_eq!(b.qp.recv_queue().room(), b.qp.recv_queue().depth(), "no receive is left");
+    b.qp.post_recv(b.pd.allocate(8).unwrap(), 1).unwrap();
+    let received = deliver(&mut a, &mut b, |a| a.qp.post_send(Send::inline(b"message")).unwrap());
+    assert_eq!((received.token, received.byte_len, &received.buffer()[..7]), (1, 7, &b"message"[..]));
 }
 
 #[test]
@@ -125,13 +178,13 @@ fn an_error_flushes_receives_and_a_reset_starts_again() {
     let flushed = wait(&mut b.receives);
     assert_eq!((flushed.status.unwrap_err().status, flushed.token), (WcStatus::WR_FLUSH_ERR, 4));
     let (pd, port) = (b.pd.clone(), open().port);
-    let init = |qp: QueuePair<Uc>| qp.reset().unwrap().init(&InitOptions::new().port(port)).unwrap();
+    let init = |qp: Reported<Uc>| qp.reset().unwrap().init(&InitOptions::new().port(port)).unwrap();
     let (qp_a, qp_b) = (init(a.qp), init(b.qp));
     let (to_a, to_b) = (qp_a.endpoint(), qp_b.endpoint());
     assert_eq!(to_a.responder_resources, 0);
     let connect = |qp: rdma::InitializedQueuePair<Uc>, to| qp.connect(to, &ConnectOptions::new()).unwrap();
-    let mut a = Side { qp: connect(qp_a, &to_b), ..a };
-    let mut b = Side { qp: connect(qp_b, &to_a), pd, ..b };
+    let mut a = Side { qp: connect(qp_a, &to_b).into(), ..a };
+    let mut b = Side { qp: connect(qp_b, &to_a).into(), pd, ..b };
     assert_works(&mut a, &mut b);
 }
 
@@ -178,14 +231,23 @@ fn messages_take_receives_of_a_shared_queue() {
     for round in 0..8 {
         receives.post_recv(pd.allocate(2000).unwrap(), u64::from(round)).unwrap();
         let (end, client) = &mut pairs[usize::from(round) % 2];
-        let content = pattern(2000, round);
+        let mut content = pattern(2000, round);
+        content[0] = round;
         let arrived = (0..10).find_map(|_| {
             client.post_send(Send::new(buffer(&pd, &content))).unwrap();
             assert_eq!(wait(&mut sends).status, Ok(()));
-            let mut completion = poller.wait(Some(LOST)).unwrap()?;
-            completion.status().unwrap();
-            assert_eq!(completion.qpn(), end.qpn());
-            Some(completion.take_buffer().unwrap().to_vec())
+            loop {
+                let mut completion = poller.wait(Some(LOST)).unwrap()?;
+                completion.status().unwrap();
+                let received = completion.take_buffer().unwrap();
+                if received[0] < round {
+                    // A late copy of an earlier message, which was sent again.
+                    receives.post_recv(received, 0).unwrap();
+                    continue;
+                }
+                assert_eq!(completion.qpn(), end.qpn());
+                break Some(received.to_vec());
+            }
         });
         assert!(arrived.expect("one of ten messages") == content, "round {round}");
     }

@@ -308,7 +308,8 @@ fn a_queue_pair_that_is_closed_with_requests_under_way_frees_everything() {
         // The first datagram may have left before the queue pair was destroyed, or all may have
         // been flushed.
         while b.receives.wait(Some(Duration::from_millis(5))).unwrap().is_some() {}
-        b.qp = b.qp.reset().unwrap().init(&DatagramOptions::new(QKEY).port(opened.port)).unwrap().ready().unwrap();
+        let reset = b.qp.reset().unwrap().init(&DatagramOptions::new(QKEY).port(opened.port)).unwrap();
+        b.qp = reset.ready().unwrap().into();
     }
 }
 
@@ -366,7 +367,8 @@ fn a_queue_pair_works_again_after_a_reset_and_with_another_key() {
     let (mut a, mut b) = (Post::new(&opened), Post::new(&opened));
     let address = a.address_of(&b);
     b.receive(8, 1);
-    b.qp = b.qp.reset().unwrap().init(&DatagramOptions::new(0x77).port(opened.port)).unwrap().ready().unwrap();
+    let reset = b.qp.reset().unwrap().init(&DatagramOptions::new(0x77).port(opened.port)).unwrap();
+    b.qp = reset.ready().unwrap().into();
     assert_eq!(b.qp.query().unwrap().qkey(), 0x77);
     b.receive(8, 2);
     a.qp.post_send(Send::inline(b"old").to(&address, b.qp.qpn(), QKEY)).unwrap();

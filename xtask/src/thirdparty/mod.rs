@@ -2,6 +2,7 @@
 //! workspace `thirdparty`), these crates' own tests and examples, and rdma-core's tests in Python
 //! on the software device, through `soft-rdma`, and prints tables.
 
+mod again;
 mod cases;
 mod pyverbs;
 mod registry;
@@ -11,8 +12,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::flaky::{Failure, List, Summary, THIRDPARTY, first_error};
 use crate::system::{cargo, make, output};
+use again::{Failed, Subject};
 use cases::{CASES, Case, Kind, OURS, Outcome};
+use pyverbs::Tests;
 use run::{Ended, Launcher};
 
 #[derive(Debug, clap::Args)]
@@ -30,47 +34,45 @@ struct Line {
     text: String,
     result: String,
     took: Duration,
-    /// What the programs have printed, if the case failed.
-    failed: Option<String>,
 }
 
 /// Runs the command.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
-    let launcher = build(&crate::root(), options.dev)?;
-    let is_wanted = |case: &&Case| options.only.as_ref().is_none_or(|only| case.text().contains(only));
-    let wanted: Vec<&Case> = CASES.iter().filter(is_wanted).collect();
-    if wanted.iter().any(|case| case.kind == Kind::Crate) {
-        build_crates(&crate::root(), &launcher)?;
+    let (root, only) = (crate::root(), options.only.as_deref());
+    let list = List::read(&root)?;
+    let launcher = build(&root, options.dev)?;
+    let python = Tests::fetch(&launcher)?;
+    let tests = python.names()?;
+    if only.is_none() {
+        let cases: Vec<String> = CASES.iter().map(Case::text).collect();
+        list.check(THIRDPARTY, cases.iter().chain(&tests).map(String::as_str))?;
     }
-    if wanted.iter().any(|case| case.kind.is_of_registry()) {
-        registry::build(&crate::root(), &launcher)?;
-    }
-    let lines: Vec<Line> = wanted.iter().map(|case| examine(&launcher, case)).collect();
-    print(&lines);
-    let tested = pyverbs::run(&launcher, options.only.as_deref());
-    if let (true, Ok(0), Some(only)) = (lines.is_empty(), &tested, &options.only) {
+    let is_wanted = |name: &str| only.is_none_or(|only| name.contains(only));
+    let wanted: Vec<&Case> = CASES.iter().filter(|case| is_wanted(&case.text())).collect();
+    let tests: Vec<&str> = tests.iter().map(String::as_str).filter(|name| is_wanted(name)).collect();
+    if wanted.is_empty() && tests.is_empty() {
         let programs: BTreeSet<&str> = CASES.iter().map(|case| case.program).collect();
         let programs = programs.into_iter().collect::<Vec<_>>().join(", ");
+        let only = only.unwrap_or_default();
         return Err(format!("no test of pyverbs and no program matches {only:?}; programs: {programs}"));
     }
-    let failures = failures(&lines);
-    match failures.into_iter().chain(tested.err()).collect::<Vec<_>>() {
-        failures if failures.is_empty() => Ok(()),
-        failures => Err(format!("failed: {}", failures.join("; "))),
+    if wanted.iter().any(|case| case.kind == Kind::Crate) {
+        build_crates(&root, &launcher)?;
     }
-}
-
-/// Prints what each failed case has printed, last, where a shortened record of CI still holds it;
-/// the result names them.
-fn failures(lines: &[Line]) -> Option<String> {
-    let mut names = Vec::new();
-    for line in lines {
-        if let Some(printed) = &line.failed {
-            println!("\n---- {}: {}\n{printed}", line.text, line.result);
-            names.push(line.text.as_str());
-        }
+    if wanted.iter().any(|case| case.kind.is_of_registry()) {
+        registry::build(&root, &launcher)?;
     }
-    (!names.is_empty()).then(|| format!("{} of {} programs: {}", names.len(), lines.len(), names.join(", ")))
+    let (lines, failed): (Vec<Line>, Vec<Option<Failed>>) = wanted.iter().map(|case| examine(&launcher, case)).unzip();
+    print(&lines);
+    let report = python.run(&tests);
+    report.print();
+    let mut summary = Summary::default();
+    if let (None, Err(error)) = (only, report.are_enough()) {
+        summary.failed(Failure { run: THIRDPARTY.into(), name: "pyverbs".into(), error });
+    }
+    let failed: Vec<Failed> = failed.into_iter().flatten().chain(report.failed).collect();
+    again::run(&launcher, &python, &list, failed, &mut summary)?;
+    summary.finish()
 }
 
 fn print(lines: &[Line]) {
@@ -78,7 +80,7 @@ fn print(lines: &[Line]) {
         return;
     }
     println!("\n{:>7}  {:<62}  result", "seconds", "program");
-    for Line { text, result, took, .. } in lines {
+    for Line { text, result, took } in lines {
         println!("{:7.1}  {text:<62}  {result}", took.as_secs_f64());
     }
 }
@@ -107,19 +109,30 @@ fn build_crates(root: &Path, launcher: &Launcher) -> Result<(), String> {
 }
 
 /// Runs a case and compares its end with the expected one.
-fn examine(launcher: &Launcher, case: &Case) -> Line {
+fn examine(launcher: &Launcher, case: &'static Case) -> (Line, Option<Failed>) {
     let text = case.text();
     println!("{text}");
     let (ended, took) = launcher.run(case);
     let (result, failed) = match (&case.outcome, ended) {
-        (Outcome::Passes | Outcome::Races(_), Ended::Passed) => ("passes".to_owned(), false),
-        (Outcome::Passes | Outcome::Loses(_), Ended::Failed(why)) => (format!("FAILED: {why}"), true),
-        (Outcome::Races(reason), Ended::Failed(why)) => (format!("FAILED three times: {why} ({reason})"), true),
-        (Outcome::Lacks(reason), Ended::Failed(_)) => (format!("known gap: {reason}"), false),
-        (Outcome::Lacks(_), Ended::Passed) => ("PASSES, but is listed as a known gap".to_owned(), true),
-        (Outcome::Loses(_), Ended::Passed) => ("reports an error".to_owned(), false),
-        (_, Ended::Missing) => (format!("MISSING: install {}", case.package()), true),
+        (Outcome::Passes | Outcome::Races(_), Ended::Passed) => ("passes".to_owned(), None),
+        (Outcome::Passes | Outcome::Loses(_), Ended::Failed(why)) => (format!("FAILED: {why}"), Some((why, true))),
+        (Outcome::Races(reason), Ended::Failed(why)) => {
+            (format!("FAILED three times: {why} ({reason})"), Some((why, true)))
+        }
+        (Outcome::Lacks(reason), Ended::Failed(_)) => (format!("known gap: {reason}"), None),
+        (Outcome::Lacks(_), Ended::Passed) => {
+            ("PASSES, but is listed as a known gap".to_owned(), Some(("passes, a known gap".to_owned(), false)))
+        }
+        (Outcome::Loses(_), Ended::Passed) => ("reports an error".to_owned(), None),
+        (_, Ended::Missing) => {
+            let missing = format!("MISSING: install {}", case.package());
+            (missing.clone(), Some((missing, false)))
+        }
     };
-    let failed = failed.then(|| launcher.printed());
-    Line { text, result, took, failed }
+    let failed = failed.map(|(why, may_repeat)| {
+        let log = launcher.printed();
+        let subject = if may_repeat { Subject::Program(case) } else { Subject::Settled };
+        Failed { subject, name: text.clone(), error: first_error(&log).unwrap_or(why), log }
+    });
+    (Line { text, result, took }, failed)
 }

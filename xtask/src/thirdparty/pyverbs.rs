@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
+use super::again::{Failed, Subject};
 use super::run::Launcher;
 use crate::apt::{self, Apt};
 use crate::system::{at, list, make, output, remove};
@@ -23,14 +24,20 @@ const BAR: usize = 100;
 /// Seconds of one test.
 const LIMIT: &str = "60";
 
+/// The tests, and Python to run them.
+pub(super) struct Tests<'a> {
+    launcher: &'a Launcher,
+    folder: PathBuf,
+}
+
 /// The ends of all tests.
 #[derive(Debug, Default)]
-struct Report {
+pub(super) struct Report {
     passed: usize,
     /// The number of skipped tests by cause.
     skipped: BTreeMap<String, usize>,
-    /// Name and last line of each test that failed.
-    failed: Vec<(String, String)>,
+    /// Each test that failed.
+    pub(super) failed: Vec<Failed>,
 }
 
 /// The end of a test.
@@ -38,44 +45,70 @@ struct Report {
 enum End {
     Passed,
     Skipped(String),
+    /// The error.
     Failed(String),
 }
 
-/// Runs the tests whose names contain `only`, prints their results, and returns their number.
-pub(super) fn run(launcher: &Launcher, only: Option<&str>) -> Result<usize, String> {
-    let folder = launcher.folder.join("pyverbs");
-    fetch(&folder)?;
-    let python = |arguments: &[&str]| {
-        let mut command = launcher.command(&["--sysfs"], "timeout");
-        command.args([LIMIT, PYTHON, "tests/run_tests.py"]).args(arguments).current_dir(&folder);
-        command.env("PYTHONPATH", folder.join("root/usr/lib/python3/dist-packages"));
+impl<'a> Tests<'a> {
+    /// Fetches the tests.
+    pub(super) fn fetch(launcher: &'a Launcher) -> Result<Self, String> {
+        let folder = launcher.folder.join("pyverbs");
+        fetch(&folder)?;
+        Ok(Self { launcher, folder })
+    }
+
+    /// The names of all tests.
+    pub(super) fn names(&self) -> Result<Vec<String>, String> {
+        let names = output(&mut self.python(&["--list-tests"]))?;
+        Ok(names.lines().filter(|name| name.starts_with("tests.")).map(str::to_owned).collect())
+    }
+
+    fn python(&self, arguments: &[&str]) -> Command {
+        let mut command = self.launcher.command(&["--sysfs"], "timeout");
+        command.args([LIMIT, PYTHON, "tests/run_tests.py"]).args(arguments).current_dir(&self.folder);
+        command.env("PYTHONPATH", self.folder.join("root/usr/lib/python3/dist-packages"));
         command
-    };
-    let names = output(&mut python(&["--list-tests"]))?;
-    let names = names.lines().filter(|name| name.starts_with("tests.") && only.is_none_or(|only| name.contains(only)));
-    let (of_manager, others): (Vec<&str>, Vec<&str>) = names.partition(|name| name.starts_with(OF_MANAGER));
-    let (queue, report) = (Mutex::new(others.into_iter()), Mutex::new(Report::default()));
-    let test = |name: &str| {
-        let ended = python(&["--dev", "soft0", "-v", name]).output();
-        let ended = ended.map_or_else(
-            |error| End::Failed(error.to_string()),
-            |ended| end(ended.status.success(), &String::from_utf8_lossy(&ended.stderr)),
-        );
-        report.lock().expect("no test panics").add(name, ended);
-    };
-    let work = || {
-        while let Some(name) = { queue.lock().expect("no test panics").next() } {
-            test(name);
-        }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            of_manager.iter().for_each(|name| test(name));
-            work();
+    }
+
+    /// Runs tests in two threads.
+    pub(super) fn run(&self, names: &[&str]) -> Report {
+        let (of_manager, others): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| name.starts_with(OF_MANAGER));
+        let (queue, report) = (Mutex::new(others.into_iter()), Mutex::new(Report::default()));
+        let test = |name: &str| {
+            let (ended, log) = self.test(name);
+            report.lock().expect("no test panics").add(name, ended, log);
+        };
+        let work = || {
+            while let Some(name) = { queue.lock().expect("no test panics").next() } {
+                test(name);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                of_manager.iter().for_each(|name| test(name));
+                work();
+            });
+            scope.spawn(work);
         });
-        scope.spawn(work);
-    });
-    report.into_inner().expect("no test panics").print(only.is_some())
+        report.into_inner().expect("no test panics")
+    }
+
+    /// Runs a test once more, by itself: whether it passes, and what it prints.
+    pub(super) fn run_again(&self, name: &str) -> (bool, String) {
+        let (end, log) = self.test(name);
+        (end == End::Passed, log)
+    }
+
+    /// Runs a test; returns its end and what it has printed.
+    fn test(&self, name: &str) -> (End, String) {
+        match self.python(&["--dev", "soft0", "-v", name]).output() {
+            Ok(ended) => {
+                let log = String::from_utf8_lossy(&ended.stderr).into_owned();
+                (end(ended.status.success(), &log), log)
+            }
+            Err(error) => (End::Failed(error.to_string()), String::new()),
+        }
+    }
 }
 
 /// Fetches the package, and unpacks its tests.
@@ -126,33 +159,34 @@ fn end(is_success: bool, text: &str) -> End {
 }
 
 impl Report {
-    fn add(&mut self, name: &str, end: End) {
+    fn add(&mut self, name: &str, end: End, log: String) {
         match end {
             End::Passed => self.passed += 1,
             End::Skipped(why) => *self.skipped.entry(why).or_default() += 1,
-            End::Failed(why) => self.failed.push((name.to_owned(), why)),
+            End::Failed(error) => {
+                self.failed.push(Failed { subject: Subject::Test, name: name.to_owned(), error, log });
+            }
         }
     }
 
-    /// Prints the results; the result is the number of tests, if none has failed and enough have
-    /// passed.
-    fn print(&self, is_part: bool) -> Result<usize, String> {
+    /// Prints the results.
+    pub(super) fn print(&self) {
         let Self { passed, skipped, failed } = self;
         let skips: usize = skipped.values().sum();
         println!("\npyverbs: {passed} passed, {skips} skipped, {} failed", failed.len());
         for (why, count) in skipped {
             println!("{count:>7}  skipped: {why}");
         }
-        for (name, why) in failed {
-            println!("         FAILED: {name}: {why}");
+        for Failed { name, error, .. } in failed {
+            println!("         FAILED: {name}: {error}");
         }
-        match failed.len() {
-            0 if *passed >= BAR || is_part => Ok(passed + skips),
-            0 => Err(format!("{passed} passed tests of pyverbs, fewer than {BAR}")),
-            count => {
-                let names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
-                Err(format!("{count} of pyverbs' tests: {}", names.join(", ")))
-            }
+    }
+
+    /// Fails if too few tests were run for a run of all tests.
+    pub(super) fn are_enough(&self) -> Result<(), String> {
+        match self.passed + self.failed.len() {
+            ran if ran < BAR => Err(format!("{ran} tests of pyverbs were run, fewer than {BAR}")),
+            _ => Ok(()),
         }
     }
 }
@@ -174,12 +208,13 @@ mod tests {
     }
 
     #[test]
-    fn too_few_passed_tests_are_a_failure() {
+    fn too_few_tests_are_a_failure() {
         let mut report = Report::default();
-        assert!(report.print(true).is_ok() && report.print(false).is_err());
-        (0..BAR).for_each(|_| report.add("a", End::Passed));
-        assert!(report.print(false).is_ok());
-        report.add("b", End::Failed("why".into()));
-        assert!(report.print(false).is_err());
+        (1..BAR).for_each(|_| report.add("a", End::Passed, String::new()));
+        report.add("b", End::Skipped("why".into()), String::new());
+        assert!(report.are_enough().is_err());
+        report.add("c", End::Failed("why".into()), "log".into());
+        assert!(report.are_enough().is_ok(), "the failure is one by itself");
+        assert_eq!((&*report.failed[0].error, &*report.failed[0].log), ("why", "log"));
     }
 }

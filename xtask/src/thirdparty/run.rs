@@ -17,8 +17,6 @@ const LIMIT: Duration = Duration::from_secs(180);
 const LISTENS: Duration = Duration::from_secs(5);
 /// Time for a server to report its own failure after its client has failed.
 const FAILS: Duration = Duration::from_secs(1);
-/// Lines of a program's output that the report of a failure shows.
-const PRINTED: usize = 20;
 /// Clock ticks, of 10 ms, after which a program has connected and exchanges messages.
 const WORKING: u64 = 50;
 
@@ -79,16 +77,14 @@ impl Launcher {
         })
     }
 
-    /// The last lines that each program of the last run has printed.
+    /// What each program of the last run has printed, each line with the program's role.
     pub(super) fn printed(&self) -> String {
-        let last = |(name, peer)| {
+        let lines = |(name, peer)| {
             let text = fs::read(self.output(peer)).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
-            let lines: Vec<&str> = text.lines().collect();
-            let lines = &lines[lines.len().saturating_sub(PRINTED)..];
-            lines.iter().map(|line| format!("{name}: {line}\n")).collect::<String>()
+            text.lines().map(|line| format!("{name}: {line}\n")).collect::<String>()
         };
-        [("server", Peer::Server), ("client", Peer::Client)].map(last).concat()
+        [("server", Peer::Server), ("client", Peer::Client)].map(lines).concat()
     }
 
     /// Runs a case, and measures its time.

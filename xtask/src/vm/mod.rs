@@ -18,12 +18,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::system;
+use crate::{
+    flaky::{self, List},
+    system,
+};
 use clap::ValueEnum;
 use guest::{Accelerator, Guest, Wire};
 use kernel::Kernel;
-use plan::{Built, Known};
+use plan::{Built, Item, Known};
 use report::{Report, Table};
+
+/// The folder of the second run, in that of the first.
+const AGAIN: &str = "again";
 
 /// Without an option: everything, on rxe and Linux 6.1.
 #[derive(Debug, clap::Args)]
@@ -44,7 +50,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1024, value_name = "MIB")]
     memory: u32,
     /// Seconds until the guest is stopped.
-    #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
     limit: u64,
     /// Leave the programs and the scripts out.
     #[arg(long)]
@@ -112,7 +118,8 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let in_guest = runs.iter().any(|run| run.kernel.is_some());
     tools::check(in_guest, runs.iter().any(|run| run.device == Device::Siw))?;
     let root = crate::root();
-    let session = &Session { options, runs: &runs, cache: &root.join("target/vm"), root: &root };
+    let flaky = &List::read(&root)?;
+    let session = &Session { options, runs: &runs, cache: &root.join("target/vm"), root: &root, flaky };
     if let Some(command) = &options.shell {
         let &[run] = &runs[..] else { return Err("--shell takes one device and one kernel".into()) };
         if !options.no_build {
@@ -135,14 +142,15 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
             let running: Vec<_> = group.iter().map(|&run| scope.spawn(move || session.report(built, run))).collect();
             running.into_iter().map(|report| report.join().expect("a run does not panic")).collect::<Vec<_>>()
         });
-        for (run, report) in group.iter().zip(reports) {
+        for (&run, mut report) in group.iter().zip(reports) {
+            session.run_again(built, run, &mut report);
             table.push(run.device_name(), run.kernel_name(), report);
         }
     }
     print!("\n{table}");
     // Last, where a record that keeps only the end of the output has them.
     table.print_failures();
-    table.verdict()
+    table.summary().finish()
 }
 
 /// The runs of a command: the software device once, and each driver on each kernel.
@@ -168,6 +176,8 @@ struct Session<'a> {
     root: &'a Path,
     /// The folder of downloads, images and results.
     cache: &'a Path,
+    /// The cases that passed at their second run.
+    flaky: &'a List,
 }
 
 impl Session<'_> {
@@ -185,16 +195,20 @@ impl Session<'_> {
         let begin = Instant::now();
         let mut report = Report::default();
         if let Err(error) = self.fill(built, run, &mut report) {
-            report.failed.push(error);
+            report.errors.push(error);
         }
         report.seconds = begin.elapsed().as_secs();
         report
     }
 
     fn fill(self, built: &Built, run: Run, report: &mut Report) -> Result<(), String> {
-        let Options { filters, known_faults, .. } = self.options;
+        let Options { filters, known_faults, no_programs, .. } = self.options;
+        let out = self.out(run)?;
         let mut items = built.items(&run.device_name(), run.device != Device::Wire)?;
-        let known = Known::read(&self.root.join("tests/vm"), &run.device_name(), &run.kernel_name())?;
+        if filters.is_empty() && !no_programs {
+            self.flaky.check(&run.device_name(), items.iter().map(|item| &*item.name))?;
+        }
+        let known = self.known(run)?;
         if !known_faults {
             report.excluded = known.exclude(&mut items)?;
         }
@@ -204,14 +218,52 @@ impl Session<'_> {
         if items.is_empty() {
             return Err("no test has such a name".into());
         }
-        let out = self.out(run)?;
-        system::write(out.join("plan"), &plan::lines(&items))?;
+        self.execute(run, &items, &out, report)
+    }
+
+    /// Runs the failed cases of a run once more, without the load of other runs. Keeps the folder
+    /// of a run in which a case failed.
+    fn run_again(self, built: &Built, run: Run, report: &mut Report) {
+        let device = run.device_name();
+        let names = report.second_run(&device, self.flaky);
+        if !names.is_empty() {
+            println!("\n=== {device} on {}, second run of {}", run.kernel_name(), names.join(", "));
+            let begin = Instant::now();
+            let mut second = Report::default();
+            if let Err(error) = self.execute_again(built, run, &names, &mut second) {
+                second.errors.push(error);
+            }
+            second.seconds = begin.elapsed().as_secs();
+            report.add_second(second, AGAIN);
+        }
+        if report.has_failed() {
+            let name = format!("{}-{device}", run.kernel_name());
+            match flaky::keep(&self.folder(run), &self.cache.join("failed"), &name) {
+                Ok(folder) => report.folder = Some(folder),
+                Err(error) => report.errors.push(error),
+            }
+        }
+    }
+
+    fn execute_again(self, built: &Built, run: Run, names: &[String], report: &mut Report) -> Result<(), String> {
+        let mut items = built.items(&run.device_name(), run.device != Device::Wire)?;
+        items.retain(|item| names.contains(&item.name));
+        let out = self.folder(run).join(AGAIN);
+        copy_script(self.root, &out)?;
+        // The first run's guests have ended, so that this one is alone.
+        let alone = Session { runs: &[run], ..self };
+        alone.execute(run, &items, &out, report)
+    }
+
+    /// Runs a plan with its output in a folder.
+    fn execute(self, run: Run, items: &[Item], out: &Path, report: &mut Report) -> Result<(), String> {
+        system::write(out.join("plan"), &plan::lines(items))?;
         let Some(kernel) = run.kernel else {
-            let ended = self.on_this_machine(&out);
-            report.read(&out, items.len());
+            let ended = self.on_this_machine(out);
+            report.read(out, items.len());
             return ended;
         };
-        let guest = self.guest(run, kernel, &out)?;
+        let guest = self.guest(run, kernel, out)?;
         let begin = Instant::now();
         let programs = self.programs();
         let (ended, messages) = if run.device == Device::Wire {
@@ -221,9 +273,13 @@ impl Session<'_> {
             (ended, guest.messages())
         };
         report.guest_seconds = begin.elapsed().as_secs();
-        report.read(&out, items.len());
-        report.complaints(&messages, &known);
+        report.read(out, items.len());
+        report.complaints(&messages, &self.known(run)?);
         ended
+    }
+
+    fn known(self, run: Run) -> Result<Known, String> {
+        Known::read(&self.root.join("tests/vm"), &run.device_name(), &run.kernel_name())
     }
 
     /// Runs the plan in the first of two guests, while the second executes what the first asks of
@@ -263,9 +319,14 @@ impl Session<'_> {
         }
     }
 
+    /// The folder of a run's output.
+    fn folder(self, run: Run) -> PathBuf {
+        self.cache.join(format!("run-{}-{}", run.kernel_name(), run.device_name()))
+    }
+
     /// Creates an empty folder for a run's output, with the guest's script in it.
     fn out(self, run: Run) -> Result<PathBuf, String> {
-        let out = self.cache.join(format!("run-{}-{}", run.kernel_name(), run.device_name()));
+        let out = self.folder(run);
         system::remove(&out)?;
         copy_script(self.root, &out)?;
         Ok(out)
@@ -357,7 +418,7 @@ mod tests {
         let options = Cli::parse_from(["vm", "--shell", "pingpong"]).options;
         let run = Run { device: Device::Rxe, kernel: Some(Kernel::V6_1) };
         let root = Path::new("/workspace");
-        let session = Session { options: &options, runs: &[run], root, cache: root };
+        let session = Session { options: &options, runs: &[run], root, cache: root, flaky: &List::default() };
         let commands = session.prepare(run);
         assert!(commands.contains("export PATH='/workspace/target/vm/programs':$PATH\n"), "{commands}");
     }

@@ -11,8 +11,9 @@ use serde_json::Value;
 
 use crate::system::{self, at, cargo, list, output, read};
 
-/// Time limit of one test or program in an emulated machine, in seconds.
-const LIMIT: u32 = 120;
+/// Time limit of one test or program, in seconds. It is longer than the longest wait in a test (240
+/// s, for a message of 1 GiB), so that a test that waits in vain says itself what it has waited for.
+const LIMIT: u32 = 300;
 /// Test binaries that need a compiler but no device.
 const NOT_FOR_A_DEVICE: [&str; 1] = ["compile_fail"];
 /// The test binary whose name items leave out: it has all tests that need no process of their own.
@@ -25,7 +26,8 @@ const OPTIMIZED: [&str; 6] = ["rdma", "rdma-sys", "rdma-mem", "rdma-soft", "rdma
 const CASES: &str = "# cases:";
 /// Prefixes of the items that run last: the fault tests disturb the device's links, and the
 /// leftovers are those of all tests.
-const LAST: [&str; 2] = ["faults::", "leftovers::"];
+const LAST: [&str; 2] = ["faults::", LEFTOVERS];
+const LEFTOVERS: &str = "leftovers::";
 
 /// One test, program or case.
 #[derive(Clone, Debug)]
@@ -288,6 +290,12 @@ impl Known {
         let texts = self.entries.iter().filter_map(|(_, name, reason)| Some((name.strip_prefix("kernel::")?, reason)));
         texts.filter(|(text, _)| line.contains(text)).map(|(_, reason)| reason.as_str()).next()
     }
+}
+
+/// Whether the item examines what all items of the run have left behind, so that it would pass by
+/// itself.
+pub(crate) fn judges_all(name: &str) -> bool {
+    name.starts_with(LEFTOVERS)
 }
 
 /// Formats the plan for `guest.sh`.
