@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 mod aarch64;
 mod apt;
 mod bindings;
+mod counts;
 mod lint;
 mod msrv;
 mod ptx;
@@ -31,6 +32,8 @@ enum Command {
     Aarch64,
     /// Generate rdma-sys' bindings from rdma-core's headers, or check them.
     Bindings(bindings::Options),
+    /// Compare instruction counts of the data path with the table that is committed.
+    Counts(counts::Options),
     /// Check dependencies (users, minimum Rust versions, C code) and prose (the length of lines,
     /// SAFETY comments that argue nothing).
     Lint,
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Aarch64 => aarch64::run(),
         Command::Bindings(options) => bindings::run(&options),
+        Command::Counts(options) => counts::run(&options),
         Command::Lint => lint::run(),
         Command::Msrv => msrv::run(),
         Command::Ptx(options) => ptx::run(&options),
