@@ -10,20 +10,17 @@ use rdma_benches::contender::{MESSAGES, MessageRate, Test, Ucx};
 use rdma_benches::pair::{self, Contenders, Outcome, Plan};
 use rdma_benches::stats::{Spread, paired_ratio};
 use rdma_benches::table::{self, Table};
-use rdma_benches::{affinity, callgrind, device, mode};
+use rdma_benches::{affinity, callgrind, device, mode, ways};
 
 /// Bytes in a message.
 const SIZE: usize = 64;
-/// Batches under callgrind, and twice that.
-const COUNTED: u32 = 2000;
 /// Messages of a batch.
 const BATCH: f64 = 16.0;
 
 fn main() -> Result<(), Box<dyn Error>> {
     if mode::option("--count").is_some() {
-        let batches = mode::option("--iterations").and_then(|n| n.parse().ok()).unwrap_or(1);
         affinity::pin(affinity::two_cores()?.0)?;
-        return Ok(MessageRate::within_a_process(&device::open()?, SIZE, batches)?);
+        return Ok(MessageRate::within_a_process(&device::open()?, SIZE, ways::counted_iterations())?);
     }
     let rounds = mode::number("rounds", 7)?;
     let mut plan = Plan::new(mode::is_smoke(), rounds, Duration::from_millis(50));
@@ -40,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     report(&outcomes);
     if !mode::is_smoke() {
-        let instructions = callgrind::per_iteration("batch", COUNTED)? / BATCH;
+        let instructions = callgrind::per_iteration("batch")? / BATCH;
         println!("both ends in one process: {} instructions a message", table::number(instructions));
     }
     Ok(())

@@ -9,6 +9,7 @@ pub mod allocations;
 pub mod callgrind;
 pub mod collectives;
 pub mod contender;
+pub mod counts;
 pub mod device;
 pub mod limit;
 pub mod mode;

@@ -269,13 +269,15 @@ fn lead(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders
     let mut contenders = build(Role::Leader, &mut channel)?;
     let outcomes = play(plan, &mut channel, &mut contenders);
     finished.store(true, Ordering::Release);
+    // A follower that spins for this side's next step dies with this process; nobody waits for it.
+    let outcomes = outcomes?;
     drop(contenders);
     drop(channel);
     if watcher.join().is_err() {
         return Err(io::Error::other("the thread that watched the follower panicked"));
     }
     affinity::set(&all)?;
-    outcomes
+    Ok(outcomes)
 }
 
 fn play(plan: &Plan, channel: &mut Channel, contenders: &mut [Box<dyn Contender>]) -> io::Result<Vec<Outcome>> {

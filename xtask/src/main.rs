@@ -8,6 +8,7 @@ mod aarch64;
 mod apt;
 mod bindings;
 mod check;
+mod counts;
 mod flaky;
 mod lint;
 mod msrv;
@@ -36,6 +37,8 @@ enum Command {
     Bindings(bindings::Options),
     /// Check what changed since a commit: formatting, lint, clippy, unit tests.
     Check(check::Options),
+    /// Compare instruction counts of the data path with the table that is committed.
+    Counts(counts::Options),
     /// Check dependencies (users, minimum Rust versions, C code) and prose (the length of lines,
     /// SAFETY comments that argue nothing).
     Lint,
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Aarch64 => aarch64::run(),
         Command::Bindings(options) => bindings::run(&options),
         Command::Check(options) => check::run(&options),
+        Command::Counts(options) => counts::run(&options),
         Command::Lint => lint::run(),
         Command::Msrv => msrv::run(),
         Command::Ptx(options) => ptx::run(&options),

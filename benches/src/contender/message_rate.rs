@@ -18,6 +18,7 @@ use rdma::{
 };
 use rdma_sys::{ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_status, ibv_wr_opcode};
 
+use crate::callgrind;
 use crate::pair::{Channel, Contender, Role};
 
 /// Requests posted by one call.
@@ -131,14 +132,16 @@ impl MessageRate {
         let (one, other) = (Prepared::new(opened)?, Prepared::new(opened)?);
         let (to_one, to_other) = (one.qp.endpoint(), other.qp.endpoint());
         let (mut one, mut other) = (one.connect(&to_other, size)?, other.connect(&to_one, size)?);
-        for _ in 0..batches {
-            one.send()?;
-            let mut left = BATCH;
-            while left > 0 {
-                left -= other.receive()?;
+        callgrind::counted(|| {
+            for _ in 0..batches {
+                one.send()?;
+                let mut left = BATCH;
+                while left > 0 {
+                    left -= other.receive()?;
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn post_receives(&mut self) -> io::Result<()> {

@@ -1,5 +1,10 @@
 //! Several ways to do one thing: nanoseconds, instructions and allocations of each.
 
+pub mod datagrams;
+pub mod lockstep;
+pub mod post_poll;
+pub mod send_receive;
+
 use std::error::Error;
 use std::io;
 use std::time::{Duration, Instant};
@@ -8,8 +13,8 @@ use crate::stats::{self, Spread};
 use crate::table::{self, Table};
 use crate::{affinity, allocations, callgrind, mode, pair, quiet};
 
-/// Iterations under callgrind, and twice that.
-const COUNTED: u32 = 20_000;
+/// Iterations before those that are timed or counted.
+const WARM_UP: u64 = 100;
 
 /// A way, ready to run.
 pub trait Way: Sized {
@@ -44,7 +49,7 @@ pub struct Measured<W> {
 impl<W: Way> Measured<W> {
     fn new(name: &'static str) -> io::Result<Self> {
         let mut way = W::named(name)?;
-        way.run(100)?;
+        way.run(WARM_UP)?;
         Ok(Self { name, way, nanoseconds: Vec::with_capacity(64), allocations: 0, instructions: None })
     }
 
@@ -63,7 +68,7 @@ impl<W: Way> Measured<W> {
     }
 
     fn count(&mut self) -> io::Result<()> {
-        match callgrind::per_iteration(self.name, COUNTED) {
+        match callgrind::per_iteration(self.name) {
             Ok(instructions) => self.instructions = Some(instructions),
             Err(error) if error.kind() == io::ErrorKind::NotFound => println!("1 skipped: valgrind is not installed"),
             Err(error) => return Err(error),
@@ -90,8 +95,7 @@ impl<W: Way> Measured<W> {
 /// An error of a way or of valgrind, or an option that is no number.
 pub fn measure<W: Way>(names: &[&'static str], block: u64) -> Result<Option<Vec<Measured<W>>>, Box<dyn Error>> {
     if let Some(name) = mode::option("--count") {
-        let iterations = mode::option("--iterations").and_then(|n| n.parse().ok()).unwrap_or(1);
-        W::named(&name)?.run(iterations)?;
+        count::<W>(&name)?;
         return Ok(None);
     }
     let smoke = mode::is_smoke();
@@ -110,6 +114,24 @@ pub fn measure<W: Way>(names: &[&'static str], block: u64) -> Result<Option<Vec<
         }
     }
     Ok(Some(measured))
+}
+
+/// Goes the way with this name in a process that callgrind counts.
+///
+/// # Errors
+///
+/// The way's error.
+pub fn count<W: Way>(name: &str) -> io::Result<()> {
+    let mut way = W::named(name)?;
+    way.run(WARM_UP)?;
+    let iterations = counted_iterations();
+    callgrind::counted(|| way.run(iterations))
+}
+
+/// How many iterations are counted.
+#[must_use]
+pub fn counted_iterations() -> u64 {
+    mode::option("--iterations").and_then(|n| n.parse().ok()).unwrap_or(1)
 }
 
 /// A table of all measurements, with a head for the column of names.
