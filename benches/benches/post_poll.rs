@@ -39,7 +39,7 @@ fn report(measured: &[Measured<Case>]) {
     }
     if let Some(more) = measured[Case::SHARED_RECEIVE].instructions_over(&measured[Case::RECEIVE]) {
         let what = "shared receive over own, null provider";
-        table::bar(what, "at most 30 instructions more", &table::number(more), more <= 30.0);
+        table::bar(what, "at most 26 instructions more", &table::number(more), more <= 26.0);
     }
     let allocations: u64 = measured.iter().map(|one| one.allocations).sum();
     table::bar("data path", "no allocation", &allocations.to_string(), allocations == 0);
