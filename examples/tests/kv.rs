@@ -143,11 +143,11 @@ fn load_is_measured_over_both_transports() {
     assert!(out.contains("open loop of 500 requests/s") && out.lines().count() == 4, "{out}");
 }
 
-/// A server that may have a few open files only, and serves over TCP too.
-fn server_with_few_files() -> Server {
+/// A server that may have a few open files only.
+fn server_with_few_files(option: &str) -> Server {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]).arg(program("kv").get_program());
-    command.args(SERVE).args(["--keys=100", "--tcp", "--port=0", "--json"]);
+    command.args(SERVE).args(["--keys=100", option, "--port=0", "--json"]);
     let mut child = command.env_clear().env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -155,16 +155,29 @@ fn server_with_few_files() -> Server {
     Server { child, address: fields["address"].as_str().unwrap().parse().unwrap() }
 }
 
-#[test]
-fn clients_over_tcp_are_served_after_a_shortage_of_files() {
-    let server = server_with_few_files();
-    let flood: Vec<_> = (0..100).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+/// Connections that take all files of a server.
+fn flood(server: &Server) -> Vec<TcpStream> {
+    let flood = (0..100).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let (start, files) = (Instant::now(), format!("/proc/{}/fd", server.child.id()));
     while std::fs::read_dir(&files).unwrap().count() < 64 {
         assert!(start.elapsed() < Duration::from_secs(60), "the server has files left");
         thread::sleep(Duration::from_millis(5));
     }
+    flood
+}
+
+#[test]
+fn a_server_without_files_refuses_clients_at_once() {
+    let server = server_with_few_files("--exchange=tcp");
+    let flood = flood(&server);
+    refused(&server, "get", &["key", "--exchange=tcp"], "(Busy): the node has no descriptor for another connection");
     drop(flood);
+}
+
+#[test]
+fn clients_over_tcp_are_served_after_a_shortage_of_files() {
+    let server = server_with_few_files("--tcp");
+    drop(flood(&server));
     let put = async { tcp::Client::connect(server.address).await?.put(b"key", b"value").await };
     assert_eq!(service::runtime().unwrap().block_on(put).unwrap(), 1);
 }

@@ -180,7 +180,7 @@ impl Incoming {
     ///
     /// `PeerGone` if the peer has given up; `Protocol` if its first messages break the protocol;
     /// `Timeout`; `DriverGone`; `Local` for errors of the device, and if the node has no room for
-    /// another connection, which the peer learns.
+    /// another connection. The peer learns of these as a refusal: `Busy`, or `Unavailable`.
     pub async fn accept(self) -> Result<Connection, Failure> {
         let (tables, shared) = (&self.handle.tables, &self.handle.tables.shared);
         let Pending { request, hello, ticket, stake } = self.pending;
@@ -195,7 +195,7 @@ impl Incoming {
         let (qp, pool) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
-                reject(request, &Refuse::new(RefuseCode::Busy, "the node has no room for another connection"));
+                reject(request, &refusal(&error));
                 return Err(error.into());
             }
         };
@@ -203,6 +203,7 @@ impl Incoming {
         let parts = Parts {
             key,
             id: request.key(),
+            port: qp.port(),
             local_addr: request.local_addr(),
             peer_addr: request.peer_addr(),
             protocol: Protocol::new(agreed, shared.options.slots(shares), Instant::now()),
@@ -222,6 +223,16 @@ impl Incoming {
         }
         Ok(connection)
     }
+}
+
+/// What a peer is told whose connection could not be made.
+fn refusal(error: &Error) -> Refuse {
+    let is_full = matches!(error.kind(), ErrorKind::CompletionQueueTooSmall { .. } | ErrorKind::OutOfMemory)
+        || matches!(error.errno(), Some(libc::EMFILE | libc::ENFILE | libc::ENOSPC));
+    if is_full {
+        return Refuse::new(RefuseCode::Busy, "the node has no room for another connection");
+    }
+    Refuse::new(RefuseCode::Unavailable, error.to_string())
 }
 
 impl fmt::Debug for Incoming {

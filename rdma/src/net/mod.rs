@@ -81,6 +81,7 @@
 mod attempt;
 mod connect;
 mod connection;
+mod device_events;
 mod driver;
 mod exchange;
 mod failure;

@@ -112,7 +112,8 @@ impl NodeOptions {
         /// Most connections of the node. Its completion queue has room for them, or for as many as
         /// the device's largest holds: one more connection fails, or is refused.
         max_connections(count: u32) = count;
-        /// Time for each step of connecting and accepting.
+        /// Time for each step of connecting and accepting, and for
+        /// [`Connection::close`](super::Connection::close).
         timeout(time: Duration) = time.min(LONGEST);
         /// Time for a dropped connection to send its last messages.
         linger(time: Duration) = time.min(LONGEST);

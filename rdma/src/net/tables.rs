@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::connection::Core;
 use super::exchange::Events;
-use super::failure::{Failure, FailureKind};
+use super::failure::Failure;
 use super::link::Draining;
 use super::mailbox::Mailbox;
 use super::receives::ReceivePool;
@@ -35,7 +35,8 @@ struct Entries {
     routes: HashMap<IdKey, Route>,
     last_key: u32,
     has_handles: bool,
-    is_driven: bool,
+    /// The reason why nothing works any more: the driver is gone, or the device has failed.
+    ended: Option<Failure>,
 }
 
 /// The user of a receive of a pool.
@@ -81,7 +82,7 @@ impl Tables {
             routes: HashMap::new(),
             last_key: 0,
             has_handles: true,
-            is_driven: true,
+            ended: None,
         });
         Self { shared: Arc::new(shared), events, entries, made_in: MadeIn::default() }
     }
@@ -139,9 +140,7 @@ impl Tables {
     /// with the number of its queue pair.
     pub(super) fn add(&self, core: &Arc<Core>) -> Result<(), Failure> {
         let mut entries = self.lock();
-        if !entries.is_driven {
-            return Err(Failure::new(FailureKind::DriverGone));
-        }
+        entries.check()?;
         entries.cores.insert(core.key, Arc::clone(core));
         entries.keys.extend(core.sharing_qpn.map(|qpn| (qpn, core.key)));
         Ok(())
@@ -194,9 +193,7 @@ impl Tables {
     pub(super) fn set_route(&self, id: IdKey, route: Route) -> Result<(), Failure> {
         self.check(Operation::CreateId)?;
         let mut entries = self.lock();
-        if !entries.is_driven {
-            return Err(Failure::new(FailureKind::DriverGone));
-        }
+        entries.check()?;
         entries.routes.insert(id, route);
         Ok(())
     }
@@ -204,9 +201,7 @@ impl Tables {
     /// Makes a connection the receiver of the events of an id, unless the connection has ended.
     pub(super) fn hand_over(&self, id: IdKey, core: &Arc<Core>) -> Result<(), Failure> {
         let mut entries = self.lock();
-        if !entries.is_driven {
-            return Err(Failure::new(FailureKind::DriverGone));
-        }
+        entries.check()?;
         if entries.cores.contains_key(&core.key) {
             entries.routes.insert(id, Route::Connection(Arc::clone(core)));
         } else {
@@ -285,15 +280,14 @@ impl Tables {
         panics.resume();
     }
 
-    /// Fails everything: the driver is gone.
-    pub(super) fn stop(&self) {
-        let (cores, routes) = {
+    /// Fails everything, also what comes later. Only the first reason counts.
+    pub(super) fn stop(&self, failure: Failure) {
+        let (cores, routes, failure) = {
             let mut entries = self.lock();
-            entries.is_driven = false;
+            let failure = entries.ended.get_or_insert(failure).clone();
             let routes: Vec<_> = entries.routes.drain().map(|(_, route)| route).collect();
-            (entries.cores.values().cloned().collect::<Vec<_>>(), routes)
+            (entries.cores.values().cloned().collect::<Vec<_>>(), routes, failure)
         };
-        let failure = Failure::new(FailureKind::DriverGone);
         // A task that panics when it is woken must not leave others waiting.
         let mut panics = Panics::default();
         for core in cores {
@@ -307,9 +301,19 @@ impl Tables {
             });
         }
         panics.catch(|| self.remove_ended());
-        let draining = std::mem::take(&mut self.lock().draining);
-        panics.catch(|| drop(draining));
         panics.resume();
+    }
+
+    /// Drops what waits for completions, which nobody delivers any more.
+    pub(super) fn abandon(&self) {
+        let draining = std::mem::take(&mut self.lock().draining);
+        drop(draining);
+    }
+
+    /// The connection of a queue pair.
+    pub(super) fn core_of_queue_pair(&self, qpn: u32) -> Option<Arc<Core>> {
+        let cores: Vec<_> = self.lock().cores.values().cloned().collect();
+        cores.into_iter().find(|core| core.qpn() == Some(qpn))
     }
 
     /// Whether neither a handle nor a connection is left.
@@ -320,6 +324,11 @@ impl Tables {
 }
 
 impl Entries {
+    /// Fails once nothing works any more.
+    fn check(&self) -> Result<(), Failure> {
+        self.ended.clone().map_or(Ok(()), Err)
+    }
+
     fn mailboxes(&self) -> Vec<Arc<Mailbox>> {
         let mailbox =
             |route: &Route| if let Route::Mailbox(mailbox) = route { Some(Arc::clone(mailbox)) } else { None };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::fetched::FetchBuffers;
 use super::flow::{Buffers, Flow, Memory, Offers};
@@ -31,6 +31,8 @@ pub(in crate::net) struct Core {
     pub(in crate::net) id: IdKey,
     /// The number of the queue pair, if it takes its receives from a pool.
     pub(in crate::net) sharing_qpn: Option<u32>,
+    /// The port of the queue pair.
+    port: u8,
     pub(super) local_addr: Option<SocketAddr>,
     pub(super) peer_addr: Option<SocketAddr>,
     pub(super) max_payload: usize,
@@ -56,6 +58,8 @@ pub(in crate::net) struct Core {
 pub(in crate::net) struct Parts {
     pub(in crate::net) key: u32,
     pub(in crate::net) id: IdKey,
+    /// The port of the queue pair.
+    pub(in crate::net) port: u8,
     pub(in crate::net) local_addr: Option<SocketAddr>,
     pub(in crate::net) peer_addr: Option<SocketAddr>,
     pub(in crate::net) protocol: Protocol,
@@ -67,7 +71,7 @@ pub(in crate::net) struct Parts {
 
 impl Core {
     pub(in crate::net) fn new(shared: &Arc<Shared>, parts: Parts) -> Arc<Self> {
-        let Parts { key, id, local_addr, peer_addr, protocol, pool, ticket, sharing } = parts;
+        let Parts { key, id, port, local_addr, peer_addr, protocol, pool, ticket, sharing } = parts;
         let (stake, sharing_qpn) = sharing.unzip();
         let agreed = protocol.agreed();
         let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
@@ -82,6 +86,7 @@ impl Core {
             key,
             id,
             sharing_qpn,
+            port,
             local_addr,
             peer_addr,
             max_payload,
@@ -179,9 +184,14 @@ impl Core {
     }
 
     /// The number of the queue pair of an established connection.
-    #[cfg(test)]
     pub(in crate::net) fn qpn(&self) -> Option<u32> {
         self.with(|flow, _| flow.qpn())
+    }
+
+    /// The queue pair of an established connection.
+    #[cfg(test)]
+    pub(in crate::net) fn raw_queue_pair(&self) -> Option<*mut rdma_sys::ibv_qp> {
+        self.with(|flow, _| flow.raw_queue_pair())
     }
 
     pub(in crate::net) fn expect_message(&self, by: Instant) {
@@ -206,11 +216,15 @@ impl Core {
     }
 
     pub(in crate::net) fn fail(&self, failure: Failure) {
+        // Outside of the lock: it may ask the device.
+        let failure = self.shared.judge(failure, self.port);
         self.with(|flow, _| flow.fail(failure));
     }
 
     pub(in crate::net) fn handle_timeout(&self) {
-        self.with(Flow::handle_timeout);
+        if self.with(Flow::handle_timeout).is_err() {
+            self.fail(Failure::new(FailureKind::PeerGone));
+        }
     }
 
     /// Takes a receive of the pool that was flushed.
@@ -224,6 +238,11 @@ impl Core {
         // Outside of the lock: a subscriber of the log may run.
         let (link, stake) = self.with(|flow, _| flow.take_link())?;
         link.disconnect(self.key, stake)
+    }
+
+    /// Time for a close that the application waits for.
+    pub(super) fn close_time(&self) -> Duration {
+        self.shared.options.timeout.max(self.shared.options.linger)
     }
 
     /// Waits until the connection has closed; returns the peer's code.

@@ -17,7 +17,7 @@ use super::operations::{Finished, Operations, Request};
 use crate::mr::Buffer;
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::link::{Link, READ_BIT};
-use crate::net::protocol::{HEADER_LEN, Protocol, Received};
+use crate::net::protocol::{HEADER_LEN, Protocol, Received, Silent};
 use crate::net::receives::{ReceivePool, Stake};
 use crate::net::waiters::{Task, Waiters};
 use crate::op::Send;
@@ -177,9 +177,13 @@ impl Flow {
         }
     }
 
-    #[cfg(test)]
     pub(super) fn qpn(&self) -> Option<u32> {
         self.link.as_ref().map(|link| link.qp.qpn())
+    }
+
+    #[cfg(test)]
+    pub(super) fn raw_queue_pair(&self) -> Option<*mut rdma_sys::ibv_qp> {
+        self.link.as_ref().map(|link| link.qp.as_raw())
     }
 
     /// Makes the connection able to send.
@@ -595,7 +599,7 @@ impl Flow {
     /// Ends this end's data after the last message.
     pub(super) fn finish(&mut self, now: Instant) {
         if self.receiver_is_gone {
-            return self.close(0, now);
+            return self.close(0, now, self.linger);
         }
         if self.ending == Ending::None {
             self.ending = Ending::Data;
@@ -612,17 +616,19 @@ impl Flow {
         }
         self.replace_receives();
         if self.ending == Ending::Data {
-            return self.close(0, now);
+            return self.close(0, now, self.linger);
         }
         self.pump(now);
     }
 
-    /// Closes the connection after the last message, in the time of `linger`.
-    pub(super) fn close(&mut self, code: u32, now: Instant) {
+    /// Closes the connection after the last message, in this time. A close that is under way keeps
+    /// its code.
+    pub(super) fn close(&mut self, code: u32, now: Instant, time: Duration) {
         if !matches!(self.ending, Ending::Connection(_)) {
             self.ending = Ending::Connection(code);
-            self.close_by = Some(now + self.linger);
         }
+        let by = now + time;
+        self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
         self.pump(now);
     }
 
@@ -645,15 +651,17 @@ impl Flow {
     }
 
     /// Does what is due, and forgets the deadline that the driver knows.
-    pub(super) fn handle_timeout(&mut self, now: Instant) {
+    ///
+    /// # Errors
+    ///
+    /// The peer is silent, and the caller must fail the connection.
+    pub(super) fn handle_timeout(&mut self, now: Instant) -> Result<(), Silent> {
         self.noted = None;
         if self.outcome.is_some() || self.deadline().is_none_or(|at| at > now) {
-            return;
+            return Ok(());
         }
         let is_due = |time: Option<Instant>| time.is_some_and(|time| time <= now);
-        if self.protocol.handle_timeout(now).is_err() {
-            self.fail(Failure::new(FailureKind::PeerGone));
-        }
+        self.protocol.handle_timeout(now)?;
         if is_due(self.first_by) || is_due(self.close_by) && self.protocol.has_aborted() {
             self.fail(Failure::new(FailureKind::Timeout));
         }
@@ -663,6 +671,7 @@ impl Flow {
             self.close_by = Some(now + self.linger);
         }
         self.pump(now);
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Connections on the software device, between two nodes of one process.
 
+mod blame;
 mod domains;
 mod forks;
 mod messages;
