@@ -11,9 +11,6 @@ use super::AsyncEvent;
 use crate::error::Result;
 use crate::wait::Semaphore;
 
-/// Copies that wait for the program, which may never ask for events. Later ones are dropped.
-const PROGRAM_LIMIT: usize = 256;
-
 /// The events that were taken and that others have not seen.
 #[derive(Default)]
 pub(super) struct EventSharing {
@@ -42,12 +39,6 @@ impl TapQueue {
     fn push(&self, event: AsyncEvent) {
         self.lock().push_back(event);
         self.bell.post(1);
-    }
-
-    fn pop(&self) -> Option<AsyncEvent> {
-        let event = self.lock().pop_front()?;
-        self.bell.take();
-        Some(event)
     }
 }
 
@@ -96,6 +87,9 @@ mod tap {
     use crate::context::Context;
     use crate::error::Operation;
 
+    /// Copies that wait for the program, which may never ask for events. Later ones are dropped.
+    const PROGRAM_LIMIT: usize = 256;
+
     /// A part of the program that sees all events of a context, beside the program itself.
     pub(crate) struct EventTap {
         context: Context,
@@ -135,11 +129,31 @@ mod tap {
             }
             let Some(event) = self.context.take_event()? else { return Ok(None) };
             copies.leave_for_taps(event, Some(&self.queue));
+            sharing.leave_for_program(&mut copies, event);
+            Ok(Some(event))
+        }
+    }
+
+    impl TapQueue {
+        fn pop(&self) -> Option<AsyncEvent> {
+            let event = self.lock().pop_front()?;
+            self.bell.take();
+            Some(event)
+        }
+    }
+
+    impl EventSharing {
+        fn leave_for_program(&self, copies: &mut Copies, event: AsyncEvent) {
             if copies.program.len() < PROGRAM_LIMIT {
                 copies.program.push_back(event);
-                sharing.bell.get().into_iter().for_each(|bell| bell.post(1));
+                self.bell.get().into_iter().for_each(|bell| bell.post(1));
             }
-            Ok(Some(event))
+        }
+
+        /// Leaves a copy for the program, as a tap does.
+        #[cfg(test)]
+        pub(in crate::context) fn copy_to_program(&self, event: AsyncEvent) {
+            self.leave_for_program(&mut self.lock(), event);
         }
     }
 }

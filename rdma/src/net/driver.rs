@@ -42,7 +42,7 @@ const EVENT_TURNS: u32 = 64;
 /// ([`turn`](Self::turn), [`wait`](Self::wait)). If the driver is dropped, all connections of the
 /// node fail with `DriverGone`.
 ///
-/// The descriptor ([`AsFd`]) is readable when the driver has work, while it is asleep.
+/// The descriptor ([`AsFd`]) is readable when the driver has work, once it is [armed](Self::arm).
 pub struct Driver {
     tables: Arc<Tables>,
     shared: Arc<Shared>,
@@ -65,6 +65,9 @@ impl Driver {
 
     /// Delivers up to `budget` completions, and all that is due; never sleeps. Returns the number
     /// of completions.
+    ///
+    /// A program that sleeps between its turns must [`arm`](Self::arm) the driver: a turn leaves the
+    /// descriptor as it is.
     ///
     /// # Errors
     ///
@@ -102,6 +105,77 @@ impl Driver {
         self.tables.handle_timeouts(Instant::now());
         self.tables.remove_ended();
         Ok(count)
+    }
+
+    /// Prepares a sleep of the program: takes what has made the descriptor readable, makes it
+    /// readable for what comes next, and does a turn. Returns whether the program may sleep until the
+    /// descriptor is readable; otherwise there may be more work, so arm again.
+    ///
+    /// A program with an event loop of its own needs nothing else: it arms, polls the tasks that the
+    /// turn has woken, and sleeps if it may. It may watch the descriptor by level or by edge.
+    /// Everything that the driver waits for makes the descriptor readable, also its timeouts and the
+    /// end of the last handle.
+    ///
+    /// # Errors
+    ///
+    /// As for [`turn`](Self::turn), and errors of arming.
+    ///
+    /// # Examples
+    ///
+    /// A server that sleeps in an epoll of its own:
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// use std::pin::pin;
+    /// use std::task::{Context, Poll, Waker};
+    /// use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+    ///
+    /// let (node, mut driver) = Node::new(&context, &NodeOptions::new())?;
+    /// let mut listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new())?;
+    /// # let (address, other) = (listener.local_addr(), self::node()?);
+    /// # let client = std::thread::spawn(move || block_on(async {
+    /// #     let mut connection = other.connect(address).await?;
+    /// #     connection.send("hello").await?;
+    /// #     connection.next().await.map(|answer| answer.is_some())
+    /// # }));
+    /// let mut serving = pin!(async {
+    ///     let mut connection = listener.accept().await?.accept().await?;
+    ///     while let Some(message) = connection.next().await? {
+    ///         connection.send(&message).await?;
+    ///     }
+    ///     Ok::<(), Failure>(())
+    /// });
+    ///
+    /// let epoll = Epoll::new(EpollCreateFlags::empty())?;
+    /// // Other descriptors of the program have other numbers.
+    /// epoll.add(&driver, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+    /// let mut cx = Context::from_waker(Waker::noop());
+    /// loop {
+    ///     let may_sleep = driver.arm()?;
+    ///     // What the turn has delivered may be what the task waits for.
+    ///     if let Poll::Ready(served) = serving.as_mut().poll(&mut cx) {
+    ///         served?;
+    ///         break;
+    ///     }
+    ///     if may_sleep {
+    ///         epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::NONE)?;
+    ///     }
+    /// }
+    /// # assert!(client.join().expect("no panic")?);
+    /// # Ok(()) }
+    /// ```
+    pub fn arm(&mut self) -> Result<bool> {
+        self.tables.check(Operation::PollCq)?;
+        self.wake_up()?;
+        Ok(self.prepare_to_sleep()? == 0)
+    }
+
+    /// Whether a handle of the node, or a connection, is left. False in a forked child.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        !self.tables.is_forked() && !self.tables.is_idle()
     }
 
     /// Delivers the next completion.

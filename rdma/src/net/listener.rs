@@ -86,6 +86,12 @@ impl Listener {
         self.requests.free_receives()
     }
 
+    /// The number of requests that wait to be accepted.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.requests.waiting()
+    }
+
     #[cfg(test)]
     pub(super) fn pool(&self) -> Option<&ReceivePool> {
         self.requests.pool()
@@ -98,7 +104,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `DriverGone`; `Local` if the device is gone.
+    /// `DriverGone`; `Closed` once the node [shuts down](super::Node::shutdown); `Local` if the
+    /// device is gone.
     ///
     /// # Examples
     ///
@@ -218,9 +225,7 @@ impl Incoming {
         let established = |event| matches!(event, EventKind::Established(_)).then_some(());
         let established = attempt.wait(shared.options.timeout, established).await;
         core.check(established.and_then(|()| attempt.hand_over(&core)))?;
-        if let Some(time) = self.options.first_message {
-            core.expect_message(Instant::now() + time);
-        }
+        core.limit_silence(self.options.first_message, self.options.idle);
         Ok(connection)
     }
 }

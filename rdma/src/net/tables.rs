@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::connection::Core;
 use super::exchange::Events;
-use super::failure::Failure;
+use super::failure::{Failure, FailureKind};
 use super::link::Draining;
 use super::mailbox::Mailbox;
 use super::receives::ReceivePool;
 use super::requests::Requests;
 use super::shared::Shared;
+use super::shutdown::{CutOff, Shutdown};
+use super::waiters::{Place, Task};
 use crate::cm::IdKey;
 use crate::error::{Operation, Result};
 use crate::fork::MadeIn;
@@ -37,6 +40,7 @@ struct Entries {
     has_handles: bool,
     /// The reason why nothing works any more: the driver is gone, or the device has failed.
     ended: Option<Failure>,
+    shutdown: Option<Shutdown>,
 }
 
 /// The user of a receive of a pool.
@@ -83,6 +87,7 @@ impl Tables {
             last_key: 0,
             has_handles: true,
             ended: None,
+            shutdown: None,
         });
         Self { shared: Arc::new(shared), events, entries, made_in: MadeIn::default() }
     }
@@ -231,13 +236,78 @@ impl Tables {
         }
         let ended: Vec<_> = {
             let mut entries = self.lock();
-            keys.iter().filter_map(|key| entries.cores.remove(key)).collect()
+            let ended: Vec<_> = keys.iter().filter_map(|key| entries.cores.remove(key)).collect();
+            if let Some(shutdown) = &mut entries.shutdown {
+                let cut_off = ended.iter().filter(|core| core.is_cut_off());
+                shutdown.cut_off.extend(cut_off.map(|core| CutOff { peer_addr: core.peer_addr }));
+            }
+            ended
         };
         let mut panics = Panics::default();
         for core in ended {
             panics.catch(|| self.disconnect(&core));
         }
+        for waker in self.lock().take_wakers() {
+            panics.catch(|| waker.wake());
+        }
         panics.resume();
+    }
+
+    /// Refuses new connections, and ends those that are there: by a time if they have not ended
+    /// before. The sooner time of several counts.
+    pub(super) fn shut_down(&self, by: Instant) {
+        let (cores, routes, by) = {
+            let mut entries = self.lock();
+            let shutdown = entries.shutdown.get_or_insert_with(|| Shutdown::new(by));
+            shutdown.by = shutdown.by.min(by);
+            let by = shutdown.by;
+            let routes: Vec<_> = entries.routes.values().cloned().collect();
+            (entries.cores.values().cloned().collect::<Vec<_>>(), routes, by)
+        };
+        let mut panics = Panics::default();
+        for route in routes {
+            let closed = Failure::new(FailureKind::Closed);
+            panics.catch(|| match route {
+                Route::Mailbox(mailbox) => mailbox.fail(closed),
+                Route::Listener(requests) => requests.fail(closed),
+                Route::Connection(_) => {}
+            });
+        }
+        for core in cores {
+            panics.catch(|| core.shut_down(by));
+        }
+        panics.resume();
+    }
+
+    /// Waits until no connection is left after a [`shut_down`](Self::shut_down); returns those that
+    /// were cut off.
+    pub(super) fn poll_shut_down(
+        &self,
+        place: &mut Option<Place>,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Vec<CutOff>, Failure>> {
+        self.check(Operation::Disconnect)?;
+        let mut stale = None;
+        Task::poll(cx.waker(), true, |task| {
+            let mut entries = self.lock();
+            let is_over = entries.cores.is_empty();
+            let Some(shutdown) = &mut entries.shutdown else { return Poll::Ready(Ok(Vec::new())) };
+            if is_over {
+                stale = shutdown.waiters.leave(place);
+                return Poll::Ready(Ok(shutdown.cut_off.clone()));
+            }
+            shutdown.waiters.wait(place, task);
+            Poll::Pending
+        })
+    }
+
+    /// Gives up the place of a task that waits for the end of a shutdown.
+    pub(super) fn leave_shutdown(&self, place: &mut Option<Place>) {
+        if place.is_none() || self.is_forked() {
+            return;
+        }
+        let stale = self.lock().shutdown.as_mut().and_then(|shutdown| shutdown.waiters.leave(place));
+        drop(stale);
     }
 
     /// Disconnects a connection that has ended.
@@ -324,9 +394,16 @@ impl Tables {
 }
 
 impl Entries {
-    /// Fails once nothing works any more.
+    /// Fails once nothing works any more, or the node shuts down.
     fn check(&self) -> Result<(), Failure> {
-        self.ended.clone().map_or(Ok(()), Err)
+        let closed = || self.shutdown.as_ref().map(|_| Failure::new(FailureKind::Closed));
+        self.ended.clone().or_else(closed).map_or(Ok(()), Err)
+    }
+
+    /// The tasks to wake because a shutdown is complete.
+    fn take_wakers(&mut self) -> Vec<Waker> {
+        let is_over = self.cores.is_empty();
+        self.shutdown.as_mut().filter(|_| is_over).map(Shutdown::take_wakers).unwrap_or_default()
     }
 
     fn mailboxes(&self) -> Vec<Arc<Mailbox>> {

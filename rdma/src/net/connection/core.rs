@@ -34,7 +34,7 @@ pub(in crate::net) struct Core {
     /// The port of the queue pair.
     port: u8,
     pub(super) local_addr: Option<SocketAddr>,
-    pub(super) peer_addr: Option<SocketAddr>,
+    pub(in crate::net) peer_addr: Option<SocketAddr>,
     pub(super) max_payload: usize,
     pub(super) max_message: u64,
     /// Whether the peer reads offers.
@@ -44,6 +44,8 @@ pub(in crate::net) struct Core {
     pub(super) senders: AtomicUsize,
     /// Whether messages waited for the application when the lock was released: a hint.
     pub(super) has_messages: AtomicBool,
+    /// Whether the connection was closed without waiting for the peer.
+    is_cut_off: AtomicBool,
     pub(super) fetch_buffers: Arc<FetchBuffers>,
     /// The domain of the node, or the connection's own.
     pub(super) pd: ProtectionDomain,
@@ -95,6 +97,7 @@ impl Core {
             eager_limit,
             senders,
             has_messages: AtomicBool::new(false),
+            is_cut_off: AtomicBool::new(false),
             fetch_buffers: Arc::default(),
             pd,
             made_in: MadeIn::default(),
@@ -194,8 +197,9 @@ impl Core {
         self.with(|flow, _| flow.raw_queue_pair())
     }
 
-    pub(in crate::net) fn expect_message(&self, by: Instant) {
-        self.with(|flow, _| flow.expect_message(by));
+    /// Fails the connection if the peer does not send its first message in a time, or a later one.
+    pub(in crate::net) fn limit_silence(&self, first: Option<Duration>, idle: Option<Duration>) {
+        self.with(|flow, now| flow.limit_silence(first, idle, now));
     }
 
     pub(in crate::net) fn received(&self, buffer: Buffer, len: usize) {
@@ -222,9 +226,21 @@ impl Core {
     }
 
     pub(in crate::net) fn handle_timeout(&self) {
-        if self.with(Flow::handle_timeout).is_err() {
+        let (result, is_cut_off) = self.with(|flow, now| (flow.handle_timeout(now), flow.is_cut_off()));
+        self.is_cut_off.store(is_cut_off, Ordering::Relaxed);
+        if result.is_err() {
             self.fail(Failure::new(FailureKind::PeerGone));
         }
+    }
+
+    /// Ends the data of the peer for the application, and cuts the connection off at a time.
+    pub(in crate::net) fn shut_down(&self, by: Instant) {
+        self.with(|flow, now| flow.shut_down(by, now));
+    }
+
+    /// Whether the connection was closed without waiting for the peer.
+    pub(in crate::net) fn is_cut_off(&self) -> bool {
+        self.is_cut_off.load(Ordering::Relaxed)
     }
 
     /// Takes a receive of the pool that was flushed.

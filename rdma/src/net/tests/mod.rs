@@ -2,6 +2,7 @@
 
 mod blame;
 mod domains;
+mod ends;
 mod forks;
 mod messages;
 mod random;
@@ -9,6 +10,7 @@ mod remote;
 mod set_up;
 mod shared_receives;
 mod stream;
+mod turns;
 mod wakers;
 
 use std::future::Future;

@@ -103,7 +103,7 @@ fn run<F: Future>(drivers: &mut [Driver], future: F) -> F::Output {
 }
 
 /// Runs a test that would wait for ever for a lock of its own thread.
-fn without_deadlock(test: impl FnOnce() + Send + 'static) {
+pub(super) fn without_deadlock(test: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let testing = thread::spawn(move || {
         test();
