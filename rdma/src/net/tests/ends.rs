@@ -61,9 +61,11 @@ fn a_shutdown_refuses_peers_and_lets_the_last_answer_go() {
         let mut world = World::new(&options.linger(SHORT));
         let (mut client, mut server) = world.pair();
         let (begun, may_answer) = mpsc::channel();
+        let (received, has_request) = mpsc::channel();
         let serving = thread::spawn(move || {
             block_on(async {
                 let request = server.next().await?.expect("a request");
+                received.send(()).unwrap();
                 may_answer.recv().unwrap();
                 server.send(&request).await?;
                 // No further request comes.
@@ -71,6 +73,7 @@ fn a_shutdown_refuses_peers_and_lets_the_last_answer_go() {
             })
         });
         block_on(client.send("request")).unwrap();
+        has_request.recv().unwrap();
         let node = world.server.clone();
         let ending = thread::spawn(move || block_on(node.shutdown(LONG)));
         let failure = block_on(world.listener.accept()).map(drop).unwrap_err();
