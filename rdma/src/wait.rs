@@ -84,6 +84,12 @@ impl EventDescriptor {
         unsafe { BorrowedFd::borrow_raw(self.own) }
     }
 
+    /// Makes the epoll that callers get readable while another descriptor is readable, too.
+    #[cfg(feature = "net")]
+    pub(crate) fn watch_too(&self, other: BorrowedFd<'_>) -> Result<()> {
+        watch(&self.lent, other)
+    }
+
     /// Waits until the deadline for `take` to return an event.
     pub(crate) fn next<T>(
         &self,

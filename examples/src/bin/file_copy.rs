@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rdma::aio::block_on;
@@ -11,11 +12,13 @@ use rdma::net::{ListenOptions, Node};
 use rdma_examples::failure::say;
 use rdma_examples::file_copy::{self, Receiver, Summary};
 use rdma_examples::service::{self, ServiceOptions};
-use rdma_examples::{Failure, address};
+use rdma_examples::{Failure, address, cli};
 use serde_json::json;
 
 /// Senders that a receiver serves at the same time.
 const MAX_SENDERS: u32 = 32;
+/// Time in which a new sender must name its first file.
+const FIRST_ORDER: Duration = Duration::from_secs(10);
 
 /// Copies files and directories over RDMA
 #[derive(Parser)]
@@ -38,6 +41,10 @@ enum Command {
         address: String,
         /// The directory to write to; files of the same names are replaced
         directory: PathBuf,
+        /// Seconds after which a sender that sends nothing is disconnected; one that compares a long
+        /// file with an interrupted copy of it sends nothing meanwhile
+        #[arg(long, value_name = "N", default_value = "3600", value_parser = cli::seconds)]
+        idle: Duration,
     },
     /// Send files, and directories with all that is in them; a copy that was interrupted goes on
     Send {
@@ -55,7 +62,7 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), Failure> {
     match &args.command {
-        Command::Serve { address, directory } => serve(&args, address, directory),
+        Command::Serve { address, directory, idle } => serve(&args, address, directory, *idle),
         Command::Send { address, paths } => send(&args, address, paths),
     }
 }
@@ -70,11 +77,12 @@ impl Args {
     }
 }
 
-fn serve(args: &Args, address: &str, directory: &Path) -> Result<(), Failure> {
+fn serve(args: &Args, address: &str, directory: &Path, idle: Duration) -> Result<(), Failure> {
     let address = address::resolve(address, args.port)?;
     let receiver = Receiver::open(directory)?;
     let node = args.node(MAX_SENDERS)?;
-    let listener = service::listen(&node, address, &ListenOptions::new())?;
+    let limits = ListenOptions::new().first_message(FIRST_ORDER.min(idle)).idle(idle);
+    let listener = service::listen(&node, address, &limits)?;
     args.service.print_address(listener.local_addr())?;
     receiver.serve(listener)
 }

@@ -118,7 +118,7 @@ fn serve(
 ) -> Result<(), Failure> {
     service.run(kv::node_options(kv::MAX_CLIENTS), |node| async move {
         let table = Arc::new(options.table(node.domain())?);
-        let limits = ListenOptions::new().first_message(FIRST_REQUEST);
+        let limits = ListenOptions::new().first_message(FIRST_REQUEST).idle(options.idle);
         let listener = service::listen(&node, address, &limits)?;
         if options.tcp {
             kv::tcp::start(listener.local_addr(), &table).await?;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rdma_examples::load::LoadRow;
-use rdma_examples::rpc::{self, Client, Method, load};
+use rdma_examples::rpc::{self, Method, load};
 use rdma_examples::service::{self, ServiceOptions};
-use rdma_examples::{Failure, address};
+use rdma_examples::{Failure, address, cli};
 use serde_json::json;
 
 /// Remote procedure calls over RDMA
@@ -34,6 +34,9 @@ enum Command {
         /// Receives that all clients share
         #[arg(long, value_name = "N", default_value_t = RECEIVES, value_parser = clap::value_parser!(u32).range(64..=65536))]
         receives: u32,
+        /// Seconds after which a client that waits for no answer and sends nothing is disconnected
+        #[arg(long, value_name = "N", default_value = "300", value_parser = cli::seconds)]
+        idle: Duration,
     },
     /// Call a method and print the result
     Call {
@@ -43,7 +46,7 @@ enum Command {
         /// The body of the call: text for echo, numbers for sum, milliseconds for sleep
         #[arg(default_value = "")]
         body: String,
-        /// Milliseconds in which the answer must come
+        /// Milliseconds in which the connection must be made and the answer come
         #[arg(long, value_name = "MS", default_value_t = 5000)]
         deadline: u32,
     },
@@ -67,20 +70,20 @@ fn run(args: Args) -> Result<(), Failure> {
     let service = &args.service;
     let resolve = |address: &str| address::resolve(address, args.port);
     match &args.command {
-        Command::Serve { address, receives } => {
-            serve(service, resolve(address)?, *receives, |address| service.print_address(address))
+        Command::Serve { address, receives, idle } => {
+            serve(service, resolve(address)?, *receives, *idle, |address| service.print_address(address))
         }
         Command::Call { address, method, body, deadline } => {
             let (server, time) = (resolve(address)?, Duration::from_millis((*deadline).into()));
             let result = service.run(rpc::node_options(1), |node| async move {
-                Client::connect(&node, server).await?.call(*method, body.as_bytes(), time).await
+                rpc::call_once(&node, server, *method, body.as_bytes(), time).await
             });
             let result = result.map_err(|failure| failure.context(format_args!("server {server}")))?;
             let text = String::from_utf8_lossy(&result);
             service.print(&json!({ "result": text }), &text)
         }
         Command::Load { address, options } => {
-            let start = || service.start(|service, at, started| serve(service, at, RECEIVES, started));
+            let start = || service.start(|service, at, started| serve(service, at, RECEIVES, rpc::IDLE, started));
             let server = address.as_deref().map_or_else(start, resolve)?;
             let row = service.run(rpc::node_options(options.connections()), |node| async move {
                 load::run(&node, server, options).await
@@ -96,11 +99,12 @@ fn serve(
     service: &ServiceOptions,
     address: SocketAddr,
     receives: u32,
+    idle: Duration,
     started: impl FnOnce(SocketAddr) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     service.run(rpc::node_options(rpc::MAX_CLIENTS), |node| async move {
         let listener = service::listen(&node, address, &rpc::listen_options(receives))?;
         started(listener.local_addr())?;
-        rpc::serve(listener).await
+        rpc::serve(listener, idle).await
     })
 }

@@ -1,6 +1,7 @@
 //! The client: reads the server's table, and sends changes by message.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use rdma::RemoteSlice;
 use rdma::net::{Connection, Message, Node};
@@ -18,7 +19,12 @@ use crate::message::{decode, encode};
 pub struct Client {
     connection: Connection,
     table: Reader,
+    /// The time of the last request to the server, which sees no reads.
+    last_request: Instant,
 }
+
+/// Time after which a client that only reads shows the server that it is there.
+const QUIET: Duration = Duration::from_secs(60);
 
 impl Client {
     /// Connects to a server, and asks it where its table is.
@@ -30,7 +36,7 @@ impl Client {
         let answer = ask(&mut connection, Request::Open).await?;
         let Some(Answer::Table(memory, buckets)) = decode(&answer) else { return Err(unknown()) };
         let table = Reader::new(connection.remote(), RemoteSlice::from_bytes(&memory), buckets);
-        Ok(Self { table: table.ok_or_else(unknown)?, connection })
+        Ok(Self { table: table.ok_or_else(unknown)?, connection, last_request: Instant::now() })
     }
 
     /// How values were found so far.
@@ -45,12 +51,14 @@ impl Client {
     /// If the connection fails.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Value>, Failure> {
         check(key, &[])?;
-        match self.table.get(key).await? {
-            Found::Value(value) => return Ok(Some(value)),
-            Found::Absent => return Ok(None),
-            Found::Unknown => {}
+        if self.last_request.elapsed() < QUIET {
+            match self.table.get(key).await? {
+                Found::Value(value) => return Ok(Some(value)),
+                Found::Absent => return Ok(None),
+                Found::Unknown => {}
+            }
         }
-        let answer = ask(&mut self.connection, Request::Get(key)).await?;
+        let answer = self.ask(Request::Get(key)).await?;
         match decode(&answer) {
             Some(Answer::Value(sequence, bytes)) => Ok(Some(Value { sequence, bytes: bytes.to_vec() })),
             Some(Answer::Refused(Refusal::NoKey)) => Ok(None),
@@ -87,8 +95,13 @@ impl Client {
     }
 
     async fn change(&mut self, request: Request<'_>) -> Result<u64, Failure> {
-        let answer = ask(&mut self.connection, request).await?;
+        let answer = self.ask(request).await?;
         outcome(&answer)
+    }
+
+    async fn ask(&mut self, request: Request<'_>) -> Result<Message, Failure> {
+        self.last_request = Instant::now();
+        ask(&mut self.connection, request).await
     }
 }
 

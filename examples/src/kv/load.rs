@@ -15,6 +15,10 @@ use crate::exposed_table::MAX_VALUE;
 use crate::load::{LoadClient, LoadOptions, LoadRow, Random, Samples, Zipf, drive};
 use crate::progress::Progress;
 
+/// Time after which the server that is started here disconnects a silent client: the clients of one
+/// transport are silent while another is measured.
+const IDLE: Duration = Duration::from_secs(86400);
+
 /// Time for which one transport is measured before the next one's turn.
 const SLICE: Duration = Duration::from_secs(1);
 
@@ -78,7 +82,7 @@ impl Options {
     pub fn server(&self) -> ServerOptions {
         let Self { keys, value_size: Size(len), .. } = *self;
         let memory = Size(keys * (256 + 2 * len) + (64 << 20) + 64 * len);
-        ServerOptions { keys, memory, grace: 20, tcp: self.transport.contains(&Transport::Tcp) }
+        ServerOptions { keys, memory, grace: 20, idle: IDLE, tcp: self.transport.contains(&Transport::Tcp) }
     }
 
     fn line(&self) -> String {

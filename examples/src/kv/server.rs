@@ -28,6 +28,10 @@ pub struct ServerOptions {
     /// Serve the same requests over TCP too, at the same address
     #[arg(long)]
     pub tcp: bool,
+    /// Seconds after which a client that sends nothing is disconnected; one that only reads sends a
+    /// request each minute
+    #[arg(long, value_name = "N", default_value = "300", value_parser = cli::seconds)]
+    pub idle: Duration,
 }
 
 impl ServerOptions {

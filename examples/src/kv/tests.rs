@@ -36,7 +36,7 @@ impl World {
         thread::spawn(move || driver.run_blocking());
         let listener = node.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
         let memory = Size(Table::bucket_bytes(4) + blocks * 65_536);
-        let options = ServerOptions { keys: 4, memory, grace: 0, tcp: false };
+        let options = ServerOptions { keys: 4, memory, grace: 0, idle: Duration::from_secs(60), tcp: false };
         let table = Arc::new(options.table(node.domain()).unwrap());
         let (address, serving) = (listener.local_addr(), Arc::clone(&table));
         thread::spawn(move || service::runtime().unwrap().block_on(serve(listener, serving)));

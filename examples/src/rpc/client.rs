@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma::net::{Node, Receiver, Sender};
 use tokio::sync::oneshot;
@@ -36,6 +36,24 @@ struct State {
     ended: Option<Failure>,
 }
 
+/// Connects to a server and calls one method, both in at most `time`.
+///
+/// # Errors
+/// As for [`Client::connect`] and [`Client::call`].
+pub async fn call_once(
+    node: &Node,
+    server: SocketAddr,
+    method: Method,
+    body: &[u8],
+    time: Duration,
+) -> Result<Vec<u8>, Failure> {
+    let start = Instant::now();
+    let client = timeout(time, Client::connect(node, server)).await.map_err(|_| late(time))??;
+    // The deadline is the user's: an answer that is late names all of it.
+    let left = time.saturating_sub(start.elapsed());
+    client.call_within(method, body, left, time).await
+}
+
 impl Client {
     /// Connects to a server.
     ///
@@ -55,22 +73,36 @@ impl Client {
     /// # Errors
     /// If the time is over; the server's reason; if the connection fails.
     pub async fn call(&self, method: Method, body: &[u8], time: Duration) -> Result<Vec<u8>, Failure> {
+        self.call_within(method, body, time, time).await
+    }
+
+    /// Calls a method; what is late is reported with the time that the caller was given.
+    async fn call_within(
+        &self,
+        method: Method,
+        body: &[u8],
+        time: Duration,
+        given: Duration,
+    ) -> Result<Vec<u8>, Failure> {
         if body.len() > MAX_BODY {
             return Err(Failure::usage(format!("a call takes at most {MAX_BODY} bytes")));
         }
-        let late = || Failure::new(format!("no answer came within {} ms", time.as_millis()));
         let (call, answer) = Call::begin(&self.calls)?;
         let request = encode(&Request { id: call.id, time, method: method.number(), body })?;
         let exchange = async {
             self.to.send(request).await?;
             answer.await.map_err(|_| self.calls.failure())
         };
-        match timeout(time, exchange).await.map_err(|_| late())?? {
+        match timeout(time, exchange).await.map_err(|_| late(given))?? {
             Outcome::Done(result) => Ok(result),
             Outcome::Failed(reason) => Err(Failure::new(format!("the server: {reason}"))),
-            Outcome::Late => Err(late()),
+            Outcome::Late => Err(late(given)),
         }
     }
+}
+
+fn late(time: Duration) -> Failure {
+    Failure::new(format!("no answer came within {} ms", time.as_millis()))
 }
 
 /// A call that waits. Dropping it gives its number back.

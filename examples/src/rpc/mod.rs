@@ -17,7 +17,7 @@ use rdma::net::{ListenOptions, NodeOptions};
 
 use std::time::Duration;
 
-pub use client::Client;
+pub use client::{Client, call_once};
 pub use methods::Method;
 pub use server::serve;
 
@@ -31,6 +31,9 @@ pub const MAX_CLIENTS: u32 = 1000;
 const MAX_MESSAGE: u32 = 256 << 10;
 /// Longest body of a call.
 pub const MAX_BODY: usize = 192 << 10;
+/// Time after which a client that waits for no answer and sends nothing is disconnected, if the
+/// user gives no other.
+pub const IDLE: Duration = Duration::from_secs(300);
 /// Time in which a new client must make its first call.
 const FIRST_CALL: Duration = Duration::from_secs(10);
 

@@ -1,6 +1,7 @@
 //! The server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdma::net::{Incoming, Listener};
 use tokio::sync::Semaphore;
@@ -12,23 +13,31 @@ use crate::Failure;
 use crate::message::{decode, encode};
 use crate::service::{serve_all, unless_closed};
 
-/// Serves all clients of a listener, each in a task of its own.
+/// Serves all clients of a listener, each in a task of its own. A client that waits for no answer
+/// and makes no call for `idle` is disconnected.
 ///
 /// # Errors
 /// If the listener fails. A client's failure ends that client only, and is reported on standard
 /// error.
-pub async fn serve(listener: Listener) -> Result<(), Failure> {
-    serve_all(listener, "rpc", serve_client).await
+pub async fn serve(listener: Listener, idle: Duration) -> Result<(), Failure> {
+    serve_all(listener, "rpc", |incoming| serve_client(incoming, idle)).await
 }
 
 /// Answers the calls of a client, each in a task of its own.
-async fn serve_client(incoming: Incoming) -> Result<(), Failure> {
+async fn serve_client(incoming: Incoming, idle: Duration) -> Result<(), Failure> {
     let (to, mut from) = incoming.accept().await?.split();
     let room = Arc::new(Semaphore::new(MAX_CALLS));
     loop {
         // Reads no call for which there is no room: the client must wait then.
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return Ok(()) };
-        let Some(message) = unless_closed(from.next().await)? else { return Ok(()) };
+        let Ok(next) = timeout(idle, from.next()).await else {
+            // The client may wait for an answer that takes long.
+            if room.available_permits() + 1 < MAX_CALLS {
+                continue;
+            }
+            return Err(Failure::new(format!("no call for {} s; the client was disconnected", idle.as_secs())));
+        };
+        let Some(message) = unless_closed(next)? else { return Ok(()) };
         let request = decode(&message).filter(|request: &Request<'_>| request.body.len() <= MAX_BODY);
         let Some(Request { id, time, method, body }) = request else {
             // Dropping the receiver closes the connection once its calls have ended.

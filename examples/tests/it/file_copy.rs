@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
-use rdma::net::Node;
+use rdma::net::{Node, NodeOptions};
 use rdma_examples::file_copy::node_options;
 use rdma_examples::message::{decode, encode};
 use tempfile::TempDir;
@@ -118,6 +118,29 @@ fn a_tree_with_odd_names_arrives_whole_and_only_once() {
     assert!(world.to("tree/empty").is_dir() && !world.to("tree/link").exists());
     assert_eq!(fs::metadata(world.to("tree/a/file")).unwrap().permissions().mode() & 0o777, 0o750);
     assert_eq!(kept(&world.copy(&tree)), summary["bytes"].as_u64().unwrap(), "nothing is sent again");
+}
+
+#[test]
+fn silent_senders_shut_nobody_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("file"), folder.path().join("to"));
+    fs::create_dir(&to).unwrap();
+    fs::write(&from, "contents").unwrap();
+    let receiver = Server::start("file_copy", &["serve", "127.0.0.1", to.to_str().unwrap(), "--idle=1"]);
+    let options = NodeOptions::new().window(1).payload(240).max_connections(40);
+    let (node, driver) = Node::new(&rdma::open(&"soft0".parse().unwrap()).unwrap().context, &options).unwrap();
+    std::thread::spawn(move || driver.run_blocking());
+    let silent: Vec<_> = (0..32).map(|_| block_on(node.connect(receiver.address))).collect();
+    let start = Instant::now();
+    loop {
+        let output = receiver.client("file_copy", "send", &[from.to_str().unwrap()]);
+        if output.status.success() {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", text(&output.stderr));
+    }
+    drop(silent);
+    assert!(same(&from, &to.join("file")));
 }
 
 #[test]

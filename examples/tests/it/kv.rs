@@ -127,6 +127,30 @@ fn a_malformed_request_ends_its_client_only() {
 }
 
 #[test]
+fn a_client_that_sends_nothing_more_is_disconnected() {
+    let server = Server::start("kv", &[&SERVE[..], &["--keys=100", "--idle=1"]].concat());
+    let ended = with_node(async |node| {
+        let mut client = node.connect(server.address).await?;
+        // The request that asks where the table is.
+        client.send([0]).await?;
+        client.next().await?.expect("where the table is");
+        // Nothing else ends this wait.
+        Ok(client.next().await.map(|message| message.is_some()))
+    });
+    assert_ne!(ended.unwrap(), Ok(true));
+}
+
+#[test]
+fn a_broken_completion_queue_is_a_failure_of_this_end() {
+    let server = server();
+    let mut command = program("kv");
+    command.args(["get", "127.0.0.1", &format!("--port={}", server.address.port()), "key"]);
+    let output = command.env("RDMA_SOFT_FAULT", "cq-error:send:nth=1").output().unwrap();
+    let text = text(&output.stderr);
+    assert!(text.contains("this end failed: the device reports: completion queue error"), "{text}");
+}
+
+#[test]
 fn load_is_measured_over_both_transports() {
     let args = ["--seconds=1", "--clients=3", "--keys=50", "--read-share=0.5"];
     let out = succeed("kv", &[&["load", "--json"], &args[..]].concat());
@@ -142,11 +166,11 @@ fn load_is_measured_over_both_transports() {
     assert!(out.contains("open loop of 500 requests/s") && out.lines().count() == 4, "{out}");
 }
 
-/// A server that may have a few open files only, and serves over TCP too.
-fn server_with_few_files() -> Server {
+/// A server that may have a few open files only.
+fn server_with_few_files(option: &str) -> Server {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]).arg(program("kv").get_program());
-    command.args(SERVE).args(["--keys=100", "--tcp", "--port=0", "--json"]);
+    command.args(SERVE).args(["--keys=100", option, "--port=0", "--json"]);
     let mut child = command.env_clear().env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -154,16 +178,36 @@ fn server_with_few_files() -> Server {
     Server { child, address: fields["address"].as_str().unwrap().parse().unwrap() }
 }
 
-#[test]
-fn clients_over_tcp_are_served_after_a_shortage_of_files() {
-    let server = server_with_few_files();
-    let flood: Vec<_> = (0..100).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+/// Connections that take all files of a server.
+fn flood(server: &Server) -> Vec<TcpStream> {
+    let flood = (0..100).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let (start, files) = (Instant::now(), format!("/proc/{}/fd", server.child.id()));
     while std::fs::read_dir(&files).unwrap().count() < 64 {
         assert!(start.elapsed() < Duration::from_secs(60), "the server has files left");
         thread::sleep(Duration::from_millis(5));
     }
-    drop(flood);
+    flood
+}
+
+#[test]
+fn a_server_without_files_refuses_clients_at_once() {
+    let server = server_with_few_files("--exchange=tcp");
+    let start = Instant::now();
+    loop {
+        let _flood = flood(&server);
+        let output = server.client("kv", "get", &["key", "--exchange=tcp"]);
+        if text(&output.stderr).contains("(Busy): the node has no descriptor for another connection") {
+            return;
+        }
+        // The server has cut off the flood, which sends nothing, before the client came.
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn clients_over_tcp_are_served_after_a_shortage_of_files() {
+    let server = server_with_few_files("--tcp");
+    drop(flood(&server));
     let put = async { tcp::Client::connect(server.address).await?.put(b"key", b"value").await };
     assert_eq!(service::runtime().unwrap().block_on(put).unwrap(), 1);
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use rdma::net::Node;
 use rdma_examples::message::encode;
 use rdma_examples::rpc::{Client, MAX_CALLS, Method, node_options};
@@ -44,6 +45,43 @@ fn methods_are_called() {
     refused(&["sum", "1 two"], "the server: \"two\" is not a number");
     refused(&["sleep", "60000", "--deadline=50"], "no answer came within 50 ms");
     refused(&["nothing"], "nothing");
+}
+
+#[test]
+fn the_deadline_of_a_call_covers_connecting() {
+    let mut server = server();
+    send(Signal::SIGSTOP, server.child.id());
+    let output = server.client("rpc", "call", &["echo", "hello", "--deadline=50"]);
+    has_failed("call", &output, "no answer came within 50 ms");
+    server.kill();
+}
+
+#[test]
+fn a_client_that_calls_no_more_is_disconnected_unless_it_waits() {
+    let server = Server::start("rpc", &["serve", "127.0.0.1", "--receives=256", "--idle=1"]);
+    with_node(async |node| {
+        // The answer comes after three times the limit. On a machine under load even the call may
+        // come after it.
+        let mut is_answered = false;
+        for _ in 0..5 {
+            let busy = Client::connect(node, server.address).await?;
+            is_answered |= busy.call(Method::Sleep, b"3000", LONG).await.is_ok();
+            if is_answered {
+                break;
+            }
+        }
+        assert!(is_answered);
+        let idle = Client::connect(node, server.address).await?;
+        let _answer = idle.call(Method::Echo, b"early", LONG).await;
+        // Each call shows the server that the client is there, so they are further and further apart.
+        let mut pause = Duration::from_secs(1);
+        while idle.call(Method::Echo, b"late", LONG).await.is_ok() {
+            assert!(pause < LONG, "the client is still served");
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        Ok(())
+    });
 }
 
 #[test]

@@ -90,7 +90,8 @@ impl Driver {
     }
 
     /// Fetches and delivers completions until there are none, or until about `budget` were fetched.
-    /// Returns the number fetched; never sleeps.
+    /// Returns the number fetched; never sleeps, and leaves the descriptor as it is:
+    /// [`arm`](Self::arm) prepares a sleep.
     ///
     /// # Errors
     ///
@@ -128,6 +129,50 @@ impl Driver {
                 return Ok(fetched);
             }
         }
+    }
+
+    /// Prepares a sleep of the program: takes the events that have made the descriptor readable, arms
+    /// the completion queue, and does a turn. Returns whether the program may sleep until the
+    /// descriptor is readable; otherwise there may be more work, so arm again.
+    ///
+    /// A program with an event loop of its own arms, polls the tasks that the turn has woken, and
+    /// sleeps if it may. It may watch the descriptor by level or by edge. The end of the last handle
+    /// does not make the descriptor readable.
+    ///
+    /// # Errors
+    ///
+    /// Any error that the provider reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::future::Future;
+    /// use std::pin::pin;
+    /// use std::task::{Context, Poll, Waker};
+    /// use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+    /// use rdma::aio::Driver;
+    ///
+    /// fn run<F: Future>(driver: &mut Driver, future: F) -> Result<F::Output, Box<dyn std::error::Error>> {
+    ///     let epoll = Epoll::new(EpollCreateFlags::empty())?;
+    ///     // Other descriptors of the program have other numbers.
+    ///     epoll.add(&*driver, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+    ///     let mut future = pin!(future);
+    ///     let mut cx = Context::from_waker(Waker::noop());
+    ///     loop {
+    ///         let may_sleep = driver.arm()?;
+    ///         if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+    ///             return Ok(output);
+    ///         }
+    ///         if may_sleep {
+    ///             epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::NONE)?;
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub fn arm(&mut self) -> Result<bool> {
+        self.take_events()?;
+        self.request_event()?;
+        Ok(self.turn(self.options.budget)? == 0)
     }
 
     /// Waits until completions were delivered, and returns their number: 0 at the timeout, or when
@@ -174,7 +219,7 @@ impl Driver {
 
     fn sleep(&mut self, deadline: Deadline) -> Result<usize> {
         loop {
-            self.arm()?;
+            self.request_event()?;
             let fetched = self.turn(self.options.budget)?;
             if fetched > 0 || !self.is_used() || deadline.is_over() {
                 return Ok(fetched);
@@ -223,7 +268,7 @@ impl Driver {
                 self.idle = self.idle.saturating_add(1);
                 return give_way(cx);
             }
-            if self.arm()? {
+            if self.request_event()? {
                 continue;
             }
             match readiness.poll_readable(cx) {
@@ -244,7 +289,7 @@ impl Driver {
     }
 
     /// Arms the queue unless it is armed; returns whether it did.
-    fn arm(&mut self) -> Result<bool> {
+    fn request_event(&mut self) -> Result<bool> {
         if self.is_armed {
             return Ok(false);
         }

@@ -12,7 +12,7 @@ use rdma_sys::{ibv_async_event, ibv_event_type};
 use super::Context;
 use crate::error::{Error, Operation, Result};
 use crate::types::{CqId, SrqId, c_enum};
-use crate::wait::Deadline;
+use crate::wait::{self, Deadline};
 
 c_enum! {
     /// The kind of an asynchronous event.
@@ -95,6 +95,9 @@ impl Context {
     /// Waits for the next asynchronous event; returns `None` after the timeout. Without a timeout,
     /// waits forever.
     ///
+    /// A node of `rdma::net` on the context sees all events too, and takes none away: up to 256 that
+    /// its driver was given wait here.
+    ///
     /// # Errors
     ///
     /// Errors of the provider.
@@ -118,7 +121,17 @@ impl Context {
     #[doc(alias = "ibv_ack_async_event")]
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
         let deadline = Deadline::after(timeout);
-        self.inner.events.next(Operation::GetAsyncEvent, deadline, || self.try_next_event())
+        loop {
+            if let Some(event) = self.try_next_event()? {
+                return Ok(Some(event));
+            }
+            let fds = [Some(self.inner.events.own()), self.inner.sharing.bell()];
+            let ready = wait::any_readable(fds, deadline);
+            // Readable does not mean that an event is there: another thread may take it first.
+            if !ready.map_err(|error| Error::from_io(Operation::GetAsyncEvent, &error))? || deadline.is_over() {
+                return self.try_next_event();
+            }
+        }
     }
 
     /// Takes an asynchronous event if one is pending.
@@ -141,6 +154,11 @@ impl Context {
     /// ```
     pub fn try_next_event(&self) -> Result<Option<AsyncEvent>> {
         self.inner.check(Operation::GetAsyncEvent)?;
+        self.inner.sharing.next_for_program(|| self.take_event())
+    }
+
+    /// Takes the provider's next event.
+    pub(super) fn take_event(&self) -> Result<Option<AsyncEvent>> {
         let mut raw = ibv_async_event::default();
         // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for
         // an event; the context's descriptor is non-blocking.

@@ -15,6 +15,7 @@
 mod async_event;
 mod attr;
 mod gid;
+mod sharing;
 
 use std::ptr;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub use async_event::{AsyncEvent, AsyncEventKind, EventSource};
 pub use attr::{DeviceAttr, DeviceAttrEx, PortAttr};
 pub use gid::GidEntry;
 use rdma_sys::{Ibverbs, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr};
+#[cfg(feature = "net")]
+pub(crate) use sharing::EventTap;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
@@ -55,6 +58,7 @@ pub(crate) struct ContextInner {
     pub(crate) device_attr: DeviceAttr,
     /// An epoll descriptor that watches the one of asynchronous events, which is not lent (3).
     events: EventDescriptor,
+    sharing: sharing::EventSharing,
     pub(crate) fork: u32,
 }
 
@@ -165,6 +169,7 @@ impl Context {
             device: device.clone(),
             device_attr: DeviceAttr::default(),
             events,
+            sharing: sharing::EventSharing::default(),
             fork: fork::generation(),
         });
         let mut attr = ibv_device_attr::default();

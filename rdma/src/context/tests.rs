@@ -243,3 +243,59 @@ fn an_entry_of_the_gid_table_is_found_by_its_index() {
     assert_eq!(context.gid_entry(2, 1 << 20).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(context.gid_entry(3, 0).unwrap_err().kind(), ErrorKind::NotFound);
 }
+
+#[test]
+#[cfg(feature = "net")]
+fn the_program_and_each_tap_see_every_event_once() {
+    let context = testing::context();
+    let taps = [(); 2].map(|()| EventTap::new(&context).unwrap());
+    fn is_readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {
+        crate::wait::is_readable(fd).unwrap()
+    }
+    let raise = |port| {
+        let mut raw = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_PORT_ERR, ..ibv_async_event::default() };
+        raw.element.port_num = port;
+        testing::raise(context.as_raw(), raw);
+    };
+    let port = |event: Result<Option<AsyncEvent>>| event.unwrap().map(|event| event.source);
+    // Whoever takes an event leaves copies, and all see them in one order.
+    raise(1);
+    assert_eq!(port(taps[0].next()), Some(EventSource::Port(1)));
+    raise(2);
+    assert!(is_readable(context.as_fd()), "a copy and an event");
+    assert_eq!(port(context.next_event(None)), Some(EventSource::Port(1)));
+    assert_eq!(port(context.next_event(None)), Some(EventSource::Port(2)));
+    assert!(!is_readable(context.as_fd()));
+    for expected in [Some(EventSource::Port(1)), Some(EventSource::Port(2)), None] {
+        assert_eq!(taps[1].descriptors().into_iter().any(is_readable), expected.is_some());
+        assert_eq!(port(taps[1].next()), expected);
+    }
+    assert_eq!(port(taps[0].next()), Some(EventSource::Port(2)));
+    // A program that never asks costs no memory without end.
+    for _ in 0..1000 {
+        raise(3);
+        assert!(port(taps[0].next()).is_some());
+    }
+    drop(taps);
+    let mut copies = 0;
+    while port(context.try_next_event()).is_some() {
+        copies += 1;
+    }
+    assert_eq!(copies, 256);
+    assert!(!is_readable(context.as_fd()));
+}
+
+#[test]
+#[cfg(feature = "net")]
+fn a_thread_that_waits_for_an_event_gets_the_copy_of_a_tap() {
+    // The test provider belongs to one thread.
+    let context = crate::open(&"soft0".parse().unwrap()).unwrap().context;
+    let tap = EventTap::new(&context).unwrap();
+    let waiting = std::thread::spawn({
+        let context = context.clone();
+        move || context.next_event(Some(Duration::from_secs(60))).unwrap().is_some()
+    });
+    context.inner.sharing.copy_to_program(AsyncEvent { kind: AsyncEventKind::SM_CHANGE, source: EventSource::Port(1) });
+    assert!(waiting.join().unwrap());
+    assert_eq!(tap.next().unwrap(), None);
+}

@@ -65,10 +65,8 @@ impl Drop for Attempt<'_> {
 /// The event, or the failure that it reports.
 fn checked(event: EventKind) -> Result<EventKind, Failure> {
     Err(match event {
-        EventKind::AddrError(error)
-        | EventKind::RouteError(error)
-        | EventKind::ConnectError(error)
-        | EventKind::Unreachable(error) => from_error(error),
+        EventKind::AddrError(error) | EventKind::RouteError(error) | EventKind::ConnectError(error) => error.into(),
+        EventKind::Unreachable(error) => unreachable(error),
         EventKind::Rejected(rejection) => from_rejection(&rejection),
         EventKind::DeviceRemoval => Error::new(Operation::GetCmEvent, ErrorKind::NoDevice).into(),
         EventKind::Disconnected => Failure::new(FailureKind::PeerGone),
@@ -76,13 +74,12 @@ fn checked(event: EventKind) -> Result<EventKind, Failure> {
     })
 }
 
-fn from_error(error: Error) -> Failure {
-    let kind = match error.kind() {
-        ErrorKind::Timeout => FailureKind::Timeout,
-        ErrorKind::NotListening => FailureKind::Refused,
-        _ => FailureKind::Local,
-    };
-    Failure::with_error(kind, error)
+/// The peer has not answered, whatever the error is.
+fn unreachable(error: Error) -> Failure {
+    match Failure::from(error) {
+        failure if failure.kind() == FailureKind::Local => Failure::with_error(FailureKind::Timeout, error),
+        failure => failure,
+    }
 }
 
 fn from_rejection(rejection: &Rejection) -> Failure {
@@ -98,6 +95,17 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use super::*;
+
+    #[test]
+    fn an_attempt_blames_the_end_that_has_failed() {
+        let failed = |event| checked(event).unwrap_err().kind();
+        let error = |kind| Error::new(Operation::Connect, kind);
+        assert_eq!(failed(EventKind::ConnectError(error(ErrorKind::Disconnected))), FailureKind::PeerGone);
+        assert_eq!(failed(EventKind::Unreachable(error(ErrorKind::Disconnected))), FailureKind::PeerGone);
+        assert_eq!(failed(EventKind::Unreachable(error(ErrorKind::Unknown))), FailureKind::Timeout);
+        assert_eq!(failed(EventKind::ConnectError(error(ErrorKind::NotListening))), FailureKind::Refused);
+        assert_eq!(failed(EventKind::AddrError(error(ErrorKind::NoRoute))), FailureKind::Local);
+    }
 
     #[test]
     fn a_task_that_is_polled_late_has_the_whole_time_for_its_next_step() {

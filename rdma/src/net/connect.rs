@@ -44,7 +44,9 @@ async fn connect_by_manager(tables: &Tables, events: &EventChannel, to: SocketAd
     let options = conn_options(shared, false);
     id.connect(&qp, &options)?;
     let accepted = attempt.wait(timeout, accepted).await?;
-    let answer = Answer { key, id: id.key(), addresses: (id.local_addr(), to), pool, hello: &accepted.private_data };
+    let port = qp.port();
+    let answer =
+        Answer { key, id: id.key(), port, addresses: (id.local_addr(), to), pool, hello: &accepted.private_data };
     answer.establish(tables, attempt, || match id.establish(qp, &options) {
         Ok(qp) => Ok(Link { end: LinkEnd::Manager(id), qp }),
         Err(Failed { error, object }) => Err(failed(error, (id, object))),
@@ -60,8 +62,9 @@ async fn connect_by_tcp(tables: &Tables, sockets: &Arc<Sockets>, to: SocketAddr)
     let request = offer(&qp.endpoint(), &shared.hello(false).to_bytes());
     let end = sockets.connect(id, to, &request)?;
     let accepted = attempt.wait(shared.options.timeout, accepted).await?;
+    let port = qp.port();
     let (peer, hello) = split_offer(&accepted.private_data).map_err(|refuse| Failure::refused(&refuse))?;
-    let answer = Answer { key, id, addresses: (end.local_addr, to), pool, hello };
+    let answer = Answer { key, id, port, addresses: (end.local_addr, to), pool, hello };
     answer.establish(tables, attempt, || bring_up(shared, end, qp, &peer, Kind::Ready, &[]))
 }
 
@@ -77,6 +80,8 @@ fn accepted(event: EventKind) -> Option<Accepted> {
 struct Answer<'a> {
     key: u32,
     id: IdKey,
+    /// The port of the queue pair.
+    port: u8,
     /// The local address and the peer's.
     addresses: (Option<SocketAddr>, SocketAddr),
     pool: Pool,
@@ -92,12 +97,12 @@ impl Answer<'_> {
         link: impl FnOnce() -> Result<Link, Failed<Remains>>,
     ) -> Result<Connection, Failure> {
         let shared = &tables.shared;
-        let Self { key, id, addresses: (local_addr, peer_addr), pool, hello } = self;
+        let Self { key, id, port, addresses: (local_addr, peer_addr), pool, hello } = self;
         let peer = Hello::from_bytes(hello).map_err(|refuse| Failure::refused(&refuse))?;
         let agreed = shared.hello(false).agree(&peer);
         let protocol = Protocol::new(agreed, shared.options.slots(false), Instant::now());
         let peer_addr = Some(peer_addr);
-        let parts = Parts { key, id, local_addr, peer_addr, protocol, pool, ticket: None, sharing: None };
+        let parts = Parts { key, id, port, local_addr, peer_addr, protocol, pool, ticket: None, sharing: None };
         let core = Core::new(shared, parts);
         tables.add(&core)?;
         core.connect(link)?;

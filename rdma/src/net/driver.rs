@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use super::connection::Core;
+use super::device_events;
 use super::exchange::{Events, Request};
 use super::failure::{Failure, FailureKind};
 use super::link::{DRAINED, READ_BIT};
@@ -20,6 +22,7 @@ use crate::cm::{EventKind, IdKey};
 use crate::cq::{Completion, Poller};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::op::Opcode;
+use crate::qp::ring::Panics;
 use crate::types::{WcError, WcStatus};
 use crate::wait::{self, Deadline};
 
@@ -39,13 +42,15 @@ const EVENT_TURNS: u32 = 64;
 /// ([`turn`](Self::turn), [`wait`](Self::wait)). If the driver is dropped, all connections of the
 /// node fail with `DriverGone`.
 ///
-/// The descriptor ([`AsFd`]) is readable when the driver has work, while it is asleep.
+/// The descriptor ([`AsFd`]) is readable when the driver has work, once it is [armed](Self::arm).
 pub struct Driver {
     tables: Arc<Tables>,
     shared: Arc<Shared>,
     poller: Poller,
     /// Whether events of the connection manager may be pending.
     has_events: bool,
+    /// Whether asynchronous events of the device may be pending.
+    has_device_events: bool,
     turns: u32,
     /// Whether the events of a sleep are still to be taken.
     has_slept: bool,
@@ -55,11 +60,14 @@ impl Driver {
     pub(super) fn new(tables: &Arc<Tables>) -> Self {
         let (tables, shared) = (Arc::clone(tables), Arc::clone(&tables.shared));
         let poller = shared.cq.poller();
-        Self { tables, shared, poller, has_events: true, turns: 0, has_slept: false }
+        Self { tables, shared, poller, has_events: true, has_device_events: true, turns: 0, has_slept: false }
     }
 
     /// Delivers up to `budget` completions, and all that is due; never sleeps. Returns the number
     /// of completions.
+    ///
+    /// A program that sleeps between its turns must [`arm`](Self::arm) the driver: a turn leaves the
+    /// descriptor as it is.
     ///
     /// # Errors
     ///
@@ -87,13 +95,87 @@ impl Driver {
             count += 1;
         }
         self.turns = self.turns.wrapping_add(1);
-        if self.has_events || self.turns % EVENT_TURNS == 0 {
-            self.has_events = false;
+        let is_time = self.turns % EVENT_TURNS == 0;
+        if std::mem::take(&mut self.has_events) || is_time {
             self.handle_events()?;
+        }
+        if std::mem::take(&mut self.has_device_events) || is_time {
+            device_events::handle(&self.tables)?;
         }
         self.tables.handle_timeouts(Instant::now());
         self.tables.remove_ended();
         Ok(count)
+    }
+
+    /// Prepares a sleep of the program: takes what has made the descriptor readable, makes it
+    /// readable for what comes next, and does a turn. Returns whether the program may sleep until the
+    /// descriptor is readable; otherwise there may be more work, so arm again.
+    ///
+    /// A program with an event loop of its own needs nothing else: it arms, polls the tasks that the
+    /// turn has woken, and sleeps if it may. It may watch the descriptor by level or by edge.
+    /// Everything that the driver waits for makes the descriptor readable, also its timeouts and the
+    /// end of the last handle.
+    ///
+    /// # Errors
+    ///
+    /// As for [`turn`](Self::turn), and errors of arming.
+    ///
+    /// # Examples
+    ///
+    /// A server that sleeps in an epoll of its own:
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// use std::pin::pin;
+    /// use std::task::{Context, Poll, Waker};
+    /// use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+    ///
+    /// let (node, mut driver) = Node::new(&context, &NodeOptions::new())?;
+    /// let mut listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new())?;
+    /// # let (address, other) = (listener.local_addr(), self::node()?);
+    /// # let client = std::thread::spawn(move || block_on(async {
+    /// #     let mut connection = other.connect(address).await?;
+    /// #     connection.send("hello").await?;
+    /// #     connection.next().await.map(|answer| answer.is_some())
+    /// # }));
+    /// let mut serving = pin!(async {
+    ///     let mut connection = listener.accept().await?.accept().await?;
+    ///     while let Some(message) = connection.next().await? {
+    ///         connection.send(&message).await?;
+    ///     }
+    ///     Ok::<(), Failure>(())
+    /// });
+    ///
+    /// let epoll = Epoll::new(EpollCreateFlags::empty())?;
+    /// // Other descriptors of the program have other numbers.
+    /// epoll.add(&driver, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+    /// let mut cx = Context::from_waker(Waker::noop());
+    /// loop {
+    ///     let may_sleep = driver.arm()?;
+    ///     // What the turn has delivered may be what the task waits for.
+    ///     if let Poll::Ready(served) = serving.as_mut().poll(&mut cx) {
+    ///         served?;
+    ///         break;
+    ///     }
+    ///     if may_sleep {
+    ///         epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::NONE)?;
+    ///     }
+    /// }
+    /// # assert!(client.join().expect("no panic")?);
+    /// # Ok(()) }
+    /// ```
+    pub fn arm(&mut self) -> Result<bool> {
+        self.tables.check(Operation::PollCq)?;
+        self.wake_up()?;
+        Ok(self.prepare_to_sleep()? == 0)
+    }
+
+    /// Whether a handle of the node, or a connection, is left. False in a forked child.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        !self.tables.is_forked() && !self.tables.is_idle()
     }
 
     /// Delivers the next completion.
@@ -101,7 +183,7 @@ impl Driver {
         let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
         let (key, operation) = split(completion.token());
         if operation == POOL_OPERATION {
-            deliver_shared(&self.tables, &mut completion, key);
+            deliver_shared(&self.tables, &mut completion, key)?;
             return Ok(true);
         }
         if operation == DRAINED {
@@ -113,7 +195,7 @@ impl Driver {
         let buffer = completion.take_buffer();
         let Some(core) = self.tables.core(key) else { return Ok(true) };
         match (status, buffer) {
-            (Err(error), _) => core.fail(failure_of(operation, error)),
+            (Err(error), _) => fail(&self.tables, &core, operation, error)?,
             (Ok(()), Some(buffer)) if operation != 0 => core.operated(operation, buffer, old_value),
             (Ok(()), Some(buffer)) => match received {
                 Some(len) => core.received(buffer, len),
@@ -285,7 +367,11 @@ impl Driver {
     fn wake_up(&mut self) -> Result<()> {
         self.has_slept = false;
         self.shared.watch.clear();
-        while self.shared.channel.try_next_event()?.is_some() {}
+        // Most sleeps end by a completion. An event that comes beside it ends the next sleep.
+        self.has_device_events = true;
+        while self.shared.channel.try_next_event()?.is_some() {
+            self.has_device_events = false;
+        }
         self.has_events = true;
         Ok(())
     }
@@ -300,7 +386,10 @@ impl AsFd for Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         if !self.tables.is_forked() {
-            self.tables.stop();
+            let mut panics = Panics::default();
+            panics.catch(|| self.tables.stop(Failure::new(FailureKind::DriverGone)));
+            panics.catch(|| self.tables.abandon());
+            panics.resume();
         }
     }
 }
@@ -330,14 +419,14 @@ fn received_len(completion: &Completion<'_>) -> Option<usize> {
 }
 
 /// Delivers the completion of a receive of a pool.
-fn deliver_shared(tables: &Tables, completion: &mut Completion<'_>, pool: u32) {
+fn deliver_shared(tables: &Tables, completion: &mut Completion<'_>, pool: u32) -> Result<()> {
     let (status, len) = (completion.status(), received_len(completion).unwrap_or(0));
-    let Some(buffer) = completion.take_buffer() else { return };
+    let Some(buffer) = completion.take_buffer() else { return Ok(()) };
     match (tables.pool_user(pool, completion.qpn()), status) {
         (PoolUser::Connection(core), Ok(())) => core.received(buffer, len),
         (PoolUser::Connection(core), Err(error)) => {
             core.flushed(buffer);
-            core.fail(failure_of(0, error));
+            fail(tables, &core, 0, error)?;
         }
         (PoolUser::Ended(pool), _) => {
             if let Err(refused) = pool.give(buffer) {
@@ -351,6 +440,17 @@ fn deliver_shared(tables: &Tables, completion: &mut Completion<'_>, pool: u32) {
         }
         (PoolUser::None(None), _) => {}
     }
+    Ok(())
+}
+
+/// Fails a connection whose request has completed with an error, unless an event of the device says
+/// more about it.
+fn fail(tables: &Tables, core: &Core, operation: u32, error: WcError) -> Result<()> {
+    if core.failure().is_none() {
+        device_events::handle(tables)?;
+        core.fail(failure_of(operation, error));
+    }
+    Ok(())
 }
 
 /// The failure of a connection whose request has completed with an error.

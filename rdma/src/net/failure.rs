@@ -5,8 +5,9 @@ use std::io;
 use std::sync::Arc;
 
 use super::protocol::{Refuse, RefuseCode, Violation};
+use crate::context::AsyncEventKind;
 use crate::error::{Error, ErrorKind};
-use crate::types::WcError;
+use crate::types::{WcError, WcStatus};
 
 /// The reason why a connection, or an attempt to connect, has failed.
 ///
@@ -25,7 +26,8 @@ pub enum FailureKind {
     Closed,
     /// The peer refused the connection, or nothing listens at its address.
     Refused,
-    /// The peer's process or host is gone, or has fallen silent.
+    /// The peer's process or host is gone, has fallen silent, or has ended the connection by a
+    /// refusal or a wrong access.
     PeerGone,
     /// The peer broke the protocol.
     Protocol,
@@ -47,6 +49,7 @@ enum Cause {
     Violation(Violation),
     Error(Error),
     Completion(WcError),
+    Event(AsyncEventKind),
 }
 
 impl Failure {
@@ -70,8 +73,31 @@ impl Failure {
         Self { kind, cause: Cause::Error(error) }
     }
 
+    /// The failure of a connection whose request has completed with an error.
     pub(super) fn completion(error: WcError) -> Self {
-        Self { kind: FailureKind::PeerGone, cause: Cause::Completion(error) }
+        let kind = if is_local(error.status) { FailureKind::Local } else { FailureKind::PeerGone };
+        Self { kind, cause: Cause::Completion(error) }
+    }
+
+    /// The failure that an asynchronous event reports.
+    pub(super) fn event(event: AsyncEventKind) -> Self {
+        let is_by_peer = matches!(event, AsyncEventKind::QP_REQ_ERR | AsyncEventKind::QP_ACCESS_ERR);
+        let kind = if is_by_peer { FailureKind::PeerGone } else { FailureKind::Local };
+        Self { kind, cause: Cause::Event(event) }
+    }
+
+    /// Whether the failure says only that the peer does not answer, which is so while this end's
+    /// port is down, too.
+    pub(super) fn is_silence(&self) -> bool {
+        let is_unanswered = |error: &WcError| {
+            matches!(error.status, WcStatus::RETRY_EXC_ERR | WcStatus::RESP_TIMEOUT_ERR | WcStatus::WR_FLUSH_ERR)
+        };
+        self.kind == FailureKind::PeerGone
+            && match &self.cause {
+                Cause::None => true,
+                Cause::Completion(error) => is_unanswered(error),
+                _ => false,
+            }
     }
 
     /// The kind of the failure.
@@ -101,8 +127,13 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let is_gone = error.kind() == ErrorKind::Disconnected;
-        Self::with_error(if is_gone { FailureKind::PeerGone } else { FailureKind::Local }, error)
+        let kind = match error.kind() {
+            ErrorKind::Disconnected => FailureKind::PeerGone,
+            ErrorKind::Timeout => FailureKind::Timeout,
+            ErrorKind::NotListening | ErrorKind::Rejected(_) => FailureKind::Refused,
+            _ => FailureKind::Local,
+        };
+        Self::with_error(kind, error)
     }
 }
 
@@ -111,7 +142,11 @@ impl fmt::Display for Failure {
         f.write_str(match self.kind {
             FailureKind::Closed => "the connection is closed",
             FailureKind::Refused => "the peer refused the connection",
-            FailureKind::PeerGone => "the peer is gone",
+            FailureKind::PeerGone => match &self.cause {
+                Cause::Completion(error) if is_refusal(error.status) => "the peer refused a request",
+                Cause::Event(_) => "the peer broke the connection",
+                _ => "the peer is gone",
+            },
             FailureKind::Protocol => "the peer broke the protocol",
             FailureKind::TooLong => "the message is longer than the peer accepts",
             FailureKind::Timeout => "the peer did not answer in time",
@@ -126,8 +161,30 @@ impl fmt::Display for Failure {
             Cause::Violation(violation) => write!(f, ": {violation}"),
             Cause::Error(error) => write!(f, ": {error}"),
             Cause::Completion(error) => write!(f, ": {error}"),
+            Cause::Event(event) => write!(f, ": the device reports: {event}"),
         }
     }
+}
+
+/// Whether this end alone is the cause of a status.
+fn is_local(status: WcStatus) -> bool {
+    use WcStatus as S;
+    matches!(
+        status,
+        S::LOC_LEN_ERR
+            | S::LOC_QP_OP_ERR
+            | S::LOC_PROT_ERR
+            | S::LOC_ACCESS_ERR
+            | S::MW_BIND_ERR
+            | S::FATAL_ERR
+            | S::GENERAL_ERR
+    )
+}
+
+/// Whether the peer is there, and has refused a request.
+fn is_refusal(status: WcStatus) -> bool {
+    use WcStatus as S;
+    matches!(status, S::REM_ACCESS_ERR | S::REM_INV_REQ_ERR | S::REM_OP_ERR | S::REM_ABORT_ERR | S::RNR_RETRY_EXC_ERR)
 }
 
 debug_is_display!(Failure);
@@ -163,5 +220,26 @@ mod tests {
         assert_eq!(failure.as_violation(), Some(Violation::NoCredit));
         assert!(failure.to_string().ends_with("a data message came without a credit"));
         assert_eq!(Failure::closed(7).code(), Some(7));
+    }
+
+    #[test]
+    fn a_failure_blames_the_end_that_has_failed() {
+        let of = |status| Failure::completion(WcError { status, vendor_err: 0 });
+        for (failure, kind, start) in [
+            (of(WcStatus::RETRY_EXC_ERR), FailureKind::PeerGone, "the peer is gone: "),
+            (of(WcStatus::REM_ACCESS_ERR), FailureKind::PeerGone, "the peer refused a request: "),
+            (of(WcStatus::LOC_PROT_ERR), FailureKind::Local, "this end failed: "),
+            (of(WcStatus::FATAL_ERR), FailureKind::Local, "this end failed: "),
+            (Failure::event(AsyncEventKind::CQ_ERR), FailureKind::Local, "this end failed: "),
+            (Failure::event(AsyncEventKind::QP_ACCESS_ERR), FailureKind::PeerGone, "the peer broke the connection: "),
+        ] {
+            assert_eq!(failure.kind(), kind, "{failure}");
+            assert!(failure.to_string().starts_with(start), "{failure}");
+        }
+        let of = |kind| Failure::from(Error::new(crate::error::Operation::Connect, kind)).kind();
+        assert_eq!(of(ErrorKind::Disconnected), FailureKind::PeerGone);
+        assert_eq!(of(ErrorKind::NotListening), FailureKind::Refused);
+        assert_eq!(of(ErrorKind::Timeout), FailureKind::Timeout);
+        assert_eq!(of(ErrorKind::PortDown), FailureKind::Local);
     }
 }

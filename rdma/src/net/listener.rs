@@ -86,6 +86,12 @@ impl Listener {
         self.requests.free_receives()
     }
 
+    /// The number of requests that wait to be accepted.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.requests.waiting()
+    }
+
     #[cfg(test)]
     pub(super) fn pool(&self) -> Option<&ReceivePool> {
         self.requests.pool()
@@ -98,7 +104,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `DriverGone`; `Local` if the device is gone.
+    /// `DriverGone`; `Closed` once the node [shuts down](super::Node::shutdown); `Local` if the
+    /// device is gone.
     ///
     /// # Examples
     ///
@@ -180,7 +187,7 @@ impl Incoming {
     ///
     /// `PeerGone` if the peer has given up; `Protocol` if its first messages break the protocol;
     /// `Timeout`; `DriverGone`; `Local` for errors of the device, and if the node has no room for
-    /// another connection, which the peer learns.
+    /// another connection. The peer learns of these as a refusal: `Busy`, or `Unavailable`.
     pub async fn accept(self) -> Result<Connection, Failure> {
         let (tables, shared) = (&self.handle.tables, &self.handle.tables.shared);
         let Pending { request, hello, ticket, stake } = self.pending;
@@ -195,7 +202,7 @@ impl Incoming {
         let (qp, pool) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
-                reject(request, &Refuse::new(RefuseCode::Busy, "the node has no room for another connection"));
+                reject(request, &refusal(&error));
                 return Err(error.into());
             }
         };
@@ -203,6 +210,7 @@ impl Incoming {
         let parts = Parts {
             key,
             id: request.key(),
+            port: qp.port(),
             local_addr: request.local_addr(),
             peer_addr: request.peer_addr(),
             protocol: Protocol::new(agreed, shared.options.slots(shares), Instant::now()),
@@ -217,11 +225,19 @@ impl Incoming {
         let established = |event| matches!(event, EventKind::Established(_)).then_some(());
         let established = attempt.wait(shared.options.timeout, established).await;
         core.check(established.and_then(|()| attempt.hand_over(&core)))?;
-        if let Some(time) = self.options.first_message {
-            core.expect_message(Instant::now() + time);
-        }
+        core.limit_silence(self.options.first_message, self.options.idle);
         Ok(connection)
     }
+}
+
+/// What a peer is told whose connection could not be made.
+fn refusal(error: &Error) -> Refuse {
+    let is_full = matches!(error.kind(), ErrorKind::CompletionQueueTooSmall { .. } | ErrorKind::OutOfMemory)
+        || matches!(error.errno(), Some(libc::EMFILE | libc::ENFILE | libc::ENOSPC));
+    if is_full {
+        return Refuse::new(RefuseCode::Busy, "the node has no room for another connection");
+    }
+    Refuse::new(RefuseCode::Unavailable, error.to_string())
 }
 
 impl fmt::Debug for Incoming {

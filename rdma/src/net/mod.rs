@@ -67,10 +67,13 @@
 //! it. A peer that breaks the protocol, dies or falls silent fails this connection and no other;
 //! all waits then return the same [`Failure`].
 //!
+//! [`Node::shutdown`] ends a whole node.
+//!
 //! # Cancellation
 //!
 //! Any future may be dropped at any time: no message is lost or torn. A message whose `send` was
-//! dropped is sent as a whole or not at all.
+//! dropped is sent as a whole or not at all. A future that waits and is neither polled nor dropped
+//! stops nobody else: others wait for it for 50 ms at most.
 //!
 //! # Forks
 //!
@@ -81,6 +84,7 @@
 mod attempt;
 mod connect;
 mod connection;
+mod device_events;
 mod driver;
 mod exchange;
 mod failure;
@@ -94,6 +98,7 @@ mod read_buffers;
 mod receives;
 mod requests;
 mod shared;
+mod shutdown;
 mod stream;
 mod tables;
 mod tcp;
@@ -109,4 +114,5 @@ pub use listener::{Incoming, Listener};
 pub use node::Node;
 pub use options::{Exchange, ListenOptions, NodeOptions};
 pub use protocol::{RefuseCode, Violation};
+pub use shutdown::CutOff;
 pub use stream::Stream;

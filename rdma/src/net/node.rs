@@ -1,18 +1,22 @@
 //! Nodes: a device, its memory and its connections.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::driver::Driver;
 use super::exchange::Events;
 use super::failure::Failure;
 use super::listener::Listener;
-use super::options::{ListenOptions, NodeOptions};
+use super::options::{LONGEST, ListenOptions, NodeOptions};
 use super::shared::Shared;
+use super::shutdown::CutOff;
 use super::tables::{Handle, Tables};
+use super::waiters::Place;
 use super::{connect, listener};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -50,7 +54,7 @@ impl Node {
     /// # Errors
     ///
     /// `Refused` with the listener's reason, or if nothing listens at the address; `Timeout`;
-    /// `DriverGone`; `Local` for errors of the device, and if the node has no room for another
+    /// `DriverGone`; `Closed` once the node shuts down; `Local` for errors of the device, and if the node has no room for another
     /// connection.
     pub async fn connect(&self, to: SocketAddr) -> Result<Connection, Failure> {
         connect::connect(&self.handle.tables, to).await
@@ -76,6 +80,64 @@ impl Node {
     /// ```
     pub fn listen(&self, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
         listener::listen(&self.handle, at, options)
+    }
+
+    /// Ends the node: refuses new connections, closes those that are there, and returns those that it
+    /// had to cut off after `time`.
+    ///
+    /// [`Listener::accept`] and [`connect`](Self::connect) fail with `Closed` from now on. On each
+    /// connection [`Receiver::next`](super::Receiver::next) returns the messages that have come, and
+    /// then `None`, whether the peer has ended its data or not: so a task that answers requests
+    /// sends its last answer, and drops the connection, which closes it. A connection that is left
+    /// after `time` is cut off, whoever holds it: its peer learns that it is closed. The call then
+    /// returns within [`NodeOptions::linger`].
+    ///
+    /// The [driver](Driver) must run meanwhile; it ends once the handles of the node are dropped,
+    /// too. Dropping the future stops only the wait. Of several shutdowns the soonest counts.
+    ///
+    /// # Errors
+    ///
+    /// `Local` in a forked child.
+    ///
+    /// # Examples
+    ///
+    /// A server whose client is idle:
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// use std::time::Duration;
+    ///
+    /// let (node, driver) = Node::new(&context, &NodeOptions::new())?;
+    /// let driver = std::thread::spawn(move || driver.run_blocking());
+    /// let mut listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new())?;
+    /// # let (address, other) = (listener.local_addr(), self::node()?);
+    /// # let client = std::thread::spawn(move || block_on(other.connect(address)));
+    /// let mut connection = block_on(async { listener.accept().await?.accept().await })?;
+    /// # let mut client = client.join().expect("no panic")?;
+    /// let serving = std::thread::spawn(move || block_on(async {
+    ///     while let Some(request) = connection.next().await? {
+    ///         connection.send(&request).await?;
+    ///     }
+    ///     Ok::<(), Failure>(())
+    /// }));
+    ///
+    /// let cut_off = block_on(node.shutdown(Duration::from_millis(100)))?;
+    /// println!("{} clients had not gone", cut_off.len());
+    /// serving.join().expect("no panic")?;
+    /// drop((listener, node));
+    /// driver.join().expect("no panic")?;
+    /// # assert!(block_on(client.next()).is_ok_and(|message| message.is_none()));
+    /// # Ok(()) }
+    /// ```
+    pub async fn shutdown(&self, time: Duration) -> Result<Vec<CutOff>, Failure> {
+        let tables = &self.handle.tables;
+        tables.check(Operation::Disconnect)?;
+        let now = Instant::now();
+        tables.shut_down(now.checked_add(time).unwrap_or(now + LONGEST));
+        let mut waiting = Waiting { tables, place: None };
+        poll_fn(|cx| tables.poll_shut_down(&mut waiting.place, cx)).await
     }
 
     /// The protection domain of the node's connections, for the memory of one-sided operations.
@@ -117,6 +179,18 @@ impl Node {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.handle.tables.connections()
+    }
+}
+
+/// A task that waits for the end of a shutdown.
+struct Waiting<'a> {
+    tables: &'a Tables,
+    place: Option<Place>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.tables.leave_shutdown(&mut self.place);
     }
 }
 

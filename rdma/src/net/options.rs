@@ -9,7 +9,7 @@ use crate::aio::Strategy;
 use crate::qp::InitOptions;
 
 /// Longer times are this long: 100 years.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(super) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Default length above which messages are read, in bytes, where the window does not say less.
 const EAGER_LIMIT: usize = 64 << 10;
@@ -112,7 +112,8 @@ impl NodeOptions {
         /// Most connections of the node. Its completion queue has room for them, or for as many as
         /// the device's largest holds: one more connection fails, or is refused.
         max_connections(count: u32) = count;
-        /// Time for each step of connecting and accepting.
+        /// Time for each step of connecting and accepting, and for
+        /// [`Connection::close`](super::Connection::close).
         timeout(time: Duration) = time.min(LONGEST);
         /// Time for a dropped connection to send its last messages.
         linger(time: Duration) = time.min(LONGEST);
@@ -194,12 +195,13 @@ pub struct ListenOptions {
     pub(super) backlog: usize,
     pub(super) max_connections: usize,
     pub(super) first_message: Option<Duration>,
+    pub(super) idle: Option<Duration>,
     pub(super) shared_receives: Option<u32>,
 }
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 128, max_connections: usize::MAX, first_message: None, shared_receives: None }
+        Self { backlog: 128, max_connections: usize::MAX, first_message: None, idle: None, shared_receives: None }
     }
 }
 
@@ -218,6 +220,11 @@ impl ListenOptions {
         max_connections(count: usize) = count;
         /// Time in which a new peer must send its first message.
         first_message(time: Duration) = Some(time.min(LONGEST));
+        /// Time in which a peer must send its next message, until it ends its data: the connection
+        /// then fails with `Timeout`. A peer that waits for an answer, or whose program uses only
+        /// one-sided operations, is idle too. The [keep-alive](NodeOptions::keep_alive) does not
+        /// count: it finds peers that are gone, and this limit those that are there and silent.
+        idle(time: Duration) = Some(time.min(LONGEST));
         /// Lets all connections of the listener take their receives from one shared queue of
         /// `count` receives, for many connections of which few are busy at a time.
         ///

@@ -13,6 +13,10 @@ use super::receives::{ReceivePool, Stake};
 use super::waiters::Task;
 use crate::error::{Operation, Result};
 use crate::fork::MadeIn;
+use crate::qp::ring::Panics;
+
+/// What peers are told whose requests come too late.
+const NO_MORE: &str = "the listener accepts no more connections";
 
 /// The requests that wait at a listener.
 pub(super) struct Requests {
@@ -60,6 +64,12 @@ impl Requests {
         self.pool.as_ref().map_or(0, |pool| pool.free())
     }
 
+    /// The number of requests that wait to be accepted.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.lock().queue.len()
+    }
+
     #[cfg(test)]
     pub(super) fn pool(&self) -> Option<&ReceivePool> {
         self.pool.as_deref()
@@ -100,7 +110,14 @@ impl Requests {
 
     fn check(&self, request: &Request) -> Result<(Hello, Ticket, Option<Stake>), Refuse> {
         let hello = Hello::from_bytes(request.hello())?;
-        if self.lock().queue.len() >= self.options.backlog {
+        let (waiting, has_failed) = {
+            let state = self.lock();
+            (state.queue.len(), state.failure.is_some())
+        };
+        if has_failed {
+            return Err(Refuse::new(RefuseCode::Unavailable, NO_MORE));
+        }
+        if waiting >= self.options.backlog {
             return Err(Refuse::new(RefuseCode::Busy, "too many requests wait"));
         }
         let ticket = Ticket(Arc::clone(&self.live));
@@ -113,13 +130,19 @@ impl Requests {
         Ok((hello, ticket, stake))
     }
 
+    /// Ends the waits with a failure, and refuses the requests that wait or come later.
     pub(super) fn fail(&self, failure: Failure) {
-        let waker = {
+        let (waiting, waker) = {
             let mut state = self.lock();
-            state.failure = Some(failure);
-            state.waker.take()
+            state.failure.get_or_insert(failure);
+            (std::mem::take(&mut state.queue), state.waker.take())
         };
-        waker.into_iter().for_each(Waker::wake);
+        let mut panics = Panics::default();
+        for Pending { request, .. } in waiting {
+            panics.catch(|| reject(request, &Refuse::new(RefuseCode::Unavailable, NO_MORE)));
+        }
+        panics.catch(|| waker.into_iter().for_each(Waker::wake));
+        panics.resume();
     }
 }
 

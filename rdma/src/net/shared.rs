@@ -4,13 +4,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::failure::Failure;
 use super::options::NodeOptions;
 use super::protocol::Hello;
 use super::read_buffers::ReadBuffers;
-use crate::context::Context;
+use crate::context::{Context, EventTap};
 use crate::cq::{CompletionChannel, CompletionQueue};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::pd::ProtectionDomain;
+use crate::types::PortState;
 use crate::wait::Watch;
 
 /// A protection domain, and the buffers of it that are kept for long messages.
@@ -33,6 +35,8 @@ pub(super) struct Shared {
     pub(super) domain: Domain,
     pub(super) cq: CompletionQueue,
     pub(super) channel: CompletionChannel,
+    /// The asynchronous events of the device.
+    pub(super) device_events: EventTap,
     pub(super) watch: Watch,
     notes: Mutex<Notes>,
 }
@@ -51,9 +55,24 @@ impl Shared {
         let channel = context.create_completion_channel()?;
         let entries = options.completions(context.device_attr().max_cqe());
         let cq = context.cq_builder(entries).channel(&channel).build()?;
-        let watch = Watch::new(&[channel.as_fd(), events])?;
+        let device_events = EventTap::new(context)?;
+        let [one, other] = device_events.descriptors();
+        let watch = Watch::new(&[channel.as_fd(), events, one, other])?;
         let (options, domain, notes) = (options.clone(), Domain::new(context)?, Mutex::default());
-        Ok(Self { options, domain, cq, channel, watch, notes })
+        Ok(Self { options, domain, cq, channel, device_events, watch, notes })
+    }
+
+    /// The failure of a connection whose queue pair is at a port: while the port is down, no peer
+    /// can answer.
+    pub(super) fn judge(&self, failure: Failure, port: u8) -> Failure {
+        if !failure.is_silence() {
+            return failure;
+        }
+        match self.domain.pd.context().port_attr(port) {
+            Ok(port) if matches!(port.state(), PortState::ACTIVE | PortState::ACTIVE_DEFER) => failure,
+            Ok(_) => Error::new(Operation::QueryPort, ErrorKind::PortDown).into(),
+            Err(error) => error.into(),
+        }
     }
 
     /// The domain of a new connection.

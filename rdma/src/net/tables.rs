@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::connection::Core;
@@ -12,6 +13,8 @@ use super::mailbox::Mailbox;
 use super::receives::ReceivePool;
 use super::requests::Requests;
 use super::shared::Shared;
+use super::shutdown::{CutOff, Shutdown};
+use super::waiters::{Place, Task};
 use crate::cm::IdKey;
 use crate::error::{Operation, Result};
 use crate::fork::MadeIn;
@@ -35,7 +38,9 @@ struct Entries {
     routes: HashMap<IdKey, Route>,
     last_key: u32,
     has_handles: bool,
-    is_driven: bool,
+    /// The reason why nothing works any more: the driver is gone, or the device has failed.
+    ended: Option<Failure>,
+    shutdown: Option<Shutdown>,
 }
 
 /// The user of a receive of a pool.
@@ -81,7 +86,8 @@ impl Tables {
             routes: HashMap::new(),
             last_key: 0,
             has_handles: true,
-            is_driven: true,
+            ended: None,
+            shutdown: None,
         });
         Self { shared: Arc::new(shared), events, entries, made_in: MadeIn::default() }
     }
@@ -139,9 +145,7 @@ impl Tables {
     /// with the number of its queue pair.
     pub(super) fn add(&self, core: &Arc<Core>) -> Result<(), Failure> {
         let mut entries = self.lock();
-        if !entries.is_driven {
-            return Err(Failure::new(FailureKind::DriverGone));
-        }
+        entries.check()?;
         entries.cores.insert(core.key, Arc::clone(core));
         entries.keys.extend(core.sharing_qpn.map(|qpn| (qpn, core.key)));
         Ok(())
@@ -194,9 +198,7 @@ impl Tables {
     pub(super) fn set_route(&self, id: IdKey, route: Route) -> Result<(), Failure> {
         self.check(Operation::CreateId)?;
         let mut entries = self.lock();
-        if !entries.is_driven {
-            return Err(Failure::new(FailureKind::DriverGone));
-        }
+        entries.check()?;
         entries.routes.insert(id, route);
         Ok(())
     }
@@ -204,9 +206,7 @@ impl Tables {
     /// Makes a connection the receiver of the events of an id, unless the connection has ended.
     pub(super) fn hand_over(&self, id: IdKey, core: &Arc<Core>) -> Result<(), Failure> {
         let mut entries = self.lock();
-        if !entries.is_driven {
-            return Err(Failure::new(FailureKind::DriverGone));
-        }
+        entries.check()?;
         if entries.cores.contains_key(&core.key) {
             entries.routes.insert(id, Route::Connection(Arc::clone(core)));
         } else {
@@ -236,13 +236,78 @@ impl Tables {
         }
         let ended: Vec<_> = {
             let mut entries = self.lock();
-            keys.iter().filter_map(|key| entries.cores.remove(key)).collect()
+            let ended: Vec<_> = keys.iter().filter_map(|key| entries.cores.remove(key)).collect();
+            if let Some(shutdown) = &mut entries.shutdown {
+                let cut_off = ended.iter().filter(|core| core.is_cut_off());
+                shutdown.cut_off.extend(cut_off.map(|core| CutOff { peer_addr: core.peer_addr }));
+            }
+            ended
         };
         let mut panics = Panics::default();
         for core in ended {
             panics.catch(|| self.disconnect(&core));
         }
+        for waker in self.lock().take_wakers() {
+            panics.catch(|| waker.wake());
+        }
         panics.resume();
+    }
+
+    /// Refuses new connections, and ends those that are there: by a time if they have not ended
+    /// before. The sooner time of several counts.
+    pub(super) fn shut_down(&self, by: Instant) {
+        let (cores, routes, by) = {
+            let mut entries = self.lock();
+            let shutdown = entries.shutdown.get_or_insert_with(|| Shutdown::new(by));
+            shutdown.by = shutdown.by.min(by);
+            let by = shutdown.by;
+            let routes: Vec<_> = entries.routes.values().cloned().collect();
+            (entries.cores.values().cloned().collect::<Vec<_>>(), routes, by)
+        };
+        let mut panics = Panics::default();
+        for route in routes {
+            let closed = Failure::new(FailureKind::Closed);
+            panics.catch(|| match route {
+                Route::Mailbox(mailbox) => mailbox.fail(closed),
+                Route::Listener(requests) => requests.fail(closed),
+                Route::Connection(_) => {}
+            });
+        }
+        for core in cores {
+            panics.catch(|| core.shut_down(by));
+        }
+        panics.resume();
+    }
+
+    /// Waits until no connection is left after a [`shut_down`](Self::shut_down); returns those that
+    /// were cut off.
+    pub(super) fn poll_shut_down(
+        &self,
+        place: &mut Option<Place>,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Vec<CutOff>, Failure>> {
+        self.check(Operation::Disconnect)?;
+        let mut stale = None;
+        Task::poll(cx.waker(), true, |task| {
+            let mut entries = self.lock();
+            let is_over = entries.cores.is_empty();
+            let Some(shutdown) = &mut entries.shutdown else { return Poll::Ready(Ok(Vec::new())) };
+            if is_over {
+                stale = shutdown.waiters.leave(place);
+                return Poll::Ready(Ok(shutdown.cut_off.clone()));
+            }
+            shutdown.waiters.wait(place, task);
+            Poll::Pending
+        })
+    }
+
+    /// Gives up the place of a task that waits for the end of a shutdown.
+    pub(super) fn leave_shutdown(&self, place: &mut Option<Place>) {
+        if place.is_none() || self.is_forked() {
+            return;
+        }
+        let stale = self.lock().shutdown.as_mut().and_then(|shutdown| shutdown.waiters.leave(place));
+        drop(stale);
     }
 
     /// Disconnects a connection that has ended.
@@ -285,15 +350,14 @@ impl Tables {
         panics.resume();
     }
 
-    /// Fails everything: the driver is gone.
-    pub(super) fn stop(&self) {
-        let (cores, routes) = {
+    /// Fails everything, also what comes later. Only the first reason counts.
+    pub(super) fn stop(&self, failure: Failure) {
+        let (cores, routes, failure) = {
             let mut entries = self.lock();
-            entries.is_driven = false;
+            let failure = entries.ended.get_or_insert(failure).clone();
             let routes: Vec<_> = entries.routes.drain().map(|(_, route)| route).collect();
-            (entries.cores.values().cloned().collect::<Vec<_>>(), routes)
+            (entries.cores.values().cloned().collect::<Vec<_>>(), routes, failure)
         };
-        let failure = Failure::new(FailureKind::DriverGone);
         // A task that panics when it is woken must not leave others waiting.
         let mut panics = Panics::default();
         for core in cores {
@@ -307,9 +371,19 @@ impl Tables {
             });
         }
         panics.catch(|| self.remove_ended());
-        let draining = std::mem::take(&mut self.lock().draining);
-        panics.catch(|| drop(draining));
         panics.resume();
+    }
+
+    /// Drops what waits for completions, which nobody delivers any more.
+    pub(super) fn abandon(&self) {
+        let draining = std::mem::take(&mut self.lock().draining);
+        drop(draining);
+    }
+
+    /// The connection of a queue pair.
+    pub(super) fn core_of_queue_pair(&self, qpn: u32) -> Option<Arc<Core>> {
+        let cores: Vec<_> = self.lock().cores.values().cloned().collect();
+        cores.into_iter().find(|core| core.qpn() == Some(qpn))
     }
 
     /// Whether neither a handle nor a connection is left.
@@ -320,6 +394,18 @@ impl Tables {
 }
 
 impl Entries {
+    /// Fails once nothing works any more, or the node shuts down.
+    fn check(&self) -> Result<(), Failure> {
+        let closed = || self.shutdown.as_ref().map(|_| Failure::new(FailureKind::Closed));
+        self.ended.clone().or_else(closed).map_or(Ok(()), Err)
+    }
+
+    /// The tasks to wake because a shutdown is complete.
+    fn take_wakers(&mut self) -> Vec<Waker> {
+        let is_over = self.cores.is_empty();
+        self.shutdown.as_mut().filter(|_| is_over).map(Shutdown::take_wakers).unwrap_or_default()
+    }
+
     fn mailboxes(&self) -> Vec<Arc<Mailbox>> {
         let mailbox =
             |route: &Route| if let Route::Mailbox(mailbox) = route { Some(Arc::clone(mailbox)) } else { None };

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
 /// A task that is polled, and leaves its waker behind a lock.
 pub(super) struct Task<'a> {
@@ -49,18 +50,47 @@ impl<'a> Task<'a> {
     }
 }
 
+/// Time in which a woken task must be polled, or others take in its place.
+///
+/// Executors poll a woken task far sooner, unless the machine is overloaded. Then tasks take out of
+/// order, and nothing else is wrong.
+pub(super) const TURN: Duration = Duration::from_millis(50);
+
 /// A queue of waiting tasks.
 ///
-/// Only the first task may take what all wait for. The task stays in the queue until it has taken,
-/// or gives up: then the next one is first and must be woken if more is there.
+/// Only the task whose turn it is may take what all wait for. It stays in the queue until it has
+/// taken, or gives up: then the next one must be woken if more is there.
+///
+/// A future that is forgotten, or left unpolled beside others of its task, must not stop the queue:
+/// a task that is woken and not polled for [`TURN`] is passed by. It keeps its place, so it is
+/// first again as soon as it is polled, and has a whole turn from the next time that it is woken.
+/// So a task that is polled in time is never overtaken, and each forgotten one delays the others
+/// once.
 ///
 /// Wakers that are no longer needed go to the caller, who drops them under no lock: the drop of a
 /// waker may drop a task, and so run any code.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// The places of the tasks, and the wakers of those that are not woken yet.
-    queue: VecDeque<(u64, Option<Waker>)>,
+    queue: VecDeque<Waiter>,
     next: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    id: u64,
+    stage: Stage,
+    /// Present while the task is not woken.
+    waker: Option<Waker>,
+}
+
+/// How far a waiting task has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waits,
+    /// It was woken, and must be polled by this time.
+    Woken(Instant),
+    /// It was not polled in time.
+    PassedBy,
 }
 
 /// A task's place in a [`Waiters`].
@@ -68,25 +98,29 @@ pub(super) struct Waiters {
 pub(super) struct Place(u64);
 
 impl Waiters {
-    /// Whether a task may take: the one that is first, or a new one if none waits.
+    /// Whether nobody waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether a task may take: all that came before it, in the queue or outside, are passed by.
     pub(super) fn is_turn(&self, place: Option<Place>) -> bool {
-        match self.queue.front() {
-            None => true,
-            Some((first, _)) => place == Some(Place(*first)),
-        }
+        let is_own = |waiter: &Waiter| place == Some(Place(waiter.id));
+        self.queue.iter().find(|waiter| is_own(waiter) || waiter.stage != Stage::PassedBy).is_none_or(is_own)
     }
 
     /// Adds a task at the end, or replaces its waker.
     pub(super) fn wait(&mut self, place: &mut Option<Place>, task: &mut Task<'_>) {
-        let known = place.and_then(|Place(id)| self.queue.iter_mut().find(|(known, _)| *known == id));
-        if let Some((_, waker)) = known {
-            return task.leave(waker);
+        let known = place.and_then(|Place(id)| self.queue.iter_mut().find(|known| known.id == id));
+        if let Some(waiter) = known {
+            waiter.stage = Stage::Waits;
+            return task.leave(&mut waiter.waker);
         }
         let mut waker = None;
         task.leave(&mut waker);
         if waker.is_some() {
             *place = Some(Place(self.next));
-            self.queue.push_back((self.next, waker));
+            self.queue.push_back(Waiter { id: self.next, stage: Stage::Waits, waker });
             self.next += 1;
         }
     }
@@ -95,18 +129,43 @@ impl Waiters {
     #[must_use]
     pub(super) fn leave(&mut self, place: &mut Option<Place>) -> Option<Waker> {
         let Place(id) = place.take()?;
-        let at = self.queue.iter().position(|(known, _)| *known == id)?;
-        self.queue.remove(at)?.1
+        let at = self.queue.iter().position(|known| known.id == id)?;
+        self.queue.remove(at)?.waker
     }
 
-    /// Takes the waker of the first task. There is none once the task is woken, until it is polled.
-    pub(super) fn take_first(&mut self) -> Option<Waker> {
-        self.queue.front_mut().and_then(|(_, waker)| waker.take())
+    /// Takes the waker of the task whose turn it is. There is none while a woken task has time to
+    /// be polled.
+    pub(super) fn take_first(&mut self, now: Instant) -> Option<Waker> {
+        self.pass_by(now);
+        let first = self.queue.iter_mut().find(|waiter| waiter.stage != Stage::PassedBy)?;
+        let waker = first.waker.take()?;
+        first.stage = Stage::Woken(now + TURN);
+        Some(waker)
+    }
+
+    /// Ends the turn of a task that was not polled in time.
+    pub(super) fn pass_by(&mut self, now: Instant) {
+        // One task at most is woken and has time left.
+        for waiter in &mut self.queue {
+            match waiter.stage {
+                Stage::Woken(by) if by <= now => waiter.stage = Stage::PassedBy,
+                Stage::Woken(_) | Stage::Waits => return,
+                Stage::PassedBy => {}
+            }
+        }
+    }
+
+    /// The end of the turn of a task that others wait behind: [`pass_by`](Self::pass_by) is due
+    /// then.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let mut waiting = self.queue.iter().skip_while(|waiter| waiter.stage == Stage::PassedBy);
+        let (first, _other) = (waiting.next()?, waiting.next()?);
+        if let Stage::Woken(by) = first.stage { Some(by) } else { None }
     }
 
     /// Removes and returns all wakers, for the end of what they wait for.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Waker> + use<> {
-        std::mem::take(&mut self.queue).into_iter().filter_map(|(_, waker)| waker)
+        std::mem::take(&mut self.queue).into_iter().filter_map(|waiter| waiter.waker)
     }
 }
 
@@ -154,13 +213,21 @@ mod tests {
         tasks: [Member; TASKS],
         /// Tasks that wait, in the order in which they came.
         order: Vec<usize>,
+        now: Instant,
+        /// Whether a task was not polled in time, so that others may overtake it.
+        is_late: bool,
     }
 
     impl World {
+        fn new(room: usize) -> Self {
+            let (waiters, tasks) = (Waiters::default(), <[Member; TASKS]>::default());
+            Self { waiters, room, tasks, order: Vec::new(), now: Instant::now(), is_late: false }
+        }
+
         /// What follows each change: the first task is woken if there is room.
         fn wake_first(&mut self) {
             if self.room > 0 {
-                self.waiters.take_first().into_iter().for_each(Waker::wake);
+                self.waiters.take_first(self.now).into_iter().for_each(Waker::wake);
             }
         }
 
@@ -174,7 +241,8 @@ mod tests {
                 return wait(&mut self.waiters, &mut task.place, &Arc::clone(&task.flag).into());
             }
             if task.place.is_some() {
-                assert_eq!(self.order.remove(0), at, "out of order");
+                assert!(self.is_late || self.order[0] == at, "out of order");
+                self.order.retain(|waiting| *waiting != at);
             }
             drop(self.waiters.leave(&mut task.place));
             task.has_taken = true;
@@ -190,6 +258,14 @@ mod tests {
             self.order.retain(|waiting| *waiting != at);
             self.wake_first();
         }
+
+        /// The driver keeps the time.
+        fn pass_time(&mut self) {
+            self.is_late |= self.waiters.queue.iter().any(|waiter| matches!(waiter.stage, Stage::Woken(_)));
+            self.now += TURN;
+            self.waiters.pass_by(self.now);
+            self.wake_first();
+        }
     }
 
     proptest! {
@@ -199,7 +275,7 @@ mod tests {
             room in 1..3usize,
             steps in prop::collection::vec((0..TASKS, any::<bool>()), 0..60),
         ) {
-            let mut world = World { waiters: Waiters::default(), room, tasks: Default::default(), order: Vec::new() };
+            let mut world = World::new(room);
             for (at, ends) in steps {
                 match ends {
                     true => world.end(at),
@@ -216,6 +292,59 @@ mod tests {
                 world.poll(waiting);
             }
         }
+
+        #[test]
+        fn forgotten_tasks_delay_others_once(
+            forgotten in prop::collection::vec(any::<bool>(), TASKS),
+            steps in prop::collection::vec((0..TASKS, 0..6u8), 0..60),
+        ) {
+            let mut world = World::new(1);
+            for (at, step) in steps {
+                match step {
+                    0 if !forgotten[at] => world.end(at),
+                    1 => world.pass_time(),
+                    // A task is forgotten once it waits.
+                    _ if world.tasks[at].has_taken || forgotten[at] && world.tasks[at].place.is_some() => {}
+                    _ => world.poll(at),
+                }
+            }
+            if let Some(holder) = world.tasks.iter().position(|task| task.has_taken) {
+                world.end(holder);
+            }
+            // Each forgotten task has one turn at most; the others take in theirs.
+            for _ in 0..forgotten.len() {
+                world.pass_time();
+            }
+            while let Some(&waiting) = world.order.iter().find(|at| !forgotten[**at]) {
+                prop_assert!(world.tasks[waiting].flag.0.load(Ordering::Relaxed), "a task waits for forgotten ones");
+                world.poll(waiting);
+                prop_assert!(world.tasks[waiting].has_taken);
+                world.end(waiting);
+            }
+            // A new task need not wait at all.
+            prop_assert!(world.waiters.is_turn(None));
+        }
+    }
+
+    #[test]
+    fn a_task_that_was_passed_by_is_first_when_it_is_polled() {
+        let mut waiters = Waiters::default();
+        let (mut first, mut second) = (None, None);
+        for place in [&mut first, &mut second] {
+            wait(&mut waiters, place, Waker::noop());
+        }
+        let now = Instant::now();
+        assert!(waiters.deadline().is_none(), "nobody was woken");
+        assert!(waiters.take_first(now).is_some() && waiters.take_first(now).is_none());
+        assert_eq!(waiters.deadline(), Some(now + TURN));
+        assert!(waiters.is_turn(first) && !waiters.is_turn(second) && !waiters.is_turn(None));
+        assert!(waiters.take_first(now + TURN).is_some(), "the second");
+        assert!(waiters.is_turn(first) && waiters.is_turn(second) && !waiters.is_turn(None));
+        // It finds no room, and waits in its old place.
+        wait(&mut waiters, &mut first, Waker::noop());
+        assert!(waiters.is_turn(first) && !waiters.is_turn(second));
+        assert!(waiters.take_first(now + TURN).is_some() && waiters.take_first(now + TURN).is_none());
+        assert_eq!(waiters.deadline(), Some(now + TURN + TURN));
     }
 
     #[test]

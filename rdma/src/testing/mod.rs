@@ -34,7 +34,7 @@ pub(crate) use random::{Random, run_random};
 #[allow(unused_imports, reason = "each test uses a part")]
 pub(crate) use srq::posted_to_srq;
 #[allow(unused_imports, reason = "each test uses a part")]
-pub(crate) use world::{BadWr, DmaBuf, NO_REASON, calls, dma_bufs, fail, live};
+pub(crate) use world::{BadWr, DmaBuf, NO_REASON, calls, dma_bufs, fail, live, set_port_down};
 
 use crate::context::Context;
 use crate::device::Device;

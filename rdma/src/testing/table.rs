@@ -140,7 +140,11 @@ unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_att
 }
 
 unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
-    let state = if port == 2 { ibv_port_state::IBV_PORT_ACTIVE } else { ibv_port_state::IBV_PORT_DOWN };
+    let state = if port == 2 && !world(|world| world.port_is_down) {
+        ibv_port_state::IBV_PORT_ACTIVE
+    } else {
+        ibv_port_state::IBV_PORT_DOWN
+    };
     let attr: *mut ibv_port_attr = attr.cast();
     let values = ibv_port_attr {
         state,

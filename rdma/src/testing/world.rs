@@ -11,6 +11,7 @@ pub(super) struct World {
     live: HashMap<&'static str, isize>,
     pub(super) post_fault: Option<(usize, i32, BadWr)>,
     pub(super) dma_bufs: Vec<DmaBuf>,
+    pub(super) port_is_down: bool,
     pub(super) datagrams: Datagrams,
 }
 
@@ -54,6 +55,11 @@ pub(super) fn world<R>(f: impl FnOnce(&mut World) -> R) -> R {
 /// Makes the next call of an operation fail. Several failures of one operation queue up.
 pub(crate) fn fail(operation: &'static str, errno: i32) {
     world(|world| world.faults.entry(operation).or_default().push_back(errno));
+}
+
+/// Takes the port that is active down, or up again. No event tells of it.
+pub(crate) fn set_port_down(is_down: bool) {
+    world(|world| world.port_is_down = is_down);
 }
 
 /// The calls made so far.

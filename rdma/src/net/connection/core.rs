@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::fetched::FetchBuffers;
 use super::flow::{Buffers, Flow, Memory, Offers};
@@ -31,8 +31,10 @@ pub(in crate::net) struct Core {
     pub(in crate::net) id: IdKey,
     /// The number of the queue pair, if it takes its receives from a pool.
     pub(in crate::net) sharing_qpn: Option<u32>,
+    /// The port of the queue pair.
+    port: u8,
     pub(super) local_addr: Option<SocketAddr>,
-    pub(super) peer_addr: Option<SocketAddr>,
+    pub(in crate::net) peer_addr: Option<SocketAddr>,
     pub(super) max_payload: usize,
     pub(super) max_message: u64,
     /// Whether the peer reads offers.
@@ -42,6 +44,8 @@ pub(in crate::net) struct Core {
     pub(super) senders: AtomicUsize,
     /// Whether messages waited for the application when the lock was released: a hint.
     pub(super) has_messages: AtomicBool,
+    /// Whether the connection was closed without waiting for the peer.
+    is_cut_off: AtomicBool,
     pub(super) fetch_buffers: Arc<FetchBuffers>,
     /// The domain of the node, or the connection's own.
     pub(super) pd: ProtectionDomain,
@@ -56,6 +60,8 @@ pub(in crate::net) struct Core {
 pub(in crate::net) struct Parts {
     pub(in crate::net) key: u32,
     pub(in crate::net) id: IdKey,
+    /// The port of the queue pair.
+    pub(in crate::net) port: u8,
     pub(in crate::net) local_addr: Option<SocketAddr>,
     pub(in crate::net) peer_addr: Option<SocketAddr>,
     pub(in crate::net) protocol: Protocol,
@@ -67,7 +73,7 @@ pub(in crate::net) struct Parts {
 
 impl Core {
     pub(in crate::net) fn new(shared: &Arc<Shared>, parts: Parts) -> Arc<Self> {
-        let Parts { key, id, local_addr, peer_addr, protocol, pool, ticket, sharing } = parts;
+        let Parts { key, id, port, local_addr, peer_addr, protocol, pool, ticket, sharing } = parts;
         let (stake, sharing_qpn) = sharing.unzip();
         let agreed = protocol.agreed();
         let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
@@ -82,6 +88,7 @@ impl Core {
             key,
             id,
             sharing_qpn,
+            port,
             local_addr,
             peer_addr,
             max_payload,
@@ -90,6 +97,7 @@ impl Core {
             eager_limit,
             senders,
             has_messages: AtomicBool::new(false),
+            is_cut_off: AtomicBool::new(false),
             fetch_buffers: Arc::default(),
             pd,
             made_in: MadeIn::default(),
@@ -179,13 +187,19 @@ impl Core {
     }
 
     /// The number of the queue pair of an established connection.
-    #[cfg(test)]
     pub(in crate::net) fn qpn(&self) -> Option<u32> {
         self.with(|flow, _| flow.qpn())
     }
 
-    pub(in crate::net) fn expect_message(&self, by: Instant) {
-        self.with(|flow, _| flow.expect_message(by));
+    /// The queue pair of an established connection.
+    #[cfg(test)]
+    pub(in crate::net) fn raw_queue_pair(&self) -> Option<*mut rdma_sys::ibv_qp> {
+        self.with(|flow, _| flow.raw_queue_pair())
+    }
+
+    /// Fails the connection if the peer does not send its first message in a time, or a later one.
+    pub(in crate::net) fn limit_silence(&self, first: Option<Duration>, idle: Option<Duration>) {
+        self.with(|flow, now| flow.limit_silence(first, idle, now));
     }
 
     pub(in crate::net) fn received(&self, buffer: Buffer, len: usize) {
@@ -206,11 +220,27 @@ impl Core {
     }
 
     pub(in crate::net) fn fail(&self, failure: Failure) {
+        // Outside of the lock: it may ask the device.
+        let failure = self.shared.judge(failure, self.port);
         self.with(|flow, _| flow.fail(failure));
     }
 
     pub(in crate::net) fn handle_timeout(&self) {
-        self.with(Flow::handle_timeout);
+        let (result, is_cut_off) = self.with(|flow, now| (flow.handle_timeout(now), flow.is_cut_off()));
+        self.is_cut_off.store(is_cut_off, Ordering::Relaxed);
+        if result.is_err() {
+            self.fail(Failure::new(FailureKind::PeerGone));
+        }
+    }
+
+    /// Ends the data of the peer for the application, and cuts the connection off at a time.
+    pub(in crate::net) fn shut_down(&self, by: Instant) {
+        self.with(|flow, now| flow.shut_down(by, now));
+    }
+
+    /// Whether the connection was closed without waiting for the peer.
+    pub(in crate::net) fn is_cut_off(&self) -> bool {
+        self.is_cut_off.load(Ordering::Relaxed)
     }
 
     /// Takes a receive of the pool that was flushed.
@@ -224,6 +254,11 @@ impl Core {
         // Outside of the lock: a subscriber of the log may run.
         let (link, stake) = self.with(|flow, _| flow.take_link())?;
         link.disconnect(self.key, stake)
+    }
+
+    /// Time for a close that the application waits for.
+    pub(super) fn close_time(&self) -> Duration {
+        self.shared.options.timeout.max(self.shared.options.linger)
     }
 
     /// Waits until the connection has closed; returns the peer's code.

@@ -17,7 +17,7 @@ use super::operations::{Finished, Operations, Request};
 use crate::mr::Buffer;
 use crate::net::failure::{Failure, FailureKind};
 use crate::net::link::{Link, READ_BIT};
-use crate::net::protocol::{HEADER_LEN, Protocol, Received};
+use crate::net::protocol::{HEADER_LEN, Protocol, Received, Silent};
 use crate::net::receives::{ReceivePool, Stake};
 use crate::net::waiters::{Task, Waiters};
 use crate::op::Send;
@@ -66,8 +66,9 @@ pub(super) struct Flow {
     ending: Ending,
     /// The end of the time to close.
     close_by: Option<Instant>,
-    /// The end of the time for the peer's first message.
-    first_by: Option<Instant>,
+    /// The end of the time for the peer's next message, and the time for those after it.
+    message_by: Option<Instant>,
+    idle: Option<Duration>,
     /// Whether the peer has sent a message.
     has_spoken: bool,
 
@@ -152,7 +153,8 @@ impl Flow {
             reserved: 0,
             ending: Ending::None,
             close_by: None,
-            first_by: None,
+            message_by: None,
+            idle: None,
             has_spoken: false,
             operations,
             senders: Waiters::default(),
@@ -177,9 +179,13 @@ impl Flow {
         }
     }
 
-    #[cfg(test)]
     pub(super) fn qpn(&self) -> Option<u32> {
         self.link.as_ref().map(|link| link.qp.qpn())
+    }
+
+    #[cfg(test)]
+    pub(super) fn raw_queue_pair(&self) -> Option<*mut rdma_sys::ibv_qp> {
+        self.link.as_ref().map(|link| link.qp.as_raw())
     }
 
     /// Makes the connection able to send.
@@ -188,14 +194,17 @@ impl Flow {
         self.pump(now);
     }
 
-    /// Fails the connection unless the peer has sent a message, or sends one in time.
-    pub(super) fn expect_message(&mut self, by: Instant) {
-        self.first_by = Some(by).filter(|_| !self.has_spoken);
+    /// Fails the connection if the peer does not send its first message in a time, unless it has
+    /// sent one already, or a later one in another time.
+    pub(super) fn limit_silence(&mut self, first: Option<Duration>, idle: Option<Duration>, now: Instant) {
+        self.idle = idle;
+        let time = if self.has_spoken { idle } else { first.or(idle) };
+        self.message_by = time.filter(|_| !self.protocol.peer_has_ended()).map(|time| now + time);
     }
 
-    fn note_message(&mut self) {
+    fn note_message(&mut self, now: Instant) {
         self.has_spoken = true;
-        self.first_by = None;
+        self.message_by = self.idle.filter(|_| !self.protocol.peer_has_ended()).map(|idle| now + idle);
     }
 
     /// The reason of the end, once the connection has ended.
@@ -233,7 +242,7 @@ impl Flow {
         }
         let len = len.min(buffer.len());
         match self.protocol.handle_message(&buffer[..len], now) {
-            Ok(received) => self.deliver(received, buffer),
+            Ok(received) => self.deliver(received, buffer, now),
             Err(violation) => {
                 self.fail(Failure::violation(violation));
                 self.give_back(buffer);
@@ -243,7 +252,7 @@ impl Flow {
     }
 
     /// Delivers a message, and posts a receive in place of the one that it used.
-    fn deliver(&mut self, received: Received, buffer: Buffer) {
+    fn deliver(&mut self, received: Received, buffer: Buffer, now: Instant) {
         if received.is_control() {
             self.post_receive(buffer);
             if received == Received::Close {
@@ -255,7 +264,7 @@ impl Flow {
         self.owed += 1;
         match received {
             Received::Data(fragment) => {
-                self.note_message();
+                self.note_message(now);
                 if fragment.is_end || self.receiver_is_gone {
                     self.buffers.spares.push(buffer);
                 } else if fragment.is_first && fragment.is_last {
@@ -270,7 +279,7 @@ impl Flow {
                 self.wake_receiver();
             }
             Received::Offer { id, slice } => {
-                self.note_message();
+                self.note_message(now);
                 self.buffers.spares.push(buffer);
                 self.offered(id, slice);
             }
@@ -526,6 +535,7 @@ impl Flow {
         }
         let waker = self.operations.finish(id, buffer, old_value);
         self.wakeups.wake_operator(waker);
+        self.wake_operator();
     }
 
     /// The result of a one-sided operation, once it is there.
@@ -572,7 +582,8 @@ impl Flow {
         if !self.inbox.is_empty() {
             return None;
         }
-        if self.protocol.peer_has_ended() && !self.is_cut {
+        // A receiver that is gone and asks nevertheless is one of a node that shuts down.
+        if self.receiver_is_gone || self.protocol.peer_has_ended() && !self.is_cut {
             return Some(Ok(()));
         }
         let closed = || self.protocol.peer_code().map(Failure::closed);
@@ -595,7 +606,7 @@ impl Flow {
     /// Ends this end's data after the last message.
     pub(super) fn finish(&mut self, now: Instant) {
         if self.receiver_is_gone {
-            return self.close(0, now);
+            return self.close(0, now, self.linger);
         }
         if self.ending == Ending::None {
             self.ending = Ending::Data;
@@ -612,17 +623,37 @@ impl Flow {
         }
         self.replace_receives();
         if self.ending == Ending::Data {
-            return self.close(0, now);
+            return self.close(0, now, self.linger);
         }
         self.pump(now);
     }
 
-    /// Closes the connection after the last message, in the time of `linger`.
-    pub(super) fn close(&mut self, code: u32, now: Instant) {
+    /// Ends the data of the peer for the application, after the messages that have come, and cuts the
+    /// connection off at a time.
+    pub(super) fn shut_down(&mut self, by: Instant, now: Instant) {
+        self.receiver_is_gone = true;
+        self.assembly = Vec::new();
+        self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
+        if self.ending == Ending::Data {
+            self.close(0, now, self.linger);
+        }
+        self.wake_receiver();
+        self.pump(now);
+    }
+
+    /// Whether the connection was closed without waiting for the peer.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.protocol.has_aborted()
+    }
+
+    /// Closes the connection after the last message, in this time. A close that is under way keeps
+    /// its code.
+    pub(super) fn close(&mut self, code: u32, now: Instant, time: Duration) {
         if !matches!(self.ending, Ending::Connection(_)) {
             self.ending = Ending::Connection(code);
-            self.close_by = Some(now + self.linger);
         }
+        let by = now + time;
+        self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
         self.pump(now);
     }
 
@@ -631,7 +662,9 @@ impl Flow {
         if self.outcome.is_some() {
             return None;
         }
-        [self.protocol.deadline(), self.close_by, self.first_by].into_iter().flatten().min()
+        let turns = [self.senders.deadline(), self.operations.waiters.deadline()];
+        let times = [self.protocol.deadline(), self.close_by, self.message_by];
+        times.into_iter().chain(turns).flatten().min()
     }
 
     /// The deadline, if it is sooner than the one that the driver knows.
@@ -645,24 +678,31 @@ impl Flow {
     }
 
     /// Does what is due, and forgets the deadline that the driver knows.
-    pub(super) fn handle_timeout(&mut self, now: Instant) {
+    ///
+    /// # Errors
+    ///
+    /// The peer is silent, and the caller must fail the connection.
+    pub(super) fn handle_timeout(&mut self, now: Instant) -> Result<(), Silent> {
         self.noted = None;
         if self.outcome.is_some() || self.deadline().is_none_or(|at| at > now) {
-            return;
+            return Ok(());
         }
         let is_due = |time: Option<Instant>| time.is_some_and(|time| time <= now);
-        if self.protocol.handle_timeout(now).is_err() {
-            self.fail(Failure::new(FailureKind::PeerGone));
-        }
-        if is_due(self.first_by) || is_due(self.close_by) && self.protocol.has_aborted() {
+        self.protocol.handle_timeout(now)?;
+        if is_due(self.message_by) || is_due(self.close_by) && self.protocol.has_aborted() {
             self.fail(Failure::new(FailureKind::Timeout));
         }
         if is_due(self.close_by) {
             let code = if let Ending::Connection(code) = self.ending { code } else { 0 };
+            self.ending = Ending::Connection(code);
             self.protocol.abort(code);
             self.close_by = Some(now + self.linger);
         }
+        self.senders.pass_by(now);
+        self.operations.waiters.pass_by(now);
+        self.wake_operator();
         self.pump(now);
+        Ok(())
     }
 }
 

@@ -131,12 +131,16 @@ impl Connection {
     }
 
     /// Ends this end's data, discards what the peer still sends, and waits until both ends have
-    /// closed. Returns the peer's code. A peer that does not close in time is cut off.
+    /// closed. Returns the peer's code.
+    ///
+    /// A peer that has not closed after the node's [`timeout`](super::NodeOptions::timeout) is cut
+    /// off, and has [`linger`](super::NodeOptions::linger) to confirm that. A server under load
+    /// that must not look lost needs a longer timeout.
     ///
     /// # Errors
     ///
-    /// The reason why the connection failed before, or `Timeout`. If the peer confirms with
-    /// success, it has received all messages.
+    /// The reason why the connection failed before, or `Timeout`: the peer may have all messages
+    /// nevertheless. If the peer confirms with success, it has received all messages.
     ///
     /// # Examples
     ///
@@ -162,7 +166,7 @@ impl Connection {
         let core = self.sender.core();
         core.tell(|flow, now| {
             flow.stop_receiving(now);
-            flow.close(code, now);
+            flow.close(code, now, core.close_time());
         });
         poll_fn(|cx| core.poll_closed(cx)).await
     }

@@ -41,6 +41,8 @@ pub(super) enum Finished {
 #[derive(Debug)]
 pub(super) struct Operations {
     running: HashMap<u32, Running>,
+    /// Those of `running` that have not completed. A result that nobody takes occupies no slot.
+    in_flight: u32,
     last_id: u32,
     /// Memory for atomic operations.
     words: Vec<Buffer>,
@@ -58,12 +60,12 @@ struct Running {
 
 impl Operations {
     pub(super) fn new(words: Vec<Buffer>) -> Self {
-        Self { running: HashMap::new(), last_id: 0, words, waiters: Waiters::default() }
+        Self { running: HashMap::new(), in_flight: 0, last_id: 0, words, waiters: Waiters::default() }
     }
 
     /// Whether the send queue has a slot.
     pub(super) fn has_room(&self) -> bool {
-        self.running.len() < MAX_OPERATIONS as usize
+        self.in_flight < MAX_OPERATIONS
     }
 
     /// Posts an operation and returns its id; [`has_room`](Self::has_room) is true. An atomic
@@ -99,6 +101,7 @@ impl Operations {
         }
         let running = Running { is_atomic: request.is_atomic(), is_abandoned: false, result: None, waker: None };
         self.running.insert(id, running);
+        self.in_flight += 1;
         Ok(id)
     }
 
@@ -116,6 +119,7 @@ impl Operations {
     /// Takes the result of an operation. Returns the task to wake.
     pub(super) fn finish(&mut self, id: u32, buffer: Buffer, old_value: Option<u64>) -> Option<Waker> {
         let running = self.running.get_mut(&id)?;
+        self.in_flight -= 1;
         let finished = if running.is_atomic {
             self.words.push(buffer);
             Finished::OldValue(old_value.unwrap_or(0))
@@ -124,7 +128,7 @@ impl Operations {
         };
         if running.is_abandoned {
             self.running.remove(&id);
-            return self.waiters.take_first();
+            return None;
         }
         running.result = Some(finished);
         running.waker.take()

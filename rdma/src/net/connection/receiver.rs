@@ -21,7 +21,8 @@ impl Receiver {
         Self { core: Arc::clone(core) }
     }
 
-    /// Waits for the next message. `None` means that the peer has ended its data.
+    /// Waits for the next message. `None` means that the peer has ended its data, or that the node
+    /// [shuts down](crate::net::Node::shutdown).
     ///
     /// Dropping the future loses no message.
     ///

@@ -26,7 +26,8 @@ const LONGEST_WRITE: usize = 128 << 10;
 /// The half of a connection that sends.
 ///
 /// Clones send on the same connection; the order of messages of several clones is undefined, but
-/// each message stays whole. Waiting senders are served in the order in which they came.
+/// each message stays whole. Waiting senders are served in the order in which they came; one whose
+/// task is woken and does not poll it for 50 ms is passed by, until it is polled.
 pub struct Sender {
     core: Arc<Core>,
 }

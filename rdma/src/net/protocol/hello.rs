@@ -87,6 +87,8 @@ pub enum RefuseCode {
     Busy,
     /// The application refused.
     Application,
+    /// The listener's device cannot serve another connection; the text says why.
+    Unavailable,
     /// A code that this version does not know.
     Other(u16),
 }
@@ -98,6 +100,7 @@ impl RefuseCode {
             Self::Limits => 2,
             Self::Busy => 3,
             Self::Application => 4,
+            Self::Unavailable => 5,
             Self::Other(number) => number,
         }
     }
@@ -108,6 +111,7 @@ impl RefuseCode {
             2 => Self::Limits,
             3 => Self::Busy,
             4 => Self::Application,
+            5 => Self::Unavailable,
             other => Self::Other(other),
         }
     }

@@ -6,6 +6,7 @@
 //! the connection, so an end notices the death of its peer's process.
 
 mod frame;
+mod shortage;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(super) use self::frame::{Kind, offer, split_offer};
+use self::shortage::Spare;
 use self::socket::{Change, Socket, connect_error, disconnected};
 use crate::cm::{EventKind, IdKey, PrivateData};
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -33,10 +35,10 @@ pub(super) struct Sockets {
     made_in: MadeIn,
 }
 
-#[derive(Default)]
 struct Table {
     sockets: HashMap<IdKey, Socket>,
     listeners: HashMap<IdKey, Listening>,
+    spare: Spare,
 }
 
 /// A listening socket.
@@ -82,7 +84,8 @@ pub(super) struct End {
 
 impl Sockets {
     pub(super) fn new() -> Result<Self> {
-        Ok(Self { ready: ReadySet::new()?, table: Mutex::default(), made_in: MadeIn::default() })
+        let table = Table { sockets: HashMap::new(), listeners: HashMap::new(), spare: Spare::new()? };
+        Ok(Self { ready: ReadySet::new()?, table: Mutex::new(table), made_in: MadeIn::default() })
     }
 
     /// Keeps the lock until the result is dropped.
@@ -163,7 +166,7 @@ impl Sockets {
     /// Cuts off the peers whose time is over. Returns the end of the next one's time.
     pub(super) fn handle_timeouts(&self, now: Instant) -> Option<Instant> {
         let mut table = self.lock();
-        let Table { sockets, listeners } = &mut *table;
+        let Table { sockets, listeners, .. } = &mut *table;
         for listening in listeners.values_mut() {
             while listening.half_open.front().is_some_and(|(_, deadline)| *deadline <= now) {
                 listening.cut_off_oldest(sockets);
@@ -212,6 +215,8 @@ impl Table {
                 Err(error) if is_of_one_peer(&error) => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return result,
                 Err(error) => {
+                    // Peers need not wait for the end of a shortage.
+                    self.spare.refuse_peers(&listening.socket, limit, &error);
                     listening.retry = Some(now + SHORTAGE);
                     return Err(listen_error(&error));
                 }

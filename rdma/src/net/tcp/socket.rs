@@ -113,10 +113,11 @@ impl Socket {
         }
         if let Step::Connection(request) = &mut self.step {
             let request = std::mem::take(request);
-            if let Err(error) = self.write(&request) {
-                return self.not_connected(request, &error);
+            match self.write(&request) {
+                // A peer that has closed may have said why.
+                Err(error) if !is_reset(&error) => return self.not_connected(request, &error),
+                Ok(()) | Err(_) => self.step = Step::Answer,
             }
-            self.step = Step::Answer;
         }
         let is_open = self.fill();
         match frame::decode(&self.received) {
@@ -207,8 +208,15 @@ pub(super) fn connect_error(error: &io::Error) -> Error {
     match error.kind() {
         ErrorKind::ConnectionRefused => other.with_kind(error::ErrorKind::NotListening),
         ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => other.with_kind(error::ErrorKind::NoRoute),
+        ErrorKind::TimedOut => other.with_kind(error::ErrorKind::Timeout),
+        _ if is_reset(error) => other.with_kind(error::ErrorKind::Disconnected),
         _ => other,
     }
+}
+
+/// Whether an error says that the peer has closed the connection.
+fn is_reset(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted)
 }
 
 pub(super) fn disconnected(operation: Operation) -> Error {

@@ -1,6 +1,8 @@
 //! Connections on the software device, between two nodes of one process.
 
+mod blame;
 mod domains;
+mod ends;
 mod forks;
 mod messages;
 mod random;
@@ -8,6 +10,7 @@ mod remote;
 mod set_up;
 mod shared_receives;
 mod stream;
+mod turns;
 mod wakers;
 
 use std::future::Future;

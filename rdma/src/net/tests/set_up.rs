@@ -166,6 +166,28 @@ fn a_peer_that_never_speaks_is_cut_off() {
 }
 
 #[test]
+fn a_peer_that_falls_silent_after_its_first_message_is_cut_off() {
+    let limits = ListenOptions::new().first_message(LONG).idle(Duration::from_millis(200));
+    let mut world = World::with(&options(), &options(), &limits);
+    let (client, mut server) = world.pair();
+    block_on(client.send("first")).unwrap();
+    assert_eq!(block_on(server.next()).unwrap().as_deref(), Some(&b"first"[..]));
+    let failure = block_on(server.next()).map(drop).unwrap_err();
+    assert_eq!(failure.kind(), FailureKind::Timeout, "{failure}");
+    drop(client);
+    // One that has ended its data may wait for an answer as long as it likes.
+    let (client, mut server) = world.pair();
+    let (to, mut from) = client.split();
+    drop(to);
+    assert!(block_on(server.next()).unwrap().is_none());
+    thread::sleep(Duration::from_millis(300));
+    block_on(server.send("answer")).unwrap();
+    assert_eq!(block_on(from.next()).unwrap().as_deref(), Some(&b"answer"[..]));
+    drop((server, from));
+    world.end();
+}
+
+#[test]
 fn a_peer_that_speaks_before_the_accept_returns_is_kept() {
     let limit = Duration::from_secs(1);
     let mut world = World::with(&options(), &options(), &ListenOptions::new().first_message(limit));

@@ -103,7 +103,7 @@ fn run<F: Future>(drivers: &mut [Driver], future: F) -> F::Output {
 }
 
 /// Runs a test that would wait for ever for a lock of its own thread.
-fn without_deadlock(test: impl FnOnce() + Send + 'static) {
+pub(super) fn without_deadlock(test: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let testing = thread::spawn(move || {
         test();
@@ -328,7 +328,7 @@ fn a_bring_up_that_fails_is_logged_under_no_lock() {
 }
 
 /// Two nodes on the test provider that exchange over TCP, and a connection of them.
-fn on_test_provider(limits: &ListenOptions) -> (Driven, Connection, Connection) {
+pub(super) fn on_test_provider(limits: &ListenOptions) -> (Driven, Connection, Connection) {
     let options = options().exchange(Exchange::Tcp);
     let [(client, one), (server, two)] = [(); 2].map(|()| Node::new(&testing::context(), &options).unwrap());
     let listener = server.listen(any_port(), limits).unwrap();

@@ -2,6 +2,7 @@
 //! dropped, after it.
 
 use std::task::Waker;
+use std::time::Instant;
 
 use super::Flow;
 use crate::error::Error;
@@ -117,15 +118,18 @@ impl Flow {
 
     /// Wakes the first task that waits to send.
     pub(super) fn wake_sender(&mut self) {
-        if let Some(waker) = self.senders.take_first() {
+        if self.senders.is_empty() {
+            return;
+        }
+        if let Some(waker) = self.senders.take_first(Instant::now()) {
             self.wakeups.all.extend(self.wakeups.sender.replace(waker));
         }
     }
 
     /// Wakes the first task that waits to begin a one-sided operation, if there is room for it.
     pub(in crate::net::connection) fn wake_operator(&mut self) {
-        if self.operations.has_room() {
-            self.wakeups.wake_operator(self.operations.waiters.take_first());
+        if self.operations.has_room() && !self.operations.waiters.is_empty() {
+            self.wakeups.wake_operator(self.operations.waiters.take_first(Instant::now()));
         }
     }
 
