@@ -85,7 +85,7 @@ fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
     let summary = block_on(file_copy::send(&node, receiver, paths));
     let summary = summary.map_err(|failure| failure.context(format_args!("copy to {receiver}")))?;
     for path in summary.skipped.iter().filter(|_| !args.service.json) {
-        say(&format!("file_copy: {path} is neither a file nor a directory; it was not copied"));
+        say(&format!("file_copy: {path} was not copied: {}", file_copy::why_skipped(path)));
     }
     let Summary { files, directories, bytes, kept, seconds, .. } = &summary;
     let rate = (bytes - kept) as f64 / 1e6 / seconds.max(1e-9);
