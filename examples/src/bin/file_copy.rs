@@ -64,8 +64,11 @@ impl Args {
     /// A node whose driver has a thread of its own: the other threads read and write files.
     fn node(&self, connections: u32) -> Result<Node, Failure> {
         let (node, driver) = self.service.node(file_copy::node_options(connections))?;
-        // If it fails, so do all connections.
-        thread::Builder::new().spawn(move || driver.run_blocking())?;
+        // If it fails, so do all connections, which do not know the reason.
+        let drive = || {
+            driver.run_blocking().unwrap_or_else(|error| say(&format!("file_copy: {}", Failure::from(error))));
+        };
+        thread::Builder::new().spawn(drive)?;
         Ok(node)
     }
 }
