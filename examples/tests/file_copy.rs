@@ -4,9 +4,11 @@ mod common;
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -240,6 +242,25 @@ fn failures_have_a_reason() {
     let nowhere = ["serve", "127.0.0.1", "--port=0", "/nonexistent"];
     fail("file_copy", &nowhere, "cannot open the directory /nonexistent");
     assert_eq!(text(&run("file_copy", &nowhere).stdout), "", "it does not listen before");
+}
+
+#[test]
+fn a_receiver_that_cannot_write_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("file"), folder.path().join("to"));
+    fs::create_dir(&to).unwrap();
+    // Longer than a file may be, and still being sent when the receiver has said why it fails.
+    File::create(&from).unwrap().set_len(1 << 36).unwrap();
+    let serve = program("file_copy");
+    let limited = "trap '' XFSZ; ulimit -f 131072; exec \"$@\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", limited, "sh"]).arg(serve.get_program()).args(["serve", "127.0.0.1", to.to_str().unwrap()]);
+    let mut receiver = Server::of(shell.env("RDMA_DEVICE", "soft0").stderr(Stdio::piped()));
+    let output = receiver.client("file_copy", "send", &[from.to_str().unwrap()]);
+    has_failed("send", &output, "the receiver: cannot write file: File too large");
+    let mut line = String::new();
+    BufReader::new(receiver.child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("cannot write file: File too large"), "{line}");
 }
 
 #[test]

@@ -70,8 +70,11 @@ async fn receive(incoming: Incoming, tree: &Tree) -> Result<(), Failure> {
             Err(failure) => break failure,
         }
     };
-    connection.send(encode(&Answer::Failed(failure.to_string()))?).await?;
-    connection.close(1).await?;
+    // A sender that is gone meanwhile is not the reason.
+    if let Ok(answer) = encode(&Answer::Failed(failure.to_string())) {
+        let _told = connection.send(answer).await;
+    }
+    let _closed = connection.close(1).await;
     Err(failure)
 }
 
