@@ -34,7 +34,7 @@ macro_rules! operations {
 operations! {
     LoadLibrary = "load the library",
     ListDevices = "ibv_get_device_list",
-    WatchDescriptor = "epoll_create1",
+    WatchDescriptor = "wait for a descriptor",
     OpenDevice = "ibv_open_device",
     CloseDevice = "ibv_close_device",
     QueryDevice = "ibv_query_device",
@@ -139,7 +139,7 @@ pub enum ErrorKind {
     /// An environment variable has an invalid value.
     InvalidVariable(&'static Variable),
     /// The kernel refuses this system call to the process: a seccomp filter or a setting of its
-    /// container. Only the software device reports this.
+    /// container. The software device reports this, and waits do.
     RefusedCall(&'static str),
     /// The port is not active.
     PortDown,
@@ -186,6 +186,11 @@ pub enum ErrorKind {
     Os,
     /// The provider broke the interface's rules, or failed without saying why.
     Unknown,
+}
+
+/// Whether an `errno` may be the refusal of a system call by a seccomp filter.
+fn is_refusal(errno: i32) -> bool {
+    matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSYS)
 }
 
 /// The system call behind an `errno` that the software device has just returned.
@@ -250,14 +255,23 @@ impl Error {
             libc::ENOENT => ErrorKind::NotFound,
             _ => ErrorKind::Os,
         };
-        let refused = matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSYS).then(|| failed_call(errno)).flatten();
+        let refused = is_refusal(errno).then(|| failed_call(errno)).flatten();
         let kind = refused.map_or(kind, ErrorKind::RefusedCall);
         Self { operation, kind, errno: NonZeroI32::new(errno) }
     }
 
-    /// An error of the standard library.
+    /// The error of a system call of this crate.
+    pub(crate) fn of_call(operation: Operation, call: &'static str, errno: Errno) -> Self {
+        let error = Self::from_errno(operation, errno as i32);
+        if is_refusal(errno as i32) { error.with_kind(ErrorKind::RefusedCall(call)) } else { error }
+    }
+
+    /// An error of the standard library, or one of this crate that has become such an error.
     pub(crate) fn from_io(operation: Operation, error: &io::Error) -> Self {
-        Self::from_errno(operation, error.raw_os_error().unwrap_or(0))
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<Self>()) {
+            Some(inner) => Self { operation, ..*inner },
+            None => Self::from_errno(operation, error.raw_os_error().unwrap_or(0)),
+        }
     }
 
     /// Turns EAGAIN and EINTR of a non-blocking call into `None`.
@@ -374,8 +388,12 @@ impl Error {
             (_, ErrorKind::QueueFull) => "poll completions before posting more",
             (_, ErrorKind::SharedReceives) => "post to the shared receive queue",
             (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
-            (Operation::WatchDescriptor, ErrorKind::PermissionDenied) => "a seccomp filter refuses the system call",
-            (_, ErrorKind::PermissionDenied) => "check the rights on /dev/infiniband",
+            (Operation::ListDevices | Operation::OpenDevice, ErrorKind::PermissionDenied) => {
+                "check the rights on /dev/infiniband"
+            }
+            (Operation::BindAddr | Operation::ListenTcp, ErrorKind::PermissionDenied) => {
+                "ports below 1024 are for root: take another one"
+            }
             (_, ErrorKind::RefusedCall(_)) => "allow it in the seccomp filter or the container's profile",
             (_, ErrorKind::PortDown) => "choose an active port, or bring the link up",
             (Operation::BindAddr, ErrorKind::NoRoute) => {
@@ -390,10 +408,14 @@ impl Error {
             (_, ErrorKind::Rejected(RejectReason::OTHER_USER)) => "run both programs as the same user",
             (_, ErrorKind::Rejected(RejectReason::STALE_CONNECTION)) => "try again, or with a new queue pair",
             (_, ErrorKind::NoRoute) => {
-                "check that the address is an RDMA device's, that there is a route to it, and that it answers on this network"
+                "check that the address is an RDMA device's, that there is a route to it, and that it answers on this network; \
+                 soft0 has the addresses of its own network namespace only"
             }
             (_, ErrorKind::AddressInUse) => "take another port (0 takes a free one), or allow reuse before binding",
-            (_, ErrorKind::NotListening) => "start the server first, and check address, port and port space",
+            (_, ErrorKind::NotListening) => {
+                "start the server first, and check address, port and port space; \
+                 soft0 reaches the processes of one user in one container"
+            }
             (_, ErrorKind::WrongDevice(_)) => {
                 "open the device that the address belongs to, or give a source address of this one"
             }
@@ -583,6 +605,10 @@ mod tests {
         let sentence = "ibv_poll_cq: no such device, or it is gone";
         assert_eq!(format!("{error:?}"), sentence);
         assert_eq!(format!("{:?}", Failed::new(error, ())), sentence);
+        let error = crate::WcError { status: crate::WcStatus::LOC_PROT_ERR, vendor_err: 0x51 };
+        let sentence = "local protection error: a local key does not cover the buffer (vendor code 0x51)";
+        assert_eq!(format!("{error:?}"), sentence);
+        assert_eq!(format!("{:?}", crate::aio::Error::from(error)), sentence);
         let error = crate::OpenError::PortDown { name: "mlx5_0".into(), port: None };
         assert_eq!(format!("{error:?}"), error.to_string());
     }

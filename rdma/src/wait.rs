@@ -71,8 +71,8 @@ impl EventDescriptor {
         // lives: the caller promises this for longer.
         let fd = unsafe { BorrowedFd::borrow_raw(own) };
         let lent = epoll()?;
-        let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL).map_err(failed)?);
-        fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map_err(failed)?;
+        let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL).map_err(failed("fcntl"))?);
+        fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map_err(failed("fcntl"))?;
         watch(&lent, fd)?;
         Ok(Self { own, lent })
     }
@@ -101,7 +101,7 @@ impl EventDescriptor {
             if let Some(event) = take()? {
                 return Ok(Some(event));
             }
-            let ready = readable(self.own(), deadline).map_err(|error| Error::from_io(operation, &error))?;
+            let ready = readable(operation, self.own(), deadline)?;
             // Readable does not mean that `take` finds an event: another thread may take it first,
             // or the descriptor may be in an error state.
             if !ready || deadline.is_over() {
@@ -132,7 +132,8 @@ impl Watch {
     pub(crate) fn new(fds: &[BorrowedFd<'_>]) -> Result<Self> {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK);
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let this = Self { epoll: epoll()?, timer: timer.map_err(failed)?, bell: bell.map_err(failed)? };
+        let (timer, bell) = (timer.map_err(failed("timerfd_create"))?, bell.map_err(failed("eventfd2"))?);
+        let this = Self { epoll: epoll()?, timer, bell };
         for fd in fds.iter().copied().chain([this.timer.as_fd(), this.bell.as_fd()]) {
             watch(&this.epoll, fd)?;
         }
@@ -191,7 +192,7 @@ impl ReadySet {
     /// Adds a socket until it is closed. [`take`](Self::take) returns its token after each change.
     pub(crate) fn add(&self, socket: BorrowedFd<'_>, token: u64) -> Result<()> {
         let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
-        self.epoll.add(socket, EpollEvent::new(events, token)).map_err(failed)
+        self.epoll.add(socket, EpollEvent::new(events, token)).map_err(failed("epoll_ctl"))
     }
 
     /// The tokens of some sockets that have changed; none if no socket has.
@@ -200,7 +201,7 @@ impl ReadySet {
         match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
             Ok(count) => Ok(events.iter().take(count).map(EpollEvent::data).collect()),
             Err(Errno::EINTR) => Ok(Vec::new()),
-            Err(errno) => Err(failed(errno)),
+            Err(errno) => Err(failed("epoll_wait")(errno)),
         }
     }
 }
@@ -226,16 +227,17 @@ pub(crate) fn start_to_connect(to: SocketAddr) -> io::Result<TcpStream> {
 }
 
 fn epoll() -> Result<Epoll> {
-    Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)
+    Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll_create1"))
 }
 
 /// Makes an epoll watch whether a descriptor is readable.
 fn watch(epoll: &Epoll, fd: BorrowedFd<'_>) -> Result<()> {
-    epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)
+    epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed("epoll_ctl"))
 }
 
-fn failed(errno: Errno) -> Error {
-    Error::from_errno(Operation::WatchDescriptor, errno as i32)
+/// Makes the error of a system call.
+fn failed(call: &'static str) -> impl Fn(Errno) -> Error {
+    move |errno| Error::of_call(Operation::WatchDescriptor, call, errno)
 }
 
 /// A semaphore to wait on. Each count that is posted can be taken once.
@@ -245,7 +247,7 @@ pub(crate) struct Semaphore(EventFd);
 impl Semaphore {
     pub(crate) fn new() -> Result<Self> {
         let flags = EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        EventFd::from_flags(flags).map(Self).map_err(failed)
+        EventFd::from_flags(flags).map(Self).map_err(failed("eventfd2"))
     }
 
     /// Adds `count`.
@@ -266,18 +268,23 @@ impl AsFd for Semaphore {
     }
 }
 
-/// Waits until `fd` is readable; returns false at the deadline. A signal does not end the wait.
-pub(crate) fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> io::Result<bool> {
-    any_readable([Some(fd)], deadline)
+/// Waits for `operation` until `fd` is readable; returns false at the deadline. A signal does not
+/// end the wait.
+pub(crate) fn readable(operation: Operation, fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool> {
+    any_readable(operation, [Some(fd)], deadline)
 }
 
 /// Whether `fd` is readable now.
-pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    readable(fd, Deadline::after(Some(Duration::ZERO)))
+pub(crate) fn is_readable(operation: Operation, fd: BorrowedFd<'_>) -> Result<bool> {
+    readable(operation, fd, Deadline::after(Some(Duration::ZERO)))
 }
 
-/// Waits until one of the descriptors is readable; returns false at the deadline.
-pub(crate) fn any_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N], deadline: Deadline) -> io::Result<bool> {
+/// Waits for `operation` until one of the descriptors is readable; returns false at the deadline.
+pub(crate) fn any_readable<const N: usize>(
+    operation: Operation,
+    fds: [Option<BorrowedFd<'_>>; N],
+    deadline: Deadline,
+) -> Result<bool> {
     // ppoll skips negative descriptors.
     let fds = fds.map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd()));
     loop {
@@ -293,12 +300,10 @@ pub(crate) fn any_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N], dea
         match ready {
             0 => return Ok(false),
             1.. => return Ok(true),
-            _ => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
+            _ => match Errno::last() {
+                Errno::EINTR => {}
+                errno => return Err(Error::of_call(operation, "ppoll", errno)),
+            },
         }
     }
 }

@@ -2,9 +2,11 @@
 //! the errors that a program gets if the kernel refuses the system calls that the software device
 //! needs.
 
+use std::time::Duration;
 use std::{io, thread};
 
-use rdma::{Device, ErrorKind, RemoteAccess};
+use rdma::cm::EventChannel;
+use rdma::{Backoff, Device, ErrorKind, Operation, RemoteAccess};
 
 /// Makes a system call fail with EPERM in this thread and the threads that it starts.
 fn refuse(call: libc::c_long) -> io::Result<()> {
@@ -70,4 +72,28 @@ fn a_refused_system_call_is_named() {
     assert!(!error.to_string().contains("/dev/infiniband"), "{error}");
     // Registration has another way to check whether memory is mapped.
     assert!(opened_without(libc::SYS_madvise).is_none_or(|opened| opened.is_ok()));
+}
+
+#[test]
+fn a_refused_wait_names_its_system_call() {
+    let device = Device::list().unwrap().into_iter().find(|device| device.name() == "soft0").unwrap();
+    let context = device.open().unwrap();
+    let cq = context.create_cq(1).unwrap();
+    let channel = EventChannel::new(&context).unwrap();
+    let waiting = thread::spawn(move || {
+        refuse(libc::SYS_ppoll).ok()?;
+        let soon = Some(Duration::from_millis(1));
+        let mut poller = cq.poller();
+        poller.set_backoff(Backoff::SLEEP);
+        Some([poller.wait(soon).map(drop).unwrap_err(), channel.next_event(soon).map(drop).unwrap_err()])
+    });
+    let Some(errors) = waiting.join().unwrap() else { return };
+    for (error, operation) in errors.into_iter().zip([Operation::GetCqEvent, Operation::GetCmEvent]) {
+        assert_eq!((error.operation(), error.kind()), (operation, ErrorKind::RefusedCall("ppoll")));
+        let text = error.to_string();
+        assert!(
+            text.contains("ppoll") && !text.contains("epoll_create1") && !text.contains("/dev/infiniband"),
+            "{text}"
+        );
+    }
 }

@@ -71,8 +71,11 @@ impl Args {
     /// A node whose driver has a thread of its own: the other threads read and write files.
     fn node(&self, connections: u32) -> Result<Node, Failure> {
         let (node, driver) = self.service.node(file_copy::node_options(connections))?;
-        // If it fails, so do all connections.
-        thread::Builder::new().spawn(move || driver.run_blocking())?;
+        // If it fails, so do all connections, which do not know the reason.
+        let drive = || {
+            driver.run_blocking().unwrap_or_else(|error| say(&format!("file_copy: {}", Failure::from(error))));
+        };
+        thread::Builder::new().spawn(drive)?;
         Ok(node)
     }
 }
@@ -93,7 +96,7 @@ fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
     let summary = block_on(file_copy::send(&node, receiver, paths));
     let summary = summary.map_err(|failure| failure.context(format_args!("copy to {receiver}")))?;
     for path in summary.skipped.iter().filter(|_| !args.service.json) {
-        say(&format!("file_copy: {path} is neither a file nor a directory; it was not copied"));
+        say(&format!("file_copy: {path} was not copied: {}", file_copy::why_skipped(path)));
     }
     let Summary { files, directories, bytes, kept, seconds, .. } = &summary;
     let rate = (bytes - kept) as f64 / 1e6 / seconds.max(1e-9);

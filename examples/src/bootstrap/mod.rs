@@ -99,9 +99,10 @@ pub fn listen(address: &str) -> Result<Socket, Failure> {
 /// Errors of the socket calls.
 pub fn listen_locally(job: u64) -> Result<(Socket, String), Failure> {
     let name = format!("@rdma-job-{job:016x}");
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    socket.bind(&local_address(&name)?)?;
-    socket.listen(128)?;
+    let failed = |call, error| Failure::new(format!("cannot listen on {name} on this host: {call}: {error}"));
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(|error| failed("socket", error))?;
+    socket.bind(&local_address(&name)?).map_err(|error| failed("bind", error))?;
+    socket.listen(128).map_err(|error| failed("listen", error))?;
     Ok((socket, name))
 }
 

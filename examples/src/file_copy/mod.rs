@@ -4,10 +4,11 @@
 //! receiver writes it directly from the receive buffers: no process copies a byte of a file
 //! ([`rdma::net::Permit::payload_mut`], [`rdma::net::Message`]).
 //!
-//! A file is written under another name, and gets its own once all of it has come and its checksum
-//! is right. What an interrupted copy leaves is used by the next one: the receiver says how much it
-//! has and the checksum of that, and the sender goes on from there if its file begins with the same
-//! bytes. A file that is there already is not sent again.
+//! A file is written in a folder of unfinished files, which no path of a sender leads to, and gets
+//! its place once all of it has come and its checksum is right. What an interrupted copy leaves is
+//! used by the next one: the receiver says how much it has and the checksum of that, and the sender
+//! goes on from there if its file begins with the same bytes. A file that is there already is not
+//! sent again.
 //!
 //! The sender names the next files ([`IN_FLIGHT`]) while it sends one, so that small files do not
 //! wait for answers.
@@ -16,10 +17,15 @@ mod receiver;
 mod sender;
 mod wire;
 
+use std::ffi::OsStr;
+use std::path::Path;
+
 use rdma::net::NodeOptions;
 
 pub use receiver::Receiver;
 pub use sender::{Summary, send};
+
+use crate::files::tree::UNFINISHED;
 
 /// The port of a receiver.
 pub const PORT: u16 = 7176;
@@ -36,4 +42,14 @@ pub const IN_FLIGHT: usize = 3;
 pub fn node_options(connections: u32) -> NodeOptions {
     let payload = u32::try_from(CHUNK + wire::DATA_HEADER).unwrap_or(u32::MAX);
     NodeOptions::new().window(WINDOW).payload(payload).max_message(payload).max_connections(connections)
+}
+
+/// The reason why a path of [`Summary::skipped`] was not copied.
+#[must_use]
+pub fn why_skipped(path: &str) -> &'static str {
+    if Path::new(path).file_name() == Some(OsStr::new(UNFINISHED)) {
+        "its name is kept for folders of unfinished files"
+    } else {
+        "it is neither a file nor a directory"
+    }
 }

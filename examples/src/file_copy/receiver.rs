@@ -1,14 +1,12 @@
 //! The receiver.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-use nix::fcntl::Flock;
 use rdma::aio::block_on;
 use rdma::net::{Incoming, Listener};
 use xxhash_rust::xxh64::Xxh64;
@@ -17,7 +15,7 @@ use super::wire::{Answer, DATA, Order};
 use super::{CHUNK, IN_FLIGHT};
 use crate::Failure;
 use crate::files::checksum_of;
-use crate::files::tree::{Target, Tree};
+use crate::files::tree::{Partial, Target, Tree};
 use crate::message::{decode, encode};
 use crate::service::{report, unless_closed};
 
@@ -72,8 +70,11 @@ async fn receive(incoming: Incoming, tree: &Tree) -> Result<(), Failure> {
             Err(failure) => break failure,
         }
     };
-    connection.send(encode(&Answer::Failed(failure.to_string()))?).await?;
-    connection.close(1).await?;
+    // A sender that is gone meanwhile is not the reason.
+    if let Ok(answer) = encode(&Answer::Failed(failure.to_string())) {
+        let _told = connection.send(answer).await;
+    }
+    let _closed = connection.close(1).await;
     Err(failure)
 }
 
@@ -96,7 +97,7 @@ struct Arrival {
     sum: Xxh64,
     /// The file to write to, once the sender has said where it starts; `None` for a file that was
     /// complete before.
-    partial: Option<Flock<File>>,
+    partial: Option<Partial>,
     is_started: bool,
 }
 
@@ -147,10 +148,10 @@ impl Arrival {
             return Ok(Self { path, target, mode, len, had: len, sum, partial: None, is_started: false });
         }
         let partial = target.partial()?;
-        let there = partial.metadata()?.len().min(len);
+        let there = partial.file().metadata()?.len().min(len);
         // Only the last chunk of a file is shorter than others.
         let had = if there == len { len } else { there - there % CHUNK as u64 };
-        let sum = checksum_of(&partial, had)?;
+        let sum = checksum_of(partial.file(), had)?;
         Ok(Self { path, target, mode, len, had, sum, partial: Some(partial), is_started: false })
     }
 
@@ -164,7 +165,7 @@ impl Arrival {
             return Ok(());
         }
         let partial = self.partial.take().map_or_else(|| self.target.partial(), Ok);
-        let partial = partial.and_then(|file| file.set_len(offset).map(|()| file));
+        let partial = partial.and_then(|partial| partial.file().set_len(offset).map(|()| partial));
         self.partial = Some(partial.map_err(|error| cannot_write(&self.path, &error))?);
         if offset == 0 {
             (self.had, self.sum) = (0, Xxh64::new(0));
@@ -176,7 +177,7 @@ impl Arrival {
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let fits = self.is_started && bytes.len() as u64 <= self.len - self.had;
         let partial = self.partial.as_ref().filter(|_| fits).ok_or_else(malformed)?;
-        partial.write_all_at(bytes, self.had).map_err(|error| cannot_write(&self.path, &error))?;
+        partial.file().write_all_at(bytes, self.had).map_err(|error| cannot_write(&self.path, &error))?;
         self.had += bytes.len() as u64;
         self.sum.update(bytes);
         Ok(())

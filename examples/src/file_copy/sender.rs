@@ -1,9 +1,7 @@
 //! The sender.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -14,8 +12,8 @@ use xxhash_rust::xxh64::Xxh64;
 use super::wire::{Answer, DATA, DATA_HEADER, Order};
 use super::{CHUNK, IN_FLIGHT};
 use crate::Failure;
-use crate::files::checksum_of;
 use crate::files::listing::{Entry, Kind, Listing, cannot_read};
+use crate::files::source::Source;
 use crate::message::{decode, encode};
 use crate::progress::Bytes;
 
@@ -30,7 +28,8 @@ pub struct Summary {
     pub bytes: u64,
     /// Bytes that the receiver had before.
     pub kept: u64,
-    /// Links, devices and other things that are no files, which were not copied.
+    /// Links, devices and other things that are no files, and folders of unfinished files; they
+    /// were not copied.
     pub skipped: Vec<String>,
     /// Seconds from the first file to the last answer.
     pub seconds: f64,
@@ -39,7 +38,9 @@ pub struct Summary {
 /// Copies files and directories to a receiver, and shows the progress on a terminal.
 ///
 /// # Errors
-/// If a file cannot be read, or changes meanwhile; the receiver's reason; if the connection fails.
+/// If a file cannot be read; if its length or its times of change say that it changes while it is
+/// read, or it has other bytes than its length says, as files of `/proc` have; the receiver's
+/// reason; if the connection fails.
 pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Result<Summary, Failure> {
     let Listing { entries, skipped } = Listing::of(paths)?;
     let progress = Bytes::new(Listing::bytes(&entries));
@@ -81,8 +82,7 @@ struct Copy<'a> {
 
 struct Offer<'a> {
     entry: &'a Entry,
-    file: File,
-    len: u64,
+    source: Source,
 }
 
 impl<'a> Copy<'a> {
@@ -93,7 +93,7 @@ impl<'a> Copy<'a> {
                     self.to.send(encode(&Order::Directory(&entry.path))?).await?;
                     self.summary.directories += 1;
                 }
-                Kind::File { len, mode } => self.offer(entry, len, mode).await?,
+                Kind::File { .. } => self.offer(entry).await?,
             }
         }
         while !self.offered.is_empty() {
@@ -107,10 +107,10 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    async fn offer(&mut self, entry: &'a Entry, len: u64, mode: u32) -> Result<(), Failure> {
-        let file = File::open(&entry.source).map_err(|error| cannot_read(&entry.source, &error))?;
-        self.to.send(encode(&Order::File(mode, len, &entry.path))?).await?;
-        self.offered.push_back(Offer { entry, file, len });
+    async fn offer(&mut self, entry: &'a Entry) -> Result<(), Failure> {
+        let source = Source::open(&entry.source).map_err(|error| cannot_read(&entry.source, &error))?;
+        self.to.send(encode(&Order::File(source.mode(), source.len(), &entry.path))?).await?;
+        self.offered.push_back(Offer { entry, source });
         if self.offered.len() < IN_FLIGHT { Ok(()) } else { self.send_oldest().await }
     }
 
@@ -123,27 +123,30 @@ impl<'a> Copy<'a> {
             }
         };
         let cannot_read = |error| cannot_read(&offer.entry.source, &error);
-        let prefix = checksum_of(&offer.file, had.min(offer.len)).map_err(cannot_read)?;
-        let is_prefix = had <= offer.len && prefix.digest() == their_sum;
+        let (source, total) = (&offer.source, offer.source.len());
+        let prefix = source.checksum_of(had.min(total)).map_err(cannot_read)?;
+        let is_prefix = had <= total && prefix.digest() == their_sum;
         let (mut offset, mut sum) = if is_prefix { (had, prefix) } else { (0, Xxh64::new(0)) };
         self.summary.kept += offset;
         self.progress.add(offset);
         self.to.send(encode(&Order::Start(offset))?).await?;
-        while offset < offer.len {
-            let len = usize::try_from(offer.len - offset).unwrap_or(CHUNK).min(CHUNK);
+        while offset < total {
+            let len = usize::try_from(total - offset).unwrap_or(CHUNK).min(CHUNK);
             let mut permit = self.to.reserve().await?;
             let (header, rest) = permit.payload_mut().split_at_mut(DATA_HEADER);
             let bytes = &mut rest[..len];
             header.fill(DATA);
-            offer.file.read_exact_at(bytes, offset).map_err(cannot_read)?;
+            source.read_at(bytes, offset).map_err(cannot_read)?;
             sum.update(bytes);
             permit.send_filled(DATA_HEADER + len)?;
             offset += len as u64;
             self.progress.add(len as u64);
         }
+        // Before the receiver may give the bytes the file's name.
+        source.check_unchanged().map_err(cannot_read)?;
         self.to.send(encode(&Order::End(sum.digest()))?).await?;
         self.summary.files += 1;
-        self.summary.bytes += offer.len;
+        self.summary.bytes += total;
         Ok(())
     }
 
@@ -168,4 +171,133 @@ fn receivers(reason: &str) -> Failure {
 
 fn out_of_turn() -> Failure {
     Failure::new("the receiver gave an answer out of turn; it is another program or another version")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::{Duration, SystemTime};
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+    use rdma::aio::block_on;
+    use rdma::net::{ListenOptions, Message, NodeOptions};
+
+    use super::super::node_options;
+    use super::*;
+
+    /// Longest time that a copy of a few bytes may take.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn node(options: &NodeOptions) -> Node {
+        let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
+        let (node, driver) = Node::new(&context, options).unwrap();
+        thread::spawn(move || driver.run_blocking());
+        node
+    }
+
+    /// Copies a file to a receiver that changes it: `listed` after the sender has listed it, and
+    /// `opened` after it has opened it.
+    fn copy_of(
+        path: &Path,
+        listed: impl FnOnce() + Send + 'static,
+        opened: impl FnOnce() + Send + 'static,
+    ) -> Result<Summary, String> {
+        let mut listener =
+            node(&node_options(1)).listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+        let (address, paths) = (listener.local_addr(), [path.to_owned()]);
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            let copied = block_on(send(&node(&node_options(1)), address, &paths));
+            tell.send(copied.map_err(|failure| failure.to_string()))
+        });
+        thread::spawn(move || {
+            block_on(async {
+                // The sender waits for the connection, and has listed the file before.
+                let incoming = listener.accept().await.unwrap();
+                listed();
+                let mut connection = incoming.accept().await.unwrap();
+                let mut opened = Some(opened);
+                while let Ok(Some(message)) = connection.next().await {
+                    for answer in answers(&message) {
+                        opened.take().map(|change| change());
+                        drop(connection.send(encode(&answer).unwrap()).await);
+                    }
+                }
+            });
+        });
+        told.recv_timeout(LIMIT).expect("the sender hangs")
+    }
+
+    /// The answers of a receiver that has nothing.
+    fn answers(message: &Message) -> Vec<Answer> {
+        match decode(message).filter(|_| message[0] != DATA) {
+            Some(Order::File(..)) => vec![Answer::Have(0, Xxh64::new(0).digest())],
+            Some(Order::End(_)) => vec![Answer::Done],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Makes a file that was written an hour ago.
+    fn old_file(folder: &Path) -> PathBuf {
+        let path = folder.join("file");
+        fs::write(&path, "contents").unwrap();
+        let hour = Duration::from_secs(3600);
+        File::options().write(true).open(&path).unwrap().set_modified(SystemTime::now() - hour).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_file_that_changes_while_it_is_copied_is_no_success() {
+        let changes: [(&str, fn(&File)); 4] = [
+            ("overwritten", |file| file.write_all_at(b"C", 0).unwrap()),
+            ("appended", |file| file.write_all_at(b"more", 8).unwrap()),
+            ("truncated", |file| file.set_len(3).unwrap()),
+            ("emptied", |file| file.set_len(0).unwrap()),
+        ];
+        for (name, change) in changes {
+            let folder = tempfile::tempdir().unwrap();
+            let path = old_file(folder.path());
+            let file = File::options().write(true).open(&path).unwrap();
+            let failed = copy_of(&path, || {}, move || change(&file)).expect_err(name);
+            assert!(failed.contains("cannot read") && failed.contains("changes"), "{name}: {failed}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = old_file(folder.path());
+        assert_eq!(copy_of(&path, || {}, || {}).unwrap().bytes, 8);
+        // What changes before it is opened is copied as it is then.
+        let appended = path.clone();
+        let append = move || File::options().write(true).open(&appended).unwrap().write_all_at(b"more", 8).unwrap();
+        assert_eq!(copy_of(&path, append, || {}).unwrap().bytes, 12);
+    }
+
+    #[test]
+    fn a_file_with_more_bytes_than_its_length_says_is_no_success() {
+        let failed = copy_of(Path::new("/proc/version"), || {}, || {}).unwrap_err();
+        assert!(failed.contains("cannot read /proc/version: it has more bytes than its length"), "{failed}");
+    }
+
+    #[test]
+    fn a_file_that_becomes_something_else_is_an_error() {
+        let changes: [(&str, fn(&Path)); 3] = [
+            ("a FIFO", |path| mkfifo(path, Mode::from_bits_truncate(0o600)).unwrap()),
+            ("a directory", |path| fs::create_dir(path).unwrap()),
+            ("a link", |path| std::os::unix::fs::symlink("/etc/passwd", path).unwrap()),
+        ];
+        for (name, change) in changes {
+            let folder = tempfile::tempdir().unwrap();
+            let path = old_file(folder.path());
+            let place = path.clone();
+            let replace = move || {
+                fs::remove_file(&place).unwrap();
+                change(&place);
+            };
+            let failed = copy_of(&path, replace, || {}).expect_err(name);
+            assert!(failed.contains("it is no longer a file"), "{name}: {failed}");
+        }
+    }
 }

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use super::tree::UNFINISHED;
 use crate::Failure;
 
 /// A file or a directory to be copied.
@@ -27,7 +28,7 @@ pub(crate) enum Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     pub(crate) entries: Vec<Entry>,
-    /// Links, devices and other things that are no files.
+    /// Links, devices and other things that are no files, and folders of [`UNFINISHED`] files.
     pub(crate) skipped: Vec<PathBuf>,
 }
 
@@ -46,7 +47,8 @@ impl Listing {
 
     fn add(&mut self, source: &Path, path: Vec<u8>) -> Result<(), Failure> {
         let metadata = fs::symlink_metadata(source).map_err(|error| cannot_read(source, &error))?;
-        let Some(kind) = kind(&metadata) else {
+        let is_unfinished = source.file_name().is_some_and(|name| name == UNFINISHED);
+        let Some(kind) = kind(&metadata).filter(|_| !is_unfinished) else {
             self.skipped.push(source.to_owned());
             return Ok(());
         };

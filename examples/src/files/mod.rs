@@ -1,7 +1,8 @@
-//! Files and directories: a listing of what is below paths, a directory that a peer's paths do not
-//! leave, and checksums.
+//! Files and directories: a listing of what is below paths, files to read that may change, a
+//! directory that a peer's paths do not leave, and checksums.
 
 pub(crate) mod listing;
+pub(crate) mod source;
 pub(crate) mod tree;
 
 use std::fs::File;

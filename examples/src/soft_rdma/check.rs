@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{Pid, geteuid};
 
-use super::{Library, Options, PATH, SELF};
+use super::{Library, Options, PATH, PRELOAD, SELF, copies, sysfs};
 use crate::Failure;
 
 /// A test of this machine or of the program.
@@ -31,8 +31,9 @@ impl Finding {
 /// Prints the findings for this machine, and for the program if one is given.
 pub(super) fn run(options: &Options, path: &OsStr, library: &Library) -> Result<(), Failure> {
     let mut findings = vec![environment(), loader(path, library), tracing()];
-    findings.extend(if options.sysfs { vec![namespaces(options)] } else { vec![nodes(), sysfs()] });
+    findings.extend(if options.sysfs { vec![namespaces(options)] } else { vec![nodes(), attributes()] });
     findings.extend(options.program.first().map(|program| links(program, path, library)));
+    findings.extend(options.program.first().and_then(|program| carried(program, path, library, options.preload)));
     let mut out = io::stdout().lock();
     for Finding { name, text, .. } in &findings {
         writeln!(out, "{name:12} {text}")?;
@@ -63,7 +64,7 @@ fn loader(path: &OsStr, library: &Library) -> Finding {
     let file = Path::new(&folder).join(library.names[0]).display().to_string();
     // A name, because LD_PRELOAD ends a path at a space.
     let mut test = Command::new(SELF);
-    test.arg("--version").env(PATH, path).env("LD_PRELOAD", library.names[0]);
+    test.arg("--version").env(PATH, path).env(PRELOAD, library.names[0]);
     // The loader goes on without a library that it cannot load, and says so.
     match outcome_of(&mut test) {
         Ok(output) if output.status.success() && output.stderr.is_empty() => Finding::new("library", true, file),
@@ -88,7 +89,7 @@ fn tracing() -> Finding {
             (false, "only root: kernel.yama.ptrace_scope is 2; set it to 0 or 1")
         }
         (Err(Errno::EFAULT), "3") => (false, "never: kernel.yama.ptrace_scope is 3 until the next boot"),
-        (Err(Errno::EFAULT), _) => (true, "processes of one user reach each other"),
+        (Err(Errno::EFAULT), _) => return Finding::new("processes", true, neighbours()),
         (Err(Errno::EPERM | Errno::ENOSYS), _) => {
             (false, "a seccomp filter refuses process_vm_readv: processes do not reach each other")
         }
@@ -97,8 +98,23 @@ fn tracing() -> Finding {
     Finding::new("processes", works, text)
 }
 
+/// The processes that this one's devices reach.
+fn neighbours() -> String {
+    let user = geteuid();
+    let names = ["net", "pid", "user"].map(|kind| fs::read_link(Path::new("/proc/self/ns").join(kind)));
+    let names: Vec<_> = names.iter().flatten().map(|name| name.display().to_string()).collect();
+    let namespaces = match names.len() {
+        3 => format!("those with {} in /proc/PID/ns", names.join(", ")),
+        _ => "those in one network, pid and user namespace".to_owned(),
+    };
+    format!("processes of user {user} in one container reach each other: {namespaces}")
+}
+
 /// Whether a program can get the files of `--sysfs`.
 fn namespaces(options: &Options) -> Finding {
+    if let Err(failure) = sysfs::check_node(Path::new(sysfs::NULL)) {
+        return Finding::new("sysfs", false, failure.to_string());
+    }
     let mut test = Command::new(SELF);
     options.prepare(&mut test).args(["--sysfs", SELF, "--version"]);
     match outcome_of(&mut test).and_then(|output| if output.status.success() { Ok(()) } else { Err(said(&output)) }) {
@@ -123,13 +139,13 @@ fn nodes() -> Finding {
     let text = if Path::new("/dev/infiniband/soft0").exists() {
         "/dev/infiniband/soft0"
     } else {
-        "no /dev/infiniband/soft0: UCX ignores the device; --sysfs shows it"
+        "no /dev/infiniband/soft0: UCX and Mooncake ignore the device and take TCP without a word; --sysfs shows it"
     };
     Finding::new("node", true, text)
 }
 
 /// Whether programs find the sysfs folder that hardware has.
-fn sysfs() -> Finding {
+fn attributes() -> Finding {
     let text = if Path::new("/sys/class/infiniband/soft0").exists() {
         "/sys/class/infiniband/soft0"
     } else {
@@ -162,6 +178,24 @@ fn links(program: &OsStr, path: &OsStr, library: &Library) -> Finding {
         }
         None => Finding::new("program", true, format!("{} uses the library", found.display())),
     }
+}
+
+/// Whether the program, or a package of an interpreter, carries the libraries under other names:
+/// the dynamic loader then takes those. `None` if there are no such copies.
+fn carried(program: &OsStr, path: &OsStr, library: &Library, preload: bool) -> Option<Finding> {
+    let copies = copies::of_program(&find(program)?, path, library);
+    let (first, more) = (copies.first()?, copies.len() - 1);
+    let name = first.path.display();
+    let others = if more == 0 { String::new() } else { format!(", and {more} more") };
+    Some(if preload {
+        Finding::new("copies", true, format!("{name}{others}: --preload loads the library before it"))
+    } else {
+        // What a package carries matters to programs that use the package.
+        let works = copies.iter().all(|copy| !copy.is_linked);
+        let text =
+            format!("{name}{others} is a library under another name, which is taken in place of ours: give --preload");
+        Finding::new("copies", works, text)
+    })
 }
 
 /// The file that a shell would run.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
+use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access, geteuid};
 
 use crate::Failure;
@@ -36,6 +37,9 @@ impl Library {
         }
         let parent = cache();
         let place = || {
+            if forbids_execution(&parent) {
+                return Err(io::Error::other("its filesystem forbids execution (noexec)"));
+            }
             // The dynamic loader ends a folder's name there.
             if parent.to_string_lossy().contains([':', ';']) {
                 return Err(io::Error::other("a library path cannot contain a colon or semicolon"));
@@ -51,8 +55,9 @@ impl Library {
             Ok(folder)
         };
         let folder = place().map_err(|error: io::Error| {
-            let text = format!("cannot write the library to {}: {error}", parent.display());
-            Failure::new(format!("{text}; XDG_CACHE_HOME sets another folder"))
+            let text = format!("cannot use the library in {}: {error}", parent.display());
+            let other = elsewhere().map_or_else(String::new, |folder| format!(", such as {}", folder.display()));
+            Failure::new(format!("{text}; XDG_CACHE_HOME sets another folder{other}"))
         })?;
         // Old copies only take room, so failures to remove them do not matter.
         let _removed = remove_unused(&parent);
@@ -89,8 +94,9 @@ pub(super) fn lock() -> PathBuf {
 /// The folder of all copies: in the user's cache, or else in the folder of temporary files.
 fn cache() -> PathBuf {
     let set = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let can_write = |folder: &Path| access(folder, AccessFlags::W_OK).is_ok();
-    // Users of containers, and such as nobody, have a home that they cannot write to.
+    let can_write = |folder: &Path| access(folder, AccessFlags::W_OK).is_ok() && !forbids_execution(folder);
+    // Users of containers, and such as nobody, have a home that they cannot write to, and some
+    // machines forbid execution there.
     let at_home = |home: PathBuf| {
         let cache = home.join(".cache");
         let is_usable = if cache.exists() { can_write(&cache) } else { can_write(&home) };
@@ -100,6 +106,21 @@ fn cache() -> PathBuf {
         Some(cache) => cache.join("soft-rdma"),
         None => env::temp_dir().join(format!("soft-rdma-{}", geteuid())),
     }
+}
+
+/// Whether the filesystem of a folder, or of the next one above it that exists, forbids execution:
+/// the dynamic loader then maps no library of it.
+fn forbids_execution(folder: &Path) -> bool {
+    let existing = folder.ancestors().find(|folder| folder.exists());
+    existing.and_then(|folder| statvfs(folder).ok()).is_some_and(|found| found.flags().contains(FsFlags::ST_NOEXEC))
+}
+
+/// A folder in which the library could be, for advice.
+fn elsewhere() -> Option<PathBuf> {
+    let folders = ["/tmp", "/var/tmp", "/dev/shm", "/opt", "/srv"].map(PathBuf::from);
+    let home = env::var_os("HOME").map(PathBuf::from);
+    let is_usable = |folder: &PathBuf| access(folder, AccessFlags::W_OK).is_ok() && !forbids_execution(folder);
+    folders.into_iter().chain(home).find(is_usable)
 }
 
 /// Makes a folder that only this user can change. Programs run code from it, so a folder that

@@ -4,6 +4,7 @@
 //! that programs load, and becomes the program: exit status and signals are the program's.
 
 mod check;
+mod copies;
 mod library;
 mod sysfs;
 
@@ -24,6 +25,9 @@ use crate::Failure;
 /// The dynamic loader's list of folders.
 const PATH: &str = "LD_LIBRARY_PATH";
 
+/// The dynamic loader's list of libraries to load before all others.
+const PRELOAD: &str = "LD_PRELOAD";
+
 /// This program's file.
 const SELF: &str = "/proc/self/exe";
 
@@ -31,7 +35,7 @@ const SELF: &str = "/proc/self/exe";
 ///
 /// The program gets a libibverbs.so.1 and a librdmacm.so.1 that have the device soft0; so do the
 /// programs that it starts. Programs under this launcher, and this package's own, reach each other
-/// if one user runs them on one host.
+/// if one user runs them on one host, in one container: in one network, pid and user namespace.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -52,11 +56,15 @@ pub struct Options {
     /// Faults that the program's requests meet; `help` explains what can be given
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultOption>,
-    /// Show the devices in /sys/class/infiniband and /dev/infiniband, where UCX, Open MPI and
-    /// pyverbs look for them. Not root: all programs of a job need this option, and sudo does not
-    /// work in them
+    /// Show the devices in /sys/class/infiniband and /dev/infiniband, where UCX, Open MPI,
+    /// Mooncake and pyverbs look for them. Not root: all programs of a job need this option, and
+    /// sudo does not work in them
     #[arg(long)]
     sysfs: bool,
+    /// Load the library before all others, for packages that carry a libibverbs under another
+    /// name, as Python wheels do
+    #[arg(long)]
+    preload: bool,
     /// Print the files of `--sysfs`, for the launcher
     #[arg(long, hide = true)]
     print_sysfs: bool,
@@ -123,6 +131,14 @@ pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
     }
     let mut command = Command::new(program);
     options.prepare(&mut command).args(arguments).env(PATH, path);
+    if options.preload {
+        // A name, because the list ends a path at a space.
+        let others = std::env::var_os(PRELOAD).unwrap_or_default();
+        let mut libraries = OsString::from(library.names[0]);
+        libraries.push(":");
+        libraries.push(others);
+        command.env(PRELOAD, libraries);
+    }
     if let Some(FaultOption::Plan(plan)) = &options.fault {
         command.env(faults::VARIABLE, plan.to_string());
     }

@@ -2,9 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
@@ -19,6 +21,8 @@ use crate::common::*;
 const BIG: u64 = 96 << 20;
 /// Bytes of a file in one message.
 const CHUNK: u64 = 256 << 10;
+/// The folder of the receiver's unfinished files.
+const UNFINISHED: &str = ".file_copy-unfinished";
 
 /// A directory to copy from, another one to copy to, and a receiver.
 struct World {
@@ -66,8 +70,8 @@ impl World {
 
     /// The unfinished files of the receiver.
     fn partials(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.to("")).unwrap().map(|entry| entry.unwrap().path());
-        entries.filter(|path| path.extension() == Some(OsStr::new("part"))).collect()
+        let entries = fs::read_dir(self.to(UNFINISHED)).ok();
+        entries.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
     }
 
     /// Begins a copy and waits until the receiver has some of it.
@@ -208,11 +212,12 @@ fn what_differs_is_sent_again() {
     fs::write(&file, vec![7; 3 << 20]).unwrap();
     world.copy(&file);
     // The unfinished file of an earlier copy, with a damaged byte in its front part.
-    let name = format!(".{:016x}.part", xxhash_rust::xxh64::xxh64(b"file", 0));
+    let partial = world.to(UNFINISHED).join("file");
     let mut front = vec![7; 2 << 20];
     front[1000] = 8;
     fs::remove_file(world.to("file")).unwrap();
-    fs::write(world.to(&name), &front).unwrap();
+    fs::create_dir(world.to(UNFINISHED)).unwrap();
+    fs::write(&partial, &front).unwrap();
     assert_eq!(kept(&world.copy(&file)), 0);
     assert!(same(&file, &world.to("file")) && world.partials().is_empty());
     // A file of the same length with other contents.
@@ -221,9 +226,30 @@ fn what_differs_is_sent_again() {
     assert!(same(&file, &world.to("file")));
     // An undamaged front part that ends within a chunk.
     fs::remove_file(world.to("file")).unwrap();
-    fs::write(world.to(&name), vec![7; (1 << 20) + 5]).unwrap();
+    fs::create_dir(world.to(UNFINISHED)).unwrap();
+    fs::write(&partial, vec![7; (1 << 20) + 5]).unwrap();
     assert_eq!(kept(&world.copy(&file)), 1 << 20);
     assert!(same(&file, &world.to("file")));
+}
+
+#[test]
+fn a_files_name_is_never_that_of_another_unfinished_file() {
+    let world = World::new();
+    let tree = world.from("tree");
+    fs::create_dir_all(tree.join(UNFINISHED)).unwrap();
+    fs::write(tree.join("data.bin"), "all of the data").unwrap();
+    // The names that an unfinished `data.bin` may have.
+    let hashed = format!(".{:016x}.part", xxhash_rust::xxh64::xxh64(b"data.bin", 0));
+    fs::write(tree.join(&hashed), "a part of it").unwrap();
+    fs::write(tree.join(UNFINISHED).join("data.bin"), "a front part").unwrap();
+    let output = world.receiver.client("file_copy", "send", &[tree.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = format!("{UNFINISHED} was not copied: its name is kept for folders of unfinished files");
+    assert!(text(&output.stderr).contains(&said), "{}", text(&output.stderr));
+    for name in ["data.bin", &hashed] {
+        assert!(same(&tree.join(name), &world.to("tree").join(name)), "{name}");
+    }
+    assert!(!world.to("tree").join(UNFINISHED).exists());
 }
 
 #[test]
@@ -241,6 +267,25 @@ fn failures_have_a_reason() {
 }
 
 #[test]
+fn a_receiver_that_cannot_write_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("file"), folder.path().join("to"));
+    fs::create_dir(&to).unwrap();
+    // Longer than a file may be, and still being sent when the receiver has said why it fails.
+    File::create(&from).unwrap().set_len(1 << 36).unwrap();
+    let serve = program("file_copy");
+    let limited = "trap '' XFSZ; ulimit -f 131072; exec \"$@\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", limited, "sh"]).arg(serve.get_program()).args(["serve", "127.0.0.1", to.to_str().unwrap()]);
+    let mut receiver = Server::of(shell.env("RDMA_DEVICE", "soft0").stderr(Stdio::piped()));
+    let output = receiver.client("file_copy", "send", &[from.to_str().unwrap()]);
+    has_failed("send", &output, "the receiver: cannot write file: File too large");
+    let mut line = String::new();
+    BufReader::new(receiver.child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("cannot write file: File too large"), "{line}");
+}
+
+#[test]
 fn hostile_senders_reach_nothing_and_harm_nobody() {
     let world = World::new();
     fs::create_dir(world.folder.path().join("outside")).unwrap();
@@ -249,12 +294,16 @@ fn hostile_senders_reach_nothing_and_harm_nobody() {
     let file = |path: &[u8]| encode(&(1u8, 0o777u32, 4u64, path)).unwrap();
     let start = |offset: u64| encode(&(2u8, offset)).unwrap();
     let end = |checksum: u64| encode(&(3u8, checksum)).unwrap();
-    let hostile: [Vec<Vec<u8>>; 9] = [
+    let unfinished = |path: &str| format!("{UNFINISHED}{path}").into_bytes();
+    let hostile: [Vec<Vec<u8>>; 12] = [
         vec![vec![]],
         vec![file(b"../outside/file")],
         vec![file(b"/tmp/file")],
         vec![file(b"link/file")],
         vec![directory(b"../outside/directory")],
+        vec![directory(&unfinished(""))],
+        vec![file(&unfinished(""))],
+        vec![file(&unfinished("/good"))],
         vec![file(b"more"), start(0), b"\xffmore than four".to_vec()],
         vec![file(b"early"), b"\xffdata".to_vec()],
         vec![file(b"wrong"), start(0), b"\xffdata".to_vec(), end(1)],

@@ -136,6 +136,92 @@ fn a_c_program_finds_the_devices() {
     assert!(checked.contains("devices      soft0\n") && checked.contains(" uses the library\n"), "{checked}");
 }
 
+#[test]
+fn the_check_says_which_processes_the_device_reaches() {
+    let checked = has_succeeded("soft-rdma", &launch(&folder("reach"), &["--check"]));
+    for kind in ["net", "pid", "user"] {
+        let namespace = std::fs::read_link(Path::new("/proc/self/ns").join(kind)).unwrap();
+        assert!(checked.contains(namespace.to_str().unwrap()), "{kind}: {checked}");
+    }
+    assert!(checked.contains(&format!("processes of user {} in one container", geteuid())), "{checked}");
+}
+
+#[test]
+fn a_program_with_a_renamed_library_needs_a_preload() {
+    let folder = folder("renamed");
+    std::fs::create_dir_all(&folder).unwrap();
+    let Some(compiler) = Compiler::find(&folder) else { return };
+    let name = "libibverbs-1de1263b.so.1.14.48.0";
+    let (copy, program) = (compiler.output(name), compiler.output("carrier"));
+    let soname = format!("-Wl,-soname,{name}");
+    let copied = "struct ibv_device **ibv_get_device_list(int *count);\n\
+                  struct ibv_device **ibv_get_device_list(int *count) { *count = 77; return 0; }\n";
+    let _out = has_succeeded("cc", &compiler.run("copy", copied, &["-shared", "-fPIC", "-o", &copy, &soname]).unwrap());
+    let source = "#include <stdio.h>\n\
+                  struct ibv_device **ibv_get_device_list(int *count);\n\
+                  int main(void) { int count; ibv_get_device_list(&count); printf(\"%d devices\\n\", count); return 0; }\n";
+    let path = Path::new(&copy).parent().unwrap().display().to_string();
+    let _out = has_succeeded(
+        "cc",
+        &compiler.run("carrier", source, &["-o", &program, &copy, &format!("-Wl,-rpath,{path}")]).unwrap(),
+    );
+    assert_eq!(has_succeeded("its own copy", &launch(&folder, &[&program])), "77 devices\n");
+    let checked = launch(&folder, &["--check", &program]);
+    has_failed(
+        "soft-rdma",
+        &checked,
+        "is a library under another name, which is taken in place of ours: give --preload",
+    );
+    assert!(text(&checked.stdout).contains(name), "{}", text(&checked.stdout));
+    assert_eq!(has_succeeded("the preload", &launch(&folder, &["--preload", &program])), "1 devices\n");
+    let checked = has_succeeded("soft-rdma", &launch(&folder, &["--check", "--preload", &program]));
+    assert!(checked.contains("--preload loads the library before it"), "{checked}");
+}
+
+#[test]
+fn the_check_finds_renamed_libraries_in_python_packages() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder("packages");
+    let package = folder.join("site-packages/some.libs");
+    std::fs::create_dir_all(&package).unwrap();
+    let copy = package.join("libibverbs-1de1263b.so.1.14.48.0");
+    std::fs::write(&copy, "").unwrap();
+    let python = folder.join("python3");
+    std::fs::write(&python, format!("#!/bin/sh\necho '{}/site-packages'\n", folder.display())).unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let checked = has_succeeded("soft-rdma", &launch(&folder, &["--check", python.to_str().unwrap()]));
+    let line = checked.lines().find(|line| line.starts_with("copies")).expect(&checked);
+    assert!(line.contains(copy.to_str().unwrap()) && line.contains("give --preload"), "{line}");
+}
+
+#[test]
+fn a_folder_that_forbids_execution_is_not_used() {
+    let folder = folder("noexec");
+    std::fs::create_dir_all(&folder).unwrap();
+    let run = |script: &str| {
+        let mut command = Command::new("unshare");
+        if !geteuid().is_root() {
+            command.args(["--user", "--map-root-user"]);
+        }
+        command.args(["--mount", "sh", "-c", &format!("mount -t tmpfs -o noexec none \"$0\" && {script}")]);
+        command
+            .arg(&folder)
+            .arg(env!("CARGO_BIN_EXE_soft-rdma"))
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap());
+        finish(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    };
+    if !run("true").status.success() {
+        return skip("this user may not mount");
+    }
+    let refused = run("XDG_CACHE_HOME=\"$0\" \"$1\" --check");
+    has_failed("soft-rdma", &refused, "its filesystem forbids execution (noexec); XDG_CACHE_HOME sets another folder");
+    // A home of that kind is passed over.
+    let elsewhere = run("HOME=\"$0\" \"$1\" sh -c 'echo $LD_LIBRARY_PATH'");
+    let path = has_succeeded("soft-rdma", &elsewhere);
+    assert!(path.contains("soft-rdma") && !path.starts_with(folder.to_str().unwrap()), "{path}");
+}
+
 /// Sends three messages between two queue pairs, and prints the status of each completion.
 const SENDER: &str = r#"
 #include <stdio.h>

@@ -27,7 +27,7 @@ use super::trust::{self, TOKEN, Token};
 use crate::engine::{DIRECTORY_LEN, Slot};
 use crate::os;
 use crate::os::bell::Bell;
-use crate::os::process::Credentials;
+use crate::os::process::{self, Credentials};
 use crate::os::socket::Socket;
 
 /// Limit of the slots in a Hello.
@@ -81,8 +81,11 @@ pub(crate) enum Answer {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     /// No process has that slot.
-    #[error("no process has that number")]
+    #[error("no process has that number in this network namespace")]
     Nobody,
+    /// The peer died during the handshake.
+    #[error("process {} has died", .0.pid)]
+    Died(Credentials),
     /// The peer uses another version of the protocol.
     #[error(
         "the peer is of another version: it speaks version {theirs} of the software device's protocol, we speak {VERSION}; \
@@ -95,7 +98,7 @@ pub(crate) enum Refusal {
     /// The kernel does not let this process trace the peer.
     #[error(
         "the kernel does not let us trace process {} of user {} ({error}); processes that share the software device must be \
-         of one user, in one container, and dumpable", peer.pid, peer.uid
+         of one user, in one container (one network, pid and user namespace), and dumpable", peer.pid, peer.uid
     )]
     Untraceable {
         /// The peer's credentials.
@@ -306,10 +309,16 @@ impl Hello {
     fn read(socket: &Socket, peer: Credentials, body: &mut Body) -> Result<Self, Refusal> {
         let address = body.take_u64()?;
         let slots = take_slots(body)?;
+        let is_gone = |error: os::Error| error.errno == Errno::ESRCH;
         // Opened before the token is read: if the process dies and another process gets its pid,
         // that process cannot prove anything.
-        let pidfd = socket.peer_pidfd(peer.pid)?;
-        let token = trust::read_token(peer.pid, address).map_err(|error| Refusal::Untraceable { peer, error })?;
+        let pidfd = socket.peer_pidfd(peer.pid);
+        let pidfd = pidfd.map_err(|error| if is_gone(error) { Refusal::Died(peer) } else { error.into() })?;
+        let token = trust::read_token(peer.pid, address).map_err(|error| {
+            // The kernel has other errors for a process that is about to end.
+            let has_died = is_gone(error) || process::has_died(&pidfd);
+            if has_died { Refusal::Died(peer) } else { Refusal::Untraceable { peer, error } }
+        })?;
         Ok(Self { pid: peer.pid, pidfd, token, slots })
     }
 }

@@ -225,7 +225,7 @@ impl Driver {
                 return Ok(fetched);
             }
             let SharedDriver { channel, bell, .. } = &*self.shared;
-            wait::any_readable([Some(channel.inner.fd()), Some(bell.as_fd())], deadline).map_err(watched)?;
+            wait::any_readable(Operation::GetCqEvent, [Some(channel.inner.fd()), Some(bell.as_fd())], deadline)?;
             self.take_events()?;
         }
     }
@@ -272,7 +272,7 @@ impl Driver {
                 continue;
             }
             match readiness.poll_readable(cx) {
-                Poll::Ready(readable) => readable.map_err(watched)?,
+                Poll::Ready(readable) => readable.map_err(|error| Error::from_io(Operation::GetCqEvent, &error))?,
                 Poll::Pending => return Poll::Pending,
             }
             self.take_events()?;
@@ -316,11 +316,6 @@ impl Driver {
 fn give_way<T>(cx: &Context<'_>) -> Poll<T> {
     cx.waker().wake_by_ref();
     Poll::Pending
-}
-
-#[allow(clippy::needless_pass_by_value, reason = "as map_err wants it")]
-fn watched(error: std::io::Error) -> Error {
-    Error::from_io(Operation::GetCqEvent, &error)
 }
 
 impl Drop for Driver {

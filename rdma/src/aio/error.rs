@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::types::WcError;
 
 /// The reason why a future gave no success.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// The request failed, and its queue pair is in the error state.
@@ -28,6 +28,8 @@ impl fmt::Display for Error {
         }
     }
 }
+
+debug_is_display!(Error);
 
 impl std::error::Error for Error {}
 

@@ -7,6 +7,7 @@ use rdma_sys::{ibv_async_event, ibv_event_type};
 
 use super::*;
 use crate::context::{AsyncEvent, AsyncEventKind, EventSource};
+use crate::error::Operation;
 use crate::testing;
 use crate::types::{LinkLayer, Mtu};
 
@@ -153,7 +154,7 @@ fn the_descriptor_that_is_lent_can_neither_be_filled_nor_made_to_block() {
     // SAFETY: fcntl with F_SETFL wants a descriptor and flags; no flags make it blocking.
     assert_eq!(unsafe { libc::fcntl(context.as_raw_fd(), libc::F_SETFL, 0) }, 0);
     let now = || crate::wait::Deadline::after(Some(Duration::ZERO));
-    let readable = || crate::wait::readable(context.as_fd(), now()).unwrap();
+    let readable = || crate::wait::readable(Operation::GetAsyncEvent, context.as_fd(), now()).unwrap();
     assert_eq!(context.try_next_event().unwrap(), None);
     assert!(!readable());
     let event = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_DEVICE_FATAL, ..ibv_async_event::default() };

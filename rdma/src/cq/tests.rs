@@ -51,8 +51,7 @@ fn the_descriptor_that_is_lent_can_neither_be_filled_nor_made_to_block_the_queue
     // SAFETY: fcntl with F_SETFL accepts any flags; without flags it makes the test's descriptor
     // blocking.
     assert_eq!(unsafe { libc::fcntl(channel.as_raw_fd(), libc::F_SETFL, 0) }, 0);
-    let readable =
-        || crate::wait::readable(channel.as_fd(), crate::wait::Deadline::after(Some(Duration::ZERO))).unwrap();
+    let readable = || crate::wait::is_readable(Operation::GetCqEvent, channel.as_fd()).unwrap();
     assert_eq!(channel.try_next_event().unwrap(), None);
     assert!(!readable());
     cq.request_notify(false).unwrap();

@@ -6,7 +6,6 @@
 //! the completion channel.
 
 use std::hint;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
@@ -18,7 +17,7 @@ use super::completion::Completion;
 use super::held::Found;
 use super::poll::Poller;
 use super::queue::CqInner;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Operation, Result};
 use crate::fork;
 use crate::wait::{self, Deadline};
 
@@ -178,7 +177,8 @@ impl Poller {
             if bell.is_none() && !cq.sharing.crowd.is_alone() {
                 continue;
             }
-            wait::any_readable([Some(channel.fd()), bell.map(AsFd::as_fd), other], deadline).map_err(failed)?;
+            let fds = [Some(channel.fd()), bell.map(AsFd::as_fd), other];
+            wait::any_readable(Operation::GetCqEvent, fds, deadline)?;
             if let Some(bell) = bell {
                 bell.take();
             }
@@ -198,7 +198,7 @@ impl Poller {
             if deadline.is_over() || is_set(other)? {
                 return Ok(None);
             }
-            wait::any_readable([other], deadline.sooner(nap)).map_err(failed)?;
+            wait::any_readable(Operation::GetCqEvent, [other], deadline.sooner(nap))?;
             nap = (nap * 2).min(NAP.1);
         }
     }
@@ -209,10 +209,5 @@ fn is_set(other: Option<BorrowedFd<'_>>) -> Result<bool> {
 }
 
 fn is_readable(fd: BorrowedFd<'_>) -> Result<bool> {
-    wait::is_readable(fd).map_err(failed)
-}
-
-#[allow(clippy::needless_pass_by_value, reason = "as map_err wants it")]
-fn failed(error: io::Error) -> Error {
-    Error::from_io(Operation::GetCqEvent, &error)
+    wait::is_readable(Operation::GetCqEvent, fd)
 }

@@ -283,7 +283,7 @@ impl Driver {
         if count > 0 {
             return Ok(count);
         }
-        wait::readable(self.shared.watch.as_fd(), deadline).map_err(|error| wait_failed(&error))?;
+        wait::readable(Operation::WatchDescriptor, self.shared.watch.as_fd(), deadline)?;
         self.wake_up()?;
         self.turn(BUDGET)
     }

@@ -197,20 +197,13 @@ impl Drop for BatchError<'_> {
     }
 }
 
-impl fmt::Debug for BatchError<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BatchError")
-            .field("error", &self.error)
-            .field("rejected", &self.rejected())
-            .finish_non_exhaustive()
-    }
-}
-
 impl fmt::Display for BatchError<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {} of {} requests were not taken", self.error, self.rejected(), self.len)
     }
 }
+
+debug_is_display!(BatchError<'_>);
 
 impl std::error::Error for BatchError<'_> {}
 

@@ -154,7 +154,7 @@ impl<M> PostError<M> {
 
 impl<M> fmt::Debug for PostError<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostError").field("error", &self.error).field("returned", &self.memory.is_some()).finish()
+        self.error.fmt(f)
     }
 }
 

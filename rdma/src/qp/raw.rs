@@ -144,7 +144,7 @@ pub struct RawPostError<W> {
 
 impl<W> fmt::Debug for RawPostError<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RawPostError").field("error", &self.error).field("bad_wr", &self.bad_wr).finish()
+        self.error.fmt(f)
     }
 }
 

@@ -91,7 +91,7 @@ c_enum! {
 
 /// The error of a failed work request, as its completion reports it.
 #[doc(alias = "ibv_wc")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WcError {
     /// The kind of failure.
     pub status: WcStatus,
@@ -105,6 +105,8 @@ impl fmt::Display for WcError {
         if self.vendor_err != 0 { write!(f, " (vendor code {:#x})", self.vendor_err) } else { Ok(()) }
     }
 }
+
+debug_is_display!(WcError);
 
 impl std::error::Error for WcError {}
 

@@ -45,7 +45,8 @@ impl Door {
         File::open("/dev/urandom")?.read_exact(&mut random)?;
         let (name, secret) = random.split_at(SECRET);
         let name = name.iter().fold("rdma-shm-".to_owned(), |name, byte| format!("{name}{byte:02x}"));
-        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on a Unix socket: {error}"));
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?).map_err(named)?;
         listener.set_nonblocking(true)?;
         let pid = i32::try_from(std::process::id()).map_err(io::Error::other)?;
         let secret = secret.try_into().map_err(io::Error::other)?;

@@ -12,7 +12,7 @@ mod tree;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,6 +22,9 @@ use nix::sys::stat::Mode;
 
 use self::tree::{Content, FOLDERS, Tree};
 use crate::Failure;
+
+/// The character device that stands for the nodes of the devices.
+pub(super) const NULL: &str = "/dev/null";
 
 /// Prints the tree of the devices that this process sees, for [`enter`] in another process.
 pub(super) fn print() -> Result<(), Failure> {
@@ -34,6 +37,7 @@ pub(super) fn print() -> Result<(), Failure> {
 /// with [`print()`] and the environment of the program to run: to open a device may start threads,
 /// and a process with threads cannot change its user namespace.
 pub(super) fn enter(describe: &mut Command, lock: &Path) -> Result<(), Failure> {
+    check_node(Path::new(NULL))?;
     let described = describe.output().map_err(|error| Failure::from(error).context("soft-rdma"))?;
     if !described.status.success() {
         return Err(Failure::new(String::from_utf8_lossy(&described.stderr).trim()));
@@ -49,6 +53,18 @@ pub(super) fn enter(describe: &mut Command, lock: &Path) -> Result<(), Failure> 
     build(&tree).map_err(|error| Failure::from(error).context("--sysfs"))
 }
 
+/// Checks that a file can stand for a device node.
+pub(super) fn check_node(node: &Path) -> Result<(), Failure> {
+    if fs::metadata(node).is_ok_and(|found| found.file_type().is_char_device()) {
+        return Ok(());
+    }
+    let node = node.display();
+    Err(Failure::new(format!(
+        "{node} is no character device, and --sysfs shows it as the node of each device: make it one \
+         (rm -f {node}; mknod -m 666 {node} c 1 3)"
+    )))
+}
+
 /// Mounts the new folders and fills them.
 fn build(tree: &Tree) -> io::Result<()> {
     let mut replaced = Vec::new();
@@ -62,7 +78,7 @@ fn build(tree: &Tree) -> io::Result<()> {
         match content {
             Content::Line(text) => fs::write(path, format!("{text}\n"))?,
             Content::Link(to) => symlink(to, path)?,
-            Content::Node => bind(Path::new("/dev/null"), path)?,
+            Content::Node => bind(Path::new(NULL), path)?,
         }
     }
     Ok(())
@@ -125,4 +141,19 @@ fn bind_over(from: &Path, to: &Path) -> io::Result<()> {
     // Mounts below a folder come along: in a user namespace nothing may uncover what they hide.
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_character_device_stands_for_a_node() {
+        assert!(check_node(Path::new(NULL)).is_ok());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for path in [file.path(), Path::new("/nonexistent")] {
+            let refused = check_node(path).unwrap_err().to_string();
+            assert!(refused.contains("is no character device") && refused.contains("mknod"), "{refused}");
+        }
+    }
 }

@@ -109,7 +109,12 @@ pub struct Server {
 impl Server {
     /// Starts a server of `program` with these arguments on a free port.
     pub fn start(name: &str, args: &[&str]) -> Self {
-        let mut child = program(name).args(args).args(["--port=0", "--json"]).spawn().unwrap();
+        Self::of(program(name).args(args))
+    }
+
+    /// Starts a server by a command that ends with its arguments.
+    pub fn of(command: &mut Command) -> Self {
+        let mut child = command.args(["--port=0", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let fields: serde_json::Value = serde_json::from_str(&line).expect("the server prints its address");

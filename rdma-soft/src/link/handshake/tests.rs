@@ -148,6 +148,18 @@ fn a_token_that_cannot_be_read_is_refused() {
 }
 
 #[test]
+fn a_peer_that_has_died_is_said_to_be_dead() {
+    let mut process = std::process::Command::new("true").spawn().unwrap();
+    let peer = Credentials { pid: process.id().try_into().unwrap(), uid: 0 };
+    process.wait().unwrap();
+    let [socket, theirs] = Socket::pair();
+    packet::send(&theirs, Kind::Hello, &Body::default().u64(4096).u64(0), &[]).unwrap();
+    let refusal = Hello::read(&socket, peer, &mut take(&socket).body).err().unwrap();
+    assert!(matches!(refusal, Refusal::Died(_)), "{refusal}");
+    assert_eq!(refusal.to_string(), format!("process {} has died", peer.pid));
+}
+
+#[test]
 fn what_is_not_a_device_is_refused() {
     let result = accept_from(|socket| {
         socket.send(b"GET / HTTP/1.1\r\n\r\n").unwrap();
