@@ -57,7 +57,8 @@ impl Placement for Gpu {
 /// it is not called:
 ///
 /// * The pointer is valid for reads and writes of the given length (on the GPU if `Placement` is
-///   [`Gpu`]) and does not move. Only the code that received the pointer accesses the memory or
+///   [`Gpu`]) and does not move. The map of a file is valid only if nobody, in any process, can
+///   shorten the file: seal a memfd with `F_SEAL_SHRINK`. Only the code that received the pointer accesses the memory or
 ///   asserts unique access to it; work of a GPU may access GPU memory, to which no reference
 ///   exists. Until [`make_private`](Self::make_private) succeeds, other code may access host memory
 ///   too, by the functions of [`rdma_mem`] alone. Moving the parts must not assert unique access
