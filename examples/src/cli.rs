@@ -118,7 +118,7 @@ impl<A: Parser> CommandLine<A> {
         let log = Arg::new(LOG).long(LOG).value_name("LEVEL").value_parser(levels).help(help);
         let mut command = command.arg(log.global(true).hide_short_help(true));
         let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
-        let log = matches.remove_one(LOG);
+        let log = matches.get_one::<String>(LOG).cloned();
         let args = A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;
         Ok(Self { args, log })
     }

@@ -14,8 +14,8 @@
 //!   `EPOLLET` and `EPOLLEXCLUSIVE` have no effect, and a list is in no other list.
 //! * `SO_LINGER` bounds the time that a close waits until its data is sent. Without the option, the
 //!   bound is 10 seconds. With the time 0 the connection is aborted.
-//! * A blocking call always fails with `EINTR` after a signal, whatever `SA_RESTART` says. No call
-//!   raises `SIGPIPE`.
+//! * A blocking call always fails with `EINTR` after a signal, whatever `SA_RESTART` says, except
+//!   shutdown and close, which go on. No call raises `SIGPIPE`.
 //! * A non-blocking connect makes progress during calls on the socket, [`poll()`] included.
 //! * A forked child does not share the sockets of its parent: every call on them fails with
 //!   `EBADF`, and the parent keeps its connections. The child may make sockets of its own.

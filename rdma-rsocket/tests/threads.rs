@@ -5,6 +5,7 @@
 mod common;
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -73,11 +74,37 @@ fn interrupted<T: Send + 'static>(
     assert_eq!(thread.join().expect("the thread"), Err(Some(EINTR)));
 }
 
-#[test]
-fn a_signal_interrupts_the_calls_that_wait() {
+fn handle_signals() {
     let action = SigAction::new(SigHandler::Handler(ignore), SaFlags::SA_RESTART, SigSet::empty());
     // SAFETY: sigaction requires a handler that may run at any time: it does nothing.
     unsafe { sigaction(Signal::SIGUSR1, &action) }.expect("a handler");
+}
+
+/// shutdown(2) has no `EINTR`.
+#[test]
+fn a_signal_does_not_interrupt_a_shutdown() {
+    handle_signals();
+    let (client, mut server) = pair();
+    let a_minute = [1, 60].map(c_int::to_ne_bytes).concat();
+    client.set_option(libc::SOL_SOCKET, libc::SO_LINGER, &a_minute).expect("an option");
+    client.set_nonblocking(true).expect("a mode");
+    // No message has room any more, and so the end has none.
+    while (&client).write(&[0; 4096]).is_ok() {}
+    let client = Arc::new(client);
+    let thread = spawn(&client, |socket| socket.shutdown(Shutdown::Write).map_err(|error| error.raw_os_error()));
+    for _ in 0..50 {
+        // SAFETY: pthread_kill requires a thread that is not joined yet: it is below.
+        unsafe { libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) };
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let reader = std::thread::spawn(move || server.read_to_end(&mut Vec::new()).map(|_| server));
+    assert_eq!(thread.join().expect("the thread"), Ok(()));
+    drop(reader.join().expect("the reader").expect("the end"));
+}
+
+#[test]
+fn a_signal_interrupts_the_calls_that_wait() {
+    handle_signals();
     let (client, server) = pair();
     let [client, server, listener] = [client, server, listener().0].map(Arc::new);
     interrupted(|mut socket| socket.read(&mut [0]), &client);

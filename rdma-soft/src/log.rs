@@ -3,15 +3,20 @@
 //! A subscriber may call verbs, or panic. So no event is emitted under a lock, and none in a thread
 //! that calls a verb: that thread may hold locks of its own and must not be unwound. Events are
 //! queued, and the agent thread emits them between two of its turns. An event goes to the
-//! subscriber of the thread that logged the event.
+//! subscriber of the thread that logged the event. In a program without one, standard error is the
+//! subscriber if `RDMA_SOFT_LOG` asks for it.
+
+pub(crate) mod stderr;
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::dispatcher::{self, Dispatch};
+use tracing::subscriber::NoSubscriber;
 
+use self::stderr::Printer;
 use crate::os::fork::PerProcess;
 
 /// Limit of queued events; further events are dropped, so that a peer cannot exhaust the memory.
@@ -19,6 +24,12 @@ const MAX_WAITING: usize = 1 << 10;
 
 /// The queued events of this process; a forked child does not emit its parent's events.
 static QUEUE: PerProcess<Queue> = PerProcess::new();
+
+/// The subscriber in place of a missing one, if the environment asks for it. Children use their
+/// parent's: `tracing` takes a lock to register one, which a fork may leave locked.
+static STDERR: OnceLock<Dispatch> = OnceLock::new();
+/// Whether a thread of this process or of an ancestor has begun to set [`STDERR`].
+static IS_READ: AtomicBool = AtomicBool::new(false);
 
 /// Wakes the thread that calls [`emit_deferred`].
 static WAKE: OnceLock<fn()> = OnceLock::new();
@@ -59,6 +70,26 @@ impl Queue {
     }
 }
 
+/// Reads which events go to standard error, once. A child that is forked meanwhile prints nothing.
+pub(crate) fn read_environment() {
+    if IS_READ.swap(true, Ordering::Relaxed) || !dispatcher::get_default(Dispatch::is::<NoSubscriber>) {
+        return;
+    }
+    if let Some(printer) = Printer::from_environment() {
+        // No other thread sets it.
+        let _set = STDERR.set(Dispatch::new(printer));
+    }
+}
+
+/// The subscriber of this thread's events.
+fn subscriber() -> Dispatch {
+    let own = dispatcher::get_default(Dispatch::clone);
+    match STDERR.get() {
+        Some(stderr) if own.is::<NoSubscriber>() => stderr.clone(),
+        _ => own,
+    }
+}
+
 /// Sets the function that wakes the agent thread.
 pub(crate) fn set_wake(wake: fn()) {
     // Every node of the process and of its children sets the same function.
@@ -67,7 +98,7 @@ pub(crate) fn set_wake(wake: fn()) {
 
 /// Queues an event for the agent to emit. May be called under any lock; see [`log!`].
 pub(crate) fn defer(emit: impl FnOnce() + Send + 'static) {
-    let deferred = Deferred { emit: Box::new(emit), to: dispatcher::get_default(Dispatch::clone) };
+    let deferred = Deferred { emit: Box::new(emit), to: subscriber() };
     {
         let queue = queue();
         let mut waiting = queue.waiting();

@@ -47,6 +47,8 @@ operations! {
     RegisterDmaBuf = "ibv_reg_dmabuf_mr",
     DeregisterMr = "ibv_dereg_mr",
     Allocate = "allocate memory",
+    /// Ends every access to memory but the device's, before it is lent as bytes.
+    MakePrivate = "make the memory private",
     Access = "access memory",
     CreateChannel = "ibv_create_comp_channel",
     DestroyChannel = "ibv_destroy_comp_channel",
@@ -383,6 +385,9 @@ impl Error {
             }
             (Operation::CreateCq | Operation::CreateQp | Operation::AllocPd, ErrorKind::OutOfMemory) => {
                 "the device's or the memlock limit is reached: ask for less, or raise `ulimit -l`"
+            }
+            (Operation::MakePrivate, ErrorKind::NotSupported) => {
+                "others keep their access to this memory: use it through its owner"
             }
             (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
             (_, ErrorKind::QueueFull) => "poll completions before posting more",

@@ -28,6 +28,9 @@ const PATH: &str = "LD_LIBRARY_PATH";
 /// The dynamic loader's list of libraries to load before all others.
 const PRELOAD: &str = "LD_PRELOAD";
 
+/// The variable with what a program without a log of its own prints.
+const LOG: &str = "RDMA_SOFT_LOG";
+
 /// This program's file.
 const SELF: &str = "/proc/self/exe";
 
@@ -65,6 +68,12 @@ pub struct Options {
     /// name, as Python wheels do
     #[arg(long)]
     preload: bool,
+    /// Do not print why a link to another program was refused or has failed
+    #[arg(long, conflicts_with = "log")]
+    quiet: bool,
+    /// The option of every program, which is the started program's too
+    #[arg(from_global)]
+    log: Option<String>,
     /// Print the files of `--sysfs`, for the launcher
     #[arg(long, hide = true)]
     print_sysfs: bool,
@@ -148,9 +157,25 @@ pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
 }
 
 impl Options {
-    /// Gives a program the variables that choose its devices.
+    /// What the program prints of the device's log, for [`LOG`]; `None` if the environment says.
+    fn log(&self) -> Option<String> {
+        let level = self.log.clone().or_else(|| std::env::var("RUST_LOG").ok().filter(|value| is_level(value)));
+        match level {
+            _ if self.quiet => Some("off".into()),
+            Some(level) => Some(level),
+            None => std::env::var_os(LOG).is_none_or(|value| value.is_empty()).then(|| "links".into()),
+        }
+    }
+
+    /// Gives a program the variables that choose its devices and its log.
     fn prepare<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.envs(self.log().map(|level| (LOG, level)));
         command.envs(self.devices.map(|count| ("RDMA_SOFT_DEVICES", count.to_string())));
         command.envs(self.link_layer.map(|layer| ("RDMA_SOFT_LINK_LAYER", format!("{layer:?}").to_lowercase())))
     }
+}
+
+/// Whether a value of `RUST_LOG` is a level, and no list of modules.
+fn is_level(value: &str) -> bool {
+    ["off", "error", "warn", "info", "debug", "trace"].contains(&value)
 }

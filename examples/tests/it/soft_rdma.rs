@@ -314,6 +314,45 @@ fn a_c_program_meets_each_fault() {
     assert_eq!(launch(&folder, &["--fault", "die:nth=2", &program]).status.signal(), Some(9));
 }
 
+/// The sender's queue pair is connected to a number that no process has.
+#[test]
+fn a_c_program_says_why_a_peer_is_not_reached() {
+    let folder = folder("nobody");
+    let source = SENDER.replace(".dest_qp_num = to->qp_num,", ".dest_qp_num = to->qp_num ^ 1 << 23,");
+    let Some(program) = compile(&folder, "nobody", &source) else { return };
+    let said = |options: &[&str]| {
+        let output = launch(&folder, &[options, &[&program]].concat());
+        let out = has_succeeded("nobody", &output);
+        assert!(out.to_lowercase().starts_with("transport retry counter exceeded\n"), "{out}");
+        text(&output.stderr)
+    };
+    let reason = "no process of this network namespace has that number";
+    let (usual, log) = (said(&[]), said(&["--log", "debug"]));
+    // Once for each peer and cause.
+    assert_eq!((usual.lines().count(), usual.matches(reason).count()), (1, 1), "{usual}");
+    assert!(log.contains(reason) && log.contains(": debug: software RDMA device starts"), "{log}");
+    assert_eq!(said(&["--quiet"]), "");
+    has_failed("soft-rdma", &launch(&folder, &["--quiet", "--log", "debug", "true"]), "--quiet");
+}
+
+/// A limit of the address space, after which the program's link cannot be made.
+#[test]
+fn a_c_program_says_which_call_a_limit_has_refused() {
+    let folder = folder("limit");
+    let limit = "struct rlimit none = { 1 << 20, 1 << 20 };
+                 CHECK(!setrlimit(RLIMIT_AS, &none));
+                 struct ibv_sge sge =";
+    let source = SENDER.replace(".dest_qp_num = to->qp_num,", ".dest_qp_num = to->qp_num ^ 1 << 23,");
+    let source = source.replace("struct ibv_sge sge =", limit);
+    let source = format!("#include <sys/resource.h>\n{source}");
+    let Some(program) = compile(&folder, "limit", &source) else { return };
+    let output = launch(&folder, &[&program]);
+    let out = has_succeeded("limit", &output);
+    assert!(out.to_lowercase().starts_with("transport retry counter exceeded\n"), "{out}");
+    let said = text(&output.stderr);
+    assert!(said.contains("no thread can be started for it: clone: "), "{said}");
+}
+
 /// Whether the launcher can show the devices in sysfs here; the reason why not is printed.
 fn shows_sysfs(folder: &Path) -> bool {
     let checked = launch(folder, &["--check", "--sysfs"]);

@@ -94,18 +94,27 @@ impl State {
                 self.resolve_route(tries + 1)
             }
             (Phase::Requested, Kind::RDMA_CM_EVENT_ESTABLISHED) => self.established(event),
-            (Phase::Connected, Kind::RDMA_CM_EVENT_DISCONNECTED) => {
-                // The peer's last messages came before.
-                self.poll();
-                self.connection.iter_mut().for_each(Connection::disconnected);
+            (Phase::Connected, kind @ Kind::RDMA_CM_EVENT_DISCONNECTED)
+            | (_, kind @ Kind::RDMA_CM_EVENT_DEVICE_REMOVAL) => {
+                self.end(kind);
                 Ok(())
             }
-            (_, Kind::RDMA_CM_EVENT_DEVICE_REMOVAL) => Err(Errno::ENODEV),
             (phase, _) if phase.is_opening() => Err(event.errno()),
             _ => Ok(()),
         };
         if let Err(errno) = result {
             self.lose(errno);
+        }
+    }
+
+    /// Ends a connection because of an event of this kind.
+    pub(super) fn end(&mut self, kind: Kind) {
+        if kind == Kind::RDMA_CM_EVENT_DISCONNECTED {
+            // The peer's last messages came before.
+            self.poll();
+            self.connection.iter_mut().for_each(Connection::disconnected);
+        } else {
+            self.lose(Errno::ENODEV);
         }
     }
 

@@ -15,7 +15,7 @@ use super::connection::Connection;
 use super::{State, Stream};
 use crate::settings::Settings;
 use crate::shared::Wait;
-use crate::verbs::{Event, Id, Request, ids_match};
+use crate::verbs::{Event, EventChannel, Id, Request, ids_match};
 use crate::wait::{Bell, Polled};
 use crate::wire::ConnectData;
 
@@ -30,7 +30,7 @@ const TURN: usize = 64;
 pub(super) struct Listener {
     backlog: usize,
     /// Connections for accept.
-    ready: VecDeque<Arc<Stream>>,
+    ready: VecDeque<Answered>,
     /// Requests that were accepted, and whose connection is not established yet.
     answered: Vec<Answered>,
     /// Wakes the thread.
@@ -38,10 +38,14 @@ pub(super) struct Listener {
     thread: Option<JoinHandle<()>>,
 }
 
+/// A request that was accepted. Its identifier stays on the listener's channel until a call takes
+/// the connection.
 #[derive(Debug)]
 struct Answered {
     connection: Connection,
     request: Request,
+    /// The kind of the event that has ended the connection.
+    end: Option<Kind>,
 }
 
 impl Stream {
@@ -63,11 +67,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Takes a connection.
+    /// Takes a connection. `EMFILE` and the like leave it to the next call.
     pub(crate) fn accept(&self) -> Result<Arc<Self>, Errno> {
-        self.until(Wait::Mode, |state| match &mut state.listener {
-            Some(listener) => listener.ready.pop_front().map(Ok),
-            None => Some(Err(Errno::EINVAL)),
+        self.until(Wait::Mode, |state| {
+            let State { listener, settings, .. } = state;
+            listener.as_mut().ok_or(Errno::EINVAL).and_then(|listener| listener.take(settings)).transpose()
         })
     }
 
@@ -106,14 +110,15 @@ impl State {
         }
         let Some(listener) = &mut self.listener else { return };
         let is_of_event = |answered: &mut Answered| ids_match(event, answered.request.id());
+        if let Some(ready) = listener.ready.iter_mut().find_map(|ready| is_of_event(ready).then_some(ready)) {
+            ready.end = Some(event.kind).filter(is_end).or(ready.end);
+            return;
+        }
         let Some(place) = listener.answered.iter_mut().position(is_of_event) else { return };
         // Every other event means that the connection has failed.
-        let mut answered = listener.answered.swap_remove(place);
-        if event.kind == Kind::RDMA_CM_EVENT_ESTABLISHED && answered.request.migrate().is_ok() {
-            let Answered { connection, request } = answered;
-            let settings = self.settings.for_accepted();
-            let stream = Stream::with(request.into_id(), Some(connection), Phase::Connected, settings);
-            listener.ready.push_back(Arc::new(stream));
+        let answered = listener.answered.swap_remove(place);
+        if event.kind == Kind::RDMA_CM_EVENT_ESTABLISHED {
+            listener.ready.push_back(answered);
             self.sleepers.wake();
         }
     }
@@ -125,10 +130,15 @@ impl State {
         let has_room = listener.ready.len() + listener.answered.len() < listener.backlog;
         let accepted = if has_room { accept(&mut request, event, &self.settings) } else { Err(Errno::ECONNREFUSED) };
         match accepted {
-            Ok(connection) => listener.answered.push(Answered { connection, request }),
+            Ok(connection) => listener.answered.push(Answered { connection, request, end: None }),
             Err(_) => request.id().reject(),
         }
     }
+}
+
+/// Whether an event ends an established connection.
+fn is_end(kind: &Kind) -> bool {
+    [Kind::RDMA_CM_EVENT_DISCONNECTED, Kind::RDMA_CM_EVENT_DEVICE_REMOVAL].contains(kind)
 }
 
 fn accept(request: &mut Request, event: &Event, settings: &Settings) -> Result<Connection, Errno> {
@@ -140,6 +150,19 @@ fn accept(request: &mut Request, event: &Event, settings: &Settings) -> Result<C
 }
 
 impl Listener {
+    /// Takes a connection, if there is one. The number of its socket is made here: a program that
+    /// opens a descriptor and then accepts gets the lower number for the descriptor, which
+    /// librspreload 44 relies on.
+    fn take(&mut self, settings: &Settings) -> Result<Option<Arc<Stream>>, Errno> {
+        let Some(next) = self.ready.front_mut() else { return Ok(None) };
+        let channel = EventChannel::new(next.request.id().libraries())?;
+        let Some(Answered { connection, request, end }) = self.ready.pop_front() else { return Ok(None) };
+        let id = request.migrate(channel).map_err(|_| Errno::ECONNABORTED)?;
+        let stream = Stream::with(id, Some(connection), Phase::Connected, settings.for_accepted());
+        end.into_iter().for_each(|end| stream.lock().end(end));
+        Ok(Some(Arc::new(stream)))
+    }
+
     /// Whether an accept returns at once.
     pub(super) fn has_ready(&self) -> bool {
         !self.ready.is_empty()

@@ -178,18 +178,26 @@ impl Stream {
         let reading = how != Shutdown::Write;
         let writing = how != Shutdown::Read;
         let linger = self.open()?.settings.linger();
-        self.until(Wait::AtMost(linger), |state| match state.connected() {
-            Ok(Some(connection)) => match connection.shut_down(reading, writing) {
-                Ok(false) => None,
-                Ok(true) => {
-                    state.sleepers.wake();
-                    Some(Ok(()))
-                }
+        let deadline = Wait::Until(Instant::now() + linger);
+        loop {
+            let ended = self.until(deadline, |state| match state.connected() {
+                Ok(Some(connection)) => match connection.shut_down(reading, writing) {
+                    Ok(false) => None,
+                    Ok(true) => {
+                        state.sleepers.wake();
+                        Some(Ok(()))
+                    }
+                    Err(errno) => Some(Err(errno)),
+                },
+                Ok(None) => Some(Err(Errno::ENOTCONN)),
                 Err(errno) => Some(Err(errno)),
-            },
-            Ok(None) => Some(Err(Errno::ENOTCONN)),
-            Err(errno) => Some(Err(errno)),
-        })
+            });
+            // shutdown(2) has no EINTR: a program would not repeat the call, and the peer would not
+            // hear of the end.
+            if ended != Err(Errno::EINTR) {
+                return ended;
+            }
+        }
     }
 
     /// Sends what was written, waits at most the time of `SO_LINGER` for that, and ends the socket.

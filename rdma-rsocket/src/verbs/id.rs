@@ -199,7 +199,7 @@ impl Id {
             return Err(Errno::EINVAL);
         }
         let raw = RawId::new(self.raw.libraries, request.id, Arc::clone(&self.channel))?;
-        Ok(Request(Self { raw, channel: Arc::new(EventChannel::new(self.raw.libraries)?) }))
+        Ok(Request(Self { raw, channel: Arc::clone(&self.channel) }))
     }
 
     pub(crate) fn bind(&mut self, address: SocketAddr) -> Result<(), Errno> {
@@ -302,19 +302,17 @@ impl Request {
         &mut self.0
     }
 
-    /// Moves the identifier to a channel of its own.
-    pub(crate) fn migrate(&mut self) -> Result<(), Errno> {
-        let Self(id) = self;
+    /// Moves the identifier to a channel of its own, whose descriptor is the socket's number. Events
+    /// that nobody has taken move too.
+    pub(crate) fn migrate(self, channel: EventChannel) -> Result<Id, Errno> {
+        let Self(Id { raw, .. }) = self;
+        let channel = Arc::new(channel);
+        let migrate = raw.libraries.cm.rdma_migrate_id;
         // SAFETY: rdma_migrate_id requires a live id and a live channel (2), and no event that is
         // not acknowledged: `EventChannel::next` acknowledges each.
-        minus_one(|| unsafe { (id.cm().rdma_migrate_id)(id.as_ptr(), id.channel.raw.as_ptr()) })?;
-        *id.raw.channel.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&id.channel);
-        Ok(())
-    }
-
-    /// The identifier of a request that has [migrated](Self::migrate).
-    pub(crate) fn into_id(self) -> Id {
-        self.0
+        minus_one(|| unsafe { migrate(raw.as_ptr(), channel.raw.as_ptr()) })?;
+        *raw.channel.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&channel);
+        Ok(Id { raw, channel })
     }
 }
 

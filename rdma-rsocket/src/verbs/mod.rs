@@ -27,7 +27,7 @@ use nix::errno::Errno;
 use rdma_sys::{Ibverbs, LoadError, RdmaCm};
 
 pub(crate) use datagram::Handle;
-pub(crate) use id::{Event, Id, Request, ids_match};
+pub(crate) use id::{Event, EventChannel, Id, Request, ids_match};
 pub(crate) use queues::{Completion, Limits, Queues, Target, Transport, datagram_limit};
 pub(crate) use region::{Access, Region, Registration};
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL, POLLHUP, POLLIN, POLLOUT};
 use proptest::prelude::*;
 use rdma_rsocket::{PollEntry, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, Socket, poll};
-use rdma_test_support::{LIMIT, Peer, first, role, until};
+use rdma_test_support::{LIMIT, Peer, first, passes_alone, role, until};
 
 use crate::common::{errno, listener, pair, pair_with, set_int, stream};
 
@@ -238,6 +238,53 @@ fn connections_that_nobody_accepts_end_with_the_listener() {
             Ok(0) | Err(Some(libc::ECONNRESET))
         ));
     }
+}
+
+/// The listener's thread takes the events of a connection that nobody has accepted yet.
+#[test]
+fn a_connection_that_has_ended_is_accepted_with_its_data_and_its_end() {
+    let (listener, address) = listener();
+    let mut client = stream();
+    client.connect(address).expect("a connection");
+    client.write_all(b"last words").expect("a send");
+    client.close().expect("a close");
+    // The listener hears of the first connection's end before it answers the second one.
+    stream().connect(address).expect("a connection");
+    let (mut server, _) = listener.accept().expect("the connection");
+    let mut received = Vec::new();
+    server.read_to_end(&mut received).expect("the data and the end");
+    assert_eq!(received, b"last words");
+    assert_eq!(wait_for(&server, 0), POLLHUP);
+    drop(listener.accept().expect("the second connection"));
+}
+
+/// As by librspreload: the number of an accepted socket is made by the accept and not before.
+#[test]
+fn an_accept_makes_the_number_of_its_socket() {
+    passes_alone(&["streams::accepts_without_and_with_descriptors"], &[]);
+}
+
+#[test]
+#[ignore = "limits its process; `an_accept_makes_the_number_of_its_socket` runs it"]
+fn accepts_without_and_with_descriptors() {
+    let (listener, address) = listener();
+    let client = stream();
+    client.connect(address).expect("a connection");
+    wait_for(&listener, POLLIN);
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit requires room for the limits.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    let none = libc::rlimit { rlim_cur: 0, ..limit };
+    // SAFETY: setrlimit only reads the limits.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+    let refused = errno(listener.accept());
+    // SAFETY: setrlimit only reads the limits.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    assert_eq!(refused, libc::EMFILE);
+    // The connection has waited, as that of accept(2) does.
+    let (mut server, _) = listener.accept().expect("the connection");
+    (&client).write_all(b"x").expect("a send");
+    server.read_exact(&mut [0]).expect("the data");
 }
 
 #[test]

@@ -81,7 +81,7 @@ pub(crate) enum Answer {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     /// No process has that slot.
-    #[error("no process has that number in this network namespace")]
+    #[error("no process of this network namespace has that number; it has ended, or is in another container")]
     Nobody,
     /// The peer died during the handshake.
     #[error("process {} has died", .0.pid)]
@@ -120,7 +120,7 @@ pub(crate) enum Refusal {
     Packet(Error),
     /// The memory of the link could not be made, or the peer's memory is not a sealed memfd of the
     /// announced size.
-    #[error(transparent)]
+    #[error("the memory of the link: {0}")]
     Memory(#[from] SharedMemoryError),
 }
 

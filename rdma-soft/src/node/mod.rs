@@ -92,6 +92,7 @@ impl Node {
         log::set_wake(wake_agent);
         let started = NODE.get_or_make(|| {
             fork::identify()?;
+            log::read_environment();
             // Leaked, because the agent uses the node as long as the process lives.
             let node = Box::leak(Box::new(Self::new()?));
             agent::start(node)?;

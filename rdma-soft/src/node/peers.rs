@@ -83,15 +83,12 @@ pub(super) fn dial(node: &'static Node, slot: Slot) {
     let started = thread::spawn("rdma-soft-dial", move || {
         if let Err(refusal) = reach(node, slot) {
             give_up(node, slot);
-            match refusal {
-                Refusal::Nobody => log!(DEBUG, slot = slot.0, "{refusal}"),
-                _ => log!(WARN, slot = slot.0, "no link to process number {}: {refusal}", slot.0),
-            }
+            log!(WARN, slot = slot.0, "no link to process number {}: {refusal}", slot.0);
         }
     });
     if let Err(error) = started {
         give_up(node, slot);
-        log!(WARN, %error, "no thread to connect to a peer");
+        log!(WARN, "no link to process number {}: no thread can be started for it: {error}", slot.0);
     }
 }
 

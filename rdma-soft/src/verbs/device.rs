@@ -13,6 +13,7 @@ use rdma_sys::{Variable, ibv_device, ibv_node_type, ibv_transport_type};
 use super::Errno;
 use super::call::{LIST_LEN, Out, OwnList, list};
 use super::object::{Object, Public};
+use crate::log::stderr::{self, Verbosity};
 
 /// Name of the variable that says how many devices there are.
 const COUNT: &str = "RDMA_SOFT_DEVICES";
@@ -160,11 +161,12 @@ pub fn check_environment() -> Result<(), &'static Variable> {
         value.parse().is_ok_and(|ms: u64| (1..=60_000).contains(&ms))
     }
     type Rule = (Variable, fn(&str) -> bool);
-    static RULES: [Rule; 5] = [
+    static RULES: [Rule; 6] = [
         (Variable { name: "RDMA_SOFT", values: "on or off" }, on_or_off),
         (Variable { name: COUNT, values: "1 to 64" }, |value| device_count(value).is_some()),
         (Variable { name: "RDMA_SOFT_LINK_LAYER", values: "ethernet or infiniband" }, link_layer),
         (Variable { name: "RDMA_SOFT_PTRACER", values: "on or off" }, on_or_off),
+        (Variable { name: stderr::VARIABLE, values: stderr::VALUES }, |value| Verbosity::parse(value).is_some()),
         (Variable { name: "RDMA_SOFT_CM_TIMEOUT", values: "1 to 60000" }, timeout),
     ];
     crate::node::faults::from_environment()?;

@@ -237,6 +237,7 @@ fn a_value_that_means_nothing_is_an_error() {
         ("RDMA_SOFT_DEVICES", "two"),
         ("RDMA_SOFT_PTRACER", "no"),
         ("RDMA_SOFT_CM_TIMEOUT", "0"),
+        ("RDMA_SOFT_LOG", "loud"),
     ] {
         passes_alone(&["environment::refused"], &[(name, value)]);
         passes_alone(&["environment::without_a_word_there_is_one_device_on_ethernet"], &[(name, "")]);

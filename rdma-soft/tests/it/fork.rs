@@ -4,12 +4,13 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_mem::SharedMemory;
 use rdma_sys::*;
-use rdma_test_support::passes_alone;
+use rdma_test_support::{holds_in_child, passes_alone};
 
 use crate::common::{self, Config, Endpoint, Request, Side, verbs};
 
@@ -177,6 +178,43 @@ fn in_the_middle() {
         exchange(&mut child.stream);
         child.succeeded();
     }
+}
+
+/// Microseconds from the start of the first open of a process to its fork: the open takes a few
+/// hundred.
+const MOMENTS: [&str; 12] = ["0", "10", "20", "40", "60", "80", "120", "160", "240", "320", "480", "700"];
+
+#[test]
+fn children_that_are_forked_while_another_thread_opens_the_device_first_open_it_too() {
+    for moment in MOMENTS {
+        passes_alone(&["fork::during_the_first_open"], &[("MOMENT", moment)]);
+        passes_alone(&["fork::during_the_first_open"], &[("MOMENT", moment), ("RDMA_SOFT_LOG", "trace")]);
+    }
+}
+
+/// No fork handler is installed when the fork begins, so it may interrupt any step of the open.
+#[test]
+#[ignore = "run by children_that_are_forked_while_another_thread_opens_the_device_first_open_it_too"]
+fn during_the_first_open() {
+    let moment = std::env::var("MOMENT").map_or(0, |moment| moment.parse().unwrap());
+    let use_it = || {
+        let side = Side::new(Config::default());
+        side.connect(side.endpoint());
+        assert_eq!(side.post_recv(1, &[side.sge(0, 8)]), 0);
+        assert_eq!(side.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 2, &[side.sge(8, 8)])), 0);
+        assert_ne!(side.wait().wr_id, side.wait().wr_id);
+    };
+    let start = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            start.wait();
+            use_it();
+        });
+        start.wait();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_micros(moment) {}
+        assert!(holds_in_child(|| catch_unwind(use_it).is_ok()));
+    });
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! On-demand regions: memory that may be unmapped at any time, also while a request uses it.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -41,6 +43,16 @@ impl Pages {
         let address = ptr::with_exposed_provenance_mut(self.address + at);
         // SAFETY: the range is one of `map`, to which no reference exists.
         let mapped = unsafe { libc::mmap(address, len, protection, FLAGS | libc::MAP_FIXED, -1, 0) };
+        assert_eq!(mapped, address);
+    }
+
+    /// Replaces a page by the map of a file.
+    fn map_file(self, page: usize, file: &File) {
+        assert!((page + 1) * PAGE <= self.len);
+        let address = ptr::with_exposed_provenance_mut(self.address + page * PAGE);
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        // SAFETY: the range is one of `map`, to which no reference exists.
+        let mapped = unsafe { libc::mmap(address, PAGE, access, flags, file.as_raw_fd(), 0) };
         assert_eq!(mapped, address);
     }
 
@@ -228,6 +240,24 @@ fn a_page_that_is_missing_or_not_writable_is_an_access_error() {
     rig.a.success(1);
     rig.post(Op::IBV_WR_RDMA_WRITE, 2, (0, 0), 8);
     rig.a.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
+}
+
+/// Any process that has the file can shorten it.
+#[test]
+fn a_page_of_a_file_that_was_shortened_is_an_access_error() {
+    let file = File::from(rdma_mem::shared::memfd(c"shortened").unwrap());
+    for (end, status) in [(0, Status::IBV_WC_LOC_PROT_ERR), (1, Status::IBV_WC_REM_ACCESS_ERR)] {
+        for op in [Op::IBV_WR_RDMA_WRITE, Op::IBV_WR_RDMA_READ] {
+            let rig = Rig::new();
+            file.set_len(PAGE as u64).unwrap();
+            rig.pages[end].map_file(0, &file);
+            rig.post(op, 1, (0, 0), 8);
+            rig.a.success(1);
+            file.set_len(0).unwrap();
+            rig.post(op, 2, (0, 0), 8);
+            rig.a.expect(2, status);
+        }
+    }
 }
 
 #[test]

@@ -2,13 +2,14 @@
 //! themselves, and the agent takes over when they leave.
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rdma_sys::*;
 use rdma_test_support::{passes_alone, until};
 
+use crate::common::datagram::Datagrams;
 use crate::common::puppet::{self, Puppet};
 use crate::common::{Config, Request, Side};
 
@@ -309,6 +310,44 @@ fn interrupted_once() {
 #[test]
 fn a_handler_that_resets_itself_interrupts_too() {
     passes_alone(&["waiting::interrupted_once"], &[]);
+}
+
+/// Runs in a process of its own, because signal handlers belong to the process.
+#[test]
+#[ignore = "run by only_the_calls_that_wait_for_events_are_interrupted"]
+fn in_a_storm_of_signals() {
+    handle(libc::SIGUSR1, 0);
+    // SAFETY: the function has no requirement.
+    let target = unsafe { libc::pthread_self() };
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                // SAFETY: the thread lives: it waits for the end of this one.
+                unsafe { libc::pthread_kill(target, libc::SIGUSR1) };
+                thread::sleep(Duration::from_micros(50));
+            }
+        });
+        let worked = std::panic::catch_unwind(|| {
+            for _ in 0..50 {
+                // Each call that makes, connects or destroys an object is checked.
+                let side = Side::new(Config { shared: true, ..Config::default() });
+                side.connect(side.endpoint());
+                assert_eq!(side.post_recv(1, &[side.sge(0, 8)]), 0);
+                assert_eq!(side.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 2, &[side.sge(8, 8)])), 0);
+                assert_ne!(side.wait().wr_id, side.wait().wr_id);
+                drop(side);
+                drop(Datagrams::new());
+            }
+        });
+        is_over.store(true, Ordering::Relaxed);
+        assert!(worked.is_ok());
+    });
+}
+
+#[test]
+fn only_the_calls_that_wait_for_events_are_interrupted() {
+    passes_alone(&["waiting::in_a_storm_of_signals"], &[]);
 }
 
 #[test]

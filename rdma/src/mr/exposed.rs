@@ -513,8 +513,10 @@ impl<M: Placement> ExposedRegion<M> {
     /// # Errors
     ///
     /// With the region: `InUse` while slices of it exist, also in requests in flight; errors of the
-    /// device. Without the region: no memory was left to move the contents to, and the region's
-    /// memory is leaked.
+    /// device. Without the region, of the operation [`MakePrivate`](Operation::MakePrivate): the
+    /// region is deregistered, but the contents cannot be lent as bytes, and the owner is dropped.
+    /// `NotSupported` if others keep their access, as to a [`Segment`](rdma_mem::Segment), whose
+    /// clones of the `Arc` stay usable; `OutOfMemory` if there is no memory for a private copy.
     ///
     /// # Examples
     ///
@@ -530,7 +532,6 @@ impl<M: Placement> ExposedRegion<M> {
     /// ```
     #[doc(alias = "ibv_rereg_mr")]
     #[doc(alias = "ibv_dereg_mr")]
-    #[allow(clippy::mem_forget, reason = "peers may still write to it")]
     pub fn revoke(self) -> Result<Memory<M>, RevokeError<M>> {
         let region = match Handle::close(self.region) {
             Ok(region) => region,
@@ -539,17 +540,12 @@ impl<M: Placement> ExposedRegion<M> {
             }
         };
         let mut memory = region.memory;
-        match memory.make_private() {
-            // SAFETY: from_raw wants memory that is not registered and lies where `M` says: the
-            // region is deregistered (M2) and private now, and was of `M`'s kind.
-            Ok(()) => Ok(unsafe { Memory::from_raw(memory) }),
-            Err(error) => {
-                // Peers may still write to the memory, so it must never be used as private memory.
-                std::mem::forget(memory);
-                let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
-                Err(RevokeError { error: Error::from_errno(Operation::DeregisterMr, errno), region: None })
-            }
-        }
+        // The contents of memory that is not private are never lent; dropping its owner is what a
+        // drop of the region does.
+        memory.make_private().map_err(|error| RevokeError { error, region: None })?;
+        // SAFETY: from_raw wants memory that is not registered and lies where `M` says: the region
+        // is deregistered (M2) and private now, and was of `M`'s kind.
+        Ok(unsafe { Memory::from_raw(memory) })
     }
 }
 
@@ -639,7 +635,7 @@ impl<M: Placement> fmt::Debug for ExposedSlice<M> {
 pub struct RevokeError<M: Placement = Host> {
     /// The reason of the failure.
     pub error: Error,
-    /// The region, if it is unchanged; `None` if its memory had to be leaked.
+    /// The region, if it is unchanged; `None` if it is deregistered and its owner was dropped.
     pub region: Option<ExposedRegion<M>>,
 }
 

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use super::buffer::{Buffer, resolve};
 use super::memory::{Host, MemoryOwner, Pages, RawMemory};
 use super::{Kind, Reach, Region};
-use crate::error::{Error, Operation, Result};
+use crate::error::Result;
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::RemoteAccess;
 
@@ -45,7 +45,9 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// Errors of the device: most often the memlock limit is too low.
+    /// Errors of the device: most often the memlock limit is too low. `NotSupported` of
+    /// [`MakePrivate`](crate::Operation::MakePrivate): others keep their access to the memory, as
+    /// to a [`Segment`](rdma_mem::Segment).
     ///
     /// # Examples
     ///
@@ -63,9 +65,7 @@ impl ProtectionDomain {
         let mut memory = RawMemory::new(owner);
         // Buffers lend references, so no other process may have the memory mapped; other processes
         // may have obtained SharedMemory's file.
-        memory
-            .make_private()
-            .map_err(|error| Error::from_errno(Operation::RegisterMr, error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+        memory.make_private()?;
         let region =
             Region::new(&self.inner, memory, Kind::local::<O::Placement>(), RemoteAccess::empty(), Reach::Address);
         // `Buffer::whole` wants a region of `M`'s kind: the kind was made from the placement.

@@ -57,7 +57,8 @@ impl Placement for Gpu {
 /// it is not called:
 ///
 /// * The pointer is valid for reads and writes of the given length (on the GPU if `Placement` is
-///   [`Gpu`]) and does not move. Only the code that received the pointer accesses the memory or
+///   [`Gpu`]) and does not move. The map of a file is valid only if nobody, in any process, can
+///   shorten the file: seal a memfd with `F_SEAL_SHRINK`. Only the code that received the pointer accesses the memory or
 ///   asserts unique access to it; work of a GPU may access GPU memory, to which no reference
 ///   exists. Until [`make_private`](Self::make_private) succeeds, other code may access host memory
 ///   too, by the functions of [`rdma_mem`] alone. Moving the parts must not assert unique access
@@ -80,7 +81,9 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     /// # Safety
     ///
     /// The arguments were returned by one call of `into_parts`, which is undone at most once, and
-    /// neither the device nor peers can access the memory any more.
+    /// the device cannot access the memory any more. Other code that had access until `make_private`
+    /// still has it, unless `make_private` has succeeded; the owner is then dropped or returned, and
+    /// its contents are not lent.
     unsafe fn from_parts(address: NonNull<u8>, len: usize, parts: Self::Parts) -> Self;
 
     /// Ends every access to the memory other than the device's. Called before the contents are lent
@@ -88,7 +91,8 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     ///
     /// # Errors
     ///
-    /// The reason why other access could not be ended; the contents are then not lent.
+    /// The reason why other access could not be ended: the contents are then not lent, and the
+    /// owner is dropped. `Unsupported` if other access to this memory can never be ended.
     fn make_private(_parts: &mut Self::Parts) -> io::Result<()> {
         Ok(())
     }
@@ -193,7 +197,7 @@ unsafe impl MemoryOwner for Arc<Segment> {
 
     /// Fails: whoever has mapped the segment reads it for as long as it wants.
     fn make_private(_: &mut Self) -> io::Result<()> {
-        Err(io::ErrorKind::PermissionDenied.into())
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 
@@ -258,8 +262,7 @@ struct Parts<O: MemoryOwner>(O::Parts);
 impl<O: MemoryOwner> AnyParts for Parts<O> {
     unsafe fn reassemble(self: Box<Self>, address: NonNull<u8>, len: usize) -> Box<dyn Any + Send> {
         // SAFETY: MemoryOwner::from_parts wants the results of one `into_parts`, once, and memory
-        // that no device or peer accesses: `reassemble` has the same contract, and `Box<Self>` is
-        // consumed.
+        // that no device accesses: `reassemble` has the same contract, and `Box<Self>` is consumed.
         Box::new(unsafe { O::from_parts(address, len, self.0) })
     }
 
@@ -302,15 +305,22 @@ impl RawMemory {
         self.len
     }
 
-    pub(super) fn make_private(&mut self) -> io::Result<()> {
-        self.parts.as_mut().map_or(Ok(()), |parts| parts.make_private())
+    /// Ends every access to the memory but the device's: afterwards its contents may be lent.
+    pub(super) fn make_private(&mut self) -> Result<()> {
+        let Some(parts) = self.parts.as_mut() else { return Ok(()) };
+        parts.make_private().map_err(|error| match (error.raw_os_error(), error.kind()) {
+            (Some(errno), _) => Error::from_errno(Operation::MakePrivate, errno),
+            (None, io::ErrorKind::Unsupported) => Error::new(Operation::MakePrivate, ErrorKind::NotSupported),
+            (None, io::ErrorKind::OutOfMemory) => Error::new(Operation::MakePrivate, ErrorKind::OutOfMemory),
+            (None, _) => Error::new(Operation::MakePrivate, ErrorKind::Unknown),
+        })
     }
 
     fn reassemble(&mut self) -> Option<Box<dyn Any + Send>> {
         let parts = self.parts.take()?;
         // SAFETY: reassemble wants the results of one `into_parts`, once, and memory that no device
-        // or peer accesses: `parts` is taken out, so this happens once; a RawMemory is reassembled
-        // only when it is not registered (M2).
+        // accesses: `parts` is taken out, so this happens once; a RawMemory is reassembled only
+        // when it is not registered (M2).
         Some(unsafe { parts.reassemble(self.address, self.len) })
     }
 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Operation};
 use crate::testing;
 use crate::types::RemoteAccess;
 
@@ -36,6 +36,9 @@ fn a_segment_is_exposed_but_never_lent() {
     slice.bytes().store_u64(0, 9).unwrap();
     assert_eq!(segment.bytes().as_shared().load_u64(16), Ok(9));
     drop(slice);
-    assert!(region.revoke().unwrap_err().region.is_none());
+    let refused = region.revoke().unwrap_err();
+    assert!(refused.region.is_none());
+    assert_eq!((refused.error.operation(), refused.error.kind()), (Operation::MakePrivate, ErrorKind::NotSupported));
     assert_eq!(testing::live("mr"), 0);
+    assert_eq!(Arc::strong_count(&segment), 1, "the region's owner is dropped");
 }
