@@ -215,7 +215,6 @@ pub(crate) enum Wait {
     Mode,
     /// Not at all.
     Never,
-    AtMost(Duration),
     Until(Instant),
 }
 
@@ -228,7 +227,6 @@ impl Wait {
         match self {
             Self::Mode => is_nonblocking.then(Instant::now),
             Self::Never => Some(Instant::now()),
-            Self::AtMost(time) => Instant::now().checked_add(time),
             Self::Until(deadline) => Some(deadline),
         }
     }

@@ -126,9 +126,8 @@ impl Context {
                 return Ok(Some(event));
             }
             let fds = [Some(self.inner.events.own()), self.inner.sharing.bell()];
-            let ready = wait::any_readable(fds, deadline);
             // Readable does not mean that an event is there: another thread may take it first.
-            if !ready.map_err(|error| Error::from_io(Operation::GetAsyncEvent, &error))? || deadline.is_over() {
+            if !wait::any_readable(Operation::GetAsyncEvent, fds, deadline)? || deadline.is_over() {
                 return self.try_next_event();
             }
         }

@@ -251,7 +251,7 @@ fn the_program_and_each_tap_see_every_event_once() {
     let context = testing::context();
     let taps = [(); 2].map(|()| EventTap::new(&context).unwrap());
     fn is_readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {
-        crate::wait::is_readable(fd).unwrap()
+        crate::wait::is_readable(Operation::GetAsyncEvent, fd).unwrap()
     }
     let raise = |port| {
         let mut raw = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_PORT_ERR, ..ibv_async_event::default() };

@@ -6,6 +6,7 @@ use std::task::{Poll, Waker};
 use super::wakers::{Driven, poll, without_deadlock};
 use super::*;
 use crate::RemoteAccess;
+use crate::error::Operation;
 use crate::testing::{Random, run_random};
 use crate::wait::{Deadline, readable};
 
@@ -28,7 +29,7 @@ fn a_send_that_is_forgotten_stops_no_other() {
         // One is kept and not polled, as by `select!`, and one is leaked.
         let mut forgotten = Box::pin(to.send("forgotten"));
         let owned = to.clone();
-        let mut leaked = Box::leak(Box::new(Box::pin(async move { owned.send("leaked").await })));
+        let leaked = Box::leak(Box::new(Box::pin(async move { owned.send("leaked").await })));
         assert!(poll(forgotten.as_mut(), Waker::noop()).is_pending());
         assert!(poll(leaked.as_mut(), Waker::noop()).is_pending());
         let mut waiting = pin!(to.send("last"));
@@ -113,7 +114,7 @@ fn random_droppers_and_forgetters_stop_no_other() {
 /// Whether the descriptor of a driver becomes readable in a time.
 fn is_readable(driver: &Driver, time: Duration) -> bool {
     use std::os::fd::AsFd;
-    readable(driver.as_fd(), Deadline::after(Some(time))).unwrap()
+    readable(Operation::WatchDescriptor, driver.as_fd(), Deadline::after(Some(time))).unwrap()
 }
 
 /// Arms a driver until it may sleep and nothing wakes it; returns how often it was woken.
