@@ -6,6 +6,7 @@
 //! file names the compiler, and only counts of the same compiler are compared.
 
 use std::fmt::{self, Write as _};
+use std::path::PathBuf;
 use std::process::Command;
 use std::{env, io};
 
@@ -114,8 +115,8 @@ impl fmt::Display for Counts {
 
 /// The version of the compiler of this workspace, and the architecture.
 fn compiler() -> io::Result<String> {
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let failed = |error| io::Error::other(format!("{}: {error}", rustc.to_string_lossy()));
+    let rustc = PathBuf::from(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    let failed = |error| io::Error::other(format!("{}: {error}", rustc.display()));
     let output = Command::new(&rustc).arg("--version").output().map_err(failed)?;
     let text = String::from_utf8_lossy(&output.stdout);
     match text.split_whitespace().nth(1) {
