@@ -224,7 +224,9 @@ mod tests {
                 let mut opened = Some(opened);
                 while let Ok(Some(message)) = connection.next().await {
                     for answer in answers(&message) {
-                        opened.take().map(|change| change());
+                        if let Some(change) = opened.take() {
+                            change();
+                        }
                         drop(connection.send(encode(&answer).unwrap()).await);
                     }
                 }
