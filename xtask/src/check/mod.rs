@@ -13,8 +13,10 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::Instant;
 
 use serde_json::Value;
@@ -41,14 +43,16 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let changed = workspace.changed(&files);
     let dependents = workspace.dependents(&changed);
     println!("{:<8} {} file(s) since {base}", "changed", files.len());
-    println!("{:<8} changed: {}; depend on them: {}", "crates", list(&changed), list(&dependents));
+    println!("{:<8} changed: {}; dependents: {}", "crates", list(&changed), list(&dependents));
 
-    let mut fmt = cargo(&root);
-    fmt.args(["fmt", "--all", "--check"]);
-    cargo_step("fmt", "all crates", &mut fmt)?;
-    step("lint", "cargo xtask lint", || match lint::faults()? {
-        faults if faults.is_empty() => Ok("the workspace".to_owned()),
-        faults => Err(faults.join("\n")),
+    // Each of the two runs on one core.
+    thread::scope(|scope| {
+        let lint = scope.spawn(lint::faults);
+        cargo_step("fmt", "all crates", cargo(&root).args(["fmt", "--all", "--check"]))?;
+        step("lint", "cargo xtask lint", || match lint.join().unwrap_or_else(|panic| resume_unwind(panic))? {
+            faults if faults.is_empty() => Ok("all crates".to_owned()),
+            faults => Err(faults.join("\n")),
+        })
     })?;
     if !changed.is_empty() {
         let mut clippy = cargo(&root);
@@ -109,7 +113,12 @@ fn changed_files(root: &Path, commit: &str) -> Result<BTreeSet<String>, String> 
 }
 
 fn git(root: &Path, arguments: &[&str]) -> Result<String, String> {
-    output(Command::new("git").current_dir(root).args(arguments))
+    let mut git = Command::new("git");
+    // In a hook, variables name the repository of the hook, whatever the folder.
+    for variable in ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"] {
+        git.env_remove(variable);
+    }
+    output(git.current_dir(root).args(arguments))
 }
 
 fn metadata(root: &Path) -> Result<Value, String> {
@@ -215,4 +224,97 @@ fn shown(cargo: &Command) -> String {
 /// The names, or `none`.
 fn list(names: &BTreeSet<&str>) -> String {
     if names.is_empty() { "none".to_owned() } else { names.iter().copied().collect::<Vec<_>>().join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A repository whose branch `main` has one commit, with the files `kept`, `renamed` and
+    /// `deleted`.
+    fn repository() -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        git(root, &["init", "--quiet", "--initial-branch=main"]).unwrap();
+        for (key, value) in [("user.name", "A"), ("user.email", "a@example.org"), ("commit.gpgSign", "false")] {
+            git(root, &["config", key, value]).unwrap();
+        }
+        for name in ["kept", "renamed", "deleted"] {
+            fs::write(root.join(name), name).unwrap();
+        }
+        commit(root);
+        folder
+    }
+
+    fn commit(root: &Path) -> String {
+        git(root, &["add", "--all"]).unwrap();
+        git(root, &["commit", "--quiet", "--no-verify", "--message=A"]).unwrap();
+        head(root)
+    }
+
+    fn head(root: &Path) -> String {
+        git(root, &["rev-parse", "HEAD"]).unwrap()
+    }
+
+    fn base(root: &Path, wanted: Option<&str>) -> String {
+        Base::find(root, wanted).unwrap().commit
+    }
+
+    #[test]
+    fn the_base_is_where_a_branch_left_main_or_its_upstream() {
+        let folder = repository();
+        let root = folder.path();
+        let first = head(root);
+        assert_eq!(base(root, None), first);
+        git(root, &["switch", "--quiet", "--create", "work"]).unwrap();
+        fs::write(root.join("more"), "").unwrap();
+        let second = commit(root);
+        assert_eq!(base(root, None), first);
+        git(root, &["switch", "--quiet", "--detach"]).unwrap();
+        assert_eq!(base(root, None), first);
+        git(root, &["switch", "--quiet", "--create", "later"]).unwrap();
+        git(root, &["branch", "--quiet", "--set-upstream-to=work"]).unwrap();
+        fs::write(root.join("last"), "").unwrap();
+        let third = commit(root);
+        assert_eq!(base(root, None), second);
+        assert_eq!(base(root, Some("main")), first);
+        assert!(Base::find(root, Some("nowhere")).unwrap_err().contains("nowhere"));
+        // Neither an upstream nor a branch of that name.
+        git(root, &["branch", "--quiet", "--unset-upstream"]).unwrap();
+        git(root, &["branch", "--quiet", "--move", "main", "trunk"]).unwrap();
+        assert_eq!(base(root, None), third);
+    }
+
+    #[test]
+    fn changed_files_are_committed_uncommitted_untracked_renamed_and_deleted_ones() {
+        let folder = repository();
+        let root = folder.path();
+        let first = head(root);
+        assert_eq!(changed_files(root, &first).unwrap(), BTreeSet::new());
+        fs::write(root.join("committed"), "").unwrap();
+        fs::write(root.join(".gitignore"), "ignored\n").unwrap();
+        git(root, &["mv", "renamed", "new name"]).unwrap();
+        commit(root);
+        fs::write(root.join("staged"), "").unwrap();
+        git(root, &["add", "staged"]).unwrap();
+        fs::remove_file(root.join("deleted")).unwrap();
+        fs::create_dir(root.join("folder")).unwrap();
+        for name in ["ignored", "folder/untracked"] {
+            fs::write(root.join(name), "").unwrap();
+        }
+        let names = [".gitignore", "committed", "deleted", "folder/untracked", "new name", "renamed", "staged"];
+        assert_eq!(changed_files(root, &first).unwrap(), names.map(str::to_owned).into());
+    }
+
+    #[test]
+    fn a_failed_program_tells_all_that_it_prints() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo told; echo '{\"reason\":\"x\"}'; echo why >&2; exit 3"]);
+        assert_eq!(captured(&mut shell).unwrap_err(), "told\nwhy\nsh: exit status: 3");
+        assert_eq!(captured(Command::new("echo").arg("told")).unwrap(), "told\n");
+    }
 }
