@@ -339,12 +339,16 @@ fn a_c_program_says_why_a_peer_is_not_reached() {
 #[test]
 fn a_c_program_says_which_call_a_limit_has_refused() {
     let folder = folder("limit");
-    let limit = "struct rlimit none = { 1 << 20, 1 << 20 };
-                 CHECK(!setrlimit(RLIMIT_AS, &none));
+    // Room for small allocations, and none for the stack of a thread.
+    let limit = "unsigned long pages;
+                 FILE *used = fopen(\"/proc/self/statm\", \"r\");
+                 CHECK(used && fscanf(used, \"%lu\", &pages) == 1);
+                 struct rlimit limit = { pages * getpagesize() + (200 << 10), RLIM_INFINITY };
+                 CHECK(!setrlimit(RLIMIT_AS, &limit));
                  struct ibv_sge sge =";
     let source = SENDER.replace(".dest_qp_num = to->qp_num,", ".dest_qp_num = to->qp_num ^ 1 << 23,");
     let source = source.replace("struct ibv_sge sge =", limit);
-    let source = format!("#include <sys/resource.h>\n{source}");
+    let source = format!("#include <sys/resource.h>\n#include <unistd.h>\n{source}");
     let Some(program) = compile(&folder, "limit", &source) else { return };
     let output = launch(&folder, &[&program]);
     let out = has_succeeded("limit", &output);
