@@ -149,6 +149,7 @@ impl From<io::Error> for Failure {
             io::ErrorKind::StorageFull => {
                 Self::new(format!("cannot write the output: {error}; redirect it to where there is room"))
             }
+            _ if error.raw_os_error() == Some(Errno::EMFILE as i32) => Self::new(format!("{error}{OPEN_FILES}")),
             _ => Self::new(error.to_string()),
         }
     }
