@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Most bytes of a text; the rest is cut off.
 const MOST: usize = 1000;
@@ -39,6 +39,16 @@ impl From<&str> for PeerText {
         }
         Self(line)
     }
+}
+
+/// Reads a field of another process's as such a text.
+pub(crate) fn line<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    PeerText::deserialize(from).map(|text| text.0)
+}
+
+/// Reads a field that may be missing as [`line`] does.
+pub(crate) fn optional_line<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Option::<PeerText>::deserialize(from).map(|text| text.map(|text| text.0))
 }
 
 impl fmt::Display for PeerText {

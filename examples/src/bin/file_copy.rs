@@ -65,7 +65,8 @@ impl Args {
     fn node(&self, connections: u32) -> Result<Node, Failure> {
         let (node, driver) = self.service.node(file_copy::node_options(connections))?;
         // If it fails, so do all connections.
-        thread::Builder::new().spawn(move || driver.run_blocking())?;
+        let driving = thread::Builder::new().spawn(move || driver.run_blocking());
+        driving.map_err(|error| Failure::not_started("the driver's thread", &error))?;
         Ok(node)
     }
 }

@@ -439,8 +439,9 @@ impl Drop for Group {
     }
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(name.to_owned()).stack_size(1 << 20).spawn(body).map(drop)
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let started = std::thread::Builder::new().name(name.to_owned()).stack_size(1 << 20).spawn(body);
+    started.map(drop).map_err(|error| Failure::not_started(format_args!("the thread {name}"), &error))
 }
 
 /// The reader of one connection: hands frames to the rank, and the news of a lost rank to every

@@ -25,15 +25,19 @@ use super::wait::Patience;
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::device::Chosen;
+use crate::peer_text;
 
 /// The GPU of a rank, and how the rank's messages go from and to its memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankGpu {
     /// The GPU's name and address.
+    #[serde(deserialize_with = "peer_text::line")]
     pub name: String,
     /// The way of the messages.
+    #[serde(deserialize_with = "peer_text::line")]
     pub way: String,
     /// The reason why messages are staged, unless it was asked for.
+    #[serde(deserialize_with = "peer_text::optional_line")]
     pub why_staged: Option<String>,
 }
 
