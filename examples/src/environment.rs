@@ -267,8 +267,14 @@ fn free_port(job: u64) -> u16 {
     }
 }
 
+/// The text that the environment gives to the programs; `None` if the variable is unset or empty.
+pub(crate) fn text(name: &str) -> Option<String> {
+    let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    Variables(&variable).text(name)
+}
+
 /// FNV-1a hash: the standard library's hashes may differ between builds.
-fn hash(text: &str) -> u64 {
+pub(crate) fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 

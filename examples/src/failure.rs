@@ -64,6 +64,12 @@ impl Failure {
         Self { is_effect: error.status == WcStatus::WR_FLUSH_ERR, ..failure }
     }
 
+    /// The failure to start a thread or a process.
+    pub fn not_started(what: impl fmt::Display, error: &io::Error) -> Self {
+        let hint = if error.raw_os_error() == Some(Errno::EAGAIN as i32) { THREADS } else { "" };
+        Self::new(format!("cannot start {what}: {error}{hint}"))
+    }
+
     /// A failure caused by invalid arguments.
     pub fn usage(text: impl Into<String>) -> Self {
         Self::of(Kind::Usage, text)
@@ -149,6 +155,7 @@ impl From<io::Error> for Failure {
             io::ErrorKind::StorageFull => {
                 Self::new(format!("cannot write the output: {error}; redirect it to where there is room"))
             }
+            _ if error.raw_os_error() == Some(Errno::EMFILE as i32) => Self::new(format!("{error}{OPEN_FILES}")),
             _ => Self::new(error.to_string()),
         }
     }
@@ -188,6 +195,9 @@ const OPEN_FILES: &str = "; raise the limit of open files (`ulimit -n`)";
 /// Advice for a process that may not make memory files as long as it needs.
 const FILE_SIZE: &str = "; raise the limit of file sizes (`ulimit -f`)";
 
+/// Advice for a process that may start no more threads or processes.
+const THREADS: &str = "; raise the limit of processes and threads (`ulimit -u`)";
+
 /// Advice for an error that a resource limit of this process may explain.
 fn hint(error: rdma::Error) -> String {
     match (error.kind(), error.errno().map(Errno::from_raw)) {
@@ -195,9 +205,7 @@ fn hint(error: rdma::Error) -> String {
         (_, Some(Errno::EMFILE)) => OPEN_FILES.to_owned(),
         (_, Some(Errno::EFBIG)) => FILE_SIZE.to_owned(),
         // The software device could not start its thread.
-        (_, Some(Errno::EAGAIN)) if error.operation() == rdma::Operation::OpenDevice => {
-            "; raise the limit of processes and threads (`ulimit -u`)".to_owned()
-        }
+        (_, Some(Errno::EAGAIN)) if error.operation() == rdma::Operation::OpenDevice => THREADS.to_owned(),
         _ => String::new(),
     }
 }
@@ -324,6 +332,14 @@ mod tests {
     fn failure_prints_as_one_line() {
         let failure = Failure::new("no such\n  device\n\n").context("soft7");
         assert_eq!(failure.to_string(), "soft7: no such device");
+    }
+
+    #[test]
+    fn a_thread_that_cannot_start_is_said_with_a_remedy() {
+        // No machine has memory for this stack, which the kernel reports as too many threads do.
+        let refused = std::thread::Builder::new().stack_size(1 << 60).spawn(|| ()).unwrap_err();
+        let text = Failure::not_started("the server's thread", &refused).to_string();
+        assert!(text.starts_with("cannot start the server's thread: ") && text.ends_with("(`ulimit -u`)"), "{text}");
     }
 
     #[test]

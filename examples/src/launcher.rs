@@ -71,7 +71,11 @@ pub(crate) fn launch(world: usize, roles: Roles) -> Result<(), Failure> {
 pub(crate) fn launch_reading(world: usize, roles: Roles) -> Result<String, Failure> {
     let mut ranks = start(world, roles, true)?;
     let output = ranks.first_mut().and_then(|first| first.child.stdout.take());
-    let reader = std::thread::spawn(move || output.map(std::io::read_to_string));
+    let reader = std::thread::Builder::new().spawn(move || output.map(std::io::read_to_string));
+    let reader = reader.map_err(|error| {
+        end_all(&mut ranks);
+        Failure::not_started("the thread that reads the output of rank 0", &error)
+    })?;
     supervise(ranks)?;
     match reader.join() {
         Ok(Some(text)) => Ok(text?),
@@ -104,7 +108,7 @@ fn start(world: usize, roles: Roles, reads: bool) -> Result<Vec<Rank>, Failure> 
             Ok(child) => ranks.push(Rank { child, name }),
             Err(error) => {
                 end_all(&mut ranks);
-                return Err(Failure::new(format!("cannot start {name}: {error}; try fewer ranks")));
+                return Err(Failure::new(format!("{}; try fewer ranks", Failure::not_started(name, &error))));
             }
         }
     }

@@ -28,6 +28,7 @@ mod launcher;
 pub mod load;
 pub mod message;
 pub mod output;
+mod peer_text;
 pub mod pingpong;
 pub mod placement;
 pub mod plan;

@@ -36,6 +36,9 @@ pub struct PlacementOptions {
     /// Address at which rank 0 listens (default: from the environment of mpirun, Slurm or torchrun)
     #[arg(long, value_name = "HOST:PORT")]
     pub root: Option<String>,
+    /// The number of the job.
+    #[command(flatten)]
+    pub job: JobOption,
     /// Seconds to wait for another rank; a rank that is silent for a third of this time counts as
     /// dead
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
@@ -43,6 +46,26 @@ pub struct PlacementOptions {
     /// Pin each rank to a core
     #[arg(long, value_enum, default_value_t = Bind::Auto)]
     pub bind: Bind,
+}
+
+/// The variable that names the job, in place of [`JobOption`].
+const JOB_VARIABLE: &str = "RDMA_JOB";
+
+/// The option that tells the jobs at an address apart.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct JobOption {
+    /// A name that all processes of the job give: connections of others are ignored [env: RDMA_JOB]
+    /// (default: the port of rank 0, or the job of mpirun, Slurm or torchrun)
+    #[arg(long = "job", value_name = "NAME")]
+    pub name: Option<String>,
+}
+
+impl JobOption {
+    /// The number of the job: that of its name, or `otherwise`.
+    fn number(&self, otherwise: u64) -> u64 {
+        let name = self.name.clone().or_else(|| environment::text(JOB_VARIABLE));
+        name.map_or(otherwise, |name| environment::hash(&name))
+    }
 }
 
 /// Whether ranks are pinned to cores.
@@ -92,7 +115,7 @@ impl PlacementOptions {
     /// # Errors
     /// If the options are invalid.
     pub(crate) fn find(&self) -> Result<Option<Place>, Failure> {
-        find(Roles::Ranks, self.by_hand()?, self.ranks, self.root.as_deref())
+        find(Roles::Ranks, self.by_hand()?, self.ranks, self.root.as_deref(), &self.job)
     }
 
     /// The rank, the number of ranks and the address of rank 0, if the options say them.
@@ -118,8 +141,9 @@ pub fn place(
     by_hand: Option<(usize, usize, String)>,
     ranks: Option<usize>,
     root: Option<&str>,
+    job: &JobOption,
 ) -> Result<Option<Place>, Failure> {
-    let place = find(roles, by_hand, ranks, root)?;
+    let place = find(roles, by_hand, ranks, root, job)?;
     if place.is_none() {
         launcher::launch(ranks.unwrap_or(if roles == Roles::Ranks { RANKS } else { 2 }), roles)?;
     }
@@ -132,18 +156,23 @@ fn find(
     by_hand: Option<(usize, usize, String)>,
     ranks: Option<usize>,
     root: Option<&str>,
+    job: &JobOption,
 ) -> Result<Option<Place>, Failure> {
     if let Some(place) = launcher::launched_place()? {
         return Ok(Some(place));
     }
     if let Some((rank, world, address)) = by_hand {
         check_address(&address)?;
-        return Ok(Some(Place { rank, world, root: Root::Address(address), job: 0 }));
+        // The ranks may name the host in different ways.
+        let port = address.rsplit(':').next().unwrap_or_default();
+        let job = job.number(environment::hash(port));
+        return Ok(Some(Place { rank, world, root: Root::Address(address), job }));
     }
     match (ranks, environment::job_place()) {
         (None, told) => {
             if let Some(told) = told? {
-                return place_of(told, roles, root).map(Some);
+                let place = place_of(told, roles, root)?;
+                return Ok(Some(Place { job: job.number(place.job), ..place }));
             }
         }
         // Without this check each rank of the other launcher would start a job of its own.
@@ -340,6 +369,22 @@ mod tests {
         assert_eq!(cores(Bind::Core, 3), [Some(1), Some(3), Some(1)]);
         assert_eq!(cores(Bind::None, 2), [None; 2]);
         assert_eq!(core_of(Bind::Auto, 0, 1, &[]), None);
+    }
+
+    #[test]
+    fn jobs_that_are_started_by_hand_have_numbers() {
+        let job = |address: &str, name: Option<&str>| {
+            let by_hand = Some((1, 2, address.to_owned()));
+            let option = JobOption { name: name.map(str::to_owned) };
+            find(Roles::Ranks, by_hand, None, None, &option).unwrap().unwrap().job
+        };
+        let usual = job("node1:18515", None);
+        // Ranks may give rank 0's host different names.
+        assert_eq!(usual, job("10.0.0.1:18515", None));
+        assert!(usual != 0 && usual != job("node1:18516", None));
+        let named = job("node1:18515", Some("a name"));
+        assert!(named != usual && named != job("node1:18515", Some("another")));
+        assert_eq!(named, job("node1:18516", Some("a name")));
     }
 
     #[test]

@@ -83,14 +83,16 @@ impl ServiceOptions {
         };
         let (tell, told) = mpsc::channel();
         let options = self.clone();
-        thread::spawn(move || {
+        let server = move || {
             let address = tell.clone();
             let started = move |at| address.send(Ok(at)).map_err(|_| Failure::new("nobody waits for the server"));
             if let Err(failure) = serve(&options, SocketAddr::new(ip, 0), Box::new(started)) {
                 // Of a server that had started nobody waits for the end: its clients report that.
                 let _ended = tell.send(Err(failure));
             }
-        });
+        };
+        let started = thread::Builder::new().name("server".to_owned()).spawn(server);
+        started.map_err(|error| Failure::not_started("the server's thread", &error))?;
         told.recv().map_err(|_| Failure::new("the server has not started"))?
     }
 

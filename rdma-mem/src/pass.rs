@@ -34,23 +34,32 @@ pub fn send(socket: &UnixStream, record: &[u8], descriptor: Option<BorrowedFd<'_
     Ok(())
 }
 
-/// Receives a record of the length of `record`, and the descriptor that came with it.
+/// Receives a record of the length of `record`, and the descriptor that came with it. Calls `pause`
+/// whenever nothing has come yet, which waits as long as it likes, or ends the wait by an error.
 ///
 /// # Errors
 ///
-/// `UnexpectedEof` if the peer closed the socket; errors of recvmsg; `WouldBlock` if the socket has
-/// a timeout, and it passes.
-pub fn receive(socket: &UnixStream, record: &mut [u8]) -> io::Result<Option<OwnedFd>> {
+/// `UnexpectedEof` if the peer closed the socket; `EMFILE` if a descriptor came and this process may
+/// have no more of them; other errors of recvmsg; those of `pause`.
+pub fn receive<E: From<io::Error>>(
+    socket: &UnixStream,
+    record: &mut [u8],
+    mut pause: impl FnMut() -> Result<(), E>,
+) -> Result<Option<OwnedFd>, E> {
     let (mut descriptor, mut at) = (None, 0);
     while at < record.len() {
-        match receive_some(socket.as_fd(), &mut record[at..], 1, false) {
-            Ok(Received { len: 0, .. }) => return Err(io::ErrorKind::UnexpectedEof.into()),
+        match receive_some(socket.as_fd(), &mut record[at..], 1, true) {
+            Ok(Received { len: 0, .. }) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(Received { fds, lacks_fds: true, .. }) if fds.is_empty() => {
+                return Err(io::Error::from(Errno::EMFILE).into());
+            }
             Ok(Received { len, fds, .. }) => {
                 at += len;
                 descriptor = descriptor.or(fds.into_iter().next());
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause()?,
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(descriptor)
@@ -131,10 +140,13 @@ fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
 #[cfg(test)]
 #[cfg(not(miri))]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{Segment, SegmentView};
+
+    /// Receives what has come already.
+    fn receive(socket: &UnixStream, record: &mut [u8]) -> io::Result<Option<OwnedFd>> {
+        super::receive(socket, record, || Err(io::ErrorKind::WouldBlock.into()))
+    }
 
     #[test]
     fn a_segment_passes_over_a_socket() {
@@ -168,9 +180,17 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_peer_is_an_error() {
-        let (_one, other) = UnixStream::pair().unwrap();
-        other.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-        assert_eq!(receive(&other, &mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    fn the_caller_waits_between_the_bytes_of_a_record() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let (mut left, mut record) = (b"bytes".as_slice(), [0; 5]);
+        let mut pause = || {
+            let (byte, rest) = left.split_at_checked(1).ok_or(io::ErrorKind::TimedOut)?;
+            left = rest;
+            send(&one, byte, None)
+        };
+        assert!(super::receive(&other, &mut record, &mut pause).unwrap().is_none());
+        assert_eq!(&record, b"bytes");
+        let silent = super::receive(&other, &mut record, &mut pause).unwrap_err();
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
     }
 }

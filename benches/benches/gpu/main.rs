@@ -21,13 +21,11 @@ use rdma::{Buffer, ExposedSlice, MemoryOwner, Poller, QueuePair, Rc, RemoteAcces
 use rdma_benches::device::{self, End, Prepared};
 use rdma_benches::stats::{self, Spread};
 use rdma_benches::table::{self, Table};
-use rdma_benches::{callgrind, mode, null, pair, quiet};
+use rdma_benches::{callgrind, mode, null, pair, quiet, ways};
 use rdma_cuda::{DeviceMemory, DmaBuf, Driver, Gpu, GpuBuffer, GpuRegion, Preference, Ready};
 
 /// Bytes in a message whose post is measured.
 const LEN: usize = 64;
-/// Iterations under callgrind, and twice that.
-const COUNTED: u32 = 20_000;
 /// Bytes that are registered.
 const REGISTERED: usize = 1 << 30;
 /// The rate of the stand-in's copies in MB/s, slow enough that two processors keep up.
@@ -40,8 +38,10 @@ fn main() -> Outcome {
     // of the program's only thread.
     unsafe { std::env::set_var("STAND_IN_COPY_RATE", COPY_RATE) };
     if let Some(name) = mode::option("--count") {
-        let iterations = mode::option("--iterations").and_then(|n| n.parse().ok()).unwrap_or(1);
-        return Post::named(&name)?.run(iterations);
+        let mut post = Post::named(&name)?;
+        // Once, what only the first posts do.
+        post.run(100)?;
+        return callgrind::counted(|| post.run(ways::counted_iterations()));
     }
     let smoke = mode::is_smoke();
     let rounds = mode::number("rounds", if smoke { 1 } else { 5 })?;
@@ -161,7 +161,7 @@ fn posts(smoke: bool) -> Outcome {
             post.run(iterations)?;
             *block = pair::per_iteration(start.elapsed(), iterations);
         }
-        let counted = if smoke { Err(io::ErrorKind::NotFound.into()) } else { callgrind::per_iteration(name, COUNTED) };
+        let counted = if smoke { Err(io::ErrorKind::NotFound.into()) } else { callgrind::per_iteration(name) };
         let counted = match counted {
             Ok(counted) => Some(counted),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,

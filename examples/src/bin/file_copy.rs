@@ -75,7 +75,8 @@ impl Args {
         let drive = || {
             driver.run_blocking().unwrap_or_else(|error| say(&format!("file_copy: {}", Failure::from(error))));
         };
-        thread::Builder::new().spawn(drive)?;
+        let driving = thread::Builder::new().spawn(drive);
+        driving.map_err(|error| Failure::not_started("the driver's thread", &error))?;
         Ok(node)
     }
 }

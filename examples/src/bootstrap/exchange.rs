@@ -1,16 +1,23 @@
-//! The connections of this rank, and the frames that arrive for each of its groups.
+//! The connections of a rank, and the inboxes of its groups.
+//!
+//! A rank that breaks the protocol does not make this rank's memory grow. A gathering leaves each
+//! rank of a group with at most one frame that the receiver has not read: a rank sends its next part
+//! after the whole of the last one, which is sent when all parts were read. So an inbox takes one
+//! unread frame of each member, and there are inboxes for the groups that this rank has opened, and
+//! for the parts that its next split of one of them will make: a faster rank may be there already.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::Shutdown;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
 
-use super::frame::{Content, Frame, Routed};
+use super::frame::{self, Content, Frame, Routed};
+use super::meet::Until;
 
 /// The identity of a group at each of its ranks: empty for the whole job, else the numbers of the
 /// splits that led to it. A rank is in one part of each split, so parts of the same split need no
@@ -27,39 +34,58 @@ impl GroupId {
     pub(super) fn is_whole(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// The group whose split made this part, and the number of the split.
+    fn parent(&self) -> Option<(Self, u32)> {
+        let (&split, parent) = self.0.split_last()?;
+        Some((Self(parent.to_vec()), split))
+    }
 }
 
 /// One write end per connection, and the rank at its other end. Rank 0 has one for each other rank,
 /// the others have one for rank 0.
 pub(super) type Writers = Vec<(usize, Mutex<Socket>)>;
 
+/// The error for a frame that the protocol does not allow; holds the rank that sent it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NotDue(pub(super) usize);
+
 /// The connections of this rank, and an inbox for each of its groups. Ranks are those of the job.
 #[derive(Debug)]
 pub(super) struct Exchange {
     rank: usize,
+    world: usize,
     pub(super) writers: Writers,
+    /// Time in which the other end of a connection has to take a frame.
+    limit: Duration,
     /// `None` for a group that has ended, whose number is not used again.
     inboxes: Mutex<HashMap<GroupId, Option<Inbox>>>,
 }
 
-/// The inbox of a group: a faster rank may send before this rank has opened it.
+/// The inbox of a group.
 #[derive(Debug)]
 struct Inbox {
     sender: Sender<(usize, Frame)>,
     /// The receiving end, until the inbox is opened.
     unopened: Option<Receiver<(usize, Frame)>>,
+    /// The ranks that may send, and whether a frame of each is unread.
+    unread: HashMap<usize, bool>,
+    /// Number of times that this rank has split the group.
+    splits: u32,
 }
 
-impl Default for Inbox {
-    fn default() -> Self {
+impl Inbox {
+    fn new(members: impl Iterator<Item = usize>) -> Self {
         let (sender, receiver) = channel();
-        Self { sender, unopened: Some(receiver) }
+        let unread = members.map(|member| (member, false)).collect();
+        Self { sender, unopened: Some(receiver), unread, splits: 0 }
     }
 }
 
 impl Exchange {
-    pub(super) fn new(rank: usize, writers: Writers) -> Self {
-        Self { rank, writers, inboxes: Mutex::default() }
+    /// The connections of a rank of a job of `world` ranks.
+    pub(super) fn new(rank: usize, world: usize, writers: Writers, limit: Duration) -> Self {
+        Self { rank, world, writers, limit, inboxes: Mutex::default() }
     }
 
     /// This rank.
@@ -67,15 +93,30 @@ impl Exchange {
         self.rank
     }
 
+    /// The largest frame.
+    pub(super) fn max_length(&self) -> usize {
+        frame::max_length(self.world)
+    }
+
     fn inboxes(&self) -> MutexGuard<'_, HashMap<GroupId, Option<Inbox>>> {
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The frames for a group, and the ranks that sent them; opened once.
-    pub(super) fn open(&self, group: &GroupId) -> Receiver<(usize, Frame)> {
+    /// The frames for a group, and the ranks that sent them; opened once. The members of a part are
+    /// among those of its parent, which is open.
+    pub(super) fn open(&self, group: &GroupId, members: &[usize]) -> Receiver<(usize, Frame)> {
         let mut inboxes = self.inboxes();
-        let inbox = inboxes.entry(group.clone()).or_insert_with(|| Some(Inbox::default()));
-        let opened = inbox.as_mut().and_then(|inbox| inbox.unopened.take());
+        if let Some((parent, split)) = group.parent() {
+            if let Some(Some(parent)) = inboxes.get_mut(&parent) {
+                parent.splits = split + 1;
+            }
+        }
+        let new = || Some(Inbox::new(members.iter().copied()));
+        let inbox = inboxes.entry(group.clone()).or_insert_with(new).as_mut();
+        let opened = inbox.and_then(|inbox| {
+            inbox.unread.retain(|member, _| members.contains(member));
+            inbox.unopened.take()
+        });
         opened.unwrap_or_else(|| channel().1)
     }
 
@@ -84,12 +125,48 @@ impl Exchange {
         self.inboxes().insert(group.clone(), None);
     }
 
-    pub(super) fn deliver(&self, group: &GroupId, from: usize, frame: Frame) {
-        let mut inboxes = self.inboxes();
-        // A group that is dropped needs no frames.
-        if let Some(inbox) = inboxes.entry(group.clone()).or_insert_with(|| Some(Inbox::default())) {
-            drop(inbox.sender.send((from, frame)));
+    /// Says that the frame of a rank has been read, so that the rank may send the next one.
+    pub(super) fn has_read(&self, group: &GroupId, from: usize) {
+        if let Some(Some(inbox)) = self.inboxes().get_mut(group) {
+            if let Some(unread) = inbox.unread.get_mut(&from) {
+                *unread = false;
+            }
         }
+    }
+
+    /// Takes a frame of a gathering that came over the connection to `peer`.
+    pub(super) fn take(&self, peer: usize, frame: Frame) -> Result<(), NotDue> {
+        match frame {
+            Frame::Part(..) | Frame::Whole(_) => self.deliver(&GroupId::default(), peer, frame),
+            // Rank 0 knows its peers; the others know from rank 0 whose frame it is.
+            Frame::Within(routed) if self.rank == 0 && routed.from != peer => Err(NotDue(peer)),
+            Frame::Within(routed) if routed.to.len() >= self.world => Err(NotDue(peer)),
+            Frame::Within(routed) => self.route(routed),
+            _ => Err(NotDue(peer)),
+        }
+    }
+
+    fn deliver(&self, group: &GroupId, from: usize, frame: Frame) -> Result<(), NotDue> {
+        let mut inboxes = self.inboxes();
+        if !inboxes.contains_key(group) {
+            let (parent, split) = group.parent().ok_or(NotDue(from))?;
+            match inboxes.get(&parent) {
+                Some(Some(parent)) if parent.splits == split => {
+                    let inbox = Inbox::new(parent.unread.keys().copied());
+                    inboxes.insert(group.clone(), Some(inbox));
+                }
+                // A group that is dropped needs no frames, nor do its parts.
+                Some(None) => return Ok(()),
+                _ => return Err(NotDue(from)),
+            }
+        }
+        let Some(Some(inbox)) = inboxes.get_mut(group) else { return Ok(()) };
+        match inbox.unread.get_mut(&from) {
+            Some(unread) if !*unread => *unread = true,
+            _ => return Err(NotDue(from)),
+        }
+        drop(inbox.sender.send((from, frame)));
+        Ok(())
     }
 
     /// Delivers a frame to every group of this rank.
@@ -104,7 +181,7 @@ impl Exchange {
     pub(super) fn send_to_all(&self, frame: &Frame, except: Option<usize>) -> Result<(), (usize, io::Error)> {
         let mut result = Ok(());
         for (peer, writer) in self.writers.iter().filter(|(peer, _)| Some(*peer) != except) {
-            if let (Err(error), true) = (write(writer, frame), result.is_ok()) {
+            if let (Err(error), true) = (self.write(writer, frame), result.is_ok()) {
                 result = Err((*peer, error));
             }
         }
@@ -122,22 +199,22 @@ impl Exchange {
         if self.rank != 0 {
             return self.send_to_all(&Frame::Within(routed), None);
         }
-        self.route(routed);
-        Ok(())
+        self.route(routed).map_err(|NotDue(rank)| (rank, io::Error::other("it is not in the group")))
     }
 
     /// Delivers a frame that is for this rank. Rank 0 passes it on to its other recipients.
-    pub(super) fn route(&self, routed: Routed) {
+    fn route(&self, routed: Routed) -> Result<(), NotDue> {
         if routed.to.contains(&self.rank) {
-            self.deliver(&routed.group, routed.from, routed.content.clone().into());
+            self.deliver(&routed.group, routed.from, routed.content.clone().into())?;
         }
         if self.rank != 0 {
-            return;
+            return Ok(());
         }
         for (peer, writer) in self.writers.iter().filter(|(peer, _)| routed.to.contains(peer)) {
             // Errors are ignored: the reader of this connection learns that the rank is lost.
-            drop(write(writer, &Frame::Within(Routed { to: vec![*peer], ..routed.clone() })));
+            drop(self.write(writer, &Frame::Within(Routed { to: vec![*peer], ..routed.clone() })));
         }
+        Ok(())
     }
 
     /// Sends heartbeats of this rank to the others until the job ends.
@@ -145,8 +222,8 @@ impl Exchange {
         while end.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
             for (_, writer) in &self.writers {
                 // A writer in use is sending a frame, which serves as a heartbeat.
-                if let Ok(mut writer) = writer.try_lock() {
-                    drop(Frame::Alive.write(&mut *writer));
+                if let Ok(writer) = writer.try_lock() {
+                    drop(self.write_to(&writer, &Frame::Alive));
                 }
             }
         }
@@ -159,8 +236,18 @@ impl Exchange {
             drop(writer.lock().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both));
         }
     }
-}
 
-fn write(writer: &Mutex<Socket>, frame: &Frame) -> io::Result<()> {
-    frame.write(&mut *writer.lock().unwrap_or_else(PoisonError::into_inner))
+    fn write(&self, writer: &Mutex<Socket>, frame: &Frame) -> io::Result<()> {
+        self.write_to(&writer.lock().unwrap_or_else(PoisonError::into_inner), frame)
+    }
+
+    fn write_to(&self, stream: &Socket, frame: &Frame) -> io::Result<()> {
+        let written = frame.write(&mut Until(stream, Instant::now() + self.limit), self.max_length());
+        if written.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::InvalidInput) {
+            // A part of the frame may have left, after which no other frame would be understood.
+            // Errors are ignored: the connection may be closed already.
+            drop(stream.shutdown(Shutdown::Write));
+        }
+        written
+    }
 }

@@ -1,27 +1,36 @@
-//! The wire protocol between rank 0 and the others: a header that never changes, then JSON frames.
+//! The wire protocol between rank 0 and the others: a head whose layout never changes, then JSON
+//! frames.
 
 use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::exchange::GroupId;
 use super::host::HostId;
+use super::json::Json;
 use super::terms::Settings;
+use crate::peer_text::PeerText;
 
 /// The first bytes of every connection.
 pub(super) const MAGIC: [u8; 8] = *b"rdma-job";
 /// Version of the protocol; changes with the frames and with the values that the programs exchange.
-pub(super) const VERSION: u32 = 4;
-/// Largest frame: large enough for the addresses of all queue pairs of some thousand ranks.
-pub(super) const MAX_LENGTH: usize = 64 << 20;
+pub(super) const VERSION: u32 = 5;
 /// Largest first frame of a connection, whose sender is still unknown.
-pub(super) const MAX_HELLO: usize = 64 << 10;
+pub(super) const MAX_HELLO: usize = 16 << 10;
+/// Bytes of a frame for each rank of the job, of whose values a frame consists: the addresses of
+/// 1024 queue pairs are a third of it.
+const PER_RANK: usize = 1 << 20;
+/// Largest frame of a job of any size.
+const MAX_LENGTH: usize = 64 << 20;
 
-/// The introduction of a rank.
+/// The largest frame of a job of `world` ranks.
+pub(super) fn max_length(world: usize) -> usize {
+    world.saturating_mul(PER_RANK).min(MAX_LENGTH)
+}
+
+/// The introduction of a rank to rank 0 of its job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Hello {
-    pub(super) job: u64,
     pub(super) rank: usize,
     pub(super) world: usize,
     pub(super) host: HostId,
@@ -38,16 +47,16 @@ pub(super) enum Frame {
     Hello(Hello),
     /// All ranks have connected; holds the host of each.
     Welcome(Vec<HostId>),
-    /// The rank cannot take part; holds the reason.
-    Refuse(String),
+    /// The job does not begin, or not with this rank; holds the reason.
+    Refuse(PeerText),
     /// One rank's part of a gathering: the gathering's name, and the value.
-    Part(String, Value),
-    /// All parts of a gathering, in rank order.
-    Whole(Vec<Value>),
+    Part(String, Json),
+    /// An array of all parts of a gathering, in rank order.
+    Whole(Json),
     /// A frame between ranks of a part of the job.
     Within(Routed),
     /// A lost rank, and what happened to it.
-    Lost(usize, String),
+    Lost(usize, PeerText),
     /// The sender is alive.
     Alive,
     /// The sender has finished and closes the connection.
@@ -68,9 +77,9 @@ pub(super) struct Routed {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Content {
     /// As [`Frame::Part`].
-    Part(String, Value),
+    Part(String, Json),
     /// As [`Frame::Whole`].
-    Whole(Vec<Value>),
+    Whole(Json),
 }
 
 impl From<Content> for Frame {
@@ -82,37 +91,49 @@ impl From<Content> for Frame {
     }
 }
 
-/// The header of a connection.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Head {
-    Ours,
-    OtherVersion(u32),
-    Foreign,
+/// The head of a connection; its layout is that of every version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) version: u32,
+    /// Number of the job that the connecting rank belongs to.
+    pub(super) job: u64,
 }
 
-pub(super) fn write_head(out: &mut impl Write) -> io::Result<()> {
-    let mut head = MAGIC.to_vec();
-    head.extend(VERSION.to_be_bytes());
-    out.write_all(&head)
-}
-
-pub(super) fn read_head(input: &mut impl Read) -> io::Result<Head> {
-    let (mut magic, mut version) = ([0; 8], [0; 4]);
-    input.read_exact(&mut magic)?;
-    if magic != MAGIC {
-        return Ok(Head::Foreign);
+impl Head {
+    /// The head of this build for a job.
+    pub(super) fn of(job: u64) -> Self {
+        Self { version: VERSION, job }
     }
-    input.read_exact(&mut version)?;
-    Ok(match u32::from_be_bytes(version) {
-        VERSION => Head::Ours,
-        other => Head::OtherVersion(other),
-    })
+
+    pub(super) fn write(self, out: &mut impl Write) -> io::Result<()> {
+        let mut head = MAGIC.to_vec();
+        head.extend(self.version.to_be_bytes());
+        head.extend(self.job.to_be_bytes());
+        out.write_all(&head)
+    }
+
+    /// Reads a head; `None` if the bytes are of another protocol.
+    pub(super) fn read(input: &mut impl Read) -> io::Result<Option<Self>> {
+        let (mut magic, mut version, mut job) = ([0; 8], [0; 4], [0; 8]);
+        input.read_exact(&mut magic)?;
+        if magic != MAGIC {
+            return Ok(None);
+        }
+        input.read_exact(&mut version)?;
+        input.read_exact(&mut job)?;
+        Ok(Some(Self { version: u32::from_be_bytes(version), job: u64::from_be_bytes(job) }))
+    }
 }
 
 impl Frame {
-    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    /// Writes a frame of at most `most` bytes.
+    pub(super) fn write(&self, out: &mut impl Write, most: usize) -> io::Result<()> {
         let body = serde_json::to_vec(self)?;
-        let length = u32::try_from(body.len()).ok().filter(|_| body.len() <= MAX_LENGTH).ok_or_else(malformed)?;
+        let length = u32::try_from(body.len()).ok().filter(|_| body.len() <= most);
+        let length = length.ok_or_else(|| {
+            let text = format!("a message of {} bytes is longer than a job of so many ranks allows", body.len());
+            io::Error::new(io::ErrorKind::InvalidInput, text)
+        })?;
         out.write_all(&[&length.to_be_bytes()[..], &body].concat())
     }
 
@@ -142,51 +163,55 @@ mod tests {
 
     #[test]
     fn every_frame_survives_the_wire() {
+        let json = |value| Json::of(&value).unwrap();
         let settings = [("max".to_owned(), json!("1K"))].into_iter().collect();
         let (host, program) = (HostId::own(), "all_reduce".into());
-        let hello = Hello { job: u64::MAX, rank: 2, world: 3, host, program, settings };
+        let hello = Hello { rank: 2, world: 3, host, program, settings };
         for frame in [
             Frame::Hello(hello),
             Frame::Welcome(vec![HostId::own(); 2]),
             Frame::Refuse("no".into()),
-            Frame::Part("addresses".into(), json!([1, "x", null])),
-            Frame::Whole(vec![json!(1), json!(u64::MAX)]),
+            Frame::Part("addresses".into(), json(json!([1, "x", null]))),
+            Frame::Whole(json(json!([1, u64::MAX]))),
             Frame::Within(Routed {
                 group: GroupId::default().part(2),
                 from: 3,
                 to: vec![1, 0],
-                content: Content::Whole(vec![json!(5)]),
+                content: Content::Whole(json(json!([5]))),
             }),
             Frame::Lost(7, "has failed".into()),
             Frame::Alive,
             Frame::Bye,
         ] {
             let mut wire = Vec::new();
-            write_head(&mut wire).unwrap();
-            frame.write(&mut wire).unwrap();
+            Head::of(u64::MAX).write(&mut wire).unwrap();
+            frame.write(&mut wire, MAX_HELLO).unwrap();
             let mut input = wire.as_slice();
-            assert_eq!(read_head(&mut input).unwrap(), Head::Ours);
-            assert_eq!(Frame::read(&mut input, MAX_LENGTH).unwrap(), frame);
+            assert_eq!(Head::read(&mut input).unwrap(), Some(Head { version: VERSION, job: u64::MAX }));
+            assert_eq!(Frame::read(&mut input, MAX_HELLO).unwrap(), frame);
         }
     }
 
     #[test]
     fn foreign_bytes_are_refused() {
-        assert_eq!(read_head(&mut &b"GET / HTTP/1.1"[..]).unwrap(), Head::Foreign);
-        let other = [&MAGIC[..], &9_u32.to_be_bytes()].concat();
-        assert_eq!(read_head(&mut other.as_slice()).unwrap(), Head::OtherVersion(9));
+        assert_eq!(Head::read(&mut &b"GET / HTTP/1.1"[..]).unwrap(), None);
+        let other = [&MAGIC[..], &9_u32.to_be_bytes(), &7_u64.to_be_bytes()].concat();
+        assert_eq!(Head::read(&mut other.as_slice()).unwrap(), Some(Head { version: 9, job: 7 }));
         let deep = [&10_000_u32.to_be_bytes()[..], &[b'['; 10_000]].concat();
         for wire in [&b"\xff\xff\xff\xff"[..], b"\0\0\0\x04\"By", b"\0\0\0\x02{}", b"\0\0\0\x00", &deep] {
-            assert!(Frame::read(&mut &*wire, MAX_LENGTH).is_err());
+            assert!(Frame::read(&mut &*wire, MAX_HELLO).is_err());
         }
-        let nested = format!(r#"{{"Part":["x",{}1{}]}}"#, "[".repeat(120), "]".repeat(120));
-        let nested = [&u32::try_from(nested.len()).unwrap().to_be_bytes()[..], nested.as_bytes()].concat();
-        let (told, heard) = std::sync::mpsc::channel();
-        // In a thread like those that read connections.
-        super::super::spawn("test", move || told.send(Frame::read(&mut &*nested, MAX_LENGTH).is_ok()).unwrap())
-            .unwrap();
-        assert!(heard.recv().unwrap(), "a deep value is read, and overflows no stack");
-        let long = Frame::Refuse("x".repeat(MAX_LENGTH));
-        assert!(long.write(&mut Vec::new()).is_err());
+        let long = Frame::Part("x".repeat(MAX_HELLO), Json::of(&()).unwrap());
+        assert!(long.write(&mut Vec::new(), MAX_HELLO).unwrap_err().to_string().contains("longer than"));
+    }
+
+    #[test]
+    fn a_frame_has_room_for_what_ranks_tell_each_other() {
+        assert_eq!(max_length(2), 2 << 20);
+        assert_eq!(max_length(usize::MAX), MAX_LENGTH);
+        // Addresses of 1024 queue pairs, as `connect` tells them.
+        let addresses = vec![(1_usize, vec![u8::MAX; 64]); 1024];
+        let part = Frame::Part("addresses".into(), Json::of(&addresses).unwrap());
+        part.write(&mut Vec::new(), PER_RANK / 3).unwrap();
     }
 }

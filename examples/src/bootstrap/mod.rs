@@ -11,6 +11,7 @@
 mod exchange;
 mod frame;
 mod host;
+mod json;
 mod meet;
 mod split;
 mod terms;
@@ -24,14 +25,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::Failure;
 use crate::failure::{Kind, is_launched};
-use exchange::{Exchange, GroupId};
+use crate::peer_text::PeerText;
+use exchange::{Exchange, GroupId, NotDue};
 use frame::{Content, Frame};
 use host::HostId;
+use json::Json;
 pub(crate) use meet::{Until, connect, lost};
 pub use terms::{Roles, Terms};
 use watch::Pulse;
@@ -49,6 +51,8 @@ const REASON: Duration = Duration::from_millis(1500);
 /// Time by which the other ranks wait longer for rank 0 than rank 0 waits for them, so that rank 0
 /// can say which rank is missing.
 const ROOT_TIME: Duration = Duration::from_secs(2);
+/// What a rank has done that breaks the protocol.
+const NOT_DUE: &str = "has sent a message that is not due; are all ranks the same build?";
 /// A silent rank is given up after the timeout divided by this number.
 const SILENCE: u32 = 3;
 
@@ -145,11 +149,11 @@ impl Group {
             return Err(Failure::usage(format!("a job of {world} ranks: at most {MOST_RANKS} can meet")));
         }
         let (program, settings) = (terms.program.to_owned(), terms.settings.clone());
-        let hello = frame::Hello { job, rank, world, host: HostId::own(), program, settings };
+        let hello = frame::Hello { rank, world, host: HostId::own(), program, settings };
         let (hosts, streams) = match (rank, root) {
-            (0, Root::Listener(listener)) => meet::gather(&listener, &hello, terms)?,
-            (0, Root::Address(address)) => meet::gather(&listen(&address)?, &hello, terms)?,
-            (_, Root::Address(address)) => meet::join(&address, &hello, terms)?,
+            (0, Root::Listener(listener)) => meet::gather(&listener, job, &hello, terms)?,
+            (0, Root::Address(address)) => meet::gather(&listen(&address)?, job, &hello, terms)?,
+            (_, Root::Address(address)) => meet::join(&address, job, &hello, terms)?,
             (_, Root::Listener(_)) => return Err(Failure::usage("only rank 0 listens")),
         };
         Self::start(rank, hosts, streams, terms)
@@ -159,15 +163,15 @@ impl Group {
         let silence = terms.timeout / SILENCE;
         let mut writers = Vec::new();
         for (peer, stream) in &streams {
-            stream.set_write_timeout(Some(silence))?;
             writers.push((*peer, Mutex::new(stream.try_clone()?)));
         }
-        let (exchange, watch) = (Arc::new(Exchange::new(rank, writers)), Watch::new());
-        let inbox = exchange.open(&GroupId::default());
+        let (world, members): (_, Vec<usize>) = (hosts.len(), (0..hosts.len()).collect());
+        let (exchange, watch) = (Arc::new(Exchange::new(rank, world, writers, silence)), Watch::new());
+        let inbox = exchange.open(&GroupId::default(), &members);
         let (roles, timeout) = (terms.roles, terms.timeout);
         for (peer, stream) in streams {
             let (exchange, watch) = (Arc::clone(&exchange), watch.clone());
-            let reader = Reader { peer, roles, silence, exchange, watch };
+            let reader = Reader { peer, world, roles, silence, exchange, watch };
             spawn(&format!("rank-{peer}"), move || reader.run(&stream))?;
         }
         let (heartbeat, end) = channel();
@@ -175,7 +179,7 @@ impl Group {
         spawn("heartbeat", move || beating.beat(Pulse::period(silence), &end))?;
         Ok(Self {
             rank,
-            members: (0..hosts.len()).collect(),
+            members,
             id: GroupId::default(),
             splits: 0,
             hosts,
@@ -267,19 +271,15 @@ impl Group {
     ) -> Result<Vec<T>, Failure> {
         self.watch.wait_for(what);
         self.watch.check()?;
-        let own = serde_json::to_value(own).map_err(|error| Failure::new(error.to_string()))?;
-        let parts = if self.rank == 0 { self.collect(what, own, limit)? } else { self.contribute(what, own, limit)? };
-        parts
-            .into_iter()
-            .enumerate()
-            .map(|(rank, part)| serde_json::from_value(part).map_err(|_| self.astray(rank)))
-            .collect()
+        let own = Json::of(own).map_err(|error| Failure::new(error.to_string()))?;
+        let whole = if self.rank == 0 { self.collect(what, own, limit)? } else { self.contribute(what, own, limit)? };
+        whole.elements(self.world()).map_err(|rank| self.astray(rank.unwrap_or(0)))
     }
 
     /// Rank 0's half of a gathering.
-    fn collect(&self, what: &str, own: Value, limit: Option<Duration>) -> Result<Vec<Value>, Failure> {
+    fn collect(&self, what: &str, own: Json, limit: Option<Duration>) -> Result<Json, Failure> {
         let deadline = limit.map(|limit| Instant::now() + limit);
-        let mut parts: Vec<Option<Value>> = vec![None; self.world()];
+        let mut parts: Vec<Option<Json>> = vec![None; self.world()];
         parts[0] = Some(own);
         while let Some(missing) = parts.iter().position(Option::is_none) {
             let (peer, frame) = self.receive(missing, what, deadline)?;
@@ -288,18 +288,18 @@ impl Group {
                 _ => return Err(self.astray(peer)),
             }
         }
-        let parts: Vec<Value> = parts.into_iter().flatten().collect();
-        self.send(Content::Whole(parts.clone()))?;
-        Ok(parts)
+        let whole = Json::of(&parts).map_err(|error| Failure::new(error.to_string()))?;
+        self.send(Content::Whole(whole.clone()))?;
+        Ok(whole)
     }
 
     /// The other ranks' half of a gathering.
-    fn contribute(&self, what: &str, own: Value, limit: Option<Duration>) -> Result<Vec<Value>, Failure> {
+    fn contribute(&self, what: &str, own: Json, limit: Option<Duration>) -> Result<Json, Failure> {
         let deadline = limit.map(|limit| Instant::now() + limit + ROOT_TIME);
         self.send(Content::Part(what.to_owned(), own))?;
         match self.receive(0, what, deadline)? {
-            (_, Frame::Whole(parts)) if parts.len() == self.world() => Ok(parts),
-            _ => Err(self.astray(0)),
+            (0, Frame::Whole(whole)) => Ok(whole),
+            (peer, _) => Err(self.astray(peer)),
         }
     }
 
@@ -322,7 +322,8 @@ impl Group {
     /// # Errors
     /// This rank's failure, or the news of another rank's failure.
     pub fn agree<T>(&mut self, what: &str, result: Result<T, Failure>) -> Result<T, Failure> {
-        let all = self.all_gather(what, &result.as_ref().err().map(ToString::to_string))?;
+        let own = result.as_ref().err().map(|failure| PeerText::from(failure.to_string()));
+        let all = self.all_gather(what, &own)?;
         match all.into_iter().enumerate().find_map(|(rank, failed)| Some((rank, failed?))) {
             Some((rank, why)) if rank != self.rank => Err(Failure::peer(format!("{}: {why}", self.name(rank)))),
             _ => result,
@@ -345,7 +346,7 @@ impl Group {
         };
         self.watch.close();
         let last = match &result {
-            Err(failure) if failure.kind() != Kind::Peer => Frame::Lost(self.rank, format!("failed: {failure}")),
+            Err(failure) if failure.kind() != Kind::Peer => Frame::Lost(self.rank, format!("failed: {failure}").into()),
             _ => Frame::Bye,
         };
         // Errors are ignored: a rank that has gone need not receive this frame.
@@ -402,8 +403,10 @@ impl Group {
                 Err(Failure::new(format!("{text}; --timeout gives it longer")))
             }
             Ok((from, frame)) => {
+                self.exchange.has_read(&self.id, from);
                 let peer = self.members.iter().position(|&member| member == from);
-                peer.map(|peer| (peer, frame)).ok_or_else(|| Failure::new("a frame from outside the group"))
+                let outside = || Failure::new(format!("{} is not in a group that it sends to", self.roles.name(from)));
+                peer.map(|peer| (peer, frame)).ok_or_else(outside)
             }
         }
     }
@@ -437,14 +440,16 @@ impl Drop for Group {
     }
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(name.to_owned()).stack_size(1 << 20).spawn(body).map(drop)
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let started = std::thread::Builder::new().name(name.to_owned()).stack_size(1 << 20).spawn(body);
+    started.map(drop).map_err(|error| Failure::not_started(format_args!("the thread {name}"), &error))
 }
 
 /// The reader of one connection: hands frames to the rank, and the news of a lost rank to every
 /// rank.
 struct Reader {
     peer: usize,
+    world: usize,
     roles: Roles,
     silence: Duration,
     exchange: Arc<Exchange>,
@@ -454,7 +459,7 @@ struct Reader {
 impl Reader {
     fn run(self, stream: &Socket) {
         let Some((lost, what, is_first)) = self.read(stream) else { return };
-        let news = Frame::Lost(lost, what);
+        let news = Frame::Lost(lost, what.into());
         if self.exchange.rank() == 0 && is_first {
             // The other ranks have a connection to rank 0 alone and rely on it for the news. A rank
             // that ends because it was told must not be taken for the cause.
@@ -463,27 +468,28 @@ impl Reader {
         self.exchange.deliver_to_all(self.peer, &news);
     }
 
+    /// Whether the peer may report the loss of a rank: rank 0 of any, the others of themselves.
+    fn may_tell_of(&self, rank: usize) -> bool {
+        rank == self.peer || self.peer == 0 && rank < self.world
+    }
+
     /// Reads until the connection ends; returns the lost rank, what happened to it, and whether it
     /// is the first; or `None` at an orderly end.
     fn read(&self, stream: &Socket) -> Option<(usize, String, bool)> {
         let mut pulse = Pulse::new(stream, self.silence).ok()?;
         loop {
-            let (lost, what, seen_here) = match Frame::read(&mut pulse, frame::MAX_LENGTH) {
+            let (lost, what, seen_here) = match Frame::read(&mut pulse, self.exchange.max_length()) {
                 Ok(Frame::Alive) => continue,
-                Ok(Frame::Lost(rank, what)) => (rank, what, false),
-                Ok(Frame::Within(routed)) => {
-                    self.exchange.route(routed);
-                    continue;
-                }
+                Ok(Frame::Lost(rank, what)) if self.may_tell_of(rank) => (rank, what.to_string(), false),
                 Ok(Frame::Bye) => {
                     // The job ends, with all parts of it.
                     self.exchange.deliver_to_all(self.peer, &Frame::Bye);
                     return None;
                 }
-                Ok(frame) => {
-                    self.exchange.deliver(&GroupId::default(), self.peer, frame);
-                    continue;
-                }
+                Ok(frame) => match self.exchange.take(self.peer, frame) {
+                    Ok(()) => continue,
+                    Err(NotDue(rank)) => (rank, NOT_DUE.to_owned(), true),
+                },
                 Err(error) if is_timeout(&error) => {
                     let (seconds, awaited) = (self.silence.as_secs(), self.watch.awaited());
                     let what = format!(
@@ -491,6 +497,7 @@ impl Reader {
                     );
                     (self.peer, what, true)
                 }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => (self.peer, NOT_DUE.to_owned(), true),
                 Err(_) => (self.peer, "ended without a word".to_owned(), false),
             };
             if self.watch.is_closing() {

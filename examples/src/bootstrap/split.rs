@@ -22,15 +22,17 @@ impl Group {
         let rank = rank.ok_or_else(|| Failure::new("a rank is in no part of its group"))?;
         let id = self.id.part(self.splits);
         self.splits += 1;
+        let members: Vec<usize> = ranks.iter().map(|&rank| self.members[rank]).collect();
+        let inbox = self.exchange.open(&id, &members);
         Ok(Self {
             rank,
-            members: ranks.iter().map(|&rank| self.members[rank]).collect(),
+            members,
             splits: 0,
             hosts: ranks.iter().map(|&rank| self.hosts[rank].clone()).collect(),
             roles: self.roles,
             timeout: self.timeout,
             exchange: Arc::clone(&self.exchange),
-            inbox: self.exchange.open(&id),
+            inbox,
             id,
             watch: self.watch(),
             _heartbeat: None,

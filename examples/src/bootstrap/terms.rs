@@ -56,7 +56,7 @@ impl Roles {
     pub(super) fn remedy(self) -> &'static str {
         match self {
             Self::ServerAndClient => "start one with this host's address as its argument",
-            Self::Ranks | Self::RanksAndAggregators(_) => "start them with the same --world and --root",
+            Self::Ranks | Self::RanksAndAggregators(_) => "start them with the same --world, --root and --job",
         }
     }
 }

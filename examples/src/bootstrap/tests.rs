@@ -4,10 +4,14 @@ use std::thread;
 
 use serde_json::json;
 
-use super::frame::{Frame, Hello, MAGIC, MAX_LENGTH, read_head, write_head};
+use super::frame::{Frame, Head, Hello, MAX_HELLO, VERSION};
 use super::*;
 
+mod hostile;
+
 const SOON: Duration = Duration::from_secs(10);
+/// The number of the job.
+const JOB: u64 = 5;
 
 fn terms(timeout: Duration) -> Terms {
     Terms::new("test", &json!({ "size": "4K" }), Roles::Ranks, timeout)
@@ -22,7 +26,7 @@ fn listener() -> (Socket, String) {
 /// The introduction of rank 1 of two.
 fn hello() -> Hello {
     let settings = terms(SOON).settings;
-    Hello { job: 5, rank: 1, world: 2, host: HostId::own(), program: "test".into(), settings }
+    Hello { rank: 1, world: 2, host: HostId::own(), program: "test".into(), settings }
 }
 
 /// Runs rank 0 of two in a thread, which returns the result of `body`.
@@ -31,16 +35,30 @@ fn zero<T: Send + 'static>(
     timeout: Duration,
     body: impl FnOnce(Group) -> T + Send + 'static,
 ) -> thread::JoinHandle<Result<T, Failure>> {
-    let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: 5 };
+    let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: JOB };
     thread::spawn(move || Group::meet(place, &terms(timeout)).map(body))
 }
 
 /// Plays rank 1 of two up to its introduction, over a plain socket.
 fn one(address: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    write_head(&mut stream).unwrap();
-    Frame::Hello(hello()).write(&mut stream).unwrap();
+    introduce(&mut stream, hello());
     stream
+}
+
+fn introduce(stream: &mut TcpStream, hello: Hello) {
+    Head::of(JOB).write(stream).unwrap();
+    put(stream, &Frame::Hello(hello));
+}
+
+fn put(stream: &mut TcpStream, frame: &Frame) {
+    frame.write(stream, MAX_HELLO).unwrap();
+}
+
+/// Reads rank 0's answer to an introduction.
+fn answer(stream: &mut TcpStream) -> Frame {
+    Head::read(stream).unwrap().unwrap();
+    Frame::read(stream, MAX_HELLO).unwrap()
 }
 
 /// Runs `body` in `world` ranks, each in a thread.
@@ -51,7 +69,7 @@ fn ranks<T: Send + 'static>(world: usize, body: impl Fn(Group) -> T + Clone + Se
         .map(|rank| {
             let root = listener.take().map_or_else(|| Root::Address(address.clone()), Root::Listener);
             let body = body.clone();
-            thread::spawn(move || body(Group::meet(Place { rank, world, root, job: 5 }, &terms(SOON)).unwrap()))
+            thread::spawn(move || body(Group::meet(Place { rank, world, root, job: JOB }, &terms(SOON)).unwrap()))
         })
         .collect();
     threads.into_iter().map(|t| t.join().unwrap()).collect()
@@ -125,7 +143,7 @@ fn who_leaves_first_is_not_why() {
         group.receive(1, "a test", None).unwrap_err().to_string()
     });
     let mut stream = one(&address);
-    Frame::Bye.write(&mut stream).unwrap();
+    put(&mut stream, &Frame::Bye);
     assert_eq!(zero.join().unwrap().unwrap(), "rank 7 failed: no more paper");
 }
 
@@ -147,14 +165,14 @@ fn a_silent_rank_is_given_up_and_named() {
 #[test]
 fn a_silent_root_is_given_up_and_named() {
     let (listener, address) = listener();
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
+    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
     let rank = thread::spawn(move || {
         let mut group = Group::meet(place, &terms(Duration::from_secs(2))).unwrap();
         group.barrier("the show").unwrap_err().to_string()
     });
     let (mut stream, _) = listener.accept().unwrap();
-    write_head(&mut stream).unwrap();
-    Frame::Welcome(vec![HostId::own(); 2]).write(&mut stream).unwrap();
+    Head::of(JOB).write(&mut stream).unwrap();
+    Frame::Welcome(vec![HostId::own(); 2]).write(&mut stream, MAX_HELLO).unwrap();
     let text = rank.join().unwrap();
     assert!(text.starts_with("rank 0 has been silent for ") && text.ends_with("(waiting for the show)"), "{text}");
 }
@@ -168,14 +186,14 @@ fn a_rank_that_does_not_come_is_named() {
         (late, group.wait_for_work("the show"))
     });
     let mut stream = one(&address);
-    read_head(&mut stream).unwrap();
+    answer(&mut stream);
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(7000) {
-        Frame::Alive.write(&mut stream).unwrap();
+        put(&mut stream, &Frame::Alive);
         thread::sleep(Duration::from_millis(20));
     }
     // A rank that is known to work alone is waited for as long as it is alive.
-    Frame::Part("the show".into(), json!(null)).write(&mut stream).unwrap();
+    put(&mut stream, &Frame::Part("the show".into(), Json::of(&()).unwrap()));
     let (late, worked) = zero.join().unwrap().unwrap();
     assert_eq!(late, "rank 1 is alive, but has not come within 6 s (waiting for the show); --timeout gives it longer");
     worked.unwrap();
@@ -194,7 +212,7 @@ fn ranks_that_do_different_things_are_told() {
 fn ranks_of_this_host_need_no_network() {
     let (listener, address) = listen_locally(u64::from(std::process::id()) << 32 | 77).unwrap();
     let zero = zero(listener, SOON, |mut group| group.all_gather("a test", &group.rank()).unwrap());
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
+    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
     let mut group = Group::meet(place, &terms(SOON)).unwrap();
     assert!(group.is_on_one_machine());
     assert_eq!(group.place_on_machine(), (1, 2));
@@ -209,8 +227,8 @@ fn rank_zero_meets(first: impl FnOnce(&mut TcpStream)) -> (String, String) {
     let root = zero(listener, SOON, drop);
     let mut stream = TcpStream::connect(address).unwrap();
     first(&mut stream);
-    let answer = match read_head(&mut stream).and_then(|_| Frame::read(&mut stream, MAX_LENGTH)) {
-        Ok(Frame::Refuse(why)) => why,
+    let answer = match answer(&mut stream) {
+        Frame::Refuse(why) => why.to_string(),
         other => panic!("{other:?}"),
     };
     (root.join().unwrap().unwrap_err().to_string(), answer)
@@ -218,9 +236,7 @@ fn rank_zero_meets(first: impl FnOnce(&mut TcpStream)) -> (String, String) {
 
 #[test]
 fn another_version_is_refused() {
-    let (root, answer) = rank_zero_meets(|stream| {
-        stream.write_all(&[&MAGIC[..], &77u32.to_be_bytes()].concat()).unwrap();
-    });
+    let (root, answer) = rank_zero_meets(|stream| Head { version: 77, job: JOB }.write(stream).unwrap());
     assert!(root.contains("version 77"), "{root}");
     assert_eq!(root, answer);
 }
@@ -240,8 +256,7 @@ fn ranks_that_do_not_fit_are_refused() {
     ];
     for (hello, part) in cases {
         let (root, answer) = rank_zero_meets(|stream| {
-            write_head(stream).unwrap();
-            Frame::Hello(hello).write(stream).unwrap();
+            introduce(stream, hello);
         });
         assert!(root.contains(part), "{root}");
         assert_eq!(root, answer);
@@ -254,7 +269,7 @@ fn silent_strangers_do_not_keep_ranks_waiting() {
     let (listener, address) = listener();
     let silent: Vec<_> = (0..10).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let zero = zero(listener, SOON, drop);
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
+    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
     let mut group = Group::meet(place, &terms(SOON)).unwrap();
     drop(group.barrier("a test"));
     zero.join().unwrap().unwrap();
@@ -270,26 +285,85 @@ fn strangers_are_ignored() {
             let mut web = TcpStream::connect(&address).unwrap();
             web.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
             drop(TcpStream::connect(&address).unwrap());
+            for version in [VERSION - 1, VERSION, 77] {
+                let mut other = TcpStream::connect(&address).unwrap();
+                Head { version, job: 6 }.write(&mut other).unwrap();
+                assert!(matches!(answer(&mut other), Frame::Refuse(_)));
+                // The head of an older version had no job.
+                let mut older = TcpStream::connect(&address).unwrap();
+                older.write_all(&[&frame::MAGIC[..], &version.to_be_bytes()].concat()).unwrap();
+            }
             let place = Place { rank: 1, world: 2, root: Root::Address(address.clone()), job: 6 };
             let error = Group::meet(place, &terms(SOON)).unwrap_err().to_string();
             assert!(error.contains("another job"), "{error}");
-            let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
+            let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
             Group::meet(place, &terms(SOON)).unwrap().conclude(Ok(())).unwrap();
         })
     };
-    let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: 5 };
+    let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: JOB };
     Group::meet(place, &terms(SOON)).unwrap().conclude(Ok(())).unwrap();
     strangers.join().unwrap();
+}
+
+#[test]
+fn a_rank_that_ends_before_the_job_begins_is_named_to_all() {
+    let what = "ended before the job began";
+    let (listener, address) = listener();
+    let place = Place { rank: 0, world: 4, root: Root::Listener(listener), job: JOB };
+    let zero = thread::spawn(move || Group::meet(place, &terms(SOON)).unwrap_err().to_string());
+    let introduced = |rank| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        introduce(&mut stream, Hello { rank, world: 4, ..hello() });
+        stream
+    };
+    let mut two = introduced(2);
+    drop(introduced(1));
+    assert_eq!(answer(&mut two), Frame::Lost(1, what.into()));
+    assert_eq!(zero.join().unwrap(), format!("rank 1 {what}"));
+}
+
+/// Rank 0 finds out when the last rank has come, or before.
+#[test]
+fn a_rank_that_ends_before_the_last_one_comes_is_named() {
+    let (listener, address) = listener();
+    let mut listener = Some(listener);
+    for rank in [1, 2] {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        Head::of(JOB).write(&mut stream).unwrap();
+        let hello = Frame::Hello(Hello { rank, world: 3, ..hello() });
+        hello.write(&mut stream, MAX_HELLO).unwrap();
+        if rank == 2 {
+            // Both wait in the backlog.
+            let place = Place { rank: 0, world: 3, root: Root::Listener(listener.take().unwrap()), job: JOB };
+            let said = Group::meet(place, &terms(SOON)).unwrap_err().to_string();
+            assert_eq!(said, "rank 1 ended before the job began");
+        }
+    }
+}
+
+/// Rank 0 that ends without a message is not said to have given one.
+#[test]
+fn a_root_that_ends_before_the_job_begins_is_named() {
+    let (listener, address) = listener();
+    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let rank = thread::spawn(move || Group::meet(place, &terms(SOON)).unwrap_err().to_string());
+    let (mut stream, _) = listener.accept().unwrap();
+    Head::read(&mut stream).unwrap();
+    Frame::read(&mut stream, MAX_HELLO).unwrap();
+    drop(stream);
+    let text = rank.join().unwrap();
+    assert!(text.starts_with("rank 0 at 127.0.0.1:") && text.contains("ended before the job began"), "{text}");
+    assert!(!text.contains("its message says why"), "{text}");
 }
 
 #[test]
 fn nobody_waits_for_ever() {
     let (listener, address) = listener();
     let hurry = terms(Duration::from_millis(50));
-    let place = Place { rank: 0, world: 3, root: Root::Listener(listener), job: 5 };
+    let place = Place { rank: 0, world: 3, root: Root::Listener(listener), job: JOB };
     let error = Group::meet(place, &hurry).unwrap_err().to_string();
     assert!(error.contains("missing: 1, 2"), "{error}");
-    let place = Place { rank: 1, world: 3, root: Root::Address(address), job: 5 };
+    let place = Place { rank: 1, world: 3, root: Root::Address(address), job: JOB };
     let error = Group::meet(place, &hurry).unwrap_err().to_string();
     assert!(error.contains("cannot reach rank 0"), "{error}");
 }

@@ -32,7 +32,7 @@ impl Watch {
     }
 
     /// Keeps the reason if it is the first, since later ones follow from it; returns whether it is.
-    pub(super) fn fail(&self, why: Failure) -> bool {
+    pub(crate) fn fail(&self, why: Failure) -> bool {
         let is_first = self.0.why.set(why).is_ok();
         self.0.failed.store(true, Ordering::Release);
         is_first

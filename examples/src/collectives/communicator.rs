@@ -25,15 +25,19 @@ use super::wait::Patience;
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::device::Chosen;
+use crate::peer_text;
 
 /// The GPU of a rank, and how the rank's messages go from and to its memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankGpu {
     /// The GPU's name and address.
+    #[serde(deserialize_with = "peer_text::line")]
     pub name: String,
     /// The way of the messages.
+    #[serde(deserialize_with = "peer_text::line")]
     pub way: String,
     /// The reason why messages are staged, unless it was asked for.
+    #[serde(deserialize_with = "peer_text::optional_line")]
     pub why_staged: Option<String>,
 }
 
@@ -200,7 +204,8 @@ impl Communicator {
     /// # Errors
     /// If any rank lacks the memory; every rank is told.
     pub fn allocate<T: Element>(&mut self, group: &mut Group, count: usize) -> Result<Tensor<T>, Failure> {
-        let bytes = count * size_of::<T>();
+        // No rank can allocate the whole address space, so each hears of a count that is too large.
+        let bytes = count.saturating_mul(size_of::<T>());
         let memory = match (&self.gpu, &mut self.host) {
             (Some(gpu), _) => TensorMemory::Gpu(group.agree("the tensors", gpu.allocate(bytes))?),
             (None, Some(host)) => TensorMemory::Shared(host.allocate(group, bytes)?),
@@ -310,7 +315,7 @@ impl Communicator {
     /// rank would write what another one reads.
     ///
     /// # Errors
-    /// If a tensor is too short, or if a rank fails.
+    /// If a tensor is too short, the job is invalid, or a rank fails.
     pub fn read_directly<T: Element>(
         &mut self,
         op: Collective,
@@ -325,6 +330,7 @@ impl Communicator {
         if !host.is_whole() || !reads_directly(op, job.in_place) {
             return Ok(false);
         }
+        job.check(op).map_err(|invalid| Failure::new(invalid.to_string()))?;
         DirectReads { host, op, job, input, output, reduction }.run::<T>()?;
         Ok(true)
     }
@@ -348,7 +354,7 @@ impl Communicator {
             self.traffic += gpu.run::<T>(links, &mut self.blocks, schedule, [from?, to?], reduction)?;
             return Ok(());
         }
-        let scratch = self.scratch(schedule.scratch * size_of::<T>())?;
+        let scratch = self.scratch(schedule.scratch.saturating_mul(size_of::<T>()))?;
         let memory = Memory { input: input.slice()?, output: output.slice()?, scratch };
         let fabrics = &mut self.fabrics[..];
         let streams = self.streams.as_mut().map(|streams| StreamLinks { fabrics, streams });
@@ -467,3 +473,6 @@ fn verbs_peers(group: &Group, host: Option<&Host>, mesh: bool) -> Vec<usize> {
     let is_peer = |peer: &usize| *peer != rank && !is_near(*peer) && (mesh || *peer == left || *peer == right);
     (0..world).filter(is_peer).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -148,8 +148,8 @@ impl<'a, L: Links> Execution<'a, L> {
     fn operand<T>(&mut self, source: &Source, start: usize, count: usize) -> Result<L::Slice, Failure> {
         match source {
             Source::Local(Span { place, elements }) => {
-                let first = elements.start + start;
-                self.memory.of::<T>(*place, first..first + count)
+                let first = elements.start.saturating_add(start);
+                self.memory.of::<T>(*place, first..first.saturating_add(count))
             }
             Source::Message { from } => self.wait_for_piece(*from, count * size_of::<T>()),
         }

@@ -63,7 +63,8 @@ impl Queue {
         let is_dropped = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&is_dropped);
         let thread = std::thread::Builder::new().name("collectives".to_owned());
-        let thread = thread.spawn(move || execute(comm, &inbox, &flag))?;
+        let thread = thread.spawn(move || execute(comm, &inbox, &flag));
+        let thread = thread.map_err(|error| Failure::not_started("the thread of the collectives", &error))?;
         Ok(Self { is_dropped: SetOnDrop(is_dropped), tasks, thread })
     }
 

@@ -62,7 +62,7 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// If the elements do not fit.
     pub fn write(&self, start: usize, elements: &[T]) -> Result<(), Failure> {
-        let (at, bytes) = (start * size_of::<T>(), bytemuck::cast_slice(elements));
+        let (at, bytes) = (bytes::<T>(start..start).start, bytemuck::cast_slice(elements));
         match &self.memory {
             TensorMemory::Exposed(region, _) => region.copy_in(at, bytes).map_err(Failure::from),
             TensorMemory::Shared(tensor) => tensor.copy_in(at, bytes),
@@ -75,7 +75,7 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// If the tensor has fewer elements.
     pub fn read(&self, start: usize, elements: &mut [T]) -> Result<(), Failure> {
-        let (at, bytes) = (start * size_of::<T>(), bytemuck::cast_slice_mut(elements));
+        let (at, bytes) = (bytes::<T>(start..start).start, bytemuck::cast_slice_mut(elements));
         match &self.memory {
             TensorMemory::Exposed(region, _) => region.copy_out(at, bytes).map_err(Failure::from),
             TensorMemory::Shared(tensor) => tensor.copy_out(at, bytes),
@@ -221,7 +221,8 @@ impl<T: Element> Operation<'_, T> {
     }
 }
 
-/// The byte range of some elements.
+/// The byte range of some elements. A position beyond the address space becomes its end, which lies
+/// in no memory.
 pub(super) fn bytes<T>(elements: Range<usize>) -> Range<usize> {
-    elements.start * size_of::<T>()..elements.end * size_of::<T>()
+    elements.start.saturating_mul(size_of::<T>())..elements.end.saturating_mul(size_of::<T>())
 }

@@ -62,6 +62,18 @@ impl Patience {
         self.pause_longer(wait)
     }
 
+    /// Pauses as [`pause`](Self::pause) does, and sleeps where the wait has been long.
+    ///
+    /// # Errors
+    /// Those of [`pause`](Self::pause).
+    #[inline]
+    pub(crate) fn rest(&self, wait: &mut Wait) -> Result<(), Failure> {
+        if let Some(nap) = self.pause(wait)? {
+            std::thread::sleep(nap);
+        }
+        Ok(())
+    }
+
     #[cold]
     fn pause_longer(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
         let started = *wait.started.get_or_insert_with(Instant::now);

@@ -9,6 +9,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rdma::cm::ConnOptions;
@@ -101,7 +102,8 @@ pub(super) fn connect(
         failed: OnceLock::new(),
     };
     let connected = std::thread::scope(|scope| {
-        let answering = scope.spawn(|| work.noting(work.answer(&listener, to_answer)));
+        let answering = Builder::new().spawn_scoped(scope, || work.noting(work.answer(&listener, to_answer)));
+        let answering = answering.map_err(|error| Failure::not_started("the thread that answers", &error))?;
         let source = SocketAddr::new(ip, 0);
         let called = to_call.into_iter().map(|unconnected| {
             let (peer, target) = (unconnected.peer, told[unconnected.peer].1);

@@ -52,7 +52,7 @@ impl Receiver {
             let incoming = block_on(listener.accept())?;
             let (tree, peer) = (Arc::clone(&self.0), incoming.peer_addr());
             let work = move || report("file_copy", peer, block_on(receive(incoming, &tree)));
-            let started = start(Box::new(work)).map_err(|error| Failure::new(format!("no thread: {error}")));
+            let started = start(Box::new(work)).map_err(|error| Failure::not_started("a thread for it", &error));
             report("file_copy", peer, started);
         }
     }

@@ -8,6 +8,7 @@ use super::{Bench, End, failure, upload};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::connect::{self, Connected, How, Method, Receives, Unconnected};
+use crate::peer_text::PeerText;
 use crate::pingpong::contents;
 use crate::wait::Completions;
 
@@ -86,11 +87,12 @@ pub(super) fn between_gpus<'a>(
     let access = RemoteAccess::READ | RemoteAccess::WRITE;
     let required = Preference { policy: Policy::RequireDirect, ..Preference::default() };
     let region = GpuRegion::register(&bench.pd, buffer.memory(), access, required);
-    let reasons = group.all_gather("the paths", &region.as_ref().err().map(ToString::to_string))?;
+    let reason = region.as_ref().err().map(|error| PeerText::from(error.to_string()));
+    let reasons = group.all_gather("the paths", &reason)?;
     let region = match (region, reasons.into_iter().flatten().next()) {
         (Ok(region), None) => region,
         (Err(error), None) => return Ok(Err(error.to_string())),
-        (_, Some(reason)) => return Ok(Err(reason)),
+        (_, Some(reason)) => return Ok(Err(reason.to_string())),
     };
     let queue = Queue::connect(bench, group)?;
     let own = region.remote(&buffer.slice()).map_err(failure)?;

@@ -10,7 +10,7 @@ use crate::bootstrap::{self, Place, Roles};
 use crate::cli::{self, Size};
 use crate::connect::{ConnectionOptions, Method};
 use crate::device::{Chosen, DeviceOptions, PathOptions};
-use crate::placement::{self, Bind};
+use crate::placement::{self, Bind, JobOption};
 
 /// Bytes of an atomic operation.
 const ATOMIC: usize = 8;
@@ -103,6 +103,9 @@ pub struct Sides {
     /// environment says, or the one host of both)
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["server", "connect"])]
     pub root: Option<String>,
+    /// The number of the job.
+    #[command(flatten)]
+    pub job: JobOption,
     /// Seconds to wait for the other process; a process that is silent for a third of this time
     /// counts as dead
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
@@ -121,7 +124,7 @@ impl Sides {
             (None, None) => None,
         };
         let by_hand = by_hand.map(|(rank, address)| (rank, 2, placement::with_port(address, self.port)));
-        placement::place(Roles::ServerAndClient, by_hand, None, self.root.as_deref())
+        placement::place(Roles::ServerAndClient, by_hand, None, self.root.as_deref(), &self.job)
     }
 }
 

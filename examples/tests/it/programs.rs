@@ -293,12 +293,13 @@ mod all_reduce {
         let common = ["--world", "2", "--root", &root, "--timeout", "3", "--max", "64"];
         let rank = start("all_reduce", &[&common[..], &["--rank", "0"]].concat());
         let mut stream = connect(&root);
-        // A header of the current protocol version, then a hello of 16384 bytes that arrives at one
-        // byte per tenth of a second.
+        // The head of an introduction, at one byte per third of a second.
         let begun = Instant::now();
-        let dripping = stream.write_all(b"rdma-job\0\0\0\x04\0\0\x40\0").is_ok();
-        while dripping && stream.write_all(b"x").is_ok() && begun.elapsed() < Duration::from_secs(30) {
-            std::thread::sleep(Duration::from_millis(100));
+        for byte in b"rdma-job\0\0\0\x05\0\0\0\0\0\0\0\0".iter().cycle() {
+            if stream.write_all(&[*byte]).is_err() || begun.elapsed() > Duration::from_secs(30) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(300));
         }
         let output = finish(rank);
         assert!(begun.elapsed() < Duration::from_secs(30));
@@ -314,13 +315,22 @@ mod all_reduce {
         fail("all_reduce", &["--rank", "0", "--world", "2", "--root", &root], "in use");
     }
 
+    /// A stranger of another version, and a process of another job, do not end the job.
     #[test]
-    fn a_peer_of_another_version_is_refused() {
+    fn only_the_ranks_of_a_job_can_end_it() {
         let root = free_address(3);
-        let rank = start("all_reduce", &["--rank", "0", "--world", "2", "--root", &root]);
-        let mut stream = connect(&root);
-        stream.write_all(b"rdma-job\0\0\x03\xe7").unwrap();
-        has_failed("rank 0", &finish(rank), "version 999");
+        let rank = |rank: &str, job: &str| {
+            let args = ["--rank", rank, "--world", "2", "--root", &root, "--job", job, "--max", "64", "-n", "2"];
+            start("all_reduce", &args)
+        };
+        let zero = rank("0", "mine");
+        connect(&root).write_all(b"rdma-job\0\0\x03\xe7").unwrap();
+        has_failed("a rank of another job", &finish(rank("1", "another")), "another job");
+        let one = finish(rank("1", "mine"));
+        assert!(one.status.success(), "{}", text(&one.stderr));
+        let zero = finish(zero);
+        let err = text(&zero.stderr);
+        assert!(zero.status.success() && err.contains("ignored a connection"), "{err}");
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl GpuMemory {
         [input, output]: [GpuPart; 2],
         reduction: Reduction,
     ) -> Result<Traffic, Failure> {
-        let bytes = schedule.scratch * size_of::<T>();
+        let bytes = schedule.scratch.saturating_mul(size_of::<T>());
         if bytes > self.scratch.len() {
             self.scratch = self.allocate(bytes)?;
         }

@@ -44,12 +44,12 @@ impl GpuTensor {
     }
 
     pub(crate) fn copy_in(&self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
-        let part = self.part(at..at + bytes.len())?;
+        let part = self.part(at..at.saturating_add(bytes.len()))?;
         part.engine.stream.upload(&part.slice, bytes).map_err(failed)
     }
 
     pub(crate) fn copy_out(&self, at: usize, bytes: &mut [u8]) -> Result<(), Failure> {
-        let part = self.part(at..at + bytes.len())?;
+        let part = self.part(at..at.saturating_add(bytes.len()))?;
         part.engine.stream.download(&part.slice, bytes).map_err(failed)
     }
 }

@@ -89,6 +89,12 @@ pub enum InvalidJob {
         /// Number of ranks.
         ranks: usize,
     },
+    /// More elements than memory can hold.
+    #[error("the elements of {ranks} ranks are more than memory can hold")]
+    Elements {
+        /// Number of ranks and aggregators.
+        ranks: usize,
+    },
     /// Counts that are no square matrix.
     #[error("{given} counts for {ranks} ranks: alltoallv needs one for each pair of ranks")]
     Counts {
@@ -111,7 +117,7 @@ impl Job {
     /// Number of ranks and aggregators.
     #[must_use]
     pub fn processes(&self) -> usize {
-        self.ranks + self.aggregators
+        self.ranks.saturating_add(self.aggregators)
     }
 
     /// Whether this process is an aggregator.
@@ -127,10 +133,18 @@ impl Job {
     }
 
     /// Checks the parameters that a collective uses.
-    pub(super) fn check(&self, op: Collective) -> Result<(), InvalidJob> {
+    pub(in crate::collectives) fn check(&self, op: Collective) -> Result<(), InvalidJob> {
         let ranks = self.ranks;
         if self.rank >= self.processes() || ranks == 0 {
             return Err(InvalidJob::Rank { rank: self.rank, ranks });
+        }
+        // Every position in the memory of a schedule is below this product, or this sum.
+        let all = match op {
+            Collective::AllToAllV => self.counts.iter().try_fold(0, |all: usize, &count| all.checked_add(count)),
+            _ => self.count.checked_mul(self.processes()),
+        };
+        if all.is_none_or(|all| isize::try_from(all).is_err()) {
+            return Err(InvalidJob::Elements { ranks: self.processes() });
         }
         if op.has_root() && self.root >= ranks {
             return Err(InvalidJob::Root { root: self.root, ranks });
@@ -150,14 +164,15 @@ impl Job {
         Ok(())
     }
 
-    /// Where the input and the output of a collective lie at this rank.
+    /// Where the input and the output of a collective lie at this rank. A position beyond the address
+    /// space becomes its end.
     #[must_use]
     pub fn layout(&self, op: Collective) -> Layout {
         if self.is_aggregator() {
             return Layout { input: 0..0, output: 0..0 };
         }
         let whole = 0..self.count;
-        let blocks = 0..self.count * self.ranks;
+        let blocks = 0..self.count.saturating_mul(self.ranks);
         let own = self.block(self.rank);
         let at_root = |range: Range<usize>| if self.rank == self.root { range } else { 0..0 };
         let (input, output) = match op {
@@ -177,8 +192,9 @@ impl Job {
     }
 
     /// The elements of a rank's block, where blocks have [`Self::count`] elements.
-    pub(super) fn block(&self, rank: usize) -> Range<usize> {
-        rank * self.count..(rank + 1) * self.count
+    pub(in crate::collectives) fn block(&self, rank: usize) -> Range<usize> {
+        let start = rank.saturating_mul(self.count);
+        start..start.saturating_add(self.count)
     }
 
     /// The elements of this rank's input that go to a rank in an all-to-all.
@@ -204,7 +220,7 @@ impl Job {
 
     /// The block of a peer among blocks whose lengths lie in [`Self::counts`].
     fn uneven(&self, peer: usize, index: impl Fn(usize) -> usize) -> Range<usize> {
-        let start = (0..peer).map(|peer| self.counts[index(peer)]).sum();
-        start..start + self.counts[index(peer)]
+        let start = (0..peer).fold(0, |start: usize, peer| start.saturating_add(self.counts[index(peer)]));
+        start..start.saturating_add(self.counts[index(peer)])
     }
 }

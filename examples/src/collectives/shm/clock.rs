@@ -120,10 +120,7 @@ impl Clock {
     /// Pauses once in a wait.
     #[inline]
     pub(super) fn pause(&self, wait: &mut Wait) -> Result<(), Failure> {
-        if let Some(nap) = self.patience.pause(wait)? {
-            std::thread::sleep(nap);
-        }
-        Ok(())
+        self.patience.rest(wait)
     }
 }
 

@@ -46,7 +46,7 @@ impl DirectReads<'_> {
         clock.publish(ready)?;
         // All inputs are there, and no rank reads the outputs of earlier collectives any more.
         clock.wait_for_all(ready)?;
-        let len = self.job.layout(self.op).output.len() * size_of::<T>();
+        let len = bytes::<T>(0..self.job.layout(self.op).output.len()).len();
         clock.trials().run(Kind::blocks(self.job.in_place), len, |stores| match self.op {
             Collective::ReduceScatter => self.reduce_block::<T>(stores),
             Collective::Reduce => self.reduce_at_root::<T>(stores),
@@ -109,7 +109,7 @@ impl DirectReads<'_> {
 
     /// The bytes of a rank's block among those of all ranks.
     fn block<T>(self, rank: usize) -> Range<usize> {
-        bytes::<T>(rank * self.job.count..(rank + 1) * self.job.count)
+        bytes::<T>(self.job.block(rank))
     }
 
     /// Copies bytes of a rank's input to this rank's output.

@@ -19,7 +19,7 @@ use super::slice::{HostSlice, OwnMemory};
 use super::staging::Staging;
 use crate::Failure;
 use crate::bootstrap::Group;
-use crate::collectives::wait::Patience;
+use crate::collectives::wait::{Patience, Wait};
 
 /// Bytes of a record between two ranks: the number of a segment, and its length.
 const RECORD: usize = 16;
@@ -45,6 +45,9 @@ pub(crate) struct Host {
     /// Bytes released of the message that each rank has announced.
     released: Vec<usize>,
 }
+
+/// Waits for a moment, or says why the wait has to end.
+type Pause<'a> = &'a mut dyn FnMut() -> Result<(), Failure>;
 
 /// Another rank of the host.
 #[derive(Debug)]
@@ -127,7 +130,9 @@ impl Host {
         let scratch = match scratch {
             Some(scratch) if scratch.bytes().len() >= bytes => scratch,
             _ => {
-                let larger = Segment::new(bytes.next_power_of_two().max(4096))?;
+                // The other ranks take only scratch memory of twice the bytes, or more.
+                let larger = bytes.checked_next_power_of_two().ok_or_else(|| failed("no machine has so much"))?;
+                let larger = Segment::new(larger.max(4096))?;
                 *number += 1;
                 // The other ranks map it when a message lies in it.
                 self.peers.iter().try_for_each(|peer| peer.give(*number, &larger))?;
@@ -140,7 +145,9 @@ impl Host {
     /// The scratch memory of a rank, under the number that it has announced.
     pub(super) fn scratch_of(&mut self, rank: usize, number: u64) -> Result<Arc<SegmentView>, Failure> {
         let peer = self.peers.iter_mut().find(|peer| peer.rank == rank);
-        peer.ok_or_else(|| failed(format!("no rank {rank} on this host")))?.scratch(number)
+        let peer = peer.ok_or_else(|| failed(format!("no rank {rank} on this host")))?;
+        let mut wait = Wait::default();
+        peer.scratch(number, &mut || self.clock.pause(&mut wait))
     }
 
     /// Posts a message to a rank, and returns its number.
@@ -196,7 +203,10 @@ fn share(
 ) -> Result<(Segment, Vec<(usize, SegmentView)>), Failure> {
     let own = group.agree(what, Segment::new(bytes).map_err(Failure::from))?;
     let given = peers.iter().try_for_each(|peer| peer.give(number, &own));
-    let views = given.and_then(|()| peers.iter_mut().map(|peer| Ok((peer.rank, peer.take(number, bytes)?))).collect());
+    // One wait for all: the step as a whole has a limit, and ends with the failure of any rank.
+    let (patience, mut wait) = (Patience::new(group.watch(), true, group.timeout()), Wait::default());
+    let mut take = |peer: &mut Neighbour| peer.take(number, bytes, &mut || patience.rest(&mut wait));
+    let views = given.and_then(|()| peers.iter_mut().map(|peer| Ok((peer.rank, take(peer)?))).collect());
     Ok((own, group.agree(what, views)?))
 }
 
@@ -207,12 +217,12 @@ impl Neighbour {
     }
 
     /// Maps the common segment that the rank gives next.
-    fn take(&mut self, number: u64, len: usize) -> Result<SegmentView, Failure> {
+    fn take(&mut self, number: u64, len: usize, pause: Pause<'_>) -> Result<SegmentView, Failure> {
         loop {
-            let (given, given_len, view) = self.receive()?;
+            let (given, view) = self.receive(pause)?;
             if given > SCRATCH {
-                self.scratch = Some((given, Arc::new(view)));
-            } else if (given, given_len) == (number, len) {
+                self.keep_scratch(given, view)?;
+            } else if (given, view.bytes().len()) == (number, len) {
                 return Ok(view);
             } else {
                 return Err(self.astray());
@@ -221,30 +231,40 @@ impl Neighbour {
     }
 
     /// The scratch memory of a number, which the rank gave before it announced a message there.
-    fn scratch(&mut self, number: u64) -> Result<Arc<SegmentView>, Failure> {
+    fn scratch(&mut self, number: u64, pause: Pause<'_>) -> Result<Arc<SegmentView>, Failure> {
         loop {
             match &self.scratch {
                 Some((known, view)) if *known == number => return Ok(Arc::clone(view)),
                 _ if number <= SCRATCH => return Err(self.astray()),
                 _ => {}
             }
-            let (given, _, view) = self.receive()?;
-            if given <= SCRATCH {
-                return Err(self.astray());
-            }
-            self.scratch = Some((given, Arc::new(view)));
+            let (given, view) = self.receive(pause)?;
+            self.keep_scratch(given, view)?;
         }
     }
 
-    /// Maps the next segment that the rank gives; returns its number and length too.
-    fn receive(&self) -> Result<(u64, usize, SegmentView), Failure> {
+    /// Keeps scratch memory in place of the rank's last. Each has the next number and at least twice
+    /// the bytes, so a rank gives less than 64 of them.
+    fn keep_scratch(&mut self, number: u64, view: SegmentView) -> Result<(), Failure> {
+        let len = view.bytes().len();
+        let last = self.scratch.as_ref().map_or((SCRATCH, 0), |(number, view)| (*number, view.bytes().len()));
+        if number != last.0 + 1 || len <= last.1 || !len.is_power_of_two() {
+            return Err(self.astray());
+        }
+        self.scratch = Some((number, Arc::new(view)));
+        Ok(())
+    }
+
+    /// Maps the next segment that the rank gives; returns its number too.
+    fn receive(&self, pause: Pause<'_>) -> Result<(u64, SegmentView), Failure> {
+        let from = |failure: Failure| failure.context(format_args!("cannot get memory from rank {}", self.rank));
         let mut record = [0; RECORD];
-        let fd = pass::receive(&self.stream, &mut record)
-            .map_err(|error| Failure::new(format!("cannot get memory from rank {}: {error}", self.rank)))?;
+        let fd = pass::receive(&self.stream, &mut record, pause).map_err(from)?;
         let fd = fd.ok_or_else(|| self.astray())?;
         let word = |at: usize| record[at..at + 8].iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
         let len = usize::try_from(word(8)).unwrap_or(usize::MAX);
-        Ok((word(0), len, SegmentView::map(fd.as_fd(), len)?))
+        let view = SegmentView::map(fd.as_fd(), len).map_err(|error| from(error.into()))?;
+        Ok((word(0), view))
     }
 
     /// Announces posted messages while there is room.
@@ -327,3 +347,6 @@ impl SharedTensor {
         self.views.iter().map(|(rank, view)| (*rank, view.bytes()))
     }
 }
+
+#[cfg(test)]
+mod tests;

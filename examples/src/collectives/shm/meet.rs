@@ -7,16 +7,18 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::Failure;
 use crate::bootstrap::{Group, Watch};
+use crate::peer_text::PeerText;
 
 /// Pause between two looks for a connection.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -40,17 +42,26 @@ struct Door {
 }
 
 impl Door {
-    fn open() -> io::Result<Self> {
+    /// A door at which so many ranks may wait.
+    fn open(ranks: usize) -> io::Result<Self> {
         let mut random = [0; 2 * SECRET];
         File::open("/dev/urandom")?.read_exact(&mut random)?;
         let (name, secret) = random.split_at(SECRET);
         let name = name.iter().fold("rdma-shm-".to_owned(), |name, byte| format!("{name}{byte:02x}"));
         let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on a Unix socket: {error}"));
-        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?).map_err(named)?;
-        listener.set_nonblocking(true)?;
+        let listener = Self::listen(&name, ranks).map_err(named)?;
         let pid = i32::try_from(std::process::id()).map_err(io::Error::other)?;
         let secret = secret.try_into().map_err(io::Error::other)?;
         Ok(Self { listener, card: Card { name, secret, pid } })
+    }
+
+    fn listen(name: &str, ranks: usize) -> io::Result<UnixListener> {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        socket.bind(&abstract_address(name)?)?;
+        // Ranks call before this one accepts.
+        socket.listen(i32::try_from(ranks).unwrap_or(i32::MAX))?;
+        socket.set_nonblocking(true)?;
+        Ok(UnixListener::from(OwnedFd::from(socket)))
     }
 
     /// The next connection, and the rank that it comes from.
@@ -64,9 +75,13 @@ impl Door {
         if !cards.iter().flatten().any(|card| card.is_of_peer(&stream).unwrap_or(false)) {
             return Ok(None);
         }
-        set_timeouts(&stream, timeout)?;
+        // Every rank has written its hello before this one accepts.
+        stream.set_nonblocking(true)?;
         let mut hello = [0; HELLO];
-        (&stream).read_exact(&mut hello)?;
+        if !(&stream).read(&mut hello).is_ok_and(|read| read == HELLO) {
+            return Ok(None);
+        }
+        set_timeouts(&stream, timeout)?;
         let rank = hello[SECRET..].iter().fold(0, |rank, &byte| rank << 8 | usize::from(byte));
         let card = cards.get(rank).and_then(Option::as_ref);
         let is_rank = card.is_some_and(|card| card.is_of_peer(&stream).unwrap_or(false));
@@ -90,7 +105,11 @@ impl Card {
 
     /// Connects rank `rank` to the one of this card.
     fn connect(&self, rank: usize, timeout: Duration) -> io::Result<UnixStream> {
-        let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&self.name)?)?;
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        // The wait for a listener whose backlog is full has this limit.
+        socket.set_write_timeout(Some(timeout))?;
+        socket.connect(&abstract_address(&self.name)?)?;
+        let mut stream = UnixStream::from(OwnedFd::from(socket));
         if !self.is_of_peer(&stream)? {
             return Err(io::Error::other("another process has the name of its socket"));
         }
@@ -111,15 +130,15 @@ pub(super) struct Meeting {
 }
 
 /// A rank, and the reason why it cannot be reached.
-type Refusal = (usize, String);
+type Refusal = (usize, PeerText);
 
 /// Connects this rank to the other ranks of its host; collective. A pair of ranks is connected at
 /// both ends or at none.
 pub(super) fn connect(group: &mut Group) -> Result<Meeting, Failure> {
     let (rank, hosts) = (group.rank(), group.hosts());
-    let door = Door::open();
-    let card = door.as_ref().map(|door| door.card.clone()).map_err(ToString::to_string);
-    let cards: Vec<Result<Card, String>> = group.all_gather("the sockets for shared memory", &card)?;
+    let door = Door::open(hosts.len());
+    let card = door.as_ref().map(|door| door.card.clone()).map_err(|error| PeerText::from(error.to_string()));
+    let cards: Vec<Result<Card, PeerText>> = group.all_gather("the sockets for shared memory", &card)?;
     let mut streams: Vec<Option<UnixStream>> = cards.iter().map(|_| None).collect();
     let mut refusals = Vec::<Refusal>::new();
     for peer in (0..rank).filter(|&peer| hosts[peer] == hosts[rank]) {
@@ -136,7 +155,7 @@ pub(super) fn connect(group: &mut Group) -> Result<Meeting, Failure> {
     if let Ok(door) = &door {
         let cards: Vec<Option<Card>> = cards.into_iter().map(Result::ok).collect();
         let accepted = accept_all(door, &cards, &mut streams, &callers, (group.timeout(), &group.watch()));
-        let why = accepted.err().unwrap_or_default();
+        let why = PeerText::from(accepted.err().unwrap_or_default());
         missed.extend(callers.iter().filter(|&&peer| streams[peer].is_none()).map(|&peer| (peer, why.clone())));
     }
     let missed = group.all_gather("the connections for shared memory", &missed)?;
@@ -155,13 +174,13 @@ pub(super) fn connect(group: &mut Group) -> Result<Meeting, Failure> {
 
 /// Connects this rank to the one of a card, if both have a socket.
 fn call(
-    own: &Result<Card, String>,
-    peer: &Result<Card, String>,
+    own: &Result<Card, PeerText>,
+    peer: &Result<Card, PeerText>,
     rank: usize,
     timeout: Duration,
-) -> Result<UnixStream, String> {
-    own.as_ref().map_err(String::clone)?;
-    peer.as_ref().map_err(String::clone)?.connect(rank, timeout).map_err(|error| error.to_string())
+) -> Result<UnixStream, PeerText> {
+    own.as_ref().map_err(PeerText::clone)?;
+    peer.as_ref().map_err(PeerText::clone)?.connect(rank, timeout).map_err(|error| error.to_string().into())
 }
 
 /// Accepts the connections of the callers.
@@ -186,6 +205,10 @@ fn accept_all(
     Ok(())
 }
 
+fn abstract_address(name: &str) -> io::Result<SockAddr> {
+    SockAddr::unix(format!("\0{name}"))
+}
+
 fn set_timeouts(stream: &UnixStream, timeout: Duration) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(timeout))?;
@@ -205,15 +228,33 @@ mod tests {
 
     #[test]
     fn a_rank_is_accepted_and_knows_the_listener() {
-        let door = Door::open().unwrap();
+        let door = Door::open(1).unwrap();
         assert_eq!(accept(&door, &door.card), None);
         let _stream = door.card.connect(0, LONG).unwrap();
         assert_eq!(accept(&door, &door.card), Some(0));
     }
 
+    /// A connection that says nothing, or too little, keeps no other rank from being accepted.
+    #[test]
+    fn a_short_hello_is_refused_at_once() {
+        let door = Door::open(3).unwrap();
+        let connect = || {
+            UnixStream::from(OwnedFd::from({
+                let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+                socket.connect(&abstract_address(&door.card.name).unwrap()).unwrap();
+                socket
+            }))
+        };
+        let (_silent, mut short) = (connect(), connect());
+        short.write_all(&door.card.hello(0)[..HELLO - 1]).unwrap();
+        drop(connect());
+        let _stream = door.card.connect(0, LONG).unwrap();
+        assert_eq!([(); 4].map(|()| accept(&door, &door.card)), [None, None, None, Some(0)]);
+    }
+
     #[test]
     fn a_wrong_secret_and_another_process_are_refused() {
-        let door = Door::open().unwrap();
+        let door = Door::open(1).unwrap();
         let mut card = door.card.clone();
         card.secret[3] ^= 1;
         let _stream = card.connect(0, LONG).unwrap();

@@ -12,6 +12,7 @@ use crate::bootstrap::{Group, Place, Roles, Root, Terms, listen_locally};
 use crate::collectives::blocks::Blocks;
 use crate::collectives::element::{Element, Reduction};
 use crate::collectives::execute::{Execution, Memory};
+use crate::collectives::link::{Links, Slice};
 use crate::collectives::wait::Patience;
 use crate::collectives::{Algorithm, Collective, Job, build};
 
@@ -19,6 +20,16 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Runs `body` in `world` ranks that share memory. `job` is a number of the test's own.
 pub(super) fn ranks(world: usize, job: u64, body: impl Fn(&mut Host, &mut Group) + Clone + Send + 'static) {
+    patient_ranks(world, job, LONG, body);
+}
+
+/// Runs `body` as [`ranks`] does; a rank waits for another's memory to change for at most `stall`.
+fn patient_ranks(
+    world: usize,
+    job: u64,
+    stall: Duration,
+    body: impl Fn(&mut Host, &mut Group) + Clone + Send + 'static,
+) {
     let job = u64::from(std::process::id()) << 32 | job << 8 | world as u64;
     let (socket, address) = listen_locally(job).unwrap();
     let mut socket = Some(socket);
@@ -29,7 +40,7 @@ pub(super) fn ranks(world: usize, job: u64, body: impl Fn(&mut Host, &mut Group)
             thread::spawn(move || {
                 let terms = Terms::new("test", &json!({}), Roles::Ranks, LONG);
                 let mut group = Group::meet(place, &terms).unwrap();
-                let patience = Patience::new(group.watch(), true, LONG);
+                let patience = Patience::new(group.watch(), true, stall);
                 let (mut host, why_not) = Host::connect(&mut group, patience).unwrap();
                 assert!(host.is_whole(), "{why_not:?}");
                 body(&mut host, &mut group);
@@ -174,5 +185,87 @@ fn a_rank_that_gives_other_memory_than_agreed_is_named() {
     ranks(2, 4, |host, group| {
         let refused = host.allocate(group, 100 + group.rank()).unwrap_err().to_string();
         assert!(refused.contains("gave other memory than agreed"), "{refused}");
+    });
+}
+
+/// A generator of numbers that look random, the same in every run (xorshift).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// A word of the kinds that a rank might store: small, near a limit, or any.
+    fn word(&mut self, of: &[u64]) -> u64 {
+        let any = self.next();
+        match any % 4 {
+            0 => any >> 32 & 0xff,
+            1 => any,
+            2 => (1 << (any >> 32 & 0x3f)) - (any >> 40 & 1),
+            _ => of[usize::try_from(any >> 8).unwrap() % of.len()],
+        }
+    }
+}
+
+/// Whatever a rank announces, the other one gets bytes of the memory that it has mapped, or an
+/// error that does not take long.
+#[test]
+fn announcements_of_any_words_name_memory_or_fail() {
+    const LEN: usize = 64;
+    patient_ranks(2, 7, Duration::from_millis(20), |host, group| {
+        let tensor = host.allocate(group, 4096).unwrap();
+        host.scratch(5000).unwrap();
+        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+        let mut found = 0;
+        for _ in 0..20 {
+            group.barrier("announcements").unwrap();
+            if group.rank() == 1 {
+                for _ in 0..8 {
+                    let segment = numbers.word(&[tensor.number(), tensor.number(), 1 << 63 | 1]);
+                    let (start, len) = (numbers.word(&[0, 4032, 4033]), numbers.word(&[64, 64, 65]));
+                    host.post(0, mail::Announcement { segment, start, len }).unwrap();
+                }
+            }
+            group.barrier("announcements").unwrap();
+            for _ in 0..if group.rank() == 0 { 8 } else { 0 } {
+                let mut links = HostLinks::new(host, std::iter::once(&tensor), UNCUT).unwrap();
+                match links.arrived(1, LEN) {
+                    Ok(Some(slice)) => {
+                        assert_eq!(slice.len(), LEN);
+                        slice.addresses().unwrap();
+                        links.release(1).unwrap();
+                        found += 1;
+                    }
+                    Ok(None) => panic!("an announcement is lost"),
+                    Err(_) => host.mail().take(1).unwrap(),
+                }
+            }
+        }
+        assert!(group.rank() == 1 || found > 0);
+    });
+}
+
+/// A rank that counts as it likes neither stops another one for longer than its patience nor makes
+/// it touch other memory.
+#[test]
+fn counters_of_any_value_let_the_others_end() {
+    patient_ranks(2, 8, Duration::from_millis(20), |host, group| {
+        let tensor = host.allocate(group, 8192).unwrap();
+        let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
+        for round in 0..20 {
+            group.barrier("counters").unwrap();
+            if group.rank() == 1 {
+                (0..100).for_each(|_| host.clock().publish(numbers.word(&[u64::MAX, 1])).unwrap());
+            } else {
+                let bytes = if round % 2 == 0 { 64 } else { 8192 };
+                let all = AllReduce { host, input: &tensor, output: &tensor, bytes, reduction: Reduction::Sum };
+                // The result is wrong, if there is one.
+                drop(all.run::<f32>());
+            }
+        }
     });
 }
