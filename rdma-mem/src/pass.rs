@@ -39,8 +39,8 @@ pub fn send(socket: &UnixStream, record: &[u8], descriptor: Option<BorrowedFd<'_
 ///
 /// # Errors
 ///
-/// `UnexpectedEof` if the peer closed the socket; `EMFILE` if a descriptor came and this process may
-/// have no more of them; other errors of recvmsg; those of `pause`.
+/// `UnexpectedEof` if the peer closed the socket; `EMFILE` if a descriptor came and this process
+/// may have no more of them; other errors of recvmsg; those of `pause`.
 pub fn receive<E: From<io::Error>>(
     socket: &UnixStream,
     record: &mut [u8],

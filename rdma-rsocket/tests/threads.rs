@@ -95,9 +95,9 @@ fn a_signal_does_not_interrupt_a_shutdown() {
     for _ in 0..50 {
         // SAFETY: pthread_kill requires a thread that is not joined yet: it is below.
         unsafe { libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) };
-        std::thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
-    let reader = std::thread::spawn(move || server.read_to_end(&mut Vec::new()).map(|_| server));
+    let reader = thread::spawn(move || server.read_to_end(&mut Vec::new()).map(|_| server));
     assert_eq!(thread.join().expect("the thread"), Ok(()));
     drop(reader.join().expect("the reader").expect("the end"));
 }

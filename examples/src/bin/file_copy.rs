@@ -41,8 +41,8 @@ enum Command {
         address: String,
         /// The directory to write to; files of the same names are replaced
         directory: PathBuf,
-        /// Seconds after which a sender that sends nothing is disconnected; one that compares a long
-        /// file with an interrupted copy of it sends nothing meanwhile
+        /// Seconds after which a sender that sends nothing is disconnected; one that compares a
+        /// long file with an interrupted copy of it sends nothing meanwhile
         #[arg(long, value_name = "N", default_value = "3600", value_parser = cli::seconds)]
         idle: Duration,
     },

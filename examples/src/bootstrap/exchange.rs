@@ -1,10 +1,11 @@
 //! The connections of a rank, and the inboxes of its groups.
 //!
 //! A rank that breaks the protocol does not make this rank's memory grow. A gathering leaves each
-//! rank of a group with at most one frame that the receiver has not read: a rank sends its next part
-//! after the whole of the last one, which is sent when all parts were read. So an inbox takes one
-//! unread frame of each member, and there are inboxes for the groups that this rank has opened, and
-//! for the parts that its next split of one of them will make: a faster rank may be there already.
+//! rank of a group with at most one frame that the receiver has not read: a rank sends its next
+//! part after the whole of the last one, which is sent when all parts were read. So an inbox takes
+//! one unread frame of each member, and there are inboxes for the groups that this rank has opened,
+//! and for the parts that its next split of one of them will make: a faster rank may be there
+//! already.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,34 +14,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use socket2::Socket;
 
-use super::frame::{self, Content, Frame, Routed};
+use super::frame::{self, Content, Frame, GroupId, Routed};
 use super::meet::Until;
-
-/// The identity of a group at each of its ranks: empty for the whole job, else the numbers of the
-/// splits that led to it. A rank is in one part of each split, so parts of the same split need no
-/// identities of their own.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) struct GroupId(Vec<u32>);
-
-impl GroupId {
-    /// The identity of the parts of a group's split.
-    pub(super) fn part(&self, split: u32) -> Self {
-        Self(self.0.iter().copied().chain([split]).collect())
-    }
-
-    pub(super) fn is_whole(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The group whose split made this part, and the number of the split.
-    fn parent(&self) -> Option<(Self, u32)> {
-        let (&split, parent) = self.0.split_last()?;
-        Some((Self(parent.to_vec()), split))
-    }
-}
 
 /// One write end per connection, and the rank at its other end. Rank 0 has one for each other rank,
 /// the others have one for rank 0.

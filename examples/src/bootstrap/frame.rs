@@ -5,7 +5,6 @@ use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-use super::exchange::GroupId;
 use super::host::HostId;
 use super::json::Json;
 use super::terms::Settings;
@@ -71,6 +70,29 @@ pub(super) struct Routed {
     pub(super) from: usize,
     pub(super) to: Vec<usize>,
     pub(super) content: Content,
+}
+
+/// The identity of a group at each of its ranks: empty for the whole job, else the numbers of the
+/// splits that led to it. A rank is in one part of each split, so parts of the same split need no
+/// identities of their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct GroupId(Vec<u32>);
+
+impl GroupId {
+    /// The identity of the parts of a group's split.
+    pub(super) fn part(&self, split: u32) -> Self {
+        Self(self.0.iter().copied().chain([split]).collect())
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The group whose split made this part, and the number of the split.
+    pub(super) fn parent(&self) -> Option<(Self, u32)> {
+        let (&split, parent) = self.0.split_last()?;
+        Some((Self(parent.to_vec()), split))
+    }
 }
 
 /// The frames that ranks of a part of the job send to each other.

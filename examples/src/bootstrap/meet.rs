@@ -218,8 +218,8 @@ enum Rejected {
     Rank(PeerText),
 }
 
-/// Reads the introduction of a connection. Whatever the peer sends before it has named the job makes
-/// it a stranger.
+/// Reads the introduction of a connection. Whatever the peer sends before it has named the job
+/// makes it a stranger.
 fn hear(stream: &Socket, job: u64) -> Result<Hello, Rejected> {
     let stranger = |error: io::Error| {
         Rejected::Stranger(match error.kind() {

@@ -255,7 +255,8 @@ mod tests {
 
     #[test]
     fn a_file_that_changes_while_it_is_copied_is_no_success() {
-        let changes: [(&str, fn(&File)); 4] = [
+        type Change = fn(&File);
+        let changes: [(&str, Change); 4] = [
             ("overwritten", |file| file.write_all_at(b"C", 0).unwrap()),
             ("appended", |file| file.write_all_at(b"more", 8).unwrap()),
             ("truncated", |file| file.set_len(3).unwrap()),
@@ -285,7 +286,8 @@ mod tests {
 
     #[test]
     fn a_file_that_becomes_something_else_is_an_error() {
-        let changes: [(&str, fn(&Path)); 3] = [
+        type Change = fn(&Path);
+        let changes: [(&str, Change); 3] = [
             ("a FIFO", |path| mkfifo(path, Mode::from_bits_truncate(0o600)).unwrap()),
             ("a directory", |path| fs::create_dir(path).unwrap()),
             ("a link", |path| std::os::unix::fs::symlink("/etc/passwd", path).unwrap()),

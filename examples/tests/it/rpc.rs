@@ -73,7 +73,8 @@ fn a_client_that_calls_no_more_is_disconnected_unless_it_waits() {
         assert!(is_answered);
         let idle = Client::connect(node, server.address).await?;
         let _answer = idle.call(Method::Echo, b"early", LONG).await;
-        // Each call shows the server that the client is there, so they are further and further apart.
+        // Each call shows the server that the client is there, so they are further and further
+        // apart.
         let mut pause = Duration::from_secs(1);
         while idle.call(Method::Echo, b"late", LONG).await.is_ok() {
             assert!(pause < LONG, "the client is still served");

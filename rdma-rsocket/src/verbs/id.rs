@@ -302,8 +302,8 @@ impl Request {
         &mut self.0
     }
 
-    /// Moves the identifier to a channel of its own, whose descriptor is the socket's number. Events
-    /// that nobody has taken move too.
+    /// Moves the identifier to a channel of its own, whose descriptor is the socket's number.
+    /// Events that nobody has taken move too.
     pub(crate) fn migrate(self, channel: EventChannel) -> Result<Id, Errno> {
         let Self(Id { raw, .. }) = self;
         let channel = Arc::new(channel);

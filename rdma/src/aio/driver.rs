@@ -131,13 +131,13 @@ impl Driver {
         }
     }
 
-    /// Prepares a sleep of the program: takes the events that have made the descriptor readable, arms
-    /// the completion queue, and does a turn. Returns whether the program may sleep until the
+    /// Prepares a sleep of the program: takes the events that have made the descriptor readable,
+    /// arms the completion queue, and does a turn. Returns whether the program may sleep until the
     /// descriptor is readable; otherwise there may be more work, so arm again.
     ///
     /// A program with an event loop of its own arms, polls the tasks that the turn has woken, and
-    /// sleeps if it may. It may watch the descriptor by level or by edge. The end of the last handle
-    /// does not make the descriptor readable.
+    /// sleeps if it may. It may watch the descriptor by level or by edge. The end of the last
+    /// handle does not make the descriptor readable.
     ///
     /// # Errors
     ///

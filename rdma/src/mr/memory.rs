@@ -58,11 +58,11 @@ impl Placement for Gpu {
 ///
 /// * The pointer is valid for reads and writes of the given length (on the GPU if `Placement` is
 ///   [`Gpu`]) and does not move. The map of a file is valid only if nobody, in any process, can
-///   shorten the file: seal a memfd with `F_SEAL_SHRINK`. Only the code that received the pointer accesses the memory or
-///   asserts unique access to it; work of a GPU may access GPU memory, to which no reference
-///   exists. Until [`make_private`](Self::make_private) succeeds, other code may access host memory
-///   too, by the functions of [`rdma_mem`] alone. Moving the parts must not assert unique access
-///   either, so a `Box` must be taken apart into its raw pointer.
+///   shorten the file: seal a memfd with `F_SEAL_SHRINK`. Only the code that received the pointer
+///   accesses the memory or asserts unique access to it; work of a GPU may access GPU memory, to
+///   which no reference exists. Until [`make_private`](Self::make_private) succeeds, other code may
+///   access host memory too, by the functions of [`rdma_mem`] alone. Moving the parts must not
+///   assert unique access either, so a `Box` must be taken apart into its raw pointer.
 /// * Host memory is initialised.
 /// * Dropping the parts without `from_parts` leaks the memory. It must not unmap, free or reuse the
 ///   memory, unless freeing is sound at that time (the device has no access any more when parts are
@@ -81,9 +81,9 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     /// # Safety
     ///
     /// The arguments were returned by one call of `into_parts`, which is undone at most once, and
-    /// the device cannot access the memory any more. Other code that had access until `make_private`
-    /// still has it, unless `make_private` has succeeded; the owner is then dropped or returned, and
-    /// its contents are not lent.
+    /// the device cannot access the memory any more. Other code that had access until
+    /// `make_private` still has it, unless `make_private` has succeeded; the owner is then dropped
+    /// or returned, and its contents are not lent.
     unsafe fn from_parts(address: NonNull<u8>, len: usize, parts: Self::Parts) -> Self;
 
     /// Ends every access to the memory other than the device's. Called before the contents are lent

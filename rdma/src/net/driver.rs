@@ -66,8 +66,8 @@ impl Driver {
     /// Delivers up to `budget` completions, and all that is due; never sleeps. Returns the number
     /// of completions.
     ///
-    /// A program that sleeps between its turns must [`arm`](Self::arm) the driver: a turn leaves the
-    /// descriptor as it is.
+    /// A program that sleeps between its turns must [`arm`](Self::arm) the driver: a turn leaves
+    /// the descriptor as it is.
     ///
     /// # Errors
     ///
@@ -108,13 +108,13 @@ impl Driver {
     }
 
     /// Prepares a sleep of the program: takes what has made the descriptor readable, makes it
-    /// readable for what comes next, and does a turn. Returns whether the program may sleep until the
-    /// descriptor is readable; otherwise there may be more work, so arm again.
+    /// readable for what comes next, and does a turn. Returns whether the program may sleep until
+    /// the descriptor is readable; otherwise there may be more work, so arm again.
     ///
-    /// A program with an event loop of its own needs nothing else: it arms, polls the tasks that the
-    /// turn has woken, and sleeps if it may. It may watch the descriptor by level or by edge.
-    /// Everything that the driver waits for makes the descriptor readable, also its timeouts and the
-    /// end of the last handle.
+    /// A program with an event loop of its own needs nothing else: it arms, polls the tasks that
+    /// the turn has woken, and sleeps if it may. It may watch the descriptor by level or by edge.
+    /// Everything that the driver waits for makes the descriptor readable, also its timeouts and
+    /// the end of the last handle.
     ///
     /// # Errors
     ///

@@ -54,8 +54,8 @@ impl Node {
     /// # Errors
     ///
     /// `Refused` with the listener's reason, or if nothing listens at the address; `Timeout`;
-    /// `DriverGone`; `Closed` once the node shuts down; `Local` for errors of the device, and if the node has no room for another
-    /// connection.
+    /// `DriverGone`; `Closed` once the node shuts down; `Local` for errors of the device, and if
+    /// the node has no room for another connection.
     pub async fn connect(&self, to: SocketAddr) -> Result<Connection, Failure> {
         connect::connect(&self.handle.tables, to).await
     }
@@ -82,12 +82,12 @@ impl Node {
         listener::listen(&self.handle, at, options)
     }
 
-    /// Ends the node: refuses new connections, closes those that are there, and returns those that it
-    /// had to cut off after `time`.
+    /// Ends the node: refuses new connections, closes those that are there, and returns those that
+    /// it had to cut off after `time`.
     ///
     /// [`Listener::accept`] and [`connect`](Self::connect) fail with `Closed` from now on. On each
-    /// connection [`Receiver::next`](super::Receiver::next) returns the messages that have come, and
-    /// then `None`, whether the peer has ended its data or not: so a task that answers requests
+    /// connection [`Receiver::next`](super::Receiver::next) returns the messages that have come,
+    /// and then `None`, whether the peer has ended its data or not: so a task that answers requests
     /// sends its last answer, and drops the connection, which closes it. A connection that is left
     /// after `time` is cut off, whoever holds it: its peer learns that it is closed. The call then
     /// returns within [`NodeOptions::linger`].

@@ -47,7 +47,16 @@ fn unused_in_member(member: &Value) -> impl Iterator<Item = String> {
     let names = |dependency: &&str| {
         let mut git = Command::new("git");
         git.current_dir(Path::new(manifest).parent().unwrap_or(Path::new(".")));
-        git.args(["grep", "--untracked", "--quiet", "--word-regexp", &dependency.replace('-', "_"), "--", "*.rs"]);
+        git.args([
+            "grep",
+            "--untracked",
+            "--quiet",
+            "--word-regexp",
+            &dependency.replace('-', "_"),
+            "--",
+            "*.rs",
+            "src/*.md",
+        ]);
         git.status().is_ok_and(|status| status.success())
     };
     let unused = dependencies(member).filter(move |dependency| !names(dependency));

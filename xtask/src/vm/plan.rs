@@ -12,7 +12,8 @@ use serde_json::Value;
 use crate::system::{self, at, cargo, list, output, read};
 
 /// Time limit of one test or program, in seconds. It is longer than the longest wait in a test (240
-/// s, for a message of 1 GiB), so that a test that waits in vain says itself what it has waited for.
+/// s, for a message of 1 GiB), so that a test that waits in vain says itself what it has waited
+/// for.
 const LIMIT: u32 = 300;
 /// Test binaries that need a compiler but no device.
 const NOT_FOR_A_DEVICE: [&str; 1] = ["compile_fail"];

@@ -164,8 +164,8 @@ impl Job {
         Ok(())
     }
 
-    /// Where the input and the output of a collective lie at this rank. A position beyond the address
-    /// space becomes its end.
+    /// Where the input and the output of a collective lie at this rank. A position beyond the
+    /// address space becomes its end.
     #[must_use]
     pub fn layout(&self, op: Collective) -> Layout {
         if self.is_aggregator() {

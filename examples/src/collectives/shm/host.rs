@@ -243,8 +243,8 @@ impl Neighbour {
         }
     }
 
-    /// Keeps scratch memory in place of the rank's last. Each has the next number and at least twice
-    /// the bytes, so a rank gives less than 64 of them.
+    /// Keeps scratch memory in place of the rank's last. Each has the next number and at least
+    /// twice the bytes, so a rank gives less than 64 of them.
     fn keep_scratch(&mut self, number: u64, view: SegmentView) -> Result<(), Failure> {
         let len = view.bytes().len();
         let last = self.scratch.as_ref().map_or((SCRATCH, 0), |(number, view)| (*number, view.bytes().len()));

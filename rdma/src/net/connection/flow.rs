@@ -628,8 +628,8 @@ impl Flow {
         self.pump(now);
     }
 
-    /// Ends the data of the peer for the application, after the messages that have come, and cuts the
-    /// connection off at a time.
+    /// Ends the data of the peer for the application, after the messages that have come, and cuts
+    /// the connection off at a time.
     pub(super) fn shut_down(&mut self, by: Instant, now: Instant) {
         self.receiver_is_gone = true;
         self.assembly = Vec::new();
