@@ -269,6 +269,7 @@ impl Error {
     }
 
     /// An error of the standard library, or one of this crate that has become such an error.
+    #[cfg(feature = "aio")]
     pub(crate) fn from_io(operation: Operation, error: &io::Error) -> Self {
         match error.get_ref().and_then(|inner| inner.downcast_ref::<Self>()) {
             Some(inner) => Self { operation, ..*inner },
@@ -613,6 +614,7 @@ mod tests {
         let error = crate::WcError { status: crate::WcStatus::LOC_PROT_ERR, vendor_err: 0x51 };
         let sentence = "local protection error: a local key does not cover the buffer (vendor code 0x51)";
         assert_eq!(format!("{error:?}"), sentence);
+        #[cfg(feature = "aio")]
         assert_eq!(format!("{:?}", crate::aio::Error::from(error)), sentence);
         let error = crate::OpenError::PortDown { name: "mlx5_0".into(), port: None };
         assert_eq!(format!("{error:?}"), error.to_string());

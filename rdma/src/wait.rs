@@ -1,5 +1,6 @@
 //! Waits on file descriptors with a deadline, and lends descriptors to callers.
 
+#[cfg(feature = "net")]
 use std::io;
 #[cfg(feature = "net")]
 use std::net::{SocketAddr, TcpStream};
