@@ -46,7 +46,7 @@ pub(crate) fn line<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Erro
     PeerText::deserialize(from).map(|text| text.0)
 }
 
-/// Reads a field that may be missing as [`line`] does.
+/// Reads a field that may be missing as [`line()`] does.
 pub(crate) fn optional_line<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     Option::<PeerText>::deserialize(from).map(|text| text.map(|text| text.0))
 }
