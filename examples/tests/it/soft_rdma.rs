@@ -156,14 +156,21 @@ fn a_program_with_a_renamed_library_needs_a_preload() {
     let soname = format!("-Wl,-soname,{name}");
     let copied = "struct ibv_device **ibv_get_device_list(int *count);\n\
                   struct ibv_device **ibv_get_device_list(int *count) { *count = 77; return 0; }\n";
-    let _out = has_succeeded("cc", &compiler.run("copy", copied, &["-shared", "-fPIC", "-o", &copy, &soname]).unwrap());
+    // A renamed copy keeps its symbol versions.
+    let versions = compiler.output("copy.map");
+    std::fs::write(&versions, "IBVERBS_1.1 { global: ibv_get_device_list; };").unwrap();
+    let versions = format!("-Wl,--version-script={versions}");
+    let built = compiler.run("copy", copied, &["-shared", "-fPIC", "-o", &copy, &soname, &versions]).unwrap();
+    let _out = has_succeeded("cc", &built);
     let source = "#include <stdio.h>\n\
                   struct ibv_device **ibv_get_device_list(int *count);\n\
                   int main(void) { int count; ibv_get_device_list(&count); printf(\"%d devices\\n\", count); return 0; }\n";
     let path = Path::new(&copy).parent().unwrap().display().to_string();
     let _out = has_succeeded(
         "cc",
-        &compiler.run("carrier", source, &["-o", &program, &copy, &format!("-Wl,-rpath,{path}")]).unwrap(),
+        &compiler
+            .run("carrier", source, &["-o", &program, "-Wl,--no-as-needed", &copy, &format!("-Wl,-rpath,{path}")])
+            .unwrap(),
     );
     assert_eq!(has_succeeded("its own copy", &launch(&folder, &[&program])), "77 devices\n");
     let checked = launch(&folder, &["--check", &program]);
