@@ -259,7 +259,7 @@ fn the_program_and_each_tap_see_every_event_once() {
         testing::raise(context.as_raw(), raw);
     };
     let port = |event: Result<Option<AsyncEvent>>| event.unwrap().map(|event| event.source);
-    // Whoever takes an event leaves copies, and all see them in one order.
+    // The taker of an event leaves a copy for each other reader, and all read in one order.
     raise(1);
     assert_eq!(port(taps[0].next()), Some(EventSource::Port(1)));
     raise(2);

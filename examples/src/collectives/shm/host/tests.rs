@@ -39,7 +39,7 @@ fn patience(stall: Duration) -> Patience {
     Patience::new(Watch::new(), true, stall)
 }
 
-/// What is said when rank 1 has given the wrong memory.
+/// The error for memory that rank 1 gave and the ranks have not agreed on.
 fn said(give: impl FnOnce(&UnixStream)) -> String {
     let (mut peer, other) = pair();
     give(&other);
