@@ -342,22 +342,39 @@ fn a_c_program_says_why_a_peer_is_not_reached() {
     has_failed("soft-rdma", &launch(&folder, &["--quiet", "--log", "debug", "true"]), "--quiet");
 }
 
+/// Takes what the heap has in small pieces, until the system has given it more.
+const HEAP: &str = r#"
+#include <malloc.h>
+#include <stdlib.h>
+static int grow_heap(void) {
+    const void *end = sbrk(0);
+    while (sbrk(0) == end)
+        if (!malloc(4096))
+            return 0;
+    return 1;
+}
+"#;
+
 /// A limit of the address space, after which the program's link cannot be made.
 #[test]
 fn a_c_program_says_which_call_a_limit_has_refused() {
     let folder = folder("limit");
-    // Room for small allocations, and none for the stack of a thread.
-    let limit = "unsigned long pages;
+    // Room for small maps, and none for the stack of a thread. What is allocated is in the heap,
+    // which has a mebibyte to spare.
+    let limit = "CHECK(mallopt(M_TOP_PAD, 1 << 20) && grow_heap());
+                 unsigned long pages;
                  FILE *used = fopen(\"/proc/self/statm\", \"r\");
                  CHECK(used && fscanf(used, \"%lu\", &pages) == 1);
                  struct rlimit limit = { pages * getpagesize() + (200 << 10), RLIM_INFINITY };
                  CHECK(!setrlimit(RLIMIT_AS, &limit));
-                 struct ibv_sge sge =";
+                 join(context, qps[0]";
     let source = SENDER.replace(".dest_qp_num = to->qp_num,", ".dest_qp_num = to->qp_num ^ 1 << 23,");
-    let source = source.replace("struct ibv_sge sge =", limit);
-    let source = format!("#include <sys/resource.h>\n#include <unistd.h>\n{source}");
+    let source = source.replace("    join(context, qps[0]", limit);
+    let source = format!("#include <sys/resource.h>\n#include <unistd.h>\n{HEAP}{source}");
     let Some(program) = compile(&folder, "limit", &source) else { return };
-    let output = launch(&folder, &[&program]);
+    let mut command = launcher(&folder, &[&program]);
+    // A heap for each thread counts as 64 MiB, and as 128 MiB while it is made.
+    let output = finish(command.env("MALLOC_ARENA_MAX", "1").spawn().unwrap());
     let out = has_succeeded("limit", &output);
     assert!(out.to_lowercase().starts_with("transport retry counter exceeded\n"), "{out}");
     let said = text(&output.stderr);
