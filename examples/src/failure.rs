@@ -70,6 +70,11 @@ impl Failure {
         Self::new(format!("cannot start {what}: {error}{hint}"))
     }
 
+    /// A failure for want of memory.
+    pub(crate) fn out_of_memory(what: impl fmt::Display) -> Self {
+        Self::new(format!("{what}{}", out_of_memory_hint()))
+    }
+
     /// A failure caused by invalid arguments.
     pub fn usage(text: impl Into<String>) -> Self {
         Self::of(Kind::Usage, text)
@@ -249,11 +254,11 @@ impl From<rdma::EndpointError> for Failure {
 fn out_of_memory_hint() -> String {
     use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
     let advice = "give smaller sizes or fewer ranks";
-    match getrlimit(Resource::RLIMIT_MEMLOCK) {
-        Ok((soft, _)) if soft != RLIM_INFINITY => {
-            format!("; {advice}, or more lockable memory than {} KiB (`ulimit -l`)", soft / 1024)
-        }
-        _ => format!("; {advice}"),
+    let limit = |resource| getrlimit(resource).ok().map(|(soft, _)| soft).filter(|&soft| soft != RLIM_INFINITY);
+    match (limit(Resource::RLIMIT_AS), limit(Resource::RLIMIT_MEMLOCK)) {
+        (Some(space), _) => format!("; {advice}, or a larger address space than {} MiB (`ulimit -v`)", space >> 20),
+        (None, Some(locked)) => format!("; {advice}, or more lockable memory than {} KiB (`ulimit -l`)", locked >> 10),
+        (None, None) => format!("; {advice}"),
     }
 }
 

@@ -83,10 +83,11 @@ fn refused_waits_name_their_system_call() {
     let channel = EventChannel::new(&context).unwrap();
     let waiting = thread::spawn(move || {
         refuse(libc::SYS_ppoll).ok()?;
-        let soon = Some(Duration::from_millis(1));
+        // So long that it has not passed before the first call.
+        let long = Some(Duration::from_secs(600));
         let mut poller = cq.poller();
         poller.set_backoff(Backoff::SLEEP);
-        Some([poller.wait(soon).map(drop).unwrap_err(), channel.next_event(soon).map(drop).unwrap_err()])
+        Some([poller.wait(long).map(drop).unwrap_err(), channel.next_event(long).map(drop).unwrap_err()])
     });
     let Some(errors) = waiting.join().unwrap() else { return };
     for (error, operation) in errors.into_iter().zip([Operation::GetCqEvent, Operation::GetCmEvent]) {

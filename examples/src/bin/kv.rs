@@ -121,7 +121,7 @@ fn serve(
         let limits = ListenOptions::new().first_message(FIRST_REQUEST).idle(options.idle);
         let listener = service::listen(&node, address, &limits)?;
         if options.tcp {
-            kv::tcp::start(listener.local_addr(), &table).await?;
+            kv::tcp::start(listener.local_addr(), &table, options.idle).await?;
         }
         started(listener.local_addr())?;
         kv::serve(listener, table).await

@@ -1,5 +1,7 @@
 use std::io::Write;
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use serde_json::json;
@@ -181,21 +183,25 @@ fn a_silent_root_is_given_up_and_named() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let (listener, address) = listener();
-    let zero = zero(listener, Duration::from_secs(6), |mut group| {
-        let late = group.barrier("the show").unwrap_err().to_string();
-        (late, group.wait_for_work("the show"))
+    let is_late = Arc::new(AtomicBool::new(false));
+    let zero = zero(listener, Duration::from_secs(3), {
+        let is_late = Arc::clone(&is_late);
+        move |mut group| {
+            let late = group.barrier("the show").unwrap_err().to_string();
+            is_late.store(true, Ordering::Relaxed);
+            (late, group.wait_for_work("the show"))
+        }
     });
     let mut stream = one(&address);
     answer(&mut stream);
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_millis(7000) {
+    while !is_late.load(Ordering::Relaxed) {
         put(&mut stream, &Frame::Alive);
         thread::sleep(Duration::from_millis(20));
     }
     // A rank that is known to work alone is waited for as long as it is alive.
     put(&mut stream, &Frame::Part("the show".into(), Json::of(&()).unwrap()));
     let (late, worked) = zero.join().unwrap().unwrap();
-    assert_eq!(late, "rank 1 is alive, but has not come within 6 s (waiting for the show); --timeout gives it longer");
+    assert_eq!(late, "rank 1 is alive, but has not come within 3 s (waiting for the show); --timeout gives it longer");
     worked.unwrap();
 }
 

@@ -13,6 +13,9 @@ use crate::exposed_table::{ExposedTable, Refusal};
 use crate::message::{decode, encode};
 use crate::service::{serve_all, unless_closed};
 
+/// Memory that must be left when the table is made.
+const HEADROOM: usize = 48 << 20;
+
 /// Options of a server.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct ServerOptions {
@@ -38,9 +41,16 @@ impl ServerOptions {
     /// An empty table, in memory that clients may read.
     ///
     /// # Errors
-    /// Too little memory for the keys; errors of the device.
+    /// Too little memory for the keys; so much that too little is left for clients; errors of the
+    /// device.
     pub fn table(&self, pd: &ProtectionDomain) -> Result<ExposedTable, Failure> {
-        ExposedTable::new(pd, self.keys, self.memory.0, Duration::from_millis(self.grace))
+        let table = ExposedTable::new(pd, self.keys, self.memory.0, Duration::from_millis(self.grace))?;
+        // A small allocation that is refused ends the process without a word of the reason.
+        let room = Vec::<u8>::new().try_reserve_exact(HEADROOM);
+        room.map_err(|_| {
+            Failure::out_of_memory(format_args!("a table of {} leaves no memory for clients", self.memory))
+        })?;
+        Ok(table)
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 
 use super::client::{outcome, unknown};
 use super::server::answer;
@@ -20,36 +21,38 @@ const SHORTAGE: Duration = Duration::from_millis(50);
 /// Longest request or answer.
 const MAX_FRAME: usize = MAX_KEY + MAX_VALUE + 64;
 
-/// Starts to serve TCP at the address of a server.
+/// Starts to serve TCP at the address of a server. A client that for `idle` asks nothing, or takes
+/// no answer, is disconnected.
 ///
 /// # Errors
 /// If the port is taken.
-pub async fn start(address: SocketAddr, table: &Arc<ExposedTable>) -> Result<(), Failure> {
+pub async fn start(address: SocketAddr, table: &Arc<ExposedTable>, idle: Duration) -> Result<(), Failure> {
     let advice = "leave out --tcp, and give `load` --transport rdma";
     let taken = "the port is taken on iWARP and with --exchange tcp";
     let cannot = |error| Failure::new(format!("cannot listen on {address} over TCP: {error}; {taken}: {advice}"));
     let listener = TcpListener::bind(address).await.map_err(cannot)?;
-    tokio::spawn(serve(listener, Arc::clone(table)));
+    tokio::spawn(serve(listener, Arc::clone(table), idle));
     Ok(())
 }
 
 /// Serves all clients of a listener, each in a task of its own. A shortage of files makes clients
 /// wait.
-async fn serve(listener: TcpListener, table: Arc<ExposedTable>) {
+async fn serve(listener: TcpListener, table: Arc<ExposedTable>, idle: Duration) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(SHORTAGE).await;
             continue;
         };
         let table = Arc::clone(&table);
-        tokio::spawn(async move { serve_client(Frames::new(stream)?, &table).await });
+        tokio::spawn(async move { serve_client(Frames::new(stream)?, &table, idle).await });
     }
 }
 
-async fn serve_client(mut frames: Frames, table: &ExposedTable) -> Result<(), Failure> {
+async fn serve_client(mut frames: Frames, table: &ExposedTable, idle: Duration) -> Result<(), Failure> {
+    let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     loop {
-        let answer = answer(table, frames.next().await?)?;
-        frames.send(&answer).await?;
+        let answer = answer(table, timeout(idle, frames.next()).await.map_err(late)??)?;
+        timeout(idle, frames.send(&answer)).await.map_err(late)??;
     }
 }
 

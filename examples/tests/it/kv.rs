@@ -1,6 +1,6 @@
 //! `kv` on the software device: the commands, a server that dies, and clients that break the rules.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -138,6 +138,24 @@ fn a_client_that_sends_nothing_more_is_disconnected() {
         Ok(client.next().await.map(|message| message.is_some()))
     });
     assert_ne!(ended.unwrap(), Ok(true));
+}
+
+/// A limit that leaves room for the table, and none for what comes after it.
+#[test]
+fn a_table_that_leaves_no_memory_is_refused() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 110000; exec \"$0\" load --seconds=1", env!("CARGO_BIN_EXE_kv")]);
+    has_failed("kv", &command.output().unwrap(), "(`ulimit -v`)");
+}
+
+#[test]
+fn clients_over_tcp_that_do_nothing_more_are_disconnected() {
+    let server = Server::start("kv", &[&SERVE[..], &["--keys=100", "--idle=1", "--tcp"]].concat());
+    let (mut silent, mut deaf) = [(); 2].map(|()| TcpStream::connect(server.address).unwrap()).into();
+    // The request that asks where the table is. Without the server's limit this never ends.
+    let requests = [1, 0, 0, 0, 0].repeat(10_000);
+    while deaf.write_all(&requests).is_ok() {}
+    assert!(matches!(silent.read(&mut [0]), Ok(0) | Err(_)));
 }
 
 #[test]

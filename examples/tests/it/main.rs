@@ -15,6 +15,7 @@ mod gpu_doctor;
 #[cfg(feature = "cuda")]
 mod gpu_memory;
 mod in_network;
+mod interruptions;
 mod kv;
 mod launchers;
 mod pairs;

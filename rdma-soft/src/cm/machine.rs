@@ -24,6 +24,7 @@ const MAX_MEANINGLESS: u8 = 64;
 
 /// Reason codes of rejections that the machine itself sends.
 pub(super) mod reason {
+    pub(crate) const NO_RESOURCES: u16 = 3;
     pub(crate) const TIMEOUT: u16 = 4;
     pub(crate) const INVALID_SERVICE_ID: u16 = 8;
     pub(crate) const CONSUMER_DEFINED: u16 = 28;
@@ -35,6 +36,7 @@ pub(super) mod sidr {
     pub(crate) const SUCCESS: u8 = 0;
     pub(crate) const UNSUPPORTED: u8 = 1;
     pub(crate) const REJECT: u8 = 2;
+    pub(crate) const NO_QP: u8 = 3;
 }
 
 /// Timeouts of a machine in nanoseconds, and its number of retries.

@@ -19,8 +19,8 @@ use nix::errno::Errno as SystemErrno;
 
 use super::channel::{Channel, Target};
 use super::entry::{Entry, Link, Role};
-use super::machine::{Machine, Timers};
-use super::message::{Message, Req, SidrReq};
+use super::machine::{Machine, Timers, reason, sidr};
+use super::message::{Message, Rej, Req, SidrRep, SidrReq};
 use super::{port, report};
 use crate::engine::{Errno, Time};
 use crate::log::log;
@@ -67,6 +67,9 @@ pub(super) struct State {
     event_loop: Arc<EventLoop>,
     /// Time at which the thread's alarm is set to fire.
     alarm: Time,
+    /// A descriptor that is open for no purpose but to be closed, so that connections can be refused
+    /// when no other is left.
+    spare: Option<Socket>,
 }
 
 impl Service {
@@ -99,6 +102,7 @@ impl Service {
             next: 1,
             event_loop: Arc::clone(&event_loop),
             alarm: Time(u64::MAX),
+            spare: Some(Socket::new()?),
         };
         Ok(Self { state: Mutex::new(state), event_loop })
     }
@@ -229,6 +233,9 @@ impl State {
                     use SystemErrno::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
                     if matches!(error.errno, EMFILE | ENFILE | ENOBUFS | ENOMEM) {
                         log!(WARN, %error, "soft0: a listener cannot take a connection now");
+                        if matches!(error.errno, EMFILE | ENFILE) {
+                            self.turn_away(key);
+                        }
                         self.rest(key, Some(now().after(REST)));
                     }
                     return;
@@ -254,6 +261,29 @@ impl State {
                 self.hear(new);
             }
         }
+    }
+
+    /// Refuses the connections that wait at a listener for want of descriptors: each takes the place
+    /// of the spare one. Another thread may take the place first: then they wait.
+    fn turn_away(&mut self, key: u64) {
+        self.spare = None;
+        for _ in 0..TURN {
+            let listening = self.entries.get(&key).and_then(Entry::listening);
+            let Some(Ok(socket)) = listening.map(Socket::accept) else { break };
+            if !socket.peer().is_ok_and(|peer| peer.is_own_user()) {
+                continue;
+            }
+            let request = match socket.receive() {
+                Ok(Received::Packet(packet)) => Message::decode(&packet.bytes),
+                _ => None,
+            };
+            let refusal = match request {
+                Some(Message::SidrReq(_)) => Message::SidrRep(SidrRep { status: sidr::NO_QP, ..SidrRep::default() }),
+                _ => Message::Rej(Rej { reason: reason::NO_RESOURCES, ..Rej::default() }),
+            };
+            let _gone = socket.send(&refusal.encode());
+        }
+        self.spare = Socket::new().ok();
     }
 
     /// Receives the first packet of a connection.

@@ -9,3 +9,4 @@ mod common;
 mod connections;
 mod hostile;
 mod queue_pairs;
+mod signals;

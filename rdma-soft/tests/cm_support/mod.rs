@@ -159,11 +159,17 @@ impl Channel {
 
     /// Whether an event comes within `patience`.
     pub(crate) fn is_readable(&self, patience: Duration) -> bool {
-        let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
-        let timeout = c_int::try_from(patience.as_millis()).unwrap();
-        // SAFETY: one valid pollfd.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, timeout) };
-        ready == 1 && poll.revents & libc::POLLIN != 0
+        let end = Instant::now() + patience;
+        loop {
+            let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
+            let left = end.saturating_duration_since(Instant::now());
+            let timeout = c_int::try_from(left.as_micros().div_ceil(1000)).unwrap();
+            // SAFETY: one valid pollfd.
+            match unsafe { libc::poll(&raw mut poll, 1, timeout) } {
+                -1 if errno() == libc::EINTR => {}
+                ready => return ready == 1 && poll.revents & libc::POLLIN != 0,
+            }
+        }
     }
 
     pub(crate) fn id(&self, ps: rdma_port_space) -> Id {

@@ -1,7 +1,9 @@
 //! Connections between two processes: the death of one in every state, a stopped process, forks;
 //! and what the environment changes: timeouts, and the number of devices.
 
+use std::fs::File;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use rdma_test_support::{Peer, first, passes_alone, role};
 use crate::cm_support::*;
 
 const TCP: rdma_port_space = rdma_port_space::RDMA_PS_TCP;
+const UDP: rdma_port_space = rdma_port_space::RDMA_PS_UDP;
 
 /// A second process with an id and a listener.
 struct Puppet(Peer);
@@ -322,6 +325,32 @@ fn no_descriptors() {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
     assert_eq!((short, id.bind(nowhere)), (libc::EMFILE, libc::ENODEV));
     assert_eq!(id.bind(loopback(0)), 0);
+}
+
+/// Clients of a listener whose process has no descriptor for another connection learn it, and do
+/// not wait for their retries.
+#[test]
+fn a_listener_without_free_descriptors_refuses() {
+    passes_alone(&["cm_processes::no_descriptor_for_connections"], &[]);
+}
+
+#[test]
+#[ignore = "run by a_listener_without_free_descriptors_refuses"]
+fn no_descriptor_for_connections() {
+    for (space, refused) in [(TCP, Event::RDMA_CM_EVENT_REJECTED), (UDP, Event::RDMA_CM_EVENT_UNREACHABLE)] {
+        let (_listener, _channel, to) = listener(space, 4);
+        let (id, channel) = resolved(space, to);
+        // Takes the smallest number that is free, which is beyond the limit then.
+        let free = File::open("/dev/null").unwrap();
+        let limit = libc::rlimit { rlim_cur: u64::try_from(free.as_raw_fd()).unwrap(), rlim_max: 1024 };
+        // SAFETY: setrlimit reads a limit that lives during the call. What is open stays open.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        assert_eq!(id.connect(b"", 5), 0);
+        channel.expect_status(refused, 3);
+        let limit = libc::rlimit { rlim_cur: 1024, ..limit };
+        // SAFETY: setrlimit reads a limit that lives during the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    }
 }
 
 /// The ids of a destroyed channel end, as in the kernel. librdmacm forbids any use of such an id;

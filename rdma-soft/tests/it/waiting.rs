@@ -2,12 +2,13 @@
 //! themselves, and the agent takes over when they leave.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use nix::sys::signal::{SaFlags, Signal};
 use rdma_sys::*;
-use rdma_test_support::{passes_alone, until};
+use rdma_test_support::{passes_alone, signals, until};
 
 use crate::common::datagram::Datagrams;
 use crate::common::puppet::{self, Puppet};
@@ -230,18 +231,6 @@ fn a_child_that_is_forked_meanwhile_does_not_disturb_the_thread() {
     other.finish();
 }
 
-extern "C" fn on_signal(_signal: libc::c_int) {}
-
-/// Installs a handler that does nothing.
-fn handle(signal: libc::c_int, flags: libc::c_int) {
-    // SAFETY: all zeroes is a value of the structure.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as libc::sighandler_t;
-    action.sa_flags = flags;
-    // SAFETY: a valid action whose handler is async-signal-safe.
-    assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
-}
-
 /// Sends a signal to a thread that waits in the call, until `done`.
 fn signal(thread: &JoinHandle<io::Result<usize>>, signal: libc::c_int, mut done: impl FnMut() -> bool) {
     use std::os::unix::thread::JoinHandleExt;
@@ -263,7 +252,7 @@ fn interrupted_by_signals() {
         let_sleep();
         waiter
     };
-    handle(libc::SIGUSR1, libc::SA_RESTART);
+    signals::handle(Signal::SIGUSR1, SaFlags::SA_RESTART);
     let waiter = wait();
     let mut signals = 0;
     signal(&waiter, libc::SIGUSR1, || {
@@ -274,7 +263,7 @@ fn interrupted_by_signals() {
     send(&mut other);
     join(waiter).unwrap();
 
-    handle(libc::SIGUSR1, 0);
+    signals::handle(Signal::SIGUSR1, SaFlags::empty());
     for _ in 0..3 {
         let waiter = wait();
         signal(&waiter, libc::SIGUSR1, || waiter.is_finished());
@@ -297,7 +286,7 @@ fn interrupted_once() {
     // No wait has read this handler, and none sees it afterwards.
     until("the signal has its effect", || {
         use std::os::unix::thread::JoinHandleExt;
-        handle(libc::SIGUSR2, libc::SA_RESETHAND);
+        signals::handle(Signal::SIGUSR2, SaFlags::SA_RESETHAND);
         // SAFETY: the thread is not joined yet.
         unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGUSR2) };
         let_sleep();
@@ -316,32 +305,17 @@ fn a_handler_that_resets_itself_interrupts_too() {
 #[test]
 #[ignore = "run by only_the_calls_that_wait_for_events_are_interrupted"]
 fn in_a_storm_of_signals() {
-    handle(libc::SIGUSR1, 0);
-    // SAFETY: the function has no requirement.
-    let target = unsafe { libc::pthread_self() };
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                // SAFETY: the thread lives: it waits for the end of this one.
-                unsafe { libc::pthread_kill(target, libc::SIGUSR1) };
-                thread::sleep(Duration::from_micros(50));
-            }
-        });
-        let worked = std::panic::catch_unwind(|| {
-            for _ in 0..50 {
-                // Each call that makes, connects or destroys an object is checked.
-                let side = Side::new(Config { shared: true, ..Config::default() });
-                side.connect(side.endpoint());
-                assert_eq!(side.post_recv(1, &[side.sge(0, 8)]), 0);
-                assert_eq!(side.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 2, &[side.sge(8, 8)])), 0);
-                assert_ne!(side.wait().wr_id, side.wait().wr_id);
-                drop(side);
-                drop(Datagrams::new());
-            }
-        });
-        is_over.store(true, Ordering::Relaxed);
-        assert!(worked.is_ok());
+    signals::in_storm(SaFlags::empty(), || {
+        for _ in 0..50 {
+            // Each call that makes, connects or destroys an object is checked.
+            let side = Side::new(Config { shared: true, ..Config::default() });
+            side.connect(side.endpoint());
+            assert_eq!(side.post_recv(1, &[side.sge(0, 8)]), 0);
+            assert_eq!(side.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 2, &[side.sge(8, 8)])), 0);
+            assert_ne!(side.wait().wr_id, side.wait().wr_id);
+            drop(side);
+            drop(Datagrams::new());
+        }
     });
 }
 

@@ -4,6 +4,7 @@
 //! * [`passes_alone`]: runs tests that need a process and an environment of their own.
 //! * [`holds_in_child`]: a check in a forked child.
 //! * [`program`]: runs a program under a time limit and checks how it ended.
+//! * [`signals`]: signals that interrupt system calls.
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
 //! * [`OnEvent`] and [`where_logging_panics`]: log subscribers from a function.
 //! * [`skip`] and [`lacks`]: report tests that cannot run here; [`has_recorded_compiler`] asks for
@@ -18,6 +19,7 @@ mod compiler;
 mod forked;
 mod peer;
 pub mod program;
+pub mod signals;
 mod subscriber;
 
 use std::io::Write as _;

@@ -2,7 +2,7 @@
 
 use Kind::{
     Alone, CmClient, CmGroup, CmPair, CmService, Compat, Crate, Example, ExampleCm, ExamplePingpong, Fabric, Mpi,
-    Perftest, Pingpong, Rping, Suite, Ucx,
+    Perftest, Pingpong, Rping, Rsockets, Suite, Ucx,
 };
 
 /// The workspace's program that is a peer of `ibv_*_pingpong`.
@@ -60,6 +60,8 @@ pub(super) enum Kind {
     CmGroup,
     /// `rdma_client` after `rdma_server`
     CmPair,
+    /// `iperf3`, whose sockets become rsockets by rdma-core's preload library.
+    Rsockets,
     /// libfabric's `fi_pingpong`
     Fabric,
     /// `ucx_perftest`
@@ -93,6 +95,7 @@ impl Kind {
             Self::ExampleCm => pair(format!("-b 127.0.0.1 -p {port}"), "-s 127.0.0.1"),
             Self::CmGroup => (String::new(), "-s".to_owned()),
             Self::CmPair => pair(format!("-p {port}"), "-s 127.0.0.1"),
+            Self::Rsockets => (format!("-s -1 -p {port}"), format!("-c 127.0.0.1 -p {port} -n 64M")),
             Self::Fabric => (format!("-B {port}"), format!("-P {port} 127.0.0.1")),
             Self::Ucx => pair(format!("-p {port}"), "127.0.0.1"),
         }
@@ -154,6 +157,7 @@ impl Case {
             (Alone | Pingpong | Compat, _) => "ibverbs-utils",
             (Perftest, _) => "perftest",
             (Rping | CmClient | CmGroup | CmService | CmPair, _) => "rdmacm-utils",
+            (Rsockets, _) => "iperf3, and librspreload of librdmacm1",
             (Fabric, _) => "libfabric-bin",
             (Ucx, _) => "ucx-utils",
             (Mpi, _) => "openmpi-bin and libopenmpi-dev",
@@ -238,6 +242,7 @@ pub(super) static CASES: &[Case] = &[
     passes(CmClient, "rstream", ""),
     passes(CmClient, "rstream", "-T nonblock -S all -C 20 -I 20"),
     passes(CmClient, "riostream", ""),
+    passes(Rsockets, "iperf3", ""),
     passes(Perftest, "ib_send_lat", ""),
     passes(Perftest, "ib_send_lat", "-a -n 100"),
     passes(Perftest, "ib_send_lat", "-I 128 -e"),

@@ -133,6 +133,10 @@ impl Launcher {
             return server.failure(deadline);
         }
         server.await_listener(port)?;
+        // Without rsockets the library takes sockets, and says nothing.
+        if case.kind == Kind::Rsockets && listens(port)? {
+            return Ok(Some("the server listens at a socket of TCP".to_owned()));
+        }
         let mut client = self.start(Peer::Client, case, &client)?;
         if let Outcome::Loses(peer) = case.outcome {
             return lose(peer, server, client, deadline);
@@ -165,9 +169,18 @@ impl Launcher {
         command.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
         command.args(case.options.split_whitespace()).args(more.split_whitespace());
         command.envs(case.variable.split_once('='));
+        if case.kind == Kind::Rsockets {
+            command.env("LD_PRELOAD", rsockets().ok_or_else(|| io::Error::other("no librspreload is installed"))?);
+        }
         command.stdout(output.try_clone()?).stderr(output.try_clone()?);
         Ok(Running { child: command.spawn()?, output })
     }
+}
+
+/// rdma-core's library that makes sockets rsockets, in the folder of the machine's architecture.
+fn rsockets() -> Option<PathBuf> {
+    let folders = fs::read_dir("/usr/lib").ok()?.flatten();
+    folders.map(|folder| folder.path().join("rsocket/librspreload.so")).find(|library| library.exists())
 }
 
 impl Running {
