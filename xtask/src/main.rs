@@ -19,6 +19,7 @@ mod thirdparty;
 mod toolchain;
 mod tsan;
 mod unsupported;
+mod verbs;
 mod vm;
 
 #[derive(Debug, Parser)]
@@ -53,6 +54,8 @@ enum Command {
     /// Run unit tests under the thread sanitizer, with a standard library that is built for it (on
     /// x86_64).
     Tsan,
+    /// Make the guide's page for those who come from C, or check it.
+    Verbs(verbs::Options),
     /// Run the device tests and the programs on a kernel's RDMA device in a virtual machine.
     Vm(vm::Options),
 }
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::Symbols(options) => symbols::run(&options),
         Command::Thirdparty(options) => thirdparty::run(&options),
         Command::Tsan => tsan::run(),
+        Command::Verbs(options) => verbs::run(&options),
         Command::Vm(options) => vm::run(&options),
     };
     match result {

@@ -10,6 +10,7 @@
 //! | [`errors`] | what each failure means, and how the death of a peer shows |
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
 //! | [`testing`] | how to test without a NIC, and how to test failures |
+//! | [`coming_from_c`] | what each function of libibverbs and librdmacm is here |
 //! | [`security`] | what an attacker can do, what this crate does, and TLS |
 //!
 //! The six steps are programs of two ends on the software device, one below the other: each step
@@ -45,5 +46,6 @@ pages! {
     "net" errors = "errors.md", "Errors, and the death of a peer.\n\n";
     "net" transports = "transports.md", "InfiniBand, RoCE and iWARP.\n\n";
     "soft" testing = "testing.md", "Testing without a NIC.\n\n";
+    "soft" coming_from_c = "coming_from_c.md", "Coming from C.\n\n";
     "net" security = "security.md", "Security.\n\n";
 }
