@@ -11,8 +11,8 @@ use crate::toolchain;
 
 /// The tests: arguments of `cargo test`.
 const TESTS: [&str; 3] = ["-p rdma-mem --lib", "-p rdma-soft --lib", "-p rdma --lib"];
-/// The linker, of whose version the runtime is (Debian's `libclang-rt-14-dev`).
-const CLANG: &str = "clang-14";
+/// The linker, of whose version the runtime is (Debian's `libclang-rt-19-dev`).
+const CLANG: &str = "clang-19";
 
 /// Runs the command.
 pub(crate) fn run() -> Result<(), String> {
