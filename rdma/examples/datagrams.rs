@@ -1,0 +1,105 @@
+//! A server that answers datagrams, with queue pairs that share their receives, and its client.
+//!
+//! ```text
+//! cargo run --example datagrams -- listen 0.0.0.0:18516
+//! cargo run --example datagrams -- connect 192.0.2.1:18516
+//! ```
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use rdma::op::Send;
+use rdma::{DatagramEndpoint, DatagramOptions, DeviceSelector, Grh, QueuePair, SharedReceiveQueue};
+
+/// Whoever sends to a queue pair has to know its key.
+const QKEY: u32 = 0x1122_3344;
+const MESSAGES: u8 = 100;
+const LONG: Duration = Duration::from_secs(10);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["listen", address] => serve(TcpListener::bind(address)?),
+        ["connect", address] => ask(TcpStream::connect(address)?),
+        _ => Err("usage: datagrams listen ADDRESS:PORT | connect ADDRESS:PORT".into()),
+    }
+}
+
+/// Tells each client one of four queue pairs, and answers what comes to any of them.
+fn serve(listener: TcpListener) -> Result<(), Box<dyn Error>> {
+    let opened = rdma::open(&DeviceSelector::from_env()?)?;
+    let pd = opened.context.alloc_pd()?;
+    let cq = opened.context.cq_builder(2048).events().build()?;
+    let mut receives = SharedReceiveQueue::datagram(&pd).max_wr(256).build()?;
+    let mut qps = Vec::new();
+    for _ in 0..4 {
+        let qp = QueuePair::datagram(&pd).cq(&cq).shared_receives(&receives).max_inline_data(64).build()?;
+        qps.push(qp.init(&DatagramOptions::new(QKEY).port(opened.port))?.ready()?);
+    }
+    // The header of the network comes in front of each datagram.
+    let room = Grh::LEN + qps[0].max_message();
+    for _ in 0..256 {
+        receives.post_recv(pd.allocate(room)?, 0)?;
+    }
+
+    println!("listening at {}", listener.local_addr()?);
+    let endpoints = qps.iter().map(QueuePair::endpoint).collect::<Result<Vec<_>, _>>()?;
+    std::thread::spawn(move || {
+        for (client, endpoint) in listener.incoming().zip(endpoints.iter().cycle()) {
+            // A client that has left needs no address.
+            let _gone = client.and_then(|mut client| client.write_all(&endpoint.to_bytes()));
+        }
+    });
+
+    let mut poller = cq.poller();
+    loop {
+        let mut done = poller.wait(None)?.expect("no time limit");
+        done.status()?;
+        let qpn = done.qpn();
+        // The completion of an answer has none.
+        let Some(datagram) = done.take_datagram() else { continue };
+        let source = datagram.source().clone();
+        let qp = qps.iter_mut().find(|qp| qp.qpn() == qpn).expect("one of ours");
+        // A server with many messages for each client keeps the address handles.
+        let back = qp.answer(&source)?;
+        let answer = &datagram[..datagram.len().min(64)];
+        qp.post_send(Send::inline(answer).to(&back, source.qpn, QKEY))?;
+        receives.post_recv(datagram.into_buffer(), 0)?;
+    }
+}
+
+/// Sends messages one by one, and waits for each answer. Datagrams may be lost on a network.
+fn ask(mut server: TcpStream) -> Result<(), Box<dyn Error>> {
+    let opened = rdma::open(&DeviceSelector::from_env()?)?;
+    let pd = opened.context.alloc_pd()?;
+    let cq = opened.context.create_cq(32)?;
+    let qp = QueuePair::datagram(&pd).cq(&cq).max_inline_data(64).build()?;
+    let mut qp = qp.init(&DatagramOptions::new(QKEY).port(opened.port))?.ready()?;
+
+    let mut bytes = [0; DatagramEndpoint::LEN];
+    server.read_exact(&mut bytes)?;
+    let peer = DatagramEndpoint::from_bytes(&bytes)?;
+    let address = qp.address_of(&peer)?;
+    let mut poller = cq.poller();
+    let mut room = Some(pd.allocate(Grh::LEN + 64)?);
+    let mut answered = 0;
+    for number in 0..MESSAGES {
+        if let Some(buffer) = room.take() {
+            qp.post_recv(buffer, 0)?;
+        }
+        qp.post_send(Send::inline(&[number]).to(&address, peer.qpn, QKEY))?;
+        // The send's completion and the answer come in any order.
+        for _ in 0..2 {
+            let Some(mut done) = poller.wait(Some(LONG))? else { break };
+            done.status()?;
+            if let Some(datagram) = done.take_datagram() {
+                answered += u32::from(datagram[..] == [number]);
+                room = Some(datagram.into_buffer());
+            }
+        }
+    }
+    println!("{answered} of {MESSAGES} messages were answered");
+    Ok(())
+}
