@@ -7,10 +7,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use crate::system::{at, cargo, output, read, remove};
+use crate::system::{at, cargo, list, output, read, remove};
 
 /// Files that each archive has.
 const FILES: [&str; 3] = ["README.md", "LICENSE", "LICENSE-APACHE"];
@@ -32,11 +33,14 @@ pub(crate) fn run() -> Result<(), String> {
     if !faults.is_empty() {
         return Err(faults.join("\n"));
     }
-    let target = root.join("target/publish");
-    forget(&target, &packages)?;
-    archives(&root, &target, &packages)?;
-    try_launcher(&target)?;
-    docs(&root, &target, &packages)?;
+    let target = folder(&root)?;
+    let result = archives(&root, &target, &packages)
+        .and_then(|()| try_launcher(&target))
+        .and_then(|()| docs(&root, &target, &packages));
+    if let Some(folder) = unpacked(&target) {
+        remove(&folder)?;
+    }
+    result?;
     println!("{} packages can be published", packages.len());
     Ok(())
 }
@@ -69,20 +73,25 @@ fn faults(package: &Value) -> Vec<String> {
     faults
 }
 
-/// Removes what cargo keeps of an earlier run: it takes an archive of the same name and version for
-/// the same archive. The unpacked ones are in folders of cargo's home, whose names begin with the
-/// empty host of a local registry.
-fn forget(target: &Path, packages: &[&Value]) -> Result<(), String> {
-    remove(target)?;
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo")));
-    let registries = home.and_then(|home| fs::read_dir(home.join("registry/src")).ok());
-    for registry in registries.into_iter().flatten().flatten() {
-        if registry.file_name().as_encoded_bytes().starts_with(b"-") {
-            packages.iter().try_for_each(|package| remove(&registry.path().join(archive(package))))?;
-        }
-    }
-    Ok(())
+/// A new folder for each run: cargo takes an archive of the same place, name and version for the
+/// same archive, and builds what it has unpacked before.
+fn folder(root: &Path) -> Result<PathBuf, String> {
+    let all = root.join("target/publish");
+    remove(&all)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(all.join(now.as_nanos().to_string()))
+}
+
+/// The folder in cargo's home where it has unpacked this run's archives: the builds list their
+/// sources. Its name begins with the empty host of a local registry.
+fn unpacked(target: &Path) -> Option<PathBuf> {
+    let lists = list(&target.join("debug/deps"), "d").unwrap_or_default();
+    lists.iter().find_map(|list| {
+        let text = read(list).ok()?;
+        let (home, path) = text.split_whitespace().find_map(|path| path.split_once("/registry/src/-"))?;
+        let folder = PathBuf::from(format!("{home}/registry/src/-{}", path.split('/').next()?));
+        folder.is_absolute().then_some(folder)
+    })
 }
 
 /// The name of a package's archive, and of the folder in it.
@@ -116,10 +125,8 @@ fn archives(root: &Path, target: &Path, packages: &[&Value]) -> Result<(), Strin
 
 /// Runs a program by the launcher that was built from its archive.
 fn try_launcher(target: &Path) -> Result<(), String> {
-    let cache = target.join("cache");
-    remove(&cache)?;
     let mut launcher = Command::new(target.join("debug/soft-rdma"));
-    launcher.arg(PROGRAM.0).env("XDG_CACHE_HOME", &cache);
+    launcher.arg(PROGRAM.0).env("XDG_CACHE_HOME", target.join("cache"));
     let printed = output(&mut launcher)?;
     if printed.contains(PROGRAM.1) {
         return Ok(());
@@ -218,6 +225,19 @@ mod tests {
         assert!(has_more_features(&package));
         package["metadata"]["docs"]["rs"] = json!({ "targets": [] });
         assert!(!has_more_features(&package));
+    }
+
+    #[test]
+    fn unpacked_archives_are_where_the_builds_found_them() {
+        let target = tempfile::tempdir().unwrap();
+        let deps = target.path().join("debug/deps");
+        assert_eq!(unpacked(target.path()), None);
+        fs::create_dir_all(&deps).unwrap();
+        let sources = |name: &str, text: &str| fs::write(deps.join(name), text).unwrap();
+        sources("libc-1.d", "/t/libc.rlib: /home/.cargo/registry/src/index-1f/libc-0.2.1/src/lib.rs\n");
+        assert_eq!(unpacked(target.path()), None);
+        sources("one-1.d", "/t/one.rlib: /home/.cargo/registry/src/-5a/one-0.1.0/src/lib.rs /t/out\n");
+        assert_eq!(unpacked(target.path()), Some(PathBuf::from("/home/.cargo/registry/src/-5a")));
     }
 
     #[test]
