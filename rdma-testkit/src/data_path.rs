@@ -1,5 +1,5 @@
 //! The data path of the test provider: it keeps posted requests, and the test makes the
-//! completions. Numbers cite the invariants of [`super`].
+//! completions. Numbers cite the invariants of the crate.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -10,23 +10,24 @@ use super::objects::{FakeChannel, FakeContext, FakeCq, FakeQp, Posted, ring};
 use super::world::{BadWr, called, world};
 
 /// Makes the next post take `accept` requests and then fail.
-pub(crate) fn fail_post(accept: usize, errno: i32, blame: BadWr) {
+pub fn fail_post(accept: usize, errno: i32, blame: BadWr) {
     world(|world| world.post_fault = Some((accept, errno, blame)));
 }
 
 /// Cancels [`fail_post`], if no post came.
-pub(crate) fn unfail_post() {
+pub fn unfail_post() {
     world(|world| world.post_fault = None);
 }
 
 /// The requests posted to a queue pair of this provider, in order.
-pub(crate) fn posted(qp: *mut ibv_qp) -> Vec<Posted> {
+#[must_use]
+pub fn posted(qp: *mut ibv_qp) -> Vec<Posted> {
     // SAFETY: tests give a live queue pair of this provider (1).
     unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap().posted.clone()
 }
 
 /// Puts a completion into a queue of this provider; raises its event if it is armed.
-pub(crate) fn complete(cq: *mut ibv_cq, completion: ibv_wc) {
+pub fn complete(cq: *mut ibv_cq, completion: ibv_wc) {
     // SAFETY: tests give a live queue of this provider (1).
     let fake = unsafe { &*cq.cast::<FakeCq>() };
     let mut state = fake.state.lock().unwrap();
@@ -44,46 +45,47 @@ pub(crate) fn complete(cq: *mut ibv_cq, completion: ibv_wc) {
 }
 
 /// How many completions are in a queue of this provider.
-pub(crate) fn pending(cq: *mut ibv_cq) -> usize {
+#[must_use]
+pub fn pending(cq: *mut ibv_cq) -> usize {
     // SAFETY: tests give a live queue of this provider (1).
     unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().completions.len()
 }
 
 /// Makes a queue of this provider raise no event for its next completion.
-pub(crate) fn disarm(cq: *mut ibv_cq) {
+pub fn disarm(cq: *mut ibv_cq) {
     // SAFETY: tests give a live queue of this provider (1).
     unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().armed = false;
 }
 
 /// Makes a queue of this provider return `completion` without end, or no longer.
-pub(crate) fn flood(cq: *mut ibv_cq, completion: Option<ibv_wc>) {
+pub fn flood(cq: *mut ibv_cq, completion: Option<ibv_wc>) {
     // SAFETY: tests give a live queue of this provider (1).
     unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().flood = completion;
 }
 
 /// Raises an asynchronous event.
-pub(crate) fn raise(context: *mut ibv_context, event: ibv_async_event) {
+pub fn raise(context: *mut ibv_context, event: ibv_async_event) {
     // SAFETY: tests give an open context of this provider (1).
     unsafe { &*context.cast::<FakeContext>() }.events.lock().unwrap().push_back(event);
     // SAFETY: the read wants an open context of this provider (1); the field is constant.
     ring(unsafe { (*context).async_fd });
 }
 
-pub(super) fn fill(ops: &mut ibv_context_ops) {
+pub(crate) fn fill(ops: &mut ibv_context_ops) {
     ops.post_send = Some(post_send);
     ops.post_recv = Some(post_recv);
     ops.poll_cq = Some(poll_cq);
     ops.req_notify_cq = Some(req_notify_cq);
 }
 
-pub(super) unsafe fn sges(list: *mut ibv_sge, count: c_int) -> Vec<ibv_sge> {
+pub(crate) unsafe fn sges(list: *mut ibv_sge, count: c_int) -> Vec<ibv_sge> {
     let count = usize::try_from(count).unwrap();
     // SAFETY: the read wants an entry of the list: a request points to as many as it says.
     (0..count).map(|index| unsafe { *list.wrapping_add(index) }).collect()
 }
 
 /// Takes requests from a chain until the chain ends or the test's fault stops it.
-pub(super) fn post<W>(
+pub(crate) fn post<W>(
     operation: &'static str,
     queue: &mut Vec<Posted>,
     mut wr: *mut W,

@@ -1,6 +1,7 @@
-//! The control path of the test provider. Numbers cite the invariants of [`super`].
+//! The control path of the test provider. Numbers cite the invariants of the crate.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::net::Ipv6Addr;
 use std::ptr;
 use std::sync::Mutex;
 
@@ -10,7 +11,7 @@ use super::objects::{FakeChannel, FakeContext, FakeCq, FakeQp, boxed, eventfd, f
 use super::world::{DmaBuf, called, set_errno, world};
 use super::{data_path, datagrams};
 
-pub(super) static TABLE: Ibverbs = Ibverbs {
+pub(crate) static TABLE: Ibverbs = Ibverbs {
     ibv_get_device_list: get_device_list,
     ibv_free_device_list: free_device_list,
     ibv_get_device_name: get_device_name,
@@ -155,7 +156,7 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut _compa
         link_layer: 2,
         ..ibv_port_attr::default()
     };
-    // SAFETY: the caller gives room for the whole structure: this crate calls it with an
+    // SAFETY: the caller gives room for the whole structure: `rdma` calls it with an
     // ibv_port_attr.
     unsafe { *attr = values };
     called("query_port")
@@ -164,7 +165,7 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut _compa
 const GIDS: [(&str, u32); 4] = [("fe80::1", 1), ("::ffff:10.0.0.1", 1), ("::ffff:10.0.0.1", 2), ("::", 0)];
 
 fn gid(index: usize) -> ibv_gid {
-    GIDS[index].0.parse::<crate::types::Gid>().unwrap().to_raw()
+    ibv_gid { raw: GIDS[index].0.parse::<Ipv6Addr>().unwrap().octets() }
 }
 
 unsafe extern "C" fn query_gid(_: *mut ibv_context, _port: u8, index: c_int, out: *mut ibv_gid) -> c_int {

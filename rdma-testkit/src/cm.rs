@@ -1,5 +1,5 @@
 //! A fake librdmacm for unit tests: ids live in memory, and the test makes the events. Numbers cite
-//! the invariants of [`super`].
+//! the invariants of the crate.
 //!
 //! The fake checks for errors that would harm the real library: an id destroyed while it has
 //! unacknowledged events, a channel destroyed while it has ids, and any object destroyed twice.
@@ -14,7 +14,7 @@ use rdma_sys::*;
 
 use super::world::{born, called, died, set_errno};
 
-static TABLE: RdmaCm = RdmaCm {
+pub(crate) static TABLE: RdmaCm = RdmaCm {
     rdma_create_event_channel: create_event_channel,
     rdma_destroy_event_channel: destroy_event_channel,
     rdma_create_id: create_id,
@@ -57,16 +57,19 @@ struct FakeChannel {
 
 /// The arguments of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Given {
-    pub(crate) private_data: Vec<u8>,
-    pub(crate) responder_resources: u8,
-    pub(crate) initiator_depth: u8,
-    pub(crate) qpn: u32,
+pub struct Given {
+    /// The private data.
+    pub private_data: Vec<u8>,
+    /// The reads and atomic operations that this side serves at a time.
+    pub responder_resources: u8,
+    /// The reads and atomic operations that this side has in flight at a time.
+    pub initiator_depth: u8,
+    /// The number of the queue pair.
+    pub qpn: u32,
 }
 
 #[derive(Default)]
 struct CmWorld {
-    on: bool,
     events: VecDeque<(usize, rdma_cm_event, Vec<u8>)>,
     given: Option<Given>,
     /// The contexts given to joins of groups.
@@ -93,63 +96,59 @@ fn cm<R>(f: impl FnOnce(&mut CmWorld) -> R) -> R {
     CM.with_borrow_mut(f)
 }
 
-/// The fake's function table, in tests that called [`switch_on`].
-pub(crate) fn table() -> Option<&'static RdmaCm> {
-    cm(|cm| cm.on).then_some(&TABLE)
-}
-
-/// Makes this fake the connection manager of this test.
-pub(crate) fn switch_on() {
-    cm(|cm| cm.on = true);
-}
-
 /// Sets the name of the device that ids are bound to from now on.
-pub(crate) fn bind_to(device: &'static str) {
+pub fn bind_to(device: &'static str) {
     cm(|cm| cm.device = Some(device));
 }
 
 /// The arguments of the last connect, accept or reject.
-pub(crate) fn given() -> Given {
+#[must_use]
+pub fn given() -> Given {
     cm(|cm| cm.given.clone()).unwrap_or_default()
 }
 
 /// The contexts of the groups that were joined.
-pub(crate) fn joined() -> Vec<usize> {
+#[must_use]
+pub fn joined() -> Vec<usize> {
     cm(|cm| cm.joined.clone())
 }
 
-pub(crate) fn local_ece() -> Option<ibv_ece> {
+/// The ECE options of this side, once they are set.
+#[must_use]
+pub fn local_ece() -> Option<ibv_ece> {
     cm(|cm| cm.local_ece)
 }
 
-pub(crate) fn set_remote_ece(ece: ibv_ece) {
+/// Sets the ECE options of the peer.
+pub fn set_remote_ece(ece: ibv_ece) {
     cm(|cm| cm.remote_ece = ece);
 }
 
 /// Makes requests succeed from now on: addresses and routes are resolved, peers accept, connections
 /// are established.
-pub(crate) fn answer() {
+pub fn answer() {
     cm(|cm| cm.answers = true);
 }
 
 /// Gives the provider ECE options.
-pub(crate) fn set_provider_ece(ece: ibv_ece) {
+pub fn set_provider_ece(ece: ibv_ece) {
     cm(|cm| cm.provider_ece = Some(ece));
 }
 
 /// The ECE options that the provider was told to use, in order.
-pub(crate) fn told_ece() -> Vec<ibv_ece> {
+#[must_use]
+pub fn told_ece() -> Vec<ibv_ece> {
     cm(|cm| cm.told_ece.clone())
 }
 
-pub(super) unsafe extern "C" fn query_ece(_: *mut ibv_qp, out: *mut ibv_ece) -> c_int {
+pub(crate) unsafe extern "C" fn query_ece(_: *mut ibv_qp, out: *mut ibv_ece) -> c_int {
     let Some(ece) = cm(|cm| cm.provider_ece) else { return libc::EOPNOTSUPP };
     // SAFETY: the caller gives room for the options.
     unsafe { *out = ece };
     0
 }
 
-pub(super) unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+pub(crate) unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the caller gives valid options.
     let ece = unsafe { *ece };
     cm(|cm| {
@@ -170,19 +169,20 @@ fn then(id: *mut rdma_cm_id, result: c_int, event: rdma_cm_event_type) -> c_int 
 }
 
 /// Sets the attributes that `rdma_init_qp_attr` returns besides state and port.
-pub(crate) fn set_attr(attr: ibv_qp_attr) {
+pub fn set_attr(attr: ibv_qp_attr) {
     cm(|cm| cm.attr = attr);
 }
 
 /// Raises an event of an id, with private data that lives until the event is acknowledged.
-pub(crate) fn raise(channel: *mut rdma_event_channel, event: rdma_cm_event, data: &[u8]) {
+pub fn raise(channel: *mut rdma_event_channel, event: rdma_cm_event, data: &[u8]) {
     cm(|cm| cm.events.push_back((channel.addr(), event, data.to_vec())));
     // SAFETY: the caller gives a live channel of this fake (1).
     super::objects::ring(unsafe { (*channel).fd });
 }
 
 /// Makes an id as librdmacm makes one for a request.
-pub(crate) fn newborn(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
+#[must_use]
+pub fn newborn(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
     let mut id = ptr::null_mut();
     // SAFETY: create_id wants a live channel of this fake (1) and room for a pointer.
     unsafe { create_id(channel, &raw mut id, ptr::null_mut(), rdma_port_space::RDMA_PS_TCP) };
@@ -191,7 +191,7 @@ pub(crate) fn newborn(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
 }
 
 /// Binds an id to a device, as the real library does once it knows the device.
-pub(crate) fn bind(id: *mut rdma_cm_id) {
+pub fn bind(id: *mut rdma_cm_id) {
     let name = cm(|cm| cm.device.unwrap_or("fake0"));
     let mut device = ibv_device::default();
     for (to, from) in device.name.iter_mut().zip(name.bytes()) {
@@ -210,12 +210,13 @@ pub(crate) fn bind(id: *mut rdma_cm_id) {
 }
 
 /// Makes all channels return `event` while no other event waits, `count` times.
-pub(crate) fn flood(event: rdma_cm_event, count: u32) {
+pub fn flood(event: rdma_cm_event, count: u32) {
     cm(|cm| cm.flood = Some((event, count)));
 }
 
 /// How many events of [`flood`] are left.
-pub(crate) fn flood_left() -> u32 {
+#[must_use]
+pub fn flood_left() -> u32 {
     cm(|cm| cm.flood.map_or(0, |(_, left)| left))
 }
 

@@ -1,8 +1,9 @@
 //! Address handles and multicast groups of the test provider. Numbers cite the invariants of
-//! [`super`].
+//! the crate.
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
+use std::net::Ipv6Addr;
 use std::ptr;
 
 use rdma_sys::*;
@@ -11,23 +12,26 @@ use super::objects::{FakeQp, boxed, fails, unboxed};
 use super::world::{called, world};
 
 /// The numbers of the living address handles.
-pub(crate) fn live_handles() -> BTreeSet<u32> {
+#[must_use]
+pub fn live_handles() -> BTreeSet<u32> {
     world(|world| world.datagrams.handles.clone())
 }
 
 /// The number of a living address handle.
-pub(crate) fn handle_of(ah: *mut ibv_ah) -> u32 {
+#[must_use]
+pub fn handle_of(ah: *mut ibv_ah) -> u32 {
     // SAFETY: the caller gives a live handle of this provider (1).
     unsafe { (*ah).handle }
 }
 
-/// The groups that a queue pair is attached to.
-pub(crate) fn groups_of(qp: *mut ibv_qp) -> Vec<(crate::Gid, u16)> {
+/// The groups that a queue pair is attached to: GID and LID of each.
+#[must_use]
+pub fn groups_of(qp: *mut ibv_qp) -> Vec<(Ipv6Addr, u16)> {
     // SAFETY: tests give a live queue pair of this provider (1).
     unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap().groups.clone()
 }
 
-pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     if fails("create_ah") {
         return ptr::null_mut();
     }
@@ -43,7 +47,7 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     boxed("ah", ibv_ah { context, pd, handle })
 }
 
-pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     let errno = called("destroy_ah");
     if errno == 0 {
         let handle = handle_of(ah);
@@ -55,7 +59,7 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
 }
 
 /// Fills the attributes like the library, for a port whose only GID is at index 2.
-pub(super) unsafe extern "C" fn init_ah_from_wc(
+pub(crate) unsafe extern "C" fn init_ah_from_wc(
     _: *mut ibv_context,
     port: u8,
     wc: *mut ibv_wc,
@@ -77,11 +81,11 @@ pub(super) unsafe extern "C" fn init_ah_from_wc(
     0
 }
 
-pub(super) unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+pub(crate) unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
     let errno = called("attach_mcast");
     if errno == 0 {
-        // SAFETY: the caller gives a GID to read.
-        let gid = crate::Gid::from_raw(unsafe { *gid });
+        // SAFETY: address_of wants a GID to read: the caller gives one.
+        let gid = unsafe { address_of(gid) };
         // SAFETY: the caller gives a live queue pair of this provider (1).
         let fake = unsafe { &*qp.cast::<FakeQp>() };
         let groups = &mut fake.state.lock().unwrap().groups;
@@ -91,13 +95,13 @@ pub(super) unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gi
     errno
 }
 
-pub(super) unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+pub(crate) unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
     let errno = called("detach_mcast");
     if errno != 0 {
         return errno;
     }
-    // SAFETY: the caller gives a GID to read.
-    let gid = crate::Gid::from_raw(unsafe { *gid });
+    // SAFETY: address_of wants a GID to read: the caller gives one.
+    let gid = unsafe { address_of(gid) };
     // SAFETY: the caller gives a live queue pair of this provider (1).
     let fake = unsafe { &*qp.cast::<FakeQp>() };
     let groups = &mut fake.state.lock().unwrap().groups;
@@ -108,4 +112,12 @@ pub(super) unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gi
         }
         None => libc::EINVAL,
     }
+}
+
+/// # Safety
+///
+/// `gid` is readable.
+unsafe fn address_of(gid: *const ibv_gid) -> Ipv6Addr {
+    // SAFETY: the read wants a readable GID, and any bytes are one: this function's contract.
+    Ipv6Addr::from(unsafe { (*gid).raw })
 }

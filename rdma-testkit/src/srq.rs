@@ -1,4 +1,4 @@
-//! Shared receive queues of the test provider. Numbers cite the invariants of [`super`].
+//! Shared receive queues of the test provider. Numbers cite the invariants of the crate.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -18,13 +18,14 @@ struct FakeSrq {
 }
 
 /// The requests posted to a queue of this provider, in order.
-pub(crate) fn posted_to_srq(srq: *mut ibv_srq) -> Vec<Posted> {
+#[must_use]
+pub fn posted_to_srq(srq: *mut ibv_srq) -> Vec<Posted> {
     // SAFETY: tests give a live queue of this provider (1).
     unsafe { &*srq.cast::<FakeSrq>() }.posted.lock().unwrap().clone()
 }
 
 /// Grants twice the number of requests that was asked for.
-pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     if fails("create_srq") {
         return ptr::null_mut();
     }
@@ -37,7 +38,7 @@ pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
     boxed("srq", FakeSrq { base, posted: Mutex::default(), attr: Mutex::new(init.attr) })
 }
 
-pub(super) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     let errno = called("modify_srq");
     if errno != 0 {
         return errno;
@@ -54,7 +55,7 @@ pub(super) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq
     0
 }
 
-pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: the caller gives a live queue of this provider (1).
     let held = *unsafe { &*srq.cast::<FakeSrq>() }.attr.lock().unwrap();
     // SAFETY: the caller gives room for the attributes.
@@ -62,7 +63,7 @@ pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
     called("query_srq")
 }
 
-pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     let errno = called("destroy_srq");
     if errno == 0 {
         // SAFETY: unboxed wants a pointer from boxed, once: made by create_srq (1).
@@ -71,7 +72,7 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     errno
 }
 
-pub(super) unsafe extern "C" fn post_srq_recv(
+pub(crate) unsafe extern "C" fn post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,

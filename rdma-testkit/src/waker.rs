@@ -10,7 +10,8 @@ type OnClone = Box<dyn Fn() + Send + Sync>;
 static VTABLE: RawWakerVTable = RawWakerVTable::new(clone, wake, |_| {}, wake);
 
 /// A waker that calls a function whenever it is cloned, as its clones do.
-pub(crate) fn on_clone(function: impl Fn() + Send + Sync + 'static) -> Waker {
+#[must_use]
+pub fn on_clone(function: impl Fn() + Send + Sync + 'static) -> Waker {
     waker(Arc::new(Box::new(function)))
 }
 
