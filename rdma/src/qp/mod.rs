@@ -67,13 +67,13 @@ pub use post::{QueueHalf, RecvHalf, SendHalf};
 pub use posting::PostError;
 pub use raw::{RawCompletionQueue, RawPostError, RawQueuePair};
 pub use recv::RecvQueue;
-use ring::Panics;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 pub use srq::{SharedReceiveQueue, SrqBuilder};
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::panics::Panics;
 use crate::pd::ProtectionDomain;
 use crate::types::{Capabilities, Ece, QpState};
 

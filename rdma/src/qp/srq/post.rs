@@ -56,10 +56,14 @@ impl<T: Transport> SharedReceiveQueue<T> {
         self.post_recv_unlogged(local, token).inspect_err(PostError::log)
     }
 
-    /// [`post_recv`](Self::post_recv) for callers that hold a lock: they log the error after it
-    /// ([`PostError::log`]).
+    /// As [`post_recv`](Self::post_recv), without a line in the log, for a caller that holds a lock:
+    /// it calls [`PostError::log`] after it has released the lock.
+    ///
+    /// # Errors
+    ///
+    /// As for [`post_recv`](Self::post_recv).
     #[inline]
-    pub(crate) fn post_recv_unlogged<L: Owned + Writable>(
+    pub fn post_recv_unlogged<L: Owned + Writable>(
         &mut self,
         local: L,
         token: u64,
