@@ -118,6 +118,6 @@ pub(crate) unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gi
 ///
 /// `gid` is readable.
 unsafe fn address_of(gid: *const ibv_gid) -> Ipv6Addr {
-    // SAFETY: the read wants a readable GID, and any bytes are one: this function's contract.
-    Ipv6Addr::from(unsafe { (*gid).raw })
+    // SAFETY: the read wants 16 readable bytes, which a GID has: this function's contract.
+    Ipv6Addr::from(unsafe { *gid.cast::<[u8; 16]>() })
 }

@@ -37,7 +37,7 @@ pub use data_path::{complete, disarm, fail_post, flood, pending, posted, raise, 
 pub use datagrams::{groups_of, handle_of, live_handles};
 pub use objects::Posted;
 #[cfg(feature = "pair")]
-pub use pair::context;
+pub use pair::{Pair, context, join, pair};
 pub use random::{Random, run_random};
 pub use srq::posted_to_srq;
 pub use world::{BadWr, DmaBuf, NO_REASON, calls, dma_bufs, fail, live, set_port_down};

@@ -262,8 +262,8 @@ impl Error {
         Self { operation, kind, errno: NonZeroI32::new(errno) }
     }
 
-    /// The error of the system call with this name: [`ErrorKind::RefusedCall`] if its `errno` is that
-    /// of a seccomp filter.
+    /// The error of the system call with this name: [`ErrorKind::RefusedCall`] if its `errno` is
+    /// that of a seccomp filter.
     #[must_use]
     pub fn of_call(operation: Operation, call: &'static str, errno: i32) -> Self {
         let error = Self::from_errno(operation, errno);

@@ -6,8 +6,8 @@
 //! that works on `soft0` works on hardware.
 //!
 //! `rdma_net`, the crate above this one, has connections that need no verbs: begin there. The
-//! [`guide`] goes from completions down to raw verbs, and says how to choose operations, size queues
-//! and test without a NIC.
+//! [`guide`] goes from completions down to raw verbs, and says how to choose operations, size
+//! queues and test without a NIC.
 //!
 //! # Objects
 //!

@@ -91,7 +91,7 @@ fn a_forked_child_waits_for_no_lock_and_changes_nothing() {
 
 #[test]
 fn a_forked_child_makes_a_node_of_its_own() {
-    rdma_test_support::passes_alone(&["net::tests::forks::parent_of_a_child_with_a_node"], &[]);
+    rdma_test_support::passes_alone(&["tests::forks::parent_of_a_child_with_a_node"], &[]);
 }
 
 /// Runs in a process of its own: other tests may have locks of the standard library.

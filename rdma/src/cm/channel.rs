@@ -26,8 +26,7 @@ pub struct IdKey(u64);
 impl IdKey {
     /// A key that no id has or will have.
     ///
-    /// For a program that also sets up connections in a way of its own, and keeps all of them in one
-    /// table.
+    /// For a program that also sets up connections in a way of its own, and keeps all in one table.
     #[must_use]
     pub fn fresh() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);

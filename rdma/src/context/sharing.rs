@@ -84,8 +84,8 @@ impl Copies {
 /// A reader of all asynchronous events of a device, beside the program itself and other readers.
 ///
 /// Whoever takes an event from the device leaves a copy for each other reader, so a library that
-/// needs the events takes none away from its program. Up to 256 copies wait for a program that never
-/// asks, and any number for a tap. All readers see the events in one order.
+/// needs the events takes none away from its program. Up to 256 copies wait for a program that
+/// never asks, and any number for a tap. All readers see the events in one order.
 ///
 /// The descriptor ([`AsFd`]) is readable while events may wait for this tap.
 ///

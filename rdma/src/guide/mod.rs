@@ -9,8 +9,8 @@
 //! | [`testing`] | how to test without a NIC, and how to test failures |
 //! | [`coming_from_c`] | what each function of libibverbs and librdmacm is here |
 //!
-//! Steps 1 to 3 are in the guide of `rdma_net`, the crate above this one: messages, one-sided access
-//! and futures. Its pages on executors, errors and security hold for verbs too.
+//! Steps 1 to 3 are in the guide of `rdma_net`, the crate above this one: messages, one-sided
+//! access and futures. Its pages on executors, errors and security hold for verbs too.
 
 macro_rules! pages {
     ($($name:ident = $file:literal, $title:literal;)*) => {

@@ -475,8 +475,8 @@ macro_rules! contents {
 impl ExposedRegion<Host> {
     contents!(|this: &Self| (this.region.address, this.region.len));
 
-    /// Copies bytes in at `offset` that a peer, and not this processor, reads next: long copies pass
-    /// the caches where that is faster.
+    /// Copies bytes in at `offset` that a peer, and not this processor, reads next: long copies
+    /// pass the caches where that is faster.
     ///
     /// # Errors
     ///

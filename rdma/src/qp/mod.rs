@@ -253,7 +253,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { mut a, .. } = pair()?;
     /// println!("{:?}", a.query()?);
@@ -277,7 +277,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { a, .. } = pair()?;
     /// if a.writes_in_order()? {

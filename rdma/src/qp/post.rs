@@ -49,8 +49,8 @@ impl<T: Transport> QueuePair<T> {
         self.post_send_unlogged(work).inspect_err(PostError::log)
     }
 
-    /// As [`post_send`](Self::post_send), without a line in the log, for a caller that holds a lock:
-    /// it calls [`PostError::log`] after it has released the lock.
+    /// As [`post_send`](Self::post_send), without a line in the log, for a caller that holds a
+    /// lock: it calls [`PostError::log`] after it has released the lock.
     ///
     /// # Errors
     ///
@@ -143,8 +143,8 @@ impl<T: Transport> QueuePair<T> {
         self.post_recv_unlogged(local, token).inspect_err(PostError::log)
     }
 
-    /// As [`post_recv`](Self::post_recv), without a line in the log, for a caller that holds a lock:
-    /// it calls [`PostError::log`] after it has released the lock.
+    /// As [`post_recv`](Self::post_recv), without a line in the log, for a caller that holds a
+    /// lock: it calls [`PostError::log`] after it has released the lock.
     ///
     /// # Errors
     ///

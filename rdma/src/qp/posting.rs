@@ -73,8 +73,8 @@ impl<M> PostError<M> {
 
     /// Logs that the queue has ended, if this error ended it, as [`QueuePair::post_send`] does.
     ///
-    /// A caller of [`QueuePair::post_send_unlogged`] calls it once it holds no lock: a subscriber of
-    /// the log is code of the program.
+    /// A caller of [`QueuePair::post_send_unlogged`] calls it once it holds no lock: a subscriber
+    /// of the log is code of the program.
     ///
     /// [`QueuePair::post_send`]: crate::QueuePair::post_send
     /// [`QueuePair::post_send_unlogged`]: crate::QueuePair::post_send_unlogged
@@ -113,7 +113,7 @@ impl<M> PostError<M> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
     /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;

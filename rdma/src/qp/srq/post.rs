@@ -56,8 +56,8 @@ impl<T: Transport> SharedReceiveQueue<T> {
         self.post_recv_unlogged(local, token).inspect_err(PostError::log)
     }
 
-    /// As [`post_recv`](Self::post_recv), without a line in the log, for a caller that holds a lock:
-    /// it calls [`PostError::log`] after it has released the lock.
+    /// As [`post_recv`](Self::post_recv), without a line in the log, for a caller that holds a
+    /// lock: it calls [`PostError::log`] after it has released the lock.
     ///
     /// # Errors
     ///
