@@ -3,9 +3,8 @@
 use std::pin::pin;
 use std::task::{Poll, Waker};
 
-use rdma_sys::{ibv_async_event, ibv_event_type, ibv_wc, ibv_wc_status};
-
 use rdma::AsyncEventKind;
+use rdma_sys::{ibv_async_event, ibv_event_type, ibv_wc, ibv_wc_status};
 use rdma_testkit as testing;
 
 use super::wakers::{Driven, on_test_provider, poll};

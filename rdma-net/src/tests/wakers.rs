@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Wake, Waker};
 
 use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
-
 use rdma_testkit as testing;
 
 use super::*;

@@ -85,7 +85,8 @@ impl Copies {
 ///
 /// Whoever takes an event from the device leaves a copy for each other reader, so a library that
 /// needs the events takes none away from its program. Up to 256 copies wait for a program that
-/// never asks, and any number for a tap. All readers see the events in one order.
+/// never asks; those for a tap are not limited: read it, or drop it. All readers see the events in
+/// one order.
 ///
 /// The descriptor ([`AsFd`]) is readable while events may wait for this tap.
 ///
