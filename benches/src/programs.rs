@@ -27,7 +27,7 @@ pub fn build(names: &[&str]) -> io::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.args(["build", "--release", "-p", "rdma-examples", "--message-format=json"]);
+    command.args(["build", "--release", "-p", "rdma-examples", "-p", "soft-rdma", "--message-format=json"]);
     for name in names {
         command.args(["--bin", name]);
     }

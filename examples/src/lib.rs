@@ -36,7 +36,6 @@ pub mod progress;
 pub mod rpc;
 pub mod rping;
 pub mod service;
-pub mod soft_rdma;
 mod statistics;
 pub mod table;
 pub mod training;

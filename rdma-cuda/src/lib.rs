@@ -174,3 +174,8 @@ pub use reduce::Reducer;
 pub use region::{GpuRegion, RegionError};
 pub use stream::Stream;
 pub use topology::{Distance, Level, ParseLevelError, Topology};
+
+/// The programs of the README are doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

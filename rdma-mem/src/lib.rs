@@ -37,3 +37,8 @@ pub use copy::{copy, copy_for_peer, copy_from_peer, copy_ordered};
 pub use reduce::{Operation, Scalar, Stores, reduce};
 pub use shared::{Backing, Mapping, Segment, SegmentView, SharedMemory, SharedMemoryError, page_size};
 pub use slice::{SharedSlice, SharedSliceMut, SliceError};
+
+/// The programs of the README are doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

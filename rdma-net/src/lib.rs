@@ -131,3 +131,8 @@ pub use options::{Exchange, ListenOptions, NodeOptions};
 pub use protocol::{RefuseCode, Violation};
 pub use shutdown::CutOff;
 pub use stream::Stream;
+
+/// The programs of the README are doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -50,3 +50,8 @@ pub use poll::{PollEntry, poll};
 pub use settings::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
 pub use socket::Socket;
 pub use verbs::Libraries;
+
+/// The programs of the README are doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -96,3 +96,8 @@ pub use cm::rdmacm;
 pub use copier::CopierThreads;
 pub use os::failed_call;
 pub use verbs::{check_environment, ibverbs, register_foreign};
+
+/// The programs of the README are doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -148,3 +148,8 @@ unsafe extern "C" {}
 #[cfg(feature = "linked")]
 #[link(name = "rdmacm")]
 unsafe extern "C" {}
+
+/// The programs of the README are doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

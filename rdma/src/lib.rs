@@ -199,3 +199,8 @@ pub use types::{
     Path, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, SrqId, TransportType, WcError,
     WcStatus,
 };
+
+/// The programs of the README are doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

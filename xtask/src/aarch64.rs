@@ -44,9 +44,9 @@ const LISTENS: Duration = Duration::from_secs(60);
 /// The tests: arguments of `cargo test`, and of the test programs.
 const TESTS: [(&str, &str); 4] = [
     ("-p rdma-mem --lib", ""),
-    ("-p rdma-sys --lib", ""),
+    ("-p rdma-verbs-sys --lib", ""),
     ("-p rdma-soft --lib", "engine:: link::"),
-    ("-p rdma --lib", ""),
+    ("-p rdma-verbs --lib", ""),
 ];
 /// The tests that QEMU 7.2 cannot run.
 const SKIPPED: [&str; 5] = [

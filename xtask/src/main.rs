@@ -13,6 +13,7 @@ mod flaky;
 mod lint;
 mod msrv;
 mod ptx;
+mod publish;
 mod symbols;
 mod system;
 mod thirdparty;
@@ -47,6 +48,9 @@ enum Command {
     Msrv,
     /// Assemble the kernels of rdma-cuda with NVIDIA's assembler.
     Ptx(ptx::Options),
+    /// Pack the packages that are published, build each from its archive, try `soft-rdma` of its
+    /// archive, and build the docs as docs.rs does.
+    Publish,
     /// Compare the drop-in library's list of symbols with the bindings and with Debian's packages.
     Symbols(symbols::Options),
     /// Run Debian's RDMA programs, and programs over other Rust crates, on the software device.
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         Command::Lint => lint::run(),
         Command::Msrv => msrv::run(),
         Command::Ptx(options) => ptx::run(&options),
+        Command::Publish => publish::run(),
         Command::Symbols(options) => symbols::run(&options),
         Command::Thirdparty(options) => thirdparty::run(&options),
         Command::Tsan => tsan::run(),

@@ -10,7 +10,7 @@ use crate::system::cargo;
 use crate::toolchain;
 
 /// The tests: arguments of `cargo test`.
-const TESTS: [&str; 3] = ["-p rdma-mem --lib", "-p rdma-soft --lib", "-p rdma --lib"];
+const TESTS: [&str; 3] = ["-p rdma-mem --lib", "-p rdma-soft --lib", "-p rdma-verbs --lib"];
 /// The linker, of whose version the runtime is (Debian's `libclang-rt-19-dev`).
 const CLANG: &str = "clang-19";
 

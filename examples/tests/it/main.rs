@@ -24,7 +24,6 @@ mod plan;
 mod programs;
 mod rpc;
 mod sandbox;
-mod soft_rdma;
 mod terminal;
 mod training;
 mod tune;

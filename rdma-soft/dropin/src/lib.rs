@@ -4,7 +4,7 @@
 //! A program in any language that the dynamic loader gives this library instead of the system's
 //! runs on `soft0`, without a NIC, a kernel module or root. Programs load it by the name
 //! [`IBVERBS`]; the name [`RDMACM`] is a link to the same file, which glibc loads once. The
-//! launcher `soft-rdma` of the examples arranges this.
+//! launcher `soft-rdma` arranges this.
 //!
 //! `symbols.txt` lists every symbol and the function behind it; the build script makes a trampoline
 //! for each. An unsupported function fails with `EOPNOTSUPP` in its own error convention: no

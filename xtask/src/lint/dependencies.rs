@@ -101,8 +101,10 @@ fn built(root: &Path) -> Result<HashSet<String>, String> {
     Ok(tree.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
 }
 
+/// The names by which a package knows its dependencies.
 fn dependencies(package: &Value) -> impl Iterator<Item = &str> {
-    package["dependencies"].as_array().into_iter().flatten().map(name)
+    let dependencies = package["dependencies"].as_array().into_iter().flatten();
+    dependencies.map(|dependency| dependency["rename"].as_str().unwrap_or(name(dependency)))
 }
 
 fn name(package: &Value) -> &str {
@@ -127,7 +129,8 @@ mod tests {
     #[test]
     fn a_workspace_dependency_without_a_user_is_a_fault() {
         let manifest = "[workspace]\na = 1\n\n[workspace.dependencies]\nused = \"1\"\n\nidle = { version = \"2\" }\n\n[x]\nb = 1\n";
-        let member = json!({ "dependencies": [{ "name": "used" }, { "name": "other" }] });
+        let member =
+            json!({ "dependencies": [{ "name": "package", "rename": "used" }, { "name": "other", "rename": null }] });
         let faults = unused_in_workspace(manifest, &[&member]);
         assert_eq!(faults, ["Cargo.toml: no crate uses the workspace's dependency idle"]);
     }

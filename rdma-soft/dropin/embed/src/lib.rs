@@ -1,7 +1,9 @@
 //! `library!()`: the bytes of the library that `rdma-soft-dropin` builds.
 //!
 //! Cargo has no way to name a dependency's cdylib, so a program that carries one asks the compiler:
-//! the cdylib lies beside the rlib with which the program is linked. `cargo check` builds neither.
+//! the cdylib lies beside the rlib with which the program is linked, under the same name. Cargo
+//! builds every crate type of a dependency, also of one from the registry. `cargo check` builds
+//! neither.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -17,17 +19,17 @@ const EXTERN: &str = "rdma_soft_dropin=";
 #[proc_macro]
 pub fn library(_: TokenStream) -> TokenStream {
     let text = match env::args().find_map(|argument| library_of(&argument)) {
-        Some(path) => format!("::core::include_bytes!({path:?}).as_slice()"),
+        Some(path) if path.exists() => format!("::core::include_bytes!({path:?}).as_slice()"),
+        Some(path) => format!("::core::compile_error!({:?})", format!("{} was not built", path.display())),
         None => "[].as_slice()".into(),
     };
     text.parse().unwrap_or_default()
 }
 
-/// The library beside the rlib that a value of `--extern` names.
+/// The library's place beside the rlib that a value of `--extern` names.
 fn library_of(argument: &str) -> Option<PathBuf> {
     let rlib = Path::new(argument.strip_prefix(EXTERN)?);
-    let path = rlib.with_extension("so");
     let is_linked = rlib.extension().is_some_and(|extension| extension == "rlib");
     // The compiler runs in another folder than the one that a relative path is for.
-    (is_linked && path.exists()).then(|| std::path::absolute(&path).unwrap_or(path))
+    is_linked.then(|| std::path::absolute(rlib.with_extension("so")).unwrap_or_default())
 }

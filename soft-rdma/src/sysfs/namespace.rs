@@ -18,7 +18,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid};
 
 use super::tree::is_marked;
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Moves this process, which must have one thread, into a mount namespace in which it may mount.
 /// `lock` is a file of the user: launchers that look for a user namespace at the same time wait for

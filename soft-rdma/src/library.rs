@@ -12,7 +12,7 @@ use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access, geteuid};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Copies of the library that nobody has started with for this long are removed, unless programs
 /// still run with them.
@@ -20,12 +20,12 @@ const UNUSED: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The drop-in library.
 #[derive(Clone, Copy, Debug)]
-pub struct Library {
+pub(super) struct Library {
     /// The file's contents; empty in a program that was only checked.
-    pub bytes: &'static [u8],
+    pub(super) bytes: &'static [u8],
     /// The name of the file, and a second name, which becomes a link to the first: the dynamic
     /// loader takes both for one library.
-    pub names: [&'static str; 2],
+    pub(super) names: [&'static str; 2],
 }
 
 impl Library {

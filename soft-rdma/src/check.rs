@@ -10,8 +10,9 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{Pid, geteuid};
 
-use super::{Library, Options, PATH, PRELOAD, SELF, copies, sysfs};
-use crate::Failure;
+use super::{Options, PATH, PRELOAD, SELF, copies, sysfs};
+use crate::failure::Failure;
+use crate::library::Library;
 
 /// A test of this machine or of the program.
 struct Finding {

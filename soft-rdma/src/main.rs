@@ -2,9 +2,11 @@
 //!
 //! The launcher carries the drop-in library, puts it into a folder of the user under the two names
 //! that programs load, and becomes the program: exit status and signals are the program's.
+#![forbid(unsafe_code)]
 
 mod check;
 mod copies;
+mod failure;
 mod library;
 mod sysfs;
 
@@ -12,15 +14,19 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
 use rdma::soft::faults::{self, FaultPlan, ParseFaultError};
+use rdma_soft_dropin::{IBVERBS, RDMACM};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::layer as printer;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
 
-pub use library::Library;
-
-use crate::Failure;
+use failure::{Failure, parse};
+use library::Library;
 
 /// The dynamic loader's list of folders.
 const PATH: &str = "LD_LIBRARY_PATH";
@@ -31,14 +37,21 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// The variable with what a program without a log of its own prints.
 const LOG: &str = "RDMA_SOFT_LOG";
 
+/// The variable with the level of the log, or with levels by module.
+const RUST_LOG: &str = "RUST_LOG";
+
+/// The levels of the log.
+const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
+
 /// This program's file.
 const SELF: &str = "/proc/self/exe";
 
 /// Runs a program on the software RDMA device: without a NIC, a kernel module or root.
 ///
 /// The program gets a libibverbs.so.1 and a librdmacm.so.1 that have the device soft0; so do the
-/// programs that it starts. Programs under this launcher, and this package's own, reach each other
-/// if one user runs them on one host, in one container: in one network, pid and user namespace.
+/// programs that it starts. Programs under this launcher, and those over the Rust crate rdma-verbs,
+/// reach each other if one user runs them on one host, in one container: in one network, pid and
+/// user namespace.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -46,7 +59,7 @@ const SELF: &str = "/proc/self/exe";
                   soft-rdma --fault 'delay=1ms:p=0.1; loss=all:nth=1000' ib_send_bw localhost\n\n\
                   Exit status and signals are the program's; 1 if it cannot be started, 2 for invalid arguments."
 )]
-pub struct Options {
+struct Options {
     /// Say what does not work here, and why, instead of running the program
     #[arg(long)]
     check: bool,
@@ -71,8 +84,8 @@ pub struct Options {
     /// Do not print why a link to another program was refused or has failed
     #[arg(long, conflicts_with = "log")]
     quiet: bool,
-    /// The option of every program, which is the started program's too
-    #[arg(from_global)]
+    /// Print the log on standard error, down to this level; so does the program [env: RUST_LOG]
+    #[arg(long, value_name = "LEVEL", value_parser = LEVELS, hide_short_help = true)]
     log: Option<String>,
     /// Print the files of `--sysfs`, for the launcher
     #[arg(long, hide = true)]
@@ -110,12 +123,17 @@ impl FromStr for FaultOption {
     }
 }
 
+fn main() -> ExitCode {
+    let library = Library { bytes: rdma_soft_dropin_embed::library!(), names: [IBVERBS, RDMACM] };
+    match parse().and_then(|options| options.map_or(Ok(()), |options| run(&options, &library))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
 /// Becomes the program, or checks what would not work.
-///
-/// # Errors
-/// If the library cannot be written, or the program cannot be started; with `--check`, if the
-/// program would not run on the device.
-pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
+fn run(options: &Options, library: &Library) -> Result<(), Failure> {
+    print_log(options.log.as_deref())?;
     if let Some(FaultOption::Help) = options.fault {
         writeln!(std::io::stdout(), "{}", faults::HELP)?;
         return Ok(());
@@ -159,7 +177,7 @@ pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
 impl Options {
     /// What the program prints of the device's log, for [`LOG`]; `None` if the environment says.
     fn log(&self) -> Option<String> {
-        let level = self.log.clone().or_else(|| std::env::var("RUST_LOG").ok().filter(|value| is_level(value)));
+        let level = self.log.clone().or_else(|| std::env::var(RUST_LOG).ok().filter(|value| is_level(value)));
         match level {
             _ if self.quiet => Some("off".into()),
             Some(level) => Some(level),
@@ -177,5 +195,16 @@ impl Options {
 
 /// Whether a value of `RUST_LOG` is a level, and no list of modules.
 fn is_level(value: &str) -> bool {
-    ["off", "error", "warn", "info", "debug", "trace"].contains(&value)
+    value == "off" || LEVELS.contains(&value)
+}
+
+/// Prints the launcher's own log events of a level, or those that [`RUST_LOG`] asks for.
+fn print_log(level: Option<&str>) -> Result<(), Failure> {
+    let variable = std::env::var(RUST_LOG).ok().filter(|value| !value.is_empty());
+    let Some(asked_for) = level.or(variable.as_deref()) else { return Ok(()) };
+    let filter: Targets = asked_for.parse().map_err(|error| {
+        Failure::usage(format!("{RUST_LOG} is {asked_for:?} in the environment: {error}; correct it, or unset it"))
+    })?;
+    tracing_subscriber::registry().with(printer().with_writer(std::io::stderr).with_filter(filter)).init();
+    Ok(())
 }

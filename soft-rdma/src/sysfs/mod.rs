@@ -21,7 +21,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::Mode;
 
 use self::tree::{Content, FOLDERS, Tree};
-use crate::Failure;
+use crate::failure::Failure;
 
 /// The character device that stands for the nodes of the devices.
 pub(super) const NULL: &str = "/dev/null";

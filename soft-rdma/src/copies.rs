@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{Library, PATH};
+use super::PATH;
+use crate::library::Library;
 
 /// Folders below a package in which libraries are looked for.
 const DEPTH: usize = 2;

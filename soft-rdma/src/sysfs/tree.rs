@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rdma::{Context, Device, GidEntry, GidKind, LinkLayer, PortAttr};
 use serde::{Deserialize, Serialize};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// The folder of the devices in sysfs.
 pub(super) const DEVICES: &str = "/sys/class/infiniband";
