@@ -18,10 +18,12 @@ impl Panics {
     }
 
     /// Whether [`resume`](Self::resume) does not return.
+    #[inline]
     pub(crate) fn is_pending(&self) -> bool {
         self.0.is_some() && !std::thread::panicking()
     }
 
+    #[inline]
     pub(crate) fn resume(self) {
         if let Some(panic) = self.0.filter(|_| !std::thread::panicking()) {
             resume_unwind(ManuallyDrop::into_inner(panic));
