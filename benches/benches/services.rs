@@ -1,10 +1,10 @@
-//! Echo services over `rdma::net`, TCP and Unix sockets: latency of processes that poll and of
+//! Echo services over `rdma_net`, TCP and Unix sockets: latency of processes that poll and of
 //! processes that sleep, requests and bytes per second of one and of many connections, and the
 //! processor time of both ends.
 //!
 //! `cargo bench -p rdma-benches --bench services -- [rounds=N] [case=N] [only=N] [payload=BYTES]
 //! [window=N] [polls=N]`: `case` runs one of the tables alone, `only` one of its rows without a
-//! comparison, both from 0; the last three are of `rdma::net`, and `polls` is the number of turns
+//! comparison, both from 0; the last three are of `rdma_net`, and `polls` is the number of turns
 //! before a driver sleeps.
 
 use std::error::Error;
@@ -131,7 +131,7 @@ fn compare(groups: &[(&Case, Row)]) {
     }
 }
 
-/// Prints whether the transports of `rdma::net` are at least `least` times as fast as the TCP of a
+/// Prints whether the transports of `rdma_net` are at least `least` times as fast as the TCP of a
 /// row.
 fn judge(case: &Case, outcomes: &Row, others: &Row, bar: &str, least: f64) {
     let Some(tcp) = tcp(others) else { return };

@@ -233,8 +233,8 @@ impl From<rdma::cm::blocking::ConnectError> for Failure {
     }
 }
 
-impl From<rdma::net::Failure> for Failure {
-    fn from(failure: rdma::net::Failure) -> Self {
+impl From<rdma_net::Failure> for Failure {
+    fn from(failure: rdma_net::Failure) -> Self {
         Self::new(failure.to_string())
     }
 }

@@ -1,4 +1,4 @@
-//! The frame of the programs that use [`rdma::net`]: their common options, and a node with its
+//! The frame of the programs that use [`rdma_net`]: their common options, and a node with its
 //! driver and the program's tasks on one thread.
 
 use std::future::Future;
@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use rdma::aio::tokio::Readable;
-use rdma::net::{self, Driver, Exchange, FailureKind, Incoming, ListenOptions, Listener, Message, Node, NodeOptions};
+use rdma_net::{Driver, Exchange, FailureKind, Incoming, ListenOptions, Listener, Message, Node, NodeOptions};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
@@ -157,7 +157,7 @@ pub fn report(program: &str, peer: Option<SocketAddr>, served: Result<(), Failur
 ///
 /// # Errors
 /// If the connection has failed otherwise.
-pub fn unless_closed(next: Result<Option<Message>, net::Failure>) -> Result<Option<Message>, Failure> {
+pub fn unless_closed(next: Result<Option<Message>, rdma_net::Failure>) -> Result<Option<Message>, Failure> {
     match next {
         Err(failure) if failure.kind() == FailureKind::Closed => Ok(None),
         next => Ok(next?),

@@ -60,7 +60,7 @@ fn serve(listener: TcpListener) -> Result<(), Box<dyn Error>> {
         let qpn = done.qpn();
         // The completion of an answer has none.
         let Some(datagram) = done.take_datagram() else { continue };
-        let source = datagram.source().clone();
+        let source = *datagram.source();
         let qp = qps.iter_mut().find(|qp| qp.qpn() == qpn).expect("one of ours");
         // A server with many messages for each client keeps the address handles.
         let back = qp.answer(&source)?;

@@ -14,7 +14,7 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use rdma_sys::{Ibverbs, ibv_device};
+use rdma_sys::{Ibverbs, RdmaCm, ibv_device};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
@@ -24,6 +24,8 @@ use crate::types::{Guid, NodeType, TransportType};
 /// An array that `ibv_get_device_list` returned (1).
 struct DeviceList {
     table: &'static Ibverbs,
+    /// The connection manager that was given with the table.
+    manager: Option<&'static RdmaCm>,
     array: Raw<*mut ibv_device>,
     software: bool,
     fork: u32,
@@ -101,7 +103,7 @@ impl Device {
     /// that library.
     pub(crate) fn hardware() -> Result<Vec<Self>> {
         let listed = match Ibverbs::system() {
-            Ok(table) => Self::list_of(table, false),
+            Ok(table) => Self::list_of(table, None, false),
             Err(error) if rdma_sys::trusted_variable(error.variable().name).is_some() => {
                 tracing::warn!(%error, "no hardware devices");
                 return Err(Error::new(Operation::LoadLibrary, ErrorKind::InvalidVariable(error.variable())));
@@ -134,7 +136,7 @@ impl Device {
     #[cfg(feature = "soft")]
     pub(crate) fn software() -> Result<Vec<Self>> {
         Self::check_environment()?;
-        if Self::software_is_off() { Ok(Vec::new()) } else { Self::list_of(rdma_soft::ibverbs(), true) }
+        if Self::software_is_off() { Ok(Vec::new()) } else { Self::list_of(rdma_soft::ibverbs(), None, true) }
     }
 
     /// Returns no device: this build has no software device.
@@ -144,14 +146,45 @@ impl Device {
         Ok(Vec::new())
     }
 
+    /// The devices of a libibverbs and a librdmacm that the program brings: a library that it has
+    /// loaded itself, or a provider in memory for tests. They count as hardware.
+    ///
+    /// A program without a librdmacm gives [`RdmaCm::UNSUPPORTED`].
+    ///
+    /// # Safety
+    ///
+    /// * Each function of the tables keeps the contract of the C function of its name, on every
+    ///   thread, for as long as the process lives. An entry that fails as unsupported keeps it.
+    /// * The functions in the objects that the tables make, such as those of `ibv_context`, do so,
+    ///   too.
+    /// * `manager` takes the objects that `verbs` makes.
+    ///
+    /// # Errors
+    ///
+    /// The error of `ibv_get_device_list`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma_sys::{Ibverbs, RdmaCm};
+    ///
+    /// // Tables without functions: every call fails.
+    /// // SAFETY: a function that fails as unsupported keeps the contract of every function.
+    /// let listed = unsafe { rdma::Device::list_of_tables(&Ibverbs::UNSUPPORTED, &RdmaCm::UNSUPPORTED) };
+    /// assert!(listed.is_err());
+    /// ```
+    pub unsafe fn list_of_tables(verbs: &'static Ibverbs, manager: &'static RdmaCm) -> Result<Vec<Self>> {
+        Self::list_of(verbs, Some(manager), false)
+    }
+
     /// The devices of one function table: a library's, or the software device's.
-    pub(crate) fn list_of(table: &'static Ibverbs, software: bool) -> Result<Vec<Self>> {
+    fn list_of(table: &'static Ibverbs, manager: Option<&'static RdmaCm>, software: bool) -> Result<Vec<Self>> {
         fork::watch();
         let mut count = 0;
         // SAFETY: ibv_get_device_list wants room for the count, or NULL.
         let call = || unsafe { (table.ibv_get_device_list)(&raw mut count) };
         let array = Raw::created(Operation::ListDevices, call)?;
-        let list = Arc::new(Handle::new(DeviceList { table, array, software, fork: fork::generation() }));
+        let list = Arc::new(Handle::new(DeviceList { table, manager, array, software, fork: fork::generation() }));
         let count = usize::try_from(count).unwrap_or(0);
         // SAFETY: from_raw_parts wants `count` readable pointers that stay unchanged: the library
         // returned an array of `count` devices and a NULL, which the list keeps (1).
@@ -211,6 +244,11 @@ impl Device {
     #[must_use]
     pub fn is_software(&self) -> bool {
         self.list.software
+    }
+
+    /// The connection manager that was given with the device's table, if one was.
+    pub(crate) fn manager(&self) -> Option<&'static RdmaCm> {
+        self.list.manager
     }
 
     getters! { |this|

@@ -262,15 +262,17 @@ impl Error {
         Self { operation, kind, errno: NonZeroI32::new(errno) }
     }
 
-    /// The error of a system call of this crate.
-    pub(crate) fn of_call(operation: Operation, call: &'static str, errno: Errno) -> Self {
-        let error = Self::from_errno(operation, errno as i32);
-        if is_refusal(errno as i32) { error.with_kind(ErrorKind::RefusedCall(call)) } else { error }
+    /// The error of the system call with this name: [`ErrorKind::RefusedCall`] if its `errno` is
+    /// that of a seccomp filter.
+    #[must_use]
+    pub fn of_call(operation: Operation, call: &'static str, errno: i32) -> Self {
+        let error = Self::from_errno(operation, errno);
+        if is_refusal(errno) { error.with_kind(ErrorKind::RefusedCall(call)) } else { error }
     }
 
     /// An error of the standard library, or one of this crate that has become such an error.
-    #[cfg(feature = "aio")]
-    pub(crate) fn from_io(operation: Operation, error: &io::Error) -> Self {
+    #[must_use]
+    pub fn from_io(operation: Operation, error: &io::Error) -> Self {
         match error.get_ref().and_then(|inner| inner.downcast_ref::<Self>()) {
             Some(inner) => Self { operation, ..*inner },
             None => Self::from_errno(operation, error.raw_os_error().unwrap_or(0)),
@@ -300,7 +302,7 @@ impl Error {
 
     /// The same failure, with a more precise kind.
     #[must_use]
-    pub(crate) const fn with_kind(self, kind: ErrorKind) -> Self {
+    pub const fn with_kind(self, kind: ErrorKind) -> Self {
         Self { kind, ..self }
     }
 

@@ -60,31 +60,62 @@ pub(crate) fn watch() {
     }
 }
 
-/// The process that made a value whose lock another thread may hold when the process forks. A child
-/// must not wait for that lock.
-#[cfg(feature = "net")]
+/// The process that made a value, as a number that each forked child changes.
+///
+/// A child inherits the memory of its parent, and so a value with a lock that another thread of the
+/// parent may hold at the fork. The child must not wait for that lock: with a `MadeIn` beside the
+/// lock, it learns that the value is not its own.
+///
+/// The check is one load and one comparison. A child by a bare `clone` system call is not told
+/// apart.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Mutex;
+/// use rdma::{MadeIn, Operation, Result};
+///
+/// #[derive(Default)]
+/// struct Queue {
+///     made_in: MadeIn,
+///     waiting: Mutex<Vec<u64>>,
+/// }
+///
+/// impl Queue {
+///     fn push(&self, number: u64) -> Result<()> {
+///         self.made_in.check(Operation::WatchDescriptor)?;
+///         self.waiting.lock().expect("no panic").push(number);
+///         Ok(())
+///     }
+/// }
+/// # Queue::default().push(1).unwrap();
+/// ```
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct MadeIn(u32);
+pub struct MadeIn(u32);
 
-#[cfg(feature = "net")]
 impl Default for MadeIn {
     /// This process.
     fn default() -> Self {
+        watch();
         Self(generation())
     }
 }
 
-#[cfg(feature = "net")]
 impl MadeIn {
     /// Whether this process is a child of the one that made the value.
     #[inline]
-    pub(crate) fn is_forked(self) -> bool {
+    #[must_use]
+    pub fn is_forked(self) -> bool {
         self.0 != generation()
     }
 
     /// Fails in a child.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Forked`].
     #[inline]
-    pub(crate) fn check(self, operation: Operation) -> Result<()> {
+    pub fn check(self, operation: Operation) -> Result<()> {
         check(self.0, operation)
     }
 }

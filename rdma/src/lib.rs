@@ -5,9 +5,9 @@
 //! and adds a software device, `soft0`, that needs no NIC, no kernel module and no root. A program
 //! that works on `soft0` works on hardware.
 //!
-//! The [`guide`] begins with connections that need no verbs, and goes down to raw verbs in six
-//! steps. It says how to size queues, handle errors, test without a NIC, and what RDMA does not
-//! protect.
+//! `rdma_net`, the crate above this one, has connections that need no verbs: begin there. The
+//! [`guide`] goes from completions down to raw verbs, and says how to choose operations, size
+//! queues and test without a NIC.
 //!
 //! # Objects
 //!
@@ -138,8 +138,6 @@
 //! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. The
 //! module `soft` lets its requests fail, so that a program can test how it handles errors. `aio`
 //! adds futures for any executor; `tokio` and `smol` let them wait on these executors' descriptors.
-//! `net` adds connections with messages and flow control; with `tokio` and `futures-io` their byte
-//! streams have the traits of these crates.
 
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 
@@ -161,8 +159,7 @@ mod fork;
 pub mod guide;
 mod handle;
 mod mr;
-#[cfg(feature = "net")]
-pub mod net;
+mod panics;
 mod pd;
 mod qp;
 #[cfg(feature = "soft")]
@@ -175,10 +172,13 @@ mod wait;
 pub use absence::{Finding, HardwareAbsence};
 pub use ah::{AddressHandle, Grh, Source};
 pub use choose::{Choice, DeviceSelector, OpenError, Opened, ParseSelectorError, open};
-pub use context::{AsyncEvent, AsyncEventKind, Context, DeviceAttr, DeviceAttrEx, EventSource, GidEntry, PortAttr};
+pub use context::{
+    AsyncEvent, AsyncEventKind, Context, DeviceAttr, DeviceAttrEx, EventSource, EventTap, GidEntry, PortAttr,
+};
 pub use cq::{Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Poller, Released, Wakeup};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};
+pub use fork::MadeIn;
 pub use mr::{
     Buffer, CopierThreads, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner,
     Placement, RemoteSlice, RemoteSliceError, RevokeError, SinkSlice,

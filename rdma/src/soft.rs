@@ -6,7 +6,7 @@
 //! ```
 //! use rdma::op::Write;
 //! use rdma::soft::faults;
-//! use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, RemoteAccess, WcStatus};
+//! use rdma::{DeviceSelector, InitOptions, QueuePair, RemoteAccess, WcStatus};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let opened = rdma::open(&"soft0".parse::<DeviceSelector>()?)?;
@@ -15,9 +15,7 @@
 //! # let options = InitOptions::new().port(opened.port).remote_access(RemoteAccess::WRITE);
 //! # let a = QueuePair::builder(&pd).cq(&cq).build()?.init(&options)?;
 //! # let b = QueuePair::builder(&pd).cq(&cq).build()?.init(&options)?;
-//! # let (to_a, to_b) = (a.endpoint(), b.endpoint());
-//! # let mut a = a.connect(&to_b, &ConnectOptions::new())?;
-//! # let _b = b.connect(&to_a, &ConnectOptions::new())?;
+//! # let (mut a, _b) = rdma_testkit::join(a, b)?;
 //! # let region = pd.allocate_exposed(64, RemoteAccess::WRITE)?;
 //! // `a` is connected, and `region` is its peer's memory.
 //! faults::inject(&"access:write:nth=2".parse()?)?;

@@ -1,9 +1,5 @@
 //! Waits on file descriptors with a deadline, and lends descriptors to callers.
 
-#[cfg(feature = "net")]
-use std::io;
-#[cfg(feature = "net")]
-use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -12,13 +8,6 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-#[cfg(feature = "net")]
-use nix::sys::{
-    epoll::EpollTimeout,
-    socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket},
-    time::TimeSpec,
-    timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
-};
 
 use crate::error::{Error, Operation, Result};
 
@@ -86,7 +75,6 @@ impl EventDescriptor {
     }
 
     /// Makes the epoll that callers get readable while another descriptor is readable, too.
-    #[cfg(feature = "net")]
     pub(crate) fn watch_too(&self, other: BorrowedFd<'_>) -> Result<()> {
         watch(&self.lent, other)
     }
@@ -118,127 +106,18 @@ impl AsFd for EventDescriptor {
     }
 }
 
-/// An epoll that is readable while one of several descriptors is readable, once a time has come, or
-/// after [`ring`](Self::ring).
-#[cfg(feature = "net")]
-pub(crate) struct Watch {
-    epoll: Epoll,
-    timer: TimerFd,
-    bell: EventFd,
-}
-
-#[cfg(feature = "net")]
-impl Watch {
-    /// Watches the descriptors until they are closed.
-    pub(crate) fn new(fds: &[BorrowedFd<'_>]) -> Result<Self> {
-        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK);
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let (timer, bell) = (timer.map_err(failed("timerfd_create"))?, bell.map_err(failed("eventfd2"))?);
-        let this = Self { epoll: epoll()?, timer, bell };
-        for fd in fds.iter().copied().chain([this.timer.as_fd(), this.bell.as_fd()]) {
-            watch(&this.epoll, fd)?;
-        }
-        Ok(this)
-    }
-
-    /// Makes the epoll readable until [`clear`](Self::clear).
-    pub(crate) fn ring(&self) {
-        // The only error, a full counter, leaves the bell readable.
-        let _full = self.bell.write(1);
-    }
-
-    /// Takes what [`ring`](Self::ring) and an expired timer have left.
-    pub(crate) fn clear(&self) {
-        let _empty = self.bell.read();
-        self.set_timer(None);
-    }
-
-    /// Makes the epoll readable after a time, or not at all.
-    pub(crate) fn set_timer(&self, after: Option<Duration>) {
-        // Errors leave the timer as it was.
-        let _result = match after {
-            // A time of zero would stop the timer, and the seconds must fit into C's type.
-            Some(after) => {
-                let after = after.clamp(Duration::from_nanos(1), Duration::from_secs(u32::MAX.into()));
-                let expiration = Expiration::OneShot(TimeSpec::from_duration(after));
-                self.timer.set(expiration, TimerSetTimeFlags::empty())
-            }
-            None => self.timer.unset(),
-        };
-    }
-}
-
-#[cfg(feature = "net")]
-impl AsFd for Watch {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.0.as_fd()
-    }
-}
-
-/// An epoll that tells which of many sockets have become readable, writable or closed.
-#[cfg(feature = "net")]
-pub(crate) struct ReadySet {
-    epoll: Epoll,
-}
-
-#[cfg(feature = "net")]
-impl ReadySet {
-    /// Events that one [`take`](Self::take) returns.
-    const BATCH: usize = 64;
-
-    pub(crate) fn new() -> Result<Self> {
-        Ok(Self { epoll: epoll()? })
-    }
-
-    /// Adds a socket until it is closed. [`take`](Self::take) returns its token after each change.
-    pub(crate) fn add(&self, socket: BorrowedFd<'_>, token: u64) -> Result<()> {
-        let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
-        self.epoll.add(socket, EpollEvent::new(events, token)).map_err(failed("epoll_ctl"))
-    }
-
-    /// The tokens of some sockets that have changed; none if no socket has.
-    pub(crate) fn take(&self) -> Result<Vec<u64>> {
-        let mut events = [EpollEvent::empty(); Self::BATCH];
-        match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
-            Ok(count) => Ok(events.iter().take(count).map(EpollEvent::data).collect()),
-            Err(Errno::EINTR) => Ok(Vec::new()),
-            Err(errno) => Err(failed("epoll_wait")(errno)),
-        }
-    }
-}
-
-#[cfg(feature = "net")]
-impl AsFd for ReadySet {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.0.as_fd()
-    }
-}
-
-/// Starts to connect a non-blocking TCP socket; it becomes writable once it is connected, or has
-/// failed.
-#[cfg(feature = "net")]
-pub(crate) fn start_to_connect(to: SocketAddr) -> io::Result<TcpStream> {
-    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(family, SockType::Stream, flags, None)?;
-    match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
-        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket.into()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-fn epoll() -> Result<Epoll> {
+pub(crate) fn epoll() -> Result<Epoll> {
     Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll_create1"))
 }
 
 /// Makes an epoll watch whether a descriptor is readable.
-fn watch(epoll: &Epoll, fd: BorrowedFd<'_>) -> Result<()> {
+pub(crate) fn watch(epoll: &Epoll, fd: BorrowedFd<'_>) -> Result<()> {
     epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed("epoll_ctl"))
 }
 
 /// Makes the error of a system call.
 fn failed(call: &'static str) -> impl Fn(Errno) -> Error {
-    move |errno| Error::of_call(Operation::WatchDescriptor, call, errno)
+    move |errno| Error::of_call(Operation::WatchDescriptor, call, errno as i32)
 }
 
 /// A semaphore to wait on. Each count that is posted can be taken once.
@@ -303,7 +182,7 @@ pub(crate) fn any_readable<const N: usize>(
             1.. => return Ok(true),
             _ => match Errno::last() {
                 Errno::EINTR => {}
-                errno => return Err(Error::of_call(operation, "ppoll", errno)),
+                errno => return Err(Error::of_call(operation, "ppoll", errno as i32)),
             },
         }
     }

@@ -1,5 +1,5 @@
 //! A program of its own, because a test takes most of the process's descriptors and measures its
-//! memory: connections of `rdma::net` on a device, between two processes, with a killed peer, with
+//! memory: connections of `rdma_net` on a device, between two processes, with a killed peer, with
 //! a hostile peer.
 
 use std::net::SocketAddr;
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rdma::aio::block_on;
 use rdma::cm::{ConnOptions, blocking};
-use rdma::net::{Connection, Exchange, Failure, FailureKind, ListenOptions, Listener, Node, NodeOptions, Violation};
 use rdma::op::{Send, WriteImm};
 use rdma::{Context, ErrorKind, Rc, RemoteAccess, RemoteSlice};
+use rdma_net::{Connection, Exchange, Failure, FailureKind, ListenOptions, Listener, Node, NodeOptions, Violation};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{address, any_port, available};
 use rdma_tests::{LIMIT, buffer, open};

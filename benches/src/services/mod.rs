@@ -1,5 +1,5 @@
 //! Echo services in two processes, each on a tokio runtime of one thread: over the messages and the
-//! byte streams of `rdma::net`, TCP on loopback and Unix sockets.
+//! byte streams of `rdma_net`, TCP on loopback and Unix sockets.
 
 mod net;
 mod sockets;
@@ -18,11 +18,11 @@ use crate::pair::{Channel, Contender, Role};
 /// A transport of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Messages of `rdma::net`.
+    /// Messages of `rdma_net`.
     Messages,
-    /// Messages of `rdma::net` out of memory that the sender exposes.
+    /// Messages of `rdma_net` out of memory that the sender exposes.
     Exposed,
-    /// A byte stream of `rdma::net`.
+    /// A byte stream of `rdma_net`.
     Stream,
     /// TCP on loopback.
     Tcp,
@@ -39,7 +39,7 @@ impl Transport {
         all
     }
 
-    /// Whether it is a transport of `rdma::net`.
+    /// Whether it is a transport of `rdma_net`.
     #[must_use]
     pub fn is_ours(self) -> bool {
         !matches!(self, Self::Tcp | Self::Unix)
@@ -47,9 +47,9 @@ impl Transport {
 
     fn name(self) -> &'static str {
         match self {
-            Self::Messages => "rdma::net messages",
-            Self::Exposed => "rdma::net exposed memory",
-            Self::Stream => "rdma::net stream",
+            Self::Messages => "rdma_net messages",
+            Self::Exposed => "rdma_net exposed memory",
+            Self::Stream => "rdma_net stream",
             Self::Tcp => "tokio TCP",
             Self::Unix => "tokio Unix socket",
         }

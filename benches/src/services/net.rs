@@ -1,4 +1,4 @@
-//! Messages and byte streams of `rdma::net`.
+//! Messages and byte streams of `rdma_net`.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rdma::aio::Strategy;
 use rdma::aio::tokio::Readable;
-use rdma::net::{Connection, ListenOptions, Message, Node, NodeOptions, Receiver, Sender, Stream};
 use rdma::{Context, ExposedRegion, RemoteAccess};
+use rdma_net::{Connection, ListenOptions, Message, Node, NodeOptions, Receiver, Sender, Stream};
 
 use super::sockets::ByteWire;
 use super::{Case, Waiting, Wire};

@@ -1,4 +1,4 @@
-//! Copies files and directories over `rdma::net`, and resumes copies that were interrupted.
+//! Copies files and directories over `rdma_net`, and resumes copies that were interrupted.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rdma::aio::block_on;
-use rdma::net::{ListenOptions, Node};
 use rdma_examples::failure::say;
 use rdma_examples::file_copy::{self, Receiver, Summary};
 use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::{Failure, address, cli};
+use rdma_net::{ListenOptions, Node};
 use serde_json::json;
 
 /// Senders that a receiver serves at the same time.

@@ -1,4 +1,4 @@
-//! A key-value service over `rdma::net`: clients read the server's memory and send changes by
+//! A key-value service over `rdma_net`: clients read the server's memory and send changes by
 //! message.
 #![forbid(unsafe_code)]
 
@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use rdma::net::ListenOptions;
 use rdma_examples::exposed_table::Refusal;
 use rdma_examples::kv::{self, Client, ServerOptions, load};
 use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::{Failure, address};
+use rdma_net::ListenOptions;
 use serde_json::json;
 
 /// Time in which a new client must send its first request.

@@ -1,4 +1,4 @@
-//! Remote procedure calls over `rdma::net`: many clients on one shared receive queue.
+//! Remote procedure calls over `rdma_net`: many clients on one shared receive queue.
 #![forbid(unsafe_code)]
 
 use std::net::SocketAddr;

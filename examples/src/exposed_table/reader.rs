@@ -1,7 +1,7 @@
 //! The reader of a peer's table.
 
 use rdma::RemoteSlice;
-use rdma::net::{Fetched, Remote};
+use rdma_net::{Fetched, Remote};
 
 use super::Value;
 use super::block::{BUCKET_LEN, Hash, Opened, Slot, open};

@@ -1,8 +1,8 @@
-//! Copies files and directories to another process over `rdma::net`.
+//! Copies files and directories to another process over `rdma_net`.
 //!
 //! The sender reads a file directly into the registered send buffers of its connection, and the
 //! receiver writes it directly from the receive buffers: no process copies a byte of a file
-//! ([`rdma::net::Permit::payload_mut`], [`rdma::net::Message`]).
+//! ([`rdma_net::Permit::payload_mut`], [`rdma_net::Message`]).
 //!
 //! A file is written in a folder of unfinished files, which no path of a sender leads to, and gets
 //! its place once all of it has come and its checksum is right. What an interrupted copy leaves is
@@ -20,7 +20,7 @@ mod wire;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use rdma::net::NodeOptions;
+use rdma_net::NodeOptions;
 
 pub use receiver::Receiver;
 pub use sender::{Summary, send};

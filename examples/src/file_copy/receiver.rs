@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 
 use rdma::aio::block_on;
-use rdma::net::{Incoming, Listener};
+use rdma_net::{Incoming, Listener};
 use xxhash_rust::xxh64::Xxh64;
 
 use super::wire::{Answer, DATA, Order};
@@ -212,7 +212,7 @@ fn malformed() -> Failure {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use rdma::net::{ListenOptions, Node};
+    use rdma_net::{ListenOptions, Node};
 
     use super::super::{node_options, send};
     use super::*;

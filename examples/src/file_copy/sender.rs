@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use rdma::net::{Node, Receiver, Sender};
+use rdma_net::{Node, Receiver, Sender};
 use serde::Serialize;
 use xxhash_rust::xxh64::Xxh64;
 
@@ -185,7 +185,7 @@ mod tests {
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
     use rdma::aio::block_on;
-    use rdma::net::{ListenOptions, Message, NodeOptions};
+    use rdma_net::{ListenOptions, Message, NodeOptions};
 
     use super::super::node_options;
     use super::*;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rdma::RemoteSlice;
-use rdma::net::{Connection, Message, Node};
+use rdma_net::{Connection, Message, Node};
 
 use super::wire::{Answer, Request};
 use crate::Failure;

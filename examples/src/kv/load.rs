@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use rdma::net::Node;
+use rdma_net::Node;
 use serde::Serialize;
 
 use super::{Client, ServerOptions, tcp};

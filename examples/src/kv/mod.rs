@@ -15,7 +15,7 @@ pub mod wire;
 
 use std::time::Duration;
 
-use rdma::net::NodeOptions;
+use rdma_net::NodeOptions;
 
 pub use client::Client;
 pub use server::{ServerOptions, answer, serve};

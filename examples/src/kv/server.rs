@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma::ProtectionDomain;
-use rdma::net::{Incoming, Listener};
+use rdma_net::{Incoming, Listener};
 
 use super::wire::{Answer, Request};
 use crate::Failure;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma::net::{ListenOptions, Node};
+use rdma_net::{ListenOptions, Node};
 
 use super::wire::{Answer, Request};
 use super::*;

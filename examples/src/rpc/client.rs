@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdma::net::{Node, Receiver, Sender};
+use rdma_net::{Node, Receiver, Sender};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 

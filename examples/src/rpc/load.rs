@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma::net::Node;
+use rdma_net::Node;
 
 use super::{Client, MAX_BODY, Method};
 use crate::Failure;

@@ -1,8 +1,8 @@
-//! Remote procedure calls over `rdma::net`: many clients, several calls in flight on each
+//! Remote procedure calls over `rdma_net`: many clients, several calls in flight on each
 //! connection, and a deadline for each call.
 //!
 //! The connections of the server share one queue of receives
-//! ([`rdma::net::ListenOptions::shared_receives`]), so that a thousand idle clients cost little.
+//! ([`rdma_net::ListenOptions::shared_receives`]), so that a thousand idle clients cost little.
 //! Memory is bounded: a connection has at most [`MAX_CALLS`] calls that are being answered, and
 //! the server reads no further ones until an answer has left. A client that does not read its
 //! answers stops itself only.
@@ -13,7 +13,7 @@ mod methods;
 mod server;
 mod wire;
 
-use rdma::net::{ListenOptions, NodeOptions};
+use rdma_net::{ListenOptions, NodeOptions};
 
 use std::time::Duration;
 

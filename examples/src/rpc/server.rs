@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma::net::{Incoming, Listener};
+use rdma_net::{Incoming, Listener};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 

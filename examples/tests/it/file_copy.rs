@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
-use rdma::net::{Node, NodeOptions};
 use rdma_examples::file_copy::node_options;
 use rdma_examples::message::{decode, encode};
+use rdma_net::{Node, NodeOptions};
 use tempfile::TempDir;
 
 use crate::common::*;

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma::net::{FailureKind, Node};
 use rdma_examples::kv::{Client, node_options, tcp};
 use rdma_examples::{Failure, service};
+use rdma_net::{FailureKind, Node};
 
 use crate::common::*;
 

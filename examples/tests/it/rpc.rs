@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use rdma::net::Node;
 use rdma_examples::message::encode;
 use rdma_examples::rpc::{Client, MAX_CALLS, Method, node_options};
 use rdma_examples::{Failure, service};
+use rdma_net::Node;
 use tokio::task::JoinHandle;
 
 use crate::common::*;

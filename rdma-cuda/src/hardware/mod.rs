@@ -9,7 +9,7 @@ mod spin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma::{ConnectOptions, InitOptions, RemoteAccess, op};
+use rdma::{InitOptions, RemoteAccess, op};
 use rdma_test_support::say;
 
 use crate::hardware::spin::Spinning;
@@ -70,9 +70,7 @@ fn a_spinning_kernel_holds_back_what_is_sent_and_nothing_else() {
     let (cq, peer_cq) = (opened.context.create_cq(64).unwrap(), opened.context.create_cq(64).unwrap());
     let options = InitOptions::new().port(opened.port);
     let [a, b] = [&cq, &peer_cq].map(|cq| pd.queue_pair().cq(cq).build().unwrap().init(&options).unwrap());
-    let (to_a, to_b) = (a.endpoint(), b.endpoint());
-    let mut qp = a.connect(&to_b, &ConnectOptions::new()).unwrap();
-    let _peer = b.connect(&to_a, &ConnectOptions::new()).unwrap();
+    let (mut qp, _peer) = rdma_testkit::join(a, b).unwrap();
     let mut poller = cq.poller();
 
     let (stream, other) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::{Whence, lseek};
-use rdma::{ConnectOptions, InitOptions, Opened, Operation, Poller, QueuePair, Rc, op};
+use rdma::{InitOptions, Opened, Operation, Poller, QueuePair, Rc, op};
 use rdma_test_support::passes_alone;
 
 use super::*;
@@ -171,9 +171,7 @@ fn connected(opened: &Opened, pd: &ProtectionDomain) -> (QueuePair<Rc>, QueuePai
     let cq = opened.context.create_cq(64).unwrap();
     let [a, b] = [&cq, &opened.context.create_cq(64).unwrap()]
         .map(|cq| pd.queue_pair().cq(cq).build().unwrap().init(&options).unwrap());
-    let (to_a, to_b) = (a.endpoint(), b.endpoint());
-    let a = a.connect(&to_b, &ConnectOptions::new()).unwrap();
-    let b = b.connect(&to_a, &ConnectOptions::new()).unwrap();
+    let (a, b) = rdma_testkit::join(a, b).unwrap();
     (a, b, cq.poller())
 }
 

@@ -67,8 +67,8 @@ pub(super) struct State {
     event_loop: Arc<EventLoop>,
     /// Time at which the thread's alarm is set to fire.
     alarm: Time,
-    /// A descriptor that is open for no purpose but to be closed, so that connections can be refused
-    /// when no other is left.
+    /// A descriptor that is open for no purpose but to be closed, so that connections can be
+    /// refused when no other is left.
     spare: Option<Socket>,
 }
 
@@ -263,8 +263,8 @@ impl State {
         }
     }
 
-    /// Refuses the connections that wait at a listener for want of descriptors: each takes the place
-    /// of the spare one. Another thread may take the place first: then they wait.
+    /// Refuses the connections that wait at a listener for want of descriptors: each takes the
+    /// place of the spare one. Another thread may take the place first: then they wait.
     fn turn_away(&mut self, key: u64) {
         self.spare = None;
         for _ in 0..TURN {

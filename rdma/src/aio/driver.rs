@@ -21,7 +21,8 @@ use super::{DriverOptions, Readiness, Strategy};
 use crate::context::Context as Device;
 use crate::cq::{CompletionChannel, CompletionQueue, FETCH, Fetched};
 use crate::error::{Error, Operation, Result};
-use crate::qp::ring::{Cached, Panics, Report, Results};
+use crate::panics::Panics;
+use crate::qp::ring::{Cached, Report, Results};
 use crate::wait::{self, Deadline, Semaphore};
 
 /// Fetches the completions of a completion queue, and wakes the task that waits for each.

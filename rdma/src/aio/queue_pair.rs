@@ -8,8 +8,9 @@ use std::task::{Context, Poll};
 use super::driver::Handle;
 use super::{Error, InFlight, Received};
 use crate::error::{Error as VerbError, ErrorKind, Failed, Operation as Verb, Result as VerbResult};
+use crate::panics::Panics;
 use crate::qp::op::{Operation, Work};
-use crate::qp::ring::{Panics, Report, Results};
+use crate::qp::ring::{Report, Results};
 use crate::qp::{self, InitializedQueuePair, Owned, PostError, Transport, Writable};
 
 /// A queue pair whose requests are futures, and whose received messages are awaited.

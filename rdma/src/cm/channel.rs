@@ -24,20 +24,24 @@ use crate::wait::EventDescriptor;
 pub struct IdKey(u64);
 
 impl IdKey {
-    pub(crate) fn fresh() -> Self {
+    /// A key that no id has or will have.
+    ///
+    /// For a program that also sets up connections in a way of its own, and keeps all in one table.
+    #[must_use]
+    pub fn fresh() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The key as the token of a socket.
-    #[cfg(feature = "net")]
-    pub(crate) fn to_token(self) -> u64 {
+    /// The key as a number, for example as the data of a descriptor in an epoll.
+    #[must_use]
+    pub fn to_token(self) -> u64 {
         self.0
     }
 
     /// The key of a [token](Self::to_token).
-    #[cfg(feature = "net")]
-    pub(crate) fn from_token(token: u64) -> Self {
+    #[must_use]
+    pub fn from_token(token: u64) -> Self {
         Self(token)
     }
 }

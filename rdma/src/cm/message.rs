@@ -71,6 +71,14 @@ pub struct Accepted {
     pub parameters: ConnectionParameters,
 }
 
+impl Accepted {
+    /// An answer that did not come by the connection manager.
+    #[must_use]
+    pub fn new(private_data: PrivateData, parameters: ConnectionParameters) -> Self {
+        Self { private_data, parameters }
+    }
+}
+
 /// The peer's rejection of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -82,6 +90,12 @@ pub struct Rejection {
 }
 
 impl Rejection {
+    /// A rejection that did not come by the connection manager.
+    #[must_use]
+    pub fn new(reason: RejectReason, private_data: PrivateData) -> Self {
+        Self { reason, private_data }
+    }
+
     /// The error that the connecting end returns for this rejection.
     #[must_use]
     pub fn to_error(&self) -> Error {

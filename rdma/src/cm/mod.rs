@@ -179,8 +179,7 @@ impl PortSpace for Ud {
 
 /// The connection manager of the context's device.
 fn table(context: &Context) -> Result<&'static RdmaCm> {
-    #[cfg(test)]
-    if let Some(table) = crate::testing::cm::table() {
+    if let Some(table) = context.device().manager() {
         return Ok(table);
     }
     if context.is_software() {

@@ -25,7 +25,6 @@ fn address() -> SocketAddr {
 }
 
 fn channel() -> EventChannel {
-    fake::switch_on();
     EventChannel::new(&testing::context()).unwrap()
 }
 
@@ -366,7 +365,6 @@ fn absurd_numbers_of_a_peer_are_bounded_by_the_device() {
 
 #[test]
 fn another_device_is_named() {
-    fake::switch_on();
     let context = testing::context();
     fake::bind_to("other0");
     let error = Listener::<Rc>::bind(&context, address(), &ListenOptions::new()).unwrap_err();
@@ -412,7 +410,6 @@ fn a_failed_migration_leaves_the_id_where_it_is() {
 
 #[test]
 fn failures_before_the_first_event_are_told() {
-    fake::switch_on();
     let context = testing::context();
     testing::fail("create_event_channel", libc::ENOENT);
     let error = EventChannel::new(&context).unwrap_err();

@@ -95,8 +95,8 @@ impl Context {
     /// Waits for the next asynchronous event; returns `None` after the timeout. Without a timeout,
     /// waits forever.
     ///
-    /// A node of `rdma::net` on the context sees all events too, and takes none away: up to 256
-    /// that its driver was given wait here.
+    /// An [`EventTap`](crate::EventTap) sees all events too, and takes none away: up to 256
+    /// that it has taken wait here.
     ///
     /// # Errors
     ///

@@ -24,8 +24,7 @@ pub use async_event::{AsyncEvent, AsyncEventKind, EventSource};
 pub use attr::{DeviceAttr, DeviceAttrEx, PortAttr};
 pub use gid::GidEntry;
 use rdma_sys::{Ibverbs, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr};
-#[cfg(feature = "net")]
-pub(crate) use sharing::EventTap;
+pub use sharing::EventTap;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};

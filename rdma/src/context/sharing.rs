@@ -4,12 +4,15 @@
 //! node needs the events of its own queues, and keeps none from the program.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use super::AsyncEvent;
-use crate::error::Result;
-use crate::wait::Semaphore;
+use nix::sys::epoll::Epoll;
+
+use super::{AsyncEvent, Context};
+use crate::error::{Operation, Result};
+use crate::wait::{self, Semaphore};
 
 /// The events that were taken and that others have not seen.
 #[derive(Default)]
@@ -78,82 +81,114 @@ impl Copies {
     }
 }
 
-#[cfg(feature = "net")]
-pub(crate) use tap::EventTap;
+/// A reader of all asynchronous events of a device, beside the program itself and other readers.
+///
+/// Whoever takes an event from the device leaves a copy for each other reader, so a library that
+/// needs the events takes none away from its program. Up to 256 copies wait for a program that
+/// never asks; those for a tap are not limited: read it, or drop it. All readers see the events in
+/// one order.
+///
+/// The descriptor ([`AsFd`]) is readable while events may wait for this tap.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::EventTap;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// let tap = EventTap::new(&context)?;
+/// while let Some(event) = tap.try_next_event()? {
+///     println!("{}", event.kind);
+/// }
+/// # Ok(()) }
+/// ```
+#[doc(alias = "ibv_get_async_event")]
+pub struct EventTap {
+    context: Context,
+    queue: Arc<TapQueue>,
+    /// Watches the device's events and the copies. The descriptor of the device is never lent.
+    lent: Epoll,
+}
 
-#[cfg(feature = "net")]
-mod tap {
-    use super::*;
-    use crate::context::Context;
-    use crate::error::Operation;
-
+impl EventTap {
     /// Copies that wait for the program, which may never ask for events. Later ones are dropped.
     const PROGRAM_LIMIT: usize = 256;
 
-    /// A part of the program that sees all events of a context, beside the program itself.
-    pub(crate) struct EventTap {
-        context: Context,
-        queue: Arc<TapQueue>,
+    /// Begins to read the events of a context, from the next one on.
+    ///
+    /// # Errors
+    ///
+    /// `Forked`; errors of the system calls that make a descriptor.
+    pub fn new(context: &Context) -> Result<Self> {
+        context.inner.check(Operation::GetAsyncEvent)?;
+        let sharing = &context.inner.sharing;
+        let queue = Arc::new(TapQueue { events: Mutex::default(), bell: Semaphore::new()? });
+        let lent = wait::epoll()?;
+        wait::watch(&lent, context.inner.events.own())?;
+        wait::watch(&lent, queue.bell.as_fd())?;
+        let mut copies = sharing.lock();
+        if sharing.bell.get().is_none() {
+            let bell = Semaphore::new()?;
+            context.inner.events.watch_too(bell.as_fd())?;
+            // Set under the lock, so once.
+            let _set = sharing.bell.set(bell);
+        }
+        copies.taps.retain(|tap| tap.strong_count() > 0);
+        copies.taps.push(Arc::downgrade(&queue));
+        drop(copies);
+        Ok(Self { context: context.clone(), queue, lent })
     }
 
-    impl EventTap {
-        pub(crate) fn new(context: &Context) -> Result<Self> {
-            context.inner.check(Operation::GetAsyncEvent)?;
-            let sharing = &context.inner.sharing;
-            let queue = Arc::new(TapQueue { events: Mutex::default(), bell: Semaphore::new()? });
-            let mut copies = sharing.lock();
-            if sharing.bell.get().is_none() {
-                let bell = Semaphore::new()?;
-                context.inner.events.watch_too(bell.as_fd())?;
-                // Set under the lock, so once.
-                let _set = sharing.bell.set(bell);
-            }
-            copies.taps.retain(|tap| tap.strong_count() > 0);
-            copies.taps.push(Arc::downgrade(&queue));
-            drop(copies);
-            Ok(Self { context: context.clone(), queue })
+    /// Takes the next event, if there is one; never waits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Context::try_next_event`].
+    pub fn try_next_event(&self) -> Result<Option<AsyncEvent>> {
+        self.context.inner.check(Operation::GetAsyncEvent)?;
+        let sharing = &self.context.inner.sharing;
+        let mut copies = sharing.lock();
+        if let Some(event) = self.queue.pop() {
+            return Ok(Some(event));
         }
+        let Some(event) = self.context.take_event()? else { return Ok(None) };
+        copies.leave_for_taps(event, Some(&self.queue));
+        sharing.leave_for_program(&mut copies, event);
+        Ok(Some(event))
+    }
+}
 
-        /// The descriptors of which one is readable while events wait for this tap.
-        pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-            [self.context.inner.events.own(), self.queue.bell.as_fd()]
-        }
+impl AsFd for EventTap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.lent.0.as_fd()
+    }
+}
 
-        /// Takes the next event.
-        pub(crate) fn next(&self) -> Result<Option<AsyncEvent>> {
-            self.context.inner.check(Operation::GetAsyncEvent)?;
-            let sharing = &self.context.inner.sharing;
-            let mut copies = sharing.lock();
-            if let Some(event) = self.queue.pop() {
-                return Ok(Some(event));
-            }
-            let Some(event) = self.context.take_event()? else { return Ok(None) };
-            copies.leave_for_taps(event, Some(&self.queue));
-            sharing.leave_for_program(&mut copies, event);
-            Ok(Some(event))
+impl fmt::Debug for EventTap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventTap").field("context", &self.context).finish_non_exhaustive()
+    }
+}
+
+impl TapQueue {
+    fn pop(&self) -> Option<AsyncEvent> {
+        let event = self.lock().pop_front()?;
+        self.bell.take();
+        Some(event)
+    }
+}
+
+impl EventSharing {
+    fn leave_for_program(&self, copies: &mut Copies, event: AsyncEvent) {
+        if copies.program.len() < EventTap::PROGRAM_LIMIT {
+            copies.program.push_back(event);
+            self.bell.get().into_iter().for_each(|bell| bell.post(1));
         }
     }
 
-    impl TapQueue {
-        fn pop(&self) -> Option<AsyncEvent> {
-            let event = self.lock().pop_front()?;
-            self.bell.take();
-            Some(event)
-        }
-    }
-
-    impl EventSharing {
-        fn leave_for_program(&self, copies: &mut Copies, event: AsyncEvent) {
-            if copies.program.len() < PROGRAM_LIMIT {
-                copies.program.push_back(event);
-                self.bell.get().into_iter().for_each(|bell| bell.post(1));
-            }
-        }
-
-        /// Leaves a copy for the program, as a tap does.
-        #[cfg(test)]
-        pub(in crate::context) fn copy_to_program(&self, event: AsyncEvent) {
-            self.leave_for_program(&mut self.lock(), event);
-        }
+    /// Leaves a copy for the program, as a tap does.
+    #[cfg(test)]
+    pub(in crate::context) fn copy_to_program(&self, event: AsyncEvent) {
+        self.leave_for_program(&mut self.lock(), event);
     }
 }

@@ -143,7 +143,7 @@ impl<'a> Completion<'a> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, mut b, .. } = pair()?;
     /// use rdma::op::{Opcode, SendImm};
@@ -187,7 +187,7 @@ impl<'a> Completion<'a> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
     /// use rdma::{RemoteAccess, op::FetchAdd};
@@ -227,7 +227,7 @@ impl<'a> Completion<'a> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
     /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;

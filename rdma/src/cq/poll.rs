@@ -16,7 +16,8 @@ use super::sharing::{Batch, FETCH, Waiting};
 use crate::error::{Error, Operation, Result};
 use crate::fork;
 use crate::handle::Handle;
-use crate::qp::ring::{self, Cached, Grabbed, Info, Panics, has_sink};
+use crate::panics::Panics;
+use crate::qp::ring::{self, Cached, Grabbed, Info, has_sink};
 
 /// [`FETCH`] in the type of the C interface.
 const ENTRIES: i32 = 16;

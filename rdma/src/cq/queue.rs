@@ -244,7 +244,7 @@ impl CompletionQueue {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, cq, mut poller, a, mut b, .. } = pair()?;
     /// b.post_recv(pd.allocate(16)?, 0)?;

@@ -109,7 +109,7 @@ impl Poller {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { mut poller, .. } = pair()?;
     /// use rdma::Backoff;

@@ -475,12 +475,13 @@ macro_rules! contents {
 impl ExposedRegion<Host> {
     contents!(|this: &Self| (this.region.address, this.region.len));
 
-    /// Copies bytes in at `offset` that this processor does not read soon, as [`copy_for_peer`]
-    /// does.
+    /// Copies bytes in at `offset` that a peer, and not this processor, reads next: long copies
+    /// pass the caches where that is faster.
     ///
-    /// [`copy_for_peer`]: rdma_mem::copy_for_peer
-    #[cfg(feature = "net")]
-    pub(crate) fn copy_in_for_peer(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+    /// # Errors
+    ///
+    /// `OutOfBounds` if the bytes do not fit.
+    pub fn copy_in_for_peer(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.place(offset, bytes.len())?;
         // SAFETY: copy_for_peer wants two valid ranges that do not overlap: `place` checked
         // that `to` lies in the region (M1, M3), which `self` keeps alive; `bytes` is borrowed,
@@ -564,6 +565,13 @@ impl<M: Placement> ExposedSlice<M> {
     #[inline]
     pub(crate) fn segment(&self) -> &Segment {
         &self.segment
+    }
+
+    /// Whether the region belongs to this protection domain: only queue pairs of its domain access
+    /// it.
+    #[must_use]
+    pub fn is_of_domain(&self, pd: &ProtectionDomain) -> bool {
+        self.segment.domain() == pd.inner.identity()
     }
 
     /// The slice for requests that write it and do not read it.

@@ -184,7 +184,8 @@ impl<T: Transport> PreparedQueuePair<T> {
     }
 
     /// All remote operations that the device supports.
-    pub(crate) fn all_access(&self) -> RemoteAccess {
+    #[must_use]
+    pub fn all_access(&self) -> RemoteAccess {
         all_access(&self.context())
     }
 

@@ -67,13 +67,13 @@ pub use post::{QueueHalf, RecvHalf, SendHalf};
 pub use posting::PostError;
 pub use raw::{RawCompletionQueue, RawPostError, RawQueuePair};
 pub use recv::RecvQueue;
-use ring::Panics;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 pub use srq::{SharedReceiveQueue, SrqBuilder};
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::panics::Panics;
 use crate::pd::ProtectionDomain;
 use crate::types::{Capabilities, Ece, QpState};
 
@@ -253,7 +253,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { mut a, .. } = pair()?;
     /// println!("{:?}", a.query()?);
@@ -277,7 +277,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { a, .. } = pair()?;
     /// if a.writes_in_order()? {

@@ -96,7 +96,7 @@ impl<O, L> Work<O, L> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
     /// use std::sync::atomic::Ordering::Relaxed;

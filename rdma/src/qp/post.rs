@@ -49,10 +49,14 @@ impl<T: Transport> QueuePair<T> {
         self.post_send_unlogged(work).inspect_err(PostError::log)
     }
 
-    /// [`post_send`](Self::post_send) for callers that hold a lock: they log the error after it
-    /// ([`PostError::log`]).
+    /// As [`post_send`](Self::post_send), without a line in the log, for a caller that holds a
+    /// lock: it calls [`PostError::log`] after it has released the lock.
+    ///
+    /// # Errors
+    ///
+    /// As for [`post_send`](Self::post_send).
     #[inline]
-    pub(crate) fn post_send_unlogged<O: Operation<T>, L: Owned>(
+    pub fn post_send_unlogged<O: Operation<T>, L: Owned>(
         &mut self,
         work: Work<O, L>,
     ) -> Result<(), PostError<L::Returned>> {
@@ -139,10 +143,14 @@ impl<T: Transport> QueuePair<T> {
         self.post_recv_unlogged(local, token).inspect_err(PostError::log)
     }
 
-    /// [`post_recv`](Self::post_recv) for callers that hold a lock: they log the error after it
-    /// ([`PostError::log`]).
+    /// As [`post_recv`](Self::post_recv), without a line in the log, for a caller that holds a
+    /// lock: it calls [`PostError::log`] after it has released the lock.
+    ///
+    /// # Errors
+    ///
+    /// As for [`post_recv`](Self::post_recv).
     #[inline]
-    pub(crate) fn post_recv_unlogged<L: Owned + Writable>(
+    pub fn post_recv_unlogged<L: Owned + Writable>(
         &mut self,
         local: L,
         token: u64,

@@ -59,8 +59,11 @@ pub(super) enum Ended {
 }
 
 impl<M> PostError<M> {
+    /// The error of a request that was not posted, and its memory, for a program that refuses
+    /// requests before it posts them.
     #[inline(always)]
-    pub(crate) fn new(error: Error, memory: Option<M>) -> Self {
+    #[must_use]
+    pub fn new(error: Error, memory: Option<M>) -> Self {
         Self { error, memory, ended: None }
     }
 
@@ -68,10 +71,15 @@ impl<M> PostError<M> {
         Self { error, memory: None, ended: Some(ended) }
     }
 
-    /// Logs the end of the queue, if this error ended it. A subscriber of the log is user code, so
-    /// the caller holds no lock.
+    /// Logs that the queue has ended, if this error ended it, as [`QueuePair::post_send`] does.
+    ///
+    /// A caller of [`QueuePair::post_send_unlogged`] calls it once it holds no lock: a subscriber
+    /// of the log is code of the program.
+    ///
+    /// [`QueuePair::post_send`]: crate::QueuePair::post_send
+    /// [`QueuePair::post_send_unlogged`]: crate::QueuePair::post_send_unlogged
     #[cold]
-    pub(crate) fn log(&self) {
+    pub fn log(&self) {
         let error = self.error;
         match self.ended {
             None => {}
@@ -105,7 +113,7 @@ impl<M> PostError<M> {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
     /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
@@ -127,9 +135,9 @@ impl<M> PostError<M> {
         self.memory
     }
 
-    /// Takes the memory of the request, if the device did not accept it.
-    #[cfg(feature = "net")]
-    pub(crate) fn take_memory(&mut self) -> Option<M> {
+    /// Takes the memory of the request, if the device did not accept it; the error stays, to be
+    /// [logged](Self::log).
+    pub fn take_memory(&mut self) -> Option<M> {
         self.memory.take()
     }
 

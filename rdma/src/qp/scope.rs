@@ -24,11 +24,12 @@ use rdma_sys::ibv_wc_status;
 use super::local::{Local, Writable};
 use super::op::{Operation, Work};
 use super::posting::{Keep, PostError};
-use super::ring::{Panics, Sink, Vacant};
+use super::ring::{Sink, Vacant};
 use super::{QueuePair, Transport};
 use crate::cq::Poller;
 use crate::error::{Error, ErrorKind, Operation as Verb, Result};
 use crate::mr::{LentSlice, LentSliceMut};
+use crate::panics::Panics;
 use crate::types::{WcError, WcStatus};
 
 /// The time that flushing may take once a scope's queue pair is in the error state.

@@ -67,7 +67,7 @@ impl SendQueue {
     /// # Examples
     ///
     /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/pair.rs"));
+    /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
     /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;

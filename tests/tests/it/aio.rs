@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use rdma::aio::{self, Driver, DriverOptions, Handle, InFlight, Strategy};
 use rdma::op::{FetchAdd, Opcode, Read, Send, Write};
 use rdma::{
-    Buffer, ConnectOptions, InitOptions, InitializedQueuePair, Opened, ProtectionDomain, QueuePair, Rc, RemoteAccess,
-    Ud, WcStatus,
+    Buffer, InitOptions, InitializedQueuePair, Opened, ProtectionDomain, QueuePair, Rc, RemoteAccess, Ud, WcStatus,
 };
 use rdma_tests::{LIMIT, MANAGED, all_rights, buffer, pattern};
 
@@ -31,12 +30,8 @@ fn world(strategy: Strategy) -> Option<(Driver, World)> {
     let pd = opened.context.alloc_pd().expect("a protection domain");
     let prepare = || prepared(&opened, &pd, &handle);
     let (a, b) = (prepare(), prepare());
-    let (to_a, to_b) = (a.endpoint(), b.endpoint());
-    let connect = |qp: InitializedQueuePair<Rc>, to| {
-        let qp = qp.connect(&to, &ConnectOptions::new()).expect("RTS");
-        handle.queue_pair(qp).expect("the driver's queue")
-    };
-    let (a, b) = (connect(a, to_b), connect(b, to_a));
+    let (a, b) = rdma_testkit::join(a, b).expect("RTS");
+    let [a, b] = [a, b].map(|qp| handle.queue_pair(qp).expect("the driver's queue"));
     Some((driver, World { pd, a, b }))
 }
 

@@ -1,4 +1,4 @@
-//! HTTP/1 by hyper over the byte streams of `rdma::net`.
+//! HTTP/1 by hyper over the byte streams of `rdma_net`.
 
 use std::future::poll_fn;
 use std::io;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::{Request, Response, client, server, service::service_fn};
-use rdma::net::{ListenOptions, Node, NodeOptions, Stream};
+use rdma_net::{ListenOptions, Node, NodeOptions, Stream};
 use rdma_tests::cm::{address, any_port, available};
 use rdma_tests::{LIMIT, open};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};

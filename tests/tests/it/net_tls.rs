@@ -1,11 +1,11 @@
-//! TLS by rustls over the byte streams of `rdma::net`.
+//! TLS by rustls over the byte streams of `rdma_net`.
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::is_aarch64_feature_detected;
 use std::io;
 use std::sync::Arc;
 
-use rdma::net::{ListenOptions, Node, NodeOptions};
+use rdma_net::{ListenOptions, Node, NodeOptions};
 use rdma_tests::cm::{address, any_port, available};
 use rdma_tests::{LIMIT, open};
 use rustls::pki_types::pem::PemObject;

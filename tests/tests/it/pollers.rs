@@ -6,9 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use rdma::op::{Send, Write};
-use rdma::{
-    Buffer, CompletionQueue, ConnectOptions, InitOptions, Opened, ProtectionDomain, QueuePair, Rc, RemoteAccess,
-};
+use rdma::{Buffer, CompletionQueue, InitOptions, Opened, ProtectionDomain, QueuePair, Rc, RemoteAccess};
 use rdma_tests::{LIMIT, open, skip};
 
 const MESSAGES: u64 = 1500;
@@ -23,10 +21,7 @@ fn pair(opened: &Opened, pd: &ProtectionDomain, cq: &CompletionQueue) -> [QueueP
         let qp = pd.queue_pair().cq(cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).build().unwrap();
         qp.init(&InitOptions::new().port(opened.port).remote_access(RemoteAccess::WRITE)).unwrap()
     };
-    let ends = [end(), end()];
-    let endpoints = [ends[1].endpoint(), ends[0].endpoint()];
-    let mut endpoints = endpoints.iter();
-    ends.map(|end| end.connect(endpoints.next().unwrap(), &ConnectOptions::new()).unwrap())
+    rdma_testkit::join(end(), end()).unwrap().into()
 }
 
 /// Takes completions until `done`, and returns each buffer to the sender that its token names.

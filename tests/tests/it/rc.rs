@@ -341,9 +341,7 @@ fn events_wake_a_sleeper() {
     let make =
         || rdma::QueuePair::builder(&pd).cq(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap().init(&init).unwrap();
     let (a, b) = (make(), make());
-    let (to_a, to_b) = (a.endpoint(), b.endpoint());
-    let mut a = a.connect(&to_b, &ConnectOptions::new()).unwrap();
-    let mut b = b.connect(&to_a, &ConnectOptions::new()).unwrap();
+    let (mut a, mut b) = rdma_testkit::join(a, b).unwrap();
 
     cq.request_notify(false).unwrap();
     assert_eq!(channel.next_event(Some(Duration::from_millis(10))).unwrap(), None, "nothing has happened");
@@ -382,9 +380,7 @@ fn a_queue_pair_works_again_after_a_reset_under_load() {
     let prepared_b = b.qp.reset().unwrap();
     let init = rdma::InitOptions::new().port(opened.port).remote_access(all_rights());
     let (qa, qb) = (prepared.init(&init).unwrap(), prepared_b.init(&init).unwrap());
-    let (to_a, to_b) = (qa.endpoint(), qb.endpoint());
-    let mut qa = qa.connect(&to_b, &ConnectOptions::new()).unwrap();
-    let mut qb = qb.connect(&to_a, &ConnectOptions::new()).unwrap();
+    let (mut qa, mut qb) = rdma_testkit::join(qa, qb).unwrap();
     qa.post_recv(a.pd.allocate(8).unwrap(), 77).unwrap();
     qb.post_send(Send::new(buffer(&b.pd, b"again"))).unwrap();
     let done = wait(&mut a.receives);

@@ -2,8 +2,8 @@
 
 use rdma::op::{Send, WriteImm};
 use rdma::{
-    AsyncEventKind, CompletionQueue, ConnectOptions, Context, ErrorKind, EventSource, InitOptions,
-    InitializedQueuePair, Opened, Poller, ProtectionDomain, QueuePair, Rc, SharedReceiveQueue,
+    AsyncEventKind, CompletionQueue, Context, ErrorKind, EventSource, InitOptions, InitializedQueuePair, Opened,
+    Poller, ProtectionDomain, QueuePair, Rc, SharedReceiveQueue,
 };
 use rdma_tests::{LIMIT, MANAGED, all_rights, buffer, open, pattern, skip, wait};
 
@@ -47,9 +47,7 @@ impl Server {
         };
         let connect = |at: usize| {
             let (ours, theirs) = (init(&queues[at % 2], true), init(&client_queue, false));
-            let (to_ours, to_theirs) = (ours.endpoint(), theirs.endpoint());
-            let connect = |qp: InitializedQueuePair<Rc>, to| qp.connect(to, &ConnectOptions::new()).unwrap();
-            (connect(ours, &to_theirs), connect(theirs, &to_ours))
+            rdma_testkit::join(ours, theirs).unwrap()
         };
         let (ends, clients) = (0..clients).map(connect).unzip();
         let (pollers, sent) = (queues.map(|queue| queue.poller()), client_queue.poller());

@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rdma::op::{Opcode, Send, SendImm, Write, WriteImm};
-use rdma::{
-    ConnectOptions, ErrorKind, InitOptions, QpState, QueuePair, RemoteAccess, SharedReceiveQueue, Uc, WcStatus,
-};
+use rdma::{ErrorKind, InitOptions, QpState, QueuePair, RemoteAccess, SharedReceiveQueue, Uc, WcStatus};
 use rdma_tests::report::Reported;
 use rdma_tests::{Done, LIMIT, Options, Side, buffer, open, pattern, skip, unreliable_pair, wait, wait_within};
 
@@ -180,11 +178,10 @@ fn an_error_flushes_receives_and_a_reset_starts_again() {
     let (pd, port) = (b.pd.clone(), open().port);
     let init = |qp: Reported<Uc>| qp.reset().unwrap().init(&InitOptions::new().port(port)).unwrap();
     let (qp_a, qp_b) = (init(a.qp), init(b.qp));
-    let (to_a, to_b) = (qp_a.endpoint(), qp_b.endpoint());
-    assert_eq!(to_a.responder_resources, 0);
-    let connect = |qp: rdma::InitializedQueuePair<Uc>, to| qp.connect(to, &ConnectOptions::new()).unwrap();
-    let mut a = Side { qp: connect(qp_a, &to_b).into(), ..a };
-    let mut b = Side { qp: connect(qp_b, &to_a).into(), pd, ..b };
+    assert_eq!(qp_a.endpoint().responder_resources, 0);
+    let (qp_a, qp_b) = rdma_testkit::join(qp_a, qp_b).unwrap();
+    let mut a = Side { qp: qp_a.into(), ..a };
+    let mut b = Side { qp: qp_b.into(), pd, ..b };
     assert_works(&mut a, &mut b);
 }
 
@@ -223,9 +220,7 @@ fn messages_take_receives_of_a_shared_queue() {
             let end = QueuePair::unreliable(&pd).cq(&cq).shared_receives(&receives).build().unwrap().init(&options);
             let (end, client) = (end.unwrap(), QueuePair::unreliable(&pd).cq(&sent).build().unwrap());
             let client = client.init(&options).unwrap();
-            let (to_end, to_client) = (end.endpoint(), client.endpoint());
-            let connect = |qp: rdma::InitializedQueuePair<Uc>, to| qp.connect(to, &ConnectOptions::new()).unwrap();
-            (connect(end, &to_client), connect(client, &to_end))
+            rdma_testkit::join(end, client).unwrap()
         })
         .collect();
     for round in 0..8 {

@@ -1,11 +1,11 @@
-//! A stream of `rdma::net` as a transport of tonic's server.
+//! A stream of `rdma_net` as a transport of tonic's server.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use rdma::net::Stream;
+use rdma_net::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 

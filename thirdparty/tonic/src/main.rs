@@ -1,4 +1,4 @@
-//! gRPC by tonic over the byte streams of `rdma::net`: a server and a client in one process. A call
+//! gRPC by tonic over the byte streams of `rdma_net`: a server and a client in one process. A call
 //! with one answer, a call that fails, and messages in both directions at once.
 
 mod io;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use io::Io;
-use rdma::net::{ListenOptions, Listener, Node, NodeOptions};
+use rdma_net::{ListenOptions, Listener, Node, NodeOptions};
 use service::{Echo, Note, answer};
 use tokio::sync::oneshot::{self, Receiver};
 use tokio_stream::StreamExt;

@@ -2,7 +2,7 @@
 //!
 //! Every cargo command selects the whole workspace and leaves it to cargo to build only what the
 //! change reaches. Cargo unifies features over the selected packages: `-p rdma-verbs` alone has
-//! neither `net` nor `tokio`, so it would check other code, in artifacts of its own. With the whole
+//! neither `aio` nor `tokio`, so it would check other code, in artifacts of its own. With the whole
 //! workspace, clippy shares its artifacts with `cargo clippy --workspace`, and the unit tests share
 //! theirs with `cargo test`. For the same reason, clippy checks what depends on the change: `cargo
 //! check` would compile each crate of the workspace a second time.

@@ -9,9 +9,10 @@ use serde_json::Value;
 const SHARED: [&str; 6] =
     ["Cargo.toml", "Cargo.lock", "rust-toolchain", "rust-toolchain.toml", "clippy.toml", ".clippy.toml"];
 /// Files and folders that unit tests do not read, and the command that tests them.
-const ELSEWHERE: [(&str, &str); 6] = [
+const ELSEWHERE: [(&str, &str); 7] = [
     ("README.md", "cargo test -p rdma-tests --doc"),
     ("rdma/src/guide/", "cargo test -p rdma-verbs --all-features --doc"),
+    ("rdma-net/src/guide/", "cargo test -p rdma-net --all-features --doc"),
     ("rdma-soft/dropin/UNSUPPORTED.md", "cargo test -p xtask unsupported"),
     ("rdma-soft/dropin/symbols.txt", "cargo xtask symbols"),
     ("tests/vm/", "cargo xtask vm"),

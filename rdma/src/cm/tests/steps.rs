@@ -10,7 +10,6 @@ const fn ece(vendor_id: u32, options: u32) -> ibv_ece {
 
 /// Connects to a peer with these ECE options.
 fn connect(theirs: ibv_ece) -> Result<blocking::Connection> {
-    fake::switch_on();
     fake::answer();
     fake::set_remote_ece(theirs);
     let context = testing::context();
@@ -41,7 +40,6 @@ fn providers_without_enhanced_connections_are_not_asked_for_them() {
 /// Accepts a peer with these ECE options; returns the options that the provider was told to use,
 /// and those sent to the peer.
 fn accept(theirs: ibv_ece) -> (Vec<ibv_ece>, Option<ibv_ece>) {
-    fake::switch_on();
     fake::set_provider_ece(ece(7, 0b11));
     fake::set_remote_ece(theirs);
     let context = testing::context();
@@ -74,7 +72,6 @@ fn who_offers_no_enhanced_connection_is_not_answered() {
 
 #[test]
 fn what_fails_on_the_way_gives_the_queue_pair_back() {
-    fake::switch_on();
     fake::answer();
     let context = testing::context();
     let end = End::new(&context);
@@ -97,7 +94,6 @@ fn what_fails_on_the_way_gives_the_queue_pair_back() {
 
 #[test]
 fn events_without_end_do_not_keep_waiting_calls_from_their_deadlines() {
-    fake::switch_on();
     let context = testing::context();
     let listener = Listener::<Rc>::bind(&context, address(), &ListenOptions::new()).unwrap();
     fake::flood(event(raw_id(listener.id()), Code::RDMA_CM_EVENT_ADDR_CHANGE), FLOOD);

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use info::{Info, MAX_SEGMENTS};
-pub(crate) use producer::{Panics, Producer, Staged, Vacant};
+pub(crate) use producer::{Producer, Staged, Vacant};
 #[cfg(feature = "aio")]
 pub(crate) use results::{Cursor, Published, Results, Ticket};
 pub(crate) use returned::ReturnedMemory;
@@ -54,6 +54,7 @@ pub(crate) use table::{attach, attach_shared, claimed, detach, detach_shared, gr
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
 use crate::mr::Segment;
+use crate::panics::Panics;
 use crate::types::Opcode;
 
 /// The maximum number of slots of a ring: a `wr_id` has at most 16 bits for the slot.

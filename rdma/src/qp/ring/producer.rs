@@ -1,14 +1,13 @@
 //! The producer: the end of a ring that posts.
 
-use std::any::Any;
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Claimed, First, Info, KeepAlive, Lap, Ring, SINK, Sink, Slot, USE_BITS};
 use crate::mr::Segment;
+use crate::panics::Panics;
 
 /// The only producer of a ring: it fills slots in order and decides which requests must be
 /// signaled.
@@ -294,31 +293,6 @@ impl Producer {
 
     pub(super) fn close(&self) {
         self.ring().resume.store(self.next_lap().count(), Ordering::Relaxed);
-    }
-}
-
-/// The last panic of a caller-supplied drop, kept until everything has been dropped: a slot that
-/// was skipped would block the queue for ever. Other panics are leaked: the drop of a panic's
-/// payload may panic, too.
-#[derive(Default)]
-pub(crate) struct Panics(Option<ManuallyDrop<Box<dyn Any + Send>>>);
-
-impl Panics {
-    pub(crate) fn catch(&mut self, give_up: impl FnOnce()) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(give_up)) {
-            self.0 = Some(ManuallyDrop::new(panic));
-        }
-    }
-
-    /// Whether [`resume`](Self::resume) does not return.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.0.is_some() && !std::thread::panicking()
-    }
-
-    pub(crate) fn resume(self) {
-        if let Some(panic) = self.0.filter(|_| !std::thread::panicking()) {
-            resume_unwind(ManuallyDrop::into_inner(panic));
-        }
     }
 }
 

@@ -35,8 +35,8 @@ use std::sync::{Mutex, MutexGuard};
 use self::sink::{Noticed, Sink};
 pub(crate) use self::sink::{Published, Ticket};
 use self::sinks::Sinks;
-use super::producer::Panics;
 use crate::fork;
+use crate::panics::Panics;
 
 /// The results of one work queue. A ring keeps its results for all queues that use it.
 pub(crate) struct Results<R> {

@@ -4,9 +4,9 @@ use std::sync::OnceLock;
 
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
-use super::producer::Panics;
 use super::results::{After, Results};
 use super::{Cached, Claimed, Grabbed, Info, Producer, ReturnedMemory, Ring};
+use crate::panics::Panics;
 
 /// A place for the results of a ring's requests. Results live as long as their ring: without a time
 /// limit (R4).

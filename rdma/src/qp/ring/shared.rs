@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-use super::producer::Panics;
 use super::state::Lap;
 use super::{Claimed, Ring, Staged, USE_BITS, Vacant};
+use crate::panics::Panics;
 
 /// The only producer of a ring whose requests end in any order: it fills free slots wherever they
 /// are.

@@ -53,17 +53,26 @@ impl<T: Transport> SharedReceiveQueue<T> {
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
-        self.post_recv_unlogged(local, token).inspect_err(PostError::log)
+        self.post(local, token).inspect_err(PostError::log)
     }
 
-    /// [`post_recv`](Self::post_recv) for callers that hold a lock: they log the error after it
-    /// ([`PostError::log`]).
+    /// As [`post_recv`](Self::post_recv), without a line in the log, for a caller that holds a
+    /// lock: it calls [`PostError::log`] after it has released the lock.
+    ///
+    /// # Errors
+    ///
+    /// As for [`post_recv`](Self::post_recv).
     #[inline]
-    pub(crate) fn post_recv_unlogged<L: Owned + Writable>(
+    pub fn post_recv_unlogged<L: Owned + Writable>(
         &mut self,
         local: L,
         token: u64,
     ) -> Result<(), PostError<L::Returned>> {
+        self.post(local, token)
+    }
+
+    #[inline(always)]
+    fn post<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
         // If posting panics, leak the memory: the slot may own it by then.
         let local = ManuallyDrop::new(local);
         // SAFETY: stage requires that the memory is forgotten unless the slot was freed: `settle`

@@ -1,4 +1,4 @@
-//! Peers of `rdma::net` that speak its protocol over verbs and break it, or exhaust it by its own
+//! Peers of `rdma_net` that speak its protocol over verbs and break it, or exhaust it by its own
 //! rules. Their connection fails with one clear reason, and no other connection notices.
 
 mod peer;
@@ -7,9 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
-use rdma::net::{Connection, Failure, FailureKind, ListenOptions, Violation};
 use rdma::op::{Read, Write};
 use rdma::{Context, ExposedRegion, RemoteAccess, RemoteSlice};
+use rdma_net::{Connection, Failure, FailureKind, ListenOptions, Violation};
 use rdma_tests::cm::available;
 use rdma_tests::{LIMIT, open, skip};
 

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
 use rdma::cm::{ConnOptions, blocking};
-use rdma::net::{Connection, Failure, ListenOptions, Node, NodeOptions};
 use rdma::op::{Opcode, Send};
 use rdma::{
     Buffer, Context, ExposedRegion, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice, WcError,
 };
+use rdma_net::{Connection, Failure, ListenOptions, Node, NodeOptions};
 use rdma_tests::cm::{address, any_port};
 use rdma_tests::{LIMIT, buffer};
 
@@ -56,7 +56,7 @@ pub(super) fn hello() -> [u8; 32] {
     hello
 }
 
-/// An end without the state machine of `rdma::net`: it keeps the rules that it wants to keep.
+/// An end without the state machine of `rdma_net`: it keeps the rules that it wants to keep.
 pub(super) struct Attacker {
     pub(super) pd: ProtectionDomain,
     pub(super) qp: QueuePair<Rc>,
@@ -230,7 +230,7 @@ impl Attacker {
 pub(super) struct World {
     pub(super) context: Context,
     pub(super) node: Node,
-    pub(super) listener: rdma::net::Listener,
+    pub(super) listener: rdma_net::Listener,
     pub(super) driver: thread::JoinHandle<rdma::Result<()>>,
     pub(super) honest: Connection,
     pub(super) echoing: thread::JoinHandle<Result<(), Failure>>,

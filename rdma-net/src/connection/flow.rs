@@ -1,0 +1,763 @@
+//! The state of a connection under its lock: the protocol, the queue pair and the buffers.
+
+mod offers;
+mod staging;
+mod wakeups;
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+pub(super) use self::offers::Offers;
+use rdma::Buffer;
+use rdma::op::Send;
+
+use self::wakeups::{Retired, Wakeups};
+use super::operations::{Finished, Operations, Request};
+use crate::failure::{Failure, FailureKind};
+use crate::link::{Link, READ_BIT};
+use crate::protocol::{HEADER_LEN, Protocol, Received, Silent};
+use crate::receives::{ReceivePool, Stake};
+use crate::waiters::{Task, Waiters};
+
+/// Memory of reassembled messages that wait for the application, in bytes, before receives are no
+/// longer replaced.
+const INBOX_LIMIT: usize = 256 << 10;
+/// Memory of a reassembled message besides its bytes: a place in the inbox, which may be half
+/// empty, and what the allocator adds. A peer may send messages of two bytes in two fragments.
+const MESSAGE_OVERHEAD: usize = 2 * size_of::<Stored>() + 32;
+
+/// The state of a connection.
+pub(super) struct Flow {
+    pub(super) protocol: Protocol,
+    /// The token of the connection's requests.
+    token: u64,
+    linger: Duration,
+    /// Present while the connection can send.
+    link: Option<Link>,
+    /// The reason of the end, once the connection has ended.
+    outcome: Option<Failure>,
+    /// The deadline that the driver knows.
+    noted: Option<Instant>,
+
+    buffers: Buffers,
+    /// The part in a pool of shared receives, and the pool.
+    stake: Option<Stake>,
+    pool: Option<Arc<ReceivePool>>,
+    /// Data receives that were consumed and not replaced.
+    owed: u32,
+    inbox: VecDeque<Stored>,
+    /// Memory of the messages in the inbox that occupy neither a receive nor a buffer of a read.
+    inbox_bytes: usize,
+    /// The fragments of an incomplete message.
+    assembly: Vec<u8>,
+    receiver_is_gone: bool,
+    /// Whether messages that arrived were given up, because one before them was lost.
+    is_cut: bool,
+    offers: Offers,
+
+    outgoing: Option<Outgoing>,
+    /// Filled permits that are not posted yet.
+    filled: VecDeque<(Buffer, usize)>,
+    /// Permits that are not posted yet.
+    reserved: u32,
+    ending: Ending,
+    /// The end of the time to close.
+    close_by: Option<Instant>,
+    /// The end of the time for the peer's next message, and the time for those after it.
+    message_by: Option<Instant>,
+    idle: Option<Duration>,
+    /// Whether the peer has sent a message.
+    has_spoken: bool,
+
+    pub(super) operations: Operations,
+    pub(super) senders: Waiters,
+    receiver: Option<Waker>,
+    closer: Option<Waker>,
+    pub(super) wakeups: Wakeups,
+}
+
+/// The memory of a new connection.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) buffers: Buffers,
+    pub(super) offers: Offers,
+    /// The part in a pool of shared receives, if the connection takes its receives from one.
+    pub(super) stake: Option<Stake>,
+}
+
+/// The buffers of a connection that are not posted.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    /// For receives.
+    pub(super) spares: Vec<Buffer>,
+    pub(super) sends: Vec<Buffer>,
+    /// For atomic operations.
+    pub(super) words: Vec<Buffer>,
+}
+
+/// A message that was received.
+#[derive(Debug)]
+pub(super) enum Stored {
+    /// A message of one fragment, in its receive buffer.
+    Whole(Buffer, Range<usize>),
+    /// A message of several fragments.
+    Assembled(Vec<u8>),
+    /// A message that the peer offers and that is not read yet.
+    Offered(u32),
+    /// A message that was read, and the part of its memory behind it.
+    Read(Buffer, Buffer),
+}
+
+/// A message of which fragments are still to be sent.
+#[derive(Debug)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+/// The end of this end's data that the application asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    None,
+    Data,
+    Connection(u32),
+}
+
+impl Flow {
+    pub(super) fn new(token: u64, protocol: Protocol, memory: Memory, linger: Duration) -> Self {
+        let Memory { mut buffers, offers, stake } = memory;
+        let pool = stake.as_ref().map(|stake| Arc::clone(stake.pool()));
+        let operations = Operations::new(std::mem::take(&mut buffers.words));
+        Self {
+            protocol,
+            token,
+            linger,
+            link: None,
+            outcome: None,
+            noted: None,
+            buffers,
+            stake,
+            pool,
+            owed: 0,
+            inbox: VecDeque::new(),
+            inbox_bytes: 0,
+            assembly: Vec::new(),
+            receiver_is_gone: false,
+            is_cut: false,
+            offers,
+            outgoing: None,
+            filled: VecDeque::new(),
+            reserved: 0,
+            ending: Ending::None,
+            close_by: None,
+            message_by: None,
+            idle: None,
+            has_spoken: false,
+            operations,
+            senders: Waiters::default(),
+            receiver: None,
+            closer: None,
+            wakeups: Wakeups::default(),
+        }
+    }
+
+    /// Takes a receive of the pool that was flushed.
+    pub(super) fn flushed(&mut self, buffer: Buffer) {
+        if let Some(stake) = &mut self.stake {
+            stake.taken();
+        }
+        self.give_back(buffer);
+    }
+
+    /// Gives up a receive buffer of a connection that has ended.
+    fn give_back(&mut self, buffer: Buffer) {
+        if let Some(Err(refused)) = self.pool.as_ref().map(|pool| pool.give(buffer)) {
+            self.wakeups.retired.push(Retired::Lost(refused));
+        }
+    }
+
+    pub(super) fn qpn(&self) -> Option<u32> {
+        self.link.as_ref().map(|link| link.qp.qpn())
+    }
+
+    #[cfg(test)]
+    pub(super) fn raw_queue_pair(&self) -> Option<*mut rdma_sys::ibv_qp> {
+        self.link.as_ref().map(|link| link.qp.as_raw())
+    }
+
+    /// Makes the connection able to send.
+    pub(super) fn set_link(&mut self, link: Link, now: Instant) {
+        self.link = Some(link);
+        self.pump(now);
+    }
+
+    /// Fails the connection if the peer does not send its first message in a time, unless it has
+    /// sent one already, or a later one in another time.
+    pub(super) fn limit_silence(&mut self, first: Option<Duration>, idle: Option<Duration>, now: Instant) {
+        self.idle = idle;
+        let time = if self.has_spoken { idle } else { first.or(idle) };
+        self.message_by = time.filter(|_| !self.protocol.peer_has_ended()).map(|time| now + time);
+    }
+
+    fn note_message(&mut self, now: Instant) {
+        self.has_spoken = true;
+        self.message_by = self.idle.filter(|_| !self.protocol.peer_has_ended()).map(|idle| now + idle);
+    }
+
+    /// The reason of the end, once the connection has ended.
+    pub(super) fn outcome(&self) -> Option<&Failure> {
+        self.outcome.as_ref()
+    }
+
+    /// The link of a connection that has ended, to be disconnected.
+    pub(super) fn take_link(&mut self) -> Option<(Link, Option<Stake>)> {
+        self.outcome.as_ref()?;
+        let stake = self.stake.take();
+        self.link.take().map(|link| (link, stake))
+    }
+
+    /// Ends the connection, and wakes all tasks that wait for it. Only the first reason counts.
+    pub(super) fn fail(&mut self, failure: Failure) {
+        if self.outcome.is_some() {
+            return;
+        }
+        self.outcome = Some(self.protocol.peer_code().map_or(failure, Failure::closed));
+        self.outgoing = None;
+        self.assembly = Vec::new();
+        self.end_offers();
+        self.replace_receives();
+        self.wake_all();
+    }
+
+    /// Takes a received message of `len` bytes.
+    pub(super) fn received(&mut self, buffer: Buffer, len: usize, now: Instant) {
+        if let Some(stake) = &mut self.stake {
+            stake.taken();
+        }
+        if self.outcome.is_some() {
+            return self.give_back(buffer);
+        }
+        let len = len.min(buffer.len());
+        match self.protocol.handle_message(&buffer[..len], now) {
+            Ok(received) => self.deliver(received, buffer, now),
+            Err(violation) => {
+                self.fail(Failure::violation(violation));
+                self.give_back(buffer);
+            }
+        }
+        self.pump(now);
+    }
+
+    /// Delivers a message, and posts a receive in place of the one that it used.
+    fn deliver(&mut self, received: Received, buffer: Buffer, now: Instant) {
+        if received.is_control() {
+            self.post_receive(buffer);
+            if received == Received::Close {
+                self.end_offers();
+                self.wake_all();
+            }
+            return;
+        }
+        self.owed += 1;
+        match received {
+            Received::Data(fragment) => {
+                self.note_message(now);
+                if fragment.is_end || self.receiver_is_gone {
+                    self.buffers.spares.push(buffer);
+                } else if fragment.is_first && fragment.is_last {
+                    self.inbox.push_back(Stored::Whole(buffer, fragment.payload));
+                } else {
+                    self.assembly.extend_from_slice(&buffer[fragment.payload]);
+                    self.buffers.spares.push(buffer);
+                    if fragment.is_last {
+                        self.finish_assembly();
+                    }
+                }
+                self.wake_receiver();
+            }
+            Received::Offer { id, slice } => {
+                self.note_message(now);
+                self.buffers.spares.push(buffer);
+                self.offered(id, slice);
+            }
+            Received::Done { id, status } => {
+                self.buffers.spares.push(buffer);
+                self.offer_done(id, status);
+            }
+            Received::Control | Received::Close => {}
+        }
+        self.replace_receives();
+    }
+
+    fn finish_assembly(&mut self) {
+        let message = std::mem::take(&mut self.assembly);
+        self.inbox_bytes += memory_of(&message);
+        self.inbox.push_back(Stored::Assembled(message));
+    }
+
+    /// Posts spare buffers in place of consumed receives, unless too much waits for the
+    /// application.
+    fn replace_receives(&mut self) {
+        if self.outcome.is_some() {
+            for buffer in std::mem::take(&mut self.buffers.spares) {
+                self.give_back(buffer);
+            }
+            return;
+        }
+        while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && self.link.is_some() {
+            let Some(buffer) = self.buffers.spares.pop() else { break };
+            self.owed -= 1;
+            let kept = if let Some(stake) = &mut self.stake { stake.shrink(buffer) } else { Ok(Some(buffer)) };
+            match kept {
+                Ok(None) => {}
+                Ok(Some(buffer)) => {
+                    self.post_receive(buffer);
+                    self.protocol.receive_posted();
+                }
+                Err(refused) => self.wakeups.retired.push(Retired::Lost(refused)),
+            }
+        }
+        self.grow();
+    }
+
+    /// Takes further receives of the pool, if the peer has used all that it knows of.
+    fn grow(&mut self) {
+        let window = self.protocol.agreed().window;
+        if let Some(stake) = self.stake.as_mut().filter(|_| self.protocol.is_used_up()) {
+            for _ in 0..stake.grow(window) {
+                self.protocol.receive_posted();
+            }
+        }
+    }
+
+    fn post_receive(&mut self, buffer: Buffer) {
+        let Some(link) = &mut self.link else { return self.give_back(buffer) };
+        let posted = match &mut self.stake {
+            Some(stake) => stake.post(buffer),
+            None => link.qp.post_recv_unlogged(buffer, self.token),
+        };
+        if let Err(refused) = posted {
+            let error = self.wakeups.refused(refused);
+            self.fail(error.into());
+        }
+    }
+
+    /// Takes the buffer of a completed send.
+    pub(super) fn sent(&mut self, buffer: Buffer, now: Instant) {
+        self.protocol.send_completed();
+        self.buffers.sends.push(buffer);
+        self.pump(now);
+    }
+
+    /// Sends all that can be sent now, and wakes the first sender if there is room for it.
+    pub(super) fn pump(&mut self, now: Instant) {
+        if self.link.is_some() {
+            self.start_reads();
+        }
+        while self.outcome.is_none() && self.link.is_some() && self.send_next(now) {}
+        if self.outcome.is_some() {
+            return;
+        }
+        if self.protocol.is_closed() && self.protocol.is_drained() {
+            self.fail(Failure::new(FailureKind::Closed));
+        } else if self.has_room() {
+            self.wake_sender();
+        }
+    }
+
+    /// Sends the next message; returns whether there was one.
+    fn send_next(&mut self, now: Instant) -> bool {
+        self.end_data();
+        if let Some(header) = self.protocol.poll_transmit(now) {
+            self.post_copy(header, &[]);
+            return true;
+        }
+        self.answer_offer() || if self.outgoing.is_some() { self.send_fragment() } else { self.send_filled() }
+    }
+
+    /// Tells the protocol of the end of the data, once all data is sent.
+    fn end_data(&mut self) {
+        if self.outgoing.is_none() && self.filled.is_empty() {
+            match self.ending {
+                Ending::None => {}
+                Ending::Data => self.protocol.finish(),
+                Ending::Connection(code) => self.protocol.close(code),
+            }
+        }
+    }
+
+    /// Sends the next fragment of the outgoing message, if there is room beside the permits.
+    fn send_fragment(&mut self) -> bool {
+        if self.protocol.room() <= self.reserved {
+            return false;
+        }
+        let Some(mut outgoing) = self.outgoing.take() else { return false };
+        let max = self.protocol.agreed().max_payload();
+        let end = outgoing.bytes.len().min(outgoing.sent + max);
+        let rest = outgoing.bytes.len() - end;
+        let Some(header) = self.protocol.data(end - outgoing.sent, length(rest), 0) else { return false };
+        self.post_copy(header, &outgoing.bytes[outgoing.sent..end]);
+        outgoing.sent = end;
+        if rest > 0 {
+            self.outgoing = Some(outgoing);
+        }
+        true
+    }
+
+    fn send_filled(&mut self) -> bool {
+        let Some(&(_, len)) = self.filled.front() else { return false };
+        let Some(header) = self.protocol.data(len, 0, 0) else { return false };
+        self.reserved -= 1;
+        if let Some((buffer, len)) = self.filled.pop_front() {
+            self.post(header, buffer, len);
+        }
+        true
+    }
+
+    /// Copies a payload into a send buffer and posts it.
+    fn post_copy(&mut self, header: [u8; HEADER_LEN], payload: &[u8]) {
+        // Each free slot of the send queue has a free buffer.
+        let Some(mut buffer) = self.buffers.sends.pop() else {
+            return self.fail(Failure::new(FailureKind::Local));
+        };
+        buffer[HEADER_LEN..HEADER_LEN + payload.len()].copy_from_slice(payload);
+        self.post(header, buffer, payload.len());
+    }
+
+    fn post(&mut self, header: [u8; HEADER_LEN], mut buffer: Buffer, payload: usize) {
+        let Some(link) = &mut self.link else { return };
+        buffer[..HEADER_LEN].copy_from_slice(&header);
+        let send = Send::new(buffer.part(..HEADER_LEN + payload)).token(self.token);
+        if let Err(refused) = link.qp.post_send_unlogged(send) {
+            let error = self.wakeups.refused(refused);
+            self.fail(error.into());
+        }
+    }
+
+    /// Whether a new message may begin: no other one is incomplete, and there is room beside the
+    /// permits.
+    pub(super) fn has_room(&self) -> bool {
+        self.outgoing.is_none() && self.link.is_some() && self.protocol.room() > self.reserved
+    }
+
+    /// The reason why nothing can be sent any more.
+    pub(super) fn send_failure(&self) -> Option<Failure> {
+        let closed = || self.protocol.peer_code().map(Failure::closed);
+        let ended = || (self.ending != Ending::None).then(|| Failure::new(FailureKind::Closed));
+        self.outcome.clone().or_else(closed).or_else(ended)
+    }
+
+    /// Begins a message; [`has_room`](Self::has_room) is true.
+    pub(super) fn start(&mut self, message: &[u8], now: Instant) {
+        let len = message.len().min(self.protocol.agreed().max_payload());
+        let (first, rest) = message.split_at(len);
+        let Some(header) = self.protocol.data(len, length(rest.len()), 0) else { return };
+        if !rest.is_empty() {
+            self.outgoing = Some(Outgoing { bytes: rest.to_vec(), sent: 0 });
+        }
+        self.post_copy(header, first);
+        self.pump(now);
+    }
+
+    /// Sends bytes of the slices as one fragment; [`has_room`](Self::has_room) is true. Returns how
+    /// many.
+    pub(super) fn write(&mut self, slices: &[IoSlice<'_>], now: Instant) -> usize {
+        let Some(mut buffer) = self.buffers.sends.pop() else {
+            self.fail(Failure::new(FailureKind::Local));
+            return 0;
+        };
+        let max = self.protocol.agreed().max_payload();
+        let mut len = 0;
+        for slice in slices {
+            let part = slice.len().min(max - len);
+            buffer[HEADER_LEN + len..][..part].copy_from_slice(&slice[..part]);
+            len += part;
+        }
+        let Some(header) = self.protocol.data(len, 0, 0) else {
+            self.buffers.sends.push(buffer);
+            self.fail(Failure::new(FailureKind::Local));
+            return 0;
+        };
+        self.post(header, buffer, len);
+        self.pump(now);
+        len
+    }
+
+    /// Takes room for a fragment; [`has_room`](Self::has_room) is true.
+    pub(super) fn reserve(&mut self, now: Instant) -> Option<Buffer> {
+        let buffer = self.buffers.sends.pop()?;
+        self.reserved += 1;
+        self.pump(now);
+        Some(buffer)
+    }
+
+    /// Sends a permit's fragment with a payload of `len` bytes.
+    pub(super) fn send_permit(&mut self, buffer: Buffer, len: usize, now: Instant) -> Result<(), Failure> {
+        if let Some(failure) = self.send_failure() {
+            self.cancel_permit(buffer, now);
+            return Err(failure);
+        }
+        self.filled.push_back((buffer, len));
+        self.pump(now);
+        Ok(())
+    }
+
+    /// Gives a permit's room back.
+    pub(super) fn cancel_permit(&mut self, buffer: Buffer, now: Instant) {
+        self.reserved -= 1;
+        self.buffers.sends.push(buffer);
+        self.pump(now);
+    }
+
+    /// The reason why no one-sided operation can begin any more.
+    pub(super) fn operation_failure(&self) -> Option<Failure> {
+        self.outcome.clone().or_else(|| self.protocol.peer_code().map(Failure::closed))
+    }
+
+    /// Begins a one-sided operation, for which there is room.
+    pub(super) fn operate(&mut self, request: Request, buffer: Option<Buffer>) -> Result<u32, Failure> {
+        let Some(link) = &mut self.link else {
+            self.wakeups.retired.extend(buffer.map(Retired::Buffer));
+            return Err(Failure::new(FailureKind::Closed));
+        };
+        let started = self.operations.start(link, self.token, request, buffer);
+        self.wake_operator();
+        started.map_err(|refused| self.wakeups.refused(refused).into())
+    }
+
+    /// Takes the result of a one-sided operation.
+    pub(super) fn operated(&mut self, id: u32, buffer: Buffer, old_value: Option<u64>, now: Instant) {
+        if id & READ_BIT != 0 {
+            return self.offer_read(id, buffer, now);
+        }
+        let waker = self.operations.finish(id, buffer, old_value);
+        self.wakeups.wake_operator(waker);
+        self.wake_operator();
+    }
+
+    /// The result of a one-sided operation, once it is there.
+    pub(super) fn poll_operation(&mut self, id: u32, task: &mut Task<'_>) -> Poll<Result<Finished, Failure>> {
+        let (polled, stale) = self.operations.poll(id, self.outcome.as_ref(), task);
+        self.wakeups.stale.extend(stale);
+        polled
+    }
+
+    /// Notes that the future of a one-sided operation was dropped.
+    pub(super) fn abandon_operation(&mut self, id: u32) {
+        self.wakeups.stale.extend(self.operations.abandon(id));
+        self.wake_operator();
+    }
+
+    /// Whether messages wait for the application.
+    pub(super) fn has_messages(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    /// Takes the next received message. An offer that is not read yet must be waited for.
+    pub(super) fn take(&mut self, now: Instant) -> Option<Stored> {
+        if matches!(self.inbox.front(), Some(Stored::Offered(_))) {
+            return None;
+        }
+        let stored = self.inbox.pop_front()?;
+        match &stored {
+            Stored::Assembled(bytes) => {
+                self.inbox_bytes -= memory_of(bytes);
+                self.replace_receives();
+                self.pump(now);
+            }
+            Stored::Read(buffer, _) => {
+                self.take_read(buffer.len());
+                self.pump(now);
+            }
+            Stored::Whole(..) | Stored::Offered(_) => {}
+        }
+        Some(stored)
+    }
+
+    /// The result of a receive when no message is left; none if more may come.
+    pub(super) fn receive_end(&self) -> Option<Result<(), Failure>> {
+        if !self.inbox.is_empty() {
+            return None;
+        }
+        // A receiver that is gone and asks nevertheless is one of a node that shuts down.
+        if self.receiver_is_gone || self.protocol.peer_has_ended() && !self.is_cut {
+            return Some(Ok(()));
+        }
+        let closed = || self.protocol.peer_code().map(Failure::closed);
+        self.outcome.clone().or_else(closed).map(Err)
+    }
+
+    /// Takes the memory of a message back from the application.
+    pub(super) fn release(&mut self, stored: Stored, now: Instant) {
+        match stored {
+            Stored::Whole(buffer, _) => {
+                self.buffers.spares.push(buffer);
+                self.replace_receives();
+                self.pump(now);
+            }
+            Stored::Read(buffer, rest) => self.keep_read(buffer, rest),
+            Stored::Assembled(_) | Stored::Offered(_) => {}
+        }
+    }
+
+    /// Ends this end's data after the last message.
+    pub(super) fn finish(&mut self, now: Instant) {
+        if self.receiver_is_gone {
+            return self.close(0, now, self.linger);
+        }
+        if self.ending == Ending::None {
+            self.ending = Ending::Data;
+        }
+        self.pump(now);
+    }
+
+    /// Discards received messages from now on.
+    pub(super) fn stop_receiving(&mut self, now: Instant) {
+        self.receiver_is_gone = true;
+        self.assembly = Vec::new();
+        for stored in std::mem::take(&mut self.inbox) {
+            self.discard(stored);
+        }
+        self.replace_receives();
+        if self.ending == Ending::Data {
+            return self.close(0, now, self.linger);
+        }
+        self.pump(now);
+    }
+
+    /// Ends the data of the peer for the application, after the messages that have come, and cuts
+    /// the connection off at a time.
+    pub(super) fn shut_down(&mut self, by: Instant, now: Instant) {
+        self.receiver_is_gone = true;
+        self.assembly = Vec::new();
+        self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
+        if self.ending == Ending::Data {
+            self.close(0, now, self.linger);
+        }
+        self.wake_receiver();
+        self.pump(now);
+    }
+
+    /// Whether the connection was closed without waiting for the peer.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.protocol.has_aborted()
+    }
+
+    /// Closes the connection after the last message, in this time. A close that is under way keeps
+    /// its code.
+    pub(super) fn close(&mut self, code: u32, now: Instant, time: Duration) {
+        if !matches!(self.ending, Ending::Connection(_)) {
+            self.ending = Ending::Connection(code);
+        }
+        let by = now + time;
+        self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
+        self.pump(now);
+    }
+
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is due.
+    fn deadline(&self) -> Option<Instant> {
+        if self.outcome.is_some() {
+            return None;
+        }
+        let turns = [self.senders.deadline(), self.operations.waiters.deadline()];
+        let times = [self.protocol.deadline(), self.close_by, self.message_by];
+        times.into_iter().chain(turns).flatten().min()
+    }
+
+    /// The deadline, if it is sooner than the one that the driver knows.
+    pub(super) fn take_sooner_deadline(&mut self) -> Option<Instant> {
+        let deadline = self.deadline()?;
+        if self.noted.is_some_and(|noted| noted <= deadline) {
+            return None;
+        }
+        self.noted = Some(deadline);
+        Some(deadline)
+    }
+
+    /// Does what is due, and forgets the deadline that the driver knows.
+    ///
+    /// # Errors
+    ///
+    /// The peer is silent, and the caller must fail the connection.
+    pub(super) fn handle_timeout(&mut self, now: Instant) -> Result<(), Silent> {
+        self.noted = None;
+        if self.outcome.is_some() || self.deadline().is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        let is_due = |time: Option<Instant>| time.is_some_and(|time| time <= now);
+        self.protocol.handle_timeout(now)?;
+        if is_due(self.message_by) || is_due(self.close_by) && self.protocol.has_aborted() {
+            self.fail(Failure::new(FailureKind::Timeout));
+        }
+        if is_due(self.close_by) {
+            let code = if let Ending::Connection(code) = self.ending { code } else { 0 };
+            self.ending = Ending::Connection(code);
+            self.protocol.abort(code);
+            self.close_by = Some(now + self.linger);
+        }
+        self.senders.pass_by(now);
+        self.operations.waiters.pass_by(now);
+        self.wake_operator();
+        self.pump(now);
+        Ok(())
+    }
+}
+
+/// The memory of a reassembled message in bytes.
+fn memory_of(message: &Vec<u8>) -> usize {
+    message.capacity() + MESSAGE_OVERHEAD
+}
+
+/// The length of a part of a message as the header has it; longer messages are never begun.
+fn length(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+    use crate::panics::Panics;
+    use crate::protocol::Agreed;
+
+    struct Count(AtomicU32);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_close_that_ends_the_connection_at_once_wakes_its_task() {
+        let agreed = Agreed {
+            window: 4,
+            initial: 4,
+            peer_initial: 4,
+            receive_size: 256,
+            max_message: 1 << 20,
+            keep_alive: None,
+            offers: false,
+        };
+        let now = Instant::now();
+        let protocol = Protocol::new(agreed, 16, now);
+        let buffers = Buffers { spares: Vec::new(), sends: Vec::new(), words: Vec::new() };
+        let pd = rdma::open(&"soft0".parse().unwrap()).unwrap().context.alloc_pd().unwrap();
+        let memory = Memory { buffers, offers: Offers::new(&pd, &Arc::default(), 0), stake: None };
+        let mut flow = Flow::new(1, protocol, memory, Duration::from_secs(1));
+        let count = Arc::new(Count(AtomicU32::new(0)));
+        flow.closer = Some(Arc::clone(&count).into());
+        // CLOSE wakes all tasks, and then the end of the connection does.
+        flow.wake_all();
+        flow.fail(Failure::new(FailureKind::Closed));
+        std::mem::take(&mut flow.wakeups).wake(&mut Panics::default());
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,153 @@
+//! The tasks that wait for a connection. What is left here under the connection's lock is woken, or
+//! dropped, after it.
+
+use std::task::Waker;
+use std::time::Instant;
+
+use rdma::{Buffer, Error, ExposedRegion, ExposedSlice, PostError};
+
+use super::Flow;
+use crate::panics::Panics;
+use crate::receives::log_lost;
+use crate::waiters::{Place, Task};
+
+/// Tasks to wake once the lock is released.
+#[derive(Debug, Default)]
+pub(in crate::connection) struct Wakeups {
+    sender: Option<Waker>,
+    receiver: Option<Waker>,
+    closer: Option<Waker>,
+    operator: Option<Waker>,
+    /// Tasks that wait for the peer's DONE; all other waiting tasks, when the connection ends.
+    pub(super) all: Vec<Waker>,
+    /// Wakers that nothing wakes any more, to be dropped.
+    pub(super) stale: Vec<Waker>,
+    /// Memory that the connection no longer needs, to be dropped.
+    pub(super) retired: Vec<Retired>,
+}
+
+/// Memory to drop once the lock is released.
+#[derive(Debug)]
+#[allow(dead_code, reason = "only dropped")]
+pub(super) enum Retired {
+    Region(ExposedRegion),
+    Slice(ExposedSlice),
+    Buffer(Buffer),
+    /// Of a post that failed, to be logged.
+    Refused(PostError<Buffer>),
+    /// Of a receive that was to be given to other connections, to be logged.
+    Lost(PostError<Buffer>),
+}
+
+impl Retired {
+    fn retire(self) {
+        match &self {
+            Self::Refused(refused) => refused.log(),
+            Self::Lost(refused) => log_lost(refused),
+            Self::Region(_) | Self::Slice(_) | Self::Buffer(_) => {}
+        }
+    }
+}
+
+impl Wakeups {
+    /// Leaves a failed post to be logged. Returns its error.
+    pub(super) fn refused(&mut self, refused: PostError<Buffer>) -> Error {
+        let error = refused.error();
+        self.retired.push(Retired::Refused(refused));
+        error
+    }
+
+    /// Wakes a task that waits for an operation, or for room to begin one.
+    pub(super) fn wake_operator(&mut self, waker: Option<Waker>) {
+        if waker.is_some() {
+            self.all.extend(std::mem::replace(&mut self.operator, waker));
+        }
+    }
+
+    /// Wakes the tasks, logs, and drops the rest. All of that is other people's code, which may
+    /// panic.
+    pub(in crate::connection) fn wake(self, panics: &mut Panics) {
+        let Self { sender, receiver, closer, operator, all, stale, retired } = self;
+        let mut wake = |waker: Option<Waker>| {
+            if let Some(waker) = waker {
+                panics.catch(|| waker.wake());
+            }
+        };
+        // One after the other: a chain of iterators takes hundreds of instructions each time.
+        wake(sender);
+        wake(receiver);
+        wake(closer);
+        wake(operator);
+        all.into_iter().for_each(|waker| wake(Some(waker)));
+        stale.into_iter().for_each(|waker| panics.catch(|| drop(waker)));
+        retired.into_iter().for_each(|memory| panics.catch(|| memory.retire()));
+    }
+}
+
+impl Flow {
+    /// Leaves the waker of the task that waits for a message.
+    pub(in crate::connection) fn wait_for_message(&mut self, task: &mut Task<'_>) {
+        task.leave(&mut self.receiver);
+    }
+
+    /// Leaves the waker of the task that waits for the end.
+    pub(in crate::connection) fn wait_for_end(&mut self, task: &mut Task<'_>) {
+        task.leave(&mut self.closer);
+    }
+
+    /// Leaves the waker of a task that waits to send.
+    pub(in crate::connection) fn wait_to_send(&mut self, place: &mut Option<Place>, task: &mut Task<'_>) {
+        self.senders.wait(place, task);
+    }
+
+    /// Gives a place among the waiting senders up.
+    pub(in crate::connection) fn leave_senders(&mut self, place: &mut Option<Place>) {
+        self.wakeups.stale.extend(self.senders.leave(place));
+    }
+
+    /// Leaves the waker of a task that waits to begin a one-sided operation.
+    pub(in crate::connection) fn wait_to_operate(&mut self, place: &mut Option<Place>, task: &mut Task<'_>) {
+        self.operations.waiters.wait(place, task);
+    }
+
+    /// Gives a place among the tasks that wait to begin a one-sided operation up.
+    pub(in crate::connection) fn leave_operators(&mut self, place: &mut Option<Place>) {
+        self.wakeups.stale.extend(self.operations.waiters.leave(place));
+    }
+
+    /// Wakes the first task that waits to send.
+    pub(super) fn wake_sender(&mut self) {
+        if self.senders.is_empty() {
+            return;
+        }
+        if let Some(waker) = self.senders.take_first(Instant::now()) {
+            self.wakeups.all.extend(self.wakeups.sender.replace(waker));
+        }
+    }
+
+    /// Wakes the first task that waits to begin a one-sided operation, if there is room for it.
+    pub(in crate::connection) fn wake_operator(&mut self) {
+        if self.operations.has_room() && !self.operations.waiters.is_empty() {
+            self.wakeups.wake_operator(self.operations.waiters.take_first(Instant::now()));
+        }
+    }
+
+    /// Wakes all tasks.
+    pub(super) fn wake_all(&mut self) {
+        self.wakeups.all.extend(self.senders.take_all());
+        self.wakeups.all.extend(self.operations.take_wakers());
+        // The peer's CLOSE may end the connection at once: the second call must not forget the
+        // first.
+        if let Some(waker) = self.closer.take() {
+            self.wakeups.closer = Some(waker);
+        }
+        self.wake_receiver();
+    }
+
+    /// Wakes the task that waits for a message.
+    pub(super) fn wake_receiver(&mut self) {
+        if let Some(waker) = self.receiver.take() {
+            self.wakeups.receiver = Some(waker);
+        }
+    }
+}

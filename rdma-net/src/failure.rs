@@ -1,0 +1,249 @@
+//! The error of a connection.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use rdma::{AsyncEventKind, Error, ErrorKind, WcError, WcStatus};
+
+use super::protocol::{Refuse, RefuseCode, Violation};
+
+/// The reason why a connection, or an attempt to connect, has failed.
+///
+/// All waiters of a connection get clones of the same failure: the first one.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Failure {
+    kind: FailureKind,
+    cause: Cause,
+}
+
+/// The kinds of [`Failure`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// One of the ends has closed the connection: [`Failure::code`] has the peer's code.
+    Closed,
+    /// The peer refused the connection, or nothing listens at its address.
+    Refused,
+    /// The peer's process or host is gone, has fallen silent, or has ended the connection by a
+    /// refusal or a wrong access.
+    PeerGone,
+    /// The peer broke the protocol.
+    Protocol,
+    /// A message is longer than the peer accepts.
+    TooLong,
+    /// The peer did not answer in time.
+    Timeout,
+    /// The node's [`Driver`](super::Driver) was dropped.
+    DriverGone,
+    /// This end's device or connection manager failed.
+    Local,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Cause {
+    None,
+    Code(u32),
+    Refuse(RefuseCode, Arc<str>),
+    Violation(Violation),
+    Error(Error),
+    Completion(WcError),
+    Event(AsyncEventKind),
+}
+
+impl Failure {
+    pub(super) fn new(kind: FailureKind) -> Self {
+        Self { kind, cause: Cause::None }
+    }
+
+    pub(super) fn closed(code: u32) -> Self {
+        Self { kind: FailureKind::Closed, cause: Cause::Code(code) }
+    }
+
+    pub(super) fn refused(refuse: &Refuse) -> Self {
+        Self { kind: FailureKind::Refused, cause: Cause::Refuse(refuse.code, refuse.text.as_str().into()) }
+    }
+
+    pub(super) fn violation(violation: Violation) -> Self {
+        Self { kind: FailureKind::Protocol, cause: Cause::Violation(violation) }
+    }
+
+    pub(super) fn with_error(kind: FailureKind, error: Error) -> Self {
+        Self { kind, cause: Cause::Error(error) }
+    }
+
+    /// The failure of a connection whose request has completed with an error.
+    pub(super) fn completion(error: WcError) -> Self {
+        let kind = if is_local(error.status) { FailureKind::Local } else { FailureKind::PeerGone };
+        Self { kind, cause: Cause::Completion(error) }
+    }
+
+    /// The failure that an asynchronous event reports.
+    pub(super) fn event(event: AsyncEventKind) -> Self {
+        let is_by_peer = matches!(event, AsyncEventKind::QP_REQ_ERR | AsyncEventKind::QP_ACCESS_ERR);
+        let kind = if is_by_peer { FailureKind::PeerGone } else { FailureKind::Local };
+        Self { kind, cause: Cause::Event(event) }
+    }
+
+    /// Whether the failure says only that the peer does not answer, which is so while this end's
+    /// port is down, too.
+    pub(super) fn is_silence(&self) -> bool {
+        let is_unanswered = |error: &WcError| {
+            matches!(error.status, WcStatus::RETRY_EXC_ERR | WcStatus::RESP_TIMEOUT_ERR | WcStatus::WR_FLUSH_ERR)
+        };
+        self.kind == FailureKind::PeerGone
+            && match &self.cause {
+                Cause::None => true,
+                Cause::Completion(error) => is_unanswered(error),
+                _ => false,
+            }
+    }
+
+    /// The kind of the failure.
+    #[must_use]
+    pub fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
+    /// The code with which the peer closed the connection, if it did.
+    #[must_use]
+    pub fn code(&self) -> Option<u32> {
+        if let Cause::Code(code) = self.cause { Some(code) } else { None }
+    }
+
+    /// The peer's reason for refusing the connection, if it gave one.
+    #[must_use]
+    pub fn refuse_code(&self) -> Option<RefuseCode> {
+        if let Cause::Refuse(code, _) = self.cause { Some(code) } else { None }
+    }
+
+    /// The rule of the protocol that the peer broke, if it broke one.
+    #[must_use]
+    pub fn as_violation(&self) -> Option<Violation> {
+        if let Cause::Violation(violation) = self.cause { Some(violation) } else { None }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::Disconnected => FailureKind::PeerGone,
+            ErrorKind::Timeout => FailureKind::Timeout,
+            ErrorKind::NotListening | ErrorKind::Rejected(_) => FailureKind::Refused,
+            _ => FailureKind::Local,
+        };
+        Self::with_error(kind, error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            FailureKind::Closed => "the connection is closed",
+            FailureKind::Refused => "the peer refused the connection",
+            FailureKind::PeerGone => match &self.cause {
+                Cause::Completion(error) if is_refusal(error.status) => "the peer refused a request",
+                Cause::Event(_) => "the peer broke the connection",
+                _ => "the peer is gone",
+            },
+            FailureKind::Protocol => "the peer broke the protocol",
+            FailureKind::TooLong => "the message is longer than the peer accepts",
+            FailureKind::Timeout => "the peer did not answer in time",
+            FailureKind::DriverGone => "the driver of the node was dropped",
+            FailureKind::Local => "this end failed",
+        })?;
+        match &self.cause {
+            Cause::None => Ok(()),
+            Cause::Code(code) => write!(f, " with code {code}"),
+            Cause::Refuse(code, text) if text.is_empty() => write!(f, " ({code:?})"),
+            Cause::Refuse(code, text) => write!(f, " ({code:?}): {text}"),
+            Cause::Violation(violation) => write!(f, ": {violation}"),
+            Cause::Error(error) => write!(f, ": {error}"),
+            Cause::Completion(error) => write!(f, ": {error}"),
+            Cause::Event(event) => write!(f, ": the device reports: {event}"),
+        }
+    }
+}
+
+/// Whether this end alone is the cause of a status.
+fn is_local(status: WcStatus) -> bool {
+    use WcStatus as S;
+    matches!(
+        status,
+        S::LOC_LEN_ERR
+            | S::LOC_QP_OP_ERR
+            | S::LOC_PROT_ERR
+            | S::LOC_ACCESS_ERR
+            | S::MW_BIND_ERR
+            | S::FATAL_ERR
+            | S::GENERAL_ERR
+    )
+}
+
+/// Whether the peer is there, and has refused a request.
+fn is_refusal(status: WcStatus) -> bool {
+    use WcStatus as S;
+    matches!(status, S::REM_ACCESS_ERR | S::REM_INV_REQ_ERR | S::REM_OP_ERR | S::REM_ABORT_ERR | S::RNR_RETRY_EXC_ERR)
+}
+
+/// As `Display`, because `main` prints the error that it returns with `Debug`.
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Failure> for io::Error {
+    fn from(failure: Failure) -> Self {
+        let kind = match failure.kind {
+            FailureKind::Closed | FailureKind::DriverGone => io::ErrorKind::BrokenPipe,
+            FailureKind::Refused => io::ErrorKind::ConnectionRefused,
+            FailureKind::PeerGone => io::ErrorKind::ConnectionReset,
+            FailureKind::Protocol => io::ErrorKind::InvalidData,
+            FailureKind::TooLong => io::ErrorKind::InvalidInput,
+            FailureKind::Timeout => io::ErrorKind::TimedOut,
+            FailureKind::Local => io::ErrorKind::Other,
+        };
+        Self::new(kind, failure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_its_cause_and_becomes_an_io_error() {
+        let failure = Failure::refused(&Refuse::new(RefuseCode::Busy, "100 connections"));
+        assert_eq!(failure.to_string(), "the peer refused the connection (Busy): 100 connections");
+        assert_eq!(io::Error::from(failure.clone()).kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(failure.refuse_code(), Some(RefuseCode::Busy));
+        let failure = Failure::violation(Violation::NoCredit);
+        assert_eq!(failure.as_violation(), Some(Violation::NoCredit));
+        assert!(failure.to_string().ends_with("a data message came without a credit"));
+        assert_eq!(Failure::closed(7).code(), Some(7));
+    }
+
+    #[test]
+    fn a_failure_blames_the_end_that_has_failed() {
+        let of = |status| Failure::completion(WcError { status, vendor_err: 0 });
+        for (failure, kind, start) in [
+            (of(WcStatus::RETRY_EXC_ERR), FailureKind::PeerGone, "the peer is gone: "),
+            (of(WcStatus::REM_ACCESS_ERR), FailureKind::PeerGone, "the peer refused a request: "),
+            (of(WcStatus::LOC_PROT_ERR), FailureKind::Local, "this end failed: "),
+            (of(WcStatus::FATAL_ERR), FailureKind::Local, "this end failed: "),
+            (Failure::event(AsyncEventKind::CQ_ERR), FailureKind::Local, "this end failed: "),
+            (Failure::event(AsyncEventKind::QP_ACCESS_ERR), FailureKind::PeerGone, "the peer broke the connection: "),
+        ] {
+            assert_eq!(failure.kind(), kind, "{failure}");
+            assert!(failure.to_string().starts_with(start), "{failure}");
+        }
+        let of = |kind| Failure::from(Error::new(rdma::Operation::Connect, kind)).kind();
+        assert_eq!(of(ErrorKind::Disconnected), FailureKind::PeerGone);
+        assert_eq!(of(ErrorKind::NotListening), FailureKind::Refused);
+        assert_eq!(of(ErrorKind::Timeout), FailureKind::Timeout);
+        assert_eq!(of(ErrorKind::PortDown), FailureKind::Local);
+    }
+}

@@ -1,0 +1,138 @@
+//! Connections with messages and flow control, for programs that do not want to know verbs.
+//!
+//! A [`Node`] is a device with its connections; its [`Driver`] does the work, as a task of any
+//! executor or on a thread. A [`Listener`] accepts peers, [`Node::connect`] connects to one, and a
+//! [`Connection`] carries messages in both directions: reliable, in order, whole, and as long as
+//! both ends allow.
+//!
+//! ```
+//! use rdma::aio::block_on;
+//! use rdma_net::{Failure, ListenOptions, Node, NodeOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let context = rdma::open(&"soft0".parse()?)?.context;
+//! let (node, driver) = Node::new(&context, &NodeOptions::new())?;
+//! std::thread::spawn(move || driver.run_blocking());
+//! let mut listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new())?;
+//! let address = listener.local_addr();
+//!
+//! // An echo server.
+//! let server = std::thread::spawn(move || {
+//!     block_on(async {
+//!         let (to, mut from) = listener.accept().await?.accept().await?.split();
+//!         while let Some(message) = from.next().await? {
+//!             to.send(&message).await?;
+//!         }
+//!         Ok::<(), Failure>(())
+//!     })
+//! });
+//!
+//! block_on(async {
+//!     let mut connection = node.connect(address).await?;
+//!     connection.send("hello").await?;
+//!     assert_eq!(&connection.next().await?.expect("an answer")[..], b"hello");
+//!     connection.close(0).await
+//! })?;
+//! server.join().expect("no panic")?;
+//! # Ok(()) }
+//! ```
+//!
+//! # Flow control
+//!
+//! Each end posts `window` receives and tells the peer how many messages it may send. A message
+//! never finds the peer without a receive, whatever the application does: a sender waits in
+//! [`Sender::send`] instead. A received message stays in its receive buffer, and a spare buffer
+//! takes its place, so a program may hold twice the window of messages before the peer must wait.
+//!
+//! # Long messages
+//!
+//! A message of more than a few fragments is copied once, into memory that the connection exposes;
+//! the peer's device reads it into the peer's [`Message`]. [`Sender::send_exposed`] saves that copy
+//! too: the peer reads memory of the application. The peer reads ahead no more than its
+//! [longest message](NodeOptions::max_message), so its memory is bounded whatever is sent.
+//!
+//! # One-sided operations
+//!
+//! A program exposes memory of the connection's [domain](Connection::domain) and sends the
+//! [`RemoteSlice`](rdma::RemoteSlice) to the peer, which reads, writes and changes the memory with
+//! [`Remote`]. RDMA encrypts nothing, and a slice is a bearer token: whoever has it, or guesses its
+//! 32-bit key, can use the region on a connection of the same domain until the region is dropped.
+//! All connections of a node have one domain, or each has
+//! [its own](NodeOptions::separate_domains).
+//!
+//! # Ends
+//!
+//! Dropping the [`Sender`] ends the data of one direction: the peer's [`Receiver::next`] returns
+//! `None` after the last message. [`Connection::close`] waits until the peer has confirmed all of
+//! it. A peer that breaks the protocol, dies or falls silent fails this connection and no other;
+//! all waits then return the same [`Failure`].
+//!
+//! [`Node::shutdown`] ends a whole node.
+//!
+//! # Cancellation
+//!
+//! Any future may be dropped at any time: no message is lost or torn. A message whose `send` was
+//! dropped is sent as a whole or not at all. A future that waits and is neither polled nor dropped
+//! stops nobody else: others wait for it for 50 ms at most.
+//!
+//! # Forks
+//!
+//! In a forked child all calls fail, and drops do nothing: the connections belong to the parent.
+//! The child may make nodes of its own. Over [`Exchange::Tcp`] a peer notices the end of the parent
+//! by its silence only, as long as a child lives on that has not called `exec`.
+//!
+//! # Features
+//!
+//! `soft` (default) builds the software device in. With `tokio` and `smol` a driver sleeps on a
+//! descriptor of these executors; with `tokio` and `futures-io` byte streams have the traits of
+//! these crates. The [`guide`] has whole programs.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
+
+#[macro_use]
+mod macros;
+
+mod attempt;
+mod connect;
+mod connection;
+mod device_events;
+mod driver;
+mod exchange;
+mod failure;
+pub mod guide;
+mod link;
+mod listener;
+mod mailbox;
+mod node;
+mod options;
+mod panics;
+mod protocol;
+mod read_buffers;
+mod receives;
+mod requests;
+mod shared;
+mod shutdown;
+mod stream;
+mod tables;
+mod tcp;
+mod wait;
+mod waiters;
+
+#[cfg(test)]
+mod tests;
+
+pub use connection::{Connection, Fetched, Message, Permit, Receiver, Remote, Sender};
+pub use driver::Driver;
+pub use failure::{Failure, FailureKind};
+pub use listener::{Incoming, Listener};
+pub use node::Node;
+pub use options::{Exchange, ListenOptions, NodeOptions};
+pub use protocol::{RefuseCode, Violation};
+pub use shutdown::CutOff;
+pub use stream::Stream;
+
+/// The programs of the README are doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,154 @@
+//! The requests of peers that wait at a listener.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use rdma::{MadeIn, Operation, Result};
+
+use super::exchange::Request;
+use super::failure::Failure;
+use super::options::ListenOptions;
+use super::protocol::{Hello, Refuse, RefuseCode};
+use super::receives::{ReceivePool, Stake};
+use super::waiters::Task;
+use crate::panics::Panics;
+
+/// What peers are told whose requests come too late.
+const NO_MORE: &str = "the listener accepts no more connections";
+
+/// The requests that wait at a listener.
+pub(super) struct Requests {
+    pub(super) options: ListenOptions,
+    /// Connections of the listener, with the requests that wait.
+    live: Arc<AtomicUsize>,
+    pool: Option<Arc<ReceivePool>>,
+    state: Mutex<State>,
+    made_in: MadeIn,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Pending>,
+    waker: Option<Waker>,
+    failure: Option<Failure>,
+}
+
+/// A request with a valid HELLO.
+pub(super) struct Pending {
+    pub(super) request: Request,
+    pub(super) hello: Hello,
+    pub(super) ticket: Ticket,
+    pub(super) stake: Option<Stake>,
+}
+
+/// A place among the connections of a listener, free again when dropped.
+#[derive(Debug)]
+pub(super) struct Ticket(Arc<AtomicUsize>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Requests {
+    pub(super) fn new(options: ListenOptions, pool: Option<Arc<ReceivePool>>) -> Self {
+        Self { options, live: Arc::default(), pool, state: Mutex::default(), made_in: MadeIn::default() }
+    }
+
+    /// The shared receives that no connection may use.
+    #[cfg(test)]
+    pub(super) fn free_receives(&self) -> i64 {
+        self.pool.as_ref().map_or(0, |pool| pool.free())
+    }
+
+    /// The number of requests that wait to be accepted.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.lock().queue.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn pool(&self) -> Option<&ReceivePool> {
+        self.pool.as_deref()
+    }
+
+    /// Waits for the next request.
+    pub(super) fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<Pending, Failure>> {
+        self.made_in.check(Operation::GetCmEvent)?;
+        Task::poll(cx.waker(), true, |task| {
+            let mut state = self.lock();
+            if let Some(request) = state.queue.pop_front() {
+                return Poll::Ready(Ok(request));
+            }
+            if let Some(failure) = &state.failure {
+                return Poll::Ready(Err(failure.clone()));
+            }
+            task.leave(&mut state.waker);
+            Poll::Pending
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a peer's request, or refuses it.
+    pub(super) fn push(&self, request: Request) {
+        let waker = match self.check(&request) {
+            Ok((hello, ticket, stake)) => {
+                let mut state = self.lock();
+                state.queue.push_back(Pending { request, hello, ticket, stake });
+                state.waker.take()
+            }
+            Err(refuse) => return reject(request, &refuse),
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    fn check(&self, request: &Request) -> Result<(Hello, Ticket, Option<Stake>), Refuse> {
+        let hello = Hello::from_bytes(request.hello())?;
+        let (waiting, has_failed) = {
+            let state = self.lock();
+            (state.queue.len(), state.failure.is_some())
+        };
+        if has_failed {
+            return Err(Refuse::new(RefuseCode::Unavailable, NO_MORE));
+        }
+        if waiting >= self.options.backlog {
+            return Err(Refuse::new(RefuseCode::Busy, "too many requests wait"));
+        }
+        let ticket = Ticket(Arc::clone(&self.live));
+        // The ticket is counted now, and counted off when it is dropped.
+        if self.live.fetch_add(1, Ordering::AcqRel) >= self.options.max_connections {
+            return Err(Refuse::new(RefuseCode::Busy, "the listener has too many connections"));
+        }
+        let no_receives = Refuse::new(RefuseCode::Busy, "no receives are free for another connection");
+        let stake = self.pool.as_ref().map(|pool| pool.join().ok_or(no_receives)).transpose()?;
+        Ok((hello, ticket, stake))
+    }
+
+    /// Ends the waits with a failure, and refuses the requests that wait or come later.
+    pub(super) fn fail(&self, failure: Failure) {
+        let (waiting, waker) = {
+            let mut state = self.lock();
+            state.failure.get_or_insert(failure);
+            (std::mem::take(&mut state.queue), state.waker.take())
+        };
+        let mut panics = Panics::default();
+        for Pending { request, .. } in waiting {
+            panics.catch(|| reject(request, &Refuse::new(RefuseCode::Unavailable, NO_MORE)));
+        }
+        panics.catch(|| waker.into_iter().for_each(Waker::wake));
+        panics.resume();
+    }
+}
+
+/// Refuses a request with a reason.
+pub(super) fn reject(request: Request, refuse: &Refuse) {
+    let peer = request.peer_addr();
+    let rejected = request.reject(refuse);
+    tracing::debug!(?peer, code = ?refuse.code, ?rejected, "a request to connect was refused");
+}

@@ -1,0 +1,123 @@
+//! What the connections of a node share: its device, and what they tell its driver.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rdma::{
+    CompletionChannel, CompletionQueue, Context, Error, ErrorKind, EventTap, Operation, PortState, ProtectionDomain,
+    Result,
+};
+
+use super::failure::Failure;
+use super::options::NodeOptions;
+use super::protocol::Hello;
+use super::read_buffers::ReadBuffers;
+use crate::wait::Watch;
+
+/// A protection domain, and the buffers of it that are kept for long messages.
+#[derive(Clone)]
+pub(super) struct Domain {
+    pub(super) pd: ProtectionDomain,
+    pub(super) read_buffers: Arc<ReadBuffers>,
+}
+
+impl Domain {
+    fn new(context: &Context) -> Result<Self> {
+        Ok(Self { pd: context.alloc_pd()?, read_buffers: Arc::default() })
+    }
+}
+
+/// The part of a node that its connections share.
+pub(super) struct Shared {
+    pub(super) options: NodeOptions,
+    /// The domain of all connections, unless each has its own.
+    pub(super) domain: Domain,
+    pub(super) cq: CompletionQueue,
+    pub(super) channel: CompletionChannel,
+    /// The asynchronous events of the device.
+    pub(super) device_events: EventTap,
+    pub(super) watch: Watch,
+    notes: Mutex<Notes>,
+}
+
+/// What the driver has been told.
+#[derive(Default)]
+struct Notes {
+    next_deadline: Option<Instant>,
+    /// Connections that have ended and are to be disconnected.
+    ended: Vec<u32>,
+}
+
+impl Shared {
+    /// `events` is the descriptor of the node's events.
+    pub(super) fn new(context: &Context, options: &NodeOptions, events: BorrowedFd<'_>) -> Result<Self> {
+        let channel = context.create_completion_channel()?;
+        let entries = options.completions(context.device_attr().max_cqe());
+        let cq = context.cq_builder(entries).channel(&channel).build()?;
+        let device_events = EventTap::new(context)?;
+        let watch = Watch::new(&[channel.as_fd(), events, device_events.as_fd()])?;
+        let (options, domain, notes) = (options.clone(), Domain::new(context)?, Mutex::default());
+        Ok(Self { options, domain, cq, channel, device_events, watch, notes })
+    }
+
+    /// The failure of a connection whose queue pair is at a port: while the port is down, no peer
+    /// can answer.
+    pub(super) fn judge(&self, failure: Failure, port: u8) -> Failure {
+        if !failure.is_silence() {
+            return failure;
+        }
+        match self.domain.pd.context().port_attr(port) {
+            Ok(port) if matches!(port.state(), PortState::ACTIVE | PortState::ACTIVE_DEFER) => failure,
+            Ok(_) => Error::new(Operation::QueryPort, ErrorKind::PortDown).into(),
+            Err(error) => error.into(),
+        }
+    }
+
+    /// The domain of a new connection.
+    pub(super) fn connection_domain(&self) -> Result<Domain> {
+        if self.options.separate_domains { Domain::new(&self.domain.pd.context()) } else { Ok(self.domain.clone()) }
+    }
+
+    /// The HELLO of a connection that shares receives, or does not.
+    pub(super) fn hello(&self, shares: bool) -> Hello {
+        let context = self.domain.pd.context();
+        let limits = context.device_attr();
+        let has_reads = limits.max_qp_rd_atom() > 0 && limits.max_qp_init_rd_atom() > 0;
+        self.options.hello(has_reads && !context.capabilities().read_needs_exposed_sink, shares)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the driver by a time.
+    pub(super) fn note_deadline(&self, at: Instant) {
+        let mut notes = self.lock();
+        if notes.next_deadline.is_none_or(|next| at < next) {
+            notes.next_deadline = Some(at);
+            drop(notes);
+            self.watch.ring();
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.lock().next_deadline
+    }
+
+    /// Whether something is due; the caller does all that is, and notes the next deadlines.
+    pub(super) fn take_due(&self, now: Instant) -> bool {
+        self.lock().next_deadline.take_if(|next| *next <= now).is_some()
+    }
+
+    /// Tells the driver that a connection has ended.
+    pub(super) fn note_end(&self, key: u32) {
+        self.lock().ended.push(key);
+        self.watch.ring();
+    }
+
+    /// Takes the connections that have ended.
+    pub(super) fn take_ended(&self) -> Vec<u32> {
+        std::mem::take(&mut self.lock().ended)
+    }
+}

@@ -1,0 +1,116 @@
+//! The world of one test: the calls that shall fail, the calls made, and the living objects.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+/// The state of one test's provider.
+#[derive(Default)]
+pub(crate) struct World {
+    faults: HashMap<&'static str, VecDeque<i32>>,
+    calls: Vec<&'static str>,
+    live: HashMap<&'static str, isize>,
+    pub(crate) post_fault: Option<(usize, i32, BadWr)>,
+    pub(crate) dma_bufs: Vec<DmaBuf>,
+    pub(crate) port_is_down: bool,
+    pub(crate) datagrams: Datagrams,
+}
+
+/// The arguments of a call of `ibv_reg_dmabuf_mr`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaBuf {
+    /// Where the region begins in the dma-buf.
+    pub offset: u64,
+    /// The length of the region.
+    pub length: usize,
+    /// The address by which the device knows the region.
+    pub iova: u64,
+    /// The descriptor of the dma-buf.
+    pub fd: i32,
+    /// The flags of the region's access.
+    pub access: i32,
+}
+
+/// The request that a failing post reports as bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BadWr {
+    /// The first request that was not taken, as the interface demands.
+    Chain,
+    /// NULL.
+    Null,
+    /// A request that is not in the chain.
+    Alien,
+}
+
+/// The test provider's state of address handles.
+#[derive(Default)]
+pub(crate) struct Datagrams {
+    /// The numbers of the living address handles; a number is used once.
+    pub(crate) handles: BTreeSet<u32>,
+    pub(crate) next: u32,
+}
+
+thread_local! {
+    static WORLD: RefCell<World> = RefCell::default();
+}
+
+pub(crate) fn world<R>(f: impl FnOnce(&mut World) -> R) -> R {
+    WORLD.with_borrow_mut(f)
+}
+
+/// Makes the next call of an operation fail. Several failures of one operation queue up.
+pub fn fail(operation: &'static str, errno: i32) {
+    world(|world| world.faults.entry(operation).or_default().push_back(errno));
+}
+
+/// Takes the port that is active down, or up again. No event tells of it.
+pub fn set_port_down(is_down: bool) {
+    world(|world| world.port_is_down = is_down);
+}
+
+/// The calls made so far.
+#[must_use]
+pub fn calls() -> Vec<&'static str> {
+    world(|world| world.calls.clone())
+}
+
+/// The dma-bufs that were to be registered, in order.
+#[must_use]
+pub fn dma_bufs() -> Vec<DmaBuf> {
+    world(|world| world.dma_bufs.clone())
+}
+
+/// How many objects of a kind are alive.
+#[must_use]
+pub fn live(kind: &'static str) -> isize {
+    world(|world| world.live.get(kind).copied().unwrap_or(0))
+}
+
+/// Records a call, and returns the errno with which it shall fail, or 0.
+pub(crate) fn called(operation: &'static str) -> i32 {
+    world(|world| {
+        world.calls.push(operation);
+        world.faults.get_mut(operation).and_then(VecDeque::pop_front).unwrap_or(0)
+    })
+}
+
+pub(crate) fn born(kind: &'static str) {
+    world(|world| *world.live.entry(kind).or_default() += 1);
+}
+
+pub(crate) fn died(kind: &'static str) {
+    world(|world| *world.live.entry(kind).or_default() -= 1);
+}
+
+/// In place of an `errno`, for [`fail`]: the call fails and leaves `errno` as it was.
+pub const NO_REASON: i32 = -1;
+
+/// Sets `errno`, unless the number is [`NO_REASON`].
+pub(crate) fn set_errno(errno: i32) {
+    if errno == NO_REASON {
+        return;
+    }
+    // SAFETY: __errno_location has no requirements.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the write wants a valid place that no other thread uses: this thread's errno.
+    unsafe { *place = errno };
+}
