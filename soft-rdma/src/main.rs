@@ -153,6 +153,9 @@ fn run(options: &Options, library: &Library) -> Result<(), Failure> {
     let Some((program, arguments)) = options.program.split_first() else {
         return Err(Failure::usage("no program is given"));
     };
+    // The program would hear `EINVAL`.
+    rdma_soft::check_environment()
+        .map_err(|variable| Failure::usage(rdma::ErrorKind::InvalidVariable(variable).to_string()))?;
     if options.sysfs {
         sysfs::enter(options.prepare(&mut Command::new(SELF)).arg("--print-sysfs"), &library::lock())?;
     }

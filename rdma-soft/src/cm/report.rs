@@ -6,10 +6,11 @@ use rdma_sys::{RDMA_UDP_QKEY, ibv_gid, rdma_cm_event_type as Code};
 
 use super::channel::{Body, Conn, Datagram, Membership, Pending, Target};
 use super::entry::Entry;
-use super::machine::Notice;
+use super::machine::{Notice, reason};
 use super::message::{Message, SidrRep, Terms, room};
 use super::path;
 use crate::engine::Errno;
+use crate::log::log;
 
 /// The queue pair number of datagrams to a multicast group.
 const MULTICAST_QPN: u32 = 0x00ff_ffff;
@@ -50,6 +51,9 @@ pub(super) fn notice(entry: &Entry, notice: Notice) -> Pending {
         }
         Notice::Established => (Code::RDMA_CM_EVENT_ESTABLISHED, 0, conn(Vec::new())),
         Notice::Rejected(rej) => {
+            if let (reason::INVALID_SERVICE_ID, Some(peer)) = (rej.reason, entry.peer) {
+                log!(INFO, %peer, "soft0: no process of this user and network namespace listens there");
+            }
             (Code::RDMA_CM_EVENT_REJECTED, rej.reason.into(), conn(padded(rej.private, room::REJ)))
         }
         // InfiniBand has no reason code for a listener of another user, so the status is a negative

@@ -20,8 +20,13 @@ use tracing::{Event, Level, Metadata, span};
 pub(crate) const VARIABLE: &str = "RDMA_SOFT_LOG";
 /// The values of [`VARIABLE`], for messages.
 pub(crate) const VALUES: &str = "off, links, error, warn, info, debug or trace";
-/// The module that sets up links.
-const LINKS: &str = "rdma_soft::node::peers";
+/// The modules that set up links and connections, and the level down to which they say why one was
+/// refused or has failed.
+const LINKS: [(&str, Level); 3] = [
+    ("rdma_soft::node::peers", Level::WARN),
+    ("rdma_soft::cm::connect", Level::WARN),
+    ("rdma_soft::cm::report", Level::INFO),
+];
 /// Limit of the different warnings and errors of a process that are printed.
 const MAX_LINES: usize = 256;
 /// Limit of a line's length: a pipe that is ready takes so much at once.
@@ -30,7 +35,7 @@ const MAX_LEN: usize = 2048;
 /// The events that are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verbosity {
-    /// Errors, and why links were refused or have failed.
+    /// Errors, and why links and connections were refused or have failed.
     Links,
     /// Everything down to a level; nothing for [`LevelFilter::OFF`].
     Level(LevelFilter),
@@ -58,8 +63,10 @@ impl Verbosity {
 
     fn includes(self, event: &Metadata<'_>) -> bool {
         match self {
-            Self::Links if event.target() == LINKS => *event.level() <= Level::WARN,
-            Self::Links => *event.level() <= Level::ERROR,
+            Self::Links => {
+                let module = LINKS.iter().find(|(module, _)| *module == event.target());
+                *event.level() <= module.map_or(Level::ERROR, |(_, level)| *level)
+            }
             Self::Level(level) => *event.level() <= level,
         }
     }
@@ -69,7 +76,7 @@ impl Verbosity {
 #[derive(Debug)]
 pub(super) struct Printer {
     verbosity: Verbosity,
-    /// The warnings and errors that were printed, each once.
+    /// The warnings and errors that were printed, and the reasons of [`Verbosity::Links`], each once.
     printed: Mutex<BTreeSet<String>>,
 }
 
@@ -100,7 +107,7 @@ impl Subscriber for Printer {
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
         Some(match self.verbosity {
-            Verbosity::Links => LevelFilter::WARN,
+            Verbosity::Links => LevelFilter::INFO,
             Verbosity::Level(level) => level,
         })
     }
@@ -110,7 +117,7 @@ impl Subscriber for Printer {
         event.record(&mut text);
         let Text { message, fields } = text;
         let level = *event.metadata().level();
-        if level <= Level::WARN && !self.is_new(&format!("{message}{fields}")) {
+        if (level <= Level::WARN || self.verbosity == Verbosity::Links) && !self.is_new(&format!("{message}{fields}")) {
             return;
         }
         let level = level.as_str().to_ascii_lowercase();

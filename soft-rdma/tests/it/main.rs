@@ -343,6 +343,53 @@ fn a_c_program_says_why_a_peer_is_not_reached() {
     has_failed("soft-rdma", &launch(&folder, &["--quiet", "--log", "debug", "true"]), "--quiet");
 }
 
+#[test]
+fn variables_without_a_meaning_are_refused() {
+    let folder = folder("variables");
+    for name in ["RDMA_SOFT", "RDMA_SOFT_DEVICES", "RDMA_SOFT_LOG", "RDMA_SOFT_FAULT", "RDMA_SOFT_CM_TIMEOUT"] {
+        let output = finish(launcher(&folder, &["true"]).env(name, "wrong").spawn().unwrap());
+        has_failed(name, &output, name);
+    }
+}
+
+/// Connects to an address at which nobody listens.
+const CALLER: &str = r#"
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <rdma/rdma_cma.h>
+int main(void) {
+    struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(1), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    struct rdma_conn_param param = { .qp_num = 7 };
+    struct rdma_cm_id *id;
+    for (int i = 0; i < 2; i++) {
+        if (rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) || rdma_resolve_addr(id, NULL, (struct sockaddr *) &to, 2000)
+            || rdma_resolve_route(id, 2000))
+            return 3;
+        if (!rdma_connect(id, &param))
+            return 4;
+        perror("rdma_connect");
+        rdma_destroy_id(id);
+    }
+    return 0;
+}
+"#;
+
+#[test]
+fn a_c_program_says_why_a_connection_is_refused() {
+    let folder = folder("caller");
+    let Some(compiler) = Compiler::find(&folder) else { return };
+    let program = compiler.output("caller");
+    let compiled = compiler.run("caller", CALLER, &["-o", &program, "-Wl,--no-as-needed", "-lrdmacm"]).unwrap();
+    let _out = has_succeeded("cc", &compiled);
+    let output = launch(&folder, &[&program]);
+    let _out = has_succeeded("caller", &output);
+    let said = text(&output.stderr);
+    let reason = "no process of this user and network namespace listens there peer=127.0.0.1:1";
+    // Once for each peer and cause.
+    assert_eq!((said.matches(reason).count(), said.matches("rdma_connect: ").count()), (1, 2), "{said}");
+    assert!(!text(&launch(&folder, &["--quiet", &program]).stderr).contains(reason));
+}
+
 /// Takes what the heap has in small pieces, until the system has given it more.
 const HEAP: &str = r#"
 #include <malloc.h>
