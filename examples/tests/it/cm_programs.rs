@@ -462,7 +462,7 @@ mod rping {
 
     /// Clients that only hold their connections use up the files that a server may open. Further
     /// clients are refused, and the server serves others once the first ones have gone. The call
-    /// that needs the last free descriptor depends on the limit: the device's refusal is in the log.
+    /// that needs the last free descriptor depends on the limit: the log has the device's refusal.
     #[test]
     fn a_persistent_server_outlives_the_end_of_its_files() {
         for files in 39..43 {

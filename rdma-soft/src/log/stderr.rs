@@ -76,7 +76,7 @@ impl Verbosity {
 #[derive(Debug)]
 pub(super) struct Printer {
     verbosity: Verbosity,
-    /// The warnings and errors that were printed, and the reasons of [`Verbosity::Links`], each once.
+    /// The warnings, errors and reasons of [`Verbosity::Links`] that were printed, each once.
     printed: Mutex<BTreeSet<String>>,
 }
 
