@@ -16,7 +16,7 @@ use rdma_net::{ListenOptions, Node};
 use serde_json::json;
 
 /// Connections of a receiver: those of its senders, and of senders that end or are being refused.
-const MAX_CONNECTIONS: u32 = 2 * file_copy::MAX_SENDERS as u32;
+const MAX_CONNECTIONS: u32 = 2 * file_copy::MAX_SENDERS;
 /// Time in which a new sender must name its first file.
 const FIRST_ORDER: Duration = Duration::from_secs(10);
 

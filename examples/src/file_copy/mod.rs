@@ -39,7 +39,7 @@ const CHUNK: usize = 256 << 10;
 /// Messages on their way.
 const WINDOW: u16 = 8;
 /// Senders that a receiver serves at the same time.
-pub const MAX_SENDERS: usize = 32;
+pub const MAX_SENDERS: u32 = 32;
 /// Files that are named before the first of them is finished. The receiver answers each twice, and
 /// the sender reads the answers between two files: all of them fit the window, so that neither
 /// waits for the other to read.

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ impl Receiver {
 
     /// Serves by threads that `start` starts.
     fn serve_by(&self, mut listener: Listener, start: impl Fn(Work) -> io::Result<()>) -> Result<(), Failure> {
-        let senders = Arc::<AtomicUsize>::default();
+        let senders = Arc::<AtomicU32>::default();
         loop {
             let incoming = block_on(listener.accept())?;
             let (tree, idle, peer) = (Arc::clone(&self.tree), self.idle, incoming.peer_addr());
@@ -85,10 +85,10 @@ impl Receiver {
 }
 
 /// A place among the senders that are served, free again when dropped.
-struct Place(Arc<AtomicUsize>);
+struct Place(Arc<AtomicU32>);
 
 impl Place {
-    fn take(senders: &Arc<AtomicUsize>) -> Option<Self> {
+    fn take(senders: &Arc<AtomicU32>) -> Option<Self> {
         let place = Self(Arc::clone(senders));
         (senders.fetch_add(1, Ordering::Relaxed) < MAX_SENDERS).then_some(place)
     }
