@@ -1,5 +1,6 @@
-//! Text that another process has sent, made fit for one line of a message.
+//! Text that another process has sent, and names of files, made fit for one line of a message.
 
+use std::ffi::OsStr;
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -26,11 +27,7 @@ impl From<&str> for PeerText {
         let mut line = String::new();
         for character in text.chars() {
             let end = line.len();
-            match character {
-                // `escape_debug` is for literals, in which these have a meaning.
-                '"' | '\'' | '\\' => line.push(character),
-                other => line.extend(other.escape_debug()),
-            }
+            push_escaped(&mut line, character);
             if line.len() > MOST {
                 line.truncate(end);
                 line.push_str("...");
@@ -38,6 +35,21 @@ impl From<&str> for PeerText {
             }
         }
         Self(line)
+    }
+}
+
+/// A name of the file system with the same escapes, and not cut.
+pub(crate) fn escaped(name: impl AsRef<OsStr>) -> String {
+    let mut line = String::new();
+    name.as_ref().to_string_lossy().chars().for_each(|character| push_escaped(&mut line, character));
+    line
+}
+
+fn push_escaped(line: &mut String, character: char) {
+    match character {
+        // `escape_debug` is for literals, in which these have a meaning.
+        '"' | '\'' | '\\' => line.push(character),
+        other => line.extend(other.escape_debug()),
     }
 }
 

@@ -159,14 +159,14 @@ fn attributes() -> Finding {
 fn links(program: &OsStr, path: &OsStr, library: &Library) -> Finding {
     let found = match find(program) {
         Some(found) => found,
-        None => return Finding::new("program", false, format!("{} is not in PATH", Path::new(program).display())),
+        None => return Finding::new("program", false, format!("{} is not in PATH", shown(Path::new(program)))),
     };
     if is_privileged(&found) {
-        let text = format!("{} has rights of its own, so the loader ignores {PATH}", found.display());
+        let text = format!("{} has rights of its own, so the loader ignores {PATH}", shown(&found));
         return Finding::new("program", false, text);
     }
     let Ok(output) = Command::new("ldd").arg(&found).env(PATH, path).output() else {
-        return Finding::new("program", true, format!("{}: no ldd to examine it", found.display()));
+        return Finding::new("program", true, format!("{}: no ldd to examine it", shown(&found)));
     };
     let text = String::from_utf8_lossy(&output.stdout);
     let loaded: Vec<_> = text.lines().filter(|line| library.names.iter().any(|name| line.contains(name))).collect();
@@ -174,10 +174,10 @@ fn links(program: &OsStr, path: &OsStr, library: &Library) -> Finding {
     match loaded.iter().find(|line| !line.contains(&folder)) {
         Some(line) => Finding::new("program", false, format!("has a path of its own to a library: {}", line.trim())),
         None if loaded.is_empty() => {
-            let text = format!("{} is not linked to libibverbs; it may load it later", found.display());
+            let text = format!("{} is not linked to libibverbs; it may load it later", shown(&found));
             Finding::new("program", true, text)
         }
-        None => Finding::new("program", true, format!("{} uses the library", found.display())),
+        None => Finding::new("program", true, format!("{} uses the library", shown(&found))),
     }
 }
 
@@ -186,7 +186,7 @@ fn links(program: &OsStr, path: &OsStr, library: &Library) -> Finding {
 fn carried(program: &OsStr, path: &OsStr, library: &Library, preload: bool) -> Option<Finding> {
     let copies = copies::of_program(&find(program)?, path, library);
     let (first, more) = (copies.first()?, copies.len() - 1);
-    let name = first.path.display();
+    let name = shown(&first.path);
     let others = if more == 0 { String::new() } else { format!(", and {more} more") };
     Some(if preload {
         Finding::new("copies", true, format!("{name}{others}: --preload loads the library before it"))
@@ -197,6 +197,11 @@ fn carried(program: &OsStr, path: &OsStr, library: &Library, preload: bool) -> O
             format!("{name}{others} is a library under another name, which is taken in place of ours: give --preload");
         Finding::new("copies", works, text)
     })
+}
+
+/// A name of the file system on one line: it may have control characters.
+fn shown(name: &Path) -> String {
+    name.to_string_lossy().escape_debug().to_string()
 }
 
 /// The file that a shell would run.

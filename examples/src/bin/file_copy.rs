@@ -15,8 +15,8 @@ use rdma_examples::{Failure, address, cli};
 use rdma_net::{ListenOptions, Node};
 use serde_json::json;
 
-/// Senders that a receiver serves at the same time.
-const MAX_SENDERS: u32 = 32;
+/// Connections of a receiver: those of its senders, and of senders that end or are being refused.
+const MAX_CONNECTIONS: u32 = 2 * file_copy::MAX_SENDERS;
 /// Time in which a new sender must name its first file.
 const FIRST_ORDER: Duration = Duration::from_secs(10);
 
@@ -35,15 +35,16 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Receive files until the process is ended
+    /// Receive files until the process is ended. Files and directories get the permissions of the
+    /// source, whatever the umask; set-user-ID, set-group-ID and sticky bits are not copied
     Serve {
         /// The address to listen on
         address: String,
         /// The directory to write to; files of the same names are replaced
         directory: PathBuf,
-        /// Seconds after which a sender that sends nothing is disconnected; one that compares a
-        /// long file with an interrupted copy of it sends nothing meanwhile
-        #[arg(long, value_name = "N", default_value = "3600", value_parser = cli::seconds)]
+        /// Seconds after which a sender that sends nothing is disconnected. It sends something
+        /// while it compares a long file with an interrupted copy of it
+        #[arg(long, value_name = "N", default_value = "60", value_parser = cli::seconds)]
         idle: Duration,
     },
     /// Send files, and directories with all that is in them; a copy that was interrupted goes on
@@ -83,9 +84,9 @@ impl Args {
 
 fn serve(args: &Args, address: &str, directory: &Path, idle: Duration) -> Result<(), Failure> {
     let address = address::resolve(address, args.port)?;
-    let receiver = Receiver::open(directory)?;
-    let node = args.node(MAX_SENDERS)?;
-    let limits = ListenOptions::new().first_message(FIRST_ORDER.min(idle)).idle(idle);
+    let receiver = Receiver::open(directory, idle)?;
+    let node = args.node(MAX_CONNECTIONS)?;
+    let limits = ListenOptions::new().first_message(FIRST_ORDER.min(idle));
     let listener = service::listen(&node, address, &limits)?;
     args.service.print_address(listener.local_addr())?;
     receiver.serve(listener)
@@ -97,7 +98,7 @@ fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
     let summary = block_on(file_copy::send(&node, receiver, paths));
     let summary = summary.map_err(|failure| failure.context(format_args!("copy to {receiver}")))?;
     for path in summary.skipped.iter().filter(|_| !args.service.json) {
-        say(&format!("file_copy: {path} was not copied: {}", file_copy::why_skipped(path)));
+        say(&format!("file_copy: {}", file_copy::not_copied(path)));
     }
     let Summary { files, directories, bytes, kept, seconds, .. } = &summary;
     let rate = (bytes - kept) as f64 / 1e6 / seconds.max(1e-9);

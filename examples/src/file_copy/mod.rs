@@ -10,6 +10,10 @@
 //! goes on from there if its file begins with the same bytes. A file that is there already is not
 //! sent again.
 //!
+//! A file and a directory get the permissions of the source, a directory after its contents; until
+//! then only the receiver's user can use them. Set-user-ID, set-group-ID and sticky bits, owners and
+//! times are not copied.
+//!
 //! The sender names the next files ([`IN_FLIGHT`]) while it sends one, so that small files do not
 //! wait for answers.
 
@@ -26,6 +30,7 @@ pub use receiver::Receiver;
 pub use sender::{Summary, send};
 
 use crate::files::tree::UNFINISHED;
+use crate::peer_text::escaped;
 
 /// The port of a receiver.
 pub const PORT: u16 = 7176;
@@ -33,6 +38,8 @@ pub const PORT: u16 = 7176;
 const CHUNK: usize = 256 << 10;
 /// Messages on their way.
 const WINDOW: u16 = 8;
+/// Senders that a receiver serves at the same time.
+pub const MAX_SENDERS: u32 = 32;
 /// Files that are named before the first of them is finished. The receiver answers each twice, and
 /// the sender reads the answers between two files: all of them fit the window, so that neither
 /// waits for the other to read.
@@ -44,12 +51,13 @@ pub fn node_options(connections: u32) -> NodeOptions {
     NodeOptions::new().window(WINDOW).payload(payload).max_message(payload).max_connections(connections)
 }
 
-/// The reason why a path of [`Summary::skipped`] was not copied.
+/// The sentence that a path of [`Summary::skipped`] was not copied, and why.
 #[must_use]
-pub fn why_skipped(path: &str) -> &'static str {
-    if Path::new(path).file_name() == Some(OsStr::new(UNFINISHED)) {
+pub fn not_copied(path: &Path) -> String {
+    let why = if path.file_name() == Some(OsStr::new(UNFINISHED)) {
         "its name is kept for folders of unfinished files"
     } else {
         "it is neither a file nor a directory"
-    }
+    };
+    format!("{} was not copied: {why}", escaped(path))
 }

@@ -1,78 +1,133 @@
 //! The receiver.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use rdma::aio::block_on;
-use rdma_net::{Incoming, Listener};
+use rdma_net::{Connection, Incoming, Listener, Message};
+use tokio::time::timeout;
 use xxhash_rust::xxh64::Xxh64;
 
 use super::wire::{Answer, DATA, Order};
-use super::{CHUNK, IN_FLIGHT};
+use super::{CHUNK, IN_FLIGHT, MAX_SENDERS};
 use crate::Failure;
 use crate::files::checksum_of;
-use crate::files::tree::{Partial, Target, Tree};
+use crate::files::tree::{Partial, Target, Tree, set_mode};
 use crate::message::{decode, encode};
-use crate::service::{report, unless_closed};
+use crate::peer_text::escaped;
+use crate::service::{self, report, unless_closed};
 
 /// A directory that receives files.
 #[derive(Debug)]
-pub struct Receiver(Arc<Tree>);
+pub struct Receiver {
+    tree: Arc<Tree>,
+    /// Time in which a sender must send its next order or data, and take an answer.
+    idle: Duration,
+}
+
+/// Time in which a sender must take the reason of a failure.
+const TELLING: Duration = Duration::from_secs(10);
 
 /// The work of a sender's thread.
 type Work = Box<dyn FnOnce() + Send>;
 
 impl Receiver {
-    /// Opens the directory.
+    /// Opens the directory. A sender that sends nothing for `idle` is disconnected.
     ///
     /// # Errors
     /// If there is no such directory.
-    pub fn open(directory: &Path) -> Result<Self, Failure> {
-        let name = directory.display();
+    pub fn open(directory: &Path, idle: Duration) -> Result<Self, Failure> {
+        let name = escaped(directory);
         let failure = |error| Failure::new(format!("cannot open the directory {name}: {error}; give one that exists"));
-        Ok(Self(Arc::new(Tree::open(directory).map_err(failure)?)))
+        Ok(Self { tree: Arc::new(Tree::open(directory).map_err(failure)?), idle })
     }
 
     /// Receives files from all senders, each on a thread of its own.
     ///
     /// # Errors
     /// If the listener fails. A sender's failure ends that sender only, and is reported on standard
-    /// error; a sender for which there is no thread is turned away.
+    /// error; a sender for which there is no thread, or that comes while there are
+    /// [`MAX_SENDERS`], is turned away.
     pub fn serve(&self, listener: Listener) -> Result<(), Failure> {
         self.serve_by(listener, |work| thread::Builder::new().spawn(work).map(drop))
     }
 
     /// Serves by threads that `start` starts.
     fn serve_by(&self, mut listener: Listener, start: impl Fn(Work) -> io::Result<()>) -> Result<(), Failure> {
+        let senders = Arc::<AtomicU32>::default();
         loop {
             let incoming = block_on(listener.accept())?;
-            let (tree, peer) = (Arc::clone(&self.0), incoming.peer_addr());
-            let work = move || report("file_copy", peer, block_on(receive(incoming, &tree)));
+            let (tree, idle, peer) = (Arc::clone(&self.tree), self.idle, incoming.peer_addr());
+            let Some(place) = Place::take(&senders) else {
+                let busy = format!("busy: {MAX_SENDERS} senders are served, the most at a time; try later");
+                incoming.refuse(&busy);
+                report("file_copy", peer, Err(Failure::new(format!("the sender was refused: {busy}"))));
+                continue;
+            };
+            let work = move || {
+                let received = service::runtime().and_then(|runtime| runtime.block_on(receive(incoming, &tree, idle)));
+                drop(place);
+                report("file_copy", peer, received);
+            };
             let started = start(Box::new(work)).map_err(|error| Failure::not_started("a thread for it", &error));
             report("file_copy", peer, started);
         }
     }
 }
 
+/// A place among the senders that are served, free again when dropped.
+struct Place(Arc<AtomicU32>);
+
+impl Place {
+    fn take(senders: &Arc<AtomicU32>) -> Option<Self> {
+        let place = Self(Arc::clone(senders));
+        (senders.fetch_add(1, Ordering::Relaxed) < MAX_SENDERS).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The next message of a sender, or `None` at its end.
+async fn next(connection: &mut Connection, idle: Duration) -> Result<Option<Message>, Failure> {
+    let silent = |_| Failure::new(format!("the sender sent nothing for {} s", idle.as_secs()));
+    unless_closed(timeout(idle, connection.next()).await.map_err(silent)?)
+}
+
 /// Receives from one sender, and tells it the reason of a failure.
-async fn receive(incoming: Incoming, tree: &Tree) -> Result<(), Failure> {
+async fn receive(incoming: Incoming, tree: &Tree, idle: Duration) -> Result<(), Failure> {
     let mut connection = incoming.accept().await?;
     let mut intake = Intake { tree, files: VecDeque::new() };
     let failure = loop {
-        let Some(message) = unless_closed(connection.next().await)? else { return Ok(()) };
+        let message = match next(&mut connection, idle).await {
+            Ok(Some(message)) => message,
+            Ok(None) => return Ok(()),
+            Err(failure) => break failure,
+        };
         match intake.take(&message) {
             Ok(None) => {}
-            Ok(Some(answer)) => connection.send(encode(&answer)?).await?,
+            Ok(Some(answer)) => {
+                let late = |_| Failure::new(format!("the sender took no answer for {} s", idle.as_secs()));
+                timeout(idle, connection.send(encode(&answer)?)).await.map_err(late)??;
+            }
             Err(failure) => break failure,
         }
     };
-    // A sender that is gone meanwhile is not the reason.
+    // A sender that is gone meanwhile, or takes no answer, is not the reason.
     if let Ok(answer) = encode(&Answer::Failed(failure.to_string())) {
-        let _told = connection.send(answer).await;
+        let _told = timeout(TELLING, connection.send(answer)).await;
     }
     let _closed = connection.close(1).await;
     Err(failure)
@@ -98,6 +153,8 @@ struct Arrival {
     /// The file to write to, once the sender has said where it starts; `None` for a file that was
     /// complete before.
     partial: Option<Partial>,
+    /// The file that was complete before.
+    finished: Option<File>,
     is_started: bool,
 }
 
@@ -108,10 +165,17 @@ impl Intake<'_> {
             return self.current()?.write(bytes).map(|()| None);
         }
         match decode(message).ok_or_else(malformed)? {
-            Order::Directory(path) => {
-                self.tree.create_directory(path).map_err(|error| cannot_write(&printable(path), &error))?;
+            Order::Directory(mode, path) => {
+                self.tree.create_directory(path, mode).map_err(|error| cannot_write(&printable(path), &error))?;
                 Ok(None)
             }
+            Order::Permissions(mode, path) => {
+                self.tree.set_permissions(path, mode).map_err(|error| cannot_write(&printable(path), &error))?;
+                Ok(None)
+            }
+            Order::Comparing if self.current()?.is_compared() => Ok(None),
+            Order::Last if self.files.is_empty() => Ok(Some(Answer::Done)),
+            Order::Comparing | Order::Last => Err(malformed()),
             Order::File(mode, len, path) => self.offer(mode, len, path).map(Some),
             Order::Start(offset) => self.current()?.start(offset).map(|()| None),
             Order::End(sum) => {
@@ -143,16 +207,21 @@ impl Arrival {
     /// Finds out what is there of a file: all of it, the front part of an interrupted copy, or
     /// nothing.
     fn new(path: String, target: Target, mode: u32, len: u64) -> io::Result<Self> {
-        if let Some(file) = target.finished().filter(|file| file.metadata().is_ok_and(|it| it.len() == len)) {
-            let sum = checksum_of(&file, len)?;
-            return Ok(Self { path, target, mode, len, had: len, sum, partial: None, is_started: false });
+        if let Some(file) = target.finished(len, mode) {
+            let (sum, finished) = (checksum_of(&file, len)?, Some(file));
+            return Ok(Self { path, target, mode, len, had: len, sum, partial: None, finished, is_started: false });
         }
         let partial = target.partial()?;
         let there = partial.file().metadata()?.len().min(len);
         // Only the last chunk of a file is shorter than others.
         let had = if there == len { len } else { there - there % CHUNK as u64 };
         let sum = checksum_of(partial.file(), had)?;
-        Ok(Self { path, target, mode, len, had, sum, partial: Some(partial), is_started: false })
+        Ok(Self { path, target, mode, len, had, sum, partial: Some(partial), finished: None, is_started: false })
+    }
+
+    /// Whether the sender may compare what is there with its file.
+    fn is_compared(&self) -> bool {
+        !self.is_started && self.had > 0
     }
 
     /// The sender goes on after what is there, or begins again.
@@ -190,14 +259,18 @@ impl Arrival {
         if self.sum.digest() != sum {
             return Err(Failure::new(format!("{}: the checksum is wrong; copy again", self.path)));
         }
-        let Some(partial) = &self.partial else { return Ok(()) };
-        self.target.finish(partial, self.mode).map_err(|error| cannot_write(&self.path, &error))
+        let finished = match (&self.partial, &self.finished) {
+            (Some(partial), _) => self.target.finish(partial, self.mode),
+            (None, Some(file)) => set_mode(file, self.mode),
+            (None, None) => Ok(()),
+        };
+        finished.map_err(|error| cannot_write(&self.path, &error))
     }
 }
 
 /// A peer's path, for messages on a terminal.
 fn printable(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).escape_debug().to_string()
+    escaped(OsStr::from_bytes(path))
 }
 
 fn cannot_write(path: &str, error: &io::Error) -> Failure {
@@ -210,7 +283,7 @@ fn malformed() -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use rdma_net::{ListenOptions, Node};
 
@@ -230,7 +303,7 @@ mod tests {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let file = from.path().join("file");
         std::fs::write(&file, "contents").unwrap();
-        let receiver = Receiver::open(to.path()).unwrap();
+        let receiver = Receiver::open(to.path(), Duration::from_secs(60)).unwrap();
         let listener = node().listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
         let address = listener.local_addr();
         let short = Arc::clone(&is_short);

@@ -6,16 +6,21 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use rdma_net::{Node, Receiver, Sender};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use xxhash_rust::xxh64::Xxh64;
 
 use super::wire::{Answer, DATA, DATA_HEADER, Order};
-use super::{CHUNK, IN_FLIGHT};
+use super::{CHUNK, IN_FLIGHT, not_copied};
 use crate::Failure;
 use crate::files::listing::{Entry, Kind, Listing, cannot_read};
 use crate::files::source::Source;
 use crate::message::{decode, encode};
+use crate::peer_text::PeerText;
 use crate::progress::Bytes;
+
+/// Bytes that the sender compares before it tells the receiver that it goes on: a few seconds of a
+/// slow disk.
+const COMPARED: u64 = 256 << 20;
 
 /// The result of a copy.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -30,19 +35,30 @@ pub struct Summary {
     pub kept: u64,
     /// Links, devices and other things that are no files, and folders of unfinished files; they
     /// were not copied.
-    pub skipped: Vec<String>,
+    #[serde(serialize_with = "texts")]
+    pub skipped: Vec<PathBuf>,
     /// Seconds from the first file to the last answer.
     pub seconds: f64,
+}
+
+/// Names as text: JSON has no other bytes.
+fn texts<S: Serializer>(names: &[PathBuf], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(names.iter().map(|name| name.to_string_lossy()))
 }
 
 /// Copies files and directories to a receiver, and shows the progress on a terminal.
 ///
 /// # Errors
-/// If a file cannot be read; if its length or its times of change say that it changes while it is
+/// If two paths have the same last name, or nothing of what is named can be copied; if a file cannot
+/// be read; if its length or its times of change say that it changes while it is
 /// read, or it has other bytes than its length says, as files of `/proc` have; the receiver's
 /// reason; if the connection fails.
 pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Result<Summary, Failure> {
     let Listing { entries, skipped } = Listing::of(paths)?;
+    if entries.is_empty() {
+        let whole: Vec<_> = skipped.iter().map(|path| not_copied(path)).collect();
+        return Err(Failure::new(format!("nothing can be copied: {}", whole.join("; "))));
+    }
     let progress = Bytes::new(Listing::bytes(&entries));
     let (to, from) = node.connect(receiver).await?.split();
     if to.max_payload() < DATA_HEADER + CHUNK {
@@ -63,8 +79,6 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
         }
     }
     result.map_err(|failure| reason.unwrap_or(failure))?;
-    // JSON has no other bytes than text.
-    let skipped = skipped.iter().map(|path| path.display().to_string()).collect();
     Ok(Summary { skipped, seconds, ..summary })
 }
 
@@ -74,7 +88,7 @@ struct Copy<'a> {
     from: Receiver,
     /// Files that the receiver knows of and that were not sent yet, oldest first.
     offered: VecDeque<Offer<'a>>,
-    /// Files that the receiver has confirmed.
+    /// Files that the receiver has confirmed, and the end of the copy.
     finished: usize,
     progress: Bytes,
     summary: Summary,
@@ -89,8 +103,8 @@ impl<'a> Copy<'a> {
     async fn run(&mut self, entries: &'a [Entry]) -> Result<(), Failure> {
         for entry in entries {
             match entry.kind {
-                Kind::Directory => {
-                    self.to.send(encode(&Order::Directory(&entry.path))?).await?;
+                Kind::Directory { mode } => {
+                    self.to.send(encode(&Order::Directory(mode, &entry.path))?).await?;
                     self.summary.directories += 1;
                 }
                 Kind::File { .. } => self.offer(entry).await?,
@@ -99,7 +113,15 @@ impl<'a> Copy<'a> {
         while !self.offered.is_empty() {
             self.send_oldest().await?;
         }
-        while self.finished < self.summary.files {
+        // A directory that nobody may write gets its permissions after those in it.
+        for entry in entries.iter().rev() {
+            if let Kind::Directory { mode } = entry.kind {
+                self.to.send(encode(&Order::Permissions(mode, &entry.path))?).await?;
+            }
+        }
+        self.to.send(encode(&Order::Last)?).await?;
+        // The receiver confirms the files, and then the end.
+        while self.finished <= self.summary.files {
             if let Answer::Have(..) = self.answer().await? {
                 return Err(out_of_turn());
             }
@@ -124,7 +146,7 @@ impl<'a> Copy<'a> {
         };
         let cannot_read = |error| cannot_read(&offer.entry.source, &error);
         let (source, total) = (&offer.source, offer.source.len());
-        let prefix = source.checksum_of(had.min(total)).map_err(cannot_read)?;
+        let prefix = self.compare(&offer, had.min(total)).await?;
         let is_prefix = had <= total && prefix.digest() == their_sum;
         let (mut offset, mut sum) = if is_prefix { (had, prefix) } else { (0, Xxh64::new(0)) };
         self.summary.kept += offset;
@@ -150,6 +172,21 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
+    /// The checksum of a file's first `len` bytes. Tells the receiver at times that it goes on.
+    async fn compare(&self, offer: &Offer<'_>, len: u64) -> Result<Xxh64, Failure> {
+        let (mut sum, mut offset, mut part) = (Xxh64::new(0), 0, vec![0; CHUNK]);
+        while offset < len {
+            let part = &mut part[..usize::try_from(len - offset).unwrap_or(CHUNK).min(CHUNK)];
+            offer.source.read_at(part, offset).map_err(|error| cannot_read(&offer.entry.source, &error))?;
+            sum.update(part);
+            offset += part.len() as u64;
+            if offset % COMPARED == 0 {
+                self.to.send(encode(&Order::Comparing)?).await?;
+            }
+        }
+        Ok(sum)
+    }
+
     /// The next answer; counts the files that are finished.
     async fn answer(&mut self) -> Result<Answer, Failure> {
         let ended = || Failure::new("the receiver has ended the connection");
@@ -166,7 +203,7 @@ impl<'a> Copy<'a> {
 
 /// The receiver's reason for a failure.
 fn receivers(reason: &str) -> Failure {
-    Failure::new(format!("the receiver: {reason}"))
+    Failure::new(format!("the receiver: {}", PeerText::from(reason)))
 }
 
 fn out_of_turn() -> Failure {
@@ -189,6 +226,7 @@ mod tests {
 
     use super::super::node_options;
     use super::*;
+    use crate::files::checksum_of;
 
     /// Longest time that a copy of a few bytes may take.
     const LIMIT: Duration = Duration::from_secs(60);
@@ -239,7 +277,7 @@ mod tests {
     fn answers(message: &Message) -> Vec<Answer> {
         match decode(message).filter(|_| message[0] != DATA) {
             Some(Order::File(..)) => vec![Answer::Have(0, Xxh64::new(0).digest())],
-            Some(Order::End(_)) => vec![Answer::Done],
+            Some(Order::End(_) | Order::Last) => vec![Answer::Done],
             _ => Vec::new(),
         }
     }
@@ -282,6 +320,37 @@ mod tests {
     fn a_file_with_more_bytes_than_its_length_says_is_no_success() {
         let failed = copy_of(Path::new("/proc/version"), || {}, || {}).unwrap_err();
         assert!(failed.contains("cannot read /proc/version: it has more bytes than its length"), "{failed}");
+    }
+
+    #[test]
+    fn a_receiver_hears_that_a_long_comparison_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        File::create(&path).unwrap().set_len(2 * COMPARED + 1).unwrap();
+        let sum = checksum_of(&File::open(&path).unwrap(), 2 * COMPARED).unwrap().digest();
+        let mut listener =
+            node(&node_options(1)).listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+        let address = listener.local_addr();
+        let receiving = thread::spawn(move || {
+            block_on(async {
+                let mut connection = listener.accept().await.unwrap().accept().await.unwrap();
+                let mut compared = 0;
+                while let Ok(Some(message)) = connection.next().await {
+                    let answer = match decode(&message).filter(|_| message[0] != DATA) {
+                        Some(Order::File(..)) => Answer::Have(2 * COMPARED, sum),
+                        Some(Order::End(_) | Order::Last) => Answer::Done,
+                        order => {
+                            compared += usize::from(order == Some(Order::Comparing));
+                            continue;
+                        }
+                    };
+                    connection.send(encode(&answer).unwrap()).await.unwrap();
+                }
+                compared
+            })
+        });
+        assert_eq!(block_on(send(&node(&node_options(1)), address, &[path])).unwrap().kept, 2 * COMPARED);
+        assert_eq!(receiving.join().unwrap(), 2);
     }
 
     #[test]

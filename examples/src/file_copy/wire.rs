@@ -14,14 +14,20 @@ pub(super) const DATA: u8 = 0xff;
 /// A message of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order<'a> {
-    /// A directory.
-    Directory(#[serde(with = "serde_bytes")] &'a [u8]),
+    /// A directory, with its permissions.
+    Directory(u32, #[serde(with = "serde_bytes")] &'a [u8]),
     /// Offers a file: its permissions, length and path.
     File(u32, u64, #[serde(with = "serde_bytes")] &'a [u8]),
     /// The data of the oldest offered file begins at this offset.
     Start(u64),
     /// The end of the file, with its checksum.
     End(u64),
+    /// The contents of a directory are complete: it gets these permissions.
+    Permissions(u32, #[serde(with = "serde_bytes")] &'a [u8]),
+    /// The sender compares what the receiver has of the oldest offered file, which takes a while.
+    Comparing,
+    /// The end of the copy, which the receiver confirms as it does a file.
+    Last,
 }
 
 /// A message of the receiver.
@@ -29,7 +35,7 @@ pub(super) enum Order<'a> {
 pub(super) enum Answer {
     /// The receiver has this many bytes of the file, with this checksum.
     Have(u64, u64),
-    /// The file is complete.
+    /// The file is complete, or the copy.
     Done,
     /// The copy has failed, for this reason.
     Failed(String),

@@ -1,5 +1,7 @@
 //! A listing of files and directories.
 
+use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -7,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::tree::UNFINISHED;
 use crate::Failure;
+use crate::peer_text::escaped;
 
 /// A file or a directory to be copied.
 #[derive(Debug)]
@@ -20,8 +23,8 @@ pub(crate) struct Entry {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Directory,
-    File { len: u64, mode: u32 },
+    Directory { mode: u32 },
+    File { len: u64 },
 }
 
 /// All that is to be copied; a directory comes before its contents.
@@ -34,12 +37,20 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// Lists paths and all that is below them.
+    ///
+    /// # Errors
+    /// If something cannot be read, or if two paths would have the same place at the receiver.
     pub(crate) fn of(paths: &[PathBuf]) -> Result<Self, Failure> {
         let mut listing = Self::default();
+        let mut named: HashMap<OsString, &Path> = HashMap::new();
         for path in paths {
             // Follows a link that the user names, and gives `.` a name.
             let whole = path.canonicalize().map_err(|error| cannot_read(path, &error))?;
             let name = whole.file_name().ok_or_else(|| Failure::usage("/ has no name; give its directories"))?;
+            if let Some(other) = named.insert(name.to_owned(), path) {
+                let both = format!("{} and {}", escaped(other), escaped(path));
+                return Err(Failure::usage(format!("{both} have the same last name; copy them to two directories")));
+            }
             listing.add(&whole, name.as_bytes().to_vec())?;
         }
         Ok(listing)
@@ -52,7 +63,7 @@ impl Listing {
             self.skipped.push(source.to_owned());
             return Ok(());
         };
-        let is_directory = kind == Kind::Directory;
+        let is_directory = matches!(kind, Kind::Directory { .. });
         self.entries.push(Entry { source: source.to_owned(), path: path.clone(), kind });
         if !is_directory {
             return Ok(());
@@ -66,16 +77,53 @@ impl Listing {
 
     /// Bytes of all files.
     pub(crate) fn bytes(entries: &[Entry]) -> u64 {
-        let len = |entry: &Entry| if let Kind::File { len, .. } = entry.kind { len } else { 0 };
+        let len = |entry: &Entry| if let Kind::File { len } = entry.kind { len } else { 0 };
         entries.iter().map(len).sum()
     }
 }
 
 fn kind(metadata: &Metadata) -> Option<Kind> {
-    let file = Kind::File { len: metadata.len(), mode: metadata.permissions().mode() };
-    if metadata.is_dir() { Some(Kind::Directory) } else { metadata.is_file().then_some(file) }
+    let file = Kind::File { len: metadata.len() };
+    let mode = metadata.permissions().mode();
+    if metadata.is_dir() { Some(Kind::Directory { mode }) } else { metadata.is_file().then_some(file) }
 }
 
 pub(crate) fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("cannot read {}: {error}", path.display()))
+    Failure::new(format!("cannot read {}: {error}", escaped(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+    use crate::failure;
+
+    #[test]
+    fn two_paths_with_the_same_last_name_are_a_usage_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let [one, other] = ["a/x", "b/x"].map(|path| folder.path().join(path));
+        let make_file = |path: &Path| fs::write(path, "contents").unwrap();
+        let make_folder = |path: &Path| fs::create_dir(path).unwrap();
+        for make in [&make_file as &dyn Fn(&Path), &make_folder] {
+            for path in [&one, &other] {
+                fs::create_dir(path.parent().unwrap()).unwrap();
+                make(path);
+            }
+            let failed = Listing::of(&[one.clone(), folder.path().join("a"), other.clone()]).unwrap_err();
+            assert_eq!(failed.kind(), failure::Kind::Usage);
+            let both = format!("{} and {} have the same last name", one.display(), other.display());
+            assert!(failed.to_string().contains(&both), "{failed}");
+            for path in ["a", "b"] {
+                fs::remove_dir_all(folder.path().join(path)).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_forges_no_line_of_an_error() {
+        let path = Path::new(OsStr::from_bytes(b"/nonexistent/\x1b[2J\nfile_copy: all is well\xff"));
+        let failed = Listing::of(&[path.to_owned()]).unwrap_err().to_string();
+        assert!(failed.contains("cannot read /nonexistent/\\u{1b}[2J\\nfile_copy: all is well\u{fffd}:"), "{failed}");
+    }
 }

@@ -8,9 +8,6 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::sys::stat::Mode;
-use xxhash_rust::xxh64::Xxh64;
-
-use super::checksum_of;
 
 /// An open file, with what was known of it when it was opened.
 #[derive(Debug)]
@@ -48,11 +45,6 @@ impl Source {
     /// Mode of the file when it was opened.
     pub(crate) fn mode(&self) -> u32 {
         self.before.permissions().mode()
-    }
-
-    /// The checksum of the first `len` bytes, which goes on with further ones.
-    pub(crate) fn checksum_of(&self, len: u64) -> io::Result<Xxh64> {
-        checksum_of(&self.file, len).map_err(|error| self.explain(error))
     }
 
     /// Fills `bytes` with those at an offset.

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
-use rdma_examples::file_copy::node_options;
+use rdma_examples::file_copy::{MAX_SENDERS, node_options};
 use rdma_examples::message::{decode, encode};
 use rdma_net::{Node, NodeOptions};
 use tempfile::TempDir;
@@ -253,6 +253,111 @@ fn a_files_name_is_never_that_of_another_unfinished_file() {
 }
 
 #[test]
+fn a_folder_that_others_may_write_is_not_used() {
+    let world = World::new();
+    let (file, folder) = (world.from("file"), world.to(UNFINISHED));
+    fs::write(&file, "secret").unwrap();
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(&folder, PermissionsExt::from_mode(0o777)).unwrap();
+    let prepared = folder.join("file");
+    fs::write(&prepared, "prepared").unwrap();
+    let output = world.receiver.client("file_copy", "send", &[file.to_str().unwrap()]);
+    has_failed("send", &output, "can be written by others; remove it");
+    assert_eq!(fs::read(&prepared).unwrap(), b"prepared");
+    // In a folder of the receiver's own, a file with another name is not written.
+    fs::set_permissions(&folder, PermissionsExt::from_mode(0o700)).unwrap();
+    fs::rename(&prepared, world.to("other")).unwrap();
+    fs::hard_link(world.to("other"), &prepared).unwrap();
+    world.copy(&file);
+    assert_eq!(fs::read(world.to("other")).unwrap(), b"prepared");
+    assert!(same(&file, &world.to("file")));
+}
+
+#[test]
+fn paths_with_one_last_name_are_not_sent() {
+    let world = World::new();
+    let paths = ["a/x", "m", "b/x"].map(|path| world.from(path));
+    for path in &paths {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, path.as_os_str().as_bytes()).unwrap();
+    }
+    let names = paths.each_ref().map(|path| path.to_str().unwrap());
+    let output = world.receiver.client("file_copy", "send", &names);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    let both = format!("{} and {} have the same last name", names[0], names[2]);
+    assert!(text(&output.stderr).contains(&both), "{}", text(&output.stderr));
+    assert_eq!(fs::read_dir(world.to("")).unwrap().count(), 0);
+}
+
+#[test]
+fn permissions_arrive_also_alone() {
+    let world = World::new();
+    let tree = world.from("tree");
+    let modes = [("inner/file", 0o4640), ("inner", 0o3555), ("", 0o700)];
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let set = |path: &str, mode| fs::set_permissions(tree.join(path), PermissionsExt::from_mode(mode)).unwrap();
+    fs::create_dir_all(tree.join("inner")).unwrap();
+    fs::write(tree.join("inner/file"), "contents").unwrap();
+    modes.iter().for_each(|&(path, mode)| set(path, mode));
+    for _again in 0..2 {
+        world.copy(&tree);
+        for (path, expected) in modes {
+            assert_eq!(mode(world.to("tree").join(path)), expected & 0o777, "{path}");
+        }
+    }
+    set("inner/file", 0o604);
+    set("", 0o751);
+    assert_eq!(kept(&world.copy(&tree)), 8, "nothing is sent again");
+    assert_eq!(mode(world.to("tree/inner/file")), 0o604);
+    assert_eq!(mode(world.to("tree")), 0o751);
+    // Lets the folder be removed by its owner.
+    set("inner", 0o755);
+    world.copy(&tree);
+}
+
+#[test]
+fn what_cannot_be_copied_is_said_with_escapes_and_alone_is_a_failure() {
+    let world = World::new();
+    let fifo = world.from("fifo \u{1b}[2J\nfile_copy: all is well");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    fs::write(world.from("file"), "contents").unwrap();
+    let said = "fifo \\u{1b}[2J\\nfile_copy: all is well was not copied: it is neither a file nor a directory";
+    let output = world.receiver.client("file_copy", "send", &[fifo.to_str().unwrap()]);
+    has_failed("send", &output, "nothing can be copied");
+    assert!(text(&output.stderr).contains(said), "{}", text(&output.stderr));
+    let output = world.receiver.client("file_copy", "send", &[world.from("").to_str().unwrap()]);
+    assert!(output.status.success() && text(&output.stderr).contains(said), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_full_receiver_is_busy() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("file");
+    fs::write(&from, "contents").unwrap();
+    let mut serve = program("file_copy");
+    let mut receiver = Server::of(serve.args(["serve", "127.0.0.1", folder.path().to_str().unwrap()]));
+    let options = node_options(40);
+    let (node, driver) = Node::new(&rdma::open(&"soft0".parse().unwrap()).unwrap().context, &options).unwrap();
+    std::thread::spawn(move || driver.run_blocking());
+    let connect = |_| {
+        block_on(async {
+            let mut connection = node.connect(receiver.address).await.unwrap();
+            // A sender that has given an order and has its answer has time.
+            connection.send(encode(&(6u8,)).unwrap()).await.unwrap();
+            assert!(connection.next().await.unwrap().is_some());
+            connection
+        })
+    };
+    let senders: Vec<_> = (0..MAX_SENDERS).map(connect).collect();
+    let output = receiver.client("file_copy", "send", &[from.to_str().unwrap()]);
+    has_failed("send", &output, "busy: 32 senders are served, the most at a time");
+    drop(senders);
+    let mut line = String::new();
+    BufReader::new(receiver.child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("the sender was refused: busy: 32 senders are served"), "{line}");
+}
+
+#[test]
 fn failures_have_a_reason() {
     let world = World::new();
     let send = |path: &str, part: &str| has_failed(path, &world.receiver.client("file_copy", "send", &[path]), part);
@@ -290,7 +395,7 @@ fn hostile_senders_reach_nothing_and_harm_nobody() {
     let world = World::new();
     fs::create_dir(world.folder.path().join("outside")).unwrap();
     symlink("../outside", world.to("link")).unwrap();
-    let directory = |path: &[u8]| encode(&(0u8, path)).unwrap();
+    let directory = |path: &[u8]| encode(&(0u8, 0o755u32, path)).unwrap();
     let file = |path: &[u8]| encode(&(1u8, 0o777u32, 4u64, path)).unwrap();
     let start = |offset: u64| encode(&(2u8, offset)).unwrap();
     let end = |checksum: u64| encode(&(3u8, checksum)).unwrap();

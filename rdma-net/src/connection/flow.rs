@@ -70,7 +70,7 @@ pub(super) struct Flow {
     /// The end of the time for the peer's next message, and the time for those after it.
     message_by: Option<Instant>,
     idle: Option<Duration>,
-    /// Whether the peer has sent a message.
+    /// Whether the peer has sent a whole message.
     has_spoken: bool,
 
     pub(super) operations: Operations,
@@ -203,7 +203,12 @@ impl Flow {
         self.message_by = time.filter(|_| !self.protocol.peer_has_ended()).map(|time| now + time);
     }
 
-    fn note_message(&mut self, now: Instant) {
+    /// Begins the time for the peer's next message after a whole one, and after a fragment of a later
+    /// one. A fragment of the first message is cheap, so it does not end the time for that message.
+    fn note_data(&mut self, is_whole: bool, now: Instant) {
+        if !is_whole && !self.has_spoken {
+            return;
+        }
         self.has_spoken = true;
         self.message_by = self.idle.filter(|_| !self.protocol.peer_has_ended()).map(|idle| now + idle);
     }
@@ -265,7 +270,7 @@ impl Flow {
         self.owed += 1;
         match received {
             Received::Data(fragment) => {
-                self.note_message(now);
+                self.note_data(fragment.is_last, now);
                 if fragment.is_end || self.receiver_is_gone {
                     self.buffers.spares.push(buffer);
                 } else if fragment.is_first && fragment.is_last {
@@ -280,7 +285,7 @@ impl Flow {
                 self.wake_receiver();
             }
             Received::Offer { id, slice } => {
-                self.note_message(now);
+                self.note_data(true, now);
                 self.buffers.spares.push(buffer);
                 self.offered(id, slice);
             }

@@ -167,6 +167,29 @@ fn a_peer_that_never_speaks_is_cut_off() {
 }
 
 #[test]
+fn a_fragment_is_no_first_message() {
+    let (server, server_driver) = node(&options());
+    let limits = ListenOptions::new().first_message(Duration::from_millis(50)).idle(LONG * 10);
+    let mut listener = server.listen(any_port(), &limits).unwrap();
+    let to = listener.local_addr();
+    let accepting = thread::spawn(move || block_on(async { listener.accept().await?.accept().await }));
+    let (client, mut driver) = Node::new(&context(), &options().eager_limit(u32::MAX)).unwrap();
+    let connection = drive(&mut driver, client.connect(to)).unwrap();
+    while !accepting.is_finished() {
+        driver.turn(64).unwrap();
+    }
+    let mut accepted = accepting.join().unwrap().unwrap();
+    // The first fragments leave, and nobody drives the client for the others.
+    let mut sending = std::pin::pin!(connection.send(bytes(100_000)));
+    let _begun = sending.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(block_on(accepted.next()).map(drop).unwrap_err().kind()));
+    assert_eq!(told.recv_timeout(LONG).expect("a fragment counts as a message"), FailureKind::Timeout);
+    drop((server, driver));
+    server_driver.join().unwrap().unwrap();
+}
+
+#[test]
 fn a_peer_that_falls_silent_after_its_first_message_is_cut_off() {
     let limits = ListenOptions::new().first_message(LONG).idle(Duration::from_millis(200));
     let mut world = World::with(&options(), &options(), &limits);
