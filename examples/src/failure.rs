@@ -4,10 +4,13 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::{Command, Parser};
 use nix::errno::Errno;
 use rdma::{WcError, WcStatus};
+use rdma_net::FailureKind;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::layer as printer;
@@ -123,11 +126,37 @@ impl Failure {
 
     /// Returns the failure with the last logged warning appended, if there was one.
     pub(crate) fn with_last_warning(mut self) -> Self {
-        let warning = LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let (warning, _) = &*LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner);
         if !warning.is_empty() {
             self.text = format!("{} (warning: {warning})", self.text);
         }
         self
+    }
+
+    /// Returns the failure, with the last logged warning if the reason may stand there: if the
+    /// peer was lost, or did not answer. Waits up to `limit` for the warning, which another thread
+    /// logs. An old warning has another reason.
+    #[must_use]
+    pub fn explained(self, limit: Duration) -> Self {
+        if !self.is_effect {
+            return self;
+        }
+        let start = Instant::now();
+        loop {
+            let time = LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner).1;
+            if time.is_some_and(|time| time.elapsed() < RECENT) {
+                return Self { is_effect: false, ..self.with_last_warning() };
+            }
+            if start.elapsed() >= limit {
+                return self;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A failure to get an answer from a peer.
+    pub(crate) fn unanswered(text: impl Into<String>) -> Self {
+        Self { is_effect: true, ..Self::new(text) }
     }
 
     /// The exit status for this failure.
@@ -235,7 +264,8 @@ impl From<rdma::cm::blocking::ConnectError> for Failure {
 
 impl From<rdma_net::Failure> for Failure {
     fn from(failure: rdma_net::Failure) -> Self {
-        Self::new(failure.to_string())
+        let is_effect = matches!(failure.kind(), FailureKind::PeerGone | FailureKind::Timeout | FailureKind::Refused);
+        Self { is_effect, ..Self::new(failure.to_string()) }
     }
 }
 
@@ -253,7 +283,7 @@ impl From<rdma::EndpointError> for Failure {
 
 fn out_of_memory_hint() -> String {
     use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-    let advice = "give smaller sizes or fewer ranks";
+    let advice = "give smaller sizes, or run fewer processes";
     let limit = |resource| getrlimit(resource).ok().map(|(soft, _)| soft).filter(|&soft| soft != RLIM_INFINITY);
     match (limit(Resource::RLIMIT_AS), limit(Resource::RLIMIT_MEMLOCK)) {
         (Some(space), _) => format!("; {advice}, or a larger address space than {} MiB (`ulimit -v`)", space >> 20),
@@ -293,8 +323,12 @@ pub(crate) fn run_as<A: Parser>(
 }
 
 /// The last warning that the library logged, for example why a peer was refused, which the returned
-/// error does not say.
-static LAST_WARNING: Mutex<String> = Mutex::new(String::new());
+/// error does not say; and its time.
+static LAST_WARNING: Mutex<(String, Option<Instant>)> = Mutex::new((String::new(), None));
+
+/// Time for which a warning may be the reason of a failure of a service, whose attempts to connect
+/// take about half of it.
+const RECENT: Duration = Duration::from_secs(10);
 
 /// The environment variable with the level of the log, or with levels by module.
 const LOG_VARIABLE: &str = "RUST_LOG";
@@ -320,7 +354,7 @@ struct Keep;
 impl Write for Keep {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(event).trim().to_owned();
-        *LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        *LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner) = (text, Some(Instant::now()));
         Ok(event.len())
     }
 
@@ -342,7 +376,7 @@ mod tests {
     #[test]
     fn a_thread_that_cannot_start_is_said_with_a_remedy() {
         // No machine has memory for this stack, which the kernel reports as too many threads do.
-        let refused = std::thread::Builder::new().stack_size(1 << 60).spawn(|| ()).unwrap_err();
+        let refused = thread::Builder::new().stack_size(1 << 60).spawn(|| ()).unwrap_err();
         let text = Failure::not_started("the server's thread", &refused).to_string();
         assert!(text.starts_with("cannot start the server's thread: ") && text.ends_with("(`ulimit -u`)"), "{text}");
     }

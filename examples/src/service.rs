@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma::aio::tokio::Readable;
 use rdma_net::{Driver, Exchange, FailureKind, Incoming, ListenOptions, Listener, Message, Node, NodeOptions};
@@ -19,6 +19,8 @@ use crate::{Failure, address};
 
 /// Longest time in which the last messages of a program leave.
 const LINGER: Duration = Duration::from_secs(2);
+/// Time to wait, after an operation failed, for a warning of the library, which is then the reason.
+pub const EXPLANATION: Duration = Duration::from_millis(200);
 
 /// Options of every program that serves or uses a service.
 #[derive(Clone, Debug, clap::Args)]
@@ -66,6 +68,23 @@ impl ServiceOptions {
         F: Future<Output = Result<T, Failure>>,
     {
         run(self.node(options)?, work)
+    }
+
+    /// Runs a program's future as [`run`](Self::run) does, for a user who waits until `deadline`:
+    /// [`run_until`].
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub fn run_until<T, F>(
+        &self,
+        options: NodeOptions,
+        deadline: Instant,
+        work: impl FnOnce(Node) -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        run_until(self.node(options)?, deadline, work)
     }
 
     /// Starts a server on a thread of this process, and returns its address. `serve` takes the
@@ -149,7 +168,7 @@ where
 pub fn report(program: &str, peer: Option<SocketAddr>, served: Result<(), Failure>) {
     if let Err(failure) = served {
         let peer = peer.map_or_else(|| "a client".to_owned(), |peer| peer.to_string());
-        say(&format!("{program}: {peer}: {failure}"));
+        say(&format!("{program}: {peer}: {}", failure.explained(Duration::ZERO)));
     }
 }
 
@@ -171,8 +190,31 @@ pub type Started = Box<dyn FnOnce(SocketAddr) -> Result<(), Failure>>;
 /// thread would cost more than most operations.
 ///
 /// # Errors
-/// The error of the future; errors of the device and of the runtime.
-pub fn run<T, F>((node, driver): (Node, Driver), work: impl FnOnce(Node) -> F) -> Result<T, Failure>
+/// The error of the future, with the reason that was logged if the peer did not say it; errors of
+/// the device and of the runtime.
+pub fn run<T, F>(node: (Node, Driver), work: impl FnOnce(Node) -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    run_lingering(node, work, || LINGER)
+}
+
+/// Runs a program's future as [`run`] does. The last messages have until `deadline` to leave.
+///
+/// # Errors
+/// As for [`run`].
+pub fn run_until<T, F>(node: (Node, Driver), deadline: Instant, work: impl FnOnce(Node) -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    run_lingering(node, work, || LINGER.min(deadline.saturating_duration_since(Instant::now())))
+}
+
+fn run_lingering<T, F>(
+    (node, driver): (Node, Driver),
+    work: impl FnOnce(Node) -> F,
+    linger: impl FnOnce() -> Duration,
+) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
@@ -180,10 +222,11 @@ where
         let readable = Readable::new(&driver)?;
         let driving = tokio::spawn(driver.run(readable));
         let result = work(node).await;
+        let limit = linger();
         // The driver ends when the last connection has; other tasks of the program may hold some.
-        match tokio::time::timeout(LINGER, driving).await {
+        match tokio::time::timeout(limit, driving).await {
             Ok(Ok(Err(error))) => Err(Failure::from(error)),
-            _ => result,
+            _ => result.map_err(|failure| failure.explained(limit.min(EXPLANATION))),
         }
     })
 }

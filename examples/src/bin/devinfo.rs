@@ -102,7 +102,8 @@ fn why(out: &mut dyn Write, as_json: bool) -> Result<(), Failure> {
     }
     match &absence {
         None => writeln!(out, "There is hardware; devinfo shows it.")?,
-        Some(absence) => writeln!(out, "No RDMA hardware: {absence}")?,
+        // The findings follow, each with its remedy.
+        Some(_) => writeln!(out, "No RDMA hardware:")?,
     }
     for finding in findings {
         writeln!(out, "  {finding}\n    {}", finding.remedy())?;

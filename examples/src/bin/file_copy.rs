@@ -96,7 +96,8 @@ fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
     let receiver = address::resolve(address, args.port)?;
     let node = args.node(1)?;
     let summary = block_on(file_copy::send(&node, receiver, paths));
-    let summary = summary.map_err(|failure| failure.context(format_args!("copy to {receiver}")))?;
+    let summary = summary
+        .map_err(|failure| failure.explained(service::EXPLANATION).context(format_args!("copy to {receiver}")))?;
     for path in summary.skipped.iter().filter(|_| !args.service.json) {
         say(&format!("file_copy: {}", file_copy::not_copied(path)));
     }

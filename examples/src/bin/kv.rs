@@ -5,7 +5,6 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rdma_examples::exposed_table::Refusal;
@@ -14,9 +13,6 @@ use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::{Failure, address};
 use rdma_net::ListenOptions;
 use serde_json::json;
-
-/// Time in which a new client must send its first request.
-const FIRST_REQUEST: Duration = Duration::from_secs(5);
 
 /// A key-value service whose clients read the server's memory
 #[derive(Parser)]
@@ -118,7 +114,7 @@ fn serve(
 ) -> Result<(), Failure> {
     service.run(kv::node_options(kv::MAX_CLIENTS), |node| async move {
         let table = Arc::new(options.table(node.domain())?);
-        let limits = ListenOptions::new().first_message(FIRST_REQUEST).idle(options.idle);
+        let limits = ListenOptions::new().first_message(kv::FIRST_REQUEST).idle(options.idle);
         let listener = service::listen(&node, address, &limits)?;
         if options.tcp {
             kv::tcp::start(listener.local_addr(), &table, options.idle).await?;

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use rdma_examples::load::LoadRow;
@@ -75,7 +75,7 @@ fn run(args: Args) -> Result<(), Failure> {
         }
         Command::Call { address, method, body, deadline } => {
             let (server, time) = (resolve(address)?, Duration::from_millis((*deadline).into()));
-            let result = service.run(rpc::node_options(1), |node| async move {
+            let result = service.run_until(rpc::node_options(1), Instant::now() + time, |node| async move {
                 rpc::call_once(&node, server, *method, body.as_bytes(), time).await
             });
             let result = result.map_err(|failure| failure.context(format_args!("server {server}")))?;

@@ -2,10 +2,14 @@
 //!
 //! A rank that breaks the protocol does not make this rank's memory grow. A gathering leaves each
 //! rank of a group with at most one frame that the receiver has not read: a rank sends its next
-//! part after the whole of the last one, which is sent when all parts were read. So an inbox takes
-//! one unread frame of each member, and there are inboxes for the groups that this rank has opened,
-//! and for the parts that its next split of one of them will make: a faster rank may be there
-//! already.
+//! part after the whole of the last one, which is sent when all parts were read. So:
+//!
+//! * An inbox takes one unread frame of each member.
+//! * There are inboxes for the groups that this rank has opened, and for the parts that its next
+//!   split of one of them will make: a faster rank may be there already. It cannot be further, as
+//!   the next gathering of such a part needs this rank.
+//! * The unread frames of one rank have at most [`MAX_UNREAD`] times the bytes of the largest
+//!   frame, over all inboxes: 4 MiB in a job of 2 ranks, 128 MiB in one of 64 or more.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,6 +26,9 @@ use super::meet::Until;
 /// One write end per connection, and the rank at its other end. Rank 0 has one for each other rank,
 /// the others have one for rank 0.
 pub(super) type Writers = Vec<(usize, Mutex<Socket>)>;
+
+/// Bytes of one rank's unread frames, as a multiple of the largest frame.
+pub(super) const MAX_UNREAD: usize = 2;
 
 /// The error for a frame that the protocol does not allow; holds the rank that sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +52,8 @@ struct Inbox {
     sender: Sender<(usize, Frame)>,
     /// The receiving end, until the inbox is opened.
     unopened: Option<Receiver<(usize, Frame)>>,
-    /// The ranks that may send, and whether a frame of each is unread.
-    unread: HashMap<usize, bool>,
+    /// The ranks that may send, and the bytes of the unread frame of each.
+    unread: HashMap<usize, Option<usize>>,
     /// Number of times that this rank has split the group.
     splits: u32,
 }
@@ -54,7 +61,7 @@ struct Inbox {
 impl Inbox {
     fn new(members: impl Iterator<Item = usize>) -> Self {
         let (sender, receiver) = channel();
-        let unread = members.map(|member| (member, false)).collect();
+        let unread = members.map(|member| (member, None)).collect();
         Self { sender, unopened: Some(receiver), unread, splits: 0 }
     }
 }
@@ -97,16 +104,19 @@ impl Exchange {
         opened.unwrap_or_else(|| channel().1)
     }
 
-    /// Ends the inbox of a group.
+    /// Ends the inbox of a group, and that of the parts that the group will not be split into.
     pub(super) fn close(&self, group: &GroupId) {
-        self.inboxes().insert(group.clone(), None);
+        let mut inboxes = self.inboxes();
+        if let Some(Some(inbox)) = inboxes.insert(group.clone(), None) {
+            inboxes.remove(&group.part(inbox.splits));
+        }
     }
 
     /// Says that the frame of a rank has been read, so that the rank may send the next one.
     pub(super) fn has_read(&self, group: &GroupId, from: usize) {
         if let Some(Some(inbox)) = self.inboxes().get_mut(group) {
             if let Some(unread) = inbox.unread.get_mut(&from) {
-                *unread = false;
+                *unread = None;
             }
         }
     }
@@ -128,7 +138,7 @@ impl Exchange {
         if !inboxes.contains_key(group) {
             let (parent, split) = group.parent().ok_or(NotDue(from))?;
             match inboxes.get(&parent) {
-                Some(Some(parent)) if parent.splits == split => {
+                Some(Some(parent)) if parent.unopened.is_none() && parent.splits == split => {
                     let inbox = Inbox::new(parent.unread.keys().copied());
                     inboxes.insert(group.clone(), Some(inbox));
                 }
@@ -137,9 +147,11 @@ impl Exchange {
                 _ => return Err(NotDue(from)),
             }
         }
+        let unread = inboxes.values().flatten().filter_map(|inbox| *inbox.unread.get(&from)?);
+        let (size, unread) = (frame.size(), unread.sum::<usize>());
         let Some(Some(inbox)) = inboxes.get_mut(group) else { return Ok(()) };
         match inbox.unread.get_mut(&from) {
-            Some(unread) if !*unread => *unread = true,
+            Some(entry @ None) if size.saturating_add(unread) <= MAX_UNREAD * self.max_length() => *entry = Some(size),
             _ => return Err(NotDue(from)),
         }
         drop(inbox.sender.send((from, frame)));

@@ -148,6 +148,15 @@ impl Head {
 }
 
 impl Frame {
+    /// Bytes of the values of a gathering's frame, which another rank chooses.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::Part(what, value) => what.len() + value.len(),
+            Self::Whole(values) => values.len(),
+            _ => 0,
+        }
+    }
+
     /// Writes a frame of at most `most` bytes.
     pub(super) fn write(&self, out: &mut impl Write, most: usize) -> io::Result<()> {
         let body = serde_json::to_vec(self)?;

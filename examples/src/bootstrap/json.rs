@@ -17,6 +17,11 @@ impl Json {
         to_raw_value(value).map(Self)
     }
 
+    /// Bytes of the text.
+    pub(super) fn len(&self) -> usize {
+        self.0.get().len()
+    }
+
     /// The elements of an array of `count` elements, each decoded by itself; the error is the index
     /// of an element of another type, or `None` if the value is no such array.
     pub(super) fn elements<T: DeserializeOwned>(&self, count: usize) -> Result<Vec<T>, Option<usize>> {

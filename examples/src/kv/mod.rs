@@ -24,8 +24,10 @@ use crate::exposed_table::{MAX_KEY, MAX_VALUE};
 
 /// The port of a server.
 pub const PORT: u16 = 7175;
-/// Clients of a server.
+/// Clients of a server over RDMA, and as many over TCP.
 pub const MAX_CLIENTS: u32 = 1000;
+/// Time in which a new client must send its first request.
+pub const FIRST_REQUEST: Duration = Duration::from_secs(5);
 
 /// Options of a server's node, and of a client's with at most `connections` connections.
 pub fn node_options(connections: u32) -> NodeOptions {

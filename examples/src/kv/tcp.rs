@@ -1,19 +1,23 @@
 //! The same service over TCP, to compare with: the same requests and answers, with their length in
 //! front.
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::client::{outcome, unknown};
 use super::server::answer;
 use super::wire::{Answer, Request};
+use super::{FIRST_REQUEST, MAX_CLIENTS};
 use crate::Failure;
 use crate::exposed_table::{ExposedTable, MAX_KEY, MAX_VALUE, Refusal};
+use crate::failure::say;
 use crate::message::{decode, encode};
 
 /// Time after which a client is accepted that could not be for want of files.
@@ -21,8 +25,8 @@ const SHORTAGE: Duration = Duration::from_millis(50);
 /// Longest request or answer.
 const MAX_FRAME: usize = MAX_KEY + MAX_VALUE + 64;
 
-/// Starts to serve TCP at the address of a server. A client that for `idle` asks nothing, or takes
-/// no answer, is disconnected.
+/// Starts to serve TCP at the address of a server. A client is disconnected that does not send its
+/// first request within [`FIRST_REQUEST`], or that for `idle` asks nothing or takes no answer.
 ///
 /// # Errors
 /// If the port is taken.
@@ -35,24 +39,47 @@ pub async fn start(address: SocketAddr, table: &Arc<ExposedTable>, idle: Duratio
     Ok(())
 }
 
-/// Serves all clients of a listener, each in a task of its own. A shortage of files makes clients
-/// wait.
+/// Serves all clients of a listener, each in a task of its own. Clients beyond [`MAX_CLIENTS`]
+/// wait in the kernel's queue, and so do clients for which there is no file; a shortage of files is
+/// said once.
 async fn serve(listener: TcpListener, table: Arc<ExposedTable>, idle: Duration) {
+    let places = Arc::new(Semaphore::new(MAX_CLIENTS as usize));
+    let mut is_short = false;
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(SHORTAGE).await;
-            continue;
-        };
-        let table = Arc::clone(&table);
-        tokio::spawn(async move { serve_client(Frames::new(stream)?, &table, idle).await });
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let accepting = poll_fn(|cx| {
+            let accepted = listener.poll_accept(cx);
+            // The shortage is over once no client waits.
+            is_short &= accepted.is_ready();
+            accepted
+        });
+        match accepting.await {
+            Ok((stream, _)) => {
+                let table = Arc::clone(&table);
+                tokio::spawn(async move {
+                    let served = serve_client(Frames::new(stream)?, &table, idle).await;
+                    drop(place);
+                    served
+                });
+            }
+            Err(error) => {
+                if !is_short {
+                    say(&format!("kv: clients over TCP wait: {}", Failure::from(error)));
+                }
+                is_short = true;
+                tokio::time::sleep(SHORTAGE).await;
+            }
+        }
     }
 }
 
 async fn serve_client(mut frames: Frames, table: &ExposedTable, idle: Duration) -> Result<(), Failure> {
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+    let mut limit = FIRST_REQUEST;
     loop {
-        let answer = answer(table, timeout(idle, frames.next()).await.map_err(late)??)?;
+        let answer = answer(table, timeout(limit, frames.next()).await.map_err(late)??)?;
         timeout(idle, frames.send(&answer)).await.map_err(late)??;
+        limit = idle;
     }
 }
 

@@ -102,7 +102,7 @@ impl Client {
 }
 
 fn late(time: Duration) -> Failure {
-    Failure::new(format!("no answer came within {} ms", time.as_millis()))
+    Failure::unanswered(format!("no answer came within {} ms", time.as_millis()))
 }
 
 /// A call that waits. Dropping it gives its number back.

@@ -158,6 +158,18 @@ fn clients_over_tcp_that_do_nothing_more_are_disconnected() {
     assert!(matches!(silent.read(&mut [0]), Ok(0) | Err(_)));
 }
 
+/// Nothing else ends this wait: the limit between requests is minutes.
+#[test]
+fn a_client_over_tcp_that_asks_nothing_is_disconnected() {
+    let server = Server::start("kv", &[&SERVE[..], &["--keys=100", "--tcp"]].concat());
+    let mut silent = TcpStream::connect(server.address).unwrap();
+    silent.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    match silent.read(&mut [0]) {
+        Ok(count) => assert_eq!(count, 0),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+}
+
 #[test]
 fn a_broken_completion_queue_is_a_failure_of_this_end() {
     let server = server();
@@ -191,7 +203,8 @@ fn server_with_few_files(option: &str) -> Server {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]).arg(program("kv").get_program());
     command.args(SERVE).args(["--keys=100", option, "--port=0", "--json"]);
-    let mut child = command.env_clear().env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        command.env_clear().env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let fields: serde_json::Value = serde_json::from_str(&line).unwrap();
@@ -222,6 +235,51 @@ fn a_server_without_files_refuses_clients_at_once() {
         // The server has cut off the flood, which sends nothing, before the client came.
         assert!(start.elapsed() < Duration::from_secs(60), "{}", text(&output.stderr));
     }
+}
+
+/// Silent clients over TCP, which take all files, keep the others out for a few seconds only.
+#[test]
+fn a_shortage_of_files_is_said_and_ends() {
+    let mut server = server_with_few_files("--tcp");
+    let mut said = BufReader::new(server.child.stderr.take().unwrap());
+    let _flood = flood(&server);
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("kv: clients over TCP wait: ") && line.contains("(`ulimit -n`)"), "{line}");
+    let start = Instant::now();
+    loop {
+        let output = server.client("kv", "get", &["key"]);
+        if text(&output.stderr).contains("the key does not exist") {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(120), "{}", text(&output.stderr));
+    }
+    server.kill();
+    let mut more = String::new();
+    said.read_to_string(&mut more).unwrap();
+    // Not each time that the server tries again, twenty times in a second.
+    assert!(more.matches("clients over TCP wait").count() < 5, "{more}");
+}
+
+/// A link needs more files than the two that the server has left.
+#[test]
+fn a_link_without_files_is_said_at_both_ends() {
+    if !has("prlimit", "util-linux") {
+        return;
+    }
+    let mut command = program("kv");
+    command.args(SERVE).arg("--keys=100").stderr(Stdio::piped());
+    let mut server = Server::of(&mut command);
+    let pid = server.child.id();
+    let is_free = |file: &u32| !std::fs::exists(format!("/proc/{pid}/fd/{file}")).unwrap();
+    let limit = (0..).filter(is_free).nth(2).unwrap();
+    let args = [format!("--pid={pid}"), format!("--nofile={limit}:")];
+    assert!(Command::new("prlimit").args(args).status().unwrap().success());
+    has_failed("get", &server.client("kv", "get", &["key"]), "Too many open files");
+    let mut line = String::new();
+    BufReader::new(server.child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("Too many open files"), "{line}");
+    server.kill();
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `rpc` on the software device: calls, deadlines, and clients that break the rules.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use rdma_examples::message::encode;
@@ -83,6 +83,59 @@ fn a_client_that_calls_no_more_is_disconnected_unless_it_waits() {
         }
         Ok(())
     });
+}
+
+/// A client counts as silent from its last answer on. The answer comes at twice the limit, when
+/// the server looks whether the client waits.
+#[test]
+fn a_client_that_has_just_got_its_answer_is_served() {
+    let server = Server::start("rpc", &["serve", "127.0.0.1", "--receives=256", "--idle=2"]);
+    with_node(async |node| {
+        let mut calls = Vec::new();
+        for _ in 0..12 {
+            let client = Client::connect(node, server.address).await?;
+            calls.push(tokio::spawn(async move {
+                client.call(Method::Sleep, b"4000", LONG).await?;
+                client.call(Method::Echo, b"next", LONG).await
+            }));
+        }
+        for call in calls {
+            assert_eq!(call.await.unwrap()?, b"next");
+        }
+        Ok(())
+    });
+}
+
+/// The last messages of a program that has given up need not leave.
+#[test]
+fn a_deadline_that_has_passed_ends_the_program() {
+    let server = server();
+    let (address, pid) = (server.address, server.child.id());
+    // The time that the program took after its work, which is short unless the machine is busy.
+    let mut took = Duration::MAX;
+    for _ in 0..10 {
+        let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
+        let node = Node::new(&context, &node_options(32)).unwrap();
+        let mut late = Instant::now();
+        let done = service::run_until(node, late, |node| {
+            let late = &mut late;
+            async move {
+                let client = Client::connect(&node, address).await?;
+                checks_in(&client).await;
+                send(Signal::SIGSTOP, pid);
+                let result = client.call(Method::Sleep, b"600000", Duration::from_millis(1)).await;
+                *late = Instant::now();
+                result
+            }
+        });
+        took = took.min(late.elapsed());
+        send(Signal::SIGCONT, pid);
+        assert!(done.unwrap_err().to_string().contains("no answer came within 1 ms"));
+        if took < Duration::from_secs(1) {
+            return;
+        }
+    }
+    panic!("it went on for {took:?}");
 }
 
 #[test]

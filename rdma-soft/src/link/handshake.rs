@@ -345,7 +345,9 @@ fn of_kind(packet: Packet, kind: Kind) -> Result<Packet, Error> {
 }
 
 fn descriptors<const N: usize>(packet: Packet) -> Result<[OwnedFd; N], Error> {
-    packet.fds.try_into().map_err(|_| Error::Malformed("the peer sent too few or too many descriptors"))
+    packet.fds.try_into().map_err(|_| {
+        Error::Malformed("the peer sent too few or too many descriptors, or this process has too many open files")
+    })
 }
 
 fn fd_of(memory: &SharedMemory) -> Result<BorrowedFd<'_>, SharedMemoryError> {

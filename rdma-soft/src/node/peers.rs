@@ -82,8 +82,9 @@ impl Drop for Meeting {
 pub(super) fn dial(node: &'static Node, slot: Slot) {
     let started = thread::spawn("rdma-soft-dial", move || {
         if let Err(refusal) = reach(node, slot) {
-            give_up(node, slot);
+            // First the reason: a program that learns of the failure may look for it.
             log!(WARN, slot = slot.0, "no link to process number {}: {refusal}", slot.0);
+            give_up(node, slot);
         }
     });
     if let Err(error) = started {

@@ -80,6 +80,10 @@ fn a_rank_whose_frames_are_not_due_is_named() {
     let cases = [
         ("a group that no split makes", bytes(&within(whole.part(7), 1, vec![0]))),
         ("a part of a part that does not exist", bytes(&within(whole.part(0).part(0), 1, vec![0]))),
+        (
+            "a part of a part that rank 0 has not opened",
+            [whole.part(0), whole.part(0).part(0)].map(|group| bytes(&within(group, 1, vec![0]))).concat(),
+        ),
         ("a second early part", bytes(&within(whole.part(0), 1, vec![0])).repeat(2)),
         ("another rank's number", bytes(&within(whole.part(0), 0, vec![0]))),
         ("more recipients than ranks", bytes(&within(whole.part(0), 1, vec![0; 5000]))),
@@ -99,6 +103,49 @@ fn a_rank_whose_frames_are_not_due_is_named() {
         let said = after_welcome(&sent);
         assert!(said.starts_with("rank 1 has sent a message that is not due"), "{case}: {said}");
     }
+}
+
+/// At rank 2 of three, which has a connection to rank 0 alone.
+#[test]
+fn a_rank_that_writes_to_groups_of_the_future_is_named_at_other_ranks_too() {
+    let exchange = Exchange::new(2, 3, Vec::new(), SOON);
+    let (whole, sent) = (GroupId::default(), |group| exchange.take(0, within(group, 1, vec![2])));
+    let _inbox = exchange.open(&whole, &[0, 1, 2]);
+    assert_eq!(sent(whole.part(0)), Ok(()));
+    assert_eq!(sent(whole.part(0).part(0)), Err(NotDue(1)));
+    // Once this rank has made the part, the other may be in the next one.
+    let _part = exchange.open(&whole.part(0), &[1, 2]);
+    assert_eq!(sent(whole.part(0).part(0)), Ok(()));
+    assert_eq!(sent(whole.part(0).part(0).part(0)), Err(NotDue(1)));
+    // Nor does the end of the part open what follows it.
+    exchange.close(&whole.part(0));
+    assert_eq!(sent(whole.part(0).part(0).part(0)), Err(NotDue(1)));
+}
+
+#[test]
+fn what_a_rank_has_waiting_is_bounded_over_all_groups() {
+    let exchange = Exchange::new(0, 2, Vec::new(), SOON);
+    let whole = GroupId::default();
+    let groups: Vec<_> = (0..8).map(|split| whole.part(split)).collect();
+    let _inboxes = [&whole].into_iter().chain(&groups).map(|id| exchange.open(id, &[0, 1])).collect::<Vec<_>>();
+    let long = || {
+        let text = "x".repeat(max_length(2) - 1000);
+        Frame::Part(text, value(json!(null)))
+    };
+    let send = |group: &GroupId| {
+        let Frame::Part(what, json) = long() else { unreachable!() };
+        let content = Content::Part(what, json);
+        exchange.take(1, Frame::Within(Routed { group: group.clone(), from: 1, to: vec![0], content }))
+    };
+    assert_eq!((send(&groups[0]), send(&groups[1])), (Ok(()), Ok(())));
+    assert_eq!(send(&groups[2]), Err(NotDue(1)));
+    assert_eq!(exchange.take(1, long()), Err(NotDue(1)));
+    // What has been read, or will never be, counts no more.
+    exchange.has_read(&groups[0], 1);
+    assert_eq!(send(&groups[2]), Ok(()));
+    exchange.close(&groups[1]);
+    assert_eq!(exchange.take(1, long()), Ok(()));
+    assert_eq!(send(&groups[3]), Err(NotDue(1)));
 }
 
 #[test]
