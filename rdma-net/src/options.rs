@@ -221,11 +221,12 @@ impl ListenOptions {
         max_connections(count: usize) = count;
         /// Time in which a new peer must send its first message, to the last fragment of it.
         first_message(time: Duration) = Some(time.min(LONGEST));
-        /// Time in which a peer must send its next message, or the next fragment of a long one, until
-        /// it ends its data: the connection then fails with `Timeout`. Before the first message is
-        /// whole, [`first_message`](Self::first_message) is the limit, if there is one. A peer that waits for an answer, or whose program uses only
-        /// one-sided operations, is idle too. The [keep-alive](NodeOptions::keep_alive) does not
-        /// count: it finds peers that are gone, and this limit those that are there and silent.
+        /// Time in which a peer must send its next message, or the next fragment of a long one,
+        /// until it ends its data: the connection then fails with `Timeout`. Before the first
+        /// message is whole, [`first_message`](Self::first_message) is the limit, if there is one.
+        /// A peer that waits for an answer, or whose program uses only one-sided operations, is
+        /// idle too. The [keep-alive](NodeOptions::keep_alive) does not count: it finds peers that
+        /// are gone, and this limit those that are there and silent.
         idle(time: Duration) = Some(time.min(LONGEST));
         /// Lets all connections of the listener take their receives from one shared queue of
         /// `count` receives, for many connections of which few are busy at a time.

@@ -11,8 +11,8 @@
 //! sent again.
 //!
 //! A file and a directory get the permissions of the source, a directory after its contents; until
-//! then only the receiver's user can use them. Set-user-ID, set-group-ID and sticky bits, owners and
-//! times are not copied.
+//! then only the receiver's user can use them. Set-user-ID, set-group-ID and sticky bits, owners
+//! and times are not copied.
 //!
 //! The sender names the next files ([`IN_FLIGHT`]) while it sends one, so that small files do not
 //! wait for answers.

@@ -49,10 +49,10 @@ fn texts<S: Serializer>(names: &[PathBuf], to: S) -> Result<S::Ok, S::Error> {
 /// Copies files and directories to a receiver, and shows the progress on a terminal.
 ///
 /// # Errors
-/// If two paths have the same last name, or nothing of what is named can be copied; if a file cannot
-/// be read; if its length or its times of change say that it changes while it is
-/// read, or it has other bytes than its length says, as files of `/proc` have; the receiver's
-/// reason; if the connection fails.
+/// If two paths have the same last name, or nothing of what is named can be copied; if a file
+/// cannot be read; if its length or its times of change say that it changes while it is read, or it
+/// has other bytes than its length says, as files of `/proc` have; the receiver's reason; if the
+/// connection fails.
 pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Result<Summary, Failure> {
     let Listing { entries, skipped } = Listing::of(paths)?;
     if entries.is_empty() {

@@ -93,8 +93,8 @@ fn descend(parent: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
     Ok(openat(parent, name, SAFE | OFlag::O_DIRECTORY, Mode::empty())?)
 }
 
-/// Gives a file or a directory the permissions of `mode`. It keeps its own set-user-ID, set-group-ID
-/// and sticky bits, and takes none over.
+/// Gives a file or a directory the permissions of `mode`. It keeps its own set-user-ID,
+/// set-group-ID and sticky bits, and takes none over.
 pub(crate) fn set_mode(file: &File, mode: u32) -> io::Result<()> {
     let now = file.metadata()?.mode() & 0o7777;
     let new = now & 0o7000 | mode & 0o777;
@@ -170,8 +170,8 @@ impl Target {
         Ok(Some(folder.into()))
     }
 
-    /// Opens what has the file's name in the folder, or makes a new file; `None` if another copy has
-    /// made or removed it meanwhile.
+    /// Opens what has the file's name in the folder, or makes a new file; `None` if another copy
+    /// has made or removed it meanwhile.
     fn open_partial(&self, folder: &OwnedFd) -> io::Result<Option<File>> {
         let name = self.name.as_os_str();
         let flags = SAFE | OFlag::O_RDWR;

@@ -203,8 +203,9 @@ impl Flow {
         self.message_by = time.filter(|_| !self.protocol.peer_has_ended()).map(|time| now + time);
     }
 
-    /// Begins the time for the peer's next message after a whole one, and after a fragment of a later
-    /// one. A fragment of the first message is cheap, so it does not end the time for that message.
+    /// Begins the time for the peer's next message after a whole one, and after a fragment of a
+    /// later one. A fragment of the first message is cheap, so it does not end the time for that
+    /// message.
     fn note_data(&mut self, is_whole: bool, now: Instant) {
         if !is_whole && !self.has_spoken {
             return;
