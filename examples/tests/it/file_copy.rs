@@ -335,7 +335,7 @@ fn a_full_receiver_is_busy() {
     let from = folder.path().join("file");
     fs::write(&from, "contents").unwrap();
     let mut serve = program("file_copy");
-    let mut receiver = Server::of(serve.args(["serve", "127.0.0.1", folder.path().to_str().unwrap()]));
+    let mut receiver = Server::of(serve.args(["serve", "127.0.0.1", folder.path().to_str().unwrap(), "--idle=3600"]));
     let options = node_options(40);
     let (node, driver) = Node::new(&rdma::open(&"soft0".parse().unwrap()).unwrap().context, &options).unwrap();
     std::thread::spawn(move || driver.run_blocking());
