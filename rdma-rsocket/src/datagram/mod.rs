@@ -450,7 +450,12 @@ impl Waiting for Endpoint {
     }
 
     fn awake(&mut self, _probe: Option<Instant>) {
-        self.locals.iter_mut().for_each(|queue| queue.queues().take_events());
+        // As for a stream: others may sleep on a queue that is no longer armed.
+        let mut is_any = false;
+        self.locals.iter_mut().for_each(|queue| is_any |= queue.queues().take_events());
+        if is_any {
+            self.sleepers.wake();
+        }
     }
 
     fn ready(&mut self, events: c_short) -> c_short {

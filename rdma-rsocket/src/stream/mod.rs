@@ -367,7 +367,11 @@ impl Waiting for State {
 
     fn awake(&mut self, probe: Option<Instant>) {
         let Some(connection) = &mut self.connection else { return };
-        connection.queues().take_events();
+        // Others may sleep on the queue, which is no longer armed: this thread may return without
+        // arming it again.
+        if connection.queues().take_events() {
+            self.sleepers.wake();
+        }
         if probe.is_some_and(|probe| Instant::now() >= probe) {
             connection.probe();
         }

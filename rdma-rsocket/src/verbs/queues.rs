@@ -135,9 +135,9 @@ impl Queues {
         self.completions.arm()
     }
 
-    /// Takes the events of the channel.
-    pub(crate) fn take_events(&mut self) {
-        self.completions.take_events();
+    /// Takes the events of the channel. Returns false if there were none.
+    pub(crate) fn take_events(&mut self) -> bool {
+        self.completions.take_events()
     }
 
     /// Takes the next completion.
@@ -293,17 +293,20 @@ impl CompletionQueue {
         Ok(true)
     }
 
-    fn take_events(&mut self) {
+    fn take_events(&mut self) -> bool {
+        let mut is_any = false;
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
         let take = self.libraries.verbs.ibv_get_cq_event;
         // SAFETY: ibv_get_cq_event requires a live channel (2) and room for two pointers, locals.
         while unsafe { take(self.channel.as_ptr(), &raw mut queue, &raw mut context) } == 0 {
             self.is_armed = false;
+            is_any = true;
             self.unacknowledged += 1;
         }
         if self.unacknowledged >= ACKNOWLEDGE {
             self.acknowledge();
         }
+        is_any
     }
 
     fn acknowledge(&mut self) {
