@@ -13,7 +13,7 @@ use std::time::Duration;
 use rdma::op::Send;
 use rdma::{DatagramEndpoint, DatagramOptions, DeviceSelector, Grh, QueuePair, SharedReceiveQueue};
 
-/// Whoever sends to a queue pair has to know its key.
+/// The key of the queue pairs: a queue pair drops datagrams that name another key.
 const QKEY: u32 = 0x1122_3344;
 const MESSAGES: u8 = 100;
 const LONG: Duration = Duration::from_secs(10);

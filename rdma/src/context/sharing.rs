@@ -83,8 +83,8 @@ impl Copies {
 
 /// A reader of all asynchronous events of a device, beside the program itself and other readers.
 ///
-/// Whoever takes an event from the device leaves a copy for each other reader, so a library that
-/// needs the events takes none away from its program. Up to 256 copies wait for a program that
+/// A reader that takes an event from the device leaves a copy for each other reader, so a library
+/// that needs the events takes none away from its program. Up to 256 copies wait for a program that
 /// never asks; those for a tap are not limited: read it, or drop it. All readers see the events in
 /// one order.
 ///

@@ -140,7 +140,7 @@ fn what_a_rank_has_waiting_is_bounded_over_all_groups() {
     assert_eq!((send(&groups[0]), send(&groups[1])), (Ok(()), Ok(())));
     assert_eq!(send(&groups[2]), Err(NotDue(1)));
     assert_eq!(exchange.take(1, long()), Err(NotDue(1)));
-    // What has been read, or will never be, counts no more.
+    // A frame counts no more once it has been read, or once its inbox has ended.
     exchange.has_read(&groups[0], 1);
     assert_eq!(send(&groups[2]), Ok(()));
     exchange.close(&groups[1]);
