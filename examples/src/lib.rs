@@ -27,6 +27,8 @@ pub mod kv;
 mod launcher;
 pub mod load;
 pub mod message;
+#[cfg(test)]
+mod numbers;
 pub mod output;
 mod peer_text;
 pub mod pingpong;

@@ -7,22 +7,7 @@ use super::super::frame::{Routed, max_length};
 use super::super::json::Json;
 use super::super::meet::Until;
 use super::*;
-
-/// A generator of numbers that look random, the same in every run (xorshift).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).unwrap()
-    }
-}
+use crate::numbers::Numbers;
 
 fn value(value: serde_json::Value) -> Json {
     Json::of(&value).unwrap()

@@ -15,6 +15,7 @@ use crate::collectives::execute::{Execution, Memory};
 use crate::collectives::link::{Links, Slice};
 use crate::collectives::wait::Patience;
 use crate::collectives::{Algorithm, Collective, Job, build};
+use crate::numbers::Numbers;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -188,26 +189,14 @@ fn a_rank_that_gives_other_memory_than_agreed_is_named() {
     });
 }
 
-/// A generator of numbers that look random, the same in every run (xorshift).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// A word of the kinds that a rank might store: small, near a limit, or any.
-    fn word(&mut self, of: &[u64]) -> u64 {
-        let any = self.next();
-        match any % 4 {
-            0 => any >> 32 & 0xff,
-            1 => any,
-            2 => (1 << (any >> 32 & 0x3f)) - (any >> 40 & 1),
-            _ => of[usize::try_from(any >> 8).unwrap() % of.len()],
-        }
+/// A word of the kinds that a rank might store: small, near a limit, or any.
+fn word(numbers: &mut Numbers, of: &[u64]) -> u64 {
+    let any = numbers.next();
+    match any % 4 {
+        0 => any >> 32 & 0xff,
+        1 => any,
+        2 => (1 << (any >> 32 & 0x3f)) - (any >> 40 & 1),
+        _ => of[usize::try_from(any >> 8).unwrap() % of.len()],
     }
 }
 
@@ -225,8 +214,8 @@ fn announcements_of_any_words_name_memory_or_fail() {
             group.barrier("announcements").unwrap();
             if group.rank() == 1 {
                 for _ in 0..8 {
-                    let segment = numbers.word(&[tensor.number(), tensor.number(), 1 << 63 | 1]);
-                    let (start, len) = (numbers.word(&[0, 4032, 4033]), numbers.word(&[64, 64, 65]));
+                    let segment = word(&mut numbers, &[tensor.number(), tensor.number(), 1 << 63 | 1]);
+                    let (start, len) = (word(&mut numbers, &[0, 4032, 4033]), word(&mut numbers, &[64, 64, 65]));
                     host.post(0, mail::Announcement { segment, start, len }).unwrap();
                 }
             }
@@ -259,7 +248,7 @@ fn counters_of_any_value_let_the_others_end() {
         for round in 0..20 {
             group.barrier("counters").unwrap();
             if group.rank() == 1 {
-                (0..100).for_each(|_| host.clock().publish(numbers.word(&[u64::MAX, 1])).unwrap());
+                (0..100).for_each(|_| host.clock().publish(word(&mut numbers, &[u64::MAX, 1])).unwrap());
             } else {
                 let bytes = if round % 2 == 0 { 64 } else { 8192 };
                 let all = AllReduce { host, input: &tensor, output: &tensor, bytes, reduction: Reduction::Sum };
