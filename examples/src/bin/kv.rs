@@ -115,10 +115,14 @@ fn serve(
     service.run(kv::node_options(kv::MAX_CLIENTS), |node| async move {
         let table = Arc::new(options.table(node.domain())?);
         let limits = ListenOptions::new().first_message(kv::FIRST_REQUEST).idle(options.idle);
-        let listener = service::listen(&node, address, &limits)?;
-        if options.tcp {
-            kv::tcp::start(listener.local_addr(), &table, options.idle).await?;
-        }
+        let listen = |address| service::listen(&node, address, &limits);
+        let listener = if options.tcp {
+            let (listener, over_tcp) = kv::tcp::listen_too(address, listen).await?;
+            tokio::spawn(kv::tcp::serve(over_tcp, Arc::clone(&table), options.idle));
+            listener
+        } else {
+            listen(address)?
+        };
         started(listener.local_addr())?;
         kv::serve(listener, table).await
     })

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdma_net::Listener;
 use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -22,27 +23,42 @@ use crate::message::{decode, encode};
 
 /// Time after which a client is accepted that could not be for want of files.
 const SHORTAGE: Duration = Duration::from_millis(50);
+/// Ports that are tried where any will do. Those of TCP's connections are taken over TCP only.
+const ATTEMPTS: u32 = 100;
 /// Longest request or answer.
 const MAX_FRAME: usize = MAX_KEY + MAX_VALUE + 64;
 
-/// Starts to serve TCP at the address of a server. A client is disconnected that does not send its
-/// first request within [`FIRST_REQUEST`], or that for `idle` asks nothing or takes no answer.
+/// Listens at an address that `listen` has taken for connections over RDMA, over TCP too. If any
+/// port will do, `listen` takes others until one is free over both.
 ///
 /// # Errors
-/// If the port is taken.
-pub async fn start(address: SocketAddr, table: &Arc<ExposedTable>, idle: Duration) -> Result<(), Failure> {
-    let advice = "leave out --tcp, and give `load` --transport rdma";
-    let taken = "the port is taken on iWARP and with --exchange tcp";
-    let cannot = |error| Failure::new(format!("cannot listen on {address} over TCP: {error}; {taken}: {advice}"));
-    let listener = TcpListener::bind(address).await.map_err(cannot)?;
-    tokio::spawn(serve(listener, Arc::clone(table), idle));
-    Ok(())
+/// Errors of `listen`; the port is taken.
+pub async fn listen_too(
+    address: SocketAddr,
+    listen: impl Fn(SocketAddr) -> Result<Listener, Failure>,
+) -> Result<(Listener, TcpListener), Failure> {
+    let mut attempts = if address.port() == 0 { ATTEMPTS } else { 1 };
+    loop {
+        let listener = listen(address)?;
+        attempts -= 1;
+        match TcpListener::bind(listener.local_addr()).await {
+            Ok(over_tcp) => return Ok((listener, over_tcp)),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && attempts > 0 => {}
+            Err(error) => {
+                let taken = "the port is taken on iWARP and with --exchange tcp";
+                let advice = "leave out --tcp, and give `load` --transport rdma";
+                let address = listener.local_addr();
+                return Err(Failure::new(format!("cannot listen on {address} over TCP: {error}; {taken}: {advice}")));
+            }
+        }
+    }
 }
 
-/// Serves all clients of a listener, each in a task of its own. Clients beyond [`MAX_CLIENTS`]
-/// wait in the kernel's queue, and so do clients for which there is no file; a shortage of files is
-/// said once.
-async fn serve(listener: TcpListener, table: Arc<ExposedTable>, idle: Duration) {
+/// Serves all clients of a listener, each in a task of its own. A client is disconnected that does
+/// not send its first request within [`FIRST_REQUEST`], or that for `idle` asks nothing or takes no
+/// answer. Clients beyond [`MAX_CLIENTS`] wait in the kernel's queue, and so do clients for which
+/// there is no file; a shortage of files is said once.
+pub async fn serve(listener: TcpListener, table: Arc<ExposedTable>, idle: Duration) {
     let places = Arc::new(Semaphore::new(MAX_CLIENTS as usize));
     let mut is_short = false;
     loop {
@@ -180,9 +196,33 @@ impl Frames {
 
 #[cfg(test)]
 mod tests {
+    use rdma_net::{ListenOptions, Node};
+
     use super::*;
     use crate::failure::Kind;
-    use crate::service::runtime;
+    use crate::kv::node_options;
+    use crate::service::{self, runtime};
+
+    #[test]
+    fn any_port_is_one_that_is_free_over_tcp_too() {
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = other.local_addr().unwrap();
+        let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
+        let (node, driver) = Node::new(&context, &node_options(1)).unwrap();
+        std::thread::spawn(move || driver.run_blocking());
+        let listen = |address| service::listen(&node, address, &ListenOptions::new());
+        let rest = std::cell::Cell::new(2);
+        let choose = |address| {
+            rest.set(rest.get() - 1);
+            listen(if rest.get() >= 0 { taken } else { address })
+        };
+        runtime().unwrap().block_on(async {
+            let (listener, over_tcp) = listen_too("127.0.0.1:0".parse().unwrap(), choose).await.unwrap();
+            assert_eq!(over_tcp.local_addr().unwrap(), listener.local_addr());
+            let failure = listen_too(taken, listen).await.unwrap_err();
+            assert!(failure.to_string().contains("leave out --tcp"), "{failure}");
+        });
+    }
 
     #[test]
     fn the_end_of_the_server_is_a_failure() {

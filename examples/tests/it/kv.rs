@@ -202,13 +202,8 @@ fn load_is_measured_over_both_transports() {
 fn server_with_few_files(option: &str) -> Server {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]).arg(program("kv").get_program());
-    command.args(SERVE).args(["--keys=100", option, "--port=0", "--json"]);
-    let mut child =
-        command.env_clear().env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let fields: serde_json::Value = serde_json::from_str(&line).unwrap();
-    Server { child, address: fields["address"].as_str().unwrap().parse().unwrap() }
+    command.args(SERVE).args(["--keys=100", option]).env_clear().env("RDMA_DEVICE", "soft0");
+    Server::of(command.stderr(Stdio::piped()))
 }
 
 /// Connections that take all files of a server.

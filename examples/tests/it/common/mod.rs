@@ -117,6 +117,9 @@ impl Server {
         let mut child = command.args(["--port=0", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line.is_empty() {
+            panic!("the server ended: {:?}", finish(child));
+        }
         let fields: serde_json::Value = serde_json::from_str(&line).expect("the server prints its address");
         Self { child, address: fields["address"].as_str().unwrap().parse().unwrap() }
     }
