@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
+use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 use rdma::cm::blocking::{ListenOptions, Listener};
@@ -60,16 +61,15 @@ pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Fai
 pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
     // A software device has a loopback address of its own, which never changes.
     let own = (1..=64).map(|last| IpAddr::from(Ipv4Addr::new(127, 0, 0, last)));
-    if let Some(own) = own.filter(|_| chosen.context.is_software()).find(|&ip| leads_to(&chosen.context, ip).is_ok()) {
-        return Ok(own);
-    }
+    let own = own.filter(|_| chosen.context.is_software());
     let of_gid = chosen.gid.filter(|entry| !entry.gid.is_link_local()).map(|entry| entry.gid);
     let of_gid = of_gid.map(|gid| gid.ipv4().map_or(IpAddr::V6(gid.ipv6()), IpAddr::V4));
     let mut last = None;
-    for ip in of_gid.into_iter().chain(of_host()) {
-        match leads_to(&chosen.context, ip) {
+    for ip in own.chain(of_gid).chain(of_host()) {
+        match bind(&chosen.context, ip) {
             Ok(()) => return Ok(ip),
-            Err(failure) => last = Some(failure.context(ip)),
+            Err(error) if is_shortage(error) => return Err(error.into()),
+            Err(error) => last = Some(Failure::from(error).context(ip)),
         }
     }
     let why = last.map_or_else(|| "there is none but loopback's".to_owned(), |failure| failure.to_string());
@@ -84,7 +84,21 @@ pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
 /// # Errors
 /// The reason why it does not.
 pub fn leads_to(context: &Context, ip: IpAddr) -> Result<(), Failure> {
-    Listener::<Rc>::bind(context, SocketAddr::new(ip, 0), &ListenOptions::new()).map(drop).map_err(Failure::from)
+    bind(context, ip).map_err(Failure::from)
+}
+
+fn bind(context: &Context, ip: IpAddr) -> rdma::Result<()> {
+    Listener::<Rc>::bind(context, SocketAddr::new(ip, 0), &ListenOptions::new()).map(drop)
+}
+
+/// Whether an error says that this process lacks something, whatever the address is.
+fn is_shortage(error: rdma::Error) -> bool {
+    let has_none = |errno| matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN);
+    match error.kind() {
+        rdma::ErrorKind::OutOfMemory | rdma::ErrorKind::RefusedCall(_) => true,
+        rdma::ErrorKind::Os => error.errno().map(Errno::from_raw).is_some_and(has_none),
+        _ => false,
+    }
 }
 
 /// Tells the other processes of a pair the address on which rank 0 listens. Rank 0 passes the

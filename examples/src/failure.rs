@@ -232,14 +232,10 @@ const FILE_SIZE: &str = "; raise the limit of file sizes (`ulimit -f`)";
 /// Advice for a process that may start no more threads or processes.
 const THREADS: &str = "; raise the limit of processes and threads (`ulimit -u`)";
 
-/// Advice for an error that a resource limit of this process may explain.
+/// Advice for an error that a limit of memory may explain; `rdma` advises on other limits.
 fn hint(error: rdma::Error) -> String {
-    match (error.kind(), error.errno().map(Errno::from_raw)) {
-        (rdma::ErrorKind::OutOfMemory, _) => out_of_memory_hint(),
-        (_, Some(Errno::EMFILE)) => OPEN_FILES.to_owned(),
-        (_, Some(Errno::EFBIG)) => FILE_SIZE.to_owned(),
-        // The software device could not start its thread.
-        (_, Some(Errno::EAGAIN)) if error.operation() == rdma::Operation::OpenDevice => THREADS.to_owned(),
+    match error.kind() {
+        rdma::ErrorKind::OutOfMemory => out_of_memory_hint(),
         _ => String::new(),
     }
 }

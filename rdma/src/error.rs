@@ -102,6 +102,23 @@ operations! {
     ListenTcp = "listen on TCP",
 }
 
+impl Operation {
+    /// Whether `EAGAIN` says that nothing is there yet. Of other operations it says that something
+    /// is used up: most often, that no thread may be started.
+    const fn can_be_waited_for(self) -> bool {
+        matches!(
+            self,
+            Self::GetCqEvent
+                | Self::GetAsyncEvent
+                | Self::GetCmEvent
+                | Self::PollCq
+                | Self::PostSend
+                | Self::PostRecv
+                | Self::PostSrqRecv
+        )
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.verb())
@@ -250,7 +267,7 @@ impl Error {
             libc::EPERM | libc::EACCES => ErrorKind::PermissionDenied,
             libc::ENOMEM => ErrorKind::OutOfMemory,
             libc::EINVAL => ErrorKind::InvalidInput,
-            libc::EAGAIN => ErrorKind::WouldBlock,
+            libc::EAGAIN if operation.can_be_waited_for() => ErrorKind::WouldBlock,
             libc::EBUSY => ErrorKind::InUse,
             libc::ENODEV | libc::ENXIO => ErrorKind::NoDevice,
             libc::ETIMEDOUT => ErrorKind::Timeout,
@@ -427,6 +444,14 @@ impl Error {
             (_, ErrorKind::WrongDevice(_)) => {
                 "open the device that the address belongs to, or give a source address of this one"
             }
+            (operation, ErrorKind::Os) => match (operation, self.errno()?) {
+                (_, libc::EMFILE) => "raise the limit of open files (`ulimit -n`)",
+                (_, libc::EFBIG) => "raise the limit of file sizes (`ulimit -f`)",
+                (Operation::OpenDevice | Operation::CreateEventChannel, libc::EAGAIN) => {
+                    "raise the limit of processes and threads (`ulimit -u`)"
+                }
+                _ => return None,
+            },
             _ => return None,
         })
     }
@@ -517,7 +542,10 @@ impl From<Error> for io::Error {
             ErrorKind::InUse | ErrorKind::AddressInUse => io::ErrorKind::AddrInUse,
             ErrorKind::NoRoute => io::ErrorKind::AddrNotAvailable,
             ErrorKind::NotListening | ErrorKind::Rejected(_) => io::ErrorKind::ConnectionRefused,
-            ErrorKind::Os => error.errno().map_or(io::ErrorKind::Other, |errno| Self::from_raw_os_error(errno).kind()),
+            ErrorKind::Os => match error.errno() {
+                None | Some(libc::EAGAIN) => io::ErrorKind::Other,
+                Some(errno) => Self::from_raw_os_error(errno).kind(),
+            },
             ErrorKind::Unknown => io::ErrorKind::Other,
             _ => io::ErrorKind::InvalidInput,
         };

@@ -1,17 +1,18 @@
 //! `--check`: what of the software device does not work here, and why.
 
-use std::ffi::OsStr;
+use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, IoSliceMut, Write};
-use std::path::Path;
+use std::io::{self, IoSliceMut, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::{Pid, geteuid};
+use nix::unistd::{AccessFlags, Pid, access, geteuid};
 
 use super::{Options, PATH, PRELOAD, SELF, copies, sysfs};
-use crate::failure::Failure;
+use crate::failure::{Failure, explained};
 use crate::library::Library;
 
 /// A test of this machine or of the program.
@@ -33,8 +34,14 @@ impl Finding {
 pub(super) fn run(options: &Options, path: &OsStr, library: &Library) -> Result<(), Failure> {
     let mut findings = vec![environment(), loader(path, library), tracing()];
     findings.extend(if options.sysfs { vec![namespaces(options)] } else { vec![nodes(), attributes()] });
-    findings.extend(options.program.first().map(|program| links(program, path, library)));
-    findings.extend(options.program.first().and_then(|program| carried(program, path, library, options.preload)));
+    match options.program.first().map(|program| executable(program)) {
+        None => {}
+        Some(Err(text)) => findings.push(Finding::new("program", false, text)),
+        Some(Ok(program)) => {
+            findings.push(links(&program, path, library));
+            findings.extend(carried(&program, path, library, options.preload));
+        }
+    }
     let mut out = io::stdout().lock();
     for Finding { name, text, .. } in &findings {
         writeln!(out, "{name:12} {text}")?;
@@ -45,16 +52,17 @@ pub(super) fn run(options: &Options, path: &OsStr, library: &Library) -> Result<
     }
 }
 
-/// Whether the environment's variables allow the device.
+/// Whether the environment's variables, this process's limits and the kernel allow the device.
 fn environment() -> Finding {
-    match rdma::Device::list() {
-        Ok(devices) => {
-            let names: Vec<_> =
-                devices.iter().map(rdma::Device::name).filter(|name| name.starts_with("soft")).collect();
-            let works = !names.is_empty();
-            let text = if works { names.join(", ") } else { "none: RDMA_SOFT=off turns the device off".to_owned() };
-            Finding::new("devices", works, text)
-        }
+    let opened = rdma::Device::list().and_then(|mut devices| {
+        devices.retain(|device| device.name().starts_with("soft"));
+        // The first starts what all have in common.
+        devices.first().map(rdma::Device::open).transpose()?;
+        Ok(devices.iter().map(rdma::Device::name).collect::<Vec<_>>().join(", "))
+    });
+    match opened {
+        Ok(names) if names.is_empty() => Finding::new("devices", false, "none: RDMA_SOFT=off turns the device off"),
+        Ok(names) => Finding::new("devices", true, names),
         Err(error) => Finding::new("devices", false, error.to_string()),
     }
 }
@@ -126,7 +134,7 @@ fn namespaces(options: &Options) -> Finding {
 
 /// Runs a program to its end. The error is the reason why it cannot be started.
 fn outcome_of(test: &mut Command) -> Result<Output, String> {
-    test.stdin(Stdio::null()).output().map_err(|error| error.to_string())
+    test.stdin(Stdio::null()).output().map_err(|error| explained(&error))
 }
 
 /// The text that a program has written to standard error; if it has written none, its exit status.
@@ -156,17 +164,13 @@ fn attributes() -> Finding {
 }
 
 /// Whether the dynamic loader gives the program the library.
-fn links(program: &OsStr, path: &OsStr, library: &Library) -> Finding {
-    let found = match find(program) {
-        Some(found) => found,
-        None => return Finding::new("program", false, format!("{} is not in PATH", shown(Path::new(program)))),
-    };
-    if is_privileged(&found) {
-        let text = format!("{} has rights of its own, so the loader ignores {PATH}", shown(&found));
+fn links(found: &Path, path: &OsStr, library: &Library) -> Finding {
+    if is_privileged(found) {
+        let text = format!("{} has rights of its own, so the loader ignores {PATH}", shown(found));
         return Finding::new("program", false, text);
     }
-    let Ok(output) = Command::new("ldd").arg(&found).env(PATH, path).output() else {
-        return Finding::new("program", true, format!("{}: no ldd to examine it", shown(&found)));
+    let Ok(output) = Command::new("ldd").arg(found).env(PATH, path).output() else {
+        return Finding::new("program", true, format!("{}: no ldd to examine it", shown(found)));
     };
     let text = String::from_utf8_lossy(&output.stdout);
     let loaded: Vec<_> = text.lines().filter(|line| library.names.iter().any(|name| line.contains(name))).collect();
@@ -174,17 +178,17 @@ fn links(program: &OsStr, path: &OsStr, library: &Library) -> Finding {
     match loaded.iter().find(|line| !line.contains(&folder)) {
         Some(line) => Finding::new("program", false, format!("has a path of its own to a library: {}", line.trim())),
         None if loaded.is_empty() => {
-            let text = format!("{} is not linked to libibverbs; it may load it later", shown(&found));
+            let text = format!("{} is not linked to libibverbs; it may load it later", shown(found));
             Finding::new("program", true, text)
         }
-        None => Finding::new("program", true, format!("{} uses the library", shown(&found))),
+        None => Finding::new("program", true, format!("{} uses the library", shown(found))),
     }
 }
 
 /// Whether the program, or a package of an interpreter, carries the libraries under other names:
 /// the dynamic loader then takes those. `None` if there are no such copies.
-fn carried(program: &OsStr, path: &OsStr, library: &Library, preload: bool) -> Option<Finding> {
-    let copies = copies::of_program(&find(program)?, path, library);
+fn carried(program: &Path, path: &OsStr, library: &Library, preload: bool) -> Option<Finding> {
+    let copies = copies::of_program(program, path, library);
     let (first, more) = (copies.first()?, copies.len() - 1);
     let name = shown(&first.path);
     let others = if more == 0 { String::new() } else { format!(", and {more} more") };
@@ -204,13 +208,48 @@ fn shown(name: &Path) -> String {
     name.to_string_lossy().escape_debug().to_string()
 }
 
+/// The file that is loaded for a program: of a script, its interpreter, unless the script stands
+/// for Python. The error says why there is none.
+fn executable(program: &OsStr) -> Result<PathBuf, String> {
+    let found = find(program)?;
+    let Some(interpreter) = interpreter(&found).filter(|_| !copies::is_python(&found)) else { return Ok(found) };
+    find(&interpreter).map_err(|why| format!("{} is a script: {why}", shown(&found)))
+}
+
 /// The file that a shell would run.
-fn find(program: &OsStr) -> Option<std::path::PathBuf> {
+fn find(program: &OsStr) -> Result<PathBuf, String> {
+    let name = shown(Path::new(program));
     if program.to_string_lossy().contains('/') {
-        return Path::new(program).exists().then(|| program.into());
+        let path = PathBuf::from(program);
+        return match path.metadata() {
+            Err(error) => Err(format!("{name}: {}", explained(&error))),
+            Ok(found) if found.is_dir() => Err(format!("{name} is a folder; give a program in it")),
+            Ok(_) if !can_execute(&path) => Err(format!("{name} is not executable; `chmod +x` makes it so")),
+            Ok(_) => Ok(path),
+        };
     }
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut files = env::split_paths(&path).map(|folder| folder.join(program));
+    let is_program = |file: &PathBuf| file.is_file() && can_execute(file);
+    files.find(is_program).ok_or_else(|| format!("{name} is not in PATH"))
+}
+
+fn can_execute(file: &Path) -> bool {
+    access(file, AccessFlags::X_OK).is_ok()
+}
+
+/// The interpreter that a script names in its first line, by `env` or itself; `None` for a program
+/// that is no script.
+fn interpreter(program: &Path) -> Option<OsString> {
+    let mut start = Vec::new();
+    fs::File::open(program).ok()?.take(256).read_to_end(&mut start).ok()?;
+    let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split_whitespace();
+    let first = words.next()?;
+    let is_env = Path::new(first).file_name().is_some_and(|name| name == "env");
+    let named = words.find(|word| !word.starts_with('-') && !word.contains('='));
+    Some(if is_env { named? } else { first }.into())
 }
 
 /// Whether a program runs with other rights than its caller's: those of its owner, or capabilities

@@ -50,10 +50,14 @@ fn is_copy(name: &str, library: &Library) -> bool {
     library.names.iter().any(is_renamed)
 }
 
+/// Whether a program has the name of a Python interpreter.
+pub(super) fn is_python(program: &Path) -> bool {
+    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"))
+}
+
 /// The folders in which a Python interpreter looks for packages; none for another program.
 fn folders_of_packages(program: &Path) -> Vec<PathBuf> {
-    let is_python = program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"));
-    if !is_python {
+    if !is_python(program) {
         return Vec::new();
     }
     let folders = output_of(Command::new(program).args(["-c", r"import sys; print('\n'.join(sys.path[1:]))"]));

@@ -6,6 +6,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, error::ErrorKind};
+use nix::errno::Errno;
 
 /// The reason why the launcher cannot go on.
 #[derive(Debug)]
@@ -53,9 +54,19 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self { status: 0, text: String::new() },
-            _ => Self::new(error.to_string()),
+            _ => Self::new(explained(&error)),
         }
     }
+}
+
+/// The text of an error, with advice where a limit of this process is the cause.
+pub(crate) fn explained(error: &io::Error) -> String {
+    let advice = match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EMFILE) => "; raise the limit of open files (`ulimit -n`)",
+        Some(Errno::EAGAIN) => "; raise the limit of processes and threads (`ulimit -u`)",
+        _ => "",
+    };
+    format!("{error}{advice}")
 }
 
 impl From<rdma::Error> for Failure {

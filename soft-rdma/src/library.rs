@@ -40,9 +40,8 @@ impl Library {
             if forbids_execution(&parent) {
                 return Err(io::Error::other("its filesystem forbids execution (noexec)"));
             }
-            // The dynamic loader ends a folder's name there.
-            if parent.to_string_lossy().contains([':', ';']) {
-                return Err(io::Error::other("a library path cannot contain a colon or semicolon"));
+            if !can_be_listed(&parent) {
+                return Err(io::Error::other("a library path cannot contain a colon, semicolon or dollar sign"));
             }
             let folder = parent.join(format!("{:016x}", hash(self.bytes)));
             make_private(&parent)?;
@@ -94,7 +93,9 @@ pub(super) fn lock() -> PathBuf {
 /// The folder of all copies: in the user's cache, or else in the folder of temporary files.
 fn cache() -> PathBuf {
     let set = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let can_write = |folder: &Path| access(folder, AccessFlags::W_OK).is_ok() && !forbids_execution(folder);
+    let can_write = |folder: &Path| {
+        access(folder, AccessFlags::W_OK).is_ok() && !forbids_execution(folder) && can_be_listed(folder)
+    };
     // Users of containers, and such as nobody, have a home that they cannot write to, and some
     // machines forbid execution there.
     let at_home = |home: PathBuf| {
@@ -106,6 +107,12 @@ fn cache() -> PathBuf {
         Some(cache) => cache.join("soft-rdma"),
         None => env::temp_dir().join(format!("soft-rdma-{}", geteuid())),
     }
+}
+
+/// Whether the dynamic loader's list can have a folder: it ends a name at a colon or semicolon, and
+/// replaces words such as `$ORIGIN`.
+fn can_be_listed(folder: &Path) -> bool {
+    !folder.to_string_lossy().contains([':', ';', '$'])
 }
 
 /// Whether the filesystem of a folder, or of the next one above it that exists, forbids execution:

@@ -115,13 +115,12 @@ impl Subscriber for Printer {
     fn event(&self, event: &Event<'_>) {
         let mut text = Text::default();
         event.record(&mut text);
-        let Text { message, fields } = text;
         let level = *event.metadata().level();
-        if (level <= Level::WARN || self.verbosity == Verbosity::Links) && !self.is_new(&format!("{message}{fields}")) {
+        if (level <= Level::WARN || self.verbosity == Verbosity::Links) && !self.is_new(&text.identity()) {
             return;
         }
         let level = level.as_str().to_ascii_lowercase();
-        print(format!("rdma-soft {}: {level}: {message}{fields}\n", process::id()));
+        print(format!("rdma-soft {}: {level}: {text}\n", process::id()));
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -141,14 +140,46 @@ impl Subscriber for Printer {
 #[derive(Default)]
 struct Text {
     message: String,
+    /// What has happened, where the message says what came of it.
+    cause: String,
+    /// The process that the event is about.
+    pid: Option<i64>,
     fields: String,
 }
 
+impl Text {
+    /// Equal for events that say the same. Two processes that cannot be linked try it from both
+    /// sides, for the same cause.
+    fn identity(&self) -> String {
+        match self.pid {
+            Some(pid) if !self.cause.is_empty() => format!("{pid} {}", self.cause),
+            _ => self.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { message, cause, pid, fields } = self;
+        let colon = if cause.is_empty() { "" } else { ": " };
+        write!(formatter, "{message}{colon}{cause}{fields}")?;
+        pid.map_or(Ok(()), |pid| write!(formatter, " pid={pid}"))
+    }
+}
+
 impl Visit for Text {
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        match field.name() {
+            "pid" => self.pid = Some(value),
+            _ => self.record_debug(field, &value),
+        }
+    }
+
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // Writes to a string do not fail.
         let _written = match field.name() {
             "message" => write!(self.message, "{value:?}"),
+            "cause" => write!(self.cause, "{value:?}"),
             name => write!(self.fields, " {name}={value:?}"),
         };
     }
@@ -181,6 +212,15 @@ mod tests {
             assert!(Verbosity::parse(value).is_some(), "{value}");
         }
         assert_eq!(Verbosity::parse("loud"), None);
+    }
+
+    #[test]
+    fn one_cause_at_one_process_is_said_once() {
+        let text = |message: &str, pid| Text { message: message.into(), cause: "why".into(), pid, ..Text::default() };
+        assert_eq!(text("no link", Some(7)).identity(), text("not let in", Some(7)).identity());
+        assert_ne!(text("no link", Some(7)).identity(), text("no link", Some(8)).identity());
+        assert_ne!(text("no link to 1", None).identity(), text("no link to 2", None).identity());
+        assert_eq!(text("no link", Some(7)).to_string(), "no link: why pid=7");
     }
 
     #[test]

@@ -81,15 +81,16 @@ impl Drop for Meeting {
 /// Connects to the process with a slot in a thread, and tells the engine if that fails.
 pub(super) fn dial(node: &'static Node, slot: Slot) {
     let started = thread::spawn("rdma-soft-dial", move || {
-        if let Err(refusal) = reach(node, slot) {
+        let mut pid = None;
+        if let Err(refusal) = reach(node, slot, &mut pid) {
             // First the reason: a program that learns of the failure may look for it.
-            log!(WARN, slot = slot.0, "no link to process number {}: {refusal}", slot.0);
+            log!(WARN, pid, cause = %refusal, "no link to process number {}", slot.0);
             give_up(node, slot);
         }
     });
     if let Err(error) = started {
         give_up(node, slot);
-        log!(WARN, "no link to process number {}: no thread can be started for it: {error}", slot.0);
+        log!(WARN, cause = %error, "no link to process number {}: no thread can be started for it", slot.0);
     }
 }
 
@@ -100,13 +101,15 @@ fn give_up(node: &Node, slot: Slot) {
     state.after_call();
 }
 
-/// Sets up a link to the process with a slot. Waits for a stopped process without limit, as an
-/// existing link would; a running process that does not answer counts as unreachable.
-fn reach(node: &'static Node, slot: Slot) -> Result<(), Refusal> {
+/// Sets up a link to the process with a slot, and says which process that is. Waits for a stopped
+/// process without limit, as an existing link would; a running process that does not answer counts
+/// as unreachable.
+fn reach(node: &'static Node, slot: Slot, found: &mut Option<i32>) -> Result<(), Refusal> {
     let deadline = Instant::now() + 2 * PATIENCE;
     loop {
         let socket = slot::connect(slot, PATIENCE)?;
         let pid = socket.peer()?.pid;
+        *found = Some(pid);
         match open(node, slot, socket, pid) {
             Ok(true) => return Ok(()),
             Ok(false) if Instant::now() < deadline => sleep(BUSY),
@@ -167,8 +170,9 @@ pub(super) fn accept(node: &'static Node, index: u32) {
                 break;
             }
         };
+        let pid = socket.peer().ok().map(|peer| peer.pid);
         if let Err(refusal) = handshake::screen(&socket) {
-            log!(WARN, "a process was not let in: {refusal}");
+            log!(WARN, pid, cause = %refusal, "a process was not let in");
             continue;
         }
         let seat = Seat::take(node);
@@ -177,7 +181,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
                 Ok(()) => {}
                 // The peer only checked that this process listens (see `is_proved`).
                 Err(Refusal::Packet(Error::HungUp)) => {}
-                Err(refusal) => log!(WARN, "a process was not let in: {refusal}"),
+                Err(refusal) => log!(WARN, pid, cause = %refusal, "a process was not let in"),
             }
             drop(seat);
         });

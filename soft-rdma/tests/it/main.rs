@@ -203,6 +203,76 @@ fn the_check_finds_renamed_libraries_in_python_packages() {
 }
 
 #[test]
+fn the_check_says_why_a_file_is_no_program() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder("no-program");
+    std::fs::create_dir_all(&folder).unwrap();
+    let check = |program: &Path| launch(&folder, &["--check", program.to_str().unwrap()]);
+    let file = folder.join("data");
+    has_failed("soft-rdma", &check(&folder), "is a folder");
+    has_failed("soft-rdma", &check(&file), "data: No such file or directory");
+    std::fs::write(&file, "#!/no/such/python3\n").unwrap();
+    has_failed("soft-rdma", &check(&file), "is not executable");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    has_failed("soft-rdma", &check(&file), "is a script: /no/such/python3: No such file or directory");
+}
+
+/// Entry points of Python packages are scripts: what the interpreter loads matters.
+#[test]
+fn the_check_of_a_script_is_one_of_its_interpreter() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder("script");
+    let package = folder.join("site-packages/some.libs");
+    std::fs::create_dir_all(&package).unwrap();
+    let copy = package.join("libibverbs-1de1263b.so.1.14.48.0");
+    std::fs::write(&copy, "").unwrap();
+    let python = folder.join("python3");
+    let as_program = |path: &Path, text: String| {
+        std::fs::write(path, text).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    as_program(&python, format!("#!/bin/sh\necho '{}/site-packages'\n", folder.display()));
+    let entry = folder.join("entry");
+    as_program(&entry, format!("#!{} -u\n", python.display()));
+    let by_path = launcher(&folder, &["--check", entry.to_str().unwrap()]);
+    as_program(&folder.join("by-env"), "#!/usr/bin/env -S python3 -u\n".to_owned());
+    let mut by_env = launcher(&folder, &["--check", folder.join("by-env").to_str().unwrap()]);
+    by_env.env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap()));
+    for mut command in [by_path, by_env] {
+        let checked = has_succeeded("soft-rdma", &finish(command.spawn().unwrap()));
+        let line = checked.lines().find(|line| line.starts_with("copies")).expect(&checked);
+        assert!(line.contains(copy.to_str().unwrap()), "{line}");
+    }
+}
+
+#[test]
+fn the_check_names_the_limit_that_is_too_small() {
+    let folder = folder("limit");
+    let check = |files: u32| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" --check"), env!("CARGO_BIN_EXE_soft-rdma")]);
+        command.env("XDG_CACHE_HOME", &folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        finish(command.spawn().unwrap())
+    };
+    let _works = has_succeeded("soft-rdma", &check(64));
+    let refused = check(7);
+    has_failed("soft-rdma", &refused, "raise the limit of open files (`ulimit -n`)");
+    assert!(text(&refused.stderr).contains("ibv_open_device"), "{}", text(&refused.stderr));
+}
+
+/// The dynamic loader would replace the word.
+#[test]
+fn a_home_that_the_loader_would_read_otherwise_is_not_used() {
+    let folder = folder("$ORIGIN");
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut command = launcher(&folder, &["sh", "-c", "echo $LD_LIBRARY_PATH"]);
+    command.env_remove("XDG_CACHE_HOME").env("HOME", &folder);
+    let path = has_succeeded("soft-rdma", &finish(command.spawn().unwrap()));
+    assert!(path.contains("soft-rdma-") && !path.contains('$'), "{path}");
+    has_failed("soft-rdma", &launch(&folder, &["true"]), "cannot contain a colon, semicolon or dollar sign");
+}
+
+#[test]
 fn a_folder_that_forbids_execution_is_not_used() {
     let folder = folder("noexec");
     std::fs::create_dir_all(&folder).unwrap();
