@@ -22,7 +22,8 @@ pub(super) fn handle(tables: &Tables) -> Result<()> {
 
 fn handle_event(tables: &Tables, event: AsyncEvent) {
     use AsyncEventKind as E;
-    let failure = || Failure::event(event.kind);
+    let transport = tables.shared.domain.pd.context().device().transport();
+    let failure = || Failure::event(event.kind, transport);
     match (event.kind, event.source) {
         (E::DEVICE_FATAL, _) => tables.stop(failure()),
         // All connections have one queue, and nothing more comes from it.

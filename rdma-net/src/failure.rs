@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use rdma::{AsyncEventKind, Error, ErrorKind, WcError, WcStatus};
+use rdma::{AsyncEventKind, Error, ErrorKind, TransportType, WcError, WcStatus};
 
 use super::protocol::{Refuse, RefuseCode, Violation};
 
@@ -78,9 +78,15 @@ impl Failure {
         Self { kind, cause: Cause::Completion(error) }
     }
 
-    /// The failure that an asynchronous event reports.
-    pub(super) fn event(event: AsyncEventKind) -> Self {
-        let is_by_peer = matches!(event, AsyncEventKind::QP_REQ_ERR | AsyncEventKind::QP_ACCESS_ERR);
+    /// The failure that an asynchronous event of a device with this transport reports.
+    pub(super) fn event(event: AsyncEventKind, transport: TransportType) -> Self {
+        let is_by_peer = match event {
+            AsyncEventKind::QP_REQ_ERR | AsyncEventKind::QP_ACCESS_ERR => true,
+            // There the queue pair breaks with its stream, which ends when a request of the peer is
+            // refused: siw says no more than this of such a request.
+            AsyncEventKind::QP_FATAL => transport == TransportType::IWARP,
+            _ => false,
+        };
         let kind = if is_by_peer { FailureKind::PeerGone } else { FailureKind::Local };
         Self { kind, cause: Cause::Event(event) }
     }
@@ -229,13 +235,16 @@ mod tests {
     #[test]
     fn a_failure_blames_the_end_that_has_failed() {
         let of = |status| Failure::completion(WcError { status, vendor_err: 0 });
+        let event = |kind| Failure::event(kind, TransportType::INFINIBAND);
         for (failure, kind, start) in [
             (of(WcStatus::RETRY_EXC_ERR), FailureKind::PeerGone, "the peer is gone: "),
             (of(WcStatus::REM_ACCESS_ERR), FailureKind::PeerGone, "the peer refused a request: "),
             (of(WcStatus::LOC_PROT_ERR), FailureKind::Local, "this end failed: "),
             (of(WcStatus::FATAL_ERR), FailureKind::Local, "this end failed: "),
-            (Failure::event(AsyncEventKind::CQ_ERR), FailureKind::Local, "this end failed: "),
-            (Failure::event(AsyncEventKind::QP_ACCESS_ERR), FailureKind::PeerGone, "the peer broke the connection: "),
+            (event(AsyncEventKind::CQ_ERR), FailureKind::Local, "this end failed: "),
+            (event(AsyncEventKind::QP_FATAL), FailureKind::Local, "this end failed: "),
+            (Failure::event(AsyncEventKind::QP_FATAL, TransportType::IWARP), FailureKind::PeerGone, "the peer broke"),
+            (event(AsyncEventKind::QP_ACCESS_ERR), FailureKind::PeerGone, "the peer broke the connection: "),
         ] {
             assert_eq!(failure.kind(), kind, "{failure}");
             assert!(failure.to_string().starts_with(start), "{failure}");
