@@ -139,9 +139,8 @@ impl Subscriber for Printer {
 /// The parts of an event.
 #[derive(Default)]
 struct Text {
+    /// What came of something; after a colon, what it is.
     message: String,
-    /// What has happened, where the message says what came of it.
-    cause: String,
     /// The process that the event is about.
     pid: Option<i64>,
     fields: String,
@@ -151,8 +150,8 @@ impl Text {
     /// Equal for events that say the same. Two processes that cannot be linked try it from both
     /// sides, for the same cause.
     fn identity(&self) -> String {
-        match self.pid {
-            Some(pid) if !self.cause.is_empty() => format!("{pid} {}", self.cause),
+        match (self.pid, self.message.split_once(": ")) {
+            (Some(pid), Some((_, cause))) => format!("{pid} {cause}"),
             _ => self.to_string(),
         }
     }
@@ -160,9 +159,8 @@ impl Text {
 
 impl fmt::Display for Text {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { message, cause, pid, fields } = self;
-        let colon = if cause.is_empty() { "" } else { ": " };
-        write!(formatter, "{message}{colon}{cause}{fields}")?;
+        let Self { message, pid, fields } = self;
+        write!(formatter, "{message}{fields}")?;
         pid.map_or(Ok(()), |pid| write!(formatter, " pid={pid}"))
     }
 }
@@ -179,7 +177,6 @@ impl Visit for Text {
         // Writes to a string do not fail.
         let _written = match field.name() {
             "message" => write!(self.message, "{value:?}"),
-            "cause" => write!(self.cause, "{value:?}"),
             name => write!(self.fields, " {name}={value:?}"),
         };
     }
@@ -216,11 +213,11 @@ mod tests {
 
     #[test]
     fn one_cause_at_one_process_is_said_once() {
-        let text = |message: &str, pid| Text { message: message.into(), cause: "why".into(), pid, ..Text::default() };
-        assert_eq!(text("no link", Some(7)).identity(), text("not let in", Some(7)).identity());
-        assert_ne!(text("no link", Some(7)).identity(), text("no link", Some(8)).identity());
-        assert_ne!(text("no link to 1", None).identity(), text("no link to 2", None).identity());
-        assert_eq!(text("no link", Some(7)).to_string(), "no link: why pid=7");
+        let text = |message: &str, pid| Text { message: message.into(), pid, ..Text::default() };
+        assert_eq!(text("no link: why", Some(7)).identity(), text("not let in: why", Some(7)).identity());
+        assert_ne!(text("no link: why", Some(7)).identity(), text("no link: why", Some(8)).identity());
+        assert_ne!(text("no link to 1: why", None).identity(), text("no link to 2: why", None).identity());
+        assert_eq!(text("no link: why", Some(7)).to_string(), "no link: why pid=7");
     }
 
     #[test]

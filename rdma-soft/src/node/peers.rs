@@ -84,13 +84,13 @@ pub(super) fn dial(node: &'static Node, slot: Slot) {
         let mut pid = None;
         if let Err(refusal) = reach(node, slot, &mut pid) {
             // First the reason: a program that learns of the failure may look for it.
-            log!(WARN, pid, cause = %refusal, "no link to process number {}", slot.0);
+            log!(WARN, pid, "no link to process number {}: {refusal}", slot.0);
             give_up(node, slot);
         }
     });
     if let Err(error) = started {
         give_up(node, slot);
-        log!(WARN, cause = %error, "no link to process number {}: no thread can be started for it", slot.0);
+        log!(WARN, "no link to process number {}: no thread can be started for it: {error}", slot.0);
     }
 }
 
@@ -172,7 +172,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
         };
         let pid = socket.peer().ok().map(|peer| peer.pid);
         if let Err(refusal) = handshake::screen(&socket) {
-            log!(WARN, pid, cause = %refusal, "a process was not let in");
+            log!(WARN, pid, "a process was not let in: {refusal}");
             continue;
         }
         let seat = Seat::take(node);
@@ -181,7 +181,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
                 Ok(()) => {}
                 // The peer only checked that this process listens (see `is_proved`).
                 Err(Refusal::Packet(Error::HungUp)) => {}
-                Err(refusal) => log!(WARN, pid, cause = %refusal, "a process was not let in"),
+                Err(refusal) => log!(WARN, pid, "a process was not let in: {refusal}"),
             }
             drop(seat);
         });
