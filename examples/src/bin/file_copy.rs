@@ -38,9 +38,9 @@ enum Command {
     /// Receive files until the process is ended. Files and directories get the permissions of the
     /// source, whatever the umask; set-user-ID, set-group-ID and sticky bits are not copied.
     ///
-    /// What an interrupted or failed copy has written stays in folders .file_copy-unfinished, beside
-    /// the places of its files, where the next copy of the same files goes on. If no other will
-    /// come, remove these folders.
+    /// What an interrupted or failed copy has written stays in folders .file_copy-unfinished,
+    /// beside the places of its files, where the next copy of the same files goes on. If no other
+    /// will come, remove these folders.
     Serve {
         /// The address to listen on
         address: String,
