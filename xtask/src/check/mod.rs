@@ -55,10 +55,15 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         })
     })?;
     if !changed.is_empty() {
-        let mut clippy = cargo(&root);
-        clippy.args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]);
-        cargo_step("clippy", "all targets of these crates, with default features", &mut clippy)?;
-        unit_tests(&root, &workspace, &changed)?;
+        let tests = UnitTests::build(&root, &workspace, &changed)?;
+        // Many tests wait, and the two do not wait for each other's build.
+        thread::scope(|scope| {
+            let results = scope.spawn(|| tests.run(&root));
+            let mut clippy = cargo(&root);
+            clippy.args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]);
+            cargo_step("clippy", "all targets of these crates, with default features", &mut clippy)?;
+            step("test", &tests.again, || results.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        })?;
     }
 
     println!("{:<8}{:>6.1} s", "passed", begin.elapsed().as_secs_f64());
@@ -127,32 +132,45 @@ fn metadata(root: &Path) -> Result<Value, String> {
     serde_json::from_str(&output(&mut cargo)?).map_err(|error| format!("cargo metadata: {error}"))
 }
 
-/// Builds the unit tests of the workspace and runs those of the changed crates.
-fn unit_tests(root: &Path, workspace: &Workspace, changed: &BTreeSet<&str>) -> Result<(), String> {
-    let packages: Vec<_> = workspace.packages().filter(|package| changed.contains(&*package.name)).collect();
-    if !packages.iter().any(|package| package.has_unit_tests()) {
-        return Ok(());
-    }
-    let mut command = cargo(root);
-    command.args(["test", "--workspace", "--lib", "--quiet"]);
-    // `--lib` overrules `test = false` of a library.
-    let untested = workspace.packages().filter(|package| package.has_untested_library());
-    command.args(untested.flat_map(|package| ["--exclude", &*package.name]));
-    // The unit tests of a package without a library are in its programs.
-    command.args(packages.iter().flat_map(|package| &package.tested_programs).flat_map(|name| ["--bin", &**name]));
-    let again = shown(&command);
-    command.args(["--no-run", "--message-format=json-render-diagnostics"]);
-    let mut messages = String::new();
-    step("build", &shown(&command), || {
-        messages = captured(&mut command)?;
-        Ok("unit tests".to_owned())
-    })?;
-    for package in packages {
-        for program in test_programs(&messages, package) {
-            step("test", &again, || run_tests(root, package, &program))?;
+/// The unit tests of the changed crates, as programs.
+#[derive(Debug, Default)]
+struct UnitTests<'a> {
+    programs: Vec<(&'a Package, String)>,
+    /// The command that builds and runs them.
+    again: String,
+}
+
+impl<'a> UnitTests<'a> {
+    /// Builds the unit tests of the workspace.
+    fn build(root: &Path, workspace: &'a Workspace, changed: &BTreeSet<&str>) -> Result<Self, String> {
+        let packages: Vec<_> = workspace.packages().filter(|package| changed.contains(&*package.name)).collect();
+        if !packages.iter().any(|package| package.has_unit_tests()) {
+            return Ok(Self::default());
         }
+        let mut command = cargo(root);
+        command.args(["test", "--workspace", "--lib", "--quiet"]);
+        // `--lib` overrules `test = false` of a library.
+        let untested = workspace.packages().filter(|package| package.has_untested_library());
+        command.args(untested.flat_map(|package| ["--exclude", &*package.name]));
+        // The unit tests of a package without a library are in its programs.
+        command.args(packages.iter().flat_map(|package| &package.tested_programs).flat_map(|name| ["--bin", &**name]));
+        let again = shown(&command);
+        command.args(["--no-run", "--message-format=json-render-diagnostics"]);
+        let mut messages = String::new();
+        step("build", &shown(&command), || {
+            messages = captured(&mut command)?;
+            Ok("unit tests".to_owned())
+        })?;
+        let of_package = |package| test_programs(&messages, package).into_iter().map(move |program| (package, program));
+        Ok(Self { programs: packages.into_iter().flat_map(of_package).collect(), again })
     }
-    Ok(())
+
+    /// Runs the programs, and returns their counts of tests.
+    fn run(&self, root: &Path) -> Result<String, String> {
+        let results = self.programs.iter().map(|(package, program)| run_tests(root, package, program));
+        let results = results.collect::<Result<Vec<_>, _>>()?;
+        Ok(if results.is_empty() { "no unit tests".to_owned() } else { results.join("\n         ") })
+    }
 }
 
 /// The test programs of a package in the messages of `cargo test --no-run`.
