@@ -184,7 +184,10 @@ fn test_programs(messages: &str, package: &Package) -> Vec<String> {
 fn run_tests(root: &Path, package: &Package, program: &str) -> Result<String, String> {
     let folder = root.join(&package.folder);
     let mut tests = Command::new(program);
-    tests.arg("--quiet").env("CARGO_MANIFEST_DIR", &folder).current_dir(folder);
+    // Some tests wait for seconds, in which others can run.
+    let threads = 2 * thread::available_parallelism().map_or(1, usize::from);
+    tests.args(["--quiet", &format!("--test-threads={threads}")]);
+    tests.env("CARGO_MANIFEST_DIR", &folder).current_dir(folder);
     let text = captured(&mut tests)?;
     let result = text.lines().rev().find_map(|line| line.strip_prefix("test result: ok. "));
     let counts = result.and_then(|counts| counts.split("; 0 measured").next());
