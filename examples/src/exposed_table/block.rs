@@ -18,6 +18,8 @@ pub const SLOT_LEN: usize = 8;
 pub const BUCKET_LEN: usize = SLOTS * SLOT_LEN;
 /// Offsets and lengths of blocks are multiples of this.
 pub const UNIT: usize = 64;
+/// Bytes of a block's checksum, which is its first word.
+pub const CHECKSUM_LEN: usize = 8;
 /// Bytes of a block before its key: checksum, sequence number, lengths of key and value.
 pub const HEADER_LEN: usize = 32;
 /// Longest key.
@@ -101,16 +103,22 @@ pub fn block_len(key: &[u8], value: &[u8]) -> usize {
 #[must_use]
 pub fn seal(key: &[u8], sequence: u64, value: &[u8]) -> Vec<u8> {
     let mut block = Vec::with_capacity(HEADER_LEN + key.len() + value.len());
-    block.extend_from_slice(&[0; 8]);
+    block.extend_from_slice(&[0; CHECKSUM_LEN]);
     block.extend_from_slice(&sequence.to_le_bytes());
     for len in [key.len(), value.len()] {
         block.extend_from_slice(&(len as u64).to_le_bytes());
     }
     block.extend_from_slice(key);
     block.extend_from_slice(value);
-    let checksum = xxh64(&block[8..], 0);
-    block[..8].copy_from_slice(&checksum.to_le_bytes());
+    let checksum = xxh64(&block[CHECKSUM_LEN..], 0);
+    block[..CHECKSUM_LEN].copy_from_slice(&checksum.to_le_bytes());
     block
+}
+
+/// The checksum of a block.
+#[must_use]
+pub fn checksum(block: &[u8]) -> u64 {
+    word(block, 0)
 }
 
 /// The contents of a block that was read.
@@ -129,8 +137,8 @@ pub enum Opened {
 pub fn open(block: &[u8], key: &[u8]) -> Opened {
     let Some((key_len, value_len)) = lengths(block) else { return Opened::Torn };
     let value = HEADER_LEN + key_len..HEADER_LEN + key_len + value_len;
-    match block.get(8..value.end) {
-        Some(covered) if xxh64(covered, 0) == word(block, 0) => {}
+    match block.get(CHECKSUM_LEN..value.end) {
+        Some(covered) if xxh64(covered, 0) == checksum(block) => {}
         _ => return Opened::Torn,
     }
     match &block[HEADER_LEN..value.start] == key {

@@ -6,8 +6,9 @@
 //!
 //! A read may meet a write. Three rules make a reader get whole values only:
 //!
-//! * A change writes a new block, and then one slot of 8 bytes that names the block. Devices keep
-//!   aligned words of 8 bytes whole; nothing else is assumed of a read.
+//! * A change writes a new block, then one slot of 8 bytes that names the block, and last the
+//!   block's checksum. Devices keep aligned words of 8 bytes whole; nothing else is assumed of a
+//!   read.
 //! * The block that was replaced is left alone for a grace time.
 //! * A block has a checksum of its key, sequence number and value. A reader that finds another key
 //!   or a wrong checksum in a block begins again at the bucket, and gives up after some attempts.
@@ -104,18 +105,18 @@ impl ExposedTable {
         self.change(|table, now| table.delete(key, expected, now))
     }
 
-    /// Writes a change: `Release` makes the block visible before the slot that names it.
+    /// Writes a change: `Release` makes the block visible before the slot that names it, and that
+    /// before the block's checksum.
     fn change(&self, decide: impl FnOnce(&mut Table, Instant) -> Result<Change>) -> rdma::Result<Result<u64>> {
         let mut table = self.lock();
         let change = match decide(&mut table, Instant::now()) {
             Ok(change) => change,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        if let Some((offset, block)) = &change.block {
-            self.memory.copy_in(*offset, block)?;
-        }
-        let (offset, word) = change.slot;
-        self.memory.store_u64(offset, word.to_le(), Ordering::Release)?;
+        change.write(
+            |offset, bytes| self.memory.copy_in(offset, bytes),
+            |offset, word| self.memory.store_u64(offset, word.to_le(), Ordering::Release),
+        )?;
         Ok(Ok(change.sequence))
     }
 }

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::block::{BUCKET_LEN, HEADER_LEN, Hash, MAX_KEY, MAX_VALUE, SLOT_LEN, SLOTS, Slot, block_len, seal};
+use super::block::{
+    BUCKET_LEN, CHECKSUM_LEN, HEADER_LEN, Hash, MAX_KEY, MAX_VALUE, SLOT_LEN, SLOTS, Slot, block_len, checksum, seal,
+};
 
 /// The keys of a table and the places of their blocks.
 #[derive(Debug)]
@@ -42,7 +44,7 @@ struct Retired {
     since: Instant,
 }
 
-/// The writes of a change: the block first, then the slot, with release ordering.
+/// What a change writes.
 #[derive(Debug)]
 pub struct Change {
     /// Offset and contents of a new block.
@@ -51,6 +53,32 @@ pub struct Change {
     pub slot: (usize, u64),
     /// Sequence number of the change.
     pub sequence: u64,
+}
+
+impl Change {
+    /// Does the writes in their order: `write` takes bytes, and `store` a word, which must become
+    /// visible at once and after all that was written before.
+    ///
+    /// The block's checksum comes after the slot. A reader that comes late, by a slot of the time
+    /// when the block had another value, would otherwise find a value that no slot names yet, and
+    /// an older one at its next read.
+    ///
+    /// # Errors
+    /// The first error of a write.
+    pub fn write<E>(
+        &self,
+        mut write: impl FnMut(usize, &[u8]) -> std::result::Result<(), E>,
+        mut store: impl FnMut(usize, u64) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let block = self.block.as_ref().map(|(offset, block)| (*offset, checksum(block), &block[CHECKSUM_LEN..]));
+        if let Some((offset, checksum, rest)) = block {
+            store(offset, !checksum)?;
+            write(offset + CHECKSUM_LEN, rest)?;
+        }
+        let (offset, word) = self.slot;
+        store(offset, word)?;
+        block.map_or(Ok(()), |(offset, checksum, _)| store(offset, checksum))
+    }
 }
 
 /// The result of a decision about a change.
@@ -185,6 +213,8 @@ fn conflict(sequence: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
+
     use proptest::prelude::*;
 
     use super::super::block::{Opened, open};
@@ -196,12 +226,19 @@ mod tests {
     struct Memory(Vec<u8>);
 
     impl Memory {
-        fn apply(&mut self, change: Change) {
-            if let Some((at, block)) = change.block {
-                self.0[at..at + block.len()].copy_from_slice(&block);
-            }
-            let (at, word) = change.slot;
-            self.0[at..at + SLOT_LEN].copy_from_slice(&word.to_le_bytes());
+        fn apply(&mut self, change: &Change) {
+            self.apply_some(change, usize::MAX);
+        }
+
+        /// Does the first `count` writes of a change, and returns whether these are all.
+        fn apply_some(&mut self, change: &Change, count: usize) -> bool {
+            let (memory, left) = (RefCell::new(&mut self.0), Cell::new(count));
+            let write = |at: usize, bytes: &[u8]| {
+                left.set(left.get().checked_sub(1).ok_or(())?);
+                memory.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+                Ok::<(), ()>(())
+            };
+            change.write(write, |at, word| write(at, &word.to_le_bytes())).is_ok()
         }
 
         fn get(&self, key: &[u8], buckets: usize) -> Option<(u64, Vec<u8>)> {
@@ -261,7 +298,7 @@ mod tests {
                 Ok(change) => {
                     assert!(expected.is_none_or(|expected| expected == sequence));
                     self.model.insert(key.to_vec(), (change.sequence, value.to_vec()));
-                    self.memory.apply(change);
+                    self.memory.apply(&change);
                 }
                 Err(Refusal::Conflict(found)) => assert!(found == sequence && expected != Some(sequence)),
                 Err(refusal) => assert_eq!(refusal, Refusal::Full),
@@ -273,7 +310,7 @@ mod tests {
             match self.table.delete(&key, None, self.now) {
                 Ok(change) => {
                     assert!(self.model.remove(&key[..]).is_some());
-                    self.memory.apply(change);
+                    self.memory.apply(&change);
                 }
                 Err(refusal) => assert!(refusal == Refusal::NoKey && !self.model.contains_key(&key[..])),
             }
@@ -322,6 +359,36 @@ mod tests {
         assert_eq!(put(now), 0, "memory is short");
         now += grace;
         assert_eq!(put(now), 64);
+    }
+
+    /// Otherwise the value of its next read could be older.
+    #[test]
+    fn a_late_reader_finds_no_value_that_no_slot_names() {
+        let len = Table::bucket_bytes(1) + 128;
+        let (mut table, mut memory) = (Table::new(1, len, Duration::ZERO), Memory(vec![0; len]));
+        let mut put = |value: &[u8]| table.put(b"key", value, None, Instant::now()).unwrap();
+        let first = put(b"1");
+        memory.apply(&first);
+        memory.apply(&put(b"2"));
+        let (third, (block, _)) = (put(b"3"), first.block.unwrap());
+        assert_eq!(third.block.as_ref().unwrap().0, block, "the first block is used again");
+        let buckets = Hash::of(b"key").buckets(2);
+        let is_all = (0..10).map(|writes| {
+            let mut memory = Memory(memory.0.clone());
+            let is_all = memory.apply_some(&third, writes);
+            let slots = buckets
+                .iter()
+                .flat_map(|bucket| Slot::candidates(&memory.0[bucket * BUCKET_LEN..][..BUCKET_LEN], Hash::of(b"key")));
+            let is_named = slots.map(|slot| slot.offset).any(|offset| offset == block);
+            match open(&memory.0[block..], b"key") {
+                Opened::Found(1, _) => assert_eq!(writes, 0),
+                Opened::Found(sequence, _) => assert!(sequence == 3 && is_named, "after {writes} writes"),
+                Opened::Torn => assert!(!is_all),
+                Opened::OtherKey => panic!("another key"),
+            }
+            is_all
+        });
+        assert_eq!(is_all.filter(|is_all| *is_all).count(), 6, "a change has four writes");
     }
 
     #[test]
