@@ -94,13 +94,13 @@ fn sleep(entries: &[PollEntry<'_>], deadline: Option<Instant>) -> Result<(), Err
     let mut sources: Vec<Polled> = entries.iter().filter_map(PollEntry::plain).collect();
     let sockets = || {
         entries.iter().filter_map(|entry| match entry.target {
-            Target::Socket(socket) => Some(socket),
+            Target::Socket(socket) => Some((socket, entry.events)),
             Target::Descriptor(_) => None,
         })
     };
-    let prepared = sockets().take_while(|socket| socket.prepare_sleep(&bell, &mut sources)).count();
+    let prepared = sockets().take_while(|(socket, events)| socket.prepare_sleep(*events, &bell, &mut sources)).count();
     let slept = if prepared == sockets().count() { bell.sleep(&mut sources, deadline) } else { Ok(()) };
-    sockets().take(prepared).for_each(|socket| socket.end_sleep(&bell));
+    sockets().take(prepared).for_each(|(socket, _)| socket.end_sleep(&bell));
     slept
 }
 

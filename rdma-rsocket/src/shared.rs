@@ -183,10 +183,15 @@ impl<S: Waiting> Shared<S> {
         0
     }
 
-    /// Prepares the calling thread's sleep: adds the descriptors to sleep on. Returns false if the
-    /// socket must be looked at again first.
-    pub(crate) fn prepare_sleep(&self, bell: &Arc<Bell>, sources: &mut Vec<Polled>) -> bool {
+    /// Prepares the calling thread's sleep for events of poll(2): adds the descriptors to sleep on.
+    /// Returns false if the socket must be looked at again first.
+    pub(crate) fn prepare_sleep(&self, events: c_short, bell: &Arc<Bell>, sources: &mut Vec<Polled>) -> bool {
         let Ok(mut state) = self.open() else { return false };
+        // Since the caller looked, another thread may have changed the state, and found nobody to
+        // wake. From here on it finds this thread.
+        if state.ready(events) != 0 {
+            return false;
+        }
         match state.arm() {
             Ok(false) => (),
             Ok(true) => return false,
@@ -229,5 +234,67 @@ impl Wait {
             Self::Never => Some(Instant::now()),
             Self::Until(deadline) => Some(deadline),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A socket that has the events of poll(2) in a list, one after the other.
+    struct Scripted {
+        sleepers: Sleepers,
+        settings: Settings,
+        ready: Vec<c_short>,
+    }
+
+    impl Waiting for Scripted {
+        fn sleepers(&mut self) -> &mut Sleepers {
+            &mut self.sleepers
+        }
+
+        fn is_closed(&self) -> bool {
+            false
+        }
+
+        fn settings(&mut self) -> &mut Settings {
+            &mut self.settings
+        }
+
+        fn poll(&mut self) -> bool {
+            false
+        }
+
+        fn take_events(&mut self) -> bool {
+            false
+        }
+
+        fn arm(&mut self) -> Result<bool, Errno> {
+            Ok(false)
+        }
+
+        fn sources(&mut self) -> Vec<Polled> {
+            Vec::new()
+        }
+
+        fn awake(&mut self, _: Option<Instant>) {}
+
+        fn ready(&mut self, events: c_short) -> c_short {
+            events & self.ready.pop().unwrap_or(0)
+        }
+
+        fn fail(&mut self, _: Errno) {}
+    }
+
+    /// Another thread makes the socket ready after it was looked at, and before its sleep.
+    #[test]
+    fn what_comes_before_a_sleep_is_seen() {
+        let state =
+            Scripted { sleepers: Sleepers::default(), settings: Settings::default(), ready: vec![libc::POLLIN, 0] };
+        let (shared, bell, mut sources) = (Shared::of(-1, state), Arc::new(Bell::new().unwrap()), Vec::new());
+        assert_eq!(shared.ready(libc::POLLIN), 0);
+        assert!(!shared.prepare_sleep(libc::POLLIN, &bell, &mut sources), "the thread would sleep for ever");
+        assert!(shared.prepare_sleep(libc::POLLIN, &bell, &mut sources));
+        shared.end_sleep(&bell);
     }
 }

@@ -359,8 +359,8 @@ impl Socket {
         either!(self, socket => socket.ready(events))
     }
 
-    pub(crate) fn prepare_sleep(&self, bell: &Arc<Bell>, sources: &mut Vec<Polled>) -> bool {
-        either!(self, socket => socket.prepare_sleep(bell, sources))
+    pub(crate) fn prepare_sleep(&self, events: c_short, bell: &Arc<Bell>, sources: &mut Vec<Polled>) -> bool {
+        either!(self, socket => socket.prepare_sleep(events, bell, sources))
     }
 
     pub(crate) fn end_sleep(&self, bell: &Arc<Bell>) {

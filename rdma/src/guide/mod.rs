@@ -7,7 +7,9 @@
 //! | [`queues`] | how many slots, receives and buffers a program needs |
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
 //! | [`testing`] | how to test without a NIC, and how to test failures |
+//! | [`event_loop`] | RDMA in an event loop of the program's own |
 //! | [`coming_from_c`] | what each function of libibverbs and librdmacm is here |
+//! | [`coming_from_crates`] | what the names of `ibverbs`, `sideway` and `async-rdma` are here |
 //!
 //! Steps 1 to 3 are in the guide of `rdma_net`, the crate above this one: messages, one-sided
 //! access and futures. Its pages on executors, errors and security hold for verbs too.
@@ -29,5 +31,7 @@ pages! {
     queues = "queues.md", "Sizing queues and buffers.\n\n";
     transports = "transports.md", "InfiniBand, RoCE and iWARP.\n\n";
     testing = "testing.md", "Testing without a NIC.\n\n";
+    event_loop = "event_loop.md", "Your event loop.\n\n";
     coming_from_c = "coming_from_c.md", "Coming from C.\n\n";
+    coming_from_crates = "coming_from_crates.md", "Coming from other crates.\n\n";
 }
