@@ -186,20 +186,37 @@ fn a_program_with_a_renamed_library_needs_a_preload() {
     assert!(checked.contains("--preload loads the library before it"), "{checked}");
 }
 
-#[test]
-fn the_check_finds_renamed_libraries_in_python_packages() {
-    use std::os::unix::fs::PermissionsExt;
-    let folder = folder("packages");
+/// Makes a program of a script. Another process writes it: a child that another test starts at this
+/// moment would keep a file of this process open, and a file that somebody writes cannot be run.
+fn make_program(path: &Path, text: &str) {
+    let mut writer = Command::new("sh");
+    writer.args(["-c", "printf '%s' \"$1\" > \"$0\" && chmod +x \"$0\""]).arg(path).arg(text);
+    assert!(writer.status().unwrap().success());
+}
+
+/// A Python interpreter in the folder, and a library under another name in one of its packages.
+fn python_with_a_copy(folder: &Path) -> [PathBuf; 2] {
     let package = folder.join("site-packages/some.libs");
     std::fs::create_dir_all(&package).unwrap();
     let copy = package.join("libibverbs-1de1263b.so.1.14.48.0");
     std::fs::write(&copy, "").unwrap();
     let python = folder.join("python3");
-    std::fs::write(&python, format!("#!/bin/sh\necho '{}/site-packages'\n", folder.display())).unwrap();
-    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let checked = has_succeeded("soft-rdma", &launch(&folder, &["--check", python.to_str().unwrap()]));
+    make_program(&python, &format!("#!/bin/sh\necho '{}/site-packages'\n", folder.display()));
+    [python, copy]
+}
+
+/// The check of a program by a launcher finds the copy.
+fn finds(copy: &Path, mut launcher: Command) {
+    let checked = has_succeeded("soft-rdma", &finish(launcher.spawn().unwrap()));
     let line = checked.lines().find(|line| line.starts_with("copies")).expect(&checked);
     assert!(line.contains(copy.to_str().unwrap()) && line.contains("give --preload"), "{line}");
+}
+
+#[test]
+fn the_check_finds_renamed_libraries_in_python_packages() {
+    let folder = folder("packages");
+    let [python, copy] = python_with_a_copy(&folder);
+    finds(&copy, launcher(&folder, &["--check", python.to_str().unwrap()]));
 }
 
 #[test]
@@ -220,29 +237,15 @@ fn the_check_says_why_a_file_is_no_program() {
 /// Entry points of Python packages are scripts: what the interpreter loads matters.
 #[test]
 fn the_check_of_a_script_is_one_of_its_interpreter() {
-    use std::os::unix::fs::PermissionsExt;
     let folder = folder("script");
-    let package = folder.join("site-packages/some.libs");
-    std::fs::create_dir_all(&package).unwrap();
-    let copy = package.join("libibverbs-1de1263b.so.1.14.48.0");
-    std::fs::write(&copy, "").unwrap();
-    let python = folder.join("python3");
-    let as_program = |path: &Path, text: String| {
-        std::fs::write(path, text).unwrap();
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    };
-    as_program(&python, format!("#!/bin/sh\necho '{}/site-packages'\n", folder.display()));
+    let [python, copy] = python_with_a_copy(&folder);
     let entry = folder.join("entry");
-    as_program(&entry, format!("#!{} -u\n", python.display()));
-    let by_path = launcher(&folder, &["--check", entry.to_str().unwrap()]);
-    as_program(&folder.join("by-env"), "#!/usr/bin/env -S python3 -u\n".to_owned());
-    let mut by_env = launcher(&folder, &["--check", folder.join("by-env").to_str().unwrap()]);
+    make_program(&entry, &format!("#!{} -u\n", python.display()));
+    finds(&copy, launcher(&folder, &["--check", entry.to_str().unwrap()]));
+    make_program(&entry, "#!/usr/bin/env -S python3 -u\n");
+    let mut by_env = launcher(&folder, &["--check", entry.to_str().unwrap()]);
     by_env.env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap()));
-    for mut command in [by_path, by_env] {
-        let checked = has_succeeded("soft-rdma", &finish(command.spawn().unwrap()));
-        let line = checked.lines().find(|line| line.starts_with("copies")).expect(&checked);
-        assert!(line.contains(copy.to_str().unwrap()), "{line}");
-    }
+    finds(&copy, by_env);
 }
 
 #[test]
