@@ -151,7 +151,7 @@ impl Text {
     /// sides, for the same cause.
     fn identity(&self) -> String {
         match (self.pid, self.message.split_once(": ")) {
-            (Some(pid), Some((_, cause))) => format!("{pid} {cause}"),
+            (Some(pid), Some((_, cause))) => format!("{pid} {cause}{}", self.fields),
             _ => self.to_string(),
         }
     }
