@@ -2,9 +2,10 @@
 
 use std::io;
 
+use rdma::transport::Rc;
 use rdma::{
     CompletionQueue, ConnectOptions, DeviceSelector, Endpoint, InitOptions, InitializedQueuePair, Opened,
-    ProtectionDomain, QueuePair, Rc,
+    ProtectionDomain, QueuePair,
 };
 
 use crate::pair::Channel;
@@ -64,7 +65,7 @@ impl Prepared {
     /// The device's error.
     pub fn on(opened: &Opened, cq: CompletionQueue) -> io::Result<Self> {
         let pd = opened.context.alloc_pd()?;
-        let builder = pd.queue_pair().cq(&cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(INLINE);
+        let builder = QueuePair::builder(&pd).cq(&cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(INLINE);
         let qp = builder.build()?.init(&InitOptions::new().port(opened.port))?;
         Ok(Self { pd, cq, qp })
     }

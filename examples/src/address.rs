@@ -6,8 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
+use rdma::Context;
 use rdma::cm::blocking::{ListenOptions, Listener};
-use rdma::{Context, Rc};
+use rdma::transport::Rc;
 
 use crate::Failure;
 use crate::bootstrap::Group;

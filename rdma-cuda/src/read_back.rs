@@ -3,9 +3,9 @@
 use std::fmt;
 
 use bytemuck::Pod;
+use rdma::transport::Rc;
 use rdma::{
-    Buffer, ConnectOptions, InitOptions, InitializedQueuePair, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess,
-    op,
+    Buffer, ConnectOptions, InitOptions, InitializedQueuePair, Poller, ProtectionDomain, QueuePair, RemoteAccess, op,
 };
 
 use crate::memory::GpuSlice;
@@ -52,7 +52,7 @@ impl ReadBack {
         let cq = pd.context().create_cq(4)?;
         let options = options.remote_access(RemoteAccess::READ);
         let make = || -> rdma::Result<InitializedQueuePair<Rc>> {
-            let prepared = pd.queue_pair().cq(&cq).max_send_wr(1).max_recv_wr(1).build()?;
+            let prepared = QueuePair::builder(pd).cq(&cq).max_send_wr(1).max_recv_wr(1).build()?;
             Ok(prepared.init(&options)?)
         };
         let (requester, responder) = (make()?, make()?);
@@ -76,7 +76,7 @@ impl ReadBack {
         }
         let first = remote.slice(..1).map_err(|_| RegionError::NotInRegion)?;
         let sink = self.sink.take().ok_or(RegionError::ReadBack)?;
-        self.qp.post_send(op::Read::new(sink, first)).map_err(rdma::Error::from)?;
+        self.qp.post_send(op::read(sink, first)).map_err(rdma::Error::from)?;
         let mut completion = self.poller.wait(None)?.ok_or(RegionError::ReadBack)?;
         let (status, sink) = (completion.status(), completion.take_buffer());
         status.map_err(|_| RegionError::ReadBack)?;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rdma::cm::{Accepted, EventChannel, EventKind, IdKey};
-use rdma::{Error, Failed, InitializedQueuePair, Operation, PreparedQueuePair, Rc, RemoteAccess};
+use rdma::transport::Rc;
+use rdma::{Error, Failed, InitializedQueuePair, Operation, PreparedQueuePair, QueuePair, RemoteAccess};
 
 use super::attempt::Attempt;
 use super::connection::{Connection, Core, Parts, Pool};
@@ -123,7 +124,7 @@ pub(super) fn prepare(
     ) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>>,
 ) -> Result<InitializedQueuePair<Rc>, Error> {
     let options = &shared.options;
-    let qp = pool.pd().queue_pair().cq(&shared.cq).max_send_wr(options.send_slots(stake.is_some()));
+    let qp = QueuePair::builder(pool.pd()).cq(&shared.cq).max_send_wr(options.send_slots(stake.is_some()));
     let qp = match stake {
         Some(stake) => stake.pool().with_queue(|queue| qp.shared_receives(queue)),
         None => qp.max_recv_wr(options.receives()),

@@ -6,9 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rdma::cm::{ConnOptions, ConnectRequest, EventChannel, Id, IdKey};
+use rdma::transport::Rc;
 use rdma::{
     ConnectOptions, Context, Endpoint, Error, ErrorKind, Failed, InitOptions, InitializedQueuePair, Operation,
-    PreparedQueuePair, Rc, RemoteAccess, Result,
+    PreparedQueuePair, RemoteAccess, Result,
 };
 
 use super::link::{Link, LinkEnd, Remains, failed};

@@ -6,8 +6,9 @@
 use std::any::Any;
 
 use rdma::cm::Id;
-use rdma::op::Send;
-use rdma::{Error, Failed, QueuePair, Rc, Result};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Error, Failed, QueuePair, Result};
 
 use super::receives::Stake;
 use super::tcp;
@@ -40,7 +41,7 @@ impl Link {
         // On iWARP a send after the end may never complete; the end flushes the receives itself.
         let may_post = draining.link.qp.context().capabilities().manual_connect;
         let token = u64::from(DRAINED) << 32 | u64::from(key);
-        let is_posted = may_post && draining.link.qp.post_send(Send::new(()).token(token)).is_ok();
+        let is_posted = may_post && draining.link.qp.post_send(op::send(()).token(token)).is_ok();
         is_posted.then_some(draining)
     }
 }

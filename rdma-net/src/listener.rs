@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rdma::cm::{EventKind, IdKey};
-use rdma::{Error, ErrorKind, Operation, Rc, Result};
+use rdma::transport::Rc;
+use rdma::{Error, ErrorKind, Operation, Result};
 
 use super::attempt::Attempt;
 use super::connect::prepare;

@@ -10,8 +10,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rdma::transport::Rc;
 use rdma::{
-    Buffer, CompletionQueue, Error, ErrorKind, MadeIn, Operation, PostError, ProtectionDomain, Rc, Result,
+    Buffer, CompletionQueue, Error, ErrorKind, MadeIn, Operation, PostError, ProtectionDomain, Result,
     SharedReceiveQueue,
 };
 

@@ -2,9 +2,10 @@
 
 use std::error::Error;
 
+use rdma::transport::{Connected, Rc};
 use rdma::{
-    CompletionQueue, ConnectOptions, Connected, Context, Device, InitOptions, InitializedQueuePair, Poller,
-    ProtectionDomain, QueuePair, Rc,
+    CompletionQueue, ConnectOptions, Context, Device, InitOptions, InitializedQueuePair, Poller, ProtectionDomain,
+    QueuePair,
 };
 
 /// An open context of the provider's device.
@@ -39,7 +40,7 @@ pub struct Pair {
 pub fn pair() -> Result<Pair, Box<dyn Error>> {
     let context = rdma::open(&"soft0".parse()?)?.context;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(256)?);
-    let build = || pd.queue_pair().cq(&cq).max_inline_data(16).build();
+    let build = || QueuePair::builder(&pd).cq(&cq).max_inline_data(16).build();
     let (a, b) = join(build()?.init(&InitOptions::new())?, build()?.init(&InitOptions::new())?)?;
     let poller = cq.poller();
     Ok(Pair { pd, cq, poller, a, b })

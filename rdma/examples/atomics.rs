@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use rdma::op::{CompareSwap, FetchAdd, Opcode, WriteImm};
+use rdma::op::{self, Opcode};
 use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, RemoteAccess};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut data = pd.allocate(64)?;
     data.fill(7);
-    client.post_send(WriteImm::new(data, place, 0xCAFE))?;
+    client.post_send(op::write_imm(data, place, 0xCAFE))?;
     let mut server_poller = served.poller();
     let done = server_poller.wait(None)?.expect("no time limit");
     done.status()?;
@@ -41,12 +41,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut poller = cq.poller();
     poller.wait(None)?.expect("no time limit").status()?;
     for addend in [5, 7] {
-        client.post_send(FetchAdd::new(pd.allocate(8)?, counter, addend))?;
+        client.post_send(op::fetch_add(pd.allocate(8)?, counter, addend))?;
         let done = poller.wait(None)?.expect("no time limit");
         done.status()?;
         println!("{addend} was added to {}", done.old_value().expect("of an atomic"));
     }
-    client.post_send(CompareSwap::new(pd.allocate(8)?, counter, 12, 100))?;
+    client.post_send(op::compare_swap(pd.allocate(8)?, counter, 12, 100))?;
     let done = poller.wait(None)?.expect("no time limit");
     done.status()?;
     assert_eq!(done.old_value(), Some(12));

@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use rdma::op::Send;
+use rdma::op;
 use rdma::{DatagramEndpoint, DatagramOptions, DeviceSelector, Grh, QueuePair, SharedReceiveQueue};
 
 /// The key of the queue pairs: a queue pair drops datagrams that name another key.
@@ -65,7 +65,7 @@ fn serve(listener: TcpListener) -> Result<(), Box<dyn Error>> {
         // A server with many messages for each client keeps the address handles.
         let back = qp.answer(&source)?;
         let answer = &datagram[..datagram.len().min(64)];
-        qp.post_send(Send::inline(answer).to(&back, source.qpn, QKEY))?;
+        qp.post_send(op::send_inline(answer).to(&back, source.qpn, QKEY))?;
         receives.post_recv(datagram.into_buffer(), 0)?;
     }
 }
@@ -89,7 +89,7 @@ fn ask(mut server: TcpStream) -> Result<(), Box<dyn Error>> {
         if let Some(buffer) = room.take() {
             qp.post_recv(buffer, 0)?;
         }
-        qp.post_send(Send::inline(&[number]).to(&address, peer.qpn, QKEY))?;
+        qp.post_send(op::send_inline(&[number]).to(&address, peer.qpn, QKEY))?;
         // The send's completion and the answer come in any order.
         for _ in 0..2 {
             let Some(mut done) = poller.wait(Some(LONG))? else { break };

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{self, IncomingConnection, ListenOptions, Listener};
-use rdma::op::{Opcode, Send};
-use rdma::{Context, DeviceSelector, QueuePair, Rc};
+use rdma::op::{self, Opcode};
+use rdma::transport::Rc;
+use rdma::{Context, DeviceSelector, QueuePair};
 
 const SIZE: usize = 64;
 /// Time to set a connection up, and for an answer.
@@ -60,7 +61,7 @@ fn serve_client(context: &Context, request: IncomingConnection<Rc>) -> Result<()
         let buffer = done.take_buffer().expect("each request has a buffer");
         if done.opcode() == Opcode::Recv {
             let len = done.byte_len();
-            qp.post_send(Send::new(buffer.part(..len)))?;
+            qp.post_send(op::send(buffer.part(..len)))?;
         } else {
             qp.post_recv(buffer, 0)?;
         }
@@ -79,7 +80,7 @@ fn ask(context: &Context, server: SocketAddr) -> Result<(), Box<dyn Error>> {
     let (connection, mut qp) = route.connect(qp, &options, LIMIT)?;
     let mut message = pd.allocate(5)?;
     message.copy_from_slice(b"hello");
-    qp.post_send(Send::new(message))?;
+    qp.post_send(op::send(message))?;
     let mut poller = cq.poller();
     // The send's completion and the answer.
     for _ in 0..2 {

@@ -11,8 +11,9 @@ use std::error::Error;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use rdma::cm::{ConnOptions, ConnectRequest, EventChannel, EventKind, Id};
-use rdma::op::{Opcode, Send};
-use rdma::{CompletionQueue, DeviceSelector, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess};
+use rdma::op::{self, Opcode};
+use rdma::transport::Rc;
+use rdma::{CompletionQueue, DeviceSelector, Poller, ProtectionDomain, QueuePair, RemoteAccess};
 
 const SIZE: usize = 64;
 /// Completions of all clients; each has room for four.
@@ -107,7 +108,7 @@ impl Server {
             let buffer = done.take_buffer().expect("each request has a buffer");
             if done.opcode() == Opcode::Recv {
                 let len = done.byte_len();
-                qp.post_send(Send::new(buffer.part(..len)))?;
+                qp.post_send(op::send(buffer.part(..len)))?;
             } else {
                 qp.post_recv(buffer, 0)?;
             }

@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
-use rdma::op::{Opcode, Send};
+use rdma::op::{self, Opcode};
 use rdma::{ConnectOptions, DeviceSelector, Endpoint, InitOptions, QueuePair};
 
 const SIZE: usize = 64;
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // The client sends first; then each message answers one.
         let may_send = sent < received + u32::from(is_client) && sent < ROUNDS;
         if let Some(buffer) = message.take_if(|_| may_send) {
-            qp.post_send(Send::new(buffer))?;
+            qp.post_send(op::send(buffer))?;
             sent += 1;
         }
         let Some(mut done) = poller.poll()? else { continue };

@@ -83,7 +83,7 @@
 //! ```
 //!
 //! ```
-//! use rdma::{DatagramOptions, DeviceSelector, Grh, QueuePair, op::Send};
+//! use rdma::{DatagramOptions, DeviceSelector, Grh, QueuePair, op};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let opened = rdma::open(&DeviceSelector::Any)?;
@@ -98,13 +98,13 @@
 //! server.post_recv(pd.allocate(Grh::LEN + 1024)?, 0)?;
 //! let to = server.endpoint()?;
 //! let address = client.address_of(&to)?;
-//! client.post_send(Send::inline(b"hello").to(&address, to.qpn, to.qkey))?;
+//! client.post_send(op::send_inline(b"hello").to(&address, to.qpn, to.qkey))?;
 //!
 //! let mut poller = served.poller();
 //! let mut completion = poller.wait(None)?.expect("no time limit");
 //! let datagram = completion.take_datagram().expect("a datagram");
 //! assert_eq!(&datagram[..], b"hello");
-//! // Enough to answer: `Send::new(..).to(&back, source.qpn, qkey)`.
+//! // Enough to answer: `op::send(..).to(&back, source.qpn, qkey)`.
 //! let source = datagram.source();
 //! let back = server.answer(source)?;
 //! # assert_eq!(source.qpn, client.qpn());
@@ -128,7 +128,7 @@
 //! | the queue pair is reset, closed or dropped | freed, after the device has let go of it |
 //! | the reset, close or drop fails | leaked, and logged |
 //!
-//! Operations are in [`op`]: `qp.post_send(op::Read::new(sink, remote).token(7))?`.
+//! Operations are in [`op`]: `qp.post_send(op::read(sink, remote).token(7))?`.
 //! [`QueuePair::scope`] lends memory for the duration of a closure. [`RawQueuePair`] is the unsafe
 //! interface, close to C. Warnings go to the `tracing` crate, for example why the software device
 //! refused a peer.
@@ -138,6 +138,10 @@
 //! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. The
 //! module `soft` lets its requests fail, so that a program can test how it handles errors. `aio`
 //! adds futures for any executor; `tokio` and `smol` let them wait on these executors' descriptors.
+//!
+//! [`Rc`]: transport::Rc
+//! [`Uc`]: transport::Uc
+//! [`Ud`]: transport::Ud
 
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 
@@ -184,14 +188,13 @@ pub use mr::{
     Placement, RemoteSlice, RemoteSliceError, RevokeError, SinkSlice,
 };
 pub use pd::ProtectionDomain;
-pub use qp::op;
 pub use qp::{
-    Batch, BatchError, Borrowed, ConnectOptions, Connected, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError,
-    HostBytes, InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part,
-    PostError, PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError,
-    RawQueuePair, Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Sendable, SharedReceiveQueue,
-    SrqBuilder, Transport, Uc, Ud, Writable,
+    Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError, HostBytes,
+    InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part, PostError,
+    PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair,
+    RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Sendable, SharedReceiveQueue, SrqBuilder, Writable,
 };
+pub use qp::{op, transport};
 pub use rdma_mem::{Copier, CopyFailed};
 pub use rdma_sys::{Variable, trusted_variable};
 pub use types::{

@@ -17,11 +17,13 @@ use crate::handle::{Handle, Object, Raw};
 ///
 /// ```
 /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// use rdma::QueuePair;
+///
 /// let pd = context.alloc_pd()?;
 /// let cq = context.create_cq(32)?;
 /// // Memory and queue pairs of one domain work together.
 /// let buffer = pd.allocate(1 << 16)?;
-/// let qp = pd.queue_pair().cq(&cq).build()?;
+/// let qp = QueuePair::builder(&pd).cq(&cq).build()?;
 /// # let _ = (buffer, qp);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -4,7 +4,7 @@
 //! how it handles errors:
 //!
 //! ```
-//! use rdma::op::Write;
+//! use rdma::op;
 //! use rdma::soft::faults;
 //! use rdma::{DeviceSelector, InitOptions, QueuePair, RemoteAccess, WcStatus};
 //!
@@ -21,7 +21,7 @@
 //! faults::inject(&"access:write:nth=2".parse()?)?;
 //! let mut poller = cq.poller();
 //! for expected in [Ok(()), Err(WcStatus::REM_ACCESS_ERR)] {
-//!     a.post_send(Write::new(pd.allocate(64)?, region.remote(..)?))?;
+//!     a.post_send(op::write(pd.allocate(64)?, region.remote(..)?))?;
 //!     let mut completion = poller.wait(None)?.expect("no time limit");
 //!     assert_eq!(completion.status().map_err(|error| error.status), expected);
 //!     // The buffer comes back in either case.

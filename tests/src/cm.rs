@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use rdma::cm::blocking::{self, Connection, ListenOptions, Listener};
 use rdma::cm::{ConnOptions, EventChannel};
-use rdma::{
-    CompletionQueue, Context, ErrorKind, InitializedQueuePair, PreparedQueuePair, ProtectionDomain, QueuePair, Rc,
-};
+use rdma::transport::Rc;
+use rdma::{CompletionQueue, Context, ErrorKind, InitializedQueuePair, PreparedQueuePair, ProtectionDomain, QueuePair};
 
 use crate::LIMIT;
 use crate::report::timed_out;

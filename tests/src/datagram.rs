@@ -3,9 +3,10 @@
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use rdma::transport::Ud;
 use rdma::{
     AddressHandle, CompletionQueue, Context, Datagram, DatagramEndpoint, DatagramOptions, Gid, Grh,
-    InitializedQueuePair, Opened, Poller, ProtectionDomain, QueuePair, TransportType, Ud, WcError,
+    InitializedQueuePair, Opened, Poller, ProtectionDomain, QueuePair, TransportType, WcError,
 };
 
 use crate::report::{Reported, timed_out};

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{Connection, Listener};
-use rdma::op::{Opcode, Read};
+use rdma::op::{self, Opcode};
+use rdma::transport::{Connected, Rc, Uc};
 use rdma::{
-    Buffer, CompletionQueue, ConnectOptions, Connected, Context, DeviceSelector, Endpoint, ExposedSlice, InitOptions,
-    InitializedQueuePair, Opened, Poller, PreparedQueuePair, ProtectionDomain, QpBuilder, QueuePair, Rc, RemoteAccess,
-    RemoteSlice, TransportType, Uc, WcError,
+    Buffer, CompletionQueue, ConnectOptions, Context, DeviceSelector, Endpoint, ExposedSlice, InitOptions,
+    InitializedQueuePair, Opened, Poller, PreparedQueuePair, ProtectionDomain, QpBuilder, QueuePair, RemoteAccess,
+    RemoteSlice, TransportType, WcError,
 };
 use rdma_test_support::{Channel, role};
 
@@ -434,14 +435,14 @@ pub fn wait_within(poller: &mut Poller, limit: Duration) -> Option<Done> {
 pub fn read(side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
     let len = usize::try_from(remote.len()).expect("a length");
     if !side.context.capabilities().read_needs_exposed_sink {
-        side.qp.post_send(Read::new(side.pd.allocate(len).expect("a buffer"), remote)).expect("post");
+        side.qp.post_send(op::read(side.pd.allocate(len).expect("a buffer"), remote)).expect("post");
         let done = wait(&mut side.sends);
         assert_eq!((done.status, done.opcode), (Ok(()), Opcode::Read));
         return done.buffer().to_vec();
     }
     // On iWARP the read response writes to the sink, which must be open to remote writes.
     let sink = side.pd.allocate_exposed(len, RemoteAccess::WRITE).expect("a region");
-    side.qp.post_send(Read::new(sink.slice(..).expect("a slice"), remote)).expect("post");
+    side.qp.post_send(op::read(sink.slice(..).expect("a slice"), remote)).expect("post");
     assert_eq!(wait(&mut side.sends).status, Ok(()));
     let mut bytes = vec![0; len];
     sink.copy_out(0, &mut bytes).expect("within the region");

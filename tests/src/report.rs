@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdma::{Failed, PreparedQueuePair, QueuePair, Result, Transport};
+use rdma::transport::Transport;
+use rdma::{Failed, PreparedQueuePair, QueuePair, Result};
 
 /// The folder in which the kernel describes RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";

@@ -8,7 +8,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rdma::op::{Send, Write};
+use rdma::op;
 use rdma::{
     AckTimeout, AsyncEventKind, ConnectOptions, Context, EventSource, PortState, QpState, RemoteSlice, WcStatus,
 };
@@ -78,7 +78,7 @@ enum End {
 fn write_until_it_fails(side: &mut Side, remote: RemoteSlice, mut watch: impl FnMut(u32)) -> End {
     let begin = Instant::now();
     for seed in 0..8 {
-        side.qp.post_send(Write::new(buffer(&side.pd, &pattern(BLOCK, seed)), remote)).unwrap();
+        side.qp.post_send(op::write(buffer(&side.pd, &pattern(BLOCK, seed)), remote)).unwrap();
     }
     let mut completed = 0;
     loop {
@@ -99,7 +99,7 @@ fn write_until_it_fails(side: &mut Side, remote: RemoteSlice, mut watch: impl Fn
         completed += 1;
         watch(completed);
         // In the error state a post may be refused.
-        drop(side.qp.post_send(Write::new(done.buffer(), remote)));
+        drop(side.qp.post_send(op::write(done.buffer(), remote)));
     }
 }
 
@@ -254,7 +254,7 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
         let (mut a, mut b) = connect();
         b.qp.post_recv(b.pd.allocate(BLOCK).unwrap(), 0).unwrap();
         let content = pattern(BLOCK, 5);
-        a.qp.post_send(Send::new(buffer(&a.pd, &content))).unwrap();
+        a.qp.post_send(op::send(buffer(&a.pd, &content))).unwrap();
         let done = wait(&mut b.receives);
         assert_eq!(done.status, Ok(()));
         assert!(done.buffer()[..] == content);

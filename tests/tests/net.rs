@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use rdma::aio::block_on;
 use rdma::cm::{ConnOptions, blocking};
-use rdma::op::{Send, WriteImm};
-use rdma::{Context, ErrorKind, Rc, RemoteAccess, RemoteSlice};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Context, ErrorKind, QueuePair, RemoteAccess, RemoteSlice};
 use rdma_net::{Connection, Exchange, Failure, FailureKind, ListenOptions, Listener, Node, NodeOptions, Violation};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{address, any_port, available};
@@ -161,7 +162,7 @@ enum Message {
 fn attack(context: &Context, to: SocketAddr, messages: &[Message], accepted: &mpsc::Receiver<()>) {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let route = blocking::resolve::<Rc>(context, None, to, LIMIT).unwrap();
-    let mut qp = route.init(pd.queue_pair().cq(&cq).max_send_wr(32).build().unwrap()).unwrap();
+    let mut qp = route.init(QueuePair::builder(&pd).cq(&cq).max_send_wr(32).build().unwrap()).unwrap();
     for _ in 0..16 {
         qp.post_recv(pd.allocate(8192).unwrap(), 0).unwrap();
     }
@@ -172,8 +173,8 @@ fn attack(context: &Context, to: SocketAddr, messages: &[Message], accepted: &mp
     }
     for message in messages {
         match message {
-            Message::Sent(bytes) => qp.post_send(Send::new(buffer(&pd, bytes))).unwrap(),
-            Message::Written(bytes, to) => qp.post_send(WriteImm::new(buffer(&pd, bytes), *to, 7)).unwrap(),
+            Message::Sent(bytes) => qp.post_send(op::send(buffer(&pd, bytes))).unwrap(),
+            Message::Written(bytes, to) => qp.post_send(op::write_imm(buffer(&pd, bytes), *to, 7)).unwrap(),
         }
     }
     assert!(connection.wait_disconnected(Some(LIMIT)).unwrap(), "the victim ends the connection");

@@ -7,7 +7,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma::op::{FetchAdd, Read, Send, Write};
+use rdma::op;
 use rdma::soft::faults;
 use rdma::{
     AckTimeout, AsyncEventKind, ConnectOptions, EventSource, ExposedRegion, PortState, QpState, RemoteSlice, RnrTimer,
@@ -75,10 +75,10 @@ impl Fixture {
         let (qp, remote) = (&mut self.a.qp, self.region.remote(..).unwrap());
         let local = buffer(&self.a.pd, &pattern(LEN, 1));
         let posted = match operation {
-            "send" => qp.post_send(Send::new(local)),
-            "write" => qp.post_send(Write::new(local, remote)),
-            "read" => qp.post_send(Read::new(local, remote)),
-            _ => qp.post_send(FetchAdd::new(self.a.pd.allocate(8).unwrap(), word(&remote), 1)),
+            "send" => qp.post_send(op::send(local)),
+            "write" => qp.post_send(op::write(local, remote)),
+            "read" => qp.post_send(op::read(local, remote)),
+            _ => qp.post_send(op::fetch_add(self.a.pd.allocate(8).unwrap(), word(&remote), 1)),
         };
         posted.unwrap_or_else(|error| panic!("{operation}: {error}"));
     }
@@ -226,7 +226,7 @@ fn a_scope_ends_under_every_fault() {
         let message = buffer(&f.a.pd, &pattern(LEN, 2));
         let Side { qp, sends, .. } = &mut f.a;
         let ended = qp.scope(sends, LIMIT, |scope| {
-            scope.post_send(Send::new(message.lend(..))).map_err(|refused| refused.error()).unwrap();
+            scope.post_send(op::send(message.lend(..))).map_err(|refused| refused.error()).unwrap();
         });
         assert_eq!(ended.is_ok(), plan.starts_with("delay"), "{plan}: {ended:?}");
         assert!(message[..] == pattern(LEN, 2));
@@ -293,7 +293,7 @@ fn a_peer_that_dies_by_its_plan_is_noticed() {
     let remote = receive_slice(&mut peer);
     let mut completed = 0;
     let status = loop {
-        side.qp.post_send(Write::new(buffer(&side.pd, &pattern(LEN, 1)), remote)).unwrap();
+        side.qp.post_send(op::write(buffer(&side.pd, &pattern(LEN, 1)), remote)).unwrap();
         match wait(&mut side.sends).status {
             Ok(()) => completed += 1,
             Err(error) => break error.status,

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::{Whence, lseek};
-use rdma::op::Send;
-use rdma::{Buffer, ExposedSlice, MemoryOwner, Poller, QueuePair, Rc, RemoteAccess};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Buffer, ExposedSlice, MemoryOwner, Poller, QueuePair, RemoteAccess};
 use rdma_benches::device::{self, End, Prepared};
 use rdma_benches::stats::{self, Spread};
 use rdma_benches::table::{self, Table};
@@ -116,7 +117,7 @@ fn post_host(
 ) -> io::Result<()> {
     let mut buffer = place.take().ok_or_else(lost)?;
     for _ in 0..iterations {
-        qp.post_send(Send::new(buffer))?;
+        qp.post_send(op::send(buffer))?;
         let mut completion = poller.poll()?.ok_or_else(lost)?;
         completion.status().map_err(io::Error::other)?;
         buffer = completion.take_buffer().ok_or_else(lost)?;
@@ -134,7 +135,7 @@ fn post_gpu(
 ) -> io::Result<()> {
     let mut slice = place.take().ok_or_else(lost)?;
     for _ in 0..iterations {
-        qp.post_send(Send::new(slice))?;
+        qp.post_send(op::send(slice))?;
         let mut completion = poller.poll()?.ok_or_else(lost)?;
         completion.status().map_err(io::Error::other)?;
         slice = completion.take_gpu_slice().ok_or_else(lost)?;
@@ -222,7 +223,7 @@ struct Mapped {
 }
 
 // SAFETY: the value gives no access to the mapping but its address.
-unsafe impl std::marker::Send for Mapped {}
+unsafe impl Send for Mapped {}
 
 impl Mapped {
     fn new(memory: Arc<dyn DeviceMemory>, dma_buf: &DmaBuf) -> io::Result<Self> {

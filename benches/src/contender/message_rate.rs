@@ -12,9 +12,10 @@ use std::hint::spin_loop;
 use std::io;
 use std::time::{Duration, Instant};
 
+use rdma::transport::Rc;
 use rdma::{
-    Buffer, ConnectOptions, Endpoint, InitOptions, InitializedQueuePair, Opened, ProtectionDomain, RawCompletionQueue,
-    RawQueuePair, Rc,
+    Buffer, ConnectOptions, Endpoint, InitOptions, InitializedQueuePair, Opened, ProtectionDomain, QueuePair,
+    RawCompletionQueue, RawQueuePair,
 };
 use rdma_sys::{ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_status, ibv_wr_opcode};
 
@@ -61,7 +62,7 @@ impl Prepared {
         let pd = opened.context.alloc_pd()?;
         let cq = opened.context.create_raw_cq(1024, None)?;
         let depth = |batches: usize| u32::try_from(batches * BATCH).map_err(io::Error::other);
-        let builder = pd.queue_pair().raw_cq(&cq).max_send_wr(depth(WINDOW)?).max_recv_wr(depth(RECEIVES)?);
+        let builder = QueuePair::builder(&pd).raw_cq(&cq).max_send_wr(depth(WINDOW)?).max_recv_wr(depth(RECEIVES)?);
         let qp = builder.build()?.init(&InitOptions::new().port(opened.port))?;
         Ok(Self { pd, cq, qp })
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rdma::op::Write;
+use rdma::op;
 use rdma::{ExposedRegion, Opened, Poller, RemoteAccess, RemoteSlice};
 
 use crate::device::{End, Prepared};
@@ -40,7 +40,7 @@ impl RdmaMemory {
         let (inbox, outbox) = (private()?, private()?);
         let end = prepared.meet(channel)?;
         let theirs = channel.exchange(&inbox.remote(..)?.to_bytes())?;
-        let theirs: &[u8; RemoteSlice::WIRE_LEN] = theirs[..].try_into().map_err(io::Error::other)?;
+        let theirs: &[u8; RemoteSlice::LEN] = theirs[..].try_into().map_err(io::Error::other)?;
         let target = RemoteSlice::from_bytes(theirs);
         Ok(Self { poller: end.cq.poller(), end, inbox, outbox, target, size, count: 0 })
     }
@@ -53,7 +53,7 @@ impl RdmaMemory {
                 completion.status().map_err(io::Error::other)?;
             }
         }
-        Ok(self.end.qp.post_send(Write::new(self.outbox.slice(..)?, self.target).unsignaled())?)
+        Ok(self.end.qp.post_send(op::write(self.outbox.slice(..)?, self.target).unsignaled())?)
     }
 
     fn wait(&self) -> io::Result<()> {

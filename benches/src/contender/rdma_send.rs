@@ -4,7 +4,7 @@
 use std::hint::spin_loop;
 use std::io;
 
-use rdma::op::{Opcode, Send};
+use rdma::op::{self, Opcode};
 use rdma::{Buffer, Opened, Poller};
 
 use crate::device::{DEPTH, End, INLINE, Prepared};
@@ -74,10 +74,10 @@ impl PingPong for RdmaSend {
     #[inline]
     fn send(&mut self) -> io::Result<()> {
         if self.message.len() <= INLINE as usize {
-            self.end.qp.post_send(Send::inline(&self.message).unsignaled())?;
+            self.end.qp.post_send(op::send_inline(&self.message).unsignaled())?;
         } else {
             let message = self.long.take().ok_or_else(|| io::Error::other("the last message is in flight"))?;
-            self.end.qp.post_send(Send::new(message))?;
+            self.end.qp.post_send(op::send(message))?;
         }
         match self.spare.take() {
             Some(buffer) => Ok(self.end.qp.post_recv(buffer, 0)?),

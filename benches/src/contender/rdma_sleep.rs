@@ -7,7 +7,7 @@ use std::ptr;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rdma::op::{Opcode, Send};
+use rdma::op::{self, Opcode};
 use rdma::{Buffer, CompletionChannel, Opened, Poller};
 
 use super::Sleep;
@@ -106,7 +106,7 @@ impl PingPong for RdmaSleep {
     }
 
     fn send(&mut self) -> io::Result<()> {
-        Ok(self.end.qp.post_send(Send::inline(&self.message).unsignaled())?)
+        Ok(self.end.qp.post_send(op::send_inline(&self.message).unsignaled())?)
     }
 
     /// Sleeps until a message is there, takes it, and posts its buffer again.

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use rdma::op::Write;
+use rdma::op;
 use rdma::{ExposedRegion, ExposedSlice, Opened, Poller, RemoteAccess, RemoteSlice};
 
 use crate::device::{End, Prepared};
@@ -38,14 +38,14 @@ impl RdmaWrite {
         region.fill(0, size, 0x5a)?;
         let end = prepared.meet(channel)?;
         let theirs = channel.exchange(&region.remote(..)?.to_bytes())?;
-        let theirs: &[u8; RemoteSlice::WIRE_LEN] = theirs[..].try_into().map_err(io::Error::other)?;
+        let theirs: &[u8; RemoteSlice::LEN] = theirs[..].try_into().map_err(io::Error::other)?;
         let (source, target) = (region.slice(..)?, RemoteSlice::from_bytes(theirs));
         Ok(Self { poller: end.cq.poller(), end, source, target, in_flight, _region: region })
     }
 
     #[inline]
     fn post(&mut self) -> io::Result<()> {
-        Ok(self.end.qp.post_send(Write::new(self.source.clone(), self.target))?)
+        Ok(self.end.qp.post_send(op::write(self.source.clone(), self.target))?)
     }
 
     #[inline]

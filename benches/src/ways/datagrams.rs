@@ -3,8 +3,9 @@
 
 use std::io;
 
-use rdma::op::Send;
-use rdma::{AddressHandle, Buffer, DatagramOptions, Poller, QueuePair, Ud};
+use rdma::op;
+use rdma::transport::Ud;
+use rdma::{AddressHandle, Buffer, DatagramOptions, Poller, QueuePair};
 
 use super::Way;
 use crate::{device, null};
@@ -45,7 +46,7 @@ impl Way for Datagrams {
         let mut buffer = self.buffer.take().ok_or_else(lost)?;
         let mut to = 0;
         for _ in 0..iterations {
-            self.qp.post_send(Send::new(buffer).to(&self.addresses[to], 1, 1))?;
+            self.qp.post_send(op::send(buffer).to(&self.addresses[to], 1, 1))?;
             to = if to + 1 == self.addresses.len() { 0 } else { to + 1 };
             buffer = loop {
                 if let Some(mut completion) = self.poller.poll()? {

@@ -16,7 +16,8 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rdma::{Buffer, ConnectOptions, Endpoint, InitOptions, RawCompletionQueue, RawQueuePair, Rc};
+use rdma::transport::Rc;
+use rdma::{Buffer, ConnectOptions, Endpoint, InitOptions, QueuePair, RawCompletionQueue, RawQueuePair};
 use rdma_sys::{ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_status, ibv_wr_opcode};
 
 use super::counted_iterations;
@@ -61,7 +62,7 @@ impl Lockstep {
         let opened = device::open()?;
         let pd = opened.context.alloc_pd()?;
         let cq = opened.context.create_raw_cq(2 * device::DEPTH, None)?;
-        let builder = pd.queue_pair().raw_cq(&cq).max_send_wr(device::DEPTH).max_recv_wr(device::DEPTH);
+        let builder = QueuePair::builder(&pd).raw_cq(&cq).max_send_wr(device::DEPTH).max_recv_wr(device::DEPTH);
         let qp = builder.build()?.init(&InitOptions::new().port(opened.port))?;
         let remote = channel.exchange(&qp.endpoint().to_bytes())?;
         let remote = Endpoint::from_bytes(&remote).map_err(io::Error::other)?;

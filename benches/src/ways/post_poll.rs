@@ -4,8 +4,9 @@
 
 use std::io;
 
-use rdma::op::{Send, Write};
-use rdma::{Buffer, ExposedRegion, Poller, QueuePair, Rc, RemoteAccess, RemoteSlice, SharedReceiveQueue};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Buffer, ExposedRegion, Poller, QueuePair, RemoteAccess, RemoteSlice, SharedReceiveQueue};
 
 use super::Way;
 use crate::device::{self, End, Prepared};
@@ -108,8 +109,8 @@ impl OwnedSequence {
         let Self { poller, buffer, remote } = self;
         // The operation is chosen outside of the loop, as the compiler does for the raw sequence.
         match *remote {
-            None => cycle(poller, buffer, iterations, |buffer| Ok(qp.post_send(Send::new(buffer))?)),
-            Some(remote) => cycle(poller, buffer, iterations, |buffer| Ok(qp.post_send(Write::new(buffer, remote))?)),
+            None => cycle(poller, buffer, iterations, |buffer| Ok(qp.post_send(op::send(buffer))?)),
+            Some(remote) => cycle(poller, buffer, iterations, |buffer| Ok(qp.post_send(op::write(buffer, remote))?)),
         }
     }
 }

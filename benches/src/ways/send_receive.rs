@@ -7,8 +7,9 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use rdma::aio::{Driver, DriverOptions};
-use rdma::op::{Opcode, Send};
-use rdma::{Buffer, Poller, QueuePair, Rc, aio};
+use rdma::op::{self, Opcode};
+use rdma::transport::Rc;
+use rdma::{Buffer, Poller, QueuePair, aio};
 
 use super::Way;
 use crate::device::{self, DEPTH, End, Prepared};
@@ -75,7 +76,7 @@ fn by_hand(
     room: Buffer,
 ) -> io::Result<(Buffer, Buffer)> {
     to.post_recv(room, 1)?;
-    from.post_send(Send::new(message))?;
+    from.post_send(op::send(message))?;
     let (mut sent, mut received) = (None, None);
     loop {
         if let Some(mut completion) = poller.poll()? {
@@ -100,7 +101,7 @@ fn by_futures(
 ) -> io::Result<(Buffer, Buffer)> {
     let mut cx = Context::from_waker(Waker::noop());
     to.post_recv(room)?;
-    let mut sent = pin!(from.start(Send::new(message))?);
+    let mut sent = pin!(from.start(op::send(message))?);
     driver.turn(2)?;
     let mut received = loop {
         match to.poll_received(&mut cx) {

@@ -8,8 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser};
-use rdma::Rc;
 use rdma::cm::blocking::{ListenOptions, Listener};
+use rdma::transport::Rc;
 use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::rping::{self, Settings};

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use rdma::cm::{ConnOptions, Event, EventChannel, EventKind, Id, IdKey};
-use rdma::{Context, Error, InitializedQueuePair, QueuePair, Rc, RemoteAccess};
+use rdma::transport::Rc;
+use rdma::{Context, Error, InitializedQueuePair, QueuePair, RemoteAccess};
 
 use super::pool::Pool;
 use super::steps::Clock;

@@ -1,6 +1,7 @@
 //! Queue pairs that carry no data: any number of them, on as few completion queues as possible.
 
-use rdma::{CompletionQueue, Context, Error, ErrorKind, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Result};
+use rdma::transport::Rc;
+use rdma::{CompletionQueue, Context, Error, ErrorKind, PreparedQueuePair, ProtectionDomain, QueuePair, Result};
 
 /// Entries of each completion queue.
 const ENTRIES: u32 = 256;

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma::cm::{ConnectRequest, EventChannel, EventKind, Id, IdKey};
-use rdma::{Context, Error, QueuePair, Rc, RemoteAccess};
+use rdma::transport::Rc;
+use rdma::{Context, Error, QueuePair, RemoteAccess};
 
 use super::pool::Pool;
 use super::{Announcement, Settings, options};

@@ -12,9 +12,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rdma::cm::blocking::Connection;
-use rdma::op::{Send, Write, WriteImm};
+use rdma::op;
+use rdma::transport::Rc;
 use rdma::{
-    CompletionQueue, ExposedRegion, ExposedSlice, Placement, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess,
+    CompletionQueue, ExposedRegion, ExposedSlice, Placement, Poller, ProtectionDomain, QueuePair, RemoteAccess,
     RemoteSlice, RnrTimer, WcError,
 };
 
@@ -281,12 +282,12 @@ impl Fabric {
         let peer = self.peer_with_room(to)?;
         match notices {
             Notices::Immediate => {
-                let request = WriteImm::new(source, place, lane as u32).token(peer.token());
+                let request = op::write_imm(source, place, lane as u32).token(peer.token());
                 peer.qp.post_send(request)?;
             }
             Notices::Memory | Notices::Messages => {
                 peer.counts.posted += 1;
-                peer.qp.post_send(Write::new(source, place).unsignaled())?;
+                peer.qp.post_send(op::write(source, place).unsignaled())?;
                 peer.notify(notices, lane, true)?;
                 peer.counts.last_message = peer.counts.messages;
             }
@@ -303,7 +304,7 @@ impl Fabric {
     /// Writes one line, whose last word is its notice. Valid only where memory is watched.
     pub(super) fn send_line(&mut self, to: usize, line: &[u8; LINE], place: RemoteSlice) -> Result<(), Failure> {
         let peer = self.peer_with_room(to)?;
-        let request = Write::inline(line, place).token(peer.token());
+        let request = op::write_inline(line, place).token(peer.token());
         Ok(peer.qp.post_send(request.signaled(peer.is_signal_due()))?)
     }
 
@@ -553,7 +554,7 @@ impl Peer {
             Notices::Memory => {
                 self.counts.sent[lane as usize] += 1;
                 let count = self.counts.sent[lane as usize].to_ne_bytes();
-                let request = Write::inline(&count, self.counters.slice(at..at + 8)?).token(self.token());
+                let request = op::write_inline(&count, self.counters.slice(at..at + 8)?).token(self.token());
                 Ok(self.qp.post_send(request.signaled(signaled || self.is_signal_due()))?)
             }
             Notices::Messages => {
@@ -562,7 +563,7 @@ impl Peer {
             }
             Notices::Immediate => {
                 let nowhere = self.counters.slice(at..at)?;
-                let request = WriteImm::new((), nowhere, lane as u32).token(self.token());
+                let request = op::write_imm((), nowhere, lane as u32).token(self.token());
                 Ok(self.qp.post_send(request.signaled(signaled || self.is_signal_due()))?)
             }
         }
@@ -570,7 +571,7 @@ impl Peer {
 
     /// Sends a message.
     fn message(&mut self, bytes: &[u8], signaled: bool) -> Result<(), Failure> {
-        let request = Send::inline(bytes).token(self.token());
+        let request = op::send_inline(bytes).token(self.token());
         Ok(self.qp.post_send(request.signaled(signaled || self.is_signal_due()))?)
     }
 

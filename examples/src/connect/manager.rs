@@ -12,9 +12,10 @@ use std::sync::OnceLock;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use rdma::QueuePair;
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{self, Connection, IncomingConnection, ListenOptions, Listener};
-use rdma::{QueuePair, Rc};
+use rdma::transport::Rc;
 
 use super::{Connected, End, How, Unconnected};
 use crate::Failure;

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{ConnectError, Connection, IncomingConnection, Resolved};
+use rdma::transport::{Rc, Transport, Ud};
 use rdma::{
     AddressHandle, Buffer, ConnectOptions, DatagramEndpoint, Endpoint, ErrorKind, Gid, InitializedQueuePair, Lid, Mtu,
-    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RemoteAccess, RnrTimer, Transport, Ud,
+    PreparedQueuePair, ProtectionDomain, QueuePair, RemoteAccess, RnrTimer,
 };
 
 use crate::bootstrap::Group;
@@ -222,7 +223,7 @@ fn exchange<T: Transport, Q>(
 }
 
 /// Connects by an exchange of endpoints; collective.
-pub(crate) fn by_endpoints<T: rdma::Connected>(
+pub(crate) fn by_endpoints<T: rdma::transport::Connected>(
     chosen: &Chosen,
     group: &mut Group,
     queue_pairs: Vec<Unconnected<T>>,
@@ -245,7 +246,7 @@ pub(crate) fn by_endpoints<T: rdma::Connected>(
     group.agree("the connections", connected.collect())
 }
 
-fn one_by_endpoint<T: rdma::Connected>(
+fn one_by_endpoint<T: rdma::transport::Connected>(
     chosen: &Chosen,
     peer: usize,
     qp: InitializedQueuePair<T>,

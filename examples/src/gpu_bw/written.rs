@@ -1,7 +1,8 @@
 //! Messages that are written to the other end's memory: of its GPU, or of its host.
 
-use rdma::op::Write;
-use rdma::{ExposedRegion, ExposedSlice, Placement, QueuePair, Rc, RemoteAccess, RemoteSlice, RnrTimer};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{ExposedRegion, ExposedSlice, Placement, QueuePair, RemoteAccess, RemoteSlice, RnrTimer};
 use rdma_cuda::{GpuBuffer, GpuRegion, Landed, Policy, Preference, ReadBack, Ready, RegionError, Stream};
 
 use super::{Bench, End, failure, upload};
@@ -46,7 +47,7 @@ impl Queue {
         let (mut posted, mut completed) = (0, 0);
         while completed < count {
             if posted < count && posted - completed < self.depth {
-                qp.post_send(Write::new(source.clone(), target))?;
+                qp.post_send(op::write(source.clone(), target))?;
                 posted += 1;
                 continue;
             }

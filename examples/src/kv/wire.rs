@@ -23,7 +23,7 @@ pub enum Request<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer<'a> {
     /// The memory of the table, and the number of its buckets.
-    Table([u8; RemoteSlice::WIRE_LEN], u64),
+    Table([u8; RemoteSlice::LEN], u64),
     /// The value of a key, with its sequence number.
     Value(u64, #[serde(with = "serde_bytes")] &'a [u8]),
     /// The change was made, with this sequence number.

@@ -5,10 +5,11 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rdma::cm::blocking::Connection;
-use rdma::op::{CompareSwap, FetchAdd, Opcode, Operation, Read, Send, Work, Write, WriteImm};
+use rdma::op::{self, Opcode, Operation, Work};
+use rdma::transport::{Rc, Uc, Ud};
 use rdma::{
-    Buffer, Completion, ExposedRegion, ExposedSlice, Mtu, Owned, ProtectionDomain, QueuePair, Rc, RemoteSlice,
-    RnrTimer, Uc, Ud, WcStatus, Writable,
+    Buffer, Completion, ExposedRegion, ExposedSlice, Mtu, Owned, ProtectionDomain, QueuePair, RemoteSlice, RnrTimer,
+    WcStatus, Writable,
 };
 
 use super::contents::{fill, is_intact, last_byte};
@@ -36,7 +37,7 @@ enum Qp {
 }
 
 impl Qp {
-    fn send<L: Owned>(&mut self, message: Send<L>) -> Result<(), Failure> {
+    fn send<L: Owned>(&mut self, message: op::SendRequest<L>) -> Result<(), Failure> {
         match self {
             Self::Rc(qp) => Ok(qp.post_send(message)?),
             Self::Uc(qp) => Ok(qp.post_send(message)?),
@@ -107,7 +108,7 @@ impl Lane {
     /// more.
     fn send_nothing(&mut self) -> Result<(), Failure> {
         let token = self.token();
-        self.qp.send(Send::new(()).token(token))
+        self.qp.send(op::send(()).token(token))
     }
 
     /// Posts a receive with the memory of a completed one.
@@ -291,34 +292,34 @@ impl Link {
         }
         let copy = &copy[..size.min(MOST_INLINE as usize)];
         match op {
-            Op::Send if is_inline => lane.qp.send(Send::inline(copy).token(token))?,
+            Op::Send if is_inline => lane.qp.send(op::send_inline(copy).token(token))?,
             Op::Send => {
                 let mut buffer = lane.spare.pop_front().ok_or_else(out_of_buffers)?;
                 if check {
                     fill(&mut buffer, number);
                 }
-                lane.qp.send(Send::new(buffer).token(token))?;
+                lane.qp.send(op::send(buffer).token(token))?;
             }
             Op::Write => {
                 let qp = &mut lane.qp;
                 match (is_inline, with_immediate) {
-                    (true, true) => qp.write(WriteImm::inline(copy, there, 0).token(token))?,
-                    (true, false) => qp.write(Write::inline(copy, there).token(token))?,
-                    (false, true) => qp.write(WriteImm::new(source(&self.source)?, there, 0).token(token))?,
-                    (false, false) => qp.write(Write::new(source(&self.source)?, there).token(token))?,
+                    (true, true) => qp.write(op::write_imm_inline(copy, there, 0).token(token))?,
+                    (true, false) => qp.write(op::write_inline(copy, there).token(token))?,
+                    (false, true) => qp.write(op::write_imm(source(&self.source)?, there, 0).token(token))?,
+                    (false, false) => qp.write(op::write(source(&self.source)?, there).token(token))?,
                 }
             }
             Op::Read => {
-                let read = Read::new(source(&self.source)?, there).token(token);
+                let read = op::read(source(&self.source)?, there).token(token);
                 lane.qp.reliable()?.post_send(read)?;
             }
             Op::Atomic => {
                 let result = lane.spare.pop_front().ok_or_else(out_of_buffers)?;
                 let qp = lane.qp.reliable()?;
                 match self.plan.atomic_type {
-                    AtomicType::FetchAndAdd => qp.post_send(FetchAdd::new(result, there, 1).token(token))?,
+                    AtomicType::FetchAndAdd => qp.post_send(op::fetch_add(result, there, 1).token(token))?,
                     AtomicType::CmpAndSwap => {
-                        qp.post_send(CompareSwap::new(result, there, number, number + 1).token(token))?;
+                        qp.post_send(op::compare_swap(result, there, number, number + 1).token(token))?;
                     }
                 }
             }

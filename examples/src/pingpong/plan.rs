@@ -1,6 +1,7 @@
 //! The parameters of queue pairs and their traffic: depths, memory, and the flow control of sends.
 
-use rdma::{Capabilities, Grh, PreparedQueuePair, QpBuilder, RemoteAccess, Transport, TransportType};
+use rdma::transport::Transport;
+use rdma::{Capabilities, Grh, PreparedQueuePair, QpBuilder, RemoteAccess, TransportType};
 
 use super::options::{AtomicType, Connection, Op, Options, Test};
 use crate::wait::Completions;

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rdma::cm::blocking;
-use rdma::{Context, ExposedRegion, Rc, RemoteAccess};
+use rdma::transport::Rc;
+use rdma::{Context, ExposedRegion, RemoteAccess};
 use serde_json::json;
 
 use super::session::{Arrival, Nudge, Session};

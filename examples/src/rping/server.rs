@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use rdma::cm::blocking::{IncomingConnection, Listener};
-use rdma::op::{Read, Write as RdmaWrite};
-use rdma::{Context, ErrorKind, ExposedRegion, Rc, RemoteAccess};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Context, ErrorKind, ExposedRegion, RemoteAccess};
 use serde_json::json;
 
 use super::session::{Arrival, Nudge, Session};
@@ -163,7 +164,7 @@ fn answer(settings: &Settings, session: &mut Session, text: &ExposedRegion) -> R
         Arrival::Data => return Err(Failure::new("a transfer of ours has ended, and there was none")),
     };
     let length = usize::try_from(source.len()).unwrap_or(LARGEST).min(LARGEST);
-    session.qp.post_send(Read::new(text.slice(..length)?, source))?;
+    session.qp.post_send(op::read(text.slice(..length)?, source))?;
     let Arrival::Data = session.next()? else { return Err(out_of_turn()) };
     let mut bytes = vec![0; length];
     text.copy_out(0, &mut bytes)?;
@@ -176,7 +177,7 @@ fn answer(settings: &Settings, session: &mut Session, text: &ExposedRegion) -> R
         Arrival::Message(message) => Advert::from_bytes(message).slice(answer, LARGEST)?,
         _ => return Err(out_of_turn()),
     };
-    session.qp.post_send(RdmaWrite::new(text.slice(..answer)?, sink))?;
+    session.qp.post_send(op::write(text.slice(..answer)?, sink))?;
     let Arrival::Data = session.next()? else { return Err(out_of_turn()) };
     session.send(GO_AHEAD)?;
     Ok(true)

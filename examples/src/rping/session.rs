@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::Connection;
-use rdma::op::{Opcode, Read, Send, Write};
+use rdma::op::{self, Opcode};
+use rdma::transport::Rc;
 use rdma::{
     Buffer, CompletionChannel, CompletionQueue, Context, ExposedRegion, ExposedSlice, Poller, ProtectionDomain,
-    QueuePair, Rc, RemoteAccess, RemoteSlice, WcStatus,
+    QueuePair, RemoteAccess, RemoteSlice, WcStatus,
 };
 
 use super::wire::MESSAGE;
@@ -139,7 +140,7 @@ impl Session {
             }
         };
         buffer.copy_from_slice(&message);
-        Ok(self.qp.post_send(Send::new(buffer))?)
+        Ok(self.qp.post_send(op::send(buffer))?)
     }
 
     /// Waits for the next event.
@@ -199,8 +200,8 @@ impl Session {
         let nothing = RemoteSlice::new(0, 0, 1);
         // Errors are ignored: their cause also ends the connection, which is reported elsewhere.
         match self.nudge.take() {
-            Some((Nudge::Write, _)) => drop(self.qp.post_send(Write::inline(&[], nothing).token(NUDGE))),
-            Some((Nudge::Read(sink), _)) => drop(self.qp.post_send(Read::new(sink, nothing).token(NUDGE))),
+            Some((Nudge::Write, _)) => drop(self.qp.post_send(op::write_inline(&[], nothing).token(NUDGE))),
+            Some((Nudge::Read(sink), _)) => drop(self.qp.post_send(op::read(sink, nothing).token(NUDGE))),
             None => {}
         }
     }

@@ -10,10 +10,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{self, Connection, ListenOptions, Listener};
-use rdma::op::Send;
+use rdma::op;
+use rdma::transport::Rc;
 use rdma::{
     CompletionQueue, Context, DeviceSelector, ExposedRegion, InitializedQueuePair, Poller, ProtectionDomain, QueuePair,
-    Rc, RemoteAccess, RemoteSlice,
+    RemoteAccess, RemoteSlice,
 };
 use rdma_examples::rping::Advert;
 use serde_json::Value;
@@ -174,7 +175,7 @@ impl Peer {
     fn send(&mut self, message: &[u8]) {
         let mut buffer = self.pd.allocate(message.len()).unwrap();
         buffer.copy_from_slice(message);
-        self.qp.post_send(Send::new(buffer).token(2)).unwrap();
+        self.qp.post_send(op::send(buffer).token(2)).unwrap();
     }
 
     /// Waits for a message.

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Child;
 
-use rdma::op::Send;
+use rdma::op;
 use rdma::{ConnectOptions, Endpoint, InitOptions, QueuePair};
 use serde_json::Value;
 
@@ -217,7 +217,7 @@ fn wrong_contents_are_said() {
     for _ in 0..8 {
         let mut message = pd.allocate(64).unwrap();
         message.fill(0x7b);
-        qp.post_send(Send::new(message)).unwrap();
+        qp.post_send(op::send(message)).unwrap();
     }
     let output = finish(server);
     assert_eq!(output.status.code(), Some(1));

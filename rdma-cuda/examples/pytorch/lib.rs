@@ -8,8 +8,8 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rdma::op::Write;
-use rdma::{ConnectOptions, DeviceSelector, InitOptions, RemoteAccess};
+use rdma::op;
+use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, RemoteAccess};
 use rdma_cuda::interop::dlpack::{DLManagedTensor, ManagedTensor};
 use rdma_cuda::{Gpu, GpuRegion, GpuSlice, Landed, Preference, Ready};
 
@@ -41,7 +41,7 @@ fn write(from: ManagedTensor, to: ManagedTensor) -> Result<(), Box<dyn Error>> {
     let opened = rdma::open(&DeviceSelector::Any)?;
     let (pd, cq) = (opened.context.alloc_pd()?, opened.context.create_cq(64)?);
     let options = InitOptions::new().port(opened.port);
-    let end = || pd.queue_pair().cq(&cq).build()?.init(&options).map_err(|failed| failed.error);
+    let end = || QueuePair::builder(&pd).cq(&cq).build()?.init(&options).map_err(|failed| failed.error);
     let (here, there) = (end()?, end()?);
     let (to_here, to_there) = (here.endpoint(), there.endpoint());
     let mut here = here.connect(&to_there, &ConnectOptions::new())?;
@@ -53,7 +53,7 @@ fn write(from: ManagedTensor, to: ManagedTensor) -> Result<(), Box<dyn Error>> {
     let (source, target) = (register(&from, RemoteAccess::empty())?, register(&to, RemoteAccess::WRITE)?);
     // PyTorch has waited for the work that wrote the tensor.
     let ready = Ready::assume(from.bytes());
-    here.post_send(Write::new(source.source(&ready)?, target.remote(&to.bytes())?))?;
+    here.post_send(op::write(source.source(&ready)?, target.remote(&to.bytes())?))?;
     let mut poller = cq.poller();
     poller.wait(None)?.ok_or("no completion")?.status()?;
     let visible = Landed::new(to).visible()?;

@@ -34,9 +34,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use rdma::{
-    ConnectOptions, Endpoint, ExposedSlice, InitOptions, InitializedQueuePair, ProtectionDomain, QueuePair, Rc,
-};
+use rdma::transport::Rc;
+use rdma::{ConnectOptions, Endpoint, ExposedSlice, InitOptions, InitializedQueuePair, ProtectionDomain, QueuePair};
 
 use crate::endpoint::landing::Landing;
 use crate::endpoint::ring::{Chunk, KIB, Receives, Ring};
@@ -190,7 +189,7 @@ impl GpuEndpoint {
         let (sends, receives) = (depth + 2 * CONTROL_RECEIVES, depth + CONTROL_RECEIVES);
         let make = || {
             let cq = pd.context().cq_builder(sends + receives).events().build()?;
-            let builder = pd.queue_pair().cq(&cq).max_send_wr(sends).max_recv_wr(receives);
+            let builder = QueuePair::builder(pd).cq(&cq).max_send_wr(sends).max_recv_wr(receives);
             let queue_pair = builder.build()?.init(init).map_err(rdma::Error::from)?;
             Ok((queue_pair, Ring::new(cq.poller(), chunk, depth, timeout)))
         };

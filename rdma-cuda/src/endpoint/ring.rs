@@ -5,8 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma::op::{Opcode, SendImm};
-use rdma::{Buffer, ErrorKind, ExposedSlice, InitializedQueuePair, Poller, ProtectionDomain, QueuePair, Rc};
+use rdma::op::{self, Opcode};
+use rdma::transport::Rc;
+use rdma::{Buffer, ErrorKind, ExposedSlice, InitializedQueuePair, Poller, ProtectionDomain, QueuePair};
 
 use crate::endpoint::slot::{GpuSlot, HostSlot, Slot};
 use crate::error::{Error, Result};
@@ -176,7 +177,7 @@ impl Ring {
 
     pub(super) fn control(&mut self, queue_pair: &mut QueuePair<Rc>, message: Message) -> Result<()> {
         loop {
-            match queue_pair.post_send(SendImm::new((), message.to_imm()).token(CONTROL)) {
+            match queue_pair.post_send(op::send_imm((), message.to_imm()).token(CONTROL)) {
                 Ok(()) => return Ok(()),
                 Err(refused) if refused.kind() == ErrorKind::QueueFull => self.progress(queue_pair)?,
                 Err(refused) => return Err(refused.error().into()),
@@ -196,7 +197,7 @@ impl Ring {
         let HostSlot { mut buffer, memory } = slot;
         let token = self.lend(Lent::Host(memory));
         loop {
-            match queue_pair.post_send(SendImm::new(buffer.part(..len), imm).token(token)) {
+            match queue_pair.post_send(op::send_imm(buffer.part(..len), imm).token(token)) {
                 Ok(()) => break,
                 Err(refused) => match refused.into_parts() {
                     (error, Some(returned)) if error.kind() == ErrorKind::QueueFull => buffer = returned,
@@ -218,7 +219,7 @@ impl Ring {
     ) -> Result<()> {
         let imm = Message::Chunk { is_last }.to_imm();
         loop {
-            match queue_pair.post_send(SendImm::new(segment, imm).token(DIRECT)) {
+            match queue_pair.post_send(op::send_imm(segment, imm).token(DIRECT)) {
                 Ok(()) => break,
                 Err(refused) => match refused.into_parts() {
                     (error, Some(returned)) if error.kind() == ErrorKind::QueueFull => segment = returned,

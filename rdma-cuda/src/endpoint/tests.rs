@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma::op::WriteImm;
+use rdma::op;
 use rdma::{ConnectOptions, DeviceSelector, InitOptions, Opened};
 use rdma_test_support::passes_alone;
 
@@ -196,7 +196,7 @@ fn credits_that_the_peer_cannot_have_are_refused() {
 fn a_write_that_takes_a_receive_is_refused() {
     let [mut a, mut b] = pair([small(Staged); 2]);
     let nowhere = rdma::RemoteSlice::new(0, 0, 0);
-    a.queue_pair.post_send(WriteImm::new((), nowhere, 0)).map_err(|refused| refused.error()).unwrap();
+    a.queue_pair.post_send(op::write_imm((), nowhere, 0)).map_err(|refused| refused.error()).unwrap();
     assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage));
 }
 
@@ -308,7 +308,7 @@ fn memory_of_another_gpu_is_refused_and_the_connection_goes_on() {
 
 /// Sends a message without memory, as only a hostile peer does.
 fn send_control(end: &mut GpuEndpoint, imm: u32) {
-    end.queue_pair.post_send(rdma::op::SendImm::new((), imm).token(u64::MAX)).unwrap();
+    end.queue_pair.post_send(op::send_imm((), imm).token(u64::MAX)).unwrap();
 }
 
 #[test]
@@ -320,6 +320,6 @@ fn a_second_greeting_and_a_message_without_meaning_are_refused() {
         assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage), "{imm:#x}");
     }
     let [mut a, mut b] = pair([small(PreferDirect); 2]);
-    a.queue_pair.post_send(rdma::op::Send::new(()).token(u64::MAX)).unwrap();
+    a.queue_pair.post_send(op::send(()).token(u64::MAX)).unwrap();
     assert_eq!(receive(&mut b, 100), Err(Error::ForeignMessage));
 }

@@ -9,7 +9,7 @@ mod spin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma::{InitOptions, RemoteAccess, op};
+use rdma::{InitOptions, QueuePair, RemoteAccess, op};
 use rdma_test_support::say;
 
 use crate::hardware::spin::Spinning;
@@ -69,7 +69,7 @@ fn a_spinning_kernel_holds_back_what_is_sent_and_nothing_else() {
     let regions = [&late, &early, &target].map(register);
     let (cq, peer_cq) = (opened.context.create_cq(64).unwrap(), opened.context.create_cq(64).unwrap());
     let options = InitOptions::new().port(opened.port);
-    let [a, b] = [&cq, &peer_cq].map(|cq| pd.queue_pair().cq(cq).build().unwrap().init(&options).unwrap());
+    let [a, b] = [&cq, &peer_cq].map(|cq| QueuePair::builder(&pd).cq(cq).build().unwrap().init(&options).unwrap());
     let (mut qp, _peer) = rdma_testkit::join(a, b).unwrap();
     let mut poller = cq.poller();
 
@@ -93,14 +93,14 @@ fn a_spinning_kernel_holds_back_what_is_sent_and_nothing_else() {
     };
     let remote = || regions[2].remote(&target.slice()).unwrap();
     let ready = other.ready(early.slice()).unwrap();
-    qp.post_send(op::Write::new(regions[1].source(&ready).unwrap(), remote())).unwrap();
+    qp.post_send(op::write(regions[1].source(&ready).unwrap(), remote())).unwrap();
     poller.wait(None).unwrap().unwrap().status().unwrap();
     assert_eq!(content(&other), 2);
     assert!(pending.poll().unwrap().is_none(), "the kernel still spins");
 
     spinning.end();
     let ready = pending.wait().unwrap();
-    qp.post_send(op::Write::new(regions[0].source(&ready).unwrap(), remote())).unwrap();
+    qp.post_send(op::write(regions[0].source(&ready).unwrap(), remote())).unwrap();
     poller.wait(None).unwrap().unwrap().status().unwrap();
     assert_eq!(content(&other), 3);
 }

@@ -41,7 +41,7 @@ use crate::topology::Topology;
 /// use rdma::RemoteAccess;
 /// use rdma_cuda::{Gpu, GpuBuffer, GpuRegion, Preference, Stream};
 ///
-/// # fn f(pd: rdma::ProtectionDomain, mut qp: rdma::QueuePair<rdma::Rc>) -> Result<(), Box<dyn std::error::Error>> {
+/// # fn f(pd: rdma::ProtectionDomain, mut qp: rdma::QueuePair<rdma::transport::Rc>) -> Result<(), Box<dyn std::error::Error>> {
 /// let gpu = Gpu::new(0)?;
 /// let buffer = GpuBuffer::<f32>::new(&gpu, 1 << 20)?;
 /// let region = GpuRegion::register(&pd, buffer.memory(), RemoteAccess::empty(), Preference::default())?;
@@ -50,7 +50,7 @@ use crate::topology::Topology;
 /// // Work on the stream fills the buffer; the NIC sends it once the work is done.
 /// let stream = Stream::new(&gpu)?;
 /// let ready = stream.ready(buffer.slice())?;
-/// qp.post_send(rdma::op::Send::new(region.source(&ready)?))?;
+/// qp.post_send(rdma::op::send(region.source(&ready)?))?;
 /// # Ok(()) }
 /// ```
 pub struct GpuRegion {
@@ -175,7 +175,7 @@ impl GpuRegion {
     /// /// Receives a message, and returns it when kernels may read it.
     /// fn receive(
     ///     region: &GpuRegion,
-    ///     qp: &mut rdma::QueuePair<rdma::Rc>,
+    ///     qp: &mut rdma::QueuePair<rdma::transport::Rc>,
     ///     poller: &mut rdma::Poller,
     ///     room: &GpuSlice<u8>,
     ///     back: &mut ReadBack,

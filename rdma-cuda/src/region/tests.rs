@@ -6,7 +6,8 @@ use std::os::fd::BorrowedFd;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::{Whence, lseek};
-use rdma::{InitOptions, Opened, Operation, Poller, QueuePair, Rc, op};
+use rdma::transport::Rc;
+use rdma::{InitOptions, Opened, Operation, Poller, QueuePair, op};
 use rdma_test_support::passes_alone;
 
 use super::*;
@@ -170,7 +171,7 @@ fn connected(opened: &Opened, pd: &ProtectionDomain) -> (QueuePair<Rc>, QueuePai
     let options = InitOptions::new().port(opened.port);
     let cq = opened.context.create_cq(64).unwrap();
     let [a, b] = [&cq, &opened.context.create_cq(64).unwrap()]
-        .map(|cq| pd.queue_pair().cq(cq).build().unwrap().init(&options).unwrap());
+        .map(|cq| QueuePair::builder(pd).cq(cq).build().unwrap().init(&options).unwrap());
     let (a, b) = rdma_testkit::join(a, b).unwrap();
     (a, b, cq.poller())
 }
@@ -192,7 +193,7 @@ fn a_peer_writes_to_the_gpu_and_reads_from_it() {
     let pattern: Vec<u8> = (0..=250).cycle().take(5000).collect();
     let mut message = nic.pd.allocate(5000).unwrap();
     message.copy_from_slice(&pattern);
-    qp.post_send(op::Write::new(message, remote)).unwrap();
+    qp.post_send(op::write(message, remote)).unwrap();
     poller.wait(None).unwrap().unwrap().status().unwrap();
     let mut bytes = vec![0; 5000];
     stream.download(&part, &mut bytes).unwrap();
@@ -201,7 +202,7 @@ fn a_peer_writes_to_the_gpu_and_reads_from_it() {
     // A write from the GPU to another place of the GPU.
     let ready = stream.ready(part.range(..1000).unwrap()).unwrap();
     let to = region.remote(&buffer.slice().range(..1000).unwrap()).unwrap();
-    qp.post_send(op::Write::new(region.source(&ready).unwrap(), to)).unwrap();
+    qp.post_send(op::write(region.source(&ready).unwrap(), to)).unwrap();
     let mut completion = poller.wait(None).unwrap().unwrap();
     completion.status().unwrap();
     assert_eq!(completion.take_gpu_slice().unwrap().len(), 1000);
@@ -359,11 +360,11 @@ fn transfer(memories: [Arc<dyn DeviceMemory>; 2]) {
     let pattern: Vec<u8> = (0..=250).cycle().take(slices[0].len()).collect();
     let mut message = pd.allocate(pattern.len()).unwrap();
     message.copy_from_slice(&pattern);
-    qp.post_send(op::Write::new(message, regions[0].remote(&slices[0]).unwrap())).unwrap();
+    qp.post_send(op::write(message, regions[0].remote(&slices[0]).unwrap())).unwrap();
     poller.wait(None).unwrap().unwrap().status().unwrap();
 
     let sink = regions[1].sink(&slices[1]).unwrap();
-    qp.post_send(op::Read::new(sink, regions[0].remote(&slices[0]).unwrap())).unwrap();
+    qp.post_send(op::read(sink, regions[0].remote(&slices[0]).unwrap())).unwrap();
     let mut completion = poller.wait(None).unwrap().unwrap();
     completion.status().unwrap();
     assert_eq!(completion.take_gpu_slice().unwrap().len(), pattern.len());
@@ -375,7 +376,7 @@ fn transfer(memories: [Arc<dyn DeviceMemory>; 2]) {
     stream.fill(&slices[0], 9).unwrap();
     let ready = stream.ready(slices[0].clone()).unwrap();
     peer.post_recv(regions[1].sink(&slices[1]).unwrap(), 0).unwrap();
-    qp.post_send(op::Send::new(regions[0].source(&ready).unwrap())).unwrap();
+    qp.post_send(op::send(regions[0].source(&ready).unwrap())).unwrap();
     poller.wait(None).unwrap().unwrap().status().unwrap();
     Stream::new(slices[1].gpu()).unwrap().download(&slices[1], &mut read).unwrap();
     assert!(read == vec![9; pattern.len()]);
@@ -429,7 +430,7 @@ fn a_stream_that_is_held_back_does_not_hold_up_soft0() {
     stream.call_on_host(move || ended.recv().unwrap_or_default()).unwrap();
     let (mut qp, _peer, mut poller) = connected(&opened, &pd);
     let from = regions[0].source(&Ready::assume(source.slice())).unwrap();
-    qp.post_send(op::Write::new(from, regions[1].remote(&target.slice()).unwrap())).unwrap();
+    qp.post_send(op::write(from, regions[1].remote(&target.slice()).unwrap())).unwrap();
     poller.wait(None).unwrap().unwrap().status().unwrap();
     assert!(!stream.is_done().unwrap());
     drop(end);
@@ -444,7 +445,7 @@ fn a_region_of_soft0_ends_after_its_copies_and_returns_the_memory() {
     for _ in 0..10 {
         let region = GpuRegion::register(&pd, buffer.memory(), RemoteAccess::WRITE, Preference::default()).unwrap();
         let remote = region.remote(&buffer.slice()).unwrap();
-        if qp.post_send(op::Write::new(pd.allocate(1 << 20).unwrap(), remote)).is_err() {
+        if qp.post_send(op::write(pd.allocate(1 << 20).unwrap(), remote)).is_err() {
             break;
         }
         let memory = region.deregister().unwrap();
@@ -469,7 +470,7 @@ fn leaked_handles_keep_what_a_peer_and_the_gpu_may_access() {
     drop((source, target));
     assert!(memories.iter().all(|memory| memory.upgrade().is_some()));
     // The key that a peer was told still leads to the memory.
-    qp.post_send(op::Write::new(pd.allocate(4096).unwrap(), remote)).unwrap();
+    qp.post_send(op::write(pd.allocate(4096).unwrap(), remote)).unwrap();
     poller.wait(None).unwrap().unwrap().status().unwrap();
 }
 
@@ -487,7 +488,7 @@ fn a_receive_yields_a_landed_slice_of_its_region() {
     stream.fill(&source.slice(), 7).unwrap();
     qp.post_recv(to.sink(&target.slice().range(100..600).unwrap()).unwrap(), 0).unwrap();
     let ready = stream.ready(source.slice()).unwrap();
-    peer.post_send(op::Send::new(from.source(&ready).unwrap())).unwrap();
+    peer.post_send(op::send(from.source(&ready).unwrap())).unwrap();
     let mut completion = poller.wait(None).unwrap().unwrap();
     completion.status().unwrap();
     let (len, memory) = (completion.byte_len(), completion.take_gpu_slice().unwrap());

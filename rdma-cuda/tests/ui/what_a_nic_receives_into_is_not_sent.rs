@@ -2,8 +2,8 @@
 
 use rdma_cuda::{GpuRegion, GpuSlice};
 
-fn send(qp: &mut rdma::QueuePair<rdma::Rc>, region: &GpuRegion, slice: &GpuSlice<f32>) {
-    let _ = qp.post_send(rdma::op::Send::new(region.sink(slice).unwrap()));
+fn send(qp: &mut rdma::QueuePair<rdma::transport::Rc>, region: &GpuRegion, slice: &GpuSlice<f32>) {
+    let _ = qp.post_send(rdma::op::send(region.sink(slice).unwrap()));
 }
 
 fn main() {}

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::offers::Offers;
 use rdma::Buffer;
-use rdma::op::Send;
+use rdma::op;
 
 use self::wakeups::{Retired, Wakeups};
 use super::operations::{Finished, Operations, Request};
@@ -437,7 +437,7 @@ impl Flow {
     fn post(&mut self, header: [u8; HEADER_LEN], mut buffer: Buffer, payload: usize) {
         let Some(link) = &mut self.link else { return };
         buffer[..HEADER_LEN].copy_from_slice(&header);
-        let send = Send::new(buffer.part(..HEADER_LEN + payload)).token(self.token);
+        let send = op::send(buffer.part(..HEADER_LEN + payload)).token(self.token);
         if let Err(refused) = link.qp.post_send_unlogged(send) {
             let error = self.wakeups.refused(refused);
             self.fail(error.into());

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::task::{Poll, Waker};
 
-use rdma::op::{CompareSwap, FetchAdd, Read, Write};
+use rdma::op;
 use rdma::{Buffer, Error, ErrorKind, Operation, PostError, RemoteSlice};
 
 use crate::failure::Failure;
@@ -85,12 +85,12 @@ impl Operations {
         let token = u64::from(id) << 32 | token;
         let qp = &mut link.qp;
         let posted = match request {
-            Request::Read(from) => qp.post_send_unlogged(Read::new(memory, from).token(token)),
-            Request::Write(to, len) => qp.post_send_unlogged(Write::new(memory.part(..len), to).token(token)),
+            Request::Read(from) => qp.post_send_unlogged(op::read(memory, from).token(token)),
+            Request::Write(to, len) => qp.post_send_unlogged(op::write(memory.part(..len), to).token(token)),
             Request::CompareSwap(at, compare, swap) => {
-                qp.post_send_unlogged(CompareSwap::new(memory, at, compare, swap).token(token))
+                qp.post_send_unlogged(op::compare_swap(memory, at, compare, swap).token(token))
             }
-            Request::FetchAdd(at, add) => qp.post_send_unlogged(FetchAdd::new(memory, at, add).token(token)),
+            Request::FetchAdd(at, add) => qp.post_send_unlogged(op::fetch_add(memory, at, add).token(token)),
         };
         if let Err(mut refused) = posted {
             if request.is_atomic() {

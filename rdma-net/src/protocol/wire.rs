@@ -28,7 +28,7 @@ const START: u8 = 16;
 /// Alignment of the start of a payload in bytes.
 const PAYLOAD_ALIGN: usize = 8;
 /// Length of the payload of an OFFER: a remote slice.
-pub(crate) const OFFER_LEN: usize = RemoteSlice::WIRE_LEN;
+pub(crate) const OFFER_LEN: usize = RemoteSlice::LEN;
 /// Length of the payload of a DONE: a status.
 pub(crate) const DONE_LEN: usize = 4;
 

@@ -1,6 +1,7 @@
 //! Setting connections up: limits, refusals, and peers that are silent or early.
 
 use rdma::ErrorKind;
+use rdma::QueuePair;
 
 use super::*;
 
@@ -61,8 +62,8 @@ fn a_peer_of_another_protocol_is_refused() {
     let world = World::new(&options());
     let context = context();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(32).unwrap());
-    let route = blocking::resolve::<rdma::Rc>(&context, None, world.listener.local_addr(), LONG).unwrap();
-    let qp = route.init(pd.queue_pair().cq(&cq).build().unwrap()).unwrap();
+    let route = blocking::resolve::<rdma::transport::Rc>(&context, None, world.listener.local_addr(), LONG).unwrap();
+    let qp = route.init(QueuePair::builder(&pd).cq(&cq).build().unwrap()).unwrap();
     let failed = route.connect(qp, &ConnOptions::new().private_data(b"GET /"), LONG).unwrap_err();
     let refuse = protocol::Refuse::from_bytes(&failed.private_data).unwrap();
     assert_eq!((refuse.code, &*refuse.text), (RefuseCode::Version, "the private data is no HELLO"));

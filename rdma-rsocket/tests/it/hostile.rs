@@ -6,10 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{Connection, ListenOptions, Listener, resolve};
-use rdma::op::{self, WriteImm};
-use rdma::{
-    Context, DeviceSelector, ExposedRegion, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice,
-};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Context, DeviceSelector, ExposedRegion, Poller, ProtectionDomain, QueuePair, RemoteAccess, RemoteSlice};
 use rdma_rsocket::Socket;
 use rdma_test_support::{LIMIT, until};
 
@@ -82,7 +81,7 @@ impl Peer {
         let mut buffer = self.pd.allocate(bytes.len().max(1)).expect("memory");
         buffer.truncate(bytes.len());
         buffer.copy_from_slice(bytes);
-        while let Err(refused) = self.qp.post_send(WriteImm::new(buffer, to, message)) {
+        while let Err(refused) = self.qp.post_send(op::write_imm(buffer, to, message)) {
             buffer = refused.into_memory().expect("the memory");
             let _completion = self.poller.wait(Some(LIMIT)).expect("a completion");
         }
@@ -210,7 +209,7 @@ fn buffers_that_are_not_there_end_the_connection() {
 fn a_write_beyond_the_streams_memory_ends_the_connection() {
     let (mut peer, mut stream) = pair();
     let beyond = RemoteSlice::new(peer.targets.address() + (1 << 20), 64, peer.targets.rkey());
-    peer.qp.post_send(op::Write::inline(&[1; 8], beyond)).expect("a request");
+    peer.qp.post_send(op::write_inline(&[1; 8], beyond)).expect("a request");
     let completion = peer.poller.wait(Some(LIMIT)).expect("a poll").expect("a completion");
     assert!(completion.status().is_err());
     // The device tells nobody but the peer, which ends the connection.

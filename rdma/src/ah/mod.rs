@@ -30,13 +30,14 @@ use crate::types::Path;
 /// # Examples
 ///
 /// ```no_run
-/// # use rdma::{DatagramEndpoint, Error, ProtectionDomain, QueuePair, Ud};
+/// # use rdma::{DatagramEndpoint, Error, ProtectionDomain, QueuePair};
+/// # use rdma::transport::Ud;
 /// # type Qp = QueuePair<Ud>;
 /// # fn f(pd: &ProtectionDomain, qp: &mut Qp, peer: &DatagramEndpoint) -> Result<(), Error> {
-/// use rdma::op::Send;
+/// use rdma::op;
 ///
 /// let address = pd.create_ah(&qp.path_to(peer)?)?;
-/// qp.post_send(Send::inline(b"hello").to(&address, peer.qpn, peer.qkey))?;
+/// qp.post_send(op::send_inline(b"hello").to(&address, peer.qpn, peer.qkey))?;
 /// # Ok(()) }
 /// ```
 #[doc(alias = "ibv_ah")]

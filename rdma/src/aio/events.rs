@@ -58,7 +58,8 @@ impl Source for CompletionChannel {
 #[cfg_attr(feature = "tokio", doc = "```no_run")]
 #[cfg_attr(not(feature = "tokio"), doc = "```ignore")]
 /// # async fn f(context: &rdma::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// use rdma::{Rc, aio, cm::EventChannel};
+/// use rdma::{aio, cm::EventChannel};
+/// use rdma::transport::Rc;
 ///
 /// let channel = EventChannel::new(context)?;
 /// let id = channel.create_id::<Rc>()?;

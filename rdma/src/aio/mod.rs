@@ -14,7 +14,7 @@
 //! use std::pin::pin;
 //! use std::task::{Context, Poll, Waker};
 //! use rdma::aio::{Driver, DriverOptions};
-//! use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, op::Send};
+//! use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, op};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let opened = rdma::open(&DeviceSelector::Any)?;
@@ -32,7 +32,7 @@
 //! let mut talk = pin!(async {
 //!     let mut message = pd.allocate(5)?;
 //!     message.copy_from_slice(b"hello");
-//!     let sent = a.start(Send::new(message))?;
+//!     let sent = a.start(op::send(message))?;
 //!     let mut received = b.next_received().await?;
 //!     let len = received.byte_len();
 //!     let room = received.take_buffer().ok_or("the buffer that was posted")?;

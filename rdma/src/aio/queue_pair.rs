@@ -11,7 +11,8 @@ use crate::error::{Error as VerbError, ErrorKind, Failed, Operation as Verb, Res
 use crate::panics::Panics;
 use crate::qp::op::{Operation, Work};
 use crate::qp::ring::{Report, Results};
-use crate::qp::{self, InitializedQueuePair, Owned, PostError, Transport, Writable};
+use crate::qp::{self, InitializedQueuePair, Owned, PostError, Writable};
+use crate::transport::Transport;
 
 /// A queue pair whose requests are futures, and whose received messages are awaited.
 ///
@@ -22,13 +23,13 @@ use crate::qp::{self, InitializedQueuePair, Owned, PostError, Transport, Writabl
 ///
 /// ```no_run
 /// use rdma::aio::{Handle, QueuePair};
-/// use rdma::{Buffer, op::Send};
+/// use rdma::{Buffer, op};
 ///
-/// # async fn f(qp: rdma::QueuePair<rdma::Rc>, handle: &Handle, room: Buffer, message: Buffer)
+/// # async fn f(qp: rdma::QueuePair<rdma::transport::Rc>, handle: &Handle, room: Buffer, message: Buffer)
 /// #     -> Result<(), Box<dyn std::error::Error>> {
 /// let mut qp = handle.queue_pair(qp)?;
 /// qp.post_recv(room)?;
-/// let sent = qp.start(Send::new(message))?;
+/// let sent = qp.start(op::send(message))?;
 /// let message = sent.await.into_memory()?;
 /// let answer = qp.next_received().await?;
 /// # drop((message, answer));
@@ -80,20 +81,20 @@ impl Handle {
     ///
     /// ```
     /// use rdma::aio::{Driver, DriverOptions, block_on};
-    /// use rdma::{ConnectOptions, InitOptions, op::Send};
+    /// use rdma::{ConnectOptions, InitOptions, QueuePair, op};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
     /// let (mut driver, handle) = Driver::new(&context, &DriverOptions::new())?;
     /// # std::thread::spawn(move || while driver.wait(None).is_ok() {});
     /// let pd = context.alloc_pd()?;
-    /// let qp = pd.queue_pair().cq(handle.completion_queue()).max_inline_data(16).build()?;
+    /// let qp = QueuePair::builder(&pd).cq(handle.completion_queue()).max_inline_data(16).build()?;
     /// let mut qp = qp.init(&InitOptions::new())?;
     /// handle.post_recv(&mut qp, pd.allocate(64)?)?;
     /// // Only now a peer may learn of the endpoint. This queue pair is its own peer.
     /// let peer = qp.endpoint();
     /// let mut qp = handle.queue_pair(qp.connect(&peer, &ConnectOptions::new())?)?;
-    /// qp.start(Send::inline(b"hello"))?;
+    /// qp.start(op::send_inline(b"hello"))?;
     /// let message = block_on(qp.next_received())?;
     /// assert_eq!(message.byte_len(), 5);
     /// # Ok(()) }
@@ -131,11 +132,11 @@ impl<T: Transport> QueuePair<T> {
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/aio.rs"));
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Ends { pd, mut a, mut b } = ends()?;
-    /// use rdma::op::Send;
+    /// use rdma::op;
     ///
     /// b.post_recv(pd.allocate(16)?)?;
     /// // Both are in flight before the first is awaited.
-    /// let (first, second) = (a.start(Send::inline(b"one"))?, a.start(Send::inline(b"two"))?);
+    /// let (first, second) = (a.start(op::send_inline(b"one"))?, a.start(op::send_inline(b"two"))?);
     /// # b.post_recv(pd.allocate(16)?)?;
     /// block_on(async {
     ///     first.await.into_memory()?;
@@ -164,9 +165,9 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```no_run
-    /// # async fn f(qp: &mut rdma::aio::QueuePair<rdma::Rc>, message: rdma::Buffer)
+    /// # async fn f(qp: &mut rdma::aio::QueuePair<rdma::transport::Rc>, message: rdma::Buffer)
     /// #     -> Result<(), Box<dyn std::error::Error>> {
-    /// let sent = qp.reserve().await?.start(rdma::op::Send::new(message))?;
+    /// let sent = qp.reserve().await?.start(rdma::op::send(message))?;
     /// # drop(sent);
     /// # Ok(()) }
     /// ```
@@ -214,7 +215,7 @@ impl<T: Transport> QueuePair<T> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Ends { pd, mut a, mut b } = ends()?;
     /// b.post_recv(pd.allocate(16)?)?;
-    /// let sent = a.start(rdma::op::Send::inline(b"hello"))?;
+    /// let sent = a.start(rdma::op::send_inline(b"hello"))?;
     /// let mut received = block_on(b.next_received())?;
     /// received.status()?;
     /// let length = received.byte_len();
@@ -296,7 +297,7 @@ impl<T: Transport> QueuePair<T> {
     /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
     /// # drop(b.queue_pair());
     /// // The write goes on without its future; its buffer is freed when it has ended.
-    /// drop(a.start(rdma::op::Write::new(pd.allocate(16)?, region.remote(..)?))?);
+    /// drop(a.start(rdma::op::write(pd.allocate(16)?, region.remote(..)?))?);
     /// assert!(a.abandoned() <= 1);
     /// # Ok(()) }
     /// ```

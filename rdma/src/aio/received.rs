@@ -14,7 +14,7 @@ use crate::types::{Opcode, WcError};
 /// # Examples
 ///
 /// ```no_run
-/// # async fn f(qp: &mut rdma::aio::QueuePair<rdma::Rc>) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn f(qp: &mut rdma::aio::QueuePair<rdma::transport::Rc>) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut received = qp.next_received().await?;
 /// received.status()?;
 /// let len = received.byte_len();

@@ -8,7 +8,8 @@ use super::id::{Id, RawId};
 use super::reason;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair, Rc};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair};
+use crate::transport::Rc;
 use crate::types::{Ece, QpAttrMask, QpState, RemoteAccess, RnrTimer};
 
 /// Default number of reads and atomics outstanding at a time, limited by the device: enough to keep

@@ -14,7 +14,7 @@ use super::reason;
 use super::request::ConnectRequest;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::Handle;
-use crate::qp::{Rc, Ud};
+use crate::transport::{Rc, Ud};
 use crate::types::{Gid, Lid, Path, RejectReason};
 use crate::wait::Deadline;
 

@@ -221,7 +221,7 @@ fn milliseconds(timeout: Duration) -> c_int {
 }
 
 /// One end of a connection, from before the connection exists, or a listener. `T` gives the port
-/// space: TCP for [`Rc`](crate::Rc).
+/// space: TCP for [`Rc`](crate::transport::Rc).
 ///
 /// Methods start steps. The outcome of a step arrives as an [`Event`](super::Event) of the channel,
 /// which names the id by its [`key`](Self::key). Dropping an id ends its connection: the peer sees
@@ -231,7 +231,8 @@ fn milliseconds(timeout: Duration) -> c_int {
 ///
 /// ```
 /// # let context = rdma::open(&"soft0".parse()?)?.context;
-/// use rdma::{Rc, cm::EventChannel};
+/// use rdma::cm::EventChannel;
+/// use rdma::transport::Rc;
 ///
 /// let channel = EventChannel::new(&context)?;
 /// let listener = channel.create_id::<Rc>()?;
@@ -258,7 +259,7 @@ impl EventChannel {
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
     /// # let channel = rdma::cm::EventChannel::new(&context)?;
-    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// let id = channel.create_id::<rdma::transport::Rc>()?;
     /// assert_eq!(id.context().name(), context.name());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -291,7 +292,8 @@ impl<T: PortSpace> Id<T> {
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
     /// # let channel = rdma::cm::EventChannel::new(&context)?;
-    /// use rdma::{Rc, cm::Id};
+    /// use rdma::cm::Id;
+    /// use rdma::transport::Rc;
     ///
     /// // Events name ids, so that a server finds the connection that an event belongs to.
     /// let mut connections = std::collections::HashMap::new();
@@ -326,7 +328,7 @@ impl<T: PortSpace> Id<T> {
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
     /// # let channel = rdma::cm::EventChannel::new(&context)?;
-    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// let id = channel.create_id::<rdma::transport::Rc>()?;
     /// id.bind_addr("127.0.0.1:0".parse()?)?;
     /// assert_ne!(id.local_addr().expect("it is bound").port(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -360,7 +362,7 @@ impl<T: PortSpace> Id<T> {
     /// use std::time::Duration;
     /// use rdma::cm::EventKind;
     ///
-    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// let id = channel.create_id::<rdma::transport::Rc>()?;
     /// id.resolve_addr(None, "127.0.0.1:7174".parse()?, Duration::from_secs(2))?;
     /// let event = channel.next_event(None)?.expect("no time limit");
     /// assert!(matches!(event.kind, EventKind::AddrResolved) && event.id == id.key());
@@ -392,7 +394,7 @@ impl<T: PortSpace> Id<T> {
     /// use std::time::Duration;
     /// use rdma::cm::EventKind;
     ///
-    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// let id = channel.create_id::<rdma::transport::Rc>()?;
     /// id.resolve_addr(None, "127.0.0.1:7174".parse()?, Duration::from_secs(2))?;
     /// channel.next_event(None)?;
     /// id.resolve_route(Duration::from_secs(2))?;
@@ -420,7 +422,7 @@ impl<T: PortSpace> Id<T> {
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
     /// # let channel = rdma::cm::EventChannel::new(&context)?;
-    /// let listener = channel.create_id::<rdma::Rc>()?;
+    /// let listener = channel.create_id::<rdma::transport::Rc>()?;
     /// listener.bind_addr("127.0.0.1:0".parse()?)?;
     /// listener.listen(64)?;
     /// assert!(channel.try_next_event()?.is_none(), "nobody has connected yet");
@@ -511,7 +513,7 @@ impl<T: PortSpace> Id<T> {
     /// # let channel = rdma::cm::EventChannel::new(&context)?;
     /// use rdma::cm::EventChannel;
     ///
-    /// let mut id = channel.create_id::<rdma::Rc>()?;
+    /// let mut id = channel.create_id::<rdma::transport::Rc>()?;
     /// let own = EventChannel::new(&context)?;
     /// id.migrate(&own)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

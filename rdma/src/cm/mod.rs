@@ -14,7 +14,8 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use rdma::{QueuePair, Rc};
+//! use rdma::QueuePair;
+//! use rdma::transport::Rc;
 //! use rdma::cm::ConnOptions;
 //! use rdma::cm::blocking::{self, ListenOptions, Listener};
 //!
@@ -62,8 +63,8 @@
 //! active end must send first. Linux's siw (6.1 to 6.18) may leave that first message unread, until
 //! more bytes follow, if the message arrives before the passive end has accepted. Programs that
 //! have another way to synchronize should wait until the passive end has accepted. Other programs
-//! may post writes of no bytes while no answer comes (`Write::inline(&[], ..)`, with any key): such
-//! a write accesses no memory and wakes the passive end.
+//! may post writes of no bytes while no answer comes (`op::write_inline(&[], ..)`, with any key):
+//! such a write accesses no memory and wakes the passive end.
 //!
 //! # Lifetimes
 //!
@@ -121,7 +122,7 @@ pub use request::ConnectRequest;
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::qp::{Rc, Transport, Ud};
+use crate::transport::{Rc, Transport, Ud};
 pub use crate::types::{Ece, RejectReason, WrongDevice};
 
 /// Longest private data of a request to connect, on InfiniBand and RoCE, in bytes.

@@ -9,7 +9,8 @@ use super::id::Id;
 use super::message::{ConnectionParameters, PrivateData};
 use super::{ACCEPT_PRIVATE_DATA, PortSpace, REJECT_PRIVATE_DATA, UD_ACCEPT_PRIVATE_DATA};
 use crate::error::{Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
+use crate::transport::Rc;
 use crate::types::{Ece, RemoteAccess};
 
 /// A peer's request to connect, or to learn where to send datagrams.

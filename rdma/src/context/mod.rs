@@ -265,9 +265,8 @@ impl Context {
     ///
     /// ```
     /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
-    /// let port = context.first_active_port()?.expect("a port is up");
-    /// let attr = context.port_attr(port)?;
-    /// println!("port {port}: {}, MTU {}", attr.link_layer(), attr.active_mtu());
+    /// let attr = context.port_attr(1)?;
+    /// println!("port 1: {}, {}, MTU {}", attr.state(), attr.link_layer(), attr.active_mtu());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "ibv_query_port")]
@@ -285,22 +284,7 @@ impl Context {
     }
 
     /// The lowest-numbered active port.
-    ///
-    /// # Errors
-    ///
-    /// As for [`port_attr`](Self::port_attr).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
-    /// match context.first_active_port()? {
-    ///     Some(port) => println!("port {port} is up"),
-    ///     None => println!("no port of {} is up", context.name()),
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn first_active_port(&self) -> Result<Option<u8>> {
+    pub(crate) fn first_active_port(&self) -> Result<Option<u8>> {
         for port in 1..=self.port_count() {
             if self.port_attr(port)?.state() == PortState::ACTIVE {
                 return Ok(Some(port));

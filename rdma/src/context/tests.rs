@@ -6,6 +6,7 @@ use std::time::Duration;
 use rdma_sys::{ibv_async_event, ibv_event_type};
 
 use super::*;
+use crate::QueuePair;
 use crate::context::{AsyncEvent, AsyncEventKind, EventSource};
 use crate::error::Operation;
 use crate::testing;
@@ -85,9 +86,9 @@ fn a_provider_that_fails_without_a_reason_is_not_given_an_earlier_one() {
     testing::fails_silently("resize_cq", || cq.resize(65));
     testing::fails_silently("reg_mr", || pd.allocate(64));
     testing::fails_silently("reg_dmabuf_mr", || pd.probe_dmabuf());
-    testing::fails_silently("create_qp", || pd.queue_pair().cq(&cq).build());
+    testing::fails_silently("create_qp", || QueuePair::builder(&pd).cq(&cq).build());
     testing::fails_silently("create_srq", || crate::SharedReceiveQueue::builder(&pd).max_wr(4).build());
-    let qp = pd.queue_pair().cq(&cq).build().unwrap();
+    let qp = QueuePair::builder(&pd).cq(&cq).build().unwrap();
     testing::fails_silently("modify_qp", || qp.init(&crate::InitOptions::new().port(2)));
     testing::fails_silently("dealloc_pd", || context.alloc_pd().unwrap().close());
 }
@@ -168,7 +169,7 @@ fn events_name_queue_pairs_by_number() {
     let context = testing::context();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(64).unwrap();
-    let qp = pd.queue_pair().cq(&cq).build().unwrap();
+    let qp = QueuePair::builder(&pd).cq(&cq).build().unwrap();
     let mut raw = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_QP_ACCESS_ERR, ..ibv_async_event::default() };
     raw.element.qp = qp.as_raw();
     testing::raise(context.as_raw(), raw);
@@ -188,7 +189,7 @@ fn handles_are_inert_in_a_forked_child() {
     let path = crate::Path { port: 2, ..crate::Path::default() };
     let address = pd.create_ah(&path).unwrap();
     let options = crate::DatagramOptions::new(1);
-    let qp = pd.datagram_queue_pair().cq(&cq).build().unwrap().init(&options).unwrap();
+    let qp = QueuePair::datagram(&pd).cq(&cq).build().unwrap().init(&options).unwrap();
     let group: Gid = "ff12::1".parse().unwrap();
     let attachment = qp.attach_multicast(group, crate::Lid::NONE).unwrap();
     // SAFETY: fork wants a child that calls no function that needs a lock of another thread: the
@@ -225,9 +226,9 @@ fn handles_go_to_any_thread() {
     shared::<crate::CompletionQueue>();
     shared::<crate::CompletionChannel>();
     fn sent<T: Send + 'static>() {}
-    sent::<crate::QueuePair<crate::Rc>>();
-    sent::<crate::InitializedQueuePair<crate::Rc>>();
-    sent::<crate::QueuePair<crate::Ud>>();
+    sent::<QueuePair<crate::transport::Rc>>();
+    sent::<crate::InitializedQueuePair<crate::transport::Rc>>();
+    sent::<QueuePair<crate::transport::Ud>>();
     sent::<crate::Datagram>();
     shared::<crate::AddressHandle>();
     shared::<crate::MulticastAttachment>();

@@ -146,10 +146,10 @@ impl<'a> Completion<'a> {
     /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, mut b, .. } = pair()?;
-    /// use rdma::op::{Opcode, SendImm};
+    /// use rdma::op::{self, Opcode};
     ///
     /// b.post_recv(pd.allocate(16)?, 0)?;
-    /// a.post_send(SendImm::inline(b"job", 42))?;
+    /// a.post_send(op::send_imm_inline(b"job", 42))?;
     /// loop {
     ///     let completion = poller.wait(None)?.expect("without a timeout there is a completion");
     ///     completion.status()?;
@@ -173,14 +173,6 @@ impl<'a> Completion<'a> {
         self.wc.qp_num
     }
 
-    /// Whether the caller posted the request unsignaled and the queue signaled it all the same, to
-    /// keep itself from filling up.
-    #[inline]
-    #[must_use]
-    pub fn is_forced(&self) -> bool {
-        self.info.is_forced()
-    }
-
     /// The peer's 8 bytes before a successful atomic operation. Call this before the memory is
     /// taken.
     ///
@@ -190,11 +182,11 @@ impl<'a> Completion<'a> {
     /// # use rdma_testkit::{Pair, pair};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
-    /// use rdma::{RemoteAccess, op::FetchAdd};
+    /// use rdma::{RemoteAccess, op};
     ///
     /// let counter = pd.allocate_exposed(8, RemoteAccess::ATOMIC)?;
     /// for expected in 0..3 {
-    ///     a.post_send(FetchAdd::new(pd.allocate(8)?, counter.remote(..)?, 1))?;
+    ///     a.post_send(op::fetch_add(pd.allocate(8)?, counter.remote(..)?, 1))?;
     ///     let completion = poller.wait(None)?.expect("without a timeout there is a completion");
     ///     completion.status()?;
     ///     assert_eq!(completion.old_value(), Some(expected));
@@ -231,13 +223,13 @@ impl<'a> Completion<'a> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
     /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
-    /// use rdma::op::Write;
+    /// use rdma::op;
     ///
     /// for token in 0..3 {
-    ///     a.post_send(Write::new(pd.allocate(16)?, region.remote(..)?).token(token).unsignaled())?;
+    ///     a.post_send(op::write(pd.allocate(16)?, region.remote(..)?).token(token).unsignaled())?;
     /// }
     /// // Its completion is the only one, and gives back the memory of all four.
-    /// a.post_send(Write::new(pd.allocate(16)?, region.remote(..)?).token(3))?;
+    /// a.post_send(op::write(pd.allocate(16)?, region.remote(..)?).token(3))?;
     /// let mut completion = poller.wait(None)?.expect("no time limit");
     /// completion.status()?;
     /// let mut tokens = Vec::new();

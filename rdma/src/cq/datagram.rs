@@ -15,13 +15,13 @@ use crate::mr::{Buffer, Kind, Segment};
 ///
 /// ```no_run
 /// # type Result = std::result::Result<(), Box<dyn std::error::Error>>;
-/// # fn f(qp: &mut rdma::QueuePair<rdma::Ud>, poller: &mut rdma::Poller) -> Result {
+/// # fn f(qp: &mut rdma::QueuePair<rdma::transport::Ud>, poller: &mut rdma::Poller) -> Result {
 /// let mut completion = poller.wait(None)?.expect("no timeout");
 /// if let Some(datagram) = completion.take_datagram() {
 ///     let source = *datagram.source();
 ///     println!("{:?} from {:#x}", &datagram[..], source.qpn);
 ///     let address = qp.answer(&source)?;
-///     let thanks = rdma::op::Send::inline(b"thanks").to(&address, source.qpn, 0x1234_5678);
+///     let thanks = rdma::op::send_inline(b"thanks").to(&address, source.qpn, 0x1234_5678);
 ///     qp.post_send(thanks).map_err(|refused| refused.error())?;
 ///     // The same memory for the next one.
 ///     qp.post_recv(datagram.into_buffer(), 0)?;

@@ -121,7 +121,7 @@ impl Poller {
     ///
     /// ```no_run
     /// # type Result = std::result::Result<(), Box<dyn std::error::Error>>;
-    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller) -> Result {
+    /// # fn f(qp: &mut rdma::QueuePair<rdma::transport::Rc>, poller: &mut rdma::Poller) -> Result {
     /// use rdma::op::Opcode;
     ///
     /// while let Some(mut completion) = poller.poll()? {

@@ -26,9 +26,11 @@ use crate::types::CqId;
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// use rdma::QueuePair;
+///
 /// let pd = context.alloc_pd()?;
 /// let cq = context.create_cq(2 * (32 + 32))?;
-/// let build = || pd.queue_pair().cq(&cq).max_send_wr(32).max_recv_wr(32).build();
+/// let build = || QueuePair::builder(&pd).cq(&cq).max_send_wr(32).max_recv_wr(32).build();
 /// let (first, second) = (build()?, build()?);
 /// // A third one asks for more.
 /// cq.resize(3 * (32 + 32))?;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rdma_sys::ibv_wc;
 
 use super::{Backoff, Wakeup};
+use crate::QueuePair;
 use crate::error::{ErrorKind, Operation};
 use crate::testing;
 
@@ -109,7 +110,7 @@ fn a_queue_is_resized_to_no_less_than_is_reserved() {
     let context = testing::context();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).unwrap();
-    let build = || pd.queue_pair().cq(&cq).max_send_wr(8).max_recv_wr(4).build();
+    let build = || QueuePair::builder(&pd).cq(&cq).max_send_wr(8).max_recv_wr(4).build();
     let _first = build().unwrap();
     build().unwrap_err();
     assert_eq!((cq.resize(24).unwrap(), cq.depth()), (24, 24));
@@ -127,13 +128,10 @@ fn a_wait_ends_with_a_completion_or_another_descriptor() {
     let context = testing::context();
     let pd = context.alloc_pd().unwrap();
     for has_channel in [true, false] {
-        let builder = pd.queue_pair().max_send_wr(1).max_recv_wr(1);
-        let (prepared, mut poller) = if has_channel {
-            builder.build_with_poller().unwrap()
-        } else {
-            let cq = context.create_cq(2).unwrap();
-            (builder.cq(&cq).build().unwrap(), cq.poller())
-        };
+        let builder = QueuePair::builder(&pd).max_send_wr(1).max_recv_wr(1);
+        let cq = context.cq_builder(2);
+        let cq = if has_channel { cq.events() } else { cq }.build().unwrap();
+        let (prepared, mut poller) = (builder.cq(&cq).build().unwrap(), cq.poller());
         assert_eq!(poller.completion_queue().channel().is_some(), has_channel);
         let mut qp = prepared.into_manual();
         poller.set_backoff(Backoff::SLEEP);

@@ -594,7 +594,8 @@ impl<M: Placement> ExposedSlice<M> {
 /// # Examples
 ///
 /// ```
-/// # use rdma::{ExposedRegion, QueuePair, Rc};
+/// # use rdma::{ExposedRegion, QueuePair};
+/// # use rdma::transport::Rc;
 /// # fn f(qp: &mut QueuePair<Rc>, region: &ExposedRegion) -> Result<(), rdma::Error> {
 /// qp.post_recv(region.slice(..64)?.into_sink(), 7)?;
 /// # Ok(()) }

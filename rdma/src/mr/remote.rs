@@ -32,7 +32,7 @@ pub struct RemoteSlice {
 
 impl RemoteSlice {
     /// Length of the wire format, in bytes.
-    pub const WIRE_LEN: usize = 20;
+    pub const LEN: usize = 20;
 
     /// Makes a slice from its parts, for example as another program sent them.
     #[must_use]
@@ -54,8 +54,8 @@ impl RemoteSlice {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn to_bytes(&self) -> [u8; Self::WIRE_LEN] {
-        let mut bytes = [0; Self::WIRE_LEN];
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
         bytes[..8].copy_from_slice(&self.address.to_be_bytes());
         bytes[8..16].copy_from_slice(&self.len.to_be_bytes());
         bytes[16..].copy_from_slice(&self.rkey.to_be_bytes());
@@ -64,7 +64,7 @@ impl RemoteSlice {
 
     /// Decodes the bytes that [`to_bytes`](Self::to_bytes) made.
     #[must_use]
-    pub fn from_bytes(bytes: &[u8; Self::WIRE_LEN]) -> Self {
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         let word = |at: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[at..at + 8]);

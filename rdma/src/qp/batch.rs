@@ -12,7 +12,7 @@ use super::op::{Operation, Work};
 use super::posting::{PostError, Segments};
 use super::ring::{Claimed, Staged};
 use super::send::SendQueue;
-use super::{Rc, Transport};
+use super::transport::{Rc, Transport};
 use crate::cq::Released;
 use crate::error::{Error, Result};
 
@@ -24,15 +24,16 @@ use crate::error::{Error, Result};
 /// # Examples
 ///
 /// ```
-/// # use rdma::{Buffer, QueuePair, Rc, RemoteSlice};
+/// # use rdma::{Buffer, QueuePair, RemoteSlice};
+/// # use rdma::transport::Rc;
 /// # fn f(qp: &mut QueuePair<Rc>, parts: Vec<(Buffer, RemoteSlice)>) -> Result<(), rdma::Error> {
-/// use rdma::op::{Send, Write};
+/// use rdma::op;
 ///
 /// let mut batch = qp.batch();
 /// for (buffer, remote) in parts {
-///     batch.push(Write::new(buffer, remote).unsignaled())?;
+///     batch.push(op::write(buffer, remote).unsignaled())?;
 /// }
-/// batch.push(Send::inline(b"done"))?;
+/// batch.push(op::send_inline(b"done"))?;
 /// if let Err(mut error) = batch.submit() {
 ///     while let Some(mut rejected) = error.next_rejected() {
 ///         drop(rejected.take_buffer());

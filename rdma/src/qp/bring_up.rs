@@ -5,10 +5,11 @@ use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 
+use super::QueuePair;
 use super::attr::QpAttr;
 use super::endpoint::Endpoint;
 use super::port::{Chosen, HOP_LIMIT};
-use super::{QueuePair, Rc, Transport};
+use super::transport::{Rc, Transport};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::types::{AckTimeout, AtomicCapability, Capabilities, Mtu, QpState, RemoteAccess, RnrTimer};
@@ -238,7 +239,7 @@ impl<T: Transport> PreparedQueuePair<T> {
 /// [connect](InitializedQueuePair::connect).
 #[diagnostic::on_unimplemented(
     message = "a queue pair of transport `{Self}` has no peer",
-    note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`, `Uc`)"
+    note = "datagrams (`Ud`) are sends that say where to: `op::send(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`, `Uc`)"
 )]
 pub trait Connected: Transport<InitOptions = InitOptions, Start = Local> {
     /// All remote operations that the device supports.

@@ -9,7 +9,8 @@ use rdma_sys::ibv_qp_cap;
 use super::recv::RecvQueue;
 use super::send::{LONGEST_DATAGRAM, SendLimits, SendQueue};
 use super::srq::{SharedReceiveQueue, SrqInner, SrqUse};
-use super::{PreparedQueuePair, QpInner, QueuePair, Rc, Transport, Ud, scatter};
+use super::transport::Transport;
+use super::{PreparedQueuePair, QpInner, QueuePair, scatter};
 use crate::cq::{Attached, CompletionQueue};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::Handle;
@@ -74,19 +75,6 @@ impl fmt::Debug for SharedReceives {
     }
 }
 
-impl ProtectionDomain {
-    /// Starts the configuration of a reliable connected queue pair; the same as
-    /// [`QueuePair::builder`](crate::QueuePair::builder).
-    pub fn queue_pair(&self) -> QpBuilder<Rc> {
-        QpBuilder::new(self)
-    }
-
-    /// Starts the configuration of a datagram queue pair; the same as [`QueuePair::datagram`].
-    pub fn datagram_queue_pair(&self) -> QpBuilder<Ud> {
-        QpBuilder::new(self)
-    }
-}
-
 impl<T: Transport> QpBuilder<T> {
     pub(crate) fn new(pd: &ProtectionDomain) -> Self {
         Self {
@@ -143,14 +131,6 @@ impl<T: Transport> QpBuilder<T> {
     /// The completion queue of both sends and receives.
     pub fn cq(self, cq: &CompletionQueue) -> Self {
         self.send_cq(cq).recv_cq(cq)
-    }
-
-    /// Entries of the completion queue that receives need.
-    pub(super) fn receive_entries(&self) -> u32 {
-        match &self.srq {
-            None => self.max_recv_wr.max(1),
-            Some(SharedReceives(srq)) => srq.slots(),
-        }
     }
 
     pub(crate) fn cap(&self) -> ibv_qp_cap {

@@ -7,7 +7,8 @@ use super::datagram_endpoint::DatagramEndpoint;
 use super::multicast::MulticastAttachment;
 use super::port::Chosen;
 use super::send::{LONGEST_DATAGRAM, SendQueue};
-use super::{QpBuilder, QueuePair, Transport, Ud};
+use super::transport::{Transport, Ud};
+use super::{QpBuilder, QueuePair};
 use crate::ah::{AddressHandle, Source};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
@@ -225,7 +226,7 @@ impl QueuePair<Ud> {
         self.domain().create_ah(&self.path_to(peer)?)
     }
 
-    /// Creates the address handle of a datagram's sender, to answer it: `Send::new(..).to(&address,
+    /// Creates the address handle of a datagram's sender, to answer it: `op::send(..).to(&address,
     /// source.qpn, qkey)`.
     ///
     /// # Errors

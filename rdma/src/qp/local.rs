@@ -344,10 +344,11 @@ impl<M: Placement> Buffer<M> {
     /// If the range is not within the buffer, like slice indexing.
     ///
     /// ```
-    /// # use rdma::{Buffer, QueuePair, Rc};
+    /// # use rdma::{Buffer, QueuePair};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, mut buffer: Buffer) -> Result<(), rdma::Error> {
     /// buffer[..5].copy_from_slice(b"hello");
-    /// qp.post_send(rdma::op::Send::new(buffer.part(..5)))?;
+    /// qp.post_send(rdma::op::send(buffer.part(..5)))?;
     /// # Ok(()) }
     /// ```
     #[track_caller]

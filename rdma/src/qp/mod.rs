@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A datagram queue pair has the same steps, with `ready` instead of `connect`. Reliable and
-//! unreliable connections differ in the attributes of RTR and RTS ([`Connected`]) and in their
-//! operations.
+//! unreliable connections differ in the attributes of RTR and RTS
+//! ([`Connected`](transport::Connected)) and in their operations.
 //!
 //! # Safety
 //!
@@ -47,6 +47,7 @@ pub(crate) mod send;
 mod shortcut;
 mod srq;
 mod transition;
+pub mod transport;
 mod unreliable;
 
 use std::fmt;
@@ -54,7 +55,7 @@ use std::marker::PhantomData;
 
 pub use attr::QpAttr;
 pub use batch::{Batch, BatchError};
-pub use bring_up::{ConnectOptions, Connected, InitOptions, InitializedQueuePair, PreparedQueuePair};
+pub use bring_up::{ConnectOptions, InitOptions, InitializedQueuePair, PreparedQueuePair};
 pub use builder::QpBuilder;
 pub use control::QpInfo;
 pub(crate) use control::QpInner;
@@ -70,105 +71,13 @@ pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 pub use srq::{SharedReceiveQueue, SrqBuilder};
+use transport::{Rc, Transport, Uc, Ud};
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::panics::Panics;
 use crate::pd::ProtectionDomain;
-use crate::types::{Capabilities, Ece, QpState};
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-/// A transport, which determines the operations that a queue pair's type offers.
-pub trait Transport: sealed::Sealed + Send + Sync + 'static {
-    /// The transport's number in the C interface.
-    const TYPE: rdma_sys::ibv_qp_type;
-    /// Whether messages are datagrams: they name their destination, fit one packet, and arrive
-    /// after a GRH.
-    #[doc(hidden)]
-    const IS_DATAGRAM: bool;
-    /// Whether a device with these capabilities has the transport.
-    #[doc(hidden)]
-    fn is_supported(capabilities: &Capabilities) -> bool;
-    /// Options of [`PreparedQueuePair::init`].
-    type InitOptions;
-    /// The state kept between INIT and RTS.
-    #[doc(hidden)]
-    type Start: fmt::Debug + Copy + Send + Sync;
-
-    /// Moves a queue pair to INIT.
-    #[doc(hidden)]
-    fn init(qp: &mut QueuePair<Self>, options: &Self::InitOptions) -> Result<Self::Start>
-    where
-        Self: Sized;
-
-    /// Moves a queue pair to INIT with the connection manager's attributes.
-    #[doc(hidden)]
-    fn init_with(qp: &mut QueuePair<Self>, attr: &QpAttr) -> Result<Self::Start>
-    where
-        Self: Sized;
-}
-
-/// Reliable connected transport: messages, RDMA and atomics, in order, to one peer.
-#[doc(alias = "IBV_QPT_RC")]
-#[derive(Debug, Clone, Copy)]
-pub enum Rc {}
-
-impl sealed::Sealed for Rc {}
-
-/// Unreliable connected transport: messages and RDMA writes, in order, to one peer, without
-/// acknowledgements.
-///
-/// A message arrives whole or is lost, and its completion reports success in either case: it says
-/// that the memory of the request is free. A message is lost with any packet of it, and if the
-/// receiver has no receive posted, has one that is too short, or does not allow the write. A peer
-/// that is gone is not noticed. Reads and atomic operations do not exist: requesting one does not
-/// compile. iWARP has no unreliable connections.
-///
-/// # Examples
-///
-/// ```
-/// use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, op::Send};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let opened = rdma::open(&DeviceSelector::Any)?;
-/// let (pd, cq) = (opened.context.alloc_pd()?, opened.context.create_cq(64)?);
-/// let options = InitOptions::new().port(opened.port);
-/// let a = QueuePair::unreliable(&pd).cq(&cq).build()?.init(&options)?;
-/// let b = QueuePair::unreliable(&pd).cq(&cq).build()?.init(&options)?;
-/// let (to_a, to_b) = (a.endpoint(), b.endpoint());
-/// let mut a = a.connect(&to_b, &ConnectOptions::new())?;
-/// let mut b = b.connect(&to_a, &ConnectOptions::new())?;
-///
-/// // Without this receive the message would be lost.
-/// b.post_recv(pd.allocate(16)?, 1)?;
-/// let mut message = pd.allocate(5)?;
-/// message.copy_from_slice(b"hello");
-/// a.post_send(Send::new(message))?;
-/// let mut poller = cq.poller();
-/// for _ in 0..2 {
-///     poller.wait(None)?.expect("no time limit").status()?;
-/// }
-/// # Ok(()) }
-/// ```
-#[doc(alias = "IBV_QPT_UC")]
-#[derive(Debug, Clone, Copy)]
-pub enum Uc {}
-
-impl sealed::Sealed for Uc {}
-
-/// Unreliable datagram transport: messages of one packet, to and from any number of peers. Lost
-/// messages are not retransmitted.
-///
-/// A message arrives after a GRH of 40 bytes. It is dropped silently if the receiver has no receive
-/// posted, or has another Q_Key than the message. iWARP has no datagrams.
-#[doc(alias = "IBV_QPT_UD")]
-#[derive(Debug, Clone, Copy)]
-pub enum Ud {}
-
-impl sealed::Sealed for Ud {}
+use crate::types::{Ece, QpState};
 
 /// A queue pair that is ready to send and receive.
 ///
@@ -182,7 +91,7 @@ impl sealed::Sealed for Ud {}
 /// over a socket.
 ///
 /// ```
-/// use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, op::Send};
+/// use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, op};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let opened = rdma::open(&DeviceSelector::Any)?;
@@ -197,7 +106,7 @@ impl sealed::Sealed for Ud {}
 ///
 /// let mut message = pd.allocate(5)?;
 /// message.copy_from_slice(b"hello");
-/// b.post_send(Send::new(message).token(2))?;
+/// b.post_send(op::send(message).token(2))?;
 /// let mut poller = cq.poller();
 /// for _ in 0..2 {
 ///     let mut completion = poller.wait(None)?.expect("no time limit");
@@ -335,7 +244,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>) -> Result<(), rdma::Error> {
+    /// # fn f(qp: &mut rdma::QueuePair<rdma::transport::Rc>) -> Result<(), rdma::Error> {
     /// use rdma::{QpAttr, RemoteAccess};
     ///
     /// // From now on the peer may only read.
@@ -377,7 +286,8 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{Error, Poller, QueuePair, Rc};
+    /// # use rdma::{Error, Poller, QueuePair};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &QueuePair<Rc>, poller: &mut Poller, posted: usize) -> Result<(), Error> {
     /// qp.set_error()?;
     /// // Every request in flight gives its memory back with status WR_FLUSH_ERR.
@@ -403,7 +313,8 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{ConnectOptions, Endpoint, InitOptions, QueuePair, Rc};
+    /// # use rdma::{ConnectOptions, Endpoint, InitOptions, QueuePair};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: QueuePair<Rc>, peer: &Endpoint) -> Result<(), Box<dyn std::error::Error>> {
     /// // To another peer.
     /// let qp = qp.reset()?.init(&InitOptions::new())?.connect(peer, &ConnectOptions::new())?;
@@ -429,7 +340,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # fn f(qp: rdma::QueuePair<rdma::Rc>) {
+    /// # fn f(qp: rdma::QueuePair<rdma::transport::Rc>) {
     /// if let Err(failed) = qp.close() {
     ///     eprintln!("{:?} is still there: {}", failed.object, failed.error);
     /// }

@@ -1,22 +1,22 @@
 //! The operations of a send queue, each with its local memory and its completion options.
 //!
-//! A request's constructor takes all that the request needs; setters add the rest. All requests are
-//! [`Work`] with an operation and the local memory as type parameters, so that an invalid request
-//! (an inline read, a read into memory that is lent for reading only) does not compile.
+//! A function takes all that its request needs; setters add the rest. All requests are [`Work`]
+//! with an operation and the local memory as type parameters, so that an invalid request (an inline
+//! read, a read into memory that is lent for reading only) does not compile.
 //!
 //! ```
 //! # fn f(buffer: rdma::Buffer, flag: rdma::RemoteSlice, data: rdma::RemoteSlice) {
-//! use rdma::op::{Send, Write};
+//! use rdma::op;
 //!
-//! let message = Send::new(buffer).token(7).solicited();
-//! let flag = Write::inline(&1u64.to_ne_bytes(), flag).unsignaled();
+//! let message = op::send(buffer).token(7).solicited();
+//! let flag = op::write_inline(&1u64.to_ne_bytes(), flag).unsignaled();
 //! # }
 //! ```
 
 use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
 use super::local::{HostBytes, Inline, Local, Refusal, Sendable, Writable};
-use super::{Connected, Rc, Transport, Ud};
+use super::transport::{Connected, Rc, Transport, Ud};
 use crate::ah::AddressHandle;
 use crate::mr::RemoteSlice;
 
@@ -25,7 +25,7 @@ pub use crate::types::Opcode;
 /// The operation of a [`Work`], on a queue pair of transport `T`.
 #[diagnostic::on_unimplemented(
     message = "a queue pair of transport `{T}` cannot do `{Self}`",
-    note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`, `Uc`), and reads and atomics for reliable ones (`Rc`)"
+    note = "datagrams (`Ud`) are sends that say where to: `op::send(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`, `Uc`), and reads and atomics for reliable ones (`Rc`)"
 )]
 // Sealed: code outside this crate cannot name `Refusal`.
 pub trait Operation<T: Transport = Rc> {
@@ -44,10 +44,10 @@ pub trait Operation<T: Transport = Rc> {
 
 /// A request for a send queue: an operation `O` with the local memory `L`.
 ///
-/// Created by [`Send::new`](Work::new) and its siblings. `L` is a [`Buffer`](crate::Buffer),
+/// [`send()`] and its siblings make it. `L` is a [`Buffer`](crate::Buffer),
 /// [part](crate::Buffer::part) of one, an [`ExposedSlice`](crate::ExposedSlice), an array, tuple or
 /// vector of them (gathered or scattered in order), `()` for a message without data, or bytes of
-/// the caller that are copied when the request is posted (`Send::inline`).
+/// the caller that are copied when the request is posted ([`send_inline`]).
 #[derive(Debug)]
 #[must_use = "it does nothing until it is posted"]
 pub struct Work<O, L> {
@@ -77,8 +77,7 @@ impl<O, L> Work<O, L> {
     ///
     /// An unsignaled request's memory comes back with the completion of the next signaled request.
     /// Failures always generate a completion. So that unsignaled requests cannot fill the queue,
-    /// the queue itself signals one now and then;
-    /// [`Completion::is_forced`](crate::Completion::is_forced) tells such a completion.
+    /// the queue itself signals one now and then.
     #[inline]
     pub fn signaled(mut self, signaled: bool) -> Self {
         self.flags = if signaled { self.flags | SIGNALED } else { self.flags & !SIGNALED };
@@ -102,15 +101,15 @@ impl<O, L> Work<O, L> {
     /// use std::sync::atomic::Ordering::Relaxed;
     ///
     /// use rdma::RemoteAccess;
-    /// use rdma::op::{FetchAdd, Write};
+    /// use rdma::op;
     ///
     /// let region = pd.allocate_exposed(16, RemoteAccess::ATOMIC | RemoteAccess::WRITE)?;
     /// let (counter, flag) = (region.remote(..8)?, region.remote(8..)?);
     /// let mut one = pd.allocate(8)?;
     /// one.copy_from_slice(&1_u64.to_ne_bytes());
-    /// a.post_send(FetchAdd::new(pd.allocate(8)?, counter, 1).unsignaled())?;
+    /// a.post_send(op::fetch_add(pd.allocate(8)?, counter, 1).unsignaled())?;
     /// // The peer that sees the flag finds the counter increased.
-    /// a.post_send(Write::new(one, flag).fence())?;
+    /// a.post_send(op::write(one, flag).fence())?;
     /// poller.wait(None)?.expect("no time limit").status()?;
     /// assert_eq!((region.load_u64(0, Relaxed)?, region.load_u64(8, Relaxed)?), (1, 1));
     /// # Ok(()) }
@@ -119,11 +118,6 @@ impl<O, L> Work<O, L> {
     pub fn fence(mut self) -> Self {
         self.flags |= ibv_send_flags::IBV_SEND_FENCE.0;
         self
-    }
-
-    /// Returns the local memory of a request that will not be posted.
-    pub fn into_local(self) -> L {
-        self.local
     }
 }
 
@@ -175,24 +169,21 @@ macro_rules! as_requested {
 macro_rules! operations {
     ($(
         $(#[$doc:meta])*
-        $name:ident = $op:ident { $($field:ident: $type:ty),* }, $opcode:ident, |$this:ident, $wr:ident, $size:ident| $fill:expr,
-        $(#[$new:meta])*
-        $($memory:ident)+;
+        $name:ident($memory:ident) -> $request:ident = $op:ident { $($field:ident: $type:ty),* }, $opcode:ident,
+            |$this:ident, $wr:ident, $size:ident| $fill:expr;
     )*) => { $(
         $(#[$doc])*
-        pub type $name<L> = Work<$op, L>;
+        #[inline]
+        pub const fn $name<L: Local + $memory>(local: L $(, $field: $type)*) -> $request<L> {
+            Work::with($op { $($field),* }, local)
+        }
 
-        #[doc = concat!("The operation of [`", stringify!($name), "`].")]
+        #[doc = concat!("The request that [`", stringify!($name), "()`] makes.")]
+        pub type $request<L> = Work<$op, L>;
+
+        #[doc = concat!("The operation of a [`", stringify!($request), "`].")]
         #[derive(Debug, Clone, Copy)]
         pub struct $op { $($field: $type),* }
-
-        impl<L: $($memory +)+> Work<$op, L> {
-            $(#[$new])*
-            #[inline]
-            pub const fn new(local: L $(, $field: $type)*) -> Self {
-                Self::with($op { $($field),* }, local)
-            }
-        }
 
         impl Request for $op {
             const OPCODE: Opcode = Opcode::$opcode;
@@ -207,153 +198,149 @@ macro_rules! operations {
 }
 
 operations! {
-    /// A message for a receive that the peer posted.
+    /// Sends `local`, as a message for a receive that the peer posted.
     ///
     /// ```
-    /// # use rdma::{Buffer, QueuePair, Rc};
+    /// # use rdma::{Buffer, QueuePair};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, mut buffer: Buffer) -> Result<(), rdma::Error> {
-    /// use rdma::op::Send;
+    /// use rdma::op;
     ///
     /// buffer[..5].copy_from_slice(b"hello");
-    /// qp.post_send(Send::new(buffer).token(1))?;
-    /// qp.post_send(Send::inline(b"and this is copied at once").unsignaled())?;
+    /// qp.post_send(op::send(buffer).token(1))?;
+    /// qp.post_send(op::send_inline(b"and this is copied at once").unsignaled())?;
     /// # Ok(()) }
     /// ```
     #[doc(alias = "IBV_WR_SEND")]
-    Send = SendOp {}, Send, |_this, wr, _size| { wr.opcode = ibv_wr_opcode::IBV_WR_SEND; Ok(()) },
-    /// Sends `local`.
-    Local Sendable;
+    send(Sendable) -> SendRequest = SendOp {}, Send, |_this, wr, _size| { wr.opcode = ibv_wr_opcode::IBV_WR_SEND; Ok(()) };
 
-    /// A message with 32 bits of immediate data.
+    /// Sends `local` with 32 bits of immediate data, which the completion of the peer's receive
+    /// carries.
     #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
-    SendImm = SendImmOp { imm: u32 }, Send, |this, wr, _size| {
+    send_imm(Sendable) -> SendImmRequest = SendImmOp { imm: u32 }, Send, |this, wr, _size| {
         wr.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
         wr.__bindgen_anon_1.imm_data = this.imm.to_be();
         Ok(())
-    },
-    /// Sends `local` with the immediate data `imm`.
-    Local Sendable;
+    };
 
-    /// Writes to the peer's memory; the peer gets no completion.
+    /// Writes `local` to the front of `remote`, which must be at least as long.
+    ///
+    /// The peer gets no completion.
     ///
     /// ```
-    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, buffer: rdma::Buffer, target: rdma::RemoteSlice)
+    /// # fn f(qp: &mut rdma::QueuePair<rdma::transport::Rc>, buffer: rdma::Buffer, target: rdma::RemoteSlice)
     /// #     -> Result<(), Box<dyn std::error::Error>> {
-    /// use rdma::op::Write;
+    /// use rdma::op;
     ///
     /// let (data, flag) = (target.slice(..4096)?, target.slice(4096..4104)?);
-    /// qp.post_send(Write::new(buffer, data).unsignaled())?;
+    /// qp.post_send(op::write(buffer, data).unsignaled())?;
     /// // Writes are done in order: once the peer sees the flag, the data is there.
-    /// qp.post_send(Write::inline(&1u64.to_ne_bytes(), flag))?;
+    /// qp.post_send(op::write_inline(&1u64.to_ne_bytes(), flag))?;
     /// # Ok(()) }
     /// ```
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
-    Write = WriteOp { remote: RemoteSlice }, Write, |this, wr, size| {
+    write(Sendable) -> WriteRequest = WriteOp { remote: RemoteSlice }, Write, |this, wr, size| {
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &this.remote, size)
-    },
-    /// Writes `local` to the front of `remote`, which must have room for it.
-    Local Sendable;
+    };
 
-    /// Writes to the peer's memory and consumes one of the peer's receives, whose completion
-    /// carries 32 bits of immediate data.
+    /// Writes `local` to the front of `remote`, and consumes one of the peer's receives.
+    ///
+    /// The completion of that receive carries the 32 bits of immediate data. The receive needs no
+    /// memory: post `()` for it.
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
-    WriteImm = WriteImmOp { remote: RemoteSlice, imm: u32 }, Write, |this, wr, size| {
+    write_imm(Sendable) -> WriteImmRequest = WriteImmOp { remote: RemoteSlice, imm: u32 }, Write, |this, wr, size| {
         wr.__bindgen_anon_1.imm_data = this.imm.to_be();
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &this.remote, size)
-    },
-    /// Writes `local` to the front of `remote`, which must have room for it, and delivers `imm`.
-    Local Sendable;
+    };
 
-    /// Reads from the peer's memory.
+    /// Fills `local` from the front of `remote`, which must be at least as long.
+    ///
+    /// On iWARP the sink of a read must be open to remote writes: only an
+    /// [`ExposedSlice`](crate::ExposedSlice) of a region with
+    /// [`RemoteAccess::WRITE`](crate::RemoteAccess::WRITE) is accepted there.
     ///
     /// ```
-    /// # use rdma::{Buffer, Poller, QueuePair, Rc, RemoteSlice};
+    /// # use rdma::{Buffer, Poller, QueuePair, RemoteSlice};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, buffer: Buffer, source: RemoteSlice, poller: &mut Poller)
     /// #     -> Result<(), Box<dyn std::error::Error>> {
-    /// qp.post_send(rdma::op::Read::new(buffer, source))?;
+    /// qp.post_send(rdma::op::read(buffer, source))?;
     /// let mut completion = poller.wait(None)?.expect("no time limit");
     /// completion.status()?;
     /// println!("{:?}", &completion.take_buffer().expect("the buffer of the read")[..]);
     /// # Ok(()) }
     /// ```
     #[doc(alias = "IBV_WR_RDMA_READ")]
-    Read = ReadOp { remote: RemoteSlice }, Read, |this, wr, size| {
+    read(Writable) -> ReadRequest = ReadOp { remote: RemoteSlice }, Read, |this, wr, size| {
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_READ, &this.remote, size)
-    },
-    /// Fills `local` from the front of `remote`, which must be at least as long.
-    ///
-    /// On iWARP the sink of a read must be open to remote writes: only an
-    /// [`ExposedSlice`](crate::ExposedSlice) of a region with
-    /// [`RemoteAccess::WRITE`](crate::RemoteAccess::WRITE) is accepted there.
-    Local Writable;
+    };
 
-    /// Replaces 8 bytes of the peer's memory if they have a given value.
+    /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`.
+    ///
+    /// The old value is written to `local`, which must be one segment of 8 bytes. The remote
+    /// address must be a multiple of 8.
     ///
     /// ```
-    /// # use rdma::{Buffer, Poller, QueuePair, Rc, RemoteSlice};
+    /// # use rdma::{Buffer, Poller, QueuePair, RemoteSlice};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, old: Buffer, lock: RemoteSlice, poller: &mut Poller)
     /// #     -> Result<(), Box<dyn std::error::Error>> {
     /// // From 0, free, to our number.
-    /// qp.post_send(rdma::op::CompareSwap::new(old, lock, 0, 7))?;
+    /// qp.post_send(rdma::op::compare_swap(old, lock, 0, 7))?;
     /// let completion = poller.wait(None)?.expect("no time limit");
     /// completion.status()?;
     /// println!("{}", if completion.old_value() == Some(0) { "locked" } else { "another has it" });
     /// # Ok(()) }
     /// ```
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
-    CompareSwap = CompareSwapOp { remote: RemoteSlice, compare: u64, swap: u64 }, CompareSwap, |this, wr, size| {
+    compare_swap(Writable) -> CompareSwapRequest = CompareSwapOp { remote: RemoteSlice, compare: u64, swap: u64 }, CompareSwap, |this, wr, size| {
         fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, &this.remote, (this.compare, this.swap), size)
-    },
-    /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`. The old value is written
-    /// to `local`, which must be one segment of 8 bytes. The remote address must be a multiple of
-    /// 8.
-    Local Writable;
+    };
 
-    /// Adds to 8 bytes of the peer's memory.
+    /// Adds `add` to the 8 bytes at `remote`.
+    ///
+    /// The old value is written to `local`, which must be one segment of 8 bytes. The remote
+    /// address must be a multiple of 8.
     ///
     /// ```
-    /// # use rdma::{Buffer, Poller, QueuePair, Rc, RemoteSlice};
+    /// # use rdma::{Buffer, Poller, QueuePair, RemoteSlice};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, old: Buffer, counter: RemoteSlice, poller: &mut Poller)
     /// #     -> Result<(), Box<dyn std::error::Error>> {
-    /// qp.post_send(rdma::op::FetchAdd::new(old, counter, 1))?;
+    /// qp.post_send(rdma::op::fetch_add(old, counter, 1))?;
     /// let completion = poller.wait(None)?.expect("no time limit");
     /// completion.status()?;
     /// println!("it was {}", completion.old_value().expect("it went well"));
     /// # Ok(()) }
     /// ```
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
-    FetchAdd = FetchAddOp { remote: RemoteSlice, add: u64 }, FetchAdd, |this, wr, size| {
+    fetch_add(Writable) -> FetchAddRequest = FetchAddOp { remote: RemoteSlice, add: u64 }, FetchAdd, |this, wr, size| {
         fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &this.remote, (this.add, 0), size)
-    },
-    /// Adds `add` to the 8 bytes at `remote`. The old value is written to `local`, which must be
-    /// one segment of 8 bytes. The remote address must be a multiple of 8.
-    Local Writable;
+    };
 }
 
 /// The operations that bring no data back: they can be inline, and need no answer of the peer.
 macro_rules! gathering_operations {
-    ($($op:ident { $($field:ident: $type:ty),* })*) => { $(
+    ($($inline:ident, $name:ident, $op:ident { $($field:ident: $type:ty),* };)*) => { $(
         impl Gathers for $op {}
 
         impl<T: Connected> Operation<T> for $op {
             as_requested!();
         }
 
-        impl<'a> Work<$op, Inline<'a>> {
-            /// The same as `new`, with bytes that are copied when the request is posted: at most
-            /// the queue's `max_inline_data`.
-            #[inline]
-            pub const fn inline(bytes: &'a [u8] $(, $field: $type)*) -> Self {
-                Self::with($op { $($field),* }, Inline::new(bytes))
-            }
+        #[doc = concat!("The same as [`", stringify!($name), "()`], with bytes that are copied when the request is")]
+        /// posted: at most the queue's `max_inline_data`.
+        #[inline]
+        pub const fn $inline<'a>(bytes: &'a [u8] $(, $field: $type)*) -> Work<$op, Inline<'a>> {
+            Work::with($op { $($field),* }, Inline::new(bytes))
         }
     )* };
 }
 gathering_operations! {
-    SendOp {}
-    SendImmOp { imm: u32 }
-    WriteOp { remote: RemoteSlice }
-    WriteImmOp { remote: RemoteSlice, imm: u32 }
+    send_inline, send, SendOp {};
+    send_imm_inline, send_imm, SendImmOp { imm: u32 };
+    write_inline, write, WriteOp { remote: RemoteSlice };
+    write_imm_inline, write_imm, WriteImmOp { remote: RemoteSlice, imm: u32 };
 }
 
 // The peer's answer brings the data back.
@@ -415,9 +402,9 @@ fn fill_atomic(
 }
 
 /// A message to a given queue pair: [`Work::to`].
-pub type SendTo<'a, L> = Work<To<'a, SendOp>, L>;
+pub type SendToRequest<'a, L> = Work<To<'a, SendOp>, L>;
 /// A message with 32 bits of immediate data to a given queue pair: [`Work::to`].
-pub type SendImmTo<'a, L> = Work<To<'a, SendImmOp>, L>;
+pub type SendImmToRequest<'a, L> = Work<To<'a, SendImmOp>, L>;
 
 /// An operation with its destination.
 #[derive(Debug, Clone, Copy)]
@@ -443,10 +430,11 @@ impl<O: Message, L: Local> Work<O, L> {
     /// handle alive as long as it needs it.
     ///
     /// ```
-    /// # use rdma::{AddressHandle, Buffer, QueuePair, Ud};
+    /// # use rdma::{AddressHandle, Buffer, QueuePair};
+    /// # use rdma::transport::Ud;
     /// # fn f(qp: &mut QueuePair<Ud>, buffer: Buffer, address: &AddressHandle)
     /// #     -> Result<(), rdma::Error> {
-    /// qp.post_send(rdma::op::Send::new(buffer).to(address, 0x11, 0x1234_5678))?;
+    /// qp.post_send(rdma::op::send(buffer).to(address, 0x11, 0x1234_5678))?;
     /// # Ok(()) }
     /// ```
     #[inline]

@@ -12,7 +12,8 @@ use super::op::{Operation, Work};
 use super::posting::PostError;
 use super::recv::RecvQueue;
 use super::send::SendQueue;
-use super::{InitializedQueuePair, QueuePair, Rc, Transport};
+use super::transport::{Rc, Transport};
+use super::{InitializedQueuePair, QueuePair};
 use crate::cq::{Completion, Poller};
 use crate::error::{Error, ErrorKind, Operation as Verb};
 
@@ -33,9 +34,10 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{Buffer, ErrorKind, QueuePair, Rc};
+    /// # use rdma::{Buffer, ErrorKind, QueuePair};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, buffer: Buffer) -> Result<Option<Buffer>, rdma::Error> {
-    /// match qp.post_send(rdma::op::Send::new(buffer).token(1)) {
+    /// match qp.post_send(rdma::op::send(buffer).token(1)) {
     ///     Ok(()) => Ok(None),
     ///     // Not posted: the buffer is ours again.
     ///     Err(refused) if refused.kind() == ErrorKind::QueueFull => Ok(refused.into_memory()),
@@ -75,12 +77,13 @@ impl<T: Transport> QueuePair<T> {
     /// `timeout`; as for [`Poller::wait`]; `InvalidInput` for a poller of another completion queue.
     ///
     /// ```
-    /// # use rdma::{Poller, QueuePair, Rc};
+    /// # use rdma::{Poller, QueuePair};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, poller: &mut Poller) -> Result<(), rdma::Error> {
     /// let second = std::time::Duration::from_secs(1);
     /// for number in 0..1_000_000_u32 {
     ///     let bytes = number.to_ne_bytes();
-    ///     let work = rdma::op::Send::inline(&bytes).unsignaled();
+    ///     let work = rdma::op::send_inline(&bytes).unsignaled();
     ///     qp.post_send_or_wait(work, poller, second, |completion| println!("{completion:?}"))?;
     /// }
     /// # Ok(()) }
@@ -127,7 +130,8 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{Buffer, Poller, QueuePair, Rc};
+    /// # use rdma::{Buffer, Poller, QueuePair};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, poller: &mut Poller) -> Result<(), rdma::Error> {
     /// let mut completion = poller.wait(None)?.expect("no time limit");
     /// println!("{} bytes", completion.byte_len());
@@ -168,11 +172,12 @@ impl<T: Transport> QueuePair<T> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{Buffer, QueuePair, Rc};
+    /// # use rdma::{Buffer, QueuePair};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, message: Buffer, room: Buffer) {
     /// let (mut send, mut recv) = qp.split_mut();
     /// std::thread::scope(|threads| {
-    ///     threads.spawn(move || send.post(rdma::op::Send::new(message)));
+    ///     threads.spawn(move || send.post(rdma::op::send(message)));
     ///     threads.spawn(move || recv.post(room, 0));
     /// });
     /// # }

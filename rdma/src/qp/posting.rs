@@ -117,12 +117,12 @@ impl<M> PostError<M> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
     /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
-    /// use rdma::{ErrorKind, op::Write};
+    /// use rdma::{ErrorKind, op};
     ///
     /// for _ in 0..100 {
     ///     let mut buffer = pd.allocate(16)?;
     ///     // If the queue is full, the buffer comes back, to be posted once there is room.
-    ///     while let Err(refused) = a.post_send(Write::new(buffer, region.remote(..)?)) {
+    ///     while let Err(refused) = a.post_send(op::write(buffer, region.remote(..)?)) {
     ///         assert_eq!(refused.kind(), ErrorKind::QueueFull);
     ///         buffer = refused.into_memory().ok_or("the device may have the buffer")?;
     ///         drop(poller.wait(None)?);

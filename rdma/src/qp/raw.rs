@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use rdma_sys::{ibv_recv_wr, ibv_send_wr, ibv_wc};
 
-use super::{QpBuilder, QueuePair, Transport};
+use super::transport::Transport;
+use super::{QpBuilder, QueuePair};
 use crate::context::Context;
 use crate::cq::{CompletionChannel, CompletionQueue, CqInner};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};

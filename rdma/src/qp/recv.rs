@@ -10,7 +10,6 @@ use std::task::{Context, Poll};
 
 use rdma_sys::{ibv_qp, ibv_recv_wr};
 
-use super::Transport;
 use super::local::{Local, Owned, Refusal, SgeList, Writable};
 #[cfg(feature = "aio")]
 use super::posting::Routed;
@@ -18,6 +17,7 @@ use super::posting::{Half, Keep, Outcome, PostError, Segments};
 use super::ring::Info;
 #[cfg(feature = "aio")]
 use super::ring::{Published, Report, Results, Ticket};
+use super::transport::Transport;
 use crate::ah::Grh;
 use crate::cq::Attached;
 use crate::error::ErrorKind;

@@ -21,11 +21,12 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_wc_status;
 
+use super::QueuePair;
 use super::local::{Local, Writable};
 use super::op::{Operation, Work};
 use super::posting::{Keep, PostError};
 use super::ring::{Sink, Vacant};
-use super::{QueuePair, Transport};
+use super::transport::Transport;
 use crate::cq::Poller;
 use crate::error::{Error, ErrorKind, Operation as Verb, Result};
 use crate::mr::{LentSlice, LentSliceMut};
@@ -107,15 +108,15 @@ impl<'env> Borrowed<'env> for () {}
 ///
 /// ```no_run
 /// # use std::time::Duration;
-/// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, buffer: &mut rdma::Buffer,
+/// # fn f(qp: &mut rdma::QueuePair<rdma::transport::Rc>, poller: &mut rdma::Poller, buffer: &mut rdma::Buffer,
 /// #      remote: rdma::RemoteSlice) -> Result<(), Box<dyn std::error::Error>> {
-/// use rdma::op::Write;
+/// use rdma::op;
 ///
 /// qp.scope(poller, Duration::from_secs(1), |scope| {
-///     scope.post_send(Write::new(buffer.lend(..512), remote)).map_err(|refused| refused.error())?;
+///     scope.post_send(op::write(buffer.lend(..512), remote)).map_err(|refused| refused.error())?;
 ///     // The first part has arrived when this returns.
 ///     scope.wait()?;
-///     scope.post_send(Write::new(buffer.lend(512..), remote)).map_err(|refused| refused.error())?;
+///     scope.post_send(op::write(buffer.lend(512..), remote)).map_err(|refused| refused.error())?;
 ///     Ok::<_, Box<dyn std::error::Error>>(())
 /// })??;
 /// # Ok(()) }
@@ -181,12 +182,13 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # use rdma::{Buffer, Poller, QueuePair, Rc, RemoteSlice};
+    /// # use rdma::{Buffer, Poller, QueuePair, RemoteSlice};
+    /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, poller: &mut Poller, buffer: &mut Buffer, remote: RemoteSlice)
     /// # -> Result<(), Box<dyn std::error::Error>> {
     /// let lent = buffer.lend_mut(..64);
     /// qp.scope(poller, Duration::from_secs(1), |scope| {
-    ///     scope.post_send(rdma::op::Read::new(lent, remote)).map_err(|refused| refused.error())
+    ///     scope.post_send(rdma::op::read(lent, remote)).map_err(|refused| refused.error())
     /// })??;
     /// println!("{:?}", &buffer[..64]);
     /// # Ok(()) }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use rdma_sys::{ibv_qp, ibv_send_wr};
 
-use super::Transport;
 use super::local::{Local, Owned, Refusal};
 use super::op::{INLINE, Opcode, Operation, SIGNALED, Work};
 #[cfg(feature = "aio")]
@@ -15,6 +14,7 @@ use super::posting::{Half, Keep, Outcome, PostError, Segments};
 use super::ring::{Info, Vacant};
 #[cfg(feature = "aio")]
 use super::ring::{Report, Results, Ticket};
+use super::transport::Transport;
 use crate::cq::Attached;
 use crate::handle::Handle;
 use crate::pd::PdInner;
@@ -71,11 +71,11 @@ impl SendQueue {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Pair { pd, mut poller, mut a, b: _b, .. } = pair()?;
     /// # let region = pd.allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
-    /// use rdma::op::Write;
+    /// use rdma::op;
     ///
     /// // As many requests at a time as the queue takes, without a `QueueFull`.
     /// for _ in 0..a.send_queue().room() {
-    ///     a.post_send(Write::new(pd.allocate(16)?, region.remote(..)?))?;
+    ///     a.post_send(op::write(pd.allocate(16)?, region.remote(..)?))?;
     /// }
     /// assert_eq!(a.send_queue().room(), 0);
     /// // The slot is free once the completion has been handled.
@@ -201,7 +201,7 @@ impl SendQueue {
         let asked = flags & SIGNALED != 0 || limits.signal_all;
         let forced = !asked && half.attached.producer.must_signal(run);
         let (domain, address) = (half.chain.domain, work.operation.address());
-        let info = Info::new(run, 0, O::OPCODE).forced(forced);
+        let info = Info::new(run, 0, O::OPCODE);
         let fill = |wr: &mut ibv_send_wr, list: &mut super::local::SgeList<'_>| {
             let len = list.total();
             work.operation.fill(wr, len, list.count())?;

@@ -22,7 +22,7 @@ impl Bench {
     }
 
     fn prepared(&self) -> PreparedQueuePair<Rc> {
-        self.pd.queue_pair().cq(&self.cq).build().unwrap()
+        QueuePair::builder(&self.pd).cq(&self.cq).build().unwrap()
     }
 }
 
@@ -121,10 +121,10 @@ fn a_refused_change_says_which_attribute() {
 #[test]
 fn creation_fails_before_the_provider_is_asked() {
     let bench = Bench::new();
-    let error = bench.pd.queue_pair().send_cq(&bench.cq).build().unwrap_err();
+    let error = QueuePair::builder(&bench.pd).send_cq(&bench.cq).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoCompletionQueue);
     let other = testing::context().create_cq(64).unwrap();
-    let error = bench.pd.queue_pair().cq(&other).build().unwrap_err();
+    let error = QueuePair::builder(&bench.pd).cq(&other).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(!testing::calls().contains(&"create_qp"));
 }
@@ -163,7 +163,7 @@ fn a_failed_creation_leaves_nothing_behind() {
     let bench = Bench::new();
     for _ in 0..10 {
         testing::fail("create_qp", libc::ENOMEM);
-        let error = bench.pd.queue_pair().cq(&bench.cq).build().unwrap_err();
+        let error = QueuePair::builder(&bench.pd).cq(&bench.cq).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     }
     // Each failed creation freed its room in the completion queue.

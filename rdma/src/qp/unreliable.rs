@@ -1,8 +1,9 @@
 //! Unreliable connections: bring-up without the attributes of acknowledgements.
 
 use super::attr::QpAttr;
-use super::bring_up::{self, ConnectOptions, Connected, Endpoints, InitOptions, Local};
-use super::{QpBuilder, QueuePair, Transport, Uc};
+use super::bring_up::{self, ConnectOptions, Endpoints, InitOptions, Local};
+use super::transport::{Connected, Transport, Uc};
+use super::{QpBuilder, QueuePair};
 use crate::context::Context;
 use crate::error::Result;
 use crate::pd::ProtectionDomain;
@@ -12,14 +13,6 @@ impl QueuePair<Uc> {
     /// Starts the configuration of an unreliable connected queue pair in a domain.
     pub fn unreliable(pd: &ProtectionDomain) -> QpBuilder<Uc> {
         QpBuilder::new(pd)
-    }
-}
-
-impl ProtectionDomain {
-    /// Starts the configuration of an unreliable connected queue pair; the same as
-    /// [`QueuePair::unreliable`].
-    pub fn unreliable_queue_pair(&self) -> QpBuilder<Uc> {
-        QpBuilder::new(self)
     }
 }
 

@@ -27,10 +27,11 @@ pub struct Capabilities {
     /// Whether the program changes the states of its queue pairs. If not, only [`cm`](crate::cm)
     /// connects queue pairs, and the kernel changes their states.
     pub manual_connect: bool,
-    /// Whether the device has datagrams: queue pairs of transport [`Ud`](crate::Ud), address
-    /// handles and multicast groups.
+    /// Whether the device has datagrams: queue pairs of transport
+    /// [`Ud`](crate::transport::Ud), address handles and multicast groups.
     pub datagrams: bool,
-    /// Whether the device has unreliable connections: queue pairs of transport [`Uc`](crate::Uc).
+    /// Whether the device has unreliable connections: queue pairs of transport
+    /// [`Uc`](crate::transport::Uc).
     pub unreliable_connections: bool,
     /// Whether a write can carry immediate data.
     pub write_with_immediate: bool,

@@ -8,10 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma::aio::{self, Driver, DriverOptions, Handle, InFlight, Strategy};
-use rdma::op::{FetchAdd, Opcode, Read, Send, Write};
-use rdma::{
-    Buffer, InitOptions, InitializedQueuePair, Opened, ProtectionDomain, QueuePair, Rc, RemoteAccess, Ud, WcStatus,
-};
+use rdma::op::{self, Opcode};
+use rdma::transport::{Rc, Ud};
+use rdma::{Buffer, InitOptions, InitializedQueuePair, Opened, ProtectionDomain, QueuePair, RemoteAccess, WcStatus};
 use rdma_tests::{LIMIT, MANAGED, all_rights, buffer, pattern};
 
 const DEPTH: u32 = 8;
@@ -80,7 +79,7 @@ async fn ping_pong(mut world: World) -> World {
         message[0] = round;
         for (from, to) in [(0, 1), (1, 0)] {
             let ends = [&mut *a, &mut *b];
-            let sent = ends[from].start(Send::new(message)).unwrap();
+            let sent = ends[from].start(op::send(message)).unwrap();
             let mut received = ends[to].next_received().await.unwrap();
             assert_eq!((received.status(), received.byte_len(), received.opcode()), (Ok(()), 64, Opcode::Recv));
             let room = received.take_buffer().unwrap();
@@ -145,16 +144,16 @@ fn every_operation_is_a_future() {
     let number = remote.slice(..8).unwrap();
     let content = pattern(64, 9);
     run(&mut driver, async {
-        let written = a.start(Write::new(buffer(pd, &content), remote)).unwrap().await;
+        let written = a.start(op::write(buffer(pd, &content), remote)).unwrap().await;
         assert_eq!(written.status.unwrap().opcode, Opcode::Write);
-        let read = a.start(Read::new(pd.allocate(64).unwrap(), remote)).unwrap().await;
+        let read = a.start(op::read(pd.allocate(64).unwrap(), remote)).unwrap().await;
         assert_eq!(read.status.unwrap().opcode, Opcode::Read);
         assert_eq!(read.local.unwrap()[..], content[..]);
         // Lists come back in their shape.
         let halves = [pd.allocate(32).unwrap(), pd.allocate(32).unwrap()];
-        let [front, back] = a.start(Read::new(halves, remote)).unwrap().await.into_memory().unwrap();
+        let [front, back] = a.start(op::read(halves, remote)).unwrap().await.into_memory().unwrap();
         assert_eq!((&front[..], &back[..]), (&content[..32], &content[32..]));
-        let added = a.start(FetchAdd::new(pd.allocate(8).unwrap(), number, 1)).unwrap().await;
+        let added = a.start(op::fetch_add(pd.allocate(8).unwrap(), number, 1)).unwrap().await;
         let old = u64::from_ne_bytes(content[..8].try_into().unwrap());
         assert_eq!(added.status.unwrap().old_value, Some(old));
     });
@@ -169,7 +168,7 @@ fn a_full_queue_is_waited_for() {
     run(&mut driver, async {
         let mut sent = Vec::new();
         for _ in 0..10 * DEPTH {
-            sent.push(a.reserve().await.unwrap().start(Write::new(pd.allocate(8).unwrap(), remote)).unwrap());
+            sent.push(a.reserve().await.unwrap().start(op::write(pd.allocate(8).unwrap(), remote)).unwrap());
         }
         for sent in sent {
             assert!(sent.await.status.is_ok());
@@ -193,7 +192,7 @@ fn datagrams_are_awaited() {
     let address = one.queue_pair().address_of(&to).unwrap();
     run(&mut driver, async {
         other.post_recv(pd.allocate(rdma::Grh::LEN + 16).unwrap()).unwrap();
-        let sent = one.start(Send::new(buffer(&pd, b"hello")).to(&address, to.qpn, to.qkey)).unwrap();
+        let sent = one.start(op::send(buffer(&pd, b"hello")).to(&address, to.qpn, to.qkey)).unwrap();
         let mut received = other.next_received().await.unwrap();
         let datagram = received.take_datagram().unwrap();
         assert_eq!((&datagram[..], datagram.source().qpn), (&b"hello"[..], one.queue_pair().qpn()));
@@ -242,10 +241,10 @@ fn futures_are_dropped_at_any_point() {
         for round in 0..20_u8 {
             b.post_recv(pd.allocate(16).unwrap()).unwrap();
             // A send: dropped in flight, it is delivered all the same.
-            let sent = a.start(Send::new(buffer(&pd, &[round; 16]))).unwrap();
+            let sent = a.start(op::send(buffer(&pd, &[round; 16]))).unwrap();
             let _finished = poll_times(&mut driver, sent, polls);
             let _room = poll_times(&mut driver, async { a.reserve().await.map(drop) }, polls);
-            let read = a.start(Read::new(pd.allocate(16).unwrap(), remote));
+            let read = a.start(op::read(pd.allocate(16).unwrap(), remote));
             let _read = read.map(|read| poll_times(&mut driver, read, polls));
             let message = poll_times(&mut driver, b.next_received(), polls);
             // A wait that was dropped took no message.
@@ -269,7 +268,7 @@ fn a_time_limit_loses_no_message() {
         b.post_recv(pd.allocate(8).unwrap()).unwrap();
         let limit = Duration::from_millis(5);
         assert!(tokio::time::timeout(limit, b.next_received()).await.is_err());
-        let sent: InFlight<Buffer> = a.start(Send::new(buffer(&pd, b"late"))).unwrap();
+        let sent: InFlight<Buffer> = a.start(op::send(buffer(&pd, b"late"))).unwrap();
         assert_eq!(b.next_received().await.unwrap().byte_len(), 4);
         assert!(sent.await.into_memory().is_ok());
         drop((a, b));

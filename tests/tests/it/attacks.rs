@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rdma::op::Send;
+use rdma::op;
 use rdma::{DeviceSelector, InitOptions, QueuePair};
 use rdma_test_support::passes_alone;
 use rdma_tests::{LIMIT, Options, Side, VARIABLE, open, pair, wait};
@@ -104,7 +104,7 @@ fn descriptors_run_out() {
 /// Sends one message from `a` to `b` and takes both completions.
 fn message(a: &mut Side, b: &mut Side) {
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 1).unwrap();
-    a.qp.post_send(Send::new(a.pd.allocate(8).unwrap())).unwrap();
+    a.qp.post_send(op::send(a.pd.allocate(8).unwrap())).unwrap();
     assert!(wait(&mut a.sends).status.is_ok() && wait(&mut b.receives).status.is_ok());
 }
 
@@ -115,7 +115,7 @@ fn a_forgotten_poller_or_completion_hides_no_other() {
     message(&mut a, &mut b);
     for token in 0..8 {
         b.qp.post_recv(b.pd.allocate(8).unwrap(), token).unwrap();
-        a.qp.post_send(Send::new(a.pd.allocate(8).unwrap()).token(token)).unwrap();
+        a.qp.post_send(op::send(a.pd.allocate(8).unwrap()).token(token)).unwrap();
     }
     // Completions that a poller has fetched from the CQ survive the poller's leak.
     let cq = a.sends.completion_queue();
@@ -140,7 +140,7 @@ fn a_forgotten_poller_or_completion_hides_no_other() {
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 1).unwrap();
     let buffer = a.pd.allocate(8).unwrap();
     let Side { qp, sends, .. } = &mut a;
-    qp.scope(sends, LIMIT, |scope| scope.post_send(Send::new(buffer.lend(..))).map_err(|refused| refused.error()))
+    qp.scope(sends, LIMIT, |scope| scope.post_send(op::send(buffer.lend(..))).map_err(|refused| refused.error()))
         .unwrap()
         .unwrap();
     assert!(wait(&mut b.receives).status.is_ok());

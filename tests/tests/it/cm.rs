@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use rdma::cm::blocking::{self, ConnectError, ListenOptions, Listener, ResolveOptions, Resolved};
 use rdma::cm::{ConnOptions, EventChannel, RejectReason};
-use rdma::op::Send;
-use rdma::{AckTimeout, Context, ErrorKind, QpState, QueuePair, Rc};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{AckTimeout, Context, ErrorKind, QpState, QueuePair};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{
     End, MOMENT, accept, address, address6, any_port, available, connect, connect_pair, listen, wait_accepted,
@@ -39,7 +40,7 @@ fn talk((a, a_qp): (&End, &mut QueuePair<Rc>), (b, b_qp): (&End, &mut QueuePair<
 
 fn one_way(from: &End, sender: &mut QueuePair<Rc>, to: &End, receiver: &mut QueuePair<Rc>) {
     receiver.post_recv(to.pd.allocate(64).unwrap(), 1).unwrap();
-    sender.post_send(Send::new(buffer(&from.pd, b"over here"))).unwrap();
+    sender.post_send(op::send(buffer(&from.pd, b"over here"))).unwrap();
     assert_eq!(wait(&mut from.cq.poller()).status, Ok(()));
     let done = wait(&mut to.cq.poller());
     assert_eq!((done.status, done.byte_len), (Ok(()), 9));
@@ -66,7 +67,7 @@ fn two_ends_connect_and_talk() {
             accepted.store(true, Ordering::Release);
             let done = wait(&mut end.cq.poller());
             assert_eq!((done.status, done.token, done.byte_len), (Ok(()), 1, 4));
-            qp.post_send(Send::new(buffer(&end.pd, b"pong"))).unwrap();
+            qp.post_send(op::send(buffer(&end.pd, b"pong"))).unwrap();
             assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
             assert!(connection.private_data().starts_with(b"hello"));
         });
@@ -79,7 +80,7 @@ fn two_ends_connect_and_talk() {
         let (connection, mut qp) = route.connect(qp, &ConnOptions::new().private_data(b"hello"), LIMIT).unwrap();
         assert!(connection.private_data().starts_with(b"welcome"), "{connection:?}");
         wait_accepted(&context, &accepted);
-        qp.post_send(Send::new(buffer(&end.pd, b"ping")).token(3)).unwrap();
+        qp.post_send(op::send(buffer(&end.pd, b"ping")).token(3)).unwrap();
         let mut poller = end.cq.poller();
         let mut tokens = [wait(&mut poller), wait(&mut poller)].map(|done| (done.status, done.token));
         tokens.sort_by_key(|&(_, token)| token);
@@ -434,7 +435,7 @@ fn many_connect_at_the_same_time() {
                     accepted[usize::from(name[1])][usize::from(name[2])].store(true, Ordering::Release);
                     // On iWARP the active end must send first.
                     assert_eq!(wait(&mut end.cq.poller()).buffer()[..4], name);
-                    qp.post_send(Send::new(buffer(&end.pd, &name))).unwrap();
+                    qp.post_send(op::send(buffer(&end.pd, &name))).unwrap();
                     assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
                     assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
                 }
@@ -453,7 +454,7 @@ fn many_connect_at_the_same_time() {
                     let (connection, mut qp) = route.connect(qp, &options, LIMIT).unwrap();
                     assert!(connection.private_data().starts_with(&name));
                     wait_accepted(context, accepted);
-                    qp.post_send(Send::new(buffer(&end.pd, &name)).token(1)).unwrap();
+                    qp.post_send(op::send(buffer(&end.pd, &name)).token(1)).unwrap();
                     let mut poller = end.cq.poller();
                     for _ in 0..2 {
                         let done = wait(&mut poller);
@@ -561,7 +562,7 @@ fn a_queue_pair_that_another_route_or_request_has_initialized_connects() {
         let (_second, mut a) = second.join().unwrap();
         wait_accepted(&context, &accepted);
         for (end, qp) in [(&ends[1], &mut b), (&ends[0], &mut a)] {
-            qp.post_send(Send::new(buffer(&end.pd, b"ping"))).unwrap();
+            qp.post_send(op::send(buffer(&end.pd, b"ping"))).unwrap();
             assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
         }
     });

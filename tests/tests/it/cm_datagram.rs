@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use rdma::cm::blocking::{self, ListenOptions, Listener};
 use rdma::cm::{EventChannel, EventKind, Membership, UdOptions};
-use rdma::op::Send;
-use rdma::{
-    CompletionQueue, Context, ErrorKind, Grh, PreparedQueuePair, ProtectionDomain, QueuePair, TransportType, Ud,
-};
+use rdma::op;
+use rdma::transport::Ud;
+use rdma::{CompletionQueue, Context, ErrorKind, Grh, PreparedQueuePair, ProtectionDomain, QueuePair, TransportType};
 use rdma_tests::cm::{MOMENT, address, address6, any_port, available};
 use rdma_tests::{LIMIT, buffer, open, skip, wait};
 
@@ -81,7 +80,7 @@ fn a_listener_says_where_to_send() {
             assert!(peer.private_data.starts_with(b"here"));
             assert_eq!(peer.qkey, qp.endpoint().unwrap().qkey);
             let to = client.pd.create_ah(&peer.path).unwrap();
-            qp.post_send(Send::new(buffer(&client.pd, b"hello")).to(&to, peer.qpn, peer.qkey)).unwrap();
+            qp.post_send(op::send(buffer(&client.pd, b"hello")).to(&to, peer.qpn, peer.qkey)).unwrap();
             assert_eq!(wait(&mut client.cq.poller()).status, Ok(()));
             let serving = serving.join().unwrap();
             assert_eq!(serving.qpn(), peer.qpn);
@@ -140,7 +139,7 @@ fn a_group_hears_its_members() {
     let sender = End::new(&context);
     let mut qp = joined[0].id().init(sender.qp()).unwrap().ready().unwrap();
     let to = sender.pd.create_ah(&joined[0].group().path).unwrap();
-    let say = Send::new(buffer(&sender.pd, b"all of you")).to(&to, rdma::MULTICAST_QPN, joined[0].group().qkey);
+    let say = op::send(buffer(&sender.pd, b"all of you")).to(&to, rdma::MULTICAST_QPN, joined[0].group().qkey);
     qp.post_send(say).unwrap();
     assert_eq!(wait(&mut sender.cq.poller()).status, Ok(()));
     for (end, _, _) in &ends {

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use rdma::cm::blocking::{ListenOptions, Listener};
 use rdma::cm::{ConnOptions, ConnectRequest, Event, EventChannel, EventKind, Id, IdKey};
-use rdma::op::Send;
-use rdma::{AsyncEventKind, Context, ErrorKind, InitializedQueuePair, QueuePair, Rc, TransportType};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{AsyncEventKind, Context, ErrorKind, InitializedQueuePair, QueuePair, TransportType};
 use rdma_tests::cm::{End, MOMENT, accept, address, any_port, available, connect, listen};
 use rdma_tests::{LIMIT, all_rights, buffer, open, wait};
 
@@ -129,7 +130,7 @@ fn one_thread_does_both_ends_on_one_channel() {
         }
     }
     let mut a_qp = a_qp.unwrap();
-    a_qp.post_send(Send::new(buffer(&a.pd, b"message"))).unwrap();
+    a_qp.post_send(op::send(buffer(&a.pd, b"message"))).unwrap();
     assert_eq!(wait(&mut a.cq.poller()).status, Ok(()));
     assert_eq!(wait(&mut b.cq.poller()).byte_len, 7);
     id.disconnect(&a_qp).unwrap();

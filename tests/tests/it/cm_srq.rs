@@ -4,8 +4,9 @@ use std::thread;
 
 use rdma::cm::blocking::Connection;
 use rdma::cm::{ConnOptions, EventChannel, EventKind, Id};
-use rdma::op::Send;
-use rdma::{Context, PreparedQueuePair, QueuePair, Rc, RemoteAccess, SharedReceiveQueue};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Context, PreparedQueuePair, QueuePair, RemoteAccess, SharedReceiveQueue};
 use rdma_tests::cm::{End, address, any_port, available, connect, listen};
 use rdma_tests::{LIMIT, buffer, open, pattern, skip, wait};
 
@@ -79,7 +80,7 @@ fn connections_to_a_listener_share_their_receives() {
     let mut sent = client_end.cq.poller();
     for seed in 0..3 * CLIENTS {
         let [(_, client), (_, passive)] = &mut pairs[usize::from(seed % CLIENTS)];
-        client.post_send(Send::new(buffer(&client_end.pd, &pattern(LEN, seed)))).unwrap();
+        client.post_send(op::send(buffer(&client_end.pd, &pattern(LEN, seed)))).unwrap();
         assert_eq!(wait(&mut sent).status, Ok(()));
         server.receive(passive.qpn(), seed);
         server.post(seed.into());
@@ -89,7 +90,7 @@ fn connections_to_a_listener_share_their_receives() {
     connection.disconnect(&client).unwrap();
     drop((connection, client, ended));
     let [(_, client), (_, passive)] = &mut pairs[0];
-    client.post_send(Send::new(buffer(&client_end.pd, &pattern(LEN, 99)))).unwrap();
+    client.post_send(op::send(buffer(&client_end.pd, &pattern(LEN, 99)))).unwrap();
     assert_eq!(wait(&mut sent).status, Ok(()));
     server.receive(passive.qpn(), 99);
 }
@@ -133,7 +134,7 @@ fn an_event_loop_connects_queue_pairs_that_share_receives() {
         other => panic!("{other:?}"),
     };
     assert!(matches!(next_of(&passive_channel, &passive_id), EventKind::Established(_)));
-    active.post_send(Send::new(buffer(&active_end.end.pd, &pattern(LEN, 7)))).unwrap();
+    active.post_send(op::send(buffer(&active_end.end.pd, &pattern(LEN, 7)))).unwrap();
     assert_eq!(wait(&mut active_end.end.cq.poller()).status, Ok(()));
     passive_end.receive(passive_qp.qpn(), 7);
     id.disconnect(&active).unwrap();

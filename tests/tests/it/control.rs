@@ -125,7 +125,7 @@ fn the_port_reports_sane_values() {
     assert!(attr.max_qp_wr() > 0 && attr.max_cqe() > 0 && attr.max_sge() > 0 && attr.max_mr_size() > 0);
 }
 
-type Connected = QueuePair<rdma::Rc>;
+type Connected = QueuePair<rdma::transport::Rc>;
 
 fn pair(context: &Context, port: u8) -> (Connected, Connected) {
     let pd = context.alloc_pd().unwrap();

@@ -7,8 +7,9 @@ use std::thread;
 
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{self, ListenOptions, Listener};
-use rdma::op::Send;
-use rdma::{Device, DeviceSelector, ErrorKind, Opened, Rc};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Device, DeviceSelector, ErrorKind, Opened};
 use rdma_test_support::{Peer, first, passes_alone, role};
 use rdma_tests::cm::{End, address};
 use rdma_tests::datagram::{Post, QKEY};
@@ -84,12 +85,12 @@ fn a_datagram_and_its_answer() {
     let (mut a, mut b) = (Post::new(&soft(0)), Post::new(&soft(1)));
     let to = a.address_of(&b);
     b.receive(64, 1);
-    a.qp.post_send(Send::inline(b"question").to(&to, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"question").to(&to, b.endpoint.qpn, QKEY)).unwrap();
     let source = *b.arrived().datagram.source();
     assert_eq!(source.grh.map(|grh| grh.source_gid()), a.endpoint.gid);
     let back = b.qp.answer(&source).unwrap();
     a.receive(64, 2);
-    b.qp.post_send(Send::inline(b"answer").to(&back, source.qpn, QKEY)).unwrap();
+    b.qp.post_send(op::send_inline(b"answer").to(&back, source.qpn, QKEY)).unwrap();
     assert_eq!(&a.arrived().datagram[..], b"answer");
 }
 
@@ -123,7 +124,7 @@ fn addresses_have_devices() {
         let route = blocking::resolve::<Rc>(&zero, Some(from), to, LIMIT).unwrap();
         let qp = route.init(end.qp()).unwrap();
         let (connection, mut qp) = route.connect(qp, &ConnOptions::new(), LIMIT).unwrap();
-        qp.post_send(Send::new(buffer(&end.pd, b"ping"))).unwrap();
+        qp.post_send(op::send(buffer(&end.pd, b"ping"))).unwrap();
         assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
         connection.disconnect(&qp).unwrap();
     });

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::{self, NonNull};
 
-use rdma::op::{Send, Write};
+use rdma::op;
 use rdma::{ErrorKind, ExposedRegion, Gpu, MemoryOwner, RemoteAccess};
 use rdma_mem::SharedMemory;
 use rdma_tests::{Options, Side, all_rights, buffer, pair, pattern, read, skipped_on_iwarp, wait};
@@ -21,7 +21,7 @@ struct Vram {
 }
 
 // SAFETY: the reservation belongs to the value, and nobody accesses it.
-unsafe impl std::marker::Send for Vram {}
+unsafe impl Send for Vram {}
 
 impl Vram {
     fn new() -> Self {
@@ -86,7 +86,7 @@ fn a_peer_writes_and_reads_memory_that_no_processor_can_access() {
     let Some((mut a, _b, region, contents)) = rig(all_rights()) else { return };
     let content = pattern(5000, 7);
     let remote = region.remote(70..5070).unwrap();
-    a.qp.post_send(Write::new(buffer(&a.pd, &content), remote)).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, &content), remote)).unwrap();
     assert_eq!(wait(&mut a.sends).status, Ok(()));
     assert_eq!(bytes::<5000>(&contents, 70)[..], content[..]);
     assert_eq!((bytes::<70>(&contents, 0), bytes::<70>(&contents, 5070)), ([0; 70], [0; 70]));
@@ -97,14 +97,14 @@ fn a_peer_writes_and_reads_memory_that_no_processor_can_access() {
 fn messages_go_from_and_to_memory_that_no_processor_can_access() {
     let Some((mut a, mut b, region, contents)) = rig(RemoteAccess::empty()) else { return };
     b.qp.post_recv(region.slice(100..200).unwrap(), 1).unwrap();
-    a.qp.post_send(Send::new(buffer(&a.pd, b"to the GPU"))).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"to the GPU"))).unwrap();
     let received = wait(&mut b.receives);
     assert_eq!((received.status, received.token, received.byte_len), (Ok(()), 1, 10));
     assert_eq!(&bytes::<10>(&contents, 100), b"to the GPU");
 
     contents.write_all_at(b"from the GPU", 3000).unwrap();
     a.qp.post_recv(a.pd.allocate(64).unwrap(), 2).unwrap();
-    b.qp.post_send(Send::new(region.slice(3000..3012).unwrap())).unwrap();
+    b.qp.post_send(op::send(region.slice(3000..3012).unwrap())).unwrap();
     let received = wait(&mut a.receives);
     assert_eq!((received.status, received.byte_len), (Ok(()), 12));
     assert_eq!(&received.buffer()[..12], b"from the GPU");

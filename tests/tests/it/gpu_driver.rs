@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use rdma::op::Write;
+use rdma::op;
 use rdma::{ConnectOptions, ErrorKind, ExposedRegion, InitOptions, MemoryOwner, RemoteAccess};
 use rdma_cuda::{
     Cause, DeviceMemory, DmaBuf, Driver, Gpu, GpuBuffer, GpuEndpoint, GpuEndpointOptions, GpuRegion, GpuSlice,
@@ -152,7 +152,7 @@ fn a_peer_accesses_memory_of_a_gpu_by_the_address_that_kernels_use() {
 
     let content = pattern(5000, 7);
     let remote = region.remote(70..5070).unwrap();
-    a.qp.post_send(Write::new(buffer(&a.pd, &content), remote)).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, &content), remote)).unwrap();
     assert_eq!(wait(&mut a.sends).status, Ok(()));
     assert!(download(&slice.range(70..5070).unwrap()) == content);
     assert_eq!(download(&slice.range(..70).unwrap()), [0; 70]);

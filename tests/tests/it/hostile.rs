@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma::op::{CompareSwap, FetchAdd, Read, Send as SendOp, Write as WriteOp};
+use rdma::op;
 use rdma::{QpAttr, QpState, QueuePair, RemoteSlice};
 use rdma_tests::{Options, all_rights, open, pair, skipped_on_iwarp, wait};
 
@@ -56,10 +56,10 @@ fn addresses_that_wrap_around_are_refused_by_the_target() {
             let local = a.pd.allocate(8).unwrap();
             // A fault that is visible on this side may be refused at once.
             let posted = match kind {
-                0 => a.qp.post_send(WriteOp::new(local, remote)).is_ok(),
-                1 => a.qp.post_send(Read::new(local, remote)).is_ok(),
-                2 => a.qp.post_send(FetchAdd::new(local, remote, 1)).is_ok(),
-                _ => a.qp.post_send(CompareSwap::new(local, remote, 0, 1)).is_ok(),
+                0 => a.qp.post_send(op::write(local, remote)).is_ok(),
+                1 => a.qp.post_send(op::read(local, remote)).is_ok(),
+                2 => a.qp.post_send(op::fetch_add(local, remote, 1)).is_ok(),
+                _ => a.qp.post_send(op::compare_swap(local, remote, 0, 1)).is_ok(),
             };
             assert!(!posted || wait(&mut a.sends).status.is_err(), "{remote:?} {kind}");
         }
@@ -141,7 +141,7 @@ fn resets_under_load_hand_out_every_buffer_once() {
             let mut buffer = buffer.unwrap_or_else(|| pd.allocate(SIZE).unwrap());
             buffer.fill(0);
             buffer[..8].copy_from_slice(&token.to_ne_bytes());
-            if qp.post_send(WriteOp::new(buffer, remote).token(token)).is_err() {
+            if qp.post_send(op::write(buffer, remote).token(token)).is_err() {
                 thread::yield_now();
             }
             token += 1;
@@ -171,10 +171,10 @@ fn forgetting_everything_leaks_and_nothing_else() {
         let (mut a, mut b) = pair(Options::default());
         let region = b.pd.allocate_exposed(64, all_rights()).unwrap();
         b.qp.post_recv(b.pd.allocate(64).unwrap(), 1).unwrap();
-        a.qp.post_send(SendOp::new(a.pd.allocate(8).unwrap())).unwrap();
-        a.qp.post_send(WriteOp::new(a.pd.allocate(8).unwrap(), region.remote(..).unwrap()).unsignaled()).unwrap();
+        a.qp.post_send(op::send(a.pd.allocate(8).unwrap())).unwrap();
+        a.qp.post_send(op::write(a.pd.allocate(8).unwrap(), region.remote(..).unwrap()).unsignaled()).unwrap();
         let mut batch = a.qp.batch();
-        batch.push(SendOp::new(a.pd.allocate(8).unwrap())).unwrap();
+        batch.push(op::send(a.pd.allocate(8).unwrap())).unwrap();
         std::mem::forget(batch);
         let mut completion = loop {
             if let Some(completion) = a.sends.poll().unwrap() {

@@ -5,8 +5,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use rdma::op::{Send, Write};
-use rdma::{Buffer, CompletionQueue, InitOptions, Opened, ProtectionDomain, QueuePair, Rc, RemoteAccess};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Buffer, CompletionQueue, InitOptions, Opened, ProtectionDomain, QueuePair, RemoteAccess};
 use rdma_tests::{LIMIT, open, skip};
 
 const MESSAGES: u64 = 1500;
@@ -18,7 +19,7 @@ const SCOPERS: usize = 2;
 /// Two connected queue pairs of this process that report to one CQ.
 fn pair(opened: &Opened, pd: &ProtectionDomain, cq: &CompletionQueue) -> [QueuePair<Rc>; 2] {
     let end = || {
-        let qp = pd.queue_pair().cq(cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).build().unwrap();
+        let qp = QueuePair::builder(pd).cq(cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).build().unwrap();
         qp.init(&InitOptions::new().port(opened.port).remote_access(RemoteAccess::WRITE)).unwrap()
     };
     rdma_testkit::join(end(), end()).unwrap().into()
@@ -50,7 +51,7 @@ fn post([mut a, mut b]: [QueuePair<Rc>; 2], pd: &ProtectionDomain, token: u64, b
     for _ in 0..MESSAGES {
         let mut next = || buffers.pop().unwrap_or_else(|| back.recv_timeout(LIMIT).expect("a buffer in time"));
         b.post_recv(next(), token).unwrap();
-        a.post_send(Send::new(next()).token(token)).unwrap();
+        a.post_send(op::send(next()).token(token)).unwrap();
     }
     for _ in buffers.len()..2 {
         back.recv_timeout(LIMIT).expect("the last buffers");
@@ -66,7 +67,7 @@ fn run_scopes([mut a, b]: [QueuePair<Rc>; 2], pd: &ProtectionDomain, cq: &Comple
         source.fill(u8::try_from(round % 256).unwrap());
         a.scope(&mut poller, LIMIT, |scope| {
             for _ in 0..4 {
-                scope.post_send(Write::new(source.lend(..), remote)).unwrap();
+                scope.post_send(op::write(source.lend(..), remote)).unwrap();
             }
         })
         .expect("others poll the same queue, and the scope's completions still come to it");

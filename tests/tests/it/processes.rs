@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rdma::op::{FetchAdd, Send, Write, WriteImm};
+use rdma::op;
 use rdma::{AckTimeout, ConnectOptions, WcStatus};
 use rdma_test_support::{Channel, Peer, first, role};
 use rdma_tests::{
@@ -48,7 +48,7 @@ fn two_processes_do_everything() {
                 assert!(seen == pattern(len, u8::try_from(imm).unwrap()), "round {round}");
             } else {
                 let content = done.buffer();
-                side.qp.post_send(Send::new(buffer(&side.pd, &content[..len]))).unwrap();
+                side.qp.post_send(op::send(buffer(&side.pd, &content[..len]))).unwrap();
                 let echo = wait(&mut side.sends);
                 assert_eq!(echo.status, Ok(()));
                 drop(sent.replace(echo));
@@ -71,13 +71,13 @@ fn two_processes_do_everything() {
         if round % 2 == 0 || is_iwarp {
             // The child returns the message by a send.
             side.qp.post_recv(side.pd.allocate(REGION).unwrap(), 0).unwrap();
-            side.qp.post_send(Send::new(buffer(&side.pd, &content))).unwrap();
+            side.qp.post_send(op::send(buffer(&side.pd, &content))).unwrap();
             let done = wait(&mut side.receives);
             assert_eq!((done.status, done.byte_len), (Ok(()), len));
             assert!(done.buffer()[..len] == content, "round {round}");
         } else {
             assert_eq!(read(&mut side, remote.slice(..len).unwrap()).len(), len);
-            side.qp.post_send(WriteImm::new(buffer(&side.pd, &content), remote, round.into())).unwrap();
+            side.qp.post_send(op::write_imm(buffer(&side.pd, &content), remote, round.into())).unwrap();
         }
         assert_eq!(wait(&mut side.sends).status, Ok(()));
     }
@@ -85,10 +85,10 @@ fn two_processes_do_everything() {
     assert_eq!(running.hear(), "checked");
     assert_eq!(running.hear(), "compared");
     let first = if is_iwarp { 25_u64 } else { 0 };
-    side.qp.post_send(Write::inline(&first.to_ne_bytes(), remote)).unwrap();
+    side.qp.post_send(op::write_inline(&first.to_ne_bytes(), remote)).unwrap();
     assert_eq!(wait(&mut side.sends).status, Ok(()));
     for expected in first..25 {
-        side.qp.post_send(FetchAdd::new(side.pd.allocate(8).unwrap(), remote.slice(..8).unwrap(), 1)).unwrap();
+        side.qp.post_send(op::fetch_add(side.pd.allocate(8).unwrap(), remote.slice(..8).unwrap(), 1)).unwrap();
         let done = wait(&mut side.sends);
         assert_eq!((done.status, done.old_value), (Ok(()), Some(expected)));
     }
@@ -111,7 +111,7 @@ fn writes_complete_while_the_target_sleeps() {
     let (mut running, mut side, remote) =
         parent("processes::writes_complete_while_the_target_sleeps", Options::default());
     for seed in [1, 2, 3, 9] {
-        side.qp.post_send(Write::new(buffer(&side.pd, &pattern(4096, seed)), remote)).unwrap();
+        side.qp.post_send(op::write(buffer(&side.pd, &pattern(4096, seed)), remote)).unwrap();
         assert_eq!(wait(&mut side.sends).status, Ok(()));
     }
     assert!(read(&mut side, remote.slice(..4096).unwrap()) == pattern(4096, 9));
@@ -136,9 +136,9 @@ fn a_killed_peer_fails_what_is_outstanding_in_time() {
         let (mut running, mut side, remote) =
             parent("processes::a_killed_peer_fails_what_is_outstanding_in_time", options);
         // The peer has posted no receive, so the first request stays outstanding.
-        side.qp.post_send(Send::new(buffer(&side.pd, b"hello")).token(0)).unwrap();
+        side.qp.post_send(op::send(buffer(&side.pd, b"hello")).token(0)).unwrap();
         for token in 1..4 {
-            side.qp.post_send(Write::new(buffer(&side.pd, &pattern(1000, 1)), remote).token(token)).unwrap();
+            side.qp.post_send(op::write(buffer(&side.pd, &pattern(1000, 1)), remote).token(token)).unwrap();
         }
         side.qp.post_recv(side.pd.allocate(8).unwrap(), 9).unwrap();
         std::thread::sleep(Duration::from_millis(delay));
@@ -175,7 +175,7 @@ fn a_stopped_peer_only_makes_us_wait() {
     let (mut running, mut side, _remote) = parent("processes::a_stopped_peer_only_makes_us_wait", Options::default());
     assert_eq!(running.hear(), "ready");
     running.stop();
-    side.qp.post_send(Send::new(buffer(&side.pd, b"hello"))).unwrap();
+    side.qp.post_send(op::send(buffer(&side.pd, b"hello"))).unwrap();
     // Waits longer than the timeouts, 67 ms * 8.
     assert!(rdma_tests::wait_within(&mut side.sends, Duration::from_millis(800)).is_none());
     running.resume();

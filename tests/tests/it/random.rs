@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use rdma::op::{CompareSwap, FetchAdd, Opcode, Read, Send, SendImm, Work, Write, WriteImm};
+use rdma::op::{self, Opcode, Work};
 use rdma::{Buffer, ExposedRegion, RemoteSlice};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::{
@@ -178,36 +178,36 @@ impl Requester<'_> {
             sink
         };
         match (step.kind, step.inline) {
-            (Kind::Send, true) => self.post_one(Send::inline(&bytes), token, step),
+            (Kind::Send, true) => self.post_one(op::send_inline(&bytes), token, step),
             (Kind::Send, false) => {
-                let request = Send::new(local());
+                let request = op::send(local());
                 self.post_one(request, token, step);
             }
-            (Kind::SendImm, true) => self.post_one(SendImm::inline(&bytes, imm), token, step),
+            (Kind::SendImm, true) => self.post_one(op::send_imm_inline(&bytes, imm), token, step),
             (Kind::SendImm, false) => {
-                let request = SendImm::new(local(), imm);
+                let request = op::send_imm(local(), imm);
                 self.post_one(request, token, step);
             }
-            (Kind::Write, true) => self.post_one(Write::inline(&bytes, remote), token, step),
+            (Kind::Write, true) => self.post_one(op::write_inline(&bytes, remote), token, step),
             (Kind::Write, false) => {
-                let request = Write::new(local(), remote);
+                let request = op::write(local(), remote);
                 self.post_one(request, token, step);
             }
-            (Kind::WriteImm, true) => self.post_one(WriteImm::inline(&bytes, remote, imm), token, step),
+            (Kind::WriteImm, true) => self.post_one(op::write_imm_inline(&bytes, remote, imm), token, step),
             (Kind::WriteImm, false) => {
-                let request = WriteImm::new(local(), remote, imm);
+                let request = op::write_imm(local(), remote, imm);
                 self.post_one(request, token, step);
             }
             (Kind::Read, _) => {
-                let request = Read::new(cut(sink()), remote);
+                let request = op::read(cut(sink()), remote);
                 self.post_one(request, token, step);
             }
             (Kind::CompareSwap, _) => {
-                let request = CompareSwap::new(sink(), remote, 0, operand);
+                let request = op::compare_swap(sink(), remote, 0, operand);
                 self.post_one(request, token, step);
             }
             (Kind::FetchAdd, _) => {
-                let request = FetchAdd::new(sink(), remote, operand);
+                let request = op::fetch_add(sink(), remote, operand);
                 self.post_one(request, token, step);
             }
         }
@@ -217,7 +217,7 @@ impl Requester<'_> {
     /// overtakes a read, except where the device's fence is broken.
     fn post_one<O, L>(&mut self, request: Work<O, L>, token: u64, step: &Step)
     where
-        O: rdma::op::Operation,
+        O: op::Operation,
         L: rdma::Owned,
     {
         let mut request = request.token(token).signaled(step.signaled);

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rdma::op::{CompareSwap, FetchAdd, Opcode, Send, SendImm, Write, WriteImm};
+use rdma::op::{self, Opcode};
 use rdma::{AckTimeout, ConnectOptions, ErrorKind, QpState, RemoteAccess, RnrTimer, WcStatus};
 use rdma_tests::{
     Options, Side, all_rights, buffer, pair, pattern, poll, skipped_on_iwarp, wait, wait_patiently, wait_within,
@@ -23,7 +23,7 @@ fn messages_of_all_sizes_arrive_whole() {
     for len in [0, 1, 7, 64, 65, 4095, 4096, 4097, 100_000, 3 << 20] {
         let content = pattern(len, 3);
         b.qp.post_recv(b.pd.allocate(len.max(1)).unwrap(), 1).unwrap();
-        a.qp.post_send(Send::new(buffer(&a.pd, &content)).token(2)).unwrap();
+        a.qp.post_send(op::send(buffer(&a.pd, &content)).token(2)).unwrap();
         let received = wait(&mut b.receives);
         assert_eq!((received.status, received.token, received.byte_len), (Ok(()), 1, len));
         assert_eq!(received.opcode, Opcode::Recv);
@@ -61,7 +61,7 @@ fn a_message_of_one_gibibyte_arrives_whole() {
         chunk[..8].copy_from_slice(&number.to_ne_bytes());
     }
     b.qp.post_recv(b.pd.allocate(LEN).unwrap(), 0).unwrap();
-    a.qp.post_send(Send::new(message)).unwrap();
+    a.qp.post_send(op::send(message)).unwrap();
     let received = wait_patiently(&mut b.receives, 4 * rdma_tests::LIMIT);
     assert_eq!((received.status, received.byte_len), (Ok(()), LEN));
     assert_eq!(wait(&mut a.sends).status, Ok(()));
@@ -77,7 +77,7 @@ fn immediate_data_arrives_in_host_order() {
         return;
     }
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 0).unwrap();
-    a.qp.post_send(SendImm::new(buffer(&a.pd, b"four"), 0x0102_0304)).unwrap();
+    a.qp.post_send(op::send_imm(buffer(&a.pd, b"four"), 0x0102_0304)).unwrap();
     let received = wait(&mut b.receives);
     assert_eq!((received.imm, received.byte_len), (Some(0x0102_0304), 4));
 }
@@ -87,7 +87,7 @@ fn inline_data_may_be_overwritten_at_once() {
     let (mut a, mut b) = small();
     b.qp.post_recv(b.pd.allocate(64).unwrap(), 0).unwrap();
     let mut bytes = *b"before";
-    a.qp.post_send(Send::inline(&bytes)).unwrap();
+    a.qp.post_send(op::send_inline(&bytes)).unwrap();
     bytes.copy_from_slice(b"after!");
     let received = wait(&mut b.receives);
     assert_eq!(received.byte_len, 6);
@@ -100,7 +100,7 @@ fn lists_are_gathered_and_scattered_in_order() {
     let (mut a, mut b) = small();
     b.qp.post_recv([b.pd.allocate(3).unwrap(), b.pd.allocate(10).unwrap()], 0).unwrap();
     let parts = [buffer(&a.pd, b"ab"), buffer(&a.pd, b"cdefg"), buffer(&a.pd, b"h")];
-    a.qp.post_send(Send::new(parts)).unwrap();
+    a.qp.post_send(op::send(parts)).unwrap();
     let received = wait(&mut b.receives);
     assert_eq!((received.byte_len, received.buffers.len()), (8, 2));
     assert_eq!((&received.buffers[0][..], &received.buffers[1][..5]), (&b"abc"[..], &b"defgh"[..]));
@@ -117,7 +117,7 @@ fn writes_and_reads_reach_exposed_memory() {
     // it.
     for round in 0..5 {
         let content = pattern(len, round);
-        a.qp.post_send(Write::new(buffer(&a.pd, &content), remote)).unwrap();
+        a.qp.post_send(op::write(buffer(&a.pd, &content), remote)).unwrap();
         assert_eq!(wait(&mut a.sends).status, Ok(()));
         let part = remote.slice(4096..70_001).unwrap();
         assert!(rdma_tests::read(&mut a, part) == content[4096..70_001], "round {round}");
@@ -137,7 +137,7 @@ fn write_with_immediate_notifies_after_the_data() {
     for round in 0..20 {
         b.qp.post_recv(b.pd.allocate(1).unwrap(), 5).unwrap();
         let content = pattern(4096, round);
-        a.qp.post_send(WriteImm::new(buffer(&a.pd, &content), region.remote(..).unwrap(), round.into())).unwrap();
+        a.qp.post_send(op::write_imm(buffer(&a.pd, &content), region.remote(..).unwrap(), round.into())).unwrap();
         let notified = wait(&mut b.receives);
         assert_eq!((notified.opcode, notified.imm), (Opcode::RecvWriteImm, Some(round.into())));
         assert_eq!(notified.byte_len, 4096);
@@ -159,13 +159,13 @@ fn atomics_return_what_was_there() {
     region.store_u64(8, 40, Ordering::Release).unwrap();
     let word = region.remote(8..16).unwrap();
     for expected in [40, 42, 44] {
-        a.qp.post_send(FetchAdd::new(a.pd.allocate(8).unwrap(), word, 2)).unwrap();
+        a.qp.post_send(op::fetch_add(a.pd.allocate(8).unwrap(), word, 2)).unwrap();
         let done = wait(&mut a.sends);
         assert_eq!((done.status, done.old_value), (Ok(()), Some(expected)));
     }
-    a.qp.post_send(CompareSwap::new(a.pd.allocate(8).unwrap(), word, 46, 7)).unwrap();
+    a.qp.post_send(op::compare_swap(a.pd.allocate(8).unwrap(), word, 46, 7)).unwrap();
     assert_eq!(wait(&mut a.sends).old_value, Some(46));
-    a.qp.post_send(CompareSwap::new(a.pd.allocate(8).unwrap(), word, 46, 8)).unwrap();
+    a.qp.post_send(op::compare_swap(a.pd.allocate(8).unwrap(), word, 46, 8)).unwrap();
     assert_eq!(wait(&mut a.sends).old_value, Some(7));
     assert_eq!(region.load_u64(8, Ordering::Acquire).unwrap(), 7);
 }
@@ -175,7 +175,7 @@ fn unsignaled_requests_come_back_with_the_next_signaled_one() {
     let (mut a, b) = small();
     let region = b.pd.allocate_exposed(64, RemoteAccess::WRITE).unwrap();
     for token in 0..5 {
-        let work = Write::new(buffer(&a.pd, b"x"), region.remote(..).unwrap()).token(token);
+        let work = op::write(buffer(&a.pd, b"x"), region.remote(..).unwrap()).token(token);
         a.qp.post_send(if token < 4 { work.unsignaled() } else { work }).unwrap();
     }
     let done = wait(&mut a.sends);
@@ -200,7 +200,7 @@ fn a_missing_receive_is_retried_until_it_is_there() {
     if skipped_on_iwarp(&a.context, "iWARP does not wait for a receive") {
         return;
     }
-    a.qp.post_send(Send::new(buffer(&a.pd, b"early"))).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"early"))).unwrap();
     assert!(wait_within(&mut a.sends, Duration::from_millis(20)).is_none(), "nobody can have taken it");
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 0).unwrap();
     assert_eq!(&wait(&mut b.receives).buffer()[..5], b"early");
@@ -214,7 +214,7 @@ fn a_missing_receive_ends_in_an_error_after_the_retries() {
     if skipped_on_iwarp(&a.context, "iWARP does not wait for a receive") {
         return;
     }
-    a.qp.post_send(Send::new(buffer(&a.pd, b"never"))).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"never"))).unwrap();
     let done = wait(&mut a.sends);
     assert_eq!(status(&done), WcStatus::RNR_RETRY_EXC_ERR);
     assert_eq!(&done.buffer()[..], b"never");
@@ -228,7 +228,7 @@ fn a_receive_that_is_too_small_fails_both_ends() {
         return;
     }
     b.qp.post_recv(b.pd.allocate(3).unwrap(), 0).unwrap();
-    a.qp.post_send(Send::new(buffer(&a.pd, b"four"))).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"four"))).unwrap();
     assert_eq!(status(&wait(&mut b.receives)), WcStatus::LOC_LEN_ERR);
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_INV_REQ_ERR);
     assert_eq!(a.qp.state().unwrap(), QpState::ERR);
@@ -242,7 +242,7 @@ fn rights_that_the_key_lacks_fail_both_ends() {
     }
     let region = b.pd.allocate_exposed(4096, RemoteAccess::READ).unwrap();
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 7).unwrap();
-    a.qp.post_send(Write::new(buffer(&a.pd, b"no"), region.remote(..).unwrap())).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, b"no"), region.remote(..).unwrap())).unwrap();
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_ACCESS_ERR);
     // The responder's queue pair is in the error state too: its receives are flushed.
     let flushed = wait(&mut b.receives);
@@ -259,7 +259,7 @@ fn a_refused_request_raises_an_event_at_its_target() {
         return;
     }
     let region = b.pd.allocate_exposed(4096, RemoteAccess::READ).unwrap();
-    a.qp.post_send(Write::new(buffer(&a.pd, b"no"), region.remote(..).unwrap())).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, b"no"), region.remote(..).unwrap())).unwrap();
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_ACCESS_ERR);
     let event = b.context.next_event(Some(rdma_tests::LIMIT)).unwrap().expect("an event");
     assert!(format!("{event:?}").contains("ACCESS") || format!("{event:?}").contains("Access"), "{event:?}");
@@ -273,11 +273,11 @@ fn a_key_that_has_ended_fails_the_writer() {
     }
     let region = b.pd.allocate_exposed(4096, all_rights()).unwrap();
     let remote = region.remote(..).unwrap();
-    a.qp.post_send(Write::new(buffer(&a.pd, b"yes"), remote)).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, b"yes"), remote)).unwrap();
     assert_eq!(wait(&mut a.sends).status, Ok(()));
     let memory = region.revoke().expect("nothing is in flight");
     assert_eq!(&memory[..3], b"yes");
-    a.qp.post_send(Write::new(buffer(&a.pd, b"no!"), remote)).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, b"no!"), remote)).unwrap();
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_ACCESS_ERR);
     assert_eq!(&memory[..3], b"yes");
 }
@@ -292,7 +292,7 @@ fn a_slice_beyond_its_region_is_caught_by_the_device() {
     // A hostile peer advertises a wrong length.
     let honest = region.remote(..).unwrap();
     let lie = rdma::RemoteSlice::new(honest.address(), 8192, honest.rkey());
-    a.qp.post_send(Write::new(buffer(&a.pd, &pattern(8192, 1)), lie)).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, &pattern(8192, 1)), lie)).unwrap();
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_ACCESS_ERR);
 }
 
@@ -303,7 +303,7 @@ fn an_error_flushes_everything_in_order_and_hands_it_back() {
         a.qp.post_recv(a.pd.allocate(8).unwrap(), token).unwrap();
     }
     a.qp.set_error().unwrap();
-    a.qp.post_send(Send::new(buffer(&a.pd, b"late")).token(50)).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"late")).token(50)).unwrap();
     for token in 0..5 {
         let done = wait(&mut a.receives);
         assert_eq!((status(&done), done.token), (WcStatus::WR_FLUSH_ERR, token));
@@ -323,7 +323,7 @@ fn a_peer_that_does_not_answer_ends_in_an_error_within_the_timeouts() {
     }
     drop(b);
     let begin = Instant::now();
-    a.qp.post_send(Send::new(buffer(&a.pd, b"anybody?"))).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"anybody?"))).unwrap();
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::RETRY_EXC_ERR);
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
@@ -351,7 +351,7 @@ fn events_wake_a_sleeper() {
         move || channel.next_event(Some(rdma_tests::LIMIT)).unwrap()
     });
     std::thread::sleep(Duration::from_millis(20));
-    a.post_send(Send::new(buffer(&pd, b"wake"))).unwrap();
+    a.post_send(op::send(buffer(&pd, b"wake"))).unwrap();
     assert_eq!(sleeper.join().unwrap(), Some(cq.id()));
     let mut poller = cq.poller();
     let mut seen = vec![wait(&mut poller).opcode, wait(&mut poller).opcode];
@@ -371,7 +371,7 @@ fn a_queue_pair_works_again_after_a_reset_under_load() {
     let (mut a, mut b) = (a.connect(&to_b), b.connect(&to_a));
     for token in 0..8 {
         a.qp.post_recv(a.pd.allocate(64).unwrap(), token).unwrap();
-        b.qp.post_send(Send::new(buffer(&b.pd, b"load")).token(token)).unwrap();
+        b.qp.post_send(op::send(buffer(&b.pd, b"load")).token(token)).unwrap();
     }
     let prepared = a.qp.reset().unwrap();
     assert_eq!(a.receives.completion_queue().poller().poll().unwrap().map(|done| done.token()), None);
@@ -382,7 +382,7 @@ fn a_queue_pair_works_again_after_a_reset_under_load() {
     let (qa, qb) = (prepared.init(&init).unwrap(), prepared_b.init(&init).unwrap());
     let (mut qa, mut qb) = rdma_testkit::join(qa, qb).unwrap();
     qa.post_recv(a.pd.allocate(8).unwrap(), 77).unwrap();
-    qb.post_send(Send::new(buffer(&b.pd, b"again"))).unwrap();
+    qb.post_send(op::send(buffer(&b.pd, b"again"))).unwrap();
     let done = wait(&mut a.receives);
     assert_eq!((done.status, done.token, done.byte_len), (Ok(()), 77, 5));
 }

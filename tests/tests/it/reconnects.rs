@@ -4,8 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-use rdma::op::Send;
-use rdma::{ConnectOptions, InitOptions};
+use rdma::op;
+use rdma::{ConnectOptions, InitOptions, QueuePair};
 use rdma_tests::{MANAGED, open, wait};
 
 /// A queue of so few entries overruns unless each destroyed queue pair gives its own back.
@@ -29,7 +29,7 @@ fn a_hundred_thousand_queue_pairs_share_one_small_completion_queue() {
     let start = Instant::now();
     let mut done = 0;
     while done < RECONNECTS && (!cfg!(debug_assertions) && context.is_software() || start.elapsed() < PATIENCE) {
-        let qp = pd.queue_pair().cq(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
+        let qp = QueuePair::builder(&pd).cq(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
         let qp = qp.init(&options).unwrap();
         let itself = qp.endpoint();
         let mut qp = qp.connect(&itself, &ConnectOptions::new()).unwrap();
@@ -37,7 +37,7 @@ fn a_hundred_thousand_queue_pairs_share_one_small_completion_queue() {
         for tag in 0..3 {
             qp.post_recv((), tag).unwrap();
         }
-        qp.post_send(Send::new(())).unwrap();
+        qp.post_send(op::send(())).unwrap();
         if done % 2 == 0 {
             assert!(wait(&mut poller).status.is_ok());
             assert!(wait(&mut poller).status.is_ok());
@@ -50,5 +50,5 @@ fn a_hundred_thousand_queue_pairs_share_one_small_completion_queue() {
     println!("{done} reconnects in {:?}, {} stale completions", start.elapsed(), cq.stale_completions());
     // Nothing is reserved any more: a queue pair of the whole depth has room.
     let half = cq.depth() / 2;
-    pd.queue_pair().cq(&cq).max_send_wr(half).max_recv_wr(half).build().unwrap();
+    QueuePair::builder(&pd).cq(&cq).max_send_wr(half).max_recv_wr(half).build().unwrap();
 }

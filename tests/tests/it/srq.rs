@@ -1,9 +1,10 @@
 //! Shared receive queues: many queue pairs, several completion queues, one queue of receives.
 
-use rdma::op::{Send, WriteImm};
+use rdma::op;
+use rdma::transport::Rc;
 use rdma::{
     AsyncEventKind, CompletionQueue, Context, ErrorKind, EventSource, InitOptions, InitializedQueuePair, Opened,
-    Poller, ProtectionDomain, QueuePair, Rc, SharedReceiveQueue,
+    Poller, ProtectionDomain, QueuePair, SharedReceiveQueue,
 };
 use rdma_tests::{LIMIT, MANAGED, all_rights, buffer, open, pattern, skip, wait};
 
@@ -60,7 +61,7 @@ impl Server {
 
     fn send(&mut self, client: usize, seed: u8) {
         let message = buffer(&self.pd, &pattern(LEN, seed));
-        self.clients[client].post_send(Send::new(message).token(seed.into())).unwrap();
+        self.clients[client].post_send(op::send(message).token(seed.into())).unwrap();
     }
 
     /// Waits for a message to a queue pair of one of the completion queues. Returns the client, the
@@ -128,7 +129,7 @@ fn writes_with_an_immediate_take_receives_too() {
     let target = server.pd.allocate_exposed(8, all_rights()).unwrap();
     server.post(5);
     let source = buffer(&server.pd, &[7; 8]);
-    server.clients[0].post_send(WriteImm::new(source, target.remote(..).unwrap(), 9)).unwrap();
+    server.clients[0].post_send(op::write_imm(source, target.remote(..).unwrap(), 9)).unwrap();
     let done = wait(&mut server.pollers[0]);
     assert_eq!((done.status, done.token, done.imm), (Ok(()), 5, Some(9)));
     let mut bytes = [0; 8];
@@ -196,6 +197,6 @@ fn a_client_that_fails_leaves_the_receives_to_the_others() {
     drop(server.receives);
     // The other queue pair keeps the queue.
     let message = buffer(&server.pd, &pattern(LEN, 4));
-    server.clients[1].post_send(Send::new(message)).unwrap();
+    server.clients[1].post_send(op::send(message)).unwrap();
     assert_eq!(wait(&mut server.pollers[1]).status, Ok(()));
 }

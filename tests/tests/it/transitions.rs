@@ -4,9 +4,10 @@
 
 use std::time::Instant;
 
+use rdma::transport::Transport;
 use rdma::{
     AckTimeout, Context, ErrorKind, Mtu, Path, QpAttr, QpAttrMask as M, QpState, QueuePair, RemoteAccess, RnrTimer,
-    Route, Transport,
+    Route,
 };
 use rdma_sys::{QpTransition, ibv_qp_state, ibv_qp_type};
 use rdma_tests::{LIMIT, open, skipped_on_iwarp};

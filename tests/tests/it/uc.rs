@@ -4,8 +4,9 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rdma::op::{Opcode, Send, SendImm, Write, WriteImm};
-use rdma::{ErrorKind, InitOptions, QpState, QueuePair, RemoteAccess, SharedReceiveQueue, Uc, WcStatus};
+use rdma::op::{self, Opcode};
+use rdma::transport::Uc;
+use rdma::{ErrorKind, InitOptions, QpState, QueuePair, RemoteAccess, SharedReceiveQueue, WcStatus};
 use rdma_tests::report::Reported;
 use rdma_tests::{Done, LIMIT, Options, Side, buffer, open, pattern, skip, unreliable_pair, wait, wait_within};
 
@@ -42,7 +43,7 @@ fn pass_over_late_copies(a: &mut Side<Uc>, b: &mut Side<Uc>) {
     for _ in 0..10 {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         ensure_receive(b);
-        a.qp.post_send(SendImm::inline(b"", number)).unwrap();
+        a.qp.post_send(op::send_imm_inline(b"", number)).unwrap();
         assert_eq!(wait(&mut a.sends).status, Ok(()));
         while let Some(done) = wait_within(&mut b.receives, LOST) {
             assert_eq!(done.status, Ok(()));
@@ -65,7 +66,7 @@ fn ensure_receive(b: &mut Side<Uc>) {
 /// Lets a message of a few bytes arrive: the connection works.
 fn assert_works(a: &mut Side<Uc>, b: &mut Side<Uc>) {
     b.qp.post_recv(b.pd.allocate(16).unwrap(), 77).unwrap();
-    let done = deliver(a, b, |a| a.qp.post_send(Send::inline(b"works")).unwrap());
+    let done = deliver(a, b, |a| a.qp.post_send(op::send_inline(b"works")).unwrap());
     assert_eq!((done.token, done.byte_len, &done.buffer()[..5]), (77, 5, &b"works"[..]));
     assert_eq!((a.qp.state().unwrap(), b.qp.state().unwrap()), (QpState::RTS, QpState::RTS));
 }
@@ -77,7 +78,7 @@ fn messages_of_all_sizes_arrive_whole() {
         let content = pattern(len, 3);
         b.qp.post_recv(b.pd.allocate(len.max(1)).unwrap(), 1).unwrap();
         let received = deliver(&mut a, &mut b, |a| {
-            a.qp.post_send(Send::new(buffer(&a.pd, &content)).token(2)).unwrap();
+            a.qp.post_send(op::send(buffer(&a.pd, &content)).token(2)).unwrap();
         });
         assert_eq!((received.token, received.opcode, received.byte_len), (1, Opcode::Recv, len));
         assert!(received.buffer()[..len] == content[..], "{len} bytes");
@@ -92,13 +93,13 @@ fn late_copies_of_a_message_are_passed_over() {
         b.qp.post_recv(b.pd.allocate(8).unwrap(), 0).unwrap();
     }
     for _ in 0..3 {
-        a.qp.post_send(Send::inline(b"copy")).unwrap();
+        a.qp.post_send(op::send_inline(b"copy")).unwrap();
         assert_eq!(wait(&mut a.sends).status, Ok(()));
     }
     pass_over_late_copies(&mut a, &mut b);
     assert_eq!(b.qp.recv_queue().room(), b.qp.recv_queue().depth(), "no receive is left");
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 1).unwrap();
-    let received = deliver(&mut a, &mut b, |a| a.qp.post_send(Send::inline(b"message")).unwrap());
+    let received = deliver(&mut a, &mut b, |a| a.qp.post_send(op::send_inline(b"message")).unwrap());
     assert_eq!((received.token, received.byte_len, &received.buffer()[..7]), (1, 7, &b"message"[..]));
 }
 
@@ -108,7 +109,7 @@ fn lists_and_immediates_arrive() {
     b.qp.post_recv([b.pd.allocate(3).unwrap(), b.pd.allocate(10).unwrap()], 0).unwrap();
     let received = deliver(&mut a, &mut b, |a| {
         let parts = [buffer(&a.pd, b"ab"), buffer(&a.pd, b"cdefg"), buffer(&a.pd, b"h")];
-        a.qp.post_send(SendImm::new(parts, 0x0102_0304)).unwrap();
+        a.qp.post_send(op::send_imm(parts, 0x0102_0304)).unwrap();
     });
     assert_eq!((received.byte_len, received.imm), (8, Some(0x0102_0304)));
     assert_eq!((&received.buffers[0][..], &received.buffers[1][..5]), (&b"abc"[..], &b"defgh"[..]));
@@ -124,8 +125,8 @@ fn writes_reach_exposed_memory() {
     b.qp.post_recv((), 5).unwrap();
     let notified = deliver(&mut a, &mut b, |a| {
         // The first write may be lost without the second.
-        a.qp.post_send(Write::new(buffer(&a.pd, &content), remote).unsignaled()).unwrap();
-        a.qp.post_send(WriteImm::new(buffer(&a.pd, &content), remote, 9)).unwrap();
+        a.qp.post_send(op::write(buffer(&a.pd, &content), remote).unsignaled()).unwrap();
+        a.qp.post_send(op::write_imm(buffer(&a.pd, &content), remote, 9)).unwrap();
     });
     assert_eq!((notified.opcode, notified.imm, notified.token), (Opcode::RecvWriteImm, Some(9), 5));
     let mut seen = vec![0; len];
@@ -137,7 +138,7 @@ fn writes_reach_exposed_memory() {
 fn a_message_without_a_receive_is_lost() {
     let Some((mut a, mut b)) = small() else { return };
     assert_works(&mut a, &mut b);
-    a.qp.post_send(Send::inline(b"lost").token(3)).unwrap();
+    a.qp.post_send(op::send_inline(b"lost").token(3)).unwrap();
     let sent = wait(&mut a.sends);
     assert_eq!((sent.status, sent.token), (Ok(()), 3));
     assert_works(&mut a, &mut b);
@@ -148,7 +149,7 @@ fn a_write_that_is_not_allowed_is_lost() {
     let Some((mut a, mut b)) = small() else { return };
     assert_works(&mut a, &mut b);
     let region = b.pd.allocate_exposed(64, RemoteAccess::READ).unwrap();
-    a.qp.post_send(Write::new(buffer(&a.pd, &[7; 64]), region.remote(..).unwrap())).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, &[7; 64]), region.remote(..).unwrap())).unwrap();
     assert_eq!(wait(&mut a.sends).status, Ok(()), "the sender learns nothing");
     assert_works(&mut a, &mut b);
     let mut seen = [1; 64];
@@ -161,7 +162,7 @@ fn a_peer_that_is_gone_is_not_noticed() {
     let Some((mut a, b)) = small() else { return };
     b.qp.close().unwrap();
     for round in 0..5 {
-        a.qp.post_send(Send::new(buffer(&a.pd, &pattern(5000, round)))).unwrap();
+        a.qp.post_send(op::send(buffer(&a.pd, &pattern(5000, round)))).unwrap();
         let sent = wait(&mut a.sends);
         assert_eq!((sent.status, sent.buffer().len()), (Ok(()), 5000));
     }
@@ -194,7 +195,7 @@ fn a_scope_lends_memory_to_an_unreliable_connection() {
     for _ in 0..3 {
         message[0] ^= 1;
         let lent = a.qp.scope(&mut *poller, LIMIT, |scope| {
-            scope.post_send(Send::new(message.lend(..))).map_err(|refused| refused.error())
+            scope.post_send(op::send(message.lend(..))).map_err(|refused| refused.error())
         });
         lent.unwrap().unwrap();
     }
@@ -229,7 +230,7 @@ fn messages_take_receives_of_a_shared_queue() {
         let mut content = pattern(2000, round);
         content[0] = round;
         let arrived = (0..10).find_map(|_| {
-            client.post_send(Send::new(buffer(&pd, &content))).unwrap();
+            client.post_send(op::send(buffer(&pd, &content))).unwrap();
             assert_eq!(wait(&mut sends).status, Ok(()));
             loop {
                 let mut completion = poller.wait(Some(LOST)).unwrap()?;

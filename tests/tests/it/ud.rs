@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma::op::{Opcode, Send, SendImm};
+use rdma::op::{self, Opcode};
 use rdma::{DatagramOptions, ErrorKind, Grh, Lid, MULTICAST_QPN, QpState, QueuePair, WcStatus};
 use rdma_tests::datagram::{Post, QKEY, address_of_group, group, initialized, join, open};
 use rdma_tests::{LIMIT, buffer, pattern, skip};
@@ -21,7 +21,7 @@ fn messages_up_to_the_mtu_arrive_behind_a_header() {
     for len in [0, 1, 7, 64, 65, 255, 256, mtu - 1, mtu] {
         let content = pattern(len, 3);
         b.receive(mtu, 1);
-        a.qp.post_send(Send::new(buffer(&a.pd, &content)).token(2).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+        a.qp.post_send(op::send(buffer(&a.pd, &content)).token(2).to(&address, b.endpoint.qpn, QKEY)).unwrap();
         let arrived = b.arrived();
         assert_eq!((arrived.token, arrived.byte_len, arrived.imm), (1, Grh::LEN + len, None));
         assert!(arrived.datagram[..] == content[..], "{len} bytes");
@@ -35,7 +35,7 @@ fn the_header_says_where_it_came_from() {
     let Some((mut a, mut b)) = two() else { return };
     let address = a.address_of(&b);
     b.receive(8, 0);
-    a.qp.post_send(Send::inline(b"who?").to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"who?").to(&address, b.endpoint.qpn, QKEY)).unwrap();
     let arrived = b.arrived();
     let source = *arrived.datagram.source();
     assert_eq!((source.qpn, source.pkey_index), (a.endpoint.qpn, 0));
@@ -52,7 +52,7 @@ fn the_header_says_where_it_came_from() {
     let whole = arrived.datagram.into_buffer();
     assert_eq!(whole.len(), Grh::LEN + 8);
     b.qp.post_recv(whole, 9).unwrap();
-    a.qp.post_send(Send::inline(b"again").to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"again").to(&address, b.endpoint.qpn, QKEY)).unwrap();
     let arrived = b.arrived();
     assert_eq!((arrived.token, &arrived.datagram[..]), (9, &b"again"[..]));
 }
@@ -64,7 +64,7 @@ fn a_server_answers_by_what_the_completion_says() {
     for round in 0..3_u64 {
         server.receive(64, 0);
         client.receive(64, round);
-        client.qp.post_send(Send::inline(b"question").to(&to_server, server.endpoint.qpn, QKEY)).unwrap();
+        client.qp.post_send(op::send_inline(b"question").to(&to_server, server.endpoint.qpn, QKEY)).unwrap();
         let source = *server.arrived().datagram.source();
         let back = match round {
             0 => server.qp.answer(&source).unwrap(),
@@ -75,7 +75,7 @@ fn a_server_answers_by_what_the_completion_says() {
                 server.pd.create_ah(&source.path(server.port, index)).unwrap()
             }
         };
-        server.qp.post_send(Send::inline(b"answer").to(&back, source.qpn, QKEY)).unwrap();
+        server.qp.post_send(op::send_inline(b"answer").to(&back, source.qpn, QKEY)).unwrap();
         let arrived = client.arrived();
         assert_eq!((arrived.token, &arrived.datagram[..]), (round, &b"answer"[..]));
         assert_eq!(arrived.datagram.source().qpn, server.qp.qpn());
@@ -89,8 +89,8 @@ fn immediate_data_arrives_in_host_order() {
     let address = a.address_of(&b);
     b.receive(8, 0);
     b.receive(8, 0);
-    a.qp.post_send(SendImm::new(buffer(&a.pd, b"four"), 0x0102_0304).to(&address, b.endpoint.qpn, QKEY)).unwrap();
-    a.qp.post_send(SendImm::inline(b"", 7).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send_imm(buffer(&a.pd, b"four"), 0x0102_0304).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send_imm_inline(b"", 7).to(&address, b.endpoint.qpn, QKEY)).unwrap();
     let arrived = b.arrived();
     assert_eq!((arrived.imm, &arrived.datagram[..]), (Some(0x0102_0304), &b"four"[..]));
     let arrived = b.arrived();
@@ -102,9 +102,9 @@ fn another_queue_key_is_dropped_and_nobody_is_told() {
     let Some((mut a, mut b)) = two() else { return };
     let address = a.address_of(&b);
     b.receive(8, 0);
-    a.qp.post_send(Send::inline(b"wrong").to(&address, b.endpoint.qpn, QKEY ^ 1)).unwrap();
+    a.qp.post_send(op::send_inline(b"wrong").to(&address, b.endpoint.qpn, QKEY ^ 1)).unwrap();
     assert_eq!(a.sent().1, Ok(()));
-    a.qp.post_send(Send::inline(b"right").to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"right").to(&address, b.endpoint.qpn, QKEY)).unwrap();
     assert_eq!(&b.arrived().datagram[..], b"right");
     assert_eq!((a.qp.state().unwrap(), b.qp.state().unwrap()), (QpState::RTS, QpState::RTS));
 }
@@ -115,7 +115,7 @@ fn the_senders_own_queue_key_stands_for_those_with_the_highest_bit() {
     let (mut a, mut b) = (Post::new(&opened), Post::new(&opened));
     let address = a.address_of(&b);
     b.receive(8, 0);
-    a.qp.post_send(Send::inline(b"own").to(&address, b.endpoint.qpn, 0xffff_ffff)).unwrap();
+    a.qp.post_send(op::send_inline(b"own").to(&address, b.endpoint.qpn, 0xffff_ffff)).unwrap();
     assert_eq!(&b.arrived().datagram[..], b"own");
 }
 
@@ -123,11 +123,11 @@ fn the_senders_own_queue_key_stands_for_those_with_the_highest_bit() {
 fn without_a_receive_it_is_dropped_and_the_next_one_arrives() {
     let Some((mut a, mut b)) = two() else { return };
     let address = a.address_of(&b);
-    a.qp.post_send(Send::inline(b"early").to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"early").to(&address, b.endpoint.qpn, QKEY)).unwrap();
     assert_eq!(a.sent().1, Ok(()));
     assert!(b.is_silent());
     b.receive(8, 5);
-    a.qp.post_send(Send::inline(b"late").to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"late").to(&address, b.endpoint.qpn, QKEY)).unwrap();
     let arrived = b.arrived();
     assert_eq!((arrived.token, &arrived.datagram[..]), (5, &b"late"[..]));
 }
@@ -137,7 +137,7 @@ fn a_queue_pair_that_is_not_there_is_no_error() {
     let Some((mut a, b)) = two() else { return };
     let (address, qpn) = (a.address_of(&b), b.endpoint.qpn);
     drop(b);
-    a.qp.post_send(Send::inline(b"anybody?").to(&address, qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"anybody?").to(&address, qpn, QKEY)).unwrap();
     assert_eq!(a.sent().1, Ok(()));
     assert_eq!(a.qp.state().unwrap(), QpState::RTS);
 }
@@ -148,13 +148,13 @@ fn a_message_that_is_too_long_is_refused_and_handed_back() {
     let (address, mtu) = (a.address_of(&b), a.qp.max_message());
     b.receive(mtu, 0);
     let content = pattern(mtu + 1, 1);
-    let send = Send::new(buffer(&a.pd, &content)).to(&address, b.endpoint.qpn, QKEY);
+    let send = op::send(buffer(&a.pd, &content)).to(&address, b.endpoint.qpn, QKEY);
     let refused = a.qp.post_send(send).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::TooLong);
     let mut back = refused.into_memory().expect("handed back");
     assert!(back[..] == content[..]);
     back.truncate(mtu);
-    a.qp.post_send(Send::new(back).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send(back).to(&address, b.endpoint.qpn, QKEY)).unwrap();
     assert!(b.arrived().datagram[..] == content[..mtu]);
 }
 
@@ -163,7 +163,7 @@ fn a_receive_that_is_too_small_does_not_get_it() {
     let Some((mut a, mut b)) = two() else { return };
     let address = a.address_of(&b);
     b.receive(4, 0);
-    a.qp.post_send(Send::new(buffer(&a.pd, b"five!")).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"five!")).to(&address, b.endpoint.qpn, QKEY)).unwrap();
     // The sender gets no error. The receiver reports an error or drops the message.
     assert_eq!(a.sent().1, Ok(()));
     if let Some(done) = b.receives.wait(Some(Duration::from_millis(100))).unwrap() {
@@ -173,7 +173,7 @@ fn a_receive_that_is_too_small_does_not_get_it() {
         return;
     }
     assert_eq!(b.qp.state().unwrap(), QpState::RTS);
-    a.qp.post_send(Send::new(buffer(&a.pd, b"four")).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"four")).to(&address, b.endpoint.qpn, QKEY)).unwrap();
     assert_eq!(&b.arrived().datagram[..], b"four");
 }
 
@@ -190,7 +190,7 @@ fn many_send_to_one_and_each_gets_its_answer() {
             let to_server = client.address_of(&server);
             client.receive(64, number);
             let question = [round, u8::try_from(number).unwrap()];
-            client.qp.post_send(Send::inline(&question).to(&to_server, server.endpoint.qpn, QKEY)).unwrap();
+            client.qp.post_send(op::send_inline(&question).to(&to_server, server.endpoint.qpn, QKEY)).unwrap();
             // The address handle is dropped before the send's completion is polled.
         }
         for _ in 0..clients.len() {
@@ -199,7 +199,7 @@ fn many_send_to_one_and_each_gets_its_answer() {
             let client = clients.iter().position(|client| client.endpoint.qpn == source.qpn).expect("one of ours");
             assert_eq!(arrived.datagram[..], [round, u8::try_from(client).unwrap()]);
             let back = server.qp.answer(&source).unwrap();
-            server.qp.post_send(Send::new(buffer(&server.pd, &arrived.datagram)).to(&back, source.qpn, QKEY)).unwrap();
+            server.qp.post_send(op::send(buffer(&server.pd, &arrived.datagram)).to(&back, source.qpn, QKEY)).unwrap();
         }
         for (number, client) in (0..).zip(&mut clients) {
             assert_eq!(client.arrived().datagram[..], [round, number]);
@@ -219,11 +219,11 @@ fn unsignaled_and_batched_datagrams_come_back_with_the_next_signaled_one() {
         b.receive(8, token);
     }
     for token in 0..3 {
-        a.qp.post_send(Send::new(buffer(&a.pd, &[7])).token(token).unsignaled().to(&address, qpn, QKEY)).unwrap();
+        a.qp.post_send(op::send(buffer(&a.pd, &[7])).token(token).unsignaled().to(&address, qpn, QKEY)).unwrap();
     }
     let mut batch = a.qp.batch();
-    batch.push(Send::inline(&[8]).token(3).unsignaled().to(&address, qpn, QKEY)).unwrap();
-    batch.push(Send::new(buffer(&a.pd, &[9])).token(4).to(&address, qpn, QKEY)).unwrap();
+    batch.push(op::send_inline(&[8]).token(3).unsignaled().to(&address, qpn, QKEY)).unwrap();
+    batch.push(op::send(buffer(&a.pd, &[9])).token(4).to(&address, qpn, QKEY)).unwrap();
     batch.submit().unwrap();
     let done = rdma_tests::wait(&mut a.sends);
     assert_eq!((done.status, done.token, done.unsignaled), (Ok(()), 4, vec![0, 1, 2, 3]));
@@ -238,7 +238,7 @@ fn lists_are_gathered_and_scattered_behind_the_header() {
     // One segment takes the GRH, and one the payload.
     b.qp.post_recv([b.pd.allocate(Grh::LEN).unwrap(), b.pd.allocate(8).unwrap()], 0).unwrap();
     let parts = [buffer(&a.pd, b"gath"), buffer(&a.pd, b"ered")];
-    a.qp.post_send(Send::new(parts).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send(parts).to(&address, b.endpoint.qpn, QKEY)).unwrap();
     let mut done = b.receives.wait(Some(LIMIT)).unwrap().expect("in time");
     assert_eq!((done.status(), done.byte_len(), done.opcode()), (Ok(()), Grh::LEN + 8, Opcode::Recv));
     assert_eq!(done.source().unwrap().qpn, a.qp.qpn());
@@ -254,7 +254,7 @@ fn lent_memory_is_sent_in_a_scope() {
     let memory = buffer(&a.pd, b"lent");
     let qpn = b.endpoint.qpn;
     a.qp.scope(&mut a.sends, LIMIT, |scope| {
-        scope.post_send(Send::new(memory.lend(..)).to(&address, qpn, QKEY)).map_err(|refused| refused.error())
+        scope.post_send(op::send(memory.lend(..)).to(&address, qpn, QKEY)).map_err(|refused| refused.error())
     })
     .unwrap()
     .unwrap();
@@ -272,7 +272,7 @@ fn handles_that_are_dropped_with_requests_under_way_do_no_harm() {
         }
         for number in 0..8_u8 {
             let address = a.address_of(&b);
-            let send = Send::new(buffer(&a.pd, &[round, number])).signaled(number % 3 == 0);
+            let send = op::send(buffer(&a.pd, &[round, number])).signaled(number % 3 == 0);
             a.qp.post_send(send.to(&address, qpn, QKEY)).unwrap();
             drop(address);
         }
@@ -295,7 +295,7 @@ fn a_queue_pair_that_is_closed_with_requests_under_way_frees_everything() {
         b.receive(64, 0);
         for token in 0..8 {
             a.receive(64, token);
-            a.qp.post_send(Send::new(buffer(&a.pd, &[1; 64])).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+            a.qp.post_send(op::send(buffer(&a.pd, &[1; 64])).to(&address, b.endpoint.qpn, QKEY)).unwrap();
         }
         match round % 3 {
             0 => a.qp.close().unwrap(),
@@ -321,7 +321,7 @@ fn an_error_flushes_everything_in_order_and_hands_it_back() {
         a.receive(8, token);
     }
     a.qp.set_error().unwrap();
-    a.qp.post_send(Send::new(buffer(&a.pd, b"late")).token(50).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"late")).token(50).to(&address, b.endpoint.qpn, QKEY)).unwrap();
     for token in 0..5 {
         let done = rdma_tests::wait(&mut a.receives);
         assert_eq!((done.status.unwrap_err().status, done.token), (WcStatus::WR_FLUSH_ERR, token));
@@ -351,8 +351,8 @@ fn events_wake_a_sleeper() {
         move || channel.next_event(Some(LIMIT)).unwrap()
     });
     // The first datagram is unsolicited and does not wake the sleeper.
-    a.qp.post_send(Send::inline(b"plain").to(&address, b.qpn(), QKEY)).unwrap();
-    a.qp.post_send(Send::inline(b"wake").to(&address, b.qpn(), QKEY).solicited()).unwrap();
+    a.qp.post_send(op::send_inline(b"plain").to(&address, b.qpn(), QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"wake").to(&address, b.qpn(), QKEY).solicited()).unwrap();
     assert_eq!(sleeper.join().unwrap(), Some(cq.id()));
     let mut poller = cq.poller();
     for expected in [&b"plain"[..], b"wake"] {
@@ -371,8 +371,8 @@ fn a_queue_pair_works_again_after_a_reset_and_with_another_key() {
     b.qp = reset.ready().unwrap().into();
     assert_eq!(b.qp.query().unwrap().qkey(), 0x77);
     b.receive(8, 2);
-    a.qp.post_send(Send::inline(b"old").to(&address, b.qp.qpn(), QKEY)).unwrap();
-    a.qp.post_send(Send::inline(b"new").to(&address, b.qp.qpn(), 0x77)).unwrap();
+    a.qp.post_send(op::send_inline(b"old").to(&address, b.qp.qpn(), QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"new").to(&address, b.qp.qpn(), 0x77)).unwrap();
     let arrived = b.arrived();
     assert_eq!((arrived.token, &arrived.datagram[..]), (2, &b"new"[..]));
 }
@@ -387,7 +387,7 @@ fn what_is_posted_before_it_is_ready_is_there_when_it_is() {
     assert_eq!(refused.kind(), ErrorKind::OutOfBounds);
     let qp = qp.ready().unwrap();
     let address = a.qp.address_of(&qp.endpoint().unwrap()).unwrap();
-    a.qp.post_send(Send::inline(b"first").to(&address, qp.qpn(), QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"first").to(&address, qp.qpn(), QKEY)).unwrap();
     let mut poller = receives.poller();
     let mut done = poller.wait(Some(LIMIT)).unwrap().expect("in time");
     assert_eq!((done.token(), &done.take_datagram().unwrap()[..]), (3, &b"first"[..]));
@@ -458,7 +458,7 @@ fn a_group_reaches_all_that_are_attached_and_nobody_else() {
         post.receive(64, 0);
         post.receive(64, 1);
     }
-    a.qp.post_send(Send::new(buffer(&a.pd, b"to all")).to(&address, MULTICAST_QPN, QKEY)).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"to all")).to(&address, MULTICAST_QPN, QKEY)).unwrap();
     for post in [&mut b, &mut c] {
         let arrived = post.arrived();
         assert_eq!(&arrived.datagram[..], b"to all");
@@ -471,13 +471,13 @@ fn a_group_reaches_all_that_are_attached_and_nobody_else() {
         // itself.
         assert_eq!(source.query_path(&post.context, post.port).unwrap_err().kind(), ErrorKind::NotFound);
         let back = post.qp.answer(&source).unwrap();
-        post.qp.post_send(Send::inline(b"here").to(&back, source.qpn, QKEY)).unwrap();
+        post.qp.post_send(op::send_inline(b"here").to(&back, source.qpn, QKEY)).unwrap();
         assert_eq!(&a.arrived().datagram[..], b"here", "and the message to the group did not come to its sender");
     }
     assert_eq!(a.sent().1, Ok(()));
 
     of_b.detach().unwrap();
-    a.qp.post_send(Send::inline(b"to one").to(&address, MULTICAST_QPN, QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"to one").to(&address, MULTICAST_QPN, QKEY)).unwrap();
     assert_eq!(&c.arrived().datagram[..], b"to one");
     assert!(b.is_silent());
     drop(of_c);
@@ -494,8 +494,8 @@ fn a_group_drops_other_keys_and_reaches_its_sender_if_attached() {
     let _of_b = b.qp.attach_multicast(gid, Lid::NONE).unwrap();
     a.receive(64, 0);
     b.receive(64, 0);
-    a.qp.post_send(Send::inline(b"wrong").to(&address, MULTICAST_QPN, QKEY ^ 1)).unwrap();
-    a.qp.post_send(SendImm::inline(b"right", 9).to(&address, MULTICAST_QPN, QKEY)).unwrap();
+    a.qp.post_send(op::send_inline(b"wrong").to(&address, MULTICAST_QPN, QKEY ^ 1)).unwrap();
+    a.qp.post_send(op::send_imm_inline(b"right", 9).to(&address, MULTICAST_QPN, QKEY)).unwrap();
     for post in [&mut a, &mut b] {
         let arrived = post.arrived();
         assert_eq!((arrived.imm, &arrived.datagram[..]), (Some(9), &b"right"[..]));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma::op::Send;
+use rdma::op;
 use rdma::{DatagramEndpoint, Gid, Lid, LinkLayer, MULTICAST_QPN};
 use rdma_test_support::{Channel, Peer, first, role};
 use rdma_tests::datagram::{Arrived, Post, QKEY, address_of_group, group, join, open};
@@ -38,7 +38,7 @@ fn client(mut channel: Channel) {
     for number in 0..QUESTIONS {
         loop {
             assert!(Instant::now() < end, "no answer to {number}");
-            post.qp.post_send(Send::inline(&[number]).to(&address, server.qpn, server.qkey)).unwrap();
+            post.qp.post_send(op::send_inline(&[number]).to(&address, server.qpn, server.qkey)).unwrap();
             assert_eq!(post.sent().1, Ok(()));
             match arrived(&mut post, AGAIN) {
                 Some((answer, source)) if answer == [number, !number] => {
@@ -74,7 +74,7 @@ fn a_server_answers_processes_that_it_has_never_heard_of() {
                 peers.insert(source.qpn);
                 let back = server.qp.answer(&source).unwrap();
                 let answer = [question[0], !question[0]];
-                server.qp.post_send(Send::inline(&answer).to(&back, source.qpn, QKEY)).unwrap();
+                server.qp.post_send(op::send_inline(&answer).to(&back, source.qpn, QKEY)).unwrap();
                 assert_eq!(server.sent().1, Ok(()));
             }
             peers.len()
@@ -133,7 +133,7 @@ fn a_group_reaches_members_in_other_processes() {
         let stop = Arc::clone(&stop);
         move || {
             while !stop.load(Ordering::Relaxed) {
-                post.qp.post_send(Send::inline(b"to all").to(&address, MULTICAST_QPN, QKEY)).unwrap();
+                post.qp.post_send(op::send_inline(b"to all").to(&address, MULTICAST_QPN, QKEY)).unwrap();
                 assert_eq!(post.sent().1, Ok(()));
                 thread::sleep(Duration::from_millis(5));
             }

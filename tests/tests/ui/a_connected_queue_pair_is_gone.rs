@@ -1,7 +1,8 @@
 //! Accepting a request consumes the queue pair: a second request cannot use the same one.
 
 use rdma::cm::{ConnOptions, ConnectRequest};
-use rdma::{InitializedQueuePair, Rc};
+use rdma::InitializedQueuePair;
+use rdma::transport::Rc;
 
 fn shared(one: ConnectRequest<Rc>, other: ConnectRequest<Rc>, qp: InitializedQueuePair<Rc>) {
     let _accepted = one.accept(qp, &ConnOptions::new());

@@ -1,7 +1,8 @@
 //! Accepting a connection request consumes it.
 
 use rdma::cm::{ConnOptions, ConnectRequest};
-use rdma::{InitializedQueuePair, Rc};
+use rdma::InitializedQueuePair;
+use rdma::transport::Rc;
 
 fn twice(request: ConnectRequest<Rc>, one: InitializedQueuePair<Rc>, other: InitializedQueuePair<Rc>) {
     let options = ConnOptions::new();

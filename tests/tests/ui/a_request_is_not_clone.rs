@@ -1,7 +1,7 @@
 //! A connection request, like every identifier, has a single owner.
 
 use rdma::cm::{ConnectRequest, Id};
-use rdma::Rc;
+use rdma::transport::Rc;
 
 fn copy<T: Clone>() {}
 

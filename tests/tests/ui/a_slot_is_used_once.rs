@@ -1,9 +1,9 @@
 //! Reserved room is room for one request.
 
-async fn start(qp: &mut rdma::aio::QueuePair<rdma::Rc>, one: rdma::Buffer, two: rdma::Buffer) {
+async fn start(qp: &mut rdma::aio::QueuePair<rdma::transport::Rc>, one: rdma::Buffer, two: rdma::Buffer) {
     let slot = qp.reserve().await.unwrap();
-    let _first = slot.start(rdma::op::Send::new(one));
-    let _second = slot.start(rdma::op::Send::new(two));
+    let _first = slot.start(rdma::op::send(one));
+    let _second = slot.start(rdma::op::send(two));
 }
 
 fn main() {}

@@ -1,7 +1,7 @@
 //! A queue pair in INIT can post receives, but it cannot send yet.
 
-fn send(mut qp: rdma::InitializedQueuePair<rdma::Rc>, buffer: rdma::Buffer) {
-    qp.post_send(rdma::op::Send::new(buffer));
+fn send(mut qp: rdma::InitializedQueuePair<rdma::transport::Rc>, buffer: rdma::Buffer) {
+    qp.post_send(rdma::op::send(buffer));
 }
 
 fn main() {}

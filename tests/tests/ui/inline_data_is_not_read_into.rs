@@ -1,7 +1,7 @@
 //! Inline data, which posting copies, cannot be the destination of a read.
 
 fn read(remote: rdma::RemoteSlice) {
-    let _request = rdma::op::Read::inline(&[0; 8], remote);
+    let _request = rdma::op::read_inline(&[0; 8], remote);
 }
 
 fn main() {}

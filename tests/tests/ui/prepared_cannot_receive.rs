@@ -1,6 +1,6 @@
 //! Receives cannot be posted before INIT.
 
-fn receive(mut qp: rdma::PreparedQueuePair<rdma::Rc>, buffer: rdma::Buffer) {
+fn receive(mut qp: rdma::PreparedQueuePair<rdma::transport::Rc>, buffer: rdma::Buffer) {
     qp.post_recv(buffer, 0);
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use rdma::{Poller, QueuePair, Rc};
+use rdma::{Poller, QueuePair};
+use rdma::transport::Rc;
 
 fn swap(a: &mut QueuePair<Rc>, b: &mut QueuePair<Rc>, polls: &mut Poller, poller: &mut Poller) {
     let limit = Duration::from_secs(1);

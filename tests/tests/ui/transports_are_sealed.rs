@@ -2,7 +2,7 @@
 
 enum Mine {}
 
-impl rdma::Transport for Mine {
+impl rdma::transport::Transport for Mine {
     const TYPE: rdma_sys::ibv_qp_type = rdma_sys::ibv_qp_type::IBV_QPT_UD;
     const IS_DATAGRAM: bool = false;
     type Start = ();

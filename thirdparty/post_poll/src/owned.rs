@@ -4,7 +4,7 @@
 use std::io;
 
 use pingpong::LEN;
-use rdma::op::{Send, Write};
+use rdma::op;
 use rdma::{Buffer, ExposedRegion, Poller, RemoteAccess, RemoteSlice};
 use rdma_benches::device::{self, Prepared};
 
@@ -56,7 +56,7 @@ impl End {
     /// The device's error, or a completion without success.
     #[inline]
     pub(crate) fn write(&mut self, to: RemoteSlice) -> io::Result<()> {
-        self.end.qp.post_send(Write::new(self.outgoing.take().ok_or_else(lost)?, to))?;
+        self.end.qp.post_send(op::write(self.outgoing.take().ok_or_else(lost)?, to))?;
         self.outgoing = Some(poll(&mut self.poller)?);
         Ok(())
     }
@@ -66,7 +66,7 @@ impl pingpong::End for End {
     #[inline]
     fn send(&mut self, to: &mut Self) -> io::Result<()> {
         to.end.qp.post_recv(to.incoming.take().ok_or_else(lost)?, 0)?;
-        self.end.qp.post_send(Send::new(self.outgoing.take().ok_or_else(lost)?))?;
+        self.end.qp.post_send(op::send(self.outgoing.take().ok_or_else(lost)?))?;
         self.outgoing = Some(poll(&mut self.poller)?);
         to.incoming = Some(poll(&mut to.poller)?);
         Ok(())

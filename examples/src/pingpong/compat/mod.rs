@@ -15,7 +15,8 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::Parser;
-use rdma::{Connected, Endpoint, LinkLayer, QueuePair, SharedReceiveQueue};
+use rdma::transport::Connected;
+use rdma::{Endpoint, LinkLayer, QueuePair, SharedReceiveQueue};
 use serde_json::json;
 
 use super::options::{Connection, Sides};

@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
-use rdma::op::{Opcode, Send};
+use rdma::op::{self, Opcode};
+use rdma::transport::Connected;
 use rdma::{
-    Buffer, Completion, ConnectOptions, Connected, Endpoint, InitializedQueuePair, ProtectionDomain, QpBuilder,
-    QueuePair, RemoteAccess, SharedReceiveQueue, SrqBuilder, WcError, WcStatus,
+    Buffer, Completion, ConnectOptions, Endpoint, InitializedQueuePair, ProtectionDomain, QpBuilder, QueuePair,
+    RemoteAccess, SharedReceiveQueue, SrqBuilder, WcError, WcStatus,
 };
 
 use super::Args;
@@ -182,7 +183,7 @@ impl<T: Connected> Traffic<T> {
         }
         lane.counts.posted += 1;
         self.counts.posted += 1;
-        Ok(lane.qp.post_send(Send::new(buffer))?)
+        Ok(lane.qp.post_send(op::send(buffer))?)
     }
 
     /// Handles a completion; returns the place of its queue pair.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use rdma::op::Read;
+use rdma::op;
 use rdma::{Buffer, Error, ExposedSlice, ProtectionDomain, RemoteSlice, Result};
 
 use super::staging::Staging;
@@ -275,7 +275,7 @@ impl Flow {
         let (buffer, rest) = self.offers.buffer(len)?;
         self.offers.last_read = (self.offers.last_read + 1) % READS_IN_NUMBERS;
         let operation = READ_BIT | self.offers.last_read;
-        let read = Read::new(buffer, slice).token(u64::from(operation) << 32 | self.token);
+        let read = op::read(buffer, slice).token(u64::from(operation) << 32 | self.token);
         if let Err(refused) = link.qp.post_send_unlogged(read) {
             return Err(self.wakeups.refused(refused));
         }

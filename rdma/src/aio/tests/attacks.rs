@@ -8,13 +8,13 @@ use super::*;
 /// A waker that runs a closure.
 struct Run<F>(F);
 
-impl<F: Fn() + std::marker::Send + Sync> Wake for Run<F> {
+impl<F: Fn() + Send + Sync> Wake for Run<F> {
     fn wake(self: Arc<Self>) {
         (self.0)();
     }
 }
 
-fn waker(run: impl Fn() + std::marker::Send + Sync + 'static) -> Waker {
+fn waker(run: impl Fn() + Send + Sync + 'static) -> Waker {
     Waker::from(Arc::new(Run(run)))
 }
 
@@ -80,7 +80,7 @@ fn a_waker_that_panics_in_a_poller_takes_no_completion_from_it() {
     let mut other = connect(&rig.pd, &rig.handle);
     let mut poller = rig.handle.completion_queue().poller();
     for round in 0..3 {
-        other.post_send(Send::new(rig.buffer()).token(round)).unwrap();
+        other.post_send(op::send(rig.buffer()).token(round)).unwrap();
         let wr_id = testing::posted(other.as_raw()).last().unwrap().wr_id;
         let mut futures = [rig.start(), rig.start()];
         assert!(poll(&mut futures[0], &waker(|| panic!("a waker panics"))).is_pending());

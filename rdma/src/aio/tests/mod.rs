@@ -13,12 +13,13 @@ use std::task::{Context, Poll, Wake, Waker};
 use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
 use super::*;
+use crate::ProtectionDomain;
 use crate::mr::Buffer;
-use crate::op::Send;
+use crate::op;
 use crate::qp::{ConnectOptions, Endpoint, InitOptions};
 use crate::testing;
+use crate::transport::Rc;
 use crate::types::{Lid, Mtu};
-use crate::{ProtectionDomain, Rc};
 
 const DEPTH: u32 = 8;
 
@@ -47,7 +48,7 @@ impl Rig {
 
     fn start(&mut self) -> InFlight<Buffer> {
         let buffer = self.buffer();
-        self.qp.start(Send::new(buffer)).unwrap()
+        self.qp.start(op::send(buffer)).unwrap()
     }
 
     /// The `wr_id` of request `at`, in the order of posting.
@@ -78,7 +79,8 @@ impl Rig {
 
 fn connect(pd: &ProtectionDomain, handle: &Handle) -> crate::QueuePair<Rc> {
     let cq = handle.completion_queue();
-    let builder = pd.queue_pair().cq(cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).max_send_sge(3).max_recv_sge(2);
+    let builder =
+        crate::QueuePair::builder(pd).cq(cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).max_send_sge(3).max_recv_sge(2);
     builder.build().unwrap().init(&InitOptions::new()).unwrap().connect(&peer(), &ConnectOptions::new()).unwrap()
 }
 

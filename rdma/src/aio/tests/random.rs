@@ -17,7 +17,7 @@ fn run(random: &mut Random) {
         match random.below(9) {
             0 | 1 => {
                 let buffer = rig.buffer();
-                futures.extend(rig.qp.start(Send::new(buffer)));
+                futures.extend(rig.qp.start(op::send(buffer)));
             }
             2 => {
                 let buffer = rig.buffer();

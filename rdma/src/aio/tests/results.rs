@@ -15,7 +15,7 @@ fn a_completion_wakes_the_one_task_that_waits() {
     assert_eq!(rig.turn(), 1);
     assert_eq!((tasks[0].0.wakes(), tasks[1].0.wakes()), (1, 0));
     let Poll::Ready(finished) = poll(&mut first, &tasks[0].1) else { panic!("it was woken") };
-    assert_eq!(finished.status.unwrap().opcode, crate::op::Opcode::Send);
+    assert_eq!(finished.status.unwrap().opcode, op::Opcode::Send);
     assert_eq!(finished.local.unwrap().len(), 16);
     assert!(poll(&mut second, &tasks[1].1).is_pending());
 }
@@ -68,17 +68,17 @@ fn an_abandoned_request_keeps_its_memory_until_its_completion() {
 fn lists_come_back_in_their_shape() {
     let mut rig = Rig::new();
     let [a, b, c] = std::array::from_fn(|len| rig.pd.allocate(len + 1).unwrap());
-    let sent = rig.qp.start(Send::new((a.part(..1), [b, c]))).unwrap();
+    let sent = rig.qp.start(op::send((a.part(..1), [b, c]))).unwrap();
     rig.succeed(0);
     rig.turn();
     let (a, [b, c]) = ready(sent).into_memory().unwrap();
     assert_eq!((a.len(), b.len(), c.len()), (1, 2, 3));
-    let sent = rig.qp.start(Send::new((a, vec![b, c]))).unwrap();
+    let sent = rig.qp.start(op::send((a, vec![b, c]))).unwrap();
     rig.succeed(1);
     rig.turn();
     let (a, rest) = ready(sent).into_memory().unwrap();
     assert_eq!((a.len(), rest.iter().map(|buffer| buffer.len()).collect::<Vec<_>>()), (1, vec![2, 3]));
-    let sent = rig.qp.start(Send::new(())).unwrap();
+    let sent = rig.qp.start(op::send(())).unwrap();
     rig.succeed(2);
     rig.turn();
     assert_eq!(ready(sent).into_memory(), Ok(()));
@@ -109,7 +109,7 @@ fn received_messages_wait_in_order() {
 /// A queue pair that is not connected yet, with two receives. The first has got a message.
 fn with_an_early_message(rig: &mut Rig) -> crate::InitializedQueuePair<Rc> {
     let cq = rig.handle.completion_queue().clone();
-    let mut early = rig.pd.queue_pair().cq(&cq).build().unwrap().init(&InitOptions::new()).unwrap();
+    let mut early = crate::QueuePair::builder(&rig.pd).cq(&cq).build().unwrap().init(&InitOptions::new()).unwrap();
     for _ in 0..2 {
         let buffer = rig.buffer();
         rig.handle.post_recv(&mut early, buffer).unwrap();
@@ -163,7 +163,7 @@ fn a_driver_leaves_other_completions_to_their_pollers() {
     let mut rig = Rig::new();
     let mut other = connect(&rig.pd, &rig.handle);
     let mut poller = rig.handle.completion_queue().poller();
-    other.post_send(Send::new(rig.buffer()).token(9)).unwrap();
+    other.post_send(op::send(rig.buffer()).token(9)).unwrap();
     let wr_id = testing::posted(other.as_raw())[0].wr_id;
     testing::complete(rig.handle.completion_queue().as_raw(), ibv_wc { wr_id, ..ibv_wc::default() });
     rig.turn();
@@ -176,7 +176,7 @@ fn a_full_queue_is_waited_for() {
     let mut rig = Rig::new();
     let sent: Vec<_> = (0..DEPTH).map(|_| rig.start()).collect();
     let buffer = rig.buffer();
-    let refused = rig.qp.start(Send::new(buffer)).unwrap_err();
+    let refused = rig.qp.start(op::send(buffer)).unwrap_err();
     assert_eq!((refused.kind(), refused.into_memory().is_some()), (ErrorKind::QueueFull, true));
     let (task, waker) = Task::new();
     assert!(rig.qp.poll_room(&mut Context::from_waker(&waker)).is_pending());
@@ -184,7 +184,7 @@ fn a_full_queue_is_waited_for() {
     rig.turn();
     assert_eq!(task.wakes(), 1);
     let buffer = rig.buffer();
-    let more = ready(rig.qp.reserve()).unwrap().start(Send::new(buffer)).unwrap();
+    let more = ready(rig.qp.reserve()).unwrap().start(op::send(buffer)).unwrap();
     drop((sent, more));
 }
 
@@ -194,7 +194,7 @@ fn a_refused_post_returns_its_memory_and_its_sink() {
     for _ in 0..3 {
         testing::fail_post(0, libc::EINVAL, BadWr::Chain);
         let buffer = rig.buffer();
-        assert!(rig.qp.start(Send::new(buffer)).unwrap_err().into_memory().is_some());
+        assert!(rig.qp.start(op::send(buffer)).unwrap_err().into_memory().is_some());
     }
     testing::fail_post(0, libc::EINVAL, BadWr::Chain);
     let buffer = rig.buffer();
@@ -225,7 +225,7 @@ fn a_post_with_an_unknown_outcome_is_abandoned() {
     let mut rig = Rig::new();
     testing::fail_post(1, libc::EIO, BadWr::Null);
     let buffer = rig.buffer();
-    assert!(rig.qp.start(Send::new(buffer)).unwrap_err().into_memory().is_none());
+    assert!(rig.qp.start(op::send(buffer)).unwrap_err().into_memory().is_none());
     assert_eq!((regions(), rig.qp.abandoned()), (1, 1));
     rig.complete(0, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
     rig.turn();
@@ -329,8 +329,8 @@ fn a_ring_that_is_used_again_starts_afresh() {
 
 #[test]
 fn the_objects_of_a_task_go_to_any_thread() {
-    fn sent<T: std::marker::Send + 'static>() {}
-    fn shared<T: std::marker::Send + Sync + Clone + 'static>() {}
+    fn sent<T: Send + 'static>() {}
+    fn shared<T: Send + Sync + Clone + 'static>() {}
     sent::<Driver>();
     sent::<QueuePair<Rc>>();
     sent::<InFlight<Buffer>>();
@@ -349,7 +349,7 @@ fn futures_are_inert_in_a_forked_child() {
     // child makes only the calls under test, which do nothing there, and _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let refused = rig.qp.start(Send::new(()));
+        let refused = rig.qp.start(op::send(()));
         let inert = ready(&mut sent).status == Err(Error::Forked)
             && ready(rig.qp.next_received()).is_err_and(|error| error == Error::Forked)
             && ready(rig.qp.reserve()).is_err_and(|error| error == Error::Forked)

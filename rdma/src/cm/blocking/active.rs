@@ -12,7 +12,8 @@ use crate::cm::message::Accepted;
 use crate::cm::{ConnOptions, EventChannel, PortSpace};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
+use crate::transport::Rc;
 use crate::types::{AckTimeout, RemoteAccess};
 use crate::wait::Deadline;
 
@@ -46,7 +47,8 @@ impl ResolveOptions {
 /// ```
 /// # let context = rdma::open(&"soft0".parse()?)?.context;
 /// use std::time::Duration;
-/// use rdma::{Rc, cm::blocking};
+/// use rdma::cm::blocking;
+/// use rdma::transport::Rc;
 ///
 /// let server = "127.0.0.1:7174".parse()?;
 /// let route = blocking::resolve::<Rc>(&context, None, server, Duration::from_secs(2))?;
@@ -170,11 +172,11 @@ impl Resolved<Rc> {
     /// ```
     /// use std::time::Duration;
     /// use rdma::cm::{ConnOptions, blocking::Resolved};
-    /// # use rdma::{CompletionQueue, ProtectionDomain};
+    /// # use rdma::{CompletionQueue, ProtectionDomain, QueuePair};
     ///
     /// # type Parts<'a> = (&'a ProtectionDomain, &'a CompletionQueue);
     /// # fn f(route: Resolved, (pd, cq): Parts<'_>) -> Result<(), rdma::Error> {
-    /// let qp = route.init(pd.queue_pair().cq(cq).build()?)?;
+    /// let qp = route.init(QueuePair::builder(pd).cq(cq).build()?)?;
     /// let options = ConnOptions::new().private_data(b"version 1");
     /// let (connection, qp) = route.connect(qp, &options, Duration::from_secs(5))?;
     /// # let _ = (connection, qp);

@@ -11,7 +11,8 @@ use crate::cm::event::{Event, EventKind};
 use crate::cm::id::Id;
 use crate::cm::message::{ConnectionParameters, PrivateData};
 use crate::error::{Error, Result};
-use crate::qp::{InitializedQueuePair, QueuePair, Rc};
+use crate::qp::{InitializedQueuePair, QueuePair};
+use crate::transport::Rc;
 use crate::wait::Deadline;
 
 /// A connection attempt, or a datagram request (then without a queue pair), that failed.
@@ -66,7 +67,8 @@ impl<Q> From<ConnectError<Q>> for std::io::Error {
 /// ```
 /// use std::time::Duration;
 /// use rdma::cm::blocking::Connection;
-/// # use rdma::{QueuePair, Rc};
+/// # use rdma::QueuePair;
+/// # use rdma::transport::Rc;
 ///
 /// # fn f(connection: Connection, qp: QueuePair<Rc>) -> Result<(), rdma::Error> {
 /// if !connection.wait_disconnected(Some(Duration::from_secs(1)))? {
@@ -118,7 +120,8 @@ impl Connection {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{QueuePair, Rc, cm::blocking::Connection};
+    /// # use rdma::{QueuePair, cm::blocking::Connection};
+    /// # use rdma::transport::Rc;
     ///
     /// # fn f(connection: Connection, qp: QueuePair<Rc>) -> Result<(), rdma::Error> {
     /// connection.disconnect(&qp)?;

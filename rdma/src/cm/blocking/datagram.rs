@@ -14,7 +14,8 @@ use crate::cm::message::{MulticastGroup, UdPeer};
 use crate::cm::{EventChannel, Membership, UdOptions};
 use crate::context::Context;
 use crate::error::{Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Ud};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
+use crate::transport::Ud;
 
 impl Resolved<Ud> {
     /// Binds a queue pair to the port that leads to the peer, with the port space's Q_Key.

@@ -13,7 +13,8 @@ use crate::cm::request::ConnectRequest;
 use crate::cm::{ConnOptions, EventChannel, PortSpace};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
+use crate::transport::Rc;
 use crate::types::RemoteAccess;
 use crate::wait::Deadline;
 
@@ -250,12 +251,6 @@ impl<T: PortSpace> IncomingConnection<T> {
     pub fn request(&self) -> &ConnectRequest<T> {
         &self.request
     }
-
-    /// Continues in the form for event loops: returns the request and its channel.
-    #[must_use]
-    pub fn into_request(self) -> (ConnectRequest<T>, EventChannel) {
-        (self.request, self.channel)
-    }
 }
 
 impl IncomingConnection<Rc> {
@@ -308,11 +303,11 @@ impl IncomingConnection<Rc> {
     /// ```
     /// use std::time::Duration;
     /// use rdma::cm::{ConnOptions, blocking::IncomingConnection};
-    /// # use rdma::{CompletionQueue, ProtectionDomain};
+    /// # use rdma::{CompletionQueue, ProtectionDomain, QueuePair};
     ///
     /// # type Parts<'a> = (&'a ProtectionDomain, &'a CompletionQueue);
     /// # fn f(request: IncomingConnection, (pd, cq): Parts<'_>) -> Result<(), rdma::Error> {
-    /// let mut qp = request.init(pd.queue_pair().cq(cq).build()?)?;
+    /// let mut qp = request.init(QueuePair::builder(pd).cq(cq).build()?)?;
     /// // Before the connection is there: the peer may send at once.
     /// qp.post_recv(pd.allocate(4096)?, 1)?;
     /// let (connection, qp) = request.accept(qp, &ConnOptions::new(), Duration::from_secs(5))?;

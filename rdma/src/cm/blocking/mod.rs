@@ -4,7 +4,8 @@
 //! use std::time::Duration;
 //! use rdma::cm::blocking::{self, ListenOptions, Listener};
 //! use rdma::cm::ConnOptions;
-//! use rdma::{Error, QueuePair, Rc, op::Send};
+//! use rdma::{Error, QueuePair, op};
+//! use rdma::transport::Rc;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! const LIMIT: Duration = Duration::from_secs(10);
@@ -31,7 +32,7 @@
 //! let qp = route.init(QueuePair::builder(&pd).cq(&cq).max_inline_data(8).build()?)?;
 //! let options = ConnOptions::new().private_data(b"hello");
 //! let (connection, mut qp) = route.connect(qp, &options, LIMIT)?;
-//! qp.post_send(Send::inline(b"hey")).map_err(Error::from)?;
+//! qp.post_send(op::send_inline(b"hey")).map_err(Error::from)?;
 //! cq.poller().wait(Some(LIMIT))?.expect("it is sent").status()?;
 //! connection.disconnect(&qp)?;
 //! server.join().expect("no panic")?;
@@ -58,7 +59,8 @@ use super::EventChannel;
 use super::event::{Event, EventKind};
 use super::message::PrivateData;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::qp::{InitializedQueuePair, Rc};
+use crate::qp::InitializedQueuePair;
+use crate::transport::Rc;
 use crate::types::Ece;
 use crate::wait::Deadline;
 

@@ -23,7 +23,7 @@ impl Bench {
     }
 
     fn prepared(&self) -> PreparedQueuePair<Ud> {
-        self.pd.datagram_queue_pair().cq(&self.cq).max_inline_data(32).build().unwrap()
+        QueuePair::datagram(&self.pd).cq(&self.cq).max_inline_data(32).build().unwrap()
     }
 
     fn ready(&self) -> QueuePair<Ud> {
@@ -111,7 +111,7 @@ fn attributes_of_connections_are_explained_as_wrong() {
 fn a_message_is_as_long_as_the_ports_mtu_at_most() {
     let bench = Bench::new();
     let (mut qp, address) = (bench.ready(), bench.address());
-    let send = |len| op::Send::new(bench.pd.allocate(len).unwrap()).to(&address, 5, 6);
+    let send = |len| op::send(bench.pd.allocate(len).unwrap()).to(&address, 5, 6);
     qp.post_send(send(1024)).unwrap();
     let refused = qp.post_send(send(1025)).unwrap_err();
     assert_eq!((refused.kind(), refused.into_memory().unwrap().len()), (ErrorKind::TooLong, 1025));
@@ -120,8 +120,8 @@ fn a_message_is_as_long_as_the_ports_mtu_at_most() {
     batch.push(send(3)).unwrap();
     batch.submit().unwrap();
     let (mut send_half, _) = qp.split_mut();
-    send_half.post(op::SendImm::inline(b"imm", 77).to(&address, 5, 6).solicited().unsignaled()).unwrap();
-    assert_eq!(send_half.post(op::Send::inline(&[0; 33]).to(&address, 5, 6)).unwrap_err().kind(), ErrorKind::TooLong);
+    send_half.post(op::send_imm_inline(b"imm", 77).to(&address, 5, 6).solicited().unsignaled()).unwrap();
+    assert_eq!(send_half.post(op::send_inline(&[0; 33]).to(&address, 5, 6)).unwrap_err().kind(), ErrorKind::TooLong);
     let posted = testing::posted(qp.as_raw());
     let to = Some((testing::handle_of(address.as_raw()), 5, 6));
     assert_eq!(posted.iter().map(|posted| posted.to).collect::<Vec<_>>(), [to; 3]);
@@ -133,10 +133,10 @@ fn memory_and_handles_of_another_domain_are_refused() {
     let other = bench.pd.context().alloc_pd().unwrap();
     let mut qp = bench.ready();
     let foreign = other.create_ah(&bench.address().path()).unwrap();
-    let refused = qp.post_send(op::Send::inline(b"x").to(&foreign, 5, 6)).unwrap_err();
+    let refused = qp.post_send(op::send_inline(b"x").to(&foreign, 5, 6)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidInput);
     let address = bench.address();
-    let refused = qp.post_send(op::Send::new(other.allocate(1).unwrap()).to(&address, 5, 6)).unwrap_err();
+    let refused = qp.post_send(op::send(other.allocate(1).unwrap()).to(&address, 5, 6)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidInput);
     assert!(testing::posted(qp.as_raw()).is_empty());
 }
@@ -150,7 +150,7 @@ fn a_receive_has_room_for_the_header() {
     assert_eq!(qp.post_recv((), 0).unwrap_err().kind(), ErrorKind::OutOfBounds);
     qp.post_recv(bench.pd.allocate(40).unwrap(), 0).unwrap();
     // A connected queue pair has no such limit.
-    let mut qp = bench.pd.queue_pair().cq(&bench.cq).build().unwrap().init(&InitOptions::new()).unwrap();
+    let mut qp = QueuePair::builder(&bench.pd).cq(&bench.cq).build().unwrap().init(&InitOptions::new()).unwrap();
     qp.post_recv(bench.pd.allocate(1).unwrap(), 0).unwrap();
 }
 
@@ -222,7 +222,7 @@ fn lengths_that_cannot_be_are_cut_to_the_memory() {
 fn pieces_and_other_requests_are_told_apart() {
     let bench = Bench::new();
     let mut poller = bench.cq.poller();
-    let builder = bench.pd.datagram_queue_pair().cq(&bench.cq).max_recv_sge(2);
+    let builder = QueuePair::datagram(&bench.pd).cq(&bench.cq).max_recv_sge(2);
     let mut qp = builder.build().unwrap().init(&DatagramOptions::new(1)).unwrap().ready().unwrap();
     let flag = ibv_wc_flags::IBV_WC_GRH.0;
     // The GRH has its own segment.
@@ -248,7 +248,7 @@ fn pieces_and_other_requests_are_told_apart() {
     assert!(completion.take_datagram().is_none());
     assert!(completion.take_exposed().is_some());
     // A send's completion is no received datagram.
-    qp.post_send(op::Send::new(bench.pd.allocate(64).unwrap()).to(&bench.address(), 5, 6)).unwrap();
+    qp.post_send(op::send(bench.pd.allocate(64).unwrap()).to(&bench.address(), 5, 6)).unwrap();
     arrive(&bench, &qp, 64, flag);
     let mut completion = next(&mut poller);
     assert!(completion.source().is_none() && completion.take_datagram().is_none());

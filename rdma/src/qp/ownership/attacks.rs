@@ -21,7 +21,7 @@ fn a_panic_while_a_failed_post_is_logged_leaves_the_memory_in_flight_and_with_no
     let mut rig = Rig::new();
     let buffers = [rig.buffer(16), rig.buffer(16)];
     fail_post(1, libc::EIO, BadWr::Null);
-    panics(|| rig.qp.post_send(op::Send::new(buffers).token(1)));
+    panics(|| rig.qp.post_send(op::send(buffers).token(1)));
     // The device may have accepted the request: its memory is still registered, and parked once.
     assert_eq!(regions(), 2);
     rig.flush(0);
@@ -100,10 +100,10 @@ fn an_owner_that_panics_when_it_is_given_up_does_not_block_the_queue() {
         for _ in 0..3 {
             let bomb = |len| rig.pd.register(Bomb(vec![0; len].into())).unwrap();
             let pieces = [bomb(1), bomb(2)];
-            rig.qp.post_send(op::Send::new(pieces).unsignaled()).unwrap();
+            rig.qp.post_send(op::send(pieces).unsignaled()).unwrap();
         }
         let bomb = rig.pd.register(Bomb(vec![0; 3].into())).unwrap();
-        rig.qp.post_send(op::Send::new(bomb).token(round)).unwrap();
+        rig.qp.post_send(op::send(bomb).token(round)).unwrap();
         rig.succeed(start + 3);
         assert_eq!(rig.poller.poll().unwrap().unwrap().token(), round);
         // The next poll drops the memory that was not taken from the completion, and all owners
@@ -122,7 +122,7 @@ fn owners_that_panic_when_a_batch_is_given_up_do_not_block_the_queue() {
         let mut batch = rig.qp.batch();
         for len in 1..4 {
             let bomb = rig.pd.register(Bomb(vec![0; len].into())).unwrap();
-            batch.push(op::Send::new(bomb)).unwrap();
+            batch.push(op::send(bomb)).unwrap();
         }
         let panic = catch_unwind(AssertUnwindSafe(|| drop(batch)));
         assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"the owner's"));
@@ -132,7 +132,7 @@ fn owners_that_panic_when_a_batch_is_given_up_do_not_block_the_queue() {
     // The same when the queue pair is reset.
     for len in 1..4 {
         let bomb = rig.pd.register(Bomb(vec![0; len].into())).unwrap();
-        rig.qp.post_send(op::Send::new(bomb)).unwrap();
+        rig.qp.post_send(op::send(bomb)).unwrap();
     }
     let panic = catch_unwind(AssertUnwindSafe(|| rig.qp.modify(&QpAttr::to(QpState::RESET))));
     assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"the owner's"));
@@ -151,7 +151,7 @@ fn owners_that_panic_when_a_queue_is_given_up_do_not_keep_the_other() {
     ];
     for end in ends {
         let mut rig = Rig::new();
-        rig.qp.post_send(op::Send::new(bomb(&rig))).unwrap();
+        rig.qp.post_send(op::send(bomb(&rig))).unwrap();
         rig.qp.post_recv(bomb(&rig), 0).unwrap();
         assert!(catch_unwind(AssertUnwindSafe(|| end(&mut rig))).is_err());
         assert_eq!((regions(), EXPLODED.take()), (0, 2));
@@ -164,7 +164,7 @@ fn requests_beyond_all_measure_are_refused_before_anything_is_allocated_for_them
     let context = testing::context();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(4096).unwrap();
-    let builder = || pd.queue_pair().cq(&cq);
+    let builder = || QueuePair::builder(&pd).cq(&cq);
     for sges in [17, 1 << 16, u32::MAX] {
         assert_eq!(builder().max_send_sge(sges).build().unwrap_err().kind(), ErrorKind::InvalidInput);
         assert_eq!(builder().max_recv_sge(sges).build().unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -185,7 +185,7 @@ fn a_scope_keeps_its_deadline_while_completions_that_are_not_its_own_never_end()
     testing::flood(rig.cq.as_raw(), Some(wc(u64::MAX, ibv_wc_status::IBV_WC_SUCCESS, 1)));
     let Rig { qp, poller, .. } = &mut rig;
     let result = qp.scope(poller, Duration::from_millis(20), |scope| {
-        scope.post_send(op::Send::new(source.lend(..))).unwrap();
+        scope.post_send(op::send(source.lend(..))).unwrap();
     });
     assert_eq!(result, Err(ScopeError::TimedOut));
     assert!(start.elapsed() < Duration::from_secs(5));
@@ -197,10 +197,10 @@ fn a_late_completion_in_a_pollers_hands_is_not_taken_for_a_newer_use() {
     let context = testing::context();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(64).unwrap();
-    let mut qp = pd.queue_pair().cq(&cq).max_send_wr(1).max_recv_wr(1).build().unwrap().into_manual();
+    let mut qp = QueuePair::builder(&pd).cq(&cq).max_send_wr(1).max_recv_wr(1).build().unwrap().into_manual();
     let mut late = cq.poller();
     qp.post_recv((), 1).unwrap();
-    qp.post_send(op::Send::new(pd.allocate(1).unwrap()).token(2)).unwrap();
+    qp.post_send(op::send(pd.allocate(1).unwrap()).token(2)).unwrap();
     for posted in testing::posted(qp.as_raw()) {
         testing::complete(cq.as_raw(), wc(posted.wr_id, ibv_wc_status::IBV_WC_SUCCESS, 1));
     }
@@ -212,7 +212,7 @@ fn a_late_completion_in_a_pollers_hands_is_not_taken_for_a_newer_use() {
     for rounds in [1_u64 << 30, 1 << 32, 1 << 40] {
         let next = qp.send.next_wr_id().unwrap();
         qp.send.skip_laps(rounds - 1);
-        qp.post_send(op::Send::new(pd.allocate(1).unwrap()).token(3)).unwrap();
+        qp.post_send(op::send(pd.allocate(1).unwrap()).token(3)).unwrap();
         assert_ne!(testing::posted(qp.as_raw()).last().unwrap().wr_id, next);
         assert!(late.poll().unwrap().is_none(), "memory in flight was handed out after {rounds} rounds");
         qp.modify(&QpAttr::to(QpState::RESET)).unwrap();

@@ -21,7 +21,7 @@ impl Post {
         let context = testing::context();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(64).unwrap();
-        let builder = pd.datagram_queue_pair().cq(&cq).max_send_wr(SEND_DEPTH).max_recv_wr(RECV_DEPTH);
+        let builder = QueuePair::datagram(&pd).cq(&cq).max_send_wr(SEND_DEPTH).max_recv_wr(RECV_DEPTH);
         let qp = builder.max_inline_data(8).build().unwrap().init(&DatagramOptions::new(1)).unwrap().ready().unwrap();
         let poller = cq.poller();
         Self { pd, cq, poller, qp, completed: 0 }
@@ -33,7 +33,7 @@ impl Post {
     }
 
     fn send(&mut self, to: &AddressHandle, signaled: bool) {
-        self.qp.post_send(op::Send::inline(b"x").to(to, 5, 6).signaled(signaled)).unwrap();
+        self.qp.post_send(op::send_inline(b"x").to(to, 5, 6).signaled(signaled)).unwrap();
     }
 
     fn posted(&self) -> Vec<Posted> {
@@ -116,7 +116,7 @@ fn a_post_that_was_not_taken_takes_nothing_from_those_before_it() {
     drop(a);
     for _ in 1..SEND_DEPTH {
         fail_post(0, libc::ENOMEM, BadWr::Chain);
-        let refused = post.qp.post_send(op::Send::inline(b"x").to(&b, 5, 6)).unwrap_err();
+        let refused = post.qp.post_send(op::send_inline(b"x").to(&b, 5, 6)).unwrap_err();
         assert!(refused.into_memory().is_some());
         post.check();
         assert_eq!(handles(), 2);
@@ -139,7 +139,7 @@ fn a_post_of_which_nothing_is_known_keeps_its_handle_until_the_end() {
         let (a, b) = (post.address(), post.address());
         post.send(&a, true);
         fail_post(1, libc::EIO, blame);
-        assert!(post.qp.post_send(op::Send::inline(b"x").to(&b, 5, 6)).unwrap_err().into_memory().is_none());
+        assert!(post.qp.post_send(op::send_inline(b"x").to(&b, 5, 6)).unwrap_err().into_memory().is_none());
         drop((a, b));
         post.check();
         assert_eq!(handles(), 2);
@@ -163,7 +163,7 @@ fn batches_that_are_taken_in_part_dropped_or_forgotten_take_nothing_from_others(
             let (b, c) = (post.address(), post.address());
             let mut batch = post.qp.batch();
             for to in [&b, &b, &c] {
-                batch.push(op::Send::inline(b"y").to(to, 5, 6)).unwrap();
+                batch.push(op::send_inline(b"y").to(to, 5, 6)).unwrap();
             }
             if taken < 3 {
                 fail_post(taken, libc::ENOMEM, BadWr::Chain);
@@ -193,7 +193,7 @@ fn batches_that_are_taken_in_part_dropped_or_forgotten_take_nothing_from_others(
     drop(a);
     for _ in 0..3 * SEND_DEPTH {
         let mut batch = post.qp.batch();
-        batch.push(op::Send::inline(b"y").to(&b, 5, 6)).unwrap();
+        batch.push(op::send_inline(b"y").to(&b, 5, 6)).unwrap();
         drop(batch);
         post.check();
     }
@@ -212,7 +212,7 @@ fn scoped_datagrams_keep_their_handle_too() {
     let cq = post.cq.clone();
     let Post { qp, poller, .. } = &mut post;
     qp.scope(poller, std::time::Duration::from_secs(5), |scope| {
-        scope.post_send(op::Send::new(memory.lend(..)).to(&b, 5, 6)).unwrap();
+        scope.post_send(op::send(memory.lend(..)).to(&b, 5, 6)).unwrap();
         assert_eq!(handles(), 2);
         for posted in testing::posted(scope.queue_pair().as_raw()) {
             testing::complete(cq.as_raw(), wc(posted.wr_id, ibv_wc_status::IBV_WC_SUCCESS, 1));
@@ -264,7 +264,7 @@ fn a_panic_while_a_batchs_handle_is_given_up_blocks_nothing() {
         let addresses = [post.address(), post.address(), post.address()];
         let mut batch = post.qp.batch();
         for to in &addresses {
-            batch.push(op::Send::inline(b"y").to(to, 5, 6)).unwrap();
+            batch.push(op::send_inline(b"y").to(to, 5, 6)).unwrap();
         }
         drop(addresses);
         fail("destroy_ah", libc::EIO);
@@ -305,7 +305,7 @@ fn no_order_of_events_destroys_a_handle_in_flight() {
                     if random.below(4) == 0 {
                         fail_post(0, libc::ENOMEM, BadWr::Chain);
                     }
-                    let work = op::Send::inline(b"x").to(&to, 5, 6).signaled(signaled);
+                    let work = op::send_inline(b"x").to(&to, 5, 6).signaled(signaled);
                     let _refused = post.qp.post_send(work).map_err(|refused| refused.kind());
                     testing::unfail_post();
                 }
@@ -315,7 +315,7 @@ fn no_order_of_events_destroys_a_handle_in_flight() {
                     let taken = random.below(5);
                     let mut batch = post.qp.batch();
                     for to in &choice {
-                        let _full = batch.push(op::Send::inline(b"y").to(to, 5, 6).signaled(signaled));
+                        let _full = batch.push(op::send_inline(b"y").to(to, 5, 6).signaled(signaled));
                     }
                     if taken < batch.len() {
                         fail_post(taken, libc::ENOMEM, BadWr::Chain);

@@ -159,7 +159,7 @@ fn a_slice_in_flight_keeps_the_memory() {
     let dropped = memory.dropped.clone();
     let region = register(&rig.pd, memory, 0x46, RemoteAccess::empty()).unwrap();
     let error = {
-        rig.qp.post_send(op::FetchAdd::new(region.slice(2..10).unwrap(), remote(), 1)).unwrap();
+        rig.qp.post_send(op::fetch_add(region.slice(2..10).unwrap(), remote(), 1)).unwrap();
         region.revoke().unwrap_err()
     };
     assert_eq!(error.error.kind(), ErrorKind::InUse);
@@ -183,7 +183,7 @@ fn a_queue_pair_that_ends_returns_the_memory() {
     let dropped = memory.dropped.clone();
     let region = register(&rig.pd, memory, 0x46, RemoteAccess::empty()).unwrap();
     let slice = region.slice(..).unwrap();
-    rig.qp.post_send(op::Send::new([slice.clone(), slice])).unwrap();
+    rig.qp.post_send(op::send([slice.clone(), slice])).unwrap();
     drop(region);
     assert!(!dropped.load(Ordering::Relaxed));
     drop(rig.qp);
@@ -210,12 +210,12 @@ fn gpu_memory_does_not_receive_what_the_processor_would_write() {
     rig.qp.post_recv(rig.buffer(8), 4).unwrap();
 
     // Responses are written so if every request is signaled.
-    rig.qp.post_send(op::Read::new(slice(), remote().slice(..8).unwrap())).unwrap();
+    rig.qp.post_send(op::read(slice(), remote().slice(..8).unwrap())).unwrap();
     rig.qp.send.limits.processor_writes = true;
-    let error = rig.qp.post_send(op::Read::new(slice(), remote().slice(..8).unwrap())).unwrap_err();
+    let error = rig.qp.post_send(op::read(slice(), remote().slice(..8).unwrap())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
-    let error = rig.qp.post_send(op::Read::new(slice().into_sink(), remote().slice(..8).unwrap())).unwrap_err();
+    let error = rig.qp.post_send(op::read(slice().into_sink(), remote().slice(..8).unwrap())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
-    rig.qp.post_send(op::Write::new(slice(), remote().slice(..8).unwrap())).unwrap();
+    rig.qp.post_send(op::write(slice(), remote().slice(..8).unwrap())).unwrap();
     drop(rig);
 }

@@ -41,7 +41,7 @@ impl Rig {
     }
 
     fn connect(pd: &ProtectionDomain, cq: &CompletionQueue) -> QueuePair<Rc> {
-        let builder = pd.queue_pair().cq(cq).max_send_wr(SEND_DEPTH).max_recv_wr(RECV_DEPTH);
+        let builder = QueuePair::builder(pd).cq(cq).max_send_wr(SEND_DEPTH).max_recv_wr(RECV_DEPTH);
         let qp = builder.max_send_sge(3).max_recv_sge(2).max_inline_data(32).build().unwrap();
         let peer = Endpoint {
             qpn: 0x42,
@@ -62,7 +62,7 @@ impl Rig {
     /// Posts a send of a fresh buffer.
     fn send(&mut self, token: u64, signaled: bool) {
         let buffer = self.buffer(16);
-        self.qp.post_send(op::Send::new(buffer).token(token).signaled(signaled)).unwrap();
+        self.qp.post_send(op::send(buffer).token(token).signaled(signaled)).unwrap();
     }
 
     fn posted(&self) -> Vec<Posted> {

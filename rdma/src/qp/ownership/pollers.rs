@@ -78,7 +78,7 @@ fn a_scope_ends_although_another_poller_fetches_inside_it() {
     let Rig { qp, poller, .. } = &mut rig;
     let result = qp.scope(poller, LONG, |scope| {
         for _ in 0..2 {
-            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            scope.post_send(op::send(source.lend(..))).unwrap();
         }
         for posted in testing::posted(scope.queue_pair().as_raw()) {
             testing::complete(cq.as_raw(), wc(posted.wr_id, ibv_wc_status::IBV_WC_SUCCESS, 0));
@@ -96,7 +96,7 @@ fn a_batch_delivers_what_belongs_to_scopes_at_once() {
     let (source, cq) = (rig.buffer(4), rig.cq.clone());
     let Rig { qp, poller, .. } = &mut rig;
     let result = qp.scope(poller, LONG, |scope| {
-        scope.post_send(op::Send::new(source.lend(..))).unwrap();
+        scope.post_send(op::send(source.lend(..))).unwrap();
         // A completion of the scope's request is reported twice.
         let posted = testing::posted(scope.queue_pair().as_raw());
         for at in [1, 0, 1] {
@@ -127,7 +127,7 @@ fn a_thread_that_sleeps_gets_what_a_scope_fetched() {
         // Give the poller time to fall asleep.
         thread::sleep(Duration::from_millis(30));
         let result = qp.scope(poller, LONG, |scope| {
-            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            scope.post_send(op::send(source.lend(..))).unwrap();
             let posted = testing::posted(scope.queue_pair().as_raw());
             // No event reports the completion: only the scope can wake the sleeping poller.
             testing::disarm(cq.as_raw());

@@ -31,7 +31,7 @@ fn what_a_completion_gives_back_and_nobody_takes_is_given_up() {
     let mut rig = Rig::new();
     rig.send(1, false);
     let (a, b) = (rig.buffer(1), rig.buffer(2));
-    rig.qp.post_send(op::Send::new((a, b)).token(2)).unwrap();
+    rig.qp.post_send(op::send((a, b)).token(2)).unwrap();
     rig.send(3, true);
     rig.succeed(1);
     rig.succeed(2);
@@ -232,7 +232,7 @@ fn forgetting_is_harmless() {
 
     let buffer = rig.buffer(8);
     let mut batch = rig.qp.batch();
-    batch.push(op::Send::new(buffer).token(3)).unwrap();
+    batch.push(op::send(buffer).token(3)).unwrap();
     #[allow(clippy::mem_forget, reason = "that is what is tested")]
     std::mem::forget(batch);
     assert_eq!(regions(), 1, "the batch's buffer is leaked");

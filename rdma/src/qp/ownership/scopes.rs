@@ -28,8 +28,8 @@ fn a_scope_waits_for_its_requests_and_keeps_the_completions_of_others() {
     let (mut sink, source) = (rig.buffer(16), rig.buffer(16));
     let Rig { qp, poller, .. } = &mut rig;
     let result = qp.scope(poller, SECOND, |scope| {
-        scope.post_send(op::Read::new(sink.lend_mut(..8), remote())).unwrap();
-        scope.post_send(op::Send::new([source.lend(..4), source.lend(..)])).unwrap();
+        scope.post_send(op::read(sink.lend_mut(..8), remote())).unwrap();
+        scope.post_send(op::send([source.lend(..4), source.lend(..)])).unwrap();
         scope.post_recv(()).unwrap();
         for at in [0, 1] {
             complete(scope, cq, at, ibv_wc_status::IBV_WC_SUCCESS);
@@ -55,7 +55,7 @@ fn another_poller_may_take_a_scopes_completion() {
     let source = rig.buffer(4);
     let Rig { qp, poller, .. } = &mut rig;
     let result = qp.scope(poller, SECOND, |scope| {
-        scope.post_send(op::Send::new(source.lend(..))).unwrap();
+        scope.post_send(op::send(source.lend(..))).unwrap();
         complete(scope, cq, 0, ibv_wc_status::IBV_WC_SUCCESS);
         assert!(other.poll().unwrap().is_none(), "it is the scope's, not ours");
     });
@@ -69,8 +69,8 @@ fn a_failure_is_the_scopes_result() {
     let source = rig.buffer(4);
     let Rig { qp, poller, .. } = &mut rig;
     let result = qp.scope(poller, SECOND, |scope| {
-        scope.post_send(op::Write::new(source.lend(..), remote())).unwrap();
-        scope.post_send(op::Write::new(source.lend(..), remote())).unwrap();
+        scope.post_send(op::write(source.lend(..), remote())).unwrap();
+        scope.post_send(op::write(source.lend(..), remote())).unwrap();
         complete(scope, cq, 0, ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
         complete(scope, cq, 1, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
     });
@@ -87,9 +87,9 @@ fn a_post_that_is_refused_lends_nothing() {
     let start = Instant::now();
     let result = qp.scope(poller, SECOND, |scope| {
         fail_post(0, libc::ENOMEM, BadWr::Chain);
-        let error = scope.post_send(op::Send::new(source.lend(..))).unwrap_err();
+        let error = scope.post_send(op::send(source.lend(..))).unwrap_err();
         assert!(error.into_memory().is_some());
-        let error = scope.post_send(op::Read::new(sink.lend_mut(..), remote())).unwrap_err();
+        let error = scope.post_send(op::read(sink.lend_mut(..), remote())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfBounds);
     });
     assert_eq!(result, Ok(()));
@@ -108,7 +108,7 @@ fn a_panic_waits_too() {
     let Rig { qp, poller, .. } = &mut rig;
     let panic = catch_unwind(AssertUnwindSafe(|| {
         qp.scope(poller, SECOND, |scope| {
-            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            scope.post_send(op::send(source.lend(..))).unwrap();
             complete(scope, cq, 0, ibv_wc_status::IBV_WC_SUCCESS);
             panic!("the body's");
         })
@@ -125,7 +125,7 @@ fn past_its_deadline_the_queue_pair_is_flushed_or_else_destroyed() {
     rig.send(1, true);
     let Rig { qp, poller, .. } = &mut rig;
     let result = qp.scope(poller, SOON, |scope| {
-        scope.post_send(op::Send::new(source.lend(..))).unwrap();
+        scope.post_send(op::send(source.lend(..))).unwrap();
     });
     assert_eq!(result, Err(ScopeError::TimedOut));
     // This provider flushes nothing, so only destroying the queue pair ended the request.
@@ -135,9 +135,9 @@ fn past_its_deadline_the_queue_pair_is_flushed_or_else_destroyed() {
     assert_eq!(testing::live("qp"), 0);
     // The destroyed queue pair refuses all posts.
     let buffer = rig.buffer(4);
-    assert!(rig.qp.post_send(op::Send::new(buffer)).unwrap_err().into_memory().is_some());
+    assert!(rig.qp.post_send(op::send(buffer)).unwrap_err().into_memory().is_some());
     assert!(rig.qp.post_recv((), 0).is_err());
-    assert!(rig.qp.batch().push(op::Send::new(())).is_err());
+    assert!(rig.qp.batch().push(op::send(())).is_err());
     assert_eq!(rig.qp.state().unwrap_err().kind(), ErrorKind::NoDevice);
     assert_eq!(rig.qp.set_error().unwrap_err().kind(), ErrorKind::NoDevice);
     drop(source);
@@ -161,7 +161,7 @@ fn a_scope_that_cannot_end_aborts_the_process() {
     let source = rig.buffer(4);
     let Rig { qp, poller, .. } = &mut rig;
     let _ = qp.scope(poller, SOON, |scope| {
-        scope.post_send(op::Send::new(source.lend(..))).unwrap();
+        scope.post_send(op::send(source.lend(..))).unwrap();
         fail("destroy_qp", libc::EIO);
         println!("about to end");
     });
@@ -176,7 +176,7 @@ fn a_subscriber_that_panics_at_a_timeout_does_so_when_nothing_is_in_flight() {
     // If the destroy did not end the request, the process would be aborted.
     panics(|| {
         qp.scope(poller, SOON, |scope| {
-            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            scope.post_send(op::send(source.lend(..))).unwrap();
         })
     });
     assert_eq!(testing::live("qp"), 0);
@@ -199,7 +199,7 @@ fn a_body_whose_panic_panics_when_dropped_aborts_nothing() {
     // The subscriber's panic takes the place of the body's.
     panics(|| {
         qp.scope(poller, SOON, |scope| -> () {
-            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            scope.post_send(op::send(source.lend(..))).unwrap();
             panic_any(Payload);
         })
     });
@@ -214,13 +214,13 @@ fn owners_that_panic_while_a_scope_waits_abort_nothing() {
     let bomb = || rig.pd.register(Bomb(vec![0; 1].into())).unwrap();
     // The scope's first request ends the unsignaled ones before it, its second is late.
     let (unsignaled, received) = (bomb(), bomb());
-    rig.qp.post_send(op::Send::new(unsignaled).unsignaled()).unwrap();
+    rig.qp.post_send(op::send(unsignaled).unsignaled()).unwrap();
     rig.qp.post_recv(received, 0).unwrap();
     let Rig { qp, poller, .. } = &mut rig;
     let panic = catch_unwind(AssertUnwindSafe(|| {
         qp.scope(poller, SOON, |scope| {
-            scope.post_send(op::Send::new(source.lend(..))).unwrap();
-            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            scope.post_send(op::send(source.lend(..))).unwrap();
+            scope.post_send(op::send(source.lend(..))).unwrap();
             scope.post_recv(()).unwrap();
             complete(scope, cq, 2, ibv_wc_status::IBV_WC_SUCCESS);
         })
@@ -237,7 +237,7 @@ fn a_scope_needs_its_queues_poller() {
     let other = rig.pd.context().create_cq(4).unwrap();
     let source = rig.buffer(4);
     let result = rig.qp.scope(&mut other.poller(), SECOND, |scope| {
-        let error = scope.post_send(op::Send::new(source.lend(..))).unwrap_err();
+        let error = scope.post_send(op::send(source.lend(..))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert_eq!(scope.post_recv(()).unwrap_err().kind(), ErrorKind::InvalidInput);
     });

@@ -70,7 +70,7 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
                     continue;
                 };
                 let signaled = token % 3 == 0 || qp.send.is_next_forced();
-                match qp.post_send(op::Send::new(buffer).token(token).signaled(token % 3 == 0)) {
+                match qp.post_send(op::send(buffer).token(token).signaled(token % 3 == 0)) {
                     Ok(()) => {
                         in_flight.push(token);
                         if signaled {
@@ -114,9 +114,9 @@ fn handles_may_be_moved_and_shared() {
     both::<(Poller, crate::Completion<'static>, crate::Released<'static>, Scope<'static, 'static, Rc>)>();
     // Memory: access is exclusive or atomic.
     both::<(Buffer, Buffer<crate::Gpu>, crate::ExposedRegion, crate::ExposedSlice, RemoteSlice)>();
-    both::<(crate::LentSlice<'static>, crate::LentSliceMut<'static>, op::Send<Buffer>)>();
+    both::<(crate::LentSlice<'static>, crate::LentSliceMut<'static>, op::SendRequest<Buffer>)>();
     // The owner need not be Sync, since no reference to it is reachable.
     both::<(crate::Memory, crate::Memory<crate::Gpu>)>();
     send::<Failed<Buffer>>();
-    sync::<PostError<op::Send<Buffer>>>();
+    sync::<PostError<op::SendRequest<Buffer>>>();
 }

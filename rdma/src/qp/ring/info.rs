@@ -11,8 +11,7 @@ const KEEPING: u32 = 1 << 30;
 const SCOPED: u32 = 1 << 31;
 /// `memory` of a request with one segment that belongs to a poller, without run and keep-alive.
 const SINGLE: u32 = 1 << COUNT_SHIFT;
-const FORCED: u32 = 1 << 8;
-const DATAGRAM: u32 = 1 << 9;
+const DATAGRAM: u32 = 1 << 8;
 
 /// The most segments of a request that a description can hold.
 pub(crate) const MAX_SEGMENTS: usize = COUNT as usize;
@@ -30,8 +29,7 @@ pub(crate) const MAX_SEGMENTS: usize = COUNT as usize;
 /// | bits of `request` | meaning |
 /// | --- | --- |
 /// | 0..8 | opcode |
-/// | 8 | the ring signaled the request although it was posted unsignaled |
-/// | 9 | a receive of a datagram queue pair |
+/// | 8 | a receive of a datagram queue pair |
 #[derive(Clone, Copy)]
 pub(crate) struct Info {
     memory: u32,
@@ -63,11 +61,6 @@ impl Info {
     #[inline(always)]
     pub(crate) const fn routed(self, routed: bool) -> Self {
         Self { memory: if routed { self.memory | ROUTED } else { self.memory }, ..self }
-    }
-
-    #[inline(always)]
-    pub(crate) const fn forced(self, forced: bool) -> Self {
-        Self { request: if forced { self.request | FORCED } else { self.request }, ..self }
     }
 
     #[inline(always)]
@@ -141,10 +134,6 @@ impl Info {
     pub(crate) const fn is_datagram(self) -> bool {
         self.request & DATAGRAM != 0
     }
-
-    pub(crate) const fn is_forced(self) -> bool {
-        self.request & FORCED != 0
-    }
 }
 
 #[cfg(test)]
@@ -155,10 +144,10 @@ mod tests {
     fn fields_do_not_touch() {
         for opcode in [Opcode::Send, Opcode::Write, Opcode::Read, Opcode::CompareSwap, Opcode::FetchAdd, Opcode::Recv] {
             for (run, count) in [(0, 0), (0, 1), (0xffff, 0), (7, 2), (0, MAX_SEGMENTS)] {
-                for (scoped, forced) in [(false, false), (true, false), (false, true), (true, true)] {
-                    let info = Info::new(run, count, opcode).scoped(scoped).forced(forced);
+                for scoped in [false, true] {
+                    let info = Info::new(run, count, opcode).scoped(scoped);
                     assert_eq!((info.run(), usize::from(info.count()), info.opcode()), (run, count, opcode));
-                    assert_eq!((info.is_scoped(), info.is_forced()), (scoped, forced));
+                    assert_eq!(info.is_scoped(), scoped);
                     assert_eq!(info.is_single(), run == 0 && count == 1 && !scoped);
                     assert_eq!(info.is_empty(), run == 0 && count == 0 && !scoped);
                     assert_eq!(info.is_at_most_single(), info.is_single() || info.is_empty());
@@ -175,7 +164,7 @@ mod tests {
                     assert!(keeping.is_keeping() && keeping.is_datagram());
                     assert!(!keeping.is_single() && !keeping.is_empty());
                     assert_eq!((keeping.run(), usize::from(keeping.count())), (run, count));
-                    assert_eq!((keeping.opcode(), keeping.is_forced()), (opcode, forced));
+                    assert_eq!(keeping.opcode(), opcode);
                     assert!(!keeping.without_keep_alive().is_keeping());
                     assert_eq!(keeping.without_keep_alive().is_single(), info.is_single());
                 }

@@ -142,11 +142,6 @@ impl Object for SrqInner {
 }
 
 impl SrqInner {
-    /// Entries that each completion queue reserves for the receives (4).
-    pub(super) fn slots(&self) -> u32 {
-        self.slots
-    }
-
     fn context(&self) -> &Arc<Handle<ContextInner>> {
         &self.pd.context
     }

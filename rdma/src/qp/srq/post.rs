@@ -9,11 +9,11 @@ use super::{Held, SharedReceiveQueue};
 use crate::ah::Grh;
 use crate::error::{Error, ErrorKind, Operation as Verb};
 use crate::fork;
-use crate::qp::Transport;
 use crate::qp::chain::WorkRequest;
 use crate::qp::local::{Owned, Refusal, SgeList, Writable};
 use crate::qp::posting::{Ended, Keep, Outcome, PostError, Segments, post_error};
 use crate::qp::ring::{Info, Staged};
+use crate::transport::Transport;
 use crate::types::Opcode;
 
 impl<T: Transport> SharedReceiveQueue<T> {

@@ -31,7 +31,7 @@ impl Rig {
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(64).unwrap();
         let srq = SharedReceiveQueue::builder(&pd).max_wr(DEPTH).max_sge(2).build().unwrap();
-        let qp = pd.queue_pair().cq(&cq).shared_receives(&srq).build().unwrap().into_manual();
+        let qp = QueuePair::builder(&pd).cq(&cq).shared_receives(&srq).build().unwrap().into_manual();
         let poller = cq.poller();
         Self { context, pd, cq, poller, srq, qp }
     }
@@ -142,7 +142,7 @@ fn receives_outlive_the_queue_pairs() {
     let wr_id = rig.post(1);
     drop(rig.qp);
     assert_eq!(live("mr"), 1);
-    rig.qp = rig.pd.queue_pair().cq(&rig.cq).shared_receives(&rig.srq).build().unwrap().into_manual();
+    rig.qp = QueuePair::builder(&rig.pd).cq(&rig.cq).shared_receives(&rig.srq).build().unwrap().into_manual();
     rig.complete(wr_id);
     assert_eq!(rig.next().unwrap().0, 1);
     rig.post(2);
@@ -172,7 +172,7 @@ fn completions_are_fetched_before_a_queue_pair_ends() {
     let qpn = rig.qp.qpn();
     drop(rig.qp);
     assert_eq!(testing::pending(rig.cq.as_raw()), 0);
-    rig.qp = rig.pd.queue_pair().cq(&rig.cq).shared_receives(&rig.srq).build().unwrap().into_manual();
+    rig.qp = QueuePair::builder(&rig.pd).cq(&rig.cq).shared_receives(&rig.srq).build().unwrap().into_manual();
     assert_eq!(rig.next(), Some((1, qpn, 5)));
     assert_eq!(rig.next(), Some((2, qpn, 5)));
 }
@@ -200,14 +200,14 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_the_queue() {
 fn entries_are_reserved_once_for_all_queue_pairs_of_both_queues() {
     let Rig { pd, srq, qp, mut poller, cq, .. } = Rig::new();
     // Of 64 entries, the receives have 16, and the sends of each queue pair 16.
-    let build = |cq| pd.queue_pair().cq(cq).shared_receives(&srq).max_send_wr(16).build();
+    let build = |cq| QueuePair::builder(&pd).cq(cq).shared_receives(&srq).max_send_wr(16).build();
     let (second, third) = (build(&cq).unwrap(), build(&cq).unwrap());
     let too_small = ErrorKind::CompletionQueueTooSmall { needed: 16, free: 0 };
     assert_eq!(build(&cq).unwrap_err().kind(), too_small);
     drop((qp, second, third));
     assert!(poller.poll().unwrap().is_none());
     // The receives' entries are free, too.
-    let alone = pd.queue_pair().cq(&cq).max_send_wr(32).max_recv_wr(32).build().unwrap();
+    let alone = QueuePair::builder(&pd).cq(&cq).max_send_wr(32).max_recv_wr(32).build().unwrap();
     let needed = ErrorKind::CompletionQueueTooSmall { needed: 16, free: 0 };
     assert_eq!(build(&cq).unwrap_err().kind(), needed);
     drop(alone);
@@ -223,7 +223,7 @@ fn a_queue_pair_has_no_receives_of_its_own() {
     let receives = rig.qp.recv_queue();
     assert_eq!((receives.depth(), receives.room()), (0, 0));
     let other = rig.context.alloc_pd().unwrap();
-    let refused = other.queue_pair().cq(&rig.cq).shared_receives(&rig.srq).build().unwrap_err();
+    let refused = QueuePair::builder(&other).cq(&rig.cq).shared_receives(&rig.srq).build().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidInput);
 }
 
@@ -262,7 +262,7 @@ fn a_resized_queue_takes_as_many_receives_as_it_has_slots_for() {
     assert_eq!(rig.srq.resize(0).unwrap_err().kind(), ErrorKind::InvalidInput);
 
     rig.srq = SharedReceiveQueue::builder(&rig.pd).max_wr(DEPTH).resizable_to(MOST).build().unwrap();
-    let too_small = rig.pd.queue_pair().cq(&rig.cq).shared_receives(&rig.srq).max_send_wr(1).build();
+    let too_small = QueuePair::builder(&rig.pd).cq(&rig.cq).shared_receives(&rig.srq).max_send_wr(1).build();
     let expected = ErrorKind::CompletionQueueTooSmall { needed: 2 * MOST, free: 63 - 16 - SLOTS };
     assert_eq!(too_small.unwrap_err().kind(), expected, "entries for all slots are reserved at once");
     let fill = |srq: &mut SharedReceiveQueue| {

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
-use rdma::op::{Read, Write};
+use rdma::op;
 use rdma::{Context, ExposedRegion, RemoteAccess, RemoteSlice};
 use rdma_net::{Connection, Failure, FailureKind, ListenOptions, Violation};
 use rdma_tests::cm::available;
@@ -194,8 +194,8 @@ fn a_key_to_read_opens_nothing_else() {
         let attack = |attacker: &mut Attacker| {
             let slice = attacker.expect_offer();
             let (write, read) = (attacker.pd.allocate(64).unwrap(), attacker.pd.allocate(64).unwrap());
-            attacker.qp.post_send(Read::new(read, slice.slice(..64).unwrap())).unwrap();
-            attacker.qp.post_send(Write::new(write, slice.slice(..64).unwrap())).unwrap();
+            attacker.qp.post_send(op::read(read, slice.slice(..64).unwrap())).unwrap();
+            attacker.qp.post_send(op::write(write, slice.slice(..64).unwrap())).unwrap();
             attacker.wait_for_end();
         };
         let (_, failure) = world.attack(ALL_MEANS, attack, |victim| {

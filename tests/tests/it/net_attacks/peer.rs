@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
 use rdma::cm::{ConnOptions, blocking};
-use rdma::op::{Opcode, Send};
-use rdma::{
-    Buffer, Context, ExposedRegion, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice, WcError,
-};
+use rdma::op::{self, Opcode};
+use rdma::transport::Rc;
+use rdma::{Buffer, Context, ExposedRegion, Poller, ProtectionDomain, QueuePair, RemoteAccess, RemoteSlice, WcError};
 use rdma_net::{Connection, Failure, ListenOptions, Node, NodeOptions};
 use rdma_tests::cm::{address, any_port};
 use rdma_tests::{LIMIT, buffer};
@@ -93,7 +92,7 @@ impl Attacker {
     pub(super) fn connect(context: &Context, to: SocketAddr, means: Means) -> Self {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
         let route = blocking::resolve::<Rc>(context, None, to, LIMIT).unwrap();
-        let qp = pd.queue_pair().cq(&cq).max_send_wr(64).max_recv_wr(64).build().unwrap();
+        let qp = QueuePair::builder(&pd).cq(&cq).max_send_wr(64).max_recv_wr(64).build().unwrap();
         let mut qp = match means.access {
             Some(access) => route.init_with(qp, access).unwrap(),
             None => route.init(qp).unwrap(),
@@ -145,7 +144,7 @@ impl Attacker {
             _ => buffer(&self.pd, &[bytes, &[0; 64]].concat()),
         };
         // After the end of the connection the device may refuse it.
-        let _refused = self.qp.post_send(Send::new(buffer.part(..bytes.len())));
+        let _refused = self.qp.post_send(op::send(buffer.part(..bytes.len())));
     }
 
     pub(super) fn offer(&mut self, id: u32, slice: RemoteSlice) {
@@ -258,10 +257,10 @@ impl World {
     }
 
     /// Connects an attacker; returns what it returns, and the result of the victim.
-    pub(super) fn attack<A: std::marker::Send, V>(
+    pub(super) fn attack<A: Send, V>(
         &mut self,
         means: Means,
-        attack: impl FnOnce(&mut Attacker) -> A + std::marker::Send,
+        attack: impl FnOnce(&mut Attacker) -> A + Send,
         victim: impl FnOnce(Result<Connection, Failure>) -> V,
     ) -> (A, V) {
         let (to, context) = (self.listener.local_addr(), self.context.clone());
