@@ -242,7 +242,7 @@ mod tests {
     }
 
     fn nic(name: &str, is_software: bool) -> NicFacts {
-        let error = rdma::Error::new(rdma::Operation::RegisterDmaBuf, rdma::ErrorKind::NotSupported);
+        let error = rdma::Error::new(rdma::Verb::RegisterDmaBuf, rdma::ErrorKind::NotSupported);
         NicFacts { name: name.into(), is_software, dma_buf: if is_software { Err(error) } else { Ok(()) } }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdma::cm::{EventKind, IdKey, Rejection};
-use rdma::{Error, ErrorKind, Operation};
+use rdma::{Error, ErrorKind, Verb};
 
 use super::connection::Core;
 use super::failure::{Failure, FailureKind};
@@ -69,7 +69,7 @@ fn checked(event: EventKind) -> Result<EventKind, Failure> {
         EventKind::AddrError(error) | EventKind::RouteError(error) | EventKind::ConnectError(error) => error.into(),
         EventKind::Unreachable(error) => unreachable(error),
         EventKind::Rejected(rejection) => from_rejection(&rejection),
-        EventKind::DeviceRemoval => Error::new(Operation::GetCmEvent, ErrorKind::NoDevice).into(),
+        EventKind::DeviceRemoval => Error::new(Verb::GetCmEvent, ErrorKind::NoDevice).into(),
         EventKind::Disconnected => Failure::new(FailureKind::PeerGone),
         event => return Ok(event),
     })
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn an_attempt_blames_the_end_that_has_failed() {
         let failed = |event| checked(event).unwrap_err().kind();
-        let error = |kind| Error::new(Operation::Connect, kind);
+        let error = |kind| Error::new(Verb::Connect, kind);
         assert_eq!(failed(EventKind::ConnectError(error(ErrorKind::Disconnected))), FailureKind::PeerGone);
         assert_eq!(failed(EventKind::Unreachable(error(ErrorKind::Disconnected))), FailureKind::PeerGone);
         assert_eq!(failed(EventKind::Unreachable(error(ErrorKind::Unknown))), FailureKind::Timeout);

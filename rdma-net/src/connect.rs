@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rdma::cm::{Accepted, EventChannel, EventKind, IdKey};
 use rdma::transport::Rc;
-use rdma::{Error, Failed, InitializedQueuePair, Operation, PreparedQueuePair, QueuePair, RemoteAccess};
+use rdma::{Error, Failed, InitializedQueuePair, PreparedQueuePair, QueuePair, RemoteAccess, Verb};
 
 use super::attempt::Attempt;
 use super::connection::{Connection, Core, Parts, Pool};
@@ -21,7 +21,7 @@ use super::tcp::{Kind, Sockets, offer, split_offer};
 
 /// Connects to a listener.
 pub(super) async fn connect(tables: &Tables, to: SocketAddr) -> Result<Connection, Failure> {
-    tables.check(Operation::Connect)?;
+    tables.check(Verb::Connect)?;
     match &tables.events {
         Events::Manager(events) => connect_by_manager(tables, events, to).await,
         Events::Tcp(sockets) => connect_by_tcp(tables, sockets, to).await,

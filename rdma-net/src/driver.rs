@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rdma::aio::{Readiness, Strategy};
 use rdma::cm::{EventKind, IdKey};
 use rdma::op::Opcode;
-use rdma::{Completion, Error, ErrorKind, Operation, Poller, Result, WcError, WcStatus};
+use rdma::{Completion, Error, ErrorKind, Poller, Result, Verb, WcError, WcStatus};
 
 use super::connection::Core;
 use super::device_events;
@@ -88,7 +88,7 @@ impl Driver {
     /// # Ok(()) }
     /// ```
     pub fn turn(&mut self, budget: usize) -> Result<usize> {
-        self.tables.check(Operation::PollCq)?;
+        self.tables.check(Verb::PollCq)?;
         let mut count = 0;
         while count < budget && self.deliver()? {
             count += 1;
@@ -166,7 +166,7 @@ impl Driver {
     /// # Ok(()) }
     /// ```
     pub fn arm(&mut self) -> Result<bool> {
-        self.tables.check(Operation::PollCq)?;
+        self.tables.check(Verb::PollCq)?;
         self.wake_up()?;
         Ok(self.prepare_to_sleep()? == 0)
     }
@@ -293,7 +293,7 @@ impl Driver {
     ///
     /// As for [`wait`](Self::wait).
     pub fn run_blocking(mut self) -> Result<()> {
-        self.tables.check(Operation::PollCq)?;
+        self.tables.check(Verb::PollCq)?;
         while !self.tables.is_idle() {
             self.wait(None)?;
         }
@@ -466,9 +466,9 @@ fn failure_of(operation: u32, error: WcError) -> Failure {
 }
 
 fn no_device() -> Failure {
-    Error::new(Operation::GetCmEvent, ErrorKind::NoDevice).into()
+    Error::new(Verb::GetCmEvent, ErrorKind::NoDevice).into()
 }
 
 fn wait_failed(error: &std::io::Error) -> Error {
-    Error::from_io(Operation::WatchDescriptor, error)
+    Error::from_io(Verb::WatchDescriptor, error)
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rdma::cm::{ConnOptions, ConnectRequest, EventChannel, Id, IdKey};
 use rdma::transport::Rc;
 use rdma::{
-    ConnectOptions, Context, Endpoint, Error, ErrorKind, Failed, InitOptions, InitializedQueuePair, Operation,
-    PreparedQueuePair, RemoteAccess, Result,
+    ConnectOptions, Context, Endpoint, Error, ErrorKind, Failed, InitOptions, InitializedQueuePair, PreparedQueuePair,
+    RemoteAccess, Result, Verb,
 };
 
 use super::link::{Link, LinkEnd, Remains, failed};
@@ -29,7 +29,7 @@ impl Events {
         match options.exchange {
             Exchange::ConnectionManager => Ok(Self::Manager(EventChannel::new(context)?)),
             Exchange::Tcp if context.capabilities().manual_connect => Ok(Self::Tcp(Arc::new(Sockets::new()?))),
-            Exchange::Tcp => Err(Error::new(Operation::ConnectTcp, ErrorKind::NotSupported)),
+            Exchange::Tcp => Err(Error::new(Verb::ConnectTcp, ErrorKind::NotSupported)),
         }
     }
 }

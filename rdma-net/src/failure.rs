@@ -249,7 +249,7 @@ mod tests {
             assert_eq!(failure.kind(), kind, "{failure}");
             assert!(failure.to_string().starts_with(start), "{failure}");
         }
-        let of = |kind| Failure::from(Error::new(rdma::Operation::Connect, kind)).kind();
+        let of = |kind| Failure::from(Error::new(rdma::Verb::Connect, kind)).kind();
         assert_eq!(of(ErrorKind::Disconnected), FailureKind::PeerGone);
         assert_eq!(of(ErrorKind::NotListening), FailureKind::Refused);
         assert_eq!(of(ErrorKind::Timeout), FailureKind::Timeout);

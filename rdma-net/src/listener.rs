@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rdma::cm::{EventKind, IdKey};
 use rdma::transport::Rc;
-use rdma::{Error, ErrorKind, Operation, Result};
+use rdma::{Error, ErrorKind, Result, Verb};
 
 use super::attempt::Attempt;
 use super::connect::prepare;
@@ -35,10 +35,10 @@ pub struct Listener {
 /// Listens at an address.
 pub(super) fn listen(handle: &Arc<Handle>, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
     let tables = &handle.tables;
-    tables.check(Operation::Listen)?;
+    tables.check(Verb::Listen)?;
     if options.shared_receives.is_some() && tables.shared.options.separate_domains {
         tracing::debug!("receives of one domain cannot be shared by connections that have domains of their own");
-        return Err(Error::new(Operation::CreateSrq, ErrorKind::InvalidInput));
+        return Err(Error::new(Verb::CreateSrq, ErrorKind::InvalidInput));
     }
     let pool = options.shared_receives.map(|count| tables.new_pool(count)).transpose()?;
     let requests = Arc::new(Requests::new(options.clone(), pool));
@@ -71,7 +71,7 @@ fn bind(tables: &Tables, at: SocketAddr, requests: &Arc<Requests>) -> Result<Lis
 }
 
 fn unknown() -> Error {
-    Error::new(Operation::Listen, ErrorKind::Unknown)
+    Error::new(Verb::Listen, ErrorKind::Unknown)
 }
 
 impl Listener {

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use rdma::cm::EventKind;
-use rdma::{MadeIn, Operation};
+use rdma::{MadeIn, Verb};
 
 use super::failure::{Failure, FailureKind};
 use super::waiters::Task;
@@ -71,7 +71,7 @@ impl Mailbox {
 
     /// Waits for the next event.
     pub(super) fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<EventKind, Failure>> {
-        self.made_in.check(Operation::GetCmEvent)?;
+        self.made_in.check(Verb::GetCmEvent)?;
         Task::poll(cx.waker(), true, |task| {
             let mut state = self.lock();
             if let Some(event) = state.events.pop_front() {

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma::{Context, Error, ErrorKind, Operation, ProtectionDomain, Result};
+use rdma::{Context, Error, ErrorKind, ProtectionDomain, Result, Verb};
 
 use super::connection::Connection;
 use super::driver::Driver;
@@ -39,7 +39,7 @@ impl Node {
     pub fn new(context: &Context, options: &NodeOptions) -> Result<(Self, Driver)> {
         if let Err(reason) = options.hello(false, false).check() {
             tracing::debug!(reason, "options of a node are out of range");
-            return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::CreateQp, ErrorKind::InvalidInput));
         }
         let events = Events::new(context, options)?;
         let shared = Shared::new(context, options, events.as_fd())?;
@@ -132,7 +132,7 @@ impl Node {
     /// ```
     pub async fn shutdown(&self, time: Duration) -> Result<Vec<CutOff>, Failure> {
         let tables = &self.handle.tables;
-        tables.check(Operation::Disconnect)?;
+        tables.check(Verb::Disconnect)?;
         let now = Instant::now();
         tables.shut_down(now.checked_add(time).unwrap_or(now + LONGEST));
         let mut waiting = Waiting { tables, place: None };

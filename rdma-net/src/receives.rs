@@ -12,8 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma::transport::Rc;
 use rdma::{
-    Buffer, CompletionQueue, Error, ErrorKind, MadeIn, Operation, PostError, ProtectionDomain, Result,
-    SharedReceiveQueue,
+    Buffer, CompletionQueue, Error, ErrorKind, MadeIn, PostError, ProtectionDomain, Result, SharedReceiveQueue, Verb,
 };
 
 use super::protocol::RESERVE;
@@ -46,7 +45,7 @@ impl ReceivePool {
     /// Posts `count` receives of `size` bytes. Completions come to `cq`, with the number `key`.
     pub(super) fn new(pd: &ProtectionDomain, cq: &CompletionQueue, key: u32, count: u32, size: usize) -> Result<Self> {
         if count < NEEDED {
-            return Err(Error::new(Operation::CreateSrq, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::CreateSrq, ErrorKind::InvalidInput));
         }
         let mut queue = SharedReceiveQueue::builder(pd).max_wr(count).build()?;
         // If the device cannot resize the completion queue, its room may still suffice.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use rdma::{MadeIn, Operation, Result};
+use rdma::{MadeIn, Result, Verb};
 
 use super::exchange::Request;
 use super::failure::Failure;
@@ -77,7 +77,7 @@ impl Requests {
 
     /// Waits for the next request.
     pub(super) fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<Pending, Failure>> {
-        self.made_in.check(Operation::GetCmEvent)?;
+        self.made_in.check(Verb::GetCmEvent)?;
         Task::poll(cx.waker(), true, |task| {
             let mut state = self.lock();
             if let Some(request) = state.queue.pop_front() {

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rdma::{
-    CompletionChannel, CompletionQueue, Context, Error, ErrorKind, EventTap, Operation, PortState, ProtectionDomain,
-    Result,
+    CompletionChannel, CompletionQueue, Context, Error, ErrorKind, EventTap, PortState, ProtectionDomain, Result, Verb,
 };
 
 use super::failure::Failure;
@@ -69,7 +68,7 @@ impl Shared {
         }
         match self.domain.pd.context().port_attr(port) {
             Ok(port) if matches!(port.state(), PortState::ACTIVE | PortState::ACTIVE_DEFER) => failure,
-            Ok(_) => Error::new(Operation::QueryPort, ErrorKind::PortDown).into(),
+            Ok(_) => Error::new(Verb::QueryPort, ErrorKind::PortDown).into(),
             Err(error) => error.into(),
         }
     }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use rdma::cm::IdKey;
-use rdma::{MadeIn, Operation, Result};
+use rdma::{MadeIn, Result, Verb};
 
 use super::connection::Core;
 use super::exchange::Events;
@@ -102,7 +102,7 @@ impl Tables {
     }
 
     /// Fails in a forked child.
-    pub(super) fn check(&self, operation: Operation) -> Result<()> {
+    pub(super) fn check(&self, operation: Verb) -> Result<()> {
         self.made_in.check(operation)
     }
 
@@ -196,7 +196,7 @@ impl Tables {
 
     /// Sets the receiver of the events of an id.
     pub(super) fn set_route(&self, id: IdKey, route: Route) -> Result<(), Failure> {
-        self.check(Operation::CreateId)?;
+        self.check(Verb::CreateId)?;
         let mut entries = self.lock();
         entries.check()?;
         entries.routes.insert(id, route);
@@ -286,7 +286,7 @@ impl Tables {
         place: &mut Option<Place>,
         cx: &Context<'_>,
     ) -> Poll<Result<Vec<CutOff>, Failure>> {
-        self.check(Operation::Disconnect)?;
+        self.check(Verb::Disconnect)?;
         let mut stale = None;
         Task::poll(cx.waker(), true, |task| {
             let mut entries = self.lock();

@@ -13,7 +13,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, conne
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use rdma::{Error, Operation, Result};
+use rdma::{Error, Result, Verb};
 
 /// The time at which a wait ends without success; without one, the wait has no limit.
 #[derive(Debug, Clone, Copy)]
@@ -166,5 +166,5 @@ fn watch(epoll: &Epoll, fd: BorrowedFd<'_>) -> Result<()> {
 
 /// Makes the error of a system call.
 fn failed(call: &'static str) -> impl Fn(Errno) -> Error {
-    move |errno| Error::of_call(Operation::WatchDescriptor, call, errno as i32)
+    move |errno| Error::of_call(Verb::WatchDescriptor, call, errno as i32)
 }

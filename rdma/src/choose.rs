@@ -10,7 +10,7 @@ use std::str::FromStr;
 use crate::absence::HardwareAbsence;
 use crate::context::Context;
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Operation};
+use crate::error::{Error, ErrorKind, Verb};
 use crate::types::PortState;
 
 /// Selects a device, and possibly its port.
@@ -342,7 +342,7 @@ fn fall_back(software: Vec<Device>, reason: String) -> Result<Opened, OpenError>
     };
     let failed = |error| OpenError::Device { name: device.name(), error };
     let context = device.open().map_err(failed)?;
-    let down = Error::new(Operation::QueryPort, ErrorKind::PortDown);
+    let down = Error::new(Verb::QueryPort, ErrorKind::PortDown);
     let port = context.first_active_port().and_then(|port| port.ok_or(down)).map_err(failed)?;
     Ok(opened(context, port, format!("no usable RDMA hardware: {reason}")))
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use rdma_sys::{Ibverbs, RdmaCm, ibv_device};
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::fork;
 use crate::handle::{Handle, Object, Raw};
 use crate::types::{Guid, NodeType, TransportType};
@@ -32,7 +32,7 @@ struct DeviceList {
 }
 
 impl Object for DeviceList {
-    const DESTROY: Operation = Operation::ListDevices;
+    const DESTROY: Verb = Verb::ListDevices;
     const NAME: &'static str = "a list of devices";
 
     fn made_in(&self) -> u32 {
@@ -106,9 +106,9 @@ impl Device {
             Ok(table) => Self::list_of(table, None, false),
             Err(error) if rdma_sys::trusted_variable(error.variable().name).is_some() => {
                 tracing::warn!(%error, "no hardware devices");
-                return Err(Error::new(Operation::LoadLibrary, ErrorKind::InvalidVariable(error.variable())));
+                return Err(Error::new(Verb::LoadLibrary, ErrorKind::InvalidVariable(error.variable())));
             }
-            Err(_) => Err(Error::new(Operation::LoadLibrary, ErrorKind::NotSupported)),
+            Err(_) => Err(Error::new(Verb::LoadLibrary, ErrorKind::NotSupported)),
         };
         Ok(listed.unwrap_or_else(|error| {
             tracing::debug!(%error, "no hardware devices");
@@ -127,7 +127,7 @@ impl Device {
         #[cfg(feature = "soft")]
         if !Self::software_is_off() {
             rdma_soft::check_environment()
-                .map_err(|variable| Error::new(Operation::ListDevices, ErrorKind::InvalidVariable(variable)))?;
+                .map_err(|variable| Error::new(Verb::ListDevices, ErrorKind::InvalidVariable(variable)))?;
         }
         Ok(())
     }
@@ -183,7 +183,7 @@ impl Device {
         let mut count = 0;
         // SAFETY: ibv_get_device_list wants room for the count, or NULL.
         let call = || unsafe { (table.ibv_get_device_list)(&raw mut count) };
-        let array = Raw::created(Operation::ListDevices, call)?;
+        let array = Raw::created(Verb::ListDevices, call)?;
         let list = Arc::new(Handle::new(DeviceList { table, manager, array, software, fork: fork::generation() }));
         let count = usize::try_from(count).unwrap_or(0);
         // SAFETY: from_raw_parts wants `count` readable pointers that stay unchanged: the library

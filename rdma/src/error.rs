@@ -1,6 +1,6 @@
 //! The crate's error type: small, `Copy`, and made without allocation.
 //!
-//! An [`Error`] says which verb failed ([`Operation`]), in what way ([`ErrorKind`]), and with which
+//! An [`Error`] says which verb failed ([`Verb`]), in what way ([`ErrorKind`]), and with which
 //! `errno` if the operating system or the provider gave one. A failed *completion* is not the error
 //! of a call: it is data, [`WcError`](crate::WcError).
 
@@ -14,24 +14,24 @@ use rdma_sys::Variable;
 use crate::errno;
 use crate::types::{QpAttrMask, QpState, RejectReason, WrongDevice};
 
-macro_rules! operations {
+macro_rules! verbs {
     ($($(#[$meta:meta])* $name:ident = $verb:literal,)*) => {
-        /// The operation that failed with an [`Error`].
+        /// The verb, or another operation, that failed with an [`Error`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
-        pub enum Operation { $($(#[$meta])* #[doc = concat!("`", $verb, "`")] $name,)* }
+        pub enum Verb { $($(#[$meta])* #[doc = concat!("`", $verb, "`")] $name,)* }
 
-        impl Operation {
+        impl Verb {
             /// The verb's name, or a phrase for an operation without a verb.
             #[must_use]
-            pub fn verb(self) -> &'static str {
+            pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $verb,)* }
             }
         }
     };
 }
 
-operations! {
+verbs! {
     LoadLibrary = "load the library",
     ListDevices = "ibv_get_device_list",
     WatchDescriptor = "wait for a descriptor",
@@ -102,7 +102,7 @@ operations! {
     ListenTcp = "listen on TCP",
 }
 
-impl Operation {
+impl Verb {
     /// Whether `EAGAIN` says that nothing is there yet. Of other operations it says that something
     /// is used up: most often, that no thread may be started.
     const fn can_be_waited_for(self) -> bool {
@@ -119,9 +119,9 @@ impl Operation {
     }
 }
 
-impl fmt::Display for Operation {
+impl fmt::Display for Verb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.verb())
+        f.write_str(self.name())
     }
 }
 
@@ -232,9 +232,9 @@ fn failed_call(_errno: i32) -> Option<&'static str> {
 /// # Examples
 ///
 /// ```
-/// use rdma::{Error, ErrorKind, Operation};
+/// use rdma::{Error, ErrorKind, Verb};
 ///
-/// let error = Error::from_errno(Operation::RegisterMr, 12);
+/// let error = Error::from_errno(Verb::RegisterMr, 12);
 /// assert_eq!(error.kind(), ErrorKind::OutOfMemory);
 /// assert!(format!("{error:?}").starts_with("ibv_reg_mr: out of memory"));
 /// let error: std::io::Error = error.into();
@@ -242,7 +242,7 @@ fn failed_call(_errno: i32) -> Option<&'static str> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Error {
-    operation: Operation,
+    verb: Verb,
     kind: ErrorKind,
     errno: Option<NonZeroI32>,
 }
@@ -253,13 +253,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error that this crate detected itself.
     #[must_use]
-    pub const fn new(operation: Operation, kind: ErrorKind) -> Self {
-        Self { operation, kind, errno: None }
+    pub const fn new(verb: Verb, kind: ErrorKind) -> Self {
+        Self { verb, kind, errno: None }
     }
 
     /// An error reported as an `errno`, positive or negative.
     #[must_use]
-    pub fn from_errno(operation: Operation, errno: i32) -> Self {
+    pub fn from_errno(verb: Verb, errno: i32) -> Self {
         let errno = errno.checked_abs().unwrap_or(0);
         let kind = match errno {
             0 => ErrorKind::Unknown,
@@ -267,7 +267,7 @@ impl Error {
             libc::EPERM | libc::EACCES => ErrorKind::PermissionDenied,
             libc::ENOMEM => ErrorKind::OutOfMemory,
             libc::EINVAL => ErrorKind::InvalidInput,
-            libc::EAGAIN if operation.can_be_waited_for() => ErrorKind::WouldBlock,
+            libc::EAGAIN if verb.can_be_waited_for() => ErrorKind::WouldBlock,
             libc::EBUSY => ErrorKind::InUse,
             libc::ENODEV | libc::ENXIO => ErrorKind::NoDevice,
             libc::ETIMEDOUT => ErrorKind::Timeout,
@@ -276,23 +276,23 @@ impl Error {
         };
         let refused = is_refusal(errno).then(|| failed_call(errno)).flatten();
         let kind = refused.map_or(kind, ErrorKind::RefusedCall);
-        Self { operation, kind, errno: NonZeroI32::new(errno) }
+        Self { verb, kind, errno: NonZeroI32::new(errno) }
     }
 
     /// The error of the system call with this name: [`ErrorKind::RefusedCall`] if its `errno` is
     /// that of a seccomp filter.
     #[must_use]
-    pub fn of_call(operation: Operation, call: &'static str, errno: i32) -> Self {
-        let error = Self::from_errno(operation, errno);
+    pub fn of_call(verb: Verb, call: &'static str, errno: i32) -> Self {
+        let error = Self::from_errno(verb, errno);
         if is_refusal(errno) { error.with_kind(ErrorKind::RefusedCall(call)) } else { error }
     }
 
     /// An error of the standard library, or one of this crate that has become such an error.
     #[must_use]
-    pub fn from_io(operation: Operation, error: &io::Error) -> Self {
+    pub fn from_io(verb: Verb, error: &io::Error) -> Self {
         match error.get_ref().and_then(|inner| inner.downcast_ref::<Self>()) {
-            Some(inner) => Self { operation, ..*inner },
-            None => Self::from_errno(operation, error.raw_os_error().unwrap_or(0)),
+            Some(inner) => Self { verb, ..*inner },
+            None => Self::from_errno(verb, error.raw_os_error().unwrap_or(0)),
         }
     }
 
@@ -305,16 +305,16 @@ impl Error {
     }
 
     /// Calls a function that returns 0, or an `errno` of either sign, or -1 and sets `errno`.
-    pub(crate) fn check(operation: Operation, call: impl FnOnce() -> i32) -> Result<()> {
-        errno::check(call).map_err(|errno| Self::from_errno(operation, errno))
+    pub(crate) fn check(verb: Verb, call: impl FnOnce() -> i32) -> Result<()> {
+        errno::check(call).map_err(|errno| Self::from_errno(verb, errno))
     }
 
     /// The error of a post or poll that returned an `errno` of either sign, or -1 and set `errno`.
     ///
     /// The data path does not clear `errno` before each call: after -1 it may be an earlier one.
     #[cold]
-    pub(crate) fn of_data_path(operation: Operation, result: i32) -> Self {
-        Self::from_errno(operation, if result == -1 { Errno::last_raw() } else { result })
+    pub(crate) fn of_data_path(verb: Verb, result: i32) -> Self {
+        Self::from_errno(verb, if result == -1 { Errno::last_raw() } else { result })
     }
 
     /// The same failure, with a more precise kind.
@@ -323,10 +323,10 @@ impl Error {
         Self { kind, ..self }
     }
 
-    /// The operation that failed.
+    /// The verb that failed.
     #[must_use]
-    pub const fn operation(&self) -> Operation {
-        self.operation
+    pub const fn verb(&self) -> Verb {
+        self.verb
     }
 
     /// The way in which the operation failed.
@@ -343,91 +343,87 @@ impl Error {
 
     /// Advice on how to fix the error, if there is any.
     fn remedy(&self) -> Option<&'static str> {
-        Some(match (self.operation, self.kind) {
-            (Operation::RegisterMr, ErrorKind::OutOfMemory) => {
+        Some(match (self.verb, self.kind) {
+            (Verb::RegisterMr, ErrorKind::OutOfMemory) => {
                 "raise the memlock limit (`ulimit -l unlimited`) or register less"
             }
-            (Operation::RegisterMr, ErrorKind::Os) if self.errno() == Some(libc::EFAULT) => {
+            (Verb::RegisterMr, ErrorKind::Os) if self.errno() == Some(libc::EFAULT) => {
                 "the memory is not mapped, or not writable"
             }
-            (Operation::ConnectTcp | Operation::ListenTcp, ErrorKind::NotSupported) => {
+            (Verb::ConnectTcp | Verb::ListenTcp, ErrorKind::NotSupported) => {
                 "iWARP connects by the connection manager only"
             }
-            (Operation::RegisterDmaBuf, ErrorKind::NotSupported) => {
+            (Verb::RegisterDmaBuf, ErrorKind::NotSupported) => {
                 "the device cannot import dma-bufs (soft0, rxe and siw cannot), or Linux is older than 5.12"
             }
-            (Operation::RegisterDmaBuf, ErrorKind::InvalidInput) => {
+            (Verb::RegisterDmaBuf, ErrorKind::InvalidInput) => {
                 "offset and length must lie in the dma-buf, and address and offset at the same place of a page"
             }
-            (Operation::PostRecv, ErrorKind::NotSupported) => {
+            (Verb::PostRecv, ErrorKind::NotSupported) => {
                 "the provider may copy short messages to GPU memory with the processor; on mlx5, set MLX5_SCATTER_TO_CQE=0"
             }
-            (Operation::ModifyQp, ErrorKind::Timeout) => {
+            (Verb::ModifyQp, ErrorKind::Timeout) => {
                 "the peer's address could not be resolved: check the GID index and the route to the peer's GID"
             }
-            (Operation::ModifyQp, ErrorKind::InvalidInput) => {
+            (Verb::ModifyQp, ErrorKind::InvalidInput) => {
                 "the set of attributes is right, so a value is not: check port, P_Key and GID index, MTU and address"
             }
-            (Operation::ModifyQp, ErrorKind::InUse) => {
+            (Verb::ModifyQp, ErrorKind::InUse) => {
                 "on iWARP a reset ends nothing that is in flight: destroy the queue pair and make a new one"
             }
-            (Operation::ModifyQp | Operation::CreateAh, ErrorKind::Incompatible) => {
-                "one end has a GID and the other has not"
-            }
-            (Operation::QueryPort | Operation::QueryGid | Operation::QueryPkey, ErrorKind::NotFound) => {
+            (Verb::ModifyQp | Verb::CreateAh, ErrorKind::Incompatible) => "one end has a GID and the other has not",
+            (Verb::QueryPort | Verb::QueryGid | Verb::QueryPkey, ErrorKind::NotFound) => {
                 "the device has no such port, GID or P_Key"
             }
-            (Operation::GetRemoteEce, ErrorKind::Incompatible) => {
+            (Verb::GetRemoteEce, ErrorKind::Incompatible) => {
                 "the peer answers in another maker's enhanced connection options: it, or what is between, is broken"
             }
-            (Operation::CreateAh, ErrorKind::NotFound) => "no GID of this port is the one that the message was sent to",
-            (Operation::LeaveMulticast, ErrorKind::NotFound) => "this id has not joined the group, or has left it",
-            (Operation::Connect | Operation::Accept | Operation::Reject, ErrorKind::TooLong) => {
+            (Verb::CreateAh, ErrorKind::NotFound) => "no GID of this port is the one that the message was sent to",
+            (Verb::LeaveMulticast, ErrorKind::NotFound) => "this id has not joined the group, or has left it",
+            (Verb::Connect | Verb::Accept | Verb::Reject, ErrorKind::TooLong) => {
                 "private data has at most 56 bytes to connect, 196 to accept and 148 to reject (datagrams: 180, 136, 136; iWARP: 251)"
             }
-            (
-                Operation::ResolveRoute | Operation::Connect | Operation::Accept | Operation::InitQpAttr,
-                ErrorKind::InvalidInput,
-            ) => "an id is connected once, after its address and then its route were resolved",
-            (Operation::CreateAh, ErrorKind::Timeout) => {
+            (Verb::ResolveRoute | Verb::Connect | Verb::Accept | Verb::InitQpAttr, ErrorKind::InvalidInput) => {
+                "an id is connected once, after its address and then its route were resolved"
+            }
+            (Verb::CreateAh, ErrorKind::Timeout) => {
                 "the address could not be resolved: check the GID index and the route to the peer's GID"
             }
-            (Operation::CreateAh, ErrorKind::InvalidInput) => "check port, GID index, LID and GID of the path",
-            (Operation::LoadLibrary, ErrorKind::NotSupported) => {
+            (Verb::CreateAh, ErrorKind::InvalidInput) => "check port, GID index, LID and GID of the path",
+            (Verb::LoadLibrary, ErrorKind::NotSupported) => {
                 "install the library (rdma-core), or set RDMA_IBVERBS_PATH or RDMA_RDMACM_PATH to it"
             }
-            (
-                Operation::CreateEventChannel,
-                ErrorKind::NotFound | ErrorKind::NoDevice | ErrorKind::PermissionDenied,
-            ) => "load the connection manager (modprobe rdma_ucm); in a container, pass /dev/infiniband/rdma_cm",
-            (Operation::CreateCq | Operation::CreateQp, ErrorKind::InvalidInput) => {
+            (Verb::CreateEventChannel, ErrorKind::NotFound | ErrorKind::NoDevice | ErrorKind::PermissionDenied) => {
+                "load the connection manager (modprobe rdma_ucm); in a container, pass /dev/infiniband/rdma_cm"
+            }
+            (Verb::CreateCq | Verb::CreateQp, ErrorKind::InvalidInput) => {
                 "ask for less: compare with the device's limits (max_cqe, max_qp_wr, max_sge, inline data)"
             }
-            (Operation::CreateCq | Operation::CreateQp | Operation::AllocPd, ErrorKind::OutOfMemory) => {
+            (Verb::CreateCq | Verb::CreateQp | Verb::AllocPd, ErrorKind::OutOfMemory) => {
                 "the device's or the memlock limit is reached: ask for less, or raise `ulimit -l`"
             }
-            (Operation::MakePrivate, ErrorKind::NotSupported) => {
+            (Verb::MakePrivate, ErrorKind::NotSupported) => {
                 "others keep their access to this memory: use it through its owner"
             }
             (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
             (_, ErrorKind::QueueFull) => "poll completions before posting more",
             (_, ErrorKind::SharedReceives) => "post to the shared receive queue",
             (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
-            (Operation::ListDevices | Operation::OpenDevice, ErrorKind::PermissionDenied) => {
+            (Verb::ListDevices | Verb::OpenDevice, ErrorKind::PermissionDenied) => {
                 "check the rights on /dev/infiniband"
             }
-            (Operation::BindAddr | Operation::ListenTcp, ErrorKind::PermissionDenied) => {
+            (Verb::BindAddr | Verb::ListenTcp, ErrorKind::PermissionDenied) => {
                 "ports below 1024 are for root: take another one"
             }
             (_, ErrorKind::RefusedCall(_)) => "allow it in the seccomp filter or the container's profile",
             (_, ErrorKind::PortDown) => "choose an active port, or bring the link up",
-            (Operation::BindAddr, ErrorKind::NoRoute) => {
+            (Verb::BindAddr, ErrorKind::NoRoute) => {
                 "bind to an address of this host that is an RDMA device's, and to a port that nobody has on all addresses"
             }
-            (Operation::ResolveAddr | Operation::ResolveRoute, ErrorKind::Timeout) => {
+            (Verb::ResolveAddr | Verb::ResolveRoute, ErrorKind::Timeout) => {
                 "nobody has this address on the device's network, or a firewall is in the way"
             }
-            (Operation::Connect, ErrorKind::Timeout) => {
+            (Verb::Connect, ErrorKind::Timeout) => {
                 "the peer's host or its program does not answer: see whether they are well"
             }
             (_, ErrorKind::Rejected(RejectReason::OTHER_USER)) => "run both programs as the same user",
@@ -444,10 +440,10 @@ impl Error {
             (_, ErrorKind::WrongDevice(_)) => {
                 "open the device that the address belongs to, or give a source address of this one"
             }
-            (operation, ErrorKind::Os) => match (operation, self.errno()?) {
+            (verb, ErrorKind::Os) => match (verb, self.errno()?) {
                 (_, libc::EMFILE) => "raise the limit of open files (`ulimit -n`)",
                 (_, libc::EFBIG) => "raise the limit of file sizes (`ulimit -f`)",
-                (Operation::OpenDevice | Operation::CreateEventChannel, libc::EAGAIN) => {
+                (Verb::OpenDevice | Verb::CreateEventChannel, libc::EAGAIN) => {
                     "raise the limit of processes and threads (`ulimit -u`)"
                 }
                 _ => return None,
@@ -512,7 +508,7 @@ impl fmt::Display for ErrorKind {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.operation)?;
+        write!(f, "{}: ", self.verb)?;
         match (self.kind, self.errno) {
             (ErrorKind::Os, Some(errno)) => write!(f, "{}", io::Error::from_raw_os_error(errno.get()))?,
             (kind, Some(errno)) => write!(f, "{kind} (os error {errno})")?,
@@ -612,17 +608,17 @@ mod tests {
 
     #[test]
     fn both_signs_of_errno_mean_the_same() {
-        let positive = Error::check(Operation::ModifyQp, || libc::EOPNOTSUPP).unwrap_err();
-        let negative = Error::check(Operation::ModifyQp, || -libc::EOPNOTSUPP).unwrap_err();
+        let positive = Error::check(Verb::ModifyQp, || libc::EOPNOTSUPP).unwrap_err();
+        let negative = Error::check(Verb::ModifyQp, || -libc::EOPNOTSUPP).unwrap_err();
         assert_eq!(positive, negative);
         assert_eq!(positive.kind(), ErrorKind::NotSupported);
         assert_eq!(positive.errno(), Some(libc::EOPNOTSUPP));
-        assert_eq!(Error::from_errno(Operation::ModifyQp, i32::MIN).kind(), ErrorKind::Unknown);
+        assert_eq!(Error::from_errno(Verb::ModifyQp, i32::MIN).kind(), ErrorKind::Unknown);
     }
 
     #[test]
     fn the_text_says_what_failed_why_and_what_to_do() {
-        let text = Error::from_errno(Operation::RegisterMr, libc::ENOMEM).to_string();
+        let text = Error::from_errno(Verb::RegisterMr, libc::ENOMEM).to_string();
         assert!(text.starts_with("ibv_reg_mr: "), "{text}");
         assert!(text.contains("ulimit -l"), "{text}");
         let kind = ErrorKind::InvalidTransition {
@@ -631,13 +627,13 @@ mod tests {
             missing: QpAttrMask::PORT | QpAttrMask::PKEY_INDEX,
             not_allowed: QpAttrMask::empty(),
         };
-        let text = Error::new(Operation::ModifyQp, kind).to_string();
+        let text = Error::new(Verb::ModifyQp, kind).to_string();
         assert_eq!(text, "ibv_modify_qp: from RESET to INIT: missing PKEY_INDEX | PORT");
     }
 
     #[test]
     fn an_error_that_leaves_main_is_a_sentence() {
-        let error = Error::new(Operation::PollCq, ErrorKind::NoDevice);
+        let error = Error::new(Verb::PollCq, ErrorKind::NoDevice);
         let sentence = "ibv_poll_cq: no such device, or it is gone";
         assert_eq!(format!("{error:?}"), sentence);
         assert_eq!(format!("{:?}", Failed::new(error, ())), sentence);
@@ -652,7 +648,7 @@ mod tests {
 
     #[test]
     fn io_errors_keep_kind_and_text() {
-        let error = Error::from_errno(Operation::PollCq, libc::EACCES);
+        let error = Error::from_errno(Verb::PollCq, libc::EACCES);
         let io: io::Error = error.into();
         assert_eq!(io.kind(), io::ErrorKind::PermissionDenied);
         assert_eq!(io.to_string(), error.to_string());

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rdma_mem::process::ForkHandlers;
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 
 /// A generation that no process has.
 pub(crate) const NEVER: u32 = u32::MAX;
@@ -73,7 +73,7 @@ pub(crate) fn watch() {
 ///
 /// ```
 /// use std::sync::Mutex;
-/// use rdma::{MadeIn, Operation, Result};
+/// use rdma::{MadeIn, Verb, Result};
 ///
 /// #[derive(Default)]
 /// struct Queue {
@@ -83,7 +83,7 @@ pub(crate) fn watch() {
 ///
 /// impl Queue {
 ///     fn push(&self, number: u64) -> Result<()> {
-///         self.made_in.check(Operation::WatchDescriptor)?;
+///         self.made_in.check(Verb::WatchDescriptor)?;
 ///         self.waiting.lock().expect("no panic").push(number);
 ///         Ok(())
 ///     }
@@ -115,13 +115,13 @@ impl MadeIn {
     ///
     /// [`ErrorKind::Forked`].
     #[inline]
-    pub fn check(self, operation: Operation) -> Result<()> {
+    pub fn check(self, operation: Verb) -> Result<()> {
         check(self.0, operation)
     }
 }
 
 /// Fails if `made_in` is not this process's generation.
 #[inline]
-pub(crate) fn check(made_in: u32, operation: Operation) -> Result<()> {
+pub(crate) fn check(made_in: u32, operation: Verb) -> Result<()> {
     if made_in == generation() { Ok(()) } else { Err(Error::new(operation, ErrorKind::Forked)) }
 }

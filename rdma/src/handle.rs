@@ -15,7 +15,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::errno;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::fork;
 
 /// A pointer to a C object, for types that are used from several threads.
@@ -42,7 +42,7 @@ impl<C> Raw<C> {
     }
 
     /// Calls a function that creates an object, or returns NULL and sets `errno`.
-    pub(crate) fn created(operation: Operation, call: impl FnOnce() -> *mut C) -> Result<Self> {
+    pub(crate) fn created(operation: Verb, call: impl FnOnce() -> *mut C) -> Result<Self> {
         errno::created(call).map(|raw| Self(raw.as_ptr())).map_err(|errno| Error::from_errno(operation, errno))
     }
 
@@ -55,7 +55,7 @@ impl<C> Raw<C> {
 /// A C object together with the parents that it uses.
 pub(crate) trait Object {
     /// The verb that destroys the object.
-    const DESTROY: Operation;
+    const DESTROY: Verb;
     /// The object's name in the log, with an article.
     const NAME: &'static str;
 
@@ -163,7 +163,7 @@ mod tests {
     }
 
     impl Object for Counted {
-        const DESTROY: Operation = Operation::DeallocPd;
+        const DESTROY: Verb = Verb::DeallocPd;
         const NAME: &'static str = "a counted object";
 
         fn made_in(&self) -> u32 {

@@ -181,7 +181,7 @@ pub use context::{
 };
 pub use cq::{Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Poller, Released, Wakeup};
 pub use device::Device;
-pub use error::{Error, ErrorKind, Failed, Operation, Result};
+pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;
 pub use mr::{
     Buffer, CopierThreads, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner,

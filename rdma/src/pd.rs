@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rdma_sys::ibv_pd;
 
 use crate::context::{Context, ContextInner};
-use crate::error::{Error, Failed, Operation, Result};
+use crate::error::{Error, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 
 /// A protection domain: memory regions and queue pairs work together only within one domain.
@@ -48,7 +48,7 @@ impl PdInner {
 }
 
 impl Object for PdInner {
-    const DESTROY: Operation = Operation::DeallocPd;
+    const DESTROY: Verb = Verb::DeallocPd;
     const NAME: &'static str = "a protection domain";
 
     fn made_in(&self) -> u32 {
@@ -81,10 +81,10 @@ impl Context {
     /// ```
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
-        self.inner.check(Operation::AllocPd)?;
+        self.inner.check(Verb::AllocPd)?;
         // SAFETY: ibv_alloc_pd wants an open context, which `self` keeps open.
         let call = || unsafe { (self.inner.table.ibv_alloc_pd)(self.as_raw()) };
-        Raw::created(Operation::AllocPd, call).map(|raw| ProtectionDomain::new(self, raw))
+        Raw::created(Verb::AllocPd, call).map(|raw| ProtectionDomain::new(self, raw))
     }
 }
 

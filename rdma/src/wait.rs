@@ -9,7 +9,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Result, Verb};
 
 /// The time at which a wait ends without success; without one, the wait has no limit.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +82,7 @@ impl EventDescriptor {
     /// Waits until the deadline for `take` to return an event.
     pub(crate) fn next<T>(
         &self,
-        operation: Operation,
+        operation: Verb,
         deadline: Deadline,
         take: impl Fn() -> Result<Option<T>>,
     ) -> Result<Option<T>> {
@@ -117,7 +117,7 @@ pub(crate) fn watch(epoll: &Epoll, fd: BorrowedFd<'_>) -> Result<()> {
 
 /// Makes the error of a system call.
 fn failed(call: &'static str) -> impl Fn(Errno) -> Error {
-    move |errno| Error::of_call(Operation::WatchDescriptor, call, errno as i32)
+    move |errno| Error::of_call(Verb::WatchDescriptor, call, errno as i32)
 }
 
 /// A semaphore to wait on. Each count that is posted can be taken once.
@@ -150,18 +150,18 @@ impl AsFd for Semaphore {
 
 /// Waits for `operation` until `fd` is readable; returns false at the deadline. A signal does not
 /// end the wait.
-pub(crate) fn readable(operation: Operation, fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool> {
+pub(crate) fn readable(operation: Verb, fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool> {
     any_readable(operation, [Some(fd)], deadline)
 }
 
 /// Whether `fd` is readable now.
-pub(crate) fn is_readable(operation: Operation, fd: BorrowedFd<'_>) -> Result<bool> {
+pub(crate) fn is_readable(operation: Verb, fd: BorrowedFd<'_>) -> Result<bool> {
     readable(operation, fd, Deadline::after(Some(Duration::ZERO)))
 }
 
 /// Waits for `operation` until one of the descriptors is readable; returns false at the deadline.
 pub(crate) fn any_readable<const N: usize>(
-    operation: Operation,
+    operation: Verb,
     fds: [Option<BorrowedFd<'_>>; N],
     deadline: Deadline,
 ) -> Result<bool> {

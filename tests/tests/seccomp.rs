@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use rdma::cm::EventChannel;
-use rdma::{Backoff, Device, ErrorKind, Operation, RemoteAccess};
+use rdma::{Backoff, Device, ErrorKind, RemoteAccess, Verb};
 
 /// Makes a system call fail with EPERM in this thread and the threads that it starts.
 fn refuse(call: libc::c_long) -> io::Result<()> {
@@ -90,8 +90,8 @@ fn refused_waits_name_their_system_call() {
         Some([poller.wait(long).map(drop).unwrap_err(), channel.next_event(long).map(drop).unwrap_err()])
     });
     let Some(errors) = waiting.join().unwrap() else { return };
-    for (error, operation) in errors.into_iter().zip([Operation::GetCqEvent, Operation::GetCmEvent]) {
-        assert_eq!((error.operation(), error.kind()), (operation, ErrorKind::RefusedCall("ppoll")));
+    for (error, operation) in errors.into_iter().zip([Verb::GetCqEvent, Verb::GetCmEvent]) {
+        assert_eq!((error.verb(), error.kind()), (operation, ErrorKind::RefusedCall("ppoll")));
         let text = error.to_string();
         assert!(
             text.contains("ppoll") && !text.contains("epoll_create1") && !text.contains("/dev/infiniband"),

@@ -1,6 +1,6 @@
 //! Tests of causes: what is said for each set of facts.
 
-use rdma::{ErrorKind, Operation};
+use rdma::{ErrorKind, Verb};
 
 use super::*;
 use crate::error::CudaError;
@@ -41,7 +41,7 @@ fn without_peer_memory(change: impl FnOnce(&mut Facts)) -> Vec<Cause> {
 }
 
 fn refused(kind: ErrorKind) -> rdma::Error {
-    rdma::Error::new(Operation::RegisterDmaBuf, kind)
+    rdma::Error::new(Verb::RegisterDmaBuf, kind)
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl Landing {
 
 #[cfg(test)]
 mod tests {
-    use rdma::{DeviceSelector, Operation};
+    use rdma::{DeviceSelector, Verb};
 
     use super::*;
     use crate::testing;
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_nic_that_receives_with_the_processor_has_messages_staged() {
-        let error = |kind| rdma::Error::new(Operation::PostRecv, kind);
+        let error = |kind| rdma::Error::new(Verb::PostRecv, kind);
         let mut landing = landing();
         assert_eq!(landing.slots(4096).unwrap().len(), 2);
         let other = landing.refuse(error(ErrorKind::OutOfMemory), Policy::PreferDirect);

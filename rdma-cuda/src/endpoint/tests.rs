@@ -230,7 +230,7 @@ impl Receives for Refusing {
         if self.gpu < 3 {
             return Ok(());
         }
-        Err(rdma::Error::new(rdma::Operation::PostRecv, rdma::ErrorKind::NotSupported))
+        Err(rdma::Error::new(rdma::Verb::PostRecv, rdma::ErrorKind::NotSupported))
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::{Whence, lseek};
 use rdma::transport::Rc;
-use rdma::{InitOptions, Opened, Operation, Poller, QueuePair, op};
+use rdma::{InitOptions, Opened, Poller, QueuePair, Verb, op};
 use rdma_test_support::passes_alone;
 
 use super::*;
@@ -72,7 +72,7 @@ impl Registrar for Nic {
     }
 
     fn register_peer_memory(&self, owner: Owner, _: RemoteAccess) -> Registered {
-        let error = self.refusal.unwrap_or(rdma::Error::from_errno(Operation::RegisterMr, libc::EFAULT));
+        let error = self.refusal.unwrap_or(rdma::Error::from_errno(Verb::RegisterMr, libc::EFAULT));
         self.refuse(owner, error)
     }
 
@@ -316,7 +316,7 @@ fn a_fall_back_to_staging_is_a_warning() {
 
 #[test]
 fn staging_that_was_asked_for_registers_nothing() {
-    let nic = Nic { refusal: Some(rdma::Error::new(Operation::RegisterMr, ErrorKind::Unknown)), ..Nic::new() };
+    let nic = Nic { refusal: Some(rdma::Error::new(Verb::RegisterMr, ErrorKind::Unknown)), ..Nic::new() };
     let staged = Preference { policy: Policy::Staged, ..Preference::default() };
     let region = nic.register_with(buffer(0, 64).memory(), RemoteAccess::empty(), staged, HostFacts::default());
     assert_eq!(region.unwrap().path().way, Way::Staged(Reason::Asked));
@@ -331,7 +331,7 @@ fn an_unknown_distance_is_near_enough() {
 
 #[test]
 fn peer_memory_is_the_second_way() {
-    let invalid = rdma::Error::new(Operation::RegisterDmaBuf, ErrorKind::InvalidInput);
+    let invalid = rdma::Error::new(Verb::RegisterDmaBuf, ErrorKind::InvalidInput);
     let nic = Nic { refusal: Some(invalid), ..Nic::new() };
     let host = || HostFacts { peer_memory: true, ..HostFacts::default() };
     let required = Preference { policy: Policy::RequireDirect, ..Preference::default() };
@@ -340,7 +340,7 @@ fn peer_memory_is_the_second_way() {
     assert_eq!(causes, [Cause::Refused(invalid), Cause::Refused(invalid)]);
 
     // A GPU that exports no dma-bufs, on a NIC that knows none.
-    let nic = Nic { dma_buf: Err(rdma::Error::new(Operation::RegisterDmaBuf, ErrorKind::NotSupported)), ..Nic::new() };
+    let nic = Nic { dma_buf: Err(rdma::Error::new(Verb::RegisterDmaBuf, ErrorKind::NotSupported)), ..Nic::new() };
     let error = nic.register_with(buffer(3, 64).memory(), RemoteAccess::empty(), required, host()).unwrap_err();
     let RegionError::NoDirectPath { causes } = error else { panic!("{error}") };
     assert_eq!(causes[0], Cause::NoExport);

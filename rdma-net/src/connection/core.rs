@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use rdma::cm::IdKey;
-use rdma::{Buffer, Failed, MadeIn, Operation, ProtectionDomain, Result};
+use rdma::{Buffer, Failed, MadeIn, ProtectionDomain, Result, Verb};
 
 use super::fetched::FetchBuffers;
 use super::flow::{Buffers, Flow, Memory, Offers};
@@ -145,7 +145,7 @@ impl Core {
 
     /// Fails in a forked child.
     pub(super) fn check_process(&self) -> Result<()> {
-        self.made_in.check(Operation::PostSend)
+        self.made_in.check(Verb::PostSend)
     }
 
     /// Polls under the lock, as [`with`](Self::with) works, and as [`Task::poll`] does; fails in a

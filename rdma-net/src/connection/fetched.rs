@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma::{Buffer, MadeIn, Operation, ProtectionDomain, Result};
+use rdma::{Buffer, MadeIn, ProtectionDomain, Result, Verb};
 
 use crate::link::MAX_OPERATIONS;
 
@@ -26,7 +26,7 @@ impl FetchBuffers {
 
     /// Takes the shortest buffer of at least `len` bytes, or a new one.
     pub(super) fn take(&self, pd: &ProtectionDomain, len: usize) -> Result<Buffer> {
-        self.made_in.check(Operation::PostSend)?;
+        self.made_in.check(Verb::PostSend)?;
         let spare = {
             let mut spares = self.lock();
             let long_enough = spares.iter().enumerate().filter(|(_, buffer)| buffer.len() >= len);

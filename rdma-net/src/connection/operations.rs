@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::task::{Poll, Waker};
 
 use rdma::op;
-use rdma::{Buffer, Error, ErrorKind, Operation, PostError, RemoteSlice};
+use rdma::{Buffer, Error, ErrorKind, PostError, RemoteSlice, Verb};
 
 use crate::failure::Failure;
 use crate::link::{Link, MAX_OPERATIONS, READ_BIT};
@@ -79,7 +79,7 @@ impl Operations {
         // Each free slot has a free word.
         let memory = if request.is_atomic() { self.words.pop() } else { buffer };
         let Some(memory) = memory else {
-            return Err(PostError::new(Error::new(Operation::PostSend, ErrorKind::OutOfMemory), None));
+            return Err(PostError::new(Error::new(Verb::PostSend, ErrorKind::OutOfMemory), None));
         };
         let id = self.new_id();
         let token = u64::from(id) << 32 | token;

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use rdma::{Buffer, Error, ErrorKind, Operation, RemoteSlice};
+use rdma::{Buffer, Error, ErrorKind, RemoteSlice, Verb};
 
 use super::core::Core;
 use super::fetched::Fetched;
@@ -76,7 +76,7 @@ impl Remote {
     /// # Ok(()) }
     /// ```
     pub async fn fetch(&self, from: RemoteSlice) -> Result<Fetched, Failure> {
-        let too_long = |_| Error::new(Operation::PostSend, ErrorKind::OutOfBounds);
+        let too_long = |_| Error::new(Verb::PostSend, ErrorKind::OutOfBounds);
         let len = usize::try_from(from.len()).map_err(too_long)?;
         let mut buffer = self.core.fetch_buffers.take(&self.core.pd, len)?;
         let rest = buffer.split_off(len);
@@ -145,7 +145,7 @@ impl Remote {
     /// ```
     pub async fn write(&self, to: RemoteSlice, from: Buffer, len: usize) -> Result<Buffer, Failure> {
         if len > from.len() {
-            return Err(Error::new(Operation::PostSend, ErrorKind::OutOfBounds).into());
+            return Err(Error::new(Verb::PostSend, ErrorKind::OutOfBounds).into());
         }
         self.run(Request::Write(to, len), Some(from)).await.and_then(buffer)
     }

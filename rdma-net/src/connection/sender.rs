@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use rdma::{Buffer, Error, ErrorKind, ExposedSlice, Operation, ProtectionDomain, RemoteAccess};
+use rdma::{Buffer, Error, ErrorKind, ExposedSlice, ProtectionDomain, RemoteAccess, Verb};
 
 use super::core::Core;
 use super::flow::Flow;
@@ -125,7 +125,7 @@ impl Sender {
         }
         let is_own = slice.is_of_domain(&self.core.pd);
         if !is_own || !slice.access().contains(RemoteAccess::READ) {
-            return Err(Error::new(Operation::Access, ErrorKind::InvalidInput).into());
+            return Err(Error::new(Verb::Access, ErrorKind::InvalidInput).into());
         }
         if !self.core.offers || len == 0 || len > MAX_OFFER_LEN {
             let mut message = vec![0; slice.len()];

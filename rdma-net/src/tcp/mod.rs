@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::frame::{Kind, offer, split_offer};
 use rdma::cm::{EventKind, IdKey, PrivateData};
-use rdma::{Endpoint, Error, ErrorKind, MadeIn, Operation, Result};
+use rdma::{Endpoint, Error, ErrorKind, MadeIn, Result, Verb};
 
 use self::shortage::Spare;
 use self::socket::{Change, Socket, connect_error, disconnected};
@@ -249,9 +249,9 @@ impl Listening {
 impl End {
     /// Sends a frame.
     pub(super) fn send(&self, kind: Kind, body: &[u8]) -> Result<()> {
-        self.sockets.made_in.check(Operation::Establish)?;
+        self.sockets.made_in.check(Verb::Establish)?;
         let mut table = self.sockets.lock();
-        let socket = table.sockets.get_mut(&self.key).ok_or(disconnected(Operation::Establish))?;
+        let socket = table.sockets.get_mut(&self.key).ok_or(disconnected(Verb::Establish))?;
         socket.send(kind, body)
     }
 
@@ -296,7 +296,7 @@ fn log_failures(failures: &[Error]) {
 }
 
 fn listen_error(error: &io::Error) -> Error {
-    let other = Error::from_io(Operation::ListenTcp, error);
+    let other = Error::from_io(Verb::ListenTcp, error);
     match error.kind() {
         io::ErrorKind::AddrInUse => other.with_kind(ErrorKind::AddressInUse),
         io::ErrorKind::AddrNotAvailable => other.with_kind(ErrorKind::NoRoute),

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use rdma::cm::{Accepted, ConnectionParameters, EventKind, IdKey, PrivateData, RejectReason, Rejection};
-use rdma::{Endpoint, Error, ErrorKind, Operation};
+use rdma::{Endpoint, Error, ErrorKind, Verb};
 
 use super::frame::{self, Kind, MAX_FRAME};
 use crate::protocol::{Refuse, RefuseCode};
@@ -77,7 +77,7 @@ impl Socket {
 
     /// Sends a frame of this end, and waits for what must follow.
     pub(super) fn send(&mut self, kind: Kind, body: &[u8]) -> rdma::Result<()> {
-        let gone = disconnected(Operation::Establish);
+        let gone = disconnected(Verb::Establish);
         if self.is_over() {
             return Err(gone);
         }
@@ -203,7 +203,7 @@ fn rejected(refuse: &[u8]) -> EventKind {
 
 /// The error of a TCP connection that was not made.
 pub(super) fn connect_error(error: &io::Error) -> Error {
-    let other = Error::from_io(Operation::ConnectTcp, error);
+    let other = Error::from_io(Verb::ConnectTcp, error);
     match error.kind() {
         io::ErrorKind::ConnectionRefused => other.with_kind(ErrorKind::NotListening),
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => other.with_kind(ErrorKind::NoRoute),
@@ -221,6 +221,6 @@ fn is_reset(error: &io::Error) -> bool {
     )
 }
 
-pub(super) fn disconnected(operation: Operation) -> Error {
+pub(super) fn disconnected(operation: Verb) -> Error {
     Error::new(operation, ErrorKind::Disconnected)
 }

@@ -16,7 +16,7 @@ use rdma_sys::ibv_ah;
 pub use grh::Grh;
 pub use source::Source;
 
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::Path;
@@ -54,7 +54,7 @@ pub(crate) struct AhInner {
 }
 
 impl Object for AhInner {
-    const DESTROY: Operation = Operation::DestroyAh;
+    const DESTROY: Verb = Verb::DestroyAh;
     const NAME: &'static str = "an address handle";
 
     fn made_in(&self) -> u32 {
@@ -95,19 +95,19 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, path: &Path) -> Result<AddressHandle> {
         let context = &self.inner.context;
-        context.check(Operation::CreateAh)?;
+        context.check(Verb::CreateAh)?;
         if !context.capabilities().datagrams {
-            return Err(Error::new(Operation::CreateAh, ErrorKind::NotSupported));
+            return Err(Error::new(Verb::CreateAh, ErrorKind::NotSupported));
         }
         if path.port == 0 || path.port > context.device_attr.port_count() {
             // Providers index tables of ports, possibly without a check.
-            return Err(Error::new(Operation::CreateAh, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::CreateAh, ErrorKind::InvalidInput));
         }
         let mut attr = path.to_raw();
         // SAFETY: ibv_create_ah wants a live domain, which `self` keeps, and attributes that live
         // during the call.
         let call = || unsafe { (context.table.ibv_create_ah)(self.as_raw(), &raw mut attr) };
-        let raw = Raw::created(Operation::CreateAh, call)?;
+        let raw = Raw::created(Verb::CreateAh, call)?;
         let inner = AhInner { raw, path: *path, pd: Arc::clone(&self.inner) };
         Ok(AddressHandle { inner: Arc::new(Handle::new(inner)) })
     }

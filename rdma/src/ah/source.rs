@@ -4,7 +4,7 @@ use rdma_sys::{ibv_ah_attr, ibv_wc, ibv_wc_flags};
 
 use super::Grh;
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::types::{Lid, Path, Route};
 
 /// Hop limit of an answer.
@@ -79,8 +79,8 @@ impl Source {
     /// group: use [`path`](Self::path) for those.
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn query_path(&self, context: &Context, port: u8) -> Result<Path> {
-        context.inner.check(Operation::CreateAh)?;
-        let not_found = Error::new(Operation::CreateAh, ErrorKind::NotFound);
+        context.inner.check(Verb::CreateAh)?;
+        let not_found = Error::new(Verb::CreateAh, ErrorKind::NotFound);
         if port == 0 || port > context.port_count() || self.is_to_a_group() {
             return Err(not_found);
         }
@@ -102,7 +102,7 @@ impl Source {
         // (checked above).
         let call =
             || unsafe { (table.ibv_init_ah_from_wc)(context.as_raw(), port, &raw mut wc, &raw mut grh, &raw mut attr) };
-        match Error::check(Operation::CreateAh, call) {
+        match Error::check(Verb::CreateAh, call) {
             Ok(()) => Ok(Path::from_raw(&attr)),
             Err(error) if error.kind() == ErrorKind::NotSupported => Err(error),
             // The library's search ends when it queries past the last GID, and reports that failure

@@ -53,7 +53,7 @@ fn a_handle_that_cannot_be_made_says_why() {
     let pd = testing::context().alloc_pd().unwrap();
     fail("create_ah", libc::ETIMEDOUT);
     let error = pd.create_ah(&path()).unwrap_err();
-    assert_eq!((error.kind(), error.operation()), (ErrorKind::Timeout, Operation::CreateAh));
+    assert_eq!((error.kind(), error.verb()), (ErrorKind::Timeout, Verb::CreateAh));
     assert!(error.to_string().contains("resolved"), "{error}");
 }
 

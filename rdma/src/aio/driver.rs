@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use super::{DriverOptions, Readiness, Strategy};
 use crate::context::Context as Device;
 use crate::cq::{CompletionChannel, CompletionQueue, FETCH, Fetched};
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Result, Verb};
 use crate::panics::Panics;
 use crate::qp::ring::{Cached, Report, Results};
 use crate::wait::{self, Deadline, Semaphore};
@@ -226,7 +226,7 @@ impl Driver {
                 return Ok(fetched);
             }
             let SharedDriver { channel, bell, .. } = &*self.shared;
-            wait::any_readable(Operation::GetCqEvent, [Some(channel.inner.fd()), Some(bell.as_fd())], deadline)?;
+            wait::any_readable(Verb::GetCqEvent, [Some(channel.inner.fd()), Some(bell.as_fd())], deadline)?;
             self.take_events()?;
         }
     }
@@ -273,7 +273,7 @@ impl Driver {
                 continue;
             }
             match readiness.poll_readable(cx) {
-                Poll::Ready(readable) => readable.map_err(|error| Error::from_io(Operation::GetCqEvent, &error))?,
+                Poll::Ready(readable) => readable.map_err(|error| Error::from_io(Verb::GetCqEvent, &error))?,
                 Poll::Pending => return Poll::Pending,
             }
             self.take_events()?;
@@ -341,7 +341,7 @@ impl SharedDriver {
     /// Fails in a forked child, which must not take the lock: another thread of the parent may have
     /// held it at the time of the fork.
     fn check(&self) -> Result<()> {
-        self.cq.inner.context.check(Operation::PollCq)
+        self.cq.inner.context.check(Verb::PollCq)
     }
 
     fn lock(&self) -> MutexGuard<'_, DriverState> {

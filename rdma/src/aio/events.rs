@@ -7,7 +7,7 @@ use super::Readiness;
 use crate::cm;
 use crate::context::{AsyncEvent, Context as Device};
 use crate::cq::CompletionChannel;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Result, Verb};
 use crate::types::CqId;
 
 /// An object whose descriptor is readable while events wait.
@@ -108,7 +108,7 @@ impl<S: Source, R: Readiness> Events<S, R> {
                 return Poll::Ready(Ok(event));
             }
             let waited = ready!(self.readiness.poll_readable(cx));
-            waited.map_err(|error| Error::from_io(Operation::WatchDescriptor, &error))?;
+            waited.map_err(|error| Error::from_io(Verb::WatchDescriptor, &error))?;
         }
     }
 }

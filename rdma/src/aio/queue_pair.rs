@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use super::driver::Handle;
 use super::{Error, InFlight, Received};
-use crate::error::{Error as VerbError, ErrorKind, Failed, Operation as Verb, Result as VerbResult};
+use crate::error::{Error as VerbError, ErrorKind, Failed, Result as VerbResult, Verb};
 use crate::panics::Panics;
 use crate::qp::op::{Operation, Work};
 use crate::qp::ring::{Report, Results};

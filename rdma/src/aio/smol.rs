@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use async_io::Async;
 
 use super::Readiness;
-use crate::error::Operation;
+use crate::error::Verb;
 use crate::wait;
 
 /// A descriptor that is registered with async-io.
@@ -29,7 +29,7 @@ impl Readiness for Readable {
     fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             // The reactor reports a descriptor that has become readable since this look.
-            if wait::is_readable(Operation::WatchDescriptor, self.0.as_fd())? {
+            if wait::is_readable(Verb::WatchDescriptor, self.0.as_fd())? {
                 return Poll::Ready(Ok(()));
             }
             ready!(self.0.poll_readable(cx))?;

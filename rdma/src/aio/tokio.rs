@@ -9,7 +9,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
 use super::Readiness;
-use crate::error::Operation;
+use crate::error::Verb;
 use crate::wait;
 
 /// A descriptor that is registered with a runtime of tokio.
@@ -40,7 +40,7 @@ impl Readiness for Readable {
     fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let mut guard = ready!(self.0.poll_read_ready(cx))?;
-            if wait::is_readable(Operation::WatchDescriptor, self.0.as_fd())? {
+            if wait::is_readable(Verb::WatchDescriptor, self.0.as_fd())? {
                 guard.retain_ready();
                 return Poll::Ready(Ok(()));
             }

@@ -14,7 +14,7 @@ use super::reason;
 use super::table;
 use crate::context::Context;
 use crate::errno;
-use crate::error::{Operation, Result};
+use crate::error::{Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::wait::EventDescriptor;
 
@@ -112,7 +112,7 @@ pub(super) struct Known {
 }
 
 impl EventChannelInner {
-    pub(super) fn check(&self, operation: Operation) -> Result<()> {
+    pub(super) fn check(&self, operation: Verb) -> Result<()> {
         self.context.inner.check(operation)
     }
 
@@ -123,7 +123,7 @@ impl EventChannelInner {
 }
 
 impl Object for EventChannelInner {
-    const DESTROY: Operation = Operation::DestroyEventChannel;
+    const DESTROY: Verb = Verb::DestroyEventChannel;
     const NAME: &'static str = "an event channel";
 
     fn made_in(&self) -> u32 {
@@ -148,11 +148,11 @@ impl EventChannel {
     /// `/dev/infiniband/rdma_cm`.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn new(context: &Context) -> Result<Self> {
-        context.inner.check(Operation::CreateEventChannel)?;
+        context.inner.check(Verb::CreateEventChannel)?;
         let table = table(context)?;
         // SAFETY: rdma_create_event_channel has no requirements.
         let call = || unsafe { (table.rdma_create_event_channel)() };
-        let raw = errno::created(call).map_err(|errno| reason::from_errno(Operation::CreateEventChannel, errno))?;
+        let raw = errno::created(call).map_err(|errno| reason::from_errno(Verb::CreateEventChannel, errno))?;
         // SAFETY: as_ref wants a live channel, which nobody changes: just made, and its `fd` is
         // constant.
         let fd = unsafe { raw.as_ref() }.fd;

@@ -7,7 +7,7 @@ use rdma_sys::{ibv_ece, ibv_qp_attr, ibv_qp_state, rdma_conn_param};
 use super::id::{Id, RawId};
 use super::reason;
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair};
 use crate::transport::Rc;
 use crate::types::{Ece, QpAttrMask, QpState, RemoteAccess, RnrTimer};
@@ -123,13 +123,13 @@ impl ConnOptions {
         self.min_rnr_timer
     }
 
-    pub(super) fn check_len(&self, operation: Operation, context: &Context, limit: usize) -> Result<()> {
+    pub(super) fn check_len(&self, operation: Verb, context: &Context, limit: usize) -> Result<()> {
         check_len(operation, context, &self.private_data, limit)
     }
 }
 
 /// Refuses private data that is longer than the message has room for.
-pub(super) fn check_len(operation: Operation, context: &Context, bytes: &[u8], limit: usize) -> Result<()> {
+pub(super) fn check_len(operation: Verb, context: &Context, bytes: &[u8], limit: usize) -> Result<()> {
     let limit = if context.capabilities().manual_connect { limit } else { super::IWARP_PRIVATE_DATA };
     if bytes.len() > limit { Err(Error::new(operation, ErrorKind::TooLong)) } else { Ok(()) }
 }
@@ -141,9 +141,7 @@ impl RawId {
         let mut mask: c_int = 0;
         // SAFETY: rdma_init_qp_attr wants an id (2), whose lock is held (3), that is bound to a
         // device (6), and room for attributes and their mask.
-        self.call_bound(Operation::InitQpAttr, |cm, id| unsafe {
-            (cm.rdma_init_qp_attr)(id, &raw mut raw, &raw mut mask)
-        })?;
+        self.call_bound(Verb::InitQpAttr, |cm, id| unsafe { (cm.rdma_init_qp_attr)(id, &raw mut raw, &raw mut mask) })?;
         #[allow(
             clippy::cast_sign_loss,
             reason = "a set of bits; those that verbs.h does not know are an old kernel's own"
@@ -157,7 +155,7 @@ impl RawId {
         qp: PreparedQueuePair<Rc>,
         access: RemoteAccess,
     ) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>> {
-        let attr = self.check_device(Operation::InitQpAttr, &qp.context()).and_then(|()| self.qp_attr(QpState::INIT));
+        let attr = self.check_device(Verb::InitQpAttr, &qp.context()).and_then(|()| self.qp_attr(QpState::INIT));
         match attr {
             Ok(attr) => qp.init_with(&attr.access(access)),
             Err(error) => Err(Failed::new(error, qp)),
@@ -183,7 +181,7 @@ impl RawId {
         let mut raw = ibv_ece::default();
         // SAFETY: rdma_get_remote_ece wants an id (2), whose lock is held (3), and room for the
         // options.
-        self.call(Operation::GetRemoteEce, |cm, id| unsafe { (cm.rdma_get_remote_ece)(id, &raw mut raw) })?;
+        self.call(Verb::GetRemoteEce, |cm, id| unsafe { (cm.rdma_get_remote_ece)(id, &raw mut raw) })?;
         Ok(Ece::from_raw(raw))
     }
 
@@ -191,7 +189,7 @@ impl RawId {
         let mut raw = ece.to_raw();
         // SAFETY: rdma_set_local_ece wants an id (2), whose lock is held (3), and options that live
         // during the call.
-        self.call(Operation::SetLocalEce, |cm, id| unsafe { (cm.rdma_set_local_ece)(id, &raw mut raw) })
+        self.call(Verb::SetLocalEce, |cm, id| unsafe { (cm.rdma_set_local_ece)(id, &raw mut raw) })
     }
 
     /// Calls `rdma_connect`, for both port spaces.
@@ -199,7 +197,7 @@ impl RawId {
         // SAFETY: rdma_connect wants an id (2), whose lock is held (3), that is bound to a device
         // (6), and parameters whose private data is as long as they say and lives during the call:
         // `to_raw` points to the options that the caller holds.
-        self.call_bound(Operation::Connect, |cm, id| unsafe { (cm.rdma_connect)(id, &raw mut param) })
+        self.call_bound(Verb::Connect, |cm, id| unsafe { (cm.rdma_connect)(id, &raw mut param) })
     }
 
     /// Calls `rdma_accept`, for both port spaces.
@@ -207,18 +205,18 @@ impl RawId {
         // SAFETY: rdma_accept wants an id (2), whose lock is held (3), that is bound to a device
         // (6), and parameters whose private data is as long as they say and lives during the call:
         // `to_raw` points to the options that the caller holds.
-        self.call_bound(Operation::Accept, |cm, id| unsafe { (cm.rdma_accept)(id, &raw mut param) })
+        self.call_bound(Verb::Accept, |cm, id| unsafe { (cm.rdma_accept)(id, &raw mut param) })
     }
 
     /// Calls `rdma_reject`, or `rdma_reject_ece`, which gives the ECE options as the reason.
     pub(super) fn reject(&self, private_data: &[u8], for_ece: bool) -> Result<()> {
-        let len = u8::try_from(private_data.len()).map_err(|_| Error::new(Operation::Reject, ErrorKind::TooLong))?;
-        let locked = self.lock(Operation::Reject)?;
+        let len = u8::try_from(private_data.len()).map_err(|_| Error::new(Verb::Reject, ErrorKind::TooLong))?;
+        let locked = self.lock(Verb::Reject)?;
         let reject = if for_ece { locked.table.rdma_reject_ece } else { locked.table.rdma_reject };
         // SAFETY: both functions want an id (2), whose lock is held (3), and `len` readable bytes:
         // the slice is that long.
         let call = || unsafe { reject(locked.raw, private_data.as_ptr().cast(), len) };
-        reason::check(Operation::Reject, call)
+        reason::check(Verb::Reject, call)
     }
 }
 
@@ -264,8 +262,8 @@ impl Id<Rc> {
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, qp: &InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<()> {
         let context = qp.qp.context();
-        options.check_len(Operation::Connect, &context, super::CONNECT_PRIVATE_DATA)?;
-        self.raw.check_device(Operation::Connect, &context)?;
+        options.check_len(Verb::Connect, &context, super::CONNECT_PRIVATE_DATA)?;
+        self.raw.check_device(Verb::Connect, &context)?;
         self.raw.connect(options.to_raw(qp, None))
     }
 
@@ -287,7 +285,7 @@ impl Id<Rc> {
     ) -> Result<QueuePair<Rc>, Failed<InitializedQueuePair<Rc>>> {
         let context = qp.qp.context();
         let limits = Limits::from(&options.to_raw(&qp, None));
-        let done = (self.raw.check_device(Operation::Establish, &context))
+        let done = (self.raw.check_device(Verb::Establish, &context))
             .and_then(|()| self.raw.bring_up(&qp, limits, options.min_rnr_timer))
             .and_then(|()| if context.capabilities().manual_connect { self.tell_established() } else { Ok(()) });
         match done {
@@ -298,7 +296,7 @@ impl Id<Rc> {
 
     fn tell_established(&self) -> Result<()> {
         // SAFETY: rdma_establish wants an id (2), whose lock is held (3).
-        self.raw.call(Operation::Establish, |cm, id| unsafe { (cm.rdma_establish)(id) })
+        self.raw.call(Verb::Establish, |cm, id| unsafe { (cm.rdma_establish)(id) })
     }
 
     /// Ends the connection: requests in flight on the queue pair are flushed, and `Disconnected`
@@ -319,12 +317,12 @@ impl Id<Rc> {
 
     /// Calls `rdma_disconnect` alone, for an id whose queue pair is gone.
     pub(super) fn tell_disconnected(&self) -> Result<()> {
-        let locked = self.raw.lock(Operation::Disconnect)?;
-        locked.require_device(Operation::Disconnect).map_err(|error| error.with_kind(ErrorKind::Disconnected))?;
+        let locked = self.raw.lock(Verb::Disconnect)?;
+        locked.require_device(Verb::Disconnect).map_err(|error| error.with_kind(ErrorKind::Disconnected))?;
         // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3), that is bound to a
         // device (6): librdmacm before version 19 dereferences the device without a check.
         let call = || unsafe { (locked.table.rdma_disconnect)(locked.raw) };
-        reason::check(Operation::Disconnect, call)
+        reason::check(Verb::Disconnect, call)
     }
 
     /// Sets the ECE options to offer to the peer: usually the result of the queue pair's

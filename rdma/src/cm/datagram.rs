@@ -14,7 +14,7 @@ use super::request::ConnectRequest;
 use super::sockaddr::RawAddr;
 use super::{UD_ACCEPT_PRIVATE_DATA, UD_CONNECT_PRIVATE_DATA};
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
 use crate::transport::Ud;
 use crate::types::{QpAttrMask, QpState};
@@ -45,7 +45,7 @@ impl UdOptions {
         self
     }
 
-    fn to_raw(&self, operation: Operation, context: &Context, limit: usize, qpn: u32) -> Result<rdma_conn_param> {
+    fn to_raw(&self, operation: Verb, context: &Context, limit: usize, qpn: u32) -> Result<rdma_conn_param> {
         connect::check_len(operation, context, &self.private_data, limit)?;
         Ok(rdma_conn_param {
             private_data: self.private_data.as_ptr().cast(),
@@ -71,7 +71,7 @@ impl RawId {
         &self,
         qp: PreparedQueuePair<Ud>,
     ) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
-        let attr = self.check_device(Operation::InitQpAttr, &qp.context()).and_then(|()| self.qp_attr(QpState::INIT));
+        let attr = self.check_device(Verb::InitQpAttr, &qp.context()).and_then(|()| self.qp_attr(QpState::INIT));
         match attr {
             Ok(attr) => qp.init_with(&attr),
             Err(error) => Err(Failed::new(error, qp)),
@@ -81,14 +81,14 @@ impl RawId {
     fn qkey(&self) -> Result<u32> {
         let attr = self.qp_attr(QpState::INIT)?;
         let has = attr.mask().contains(QpAttrMask::QKEY);
-        if has { Ok(attr.as_raw().qkey) } else { Err(Error::new(Operation::InitQpAttr, ErrorKind::NotSupported)) }
+        if has { Ok(attr.as_raw().qkey) } else { Err(Error::new(Verb::InitQpAttr, ErrorKind::NotSupported)) }
     }
 
     fn join(&self, address: SocketAddr, membership: Membership) -> Result<()> {
         /// Source of the unique numbers that name groups in events. Never 0, so that the pointer is
         /// not NULL.
         static NEXT: AtomicUsize = AtomicUsize::new(1);
-        let mut locked = self.lock(Operation::JoinMulticast)?;
+        let mut locked = self.lock(Verb::JoinMulticast)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = ptr::without_provenance_mut(number);
         let mut raw = RawAddr::new(address);
@@ -107,7 +107,7 @@ impl RawId {
                 unsafe { (locked.table.rdma_join_multicast_ex)(locked.raw, &raw mut attr, name) }
             }
         };
-        reason::check(Operation::JoinMulticast, call)?;
+        reason::check(Verb::JoinMulticast, call)?;
         if let Some(known) = locked.known() {
             known.groups.push((number as u64, address));
         }
@@ -115,20 +115,20 @@ impl RawId {
     }
 
     fn leave(&self, address: SocketAddr) -> Result<()> {
-        let mut locked = self.lock(Operation::LeaveMulticast)?;
+        let mut locked = self.lock(Verb::LeaveMulticast)?;
         // librdmacm leaves the group of this address that was joined last.
         let joined = locked.known().and_then(|known| {
             let at = known.groups.iter().rposition(|&(_, group)| group == address)?;
             Some(known.groups.remove(at))
         });
         if joined.is_none() {
-            return Err(Error::new(Operation::LeaveMulticast, ErrorKind::NotFound));
+            return Err(Error::new(Verb::LeaveMulticast, ErrorKind::NotFound));
         }
         let mut raw = RawAddr::new(address);
         // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. It
         // does not wait: all events of the group were acknowledged as they were taken (4).
         let call = || unsafe { (locked.table.rdma_leave_multicast)(locked.raw, raw.as_mut_ptr()) };
-        let done = reason::check(Operation::LeaveMulticast, call);
+        let done = reason::check(Verb::LeaveMulticast, call);
         if done.as_ref().is_err_and(|error| error.errno() != Some(libc::EADDRNOTAVAIL)) {
             // The group's events that are still in the kernel point to freed memory (8).
             locked.state.broken = true;
@@ -169,7 +169,7 @@ impl Id<Ud> {
     /// `InvalidInput` if no route was resolved; `TooLong` for the private data.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, options: &UdOptions) -> Result<()> {
-        let param = options.to_raw(Operation::Connect, self.context(), UD_CONNECT_PRIVATE_DATA, 0)?;
+        let param = options.to_raw(Verb::Connect, self.context(), UD_CONNECT_PRIVATE_DATA, 0)?;
         self.raw.connect(param)
     }
 
@@ -222,8 +222,8 @@ impl ConnectRequest<Ud> {
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QueuePair<Ud>, options: &UdOptions) -> Result<Id<Ud>, Failed<Self>> {
         let context = qp.context();
-        let done = (self.id().raw.check_device(Operation::Accept, &context))
-            .and_then(|()| options.to_raw(Operation::Accept, &context, UD_ACCEPT_PRIVATE_DATA, qp.qpn()))
+        let done = (self.id().raw.check_device(Verb::Accept, &context))
+            .and_then(|()| options.to_raw(Verb::Accept, &context, UD_ACCEPT_PRIVATE_DATA, qp.qpn()))
             .and_then(|param| self.id().raw.accept(param));
         match done {
             Ok(()) => Ok(self.into_id()),

@@ -12,7 +12,7 @@ use super::id::{Id, RawId, adopt};
 use super::message::{Accepted, ConnectionParameters, MulticastGroup, PrivateData, Rejection, UdPeer};
 use super::reason;
 use super::request::ConnectRequest;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::Handle;
 use crate::transport::{Rc, Ud};
 use crate::types::{Gid, Lid, Path, RejectReason};
@@ -140,23 +140,19 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
     let accepted = |private_data| Accepted { private_data, parameters: parameters(raw) };
     match raw.event {
         Code::RDMA_CM_EVENT_ADDR_RESOLVED => EventKind::AddrResolved,
-        Code::RDMA_CM_EVENT_ADDR_ERROR => EventKind::AddrError(reason::from_status(Operation::ResolveAddr, raw.status)),
+        Code::RDMA_CM_EVENT_ADDR_ERROR => EventKind::AddrError(reason::from_status(Verb::ResolveAddr, raw.status)),
         Code::RDMA_CM_EVENT_ROUTE_RESOLVED => EventKind::RouteResolved,
-        Code::RDMA_CM_EVENT_ROUTE_ERROR => {
-            EventKind::RouteError(reason::from_status(Operation::ResolveRoute, raw.status))
-        }
+        Code::RDMA_CM_EVENT_ROUTE_ERROR => EventKind::RouteError(reason::from_status(Verb::ResolveRoute, raw.status)),
         Code::RDMA_CM_EVENT_CONNECT_RESPONSE => EventKind::ConnectResponse(accepted(private_data)),
-        Code::RDMA_CM_EVENT_CONNECT_ERROR => {
-            EventKind::ConnectError(reason::from_status(Operation::Connect, raw.status))
-        }
+        Code::RDMA_CM_EVENT_CONNECT_ERROR => EventKind::ConnectError(reason::from_status(Verb::Connect, raw.status)),
         // A positive SIDR status: the answer to a datagram request is a rejection.
         Code::RDMA_CM_EVENT_UNREACHABLE if known.datagram && raw.status > 0 => {
             EventKind::Rejected(Rejection { reason: RejectReason::from_sidr(raw.status), private_data })
         }
         Code::RDMA_CM_EVENT_UNREACHABLE => {
-            let error = reason::from_status(Operation::Connect, raw.status);
+            let error = reason::from_status(Verb::Connect, raw.status);
             EventKind::Unreachable(match error.kind() {
-                ErrorKind::Unknown => Error::new(Operation::Connect, ErrorKind::NoRoute),
+                ErrorKind::Unknown => Error::new(Verb::Connect, ErrorKind::NoRoute),
                 _ => error,
             })
         }
@@ -192,7 +188,7 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
         }
         Code::RDMA_CM_EVENT_MULTICAST_ERROR => EventKind::MulticastError {
             group: group(raw, known),
-            error: reason::from_status(Operation::JoinMulticast, raw.status),
+            error: reason::from_status(Verb::JoinMulticast, raw.status),
         },
         Code::RDMA_CM_EVENT_ADDR_CHANGE => EventKind::AddrChange,
         Code::RDMA_CM_EVENT_TIMEWAIT_EXIT => EventKind::TimewaitExit,
@@ -284,27 +280,27 @@ impl EventChannel {
     }
 
     pub(super) fn next_event_until(&self, deadline: Deadline) -> Result<Option<Event>> {
-        self.inner.events.next(Operation::GetCmEvent, deadline, || self.try_next_event())
+        self.inner.events.next(Verb::GetCmEvent, deadline, || self.try_next_event())
     }
 
     /// Takes one event, copies its contents, and acknowledges it (4).
     fn take(&self) -> Result<Taken> {
         let channel = &self.inner;
-        channel.check(Operation::GetCmEvent)?;
+        channel.check(Verb::GetCmEvent)?;
         let mut state = channel.lock();
         if state.broken {
-            return Err(Error::new(Operation::GetCmEvent, ErrorKind::NoDevice));
+            return Err(Error::new(Verb::GetCmEvent, ErrorKind::NoDevice));
         }
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: rdma_get_cm_event wants a channel (1), whose lock is held (3), and room for a
         // pointer; the descriptor is non-blocking. The ids that the call writes to are alive:
         // destroying an id removes its events from the channel.
         let call = || unsafe { (channel.table.rdma_get_cm_event)(channel.raw.as_ptr(), &raw mut event) };
-        if let Err(error) = reason::check(Operation::GetCmEvent, call) {
+        if let Err(error) = reason::check(Verb::GetCmEvent, call) {
             return error.or_nothing().map(|event| event.unwrap_or(Taken::Nothing));
         }
         if event.is_null() {
-            return Err(Error::new(Operation::GetCmEvent, ErrorKind::Unknown));
+            return Err(Error::new(Verb::GetCmEvent, ErrorKind::Unknown));
         }
         // SAFETY: a read wants a live, initialized value: the event just taken lives until it is
         // acknowledged (4), and all its fields are integers and pointers.

@@ -19,7 +19,7 @@ use super::reason;
 use super::sockaddr::{self, RawAddr};
 use crate::context::AsyncEventKind;
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::types::{AckTimeout, WrongDevice};
 
@@ -59,7 +59,7 @@ impl Locked<'_> {
     }
 
     /// Fails if the id is not bound to a device yet: librdmacm would dereference NULL (6).
-    pub(super) fn require_device(&self, operation: Operation) -> Result<()> {
+    pub(super) fn require_device(&self, operation: Verb) -> Result<()> {
         match self.device_name() {
             Some(_) => Ok(()),
             None => Err(Error::new(operation, ErrorKind::InvalidInput)),
@@ -68,7 +68,7 @@ impl Locked<'_> {
 }
 
 impl RawId {
-    pub(super) fn lock(&self, operation: Operation) -> Result<Locked<'_>> {
+    pub(super) fn lock(&self, operation: Verb) -> Result<Locked<'_>> {
         self.channel.check(operation)?;
         Ok(Locked { state: self.channel.lock(), table: self.channel.table, raw: self.raw.as_ptr() })
     }
@@ -76,7 +76,7 @@ impl RawId {
     /// Calls a function of librdmacm that wants a live id (2), with the channel's lock held (3).
     pub(super) fn call(
         &self,
-        operation: Operation,
+        operation: Verb,
         function: impl FnOnce(&'static RdmaCm, *mut rdma_cm_id) -> c_int,
     ) -> Result<()> {
         let locked = self.lock(operation)?;
@@ -87,7 +87,7 @@ impl RawId {
     /// if the id is not bound to one (6).
     pub(super) fn call_bound(
         &self,
-        operation: Operation,
+        operation: Verb,
         function: impl FnOnce(&'static RdmaCm, *mut rdma_cm_id) -> c_int,
     ) -> Result<()> {
         let locked = self.lock(operation)?;
@@ -96,12 +96,12 @@ impl RawId {
     }
 
     pub(super) fn device_name(&self) -> Option<String> {
-        let locked = self.lock(Operation::ResolveAddr).ok()?;
+        let locked = self.lock(Verb::ResolveAddr).ok()?;
         locked.device_name().map(|name| name.to_string_lossy().into_owned())
     }
 
     /// Fails if the id is not bound to the device that `context` is open on.
-    pub(super) fn check_device(&self, operation: Operation, context: &Context) -> Result<()> {
+    pub(super) fn check_device(&self, operation: Verb, context: &Context) -> Result<()> {
         self.channel.check(operation)?;
         let found = self.device_name().ok_or(Error::new(operation, ErrorKind::InvalidInput))?;
         let open = context.name();
@@ -112,7 +112,7 @@ impl RawId {
     }
 
     pub(super) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
-        let Ok(locked) = self.lock(Operation::BindAddr) else { return (None, None) };
+        let Ok(locked) = self.lock(Verb::BindAddr) else { return (None, None) };
         // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
         let addr = unsafe { (*locked.raw).route.addr };
         // SAFETY: a union read wants initialized bytes that are a valid value: librdmacm allocated
@@ -125,7 +125,7 @@ impl RawId {
     }
 
     fn port(&self) -> Option<u8> {
-        let locked = self.lock(Operation::BindAddr).ok()?;
+        let locked = self.lock(Verb::BindAddr).ok()?;
         // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
         let port = unsafe { (*locked.raw).port_num };
         locked.device_name().map(|_| port)
@@ -133,11 +133,11 @@ impl RawId {
 
     pub(super) fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
         let new = &channel.inner;
-        self.channel.check(Operation::MigrateId)?;
-        new.check(Operation::MigrateId)?;
+        self.channel.check(Verb::MigrateId)?;
+        new.check(Verb::MigrateId)?;
         if !ptr::eq(self.channel.table, new.table) {
             // Another implementation of the connection manager does not know this id.
-            return Err(Error::new(Operation::MigrateId, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::MigrateId, ErrorKind::InvalidInput));
         }
         if Arc::ptr_eq(&self.channel, new) {
             return Ok(());
@@ -145,13 +145,13 @@ impl RawId {
         let (mut from, mut to) = lock_both(&self.channel, new);
         if from.broken {
             // The pending events of a group that could not be left would move along (8).
-            return Err(Error::new(Operation::MigrateId, ErrorKind::NoDevice));
+            return Err(Error::new(Verb::MigrateId, ErrorKind::NoDevice));
         }
         // SAFETY: rdma_migrate_id wants an id (2) and a channel (1) of this table, whose locks are
         // held (3). It does not wait: all events of the id were acknowledged as they were taken
         // (4). This is no forked child (7): `check` above.
         let call = || unsafe { (self.channel.table.rdma_migrate_id)(self.raw.as_ptr(), new.raw.as_ptr()) };
-        reason::check(Operation::MigrateId, call)?;
+        reason::check(Verb::MigrateId, call)?;
         let address = self.raw.as_ptr().addr();
         if let Some(known) = from.ids.remove(&address) {
             to.ids.insert(address, known);
@@ -167,14 +167,12 @@ impl RawId {
         let value: *mut c_void = (&raw mut value).cast();
         // SAFETY: rdma_set_option wants an id (2), whose lock is held (3), and a value of the given
         // size: `size_of::<T>()` bytes of `value`.
-        self.call(Operation::SetOption, |cm, id| unsafe {
-            (cm.rdma_set_option)(id, level, option, value, size_of::<T>())
-        })
+        self.call(Verb::SetOption, |cm, id| unsafe { (cm.rdma_set_option)(id, level, option, value, size_of::<T>()) })
     }
 }
 
 impl Object for RawId {
-    const DESTROY: Operation = Operation::DestroyId;
+    const DESTROY: Verb = Verb::DestroyId;
     const NAME: &'static str = "an id of the connection manager";
 
     fn made_in(&self) -> u32 {
@@ -196,7 +194,7 @@ impl Object for RawId {
         // SAFETY: rdma_destroy_id wants a live id (this function's contract), whose lock is held
         // (3). It does not wait: all events of the id were acknowledged as they were taken (4).
         let call = || unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
-        let done = reason::check(Operation::DestroyId, call);
+        let done = reason::check(Verb::DestroyId, call);
         state.broken |= stuck && done.is_err();
         done
     }
@@ -266,7 +264,7 @@ impl EventChannel {
     #[doc(alias = "rdma_create_id")]
     pub fn create_id<T: PortSpace>(&self) -> Result<Id<T>> {
         let channel = &self.inner;
-        channel.check(Operation::CreateId)?;
+        channel.check(Verb::CreateId)?;
         let mut state = channel.lock();
         let mut raw: *mut rdma_cm_id = ptr::null_mut();
         // SAFETY: rdma_create_id wants a channel (1), whose lock is held (3), room for a pointer,
@@ -274,8 +272,8 @@ impl EventChannel {
         let call = || unsafe {
             (channel.table.rdma_create_id)(channel.raw.as_ptr(), &raw mut raw, ptr::null_mut(), T::PORT_SPACE)
         };
-        reason::check(Operation::CreateId, call)?;
-        let raw = NonNull::new(raw).ok_or(Error::new(Operation::CreateId, ErrorKind::Unknown))?;
+        reason::check(Verb::CreateId, call)?;
+        let raw = NonNull::new(raw).ok_or(Error::new(Verb::CreateId, ErrorKind::Unknown))?;
         Ok(Id::new(adopt(channel, &mut state, raw, T::DATAGRAM)))
     }
 }
@@ -338,7 +336,7 @@ impl<T: PortSpace> Id<T> {
         let mut raw = RawAddr::new(address);
         // SAFETY: rdma_bind_addr wants an id (2), whose lock is held (3), and an address as long as
         // its family says: `RawAddr` has room for every family.
-        let done = self.raw.call(Operation::BindAddr, |cm, id| unsafe { (cm.rdma_bind_addr)(id, raw.as_mut_ptr()) });
+        let done = self.raw.call(Verb::BindAddr, |cm, id| unsafe { (cm.rdma_bind_addr)(id, raw.as_mut_ptr()) });
         done.map_err(|error| match error.errno() {
             // The kernel returns EADDRNOTAVAIL also for an address that the host does not have; the
             // unspecified address always exists, so its port must be taken.
@@ -375,7 +373,7 @@ impl<T: PortSpace> Id<T> {
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddr::as_mut_ptr);
         // SAFETY: rdma_resolve_addr wants an id (2), whose lock is held (3), a source address or
         // NULL, and a destination address: both live during the call.
-        self.raw.call(Operation::ResolveAddr, |cm, id| unsafe {
+        self.raw.call(Verb::ResolveAddr, |cm, id| unsafe {
             (cm.rdma_resolve_addr)(id, source, destination.as_mut_ptr(), milliseconds(timeout))
         })
     }
@@ -406,8 +404,7 @@ impl<T: PortSpace> Id<T> {
     pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
         // SAFETY: rdma_resolve_route wants an id (2), whose lock is held (3), that is bound to a
         // device (6).
-        self.raw
-            .call_bound(Operation::ResolveRoute, |cm, id| unsafe { (cm.rdma_resolve_route)(id, milliseconds(timeout)) })
+        self.raw.call_bound(Verb::ResolveRoute, |cm, id| unsafe { (cm.rdma_resolve_route)(id, milliseconds(timeout)) })
     }
 
     /// Starts to listen: each peer that requests a connection makes an event. `backlog` is how many
@@ -432,7 +429,7 @@ impl<T: PortSpace> Id<T> {
     pub fn listen(&self, backlog: u32) -> Result<()> {
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
         // SAFETY: rdma_listen wants an id (2), whose lock is held (3).
-        self.raw.call(Operation::Listen, |cm, id| unsafe { (cm.rdma_listen)(id, backlog) })
+        self.raw.call(Verb::Listen, |cm, id| unsafe { (cm.rdma_listen)(id, backlog) })
     }
 
     getters! { |this|
@@ -532,10 +529,10 @@ impl<T: PortSpace> Id<T> {
     /// `InvalidInput` for events that librdmacm does not handle.
     #[doc(alias = "rdma_notify")]
     pub fn notify(&self, event: AsyncEventKind) -> Result<()> {
-        let locked = self.raw.lock(Operation::Notify)?;
+        let locked = self.raw.lock(Verb::Notify)?;
         // SAFETY: rdma_notify wants an id (2), whose lock is held (3), and takes any event number.
         let call = || unsafe { (locked.table.rdma_notify)(locked.raw, ibv_event_type(event.as_raw())) };
-        match reason::check(Operation::Notify, call) {
+        match reason::check(Verb::Notify, call) {
             // EISCONN: the connection was established meanwhile.
             Err(error) if error.errno() == Some(libc::EISCONN) => Ok(()),
             done => done,

@@ -121,7 +121,7 @@ use rdma_sys::{RdmaCm, rdma_port_space};
 pub use request::ConnectRequest;
 
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::transport::{Rc, Transport, Ud};
 pub use crate::types::{Ece, RejectReason, WrongDevice};
 
@@ -188,7 +188,7 @@ fn table(context: &Context) -> Result<&'static RdmaCm> {
     }
     RdmaCm::system().map_err(|error| {
         tracing::debug!(%error, "no connection manager");
-        Error::new(Operation::LoadLibrary, ErrorKind::NotSupported)
+        Error::new(Verb::LoadLibrary, ErrorKind::NotSupported)
     })
 }
 
@@ -201,5 +201,5 @@ fn software() -> Result<&'static RdmaCm> {
 /// Fails: this build has no software device.
 #[cfg(not(feature = "soft"))]
 fn software() -> Result<&'static RdmaCm> {
-    Err(Error::new(Operation::CreateEventChannel, ErrorKind::NotSupported))
+    Err(Error::new(Verb::CreateEventChannel, ErrorKind::NotSupported))
 }

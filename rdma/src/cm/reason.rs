@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use crate::errno;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::types::RejectReason;
 
 impl RejectReason {
@@ -27,33 +27,28 @@ impl RejectReason {
             Self::INVALID_SERVICE_ID => ErrorKind::NotListening,
             reason => ErrorKind::Rejected(reason),
         };
-        Error::new(Operation::Connect, kind)
+        Error::new(Verb::Connect, kind)
     }
 }
 
 /// Translates an `errno` of librdmacm.
-pub(super) fn from_errno(operation: Operation, errno: i32) -> Error {
+pub(super) fn from_errno(operation: Verb, errno: i32) -> Error {
     let error = Error::from_errno(operation, errno);
     match (operation, error.errno()) {
         (_, Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EADDRNOTAVAIL | libc::ENETDOWN | libc::EHOSTDOWN)) => {
             error.with_kind(ErrorKind::NoRoute)
         }
-        (Operation::BindAddr | Operation::ResolveAddr | Operation::ResolveRoute, Some(libc::ENODEV | libc::ENXIO)) => {
+        (Verb::BindAddr | Verb::ResolveAddr | Verb::ResolveRoute, Some(libc::ENODEV | libc::ENXIO)) => {
             error.with_kind(ErrorKind::NoRoute)
         }
         (_, Some(libc::EADDRINUSE)) => error.with_kind(ErrorKind::AddressInUse),
         // The kernel returns EINVAL when the connection is in the wrong state: one end has given
         // up.
-        (
-            Operation::InitQpAttr
-            | Operation::Accept
-            | Operation::Reject
-            | Operation::Establish
-            | Operation::Disconnect,
-            Some(libc::EINVAL),
-        ) => error.with_kind(ErrorKind::Disconnected),
-        (Operation::Connect, Some(libc::ECONNREFUSED)) => error.with_kind(ErrorKind::NotListening),
-        (Operation::Connect, Some(libc::EACCES)) => error.with_kind(ErrorKind::Rejected(RejectReason::OTHER_USER)),
+        (Verb::InitQpAttr | Verb::Accept | Verb::Reject | Verb::Establish | Verb::Disconnect, Some(libc::EINVAL)) => {
+            error.with_kind(ErrorKind::Disconnected)
+        }
+        (Verb::Connect, Some(libc::ECONNREFUSED)) => error.with_kind(ErrorKind::NotListening),
+        (Verb::Connect, Some(libc::EACCES)) => error.with_kind(ErrorKind::Rejected(RejectReason::OTHER_USER)),
         (_, Some(libc::ENOTCONN | libc::ECONNRESET | libc::ECONNABORTED | libc::EPIPE)) => {
             error.with_kind(ErrorKind::Disconnected)
         }
@@ -62,16 +57,16 @@ pub(super) fn from_errno(operation: Operation, errno: i32) -> Error {
 }
 
 /// Calls a function of librdmacm that returns 0, an `errno`, or -1 and sets `errno`.
-pub(super) fn check(operation: Operation, call: impl FnOnce() -> c_int) -> Result<()> {
+pub(super) fn check(operation: Verb, call: impl FnOnce() -> c_int) -> Result<()> {
     errno::check(call).map_err(|errno| from_errno(operation, errno))
 }
 
 /// Translates the status of an event: a negative `errno`, or -1 if librdmacm failed and the `errno`
 /// is lost.
-pub(super) fn from_status(operation: Operation, status: i32) -> Error {
+pub(super) fn from_status(operation: Verb, status: i32) -> Error {
     match (operation, status) {
         // The kernel resolved the address to a device that librdmacm cannot open.
-        (Operation::ResolveAddr, -1) => Error::new(operation, ErrorKind::NoRoute),
+        (Verb::ResolveAddr, -1) => Error::new(operation, ErrorKind::NoRoute),
         (_, -1) => Error::new(operation, ErrorKind::Unknown),
         _ => from_errno(operation, status),
     }
@@ -94,20 +89,20 @@ mod tests {
     #[test]
     fn errors_of_addresses_are_told_apart_and_have_a_remedy() {
         let kind = |operation, errno| from_errno(operation, errno).kind();
-        assert_eq!(kind(Operation::ResolveAddr, -libc::ENODEV), ErrorKind::NoRoute);
-        assert_eq!(kind(Operation::ResolveAddr, libc::ENETUNREACH), ErrorKind::NoRoute);
-        assert_eq!(kind(Operation::BindAddr, libc::EADDRNOTAVAIL), ErrorKind::NoRoute);
-        assert_eq!(kind(Operation::BindAddr, libc::EADDRINUSE), ErrorKind::AddressInUse);
-        assert_eq!(kind(Operation::Connect, -libc::ECONNREFUSED), ErrorKind::NotListening);
+        assert_eq!(kind(Verb::ResolveAddr, -libc::ENODEV), ErrorKind::NoRoute);
+        assert_eq!(kind(Verb::ResolveAddr, libc::ENETUNREACH), ErrorKind::NoRoute);
+        assert_eq!(kind(Verb::BindAddr, libc::EADDRNOTAVAIL), ErrorKind::NoRoute);
+        assert_eq!(kind(Verb::BindAddr, libc::EADDRINUSE), ErrorKind::AddressInUse);
+        assert_eq!(kind(Verb::Connect, -libc::ECONNREFUSED), ErrorKind::NotListening);
         let other_user = ErrorKind::Rejected(RejectReason::OTHER_USER);
-        assert_eq!(kind(Operation::Connect, -libc::EACCES), other_user);
+        assert_eq!(kind(Verb::Connect, -libc::EACCES), other_user);
         assert_eq!(RejectReason::from_raw(-libc::EACCES).to_error().kind(), other_user);
-        assert_eq!(kind(Operation::ResolveRoute, -libc::ETIMEDOUT), ErrorKind::Timeout);
-        assert_eq!(kind(Operation::Connect, libc::ENODEV), ErrorKind::NoDevice);
-        assert_eq!(from_status(Operation::ResolveAddr, -1).kind(), ErrorKind::NoRoute);
-        assert_eq!(from_status(Operation::Connect, i32::MIN).kind(), ErrorKind::Unknown);
+        assert_eq!(kind(Verb::ResolveRoute, -libc::ETIMEDOUT), ErrorKind::Timeout);
+        assert_eq!(kind(Verb::Connect, libc::ENODEV), ErrorKind::NoDevice);
+        assert_eq!(from_status(Verb::ResolveAddr, -1).kind(), ErrorKind::NoRoute);
+        assert_eq!(from_status(Verb::Connect, i32::MIN).kind(), ErrorKind::Unknown);
         for kind in [ErrorKind::NoRoute, ErrorKind::AddressInUse, ErrorKind::NotListening] {
-            assert!(Error::new(Operation::Connect, kind).to_string().contains("; "), "{kind}");
+            assert!(Error::new(Verb::Connect, kind).to_string().contains("; "), "{kind}");
         }
     }
 }

@@ -8,7 +8,7 @@ use super::connect::{self, ConnOptions, Limits};
 use super::id::Id;
 use super::message::{ConnectionParameters, PrivateData};
 use super::{ACCEPT_PRIVATE_DATA, PortSpace, REJECT_PRIVATE_DATA, UD_ACCEPT_PRIVATE_DATA};
-use crate::error::{Failed, Operation, Result};
+use crate::error::{Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
 use crate::transport::Rc;
 use crate::types::{Ece, RemoteAccess};
@@ -73,7 +73,7 @@ impl<T: PortSpace> ConnectRequest<T> {
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         let limit = if T::DATAGRAM { UD_ACCEPT_PRIVATE_DATA } else { REJECT_PRIVATE_DATA };
-        connect::check_len(Operation::Reject, self.id.context(), private_data, limit)?;
+        connect::check_len(Verb::Reject, self.id.context(), private_data, limit)?;
         self.id.raw.reject(private_data, false)
     }
 }
@@ -113,7 +113,7 @@ impl ConnectRequest<Rc> {
     /// As for [`reject`](Self::reject).
     #[doc(alias = "rdma_reject_ece")]
     pub fn reject_ece(self, private_data: &[u8]) -> Result<()> {
-        connect::check_len(Operation::Reject, self.id.context(), private_data, REJECT_PRIVATE_DATA)?;
+        connect::check_len(Verb::Reject, self.id.context(), private_data, REJECT_PRIVATE_DATA)?;
         self.id.raw.reject(private_data, true)
     }
 
@@ -166,8 +166,8 @@ impl ConnectRequest<Rc> {
 
     fn try_accept(&self, qp: &InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<()> {
         let context = qp.qp.context();
-        options.check_len(Operation::Accept, &context, ACCEPT_PRIVATE_DATA)?;
-        self.id.raw.check_device(Operation::Accept, &context)?;
+        options.check_len(Verb::Accept, &context, ACCEPT_PRIVATE_DATA)?;
+        self.id.raw.check_device(Verb::Accept, &context)?;
         let offered = (self.parameters.responder_resources, self.parameters.initiator_depth);
         let param = options.to_raw(qp, Some(offered));
         self.id.raw.bring_up(qp, Limits::from(&param), options.rnr_timer())?;

@@ -44,7 +44,7 @@ fn raw_channel(channel: &EventChannel) -> *mut rdma_event_channel {
 }
 
 fn raw_id<T: PortSpace>(id: &Id<T>) -> *mut rdma_cm_id {
-    id.raw.lock(Operation::Connect).unwrap().raw
+    id.raw.lock(Verb::Connect).unwrap().raw
 }
 
 fn event(id: *mut rdma_cm_id, code: Code) -> rdma_cm_event {

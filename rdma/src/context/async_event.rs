@@ -10,7 +10,7 @@ use std::time::Duration;
 use rdma_sys::{ibv_async_event, ibv_event_type};
 
 use super::Context;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Result, Verb};
 use crate::types::{CqId, SrqId, c_enum};
 use crate::wait::{self, Deadline};
 
@@ -127,7 +127,7 @@ impl Context {
             }
             let fds = [Some(self.inner.events.own()), self.inner.sharing.bell()];
             // Readable does not mean that an event is there: another thread may take it first.
-            if !wait::any_readable(Operation::GetAsyncEvent, fds, deadline)? || deadline.is_over() {
+            if !wait::any_readable(Verb::GetAsyncEvent, fds, deadline)? || deadline.is_over() {
                 return self.try_next_event();
             }
         }
@@ -152,7 +152,7 @@ impl Context {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_next_event(&self) -> Result<Option<AsyncEvent>> {
-        self.inner.check(Operation::GetAsyncEvent)?;
+        self.inner.check(Verb::GetAsyncEvent)?;
         self.inner.sharing.next_for_program(|| self.take_event())
     }
 
@@ -162,7 +162,7 @@ impl Context {
         // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for
         // an event; the context's descriptor is non-blocking.
         let call = || unsafe { (self.inner.table.ibv_get_async_event)(self.as_raw(), &raw mut raw) };
-        if let Err(error) = Error::check(Operation::GetAsyncEvent, call) {
+        if let Err(error) = Error::check(Verb::GetAsyncEvent, call) {
             return error.or_nothing();
         }
         let event = AsyncEvent { kind: AsyncEventKind::from_raw(raw.event_type.0), source: source(&raw) };

@@ -6,7 +6,7 @@ use std::fs;
 use rdma_sys::{ibv_gid, ibv_gid_entry};
 
 use super::Context;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::types::{Gid, GidKind, LinkLayer};
 
 /// An entry of a port's GID table.
@@ -63,7 +63,7 @@ fn query_table(context: &Context) -> Result<Vec<GidEntry>> {
     // `room` entries: the vector's length.
     let count = unsafe { context.table().ibv_query_gid_table(context.as_raw(), raw.as_mut_ptr(), room, 0) };
     let Ok(count) = usize::try_from(count) else {
-        return Err(Error::from_errno(Operation::QueryGid, i32::try_from(count).unwrap_or(0)));
+        return Err(Error::from_errno(Verb::QueryGid, i32::try_from(count).unwrap_or(0)));
     };
     raw.truncate(count);
     Ok(raw
@@ -101,13 +101,13 @@ fn one_by_one(context: &Context, port: u8, len: u32) -> Result<Vec<GidEntry>> {
 /// The GID at one index.
 pub(crate) fn query(context: &Context, port: u8, index: u32) -> Result<Gid> {
     if index >= context.port_attr(port)?.gid_table_len() {
-        return Err(Error::new(Operation::QueryGid, ErrorKind::NotFound));
+        return Err(Error::new(Verb::QueryGid, ErrorKind::NotFound));
     }
-    let index = i32::try_from(index).map_err(|_| Error::new(Operation::QueryGid, ErrorKind::NotFound))?;
+    let index = i32::try_from(index).map_err(|_| Error::new(Verb::QueryGid, ErrorKind::NotFound))?;
     let mut gid = ibv_gid::default();
     // SAFETY: ibv_query_gid wants an open context, which `context` keeps open, and room for a GID.
     let call = || unsafe { (context.table().ibv_query_gid)(context.as_raw(), port, index, &raw mut gid) };
-    Error::check(Operation::QueryGid, call)?;
+    Error::check(Verb::QueryGid, call)?;
     Ok(Gid::from_raw(gid))
 }
 

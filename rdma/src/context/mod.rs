@@ -27,7 +27,7 @@ use rdma_sys::{Ibverbs, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_po
 pub use sharing::EventTap;
 
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::fork;
 use crate::handle::{Handle, Object, Raw};
 use crate::types::{Capabilities, Gid, PortState};
@@ -64,7 +64,7 @@ pub(crate) struct ContextInner {
 impl ContextInner {
     /// Fails in a forked child.
     #[inline]
-    pub(crate) fn check(&self, operation: Operation) -> Result<()> {
+    pub(crate) fn check(&self, operation: Verb) -> Result<()> {
         fork::check(self.fork, operation)
     }
 
@@ -80,7 +80,7 @@ impl ContextInner {
 }
 
 impl Object for ContextInner {
-    const DESTROY: Operation = Operation::CloseDevice;
+    const DESTROY: Verb = Verb::CloseDevice;
     const NAME: &'static str = "a device's context";
 
     fn made_in(&self) -> u32 {
@@ -129,12 +129,12 @@ impl Context {
         if !device.is_software() && ["MLX5_SINGLE_THREADED", "MLX4_SINGLE_THREADED"].into_iter().any(unlocked) {
             // With this setting the provider omits the locks that make our handles Send and Sync.
             tracing::error!("MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it");
-            return Err(Error::new(Operation::OpenDevice, ErrorKind::NotSupported));
+            return Err(Error::new(Verb::OpenDevice, ErrorKind::NotSupported));
         }
         let table = device.table();
         // SAFETY: ibv_open_device wants a device of the same table, which `device` keeps alive (2).
         let call = || unsafe { (table.ibv_open_device)(device.as_raw()) };
-        let raw = Raw::created(Operation::OpenDevice, call)?.as_ptr();
+        let raw = Raw::created(Verb::OpenDevice, call)?.as_ptr();
         // SAFETY: from_raw wants a context of this device that nobody else closes or takes events
         // of: just opened from this device, and nobody else has the pointer.
         unsafe { Self::from_raw(device, raw) }
@@ -174,7 +174,7 @@ impl Context {
         let mut attr = ibv_device_attr::default();
         // SAFETY: ibv_query_device wants an open context (1) and room for the attributes.
         let call = || unsafe { (table.ibv_query_device)(raw, &raw mut attr) };
-        Error::check(Operation::QueryDevice, call)?;
+        Error::check(Verb::QueryDevice, call)?;
         inner.device_attr = DeviceAttr::from_raw(attr);
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -232,12 +232,12 @@ impl Context {
     /// ```
     #[doc(alias = "ibv_query_device_ex")]
     pub fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
-        self.inner.check(Operation::QueryDevice)?;
+        self.inner.check(Verb::QueryDevice)?;
         let mut attr = ibv_device_attr_ex::default();
         // SAFETY: ibv_query_device_ex wants an open context (1, 2), an input or NULL, and room for
         // the attributes; this is no forked child (4).
         let call = || unsafe { self.inner.table.ibv_query_device_ex(self.as_raw(), ptr::null(), &raw mut attr) };
-        Error::check(Operation::QueryDevice, call)?;
+        Error::check(Verb::QueryDevice, call)?;
         Ok(DeviceAttrEx::from_raw(attr))
     }
 
@@ -271,15 +271,15 @@ impl Context {
     /// ```
     #[doc(alias = "ibv_query_port")]
     pub fn port_attr(&self, port: u8) -> Result<PortAttr> {
-        self.inner.check(Operation::QueryPort)?;
+        self.inner.check(Verb::QueryPort)?;
         if port == 0 || port > self.port_count() {
-            return Err(Error::new(Operation::QueryPort, ErrorKind::NotFound));
+            return Err(Error::new(Verb::QueryPort, ErrorKind::NotFound));
         }
         let mut attr = ibv_port_attr::default();
         // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; this is
         // no forked child (4).
         let call = || unsafe { self.inner.table.ibv_query_port(self.as_raw(), port, &raw mut attr) };
-        Error::check(Operation::QueryPort, call)?;
+        Error::check(Verb::QueryPort, call)?;
         Ok(PortAttr::from_raw(attr))
     }
 
@@ -349,7 +349,7 @@ impl Context {
     #[doc(alias = "ibv_query_gid_ex")]
     pub fn gid_entry(&self, port: u8, index: u32) -> Result<GidEntry> {
         let found = self.gid_table(port)?.into_iter().find(|entry| entry.index == index);
-        found.ok_or(Error::new(Operation::QueryGid, ErrorKind::NotFound))
+        found.ok_or(Error::new(Verb::QueryGid, ErrorKind::NotFound))
     }
 
     /// The GID with the widest reach. On Ethernet, RoCE v2 comes before v1, and within a protocol
@@ -390,13 +390,13 @@ impl Context {
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         let table_len = self.port_attr(port)?.pkey_table_len();
         if index >= table_len {
-            return Err(Error::new(Operation::QueryPkey, ErrorKind::NotFound));
+            return Err(Error::new(Verb::QueryPkey, ErrorKind::NotFound));
         }
         let mut pkey = 0;
         let (table, index) = (self.inner.table, i32::from(index));
         // SAFETY: ibv_query_pkey wants an open context (1, 2) and room for the key.
         let call = || unsafe { (table.ibv_query_pkey)(self.as_raw(), port, index, &raw mut pkey) };
-        Error::check(Operation::QueryPkey, call)?;
+        Error::check(Verb::QueryPkey, call)?;
         Ok(u16::from_be(pkey))
     }
 

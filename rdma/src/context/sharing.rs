@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use nix::sys::epoll::Epoll;
 
 use super::{AsyncEvent, Context};
-use crate::error::{Operation, Result};
+use crate::error::{Result, Verb};
 use crate::wait::{self, Semaphore};
 
 /// The events that were taken and that others have not seen.
@@ -120,7 +120,7 @@ impl EventTap {
     ///
     /// `Forked`; errors of the system calls that make a descriptor.
     pub fn new(context: &Context) -> Result<Self> {
-        context.inner.check(Operation::GetAsyncEvent)?;
+        context.inner.check(Verb::GetAsyncEvent)?;
         let sharing = &context.inner.sharing;
         let queue = Arc::new(TapQueue { events: Mutex::default(), bell: Semaphore::new()? });
         let lent = wait::epoll()?;
@@ -145,7 +145,7 @@ impl EventTap {
     ///
     /// As for [`Context::try_next_event`].
     pub fn try_next_event(&self) -> Result<Option<AsyncEvent>> {
-        self.context.inner.check(Operation::GetAsyncEvent)?;
+        self.context.inner.check(Verb::GetAsyncEvent)?;
         let sharing = &self.context.inner.sharing;
         let mut copies = sharing.lock();
         if let Some(event) = self.queue.pop() {

@@ -8,7 +8,7 @@ use rdma_sys::{ibv_async_event, ibv_event_type};
 use super::*;
 use crate::QueuePair;
 use crate::context::{AsyncEvent, AsyncEventKind, EventSource};
-use crate::error::Operation;
+use crate::error::Verb;
 use crate::testing;
 use crate::types::{LinkLayer, Mtu};
 
@@ -59,9 +59,9 @@ fn opening_reports_the_errno() {
     let device = testing::device();
     testing::fail("open_device", libc::EACCES);
     let error = device.open().unwrap_err();
-    assert_eq!((error.operation(), error.kind()), (Operation::OpenDevice, ErrorKind::PermissionDenied));
+    assert_eq!((error.verb(), error.kind()), (Verb::OpenDevice, ErrorKind::PermissionDenied));
     testing::fail("query_device", libc::EIO);
-    assert_eq!(device.open().unwrap_err().operation(), Operation::QueryDevice);
+    assert_eq!(device.open().unwrap_err().verb(), Verb::QueryDevice);
     assert_eq!(testing::live("context"), 0);
 }
 
@@ -154,7 +154,7 @@ fn the_descriptor_that_is_lent_can_neither_be_filled_nor_made_to_block() {
     // SAFETY: fcntl with F_SETFL wants a descriptor and flags; no flags make it blocking.
     assert_eq!(unsafe { libc::fcntl(context.as_raw_fd(), libc::F_SETFL, 0) }, 0);
     let now = || crate::wait::Deadline::after(Some(Duration::ZERO));
-    let readable = || crate::wait::readable(Operation::GetAsyncEvent, context.as_fd(), now()).unwrap();
+    let readable = || crate::wait::readable(Verb::GetAsyncEvent, context.as_fd(), now()).unwrap();
     assert_eq!(context.try_next_event().unwrap(), None);
     assert!(!readable());
     let event = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_DEVICE_FATAL, ..ibv_async_event::default() };
@@ -250,7 +250,7 @@ fn the_program_and_each_tap_see_every_event_once() {
     let context = testing::context();
     let taps = [(); 2].map(|()| EventTap::new(&context).unwrap());
     fn is_readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {
-        crate::wait::is_readable(Operation::GetAsyncEvent, fd).unwrap()
+        crate::wait::is_readable(Verb::GetAsyncEvent, fd).unwrap()
     }
     let raise = |port| {
         let mut raw = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_PORT_ERR, ..ibv_async_event::default() };

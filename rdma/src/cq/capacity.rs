@@ -8,7 +8,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::sharing::Crowd;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 
 /// The reservations of one completion queue.
 pub(super) struct Capacity(Mutex<Reserved>);
@@ -44,7 +44,7 @@ impl Capacity {
         let mut state = self.lock();
         if depth < state.reserved {
             let kind = ErrorKind::CompletionQueueTooSmall { needed: state.reserved, free: depth };
-            return Err(Error::new(Operation::ResizeCq, kind));
+            return Err(Error::new(Verb::ResizeCq, kind));
         }
         state.capacity = resize()?;
         Ok(state.capacity)
@@ -54,7 +54,7 @@ impl Capacity {
         let mut state = self.lock();
         let free = state.capacity.saturating_sub(state.reserved);
         if depth > free {
-            return Err(Error::new(Operation::CreateQp, ErrorKind::CompletionQueueTooSmall { needed: depth, free }));
+            return Err(Error::new(Verb::CreateQp, ErrorKind::CompletionQueueTooSmall { needed: depth, free }));
         }
         state.reserved += depth;
         Ok(())

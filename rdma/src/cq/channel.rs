@@ -18,7 +18,7 @@ use std::time::Duration;
 use rdma_sys::ibv_comp_channel;
 
 use crate::context::{Context, ContextInner};
-use crate::error::{Error, Failed, Operation, Result};
+use crate::error::{Error, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::types::CqId;
 use crate::wait::{Deadline, EventDescriptor};
@@ -79,12 +79,12 @@ impl ChannelInner {
 
     /// Takes and acknowledges the next event, if there is one.
     pub(crate) fn try_next_event(&self) -> Result<Option<CqId>> {
-        self.context.check(Operation::GetCqEvent)?;
+        self.context.check(Verb::GetCqEvent)?;
         let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: ibv_get_cq_event requires a live channel (1) and room for two pointers: locals.
         // The descriptor is non-blocking (3), so the call returns at once.
         let call = || unsafe { (self.context.table.ibv_get_cq_event)(self.raw, &raw mut cq, &raw mut name) };
-        if let Err(error) = Error::check(Operation::GetCqEvent, call) {
+        if let Err(error) = Error::check(Verb::GetCqEvent, call) {
             return error.or_nothing();
         }
         // SAFETY: ibv_ack_cq_events requires the live queue of an event that is not yet
@@ -95,12 +95,12 @@ impl ChannelInner {
 
     /// Waits for the next event and acknowledges it; none at the deadline.
     pub(crate) fn next_event(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
-        self.events.next(Operation::GetCqEvent, Deadline::after(timeout), || self.try_next_event())
+        self.events.next(Verb::GetCqEvent, Deadline::after(timeout), || self.try_next_event())
     }
 }
 
 impl Object for ChannelInner {
-    const DESTROY: Operation = Operation::DestroyChannel;
+    const DESTROY: Verb = Verb::DestroyChannel;
     const NAME: &'static str = "a completion channel";
 
     fn made_in(&self) -> u32 {
@@ -122,10 +122,10 @@ impl Context {
     /// Any error that the provider reports, for example too many open file descriptors.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
-        self.inner.check(Operation::CreateChannel)?;
+        self.inner.check(Verb::CreateChannel)?;
         // SAFETY: ibv_create_comp_channel requires an open context: `self` keeps it open.
         let call = || unsafe { (self.inner.table.ibv_create_comp_channel)(self.as_raw()) };
-        let raw = Raw::created(Operation::CreateChannel, call)?.as_ptr();
+        let raw = Raw::created(Verb::CreateChannel, call)?.as_ptr();
         // SAFETY: `from_raw` requires a channel of this context that no other code destroys: it was
         // just created here.
         unsafe { CompletionChannel::from_raw(self, raw) }

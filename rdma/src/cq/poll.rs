@@ -13,7 +13,7 @@ use super::completion::Completion;
 use super::held::{Found, Held};
 use super::queue::{CompletionQueue, CqInner};
 use super::sharing::{Batch, FETCH, Waiting};
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Result, Verb};
 use crate::fork;
 use crate::handle::Handle;
 use crate::panics::Panics;
@@ -367,7 +367,7 @@ impl Poller {
     fn fetch_shared(&mut self) -> Result<Option<NonNull<ibv_wc>>> {
         // Read before the checks that it stands for.
         let epoch = fork::epoch(Ordering::Acquire);
-        self.cq.context.check(Operation::PollCq)?;
+        self.cq.context.check(Verb::PollCq)?;
         if self.source == Source::Open {
             self.batch.close();
         }
@@ -415,7 +415,7 @@ impl CqInner {
     /// Fetches completions, delivers those that have a sink, and adds the others to the backlog.
     /// Returns the number fetched.
     pub(crate) fn pump(&self, cached: &mut Cached, Fetched(wcs): &mut Fetched) -> Result<usize> {
-        self.context.check(Operation::PollCq)?;
+        self.context.check(Verb::PollCq)?;
         let retired = self.retired();
         // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
         // `ENTRIES` entries: `self` owns the queue, the generation was checked above, and `wcs` has
@@ -458,7 +458,7 @@ impl CqInner {
 
 #[cold]
 fn poll_failed(result: i32) -> Error {
-    Error::of_data_path(Operation::PollCq, result)
+    Error::of_data_path(Verb::PollCq, result)
 }
 
 impl Drop for Poller {

@@ -11,7 +11,7 @@ use super::capacity::Capacity;
 use super::channel::{ChannelInner, CompletionChannel};
 use super::sharing::Sharing;
 use crate::context::{Context, ContextInner};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::types::CqId;
 
@@ -75,8 +75,8 @@ impl CqInner {
         channel: Option<&Arc<Handle<ChannelInner>>>,
         vector: u32,
     ) -> Result<Self> {
-        context.check(Operation::CreateCq)?;
-        let invalid = Error::new(Operation::CreateCq, ErrorKind::InvalidInput);
+        context.check(Verb::CreateCq)?;
+        let invalid = Error::new(Verb::CreateCq, ErrorKind::InvalidInput);
         if depth == 0 {
             return Err(invalid);
         }
@@ -93,7 +93,7 @@ impl CqInner {
         // the new value keeps both alive (1). The library never dereferences the user context
         // pointer, which is a number here.
         let call = || unsafe { (context.table.ibv_create_cq)(context.raw.as_ptr(), cqe, name, raw_channel, vector) };
-        let raw = Raw::created(Operation::CreateCq, call)?.as_ptr();
+        let raw = Raw::created(Verb::CreateCq, call)?.as_ptr();
         // SAFETY: the read requires a live queue whose `cqe` no thread writes: the queue is new,
         // and no other thread can resize it yet.
         let depth = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(depth);
@@ -127,16 +127,16 @@ impl CqInner {
 
     /// Requests an event for the next completion.
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
-        self.context.check(Operation::RequestNotify)?;
+        self.context.check(Verb::RequestNotify)?;
         // SAFETY: ibv_req_notify_cq requires a live queue (1) outside a forked child (3, checked
         // above).
         let call = || unsafe { rdma_sys::ibv_req_notify_cq(self.raw, i32::from(solicited_only)) };
-        Error::check(Operation::RequestNotify, call)
+        Error::check(Verb::RequestNotify, call)
     }
 }
 
 impl Object for CqInner {
-    const DESTROY: Operation = Operation::DestroyCq;
+    const DESTROY: Verb = Verb::DestroyCq;
     const NAME: &'static str = "a completion queue";
 
     fn made_in(&self) -> u32 {
@@ -283,14 +283,14 @@ impl CompletionQueue {
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, depth: u32) -> Result<u32> {
         let Self { inner } = self;
-        inner.context.check(Operation::ResizeCq)?;
+        inner.context.check(Verb::ResizeCq)?;
         let cqe = i32::try_from(depth).ok().filter(|&cqe| cqe > 0);
-        let cqe = cqe.ok_or(Error::new(Operation::ResizeCq, ErrorKind::InvalidInput))?;
+        let cqe = cqe.ok_or(Error::new(Verb::ResizeCq, ErrorKind::InvalidInput))?;
         inner.capacity.resize(depth, || {
             // SAFETY: ibv_resize_cq requires a live queue (1) outside a forked child (3, checked
             // above).
             let call = || unsafe { (inner.context.table.ibv_resize_cq)(inner.raw, cqe) };
-            Error::check(Operation::ResizeCq, call)?;
+            Error::check(Verb::ResizeCq, call)?;
             // SAFETY: the read requires a live queue (1) whose `cqe` no other thread writes: only
             // this function changes the field, under the lock of the reservations.
             Ok(u32::try_from(unsafe { (*inner.raw).cqe }).unwrap_or(depth))

@@ -35,7 +35,7 @@ use std::{
 
 use rdma_sys::ibv_wc;
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::fork;
 use crate::qp::ring::has_sink;
 use crate::wait::Semaphore;
@@ -322,7 +322,7 @@ impl Sharing {
             // If another thread has set one meanwhile, the new semaphore is closed.
             let _unused = self.bell.set(Semaphore::new()?);
         }
-        self.bell.get().ok_or(Error::new(Operation::WatchDescriptor, ErrorKind::Unknown))
+        self.bell.get().ok_or(Error::new(Verb::WatchDescriptor, ErrorKind::Unknown))
     }
 
     /// Wakes `count` sleeping pollers.

@@ -8,7 +8,7 @@ use rdma_sys::ibv_wc;
 
 use super::{Backoff, Wakeup};
 use crate::QueuePair;
-use crate::error::{ErrorKind, Operation};
+use crate::error::{ErrorKind, Verb};
 use crate::testing;
 
 #[test]
@@ -52,7 +52,7 @@ fn the_descriptor_that_is_lent_can_neither_be_filled_nor_made_to_block_the_queue
     // SAFETY: fcntl with F_SETFL accepts any flags; without flags it makes the test's descriptor
     // blocking.
     assert_eq!(unsafe { libc::fcntl(channel.as_raw_fd(), libc::F_SETFL, 0) }, 0);
-    let readable = || crate::wait::is_readable(Operation::GetCqEvent, channel.as_fd()).unwrap();
+    let readable = || crate::wait::is_readable(Verb::GetCqEvent, channel.as_fd()).unwrap();
     assert_eq!(channel.try_next_event().unwrap(), None);
     assert!(!readable());
     cq.request_notify(false).unwrap();
@@ -78,7 +78,7 @@ fn a_broken_channel_is_an_error_and_an_interruption_is_not() {
     assert_eq!(channel.next_event(Some(Duration::ZERO)).unwrap(), None);
     testing::fail("get_cq_event", libc::EIO);
     let error = channel.next_event(None).unwrap_err();
-    assert_eq!((error.operation(), error.errno()), (Operation::GetCqEvent, Some(libc::EIO)));
+    assert_eq!((error.verb(), error.errno()), (Verb::GetCqEvent, Some(libc::EIO)));
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_queue_is_resized_to_no_less_than_is_reserved() {
     assert_eq!(error.kind(), ErrorKind::CompletionQueueTooSmall { needed: 24, free: 23 });
     assert_eq!(cq.resize(0).unwrap_err().kind(), ErrorKind::InvalidInput);
     testing::fail("resize_cq", libc::EINVAL);
-    assert_eq!(cq.resize(100).unwrap_err().operation(), Operation::ResizeCq);
+    assert_eq!(cq.resize(100).unwrap_err().verb(), Verb::ResizeCq);
     assert_eq!(cq.depth(), 24);
 }
 

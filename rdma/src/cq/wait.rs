@@ -17,7 +17,7 @@ use super::completion::Completion;
 use super::held::Found;
 use super::poll::Poller;
 use super::queue::CqInner;
-use crate::error::{Operation, Result};
+use crate::error::{Result, Verb};
 use crate::fork;
 use crate::wait::{self, Deadline};
 
@@ -178,7 +178,7 @@ impl Poller {
                 continue;
             }
             let fds = [Some(channel.fd()), bell.map(AsFd::as_fd), other];
-            wait::any_readable(Operation::GetCqEvent, fds, deadline)?;
+            wait::any_readable(Verb::GetCqEvent, fds, deadline)?;
             if let Some(bell) = bell {
                 bell.take();
             }
@@ -198,7 +198,7 @@ impl Poller {
             if deadline.is_over() || is_set(other)? {
                 return Ok(None);
             }
-            wait::any_readable(Operation::GetCqEvent, [other], deadline.sooner(nap))?;
+            wait::any_readable(Verb::GetCqEvent, [other], deadline.sooner(nap))?;
             nap = (nap * 2).min(NAP.1);
         }
     }
@@ -209,5 +209,5 @@ fn is_set(other: Option<BorrowedFd<'_>>) -> Result<bool> {
 }
 
 fn is_readable(fd: BorrowedFd<'_>) -> Result<bool> {
-    wait::is_readable(Operation::GetCqEvent, fd)
+    wait::is_readable(Verb::GetCqEvent, fd)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::memory::{Host, Memory, Placement};
 use super::{Kind, Region, Segment};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::Handle;
 
 /// An exclusive piece of registered memory.
@@ -178,7 +178,7 @@ impl<M: Placement> Buffer<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn into_memory(self) -> Result<Memory<M>, Failed<Self>> {
-        let in_use = Error::new(Operation::DeregisterMr, ErrorKind::InUse);
+        let in_use = Error::new(Verb::DeregisterMr, ErrorKind::InUse);
         let region = &self.segment.region;
         if self.segment.pointer != region.address || self.segment.len != region.len {
             return Err(Failed::new(in_use, self));

@@ -6,7 +6,7 @@ use rdma_mem::Copier;
 use rdma_sys::ibv_mr;
 
 use super::memory::RawMemory;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::{Handle, Raw};
 use crate::pd::PdInner;
 
@@ -29,8 +29,8 @@ impl CopierThreads {
     pub fn start(copier: impl Copier) -> Result<Self> {
         let started = rdma_soft::CopierThreads::start(copier);
         let error = |error: std::io::Error| match error.raw_os_error() {
-            Some(errno) => Error::from_errno(Operation::RegisterMr, errno),
-            None => Error::new(Operation::RegisterMr, ErrorKind::Unknown),
+            Some(errno) => Error::from_errno(Verb::RegisterMr, errno),
+            None => Error::new(Verb::RegisterMr, ErrorKind::Unknown),
         };
         started.map(|threads| Self { threads }).map_err(error)
     }
@@ -42,7 +42,7 @@ impl CopierThreads {
     /// `NotSupported`: this build has no software device.
     #[cfg(not(feature = "soft"))]
     pub fn start(_copier: impl Copier) -> Result<Self> {
-        Err(Error::new(Operation::RegisterMr, ErrorKind::NotSupported))
+        Err(Error::new(Verb::RegisterMr, ErrorKind::NotSupported))
     }
 }
 
@@ -60,9 +60,9 @@ pub(super) fn register(
     flags: u32,
 ) -> Result<Raw<ibv_mr>> {
     if !pd.context.device.is_software() {
-        return Err(Error::new(Operation::RegisterMr, ErrorKind::NotSupported));
+        return Err(Error::new(Verb::RegisterMr, ErrorKind::NotSupported));
     }
-    Raw::created(Operation::RegisterMr, || call(pd, memory, copier, flags))
+    Raw::created(Verb::RegisterMr, || call(pd, memory, copier, flags))
 }
 
 #[cfg(feature = "soft")]

@@ -12,7 +12,7 @@ use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::Handle;
 use crate::pd::ProtectionDomain;
 use crate::types::{AtomicCapability, RemoteAccess};
@@ -43,7 +43,7 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_exposed(&self, len: usize, access: RemoteAccess) -> Result<ExposedRegion> {
         if len == 0 {
-            return Err(Error::new(Operation::Allocate, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::Allocate, ErrorKind::InvalidInput));
         }
         #[cfg(not(miri))]
         let memory = rdma_mem::SharedMemory::new(len).map_err(|error| super::memory::refused(&error))?;
@@ -75,7 +75,7 @@ impl ProtectionDomain {
         O: MemoryOwner<Placement = Host>,
     {
         if access.is_empty() {
-            return Err(Error::new(Operation::RegisterMr, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::RegisterMr, ErrorKind::InvalidInput));
         }
         let region = Region::new(&self.inner, RawMemory::new(owner), Kind::ExposedHost, access, Reach::Address);
         region.map(ExposedRegion::new).map_err(|(error, _)| error)
@@ -173,7 +173,7 @@ macro_rules! ranges {
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```
         pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<ExposedSlice<M>> {
-            let range = resolve(range, self.len()).ok_or(Error::new(Operation::Access, ErrorKind::OutOfBounds))?;
+            let range = resolve(range, self.len()).ok_or(Error::new(Verb::Access, ErrorKind::OutOfBounds))?;
             let pointer = $whole(self).0.map_addr(|address| address.saturating_add(range.start));
             let segment = Segment { region: self.region().clone(), pointer, len: range.len() };
             Ok(ExposedSlice { segment, placement: PhantomData })
@@ -345,7 +345,7 @@ macro_rules! contents {
         /// ```
         pub fn load_u64(&self, offset: usize, order: Ordering) -> Result<u64> {
             if matches!(order, Ordering::Release | Ordering::AcqRel) {
-                return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
+                return Err(Error::new(Verb::Access, ErrorKind::InvalidInput));
             }
             let word = self.word(offset)?;
             // SAFETY: load_u64 wants a valid, aligned word with only atomic accesses: `word`
@@ -374,7 +374,7 @@ macro_rules! contents {
         /// ```
         pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) -> Result<()> {
             if matches!(order, Ordering::Acquire | Ordering::AcqRel) {
-                return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
+                return Err(Error::new(Verb::Access, ErrorKind::InvalidInput));
             }
             let word = self.word(offset)?;
             // SAFETY: store_u64 wants a valid, aligned word with only atomic accesses: `word`
@@ -447,7 +447,7 @@ macro_rules! contents {
         fn place(&self, offset: usize, len: usize) -> Result<*mut u8> {
             let (pointer, whole) = $whole(self);
             if offset > whole || len > whole - offset {
-                return Err(Error::new(Operation::Access, ErrorKind::OutOfBounds));
+                return Err(Error::new(Verb::Access, ErrorKind::OutOfBounds));
             }
             // SAFETY: add wants a result inside the allocation or one past its end: `offset` is at
             // most the length, and the whole lies in the region (M1, M3).
@@ -458,14 +458,14 @@ macro_rules! contents {
         fn word(&self, offset: usize) -> Result<*mut u64> {
             let word = self.place(offset, size_of::<u64>())?.cast::<u64>();
             if !word.is_aligned() {
-                return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
+                return Err(Error::new(Verb::Access, ErrorKind::InvalidInput));
             }
             Ok(word)
         }
 
         fn atomic_word(&self, offset: usize) -> Result<*mut u64> {
             if self.region().pd.context.capabilities().atomics != AtomicCapability::GLOBAL {
-                return Err(Error::new(Operation::Access, ErrorKind::NotSupported));
+                return Err(Error::new(Verb::Access, ErrorKind::NotSupported));
             }
             self.word(offset)
         }
@@ -514,7 +514,7 @@ impl<M: Placement> ExposedRegion<M> {
     /// # Errors
     ///
     /// With the region: `InUse` while slices of it exist, also in requests in flight; errors of the
-    /// device. Without the region, of the operation [`MakePrivate`](Operation::MakePrivate): the
+    /// device. Without the region, of the operation [`MakePrivate`](Verb::MakePrivate): the
     /// region is deregistered, but the contents cannot be lent as bytes, and the owner is dropped.
     /// `NotSupported` if others keep their access, as to a [`Segment`](rdma_mem::Segment), whose
     /// clones of the `Arc` stay usable; `OutOfMemory` if there is no memory for a private copy.

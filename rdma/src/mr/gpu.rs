@@ -14,7 +14,7 @@ use rdma_sys::ibv_access_flags;
 use super::exposed::ExposedRegion;
 use super::memory::{Gpu, Memory, MemoryOwner, RawMemory};
 use super::{CopierThreads, Kind, Reach, Region};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::Raw;
 use crate::pd::ProtectionDomain;
 use crate::types::RemoteAccess;
@@ -52,7 +52,7 @@ impl ProtectionDomain {
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
         let memory = RawMemory::new(owner);
         if differ_within_a_page(&memory, offset) {
-            return Err(failed(Error::new(Operation::RegisterDmaBuf, ErrorKind::InvalidInput), memory));
+            return Err(failed(Error::new(Verb::RegisterDmaBuf, ErrorKind::InvalidInput), memory));
         }
         self.register_gpu(memory, access, Reach::DmaBuf { fd, offset })
     }
@@ -96,7 +96,7 @@ impl ProtectionDomain {
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
         let memory = RawMemory::new(owner);
         if differ_within_a_page(&memory, mapping.addr().get() as u64) {
-            return Err(failed(Error::new(Operation::RegisterMr, ErrorKind::InvalidInput), memory));
+            return Err(failed(Error::new(Verb::RegisterMr, ErrorKind::InvalidInput), memory));
         }
         self.register_gpu(memory, access, Reach::Mapping(mapping))
     }
@@ -144,20 +144,20 @@ impl ProtectionDomain {
     /// ```
     pub fn probe_dmabuf(&self) -> Result<()> {
         let table = self.inner.context.table;
-        self.inner.context.check(Operation::RegisterDmaBuf)?;
+        self.inner.context.check(Verb::RegisterDmaBuf)?;
         let flags = i32::try_from(ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0).unwrap_or(0);
         // A device that knows the verb looks the descriptor up, and finds that -1 is none.
         // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `self` is; it checks
         // the descriptor itself.
         let call = || unsafe { (table.ibv_reg_dmabuf_mr)(self.as_raw(), 0, SMALLEST_PAGE.into(), 0, -1, flags) };
-        match Raw::created(Operation::RegisterDmaBuf, call) {
+        match Raw::created(Verb::RegisterDmaBuf, call) {
             Err(error) if error.errno() == Some(libc::EBADF) => Ok(()),
             Err(error) => Err(error),
             Ok(raw) => {
                 // SAFETY: ibv_dereg_mr wants a live region of this table that nobody uses: the
                 // region that the call above made.
                 unsafe { (table.ibv_dereg_mr)(raw.as_ptr()) };
-                Err(Error::new(Operation::RegisterDmaBuf, ErrorKind::Unknown))
+                Err(Error::new(Verb::RegisterDmaBuf, ErrorKind::Unknown))
             }
         }
     }

@@ -46,7 +46,7 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// Errors of the device: most often the memlock limit is too low. `NotSupported` of
-    /// [`MakePrivate`](crate::Operation::MakePrivate): others keep their access to the memory, as
+    /// [`MakePrivate`](crate::Verb::MakePrivate): others keep their access to the memory, as
     /// to a [`Segment`](rdma_mem::Segment).
     ///
     /// # Examples

@@ -14,7 +14,7 @@ use std::{io, slice};
 use rdma_mem::SharedMemoryError;
 use rdma_mem::{Segment, SharedMemory};
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 
 mod sealed {
     pub trait Sealed {}
@@ -145,7 +145,7 @@ unsafe impl MemoryOwner for Vec<u8> {
 #[cfg(not(miri))]
 #[cold]
 pub(super) fn refused(error: &SharedMemoryError) -> Error {
-    let failure = Error::from_errno(Operation::Allocate, error.raw_os_error().unwrap_or(libc::ENOMEM));
+    let failure = Error::from_errno(Verb::Allocate, error.raw_os_error().unwrap_or(libc::ENOMEM));
     match (error, failure.kind()) {
         (SharedMemoryError::System { call, .. }, ErrorKind::PermissionDenied | ErrorKind::NotSupported) => {
             failure.with_kind(ErrorKind::RefusedCall(call))
@@ -216,7 +216,7 @@ impl Pages {
     const ALIGN: usize = 4096;
 
     pub(crate) fn new(len: usize) -> Result<Self> {
-        let error = Error::new(Operation::Allocate, ErrorKind::OutOfMemory);
+        let error = Error::new(Verb::Allocate, ErrorKind::OutOfMemory);
         let size = len.max(1).checked_next_multiple_of(Self::ALIGN).ok_or(error)?;
         let layout = Layout::from_size_align(size, Self::ALIGN).map_err(|_| error)?;
         // SAFETY: alloc_zeroed wants a size other than zero: `len.max(1)` rounded up.
@@ -309,10 +309,10 @@ impl RawMemory {
     pub(super) fn make_private(&mut self) -> Result<()> {
         let Some(parts) = self.parts.as_mut() else { return Ok(()) };
         parts.make_private().map_err(|error| match (error.raw_os_error(), error.kind()) {
-            (Some(errno), _) => Error::from_errno(Operation::MakePrivate, errno),
-            (None, io::ErrorKind::Unsupported) => Error::new(Operation::MakePrivate, ErrorKind::NotSupported),
-            (None, io::ErrorKind::OutOfMemory) => Error::new(Operation::MakePrivate, ErrorKind::OutOfMemory),
-            (None, _) => Error::new(Operation::MakePrivate, ErrorKind::Unknown),
+            (Some(errno), _) => Error::from_errno(Verb::MakePrivate, errno),
+            (None, io::ErrorKind::Unsupported) => Error::new(Verb::MakePrivate, ErrorKind::NotSupported),
+            (None, io::ErrorKind::OutOfMemory) => Error::new(Verb::MakePrivate, ErrorKind::OutOfMemory),
+            (None, _) => Error::new(Verb::MakePrivate, ErrorKind::Unknown),
         })
     }
 

@@ -49,7 +49,7 @@ use memory::RawMemory;
 pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement};
 pub use remote::{RemoteSlice, RemoteSliceError};
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
@@ -129,8 +129,8 @@ impl Region {
         reach: Reach<'_>,
     ) -> Result<Arc<Handle<Self>>, (Error, RawMemory)> {
         let operation = match reach {
-            Reach::DmaBuf { .. } => Operation::RegisterDmaBuf,
-            Reach::Address | Reach::Mapping(_) | Reach::Copies(_) => Operation::RegisterMr,
+            Reach::DmaBuf { .. } => Verb::RegisterDmaBuf,
+            Reach::Address | Reach::Mapping(_) | Reach::Copies(_) => Verb::RegisterMr,
         };
         if let Err(error) = pd.context.check(operation) {
             return Err((error, memory));
@@ -175,7 +175,7 @@ fn register_address(pd: &Handle<PdInner>, memory: &RawMemory, flags: u32) -> Res
     // SAFETY: ibv_reg_mr wants a live domain of this table, which `pd` is, and memory that is valid
     // until after deregistration (M1, M2).
     let call = || unsafe { pd.context.table.ibv_reg_mr(pd.raw.as_ptr(), address, memory.len(), flags) };
-    Raw::created(Operation::RegisterMr, call)
+    Raw::created(Verb::RegisterMr, call)
 }
 
 fn register_mapping(pd: &Handle<PdInner>, memory: &RawMemory, mapping: NonNull<u8>, flags: u32) -> Result<Raw<ibv_mr>> {
@@ -185,7 +185,7 @@ fn register_mapping(pd: &Handle<PdInner>, memory: &RawMemory, mapping: NonNull<u
     // SAFETY: ibv_reg_mr_iova wants a live domain of this table, which `pd` is, and memory that is
     // valid until after deregistration: the mapping leads to the region's memory (M1, M2).
     let call = || unsafe { pd.context.table.ibv_reg_mr_iova(pd.raw.as_ptr(), mapping, memory.len(), iova, flags) };
-    Raw::created(Operation::RegisterMr, call)
+    Raw::created(Verb::RegisterMr, call)
 }
 
 fn register_dma_buf(
@@ -201,11 +201,11 @@ fn register_dma_buf(
     // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `pd` is, and an open
     // descriptor, which `fd` borrows for the call; the kernel keeps the dma-buf afterwards.
     let call = || unsafe { reg(pd.raw.as_ptr(), offset, memory.len(), iova, fd.as_raw_fd(), flags) };
-    Raw::created(Operation::RegisterDmaBuf, call)
+    Raw::created(Verb::RegisterDmaBuf, call)
 }
 
 impl Object for Region {
-    const DESTROY: Operation = Operation::DeregisterMr;
+    const DESTROY: Verb = Verb::DeregisterMr;
     const NAME: &'static str = "a memory region";
 
     fn made_in(&self) -> u32 {

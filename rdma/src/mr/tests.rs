@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::error::{ErrorKind, Operation};
+use crate::error::{ErrorKind, Verb};
 use crate::testing;
 use crate::types::RemoteAccess;
 
@@ -38,7 +38,7 @@ fn a_segment_is_exposed_but_never_lent() {
     drop(slice);
     let refused = region.revoke().unwrap_err();
     assert!(refused.region.is_none());
-    assert_eq!((refused.error.operation(), refused.error.kind()), (Operation::MakePrivate, ErrorKind::NotSupported));
+    assert_eq!((refused.error.verb(), refused.error.kind()), (Verb::MakePrivate, ErrorKind::NotSupported));
     assert_eq!(testing::live("mr"), 0);
     assert_eq!(Arc::strong_count(&segment), 1, "the region's owner is dropped");
 }

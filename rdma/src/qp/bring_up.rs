@@ -11,7 +11,7 @@ use super::endpoint::Endpoint;
 use super::port::{Chosen, HOP_LIMIT};
 use super::transport::{Rc, Transport};
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::types::{AckTimeout, AtomicCapability, Capabilities, Mtu, QpState, RemoteAccess, RnrTimer};
 
 /// The number of reads and atomics in service at a time, unless the device supports fewer: enough
@@ -326,7 +326,7 @@ pub(super) fn init_with<T: Connected>(qp: &QueuePair<T>, attr: &QpAttr) -> Resul
 
 fn require_endpoints<T: Connected>(qp: &QueuePair<T>) -> Result<()> {
     let is_supported = qp.control.context.capabilities().manual_connect;
-    if is_supported { Ok(()) } else { Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported)) }
+    if is_supported { Ok(()) } else { Err(Error::new(Verb::ModifyQp, ErrorKind::NotSupported)) }
 }
 
 /// Chooses the port and makes the local endpoint.
@@ -422,7 +422,7 @@ impl<T: Connected> InitializedQueuePair<T> {
 
 fn connect<T: Connected>(qp: &QueuePair<T>, local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
     require_endpoints(qp)?;
-    let mut path = local.chosen.path_to((remote.gid, remote.lid), Operation::ModifyQp)?;
+    let mut path = local.chosen.path_to((remote.gid, remote.lid), Verb::ModifyQp)?;
     path.service_level = options.service_level;
     if let Some(route) = &mut path.route {
         route.hop_limit = options.hop_limit;

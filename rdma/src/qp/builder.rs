@@ -12,7 +12,7 @@ use super::srq::{SharedReceiveQueue, SrqInner, SrqUse};
 use super::transport::Transport;
 use super::{PreparedQueuePair, QpInner, QueuePair, scatter};
 use crate::cq::{Attached, CompletionQueue};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::Handle;
 use crate::pd::{PdInner, ProtectionDomain};
 
@@ -156,21 +156,21 @@ impl<T: Transport> QpBuilder<T> {
     /// `NotSupported` for datagrams and unreliable connections on iWARP; `OutOfMemory`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair<T>> {
-        let none = Error::new(Operation::CreateQp, ErrorKind::NoCompletionQueue);
+        let none = Error::new(Verb::CreateQp, ErrorKind::NoCompletionQueue);
         let send_cq = &self.send_cq.as_ref().ok_or(none)?.inner;
         let recv_cq = &self.recv_cq.as_ref().ok_or(none)?.inner;
         let pd: &Arc<Handle<PdInner>> = &self.pd.inner;
         let cap = self.cap();
         // Check first, before locks are taken and memory is allocated.
-        pd.context.check(Operation::CreateQp)?;
+        pd.context.check(Verb::CreateQp)?;
         if !T::is_supported(&pd.context.capabilities()) {
-            return Err(Error::new(Operation::CreateQp, ErrorKind::NotSupported));
+            return Err(Error::new(Verb::CreateQp, ErrorKind::NotSupported));
         }
         let device = pd.context.device_attr.as_raw();
         let limit = |device: i32| u32::try_from(device).unwrap_or(0).max(1);
         let (max_wr, max_sge) = (limit(device.max_qp_wr), limit(device.max_sge));
         if cap.max_send_wr.max(cap.max_recv_wr) > max_wr || cap.max_send_sge.max(cap.max_recv_sge) > max_sge {
-            return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::CreateQp, ErrorKind::InvalidInput));
         }
         let send_ring = Attached::new(send_cq, cap.max_send_wr, cap.max_send_sge)?;
         let (recv_ring, srq) = match &self.srq {

@@ -9,7 +9,7 @@ use std::ptr::{self, NonNull};
 use rdma_sys::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
 
 use super::ring::MAX_SEGMENTS;
-use crate::error::Operation as Verb;
+use crate::error::Verb;
 use crate::pd::PdInner;
 
 /// A work request of the C interface.

@@ -16,7 +16,7 @@ use super::srq::SrqUse;
 use super::transition;
 use crate::context::{Context, ContextInner};
 use crate::cq::CqInner;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::{Handle, Raw};
 use crate::pd::PdInner;
 use crate::types::{Ece, Mtu, QpAttrMask, QpState};
@@ -65,10 +65,10 @@ impl QpInner {
         signal_all: bool,
     ) -> Result<Self> {
         let context = &pd.context;
-        context.check(Operation::CreateQp)?;
+        context.check(Verb::CreateQp)?;
         if !Arc::ptr_eq(&send_cq.context, context) || !Arc::ptr_eq(&recv_cq.context, context) {
             // The provider does not check that the completion queues belong to the same device.
-            return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::CreateQp, ErrorKind::InvalidInput));
         }
         let mut init = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
@@ -83,7 +83,7 @@ impl QpInner {
         // receive queue is of the same domain), which the new value keeps alive (1), and attributes
         // that live during the call: a local.
         let call = || unsafe { (context.table.ibv_create_qp)(pd.raw.as_ptr(), &raw mut init) };
-        let raw = Raw::created(Operation::CreateQp, call)?.as_ptr();
+        let raw = Raw::created(Verb::CreateQp, call)?.as_ptr();
         // SAFETY: the read requires a live queue pair whose `qp_num` no thread writes: it was just
         // created, and its number never changes.
         let qpn = unsafe { (*raw).qp_num };
@@ -104,7 +104,7 @@ impl QpInner {
     }
 
     #[inline]
-    pub(crate) fn check(&self, operation: Operation) -> Result<()> {
+    pub(crate) fn check(&self, operation: Verb) -> Result<()> {
         if self.done {
             // A scope destroyed the queue pair because its requests did not finish.
             return Err(Error::new(operation, ErrorKind::NoDevice));
@@ -126,14 +126,14 @@ impl QpInner {
     }
 
     pub(crate) fn modify(&self, attr: &QpAttr) -> Result<()> {
-        self.check(Operation::ModifyQp)?;
+        self.check(Verb::ModifyQp)?;
         let mut raw = *attr.as_raw();
         let mask =
-            i32::try_from(attr.mask().bits()).map_err(|_| Error::new(Operation::ModifyQp, ErrorKind::InvalidInput))?;
+            i32::try_from(attr.mask().bits()).map_err(|_| Error::new(Verb::ModifyQp, ErrorKind::InvalidInput))?;
         // SAFETY: ibv_modify_qp requires a live queue pair (1), attributes that live during the
         // call (a local), and a process that is not a forked child (3, checked above).
         let call = || unsafe { (self.context.table.ibv_modify_qp)(self.raw, &raw mut raw, mask) };
-        Error::check(Operation::ModifyQp, call).map_err(|error| {
+        Error::check(Verb::ModifyQp, call).map_err(|error| {
             if error.kind() != ErrorKind::InvalidInput {
                 return error;
             }
@@ -163,33 +163,33 @@ impl QpInner {
     }
 
     fn query_raw(&self, mask: u32) -> Result<QpInfo> {
-        self.check(Operation::QueryQp)?;
-        let mask = i32::try_from(mask).map_err(|_| Error::new(Operation::QueryQp, ErrorKind::InvalidInput))?;
+        self.check(Verb::QueryQp)?;
+        let mask = i32::try_from(mask).map_err(|_| Error::new(Verb::QueryQp, ErrorKind::InvalidInput))?;
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
         // SAFETY: ibv_query_qp requires a live queue pair (1), room for the answers (locals), and a
         // process that is not a forked child (3, checked above).
         let call = || unsafe { (self.context.table.ibv_query_qp)(self.raw, &raw mut attr, mask, &raw mut init) };
-        Error::check(Operation::QueryQp, call)?;
+        Error::check(Verb::QueryQp, call)?;
         Ok(QpInfo { attr, cap: init.cap })
     }
 
     pub(crate) fn ece(&self) -> Result<Ece> {
-        self.check(Operation::QueryEce)?;
+        self.check(Verb::QueryEce)?;
         let mut ece = ibv_ece::default();
         // SAFETY: ibv_query_ece requires a live queue pair (1), room for the options (a local), and
         // a process that is not a forked child (3, checked above).
         let call = || unsafe { (self.context.table.ibv_query_ece)(self.raw, &raw mut ece) };
-        Error::check(Operation::QueryEce, call)?;
+        Error::check(Verb::QueryEce, call)?;
         Ok(Ece::from_raw(ece))
     }
 
     pub(crate) fn set_ece(&self, ece: Ece) -> Result<()> {
-        self.check(Operation::SetEce)?;
+        self.check(Verb::SetEce)?;
         let mut ece = ece.to_raw();
         // SAFETY: ibv_set_ece requires a live queue pair (1), options that live during the call (a
         // local), and a process that is not a forked child (3, checked above).
         let call = || unsafe { (self.context.table.ibv_set_ece)(self.raw, &raw mut ece) };
-        Error::check(Operation::SetEce, call)
+        Error::check(Verb::SetEce, call)
     }
 
     /// Fetches the completions of shared receives, before the queue pair is destroyed or reset.
@@ -201,13 +201,13 @@ impl QpInner {
 
     /// Destroys the queue pair. On failure the queue pair still exists.
     pub(crate) fn destroy(&mut self) -> Result<()> {
-        self.check(Operation::DestroyQp)?;
+        self.check(Verb::DestroyQp)?;
         self.rescue_receives();
         // SAFETY: ibv_destroy_qp requires a live queue pair of this table: this table created it,
         // and it was not destroyed before (`done`). This is not a forked child (3, checked above).
         // Its events are acknowledged as they are taken, so the call does not block.
         let call = || unsafe { (self.context.table.ibv_destroy_qp)(self.raw) };
-        let destroy = || Error::check(Operation::DestroyQp, call);
+        let destroy = || Error::check(Verb::DestroyQp, call);
         match &self.datagrams {
             Some(datagrams) => datagrams.groups.end(destroy)?,
             None => destroy()?,

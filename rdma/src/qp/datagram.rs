@@ -10,7 +10,7 @@ use super::send::{LONGEST_DATAGRAM, SendQueue};
 use super::transport::{Transport, Ud};
 use super::{QpBuilder, QueuePair};
 use crate::ah::{AddressHandle, Source};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::pd::ProtectionDomain;
 use crate::types::{Capabilities, Gid, Lid, Path, QpAttrMask, QpState};
 
@@ -176,7 +176,7 @@ impl InitializedQueuePair<Ud> {
 }
 
 impl QueuePair<Ud> {
-    fn bound(&self, operation: Operation) -> Result<&(Chosen, u32)> {
+    fn bound(&self, operation: Verb) -> Result<&(Chosen, u32)> {
         let bound = self.control.datagrams.as_ref().and_then(|datagrams| datagrams.bound.as_ref());
         bound.ok_or(Error::new(operation, ErrorKind::InvalidInput))
     }
@@ -187,7 +187,7 @@ impl QueuePair<Ud> {
     ///
     /// `InvalidInput` if the queue pair is not bound to a port yet.
     pub fn endpoint(&self) -> Result<DatagramEndpoint> {
-        let (chosen, qkey) = self.bound(Operation::QueryQp)?;
+        let (chosen, qkey) = self.bound(Verb::QueryQp)?;
         Ok(DatagramEndpoint { qpn: self.qpn(), qkey: *qkey, gid: chosen.gid, lid: chosen.lid, mtu: chosen.mtu })
     }
 
@@ -197,7 +197,7 @@ impl QueuePair<Ud> {
     ///
     /// `InvalidInput` if the queue pair is not bound to a port yet.
     pub fn port(&self) -> Result<u8> {
-        Ok(self.bound(Operation::QueryQp)?.0.port)
+        Ok(self.bound(Verb::QueryQp)?.0.port)
     }
 
     /// The length of the longest message that the queue pair can send, in bytes: the port's MTU.
@@ -213,8 +213,8 @@ impl QueuePair<Ud> {
     /// `Incompatible` when the two ends have no common kind of address; `InvalidInput` if the queue
     /// pair is not bound to a port yet.
     pub fn path_to(&self, peer: &DatagramEndpoint) -> Result<Path> {
-        let (chosen, _) = self.bound(Operation::CreateAh)?;
-        chosen.path_to((peer.gid, peer.lid), Operation::CreateAh)
+        let (chosen, _) = self.bound(Verb::CreateAh)?;
+        chosen.path_to((peer.gid, peer.lid), Verb::CreateAh)
     }
 
     /// Creates the address handle of a peer.
@@ -234,7 +234,7 @@ impl QueuePair<Ud> {
     /// As for [`ProtectionDomain::create_ah`] and [`Source::query_path`].
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn answer(&self, source: &Source) -> Result<AddressHandle> {
-        let (chosen, _) = self.bound(Operation::CreateAh)?;
+        let (chosen, _) = self.bound(Verb::CreateAh)?;
         let to = source.grh.map(|grh| grh.destination_gid());
         let path = if to.is_none() || to == chosen.gid || source.is_to_a_group() {
             source.path(chosen.port, chosen.gid_index)
@@ -257,9 +257,9 @@ impl QueuePair<Ud> {
     /// `InvalidInput` if the GID is no multicast GID; any other error that the provider reports.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
-        self.control.check(Operation::AttachMulticast)?;
+        self.control.check(Verb::AttachMulticast)?;
         let Some(datagrams) = &self.control.datagrams else {
-            return Err(Error::new(Operation::AttachMulticast, ErrorKind::NotSupported));
+            return Err(Error::new(Verb::AttachMulticast, ErrorKind::NotSupported));
         };
         datagrams.groups.attach(gid, lid)
     }

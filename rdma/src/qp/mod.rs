@@ -74,7 +74,7 @@ pub use srq::{SharedReceiveQueue, SrqBuilder};
 use transport::{Rc, Transport, Uc, Ud};
 
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::panics::Panics;
 use crate::pd::ProtectionDomain;
 use crate::types::{Ece, QpState};
@@ -198,7 +198,7 @@ impl<T: Transport> QueuePair<T> {
     /// ```
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn writes_in_order(&self) -> Result<bool> {
-        self.control.check(Operation::QueryQp)?;
+        self.control.check(Verb::QueryQp)?;
         let table = self.control.context.table;
         let write = rdma_sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
         // SAFETY: ibv_query_qp_data_in_order requires a live queue pair (1) and a process that is
@@ -257,7 +257,7 @@ impl<T: Transport> QueuePair<T> {
         let is_ended = || self.send.half.in_flight() + self.recv.half.in_flight() == 0;
         if resets && !self.send.limits.capabilities.reset_ends_requests && !is_ended() {
             // On iWARP a reset would not end the requests in flight (4).
-            return Err(Error::new(Operation::ModifyQp, ErrorKind::InUse));
+            return Err(Error::new(Verb::ModifyQp, ErrorKind::InUse));
         }
         if resets {
             self.control.rescue_receives();
@@ -379,7 +379,7 @@ impl<T: Transport> Drop for QueuePair<T> {
         if self.control.is_destroyed() {
             return;
         }
-        let forked = self.control.check(Operation::DestroyQp).is_err();
+        let forked = self.control.check(Verb::DestroyQp).is_err();
         let result: Result<(), Error> = if forked { Ok(()) } else { self.destroy() };
         // Leak before logging: a log subscriber may panic.
         if forked || result.is_err() {

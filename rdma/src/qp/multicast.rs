@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rdma_sys::ibv_qp;
 
 use crate::context::ContextInner;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::Handle;
 use crate::types::{Gid, Lid};
 
@@ -62,7 +62,7 @@ impl LiveQueuePair {
         // the queue pair is not destroyed yet (1), and the GID is a local. Callers run in no forked
         // child (2).
         let call = || unsafe { (self.context.table.ibv_attach_mcast)(self.raw, &raw const raw, lid.0) };
-        Error::check(Operation::AttachMulticast, call)
+        Error::check(Verb::AttachMulticast, call)
     }
 
     fn detach(&self, gid: Gid, lid: Lid) -> Result<()> {
@@ -71,7 +71,7 @@ impl LiveQueuePair {
         // the queue pair is not destroyed yet (1), and the GID is a local. Callers run in no forked
         // child (2).
         let call = || unsafe { (self.context.table.ibv_detach_mcast)(self.raw, &raw const raw, lid.0) };
-        Error::check(Operation::DetachMulticast, call)
+        Error::check(Verb::DetachMulticast, call)
     }
 }
 
@@ -91,10 +91,10 @@ impl Groups {
     /// that this is not a forked child (2).
     pub(super) fn attach(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
         if !gid.is_multicast() {
-            return Err(Error::new(Operation::AttachMulticast, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::AttachMulticast, ErrorKind::InvalidInput));
         }
         let mut shared = self.lock();
-        let gone = Error::new(Operation::AttachMulticast, ErrorKind::NoDevice);
+        let gone = Error::new(Verb::AttachMulticast, ErrorKind::NoDevice);
         let member = shared.members.iter_mut().find(|member| (member.gid, member.lid) == (gid, lid));
         let serial = if let Some(member) = member {
             member.attachments += 1;
@@ -113,8 +113,8 @@ impl Groups {
     /// Drops one attachment of a member. Does nothing if the queue pair has left the group or was
     /// destroyed.
     fn detach(&self, serial: u64) -> Result<()> {
-        if crate::fork::check(self.fork, Operation::DetachMulticast).is_err() {
-            return Err(Error::new(Operation::DetachMulticast, ErrorKind::Forked));
+        if crate::fork::check(self.fork, Verb::DetachMulticast).is_err() {
+            return Err(Error::new(Verb::DetachMulticast, ErrorKind::Forked));
         }
         let mut shared = self.lock();
         let Some(at) = shared.members.iter().position(|member| member.serial == serial) else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! The port and GID of a queue pair.
 
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::types::{Gid, Lid, LinkLayer, Mtu, Path, PortState, Route};
 
 /// The number of routers that a packet may cross by default.
@@ -21,7 +21,7 @@ pub(super) struct Chosen {
 impl Chosen {
     /// Chooses the port and GID given by the options, or the best ones.
     pub(super) fn choose(context: &Context, port: Option<u8>, gid_index: Option<u8>) -> Result<Self> {
-        let down = Error::new(Operation::ModifyQp, ErrorKind::PortDown);
+        let down = Error::new(Verb::ModifyQp, ErrorKind::PortDown);
         let port = match port {
             Some(port) => port,
             None => context.first_active_port()?.ok_or(down)?,
@@ -39,13 +39,13 @@ impl Chosen {
             },
         };
         if gid.is_none() && link_layer == LinkLayer::ETHERNET && context.capabilities().manual_connect {
-            return Err(Error::new(Operation::QueryGid, ErrorKind::NotFound));
+            return Err(Error::new(Verb::QueryGid, ErrorKind::NotFound));
         }
         Ok(Self { port, gid_index, gid, lid: port_attr.lid(), mtu: port_attr.active_mtu(), link_layer })
     }
 
     /// The path to a peer: by GID on Ethernet and between subnets, by LID within one subnet.
-    pub(super) fn path_to(&self, (gid, lid): (Option<Gid>, Lid), operation: Operation) -> Result<Path> {
+    pub(super) fn path_to(&self, (gid, lid): (Option<Gid>, Lid), operation: Verb) -> Result<Path> {
         let by_lid = self.link_layer != LinkLayer::ETHERNET && self.lid.0 != 0 && lid.0 != 0;
         let ends = self.gid.zip(gid);
         let is_same_subnet = ends.is_none_or(|(ours, theirs)| ours.to_bytes()[..8] == theirs.to_bytes()[..8]);

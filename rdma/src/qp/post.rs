@@ -15,7 +15,7 @@ use super::send::SendQueue;
 use super::transport::{Rc, Transport};
 use super::{InitializedQueuePair, QueuePair};
 use crate::cq::{Completion, Poller};
-use crate::error::{Error, ErrorKind, Operation as Verb};
+use crate::error::{Error, ErrorKind, Verb};
 
 impl<T: Transport> QueuePair<T> {
     /// Posts a request to the send queue. The completion returns the request's memory.

@@ -37,7 +37,7 @@ use super::ring::{Cursor, Report, Results, Ticket};
 use crate::ah::AddressHandle;
 use crate::context::ContextInner;
 use crate::cq::Attached;
-use crate::error::{Error, ErrorKind, Operation as Verb};
+use crate::error::{Error, ErrorKind, Verb};
 use crate::fork;
 use crate::handle::Handle;
 use crate::pd::PdInner;

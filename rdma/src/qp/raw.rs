@@ -14,7 +14,7 @@ use super::transport::Transport;
 use super::{QpBuilder, QueuePair};
 use crate::context::Context;
 use crate::cq::{CompletionChannel, CompletionQueue, CqInner};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::Handle;
 
 /// A completion queue for raw queue pairs.
@@ -47,15 +47,15 @@ impl RawCompletionQueue {
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'a>(&self, room: &'a mut [ibv_wc]) -> Result<&'a [ibv_wc]> {
-        self.inner.context.check(Operation::PollCq)?;
+        self.inner.context.check(Verb::PollCq)?;
         let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
         // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
         // `entries` entries: `self` keeps the queue, the generation was checked above, and `room`
         // has at least `entries`.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.inner.raw, entries, room.as_mut_ptr()) };
         match usize::try_from(count) {
-            Ok(count) => room.get(..count).ok_or(Error::new(Operation::PollCq, ErrorKind::Unknown)),
-            Err(_) => Err(Error::from_errno(Operation::PollCq, count)),
+            Ok(count) => room.get(..count).ok_or(Error::new(Verb::PollCq, ErrorKind::Unknown)),
+            Err(_) => Err(Error::from_errno(Verb::PollCq, count)),
         }
     }
 
@@ -129,7 +129,7 @@ impl<T: Transport> QueuePair<T> {
         if self.control.send_cq.is_raw && self.control.recv_cq.is_raw {
             return Ok(RawQueuePair { qp: self });
         }
-        Err(Failed::new(Error::new(Operation::CreateQp, ErrorKind::InvalidInput), self))
+        Err(Failed::new(Error::new(Verb::CreateQp, ErrorKind::InvalidInput), self))
     }
 }
 
@@ -181,7 +181,7 @@ impl<T: Transport> RawQueuePair<T> {
         if result == 0 {
             return Ok(());
         }
-        Err(RawPostError { error: super::posting::post_error(Operation::PostSend, result), bad_wr })
+        Err(RawPostError { error: super::posting::post_error(Verb::PostSend, result), bad_wr })
     }
 
     /// Posts a chain of requests to the receive queue: `ibv_post_recv` without any bookkeeping.
@@ -203,7 +203,7 @@ impl<T: Transport> RawQueuePair<T> {
         if result == 0 {
             return Ok(());
         }
-        Err(RawPostError { error: super::posting::post_error(Operation::PostRecv, result), bad_wr })
+        Err(RawPostError { error: super::posting::post_error(Verb::PostRecv, result), bad_wr })
     }
 
     /// The safe queue pair, for its number, state and attributes.

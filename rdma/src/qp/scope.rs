@@ -28,7 +28,7 @@ use super::posting::{Keep, PostError};
 use super::ring::{Sink, Vacant};
 use super::transport::Transport;
 use crate::cq::Poller;
-use crate::error::{Error, ErrorKind, Operation as Verb, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::mr::{LentSlice, LentSliceMut};
 use crate::panics::Panics;
 use crate::types::{WcError, WcStatus};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::InitializedQueuePair;
 use super::transport::Transport;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::pd::ProtectionDomain;
 
 impl<T: Transport> InitializedQueuePair<T> {
@@ -21,10 +21,10 @@ impl<T: Transport> InitializedQueuePair<T> {
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recvs(&mut self, len: usize) -> Result<()> {
         if self.qp.recv.depth() == 0 {
-            return Err(Error::new(Operation::PostRecv, ErrorKind::SharedReceives));
+            return Err(Error::new(Verb::PostRecv, ErrorKind::SharedReceives));
         }
         let count = u64::from(self.qp.recv.depth());
-        let too_long = Error::new(Operation::Allocate, ErrorKind::TooLong);
+        let too_long = Error::new(Verb::Allocate, ErrorKind::TooLong);
         let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(len)).ok_or(too_long)?;
         let mut memory = ProtectionDomain { inner: Arc::clone(&self.qp.control.pd) }.allocate(bytes)?;
         for token in 0..count {

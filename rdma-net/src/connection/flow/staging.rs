@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 
-use rdma::{Error, ErrorKind, ExposedRegion, Operation, ProtectionDomain, RemoteAccess, RemoteSlice, Result};
+use rdma::{Error, ErrorKind, ExposedRegion, ProtectionDomain, RemoteAccess, RemoteSlice, Result, Verb};
 
 /// Alignment of the messages in bytes.
 const ALIGN: usize = 64;
@@ -61,7 +61,7 @@ impl Staging {
         }
         let offset = self.gap(len).unwrap_or(0);
         let end = offset + len;
-        let no_region = Error::new(Operation::Allocate, ErrorKind::OutOfMemory);
+        let no_region = Error::new(Verb::Allocate, ErrorKind::OutOfMemory);
         let region = self.region.as_ref().ok_or(no_region)?;
         let mut at = offset;
         for slice in slices {

@@ -417,7 +417,7 @@ fn a_sleeping_driver_is_armed_once_and_wakes_by_its_event() {
 fn a_poller_leaves_the_events_of_a_driver_to_the_driver() {
     use std::os::fd::AsFd;
 
-    use crate::error::Operation;
+    use crate::error::Verb;
     use crate::wait::is_readable;
     let mut rig = Rig::new();
     let sent = rig.start();
@@ -426,11 +426,11 @@ fn a_poller_leaves_the_events_of_a_driver_to_the_driver() {
     let brief = Some(std::time::Duration::from_millis(1));
     assert_eq!(rig.driver.wait(brief).unwrap(), 0);
     rig.succeed(0);
-    assert!(is_readable(Operation::WatchDescriptor, rig.driver.as_fd()).unwrap());
+    assert!(is_readable(Verb::WatchDescriptor, rig.driver.as_fd()).unwrap());
     // Delivers the completion. Others may have arrived with it, which the driver must find.
     assert!(poller.wait(brief).unwrap().is_none());
     assert!(ready(sent).into_memory().is_ok());
-    assert!(is_readable(Operation::WatchDescriptor, rig.driver.as_fd()).unwrap(), "the poller has taken the event");
+    assert!(is_readable(Verb::WatchDescriptor, rig.driver.as_fd()).unwrap(), "the poller has taken the event");
     assert!(poller.completion_queue().channel().is_none());
     drop(rig.driver);
     assert!(poller.completion_queue().channel().is_some());

@@ -11,7 +11,7 @@ use crate::cm::id::Id;
 use crate::cm::message::Accepted;
 use crate::cm::{ConnOptions, EventChannel, PortSpace};
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
 use crate::transport::Rc;
 use crate::types::{AckTimeout, RemoteAccess};
@@ -102,11 +102,11 @@ pub fn resolve_with<T: PortSpace>(
     }
     id.resolve_addr(source, destination, timeout)?;
     let resolved = |kind| matches!(kind, EventKind::AddrResolved).then_some(());
-    wait_for(&channel, Operation::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;
-    id.raw.check_device(Operation::ResolveAddr, context)?;
+    wait_for(&channel, Verb::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;
+    id.raw.check_device(Verb::ResolveAddr, context)?;
     id.resolve_route(timeout)?;
     let resolved = |kind| matches!(kind, EventKind::RouteResolved).then_some(());
-    wait_for(&channel, Operation::ResolveRoute, within(timeout), resolved).map_err(|(error, _)| error)?;
+    wait_for(&channel, Verb::ResolveRoute, within(timeout), resolved).map_err(|(error, _)| error)?;
     Ok(Resolved { id, channel })
 }
 
@@ -195,7 +195,7 @@ impl Resolved<Rc> {
             Ok(ours) => ours,
             Err(error) => return Err(ConnectError::new(error, qp)),
         };
-        let answer = wait_for(&self.channel, Operation::Connect, deadline, |kind| match kind {
+        let answer = wait_for(&self.channel, Verb::Connect, deadline, |kind| match kind {
             EventKind::ConnectResponse(accepted) | EventKind::Established(accepted) => Some(accepted),
             _ => None,
         });
@@ -230,7 +230,7 @@ impl Resolved<Rc> {
         let theirs = self.id.remote_ece()?;
         if theirs.vendor_id != 0 && theirs.vendor_id != ours.vendor_id {
             // An ECE answer repeats the vendor id of the offer.
-            return Err(Error::new(Operation::GetRemoteEce, ErrorKind::Incompatible));
+            return Err(Error::new(Verb::GetRemoteEce, ErrorKind::Incompatible));
         }
         apply_ece(qp, ours, theirs)
     }

@@ -13,7 +13,7 @@ use crate::cm::id::Id;
 use crate::cm::message::{MulticastGroup, UdPeer};
 use crate::cm::{EventChannel, Membership, UdOptions};
 use crate::context::Context;
-use crate::error::{Failed, Operation, Result};
+use crate::error::{Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
 use crate::transport::Ud;
 
@@ -37,7 +37,7 @@ impl Resolved<Ud> {
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, options: &UdOptions, timeout: Duration) -> Result<(Id<Ud>, UdPeer), ConnectError<()>> {
         self.id.connect(options).map_err(|error| ConnectError::new(error, ()))?;
-        let answer = wait_for(&self.channel, Operation::Connect, deadline(timeout), |kind| match kind {
+        let answer = wait_for(&self.channel, Verb::Connect, deadline(timeout), |kind| match kind {
             EventKind::UdEstablished(peer) => Some(peer),
             _ => None,
         });
@@ -106,9 +106,9 @@ pub fn join(
     let channel = EventChannel::new(context)?;
     let id = channel.create_id::<Ud>()?;
     id.bind_addr(local)?;
-    id.raw.check_device(Operation::BindAddr, context)?;
+    id.raw.check_device(Verb::BindAddr, context)?;
     id.join_multicast(group, membership)?;
-    let joined = wait_for(&channel, Operation::JoinMulticast, deadline(timeout), |kind| match kind {
+    let joined = wait_for(&channel, Verb::JoinMulticast, deadline(timeout), |kind| match kind {
         EventKind::MulticastJoined(group) => Some(group),
         _ => None,
     });

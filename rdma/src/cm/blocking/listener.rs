@@ -12,7 +12,7 @@ use crate::cm::message::ConnectionParameters;
 use crate::cm::request::ConnectRequest;
 use crate::cm::{ConnOptions, EventChannel, PortSpace};
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
 use crate::transport::Rc;
 use crate::types::RemoteAccess;
@@ -119,10 +119,10 @@ impl<T: PortSpace> Listener<T> {
         }
         id.bind_addr(address)?;
         if id.device_name().is_some() {
-            id.raw.check_device(Operation::BindAddr, context)?;
+            id.raw.check_device(Verb::BindAddr, context)?;
         }
         id.listen(options.backlog)?;
-        let local_addr = id.local_addr().ok_or(Error::new(Operation::Listen, ErrorKind::Unknown))?;
+        let local_addr = id.local_addr().ok_or(Error::new(Verb::Listen, ErrorKind::Unknown))?;
         Ok(Self { id, channel, local_addr })
     }
 
@@ -167,11 +167,11 @@ impl<T: PortSpace> Listener<T> {
                 continue;
             };
             let request = match event.kind {
-                EventKind::DeviceRemoval => return Err(Error::new(Operation::GetCmEvent, ErrorKind::NoDevice)),
+                EventKind::DeviceRemoval => return Err(Error::new(Verb::GetCmEvent, ErrorKind::NoDevice)),
                 kind => T::request(kind),
             };
             let Some(request) = request else { continue };
-            if let Err(error) = request.id().raw.check_device(Operation::Accept, self.channel.context()) {
+            if let Err(error) = request.id().raw.check_device(Verb::Accept, self.channel.context()) {
                 tracing::warn!(%error, peer = ?request.peer_addr(), "a connection was rejected");
                 continue;
             }
@@ -336,7 +336,7 @@ impl IncomingConnection<Rc> {
                 return Err(ConnectError::new(failed.error, qp));
             }
         };
-        let established = wait_for(&channel, Operation::Accept, deadline, |kind| match kind {
+        let established = wait_for(&channel, Verb::Accept, deadline, |kind| match kind {
             EventKind::Established(accepted) => Some(accepted),
             _ => None,
         });
@@ -345,7 +345,7 @@ impl IncomingConnection<Rc> {
             Err((error, private_data)) => {
                 // A peer that rejects an accepted request has given up.
                 let gone = matches!(error.kind(), ErrorKind::Rejected(_) | ErrorKind::NotListening);
-                let error = if gone { Error::new(Operation::Accept, ErrorKind::Disconnected) } else { error };
+                let error = if gone { Error::new(Verb::Accept, ErrorKind::Disconnected) } else { error };
                 Err(ConnectError { private_data, ..ConnectError::new(error, qp) })
             }
         }

@@ -58,7 +58,7 @@ pub use listener::{IncomingConnection, ListenOptions, Listener};
 use super::EventChannel;
 use super::event::{Event, EventKind};
 use super::message::PrivateData;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::qp::InitializedQueuePair;
 use crate::transport::Rc;
 use crate::types::Ece;
@@ -76,7 +76,7 @@ enum Outcome {
 }
 
 /// Waits for the next event of an id that has a channel of its own.
-fn next(channel: &EventChannel, operation: Operation, deadline: Deadline) -> Outcome {
+fn next(channel: &EventChannel, operation: Verb, deadline: Deadline) -> Outcome {
     let kind = loop {
         match channel.next_event_until(deadline) {
             Ok(Some(Event { kind, .. })) => break kind,
@@ -105,7 +105,7 @@ fn next(channel: &EventChannel, operation: Operation, deadline: Deadline) -> Out
 /// Waits for the event that `wanted` accepts; skips other events that are not failures.
 pub(super) fn wait_for<R>(
     channel: &EventChannel,
-    operation: Operation,
+    operation: Verb,
     deadline: Deadline,
     mut wanted: impl FnMut(EventKind) -> Option<R>,
 ) -> std::result::Result<R, (Error, PrivateData)> {

@@ -328,7 +328,7 @@ fn what_is_no_group_is_not_attached() {
     let bench = Bench::new();
     let qp = bench.ready();
     let refused = qp.attach_multicast("fe80::1".parse().unwrap(), Lid(0)).unwrap_err();
-    assert_eq!((refused.kind(), refused.operation()), (ErrorKind::InvalidInput, Operation::AttachMulticast));
+    assert_eq!((refused.kind(), refused.verb()), (ErrorKind::InvalidInput, Verb::AttachMulticast));
     fail("attach_mcast", libc::ENOMEM);
     assert_eq!(qp.attach_multicast(group(), Lid(0)).unwrap_err().kind(), ErrorKind::OutOfMemory);
     drop(qp.attach_multicast(group(), Lid(0)).unwrap());

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rdma_sys::ibv_access_flags as flags;
 
 use super::*;
-use crate::{Error, ErrorKind, ExposedRegion, Failed, Gpu, Memory, MemoryOwner, Operation, RemoteAccess};
+use crate::{Error, ErrorKind, ExposedRegion, Failed, Gpu, Memory, MemoryOwner, RemoteAccess, Verb};
 
 const ADDRESS: usize = 0x7000_0000_1046;
 const LEN: usize = 1000;
@@ -107,7 +107,7 @@ fn memory_that_is_not_registered_comes_back() {
     ] {
         (0..calls).for_each(|_| testing::fail("reg_dmabuf_mr", errno));
         let failed = register(&pd, memory, 0x46, RemoteAccess::empty()).unwrap_err();
-        assert_eq!((failed.error.operation(), failed.error.kind()), (Operation::RegisterDmaBuf, kind));
+        assert_eq!((failed.error.verb(), failed.error.kind()), (Verb::RegisterDmaBuf, kind));
         memory = failed.object.into_owner().expect("it was video memory");
     }
     testing::fail("reg_mr", libc::EFAULT);
@@ -125,7 +125,7 @@ fn memory_is_registered_by_a_mapping_of_it_at_its_own_address() {
     // SAFETY: register_mapped wants a mapping of the owner's memory: the test provider accesses
     // nothing.
     let failed = unsafe { pd.register_mapped(Vram::new(LEN), mapping(0x5047), RemoteAccess::READ) }.unwrap_err();
-    assert_eq!(failed.error, Error::new(Operation::RegisterMr, ErrorKind::InvalidInput));
+    assert_eq!(failed.error, Error::new(Verb::RegisterMr, ErrorKind::InvalidInput));
     // SAFETY: as for the call above.
     let region = unsafe { pd.register_mapped(failed.object, mapping(0x5046), RemoteAccess::READ) }.unwrap();
     assert_eq!(region.remote(..).unwrap(), RemoteSlice::new(ADDRESS as u64, LEN as u64, 0x22));
@@ -136,7 +136,7 @@ fn an_offset_that_cannot_fit_is_refused_before_the_device_is_asked() {
     let pd = testing::context().alloc_pd().unwrap();
     for (offset, len) in [(0, LEN), (0x1045, LEN), (0x46, 0)] {
         let failed = register(&pd, Vram::new(len), offset, RemoteAccess::empty()).unwrap_err();
-        assert_eq!(failed.error, Error::new(Operation::RegisterDmaBuf, ErrorKind::InvalidInput));
+        assert_eq!(failed.error, Error::new(Verb::RegisterDmaBuf, ErrorKind::InvalidInput));
     }
     assert_eq!(testing::dma_bufs(), []);
 }

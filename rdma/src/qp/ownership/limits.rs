@@ -254,7 +254,7 @@ fn a_poll_that_finds_the_queue_empty_frees_what_destroyed_queue_pairs_had_reserv
     // Creation fails if the poll that would free the room fails.
     fail("poll_cq", libc::EIO);
     let error = QueuePair::builder(&pd).cq(&cq).build().unwrap_err();
-    assert_eq!(error.operation(), Operation::PollCq);
+    assert_eq!(error.verb(), Verb::PollCq);
     QueuePair::builder(&pd).cq(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
 }
 

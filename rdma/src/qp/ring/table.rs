@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::state::{Lap, is_parked};
 use super::{Cached, Claimed, Grabbed, MAX_SLOTS, Producer, Ring, SharedProducer, USE_BITS};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::fork;
 
 /// The number of entries of a chunk, and the number of chunks. Their product is the number of
@@ -85,7 +85,7 @@ pub(crate) fn attach_shared(slots: u32, segments_each: u32) -> Result<SharedProd
 /// any more.
 fn take(depth: u32, segments_each: u32) -> Result<(&'static Ring, u32, Lap)> {
     if depth == 0 || depth > MAX_SLOTS {
-        return Err(Error::new(Operation::CreateQp, ErrorKind::TooLong));
+        return Err(Error::new(Verb::CreateQp, ErrorKind::TooLong));
     }
     let shape = Ring::shape(depth, segments_each);
     let idle = Idle::get().rings().get_mut(&shape).and_then(|idle| {
@@ -97,7 +97,7 @@ fn take(depth: u32, segments_each: u32) -> Result<(&'static Ring, u32, Lap)> {
         Some(queue) => queue,
         None => add(shape)?,
     };
-    let ring = ring(queue).ok_or(Error::new(Operation::CreateQp, ErrorKind::Unknown))?;
+    let ring = ring(queue).ok_or(Error::new(Verb::CreateQp, ErrorKind::Unknown))?;
     ring.wrap.store(depth, Ordering::Relaxed);
     #[cfg(feature = "aio")]
     ring.renew_results();
@@ -125,7 +125,7 @@ fn idle(queue: u32) {
 }
 
 fn add(shape: Shape) -> Result<u32> {
-    let too_many = Error::new(Operation::CreateQp, ErrorKind::TooLong);
+    let too_many = Error::new(Verb::CreateQp, ErrorKind::TooLong);
     let next = |queue: u32| (queue < 1 << (64 - USE_BITS)).then_some(queue + 1);
     let queue = QUEUES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| too_many)?;
     let place = &CHUNKS[queue as usize / CHUNK];

@@ -27,7 +27,7 @@ use super::ring::{MAX_SLOTS, SharedProducer, attach_shared, detach_shared};
 use super::{Rc, Transport, Uc, Ud, scatter};
 use crate::context::ContextInner;
 use crate::cq::{CqInner, Reservation};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::SrqId;
@@ -125,7 +125,7 @@ impl Drop for Parked {
 }
 
 impl Object for SrqInner {
-    const DESTROY: Operation = Operation::DestroySrq;
+    const DESTROY: Verb = Verb::DestroySrq;
     const NAME: &'static str = "a shared receive queue";
 
     fn made_in(&self) -> u32 {
@@ -147,22 +147,22 @@ impl SrqInner {
     }
 
     fn modify(&self, attr: ibv_srq_attr, ibv_srq_attr_mask(mask): ibv_srq_attr_mask) -> Result<()> {
-        self.context().check(Operation::ModifySrq)?;
+        self.context().check(Verb::ModifySrq)?;
         let mut attr = attr;
-        let mask = i32::try_from(mask).map_err(|_| Error::new(Operation::ModifySrq, ErrorKind::InvalidInput))?;
+        let mask = i32::try_from(mask).map_err(|_| Error::new(Verb::ModifySrq, ErrorKind::InvalidInput))?;
         // SAFETY: ibv_modify_srq wants a live queue of this table (1), and attributes that live
         // during the call: a local.
         let call = || unsafe { (self.context().table.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, mask) };
-        Error::check(Operation::ModifySrq, call)
+        Error::check(Verb::ModifySrq, call)
     }
 
     fn query(&self) -> Result<ibv_srq_attr> {
-        self.context().check(Operation::QuerySrq)?;
+        self.context().check(Verb::QuerySrq)?;
         let mut attr = ibv_srq_attr::default();
         // SAFETY: ibv_query_srq wants a live queue of this table (1), and room for the attributes:
         // a local.
         let call = || unsafe { (self.context().table.ibv_query_srq)(self.raw.as_ptr(), &raw mut attr) };
-        Error::check(Operation::QuerySrq, call)?;
+        Error::check(Verb::QuerySrq, call)?;
         Ok(attr)
     }
 
@@ -200,7 +200,7 @@ impl SrqUse {
     ) -> Result<Self> {
         if !Arc::ptr_eq(&inner.pd, pd) {
             // Devices differ in whose domain they check a receive's memory against.
-            return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
+            return Err(Error::new(Verb::CreateQp, ErrorKind::InvalidInput));
         }
         Ok(Self { inner: Arc::clone(inner), reservation: inner.reserve(cq)? })
     }
@@ -288,8 +288,8 @@ impl<T: Transport> SrqBuilder<T> {
     pub fn build(self) -> Result<SharedReceiveQueue<T>> {
         let pd = &self.pd.inner;
         let context = &pd.context;
-        let refused = |kind| Error::new(Operation::CreateSrq, kind);
-        context.check(Operation::CreateSrq)?;
+        let refused = |kind| Error::new(Verb::CreateSrq, kind);
+        context.check(Verb::CreateSrq)?;
         let device = context.device_attr.as_raw();
         let limit = |device: i32| u32::try_from(device).unwrap_or(0);
         if limit(device.max_srq) == 0 || !T::is_supported(&context.capabilities()) {
@@ -311,7 +311,7 @@ impl<T: Transport> SrqBuilder<T> {
         // attributes that live during the call: a local. The library never dereferences the context
         // pointer, which is a number here.
         let call = || unsafe { (context.table.ibv_create_srq)(pd.raw.as_ptr(), &raw mut init) };
-        let raw = Raw::created(Operation::CreateSrq, call)?;
+        let raw = Raw::created(Verb::CreateSrq, call)?;
         // The provider may grant more than was asked for.
         let depth = init.attr.max_wr.clamp(max_wr, MAX_SLOTS / 2);
         let max_depth = most.max(depth);
@@ -364,9 +364,9 @@ impl<T: Transport> SharedReceiveQueue<T> {
     #[doc(alias = "IBV_SRQ_MAX_WR")]
     pub fn resize(&mut self, depth: u32) -> Result<()> {
         const RESIZES: u32 = ibv_device_cap_flags::IBV_DEVICE_SRQ_RESIZE.0;
-        let refused = |kind| Error::new(Operation::ModifySrq, kind);
+        let refused = |kind| Error::new(Verb::ModifySrq, kind);
         let context = self.inner().context();
-        context.check(Operation::ModifySrq)?;
+        context.check(Verb::ModifySrq)?;
         if context.device_attr.as_raw().device_cap_flags & RESIZES == 0 {
             return Err(refused(ErrorKind::NotSupported));
         }
@@ -433,7 +433,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// `InUse`, with the handle, while a queue pair uses the queue; errors of the provider.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn close(mut self) -> Result<(), Failed<Self>> {
-        if let Err(error) = self.inner().context().check(Operation::DestroySrq) {
+        if let Err(error) = self.inner().context().check(Verb::DestroySrq) {
             return Err(Failed::new(error, self));
         }
         let Some(held) = self.held.take() else { return Ok(()) };

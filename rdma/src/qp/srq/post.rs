@@ -7,7 +7,7 @@ use rdma_sys::ibv_srq;
 
 use super::{Held, SharedReceiveQueue};
 use crate::ah::Grh;
-use crate::error::{Error, ErrorKind, Operation as Verb};
+use crate::error::{Error, ErrorKind, Verb};
 use crate::fork;
 use crate::qp::chain::WorkRequest;
 use crate::qp::local::{Owned, Refusal, SgeList, Writable};
