@@ -271,8 +271,8 @@ impl From<rdma::RemoteSliceError> for Failure {
     }
 }
 
-impl From<rdma::EndpointError> for Failure {
-    fn from(error: rdma::EndpointError) -> Self {
+impl From<rdma::WireError> for Failure {
+    fn from(error: rdma::WireError) -> Self {
         Self::new(error.to_string())
     }
 }

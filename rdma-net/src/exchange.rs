@@ -160,7 +160,7 @@ pub(super) fn bring_up(
     kind: Kind,
     body: &[u8],
 ) -> Result<Link, Failed<Remains>> {
-    let options = ConnectOptions::new().rnr_retry(shared.options.rnr_retry_count);
+    let options = ConnectOptions::new().rnr_retry_count(shared.options.rnr_retry_count);
     let qp = match qp.connect(peer, &options) {
         Ok(qp) => qp,
         Err(Failed { error, object }) => return Err(failed(error, (end, object))),

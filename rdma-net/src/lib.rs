@@ -31,7 +31,7 @@
 //!     let mut connection = node.connect(address).await?;
 //!     connection.send("hello").await?;
 //!     assert_eq!(&connection.next().await?.expect("an answer")[..], b"hello");
-//!     connection.close(0).await
+//!     connection.close().await
 //! })?;
 //! server.join().expect("no panic")?;
 //! # Ok(()) }

@@ -189,10 +189,10 @@ pub use mr::{
 };
 pub use pd::ProtectionDomain;
 pub use qp::{
-    Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError, HostBytes,
-    InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part, PostError,
-    PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair,
-    RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Sendable, SharedReceiveQueue, SrqBuilder, Writable,
+    Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, HostBytes, InitOptions,
+    InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part, PostError, PreparedQueuePair,
+    QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, RecvHalf,
+    RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Sendable, SharedReceiveQueue, SrqBuilder, Writable,
 };
 pub use qp::{op, transport};
 pub use rdma_mem::{Copier, CopyFailed};
@@ -200,7 +200,7 @@ pub use rdma_sys::{Variable, trusted_variable};
 pub use types::{
     AckTimeout, AtomicCapability, Capabilities, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError,
     Path, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, SrqId, TransportType, WcError,
-    WcStatus,
+    WcStatus, WireError,
 };
 
 /// The programs of the README are doctests.

@@ -256,7 +256,7 @@ pub fn exchange(channel: &mut Channel, ours: &Endpoint) -> Endpoint {
 
 /// Receives a remote slice from another process.
 pub fn receive_slice(channel: &mut Channel) -> RemoteSlice {
-    RemoteSlice::from_bytes(&channel.receive_exact())
+    RemoteSlice::from_bytes(&channel.receive_exact::<{ RemoteSlice::LEN }>()).unwrap()
 }
 
 /// Connects two ends of this process.

@@ -80,7 +80,7 @@ fn client_process() {
             connection.send(vec![7; len]).await.unwrap();
             assert_eq!(connection.next().await.unwrap().unwrap().len(), len);
         }
-        assert_eq!(connection.close(0).await, Ok(0));
+        assert_eq!(connection.close().await, Ok(0));
     });
     assert_eq!(telling.join().unwrap(), "end");
     drop(node);
@@ -138,11 +138,11 @@ fn kill_one_of_two(test: &str, limits: &ListenOptions, peers: &str) {
     driver.join().unwrap().unwrap();
 }
 
-/// A HELLO of version 1: 8 receives of 4112 bytes, messages of up to 1 MiB, offers, no
+/// A HELLO of version 2: 8 receives of 4112 bytes, messages of up to 1 MiB, offers, no
 /// keep-alive.
 fn hello() -> [u8; 32] {
     let mut hello = [0; 32];
-    hello[..8].copy_from_slice(b"RDN1\x01\x01\x20\x00");
+    hello[..8].copy_from_slice(b"RDN1\x02\x02\x20\x00");
     hello[11] = 1;
     hello[13..15].copy_from_slice(&[8, 4]);
     hello[16..20].copy_from_slice(&4112_u32.to_be_bytes());
@@ -449,7 +449,7 @@ fn a_task_of_tokio_drives_a_node() {
         }
         let late = tokio::time::timeout(Duration::from_millis(5), connection.next()).await;
         assert!(late.is_err(), "nothing was sent");
-        assert_eq!(connection.close(0).await, Ok(0));
+        assert_eq!(connection.close().await, Ok(0));
         serving.await.unwrap().unwrap();
         drop(node);
         driving.await.unwrap().unwrap();

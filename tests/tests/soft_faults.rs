@@ -49,7 +49,7 @@ fn options() -> Options {
     let connect = ConnectOptions::new()
         .ack_timeout(AckTimeout::at_least(Duration::from_micros(500)))
         .retry_count(2)
-        .rnr_retry(2)
+        .rnr_retry_count(2)
         .min_rnr_timer(RnrTimer::at_least(Duration::from_micros(500)));
     Options { connect, ..Options::default() }
 }

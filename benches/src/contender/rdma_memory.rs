@@ -40,8 +40,7 @@ impl RdmaMemory {
         let (inbox, outbox) = (private()?, private()?);
         let end = prepared.meet(channel)?;
         let theirs = channel.exchange(&inbox.remote(..)?.to_bytes())?;
-        let theirs: &[u8; RemoteSlice::LEN] = theirs[..].try_into().map_err(io::Error::other)?;
-        let target = RemoteSlice::from_bytes(theirs);
+        let target = RemoteSlice::from_bytes(&theirs).map_err(io::Error::other)?;
         Ok(Self { poller: end.cq.poller(), end, inbox, outbox, target, size, count: 0 })
     }
 

@@ -38,8 +38,7 @@ impl RdmaWrite {
         region.fill(0, size, 0x5a)?;
         let end = prepared.meet(channel)?;
         let theirs = channel.exchange(&region.remote(..)?.to_bytes())?;
-        let theirs: &[u8; RemoteSlice::LEN] = theirs[..].try_into().map_err(io::Error::other)?;
-        let (source, target) = (region.slice(..)?, RemoteSlice::from_bytes(theirs));
+        let (source, target) = (region.slice(..)?, RemoteSlice::from_bytes(&theirs).map_err(io::Error::other)?);
         Ok(Self { poller: end.cq.poller(), end, source, target, in_flight, _region: region })
     }
 

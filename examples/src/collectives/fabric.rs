@@ -617,7 +617,7 @@ fn peer(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
 /// Tells every rank the address of memory of each other rank; collective.
 pub(super) fn exchange(group: &mut Group, what: &str, own: RemoteSlice) -> Result<Vec<RemoteSlice>, Failure> {
     let all = group.all_gather(what, &own.to_bytes())?;
-    Ok(all.iter().map(RemoteSlice::from_bytes).collect())
+    Ok(all.iter().map(|bytes| RemoteSlice::from_bytes(bytes)).collect::<Result<_, _>>()?)
 }
 
 /// Allocates memory at every rank that the others may write to, and exchanges the addresses;

@@ -255,7 +255,7 @@ fn one_by_endpoint<T: rdma::transport::Connected>(
     how: &How,
 ) -> Result<Connected<T>, Failure> {
     let (local, remote) = (qp.endpoint(), Endpoint::from_bytes(endpoint)?);
-    let options = chosen.path.connect_options().rnr_retry(7).min_rnr_timer(how.min_rnr_timer);
+    let options = chosen.path.connect_options().rnr_retry_count(7).min_rnr_timer(how.min_rnr_timer);
     let options = how.mtu.into_iter().fold(options, ConnectOptions::mtu);
     let qp = qp.connect(&remote, &options)?;
     let text = |end: &Endpoint| text(end.lid, end.qpn, end.psn, end.gid);

@@ -129,7 +129,7 @@ async fn receive(incoming: Incoming, tree: &Tree, idle: Duration) -> Result<(), 
     if let Ok(answer) = encode(&Answer::Failed(failure.to_string())) {
         let _told = timeout(TELLING, connection.send(answer)).await;
     }
-    let _closed = connection.close(1).await;
+    let _closed = connection.close_with(1).await;
     Err(failure)
 }
 

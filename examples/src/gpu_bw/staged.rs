@@ -36,7 +36,7 @@ pub(super) fn connect(bench: &Bench<'_>, group: &mut Group) -> Result<impl End +
     let own = end.endpoint().to_bytes().to_vec();
     let peer = group.all_gather("the endpoints", &own)?.swap_remove(1 - group.rank());
     let connected = Endpoint::from_bytes(&peer).map_err(Failure::from);
-    let options = bench.chosen.path.connect_options().rnr_retry(7);
+    let options = bench.chosen.path.connect_options().rnr_retry_count(7);
     let connected = connected.and_then(|peer| end.connect(&peer, &options).map_err(failure));
     let end = group.agree("the connections", connected)?;
     Ok(Staged { end, stream, buffer, answer })

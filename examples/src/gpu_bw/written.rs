@@ -65,8 +65,7 @@ impl Queue {
 fn exchange(group: &mut Group, own: Option<RemoteSlice>) -> Result<RemoteSlice, Failure> {
     let bytes = own.map_or_else(Vec::new, |own| own.to_bytes().to_vec());
     let server = group.all_gather("the memory", &bytes)?.swap_remove(0);
-    let bytes = server.as_slice().try_into().map_err(|_| Failure::new("the server has sent no memory"))?;
-    Ok(RemoteSlice::from_bytes(bytes))
+    Ok(RemoteSlice::from_bytes(&server)?)
 }
 
 /// An end with memory of its GPU.

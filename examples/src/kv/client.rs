@@ -35,7 +35,7 @@ impl Client {
         let mut connection = node.connect(server).await?;
         let answer = ask(&mut connection, Request::Open).await?;
         let Some(Answer::Table(memory, buckets)) = decode(&answer) else { return Err(unknown()) };
-        let table = Reader::new(connection.remote(), RemoteSlice::from_bytes(&memory), buckets);
+        let table = Reader::new(connection.remote(), RemoteSlice::from_bytes(&memory)?, buckets);
         Ok(Self { table: table.ok_or_else(unknown)?, connection, last_request: Instant::now() })
     }
 
@@ -90,7 +90,7 @@ impl Client {
     /// # Errors
     /// If the connection has failed.
     pub async fn close(self) -> Result<(), Failure> {
-        self.connection.close(0).await?;
+        self.connection.close().await?;
         Ok(())
     }
 

@@ -230,7 +230,7 @@ impl Link {
         let watches = |(qp, _): &(Qp, _)| matches!(qp, Qp::Rc(qp) if qp.writes_in_order().unwrap_or(false));
         let in_order = ready.iter().all(watches) && !options.events;
         let all = group.all_gather("the windows", &(window.remote(..)?.to_bytes(), in_order))?;
-        let there = RemoteSlice::from_bytes(&all[1 - group.rank()].0);
+        let there = RemoteSlice::from_bytes(&all[1 - group.rank()].0)?;
         let in_order = all.iter().all(|end| end.1);
         let mut lanes = Vec::new();
         for (index, ((qp, connection), spare)) in ready.into_iter().zip(spares).enumerate() {

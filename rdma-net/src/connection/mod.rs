@@ -131,8 +131,18 @@ impl Connection {
         self.receiver.next().await
     }
 
+    /// Closes the connection with code 0: [`close_with`](Self::close_with).
+    ///
+    /// # Errors
+    ///
+    /// As for [`close_with`](Self::close_with).
+    pub async fn close(self) -> Result<u32, Failure> {
+        self.close_with(0).await
+    }
+
     /// Ends this end's data, discards what the peer still sends, and waits until both ends have
-    /// closed. Returns the peer's code.
+    /// closed. The peer learns the code, whose meaning is the application's. Returns the peer's
+    /// code.
     ///
     /// A peer that has not closed after the node's [`timeout`](super::NodeOptions::timeout) is cut
     /// off, and has [`linger`](super::NodeOptions::linger) to confirm that. A server under load
@@ -156,14 +166,14 @@ impl Connection {
     ///     block_on(async {
     ///         assert!(server.next().await?.is_none(), "the end of the data");
     ///         // Each end learns the other's code.
-    ///         server.close(BUSY).await
+    ///         server.close_with(BUSY).await
     ///     })
     /// });
-    /// assert_eq!(block_on(client.close(DONE))?, BUSY);
+    /// assert_eq!(block_on(client.close_with(DONE))?, BUSY);
     /// assert_eq!(server.join().expect("no panic")?, DONE);
     /// # Ok(()) }
     /// ```
-    pub async fn close(self, code: u32) -> Result<u32, Failure> {
+    pub async fn close_with(self, code: u32) -> Result<u32, Failure> {
         let core = self.sender.core();
         core.tell(|flow, now| {
             flow.stop_receiving(now);

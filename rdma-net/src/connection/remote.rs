@@ -68,7 +68,7 @@ impl Remote {
     /// # let mut client = client;
     /// let row = block_on(async {
     ///     let message = client.next().await?.expect("where the table is");
-    ///     let table = RemoteSlice::from_bytes(message[..].try_into().expect("a slice"));
+    ///     let table = RemoteSlice::from_bytes(&message).expect("a slice");
     ///     let row = table.slice(128..256).expect("a row of the table");
     ///     client.remote().fetch(row).await
     /// })?;

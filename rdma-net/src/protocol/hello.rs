@@ -17,7 +17,7 @@ const HELLO_LEN: usize = LENGTH as usize;
 pub(crate) const RESERVE: u32 = CONTROL_RECEIVES as u32;
 
 const MAGIC: u32 = 0x5244_4E31; // "RDN1"
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const LENGTH: u8 = 32;
 const CONTROL_RECEIVES: u8 = 4;
 /// Longest text of a REFUSE in bytes.
@@ -178,7 +178,7 @@ impl Hello {
             return refuse(RefuseCode::Version, "the private data is no HELLO");
         };
         if !(bytes[4]..=bytes[5]).contains(&VERSION) {
-            return refuse(RefuseCode::Version, "this end speaks version 1 only");
+            return refuse(RefuseCode::Version, "this end speaks version 2 only");
         }
         if !(LENGTH..=MAX_LENGTH).contains(&bytes[6]) {
             return refuse(RefuseCode::Limits, "the length of the HELLO is wrong");
@@ -277,8 +277,8 @@ mod tests {
     fn a_wrong_byte_of_a_hello_is_refused() {
         for (at, value, code) in [
             (0, 0, RefuseCode::Version),
-            (4, 2, RefuseCode::Version),
-            (5, 0, RefuseCode::Version),
+            (4, 3, RefuseCode::Version),
+            (5, 1, RefuseCode::Version),
             (6, 31, RefuseCode::Limits),
             (6, 57, RefuseCode::Limits),
             (12, 0x20, RefuseCode::Limits),

@@ -1,4 +1,4 @@
-//! The protocol of [`rdma_net`](super), version 1, without I/O.
+//! The protocol of [`rdma_net`](super), version 2, without I/O.
 //!
 //! [`Protocol`] is one end of a connection. It is told of received messages, completed sends and
 //! the time, and says what to send. The caller owns the queue pair.
@@ -231,7 +231,7 @@ impl Protocol {
         if self.incoming.is_some() {
             return Err(Violation::WrongFragment);
         }
-        let slice = RemoteSlice::from_bytes(payload.first_chunk().ok_or(Violation::WrongPayload)?);
+        let slice = RemoteSlice::from_bytes(payload).map_err(|_| Violation::WrongPayload)?;
         if slice.len() > self.agreed.max_message.min(MAX_OFFER_LEN) {
             return Err(Violation::TooLong);
         }

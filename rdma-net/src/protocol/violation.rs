@@ -20,7 +20,7 @@ macro_rules! violations {
 violations! {
     /// The message is shorter than a header.
     TooShort = "a message is shorter than its header",
-    /// The kind is none of version 1.
+    /// The kind is none of version 2.
     UnknownKind = "a message has an unknown kind",
     /// The kind does not allow one of the flags.
     WrongFlags = "a message has flags that its kind does not allow",

@@ -1,4 +1,4 @@
-//! The header of a message, version 1: 16 bytes in network byte order.
+//! The header of a message, version 2: 16 bytes in network byte order.
 //!
 //! ```text
 //!  0 kind u8     DATA 0, UPDATE 1, PING 2, PONG 3, CLOSE 4, OFFER 5, DONE 6

@@ -138,7 +138,7 @@ fn a_close_waits_longer_than_a_dropped_connection_lingers() {
     let mut world = Driven::new(&options);
     let (client, mut server) = world.pair();
     block_on(client.send("last")).unwrap();
-    let mut closing = pin!(client.close(1));
+    let mut closing = pin!(client.close_with(1));
     assert!(poll(closing.as_mut(), Waker::noop()).is_pending());
     // The peer is under load: the client's driver runs for longer than it lingers, the peer's not.
     let start = std::time::Instant::now();
@@ -147,6 +147,6 @@ fn a_close_waits_longer_than_a_dropped_connection_lingers() {
         assert!(poll(closing.as_mut(), Waker::noop()).is_pending());
     }
     assert_eq!(world.run(server.next()).unwrap().as_deref(), Some(&b"last"[..]));
-    let (one, other) = world.run(join(closing, server.close(2)));
+    let (one, other) = world.run(join(closing, server.close_with(2)));
     assert_eq!((one, other), (Ok(2), Ok(1)));
 }

@@ -46,7 +46,7 @@ fn a_peer_that_has_gone_is_not_cut_off() {
     let mut world = World::new(&options());
     let (client, server) = world.pair();
     let serving = thread::spawn(move || echo(server));
-    assert_eq!(block_on(client.close(3)), Ok(0));
+    assert_eq!(block_on(client.close_with(3)), Ok(0));
     serving.join().unwrap().unwrap();
     assert_eq!(block_on(world.server.shutdown(LONG)), Ok(Vec::new()));
     // Again, and of a node without connections.

@@ -16,7 +16,7 @@ fn messages_of_all_lengths_come_back_whole() {
             }
             let long = client.send(bytes((1 << 20) + 1)).await.unwrap_err();
             assert_eq!(long.kind(), FailureKind::TooLong);
-            assert_eq!(client.close(3).await, Ok(0));
+            assert_eq!(client.close_with(3).await, Ok(0));
         });
         server.join().unwrap().unwrap();
         world.end();
@@ -49,7 +49,7 @@ fn short_and_long_messages_stay_in_order() {
             for len in lens() {
                 client.send(bytes(len)).await.unwrap();
             }
-            client.close(0).await
+            client.close().await
         })
     });
     block_on(async {
@@ -136,7 +136,7 @@ fn a_peer_that_does_not_take_long_messages_stops_the_sender() {
                 client.send(bytes(10_000)).await.unwrap();
                 report.send(()).unwrap();
             }
-            client.close(0).await
+            client.close().await
         })
     });
     // The peer reads one message, and two more fit the staging region.
@@ -198,7 +198,7 @@ fn a_slow_reader_stops_the_sender_and_loses_nothing() {
                 client.send(number.to_le_bytes()).await.unwrap();
                 report.send(number).unwrap();
             }
-            client.close(0).await
+            client.close().await
         })
     });
     // The window and as many spares: the rest waits for the reader.

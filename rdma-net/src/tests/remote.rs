@@ -13,7 +13,7 @@ fn one_sided_operations_reach_exposed_memory_until_it_is_revoked() {
     block_on(async {
         client.send(region.remote(..).unwrap().to_bytes()).await.unwrap();
         let slice = server.next().await.unwrap().unwrap();
-        let slice = rdma::RemoteSlice::from_bytes(slice[..].try_into().unwrap());
+        let slice = rdma::RemoteSlice::from_bytes(&slice).unwrap();
         let remote = server.remote();
 
         let mut buffer = domain.allocate(100).unwrap();

@@ -21,7 +21,7 @@ fn a_driver_may_never_sleep_or_sleep_at_once() {
                     assert!(client.next().await.unwrap().expect("an answer")[..] == bytes(50 * len), "{strategy:?}");
                 }
             }
-            assert_eq!(client.close(0).await, Ok(0));
+            assert_eq!(client.close().await, Ok(0));
         });
         server.join().unwrap().unwrap();
         world.end();

@@ -156,9 +156,9 @@ fn a_driver_that_is_armed_sleeps_beside_an_idle_client() {
         }
         assert!(wakes < 10 * u32::from(ROUNDS), "{wakes} wake-ups");
         assert!(world.drivers[1].is_used());
-        let closed = world.run(join(client.close(1), async {
+        let closed = world.run(join(client.close_with(1), async {
             assert!(server.next().await?.is_none());
-            server.close(2).await
+            server.close_with(2).await
         }));
         assert_eq!(closed, (Ok(2), Ok(1)));
         let Driven { nodes, drivers, listener } = world;

@@ -134,7 +134,7 @@ fn wakers_of_tasks_that_wait_for_messages_and_for_the_end_are_dropped_under_no_l
         let (mut client, server) = world.pair();
         let [one, two] = world.holders(&server, &mut client);
         poll_by_two(pin!(client.next()), one);
-        let mut closing = pin!(client.close(0));
+        let mut closing = pin!(client.close());
         poll_by_two(closing.as_mut(), two);
         drop(server);
         assert_eq!(world.run(closing), Ok(0));
@@ -227,7 +227,7 @@ fn is_gone<R>(polled: Poll<Result<R, Failure>>) -> bool {
 fn wakers_of_tasks_that_wait_for_a_connection_are_cloned_under_no_lock() {
     let waits: [Wait; 6] = [
         |driver, mut client, _| is_gone(poll_by_dropping(driver, client.next())),
-        |driver, client, _| is_gone(poll_by_dropping(driver, client.close(0))),
+        |driver, client, _| is_gone(poll_by_dropping(driver, client.close())),
         |driver, client, _| {
             while poll(pin!(client.send("last")), Waker::noop()).is_ready() {}
             is_gone(poll_by_dropping(driver, client.send("none")))

@@ -193,7 +193,7 @@ macro_rules! ranges {
         /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
         /// let slot = region.remote(64..128)?;
         /// // 20 bytes that tell the peer where to read and write.
-        /// assert_eq!(rdma::RemoteSlice::from_bytes(&slot.to_bytes()).len(), 64);
+        /// assert_eq!(rdma::RemoteSlice::from_bytes(&slot.to_bytes())?.len(), 64);
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```
         pub fn remote(&self, range: impl RangeBounds<usize>) -> Result<RemoteSlice> {

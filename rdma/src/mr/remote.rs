@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::RangeBounds;
 
 use super::buffer::resolve;
+use crate::types::wire::{self, MEMORY, WireError};
 
 /// A range of a peer's memory, with the key that gives access to it.
 ///
@@ -20,8 +21,8 @@ use super::buffer::resolve;
 /// let part = whole.slice(8..16)?;
 /// assert_eq!((part.address(), part.len()), (0x1008, 8));
 /// assert!(whole.slice(60..65).is_err());
-/// assert_eq!(RemoteSlice::from_bytes(&whole.to_bytes()), whole);
-/// # Ok::<(), rdma::RemoteSliceError>(())
+/// assert_eq!(RemoteSlice::from_bytes(&whole.to_bytes())?, whole);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteSlice {
@@ -31,8 +32,10 @@ pub struct RemoteSlice {
 }
 
 impl RemoteSlice {
-    /// Length of the wire format, in bytes.
-    pub const LEN: usize = 20;
+    /// The length on the wire, in bytes.
+    pub const LEN: usize = 21;
+    /// The version of the format.
+    const VERSION: u8 = MEMORY | 1;
 
     /// Makes a slice from its parts, for example as another program sent them.
     #[must_use]
@@ -40,7 +43,7 @@ impl RemoteSlice {
         Self { address, len, rkey }
     }
 
-    /// The wire format: address, length and key, each in network byte order.
+    /// The bytes to send: version, address, length and key. Numbers are in network byte order.
     ///
     /// # Examples
     ///
@@ -50,28 +53,33 @@ impl RemoteSlice {
     ///
     /// let region = pd.allocate_exposed(4096, RemoteAccess::READ)?;
     /// let slice = region.remote(..)?;
-    /// assert_eq!(RemoteSlice::from_bytes(&slice.to_bytes()), slice);
+    /// assert_eq!(RemoteSlice::from_bytes(&slice.to_bytes())?, slice);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        bytes[..8].copy_from_slice(&self.address.to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.len.to_be_bytes());
-        bytes[16..].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes[0] = Self::VERSION;
+        bytes[1..9].copy_from_slice(&self.address.to_be_bytes());
+        bytes[9..17].copy_from_slice(&self.len.to_be_bytes());
+        bytes[17..].copy_from_slice(&self.rkey.to_be_bytes());
         bytes
     }
 
-    /// Decodes the bytes that [`to_bytes`](Self::to_bytes) made.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
+    /// Decodes the bytes that a peer's [`to_bytes`](Self::to_bytes) made.
+    ///
+    /// # Errors
+    ///
+    /// The bytes have the wrong length or version, or are something else.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = wire::whole(bytes, Self::VERSION)?;
         let word = |at: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[at..at + 8]);
             u64::from_be_bytes(word)
         };
-        let rkey = u32::from_be_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
-        Self { address: word(0), len: word(8), rkey }
+        let rkey = u32::from_be_bytes([bytes[17], bytes[18], bytes[19], bytes[20]]);
+        Ok(Self { address: word(1), len: word(9), rkey })
     }
 
     /// The address of the first byte, in the peer's address space.
@@ -152,9 +160,25 @@ mod tests {
     #[test]
     fn the_wire_format_is_fixed() {
         let slice = RemoteSlice::new(0x0102_0304_0506_0708, 0x1112_1314_1516_1718, 0x2122_2324);
-        let wire = [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x21, 0x22, 0x23, 0x24];
+        let wire =
+            [0x41, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x21, 0x22, 0x23, 0x24];
         assert_eq!(slice.to_bytes(), wire);
-        assert_eq!(RemoteSlice::from_bytes(&wire), slice);
+        assert_eq!(RemoteSlice::from_bytes(&wire), Ok(slice));
+    }
+
+    #[test]
+    fn other_bytes_are_refused() {
+        let good = RemoteSlice::new(1, 2, 3).to_bytes();
+        assert_eq!(RemoteSlice::from_bytes(&good[..20]), Err(WireError::Length { expected: 21, len: 20 }));
+        assert_eq!(RemoteSlice::from_bytes(&[]), Err(WireError::Length { expected: 21, len: 0 }));
+        let of_first = |first| {
+            let mut bytes = good;
+            bytes[0] = first;
+            RemoteSlice::from_bytes(&bytes).unwrap_err().to_string()
+        };
+        assert!(of_first(0x42).contains("version 2, ours is 1"), "{}", of_first(0x42));
+        assert!(of_first(1).contains("an endpoint of a connection, not a slice of remote memory"));
+        assert!(of_first(0x81).contains("an endpoint for datagrams"));
     }
 
     #[test]

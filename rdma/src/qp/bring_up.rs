@@ -81,7 +81,7 @@ pub struct ConnectOptions {
     mtu: Option<Mtu>,
     ack_timeout: AckTimeout,
     retry_count: u8,
-    rnr_retry: u8,
+    rnr_retry_count: u8,
     min_rnr_timer: RnrTimer,
     initiator_depth: Option<u8>,
     service_level: u8,
@@ -96,7 +96,7 @@ impl Default for ConnectOptions {
             mtu: None,
             ack_timeout: AckTimeout::DEFAULT,
             retry_count: 7,
-            rnr_retry: 7,
+            rnr_retry_count: 7,
             min_rnr_timer: RnrTimer::DEFAULT,
             initiator_depth: None,
             service_level: 0,
@@ -124,10 +124,10 @@ impl ConnectOptions {
         /// The number of retries without an answer: 0 to 7. Linux's software device rxe treats 7 as
         /// unlimited, and then never notices that a peer is gone. It counts every lost packet of a
         /// message as a retry, so large messages on a lossy network need 7 there.
-        retry_count(count: u8) = count;
+        retry_count(count: u8) = count.min(7);
 
         /// The number of retries while the peer has no receive posted: 0 to 6; 7 retries for ever.
-        rnr_retry(count: u8) = count;
+        rnr_retry_count(count: u8) = count.min(7);
 
         /// The time that the peer waits before a retry when no receive is posted here.
         min_rnr_timer(timer: RnrTimer) = timer;
@@ -302,7 +302,7 @@ impl Connected for Rc {
         let depth = ends.max_initiator_depth.min(ends.remote.responder_resources);
         attr.timeout(options.ack_timeout)
             .retry_count(options.retry_count)
-            .rnr_retry(options.rnr_retry)
+            .rnr_retry(options.rnr_retry_count)
             .max_rd_atomic(options.initiator_depth.map_or(depth, |wanted| wanted.min(depth)))
     }
 }

@@ -1,6 +1,7 @@
 //! Addresses of datagram queue pairs, and their wire format.
 
-use super::endpoint::{self, Common, DATAGRAM, EndpointError};
+use super::endpoint::{self, Common};
+use crate::types::wire::{DATAGRAMS, WireError};
 use crate::types::{Gid, Lid, Mtu};
 
 /// The address of a datagram queue pair, to be sent to peers by any means.
@@ -37,7 +38,7 @@ impl DatagramEndpoint {
     /// The length on the wire, in bytes.
     pub const LEN: usize = endpoint::LEN;
     /// The version of the format.
-    const VERSION: u8 = DATAGRAM | 1;
+    const VERSION: u8 = DATAGRAMS | 1;
 
     /// The bytes to send: version, MTU, LID, queue pair number, Q_Key, four zeros, GID. Numbers are
     /// in network byte order.
@@ -53,7 +54,7 @@ impl DatagramEndpoint {
     /// # Errors
     ///
     /// The bytes have the wrong length or version, or a field with an impossible value.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
         let (Common { qpn, gid, lid, mtu }, own) = Common::from_bytes(bytes, Self::VERSION)?;
         let [k0, k1, k2, k3, reserved @ ..] = own;
         endpoint::check_reserved(&reserved)?;
@@ -89,12 +90,12 @@ mod tests {
     #[test]
     fn nonsense_is_refused_and_so_is_the_other_kind() {
         let good = endpoint().to_bytes();
-        assert_eq!(DatagramEndpoint::from_bytes(&good[1..]), Err(EndpointError::Length(31)));
+        assert_eq!(DatagramEndpoint::from_bytes(&good[1..]), Err(WireError::Length { expected: 32, len: 31 }));
         for (at, value) in [(0, 1), (1, 0), (1, 6), (4, 1), (12, 1), (15, 255)] {
             let mut bad = good;
             bad[at] = value;
             assert!(DatagramEndpoint::from_bytes(&bad).is_err(), "byte {at} = {value}");
         }
-        assert_eq!(Endpoint::from_bytes(&good), Err(EndpointError::Version { theirs: 0x81, ours: 1 }));
+        assert_eq!(Endpoint::from_bytes(&good), Err(WireError::Version { theirs: 0x81, ours: 1 }));
     }
 }

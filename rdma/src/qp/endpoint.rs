@@ -1,7 +1,6 @@
 //! Addresses of connected queue pairs, and their wire format.
 
-use std::fmt;
-
+use crate::types::wire::{self, CONNECTION, WireError};
 use crate::types::{Gid, Lid, Mtu};
 
 /// The address of a queue pair, to be sent to the peer by any means: a socket, a file, a command
@@ -38,48 +37,8 @@ pub struct Endpoint {
     pub responder_resources: u8,
 }
 
-/// The reason why bytes are not an [`Endpoint`], or not a
-/// [`DatagramEndpoint`](super::DatagramEndpoint).
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum EndpointError {
-    /// The bytes have this length, not [`Endpoint::LEN`].
-    Length(usize),
-    /// The bytes have another version of the format, or are from the other transport.
-    Version {
-        /// The version in the bytes.
-        theirs: u8,
-        /// The expected version.
-        ours: u8,
-    },
-    /// The named field has an impossible value.
-    Field(&'static str),
-}
-
-impl fmt::Display for EndpointError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Length(len) => write!(f, "an endpoint is {LEN} bytes long, these are {len}"),
-            Self::Version { theirs, ours } if (theirs ^ ours) & DATAGRAM != 0 => {
-                f.write_str("the peer's endpoint is of the other transport: connections and datagrams do not meet")
-            }
-            Self::Version { theirs, ours } => write!(
-                f,
-                "the peer's endpoint has format version {theirs}, ours is {ours}: use the same version at both ends"
-            ),
-            Self::Field(field) => write!(f, "the peer's endpoint has an impossible {field}"),
-        }
-    }
-}
-
-debug_is_display!(EndpointError);
-
-impl std::error::Error for EndpointError {}
-
 /// The length on the wire for either transport, in bytes.
 pub(super) const LEN: usize = 32;
-/// The bit of the version that marks a datagram endpoint.
-pub(super) const DATAGRAM: u8 = 0x80;
 
 /// The fields that the endpoints of both transports share. The wire format is: version, MTU, LID,
 /// queue pair number, 8 bytes specific to the transport, GID. Numbers are in network byte order.
@@ -104,19 +63,16 @@ impl Common {
 
     /// Parses and checks the shared fields of the bytes that a peer sent; the caller parses the
     /// returned transport-specific bytes.
-    pub(super) fn from_bytes(bytes: &[u8], ours: u8) -> Result<(Self, [u8; 8]), EndpointError> {
-        let bytes: &[u8; LEN] = bytes.try_into().map_err(|_| EndpointError::Length(bytes.len()))?;
-        let [theirs, mtu, l0, l1, q0, q1, q2, q3, o0, o1, o2, o3, o4, o5, o6, o7, gid @ ..] = *bytes;
-        if theirs != ours {
-            return Err(EndpointError::Version { theirs, ours });
-        }
+    pub(super) fn from_bytes(bytes: &[u8], ours: u8) -> Result<(Self, [u8; 8]), WireError> {
+        let bytes: &[u8; LEN] = wire::whole(bytes, ours)?;
+        let [_, mtu, l0, l1, q0, q1, q2, q3, o0, o1, o2, o3, o4, o5, o6, o7, gid @ ..] = *bytes;
         let mtu = Mtu::from_raw(mtu.into());
         if mtu.bytes().is_none() {
-            return Err(EndpointError::Field("MTU"));
+            return Err(WireError::Field("MTU"));
         }
         let qpn = u32::from_be_bytes([q0, q1, q2, q3]);
         if qpn == 0 || qpn >= 1 << 24 {
-            return Err(EndpointError::Field("queue pair number"));
+            return Err(WireError::Field("queue pair number"));
         }
         let gid = Gid::from_bytes(gid);
         let gid = (!gid.is_zero()).then_some(gid);
@@ -126,15 +82,15 @@ impl Common {
 }
 
 /// Fails unless all reserved bytes are zero.
-pub(super) fn check_reserved(bytes: &[u8]) -> Result<(), EndpointError> {
-    if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(EndpointError::Field("reserved byte")) }
+pub(super) fn check_reserved(bytes: &[u8]) -> Result<(), WireError> {
+    if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(WireError::Field("reserved byte")) }
 }
 
 impl Endpoint {
     /// The length on the wire, in bytes.
     pub const LEN: usize = LEN;
     /// The version of the format.
-    const VERSION: u8 = 1;
+    const VERSION: u8 = CONNECTION | 1;
 
     /// The bytes to send: version, MTU, LID, queue pair number, PSN, responder resources, three
     /// zeros, GID. Numbers are in network byte order.
@@ -150,12 +106,12 @@ impl Endpoint {
     /// # Errors
     ///
     /// The bytes have the wrong length or version, or a field with an impossible value.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
         let (Common { qpn, gid, lid, mtu }, own) = Common::from_bytes(bytes, Self::VERSION)?;
         let [p0, p1, p2, p3, responder_resources, reserved @ ..] = own;
         let psn = u32::from_be_bytes([p0, p1, p2, p3]);
         if psn >= 1 << 24 {
-            return Err(EndpointError::Field("packet number"));
+            return Err(WireError::Field("packet number"));
         }
         check_reserved(&reserved)?;
         Ok(Self { qpn, psn, gid, lid, mtu, responder_resources })
@@ -194,15 +150,15 @@ mod tests {
             bytes[0] = version;
             Endpoint::from_bytes(&bytes).unwrap_err().to_string()
         };
-        assert!(of_version(2).contains("format version 2, ours is 1"));
-        assert!(of_version(0x81).contains("the other transport"));
+        assert!(of_version(2).contains("version 2, ours is 1"));
+        assert!(of_version(0x81).contains("are an endpoint for datagrams"));
     }
 
     #[test]
     fn nonsense_is_refused() {
         let good = endpoint().to_bytes();
-        assert_eq!(Endpoint::from_bytes(&good[1..]), Err(EndpointError::Length(31)));
-        assert_eq!(Endpoint::from_bytes(&[]), Err(EndpointError::Length(0)));
+        assert_eq!(Endpoint::from_bytes(&good[1..]), Err(WireError::Length { expected: 32, len: 31 }));
+        assert_eq!(Endpoint::from_bytes(&[]), Err(WireError::Length { expected: 32, len: 0 }));
         for (at, value) in [(0, 2), (1, 0), (1, 6), (4, 1), (8, 255), (14, 1)] {
             let mut bad = good;
             bad[at] = value;

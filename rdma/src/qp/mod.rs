@@ -61,7 +61,7 @@ pub use control::QpInfo;
 pub(crate) use control::QpInner;
 pub use datagram::DatagramOptions;
 pub use datagram_endpoint::DatagramEndpoint;
-pub use endpoint::{Endpoint, EndpointError};
+pub use endpoint::Endpoint;
 pub use local::{HostBytes, Inline, Local, Owned, Part, Sendable, Writable};
 pub use multicast::{MULTICAST_QPN, MulticastAttachment};
 pub use post::{QueueHalf, RecvHalf, SendHalf};

@@ -71,7 +71,7 @@ fn the_path_takes_the_smaller_of_everything() {
 #[test]
 fn the_requester_keeps_to_what_the_peer_serves() {
     let bench = Bench::new();
-    let options = ConnectOptions::new().initiator_depth(200).rnr_retry(3);
+    let options = ConnectOptions::new().initiator_depth(200).rnr_retry_count(3);
     let qp = bench.prepared().init(&InitOptions::new()).unwrap().connect(&peer(), &options).unwrap();
     let info = qp.query().unwrap();
     assert_eq!((info.as_raw().max_rd_atomic, info.as_raw().rnr_retry), (4, 3));

@@ -10,6 +10,7 @@ mod path;
 mod qp;
 mod reject;
 mod timer;
+pub(crate) mod wire;
 
 pub use address::{Gid, Guid, Lid, ParseGidError};
 pub(crate) use c_enum::c_enum;
@@ -22,3 +23,4 @@ pub use path::{Path, Route};
 pub use qp::{Ece, QpAttrMask, QpState};
 pub use reject::{RejectReason, WrongDevice};
 pub use timer::{AckTimeout, RnrTimer};
+pub use wire::WireError;

@@ -209,7 +209,7 @@ fn a_missing_receive_is_retried_until_it_is_there() {
 
 #[test]
 fn a_missing_receive_ends_in_an_error_after_the_retries() {
-    let connect = ConnectOptions::new().rnr_retry(2).min_rnr_timer(RnrTimer::at_least(Duration::from_millis(1)));
+    let connect = ConnectOptions::new().rnr_retry_count(2).min_rnr_timer(RnrTimer::at_least(Duration::from_millis(1)));
     let (mut a, _b) = pair(Options { connect, ..Options::default() });
     if skipped_on_iwarp(&a.context, "iWARP does not wait for a receive") {
         return;

@@ -200,7 +200,7 @@ fn run_side<T: Connected>(
     }
     let connect = |remote: &[Address]| {
         check_addresses(remote, is_ethernet, options)?;
-        let how = chosen.path.connect_options().mtu(mtu).rnr_retry(7);
+        let how = chosen.path.connect_options().mtu(mtu).rnr_retry_count(7);
         let remote: Vec<Endpoint> = remote.iter().map(|address| address.endpoint(mtu)).collect();
         prepared.connect(&remote, &how).map_err(|failure| failure.context("cannot connect"))
     };

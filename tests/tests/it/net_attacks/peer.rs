@@ -43,11 +43,11 @@ pub(super) fn options() -> NodeOptions {
     NodeOptions::new().window(8).timeout(LIMIT).linger(LINGER).keep_alive(KEEP_ALIVE).max_connections(16)
 }
 
-/// A HELLO of version 1: 8 receives of 4112 bytes, messages of up to 1 MiB, offers, no
+/// A HELLO of version 2: 8 receives of 4112 bytes, messages of up to 1 MiB, offers, no
 /// keep-alive.
 pub(super) fn hello() -> [u8; 32] {
     let mut hello = [0; 32];
-    hello[..8].copy_from_slice(b"RDN1\x01\x01\x20\x00");
+    hello[..8].copy_from_slice(b"RDN1\x02\x02\x20\x00");
     hello[11] = 1;
     hello[13..15].copy_from_slice(&[8, 4]);
     hello[16..20].copy_from_slice(&4112_u32.to_be_bytes());
@@ -217,7 +217,7 @@ impl Attacker {
 
     /// The slice that an OFFER of the victim names.
     pub(super) fn expect_offer(&mut self) -> RemoteSlice {
-        RemoteSlice::from_bytes(self.expect(OFFER)[..].try_into().unwrap())
+        RemoteSlice::from_bytes(&self.expect(OFFER)[..]).unwrap()
     }
 
     pub(super) fn expose(&self, len: usize, access: RemoteAccess) -> ExposedRegion {
