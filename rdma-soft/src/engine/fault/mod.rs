@@ -5,6 +5,17 @@
 //! arrives: the choices depend on the plan and on the order of requests, and not on time. The
 //! services let the fault happen where the real one would: the rest of the engine then does what it
 //! does after a real fault. Without a plan, each of these places is one test of a pointer.
+//!
+//! A request whose access is to be refused gets the key 0, which no region has, so the peer's own
+//! check refuses it. While a plan has rules for arriving requests, the directory admits no peer, so
+//! that one-sided operations arrive as frames.
+//!
+//! # Files
+//!
+//! ```text
+//!   plan.rs, parse.rs  the rules; their text
+//!   apply.rs           what the services ask of the plan
+//! ```
 
 mod apply;
 mod parse;
