@@ -6,6 +6,9 @@
 //! when retries would have run out, after 200 ms at the latest (`timer::DEATH_NANOS`). Programs
 //! rely on that time: `ibv_srq_pingpong` ends with requests of its peer outstanding.
 //!
+//! Acknowledgements are cumulative. While the application polls, its next request carries them
+//! (`node/state.rs`).
+//!
 //! # Files
 //!
 //! ```text
