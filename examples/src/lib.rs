@@ -4,7 +4,7 @@
 //! All code here is safe and uses the public API of [`rdma`]: if an RDMA program needed `unsafe`,
 //! this package would not compile.
 
-// Files. Each room has its own map in its `mod.rs`.
+// Files. Larger folders have a map of their own in `mod.rs`.
 //
 //   bin/                            the programs, one file each; `all_reduce` and the other
 //                                   collectives are one program

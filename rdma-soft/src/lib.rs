@@ -81,7 +81,7 @@
 //! drives the engine and the links, and the verbs objects. The connection manager uses the verbs as
 //! an application does.
 
-// Files. Each room has its own map in its `mod.rs`.
+// Files. Larger folders have a map of their own in `mod.rs`.
 //
 //   cm/        librdmacm, on the verbs of this device as an application is
 //   verbs/     the verbs: C objects, checks of attributes, channels and event descriptors

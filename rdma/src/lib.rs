@@ -139,7 +139,7 @@
 //! module `soft` lets its requests fail, so that a program can test how it handles errors. `aio`
 //! adds futures for any executor; `tokio` and `smol` let them wait on these executors' descriptors.
 
-// Files. Each room has its own map in its `mod.rs`.
+// Files. Larger folders have a map of their own in `mod.rs`.
 //
 //   guide/                      pages in Markdown, included by `mod.rs`; their programs are
 //                               doctests
