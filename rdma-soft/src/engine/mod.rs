@@ -21,7 +21,7 @@
 //!   service.rs                      a queue pair with its transport service
 //!   rc/, uc.rs, ud.rs               the services
 //!   transfer.rs, patience.rs        steps that RC and UC share; the bounded wait of UC and UD for
-//!                                   room
+//!                                   space
 //!   qp.rs, table.rs                 the common part of a queue pair; all queue pairs by number
 //!   queue.rs, receive.rs, srq.rs    rings of requests; receives, own or shared
 //!   cq.rs, mr.rs, groups.rs         completion queues; domains and regions; multicast groups

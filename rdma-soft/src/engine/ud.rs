@@ -11,8 +11,8 @@
 //! receive request is posted, or the Q_Key differs. A datagram whose link is full waits as long as
 //! [`Patience`] lasts.
 //!
-//! After 20 ms without room in a link, datagrams on this link are dropped at once until there was
-//! room again. So a dead or stopped process delays no other destination.
+//! After 20 ms without space in a link, datagrams on this link are dropped at once until there is
+//! space again. So a dead or stopped process delays no other destination.
 
 use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
