@@ -122,6 +122,34 @@
 //! (`direct`, `prefer`, `staged`) and `RDMA_CUDA_LEVEL` (`LOC`, `PIX`, `PXB`, `PHB`, `SYS`)
 //! override a program's [`Preference`].
 
+// Files:
+//
+//   region/                         `GpuRegion` registers GPU memory with a NIC
+//   path.rs, detect/, topology/     the way taken; why a NIC cannot access a GPU's memory; how
+//                                   far they are apart
+//   endpoint/                       messages in chunks: `landing` (the path and its memory),
+//                                   `sources`, `ring` (slots and credits), `slot`
+//   pinned_region.rs, read_back.rs  pinned host memory that peers access; reads by the NIC itself
+//   reduce/                         kernels of reductions: `ptx` generates them, `mod` checks and
+//                                   launches
+//   interop/                        DLPack, cudarc
+//   order.rs, flush.rs              `Ready`, `Landed`, `Visible`: the order between GPU and NIC;
+//                                   what makes writes visible
+//   memory/                         buffers and slices, dma-bufs, pinned host memory,
+//                                   `SYNC_MEMOPS`
+//   stream.rs, event.rs, pending.rs, waker.rs
+//                                   work in streams; futures of its end
+//   host_function.rs                host functions of streams, in which no call of the driver is
+//                                   allowed
+//   gpu.rs, gpu_name.rs, attribute.rs, context.rs
+//                                   GPUs, their names and attributes; the current context of one
+//                                   call
+//   driver/, cuda_error.rs, error.rs
+//                                   the functions of libcuda, and their results
+//   hardware/                       tests of what only a real driver and GPU can show, for GPU.md
+//   ../stand-in/                    a driver of memory files for tests; `knobs.rs` lists what a
+//                                   test can change
+
 mod attribute;
 mod context;
 mod cuda_error;

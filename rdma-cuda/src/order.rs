@@ -7,6 +7,9 @@
 //! *Receiving.* A completion in host memory does not say that the bytes are visible to the GPU: the
 //! completion and the bytes go different ways. So a received slice is [`Landed`], and only
 //! [`Landed::visible`] makes one that a kernel may be given.
+//!
+//! So a region gives sends the memory of a [`Ready`] slice alone. What it gives receives and reads
+//! is a `SinkSlice`, which no send takes, and `GpuRegion::landed` takes what a completion returns.
 
 use crate::error::{Error, Result};
 use crate::flush::FlushMethod;

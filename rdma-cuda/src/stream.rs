@@ -1,5 +1,8 @@
 //! Streams: queues of work of a GPU.
 //!
+//! A stream accesses memory of its own GPU, except in copies between GPUs: another GPU's context
+//! need not reach the memory.
+//!
 //! # Safety
 //!
 //! 1. What the work of a stream uses (memory, host functions) lives until the work is done: the

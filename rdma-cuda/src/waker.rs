@@ -1,4 +1,7 @@
 //! The thread that wakes tasks which wait for events.
+//!
+//! The driver's host functions run no wakers, because a waker may call CUDA: this thread polls
+//! events and wakes tasks.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};

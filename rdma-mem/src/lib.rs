@@ -20,6 +20,19 @@
 //!
 //! This crate has no knowledge of RDMA.
 
+// Files:
+//
+//   word.rs             aligned atomic words
+//   copy.rs, copy/      copies: in assembly (`machine`) or as atomics (`portable`)
+//   slice.rs            bounds-checked ranges of shared memory, behind safe functions
+//   shared.rs, shared/  `SharedMemory` and `Mapping`; `segment` has memory that its owner alone
+//                       can write
+//   process.rs          tells a process from its children; functions that run around a fork
+//   reduce.rs, reduce/  reductions: `element` has the arithmetic, `kernel` the loops, in assembly
+//                       and vectors (`vectors`) or in Rust (`portable`)
+//   pass.rs             descriptors that pass over a Unix socket
+//   copier.rs           the interface of copiers
+
 #[cfg(not(target_os = "linux"))]
 compile_error!("rdma-mem needs Linux: memfd, seals and mremap");
 

@@ -87,6 +87,33 @@
 //! descriptor of these executors; with `tokio` and `futures-io` byte streams have the traits of
 //! these crates. The [`guide`] has whole programs.
 
+// Files. This crate is on the public interface of `rdma` alone, without `unsafe`.
+//
+//   guide/                          pages in Markdown, included by `mod.rs`; their programs are
+//                                   doctests
+//   stream.rs                       the byte stream
+//   node.rs, driver.rs, shutdown.rs
+//                                   the handle of a node; completions, events and timeouts; the
+//                                   end of a node
+//   listener.rs, connect.rs         the two ways to a connection
+//   attempt.rs, mailbox.rs          one attempt to connect or to accept, and the events that it
+//                                   waits for
+//   requests.rs                     requests of peers that wait at a listener
+//   tables.rs                       the connections of a node, and the receivers of events
+//   device_events.rs                asynchronous events of the device
+//   connection/                     the protocol, a queue pair and buffers under one lock, and
+//                                   the handles
+//   exchange.rs, tcp/               the connection manager and an exchange over TCP behind one
+//                                   interface
+//   link.rs                         the queue pair of a connection
+//   shared.rs                       what connections use, and where they leave deadlines and ends
+//                                   for the driver
+//   receives.rs, read_buffers.rs    receives that connections share; memory into which a node
+//                                   reads
+//   protocol/                       the protocol without input and output
+//   options.rs, failure.rs          options; the error of a connection
+//   waiters.rs, wait.rs, panics.rs  queues of tasks; waits for descriptors; panics of user code
+
 #![forbid(unsafe_code)]
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 

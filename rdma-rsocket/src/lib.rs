@@ -31,6 +31,27 @@
 //! entries of a peer are checked: a peer that breaks the protocol ends its connection with
 //! `EPROTO`, and the connections of others go on.
 
+// Threads: one mutex protects a socket. A thread that must wait joins the socket's sleepers,
+// unlocks, and sleeps in poll(2) on the descriptors of the libraries and on a bell of its own,
+// which whoever changes the socket rings. A listener has a thread that accepts connections; no
+// other thread serves a socket.
+//
+// Files:
+//
+//   descriptors.rs, descriptors/  `rsocket.h` on numbers
+//   epoll.rs, poll.rs             the lists of `repoll_create`; waits for several sockets
+//   socket.rs                     `Socket`, the safe interface
+//   stream/                       connected sockets and listeners; `flow` (buffers and credits)
+//                                 has no input or output
+//   datagram/                     datagram sockets; `queue` has a UD queue pair, `destinations`
+//                                 the paths
+//   shared.rs, wait.rs            the mutex and the sleepers; waits and bells
+//   wire.rs                       the wire format of streams: messages in immediate data,
+//                                 connection data
+//   verbs/                        the only module that calls the libraries
+//   settings.rs, buffers.rs       options of a socket; positions in lists of buffers
+//   process.rs                    tells a forked child from its parent
+
 mod buffers;
 mod datagram;
 mod descriptors;

@@ -81,6 +81,19 @@
 //! drives the engine and the links, and the verbs objects. The connection manager uses the verbs as
 //! an application does.
 
+// Files. Larger folders have a map of their own in `mod.rs`.
+//
+//   cm/        librdmacm, on the verbs of this device as an application is
+//   verbs/     the verbs: C objects, checks of attributes, channels and event descriptors
+//   parts.rs   the verbs that wait, in parts, for the drop-in library
+//   copier.rs  threads that copy memory which the engine does not access
+//   faults.rs  the public interface of the plan of faults
+//   node/      the engine, its links and the agent thread behind one lock
+//   link/      rings in shared memory, doorbells, the handshake of two processes
+//   engine/    the device without input and output
+//   log.rs     the queue of log events, which the agent emits
+//   os/        system calls
+
 mod cm;
 mod copier;
 mod engine;

@@ -143,6 +143,26 @@
 //! [`Uc`]: transport::Uc
 //! [`Ud`]: transport::Ud
 
+// Files. Larger folders have a map of their own in `mod.rs`.
+//
+//   guide/                      pages in Markdown, included by `mod.rs`; their programs are
+//                               doctests
+//   aio/, cm/, soft.rs          futures; the connection manager; controls of the software device
+//   qp/, cq/                    queue pairs, shared receive queues and the rings of their
+//                               requests; completion queues
+//   mr/, ah/                    memory regions; address handles
+//   pd.rs, context/, device.rs  domains, open devices, the list of devices
+//   choose.rs, absence.rs       chooses a device and a port; explains why there is none
+//   handle.rs, fork.rs          the owner of a C object, which destroys, drops or leaks it;
+//                               forked children
+//   wait.rs, panics.rs          waits for a descriptor; panics of user code, kept until the work
+//                               around is done
+//   error.rs, errno.rs, types/  `Error`; calls that report in `errno`; the values of the verbs
+//                               interface
+//   testing.rs                  the device of rdma-testkit; it names types of `rdma`, because the
+//                               crate under test is another copy than the one that rdma-testkit
+//                               could name
+
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 
 #[macro_use]

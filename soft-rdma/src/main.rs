@@ -2,6 +2,10 @@
 //!
 //! The launcher carries the drop-in library, puts it into a folder of the user under the two names
 //! that programs load, and becomes the program: exit status and signals are the program's.
+//!
+//! Files: `library` puts the drop-in library into a folder of the user, `copies` stands in for
+//! renamed libraries, `check` is `--check`, `sysfs` is `--sysfs` (`tree` describes the files of the
+//! devices, `namespace` finds or makes the namespaces), `failure` ends the launcher.
 #![forbid(unsafe_code)]
 
 mod check;

@@ -5,6 +5,35 @@
 //! Messages of tensors on GPUs go from GPU memory to GPU memory where the devices can access it,
 //! and are staged in host memory elsewhere.
 
+// The transport is chosen for each pair of ranks. If any ranks share memory, a tensor is a segment
+// that is also registered with every device in use: peers on this host read it, and a device sends
+// from it.
+//
+// `all_reduce` has paths of its own besides schedules (`direct`, `ring`, `shm/all_reduce`), which
+// write results to their place without a copy. Without a table it takes one step for small tensors,
+// two direct steps up to 16 ranks, and the ring beyond: on one host every rank reaches every other,
+// and the ring's dependent steps cost more.
+//
+// Files:
+//
+//   communicator.rs                 the ranks of a job, and the collectives that they do together
+//   queue.rs                        started operations, in order, on a thread that owns the
+//                                   communicator
+//   schedules/, step.rs             algorithms as data
+//   execute.rs                      runs a schedule over links
+//   link.rs, pair.rs, transport.rs  links; those of each pair of ranks; which transport a pair
+//                                   has
+//   fabric.rs, streams.rs           links over verbs: connections; pieces in slots, which credits
+//                                   return
+//   shm/                            links and collectives in shared memory
+//   gpu/, gpu_off.rs                tensors on GPUs; their replacement without feature `cuda`
+//   direct.rs, ring.rs, schedule.rs
+//                                   all-reduce without schedules; the order of a ring
+//   choose.rs, tuning.rs            chooses the algorithm; what a job chooses
+//   tensor.rs, blocks.rs, element.rs, pattern.rs
+//                                   memory, scratch blocks, elements, verifiable input
+//   wait.rs                         spins, yields, sleeps
+
 mod blocks;
 mod choose;
 mod communicator;

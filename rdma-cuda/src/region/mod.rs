@@ -1,5 +1,10 @@
 //! Regions: GPU memory that a NIC accesses, or the reason why it cannot.
 //!
+//! A region is an `ExposedRegion<Gpu>` whatever its rights: no reference into it exists, so there
+//! is nothing to lend. The type keeps the processor from it: contents, atomics and inline sends
+//! exist for host memory alone. The requested range is exported, rounded to pages, and registered
+//! with its exact length.
+//!
 //! # Safety
 //!
 //! 1. Memory is asked what it is before it is exported, because drivers crash on the export of some

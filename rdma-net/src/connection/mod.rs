@@ -1,4 +1,17 @@
 //! Connections: an end that sends and an end that receives.
+//!
+//! Files:
+//!
+//! ```text
+//!   core.rs                    the lock; wakes tasks after it
+//!   flow.rs                    the state under the lock
+//!   flow/offers.rs, flow/staging.rs
+//!                              long messages by OFFER, read and DONE; their memory
+//!   flow/wakeups.rs            the tasks to wake
+//!   sender.rs, receiver.rs, remote.rs
+//!                              the handles
+//!   operations.rs, fetched.rs  one-sided operations in flight; buffers of `Remote::fetch`
+//! ```
 
 mod core;
 mod fetched;

@@ -31,6 +31,18 @@
 //! (N4 to N6). No end waits for a credit to send control messages, so two ends cannot block each
 //! other. An UPDATE needs consumed data, so two idle ends fall silent. The tests in `search` check
 //! all of this on the states of two ends.
+//!
+//! Files:
+//!
+//! ```text
+//!   mod.rs, credit.rs, keep_alive.rs
+//!                                   one end of a connection; its credits; its PINGs
+//!   wire.rs, hello.rs               the header of a message; the handshake
+//!   violation.rs                    the ways to break the protocol
+//!   search.rs, pair.rs, hostile.rs  tests: all states of two ends, with offers and growing
+//!                                   windows; hostile peers
+//!   corpus/                         messages that a test replays
+//! ```
 
 mod credit;
 mod hello;

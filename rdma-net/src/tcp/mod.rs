@@ -4,6 +4,9 @@
 //! The connecting end sends a REQUEST, the listening end an ANSWER, and the connecting end READY,
 //! as the messages of the connection manager do. The socket then stays open: its end is the end of
 //! the connection, so an end notices the death of its peer's process.
+//!
+//! Files: `mod` has the sockets of a node, `socket` the steps of one socket, `frame` the wire
+//! format, `shortage` refuses peers when no descriptor is left.
 
 mod frame;
 mod shortage;

@@ -14,6 +14,10 @@
 //!    one `TimewaitExit`.
 //! 2. A state that waits for the peer has a deadline.
 //! 3. A closed machine stays closed and produces no output.
+//!
+//! A request that meets no listener is repeated for half a second, because a server may be between
+//! two calls of `rdma_listen`. The end of the socket stands for the message that a destroyed id
+//! would have sent.
 
 use super::message::{Message, Rej, Rep, Req, SidrRep, Terms};
 use crate::engine::{Errno, Time};

@@ -14,6 +14,9 @@
 //!   port, message                          names of abstract Unix sockets; packets
 //! ```
 //!
+//! Beside them: `channel` has event channels, `device` the contexts of the devices, `address` and
+//! `addrinfo` addresses, `table` the table of functions.
+//!
 //! Callers of these functions make the promises that callers of a verb make; [`crate::verbs`]
 //! numbers them.
 //!

@@ -5,6 +5,9 @@
 //! end. Addresses that overlap (a wildcard and any other) are different names: `bind` takes a name,
 //! then looks for overlapping names and releases its own if one is taken. An id with
 //! `RDMA_OPTION_ID_REUSEADDR` has a shared name, with a random suffix, until it listens.
+//!
+//! `bind` looks for overlapping names in `/proc/self/net/unix` without a lock, because the kernel
+//! takes some 2 us for each socket of the host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::thread;

@@ -4,7 +4,6 @@
 //! The header is a global route header (GRH) or, between IPv4 addresses (RoCE v2), 20 zero bytes
 //! and the IPv4 header, as the kernel's rxe and hardware leave it there. Sender and receiver are on
 //! one host, so the header routes nothing; but a receiver takes the address of its reply from it.
-//! routed by it; but a receiver answers by it.
 
 /// The length of a header in bytes.
 pub(crate) const GRH_LEN: usize = 40;

@@ -13,6 +13,29 @@
 //! `ud`) import `qp`, and this module imports the services; `objects` has the calls that create,
 //! change and destroy objects. Only `memory` accesses registered memory. Outside of it,
 //! `Engine::register` is the one place with `unsafe` code: it passes the promise of its caller on.
+//!
+//! # Files
+//!
+//! ```text
+//!   mod.rs, objects.rs              the interface; its part that creates and destroys objects
+//!   service.rs                      a queue pair with its transport service
+//!   rc/, uc.rs, ud.rs               the services
+//!   transfer.rs, patience.rs        steps that RC and UC share; the bounded wait of UC and UD for
+//!                                   space
+//!   qp.rs, table.rs                 the common part of a queue pair; all queue pairs by number
+//!   queue.rs, receive.rs, srq.rs    rings of requests; receives, own or shared
+//!   cq.rs, mr.rs, groups.rs         completion queues; domains and regions; multicast groups
+//!   tables.rs, peers.rs             the state that queue pairs share; links and the processes
+//!                                   behind them
+//!   directory.rs                    what this process publishes for direct operations
+//!   frame.rs, grh.rs                frames between engines; the header in front of a datagram
+//!   foreign.rs, staging.rs          memory that the driver copies for the engine; bytes that wait
+//!                                   for it
+//!   memory.rs                       access to registered memory
+//!   timer.rs, events.rs, errand.rs  timers; events and work for the driver
+//!   fault/                          the plan of faults
+//!   types.rs, limits.rs             values that cross the boundary; limits
+//! ```
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,15 @@
 //! A queue pair: its common part, and its transport service.
+//!
+//! # A new transport
+//!
+//! 1. Its attributes stand in `rdma_sys::QpTransition` (XRC's do already);
+//!    `tests/tests/it/transitions.rs` compares them with a device.
+//! 2. Here it is a variant of `Service` with a file of its own, as `uc.rs` is. `Tables::judged` at
+//!    its post, and `judge_arrival` or `judge_message` at its receiver, let plans of faults reach
+//!    it.
+//! 3. In `rdma` it is a type that implements `Transport`, and `Operation<T>` for its operations: no
+//!    other operation compiles. A transport with one peer implements `Connected` and gets bring-up,
+//!    sends and writes by it.
 
 use super::Outbound;
 use super::peers::Work;

@@ -12,6 +12,9 @@
 //! takes the queue pair to ERR.
 //!
 //! Memory that the processor cannot access is not sent from, and not received into.
+//!
+//! Writes take the link, never the direct path: without acknowledgements the sender does not know
+//! when an earlier message has taken effect.
 
 use rdma_sys::{ibv_event_type, ibv_wc_status};
 

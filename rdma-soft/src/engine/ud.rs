@@ -10,6 +10,9 @@
 //! no queue pair has the number, the process is dead or refuses a link, its ring stays full, no
 //! receive request is posted, or the Q_Key differs. A datagram whose link is full waits as long as
 //! [`Patience`] lasts.
+//!
+//! After 20 ms without space in a link, datagrams on this link are dropped at once until there is
+//! space again. So a dead or stopped process delays no other destination.
 
 use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 

@@ -1,5 +1,15 @@
 //! One end of a link to another process: two rings, two sleep flags, two pulse counters, and the
 //! peer.
+//!
+//! Each side counts in shared memory how often it looks for frames (its *pulse*). A peer that polls
+//! is not rung. If its pulse stands still, the sender rings all the same: at once for a frame of 16
+//! KiB or more, after some 10 us for a smaller one. So a program that spins on memory and calls no
+//! verbs sees a write soon.
+//!
+//! A large payload travels in frames of 16 KiB to an idle peer, so that the two copies overlap, and
+//! of up to 64 KiB to one that is behind. A steady stream through the caches
+//! ([`pace`](super::pace)) fills the whole ring and is published 1 MiB at a time. Its frames are
+//! marked, and the reader fetches their lines ahead, which would slow down reads from memory.
 
 use core::sync::atomic::Ordering;
 

@@ -5,6 +5,10 @@
 //! Nothing is ever sent to these sockets. A process of another user can bind such names, too: the
 //! process behind such a name either refuses a link, or is not in the group and drops the
 //! datagrams.
+//!
+//! A register in shared memory would outlive its processes, and telling every process would need a
+//! link to every process. The list of names is used for a while (`node/groups.rs`), so a new member
+//! may miss the datagrams of that time.
 
 use std::io;
 

@@ -6,6 +6,33 @@
 //! proves to the other that the kernel lets it trace the other: such a process could read and write
 //! all of the other's memory anyway. Two processes share one link. The link of a process to itself
 //! is the [`loopback`].
+//!
+//! A link costs a process four descriptors: the socket of the handshake, a bell each way, and the
+//! peer's pidfd. It uses 524 KiB of shared memory at first: 268 KiB of rings with their control
+//! words, and the peer's directory of 256 KiB. The two processes share these pages, so each pays
+//! for half. The memory of a ring grows to 4 MiB when its reader does not keep up.
+//!
+//! # A link to another host
+//!
+//! What such a link (RoCE over UDP, for example) needs: an implementation beside [`duplex`] and a
+//! variant of `Medium`; a choice of the medium in `node/peers.rs`. The engine knows links as
+//! `LinkId` and `Outbound` and peers as host and slot (`PeerId`), so it does not change. It expects
+//! order and reliability: a lossy link retransmits below `Outbound`. The node drains all links
+//! alike.
+//!
+//! # Files
+//!
+//! ```text
+//!   mod.rs                  `Link`, the interface of a link
+//!   duplex.rs               a link to another process; when to ring, and how large frames are
+//!   ring.rs, memory.rs      a ring of frames; the shared memory of two rings
+//!   pace.rs                 whether payloads go through the caches
+//!   loopback.rs             the link of a process to itself
+//!   doorbell.rs, words.rs   the wake-up protocol; its atomic words, which loom replaces
+//!   handshake.rs, trust.rs  the set-up of a link; which process may connect
+//!   packet.rs, peer.rs      packets on the socket of a link; the process behind a link
+//!   slot.rs, group.rs       abstract sockets that name processes and memberships of groups
+//! ```
 
 pub(crate) mod doorbell;
 pub(crate) mod duplex;

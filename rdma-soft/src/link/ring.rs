@@ -16,6 +16,8 @@
 //! practice (2^64 bytes). No value that the other side writes is trusted: each counter and each
 //! prefix is read once and checked against this side's own counters. An impossible value is
 //! [`Corrupt`], after which the ring is not used any more.
+//!
+//! So a small message costs the transfer of two cache lines.
 
 use super::words::Word;
 

@@ -1,6 +1,9 @@
 //! Slots, the numbers of processes. A slot is the number in the name of an abstract socket that a
 //! process has bound. The kernel decides which process has a slot, per network namespace, and frees
 //! the slot when the process dies.
+//!
+//! A queue pair number consists of the slot (12 bits) and an index, so it says which process to
+//! connect to, without a daemon.
 
 use std::ops::RangeInclusive;
 use std::thread;

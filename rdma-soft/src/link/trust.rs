@@ -4,6 +4,9 @@
 //! Each side puts a random token into its memory and sends the token's address. The other side
 //! reads the token, which the kernel allows under the rules of `ptrace`, and sends the token back.
 //! So each side learns from the kernel alone that the other side may read its memory.
+//!
+//! Both processes also belong to one user (`link/handshake.rs`): tracing alone would admit a
+//! process of another user by a capability that it holds for a different purpose.
 
 use crate::os::{self, process};
 

@@ -5,6 +5,37 @@
 //! work. A thread that posts or polls moves frames itself. The agent thread moves frames while no
 //! other thread is awake, and does the work that needs the operating system. Only the application
 //! spins, and no hold of the lock copies more than about a megabyte.
+//!
+//! # Threads
+//!
+//! Any awake thread runs the device. A verb that finds its completion queue empty drains the links
+//! itself (`State::poll_cq`). While no thread of the process is in a verb, the agent sleeps in
+//! epoll and peers ring it. While the application polls, peers do not ring; the agent looks at the
+//! links once a millisecond, and sleeps again when the application has not polled since its last
+//! look. A polling thread takes over from the sleeping agent by itself, so no message waits until
+//! the agent gets a processor.
+//!
+//! A thread that sleeps in `ibv_get_cq_event` is woken by the doorbell itself (`waiter`). For 1 ms
+//! after its event the thread counts as polling. Threads are woken after the node is unlocked, so
+//! that they do not run into its lock.
+//!
+//! After waking a thread, the agent holds the acknowledgement for up to 1 ms, so that the thread's
+//! next request can carry it. A frame of a signaled request asks for its acknowledgement at once.
+//!
+//! A turn copies about a megabyte. The link that has used it up sends last in the next turn, and
+//! incoming frames leave every other link a share.
+//!
+//! # Files
+//!
+//! ```text
+//!   device.rs            `Node`: the lock, and the parts that have locks of their own
+//!   state.rs             the data under the lock, and one turn of work
+//!   agent.rs             the agent thread
+//!   waiter.rs            a thread of the application that waits in place of the agent
+//!   peers.rs, groups.rs  find and connect other processes; multicast groups
+//!   source.rs            the descriptors that the agent watches
+//!   faults.rs            reads the plan of faults from the environment
+//! ```
 
 mod agent;
 mod device;

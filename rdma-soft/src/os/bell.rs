@@ -9,6 +9,9 @@
 //! A process that spoils the count is not woken or is woken too often; it cannot block a ring.
 //! Other kinds of descriptor could, by the locks that the kernel takes for a read or a close of
 //! them, and are refused.
+//!
+//! Before Linux 5.8, and with a spoilt bell, a packet on the link's socket wakes the peer instead
+//! (`link/peer.rs`).
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

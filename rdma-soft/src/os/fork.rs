@@ -5,6 +5,9 @@
 //! stays locked in the child, and data that the other thread was changing stays half changed. So
 //! data that a child uses again is either changed in a [step](uninterrupted), for which `fork`
 //! waits, or made anew by each process ([`PerProcess`]).
+//!
+//! In a forked child, inherited objects fail every call, and the first new call makes a node, an
+//! agent and a slot: the children of a pre-fork server open the device as they open a NIC.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;

@@ -2,6 +2,18 @@
 //! processes.
 //!
 //! Calls go through `nix`. A function that calls `libc` itself names the call that `nix` lacks.
+//!
+//! # Files
+//!
+//! ```text
+//!   bell.rs                     wakes another process
+//!   socket.rs, private.rs       sockets with abstract names; descriptors that a forked child
+//!                               closes
+//!   event_loop.rs, wait_set.rs  sleeps until a descriptor is ready; bells on which a thread may
+//!                               wait
+//!   fork.rs, process.rs         fork safety; other processes, as the kernel identifies them
+//!   thread.rs, signal.rs        the threads of this library; signals that interrupt waits
+//! ```
 
 pub(crate) mod bell;
 pub(crate) mod event_loop;

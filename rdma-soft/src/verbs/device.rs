@@ -1,5 +1,8 @@
 //! `ibv_device`: the devices before they are opened, the device list, names and environment
 //! variables.
+//!
+//! All devices share the process's engine, links and agent. They differ in identity only: name,
+//! GUID, GID and LID.
 
 use std::env;
 use std::ffi::{c_char, c_int};

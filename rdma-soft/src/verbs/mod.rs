@@ -19,16 +19,32 @@
 //!
 //! # Modules
 //!
-//! Each module imports only those above it:
+//! One file for each verbs object, with its verbs as safe functions of typed arguments. Each row
+//! imports only itself and those above it:
 //!
 //! ```text
 //!   errno, object, call     errors; objects that C points to; C functions of safe ones
 //!   gate, event_queue, events, gid, device, strings, pages, on_demand, commands
 //!   context                 an opened device, and the objects that live in it
-//!   attr, pd, mr, ah, channel, cq, builder, qp
+//!   attr, pd, mr, ah, channel, cq, srq, qp_state, builder, qp
 //!   post, mcast, async_event, cq_ex, qp_ex
 //!   ops, table              the tables of functions
 //! ```
+//!
+//! # A new object
+//!
+//! For a memory window, a flow and the like, in this order; each step with its tests:
+//!
+//! 1. In the engine a table of its own beside `cq.rs` and `mr.rs`, held by `Tables`; the interface
+//!    in `engine/objects.rs` names it by an id type of `types.rs`.
+//! 2. Here a file with the C object ([`object::Public`]), its create and destroy functions, and
+//!    their entries in `table.rs` and `ops.rs`. Its limits stand in `engine/limits.rs`, and
+//!    `attr.rs` reports them.
+//! 3. In `rdma` a room with the name of the object, whose C pointer a `Handle` owns: close, drop,
+//!    leak and the check for forks. An object that a request in flight uses lives as long as the
+//!    request: the slot keeps an `Arc` of it (`KeepAlive` in `qp/ring`), as of an address handle.
+//! 4. In `rdma-testkit/src/table.rs`, so that a test can make its create and destroy fail.
+//!    SAFETY.md gets its invariants.
 
 mod ah;
 mod async_event;

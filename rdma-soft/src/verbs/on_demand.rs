@@ -5,6 +5,10 @@
 //! or not accessible fails a request instead of raising a signal. The thread holds no lock of the
 //! device: a page fault that takes long, for instance one that `userfaultfd` handles, holds up
 //! on-demand regions of the same context only.
+//!
+//! Peers never map such regions. Atomics on them are refused, as `odp_caps` says: the kernel has no
+//! atomic operation of 64 bits on memory that may be unmapped. Where a seccomp filter forbids the
+//! two calls, the capability is absent.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ptr;

@@ -6,6 +6,9 @@
 //! A domain cannot end while it is used. The engine counts the objects of a protection domain;
 //! [`Users`] counts the parent domains made of a domain, and the objects made through a parent
 //! domain.
+//!
+//! A parent domain is another name of its protection domain. A thread domain has no effect, because
+//! one lock guards the device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

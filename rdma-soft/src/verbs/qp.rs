@@ -1,4 +1,6 @@
 //! `ibv_qp`: queue pairs, from creation to destruction.
+//!
+//! `ibv_destroy_qp` waits up to 1.2 s for datagrams that are not sent yet.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};

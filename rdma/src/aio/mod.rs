@@ -74,6 +74,15 @@
 //! speed of polling and still sleeps when there is none. Let the driver be a task of the runtime
 //! whose tasks use it: a wake-up from another thread costs as much as one by the device.
 
+// Files:
+//
+//   driver.rs, options.rs      fetches completions and sleeps
+//   queue_pair.rs              starts requests, awaits messages
+//   in_flight.rs, received.rs  the future of a request; a received message
+//   events.rs                  events of connections, devices and completion channels
+//   readiness.rs               what an executor provides; `tokio.rs` and `smol.rs` implement it
+//   block_on.rs                the smallest executor
+
 mod block_on;
 mod driver;
 mod error;

@@ -98,6 +98,19 @@
 //! 9. librdmacm's descriptor is not lent: a write to it is a command to the kernel, with the
 //!    address that the kernel writes the answer to.
 
+// The connection manager makes no queue pairs. librdmacm's own context of the device, its
+// completion queues and its bring-up stay unused; `rdma_init_qp_attr` says which attributes our
+// queue pairs need.
+//
+// Files:
+//
+//   id.rs, channel.rs, event.rs  ids, event channels, events
+//   connect.rs, request.rs, datagram.rs
+//                                connecting, accepting, resolving peers of datagrams
+//   blocking/                    each step in one call, on the modules above alone
+//   message.rs, reason.rs, sockaddr.rs
+//                                private data and parameters; reasons of failures; addresses
+
 pub mod blocking;
 mod channel;
 mod connect;

@@ -3,6 +3,18 @@
 //! A queue pair that is attached to a completion queue reserves entries in it for all its requests,
 //! so that the completion queue cannot overrun.
 //!
+//! # Files
+//!
+//! ```text
+//!   queue.rs, poll.rs         the queue; fetches completions and routes them
+//!   completion.rs, held.rs, datagram.rs
+//!                             completions hand memory back
+//!   sharing.rs                any number of pollers and scopes on one queue
+//!   capacity.rs, attached.rs  reservations; the share of a queue pair
+//!   wait.rs, backoff.rs, channel.rs
+//!                             waits: spin, yield, sleep
+//! ```
+//!
 //! # Safety
 //!
 //! 1. A [`CqInner`] owns a completion queue that its context's function table created. Queue pairs

@@ -5,6 +5,16 @@
 //! *Exposed* regions ([`ExposedRegion`]) give rights to peers; references into them do not exist,
 //! only copies and atomic words. Regions of GPU memory (`gpu`) have neither.
 //!
+//! # Files
+//!
+//! ```text
+//!   local.rs, buffer.rs    local regions and their buffers
+//!   exposed.rs, remote.rs  exposed regions; slices of them for peers
+//!   gpu.rs, copier.rs      GPU memory (type parameter `Gpu`); threads that copy it for the
+//!                          software device
+//!   memory.rs              owners of memory
+//! ```
+//!
 //! # Invariants
 //!
 //! * **M1.** A region's memory is valid for reads and writes of `len` bytes from `address` until

@@ -10,6 +10,28 @@
 //! unreliable connections differ in the attributes of RTR and RTS
 //! ([`Connected`](transport::Connected)) and in their operations.
 //!
+//! # Files
+//!
+//! ```text
+//!   mod.rs, control.rs, attr.rs  the queue pair; modify, query, destroy; attributes
+//!   builder.rs, bring_up.rs      creation; the steps to RTS (`Connected` shares them between `Rc`
+//!                                and `Uc`)
+//!   unreliable.rs, datagram.rs   bring-up of `Uc` and of `Ud`
+//!   endpoint.rs, datagram_endpoint.rs, port.rs
+//!                                addresses of queue pairs, and their wire formats
+//!   op.rs, local.rs              operations; their local memory
+//!   post.rs, batch.rs, scope.rs  the ways to post: one request, several, borrowed memory
+//!   send.rs, recv.rs             the two halves, to which all of these post
+//!   posting.rs, chain.rs         stage, park, submit; the C work requests
+//!   ring/                        the requests in flight
+//!   srq/, multicast.rs           shared receive queues; multicast groups
+//!   raw.rs                       posts and polls without bookkeeping
+//!   shortcut.rs                  a queue pair with its own completion queue
+//!   transition.rs, scatter.rs    explains refused changes of state; which providers copy by
+//!                                processor
+//!   ownership/                   tests of who owns memory in flight
+//! ```
+//!
 //! # Safety
 //!
 //! 1. A [`QpInner`] owns a queue pair that its context's function table created, and destroys it

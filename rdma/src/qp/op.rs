@@ -13,6 +13,21 @@
 //! # }
 //! ```
 
+// An operation is a type: `Operation` says which transports can do it. Datagrams are sends wrapped
+// in `To`, so the data path of connections does not test for them.
+//
+// A new operation, in this order; each step with its tests:
+//
+// 1. rdma-soft, engine: a variant of `types::Op` and, if the peer must see the request, of
+//    `frame::Kind`; `rc/requester.rs` sends it, `rc/responder.rs` executes it; tests in
+//    `engine/tests`, with the oracle's rules.
+// 2. rdma-soft, verbs: `post.rs` decodes the C opcode, `qp_ex.rs` has the `ibv_wr_*` call;
+//    `fault::Operations`, if rules are to name it.
+// 3. Here an entry of `operations!` for a reliable connection, or a type of its own that implements
+//    `Operation<T>`; its opcode in `types/completion.rs`; tests in `ownership`.
+// 4. `tests/tests/it/rc.rs` and `random.rs`, which run on rxe and siw too; a line in
+//    `tests/vm/exclude-*.txt` for a driver that lacks it.
+
 use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
 use super::local::{HostBytes, Inline, Local, Refusal, Sendable, Writable};

@@ -3,6 +3,11 @@
 //!
 //! The guest is a Debian kernel with the host's files, read-only, overlaid by Debian's RDMA user
 //! space. The binaries that cargo has just built therefore run there from their usual paths.
+//!
+//! Files: `kernel` makes the guest, `guest` boots it, `plan` plans, `report` counts;
+//! `tests/vm/guest.sh` runs the plan there. Each test is a process of its own, and tests run one
+//! after the other: objects that a test leaves in the kernel are noticed, and a test may set a link
+//! down.
 
 mod guest;
 mod kernel;

@@ -2,6 +2,9 @@
 //! memory, the ranks write messages from there and to there; elsewhere messages are staged in
 //! pinned host memory.
 
+// Files: `tensor`, `links`, `slots` (memory that other ranks write to), `outgoing` (messages that
+// wait for the GPU's work).
+
 mod links;
 mod outgoing;
 mod slots;

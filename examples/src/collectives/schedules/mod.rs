@@ -3,6 +3,15 @@
 //! The modules hold one family of algorithms each, as pure functions of a [`Job`]. The tests run
 //! the schedules of all ranks on symbols in place of elements.
 
+// The interpreter in `tests` runs all ranks' schedules on symbols (whose input, reduced in which
+// order), so a unit test finds a deadlock, a wrong element or a second order of reduction for every
+// number of ranks. In-network reduction is a schedule with extra processes: an aggregator has
+// neither input nor output, so the interpreter verifies it like any other.
+//
+// A new algorithm is a function here that returns a rank's steps, and an entry of `Algorithm` with
+// the collectives that it supports; the grid of `tests.rs` then verifies it. `choose.rs` has the
+// table that `auto` uses, `plan/algorithm.rs` the formula of its time.
+
 mod bruck;
 mod builder;
 mod direct;

@@ -6,6 +6,10 @@
 //! If some ranks are on other hosts, the segments are also registered with a device, which sends
 //! from them: a message is copied once, into memory of its receiver.
 
+// Files: `host` and `meet` (the ranks, and how they meet), `clock` (counters of progress), `links`
+// and `mail` (messages), `direct` and `all_reduce` (collectives without schedules), `staging`,
+// `trials` (which stores each rank uses), `slice`.
+
 mod all_reduce;
 mod clock;
 mod direct;

@@ -5,6 +5,10 @@
 //! check fails, or the region is not mapped yet, the request goes through the link, and the
 //! target's engine executes the request or reports the error.
 //! `Requester::may_overtake` keeps the order of operations.
+//!
+//! A region can be mapped if its memory is an `rdma_mem::SharedMemory`, a sealed memfd: a peer with
+//! a queue pair to this process asks for the file and maps it. All other transfers travel in
+//! frames.
 
 use super::super::memory::{Atomic, Gather, Origin, Source, Target};
 use super::super::mr::right_of;

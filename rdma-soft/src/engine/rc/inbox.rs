@@ -3,6 +3,9 @@
 //!
 //! The link is not held up: other queue pairs use it. Instead, the peer is asked to pause before
 //! the inbox holds too much. A peer that does not pause has its requests dropped.
+//!
+//! Holding up the link would stop other queue pairs, and an RNR NAK would spend the sender's
+//! retries.
 
 use rdma_sys::ibv_wc_status;
 

@@ -1,4 +1,21 @@
 //! The reliable connection: a requester, a responder, and the operations that need no link.
+//!
+//! The link is reliable and ordered, so there are no duplicates: a request is acknowledged,
+//! refused, told to wait (RNR), or reported as dropped by a queue pair that may not take it. What
+//! remains is the death of the peer's process: outstanding requests then fail with `RETRY_EXC_ERR`
+//! when retries would have run out, after 200 ms at the latest (`timer::DEATH_NANOS`). Programs
+//! rely on that time: `ibv_srq_pingpong` ends with requests of its peer outstanding.
+//!
+//! Acknowledgements are cumulative. While the application polls, its next request carries them
+//! (`node/state.rs`).
+//!
+//! # Files
+//!
+//! ```text
+//!   requester.rs, responder.rs  the two halves of a reliable connection
+//!   direct.rs                   one-sided operations that need no link
+//!   fetch.rs, inbox.rs          data from and for foreign memory
+//! ```
 
 mod direct;
 mod fetch;

@@ -5,6 +5,22 @@
 //! the use of the slot. So the poller finds the slot without a lock or a table of requests, and a
 //! completion that names no current use releases nothing.
 //!
+//! Send and receive queues each own a ring, so that the data path shares no lock and no free list.
+//! A resize changes the device's queue alone: a ring, and the reservations in completion queues,
+//! are made for the largest depth, given at creation.
+//!
+//! # Files
+//!
+//! ```text
+//!   mod.rs, info.rs         the ring and its slots; what a slot says of its request
+//!   state.rs                who may touch a slot (checked by loom)
+//!   producer.rs, shared.rs  the side that posts: in order, or wherever a slot is free
+//!   table.rs                finds the ring of a completion
+//!   results.rs, results/    reports of futures, outside of the slots (checked by loom)
+//!   routed.rs, sink.rs, returned.rs
+//!                           brings reports there; the memory that they return
+//! ```
+//!
 //! # Invariants
 //!
 //! * **R1.** Only the thread that the slot's [`State`] names accesses its contents: the producer

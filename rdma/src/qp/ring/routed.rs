@@ -1,4 +1,10 @@
 //! Requests whose completions go to the [`Results`] of their work queue.
+//!
+//! `aio::QueuePair::start` takes the next free sink and posts the request *routed*: `SINK` in the
+//! `wr_id`, `ROUTED` in the slot's [`Info`]. Whoever fetches the completion (the driver, a
+//! `Poller`, a scope) frees the slot and makes the report in its sink. Receives have sinks too, so
+//! messages come in the order in which their receives were posted. A future that nobody polls
+//! occupies a sink, never a slot.
 
 use std::sync::OnceLock;
 
