@@ -90,9 +90,9 @@ impl GpuEndpointOptions {
         self
     }
 
-    /// The longest time to wait for the peer's next message or acknowledgement, and for the end of
-    /// a message that is too long; without it, a call waits for ever for a peer that sends nothing,
-    /// or a message without end.
+    /// Time limit of each wait for the peer's next message or acknowledgement, and of dropping the
+    /// rest of a message that is too long. By default there is none: a silent peer, or one whose
+    /// message does not end, then blocks the call for ever.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -209,8 +209,8 @@ impl GpuEndpoint {
     /// Sends a message. Returns when its memory is no longer read: all of it has been copied to
     /// host memory and given to the NIC, or sent.
     ///
-    /// A message of more chunks than the peer has slots waits until the peer receives: two ends
-    /// that both send such messages before they receive wait for ever, or until the timeout.
+    /// A message of more chunks than the peer has slots waits until the peer receives. If both sides
+    /// send such messages before they receive, they wait for ever, or until the timeout.
     ///
     /// # Errors
     ///
