@@ -89,8 +89,8 @@ pub fn receive_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: usize, never_
     let mut control =
         vec![0_usize; if fds == 0 { 0 } else { HEADER / WORD + (fds * size_of::<RawFd>()).div_ceil(WORD) }];
     let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: zeroed wants a type for which all zeroes is a value: msghdr consists of integers and
-    // pointers.
+    // SAFETY: zeroed requires a type for which all zeroes is a value: msghdr consists of integers
+    // and pointers.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = &raw mut vector;
     message.msg_iovlen = 1;
@@ -126,9 +126,9 @@ fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
         let kind = kind.chunks_exact(size_of::<libc::c_int>()).map(number);
         if kind.eq([libc::SOL_SOCKET, libc::SCM_RIGHTS]) {
             for fd in data.chunks_exact(size_of::<RawFd>()).map(number) {
-                // SAFETY: from_raw_fd wants an open descriptor that has no other owner: the kernel
-                // made one for each of these numbers in this call of recvmsg, and each number is
-                // read once.
+                // SAFETY: from_raw_fd requires an open descriptor that has no other owner: the
+                // kernel made one for each of these numbers in this call of recvmsg, and each
+                // number is read once.
                 fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
             }
         }

@@ -14,8 +14,8 @@
 //! events; completion channels and asynchronous events with pollable descriptors; the extended
 //! interfaces `ibv_wr_*` and `ibv_cq_ex`. Errors, retries and timers follow the specification.
 //!
-//! Unreliable connections (UC): sends and RDMA writes, with and without immediate data. A message is
-//! lost without an error if no receive is posted, or if the link has no free space for a second.
+//! Unreliable connections (UC): sends and RDMA writes, with and without immediate data. A message
+//! is lost without an error if no receive is posted, or if the link has no free space for a second.
 //!
 //! Unreliable datagrams (UD): address handles, also made from completions; sends of up to 4096
 //! bytes with and without immediate data; a 40-byte GRH area in front of each receive, filled as

@@ -59,12 +59,12 @@ pub(crate) static TABLE: Ibverbs = Ibverbs {
 /// Reads one event from an eventfd; false, with errno set, if there is none.
 fn take(fd: c_int) -> bool {
     let mut value = 0;
-    // SAFETY: eventfd_read wants an eventfd and room for the value.
+    // SAFETY: eventfd_read requires an eventfd and room for the value.
     unsafe { libc::eventfd_read(fd, &raw mut value) == 0 }
 }
 
 fn close(fd: c_int) {
-    // SAFETY: close wants a descriptor that nobody else uses: the destroyed object owned it.
+    // SAFETY: close requires a descriptor that nobody else uses: the destroyed object owned it.
     unsafe { libc::close(fd) };
 }
 
@@ -84,10 +84,10 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: from_raw wants a pointer that into_raw returned, once: get_device_list made the
+    // SAFETY: from_raw requires a pointer that into_raw returned, once: get_device_list made the
     // array.
     let list = unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) };
-    // SAFETY: unboxed wants a pointer from boxed, once: get_device_list made the device (1).
+    // SAFETY: unboxed requires a pointer from boxed, once: get_device_list made the device (1).
     unsafe { unboxed::<ibv_device, _>("device", list[0]) };
 }
 
@@ -114,7 +114,7 @@ unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     if errno == 0 {
         // SAFETY: the caller gives a live context of this provider (1).
         close(unsafe { (*context).async_fd });
-        // SAFETY: unboxed wants a pointer from boxed, once: made by open_device (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by open_device (1).
         unsafe { unboxed::<FakeContext, _>("context", context) };
     }
     errno
@@ -217,7 +217,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let errno = called("dealloc_pd");
     if errno == 0 {
-        // SAFETY: unboxed wants a pointer from boxed, once: made by alloc_pd (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by alloc_pd (1).
         unsafe { unboxed::<ibv_pd, _>("pd", pd) };
     }
     errno
@@ -239,7 +239,7 @@ unsafe extern "C" fn reg_mr_iova2(
     _iova: u64,
     _access: u32,
 ) -> *mut ibv_mr {
-    // SAFETY: reg_mr wants a live domain of this provider (1): the caller gives one.
+    // SAFETY: reg_mr requires a live domain of this provider (1): the caller gives one.
     unsafe { reg_mr(pd, addr, length, 0) }
 }
 
@@ -269,7 +269,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let errno = called("dereg_mr");
     if errno == 0 {
-        // SAFETY: unboxed wants a pointer from boxed, once: made by reg_mr (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by reg_mr (1).
         unsafe { unboxed::<ibv_mr, _>("mr", mr) };
     }
     errno
@@ -288,7 +288,7 @@ unsafe extern "C" fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
     if errno == 0 {
         // SAFETY: the caller gives a live channel of this provider (1).
         close(unsafe { (*channel).fd });
-        // SAFETY: unboxed wants a pointer from boxed, once: made by create_channel (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by create_channel (1).
         unsafe { unboxed::<FakeChannel, _>("channel", channel) };
     }
     errno
@@ -309,7 +309,7 @@ unsafe extern "C" fn get_cq_event(
     }
     let raw = fake.events.lock().unwrap().pop_front().unwrap();
     let raw: *mut ibv_cq = ptr::with_exposed_provenance_mut(raw);
-    // SAFETY: the read wants a live queue: a queue is not destroyed while it has events.
+    // SAFETY: the read requires a live queue: a queue is not destroyed while it has events.
     let context = unsafe { (*raw).cq_context };
     // SAFETY: the caller gives room for the pointers.
     unsafe { *name = context };
@@ -357,8 +357,8 @@ unsafe extern "C" fn create_cq(
 unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     let errno = called("resize_cq");
     if errno == 0 {
-        // SAFETY: the write wants a live queue of ours (1) that nobody reads: the caller holds its
-        // lock.
+        // SAFETY: the write requires a live queue of ours (1) that nobody reads: the caller holds
+        // its lock.
         unsafe { (*cq).cqe = cqe };
     }
     errno
@@ -367,7 +367,7 @@ unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let errno = called("destroy_cq");
     if errno == 0 {
-        // SAFETY: unboxed wants a pointer from boxed, once: made by create_cq (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by create_cq (1).
         unsafe { unboxed::<FakeCq, _>("cq", cq) };
     }
     errno
@@ -424,7 +424,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         errno = libc::EBUSY;
     }
     if errno == 0 {
-        // SAFETY: unboxed wants a pointer from boxed, once: made by create_qp (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by create_qp (1).
         unsafe { unboxed::<FakeQp, _>("qp", qp) };
     }
     errno

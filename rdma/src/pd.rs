@@ -54,7 +54,7 @@ impl Object for PdInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_dealloc_pd wants a live domain of this table that has no children: this
+        // SAFETY: ibv_dealloc_pd requires a live domain of this table that has no children: this
         // function's contract.
         let call = || unsafe { (self.context.table.ibv_dealloc_pd)(self.raw.as_ptr()) };
         Error::check(Self::DESTROY, call)
@@ -80,7 +80,7 @@ impl Context {
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         self.inner.check(Operation::AllocPd)?;
-        // SAFETY: ibv_alloc_pd wants an open context, which `self` keeps open.
+        // SAFETY: ibv_alloc_pd requires an open context, which `self` keeps open.
         let call = || unsafe { (self.inner.table.ibv_alloc_pd)(self.as_raw()) };
         Raw::created(Operation::AllocPd, call).map(|raw| ProtectionDomain::new(self, raw))
     }

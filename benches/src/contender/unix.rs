@@ -57,7 +57,8 @@ fn meet(role: Role, channel: &mut Channel, kind: Kind) -> io::Result<OwnedFd> {
             listen(&socket, Backlog::new(1)?)?;
             channel.send(&name)?;
             let accepted = accept4(socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
-            // SAFETY: from_raw_fd wants an open descriptor without another owner: accept4 made it.
+            // SAFETY: from_raw_fd requires an open descriptor without another owner: accept4 made
+            // it.
             Ok(unsafe { OwnedFd::from_raw_fd(accepted) })
         }
         Role::Follower => {

@@ -21,7 +21,7 @@ use rdma_cuda::{Gpu, GpuRegion, GpuSlice, Landed, Preference, Ready};
 /// Both are tensors of DLPack that the caller gives away, whose memory no work of the GPU uses.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn write_tensor(from: NonNull<DLManagedTensor>, to: NonNull<DLManagedTensor>) -> c_int {
-    // SAFETY: from_raw wants a tensor that the caller gives away, as this function.
+    // SAFETY: from_raw requires a tensor that the caller gives away, as this function.
     let [from, to] = [from, to].map(|tensor| unsafe { ManagedTensor::from_raw(tensor) });
     match write(from, to) {
         Ok(()) => 0,

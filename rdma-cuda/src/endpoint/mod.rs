@@ -209,8 +209,8 @@ impl GpuEndpoint {
     /// Sends a message. Returns when its memory is no longer read: all of it has been copied to
     /// host memory and given to the NIC, or sent.
     ///
-    /// A message of more chunks than the peer has slots waits until the peer receives. If both sides
-    /// send such messages before they receive, they wait for ever, or until the timeout.
+    /// A message of more chunks than the peer has slots waits until the peer receives. If both
+    /// sides send such messages before they receive, they wait for ever, or until the timeout.
     ///
     /// # Errors
     ///

@@ -129,9 +129,9 @@ impl Duplex {
             }
             let Some((header, span)) = self.inbound.next()? else { break false };
             let ptr = self.inbound.region().payload(span);
-            // SAFETY: from_raw wants `span.len` bytes that stay valid and are accessed atomically:
-            // `payload` gave that many bytes of the ring, which `self` keeps mapped during the
-            // call, and only atomic accesses and the peer process touch them.
+            // SAFETY: from_raw requires `span.len` bytes that stay valid and are accessed
+            // atomically: `payload` gave that many bytes of the ring, which `self` keeps mapped
+            // during the call, and only atomic accesses and the peer process touch them.
             let payload = unsafe { Source::from_raw(ptr, span.len as usize) };
             handle(&Header(header), payload);
             self.beat();
@@ -291,7 +291,7 @@ impl Outbound for Duplex {
         match self.out.push(&marked.as_ref().unwrap_or(header).0, len) {
             Ok(Some(span)) => {
                 let ptr = self.out.region().payload(span);
-                // SAFETY: from_raw wants `span.len` bytes that stay valid and are accessed
+                // SAFETY: from_raw requires `span.len` bytes that stay valid and are accessed
                 // atomically: `payload` gave that many bytes of the ring, which `self` keeps
                 // mapped. The bytes belong to this side until they are published, and only atomic
                 // accesses touch them.

@@ -83,7 +83,7 @@ impl Socket {
         let accept = || {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             let fd = socket::accept4(self.raw(), flags).named("accept4")?;
-            // SAFETY: from_raw_fd wants an open descriptor that has no other owner: accept4 has
+            // SAFETY: from_raw_fd requires an open descriptor that has no other owner: accept4 has
             // just made this one.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
         };

@@ -97,7 +97,7 @@ impl Source {
         let mut grh = self.grh.unwrap_or(Grh::from_bytes([0; Grh::LEN])).to_raw();
         let mut attr = ibv_ah_attr::default();
         let table = context.table();
-        // SAFETY: ibv_init_ah_from_wc wants an open context, which `context` keeps open, a
+        // SAFETY: ibv_init_ah_from_wc requires an open context, which `context` keeps open, a
         // completion and a header to read, and room for the attributes; this is no forked child
         // (checked above).
         let call =

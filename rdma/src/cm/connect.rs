@@ -138,7 +138,7 @@ impl RawId {
     pub(super) fn qp_attr(&self, state: QpState) -> Result<QpAttr> {
         let mut raw = ibv_qp_attr { qp_state: ibv_qp_state(state.as_raw()), ..ibv_qp_attr::default() };
         let mut mask: c_int = 0;
-        // SAFETY: rdma_init_qp_attr wants an id (2), whose lock is held (3), that is bound to a
+        // SAFETY: rdma_init_qp_attr requires an id (2), whose lock is held (3), that is bound to a
         // device (6), and room for attributes and their mask.
         self.call_bound(Operation::InitQpAttr, |cm, id| unsafe {
             (cm.rdma_init_qp_attr)(id, &raw mut raw, &raw mut mask)
@@ -180,7 +180,7 @@ impl RawId {
 
     pub(super) fn remote_ece(&self) -> Result<Ece> {
         let mut raw = ibv_ece::default();
-        // SAFETY: rdma_get_remote_ece wants an id (2), whose lock is held (3), and room for the
+        // SAFETY: rdma_get_remote_ece requires an id (2), whose lock is held (3), and room for the
         // options.
         self.call(Operation::GetRemoteEce, |cm, id| unsafe { (cm.rdma_get_remote_ece)(id, &raw mut raw) })?;
         Ok(Ece::from_raw(raw))
@@ -188,22 +188,22 @@ impl RawId {
 
     pub(super) fn set_local_ece(&self, ece: Ece) -> Result<()> {
         let mut raw = ece.to_raw();
-        // SAFETY: rdma_set_local_ece wants an id (2), whose lock is held (3), and options that live
-        // during the call.
+        // SAFETY: rdma_set_local_ece requires an id (2), whose lock is held (3), and options that
+        // live during the call.
         self.call(Operation::SetLocalEce, |cm, id| unsafe { (cm.rdma_set_local_ece)(id, &raw mut raw) })
     }
 
     /// Calls `rdma_connect`, for both port spaces.
     pub(super) fn connect(&self, mut param: rdma_conn_param) -> Result<()> {
-        // SAFETY: rdma_connect wants an id (2), whose lock is held (3), that is bound to a device
-        // (6), and parameters whose private data is as long as they say and lives during the call:
-        // `to_raw` points to the options that the caller holds.
+        // SAFETY: rdma_connect requires an id (2), whose lock is held (3), that is bound to a
+        // device (6), and parameters whose private data is as long as they say and lives during the
+        // call: `to_raw` points to the options that the caller holds.
         self.call_bound(Operation::Connect, |cm, id| unsafe { (cm.rdma_connect)(id, &raw mut param) })
     }
 
     /// Calls `rdma_accept`, for both port spaces.
     pub(super) fn accept(&self, mut param: rdma_conn_param) -> Result<()> {
-        // SAFETY: rdma_accept wants an id (2), whose lock is held (3), that is bound to a device
+        // SAFETY: rdma_accept requires an id (2), whose lock is held (3), that is bound to a device
         // (6), and parameters whose private data is as long as they say and lives during the call:
         // `to_raw` points to the options that the caller holds.
         self.call_bound(Operation::Accept, |cm, id| unsafe { (cm.rdma_accept)(id, &raw mut param) })
@@ -214,8 +214,8 @@ impl RawId {
         let len = u8::try_from(private_data.len()).map_err(|_| Error::new(Operation::Reject, ErrorKind::TooLong))?;
         let locked = self.lock(Operation::Reject)?;
         let reject = if for_ece { locked.table.rdma_reject_ece } else { locked.table.rdma_reject };
-        // SAFETY: both functions want an id (2), whose lock is held (3), and `len` readable bytes:
-        // the slice is that long.
+        // SAFETY: both functions require an id (2), whose lock is held (3), and `len` readable
+        // bytes: the slice is that long.
         let call = || unsafe { reject(locked.raw, private_data.as_ptr().cast(), len) };
         reason::check(Operation::Reject, call)
     }
@@ -296,7 +296,7 @@ impl Id<Rc> {
     }
 
     fn tell_established(&self) -> Result<()> {
-        // SAFETY: rdma_establish wants an id (2), whose lock is held (3).
+        // SAFETY: rdma_establish requires an id (2), whose lock is held (3).
         self.raw.call(Operation::Establish, |cm, id| unsafe { (cm.rdma_establish)(id) })
     }
 
@@ -320,7 +320,7 @@ impl Id<Rc> {
     pub(super) fn tell_disconnected(&self) -> Result<()> {
         let locked = self.raw.lock(Operation::Disconnect)?;
         locked.require_device(Operation::Disconnect).map_err(|error| error.with_kind(ErrorKind::Disconnected))?;
-        // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3), that is bound to a
+        // SAFETY: rdma_disconnect requires an id (2), whose lock is held (3), that is bound to a
         // device (6): librdmacm before version 19 dereferences the device without a check.
         let call = || unsafe { (locked.table.rdma_disconnect)(locked.raw) };
         reason::check(Operation::Disconnect, call)

@@ -40,15 +40,15 @@ pub(super) struct Locked<'a> {
 impl Locked<'_> {
     /// The name of the device that the id is bound to.
     fn device_name(&self) -> Option<&CStr> {
-        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
+        // SAFETY: the read requires a live id that nobody writes to: (2), and the lock is held (3).
         let verbs = unsafe { (*self.raw).verbs };
-        // SAFETY: the read wants an open context: librdmacm keeps the context of an id open as long
-        // as the id lives (2), and the context's device does not change.
+        // SAFETY: the read requires an open context: librdmacm keeps the context of an id open as
+        // long as the id lives (2), and the context's device does not change.
         let device = NonNull::new(verbs).map(|verbs| unsafe { (*verbs.as_ptr()).device })?;
         let device = NonNull::new(device)?;
         // SAFETY: the place must be in bounds of a live device: an open context keeps its device.
         let name = unsafe { &raw const (*device.as_ptr()).name };
-        // SAFETY: from_ptr wants a NUL-terminated string that does not change while borrowed: a
+        // SAFETY: from_ptr requires a NUL-terminated string that does not change while borrowed: a
         // device's name is constant, and the borrow of `self` holds the lock, which keeps the id.
         Some(unsafe { CStr::from_ptr(name.cast()) })
     }
@@ -73,7 +73,7 @@ impl RawId {
         Ok(Locked { state: self.channel.lock(), table: self.channel.table, raw: self.raw.as_ptr() })
     }
 
-    /// Calls a function of librdmacm that wants a live id (2), with the channel's lock held (3).
+    /// Calls a function of librdmacm that requires a live id (2), with the channel's lock held (3).
     pub(super) fn call(
         &self,
         operation: Operation,
@@ -113,20 +113,20 @@ impl RawId {
 
     pub(super) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let Ok(locked) = self.lock(Operation::BindAddr) else { return (None, None) };
-        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
+        // SAFETY: the read requires a live id that nobody writes to: (2), and the lock is held (3).
         let addr = unsafe { (*locked.raw).route.addr };
-        // SAFETY: a union read wants initialized bytes that are a valid value: librdmacm allocated
-        // the id as zeros, and integers may have any value.
+        // SAFETY: a union read requires initialized bytes that are a valid value: librdmacm
+        // allocated the id as zeros, and integers may have any value.
         let source = unsafe { addr.__bindgen_anon_1.src_storage };
-        // SAFETY: a union read wants initialized bytes that are a valid value: librdmacm allocated
-        // the id as zeros, and `sockaddr_storage` is integers, which may have any value.
+        // SAFETY: a union read requires initialized bytes that are a valid value: librdmacm
+        // allocated the id as zeros, and `sockaddr_storage` is integers, which may have any value.
         let destination = unsafe { addr.__bindgen_anon_2.dst_storage };
         (sockaddr::from_storage(&source), sockaddr::from_storage(&destination))
     }
 
     fn port(&self) -> Option<u8> {
         let locked = self.lock(Operation::BindAddr).ok()?;
-        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
+        // SAFETY: the read requires a live id that nobody writes to: (2), and the lock is held (3).
         let port = unsafe { (*locked.raw).port_num };
         locked.device_name().map(|_| port)
     }
@@ -147,8 +147,8 @@ impl RawId {
             // The pending events of a group that could not be left would move along (8).
             return Err(Error::new(Operation::MigrateId, ErrorKind::NoDevice));
         }
-        // SAFETY: rdma_migrate_id wants an id (2) and a channel (1) of this table, whose locks are
-        // held (3). It does not wait: all events of the id were acknowledged as they were taken
+        // SAFETY: rdma_migrate_id requires an id (2) and a channel (1) of this table, whose locks
+        // are held (3). It does not wait: all events of the id were acknowledged as they were taken
         // (4). This is no forked child (7): `check` above.
         let call = || unsafe { (self.channel.table.rdma_migrate_id)(self.raw.as_ptr(), new.raw.as_ptr()) };
         reason::check(Operation::MigrateId, call)?;
@@ -165,8 +165,8 @@ impl RawId {
         #[allow(clippy::cast_possible_wrap, reason = "small constants")]
         let (level, option) = (RDMA_OPTION_ID as c_int, option as c_int);
         let value: *mut c_void = (&raw mut value).cast();
-        // SAFETY: rdma_set_option wants an id (2), whose lock is held (3), and a value of the given
-        // size: `size_of::<T>()` bytes of `value`.
+        // SAFETY: rdma_set_option requires an id (2), whose lock is held (3), and a value of the
+        // given size: `size_of::<T>()` bytes of `value`.
         self.call(Operation::SetOption, |cm, id| unsafe {
             (cm.rdma_set_option)(id, level, option, value, size_of::<T>())
         })
@@ -187,13 +187,13 @@ impl Object for RawId {
         let mut stuck = false;
         for (_, address) in groups {
             let mut address = RawAddr::new(address);
-            // SAFETY: rdma_leave_multicast wants a live id (this function's contract), whose lock
-            // is held (3), and an address. If leaving fails, the destroy below removes the group's
-            // events; if the destroy fails too, no event is taken any more (8).
+            // SAFETY: rdma_leave_multicast requires a live id (this function's contract), whose
+            // lock is held (3), and an address. If leaving fails, the destroy below removes the
+            // group's events; if the destroy fails too, no event is taken any more (8).
             let left = unsafe { (self.channel.table.rdma_leave_multicast)(self.raw.as_ptr(), address.as_mut_ptr()) };
             stuck |= left != 0;
         }
-        // SAFETY: rdma_destroy_id wants a live id (this function's contract), whose lock is held
+        // SAFETY: rdma_destroy_id requires a live id (this function's contract), whose lock is held
         // (3). It does not wait: all events of the id were acknowledged as they were taken (4).
         let call = || unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
         let done = reason::check(Operation::DestroyId, call);
@@ -268,8 +268,8 @@ impl EventChannel {
         channel.check(Operation::CreateId)?;
         let mut state = channel.lock();
         let mut raw: *mut rdma_cm_id = ptr::null_mut();
-        // SAFETY: rdma_create_id wants a channel (1), whose lock is held (3), room for a pointer,
-        // and any context pointer.
+        // SAFETY: rdma_create_id requires a channel (1), whose lock is held (3), room for a
+        // pointer, and any context pointer.
         let call = || unsafe {
             (channel.table.rdma_create_id)(channel.raw.as_ptr(), &raw mut raw, ptr::null_mut(), T::PORT_SPACE)
         };
@@ -334,8 +334,8 @@ impl<T: PortSpace> Id<T> {
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
         let mut raw = RawAddr::new(address);
-        // SAFETY: rdma_bind_addr wants an id (2), whose lock is held (3), and an address as long as
-        // its family says: `RawAddr` has room for every family.
+        // SAFETY: rdma_bind_addr requires an id (2), whose lock is held (3), and an address as long
+        // as its family says: `RawAddr` has room for every family.
         let done = self.raw.call(Operation::BindAddr, |cm, id| unsafe { (cm.rdma_bind_addr)(id, raw.as_mut_ptr()) });
         done.map_err(|error| match error.errno() {
             // The kernel returns EADDRNOTAVAIL also for an address that the host does not have; the
@@ -371,7 +371,7 @@ impl<T: PortSpace> Id<T> {
         let mut source = source.map(RawAddr::new);
         let mut destination = RawAddr::new(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddr::as_mut_ptr);
-        // SAFETY: rdma_resolve_addr wants an id (2), whose lock is held (3), a source address or
+        // SAFETY: rdma_resolve_addr requires an id (2), whose lock is held (3), a source address or
         // NULL, and a destination address: both live during the call.
         self.raw.call(Operation::ResolveAddr, |cm, id| unsafe {
             (cm.rdma_resolve_addr)(id, source, destination.as_mut_ptr(), milliseconds(timeout))
@@ -402,7 +402,7 @@ impl<T: PortSpace> Id<T> {
     /// ```
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
-        // SAFETY: rdma_resolve_route wants an id (2), whose lock is held (3), that is bound to a
+        // SAFETY: rdma_resolve_route requires an id (2), whose lock is held (3), that is bound to a
         // device (6).
         self.raw
             .call_bound(Operation::ResolveRoute, |cm, id| unsafe { (cm.rdma_resolve_route)(id, milliseconds(timeout)) })
@@ -429,7 +429,7 @@ impl<T: PortSpace> Id<T> {
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<()> {
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
-        // SAFETY: rdma_listen wants an id (2), whose lock is held (3).
+        // SAFETY: rdma_listen requires an id (2), whose lock is held (3).
         self.raw.call(Operation::Listen, |cm, id| unsafe { (cm.rdma_listen)(id, backlog) })
     }
 
@@ -531,7 +531,8 @@ impl<T: PortSpace> Id<T> {
     #[doc(alias = "rdma_notify")]
     pub fn notify(&self, event: AsyncEventKind) -> Result<()> {
         let locked = self.raw.lock(Operation::Notify)?;
-        // SAFETY: rdma_notify wants an id (2), whose lock is held (3), and takes any event number.
+        // SAFETY: rdma_notify requires an id (2), whose lock is held (3), and takes any event
+        // number.
         let call = || unsafe { (locked.table.rdma_notify)(locked.raw, ibv_event_type(event.as_raw())) };
         match reason::check(Operation::Notify, call) {
             // EISCONN: the connection was established meanwhile.

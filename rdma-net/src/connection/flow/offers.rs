@@ -1,10 +1,10 @@
 //! Long messages by offers: an OFFER names exposed memory, the peer reads it and answers DONE.
 //!
-//! An offer of this side holds its memory, a copy or the application's own, until DONE, CLOSE or the
-//! end of the connection, because the peer may read meanwhile. An offer of the peer has its place
-//! among the received messages. One offered message is always read. Further ones are read ahead
-//! while the messages that wait for the application stay below [`MAX_OFFERS`], because even a short
-//! one occupies a buffer, and have no more bytes together than the longest message.
+//! An offer of this side holds its memory, a copy or the application's own, until DONE, CLOSE or
+//! the end of the connection, because the peer may read meanwhile. An offer of the peer has its
+//! place among the received messages. One offered message is always read. Further ones are read
+//! ahead while the messages that wait for the application stay below [`MAX_OFFERS`], because even a
+//! short one occupies a buffer, and have no more bytes together than the longest message.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;

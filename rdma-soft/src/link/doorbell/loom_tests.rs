@@ -94,7 +94,7 @@ impl Region for Arc<Shared> {
                 continue;
             }
             self.frames[at as usize / 8].with(|cell| {
-                // SAFETY: the dereference wants no concurrent write, which loom checks.
+                // SAFETY: the dereference requires no concurrent write, which loom checks.
                 *word = unsafe { *cell };
             });
         }
@@ -107,7 +107,7 @@ impl Region for Arc<Shared> {
                 continue;
             }
             self.frames[at as usize / 8].with_mut(|cell| {
-                // SAFETY: the dereference wants no concurrent access, which loom checks.
+                // SAFETY: the dereference requires no concurrent access, which loom checks.
                 unsafe { *cell = *word };
             });
         }

@@ -133,7 +133,7 @@ impl Object for SrqInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_destroy_srq wants a live queue of this table without queue pairs: this
+        // SAFETY: ibv_destroy_srq requires a live queue of this table without queue pairs: this
         // function's contract, since each queue pair keeps the handle (1). The events of the queue
         // are acknowledged as they are taken, so the call does not block.
         let call = || unsafe { (self.context().table.ibv_destroy_srq)(self.raw.as_ptr()) };
@@ -155,7 +155,7 @@ impl SrqInner {
         self.context().check(Operation::ModifySrq)?;
         let mut attr = attr;
         let mask = i32::try_from(mask).map_err(|_| Error::new(Operation::ModifySrq, ErrorKind::InvalidInput))?;
-        // SAFETY: ibv_modify_srq wants a live queue of this table (1), and attributes that live
+        // SAFETY: ibv_modify_srq requires a live queue of this table (1), and attributes that live
         // during the call: a local.
         let call = || unsafe { (self.context().table.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, mask) };
         Error::check(Operation::ModifySrq, call)
@@ -164,8 +164,8 @@ impl SrqInner {
     fn query(&self) -> Result<ibv_srq_attr> {
         self.context().check(Operation::QuerySrq)?;
         let mut attr = ibv_srq_attr::default();
-        // SAFETY: ibv_query_srq wants a live queue of this table (1), and room for the attributes:
-        // a local.
+        // SAFETY: ibv_query_srq requires a live queue of this table (1), and room for the
+        // attributes: a local.
         let call = || unsafe { (self.context().table.ibv_query_srq)(self.raw.as_ptr(), &raw mut attr) };
         Error::check(Operation::QuerySrq, call)?;
         Ok(attr)
@@ -312,7 +312,7 @@ impl<T: Transport> SrqBuilder<T> {
             srq_context: ptr::without_provenance_mut(name),
             attr: ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
         };
-        // SAFETY: ibv_create_srq wants a live domain, which the new value keeps alive (1), and
+        // SAFETY: ibv_create_srq requires a live domain, which the new value keeps alive (1), and
         // attributes that live during the call: a local. The library never dereferences the context
         // pointer, which is a number here.
         let call = || unsafe { (context.table.ibv_create_srq)(pd.raw.as_ptr(), &raw mut init) };

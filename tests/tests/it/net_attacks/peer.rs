@@ -56,7 +56,7 @@ pub(super) fn hello() -> [u8; 32] {
     hello
 }
 
-/// An end without the state machine of `rdma_net`: it keeps the rules that it wants to keep.
+/// A peer without the state machine of `rdma_net`: it keeps the rules that it wants to keep.
 pub(super) struct Attacker {
     pub(super) pd: ProtectionDomain,
     pub(super) qp: QueuePair<Rc>,
