@@ -19,7 +19,8 @@ impl Primary {
     /// Retains the primary context of a device, and creates it if this is its first use.
     pub(crate) fn retain(driver: &'static Driver, device: DeviceHandle) -> Result<Self, CudaError> {
         let mut context = 0;
-        // SAFETY: cuDevicePrimaryCtxRetain requires room for a handle, and a device of cuDeviceGet.
+        // SAFETY: cuDevicePrimaryCtxRetain requires space for a handle, and a device of
+        // cuDeviceGet.
         unsafe { driver.cuDevicePrimaryCtxRetain(&raw mut context, device) }?;
         Ok(Self { driver, device, context })
     }
@@ -64,7 +65,7 @@ impl Current {
 impl Drop for Current {
     fn drop(&mut self) {
         let mut context = 0;
-        // SAFETY: cuCtxPopCurrent requires room for a handle. It pops the context that `push`
+        // SAFETY: cuCtxPopCurrent requires space for a handle. It pops the context that `push`
         // pushed: each `Current` is dropped before those below it.
         if let Err(error) = unsafe { self.driver.cuCtxPopCurrent_v2(&raw mut context) } {
             // The result of the call itself must not be lost: it may own memory.

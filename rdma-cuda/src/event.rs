@@ -18,7 +18,7 @@ impl Event {
     /// An event that counts as done until a stream records it.
     pub(crate) fn new(gpu: &Gpu) -> Result<Self> {
         let mut handle = 0;
-        // SAFETY: cuEventCreate requires room for a handle and a current context, which `with`
+        // SAFETY: cuEventCreate requires space for a handle and a current context, which `with`
         // sets.
         gpu.with(|driver| unsafe { driver.cuEventCreate(&raw mut handle, DISABLE_TIMING) })?;
         Ok(Self(Arc::new(Created { gpu: gpu.clone(), handle })))

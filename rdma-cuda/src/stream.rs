@@ -66,7 +66,7 @@ impl Stream {
     /// If the driver cannot create one.
     pub fn new(gpu: &Gpu) -> Result<Self> {
         let mut handle = 0;
-        // SAFETY: cuStreamCreate requires room for a handle and a current context, which `with`
+        // SAFETY: cuStreamCreate requires space for a handle and a current context, which `with`
         // sets.
         gpu.with(|driver| unsafe { driver.cuStreamCreate(&raw mut handle, NON_BLOCKING) })?;
         Ok(Self { gpu: gpu.clone(), handle, parked: Mutex::default(), patience: PATIENCE })

@@ -78,8 +78,8 @@ pub struct Received {
     pub lacks_fds: bool,
 }
 
-/// Receives bytes of a stream, or a packet, with room for `fds` descriptors. Descriptors without
-/// room are closed. With `never_waits` the call does not wait, whatever the socket's flags.
+/// Receives bytes of a stream, or a packet, with space for `fds` descriptors. Descriptors without
+/// space are closed. With `never_waits` the call does not wait, whatever the socket's flags.
 ///
 /// # Errors
 ///

@@ -110,7 +110,7 @@ impl NodeOptions {
         eager_limit(len: u32) = Some(len);
         /// Idle time after which the peer must answer; zero for never.
         keep_alive(time: Duration) = time.min(LONGEST);
-        /// Most connections of the node. Its completion queue has room for them, or for as many as
+        /// Most connections of the node. Its completion queue has space for them, or for as many as
         /// the device's largest holds: one more connection fails, or is refused.
         max_connections(count: u32) = count;
         /// Time for each step of connecting and accepting, and for

@@ -11,8 +11,8 @@ use super::waiters::Place;
 
 /// A connection as a stream of bytes; both ends must use it as one.
 ///
-/// A write copies bytes into a send buffer, posts them at once, and waits only while the peer has
-/// no room. More bytes than the [eager limit](super::NodeOptions::eager_limit) are copied into
+/// A write copies bytes into a send buffer, posts them at once, and waits only while the peer can
+/// take no more. More bytes than the [eager limit](super::NodeOptions::eager_limit) are copied into
 /// memory that the peer reads, so that long writes are fast with any payload. A read copies from
 /// the buffer that the bytes arrived in. The end of the peer's data is the end of the stream; a
 /// connection that fails is an error and never an end.

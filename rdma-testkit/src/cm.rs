@@ -143,7 +143,7 @@ pub fn told_ece() -> Vec<ibv_ece> {
 
 pub(crate) unsafe extern "C" fn query_ece(_: *mut ibv_qp, out: *mut ibv_ece) -> c_int {
     let Some(ece) = cm(|cm| cm.provider_ece) else { return libc::EOPNOTSUPP };
-    // SAFETY: the caller gives room for the options.
+    // SAFETY: the caller gives space for the options.
     unsafe { *out = ece };
     0
 }
@@ -184,7 +184,7 @@ pub fn raise(channel: *mut rdma_event_channel, event: rdma_cm_event, data: &[u8]
 #[must_use]
 pub fn newborn(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
     let mut id = ptr::null_mut();
-    // SAFETY: create_id requires a live channel of this fake (1) and room for a pointer.
+    // SAFETY: create_id requires a live channel of this fake (1) and space for a pointer.
     unsafe { create_id(channel, &raw mut id, ptr::null_mut(), rdma_port_space::RDMA_PS_TCP) };
     bind(id);
     id
@@ -286,7 +286,7 @@ unsafe extern "C" fn create_id(
     // SAFETY: count requires a live channel of this fake: the caller gives one.
     unsafe { count(channel, 1) };
     let base = rdma_cm_id { channel, context, ps, ..rdma_cm_id::default() };
-    // SAFETY: the caller gives room for a pointer.
+    // SAFETY: the caller gives space for a pointer.
     unsafe { *out = Box::into_raw(Box::new(FakeId { base, unacknowledged: Cell::new(0) })).cast() };
     0
 }
@@ -412,14 +412,14 @@ unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *m
     let Some((_, mut event, data)) = found else {
         let Some(event) = next_of_flood() else { return fail(libc::EAGAIN) };
         note(&event, 1);
-        // SAFETY: the caller gives room for a pointer.
+        // SAFETY: the caller gives space for a pointer.
         unsafe { *out = Box::into_raw(Box::new(event)) };
         return 0;
     };
     let mut value = 0;
     // SAFETY: the caller gives a live channel of this fake (1).
     let fd = unsafe { (*channel).fd };
-    // SAFETY: eventfd_read requires an eventfd and room for the value.
+    // SAFETY: eventfd_read requires an eventfd and space for the value.
     unsafe { libc::eventfd_read(fd, &raw mut value) };
     if !data.is_empty() {
         let data: &'static mut [u8] = Box::leak(data.into_boxed_slice());
@@ -427,7 +427,7 @@ unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *m
         event.param.conn.private_data = data.as_ptr().cast();
     }
     note(&event, 1);
-    // SAFETY: the caller gives room for a pointer.
+    // SAFETY: the caller gives space for a pointer.
     unsafe { *out = Box::into_raw(Box::new(event)) };
     0
 }
@@ -501,12 +501,12 @@ unsafe extern "C" fn init_qp_attr(_: *mut rdma_cm_id, attr: *mut ibv_qp_attr, ma
         }
     };
     let values = cm(|cm| cm.attr);
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = ibv_qp_attr { qp_state: state, port_num: 2, ..values } };
     // Old kernels set bits that verbs.h does not define.
     #[allow(clippy::cast_possible_wrap, reason = "a set of bits")]
     let bits = (bits.0 | 0xe0_0000) as c_int;
-    // SAFETY: the caller gives room for the mask.
+    // SAFETY: the caller gives space for the mask.
     unsafe { *mask = bits };
     0
 }
@@ -519,7 +519,7 @@ unsafe extern "C" fn set_local_ece(_: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_i
 }
 
 unsafe extern "C" fn get_remote_ece(_: *mut rdma_cm_id, out: *mut ibv_ece) -> c_int {
-    // SAFETY: the caller gives room for the options.
+    // SAFETY: the caller gives space for the options.
     unsafe { *out = cm(|cm| cm.remote_ece) };
     simple("get_remote_ece")
 }

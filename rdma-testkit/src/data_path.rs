@@ -110,7 +110,7 @@ pub(crate) fn post<W>(
             BadWr::Null => ptr::null_mut(),
             BadWr::Alien => ptr::dangling_mut(),
         };
-        // SAFETY: the caller gives room for the pointer.
+        // SAFETY: the caller gives space for the pointer.
         unsafe { *bad = blamed };
     }
     errno
@@ -156,7 +156,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> 
     let mut count = 0;
     while count < room {
         let Some(completion) = state.completions.pop_front().or(state.flood) else { break };
-        // SAFETY: the caller gives room for `room` completions, and `count` is less.
+        // SAFETY: the caller gives space for `room` completions, and `count` is less.
         unsafe { out.wrapping_add(usize::try_from(count).unwrap()).write(completion) };
         count += 1;
     }

@@ -76,7 +76,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     let is_global = u8::from(wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0);
     let route = ibv_global_route { dgid: grh.sgid, sgid_index: 2, hop_limit: grh.hop_limit, ..Default::default() };
     let value = ibv_ah_attr { grh: route, dlid: wc.slid, sl: wc.sl, is_global, port_num: port, ..Default::default() };
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = value };
     0
 }

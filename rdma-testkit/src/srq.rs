@@ -58,7 +58,7 @@ pub(crate) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq
 pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: the caller gives a live queue of this provider (1).
     let held = *unsafe { &*srq.cast::<FakeSrq>() }.attr.lock().unwrap();
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = held };
     called("query_srq")
 }

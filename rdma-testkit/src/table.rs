@@ -59,7 +59,7 @@ pub(crate) static TABLE: Ibverbs = Ibverbs {
 /// Reads one event from an eventfd; false, with errno set, if there is none.
 fn take(fd: c_int) -> bool {
     let mut value = 0;
-    // SAFETY: eventfd_read requires an eventfd and room for the value.
+    // SAFETY: eventfd_read requires an eventfd and space for the value.
     unsafe { libc::eventfd_read(fd, &raw mut value) == 0 }
 }
 
@@ -78,7 +78,7 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
         ..ibv_device::default()
     };
     let device: *mut ibv_device = boxed("device", device);
-    // SAFETY: the caller gives room for the count.
+    // SAFETY: the caller gives space for the count.
     unsafe { *count = 1 };
     Box::into_raw(Box::new([device, ptr::null_mut()])).cast()
 }
@@ -135,7 +135,7 @@ unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_att
         max_srq_sge: 4,
         ..ibv_device_attr::default()
     };
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = values };
     called("query_device")
 }
@@ -156,7 +156,7 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut _compa
         link_layer: 2,
         ..ibv_port_attr::default()
     };
-    // SAFETY: the caller gives room for the whole structure: `rdma` calls it with an
+    // SAFETY: the caller gives space for the whole structure: `rdma` calls it with an
     // ibv_port_attr.
     unsafe { *attr = values };
     called("query_port")
@@ -172,7 +172,7 @@ unsafe extern "C" fn query_gid(_: *mut ibv_context, _port: u8, index: c_int, out
     if fails("query_gid") {
         return -1;
     }
-    // SAFETY: the caller gives room for a GID.
+    // SAFETY: the caller gives space for a GID.
     unsafe { *out = gid(usize::try_from(index).unwrap()) };
     0
 }
@@ -192,7 +192,7 @@ unsafe extern "C" fn query_gid_table(
     for (index, &(_, gid_type)) in GIDS.iter().enumerate().take(3) {
         let gid_index = u32::try_from(index).unwrap();
         let entry = ibv_gid_entry { gid: gid(index), gid_index, port_num: 2, gid_type, ndev_ifindex: 1 };
-        // SAFETY: the caller gives room for `max` entries.
+        // SAFETY: the caller gives space for `max` entries.
         unsafe { entries.wrapping_add(index).write(entry) };
     }
     3
@@ -202,7 +202,7 @@ unsafe extern "C" fn query_pkey(_: *mut ibv_context, _port: u8, _index: c_int, p
     if fails("query_pkey") {
         return -1;
     }
-    // SAFETY: the caller gives room for the key.
+    // SAFETY: the caller gives space for the key.
     unsafe { *pkey = 0xffff };
     0
 }
@@ -311,9 +311,9 @@ unsafe extern "C" fn get_cq_event(
     let raw: *mut ibv_cq = ptr::with_exposed_provenance_mut(raw);
     // SAFETY: the read requires a live queue: a queue is not destroyed while it has events.
     let context = unsafe { (*raw).cq_context };
-    // SAFETY: the caller gives room for the pointers.
+    // SAFETY: the caller gives space for the pointers.
     unsafe { *name = context };
-    // SAFETY: the caller gives room for the pointers.
+    // SAFETY: the caller gives space for the pointers.
     unsafe { *cq = raw };
     0
 }
@@ -331,7 +331,7 @@ unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_
     if !take(fake.base.async_fd) {
         return -1;
     }
-    // SAFETY: the caller gives room for an event.
+    // SAFETY: the caller gives space for an event.
     unsafe { *event = fake.events.lock().unwrap().pop_front().unwrap() };
     0
 }
@@ -412,7 +412,7 @@ unsafe extern "C" fn query_qp(
 ) -> c_int {
     // SAFETY: the caller gives a live queue pair of this provider (1).
     let fake = unsafe { &*qp.cast::<FakeQp>() };
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = fake.state.lock().unwrap().attr.unwrap_or_default() };
     called("query_qp")
 }

@@ -181,7 +181,7 @@ impl Device {
     fn list_of(table: &'static Ibverbs, manager: Option<&'static RdmaCm>, software: bool) -> Result<Vec<Self>> {
         fork::watch();
         let mut count = 0;
-        // SAFETY: ibv_get_device_list requires room for the count, or NULL.
+        // SAFETY: ibv_get_device_list requires space for the count, or NULL.
         let call = || unsafe { (table.ibv_get_device_list)(&raw mut count) };
         let array = Raw::created(Operation::ListDevices, call)?;
         let list = Arc::new(Handle::new(DeviceList { table, manager, array, software, fork: fork::generation() }));

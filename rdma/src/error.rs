@@ -129,7 +129,7 @@ impl fmt::Display for Operation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The queue has no room for the request until completions have been polled.
+    /// The queue has too few free slots for the request until completions have been polled.
     QueueFull,
     /// A length does not fit: of a message, an inline payload, a region.
     TooLong,

@@ -94,7 +94,7 @@
 //! let served = opened.context.create_cq(64)?;
 //! let mut server = QueuePair::datagram(&pd).cq(&served).build()?.init(&options)?.ready()?;
 //!
-//! // A message arrives behind a header of 40 bytes, for which the memory needs room.
+//! // A message arrives behind a header of 40 bytes, for which the memory needs space.
 //! server.post_recv(pd.allocate(Grh::LEN + 1024)?, 0)?;
 //! let to = server.endpoint()?;
 //! let address = client.address_of(&to)?;

@@ -11,7 +11,7 @@ use crate::shared::SharedPages;
 
 /// Number of slots.
 const SLOTS: usize = 4;
-/// The pages before the slots: two words in lines of their own, and room up to the next page.
+/// The pages before the slots: two words in lines of their own, and space up to the next page.
 const HEAD: usize = 4096;
 
 /// Messages of one size in one direction.
@@ -67,7 +67,7 @@ impl Contender for CopyTwice {
             let (slot, len) = (self.slot(self.count), self.private.len());
             // SAFETY: memcpy requires `len` readable and `len` writable bytes without overlap, and
             // no other access to the latter: `private` has `len`, the slot lies within the pages
-            // (`connect` made room for `SLOTS`), and the slot is this end's (C1, just awaited).
+            // (`connect` made space for `SLOTS`), and the slot is this end's (C1, just awaited).
             unsafe { libc::memcpy(slot.cast(), self.private.as_ptr().cast(), len) };
             self.count += 1;
             self.pages.word(SENT).store(self.count, Ordering::Release);

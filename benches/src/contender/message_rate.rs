@@ -146,7 +146,8 @@ impl MessageRate {
 
     fn post_receives(&mut self) -> io::Result<()> {
         // SAFETY: post_recv requires a chain (1) of requests whose memory stays valid and is used
-        // by nothing else (2). A batch is posted only when one is complete, so the queue has room.
+        // by nothing else (2). A batch is posted only when one is complete, so the queue is not
+        // full.
         unsafe { self.qp.post_recv(self.receives.as_mut_ptr()) }.map_err(|error| error.error.into())
     }
 
@@ -166,7 +167,7 @@ impl MessageRate {
         }
         // SAFETY: post_send requires a chain (1) of requests whose memory stays valid and unchanged
         // (2). Each batch signals its last request, and the number of batches in flight is limited
-        // to what the queue has room for.
+        // to what the queue has space for.
         unsafe { self.qp.post_send(self.sends.as_mut_ptr()) }.map_err(|error| error.error)?;
         self.in_flight += 1;
         Ok(())

@@ -84,7 +84,7 @@ impl RdmaSleep {
     fn take_event(&self) -> io::Result<()> {
         let context = self.end.cq.context();
         let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: ibv_get_cq_event requires a live channel and room for two pointers: `events` is
+        // SAFETY: ibv_get_cq_event requires a live channel and space for two pointers: `events` is
         // alive, and the pointers are locals.
         let result = unsafe { (context.table().ibv_get_cq_event)(self.events.as_raw(), &raw mut cq, &raw mut name) };
         if result != 0 {

@@ -86,7 +86,7 @@ impl Lockstep {
 
     fn post_receive(&mut self) -> io::Result<()> {
         // SAFETY: post_recv requires a chain (1) of requests whose memory stays valid and is used
-        // by nothing else (2). One receive is posted at a time, so the queue has room.
+        // by nothing else (2). One receive is posted at a time, so the queue is not full.
         unsafe { self.qp.post_recv(&raw mut *self.receive) }.map_err(|error| error.error.into())
     }
 

@@ -185,7 +185,7 @@ impl StreamLinks<'_> {
         self.streams.peers[to].posted
     }
 
-    /// Sends what the free slots of a rank have room for.
+    /// Sends what the free slots of a rank have space for.
     fn push(&mut self, to: usize) -> Result<(), Failure> {
         while let Some(message) = self.streams.peers[to].queue.front().cloned() {
             let (at, piece) = self.streams.channel(self.streams.peers[to].sent);

@@ -269,8 +269,8 @@ impl Link {
         posted - completed < self.plan.depth.into() && sent < permitted
     }
 
-    /// Posts the next message of a queue pair that has room. With `told`, the peer is notified of a
-    /// write unless it watches memory.
+    /// Posts the next message of a queue pair that has space. With `told`, the peer is notified of
+    /// a write unless it watches memory.
     pub(super) fn post(&mut self, at: usize, told: bool) -> Result<(), Failure> {
         let Plan { op, size, check, .. } = self.plan;
         let told = told && op == Op::Write && !self.in_order;

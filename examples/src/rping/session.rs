@@ -19,7 +19,7 @@ use crate::{Failure, wait};
 /// Number of posted receives: one message is in flight at a time, and a second receive makes a
 /// peer's surplus message visible.
 const RECEIVES: u32 = 2;
-/// Send queue depth: room for a message and the data transfer before it.
+/// Send queue depth: space for a message and the data transfer before it.
 const SENDS: u32 = 4;
 /// Time to wait, after the queue was flushed, for the event that the peer has disconnected.
 const FAREWELL: Duration = Duration::from_secs(2);

@@ -76,7 +76,7 @@ impl Driver {
         // SAFETY: cuInit requires flags of 0, and may be called again.
         unsafe { self.cuInit(0) }?;
         let mut version = 0;
-        // SAFETY: cuDriverGetVersion requires room for an integer.
+        // SAFETY: cuDriverGetVersion requires space for an integer.
         unsafe { self.cuDriverGetVersion(&raw mut version) }?;
         Ok(DriverVersion(version))
     }
@@ -102,7 +102,8 @@ impl Driver {
     /// The error of a result that is not 0.
     fn error(&self, call: &'static str, code: i32) -> CudaError {
         let (mut name, mut description) = (std::ptr::null(), std::ptr::null());
-        // SAFETY: cuGetErrorName requires room for a pointer, takes any code, and needs no context.
+        // SAFETY: cuGetErrorName requires space for a pointer, takes any code, and needs no
+        // context.
         let _code = unsafe { (self.table.cuGetErrorName)(code, &raw mut name) };
         // SAFETY: cuGetErrorString requires the same as cuGetErrorName.
         let _code = unsafe { (self.table.cuGetErrorString)(code, &raw mut description) };

@@ -101,9 +101,9 @@ pub(super) struct Ring {
     peer_chunk: Option<usize>,
     /// The number of the peer's slots.
     peer_depth: u32,
-    /// Chunks that the peer has room for.
+    /// Chunks that the peer has space for.
     credits: u32,
-    /// Chunks that there is room for and of which the peer does not know.
+    /// Chunks that there is space for and of which the peer does not know.
     owed: u32,
 }
 
@@ -140,7 +140,7 @@ impl Ring {
         self.free.pop()
     }
 
-    /// The size of a chunk that both ends have room for; `None` before the peer's greeting.
+    /// The size of a chunk that both ends have space for; `None` before the peer's greeting.
     pub(super) fn peer_chunk(&self) -> Option<usize> {
         self.peer_chunk.map(|chunk| chunk.min(self.chunk))
     }

@@ -52,7 +52,7 @@ fn allocate(gpu: &Gpu, function: &str, argument: usize) -> Result<Range, c_int> 
     // calling convention passes alike.
     let allocate = unsafe { library.get::<Allocate>(function.as_bytes()) }.unwrap();
     let mut address = 0;
-    // SAFETY: the function requires room for an address and a current context, which `with` sets.
+    // SAFETY: the function requires space for an address and a current context, which `with` sets.
     let code = gpu.with(|_| Ok(unsafe { allocate(&raw mut address, SIZE, argument) })).unwrap();
     if code == 0 { Ok(Range { gpu: gpu.clone(), address, size: SIZE }) } else { Err(code) }
 }
@@ -60,7 +60,7 @@ fn allocate(gpu: &Gpu, function: &str, argument: usize) -> Result<Range, c_int> 
 /// Exports a range as it is given, without a look at it; returns the descriptor or CUDA's code.
 fn export(gpu: &Gpu, address: u64, size: usize, flags: u64) -> Result<OwnedFd, i32> {
     let mut descriptor = -1;
-    // SAFETY: cuMemGetHandleForAddressRange requires room for a descriptor; it checks the range.
+    // SAFETY: cuMemGetHandleForAddressRange requires space for a descriptor; it checks the range.
     let exported = gpu
         .with(|driver| unsafe { driver.cuMemGetHandleForAddressRange(&raw mut descriptor, address, size, 1, flags) });
     // SAFETY: from_raw_fd requires a descriptor that nobody else closes: the driver has made it
@@ -172,14 +172,14 @@ fn memory_of_cu_mem_create_without_the_flag_and_of_two_pieces() {
     for is_capable in [false, true] {
         let properties = AllocationProperties::new(gpu.device(), false, is_capable);
         let (mut size, mut address) = (0, 0);
-        // SAFETY: cuMemGetAllocationGranularity requires room for a size, and properties.
+        // SAFETY: cuMemGetAllocationGranularity requires space for a size, and properties.
         gpu.with(|driver| unsafe { driver.cuMemGetAllocationGranularity(&raw mut size, &raw const properties, 0) })
             .unwrap();
-        // SAFETY: cuMemAddressReserve requires room for an address, and flags of 0.
+        // SAFETY: cuMemAddressReserve requires space for an address, and flags of 0.
         gpu.with(|driver| unsafe { driver.cuMemAddressReserve(&raw mut address, 2 * size, 0, 0, 0) }).unwrap();
         let pieces = [0, size].map(|offset| {
             let mut handle = 0;
-            // SAFETY: cuMemCreate requires room for a handle, properties, and flags of 0.
+            // SAFETY: cuMemCreate requires space for a handle, properties, and flags of 0.
             gpu.with(|driver| unsafe { driver.cuMemCreate(&raw mut handle, size, &raw const properties, 0) }).unwrap();
             // SAFETY: cuMemMap requires reserved addresses, and as much physical memory.
             gpu.with(|driver| unsafe { driver.cuMemMap(address + offset as u64, size, 0, handle, 0) }).unwrap();

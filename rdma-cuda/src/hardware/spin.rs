@@ -76,7 +76,7 @@ struct Module {
 impl Module {
     fn load(gpu: &Gpu) -> Self {
         let mut handle = 0;
-        // SAFETY: cuModuleLoadData requires room for a handle, PTX that ends with a NUL, and a
+        // SAFETY: cuModuleLoadData requires space for a handle, PTX that ends with a NUL, and a
         // current context, which `with` sets.
         gpu.with(|driver| unsafe { driver.cuModuleLoadData(&raw mut handle, KERNEL.as_ptr().cast()) }).unwrap();
         Self { gpu: gpu.clone(), handle }
@@ -84,7 +84,7 @@ impl Module {
 
     fn function(&self) -> FunctionHandle {
         let mut function = 0;
-        // SAFETY: cuModuleGetFunction requires room for a handle, a loaded module, and a text that
+        // SAFETY: cuModuleGetFunction requires space for a handle, a loaded module, and a text that
         // ends with a NUL.
         let found = self
             .gpu

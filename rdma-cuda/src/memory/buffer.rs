@@ -193,7 +193,8 @@ struct Plain {
 impl Plain {
     fn new(gpu: &Gpu, size: usize) -> Result<Self> {
         let mut address = 0;
-        // SAFETY: cuMemAlloc requires room for an address and a current context, which `with` sets.
+        // SAFETY: cuMemAlloc requires space for an address and a current context, which `with`
+        // sets.
         gpu.with(|driver| unsafe { driver.cuMemAlloc_v2(&raw mut address, size) })?;
         Ok(Self { gpu: gpu.clone(), address })
     }

@@ -78,7 +78,7 @@ impl PointerAttributes {
 pub(super) fn attribute(gpu: &Gpu, number: i32, address: u64) -> Result<u64, CudaError> {
     let mut value = 0_u64;
     let room = (&raw mut value).cast();
-    // SAFETY: cuPointerGetAttribute requires room for the attribute's type, at most 8 bytes for
+    // SAFETY: cuPointerGetAttribute requires space for the attribute's type, at most 8 bytes for
     // those that this module asks for, and takes any address.
     gpu.with(|driver| unsafe { driver.cuPointerGetAttribute(room, number, address) })?;
     // The lower bytes are the first ones.
@@ -118,7 +118,7 @@ impl DmaBuf {
         }
         let (start, size, offset) = whole_pages(address, memory.size(), page_size());
         let mut descriptor = -1;
-        // SAFETY: cuMemGetHandleForAddressRange requires room for a descriptor, and whole pages
+        // SAFETY: cuMemGetHandleForAddressRange requires space for a descriptor, and whole pages
         // that are allocated: the owner keeps them, since an allocation has whole pages of the GPU,
         // which are whole pages of the host.
         gpu.with(|driver| unsafe {

@@ -108,11 +108,11 @@ unsafe impl Sync for PinnedMemory {}
 impl PinnedMemory {
     fn new(gpu: &Gpu, size: usize) -> Result<Self> {
         let mut start = std::ptr::null_mut();
-        // SAFETY: cuMemHostAlloc requires room for a pointer and a current context, which `with`
+        // SAFETY: cuMemHostAlloc requires space for a pointer and a current context, which `with`
         // sets.
         gpu.with(|driver| unsafe { driver.cuMemHostAlloc(&raw mut start, size, PORTABLE) })?;
         let start = NonNull::new(start.cast::<u8>()).expect("cuMemHostAlloc succeeded without memory");
-        // SAFETY: write_bytes requires room for `size` bytes, which cuMemHostAlloc has allocated.
+        // SAFETY: write_bytes requires space for `size` bytes, which cuMemHostAlloc has allocated.
         unsafe { start.write_bytes(0, size) };
         Ok(Self { gpu: gpu.clone(), start })
     }

@@ -30,7 +30,7 @@ impl Foreign {
         // of which is 0.
         let allocate = unsafe { library.get::<Allocate>(function.as_bytes()) }.unwrap();
         let mut address = 0;
-        // SAFETY: the function requires room for an address and a current context, which `with`
+        // SAFETY: the function requires space for an address and a current context, which `with`
         // sets.
         let code = gpu.with(|_| Ok(unsafe { allocate(&raw mut address, 4096, 0) }));
         assert_eq!(code, Ok(0));

@@ -53,8 +53,8 @@ impl Mapped {
     pub(super) fn share(&self) -> Result<OwnedFd> {
         let (mut descriptor, handle) = (-1, self.physical.handle);
         self.gpu().with(|driver| {
-            // SAFETY: cuMemExportToShareableHandle requires room for a descriptor, a handle that is
-            // not released, and flags of 0.
+            // SAFETY: cuMemExportToShareableHandle requires space for a descriptor, a handle that
+            // is not released, and flags of 0.
             unsafe { driver.cuMemExportToShareableHandle(&raw mut descriptor, handle, POSIX_FILE_DESCRIPTOR, 0) }
         })?;
         // SAFETY: from_raw_fd requires a descriptor that nobody else closes: the driver has made it
@@ -96,7 +96,7 @@ struct Physical {
 impl Physical {
     fn new(gpu: &Gpu, size: usize, properties: &AllocationProperties) -> Result<Self> {
         let mut handle = 0;
-        // SAFETY: cuMemCreate requires room for a handle, properties, and flags of 0.
+        // SAFETY: cuMemCreate requires space for a handle, properties, and flags of 0.
         gpu.with(|driver| unsafe { driver.cuMemCreate(&raw mut handle, size, properties, 0) })?;
         Ok(Self { gpu: gpu.clone(), handle })
     }
@@ -105,7 +105,7 @@ impl Physical {
         let mut handle = 0;
         let number = usize::try_from(descriptor.as_raw_fd()).unwrap_or(usize::MAX);
         gpu.with(|driver| {
-            // SAFETY: cuMemImportFromShareableHandle requires room for a handle, and an open
+            // SAFETY: cuMemImportFromShareableHandle requires space for a handle, and an open
             // descriptor, which it checks and does not keep.
             unsafe { driver.cuMemImportFromShareableHandle(&raw mut handle, number, POSIX_FILE_DESCRIPTOR) }
         })?;
@@ -118,7 +118,7 @@ impl Physical {
     fn check_gpu(&self) -> Result<()> {
         let mut found = AllocationProperties::new(-1, false, false);
         self.gpu.with(|driver| {
-            // SAFETY: cuMemGetAllocationPropertiesFromHandle requires room for properties, and a
+            // SAFETY: cuMemGetAllocationPropertiesFromHandle requires space for properties, and a
             // handle that is not released.
             unsafe { driver.cuMemGetAllocationPropertiesFromHandle(&raw mut found, self.handle) }
         })?;
@@ -143,7 +143,7 @@ struct Addresses {
 impl Addresses {
     fn new(gpu: &Gpu, size: usize) -> Result<Self> {
         let mut address = 0;
-        // SAFETY: cuMemAddressReserve requires room for an address, and flags of 0.
+        // SAFETY: cuMemAddressReserve requires space for an address, and flags of 0.
         gpu.with(|driver| unsafe { driver.cuMemAddressReserve(&raw mut address, size, 0, 0, 0) })?;
         Ok(Self { gpu: gpu.clone(), address, size })
     }
@@ -172,7 +172,7 @@ fn whole(gpu: &Gpu, size: usize, properties: &AllocationProperties) -> Result<us
 
 fn granularity(gpu: &Gpu, properties: &AllocationProperties) -> Result<usize> {
     let mut size = 0;
-    // SAFETY: cuMemGetAllocationGranularity requires room for a size, and properties.
+    // SAFETY: cuMemGetAllocationGranularity requires space for a size, and properties.
     gpu.with(|driver| unsafe { driver.cuMemGetAllocationGranularity(&raw mut size, properties, MINIMUM) })?;
     Ok(size.max(1))
 }

@@ -64,7 +64,7 @@ impl Reducer {
     pub fn new(gpu: &Gpu) -> Result<Self> {
         let text = ptx::module() + "\0";
         let mut handle = 0;
-        // SAFETY: cuModuleLoadData requires room for a handle, PTX that ends with a NUL, and a
+        // SAFETY: cuModuleLoadData requires space for a handle, PTX that ends with a NUL, and a
         // current context, which `with` sets.
         gpu.with(|driver| unsafe { driver.cuModuleLoadData(&raw mut handle, text.as_ptr().cast()) })?;
         let mut module = Module { gpu: gpu.clone(), handle, kernels: Vec::new() };
@@ -238,7 +238,7 @@ impl Module {
     fn find(&self, name: &str) -> Result<FunctionHandle, CudaError> {
         let name = format!("{name}\0");
         let mut function = 0;
-        // SAFETY: cuModuleGetFunction requires room for a handle, a loaded module, and a text that
+        // SAFETY: cuModuleGetFunction requires space for a handle, a loaded module, and a text that
         // ends with a NUL.
         self.gpu.with(|driver| unsafe {
             driver.cuModuleGetFunction(&raw mut function, self.handle, name.as_ptr().cast())

@@ -177,10 +177,10 @@ impl GpuRegion {
     ///     region: &GpuRegion,
     ///     qp: &mut rdma::QueuePair<rdma::Rc>,
     ///     poller: &mut rdma::Poller,
-    ///     room: &GpuSlice<u8>,
+    ///     slice: &GpuSlice<u8>,
     ///     back: &mut ReadBack,
     /// ) -> Result<GpuSlice<u8>, Box<dyn std::error::Error>> {
-    ///     qp.post_recv(region.sink(room)?, 0)?;
+    ///     qp.post_recv(region.sink(slice)?, 0)?;
     ///     let mut completion = poller.wait(None)?.expect("no time limit");
     ///     completion.status()?;
     ///     let len = completion.byte_len();

@@ -91,7 +91,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Writes a whole frame: the buffer of a socket that has sent little has room for it.
+    /// Writes a whole frame: the buffer of a socket that has sent little has space for it.
     fn write(&mut self, frame: &[u8]) -> io::Result<()> {
         let len = (&self.stream).write(frame)?;
         if len == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }

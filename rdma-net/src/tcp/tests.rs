@@ -145,7 +145,7 @@ fn half_open_handshakes_are_bounded() {
     for mut stream in &half {
         stream.write_all(&request()[..20]).unwrap();
     }
-    // The oldest four make room, in their order.
+    // The oldest four make way, in their order.
     for stream in half.drain(..4) {
         assert_eq!(until_end(stream), b"");
     }

@@ -272,7 +272,7 @@ fn accepts_without_and_with_descriptors() {
     client.connect(address).expect("a connection");
     wait_for(&listener, POLLIN);
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: getrlimit requires room for the limits.
+    // SAFETY: getrlimit requires space for the limits.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
     let none = libc::rlimit { rlim_cur: 0, ..limit };
     // SAFETY: setrlimit only reads the limits.

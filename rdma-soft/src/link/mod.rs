@@ -64,7 +64,7 @@ impl Link {
         Self { id, generation, backlog: Backlog::None, medium: Medium::Process(Duplex::new(ends, peer)) }
     }
 
-    /// A link of this process to itself, with room for `capacity` bytes of payload.
+    /// A link of this process to itself, with space for `capacity` bytes of payload.
     pub(crate) fn loopback(id: LinkId, generation: u32, capacity: usize) -> Self {
         Self { id, generation, backlog: Backlog::None, medium: Medium::Loopback(Loopback::new(capacity)) }
     }

@@ -34,7 +34,7 @@ fn handler_flags(signal: i32) -> Option<i32> {
     // integers and an optional function pointer.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // Not through `nix`, which can only replace a handler.
-    // SAFETY: sigaction requires null or a valid new action, and null or room for the old one.
+    // SAFETY: sigaction requires null or a valid new action, and null or space for the old one.
     let result = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
     // The kernel resets a handler that runs once before it runs, but leaves the flags: it may be
     // the one that has ended the wait.

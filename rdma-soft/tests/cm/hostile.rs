@@ -529,7 +529,7 @@ fn taken_name() {
     let (_listener, _channel, to) = listener(TCP, 1);
     let (first, _own) = resolved(TCP, to);
     assert_eq!(first.connect(b"", 5), 0);
-    // The backlog has no room for the second request, which is refused repeatedly; between two
+    // The backlog has no space for the second request, which is refused repeatedly; between two
     // attempts another socket can take its name.
     let (second, own) = resolved(TCP, to);
     let name = socket_name(second.port());

@@ -126,7 +126,7 @@ impl<'a> Made<'a> {
 
     fn completion(&self, cq: *mut ibv_cq) -> ibv_wc {
         let mut wc = ibv_wc::default();
-        // SAFETY: a live queue, room for one completion.
+        // SAFETY: a live queue, space for one completion.
         until("no completion", || unsafe { ibv_poll_cq(cq, 1, &raw mut wc) } == 1);
         wc
     }

@@ -28,13 +28,13 @@ impl Ibverbs {
         port_attr: *mut ibv_port_attr,
     ) -> c_int {
         if let Some(query) = verbs_get_ctx_op!(context, query_port) {
-            // SAFETY: the function has the slot's type (4). It requires a live context (1) and room
-            // for attributes of the given length (2).
+            // SAFETY: the function has the slot's type (4). It requires a live context (1) and
+            // space for attributes of the given length (2).
             return unsafe { query(context, port_num, port_attr, size_of::<ibv_port_attr>()) };
         }
-        // SAFETY: write_bytes requires room for the attributes (2), for which zero is a value.
+        // SAFETY: write_bytes requires space for the attributes (2), for which zero is a value.
         unsafe { port_attr.write_bytes(0, 1) };
-        // SAFETY: the symbol requires a live context (1) and room for 48 bytes (2): it writes the
+        // SAFETY: the symbol requires a live context (1) and space for 48 bytes (2): it writes the
         // beginning of the attributes, which no version has changed.
         unsafe { (self.ibv_query_port)(context, port_num, port_attr.cast()) }
     }
@@ -79,7 +79,7 @@ impl Ibverbs {
         flags: u32,
     ) -> c_int {
         let size = size_of::<ibv_gid_entry>();
-        // SAFETY: the symbol requires a live context (1) and room for an entry of the given size
+        // SAFETY: the symbol requires a live context (1) and space for an entry of the given size
         // (2).
         unsafe { (self._ibv_query_gid_ex)(context, port_num, gid_index, entry, flags, size) }
     }
@@ -98,7 +98,7 @@ impl Ibverbs {
         flags: u32,
     ) -> isize {
         let size = size_of::<ibv_gid_entry>();
-        // SAFETY: the symbol requires a live context (1) and room for so many entries of the given
+        // SAFETY: the symbol requires a live context (1) and space for so many entries of the given
         // size (2).
         unsafe { (self._ibv_query_gid_table)(context, entries, max_entries, flags, size) }
     }
@@ -113,7 +113,7 @@ impl Ibverbs {
     ///
     /// The [rules of the module](crate::inline).
     pub unsafe fn ibv_query_comp_cntr_caps(&self, context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps) -> c_int {
-        // SAFETY: the symbol requires a live context (1) and room for capabilities of the given
+        // SAFETY: the symbol requires a live context (1) and space for capabilities of the given
         // size (2).
         unsafe { (self._ibv_query_comp_cntr_caps)(context, caps, size_of::<ibv_comp_cntr_caps>()) }
     }
@@ -259,18 +259,18 @@ impl Ibverbs {
         }
         if let Some(query) = verbs_get_ctx_op!(context, query_device_ex) {
             // SAFETY: the function has the slot's type (4). It requires a live context (1), an
-            // input or NULL, and room for attributes of the given size (2).
+            // input or NULL, and space for attributes of the given size (2).
             let result = unsafe { query(context, input, attr, size_of::<ibv_device_attr_ex>()) };
             if result != EOPNOTSUPP && result != ENOSYS {
                 return result;
             }
         }
-        // SAFETY: write_bytes requires room for the attributes (2), for which zero is a value.
+        // SAFETY: write_bytes requires space for the attributes (2), for which zero is a value.
         unsafe { attr.write_bytes(0, 1) };
         // SAFETY: the place requires a valid pointer to attributes (2); nothing is read.
         let plain = unsafe { &raw mut (*attr).orig_attr };
-        // SAFETY: the symbol requires a live context (1) and room for plain attributes, which are a
-        // field of the extended ones.
+        // SAFETY: the symbol requires a live context (1) and space for plain attributes, which are
+        // a field of the extended ones.
         unsafe { (self.ibv_query_device)(context, plain) }
     }
 }

@@ -25,7 +25,7 @@
 //! 1. pointers to verbs objects point to live objects of one implementation, made by its own
 //!    functions (or laid out as it would), whose operations may be called now under the threading
 //!    rules of `verbs(7)`;
-//! 2. other pointers are valid as the verb's manual page says: attributes to read, room to write,
+//! 2. other pointers are valid as the verb's manual page says: attributes to read, space to write,
 //!    lists with their lengths, or NULL where the page allows NULL;
 //! 3. the demands of the verb itself hold, such as memory that stays registered while the device
 //!    uses it.

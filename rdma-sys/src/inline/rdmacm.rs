@@ -88,7 +88,7 @@ unsafe fn post(id: *mut rdma_cm_id, mut wr: ibv_send_wr) -> c_int {
     // SAFETY: the read requires a live identifier (7).
     let qp = unsafe { (*id).qp };
     // SAFETY: ibv_post_send requires a live queue pair (7), a list of requests, which is one local
-    // request that the caller answers for (2, 3), and room for a pointer, which is a local.
+    // request that the caller answers for (2, 3), and space for a pointer, which is a local.
     rdma_seterrno(unsafe { ibv_post_send(qp, &raw mut wr, &raw mut bad) })
 }
 
@@ -110,14 +110,14 @@ pub unsafe fn rdma_post_recvv(id: *mut rdma_cm_id, context: *mut c_void, sgl: *m
     let srq = unsafe { (*id).srq };
     if !srq.is_null() {
         // SAFETY: ibv_post_srq_recv requires a live queue (7), a list of requests, which is one
-        // local request that the caller answers for (2, 3), and room for a pointer, which is a
+        // local request that the caller answers for (2, 3), and space for a pointer, which is a
         // local.
         return rdma_seterrno(unsafe { ibv_post_srq_recv(srq, &raw mut wr, &raw mut bad) });
     }
     // SAFETY: the read requires a live identifier (7).
     let qp = unsafe { (*id).qp };
     // SAFETY: ibv_post_recv requires a live queue pair (7), a list of requests, which is one local
-    // request that the caller answers for (2, 3), and room for a pointer, which is a local.
+    // request that the caller answers for (2, 3), and space for a pointer, which is a local.
     rdma_seterrno(unsafe { ibv_post_recv(qp, &raw mut wr, &raw mut bad) })
 }
 
@@ -351,8 +351,8 @@ impl Ibverbs {
         let cq = unsafe { (*id).send_cq };
         // SAFETY: the read requires a live identifier (7).
         let channel = unsafe { (*id).send_cq_channel };
-        // SAFETY: completion requires room for a completion (2), and the identifier's own queue and
-        // channel.
+        // SAFETY: completion requires space for a completion (2), and the identifier's own queue
+        // and channel.
         unsafe { self.completion(id, cq, channel, wc) }
     }
 
@@ -376,8 +376,8 @@ impl Ibverbs {
         let cq = unsafe { (*id).recv_cq };
         // SAFETY: the read requires a live identifier (7).
         let channel = unsafe { (*id).recv_cq_channel };
-        // SAFETY: completion requires room for a completion (2), and the identifier's own queue and
-        // channel.
+        // SAFETY: completion requires space for a completion (2), and the identifier's own queue
+        // and channel.
         unsafe { self.completion(id, cq, channel, wc) }
     }
 
@@ -394,7 +394,7 @@ impl Ibverbs {
         channel: *mut ibv_comp_channel,
         wc: *mut ibv_wc,
     ) -> c_int {
-        // SAFETY: ibv_poll_cq requires a live queue, this function's condition, and room for one
+        // SAFETY: ibv_poll_cq requires a live queue, this function's condition, and space for one
         // completion (2).
         let poll = || unsafe { ibv_poll_cq(cq, 1, wc) };
         let found = loop {
@@ -412,7 +412,7 @@ impl Ibverbs {
                 break found;
             }
             let (mut ready, mut context) = (null_mut(), null_mut());
-            // SAFETY: the symbol requires a live channel, this function's condition, and room for
+            // SAFETY: the symbol requires a live channel, this function's condition, and space for
             // two pointers, which are locals.
             let event = unsafe { (self.ibv_get_cq_event)(channel, &raw mut ready, &raw mut context) };
             if event != 0 {

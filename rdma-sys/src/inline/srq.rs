@@ -36,7 +36,7 @@ pub unsafe fn ibv_post_srq_ops(srq: *mut ibv_srq, op: *mut ibv_ops_wr, bad_op: *
     // SAFETY: the read requires a live queue (1).
     let context = unsafe { (*srq).context };
     let Some(post) = verbs_get_ctx_op!(context, post_srq_ops) else {
-        // SAFETY: the write requires room for a pointer (2).
+        // SAFETY: the write requires space for a pointer (2).
         unsafe { bad_op.write(op) };
         return EOPNOTSUPP;
     };

@@ -98,7 +98,7 @@ impl Source {
         let mut attr = ibv_ah_attr::default();
         let table = context.table();
         // SAFETY: ibv_init_ah_from_wc requires an open context, which `context` keeps open, a
-        // completion and a header to read, and room for the attributes; this is no forked child
+        // completion and a header to read, and space for the attributes; this is no forked child
         // (checked above).
         let call =
             || unsafe { (table.ibv_init_ah_from_wc)(context.as_raw(), port, &raw mut wc, &raw mut grh, &raw mut attr) };

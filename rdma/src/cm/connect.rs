@@ -127,7 +127,7 @@ impl ConnOptions {
     }
 }
 
-/// Refuses private data that is longer than the message has room for.
+/// Refuses private data that is longer than the message has space for.
 pub(super) fn check_len(operation: Operation, context: &Context, bytes: &[u8], limit: usize) -> Result<()> {
     let limit = if context.capabilities().manual_connect { limit } else { super::IWARP_PRIVATE_DATA };
     if bytes.len() > limit { Err(Error::new(operation, ErrorKind::TooLong)) } else { Ok(()) }
@@ -139,7 +139,7 @@ impl RawId {
         let mut raw = ibv_qp_attr { qp_state: ibv_qp_state(state.as_raw()), ..ibv_qp_attr::default() };
         let mut mask: c_int = 0;
         // SAFETY: rdma_init_qp_attr requires an id (2), whose lock is held (3), that is bound to a
-        // device (6), and room for attributes and their mask.
+        // device (6), and space for attributes and their mask.
         self.call_bound(Operation::InitQpAttr, |cm, id| unsafe {
             (cm.rdma_init_qp_attr)(id, &raw mut raw, &raw mut mask)
         })?;
@@ -180,7 +180,7 @@ impl RawId {
 
     pub(super) fn remote_ece(&self) -> Result<Ece> {
         let mut raw = ibv_ece::default();
-        // SAFETY: rdma_get_remote_ece requires an id (2), whose lock is held (3), and room for the
+        // SAFETY: rdma_get_remote_ece requires an id (2), whose lock is held (3), and space for the
         // options.
         self.call(Operation::GetRemoteEce, |cm, id| unsafe { (cm.rdma_get_remote_ece)(id, &raw mut raw) })?;
         Ok(Ece::from_raw(raw))

@@ -298,7 +298,7 @@ impl EventChannel {
             return Err(Error::new(Operation::GetCmEvent, ErrorKind::NoDevice));
         }
         let mut event: *mut rdma_cm_event = ptr::null_mut();
-        // SAFETY: rdma_get_cm_event requires a channel (1), whose lock is held (3), and room for a
+        // SAFETY: rdma_get_cm_event requires a channel (1), whose lock is held (3), and space for a
         // pointer; the descriptor is non-blocking. The ids that the call writes to are alive:
         // destroying an id removes its events from the channel.
         let call = || unsafe { (channel.table.rdma_get_cm_event)(channel.raw.as_ptr(), &raw mut event) };

@@ -268,7 +268,7 @@ impl EventChannel {
         channel.check(Operation::CreateId)?;
         let mut state = channel.lock();
         let mut raw: *mut rdma_cm_id = ptr::null_mut();
-        // SAFETY: rdma_create_id requires a channel (1), whose lock is held (3), room for a
+        // SAFETY: rdma_create_id requires a channel (1), whose lock is held (3), space for a
         // pointer, and any context pointer.
         let call = || unsafe {
             (channel.table.rdma_create_id)(channel.raw.as_ptr(), &raw mut raw, ptr::null_mut(), T::PORT_SPACE)
@@ -335,7 +335,7 @@ impl<T: PortSpace> Id<T> {
     pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
         let mut raw = RawAddr::new(address);
         // SAFETY: rdma_bind_addr requires an id (2), whose lock is held (3), and an address as long
-        // as its family says: `RawAddr` has room for every family.
+        // as its family says: `RawAddr` has space for every family.
         let done = self.raw.call(Operation::BindAddr, |cm, id| unsafe { (cm.rdma_bind_addr)(id, raw.as_mut_ptr()) });
         done.map_err(|error| match error.errno() {
             // The kernel returns EADDRNOTAVAIL also for an address that the host does not have; the

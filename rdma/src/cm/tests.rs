@@ -462,7 +462,7 @@ fn a_forked_child_cannot_touch_its_parents_ids() {
         unsafe { libc::_exit(if inert && quiet { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waitpid requires room for a status: a local.
+    // SAFETY: waitpid requires space for a status: a local.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(matches!(next(&channel).kind, EventKind::ConnectRequest(_)));

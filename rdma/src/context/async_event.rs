@@ -159,7 +159,7 @@ impl Context {
     /// Takes the provider's next event.
     pub(super) fn take_event(&self) -> Result<Option<AsyncEvent>> {
         let mut raw = ibv_async_event::default();
-        // SAFETY: ibv_get_async_event requires an open context, which `self` keeps open, and room
+        // SAFETY: ibv_get_async_event requires an open context, which `self` keeps open, and space
         // for an event; the context's descriptor is non-blocking.
         let call = || unsafe { (self.inner.table.ibv_get_async_event)(self.as_raw(), &raw mut raw) };
         if let Err(error) = Error::check(Operation::GetAsyncEvent, call) {

@@ -174,7 +174,7 @@ impl Context {
             fork: fork::generation(),
         });
         let mut attr = ibv_device_attr::default();
-        // SAFETY: ibv_query_device requires an open context (1) and room for the attributes.
+        // SAFETY: ibv_query_device requires an open context (1) and space for the attributes.
         let call = || unsafe { (table.ibv_query_device)(raw, &raw mut attr) };
         Error::check(Operation::QueryDevice, call)?;
         inner.device_attr = DeviceAttr::from_raw(attr);
@@ -236,7 +236,7 @@ impl Context {
     pub fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
         self.inner.check(Operation::QueryDevice)?;
         let mut attr = ibv_device_attr_ex::default();
-        // SAFETY: ibv_query_device_ex requires an open context (1, 2), an input or NULL, and room
+        // SAFETY: ibv_query_device_ex requires an open context (1, 2), an input or NULL, and space
         // for the attributes; this is no forked child (4).
         let call = || unsafe { self.inner.table.ibv_query_device_ex(self.as_raw(), ptr::null(), &raw mut attr) };
         Error::check(Operation::QueryDevice, call)?;
@@ -279,7 +279,7 @@ impl Context {
             return Err(Error::new(Operation::QueryPort, ErrorKind::NotFound));
         }
         let mut attr = ibv_port_attr::default();
-        // SAFETY: ibv_query_port requires an open context (1, 2) and room for the attributes; this
+        // SAFETY: ibv_query_port requires an open context (1, 2) and space for the attributes; this
         // is no forked child (4).
         let call = || unsafe { self.inner.table.ibv_query_port(self.as_raw(), port, &raw mut attr) };
         Error::check(Operation::QueryPort, call)?;
@@ -412,7 +412,7 @@ impl Context {
         }
         let mut pkey = 0;
         let (table, index) = (self.inner.table, i32::from(index));
-        // SAFETY: ibv_query_pkey requires an open context (1, 2) and room for the key.
+        // SAFETY: ibv_query_pkey requires an open context (1, 2) and space for the key.
         let call = || unsafe { (table.ibv_query_pkey)(self.as_raw(), port, index, &raw mut pkey) };
         Error::check(Operation::QueryPkey, call)?;
         Ok(u16::from_be(pkey))

@@ -208,7 +208,7 @@ fn handles_are_inert_in_a_forked_child() {
         unsafe { libc::_exit(if inert && !destroyed { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waitpid requires room for a status: a local.
+    // SAFETY: waitpid requires space for a status: a local.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(context.port_attr(2).is_ok());

@@ -251,7 +251,7 @@ operations! {
     Write = WriteOp { remote: RemoteSlice }, Write, |this, wr, size| {
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &this.remote, size)
     },
-    /// Writes `local` to the front of `remote`, which must have room for it.
+    /// Writes `local` to the front of `remote`, which must be at least as long.
     Local Sendable;
 
     /// Writes to the peer's memory and consumes one of the peer's receives, whose completion
@@ -261,7 +261,7 @@ operations! {
         wr.__bindgen_anon_1.imm_data = this.imm.to_be();
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &this.remote, size)
     },
-    /// Writes `local` to the front of `remote`, which must have room for it, and delivers `imm`.
+    /// Writes `local` to the front of `remote`, which must be at least as long, and delivers `imm`.
     Local Sendable;
 
     /// Reads from the peer's memory.

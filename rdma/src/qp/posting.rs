@@ -121,7 +121,7 @@ impl<M> PostError<M> {
     ///
     /// for _ in 0..100 {
     ///     let mut buffer = pd.allocate(16)?;
-    ///     // If the queue is full, the buffer comes back, to be posted once there is room.
+    ///     // If the queue is full, the buffer comes back, to be posted once a slot is free.
     ///     while let Err(refused) = a.post_send(Write::new(buffer, region.remote(..)?)) {
     ///         assert_eq!(refused.kind(), ErrorKind::QueueFull);
     ///         buffer = refused.into_memory().ok_or("the device may have the buffer")?;
@@ -292,7 +292,7 @@ unsafe impl<W> Send for Half<W> {}
 unsafe impl<W> Sync for Half<W> {}
 
 impl<W: WorkRequest> Half<W> {
-    /// Creates a half of a new queue pair (S1), with room for chains of `requests`.
+    /// Creates a half of a new queue pair (S1), with space for chains of `requests`.
     pub(super) fn new(
         raw: *mut ibv_qp,
         attached: Attached,

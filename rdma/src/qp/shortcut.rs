@@ -9,7 +9,7 @@ use crate::pd::ProtectionDomain;
 
 impl<T: Transport> QpBuilder<T> {
     /// Creates the queue pair together with its own completion queue and a poller for it. The
-    /// completion queue has room for all requests and a channel to sleep on.
+    /// completion queue has space for all requests and a channel to sleep on.
     ///
     /// # Errors
     ///

@@ -400,7 +400,7 @@ fn edge_triggered_epoll_misses_no_event() {
     let wait = || {
         let mut slot = libc::epoll_event { events: 0, u64: 0 };
         let limit = i32::try_from(LIMIT.as_millis()).unwrap();
-        // SAFETY: epoll_wait requires room for as many events as its count says: `slot` is one
+        // SAFETY: epoll_wait requires space for as many events as its count says: `slot` is one
         // local event, and the count is 1.
         assert_eq!(unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut slot, 1, limit) }, 1, "no edge in time");
         std::iter::from_fn(|| channel.try_next_event().unwrap()).collect::<Vec<_>>()

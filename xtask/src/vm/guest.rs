@@ -131,7 +131,7 @@ impl Guest {
             Accelerator::Tcg | Accelerator::Auto => (self.emulator(), EMULATED, EMULATED_CLOCK),
         };
         // Warnings do not go to the slow console: `init` copies them from the kernel's log buffer,
-        // which has room for a whole run. An emulated processor may have to wait for a real one,
+        // which has space for a whole run. An emulated processor may have to wait for a real one,
         // which is no fault. The watchdog and the check for a stopped timer are therefore disabled.
         let settings =
             "console=ttyS0 quiet log_buf_len=4M nowatchdog no_timer_check panic=-1 mitigations=off random.trust_cpu=on";

@@ -51,7 +51,7 @@ unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, number: c_int, add
         }
         let bytes = value.to_le_bytes();
         // SAFETY: copy requires `size` bytes at both ends: `size` is at most 8, and the caller
-        // gives room for the attribute's type.
+        // gives space for the attribute's type.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), data.cast(), size) };
         Ok(())
     })

@@ -254,7 +254,7 @@ impl Flow {
         self.offers.unread.push_back((id, slice));
     }
 
-    /// Begins the reads for which there is room.
+    /// Begins the reads for which there is space.
     pub(super) fn start_reads(&mut self) {
         while self.outcome.is_none() {
             let Some(&(offer, slice)) = self.offers.unread.front() else { return };

@@ -1,5 +1,5 @@
-// What the ABI test compares: layouts and constants of libibverbs and librdmacm, from the headers
-// of rdma-core 65.0-1.1. Made by `cargo xtask bindings`; do not edit.
+// What the ABI test compares: layouts and constants of libibverbs and librdmacm, from the headers of rdma-core 65.0-1.1.
+// Made by `cargo xtask bindings`; do not edit.
 
 layout! {
     "struct ib_uverbs_flow_action_esp_keymat_aes_gcm" ib_uverbs_flow_action_esp_keymat_aes_gcm {

@@ -189,7 +189,7 @@ unsafe extern "C" fn sent(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut 
         words.extend([ud.ah.word(), ud.remote_qpn.into(), ud.remote_qkey.into()]);
     }
     arrived("post_send", &words);
-    // SAFETY: write requires room for a pointer, to which every caller of the operation points.
+    // SAFETY: write requires space for a pointer, to which every caller of the operation points.
     unsafe { bad.write(wr) };
     next_answer()
 }
@@ -437,9 +437,9 @@ fn waits(
     ) -> c_int {
         arrived("ibv_get_cq_event", &[channel.word()]);
         let (ready, id) = EVENT.with_borrow(|event| *event);
-        // SAFETY: write requires room for a pointer, to which every caller of the symbol points.
+        // SAFETY: write requires space for a pointer, to which every caller of the symbol points.
         unsafe { cq.write(ready) };
-        // SAFETY: write requires room for a pointer, to which every caller of the symbol points.
+        // SAFETY: write requires space for a pointer, to which every caller of the symbol points.
         unsafe { context.write(id) };
         next_answer()
     }

@@ -262,7 +262,7 @@ fn get_device_list(twins: &Twins) -> bool {
 fn query_port(twins: &Twins) -> bool {
     unsafe extern "C" fn legacy(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
         arrived("ibv_query_port", &[context.word(), port.word(), attr.addr() as u64]);
-        // SAFETY: write_bytes requires room for 48 bytes, to which the symbol's callers point: the
+        // SAFETY: write_bytes requires space for 48 bytes, to which the symbol's callers point: the
         // attributes had so many when the symbol was made.
         unsafe { attr.cast::<u8>().write_bytes(0x5a, 48) };
         3
@@ -457,7 +457,7 @@ fn query_device_ex(twins: &Twins) -> bool {
     }
     unsafe extern "C" fn legacy(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
         arrived("ibv_query_device", &[context.word(), attr.word()]);
-        // SAFETY: write_bytes requires room for attributes: the test passes live ones (1).
+        // SAFETY: write_bytes requires space for attributes: the test passes live ones (1).
         unsafe { attr.write_bytes(0x5a, 1) };
         3
     }

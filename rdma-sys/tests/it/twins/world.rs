@@ -33,7 +33,7 @@ pub(crate) struct Seen {
 /// A closure that calls a function under test, or its twin.
 macro_rules! call {
     ($($call:tt)+) => {
-        // SAFETY: the functions require live objects and valid room (1 of this test's rules),
+        // SAFETY: the functions require live objects and valid space (1 of this test's rules),
         // operations of the slots' types (2), and, of a twin, the header's type (3).
         || unsafe { $($call)+ }
     };

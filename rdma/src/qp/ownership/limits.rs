@@ -181,7 +181,7 @@ fn unsignaled_requests_alone_never_fill_a_queue_for_good() {
     for token in 0..100 {
         let buffer = rig.buffer(1);
         if rig.qp.post_send(op::Send::new(buffer).token(token).unsignaled()).is_err() {
-            // The queue is full: a signaled request is in flight whose completion makes room.
+            // The queue is full: a signaled request is in flight whose completion frees a slot.
             let posted = rig.posted();
             let signaled: Vec<_> = (completed..posted.len()).filter(|&at| is_signaled(&posted[at])).collect();
             assert!(!signaled.is_empty());
@@ -235,7 +235,7 @@ fn what_destroyed_queue_pairs_left_behind_never_overruns_the_queue() {
         come_and_go(&pd, &cq);
         assert!(testing::pending(cq.as_raw()) <= 16);
     }
-    // Only the creation of queue pairs that needed room has polled.
+    // Only the creation of queue pairs that needed space has polled.
     assert!(cq.stale_completions() >= rounds - 4);
 }
 
@@ -252,7 +252,7 @@ fn a_poll_that_finds_the_queue_empty_frees_what_destroyed_queue_pairs_had_reserv
     let other = pd.queue_pair().cq(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
     assert_eq!(polls(), before, "there is room already");
     drop(other);
-    // Creation fails if the poll that would free the room fails.
+    // Creation fails if the poll that would free the space fails.
     fail("poll_cq", libc::EIO);
     let error = pd.queue_pair().cq(&cq).build().unwrap_err();
     assert_eq!(error.operation(), Operation::PollCq);

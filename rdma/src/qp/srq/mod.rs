@@ -164,7 +164,7 @@ impl SrqInner {
     fn query(&self) -> Result<ibv_srq_attr> {
         self.context().check(Operation::QuerySrq)?;
         let mut attr = ibv_srq_attr::default();
-        // SAFETY: ibv_query_srq requires a live queue of this table (1), and room for the
+        // SAFETY: ibv_query_srq requires a live queue of this table (1), and space for the
         // attributes: a local.
         let call = || unsafe { (self.context().table.ibv_query_srq)(self.raw.as_ptr(), &raw mut attr) };
         Error::check(Operation::QuerySrq, call)?;
@@ -281,9 +281,9 @@ impl<T: Transport> SrqBuilder<T> {
 
     /// Creates the queue.
     ///
-    /// Each queue pair that uses the queue needs room in its completion queue for twice the largest
-    /// number of receives, rounded up to a power of two; queue pairs that share both queues need it
-    /// once.
+    /// Each queue pair that uses the queue needs space in its completion queue for twice the
+    /// largest number of receives, rounded up to a power of two; queue pairs that share both queues
+    /// need it once.
     ///
     /// # Errors
     ///
@@ -346,7 +346,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// Changes the number of receives that the device holds, to `depth` or more, while the queue is
     /// in use. [`depth`](Self::depth) then returns the new number.
     ///
-    /// The completion queues of the queue's users have room for the depth that
+    /// The completion queues of the queue's users have space for the depth that
     /// [`SrqBuilder::resizable_to`] allows: it is the limit.
     ///
     /// # Errors
