@@ -1,6 +1,6 @@
 //! Descriptors that pass between processes over a Unix socket.
 //!
-//! A record is some bytes, and with its first byte perhaps a descriptor. Both ends know the length
+//! A record is some bytes, and with its first byte perhaps a descriptor. Both sides know the length
 //! of every record, since a stream has no boundaries. Who may pass memory to whom is the caller's
 //! decision; [`SegmentView::map`](crate::SegmentView::map) checks what arrives.
 
@@ -174,7 +174,7 @@ mod tests {
         drop(one);
         let kept = receive(&other, &mut [0]).unwrap();
         assert!(kept.is_some());
-        // The other two copies of the peer's end were closed, so this one was the last.
+        // The other two copies of the peer's side were closed, so this one was the last.
         drop(kept);
         assert_eq!(receive(&other, &mut [0]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

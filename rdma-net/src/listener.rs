@@ -1,4 +1,4 @@
-//! The listening end.
+//! The listening side.
 
 use std::fmt;
 use std::future::poll_fn;

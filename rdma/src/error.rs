@@ -186,7 +186,7 @@ pub enum ErrorKind {
         /// Attributes that the transition does not allow and that were given.
         not_allowed: QpAttrMask,
     },
-    /// The two ends cannot work together: their link layers differ, only one has a GID, or their
+    /// The two sides cannot work together: their link layers differ, only one has a GID, or their
     /// vendors' options differ.
     Incompatible,
     /// No RDMA device, or no route, leads to this address or from it.

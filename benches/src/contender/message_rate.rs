@@ -32,7 +32,7 @@ const ROUND: u64 = 64;
 /// Messages per iteration.
 pub const MESSAGES: u64 = ROUND * BATCH as u64;
 
-/// One end of a stream of messages.
+/// One side of a stream of messages.
 pub struct MessageRate {
     qp: RawQueuePair<Rc>,
     cq: RawCompletionQueue,
@@ -49,7 +49,7 @@ pub struct MessageRate {
     counted: u64,
 }
 
-/// One end before it is connected.
+/// One side before it is connected.
 struct Prepared {
     pd: ProtectionDomain,
     cq: RawCompletionQueue,
@@ -110,7 +110,7 @@ impl Prepared {
 }
 
 impl MessageRate {
-    /// Connects the two ends of a stream of messages of `size` bytes.
+    /// Connects the two sides of a stream of messages of `size` bytes.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl MessageRate {
         Ok(this)
     }
 
-    /// Sends batches of messages from one end to another in this process and receives them there.
+    /// Sends batches of messages from one side to another in this process and receives them there.
     ///
     /// # Errors
     ///

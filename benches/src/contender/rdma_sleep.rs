@@ -1,4 +1,4 @@
-//! Messages over a reliable connection between two sleeping processes: each end waits for a
+//! Messages over a reliable connection between two sleeping processes: each side waits for a
 //! completion event.
 
 use std::io;
@@ -25,7 +25,7 @@ pub struct RdmaSleep {
 }
 
 impl RdmaSleep {
-    /// Connects the two ends, with receives posted at both. The message is sent as inline data.
+    /// Connects the two sides, with receives posted at both. The message is sent as inline data.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Two processes that wake each other by a Unix socket: the least that a sleeping end costs.
+//! Two processes that wake each other by a Unix socket: the least that a sleeping side costs.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -30,7 +30,7 @@ pub struct UnixSleep {
 }
 
 impl UnixSleep {
-    /// Connects the two ends.
+    /// Connects the two sides.
     ///
     /// # Errors
     ///

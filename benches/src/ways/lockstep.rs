@@ -43,7 +43,7 @@ pub fn count() -> io::Result<()> {
     Ok(())
 }
 
-/// One end of the exchange.
+/// One side of the exchange.
 struct Lockstep {
     qp: RawQueuePair<Rc>,
     cq: RawCompletionQueue,

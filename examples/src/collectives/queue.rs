@@ -43,7 +43,7 @@ pub struct Queue {
     thread: JoinHandle<Communicator>,
 }
 
-/// A flag that is set when this end of it is dropped.
+/// A flag that is set when this side of it is dropped.
 #[derive(Debug)]
 struct SetOnDrop(Arc<AtomicBool>);
 

@@ -6,7 +6,7 @@
 //! another without a barrier.
 //!
 //! A stream has one or more *channels*: connections with slots of their own, on the same device or
-//! on several. Its pieces take the channels in turn, which both ends count.
+//! on several. Its pieces take the channels in turn, which both sides count.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! One end of the connections: queue pairs, memory, and messages in flight.
+//! One side of the connections: queue pairs, memory, and messages in flight.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -178,7 +178,7 @@ impl Prepared {
     }
 }
 
-/// One end of the connections, for messages of one size.
+/// One side of the connections, for messages of one size.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) plan: Plan,
@@ -189,7 +189,7 @@ pub(super) struct Link {
     pub(super) mtu: Mtu,
     /// Whether writes land in order, so that their arrival can be watched in memory.
     in_order: bool,
-    /// The two ends of each queue pair, as text.
+    /// The two sides of each queue pair, as text.
     pub(super) ends: Vec<(String, String)>,
     /// `window` is the memory that the peer writes to or reads from; `source` is the memory that
     /// this side writes from or reads into. Each lane has a part of both.

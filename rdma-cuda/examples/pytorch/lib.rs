@@ -37,7 +37,7 @@ fn write(from: ManagedTensor, to: ManagedTensor) -> Result<(), Box<dyn Error>> {
     let slice = |tensor: ManagedTensor| tensor.into_slice::<f32>(&gpu).map_err(|(error, _tensor)| error);
     let (from, to) = (slice(from)?, slice(to)?);
 
-    // Both ends are here; a program with a peer sends it the endpoint and the remote slice.
+    // Both sides are here; a program with a peer sends it the endpoint and the remote slice.
     let opened = rdma::open(&DeviceSelector::Any)?;
     let (pd, cq) = (opened.context.alloc_pd()?, opened.context.create_cq(64)?);
     let options = InitOptions::new().port(opened.port);

@@ -1,4 +1,4 @@
-//! The slots of an end, the credits of both ends, and the completions.
+//! The slots of a side, the credits of both sides, and the completions.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -84,7 +84,7 @@ macro_rules! receives {
 }
 receives! { QueuePair<Rc> InitializedQueuePair<Rc> }
 
-/// The slots, credits and completions of an end.
+/// The slots, credits and completions of a side.
 pub(super) struct Ring {
     poller: Poller,
     timeout: Option<Duration>,
@@ -140,7 +140,7 @@ impl Ring {
         self.free.pop()
     }
 
-    /// The size of a chunk that both ends have space for; `None` before the peer's greeting.
+    /// The size of a chunk that both sides have space for; `None` before the peer's greeting.
     pub(super) fn peer_chunk(&self) -> Option<usize> {
         self.peer_chunk.map(|chunk| chunk.min(self.chunk))
     }

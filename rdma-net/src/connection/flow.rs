@@ -119,7 +119,7 @@ struct Outgoing {
     sent: usize,
 }
 
-/// The end of this end's data that the application asked for.
+/// The end of this side's data that the application asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     None,
@@ -611,7 +611,7 @@ impl Flow {
         }
     }
 
-    /// Ends this end's data after the last message.
+    /// Ends this side's data after the last message.
     pub(super) fn finish(&mut self, now: Instant) {
         if self.receiver_is_gone {
             return self.close(0, now, self.linger);

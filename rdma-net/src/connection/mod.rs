@@ -1,4 +1,4 @@
-//! Connections: an end that sends and an end that receives.
+//! Connections: a side that sends and a side that receives.
 
 mod core;
 mod fetched;
@@ -41,7 +41,7 @@ impl Connection {
         Self { sender: Sender::new(core), receiver: Receiver::new(core) }
     }
 
-    /// The two halves, for two tasks. Dropping all clones of the sender ends this end's data: the
+    /// The two halves, for two tasks. Dropping all clones of the sender ends this side's data: the
     /// peer's [`Receiver::next`] then returns `None`. Dropping both halves closes the connection.
     ///
     /// # Examples
@@ -131,7 +131,7 @@ impl Connection {
         self.receiver.next().await
     }
 
-    /// Ends this end's data, discards what the peer still sends, and waits until both ends have
+    /// Ends this side's data, discards what the peer still sends, and waits until both sides have
     /// closed. Returns the peer's code.
     ///
     /// A peer that has not closed after the node's [`timeout`](super::NodeOptions::timeout) is cut

@@ -18,7 +18,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::protocol::{HEADER_LEN, MAX_OFFER_LEN};
 use crate::waiters::Place;
 
-/// Most bytes of one write to a stream: the copies of both ends stay in the processors' caches.
+/// Most bytes of one write to a stream: the copies of both sides stay in the processors' caches.
 const LONGEST_WRITE: usize = 128 << 10;
 
 /// The half of a connection that sends.
@@ -208,7 +208,7 @@ impl Sender {
         leave(&self.core, place);
     }
 
-    /// Ends the data of this end, also for other clones.
+    /// Ends the data of this side, also for other clones.
     pub(crate) fn finish(&self) {
         self.core.tell(Flow::finish);
     }

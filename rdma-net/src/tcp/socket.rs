@@ -75,7 +75,7 @@ impl Socket {
         (self.stream.local_addr().ok(), self.stream.peer_addr().ok())
     }
 
-    /// Sends a frame of this end, and waits for what must follow.
+    /// Sends a frame of this side, and waits for what must follow.
     pub(super) fn send(&mut self, kind: Kind, body: &[u8]) -> rdma::Result<()> {
         let gone = disconnected(Operation::Establish);
         if self.is_over() {

@@ -35,7 +35,7 @@ const DISCONNECT: u64 = 2 << 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
     Open,
-    /// An end has said that it neither sends nor receives any more.
+    /// A side has said that it neither sends nor receives any more.
     Disconnected,
     Failed(Errno),
 }
@@ -191,12 +191,12 @@ impl Connection {
         Err(Errno::ECONNRESET)
     }
 
-    /// Whether both ends have said that they send no more.
+    /// Whether both sides have said that they send no more.
     fn is_over(&self) -> bool {
         !self.is_readable && !self.is_writable
     }
 
-    /// Ends the connection once neither end sends any more and the device has sent everything.
+    /// Ends the connection once neither side sends any more and the device has sent everything.
     fn end_if_sent(&mut self) {
         if self.is_over() && self.has_sent_all() {
             self.disconnected();

@@ -1,4 +1,4 @@
-//! The memory that this end has mapped for the peer.
+//! The memory that this side has mapped for the peer.
 
 use std::collections::VecDeque;
 

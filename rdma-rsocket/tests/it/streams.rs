@@ -106,7 +106,7 @@ fn a_stalled_sender_gets_eagain_and_then_room() {
             }
         }
     }
-    // Buffers of both ends, at most.
+    // Buffers of both sides, at most.
     assert!(sent > 0 && sent <= 8192, "{sent} bytes");
     let mut entry = [PollEntry::socket(&client, POLLOUT)];
     assert_eq!(poll(&mut entry, Some(Duration::ZERO)).expect("poll"), 0);

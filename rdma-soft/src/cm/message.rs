@@ -44,7 +44,7 @@ pub(super) struct Ece {
     pub(super) options: u32,
 }
 
-/// The connection parameters that either end sends.
+/// The connection parameters that either side sends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) qp_num: u32,

@@ -1,4 +1,4 @@
-//! One end of a link to another process: two rings, two sleep flags, two pulse counters, and the
+//! One side of a link to another process: two rings, two sleep flags, two pulse counters, and the
 //! peer.
 
 use core::sync::atomic::Ordering;
@@ -30,7 +30,7 @@ const LARGE: usize = 16 << 10;
 /// Unconsumed bytes from which frames are as large as the link allows.
 const BEHIND: u64 = 64 << 10;
 
-/// One end of a link to another process.
+/// One side of a link to another process.
 #[derive(Debug)]
 pub(crate) struct Duplex {
     /// The other process.
@@ -329,7 +329,7 @@ mod tests {
     use crate::engine::Time;
     use crate::os::socket::Socket;
 
-    /// Two ends of a link, and the socket on which the second one is rung.
+    /// Two sides of a link, and the socket on which the second one is rung.
     fn link() -> (Duplex, Duplex, Socket) {
         let (memory, _) = Memory::create(1 << 20).unwrap();
         let (theirs, bell) = Peer::on_a_socket();

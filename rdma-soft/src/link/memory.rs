@@ -44,7 +44,7 @@ const RING_WORDS: usize = 2;
 const ASLEEP: usize = 2 * RING_WORDS;
 const PULSE: usize = ASLEEP + 2;
 
-/// Which end of a link this process is.
+/// Which side of a link this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The side that created the memory.

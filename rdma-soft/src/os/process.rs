@@ -12,7 +12,7 @@ use nix::unistd::{Pid, geteuid};
 
 use super::{Error, Named, Result};
 
-/// A process, as the kernel identifies it to the other end of a socket.
+/// A process, as the kernel identifies it to the other side of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Credentials {
     /// The process id in this pid namespace; 0 for a process outside it.

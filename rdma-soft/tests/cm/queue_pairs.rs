@@ -242,7 +242,7 @@ fn a_queue_pair_that_cannot_be_made_ready_is_an_error_of_the_connection() {
     assert_eq!(unsafe { (verbs().ibv_modify_qp)(active.public().qp, &raw mut attr, mask) }, 0);
     assert_eq!(passive.accept(b"", 5), 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_CONNECT_ERROR, -1);
-    // The passive end's reaction is queued, but C does not get this event.
+    // The passive side's reaction is queued, but C does not get this event.
     drop(passive);
     assert!(active_channel.is_readable(PATIENCE));
     active_channel.set_nonblocking();

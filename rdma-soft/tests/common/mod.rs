@@ -1,4 +1,4 @@
-//! One end of a connection on the software device, driven as a C program would: through the
+//! One side of a connection on the software device, driven as a C program would: through the
 //! function table, the op tables inside the objects, and the header's inline functions.
 //!
 //! The objects of a [`Side`] are destroyed, in order, when the side is dropped; the `SAFETY`

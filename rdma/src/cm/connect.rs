@@ -15,7 +15,7 @@ use crate::types::{Ece, QpAttrMask, QpState, RemoteAccess, RnrTimer};
 /// a link busy.
 const READ_DEPTH: u8 = 16;
 
-/// Options of a connection, for both ends. Unset options have the values that most programs use.
+/// Options of a connection, for both sides. Unset options have the values that most programs use.
 ///
 /// # Examples
 ///
@@ -54,8 +54,8 @@ impl Default for ConnOptions {
 }
 
 impl ConnOptions {
-    /// Default options: no private data, as many reads and atomics as both ends support (up to 16),
-    /// 7 retries, and unlimited retries while the peer has no receive posted.
+    /// Default options: no private data, as many reads and atomics as both sides support (up to
+    /// 16), 7 retries, and unlimited retries while the peer has no receive posted.
     pub fn new() -> Self {
         Self::default()
     }
@@ -69,7 +69,7 @@ impl ConnOptions {
         /// How many reads and atomics to have outstanding; limited by the device and by the number
         /// that the peer serves.
         initiator_depth(count: u8) = Some(count);
-        /// How often both ends retry when no answer comes: 0 to 7. The connecting end decides.
+        /// How often both sides retry when no answer comes: 0 to 7. The connecting side decides.
         retry_count(count: u8) = count.min(7);
         /// How often the peer retries while we have no receive posted: 0 to 6, or 7 for no limit.
         rnr_retry_count(count: u8) = count.min(7);
@@ -301,7 +301,7 @@ impl Id<Rc> {
     }
 
     /// Ends the connection: requests in flight on the queue pair are flushed, and `Disconnected`
-    /// follows at both ends.
+    /// follows at both sides.
     ///
     /// # Errors
     ///

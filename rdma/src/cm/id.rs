@@ -1,4 +1,4 @@
-//! Ids: connection ends, and listeners. Numbers cite the invariants of [`super`].
+//! Ids: sides of connections, and listeners. Numbers cite the invariants of [`super`].
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
@@ -220,7 +220,7 @@ fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
 
-/// One end of a connection, from before the connection exists, or a listener. `T` gives the port
+/// One side of a connection, from before the connection exists, or a listener. `T` gives the port
 /// space: TCP for [`Rc`](crate::Rc).
 ///
 /// Methods start steps. The outcome of a step arrives as an [`Event`](super::Event) of the channel,
@@ -247,7 +247,7 @@ pub struct Id<T: PortSpace> {
 }
 
 impl EventChannel {
-    /// Makes an id: one end of a future connection, or a listener.
+    /// Makes an id: one side of a future connection, or a listener.
     ///
     /// # Errors
     ///

@@ -112,8 +112,8 @@ pub struct ExposedRegion<M: Placement = Host> {
     placement: PhantomData<M>,
 }
 
-/// A counted range of an [`ExposedRegion`]: the local end of a request, or a range to copy from and
-/// to.
+/// A counted range of an [`ExposedRegion`]: the local side of a request, or a range to copy from
+/// and to.
 ///
 /// # Examples
 ///

@@ -82,7 +82,7 @@ fn request(channel: &EventChannel, listener: &Id<Rc>) -> ConnectRequest<Rc> {
     }
 }
 
-/// Handles the event that asks the active end for its last step; returns the connected queue pair.
+/// Handles the event that asks the active side for its last step; returns the connected queue pair.
 fn established(channel: &EventChannel, id: &Id<Rc>, qp: InitializedQueuePair<Rc>) -> QueuePair<Rc> {
     match next_of(channel, id.key()) {
         EventKind::ConnectResponse(_) => id.establish(qp, &ConnOptions::new()).unwrap(),
@@ -112,7 +112,7 @@ fn one_thread_does_both_ends_on_one_channel() {
     let key = request.key();
     let (passive, b_qp) = request.accept(b_qp, &ConnOptions::new().private_data(b"from b")).unwrap();
     assert_eq!(passive.key(), key);
-    // The events of both ends arrive in any order, each with its identifier.
+    // The events of both sides arrive in any order, each with its identifier.
     let (mut a_waits, mut a_qp, mut passive_waits) = (Some(a_qp), None, true);
     while a_waits.is_some() || passive_waits {
         let event = next(&channel);
@@ -133,7 +133,8 @@ fn one_thread_does_both_ends_on_one_channel() {
     assert_eq!(wait(&mut a.cq.poller()).status, Ok(()));
     assert_eq!(wait(&mut b.cq.poller()).byte_len, 7);
     id.disconnect(&a_qp).unwrap();
-    // On iWARP the end that disconnects gets its event at once; elsewhere, after the peer's answer.
+    // On iWARP the side that disconnects gets its event at once; elsewhere, after the peer's
+    // answer.
     let mut ended = Vec::new();
     while ended.len() < 2 {
         let event = next(&channel);
@@ -267,7 +268,7 @@ fn whatever_ends_at_any_step_ends() {
                 }
             });
         }
-        // Requests are accepted, rejected or dropped while other ends are still connecting.
+        // Requests are accepted, rejected or dropped while other sides are still connecting.
         let begin = Instant::now();
         for turn in 0.. {
             let Some(request) = listener.next_request(Some(Duration::from_millis(100))).unwrap() else {

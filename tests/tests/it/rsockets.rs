@@ -203,7 +203,7 @@ fn drain(is_answer: bool, mut receive: impl FnMut(&mut [u8]) -> usize) {
     }
 }
 
-/// The work of our end of a stream: it receives, answers, and sees the end.
+/// The work of our side of a stream: it receives, answers, and sees the end.
 fn serve_ours(mut socket: &Socket) {
     drain(false, |bytes| socket.read(bytes).unwrap());
     pour(true, |bytes| socket.write(bytes).unwrap());

@@ -40,15 +40,15 @@ pub(crate) struct Guest {
     pub(crate) wires: Vec<Wire>,
 }
 
-/// One end of a wire between two guests.
+/// One side of a wire between two guests.
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
     /// The Unix socket that joins the ends.
     pub(crate) socket: PathBuf,
-    /// Whether this end makes the socket; the other connects to it.
+    /// Whether this side makes the socket; the other connects to it.
     pub(crate) listens: bool,
-    /// The number of the guest's interfaces at this end. More than one are in one network with
-    /// those at the other end.
+    /// The number of the guest's interfaces at this side. More than one are in one network with
+    /// those at the other side.
     pub(crate) cards: usize,
 }
 

@@ -141,7 +141,7 @@ unsafe fn write_text(to: *mut c_char, size: c_int, text: &CStr) -> Result<(), Co
     let length = text.count_bytes().min(room - 1);
     let mut bytes = text.to_bytes()[..length].to_vec();
     bytes.push(0);
-    // SAFETY: copy requires that as many bytes lie at both ends: they are at most the space at
+    // SAFETY: copy requires that as many bytes lie at both sides: they are at most the space at
     // `to`.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
     Ok(())

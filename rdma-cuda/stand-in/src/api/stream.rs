@@ -151,7 +151,7 @@ extern "C" fn cuLaunchHostFunc(
     })
 }
 
-/// One end of a copy.
+/// One side of a copy.
 #[derive(Clone, Copy)]
 enum Place {
     Device(usize),
@@ -178,7 +178,7 @@ fn run_copy(to: Place, from: Place, length: usize) -> Option<Code> {
         Place::Host(address) => Some(std::ptr::with_exposed_provenance_mut::<u8>(address)),
     };
     let (Some(to), Some(from)) = (pointer(to), pointer(from)) else { return Some(ILLEGAL_ADDRESS) };
-    // SAFETY: copy requires that both ends have `length` bytes: `bytes` has checked device memory,
+    // SAFETY: copy requires that both sides have `length` bytes: `bytes` has checked device memory,
     // and the caller of the exported function promises it for host memory until the copy is done.
     unsafe { std::ptr::copy(from.cast_const(), to, length) };
     None

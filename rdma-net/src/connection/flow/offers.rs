@@ -130,7 +130,7 @@ impl Offers {
         self.buffers.keep(buffer).into_iter().map(Retired::Buffer).collect()
     }
 
-    /// Takes the memory of all offers of this end, and the tasks that wait for the peer.
+    /// Takes the memory of all offers of this side, and the tasks that wait for the peer.
     fn release(&mut self) -> (Vec<Retired>, Vec<Waker>) {
         let mut retired: Vec<_> = self.staging.take().into_iter().map(Retired::Region).collect();
         let mut wakers = Vec::new();
@@ -144,7 +144,7 @@ impl Offers {
     }
 }
 
-/// The offers of this end.
+/// The offers of this side.
 impl Flow {
     /// Whether a message of `len` bytes may be copied and offered.
     pub(in crate::connection) fn has_room_to_offer(&self, len: usize) -> bool {
@@ -226,8 +226,8 @@ impl Flow {
         }
     }
 
-    /// Releases the memory of this end's offers, and gives up the peer's: no DONE comes or goes any
-    /// more. Messages after an offer that was not read are given up too.
+    /// Releases the memory of this side's offers, and gives up the peer's: no DONE comes or goes
+    /// any more. Messages after an offer that was not read are given up too.
     pub(super) fn end_offers(&mut self) {
         let (retired, wakers) = self.offers.release();
         self.wakeups.retired.extend(retired);

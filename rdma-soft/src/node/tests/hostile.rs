@@ -1,4 +1,4 @@
-//! Hostile peers, which misuse their end of a link.
+//! Hostile peers, which misuse their side of a link.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::thread;
