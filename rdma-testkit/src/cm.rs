@@ -346,7 +346,7 @@ unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'st
     assert!(!verbs.is_null(), "NULL would be followed");
     // SAFETY: the caller gives valid parameters.
     let param = unsafe { *param };
-    // SAFETY: from_raw_parts requires that many readable bytes: this function's contract.
+    // SAFETY: from_raw_parts requires as many readable bytes: this function's contract.
     let data = unsafe { std::slice::from_raw_parts(param.private_data.cast::<u8>(), param.private_data_len.into()) };
     let given = Given {
         private_data: data.to_vec(),
@@ -375,7 +375,7 @@ unsafe extern "C" fn establish(_: *mut rdma_cm_id) -> c_int {
 }
 
 unsafe extern "C" fn reject(_: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
-    // SAFETY: from_raw_parts requires that many readable bytes: the caller gives `len` of them.
+    // SAFETY: from_raw_parts requires as many readable bytes: the caller gives `len` of them.
     let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
     cm(|cm| cm.given = Some(Given { private_data: data.to_vec(), ..Given::default() }));
     simple("reject")

@@ -107,7 +107,7 @@ unsafe fn private_data(raw: &rdma_cm_event) -> PrivateData {
     if conn.private_data.is_null() || conn.private_data_len == 0 {
         return PrivateData::default();
     }
-    // SAFETY: from_raw_parts requires that many readable bytes, which nobody writes to: librdmacm
+    // SAFETY: from_raw_parts requires as many readable bytes, which nobody writes to: librdmacm
     // points to as many bytes as it says, inside the event, which lives by this function's
     // contract.
     let bytes = unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into()) };
