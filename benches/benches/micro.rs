@@ -22,16 +22,16 @@ fn copies(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("rdma_mem::copy", size), |bencher| {
             bencher.iter(|| {
                 let (sink, source, len) = black_box((sink.as_mut_ptr(), source.as_ptr(), size));
-                // SAFETY: copy wants two ranges of `len` bytes that do not overlap and that nothing
-                // else uses: two vectors of `size` bytes.
+                // SAFETY: copy requires two ranges of `len` bytes that do not overlap and that
+                // nothing else uses: two vectors of `size` bytes.
                 unsafe { rdma_mem::copy(sink, source, len) };
             });
         });
         group.bench_function(BenchmarkId::new("rdma_mem::copy_ordered", size), |bencher| {
             bencher.iter(|| {
                 let (sink, source, len) = black_box((sink.as_mut_ptr(), source.as_ptr(), size));
-                // SAFETY: copy_ordered wants two ranges of `len` bytes that do not overlap and that
-                // nothing else uses: two vectors of `size` bytes.
+                // SAFETY: copy_ordered requires two ranges of `len` bytes that do not overlap and
+                // that nothing else uses: two vectors of `size` bytes.
                 unsafe { rdma_mem::copy_ordered(sink, source, len) };
             });
         });

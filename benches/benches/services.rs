@@ -1,6 +1,6 @@
 //! Echo services over `rdma_net`, TCP and Unix sockets: latency of processes that poll and of
 //! processes that sleep, requests and bytes per second of one and of many connections, and the
-//! processor time of both ends.
+//! processor time of both sides.
 //!
 //! `cargo bench -p rdma-benches --bench services -- [rounds=N] [case=N] [only=N] [payload=BYTES]
 //! [window=N] [polls=N]`: `case` runs one of the tables alone, `only` one of its rows without a

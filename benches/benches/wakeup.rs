@@ -1,7 +1,7 @@
 //! The round trip of a 64-byte message between two processes that sleep, beside two processes that
 //! wake each other by a Unix socket: on one core, and on two.
 //!
-//! Each end sleeps in the call that takes the message (`ibv_get_cq_event`, `read`), or in poll(2).
+//! Each side sleeps in the call that takes the message (`ibv_get_cq_event`, `read`), or in poll(2).
 //!
 //! `cargo bench -p rdma-benches --bench wakeup -- [rounds=N]`.
 

@@ -42,7 +42,7 @@ pub fn set(cores: &[usize]) -> io::Result<()> {
     Ok(sched_setaffinity(SELF, &set)?)
 }
 
-/// Two different cores for the two ends of a comparison.
+/// Two different cores for the two sides of a comparison.
 ///
 /// # Errors
 ///

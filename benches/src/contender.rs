@@ -26,7 +26,7 @@ pub use tcp::TcpSpin;
 pub use ucx::{Test, Ucx};
 pub use unix::{Kind, UnixSleep};
 
-/// How the two ends of a comparison sleep.
+/// How the two sides of a comparison sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
     /// In the call that takes the message or its event.

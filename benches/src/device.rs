@@ -26,7 +26,7 @@ pub fn open() -> io::Result<Opened> {
     rdma::open(&selector).map_err(io::Error::other)
 }
 
-/// One end before it is connected: its receives may be posted.
+/// One side before it is connected: its receives may be posted.
 #[derive(Debug)]
 pub struct Prepared {
     /// The protection domain.
@@ -37,7 +37,7 @@ pub struct Prepared {
     pub qp: InitializedQueuePair<Rc>,
 }
 
-/// One end of a connection.
+/// One side of a connection.
 #[derive(Debug)]
 pub struct End {
     /// The queue pair.
@@ -70,7 +70,7 @@ impl Prepared {
         Ok(Self { pd, cq, qp })
     }
 
-    /// Connects to the end at `remote`.
+    /// Connects to the side at `remote`.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Prepared {
         Ok(End { qp, cq: self.cq, pd: self.pd })
     }
 
-    /// Connects to the end that the other process prepares; returns when both ends are connected.
+    /// Connects to the side that the other process prepares; returns when both sides are connected.
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@
 //! processes, statistics, tables.
 //!
 //! Benchmarks print their measurements and compare them with the project's own bars. A missed bar
-//! is no failure; a benchmark fails only if an operation does. `RESULTS.md` has the last full run.
+//! is no failure; a benchmark fails only if an operation does. `RESULTS.md` has the figures.
 
 pub mod affinity;
 pub mod allocations;

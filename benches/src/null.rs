@@ -40,7 +40,7 @@ pub unsafe fn install(context: *mut ibv_context) {
     ops.poll_cq = Some(poll_cq);
 }
 
-/// Stores the identifier of a request; false if there is no room.
+/// Stores the identifier of a request; false if there is no space.
 #[inline]
 fn store(wr_id: u64) -> bool {
     let posted = POSTED.load(Ordering::Relaxed);
@@ -65,7 +65,7 @@ unsafe fn store_receives(wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) ->
     // condition of this function.
     while let Some(request) = unsafe { next.as_ref() } {
         if !store(request.wr_id) {
-            // SAFETY: the write requires room for a pointer: the condition of this function.
+            // SAFETY: the write requires space for a pointer: the condition of this function.
             unsafe { *bad_wr = next };
             return libc::ENOMEM;
         }
@@ -97,7 +97,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *m
         let request = unsafe { &*next };
         let is_signaled = request.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0;
         if is_signaled && !store(request.wr_id) {
-            // SAFETY: the write requires room for a pointer: ibv_post_send requires that of its
+            // SAFETY: the write requires space for a pointer: ibv_post_send requires that of its
             // caller.
             unsafe { *bad_wr = next };
             return libc::ENOMEM;
@@ -120,8 +120,8 @@ unsafe extern "C" fn poll_cq(_cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_
             qp_num: QP_NUM.load(Ordering::Relaxed),
             ..Default::default()
         };
-        // SAFETY: write requires room for a completion: ibv_poll_cq requires of its caller room for
-        // `num_entries` completions, and `index` is smaller.
+        // SAFETY: write requires space for a completion: ibv_poll_cq requires of its caller space
+        // for `num_entries` completions, and `index` is smaller.
         unsafe { wc.wrapping_add(index).write(completion) };
     }
     POLLED.store(polled.wrapping_add(count), Ordering::Relaxed);
@@ -149,11 +149,11 @@ mod tests {
         let mut first = ibv_send_wr { wr_id: 1, next: &raw mut second, ..Default::default() };
         let mut bad = ptr::null_mut();
         // SAFETY: ibv_post_send requires a queue pair whose context has a `post_send`, a chain that
-        // ends in NULL, and room for a pointer: all are locals, and `install` set `post_send`.
+        // ends in NULL, and space for a pointer: all are locals, and `install` set `post_send`.
         assert_eq!(unsafe { ibv_post_send(&raw mut qp, &raw mut first, &raw mut bad) }, 0);
 
         let mut wc = [ibv_wc::default(); 4];
-        // SAFETY: ibv_poll_cq requires a queue whose context has a `poll_cq`, and room for 4
+        // SAFETY: ibv_poll_cq requires a queue whose context has a `poll_cq`, and space for 4
         // completions: both are locals, and `install` set `poll_cq`.
         let mut poll = || unsafe { ibv_poll_cq(&raw mut cq, 4, wc.as_mut_ptr()) };
         assert_eq!((poll(), poll()), (1, 0));

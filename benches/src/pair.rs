@@ -62,7 +62,7 @@ impl Channel {
         }
     }
 
-    /// Sends bytes and receives the other side's, as both ends do to connect.
+    /// Sends bytes and receives the other side's, as both sides do to connect.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl Channel {
     }
 }
 
-/// A participant of a comparison; each process holds one end of it.
+/// A participant of a comparison; each process holds one side of it.
 pub trait Contender {
     /// The name in the table.
     fn name(&self) -> String;
@@ -191,7 +191,7 @@ pub struct Outcome {
     pub rounds: Vec<f64>,
     /// Nanoseconds of processor time that both processes took per iteration, one value per round.
     pub processor: Vec<f64>,
-    /// Number of rounds in which the scheduler took a core away from one of the ends.
+    /// Number of rounds in which the scheduler took a core away from one of the sides.
     pub disturbed: usize,
 }
 

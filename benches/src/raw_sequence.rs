@@ -117,7 +117,7 @@ impl RawSequence {
     fn poll(&mut self) -> io::Result<()> {
         let mut wc = ibv_wc::default();
         loop {
-            // SAFETY: ibv_poll_cq requires a live queue (1) and room for one completion: `wc` is a
+            // SAFETY: ibv_poll_cq requires a live queue (1) and space for one completion: `wc` is a
             // local.
             match unsafe { ibv_poll_cq(self.cq, 1, &raw mut wc) } {
                 0 => {}

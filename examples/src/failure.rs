@@ -73,7 +73,7 @@ impl Failure {
         Self::new(format!("cannot start {what}: {error}{hint}"))
     }
 
-    /// A failure for want of memory.
+    /// A failure for lack of memory.
     pub(crate) fn out_of_memory(what: impl fmt::Display) -> Self {
         Self::new(format!("{what}{}", out_of_memory_hint()))
     }

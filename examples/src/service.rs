@@ -28,7 +28,7 @@ pub struct ServiceOptions {
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(short, long, global = true, value_name = "NAME", env = "RDMA_DEVICE")]
     device: Option<String>,
-    /// The way to set up connections; both ends must use the same
+    /// The way to set up connections; both sides must use the same
     #[arg(long, global = true, value_name = "WAY", default_value = "cm")]
     exchange: ExchangeOption,
     /// Print one JSON object

@@ -25,7 +25,7 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    /// Creates a queue with room for `depth` completions. With `sleeps`, a wait sleeps at once and
+    /// Creates a queue with space for `depth` completions. With `sleeps`, a wait sleeps at once and
     /// does not poll first.
     ///
     /// # Errors

@@ -19,7 +19,8 @@ impl Primary {
     /// Retains the primary context of a device, and creates it if this is its first use.
     pub(crate) fn retain(driver: &'static Driver, device: DeviceHandle) -> Result<Self, CudaError> {
         let mut context = 0;
-        // SAFETY: cuDevicePrimaryCtxRetain wants room for a handle, and a device of cuDeviceGet.
+        // SAFETY: cuDevicePrimaryCtxRetain requires space for a handle, and a device of
+        // cuDeviceGet.
         unsafe { driver.cuDevicePrimaryCtxRetain(&raw mut context, device) }?;
         Ok(Self { driver, device, context })
     }
@@ -38,8 +39,8 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
-        // SAFETY: cuDevicePrimaryCtxRelease wants that the context was retained: `retain` did, and
-        // every object of the context holds this one.
+        // SAFETY: cuDevicePrimaryCtxRelease requires that the context was retained: `retain` did,
+        // and every object of the context holds this one.
         if let Err(error) = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) } {
             tracing::warn!("the context of a GPU is not released: {error}");
         }
@@ -55,7 +56,7 @@ struct Current {
 
 impl Current {
     fn push(primary: &Primary) -> Result<Self, CudaError> {
-        // SAFETY: cuCtxPushCurrent wants a context that is not destroyed: `primary` retains it.
+        // SAFETY: cuCtxPushCurrent requires a context that is not destroyed: `primary` retains it.
         unsafe { primary.driver.cuCtxPushCurrent_v2(primary.context) }?;
         Ok(Self { driver: primary.driver, _not_send: std::marker::PhantomData })
     }
@@ -64,8 +65,8 @@ impl Current {
 impl Drop for Current {
     fn drop(&mut self) {
         let mut context = 0;
-        // SAFETY: cuCtxPopCurrent wants room for a handle. It pops the context that `push` pushed:
-        // each `Current` is dropped before those below it.
+        // SAFETY: cuCtxPopCurrent requires space for a handle. It pops the context that `push`
+        // pushed: each `Current` is dropped before those below it.
         if let Err(error) = unsafe { self.driver.cuCtxPopCurrent_v2(&raw mut context) } {
             // The result of the call itself must not be lost: it may own memory.
             tracing::warn!("the context of a GPU stays current in this thread: {error}");

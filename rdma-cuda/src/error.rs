@@ -64,7 +64,7 @@ pub enum Error {
         /// The size of an element in bytes.
         element: usize,
     },
-    /// A slice belongs to another GPU than the stream, the kernels or the end of a connection that
+    /// A slice belongs to another GPU than the stream, the kernels or the side of a connection that
     /// shall access it.
     #[error("the slice is on another GPU than what shall access it: use a stream of its GPU, or copy the slice first")]
     OtherGpu,

@@ -18,7 +18,8 @@ impl Event {
     /// An event that counts as done until a stream records it.
     pub(crate) fn new(gpu: &Gpu) -> Result<Self> {
         let mut handle = 0;
-        // SAFETY: cuEventCreate wants room for a handle and a current context, which `with` sets.
+        // SAFETY: cuEventCreate requires space for a handle and a current context, which `with`
+        // sets.
         gpu.with(|driver| unsafe { driver.cuEventCreate(&raw mut handle, DISABLE_TIMING) })?;
         Ok(Self(Arc::new(Created { gpu: gpu.clone(), handle })))
     }
@@ -34,7 +35,7 @@ impl Event {
     ///
     /// The error of work that failed.
     pub fn is_done(&self) -> Result<bool> {
-        // SAFETY: cuEventQuery wants an event that is not destroyed.
+        // SAFETY: cuEventQuery requires an event that is not destroyed.
         match self.0.gpu.with(|driver| unsafe { driver.cuEventQuery(self.0.handle) }) {
             Ok(()) => Ok(true),
             Err(error) if error.code() == CudaError::NOT_READY => Ok(false),
@@ -48,7 +49,7 @@ impl Event {
     ///
     /// The error of work that failed.
     pub fn wait(&self) -> Result<()> {
-        // SAFETY: cuEventSynchronize wants an event that is not destroyed.
+        // SAFETY: cuEventSynchronize requires an event that is not destroyed.
         Ok(self.0.gpu.with(|driver| unsafe { driver.cuEventSynchronize(self.0.handle) })?)
     }
 }
@@ -71,7 +72,7 @@ struct Created {
 
 impl Drop for Created {
     fn drop(&mut self) {
-        // SAFETY: cuEventDestroy wants an event that nobody uses; the driver keeps what streams
+        // SAFETY: cuEventDestroy requires an event that nobody uses; the driver keeps what streams
         // that wait for it need.
         if let Err(error) = self.gpu.with(|driver| unsafe { driver.cuEventDestroy_v2(self.handle) }) {
             tracing::warn!("an event leaks: {error}");

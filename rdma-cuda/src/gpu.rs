@@ -12,7 +12,7 @@ use crate::flush::FlushMethod;
 use crate::gpu_name::{GpuName, Uuid};
 use crate::host_function;
 
-/// Room for a name or an address of a device, with its NUL.
+/// Space for a name or an address of a device, with its NUL.
 const TEXT_SIZE: u16 = 256;
 
 /// A GPU of this machine. Clones are the same GPU.
@@ -72,14 +72,14 @@ impl Gpu {
 
     pub(crate) fn describe(driver: &'static Driver, device: DeviceHandle, ordinal: i32) -> Result<Self> {
         let mut uuid = [0; 16];
-        // SAFETY: cuDeviceGetUuid wants room for 16 bytes, and a device of cuDeviceGet.
+        // SAFETY: cuDeviceGetUuid requires space for 16 bytes, and a device of cuDeviceGet.
         unsafe { driver.cuDeviceGetUuid(&raw mut uuid, device) }?;
         let name = text(|buffer, size| {
-            // SAFETY: cuDeviceGetName wants room for `size` bytes, and a device of cuDeviceGet.
+            // SAFETY: cuDeviceGetName requires space for `size` bytes, and a device of cuDeviceGet.
             unsafe { driver.cuDeviceGetName(buffer, size, device) }
         })?;
         let pci_id = text(|buffer, size| {
-            // SAFETY: cuDeviceGetPCIBusId wants the same as cuDeviceGetName.
+            // SAFETY: cuDeviceGetPCIBusId requires the same as cuDeviceGetName.
             unsafe { driver.cuDeviceGetPCIBusId(buffer, size, device) }
         })?;
         let pci_id = pci_id.to_ascii_lowercase();
@@ -125,7 +125,7 @@ impl Gpu {
     /// If the driver does not say.
     pub fn total_memory(&self) -> Result<usize> {
         let mut bytes = 0;
-        // SAFETY: cuDeviceTotalMem wants room for a size, and a device of cuDeviceGet.
+        // SAFETY: cuDeviceTotalMem requires space for a size, and a device of cuDeviceGet.
         unsafe { self.0.driver.cuDeviceTotalMem_v2(&raw mut bytes, self.0.device) }?;
         Ok(bytes)
     }
@@ -137,8 +137,8 @@ impl Gpu {
     /// [`CudaError::INVALID_VALUE`] if the driver does not know the attribute.
     pub fn attribute(&self, attribute: DeviceAttribute) -> Result<i32> {
         let mut value = 0;
-        // SAFETY: cuDeviceGetAttribute wants room for an integer and a device of cuDeviceGet; it
-        // takes any number for an attribute.
+        // SAFETY: cuDeviceGetAttribute requires space for an integer and a device of cuDeviceGet;
+        // it takes any number for an attribute.
         unsafe { self.0.driver.cuDeviceGetAttribute(&raw mut value, attribute.0, self.0.device) }?;
         Ok(value)
     }
@@ -167,7 +167,7 @@ impl Gpu {
     /// If the driver does not say.
     pub fn can_access(&self, other: &Self) -> Result<bool> {
         let mut can = 0;
-        // SAFETY: cuDeviceCanAccessPeer wants room for an integer, and devices of cuDeviceGet.
+        // SAFETY: cuDeviceCanAccessPeer requires space for an integer, and devices of cuDeviceGet.
         unsafe { self.0.driver.cuDeviceCanAccessPeer(&raw mut can, self.0.device, other.0.device) }?;
         Ok(can != 0)
     }
@@ -178,7 +178,7 @@ impl Gpu {
     ///
     /// The error of an earlier work item that failed.
     pub fn synchronize(&self) -> Result<()> {
-        // SAFETY: cuCtxSynchronize wants a current context: `with` sets it.
+        // SAFETY: cuCtxSynchronize requires a current context: `with` sets it.
         Ok(self.with(|driver| unsafe { driver.cuCtxSynchronize() })?)
     }
 
@@ -191,7 +191,7 @@ impl Gpu {
     /// ([`DeviceAttribute::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`]) lack bit 0.
     pub fn flush_rdma_writes(&self) -> Result<()> {
         let (current_context, to_owner) = (0, 100);
-        // SAFETY: cuFlushGPUDirectRDMAWrites wants a current context: `with` sets it.
+        // SAFETY: cuFlushGPUDirectRDMAWrites requires a current context: `with` sets it.
         Ok(self.with(|driver| unsafe { driver.cuFlushGPUDirectRDMAWrites(current_context, to_owner) })?)
     }
 
@@ -250,7 +250,7 @@ impl Driver {
     /// If the driver cannot describe a GPU.
     pub fn gpus(&'static self) -> Result<Vec<Gpu>> {
         let mut count = 0;
-        // SAFETY: cuDeviceGetCount wants room for an integer.
+        // SAFETY: cuDeviceGetCount requires space for an integer.
         unsafe { self.cuDeviceGetCount(&raw mut count) }?;
         (0..count).map(|ordinal| self.gpu(ordinal)).collect()
     }
@@ -262,7 +262,7 @@ impl Driver {
     /// [`CudaError::INVALID_DEVICE`] if there are fewer GPUs.
     pub fn gpu(&'static self, ordinal: i32) -> Result<Gpu> {
         let mut device = 0;
-        // SAFETY: cuDeviceGet wants room for an integer.
+        // SAFETY: cuDeviceGet requires space for an integer.
         unsafe { self.cuDeviceGet(&raw mut device, ordinal) }?;
         Gpu::describe(self, device, ordinal)
     }

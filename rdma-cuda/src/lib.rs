@@ -60,7 +60,7 @@
 //! A [`GpuEndpoint`] sends messages from the memory of one GPU to that of another, in chunks. The
 //! NIC reads and writes the GPU's memory where there is a direct path; else chunks go through
 //! pinned host memory, so that copies and transfer overlap. [`GpuEndpoint::path`] says which, and
-//! why. Each end chooses for itself. There are messages only: a peer cannot read or write memory
+//! why. Each side chooses for itself. There are messages only: a peer cannot read or write memory
 //! that its NIC cannot reach.
 //!
 //! ```no_run

@@ -71,9 +71,10 @@ impl PinnedRegion {
         stream.check_gpu(from)?;
         let target = self.place(to, from.size())?;
         stream.submit((from.clone(), Arc::clone(&self.memory)), |driver, stream| {
-            // SAFETY: cuMemcpyDtoHAsync wants as many bytes on both sides until the copy is done:
-            // `place` has checked the host's, and the stream keeps both. No reference to the host's
-            // bytes exists: `register_exposed` has taken their owner, which nobody gets back.
+            // SAFETY: cuMemcpyDtoHAsync requires as many bytes on both sides until the copy is
+            // done: `place` has checked the host's, and the stream keeps both. No reference to the
+            // host's bytes exists: `register_exposed` has taken their owner, which nobody gets
+            // back.
             unsafe { driver.cuMemcpyDtoHAsync_v2(target.cast(), from.address(), from.size(), stream) }
         })
     }
@@ -87,8 +88,8 @@ impl PinnedRegion {
         stream.check_gpu(to)?;
         let source = self.place(from, to.size())?;
         stream.submit((to.clone(), Arc::clone(&self.memory)), |driver, stream| {
-            // SAFETY: cuMemcpyHtoDAsync wants as many bytes on both sides until the copy is done:
-            // `place` has checked the host's, and the stream keeps both.
+            // SAFETY: cuMemcpyHtoDAsync requires as many bytes on both sides until the copy is
+            // done: `place` has checked the host's, and the stream keeps both.
             unsafe { driver.cuMemcpyHtoDAsync_v2(to.address(), source.cast(), to.size(), stream) }
         })
     }
@@ -104,7 +105,7 @@ impl PinnedRegion {
         if end > self.region.len() {
             return Err(Error::OutOfBounds { start, end, len: self.region.len() });
         }
-        // SAFETY: add wants a place in the allocation: it has the region's length.
+        // SAFETY: add requires a place in the allocation: it has the region's length.
         Ok(unsafe { self.memory.start().as_ptr().add(start) })
     }
 }

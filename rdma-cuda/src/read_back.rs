@@ -30,7 +30,7 @@ use crate::region::{GpuRegion, RegionError};
 /// ```
 pub struct ReadBack {
     qp: QueuePair<Rc>,
-    /// The end that answers the reads.
+    /// The side that answers the reads.
     _responder: QueuePair<Rc>,
     poller: Poller,
     /// `None` if a read failed.

@@ -69,7 +69,8 @@ impl Stream {
     /// If the driver cannot create one.
     pub fn new(gpu: &Gpu) -> Result<Self> {
         let mut handle = 0;
-        // SAFETY: cuStreamCreate wants room for a handle and a current context, which `with` sets.
+        // SAFETY: cuStreamCreate requires space for a handle and a current context, which `with`
+        // sets.
         gpu.with(|driver| unsafe { driver.cuStreamCreate(&raw mut handle, NON_BLOCKING) })?;
         Ok(Self { gpu: gpu.clone(), handle, parked: Mutex::default(), patience: PATIENCE })
     }
@@ -97,7 +98,7 @@ impl Stream {
         check_lengths(from.len(), to.len())?;
         self.synchronize()?;
         let source = from.as_ptr().cast::<c_void>();
-        // SAFETY: cuMemcpyHtoD wants as many bytes on both sides: the lengths are equal. (3)
+        // SAFETY: cuMemcpyHtoD requires as many bytes on both sides: the lengths are equal. (3)
         self.gpu.with(|driver| unsafe { driver.cuMemcpyHtoD_v2(to.address(), source, to.size()) })?;
         // The driver has taken the bytes, but they may still be on the way.
         // SAFETY: cuStreamSynchronize takes the default stream.
@@ -114,8 +115,8 @@ impl Stream {
         check_lengths(from.len(), to.len())?;
         self.synchronize()?;
         let target = to.as_mut_ptr().cast::<c_void>();
-        // SAFETY: cuMemcpyDtoH wants as many bytes on both sides: the lengths are equal. All bytes
-        // are elements of `T`, which is plain old data. (3)
+        // SAFETY: cuMemcpyDtoH requires as many bytes on both sides: the lengths are equal. All
+        // bytes are elements of `T`, which is plain old data. (3)
         Ok(self.gpu.with(|driver| unsafe { driver.cuMemcpyDtoH_v2(target, from.address(), from.size()) })?)
     }
 
@@ -130,8 +131,8 @@ impl Stream {
         let memory = from.memory();
         let event = self.submit((to.clone(), Arc::clone(&memory)), |driver, stream| {
             let source = memory.start().as_ptr().cast();
-            // SAFETY: cuMemcpyHtoDAsync wants as many bytes on both sides until the copy is done:
-            // the lengths are equal, and (1).
+            // SAFETY: cuMemcpyHtoDAsync requires as many bytes on both sides until the copy is
+            // done: the lengths are equal, and (1).
             unsafe { driver.cuMemcpyHtoDAsync_v2(to.address(), source, to.size(), stream) }
         })?;
         Ok(Pending::new(from, event))
@@ -148,8 +149,8 @@ impl Stream {
         let memory = to.memory();
         let event = self.submit((from.clone(), Arc::clone(&memory)), |driver, stream| {
             let target = memory.start().as_ptr().cast();
-            // SAFETY: cuMemcpyDtoHAsync wants as many bytes on both sides until the copy is done:
-            // the lengths are equal, and (1). `Pending` gives nobody the elements before.
+            // SAFETY: cuMemcpyDtoHAsync requires as many bytes on both sides until the copy is
+            // done: the lengths are equal, and (1). `Pending` gives nobody the elements before.
             unsafe { driver.cuMemcpyDtoHAsync_v2(target, from.address(), from.size(), stream) }
         })?;
         Ok(Pending::new(to, event))
@@ -165,13 +166,13 @@ impl Stream {
         check_lengths(from.len(), to.len())?;
         self.submit((to.clone(), from.clone()), |driver, stream| {
             if to.gpu() == from.gpu() && to.gpu() == &self.gpu {
-                // SAFETY: cuMemcpyDtoDAsync wants as many bytes on both sides until the copy is
+                // SAFETY: cuMemcpyDtoDAsync requires as many bytes on both sides until the copy is
                 // done: the lengths are equal, and (1).
                 return unsafe { driver.cuMemcpyDtoDAsync_v2(to.address(), from.address(), to.size(), stream) };
             }
             let (to_context, from_context) = (to.gpu().context()?, from.gpu().context()?);
-            // SAFETY: cuMemcpyPeerAsync wants what cuMemcpyDtoDAsync wants, and the contexts of
-            // both sides, which their GPUs retain.
+            // SAFETY: cuMemcpyPeerAsync requires what cuMemcpyDtoDAsync requires, and the contexts
+            // of both sides, which their GPUs retain.
             unsafe {
                 let (to, from, size) = (to.address(), from.address(), to.size());
                 driver.cuMemcpyPeerAsync(to, to_context, from, from_context, size, stream)
@@ -188,7 +189,7 @@ impl Stream {
     pub fn fill<T: Pod>(&self, slice: &GpuSlice<T>, byte: u8) -> Result<()> {
         self.check_gpu(slice)?;
         self.submit(slice.clone(), |driver, stream| {
-            // SAFETY: cuMemsetD8Async wants memory of the size until the work is done: (1).
+            // SAFETY: cuMemsetD8Async requires memory of the size until the work is done: (1).
             unsafe { driver.cuMemsetD8Async(slice.address(), byte, slice.size(), stream) }
         })?;
         Ok(())
@@ -209,8 +210,8 @@ impl Stream {
         let boxed: HostFunction = Box::new(Box::new(function));
         let data = Box::into_raw(boxed);
         self.submit((), |driver, stream| {
-            // SAFETY: cuLaunchHostFunc wants a function that may be called with the data on another
-            // thread: the data is a `HostFunction` that only this call gets.
+            // SAFETY: cuLaunchHostFunc requires a function that may be called with the data on
+            // another thread: the data is a `HostFunction` that only this call gets.
             unsafe { driver.cuLaunchHostFunc(stream, call_host_function, data.cast()) }
         })?;
         Ok(())
@@ -238,8 +239,8 @@ impl Stream {
     }
 
     fn record_in(&self, event: &Event) -> Result<(), CudaError> {
-        // SAFETY: cuEventRecord wants an event and a stream of one context that are not destroyed:
-        // both are of the primary context of this GPU.
+        // SAFETY: cuEventRecord requires an event and a stream of one context that are not
+        // destroyed: both are of the primary context of this GPU.
         self.gpu.with(|driver| unsafe { driver.cuEventRecord(event.handle(), self.handle) })
     }
 
@@ -250,7 +251,7 @@ impl Stream {
     /// Errors of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         self.submit(event.clone(), |driver, stream| {
-            // SAFETY: cuStreamWaitEvent wants a stream and an event that are not destroyed.
+            // SAFETY: cuStreamWaitEvent requires a stream and an event that are not destroyed.
             unsafe { driver.cuStreamWaitEvent(stream, event.handle(), 0) }
         })?;
         Ok(())
@@ -280,7 +281,7 @@ impl Stream {
     ///
     /// The error of work that failed.
     pub fn is_done(&self) -> Result<bool> {
-        // SAFETY: is_done wants a stream of the GPU that is not destroyed: `drop` destroys it.
+        // SAFETY: is_done requires a stream of the GPU that is not destroyed: `drop` destroys it.
         unsafe { is_done(&self.gpu, self.handle) }
     }
 
@@ -296,7 +297,7 @@ impl Stream {
     }
 
     fn wait(&self) -> Result<(), CudaError> {
-        // SAFETY: cuStreamSynchronize wants a stream that is not destroyed.
+        // SAFETY: cuStreamSynchronize requires a stream that is not destroyed.
         self.gpu.with(|driver| unsafe { driver.cuStreamSynchronize(self.handle) })
     }
 
@@ -349,7 +350,7 @@ impl Drop for Stream {
         let parked = std::mem::take(self.parked.get_mut().unwrap_or_else(PoisonError::into_inner));
         // Leaks unless the work is done, even where the subscriber of a log message panics. (2)
         let parked = ManuallyDrop::new(parked);
-        // SAFETY: wait_at_most wants a stream of the GPU that is not destroyed: it is below.
+        // SAFETY: wait_at_most requires a stream of the GPU that is not destroyed: it is below.
         match unsafe { wait_at_most(&self.gpu, self.handle, self.patience) } {
             // Each alone, because a second panic would end the process.
             Ok(true) => ManuallyDrop::into_inner(parked).into_iter().for_each(drop_contained),
@@ -361,7 +362,7 @@ impl Drop for Stream {
                 tracing::warn!("the work of a stream has failed, and the memory that it uses leaks: {error}");
             }
         }
-        // SAFETY: cuStreamDestroy wants a stream that nobody uses; it returns at once, and the
+        // SAFETY: cuStreamDestroy requires a stream that nobody uses; it returns at once, and the
         // driver finishes the work.
         if let Err(error) = self.gpu.with(|driver| unsafe { driver.cuStreamDestroy_v2(self.handle) }) {
             tracing::warn!("a stream leaks: {error}");
@@ -381,7 +382,7 @@ impl fmt::Debug for Stream {
 ///
 /// `stream` is a stream of the GPU's primary context that nobody destroys during the call.
 unsafe fn is_done(gpu: &Gpu, stream: StreamHandle) -> Result<bool> {
-    // SAFETY: cuStreamQuery wants a stream that is not destroyed: the contract.
+    // SAFETY: cuStreamQuery requires a stream that is not destroyed: the contract.
     match gpu.with(|driver| unsafe { driver.cuStreamQuery(stream) }) {
         Ok(()) => Ok(true),
         Err(error) if error.code() == CudaError::NOT_READY => Ok(false),
@@ -426,7 +427,8 @@ type HostFunction = Box<Box<dyn FnOnce() + Send>>;
 /// `data` is the pointer of a [`HostFunction`] that this call takes over.
 unsafe extern "C" fn call_host_function(data: *mut c_void) {
     let _no_calls = host_function::refuse_calls();
-    // SAFETY: from_raw wants a pointer of into_raw that nobody else takes over, as this function.
+    // SAFETY: from_raw requires a pointer of into_raw that nobody else takes over, as this
+    // function.
     let function: HostFunction = unsafe { Box::from_raw(data.cast()) };
     // A panic must not reach the driver's frames, that of a log subscriber neither.
     if !panics::contain(function) {

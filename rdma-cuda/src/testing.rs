@@ -52,7 +52,7 @@ pub(crate) fn hardware() -> Option<Gpu> {
 pub(crate) fn stand_in() -> &'static Driver {
     static LOADED: OnceLock<&'static Driver> = OnceLock::new();
     LOADED.get_or_init(|| {
-        // SAFETY: load_from wants an implementation of the driver API: the stand-in is one.
+        // SAFETY: load_from requires an implementation of the driver API: the stand-in is one.
         unsafe { Driver::load_from(&rdma_cuda_stand_in::path()) }.expect("the stand-in is built with the tests")
     })
 }

@@ -136,11 +136,12 @@ pub unsafe fn copy_ordered(dst: *mut u8, src: *const u8, len: usize) {
         // conditions.
         return unsafe { store_pieces(dst, src, tail) };
     }
-    // SAFETY: load_u64 wants 8 readable bytes without plain writes: `tail` is 8, so these are the
-    // last 8 bytes of the source (1, 3).
+    // SAFETY: load_u64 requires 8 readable bytes without plain writes: `tail` is 8, so these are
+    // the last 8 bytes of the source (1, 3).
     let value = unsafe { imp::load_u64(src) };
-    // SAFETY: from_ptr wants an aligned word, valid for writes, and atomic accesses alone: a tail
-    // of 8 bytes ends, so it begins, on a multiple of 8; it is the end of the destination (1, 3).
+    // SAFETY: from_ptr requires an aligned word, valid for writes, and atomic accesses alone: a
+    // tail of 8 bytes ends, so it begins, on a multiple of 8; it is the end of the destination (1,
+    // 3).
     let word = unsafe { AtomicU64::from_ptr(dst.cast()) };
     // Release order puts the stores of the body, including those in assembly, before this one (3,
     // 4).
@@ -182,21 +183,21 @@ unsafe fn store_pieces(dst: *mut u8, src: *const u8, len: usize) {
         unsafe { imp::copy(bytes.as_mut_ptr(), src.wrapping_add(at), piece) };
         match piece {
             4 => {
-                // SAFETY: from_ptr wants alignment, which the match above found to be 4, and 4
+                // SAFETY: from_ptr requires alignment, which the match above found to be 4, and 4
                 // bytes for atomic accesses alone, which lie in the destination as `at + 4 <= len`
                 // (1, 3).
                 let word = unsafe { AtomicU32::from_ptr(to.cast()) };
                 word.store(u32::from_ne_bytes(bytes), Ordering::Release);
             }
             2 => {
-                // SAFETY: from_ptr wants alignment, which the match above found to be 2, and 2
+                // SAFETY: from_ptr requires alignment, which the match above found to be 2, and 2
                 // bytes for atomic accesses alone, which lie in the destination as `at + 2 <= len`
                 // (1, 3).
                 let word = unsafe { AtomicU16::from_ptr(to.cast()) };
                 word.store(u16::from_ne_bytes([bytes[0], bytes[1]]), Ordering::Release);
             }
             _ => {
-                // SAFETY: from_ptr wants one byte for atomic accesses alone: `at < len` (1, 3).
+                // SAFETY: from_ptr requires one byte for atomic accesses alone: `at < len` (1, 3).
                 let byte = unsafe { AtomicU8::from_ptr(to) };
                 byte.store(bytes[0], Ordering::Release);
             }

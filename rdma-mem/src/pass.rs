@@ -1,6 +1,6 @@
 //! Descriptors that pass between processes over a Unix socket.
 //!
-//! A record is some bytes, and with its first byte perhaps a descriptor. Both ends know the length
+//! A record is some bytes, and with its first byte perhaps a descriptor. Both sides know the length
 //! of every record, since a stream has no boundaries. Who may pass memory to whom is the caller's
 //! decision; [`SegmentView::map`](crate::SegmentView::map) checks what arrives.
 
@@ -78,8 +78,8 @@ pub struct Received {
     pub lacks_fds: bool,
 }
 
-/// Receives bytes of a stream, or a packet, with room for `fds` descriptors. Descriptors without
-/// room are closed. With `never_waits` the call does not wait, whatever the socket's flags.
+/// Receives bytes of a stream, or a packet, with space for `fds` descriptors. Descriptors without
+/// space are closed. With `never_waits` the call does not wait, whatever the socket's flags.
 ///
 /// # Errors
 ///
@@ -89,8 +89,8 @@ pub fn receive_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: usize, never_
     let mut control =
         vec![0_usize; if fds == 0 { 0 } else { HEADER / WORD + (fds * size_of::<RawFd>()).div_ceil(WORD) }];
     let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: zeroed wants a type for which all zeroes is a value: msghdr consists of integers and
-    // pointers.
+    // SAFETY: zeroed requires a type for which all zeroes is a value: msghdr consists of integers
+    // and pointers.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = &raw mut vector;
     message.msg_iovlen = 1;
@@ -126,9 +126,9 @@ fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
         let kind = kind.chunks_exact(size_of::<libc::c_int>()).map(number);
         if kind.eq([libc::SOL_SOCKET, libc::SCM_RIGHTS]) {
             for fd in data.chunks_exact(size_of::<RawFd>()).map(number) {
-                // SAFETY: from_raw_fd wants an open descriptor that has no other owner: the kernel
-                // made one for each of these numbers in this call of recvmsg, and each number is
-                // read once.
+                // SAFETY: from_raw_fd requires an open descriptor that has no other owner: the
+                // kernel made one for each of these numbers in this call of recvmsg, and each
+                // number is read once.
                 fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
             }
         }
@@ -174,7 +174,7 @@ mod tests {
         drop(one);
         let kept = receive(&other, &mut [0]).unwrap();
         assert!(kept.is_some());
-        // The other two copies of the peer's end were closed, so this one was the last.
+        // The other two copies of the peer's side were closed, so this one was the last.
         drop(kept);
         assert_eq!(receive(&other, &mut [0]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

@@ -71,7 +71,7 @@ impl Identity {
 
 #[inline]
 fn word() -> Option<&'static AtomicU64> {
-    // SAFETY: as_ref wants null or a pointer to a live, aligned atomic: `make_word` stores only
+    // SAFETY: as_ref requires null or a pointer to a live, aligned atomic: `make_word` stores only
     // pointers to the start of a page that is never unmapped, not in a child either, and that holds
     // only this atomic.
     unsafe { NUMBER.load(Ordering::Acquire).as_ref() }
@@ -81,8 +81,8 @@ fn word() -> Option<&'static AtomicU64> {
 fn make_word() -> Result<&'static AtomicU64, SharedMemoryError> {
     let mut page = MmapMut::map_anon(size_of::<AtomicU64>()).map_err(SharedMemoryError::mapping)?;
     let start = NonNull::from(&*page).cast();
-    // SAFETY: madvise wants a range of whole pages that may be wiped in a child: the range is the
-    // mapping, which nobody else uses.
+    // SAFETY: madvise requires a range of whole pages that may be wiped in a child: the range is
+    // the mapping, which nobody else uses.
     unsafe { madvise(start, page.len(), MmapAdvise::MADV_WIPEONFORK) }.map_err(SharedMemoryError::system("madvise"))?;
     let made = page.as_mut_ptr().cast();
     match NUMBER.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
@@ -155,7 +155,7 @@ fn atfork(handlers: &'static ForkHandlers) -> c_int {
     let unsafe_fn = |handler: Option<ForkHandler>| handler.map(|function| function as unsafe extern "C" fn());
     let (before, after, in_child) =
         (unsafe_fn(handlers.before), unsafe_fn(handlers.after), unsafe_fn(handlers.in_child));
-    // SAFETY: pthread_atfork wants functions that may run around any fork, which the contract of
+    // SAFETY: pthread_atfork requires functions that may run around any fork, which the contract of
     // `ForkHandlers::new` says, and that stay loaded: glibc unregisters those of a library that is
     // unloaded.
     unsafe { libc::pthread_atfork(before, after, in_child) }
@@ -187,7 +187,7 @@ mod tests {
         extern "C" fn count() {
             CHILDREN.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: `ForkHandlers::new` wants functions that may run at any fork and take no lock:
+        // SAFETY: `ForkHandlers::new` requires functions that may run at any fork and take no lock:
         // `count` adds to an atomic.
         static HANDLERS: ForkHandlers = unsafe { ForkHandlers::new(None, None, Some(count)) };
         let counts = || {

@@ -69,15 +69,15 @@ fn registry() -> Option<&'static RwLock<BTreeMap<usize, Arc<Backing>>>> {
     let process = Identity::current().ok()?;
     loop {
         let current = REGISTRY.load(Ordering::Acquire);
-        // SAFETY: as_ref wants null or a pointer to a live value: the exchange below stores only
+        // SAFETY: as_ref requires null or a pointer to a live value: the exchange below stores only
         // boxes, which are never freed then, and stores them (release) after they are made.
         if let Some(registry) = unsafe { current.as_ref() }.filter(|registry| registry.process == process) {
             return Some(&registry.entries);
         }
         let fresh = Box::into_raw(Box::new(Registry { process, entries: RwLock::default() }));
         if REGISTRY.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            // SAFETY: `Box::from_raw` wants the pointer of a box, once: it was made above, and the
-            // failed exchange has not stored it.
+            // SAFETY: `Box::from_raw` requires the pointer of a box, once: it was made above, and
+            // the failed exchange has not stored it.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
@@ -294,7 +294,7 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         if self.is_ours() {
-            // SAFETY: ManuallyDrop::drop wants a value that is dropped once and not used
+            // SAFETY: ManuallyDrop::drop requires a value that is dropped once and not used
             // afterwards: this is the only call, at the end of the owner. MmapRaw's drop unmaps the
             // range that this value alone owns (1), in the process that mapped it.
             unsafe { ManuallyDrop::drop(&mut self.map) };
@@ -399,13 +399,13 @@ impl SharedMemory {
         let mut fresh = ManuallyDrop::new(fresh);
         let copy = NonNull::from(&mut fresh[..]).cast::<u8>();
         let ours = self.pages.map.as_mut_ptr();
-        // SAFETY: copy wants two ranges of `mapped` bytes that do not overlap, and no plain access
-        // of this program to them meanwhile. `fresh` is a new mapping of that length, which only
-        // this function knows; our mapping has that length (1), and all code accesses it through
-        // this crate.
+        // SAFETY: copy requires two ranges of `mapped` bytes that do not overlap, and no plain
+        // access of this program to them meanwhile. `fresh` is a new mapping of that length, which
+        // only this function knows; our mapping has that length (1), and all code accesses it
+        // through this crate.
         unsafe { crate::copy(copy.as_ptr(), ours, mapped) };
         let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
-        // SAFETY: mremap wants that no code needs the mapping that it moves, or the one that it
+        // SAFETY: mremap requires that no code needs the mapping that it moves, or the one that it
         // replaces. `fresh` is used and dropped only if it was not moved. Our range (1) gets pages
         // of the same contents in one step, so addresses in it stay valid.
         let moved = unsafe { mremap(copy.cast(), mapped, mapped, flags, NonNull::new(ours.cast())) };

@@ -62,10 +62,10 @@ pub struct SharedSlice<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: Send wants a value that another thread may use: accesses are this crate's, which may race
-// (2), and the bytes are valid in all threads for the lifetime (1).
+// SAFETY: Send requires a value that another thread may use: accesses are this crate's, which may
+// race (2), and the bytes are valid in all threads for the lifetime (1).
 unsafe impl Send for SharedSlice<'_> {}
-// SAFETY: Sync wants references that several threads may use: the value is Copy and Send.
+// SAFETY: Sync requires references that several threads may use: the value is Copy and Send.
 unsafe impl Sync for SharedSlice<'_> {}
 
 impl<'a> SharedSlice<'a> {
@@ -122,8 +122,9 @@ impl<'a> SharedSlice<'a> {
         if into.len() != self.len {
             return Err(SliceError::Length { expected: into.len(), actual: self.len });
         }
-        // SAFETY: copy wants two valid ranges of `len` bytes, disjoint, without plain accesses: the
-        // slice has them (1, 2), and `into` is borrowed exclusively, so it is no part of a slice.
+        // SAFETY: copy requires two valid ranges of `len` bytes, disjoint, without plain accesses:
+        // the slice has them (1, 2), and `into` is borrowed exclusively, so it is no part of a
+        // slice.
         unsafe { crate::copy(into.as_mut_ptr(), self.start, self.len) };
         Ok(())
     }
@@ -136,7 +137,7 @@ impl<'a> SharedSlice<'a> {
     #[inline]
     pub fn load_u64(self, offset: usize) -> Result<u64, SliceError> {
         let address = word(self.start, offset, self.len)?;
-        // SAFETY: load_word wants an aligned word, valid for reads, without plain writes: `word`
+        // SAFETY: load_word requires an aligned word, valid for reads, without plain writes: `word`
         // checks alignment and range, and the slice has the rest (1, 2).
         Ok(unsafe { crate::copy::load_word(address) })
     }
@@ -146,7 +147,7 @@ impl<'a> SharedSlice<'a> {
 impl<'a> From<&'a [u8]> for SharedSlice<'a> {
     #[inline]
     fn from(bytes: &'a [u8]) -> Self {
-        // SAFETY: from_raw wants bytes that are readable and without writes for `'a`: the borrow
+        // SAFETY: from_raw requires bytes that are readable and without writes for `'a`: the borrow
         // has both.
         unsafe { Self::from_raw(bytes.as_ptr(), bytes.len()) }
     }
@@ -168,7 +169,7 @@ impl<'a> SharedSliceMut<'a> {
     #[must_use]
     #[inline]
     pub const unsafe fn from_raw(start: *mut u8, len: usize) -> Self {
-        // SAFETY: from_raw wants bytes that are valid for reads, without plain writes: this
+        // SAFETY: from_raw requires bytes that are valid for reads, without plain writes: this
         // function's condition.
         Self(unsafe { SharedSlice::from_raw(start, len) })
     }
@@ -222,8 +223,8 @@ impl<'a> SharedSliceMut<'a> {
         if self.check_operand(from)? == Aliasing::Same {
             return Ok(());
         }
-        // SAFETY: copy wants two valid ranges of `len` bytes, disjoint, without plain accesses: the
-        // slices have them (1, 2), and `check_operand` found them disjoint and of one length.
+        // SAFETY: copy requires two valid ranges of `len` bytes, disjoint, without plain accesses:
+        // the slices have them (1, 2), and `check_operand` found them disjoint and of one length.
         unsafe { crate::copy(self.as_mut_ptr(), from.start, self.len()) };
         Ok(())
     }
@@ -236,8 +237,8 @@ impl<'a> SharedSliceMut<'a> {
     #[inline]
     pub fn store_u64(self, offset: usize, value: u64) -> Result<(), SliceError> {
         let address = word(self.0.start, offset, self.len())?;
-        // SAFETY: store_u64 wants an aligned word, valid for writes, without plain accesses: `word`
-        // checks alignment and range, and the slice has the rest (1, 2).
+        // SAFETY: store_u64 requires an aligned word, valid for writes, without plain accesses:
+        // `word` checks alignment and range, and the slice has the rest (1, 2).
         unsafe { word::store_u64(address.cast_mut(), value, Ordering::Release) };
         Ok(())
     }
@@ -261,8 +262,8 @@ impl<'a> SharedSliceMut<'a> {
 impl<'a> From<&'a mut [u8]> for SharedSliceMut<'a> {
     #[inline]
     fn from(bytes: &'a mut [u8]) -> Self {
-        // SAFETY: from_raw wants bytes that are readable, writable and without plain accesses for
-        // `'a`: the exclusive borrow has all three.
+        // SAFETY: from_raw requires bytes that are readable, writable and without plain accesses
+        // for `'a`: the exclusive borrow has all three.
         unsafe { Self::from_raw(bytes.as_mut_ptr(), bytes.len()) }
     }
 }
@@ -302,8 +303,8 @@ mod tests {
     #[test]
     fn accesses_stay_in_bounds() {
         let mut words = [0_u64; 4];
-        // SAFETY: from_raw wants 32 bytes without plain accesses while the slice is used: `words`
-        // is a local that is not named again.
+        // SAFETY: from_raw requires 32 bytes without plain accesses while the slice is used:
+        // `words` is a local that is not named again.
         let bytes = unsafe { SharedSliceMut::from_raw(words.as_mut_ptr().cast(), 32) };
         bytes.store_u64(24, 7).unwrap();
         assert_eq!(bytes.as_shared().load_u64(24), Ok(7));

@@ -30,9 +30,9 @@ macro_rules! words {
         #[inline]
         #[must_use]
         pub unsafe fn $load(address: *const $int, order: Ordering) -> $int {
-            // SAFETY: from_ptr wants an aligned word, valid while the atomic is used (condition 1),
-            // and no plain access meanwhile (condition 2). A load does not write, so the word may
-            // be read-only.
+            // SAFETY: from_ptr requires an aligned word, valid while the atomic is used (condition
+            // 1), and no plain access meanwhile (condition 2). A load does not write, so the word
+            // may be read-only.
             let word = unsafe { $atomic::from_ptr(address.cast_mut()) };
             word.load(order)
         }
@@ -48,8 +48,8 @@ macro_rules! words {
         /// The two conditions of the [module](self).
         #[inline]
         pub unsafe fn $store(address: *mut $int, value: $int, order: Ordering) {
-            // SAFETY: from_ptr wants an aligned word, valid while the atomic is used (condition 1),
-            // and no plain access meanwhile (condition 2).
+            // SAFETY: from_ptr requires an aligned word, valid while the atomic is used (condition
+            // 1), and no plain access meanwhile (condition 2).
             let word = unsafe { $atomic::from_ptr(address) };
             word.store(value, order);
         }
@@ -61,8 +61,8 @@ macro_rules! words {
         /// The two conditions of the [module](self).
         #[inline]
         pub unsafe fn $add(address: *mut $int, value: $int, order: Ordering) -> $int {
-            // SAFETY: from_ptr wants an aligned word, valid while the atomic is used (condition 1),
-            // and no plain access meanwhile (condition 2).
+            // SAFETY: from_ptr requires an aligned word, valid while the atomic is used (condition
+            // 1), and no plain access meanwhile (condition 2).
             let word = unsafe { $atomic::from_ptr(address) };
             word.fetch_add(value, order)
         }
@@ -83,8 +83,8 @@ macro_rules! words {
                 Ordering::AcqRel => Ordering::Acquire,
                 other => other,
             };
-            // SAFETY: from_ptr wants an aligned word, valid while the atomic is used (condition 1),
-            // and no plain access meanwhile (condition 2).
+            // SAFETY: from_ptr requires an aligned word, valid while the atomic is used (condition
+            // 1), and no plain access meanwhile (condition 2).
             let word = unsafe { $atomic::from_ptr(address) };
             word.compare_exchange(current, new, order, failure)
         }
@@ -104,8 +104,8 @@ mod tests {
     fn words_behave_as_the_standard_librarys_atomics() {
         let mut memory = 5_u64;
         let address = &raw mut memory;
-        // SAFETY: the five calls want an aligned word (1) without plain accesses (2): `address` is
-        // a local `u64`, used by these calls alone until the block ends.
+        // SAFETY: the five calls require an aligned word (1) without plain accesses (2): `address`
+        // is a local `u64`, used by these calls alone until the block ends.
         #[allow(clippy::multiple_unsafe_ops_per_block, reason = "one argument for one word")]
         unsafe {
             assert_eq!(fetch_add_u64(address, 2, Ordering::AcqRel), 5);

@@ -14,7 +14,7 @@ fn listener() -> Result<Listener, Box<dyn std::error::Error>> {
     Ok(node()?.listen("127.0.0.1:0".parse()?, &ListenOptions::new())?)
 }
 
-/// Both ends of a connection, the connecting one first.
+/// Both sides of a connection, the connecting one first.
 fn connected() -> Result<(Connection, Connection), Box<dyn std::error::Error>> {
     let mut listener = listener()?;
     let (node, address) = (node()?, listener.local_addr());

@@ -1,4 +1,4 @@
-//! The connecting end.
+//! The connecting side.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ fn accepted(event: EventKind) -> Option<Accepted> {
     }
 }
 
-/// A peer's answer, and this end's parts of the connection.
+/// A peer's answer, and this side's parts of the connection.
 struct Answer<'a> {
     key: u32,
     id: IdKey,

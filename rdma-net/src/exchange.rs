@@ -140,7 +140,7 @@ impl Request {
     }
 }
 
-/// The options of the connection manager at both ends.
+/// The options of the connection manager at both sides.
 pub(super) fn conn_options(shared: &Shared, shares: bool) -> ConnOptions {
     let hello = shared.hello(shares).to_bytes();
     ConnOptions::new().private_data(&hello).rnr_retry_count(shared.options.rnr_retry_count)

@@ -21,7 +21,7 @@ pub struct Failure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// One of the ends has closed the connection: [`Failure::code`] has the peer's code.
+    /// One of the sides has closed the connection: [`Failure::code`] has the peer's code.
     Closed,
     /// The peer refused the connection, or nothing listens at its address.
     Refused,
@@ -36,7 +36,7 @@ pub enum FailureKind {
     Timeout,
     /// The node's [`Driver`](super::Driver) was dropped.
     DriverGone,
-    /// This end's device or connection manager failed.
+    /// This side's device or connection manager failed.
     Local,
 }
 
@@ -91,7 +91,7 @@ impl Failure {
         Self { kind, cause: Cause::Event(event) }
     }
 
-    /// Whether the failure says only that the peer does not answer, which is so while this end's
+    /// Whether the failure says only that the peer does not answer, which is so while this side's
     /// port is down, too.
     pub(super) fn is_silence(&self) -> bool {
         let is_unanswered = |error: &WcError| {
@@ -171,7 +171,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Whether this end alone is the cause of a status.
+/// Whether this side alone is the cause of a status.
 fn is_local(status: WcStatus) -> bool {
     use WcStatus as S;
     matches!(

@@ -3,7 +3,7 @@
 //! A [`Node`] is a device with its connections; its [`Driver`] does the work, as a task of any
 //! executor or on a thread. A [`Listener`] accepts peers, [`Node::connect`] connects to one, and a
 //! [`Connection`] carries messages in both directions: reliable, in order, whole, and as long as
-//! both ends allow.
+//! both sides allow.
 //!
 //! ```
 //! use rdma::aio::block_on;
@@ -39,7 +39,7 @@
 //!
 //! # Flow control
 //!
-//! Each end posts `window` receives and tells the peer how many messages it may send. A message
+//! Each side posts `window` receives and tells the peer how many messages it may send. A message
 //! never finds the peer without a receive, whatever the application does: a sender waits in
 //! [`Sender::send`] instead. A received message stays in its receive buffer, and a spare buffer
 //! takes its place, so a program may hold twice the window of messages before the peer must wait.

@@ -1,4 +1,4 @@
-//! The listening end.
+//! The listening side.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -187,7 +187,7 @@ impl Incoming {
     /// # Errors
     ///
     /// `PeerGone` if the peer has given up; `Protocol` if its first messages break the protocol;
-    /// `Timeout`; `DriverGone`; `Local` for errors of the device, and if the node has no room for
+    /// `Timeout`; `DriverGone`; `Local` for errors of the device, and if the node has no space for
     /// another connection. The peer learns of these as a refusal: `Busy`, or `Unavailable`.
     pub async fn accept(self) -> Result<Connection, Failure> {
         let (tables, shared) = (&self.handle.tables, &self.handle.tables.shared);

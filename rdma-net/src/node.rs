@@ -54,7 +54,7 @@ impl Node {
     ///
     /// `Refused` with the listener's reason, or if nothing listens at the address; `Timeout`;
     /// `DriverGone`; `Closed` once the node shuts down; `Local` for errors of the device, and if
-    /// the node has no room for another connection.
+    /// the node has no space for another connection.
     pub async fn connect(&self, to: SocketAddr) -> Result<Connection, Failure> {
         connect::connect(&self.handle.tables, to).await
     }

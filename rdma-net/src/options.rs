@@ -18,7 +18,7 @@ const EAGER_LIMIT: usize = 64 << 10;
 /// Most data messages in flight on a connection that shares receives.
 const SHARING_SENDS: u32 = 4;
 
-/// The way in which the connections of a node are set up. Both ends must use the same.
+/// The way in which the connections of a node are set up. Both sides must use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Exchange {
@@ -27,7 +27,7 @@ pub enum Exchange {
     ConnectionManager,
     /// An exchange of endpoints over TCP, for a device without a connection manager, and for
     /// InfiniBand without IPoIB. Addresses are those of any network of the hosts. The TCP
-    /// connection stays open: an end notices by its end that the peer's process is gone. Not on
+    /// connection stays open, and its end tells each side that the peer's process is gone. Not on
     /// iWARP.
     Tcp,
 }
@@ -95,22 +95,23 @@ impl NodeOptions {
     }
 
     setters! {
-        /// How many fragments the peer may send before this end answers: 1 to 4096. Both ends take
-        /// the smaller value.
+        /// How many fragments the peer may send before this side answers: 1 to 4096. Both sides
+        /// take the smaller value.
         window(count: u16) = count;
-        /// Payload of a fragment in bytes: 240 to 1,048,560. Both ends take the smaller value.
+        /// Payload of a fragment in bytes: 240 to 1,048,560. Both sides take the smaller value.
         payload(len: u32) = len;
-        /// Longest message that this end accepts, in bytes, up to `u32::MAX`. Both ends take the
+        /// Longest message that this side accepts, in bytes, up to `u32::MAX`. Both sides take the
         /// smaller value.
         max_message(len: u32) = len.into();
-        /// Longest message, or write of a stream, that this end sends in fragments, in bytes. The
-        /// peer's device reads longer ones from this end's memory, which saves two copies and costs
-        /// a round trip. By default half of the window, and at most 64 KiB; `u32::MAX` sends all in
-        /// fragments. On iWARP, and to a peer that cannot read, all messages go in fragments.
+        /// Longest message, or write of a stream, that this side sends in fragments, in bytes. The
+        /// peer's device reads longer ones from this side's memory, which saves two copies and
+        /// costs a round trip. By default half of the window, and at most 64 KiB; `u32::MAX` sends
+        /// all in fragments. On iWARP, and to a peer that cannot read, all messages go in
+        /// fragments.
         eager_limit(len: u32) = Some(len);
         /// Idle time after which the peer must answer; zero for never.
         keep_alive(time: Duration) = time.min(LONGEST);
-        /// Most connections of the node. Its completion queue has room for them, or for as many as
+        /// Most connections of the node. Its completion queue has space for them, or for as many as
         /// the device's largest holds: one more connection fails, or is refused.
         max_connections(count: u32) = count;
         /// Time for each step of connecting and accepting, and for
@@ -141,7 +142,7 @@ impl NodeOptions {
         (self.payload as usize + HEADER_LEN).next_multiple_of(64)
     }
 
-    /// The HELLO of an end that reads offers, or does not, and that shares receives, or does not.
+    /// The HELLO of a side that reads offers, or does not, and that shares receives, or does not.
     pub(super) fn hello(&self, reads_offers: bool, shares: bool) -> Hello {
         Hello {
             window: self.window,

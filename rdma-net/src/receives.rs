@@ -48,7 +48,7 @@ impl ReceivePool {
             return Err(Error::new(Verb::CreateSrq, ErrorKind::InvalidInput));
         }
         let mut queue = SharedReceiveQueue::builder(pd).max_wr(count).build()?;
-        // If the device cannot resize the completion queue, its room may still suffice.
+        // If the device cannot resize the completion queue, its capacity may still suffice.
         let entries = queue.depth().saturating_mul(2).next_power_of_two();
         let most = pd.context().device_attr().max_cqe();
         if let Err(error) = cq.resize(cq.depth().saturating_add(entries).min(most)) {

@@ -9,17 +9,17 @@ use std::task::{Context, Poll, ready};
 use super::connection::{Connection, Message, Receiver, Sender};
 use super::waiters::Place;
 
-/// A connection as a stream of bytes; both ends must use it as one.
+/// A connection as a stream of bytes; both sides must use it as one.
 ///
-/// A write copies bytes into a send buffer, posts them at once, and waits only while the peer has
-/// no room. More bytes than the [eager limit](super::NodeOptions::eager_limit) are copied into
+/// A write copies bytes into a send buffer, posts them at once, and waits only while the peer can
+/// take no more. More bytes than the [eager limit](super::NodeOptions::eager_limit) are copied into
 /// memory that the peer reads, so that long writes are fast with any payload. A read copies from
 /// the buffer that the bytes arrived in. The end of the peer's data is the end of the stream; a
 /// connection that fails is an error and never an end.
 ///
 /// The feature `tokio` implements tokio's `AsyncRead` and `AsyncWrite`, and `futures-io` those of
 /// `futures-io`. Writes have been posted when they return, so a flush does nothing; a shutdown ends
-/// this end's data. Dropping the stream closes the connection in the background, after the data.
+/// this side's data. Dropping the stream closes the connection in the background, after the data.
 ///
 /// # Examples
 ///
@@ -42,7 +42,7 @@ pub struct Stream {
     receiver: Receiver,
     /// The message that is being read, and the number of its bytes that have been read.
     front: Option<(Message, usize)>,
-    /// This end's place among the waiting senders.
+    /// This side's place among the waiting senders.
     place: Option<Place>,
 }
 
@@ -116,7 +116,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends this end's data: the peer reads the end of the stream after it.
+    /// Ends this side's data: the peer reads the end of the stream after it.
     pub fn finish(&mut self) {
         self.sender.finish();
     }

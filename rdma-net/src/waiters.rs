@@ -206,7 +206,7 @@ mod tests {
         assert!(polled.is_pending() && place.is_some());
     }
 
-    /// Tasks that take room and give it back, by the rules of senders and operations.
+    /// Tasks that take capacity and give it back, by the rules of senders and operations.
     struct World {
         waiters: Waiters,
         room: usize,
@@ -224,7 +224,7 @@ mod tests {
             Self { waiters, room, tasks, order: Vec::new(), now: Instant::now(), is_late: false }
         }
 
-        /// What follows each change: the first task is woken if there is room.
+        /// What follows each change: the first task is woken if capacity is left.
         fn wake_first(&mut self) {
             if self.room > 0 {
                 self.waiters.take_first(self.now).into_iter().for_each(Waker::wake);
@@ -340,7 +340,7 @@ mod tests {
         assert!(waiters.is_turn(first) && !waiters.is_turn(second) && !waiters.is_turn(None));
         assert!(waiters.take_first(now + TURN).is_some(), "the second");
         assert!(waiters.is_turn(first) && waiters.is_turn(second) && !waiters.is_turn(None));
-        // It finds no room, and waits in its old place.
+        // It finds no capacity, and waits in its old place.
         wait(&mut waiters, &mut first, Waker::noop());
         assert!(waiters.is_turn(first) && !waiters.is_turn(second));
         assert!(waiters.take_first(now + TURN).is_some() && waiters.take_first(now + TURN).is_none());

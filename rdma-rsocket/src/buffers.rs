@@ -42,7 +42,7 @@ impl<'a, 'b> Source<'a, 'b> {
     }
 }
 
-/// Room for received bytes, and how much of it is full.
+/// Space for received bytes, and how much of it is full.
 #[derive(Debug)]
 pub(crate) struct Sink<'a, 'b> {
     buffers: &'a mut [IoSliceMut<'b>],

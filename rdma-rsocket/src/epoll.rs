@@ -131,7 +131,7 @@ impl Epoll {
     }
 
     /// Waits until entries are ready, or until the deadline. Returns how many events it has
-    /// written, as many as there is room for.
+    /// written, as many as there is space for.
     pub(crate) fn wait(
         &self,
         room: &mut [MaybeUninit<epoll_event>],

@@ -5,7 +5,7 @@
 //! their names, on numbers of sockets. Both run over the function tables of `rdma-sys`: the
 //! system's libraries ([`Libraries::system`]), or the software device of `rdma-soft`.
 //!
-//! The wire format is librdmacm's, so the other end may be a program of the C library.
+//! The wire format is librdmacm's, so the other side may be a program of the C library.
 //!
 //! # What differs from sockets
 //!

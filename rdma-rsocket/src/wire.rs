@@ -121,7 +121,7 @@ impl Range {
     }
 }
 
-/// An entry of the list of I/O maps: memory that the other end may write, at an offset that the
+/// An entry of the list of I/O maps: memory that the other side may write, at an offset that the
 /// owner of the memory has chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IoMap {

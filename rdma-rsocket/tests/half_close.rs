@@ -1,4 +1,4 @@
-//! A program of its own, because faults are of a process: ends that stop sending while the device
+//! A program of its own, because faults are of a process: sides that stop sending while the device
 //! is slow.
 
 #[allow(dead_code, reason = "the helpers for other tests")]

@@ -88,7 +88,7 @@ fn a_signal_does_not_interrupt_a_shutdown() {
     let a_minute = [1, 60].map(c_int::to_ne_bytes).concat();
     client.set_option(libc::SOL_SOCKET, libc::SO_LINGER, &a_minute).expect("an option");
     client.set_nonblocking(true).expect("a mode");
-    // No message has room any more, and so the end has none.
+    // No message finds space any more, so the end of the stream finds none.
     while (&client).write(&[0; 4096]).is_ok() {}
     let client = Arc::new(client);
     let thread = spawn(&client, |socket| socket.shutdown(Shutdown::Write).map_err(|error| error.raw_os_error()));
@@ -124,7 +124,7 @@ fn in_child(call: impl FnOnce() -> bool) -> bool {
         unsafe { libc::_exit(status) };
     }
     let mut status = -1;
-    // SAFETY: waitpid requires room for a status, a local.
+    // SAFETY: waitpid requires space for a status, a local.
     until("the child ends", || unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child);
     status == 0
 }

@@ -15,17 +15,22 @@
 //! interfaces `ibv_wr_*` and `ibv_cq_ex`. Errors, retries and timers follow the specification.
 //!
 //! Unreliable connections (UC): sends and RDMA writes, with and without immediate data. A message
-//! without a receive, or for which there is no room for a second, is lost without an error.
+//! is lost without an error if no receive is posted, or if the link has no free space for a second.
 //!
 //! Unreliable datagrams (UD): address handles, also made from completions; sends of up to 4096
 //! bytes with and without immediate data; a 40-byte GRH area in front of each receive, filled as
-//! the kernel's rxe fills it; Q_Keys; multicast groups across processes. A datagram is lost, and
-//! its sender's completion reports success, if no queue pair has the destination number, the
-//! destination process is gone or makes no room for 20 ms, no receive is posted, the Q_Key differs,
-//! or the datagram is longer than the MTU. Datagrams to a process without a link wait up to a
-//! second for the link. A receive that is too small fails with `IBV_WC_LOC_LEN_ERR` and moves its
-//! queue pair to the error state; a failed send moves the queue pair to SQE, where it still
-//! receives.
+//! the kernel's rxe fills it; Q_Keys; multicast groups across processes. The sender's completion
+//! reports success also if the datagram is lost, which happens if
+//!
+//! * no queue pair has the destination number,
+//! * the destination process is gone, or its ring has no free space for 20 ms,
+//! * no receive is posted,
+//! * the Q_Key differs, or
+//! * the datagram is longer than the MTU.
+//!
+//! Datagrams to a process without a link wait up to a second for the link. A receive that is too
+//! small fails with `IBV_WC_LOC_LEN_ERR` and moves its queue pair to the error state; a failed send
+//! moves the queue pair to SQE, where it still receives.
 //!
 //! Shared receive queues serve queue pairs of every transport. Regions can be on-demand
 //! (`IBV_ACCESS_ON_DEMAND`, for reliable connections), also implicitly, for the whole address

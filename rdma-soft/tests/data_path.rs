@@ -128,9 +128,9 @@ fn connections() {
         }
         let (mut sent, mut received) = (0, 0);
         while sent < 3 || received < 1 {
-            // SAFETY: a live queue, and room for four completions.
+            // SAFETY: a live queue, and space for four completions.
             sent += unsafe { ibv_poll_cq(a.cq, 4, wc.as_mut_ptr()) };
-            // SAFETY: a live queue, and room for four completions.
+            // SAFETY: a live queue, and space for four completions.
             received += unsafe { ibv_poll_cq(b.cq, 4, wc.as_mut_ptr()) };
         }
         assert_eq!((sent, received), (3, 1));

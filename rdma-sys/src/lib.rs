@@ -21,11 +21,11 @@
 //!
 //! let verbs = Ibverbs::system()?;
 //! let mut number = 0;
-//! // SAFETY: the function wants room for a number, which is a local.
+//! // SAFETY: the function requires space for a number, which is a local.
 //! let list = unsafe { (verbs.ibv_get_device_list)(&raw mut number) };
 //! println!("{number} devices");
 //! if !list.is_null() {
-//!     // SAFETY: the function wants an array of ibv_get_device_list, of which no device is used.
+//!     // SAFETY: the function requires an array of ibv_get_device_list, of which no device is used.
 //!     unsafe { (verbs.ibv_free_device_list)(list) };
 //! }
 //! # Ok::<(), rdma_sys::LoadError>(())

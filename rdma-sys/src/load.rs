@@ -130,9 +130,9 @@ fn open(name: Name, path: Option<OsString>) -> Result<&'static Library, LoadErro
     let candidates = path.map_or_else(|| sonames.iter().map(OsString::from).collect(), |path| vec![path]);
     let mut attempts = Vec::new();
     for path in candidates {
-        // SAFETY: open wants that the library's initialisers may run. rdma-core's demand nothing of
-        // a program; a path from the environment is the user's choice of code to run, as LD_PRELOAD
-        // is, and `trusted_variable` has refused those of another user.
+        // SAFETY: open requires that the library's initialisers may run. rdma-core's demand nothing
+        // of a program; a path from the environment is the user's choice of code to run, as
+        // LD_PRELOAD is, and `trusted_variable` has refused those of another user.
         match unsafe { Library::open(Some(&path), libc::RTLD_NOW | libc::RTLD_LOCAL) } {
             Ok(library) => return Ok(Box::leak(Box::new(library))),
             Err(error) => attempts.push(Attempt { path: path.into(), reason: reason(&error) }),
@@ -157,7 +157,7 @@ fn reason(error: &libloading::Error) -> String {
 /// `F` is a function pointer type, and the symbol, if it exists, is a function of that type, whose
 /// code stays loaded: the result does not borrow `library`.
 pub(crate) unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
-    // SAFETY: get wants the symbol's type. An `Option` of a function pointer has the pointer's
+    // SAFETY: get requires the symbol's type. An `Option` of a function pointer has the pointer's
     // layout, and `F` is the function's type by this function's condition. libloading checks the
     // size.
     let symbol = unsafe { library.get::<Option<F>>(name.as_bytes()) }.ok()?;
@@ -201,13 +201,13 @@ mod tests {
         // Every Linux program is linked with the C library, so it can be loaded.
         let library = open(Name { sonames: &["libc.so.6"], ..IBVERBS }, None).unwrap();
         type GetPid = unsafe extern "C" fn() -> libc::pid_t;
-        // SAFETY: symbol wants the symbol's type, which is that of getpid(2), in a library that
+        // SAFETY: symbol requires the symbol's type, which is that of getpid(2), in a library that
         // stays loaded: `open` never unloads one.
         let getpid: Option<GetPid> = unsafe { symbol(library, "getpid") };
         // SAFETY: getpid has no requirement.
         let pid = unsafe { getpid.unwrap()() };
         assert_eq!(u32::try_from(pid), Ok(std::process::id()));
-        // SAFETY: symbol wants the type of a symbol that exists, and this one does not.
+        // SAFETY: symbol requires the type of a symbol that exists, and this one does not.
         let none: Option<GetPid> = unsafe { symbol(library, "ibv_not_there") };
         assert!(none.is_none());
     }

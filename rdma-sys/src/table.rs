@@ -96,7 +96,7 @@ macro_rules! linked {
     };
     ($name:ident $since:literal) => {{
         let program = libloading::os::unix::Library::this();
-        // SAFETY: symbol wants the symbol's type, which the entry has (1), and that the function
+        // SAFETY: symbol requires the symbol's type, which the entry has (1), and that the function
         // stays loaded: the program and the libraries that it is linked with are never unloaded.
         match unsafe { $crate::load::symbol(&program, stringify!($name)) } {
             Some(function) => function,
@@ -169,7 +169,7 @@ macro_rules! function_table {
             #[cfg(not(feature = "linked"))]
             fn from_library(library: &'static libloading::os::unix::Library) -> Self {
                 Self {
-                    // SAFETY: symbol wants the symbol's type, which the entry has (1), and a
+                    // SAFETY: symbol requires the symbol's type, which the entry has (1), and a
                     // library that stays loaded: this one is borrowed forever.
                     $($name: match unsafe { $crate::load::symbol(library, stringify!($name)) } {
                         Some(function) => function,
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_missing_text_function_answers_a_text() {
         let (text, _) = answer!(Ibverbs.ibv_wc_status_str(ibv_wc_status::IBV_WC_SUCCESS));
-        // SAFETY: from_ptr wants a NUL-terminated string that lives: the answer is a constant.
+        // SAFETY: from_ptr requires a NUL-terminated string that lives: the answer is a constant.
         assert_eq!(unsafe { CStr::from_ptr(text) }, c"unknown");
     }
 

@@ -143,7 +143,7 @@ pub fn told_ece() -> Vec<ibv_ece> {
 
 pub(crate) unsafe extern "C" fn query_ece(_: *mut ibv_qp, out: *mut ibv_ece) -> c_int {
     let Some(ece) = cm(|cm| cm.provider_ece) else { return libc::EOPNOTSUPP };
-    // SAFETY: the caller gives room for the options.
+    // SAFETY: the caller gives space for the options.
     unsafe { *out = ece };
     0
 }
@@ -184,7 +184,7 @@ pub fn raise(channel: *mut rdma_event_channel, event: rdma_cm_event, data: &[u8]
 #[must_use]
 pub fn newborn(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
     let mut id = ptr::null_mut();
-    // SAFETY: create_id wants a live channel of this fake (1) and room for a pointer.
+    // SAFETY: create_id requires a live channel of this fake (1) and space for a pointer.
     unsafe { create_id(channel, &raw mut id, ptr::null_mut(), rdma_port_space::RDMA_PS_TCP) };
     bind(id);
     id
@@ -256,11 +256,11 @@ unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
 unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
     called("destroy_event_channel");
     died("event_channel");
-    // SAFETY: from_raw wants a pointer that into_raw returned, once: made by create_event_channel
-    // (1).
+    // SAFETY: from_raw requires a pointer that into_raw returned, once: made by
+    // create_event_channel (1).
     let channel = unsafe { Box::from_raw(channel.cast::<FakeChannel>()) };
     assert_eq!(channel.ids.get(), 0, "ids live on a channel that is destroyed");
-    // SAFETY: close wants a descriptor that nobody else uses: the channel owns it.
+    // SAFETY: close requires a descriptor that nobody else uses: the channel owns it.
     unsafe { libc::close(channel.base.fd) };
 }
 
@@ -268,7 +268,7 @@ unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
 ///
 /// `channel` is a live channel of this fake.
 unsafe fn count(channel: *mut rdma_event_channel, by: i32) {
-    // SAFETY: the cast wants a live channel of this fake: this function's contract (1).
+    // SAFETY: the cast requires a live channel of this fake: this function's contract (1).
     let ids = unsafe { &(*channel.cast::<FakeChannel>()).ids };
     ids.set(ids.get().checked_add_signed(by).unwrap());
 }
@@ -283,10 +283,10 @@ unsafe extern "C" fn create_id(
         return -1;
     }
     born("id");
-    // SAFETY: count wants a live channel of this fake: the caller gives one.
+    // SAFETY: count requires a live channel of this fake: the caller gives one.
     unsafe { count(channel, 1) };
     let base = rdma_cm_id { channel, context, ps, ..rdma_cm_id::default() };
-    // SAFETY: the caller gives room for a pointer.
+    // SAFETY: the caller gives space for a pointer.
     unsafe { *out = Box::into_raw(Box::new(FakeId { base, unacknowledged: Cell::new(0) })).cast() };
     0
 }
@@ -296,10 +296,10 @@ unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
         return -1;
     }
     died("id");
-    // SAFETY: from_raw wants a pointer that into_raw returned, once: made by create_id (1).
+    // SAFETY: from_raw requires a pointer that into_raw returned, once: made by create_id (1).
     let id = unsafe { Box::from_raw(id.cast::<FakeId>()) };
     assert_eq!(id.unacknowledged.get(), 0, "this would wait for ever");
-    // SAFETY: count wants a live channel of this fake: the channel outlives its ids.
+    // SAFETY: count requires a live channel of this fake: the channel outlives its ids.
     unsafe { count(id.base.channel, -1) };
     0
 }
@@ -308,7 +308,7 @@ unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, address: *mut sockaddr) -> c
     if simple("bind_addr") != 0 {
         return -1;
     }
-    // SAFETY: the read wants a whole sockaddr_storage: the crate's addresses are that large.
+    // SAFETY: the read requires a whole sockaddr_storage: the crate's addresses are that large.
     let storage: libc::sockaddr_storage = unsafe { *address.cast() };
     // SAFETY: the caller gives a live id of this fake (1).
     unsafe { (*id).route.addr.__bindgen_anon_1 = rdma_addr__bindgen_ty_1 { src_storage: storage } };
@@ -346,7 +346,7 @@ unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'st
     assert!(!verbs.is_null(), "NULL would be followed");
     // SAFETY: the caller gives valid parameters.
     let param = unsafe { *param };
-    // SAFETY: from_raw_parts wants that many readable bytes: this function's contract.
+    // SAFETY: from_raw_parts requires as many readable bytes: this function's contract.
     let data = unsafe { std::slice::from_raw_parts(param.private_data.cast::<u8>(), param.private_data_len.into()) };
     let given = Given {
         private_data: data.to_vec(),
@@ -359,13 +359,13 @@ unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'st
 }
 
 unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: take wants private data as long as it says: the caller gives valid parameters.
+    // SAFETY: take requires private data as long as it says: the caller gives valid parameters.
     let result = unsafe { take(id, param, "connect") };
     then(id, result, rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE)
 }
 
 unsafe extern "C" fn accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: take wants private data as long as it says: the caller gives valid parameters.
+    // SAFETY: take requires private data as long as it says: the caller gives valid parameters.
     let result = unsafe { take(id, param, "accept") };
     then(id, result, rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED)
 }
@@ -375,7 +375,7 @@ unsafe extern "C" fn establish(_: *mut rdma_cm_id) -> c_int {
 }
 
 unsafe extern "C" fn reject(_: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
-    // SAFETY: from_raw_parts wants that many readable bytes: the caller gives `len` of them.
+    // SAFETY: from_raw_parts requires as many readable bytes: the caller gives `len` of them.
     let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
     cm(|cm| cm.given = Some(Given { private_data: data.to_vec(), ..Given::default() }));
     simple("reject")
@@ -412,14 +412,14 @@ unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *m
     let Some((_, mut event, data)) = found else {
         let Some(event) = next_of_flood() else { return fail(libc::EAGAIN) };
         note(&event, 1);
-        // SAFETY: the caller gives room for a pointer.
+        // SAFETY: the caller gives space for a pointer.
         unsafe { *out = Box::into_raw(Box::new(event)) };
         return 0;
     };
     let mut value = 0;
     // SAFETY: the caller gives a live channel of this fake (1).
     let fd = unsafe { (*channel).fd };
-    // SAFETY: eventfd_read wants an eventfd and room for the value.
+    // SAFETY: eventfd_read requires an eventfd and space for the value.
     unsafe { libc::eventfd_read(fd, &raw mut value) };
     if !data.is_empty() {
         let data: &'static mut [u8] = Box::leak(data.into_boxed_slice());
@@ -427,7 +427,7 @@ unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *m
         event.param.conn.private_data = data.as_ptr().cast();
     }
     note(&event, 1);
-    // SAFETY: the caller gives room for a pointer.
+    // SAFETY: the caller gives space for a pointer.
     unsafe { *out = Box::into_raw(Box::new(event)) };
     0
 }
@@ -438,7 +438,7 @@ fn note(event: &rdma_cm_event, by: i32) {
     let id = if request { event.listen_id } else { event.id };
     // Tests invent ids at addresses up to 4096.
     if id.addr() > 4096 {
-        // SAFETY: the cast wants a live id of this fake (1): invented ids are excluded above.
+        // SAFETY: the cast requires a live id of this fake (1): invented ids are excluded above.
         let counter = unsafe { &(*id.cast::<FakeId>()).unacknowledged };
         counter.set(counter.get().checked_add_signed(by).unwrap());
     }
@@ -446,8 +446,8 @@ fn note(event: &rdma_cm_event, by: i32) {
 
 unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     called("ack_cm_event");
-    // SAFETY: from_raw wants a pointer that into_raw returned, once: get_cm_event made the event,
-    // and it is acknowledged once.
+    // SAFETY: from_raw requires a pointer that into_raw returned, once: get_cm_event made the
+    // event, and it is acknowledged once.
     let event = unsafe { Box::from_raw(event) };
     note(&event, -1);
     0
@@ -464,9 +464,9 @@ unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_ch
     }
     // SAFETY: the caller gives a live id of this fake (1).
     let old = unsafe { (*id).channel };
-    // SAFETY: count wants a live channel of this fake: the channel outlives its ids.
+    // SAFETY: count requires a live channel of this fake: the channel outlives its ids.
     unsafe { count(old, -1) };
-    // SAFETY: count wants a live channel of this fake: the caller gives one.
+    // SAFETY: count requires a live channel of this fake: the caller gives one.
     unsafe { count(channel, 1) };
     // SAFETY: the caller gives a live id of this fake (1).
     unsafe { (*id).channel = channel };
@@ -501,12 +501,12 @@ unsafe extern "C" fn init_qp_attr(_: *mut rdma_cm_id, attr: *mut ibv_qp_attr, ma
         }
     };
     let values = cm(|cm| cm.attr);
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = ibv_qp_attr { qp_state: state, port_num: 2, ..values } };
     // Old kernels set bits that verbs.h does not define.
     #[allow(clippy::cast_possible_wrap, reason = "a set of bits")]
     let bits = (bits.0 | 0xe0_0000) as c_int;
-    // SAFETY: the caller gives room for the mask.
+    // SAFETY: the caller gives space for the mask.
     unsafe { *mask = bits };
     0
 }
@@ -519,7 +519,7 @@ unsafe extern "C" fn set_local_ece(_: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_i
 }
 
 unsafe extern "C" fn get_remote_ece(_: *mut rdma_cm_id, out: *mut ibv_ece) -> c_int {
-    // SAFETY: the caller gives room for the options.
+    // SAFETY: the caller gives space for the options.
     unsafe { *out = cm(|cm| cm.remote_ece) };
     simple("get_remote_ece")
 }

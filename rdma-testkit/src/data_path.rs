@@ -32,14 +32,14 @@ pub fn complete(cq: *mut ibv_cq, completion: ibv_wc) {
     let fake = unsafe { &*cq.cast::<FakeCq>() };
     let mut state = fake.state.lock().unwrap();
     state.completions.push_back(completion);
-    // SAFETY: the read wants a live queue of this provider (1); the field is constant.
+    // SAFETY: the read requires a live queue of this provider (1); the field is constant.
     let channel = unsafe { (*cq).channel };
     if std::mem::take(&mut state.armed) && !channel.is_null() {
-        // SAFETY: the cast wants a live channel of this provider: the queue's, which outlives it
+        // SAFETY: the cast requires a live channel of this provider: the queue's, which outlives it
         // (1).
         let fake = unsafe { &*channel.cast::<FakeChannel>() };
         fake.events.lock().unwrap().push_back(cq.expose_provenance());
-        // SAFETY: the read wants a live channel of this provider (1); the field is constant.
+        // SAFETY: the read requires a live channel of this provider (1); the field is constant.
         ring(unsafe { (*channel).fd });
     }
 }
@@ -67,7 +67,7 @@ pub fn flood(cq: *mut ibv_cq, completion: Option<ibv_wc>) {
 pub fn raise(context: *mut ibv_context, event: ibv_async_event) {
     // SAFETY: tests give an open context of this provider (1).
     unsafe { &*context.cast::<FakeContext>() }.events.lock().unwrap().push_back(event);
-    // SAFETY: the read wants an open context of this provider (1); the field is constant.
+    // SAFETY: the read requires an open context of this provider (1); the field is constant.
     ring(unsafe { (*context).async_fd });
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn fill(ops: &mut ibv_context_ops) {
 
 pub(crate) unsafe fn sges(list: *mut ibv_sge, count: c_int) -> Vec<ibv_sge> {
     let count = usize::try_from(count).unwrap();
-    // SAFETY: the read wants an entry of the list: a request points to as many as it says.
+    // SAFETY: the read requires an entry of the list: a request points to as many as it says.
     (0..count).map(|index| unsafe { *list.wrapping_add(index) }).collect()
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn post<W>(
         fault.unwrap_or(if plain == 0 { (usize::MAX, 0, BadWr::Chain) } else { (0, plain, BadWr::Chain) });
     let mut taken = 0;
     while !wr.is_null() && taken < accept {
-        // SAFETY: the reference wants a live request: the caller gives a chain of them.
+        // SAFETY: the reference requires a live request: the caller gives a chain of them.
         let (posted, next) = read(unsafe { &*wr });
         queue.push(posted);
         wr = next;
@@ -110,22 +110,23 @@ pub(crate) fn post<W>(
             BadWr::Null => ptr::null_mut(),
             BadWr::Alien => ptr::dangling_mut(),
         };
-        // SAFETY: the caller gives room for the pointer.
+        // SAFETY: the caller gives space for the pointer.
         unsafe { *bad = blamed };
     }
     errno
 }
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the cast wants a live queue pair of this provider (1): the caller gives one.
+    // SAFETY: the cast requires a live queue pair of this provider (1): the caller gives one.
     let mut state = unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap();
     post("post_send", &mut state.posted, wr, bad, |wr| {
-        // SAFETY: sges wants a list of `num_sge` entries: the request's own.
+        // SAFETY: sges requires a list of `num_sge` entries: the request's own.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
-        // SAFETY: the read wants a live queue pair of this provider (1): the caller gives one.
+        // SAFETY: the read requires a live queue pair of this provider (1): the caller gives one.
         let is_datagram = unsafe { (*qp).qp_type } == ibv_qp_type::IBV_QPT_UD;
         let to = is_datagram.then(|| {
-            // SAFETY: a union read wants the member that was written: `ud` in a datagram's request.
+            // SAFETY: a union read requires the member that was written: `ud` in a datagram's
+            // request.
             let ud = unsafe { wr.wr.ud };
             (super::handle_of(ud.ah), ud.remote_qpn, ud.remote_qkey)
         });
@@ -135,10 +136,10 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
 }
 
 unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: the cast wants a live queue pair of this provider (1): the caller gives one.
+    // SAFETY: the cast requires a live queue pair of this provider (1): the caller gives one.
     let mut state = unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap();
     post("post_recv", &mut state.posted, wr, bad, |wr| {
-        // SAFETY: sges wants a list of `num_sge` entries: the request's own.
+        // SAFETY: sges requires a list of `num_sge` entries: the request's own.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
         (Posted { wr_id: wr.wr_id, recv: true, opcode: 0, flags: 0, sges, to: None }, wr.next)
     })
@@ -149,13 +150,13 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> 
     if errno != 0 {
         return -errno;
     }
-    // SAFETY: the cast wants a live queue of this provider (1): the caller gives one.
+    // SAFETY: the cast requires a live queue of this provider (1): the caller gives one.
     let fake = unsafe { &*cq.cast::<FakeCq>() };
     let mut state = fake.state.lock().unwrap();
     let mut count = 0;
     while count < room {
         let Some(completion) = state.completions.pop_front().or(state.flood) else { break };
-        // SAFETY: the caller gives room for `room` completions, and `count` is less.
+        // SAFETY: the caller gives space for `room` completions, and `count` is less.
         unsafe { out.wrapping_add(usize::try_from(count).unwrap()).write(completion) };
         count += 1;
     }
@@ -163,7 +164,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> 
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
-    // SAFETY: the cast wants a live queue of this provider (1): the caller gives one.
+    // SAFETY: the cast requires a live queue of this provider (1): the caller gives one.
     unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().armed = true;
     called("req_notify_cq")
 }

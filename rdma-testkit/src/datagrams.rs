@@ -52,7 +52,7 @@ pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     if errno == 0 {
         let handle = handle_of(ah);
         world(|world| assert!(world.datagrams.handles.remove(&handle)));
-        // SAFETY: unboxed wants a pointer from boxed, once: made by create_ah (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by create_ah (1).
         unsafe { unboxed::<ibv_ah, _>("ah", ah) };
     }
     errno
@@ -76,7 +76,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     let is_global = u8::from(wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0);
     let route = ibv_global_route { dgid: grh.sgid, sgid_index: 2, hop_limit: grh.hop_limit, ..Default::default() };
     let value = ibv_ah_attr { grh: route, dlid: wc.slid, sl: wc.sl, is_global, port_num: port, ..Default::default() };
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = value };
     0
 }
@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
 pub(crate) unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
     let errno = called("attach_mcast");
     if errno == 0 {
-        // SAFETY: address_of wants a GID to read: the caller gives one.
+        // SAFETY: address_of requires a GID to read: the caller gives one.
         let gid = unsafe { address_of(gid) };
         // SAFETY: the caller gives a live queue pair of this provider (1).
         let fake = unsafe { &*qp.cast::<FakeQp>() };
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gi
     if errno != 0 {
         return errno;
     }
-    // SAFETY: address_of wants a GID to read: the caller gives one.
+    // SAFETY: address_of requires a GID to read: the caller gives one.
     let gid = unsafe { address_of(gid) };
     // SAFETY: the caller gives a live queue pair of this provider (1).
     let fake = unsafe { &*qp.cast::<FakeQp>() };
@@ -118,6 +118,6 @@ pub(crate) unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gi
 ///
 /// `gid` is readable.
 unsafe fn address_of(gid: *const ibv_gid) -> Ipv6Addr {
-    // SAFETY: the read wants 16 readable bytes, which a GID has: this function's contract.
+    // SAFETY: the read requires 16 readable bytes, which a GID has: this function's contract.
     Ipv6Addr::from(unsafe { *gid.cast::<[u8; 16]>() })
 }

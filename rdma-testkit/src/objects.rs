@@ -43,7 +43,8 @@ pub(crate) fn boxed<T, B>(kind: &'static str, value: T) -> *mut B {
 /// `raw` was made by [`boxed`] with the same `T` and is not used again.
 pub(crate) unsafe fn unboxed<T, B>(kind: &'static str, raw: *mut B) {
     died(kind);
-    // SAFETY: from_raw wants a pointer that into_raw returned, once: this function's contract (1).
+    // SAFETY: from_raw requires a pointer that into_raw returned, once: this function's contract
+    // (1).
     drop(unsafe { Box::from_raw(raw.cast::<T>()) });
 }
 
@@ -60,7 +61,7 @@ pub(crate) fn eventfd() -> c_int {
 }
 
 pub(crate) fn ring(fd: c_int) {
-    // SAFETY: eventfd_write wants an eventfd.
+    // SAFETY: eventfd_write requires an eventfd.
     unsafe { libc::eventfd_write(fd, 1) };
 }
 

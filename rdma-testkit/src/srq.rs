@@ -58,7 +58,7 @@ pub(crate) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq
 pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: the caller gives a live queue of this provider (1).
     let held = *unsafe { &*srq.cast::<FakeSrq>() }.attr.lock().unwrap();
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = held };
     called("query_srq")
 }
@@ -66,7 +66,7 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
 pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     let errno = called("destroy_srq");
     if errno == 0 {
-        // SAFETY: unboxed wants a pointer from boxed, once: made by create_srq (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by create_srq (1).
         unsafe { unboxed::<FakeSrq, _>("srq", srq) };
     }
     errno
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     // SAFETY: the caller gives a live queue of this provider (1).
     let mut posted = unsafe { &*srq.cast::<FakeSrq>() }.posted.lock().unwrap();
     post("post_srq_recv", &mut posted, wr, bad, |wr| {
-        // SAFETY: sges wants a list of `num_sge` entries: the request's own.
+        // SAFETY: sges requires a list of `num_sge` entries: the request's own.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
         (Posted { wr_id: wr.wr_id, recv: true, opcode: 0, flags: 0, sges, to: None }, wr.next)
     })

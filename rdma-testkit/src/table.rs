@@ -59,12 +59,12 @@ pub(crate) static TABLE: Ibverbs = Ibverbs {
 /// Reads one event from an eventfd; false, with errno set, if there is none.
 fn take(fd: c_int) -> bool {
     let mut value = 0;
-    // SAFETY: eventfd_read wants an eventfd and room for the value.
+    // SAFETY: eventfd_read requires an eventfd and space for the value.
     unsafe { libc::eventfd_read(fd, &raw mut value) == 0 }
 }
 
 fn close(fd: c_int) {
-    // SAFETY: close wants a descriptor that nobody else uses: the destroyed object owned it.
+    // SAFETY: close requires a descriptor that nobody else uses: the destroyed object owned it.
     unsafe { libc::close(fd) };
 }
 
@@ -78,16 +78,16 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
         ..ibv_device::default()
     };
     let device: *mut ibv_device = boxed("device", device);
-    // SAFETY: the caller gives room for the count.
+    // SAFETY: the caller gives space for the count.
     unsafe { *count = 1 };
     Box::into_raw(Box::new([device, ptr::null_mut()])).cast()
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: from_raw wants a pointer that into_raw returned, once: get_device_list made the
+    // SAFETY: from_raw requires a pointer that into_raw returned, once: get_device_list made the
     // array.
     let list = unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) };
-    // SAFETY: unboxed wants a pointer from boxed, once: get_device_list made the device (1).
+    // SAFETY: unboxed requires a pointer from boxed, once: get_device_list made the device (1).
     unsafe { unboxed::<ibv_device, _>("device", list[0]) };
 }
 
@@ -114,7 +114,7 @@ unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     if errno == 0 {
         // SAFETY: the caller gives a live context of this provider (1).
         close(unsafe { (*context).async_fd });
-        // SAFETY: unboxed wants a pointer from boxed, once: made by open_device (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by open_device (1).
         unsafe { unboxed::<FakeContext, _>("context", context) };
     }
     errno
@@ -135,7 +135,7 @@ unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_att
         max_srq_sge: 4,
         ..ibv_device_attr::default()
     };
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = values };
     called("query_device")
 }
@@ -156,7 +156,7 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut _compa
         link_layer: 2,
         ..ibv_port_attr::default()
     };
-    // SAFETY: the caller gives room for the whole structure: `rdma` calls it with an
+    // SAFETY: the caller gives space for the whole structure: `rdma` calls it with an
     // ibv_port_attr.
     unsafe { *attr = values };
     called("query_port")
@@ -172,7 +172,7 @@ unsafe extern "C" fn query_gid(_: *mut ibv_context, _port: u8, index: c_int, out
     if fails("query_gid") {
         return -1;
     }
-    // SAFETY: the caller gives room for a GID.
+    // SAFETY: the caller gives space for a GID.
     unsafe { *out = gid(usize::try_from(index).unwrap()) };
     0
 }
@@ -192,7 +192,7 @@ unsafe extern "C" fn query_gid_table(
     for (index, &(_, gid_type)) in GIDS.iter().enumerate().take(3) {
         let gid_index = u32::try_from(index).unwrap();
         let entry = ibv_gid_entry { gid: gid(index), gid_index, port_num: 2, gid_type, ndev_ifindex: 1 };
-        // SAFETY: the caller gives room for `max` entries.
+        // SAFETY: the caller gives space for `max` entries.
         unsafe { entries.wrapping_add(index).write(entry) };
     }
     3
@@ -202,7 +202,7 @@ unsafe extern "C" fn query_pkey(_: *mut ibv_context, _port: u8, _index: c_int, p
     if fails("query_pkey") {
         return -1;
     }
-    // SAFETY: the caller gives room for the key.
+    // SAFETY: the caller gives space for the key.
     unsafe { *pkey = 0xffff };
     0
 }
@@ -217,7 +217,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let errno = called("dealloc_pd");
     if errno == 0 {
-        // SAFETY: unboxed wants a pointer from boxed, once: made by alloc_pd (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by alloc_pd (1).
         unsafe { unboxed::<ibv_pd, _>("pd", pd) };
     }
     errno
@@ -239,7 +239,7 @@ unsafe extern "C" fn reg_mr_iova2(
     _iova: u64,
     _access: u32,
 ) -> *mut ibv_mr {
-    // SAFETY: reg_mr wants a live domain of this provider (1): the caller gives one.
+    // SAFETY: reg_mr requires a live domain of this provider (1): the caller gives one.
     unsafe { reg_mr(pd, addr, length, 0) }
 }
 
@@ -269,7 +269,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let errno = called("dereg_mr");
     if errno == 0 {
-        // SAFETY: unboxed wants a pointer from boxed, once: made by reg_mr (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by reg_mr (1).
         unsafe { unboxed::<ibv_mr, _>("mr", mr) };
     }
     errno
@@ -288,7 +288,7 @@ unsafe extern "C" fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
     if errno == 0 {
         // SAFETY: the caller gives a live channel of this provider (1).
         close(unsafe { (*channel).fd });
-        // SAFETY: unboxed wants a pointer from boxed, once: made by create_channel (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by create_channel (1).
         unsafe { unboxed::<FakeChannel, _>("channel", channel) };
     }
     errno
@@ -309,11 +309,11 @@ unsafe extern "C" fn get_cq_event(
     }
     let raw = fake.events.lock().unwrap().pop_front().unwrap();
     let raw: *mut ibv_cq = ptr::with_exposed_provenance_mut(raw);
-    // SAFETY: the read wants a live queue: a queue is not destroyed while it has events.
+    // SAFETY: the read requires a live queue: a queue is not destroyed while it has events.
     let context = unsafe { (*raw).cq_context };
-    // SAFETY: the caller gives room for the pointers.
+    // SAFETY: the caller gives space for the pointers.
     unsafe { *name = context };
-    // SAFETY: the caller gives room for the pointers.
+    // SAFETY: the caller gives space for the pointers.
     unsafe { *cq = raw };
     0
 }
@@ -331,7 +331,7 @@ unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_
     if !take(fake.base.async_fd) {
         return -1;
     }
-    // SAFETY: the caller gives room for an event.
+    // SAFETY: the caller gives space for an event.
     unsafe { *event = fake.events.lock().unwrap().pop_front().unwrap() };
     0
 }
@@ -357,8 +357,8 @@ unsafe extern "C" fn create_cq(
 unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     let errno = called("resize_cq");
     if errno == 0 {
-        // SAFETY: the write wants a live queue of ours (1) that nobody reads: the caller holds its
-        // lock.
+        // SAFETY: the write requires a live queue of ours (1) that nobody reads: the caller holds
+        // its lock.
         unsafe { (*cq).cqe = cqe };
     }
     errno
@@ -367,7 +367,7 @@ unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let errno = called("destroy_cq");
     if errno == 0 {
-        // SAFETY: unboxed wants a pointer from boxed, once: made by create_cq (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by create_cq (1).
         unsafe { unboxed::<FakeCq, _>("cq", cq) };
     }
     errno
@@ -412,7 +412,7 @@ unsafe extern "C" fn query_qp(
 ) -> c_int {
     // SAFETY: the caller gives a live queue pair of this provider (1).
     let fake = unsafe { &*qp.cast::<FakeQp>() };
-    // SAFETY: the caller gives room for the attributes.
+    // SAFETY: the caller gives space for the attributes.
     unsafe { *attr = fake.state.lock().unwrap().attr.unwrap_or_default() };
     called("query_qp")
 }
@@ -424,7 +424,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         errno = libc::EBUSY;
     }
     if errno == 0 {
-        // SAFETY: unboxed wants a pointer from boxed, once: made by create_qp (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: made by create_qp (1).
         unsafe { unboxed::<FakeQp, _>("qp", qp) };
     }
     errno

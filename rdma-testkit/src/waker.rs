@@ -16,14 +16,14 @@ pub fn on_clone(function: impl Fn() + Send + Sync + 'static) -> Waker {
 }
 
 fn waker(on_clone: Arc<OnClone>) -> Waker {
-    // SAFETY: `new` wants functions that keep the contract of RawWaker: they are safe on any
+    // SAFETY: `new` requires functions that keep the contract of RawWaker: they are safe on any
     // thread, since the function is Send and Sync, and each takes data of this table: VTABLE's
     // invariant.
     unsafe { Waker::new(Arc::into_raw(on_clone).cast(), &VTABLE) }
 }
 
 unsafe fn clone(data: *const ()) -> RawWaker {
-    // SAFETY: from_raw wants a pointer of into_raw for the same type, and one owner: VTABLE's
+    // SAFETY: from_raw requires a pointer of into_raw for the same type, and one owner: VTABLE's
     // invariant, and ManuallyDrop leaves the ownership to the waker.
     let on_clone = ManuallyDrop::new(unsafe { Arc::from_raw(data.cast::<OnClone>()) });
     on_clone();
@@ -31,7 +31,7 @@ unsafe fn clone(data: *const ()) -> RawWaker {
 }
 
 unsafe fn wake(data: *const ()) {
-    // SAFETY: from_raw wants a pointer of into_raw for the same type, and one owner: VTABLE's
+    // SAFETY: from_raw requires a pointer of into_raw for the same type, and one owner: VTABLE's
     // invariant, and the waker is gone after the call.
     drop(unsafe { Arc::from_raw(data.cast::<OnClone>()) });
 }

@@ -111,6 +111,6 @@ pub(crate) fn set_errno(errno: i32) {
     }
     // SAFETY: __errno_location has no requirements.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: the write wants a valid place that no other thread uses: this thread's errno.
+    // SAFETY: the write requires a valid place that no other thread uses: this thread's errno.
     unsafe { *place = errno };
 }

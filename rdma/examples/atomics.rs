@@ -1,5 +1,5 @@
 //! One-sided operations: a write with immediate data, of which the receiver is notified, and
-//! atomics on a counter that is shared. Both ends are in this process.
+//! atomics on a counter that is shared. Both sides are in this process.
 
 use std::error::Error;
 
@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let access = RemoteAccess::WRITE | RemoteAccess::READ | RemoteAccess::ATOMIC;
     let init = InitOptions::new().port(opened.port).remote_access(access);
 
-    // Each end has a completion queue of its own; the server's can be slept on.
+    // Each side has a completion queue of its own; the server's can be slept on.
     let (cq, served) = (opened.context.create_cq(32)?, opened.context.cq_builder(32).events().build()?);
     let client = QueuePair::builder(&pd).cq(&cq).build()?.init(&init)?;
     let mut server = QueuePair::builder(&pd).cq(&served).build()?.init(&init)?;

@@ -16,7 +16,7 @@ use rdma::transport::Rc;
 use rdma::{CompletionQueue, DeviceSelector, Poller, ProtectionDomain, QueuePair, RemoteAccess};
 
 const SIZE: usize = 64;
-/// Completions of all clients; each has room for four.
+/// Completions of all clients; each has space for four.
 const DEPTH: u32 = 1024;
 
 /// What the descriptors of the loop stand for.

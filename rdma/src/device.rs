@@ -40,7 +40,7 @@ impl Object for DeviceList {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_free_device_list wants an array of this table that is not freed yet: this
+        // SAFETY: ibv_free_device_list requires an array of this table that is not freed yet: this
         // function's contract.
         unsafe { (self.table.ibv_free_device_list)(self.array.as_ptr()) };
         Ok(())
@@ -181,13 +181,13 @@ impl Device {
     fn list_of(table: &'static Ibverbs, manager: Option<&'static RdmaCm>, software: bool) -> Result<Vec<Self>> {
         fork::watch();
         let mut count = 0;
-        // SAFETY: ibv_get_device_list wants room for the count, or NULL.
+        // SAFETY: ibv_get_device_list requires space for the count, or NULL.
         let call = || unsafe { (table.ibv_get_device_list)(&raw mut count) };
         let array = Raw::created(Verb::ListDevices, call)?;
         let list = Arc::new(Handle::new(DeviceList { table, manager, array, software, fork: fork::generation() }));
         let count = usize::try_from(count).unwrap_or(0);
-        // SAFETY: from_raw_parts wants `count` readable pointers that stay unchanged: the library
-        // returned an array of `count` devices and a NULL, which the list keeps (1).
+        // SAFETY: from_raw_parts requires `count` readable pointers that stay unchanged: the
+        // library returned an array of `count` devices and a NULL, which the list keeps (1).
         let raw = unsafe { std::slice::from_raw_parts(list.array.as_ptr(), count) };
         let devices = raw.iter().filter(|raw| !raw.is_null());
         Ok(devices.map(|&raw| Self { list: Arc::clone(&list), raw: Raw::new(raw) }).collect())
@@ -197,13 +197,13 @@ impl Device {
     #[must_use]
     #[doc(alias = "ibv_get_device_name")]
     pub fn name(&self) -> String {
-        // SAFETY: ibv_get_device_name wants a device of the same table (1, 2).
+        // SAFETY: ibv_get_device_name requires a device of the same table (1, 2).
         let name = unsafe { (self.list.table.ibv_get_device_name)(self.raw.as_ptr()) };
         if name.is_null() {
             return String::new();
         }
-        // SAFETY: from_ptr wants a NUL-terminated string that stays unchanged: the name is part of
-        // the device, which `self` keeps alive (1).
+        // SAFETY: from_ptr requires a NUL-terminated string that stays unchanged: the name is part
+        // of the device, which `self` keeps alive (1).
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 
@@ -211,21 +211,21 @@ impl Device {
     #[must_use]
     #[doc(alias = "ibv_get_device_guid")]
     pub fn guid(&self) -> Guid {
-        // SAFETY: ibv_get_device_guid wants a device of the same table (1, 2).
+        // SAFETY: ibv_get_device_guid requires a device of the same table (1, 2).
         Guid::from_be(unsafe { (self.list.table.ibv_get_device_guid)(self.raw.as_ptr()) })
     }
 
     /// The kind of node.
     #[must_use]
     pub fn node_type(&self) -> NodeType {
-        // SAFETY: the read wants a valid device that nobody writes to (1).
+        // SAFETY: the read requires a valid device that nobody writes to (1).
         NodeType::from_raw(unsafe { (*self.raw.as_ptr()).node_type }.0)
     }
 
     /// The device's transport protocol.
     #[must_use]
     pub fn transport(&self) -> TransportType {
-        // SAFETY: the read wants a valid device that nobody writes to (1).
+        // SAFETY: the read requires a valid device that nobody writes to (1).
         TransportType::from_raw(unsafe { (*self.raw.as_ptr()).transport_type }.0)
     }
 

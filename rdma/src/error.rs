@@ -129,7 +129,7 @@ impl fmt::Display for Verb {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The queue has no room for the request until completions have been polled.
+    /// The queue has too few free slots for the request until completions have been polled.
     QueueFull,
     /// A length does not fit: of a message, an inline payload, a region.
     TooLong,
@@ -186,7 +186,7 @@ pub enum ErrorKind {
         /// Attributes that the transition does not allow and that were given.
         not_allowed: QpAttrMask,
     },
-    /// The two ends cannot work together: their link layers differ, only one has a GID, or their
+    /// The two sides cannot work together: their link layers differ, only one has a GID, or their
     /// vendors' options differ.
     Incompatible,
     /// No RDMA device, or no route, leads to this address or from it.

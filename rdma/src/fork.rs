@@ -21,8 +21,8 @@ pub(crate) const NO_EPOCH: u64 = u64::MAX;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static EPOCH: AtomicU64 = AtomicU64::new(0);
-// SAFETY: `ForkHandlers::new` wants a function that may run at any fork, several times: `in_child`
-// only adds to atomics.
+// SAFETY: `ForkHandlers::new` requires a function that may run at any fork, several times:
+// `in_child` only adds to atomics.
 static HANDLERS: ForkHandlers = unsafe { ForkHandlers::new(None, None, Some(in_child)) };
 
 extern "C" fn in_child() {

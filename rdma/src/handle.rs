@@ -87,11 +87,11 @@ impl<T: Object> Handle<T> {
     /// After success the handle is neither used nor dropped.
     unsafe fn take(&mut self) -> Result<T> {
         fork::check(self.made_in(), T::DESTROY)?;
-        // SAFETY: `destroy` wants a live object that nothing uses, in the process that made it.
+        // SAFETY: `destroy` requires a live object that nothing uses, in the process that made it.
         // Only this function destroys it (1), and not twice by its own contract; `&mut self` and
         // the parents' counts (2) show that nothing uses it; the generation was checked above.
         unsafe { self.0.destroy() }?;
-        // SAFETY: ManuallyDrop::take wants a value that is not used again: this function's
+        // SAFETY: ManuallyDrop::take requires a value that is not used again: this function's
         // contract.
         Ok(unsafe { ManuallyDrop::take(&mut self.0) })
     }
@@ -103,7 +103,7 @@ impl<T: Object> Handle<T> {
     /// Errors of the provider, with the handle.
     pub(crate) fn into_parts(self) -> Result<T, Failed<Self>> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `take` wants the handle unused after success: `this` is not dropped then.
+        // SAFETY: `take` requires the handle unused after success: `this` is not dropped then.
         unsafe { this.take() }.map_err(|error| Failed::new(error, ManuallyDrop::into_inner(this)))
     }
 
@@ -122,8 +122,8 @@ impl<T: Object> Handle<T> {
 
 impl<T: Object> Drop for Handle<T> {
     fn drop(&mut self) {
-        // SAFETY: `take` wants the handle neither used nor dropped after success: this is its only
-        // drop.
+        // SAFETY: `take` requires the handle neither used nor dropped after success: this is its
+        // only drop.
         match unsafe { self.take() } {
             Ok(object) => drop(object),
             Err(error) if error.kind() == ErrorKind::Forked => {}

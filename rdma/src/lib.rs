@@ -20,9 +20,9 @@
 //! | [`CompletionQueue`] | the reports of finished requests | its context and channel |
 //! | [`Buffer`] | memory for messages, exclusive to its holder | its region and domain |
 //! | [`ExposedRegion`] | memory that peers may read or write | its domain |
-//! | [`QueuePair`] | one end of a connection ([`Rc`], or [`Uc`] without acknowledgements), or an end that exchanges datagrams with many ([`Ud`]) | its domain and completion queues |
+//! | [`QueuePair`] | one side of a connection ([`Rc`], or [`Uc`] without acknowledgements), or an endpoint of datagrams from and to many ([`Ud`]) | its domain and completion queues |
 //! | [`SharedReceiveQueue`] | receives that several queue pairs share | its domain |
-//! | [`cm::EventChannel`], [`cm::Id`] | events and ends of the connection manager | an id its channel, a channel its context |
+//! | [`cm::EventChannel`], [`cm::Id`] | events of the connection manager; one side of its connections | an id its channel, a channel its context |
 //! | [`AddressHandle`] | the destination of datagrams | its domain; requests to it keep it |
 //! | [`MulticastAttachment`] | a queue pair's membership of a group | nothing: the queue pair leaves its groups when it ends |
 //!
@@ -94,7 +94,7 @@
 //! let served = opened.context.create_cq(64)?;
 //! let mut server = QueuePair::datagram(&pd).cq(&served).build()?.init(&options)?.ready()?;
 //!
-//! // A message arrives behind a header of 40 bytes, for which the memory needs room.
+//! // A message arrives behind a header of 40 bytes, for which the memory needs space.
 //! server.post_recv(pd.allocate(Grh::LEN + 1024)?, 0)?;
 //! let to = server.endpoint()?;
 //! let address = client.address_of(&to)?;

@@ -56,7 +56,7 @@ impl Object for PdInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_dealloc_pd wants a live domain of this table that has no children: this
+        // SAFETY: ibv_dealloc_pd requires a live domain of this table that has no children: this
         // function's contract.
         let call = || unsafe { (self.context.table.ibv_dealloc_pd)(self.raw.as_ptr()) };
         Error::check(Self::DESTROY, call)

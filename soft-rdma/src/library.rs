@@ -58,7 +58,7 @@ impl Library {
             let other = elsewhere().map_or_else(String::new, |folder| format!(", such as {}", folder.display()));
             Failure::new(format!("{text}; XDG_CACHE_HOME sets another folder{other}"))
         })?;
-        // Old copies only take room, so failures to remove them do not matter.
+        // Old copies only take space, so failures to remove them do not matter.
         let _removed = remove_unused(&parent);
         Ok(folder)
     }

@@ -57,7 +57,7 @@ pub fn any_port(address: IpAddr) -> SocketAddr {
     SocketAddr::new(address, 0)
 }
 
-/// The objects that the queue pairs of one end share.
+/// The objects that the queue pairs of one side share.
 #[derive(Debug)]
 pub struct End {
     /// The protection domain.
@@ -67,7 +67,7 @@ pub struct End {
 }
 
 impl End {
-    /// Creates the objects of one end.
+    /// Creates the objects of one side.
     ///
     /// # Panics
     ///
@@ -155,7 +155,7 @@ pub fn accept(listener: &Listener, qp: PreparedQueuePair<Rc>, options: &ConnOpti
     request.accept(qp, options, LIMIT).expect("a connection")
 }
 
-/// Connects two queue pairs of this process: `active` is the active end.
+/// Connects two queue pairs of this process: `active` is the active side.
 ///
 /// # Panics
 ///
@@ -175,7 +175,7 @@ pub fn connect_pair(
     })
 }
 
-/// On iWARP, waits until the other end reports that it has accepted: siw may leave an earlier
+/// On iWARP, waits until the other side reports that it has accepted: siw may leave an earlier
 /// message unread.
 ///
 /// # Panics

@@ -30,7 +30,7 @@ use report::Reported;
 
 /// Environment variable that names the device under test.
 pub const VARIABLE: &str = "RDMA_TEST_DEVICE";
-/// Environment variable that names the device of the second end of a connection, and of a second
+/// Environment variable that names the device of the second side of a connection, and of a second
 /// process; by default the device under test.
 pub const PEER_VARIABLE: &str = "RDMA_TEST_PEER_DEVICE";
 
@@ -47,7 +47,7 @@ pub fn open() -> Opened {
     open_end(role().is_some())
 }
 
-/// Opens the device of the other end.
+/// Opens the device of the other side.
 ///
 /// # Panics
 ///
@@ -93,7 +93,7 @@ impl Default for Options {
     }
 }
 
-/// One end of a connection.
+/// One side of a connection.
 #[derive(Debug)]
 pub struct Side<T: Connected = Rc> {
     /// The open device.
@@ -110,7 +110,7 @@ pub struct Side<T: Connected = Rc> {
     pub connection: Option<Connection>,
 }
 
-/// One end of a connection before it is connected.
+/// One side of a connection before it is connected.
 #[derive(Debug)]
 pub struct Unconnected<T: Connected = Rc> {
     /// The open device.
@@ -140,7 +140,7 @@ impl Unconnected {
         })
     }
 
-    /// Connects to an end in another process, which calls this method too: by an exchange of
+    /// Connects to a side in another process, which calls this method too: by an exchange of
     /// endpoints over the channel, or on iWARP by the connection manager.
     ///
     /// # Panics
@@ -263,7 +263,7 @@ pub fn receive_slice(channel: &mut Channel) -> RemoteSlice {
     RemoteSlice::from_bytes(&channel.receive_exact::<{ RemoteSlice::LEN }>()).unwrap()
 }
 
-/// Connects two ends of this process.
+/// Connects two sides of this process.
 ///
 /// # Panics
 ///
@@ -281,7 +281,7 @@ pub fn join(a: Unconnected, b: Unconnected) -> (Side, Side) {
     introduce(a, b)
 }
 
-/// Connects two ends of this process by an exchange of endpoints.
+/// Connects two sides of this process by an exchange of endpoints.
 fn introduce<T: Connected>(a: Unconnected<T>, b: Unconnected<T>) -> (Side<T>, Side<T>) {
     let (to_a, to_b) = (a.qp.endpoint(), b.qp.endpoint());
     (a.connect(&to_b), b.connect(&to_a))
@@ -309,13 +309,13 @@ pub fn skipped_on_iwarp(context: &Context, reason: &str) -> bool {
     skipped
 }
 
-/// Two connected ends in this process.
+/// Two connected sides in this process.
 #[must_use]
 pub fn pair(options: Options) -> (Side, Side) {
     join(Unconnected::new(&open(), options), Unconnected::new(&open_peer(), options))
 }
 
-/// Two ends of an unreliable connection in this process; `None`, and the test is reported as
+/// Two sides of an unreliable connection in this process; `None`, and the test is reported as
 /// skipped, if the device has no such connections.
 #[must_use]
 pub fn unreliable_pair(options: Options) -> Option<(Side<Uc>, Side<Uc>)> {

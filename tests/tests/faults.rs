@@ -215,7 +215,7 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
     let objects = Objects::now();
     let opened = open();
     let (context, port) = (&opened.context, opened.port);
-    // With a peer device, the interface belongs to the other end.
+    // With a peer device, the interface belongs to the other side.
     let is_far = std::env::var_os(rdma_tests::PEER_VARIABLE).is_some();
     for _ in 0..if is_far { 1 } else { 2 } {
         let (mut a, b) = connect();
@@ -264,7 +264,7 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
     objects.are_back();
 }
 
-/// Connects two ends once the interface has its addresses.
+/// Connects two sides once the interface has its addresses.
 fn connect() -> (Side, Side) {
     let (a, b) = (open(), open_peer());
     for opened in [&a, &b] {

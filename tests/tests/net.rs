@@ -40,7 +40,7 @@ fn accept(listener: &mut Listener) -> Connection {
     block_on(async { listener.accept().await?.accept().await }).unwrap()
 }
 
-/// Connects a node to its own listener; returns the connecting end and the other.
+/// Connects a node to its own listener; returns the connecting side and the other.
 fn connect(node: &Node, listener: &mut Listener) -> (Connection, Connection) {
     let (node, to) = (node.clone(), listener.local_addr());
     let connecting = thread::spawn(move || block_on(node.connect(to)).unwrap());
@@ -413,7 +413,7 @@ fn a_thousand_connections_share_the_receives_of_a_listener() {
         println!("{count} connections: {bytes} bytes of memory each, both ends");
         assert!(bytes < 200_000, "{bytes} bytes of memory for each connection");
         let new = descriptors().saturating_sub(before.0);
-        // The connection manager of the software device has a socket for each end.
+        // The connection manager of the software device has a socket for each side.
         assert!(new < 2 * count as usize + 100, "{new} descriptors for {count} connections");
         drop(connections);
         for (node, driving) in [client, server] {

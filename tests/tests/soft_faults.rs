@@ -54,7 +54,7 @@ fn options() -> Options {
     Options { connect, ..Options::default() }
 }
 
-/// A connected pair: the first end posts, the second has receives and a region.
+/// A connected pair: the first side posts, the second has receives and a region.
 struct Fixture {
     a: Side,
     b: Side,
@@ -95,7 +95,7 @@ impl Fixture {
         statuses.collect()
     }
 
-    /// Waits for an event of the second end.
+    /// Waits for an event of the second side.
     fn event(&self, kind: AsyncEventKind) {
         while let Some(event) = self.b.context.next_event(Some(LIMIT)).unwrap() {
             if event.kind == kind {

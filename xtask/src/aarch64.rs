@@ -33,7 +33,7 @@ exec "$usr/bin/qemu-aarch64-static" -L "$usr/aarch64-linux-gnu" "$@"
 "#;
 /// Debian's programs over libibverbs and librdmacm.
 const PROGRAMS: &str = "ibverbs-utils rdmacm-utils";
-/// Programs of which two processes exchange messages, and check them: the options of both ends, of
+/// Programs of which two processes exchange messages, and check them: the options of both sides, of
 /// the server, and of the client.
 const EXCHANGES: [[&str; 4]; 2] =
     [["ibv_rc_pingpong", "-g 0 -c -n 200", "", "localhost"], ["rping", "-a 127.0.0.1 -C 5 -V", "-s", "-c"]];

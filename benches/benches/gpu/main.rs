@@ -35,8 +35,8 @@ const COPY_RATE: &str = "1000";
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome {
-    // SAFETY: set_var wants that no other thread reads the environment: this is the first statement
-    // of the program's only thread.
+    // SAFETY: set_var requires that no other thread reads the environment: this is the first
+    // statement of the program's only thread.
     unsafe { std::env::set_var("STAND_IN_COPY_RATE", COPY_RATE) };
     if let Some(name) = mode::option("--count") {
         let mut post = Post::named(&name)?;
@@ -58,8 +58,8 @@ fn main() -> Outcome {
 
 /// The first GPU of the stand-in.
 fn gpu() -> Outcome<Gpu> {
-    // SAFETY: load_from wants an implementation of the driver API, which the stand-in is. No object
-    // of another driver exists.
+    // SAFETY: load_from requires an implementation of the driver API, which the stand-in is. No
+    // object of another driver exists.
     let driver = unsafe { Driver::load_from(&rdma_cuda_stand_in::path()) }?;
     Ok(driver.gpu(0)?)
 }
@@ -92,8 +92,8 @@ impl Post {
             Self::HOST => Posted::Host(Some(end.pd.allocate(LEN)?)),
             _ => Posted::Gpu(Some(region.source(&Ready::assume(buffer.slice()))?)),
         };
-        // SAFETY: install wants a live context that no other thread uses: it was opened above for
-        // this case alone.
+        // SAFETY: install requires a live context that no other thread uses: it was opened above
+        // for this case alone.
         unsafe { null::install(opened.context.as_raw()) };
         Ok(Self { memory, poller: end.cq.poller(), end, _region: region })
     }
@@ -196,8 +196,8 @@ fn registration(size: usize, rounds: usize) -> Outcome {
         let dma_buf = DmaBuf::export(&*memory)?;
         let mapped = Mapped::new(Arc::clone(&memory), &dma_buf)?;
         let place = mapped.start;
-        // SAFETY: register_mapped wants the owner's memory at `place` until the owner is dropped:
-        // the owner has the mapping.
+        // SAFETY: register_mapped requires the owner's memory at `place` until the owner is
+        // dropped: the owner has the mapping.
         let region =
             unsafe { pd.register_mapped(mapped, place, RemoteAccess::WRITE) }.map_err(|failed| failed.error)?;
         calls.push(start.elapsed().as_secs_f64() * 1e3);
@@ -231,7 +231,7 @@ impl Mapped {
         let position = lseek(dma_buf, 0, Whence::SeekCur)?;
         let length = NonZeroUsize::new(memory.size()).ok_or_else(lost)?;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: mmap wants that a mapping replaces nothing: it is not a fixed one.
+        // SAFETY: mmap requires that a mapping replaces nothing: it is not a fixed one.
         let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, dma_buf, position) }?;
         Ok(Self { memory, start: start.cast() })
     }
@@ -239,13 +239,13 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: munmap wants a mapping that nobody uses: the region has ended.
+        // SAFETY: munmap requires a mapping that nobody uses: the region has ended.
         let _unmapped = unsafe { munmap(self.start.cast(), self.memory.size()) };
     }
 }
 
-// SAFETY: MemoryOwner wants memory that stays in place until `from_parts` or for ever, and of which
-// no reference exists: the contract of DeviceMemory, whose owner the parts hold.
+// SAFETY: MemoryOwner requires memory that stays in place until `from_parts` or for ever, and of
+// which no reference exists: the contract of DeviceMemory, whose owner the parts hold.
 unsafe impl MemoryOwner for Mapped {
     type Placement = rdma::Gpu;
     type Parts = Self;

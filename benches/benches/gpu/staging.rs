@@ -72,15 +72,15 @@ pub(crate) fn copies(gpu: &Gpu, size: usize, chunk: usize, copy: Copy, start: im
     Ok(start.elapsed())
 }
 
-/// Two ends that exchange staged messages in this process.
+/// Two sides that exchange staged messages in this process.
 pub(crate) struct Ends {
     ends: [GpuEndpoint; 2],
     buffers: [GpuBuffer<u8>; 2],
 }
 
 impl Ends {
-    /// Connects two ends with buffers of `size` bytes, whose chunks have a size of their own or the
-    /// usual one.
+    /// Connects two sides with buffers of `size` bytes, whose chunks have a size of their own or
+    /// the usual one.
     pub(crate) fn new(gpu: &Gpu, size: usize, chunk: Option<usize>, policy: Policy) -> Outcome<Self> {
         let opened = device::open()?;
         let pd = opened.context.alloc_pd()?;
@@ -96,7 +96,7 @@ impl Ends {
         Ok(Self { ends, buffers: [GpuBuffer::new(gpu, size)?, GpuBuffer::new(gpu, size)?] })
     }
 
-    /// Sends a message from the first end to the second.
+    /// Sends a message from the first side to the second.
     pub(crate) fn exchange(&mut self) -> Outcome {
         let ([sender, receiver], [source, target]) = (&mut self.ends, &self.buffers);
         thread::scope(|scope| {

@@ -17,7 +17,7 @@ pub struct CacheLine {
 }
 
 impl CacheLine {
-    /// Connects the two ends.
+    /// Connects the two sides.
     ///
     /// # Errors
     ///

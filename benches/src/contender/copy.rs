@@ -20,7 +20,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Connects the two ends; the follower allocates `len` bytes.
+    /// Connects the two sides; the follower allocates `len` bytes.
     ///
     /// # Errors
     ///

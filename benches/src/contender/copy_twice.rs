@@ -1,5 +1,5 @@
 //! A message by two copies through shared memory, without any library: the sender copies it into
-//! the next of a few slots, and the receiver out of it. Both ends spin.
+//! the next of a few slots, and the receiver out of it. Both sides spin.
 
 use std::hint::spin_loop;
 use std::io;
@@ -11,7 +11,7 @@ use crate::shared::SharedPages;
 
 /// Number of slots.
 const SLOTS: usize = 4;
-/// The pages before the slots: two words in lines of their own, and room up to the next page.
+/// The pages before the slots: two words in lines of their own, and space up to the next page.
 const HEAD: usize = 4096;
 
 /// Messages of one size in one direction.
@@ -26,7 +26,7 @@ pub struct CopyTwice {
 }
 
 impl CopyTwice {
-    /// Connects the two ends of a stream of messages of `size` bytes.
+    /// Connects the two sides of a stream of messages of `size` bytes.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl Contender for CopyTwice {
             let (slot, len) = (self.slot(self.count), self.private.len());
             // SAFETY: memcpy requires `len` readable and `len` writable bytes without overlap, and
             // no other access to the latter: `private` has `len`, the slot lies within the pages
-            // (`connect` made room for `SLOTS`), and the slot is this end's (C1, just awaited).
+            // (`connect` made space for `SLOTS`), and the slot is this side's (C1, just awaited).
             unsafe { libc::memcpy(slot.cast(), self.private.as_ptr().cast(), len) };
             self.count += 1;
             self.pages.word(SENT).store(self.count, Ordering::Release);
@@ -81,7 +81,7 @@ impl Contender for CopyTwice {
             self.wait(SENT, self.count + 1);
             let (slot, len) = (self.slot(self.count), self.private.len());
             // SAFETY: memcpy requires `len` readable and `len` writable bytes without overlap, and
-            // no writes to the former: the slot lies within the pages and is this end's (C1, just
+            // no writes to the former: the slot lies within the pages and is this side's (C1, just
             // awaited), and `private` has `len` bytes.
             unsafe { libc::memcpy(self.private.as_mut_ptr().cast(), slot.cast(), len) };
             self.count += 1;

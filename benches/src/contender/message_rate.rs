@@ -33,7 +33,7 @@ const ROUND: u64 = 64;
 /// Messages per iteration.
 pub const MESSAGES: u64 = ROUND * BATCH as u64;
 
-/// One end of a stream of messages.
+/// One side of a stream of messages.
 pub struct MessageRate {
     qp: RawQueuePair<Rc>,
     cq: RawCompletionQueue,
@@ -50,7 +50,7 @@ pub struct MessageRate {
     counted: u64,
 }
 
-/// One end before it is connected.
+/// One side before it is connected.
 struct Prepared {
     pd: ProtectionDomain,
     cq: RawCompletionQueue,
@@ -111,7 +111,7 @@ impl Prepared {
 }
 
 impl MessageRate {
-    /// Connects the two ends of a stream of messages of `size` bytes.
+    /// Connects the two sides of a stream of messages of `size` bytes.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl MessageRate {
         Ok(this)
     }
 
-    /// Sends batches of messages from one end to another in this process and receives them there.
+    /// Sends batches of messages from one side to another in this process and receives them there.
     ///
     /// # Errors
     ///
@@ -147,7 +147,8 @@ impl MessageRate {
 
     fn post_receives(&mut self) -> io::Result<()> {
         // SAFETY: post_recv requires a chain (1) of requests whose memory stays valid and is used
-        // by nothing else (2). A batch is posted only when one is complete, so the queue has room.
+        // by nothing else (2). A batch is posted only when one is complete, so the queue is not
+        // full.
         unsafe { self.qp.post_recv(self.receives.as_mut_ptr()) }.map_err(|error| error.error.into())
     }
 
@@ -167,7 +168,7 @@ impl MessageRate {
         }
         // SAFETY: post_send requires a chain (1) of requests whose memory stays valid and unchanged
         // (2). Each batch signals its last request, and the number of batches in flight is limited
-        // to what the queue has room for.
+        // to what the queue has space for.
         unsafe { self.qp.post_send(self.sends.as_mut_ptr()) }.map_err(|error| error.error)?;
         self.in_flight += 1;
         Ok(())

@@ -64,7 +64,7 @@ impl Perftest {
         found.is_ok().then_some(Self { launcher, cores, test, size, messages })
     }
 
-    /// The command of one end.
+    /// The command of one side.
     fn end(&self, core: usize, port: u16) -> Command {
         let mut command = Command::new("taskset");
         command.args(["-c", &core.to_string()]).arg(&self.launcher).args([self.test.name(), "-F"]);
@@ -75,7 +75,7 @@ impl Perftest {
         command
     }
 
-    /// Runs both ends; returns what the client prints.
+    /// Runs both sides; returns what the client prints.
     fn run(&self) -> io::Result<String> {
         let (here, there) = self.cores;
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();

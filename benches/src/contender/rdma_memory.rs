@@ -29,7 +29,7 @@ pub struct RdmaMemory {
 }
 
 impl RdmaMemory {
-    /// Connects the two ends; `size` is a multiple of 8.
+    /// Connects the two sides; `size` is a multiple of 8.
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ pub struct RdmaSend {
 }
 
 impl RdmaSend {
-    /// Connects the two ends, with receives posted at both.
+    /// Connects the two sides, with receives posted at both.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Messages over a reliable connection between two sleeping processes: each end waits for a
+//! Messages over a reliable connection between two sleeping processes: each side waits for a
 //! completion event.
 
 use std::io;
@@ -25,7 +25,7 @@ pub struct RdmaSleep {
 }
 
 impl RdmaSleep {
-    /// Connects the two ends, with receives posted at both. The message is sent as inline data.
+    /// Connects the two sides, with receives posted at both. The message is sent as inline data.
     ///
     /// # Errors
     ///
@@ -50,9 +50,9 @@ impl RdmaSleep {
 
     /// The descriptor of the C channel; the safe interface lends another one.
     fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the read wants a live channel: `self` owns it.
+        // SAFETY: the read requires a live channel: `self` owns it.
         let fd = unsafe { (*self.events.as_raw()).fd };
-        // SAFETY: borrow_raw wants a descriptor that stays open: the channel owns it.
+        // SAFETY: borrow_raw requires a descriptor that stays open: the channel owns it.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
@@ -84,14 +84,14 @@ impl RdmaSleep {
     fn take_event(&self) -> io::Result<()> {
         let context = self.end.cq.context();
         let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: ibv_get_cq_event wants a live channel and room for two pointers: `events` is
+        // SAFETY: ibv_get_cq_event requires a live channel and space for two pointers: `events` is
         // alive, and the pointers are locals.
         let result = unsafe { (context.table().ibv_get_cq_event)(self.events.as_raw(), &raw mut cq, &raw mut name) };
         if result != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: ibv_ack_cq_events wants the live queue of an event that is not acknowledged yet:
-        // `self` owns the only queue of the channel, and the event was just taken.
+        // SAFETY: ibv_ack_cq_events requires the live queue of an event that is not acknowledged
+        // yet: `self` owns the only queue of the channel, and the event was just taken.
         unsafe { (context.table().ibv_ack_cq_events)(cq, 1) };
         Ok(())
     }

@@ -21,7 +21,7 @@ pub struct RdmaWrite {
 }
 
 impl RdmaWrite {
-    /// Connects the two ends; at most `in_flight` writes of `size` bytes are in flight.
+    /// Connects the two sides; at most `in_flight` writes of `size` bytes are in flight.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! TCP over the loopback interface, with both ends spinning on non-blocking sockets: the lowest
+//! TCP over the loopback interface, with both sides spinning on non-blocking sockets: the lowest
 //! latency that TCP reaches.
 
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ pub struct TcpSpin {
 }
 
 impl TcpSpin {
-    /// Connects the two ends.
+    /// Connects the two sides.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Two processes that wake each other by a Unix socket: the least that a sleeping end costs.
+//! Two processes that wake each other by a Unix socket: the least that a sleeping side costs.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -30,7 +30,7 @@ pub struct UnixSleep {
 }
 
 impl UnixSleep {
-    /// Connects the two ends.
+    /// Connects the two sides.
     ///
     /// # Errors
     ///
@@ -57,7 +57,8 @@ fn meet(role: Role, channel: &mut Channel, kind: Kind) -> io::Result<OwnedFd> {
             listen(&socket, Backlog::new(1)?)?;
             channel.send(&name)?;
             let accepted = accept4(socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
-            // SAFETY: from_raw_fd wants an open descriptor without another owner: accept4 made it.
+            // SAFETY: from_raw_fd requires an open descriptor without another owner: accept4 made
+            // it.
             Ok(unsafe { OwnedFd::from_raw_fd(accepted) })
         }
         Role::Follower => {

@@ -21,17 +21,17 @@ pub(super) unsafe fn sum(outputs: &[*mut f32], inputs: &[*const f32], count: usi
     if is_x86_feature_detected!("avx2") {
         let is_aligned = outputs.iter().all(|output| output.addr() % 32 == 0);
         if stores == Stores::Streaming && is_aligned {
-            // SAFETY: wants 1 and 2, which are this function's, AVX2, just detected, and aligned
+            // SAFETY: requires 1 and 2, which are this function's, AVX2, just detected, and aligned
             // outputs, just checked.
             unsafe { x86_64::sum::<true>(outputs, inputs, count) };
         } else {
-            // SAFETY: wants 1 and 2, which are this function's, and AVX2, just detected.
+            // SAFETY: requires 1 and 2, which are this function's, and AVX2, just detected.
             unsafe { x86_64::sum::<false>(outputs, inputs, count) };
         }
         return;
     }
     let _ = stores;
-    // SAFETY: wants 1 and 2, which are this function's.
+    // SAFETY: requires 1 and 2, which are this function's.
     unsafe { sum_from(0, outputs, inputs, count) };
 }
 
@@ -42,10 +42,10 @@ pub(super) unsafe fn sum(outputs: &[*mut f32], inputs: &[*const f32], count: usi
 /// As for [`sum`].
 unsafe fn sum_from(start: usize, outputs: &[*mut f32], inputs: &[*const f32], count: usize) {
     for index in start..count {
-        // SAFETY: read wants a readable number: `index` is below `count` (1).
+        // SAFETY: read requires a readable number: `index` is below `count` (1).
         let total = inputs.iter().map(|input| unsafe { input.wrapping_add(index).read() }).sum();
         for output in outputs {
-            // SAFETY: write wants a writable number: `index` is below `count` (1).
+            // SAFETY: write requires a writable number: `index` is below `count` (1).
             unsafe { output.wrapping_add(index).write(total) };
         }
     }
@@ -72,7 +72,7 @@ mod x86_64 {
         let Some((first, more)) = inputs.split_first() else { return };
         let mut at = 0;
         while at + STEP <= count {
-            // SAFETY: wants AVX, which this function has.
+            // SAFETY: requires AVX, which this function has.
             let mut totals: [__m256; VECTORS] = [unsafe { _mm256_setzero_ps() }; VECTORS];
             for (lane, total) in totals.iter_mut().enumerate() {
                 // SAFETY: the vector lies in the `count` numbers (1).
@@ -82,7 +82,7 @@ mod x86_64 {
                 for (lane, total) in totals.iter_mut().enumerate() {
                     // SAFETY: the vector lies in the `count` numbers (1).
                     let vector = unsafe { _mm256_loadu_ps(input.add(at + lane * LANES)) };
-                    // SAFETY: wants AVX, which this function has.
+                    // SAFETY: requires AVX, which this function has.
                     *total = unsafe { _mm256_add_ps(*total, vector) };
                 }
             }
@@ -97,10 +97,10 @@ mod x86_64 {
             }
             at += STEP;
         }
-        // SAFETY: wants conditions 1 and 2, which are this function's.
+        // SAFETY: requires conditions 1 and 2, which are this function's.
         unsafe { super::sum_from(at, outputs, inputs, count) };
         if STREAM {
-            // SAFETY: wants SSE, which every x86_64 processor has.
+            // SAFETY: requires SSE, which every x86_64 processor has.
             unsafe { _mm_sfence() };
         }
     }

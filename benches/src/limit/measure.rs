@@ -40,7 +40,7 @@ fn time(rank: &mut Rank, method: Method, iterations: usize) -> f64 {
 
 fn count_wrong(rank: &Rank) -> u64 {
     let is_wrong = |index: &usize| {
-        // SAFETY: read wants a readable number, which nothing writes: it lies in this rank's
+        // SAFETY: read requires a readable number, which nothing writes: it lies in this rank's
         // output, and the operation has ended.
         let found = unsafe { rank.output(rank.rank).wrapping_add(*index).read() };
         found != traffic::expected(rank, *index)

@@ -131,8 +131,8 @@ impl Rank {
         self.barrier();
         let root_only = self.point.operation == Operation::Broadcast && self.rank != 0;
         for index in 0..if root_only { 0 } else { self.count() } {
-            // SAFETY: write wants a writable number, which no other rank accesses: it lies in this
-            // rank's input, and the barriers keep the others away.
+            // SAFETY: write requires a writable number, which no other rank accesses: it lies in
+            // this rank's input, and the barriers keep the others away.
             unsafe { self.input(self.rank).wrapping_add(index).write(number(self.rank, index)) };
         }
         self.barrier();

@@ -53,9 +53,9 @@ fn message(rank: &mut Rank) {
     let step = rank.next_step();
     let (count, ranks) = (rank.count(), rank.point.ranks);
     let (number, place) = rank.slot(rank.rank);
-    // SAFETY: sum wants inputs and outputs of `count` numbers that no other rank writes or reads:
-    // the input is this rank's, and every other rank has given the message after the last one that
-    // was in this slot, so it has read that one.
+    // SAFETY: sum requires inputs and outputs of `count` numbers that no other rank writes or
+    // reads: the input is this rank's, and every other rank has given the message after the last
+    // one that was in this slot, so it has read that one.
     unsafe { kernel::sum(&[place], &[rank.input(rank.rank)], count, Stores::Cached) };
     number.store(step, Ordering::Release);
     let mut inputs = [std::ptr::null::<f32>(); MOST];
@@ -64,8 +64,9 @@ fn message(rank: &mut Rank) {
         rank.wait(number, step);
         *input = place;
     }
-    // SAFETY: sum wants inputs and outputs of `count` numbers that no other rank writes or reads:
-    // the messages stay until this rank gives its next one but one, and the output is this rank's.
+    // SAFETY: sum requires inputs and outputs of `count` numbers that no other rank writes or
+    // reads: the messages stay until this rank gives its next one but one, and the output is this
+    // rank's.
     unsafe { kernel::sum(&[rank.output(rank.rank)], &inputs[..ranks], count, Stores::Cached) };
 }
 
@@ -140,15 +141,15 @@ fn sum(outputs: &[*mut f32], of: impl Iterator<Item = *const f32>, count: usize,
         inputs[ranks] = input;
         ranks += 1;
     }
-    // SAFETY: sum wants inputs that no other rank writes and outputs that no other rank accesses,
-    // of `count` numbers: `pull` writes this rank's output, `push` this rank's share of all, and
-    // `shares` that of its own, between barriers after which all inputs are there.
+    // SAFETY: sum requires inputs that no other rank writes and outputs that no other rank
+    // accesses, of `count` numbers: `pull` writes this rank's output, `push` this rank's share of
+    // all, and `shares` that of its own, between barriers after which all inputs are there.
     unsafe { kernel::sum(outputs, &inputs[..ranks], count, stores) };
 }
 
 fn copy(to: *mut f32, from: *const f32, count: usize, stores: Stores) {
     match stores {
-        // SAFETY: copy_nonoverlapping wants ranges of `count` numbers, disjoint, which no other
+        // SAFETY: copy_nonoverlapping requires ranges of `count` numbers, disjoint, which no other
         // rank writes: the output is this rank's, and nothing writes what is copied until the next
         // barrier.
         Stores::Cached => unsafe { std::ptr::copy_nonoverlapping(from, to, count) },

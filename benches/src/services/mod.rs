@@ -59,7 +59,7 @@ impl Transport {
 /// Bytes up to which no memory is offered.
 const SMALL_OFFER: usize = 4096;
 
-/// Time that both ends have to fall asleep before each request.
+/// Time that both sides have to fall asleep before each request.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Length of the message that ends a block.
@@ -88,7 +88,7 @@ pub enum Waiting {
     Default,
 }
 
-/// One end of a connection.
+/// One side of a connection.
 pub trait Wire: Send + Sized + 'static {
     /// Sends a message of `len` bytes, or begins to.
     fn send(&mut self, len: usize) -> impl Future<Output = io::Result<()>> + Send;
@@ -97,7 +97,7 @@ pub trait Wire: Send + Sized + 'static {
     fn receive(&mut self, len: usize) -> impl Future<Output = io::Result<()>> + Send;
 }
 
-/// Connects the two ends of an echo service over a transport.
+/// Connects the two sides of an echo service over a transport.
 ///
 /// # Errors
 ///

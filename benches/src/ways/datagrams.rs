@@ -34,8 +34,8 @@ impl Way for Datagrams {
         let qp = QueuePair::datagram(&pd).cq(&cq).max_send_wr(device::DEPTH).build()?.init(&options)?.ready()?;
         let to = qp.endpoint()?;
         let addresses = (0..addresses).map(|_| qp.address_of(&to)).collect::<Result<_, _>>()?;
-        // SAFETY: install wants a live context that no other thread uses: it was opened above for
-        // this value alone.
+        // SAFETY: install requires a live context that no other thread uses: it was opened above
+        // for this value alone.
         unsafe { null::install(opened.context.as_raw()) };
         Ok(Self { qp, poller: cq.poller(), buffer: Some(pd.allocate(LEN)?), addresses })
     }

@@ -44,7 +44,7 @@ pub fn count() -> io::Result<()> {
     Ok(())
 }
 
-/// One end of the exchange.
+/// One side of the exchange.
 struct Lockstep {
     qp: RawQueuePair<Rc>,
     cq: RawCompletionQueue,
@@ -87,7 +87,7 @@ impl Lockstep {
 
     fn post_receive(&mut self) -> io::Result<()> {
         // SAFETY: post_recv requires a chain (1) of requests whose memory stays valid and is used
-        // by nothing else (2). One receive is posted at a time, so the queue has room.
+        // by nothing else (2). One receive is posted at a time, so the queue is not full.
         unsafe { self.qp.post_recv(&raw mut *self.receive) }.map_err(|error| error.error.into())
     }
 

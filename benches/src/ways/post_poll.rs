@@ -62,14 +62,14 @@ impl Way for Case {
         let over_null = name.ends_with("null provider");
         let remote = if over_null { None } else { Some(region.remote(..)?) };
         if over_null {
-            // SAFETY: install wants a live context that no other thread uses: it was opened above
-            // for this case alone.
+            // SAFETY: install requires a live context that no other thread uses: it was opened
+            // above for this case alone.
             unsafe { null::install(opened.context.as_raw()) };
         }
         let sequence = if name.starts_with("raw") {
             let remote = remote.map(|remote| Remote { address: remote.address(), rkey: remote.rkey() });
             let (pd, qp, cq) = (end.pd.as_raw(), end.qp.as_raw(), end.cq.as_raw());
-            // SAFETY: RawSequence::new wants live objects of one table, until the sequence is
+            // SAFETY: RawSequence::new requires live objects of one table, until the sequence is
             // dropped, that nothing else uses: `end` keeps them for as long as the sequence, which
             // is dropped first; nothing else posts to them or polls them.
             Sequence::Raw(unsafe { RawSequence::new(opened.context.table(), pd, qp, cq, remote) }?)

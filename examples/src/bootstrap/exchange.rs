@@ -23,8 +23,8 @@ use socket2::Socket;
 use super::frame::{self, Content, Frame, GroupId, Routed};
 use super::meet::Until;
 
-/// One write end per connection, and the rank at its other end. Rank 0 has one for each other rank,
-/// the others have one for rank 0.
+/// One write end per connection, and the rank at its other side. Rank 0 has one for each other
+/// rank, the others have one for rank 0.
 pub(super) type Writers = Vec<(usize, Mutex<Socket>)>;
 
 /// Bytes of one rank's unread frames, as a multiple of the largest frame.
@@ -40,7 +40,7 @@ pub(super) struct Exchange {
     rank: usize,
     world: usize,
     pub(super) writers: Writers,
-    /// Time in which the other end of a connection has to take a frame.
+    /// Time in which the other side of a connection has to take a frame.
     limit: Duration,
     /// `None` for a group that has ended, whose number is not used again.
     inboxes: Mutex<HashMap<GroupId, Option<Inbox>>>,
@@ -50,7 +50,7 @@ pub(super) struct Exchange {
 #[derive(Debug)]
 struct Inbox {
     sender: Sender<(usize, Frame)>,
-    /// The receiving end, until the inbox is opened.
+    /// The receiving side, until the inbox is opened.
     unopened: Option<Receiver<(usize, Frame)>>,
     /// The ranks that may send, and the bytes of the unread frame of each.
     unread: HashMap<usize, Option<usize>>,
@@ -165,7 +165,7 @@ impl Exchange {
         }
     }
 
-    /// Sends to the other end of every connection except one; continues if a send fails, and
+    /// Sends to the other side of every connection except one; continues if a send fails, and
     /// returns the first error.
     pub(super) fn send_to_all(&self, frame: &Frame, except: Option<usize>) -> Result<(), (usize, io::Error)> {
         let mut result = Ok(());

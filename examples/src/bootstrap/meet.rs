@@ -150,7 +150,7 @@ fn look_for_ended(ranks: &[Option<(Socket, HostId)>]) -> Result<(), Ended> {
     ranks.iter().position(has_ended).map_or(Ok(()), |rank| Err(Ended::Rank(rank)))
 }
 
-/// Whether the other end of a connection has been closed.
+/// Whether the other side of a connection has been closed.
 fn is_closed(stream: &Socket) -> bool {
     match recv(stream.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT) {
         Ok(read) => read == 0,

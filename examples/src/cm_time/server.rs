@@ -78,8 +78,8 @@ impl Server {
                 }
                 EventKind::Disconnected => {
                     let Some((id, qp)) = self.open.remove(&event.id) else { continue };
-                    // The client's end is disconnected already; this call disconnects the local
-                    // end.
+                    // The client's side is disconnected already; this call disconnects the local
+                    // side.
                     id.disconnect(&qp).ok();
                     self.ended += 1;
                 }

@@ -85,7 +85,7 @@ impl Session<'_> {
         Ok(counts)
     }
 
-    /// Allocates tensors that have room for the count at every rank.
+    /// Allocates tensors that have space for the count at every rank.
     pub(super) fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensors<T>, Failure> {
         let layouts = (0..self.ranks).map(|rank| self.job(rank, 0, count, true).layout(self.collective));
         let most = layouts.map(|layout| layout.memory()).max().unwrap_or_default();

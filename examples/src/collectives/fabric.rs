@@ -58,7 +58,7 @@ const DEPTH: u32 = 256;
 const UNSIGNALED: u64 = 32;
 /// The bits of a token that hold the request's number.
 const NUMBER: u64 = (1 << 48) - 1;
-/// Outstanding requests at which the send queue counts as full; the rest is room for the requests
+/// Outstanding requests at which the send queue counts as full; the rest is space for the requests
 /// of one message.
 const FULL: u64 = DEPTH as u64 - 2 * UNSIGNALED;
 
@@ -446,7 +446,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Returns a peer once its send queue has room and it has a receive for another message.
+    /// Returns a peer once its send queue has space and it has a receive for another message.
     fn peer_with_room(&mut self, to: usize) -> Result<&mut Peer, Failure> {
         if self.notices == Notices::Messages {
             self.wait_told(to, |peer| peer.counts.messages.wrapping_sub(peer.counts.confirmed) < UNCONFIRMED)?;

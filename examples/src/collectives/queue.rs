@@ -2,10 +2,10 @@
 //! the background, while the caller computes.
 //!
 //! A thread executes the operations one after the other, in the order in which they were started,
-//! as a stream of NCCL does. To interleave operations would need a tag in every message and every
-//! counter, since the messages of two ranks match by their order alone, and would not finish a set
-//! of operations any earlier: each of them can use the whole link. Operations that must not wait
-//! for each other belong to communicators of their own.
+//! as a stream of NCCL does. Interleaving would need a tag in every message and every counter,
+//! because the messages of two ranks match by their order alone. It would gain nothing: each
+//! operation can fill the link. Operations that must not wait for each other belong to
+//! communicators of their own.
 //!
 //! Every rank has to start the same operations in the same order. As with blocking calls, ranks
 //! that do not are not found out unless lengths differ; the stall time of the communicator ends the
@@ -43,7 +43,7 @@ pub struct Queue {
     thread: JoinHandle<Communicator>,
 }
 
-/// A flag that is set when this end of it is dropped.
+/// A flag that is set when this side of it is dropped.
 #[derive(Debug)]
 struct SetOnDrop(Arc<AtomicBool>);
 

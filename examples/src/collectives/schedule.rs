@@ -7,7 +7,7 @@
 //!
 //! Blocks overlap like the stages of a pipeline: block `b` is at step `t` in *tick* `b + t * lead`.
 //! Every rank sends its messages in the order of ticks, and within a tick in the order of steps.
-//! Both ends of a connection can therefore tell which message comes next from its number alone.
+//! Both sides of a connection can therefore tell which message comes next from its number alone.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! The steps of which every algorithm consists.
 //!
 //! A schedule is the list of steps of one rank. Messages between two ranks arrive in the order of
-//! their sends, so a step names the peer alone; both ends compute the length of a message from the
+//! their sends, so a step names the peer alone; both sides compute the length of a message from the
 //! same parameters.
 //!
 //! 1. A send may end only when its receiver has taken the message: a schedule must not rely on
@@ -11,7 +11,7 @@
 //! 3. With input and output in the same memory, rule 2 holds for the memory, not for its name.
 //!    [`Layout`](super::Layout) tells where both lie in it.
 //! 4. A message may have no elements: it is sent and awaited like any other. Barriers consist of
-//!    such messages; all other schedules leave empty messages out at both ends.
+//!    such messages; all other schedules leave empty messages out at both sides.
 
 use std::ops::Range;
 

@@ -6,7 +6,7 @@
 //! another without a barrier.
 //!
 //! A stream has one or more *channels*: connections with slots of their own, on the same device or
-//! on several. Its pieces take the channels in turn, which both ends count.
+//! on several. Its pieces take the channels in turn, which both sides count.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -185,7 +185,7 @@ impl StreamLinks<'_> {
         self.streams.peers[to].posted
     }
 
-    /// Sends what the free slots of a rank have room for.
+    /// Sends what the free slots of a rank have space for.
     fn push(&mut self, to: usize) -> Result<(), Failure> {
         while let Some(message) = self.streams.peers[to].queue.front().cloned() {
             let (at, piece) = self.streams.channel(self.streams.peers[to].sent);

@@ -112,7 +112,7 @@ impl<T: Element> Tensor<T> {
         Ok(())
     }
 
-    /// Room for the elements of one copy, of `count` elements at most.
+    /// Space for the elements of one copy, of `count` elements at most.
     fn new_block(&self, count: usize) -> Vec<T> {
         vec![T::zeroed(); (self.memory.block() / size_of::<T>()).min(count)]
     }

@@ -119,7 +119,7 @@ impl Receives {
     }
 }
 
-/// One end of a connection that the connection manager is about to establish.
+/// One side of a connection that the connection manager is about to establish.
 pub(crate) enum End {
     Active(Resolved<Rc>),
     Passive(IncomingConnection<Rc>),
@@ -180,9 +180,9 @@ pub(crate) struct Connected<T: Transport = Rc> {
     pub(crate) qp: QueuePair<T>,
     /// The connection manager's handle, which must live as long as the connection is needed.
     pub(crate) connection: Option<Connection>,
-    /// Whether this end called.
+    /// Whether this side called.
     pub(crate) is_active: bool,
-    /// This end and the peer's end, as text for a report.
+    /// This side and the peer's side, as text for a report.
     pub(crate) ends: (String, String),
 }
 

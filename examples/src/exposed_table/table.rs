@@ -352,7 +352,7 @@ mod tests {
     fn a_block_rests_before_it_is_reused_unless_memory_is_short() {
         let (mut now, grace) = (Instant::now(), Duration::from_secs(1));
         let first = Table::bucket_bytes(1);
-        // Room for three blocks of 64 bytes.
+        // Space for three blocks of 64 bytes.
         let mut table = Table::new(1, first + 192, grace);
         let mut put = |now| table.put(b"key", b"value", None, now).unwrap().block.unwrap().0 - first;
         assert_eq!([put(now), put(now), put(now)], [0, 64, 128]);

@@ -69,8 +69,8 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
     let result = copy.run(&entries).await;
     let seconds = start.elapsed().as_secs_f64();
     let Copy { to, mut from, summary, .. } = copy;
-    // Ends this end's data: the receiver ends then, too, and may have said why it failed while this
-    // end was sending.
+    // Ends this side's data: the receiver ends then, too, and may have said why it failed while
+    // this side was sending.
     drop(to);
     let mut reason = None;
     while let Ok(Some(message)) = from.next().await {

@@ -27,7 +27,7 @@ use crate::progress::Progress;
 /// Messages before the measured ones.
 const WARM_UP: usize = 2;
 
-/// The objects that both ends of a measurement use.
+/// The objects that both sides of a measurement use.
 struct Bench<'a> {
     gpu: &'a Gpu,
     chosen: &'a Chosen,
@@ -37,7 +37,7 @@ struct Bench<'a> {
     depth: u32,
 }
 
-/// One end of a connection that carries messages. The client sends them.
+/// One side of a connection that carries messages. The client sends them.
 trait End {
     /// The path of the messages.
     fn path(&self) -> String;
@@ -45,10 +45,10 @@ trait End {
     /// Writes the contents of message `number` to the memory of the messages.
     fn fill(&mut self, size: usize, number: u64) -> Result<(), Failure>;
 
-    /// Sends messages, and returns when the other end has all of them.
+    /// Sends messages, and returns when the other side has all of them.
     fn send(&mut self, size: usize, count: usize) -> Result<(), Failure>;
 
-    /// The other end's part while messages are sent.
+    /// The other side's part while messages are sent.
     fn receive(&mut self, size: usize, count: usize) -> Result<(), Failure>;
 
     /// Whether the memory of the messages has the contents of message `number`.
@@ -128,7 +128,7 @@ fn name(memory: Memory) -> &'static str {
     }
 }
 
-/// Connects the two ends; collective. The inner error says why a memory cannot be measured.
+/// Connects the two sides; collective. The inner error says why a memory cannot be measured.
 fn connect<'a>(
     bench: &'a Bench<'a>,
     memory: Memory,

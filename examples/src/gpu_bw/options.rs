@@ -11,7 +11,7 @@ use crate::pingpong::options;
 /// The bytes that are sent for each size, unless `--iters` says otherwise.
 const BYTES: usize = 256 << 20;
 
-/// The memory of the messages, and the way between the two ends.
+/// The memory of the messages, and the way between the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Memory {

@@ -8,12 +8,12 @@ use crate::Failure;
 use crate::bootstrap::Group;
 use crate::pingpong::contents;
 
-/// An end whose messages are staged.
+/// A side whose messages are staged.
 struct Staged {
     end: GpuEndpoint,
     stream: Stream,
     buffer: GpuBuffer<u8>,
-    /// For the other end's answer.
+    /// For the other side's answer.
     answer: GpuBuffer<u8>,
 }
 
@@ -63,7 +63,7 @@ impl End for Staged {
         for _ in 0..count {
             self.end.send(&message).map_err(failure)?;
         }
-        // The other end answers when it has all messages. Its answer of one byte goes behind them.
+        // The other side answers when it has all messages. Its answer of one byte goes behind them.
         self.end.recv(&self.answer.slice()).map(drop).map_err(failure)
     }
 

@@ -1,4 +1,4 @@
-//! Messages that are written to the other end's memory: of its GPU, or of its host.
+//! Messages that are written to the other side's memory: of its GPU, or of its host.
 
 use rdma::op;
 use rdma::transport::Rc;
@@ -13,7 +13,7 @@ use crate::peer_text::PeerText;
 use crate::pingpong::contents;
 use crate::wait::Completions;
 
-/// The queue pair of one end.
+/// The queue pair of one side.
 struct Queue {
     completions: Completions,
     connected: Connected,
@@ -68,7 +68,7 @@ fn exchange(group: &mut Group, own: Option<RemoteSlice>) -> Result<RemoteSlice, 
     Ok(RemoteSlice::from_bytes(&server)?)
 }
 
-/// An end with memory of its GPU.
+/// A side with memory of its GPU.
 struct OnGpu<'a> {
     bench: &'a Bench<'a>,
     queue: Queue,
@@ -132,7 +132,7 @@ impl End for OnGpu<'_> {
     }
 }
 
-/// An end with host memory.
+/// A side with host memory.
 struct OnHost {
     queue: Queue,
     region: ExposedRegion,

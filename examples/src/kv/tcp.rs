@@ -21,7 +21,7 @@ use crate::exposed_table::{ExposedTable, MAX_KEY, MAX_VALUE, Refusal};
 use crate::failure::say;
 use crate::message::{decode, encode};
 
-/// Time after which a client is accepted that could not be for want of files.
+/// Time after which a client is accepted that could not be for lack of files.
 const SHORTAGE: Duration = Duration::from_millis(50);
 /// Ports that are tried where any will do. Those of TCP's connections are taken over TCP only.
 const ATTEMPTS: u32 = 100;

@@ -30,7 +30,7 @@ struct World {
 }
 
 impl World {
-    /// A table with room for `blocks` blocks of `LEN` bytes, which are reused at once.
+    /// A table with space for `blocks` blocks of `LEN` bytes, which are reused at once.
     fn new(blocks: usize) -> Self {
         let (node, driver) = Node::new(&context(), &node_options(16)).unwrap();
         thread::spawn(move || driver.run_blocking());

@@ -1,4 +1,4 @@
-//! One end of the connections: queue pairs, memory, and messages in flight.
+//! One side of the connections: queue pairs, memory, and messages in flight.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -179,7 +179,7 @@ impl Prepared {
     }
 }
 
-/// One end of the connections, for messages of one size.
+/// One side of the connections, for messages of one size.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) plan: Plan,
@@ -190,7 +190,7 @@ pub(super) struct Link {
     pub(super) mtu: Mtu,
     /// Whether writes land in order, so that their arrival can be watched in memory.
     in_order: bool,
-    /// The two ends of each queue pair, as text.
+    /// The two sides of each queue pair, as text.
     pub(super) ends: Vec<(String, String)>,
     /// `window` is the memory that the peer writes to or reads from; `source` is the memory that
     /// this side writes from or reads into. Each lane has a part of both.
@@ -270,8 +270,8 @@ impl Link {
         posted - completed < self.plan.depth.into() && sent < permitted
     }
 
-    /// Posts the next message of a queue pair that has room. With `told`, the peer is notified of a
-    /// write unless it watches memory.
+    /// Posts the next message of a queue pair that has space. With `told`, the peer is notified of
+    /// a write unless it watches memory.
     pub(super) fn post(&mut self, at: usize, told: bool) -> Result<(), Failure> {
         let Plan { op, size, check, .. } = self.plan;
         let told = told && op == Op::Write && !self.in_order;

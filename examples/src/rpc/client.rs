@@ -58,7 +58,7 @@ impl Client {
     /// Connects to a server.
     ///
     /// # Errors
-    /// If there is no server, or if it has no room for another client.
+    /// If there is no server, or if it has no space for another client.
     pub async fn connect(node: &Node, server: SocketAddr) -> Result<Self, Failure> {
         let (to, from) = node.connect(server).await?.split();
         let calls = Arc::new(Calls::default());

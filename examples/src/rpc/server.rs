@@ -29,7 +29,7 @@ async fn serve_client(incoming: Incoming, idle: Duration) -> Result<(), Failure>
     let room = Arc::new(Semaphore::new(MAX_CALLS));
     let activity = Arc::new(Activity::new());
     loop {
-        // Reads no call for which there is no room: the client must wait then.
+        // Reads no call for which there is no space: the client must wait then.
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return Ok(()) };
         let Ok(next) = timeout_at(activity.last() + idle, from.next()).await else {
             // The client may wait for an answer that takes long.

@@ -27,7 +27,7 @@ use wire::{ping_text, until_nul};
 
 /// The port of rdmacm-utils' rping.
 pub const PORT: u16 = 7174;
-/// The smallest text: rdmacm-utils' own limit, which leaves room for the ping's number.
+/// The smallest text: rdmacm-utils' own limit, which leaves space for the ping's number.
 pub const SMALLEST: Size = Size(26);
 /// The largest text.
 pub const LARGEST: usize = 64 << 10;

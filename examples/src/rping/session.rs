@@ -1,4 +1,4 @@
-//! One end of a connection: its queues, its messages, and waiting for them.
+//! One side of a connection: its queues, its messages, and waiting for them.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -20,7 +20,7 @@ use crate::{Failure, wait};
 /// Number of posted receives: one message is in flight at a time, and a second receive makes a
 /// peer's surplus message visible.
 const RECEIVES: u32 = 2;
-/// Send queue depth: room for a message and the data transfer before it.
+/// Send queue depth: space for a message and the data transfer before it.
 const SENDS: u32 = 4;
 /// Time to wait, after the queue was flushed, for the event that the peer has disconnected.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -34,11 +34,11 @@ const NUDGE: u64 = 1;
 /// arrive.
 #[derive(Debug)]
 pub(super) enum Nudge {
-    /// A write of no bytes by the end that connected, repeated each second, since this end cannot
-    /// know when the other end has accepted.
+    /// A write of no bytes by the side that connected, repeated each second, since this side cannot
+    /// know when the other side has accepted.
     Write,
-    /// A read of no bytes into this slice by the end that accepted; the response wakes the
-    /// connection. It is posted once, after the other end has had time to become ready for a
+    /// A read of no bytes into this slice by the side that accepted; the response wakes the
+    /// connection. It is posted once, after the other side has had time to become ready for a
     /// request.
     Read(ExposedSlice),
 }
@@ -62,7 +62,7 @@ pub(super) enum Arrival {
     Gone,
 }
 
-/// One end of a connection.
+/// One side of a connection.
 #[derive(Debug)]
 pub(super) struct Session {
     /// The queue pair.
@@ -263,7 +263,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// A client's end and a server's end on the software device, and memory for the server's read
+    /// A client's side and a server's side on the software device, and memory for the server's read
     /// of no bytes.
     fn pair() -> (Session, Session, ExposedRegion) {
         let device = crate::device::DeviceOptions::named(Some("soft0".to_owned())).open();
@@ -284,7 +284,7 @@ mod tests {
         })
     }
 
-    /// The completion of a nudge is not reported as a transfer, and the other end does not notice
+    /// The completion of a nudge is not reported as a transfer, and the other side does not notice
     /// the nudge.
     #[test]
     fn nudges_are_no_news() {

@@ -545,7 +545,7 @@ mod cm_time {
     fn both_sides_are_ours() {
         is_right(&json(&[]), 100, &[1, 32]);
         is_right(&json(&["-c", "1"]), 1, &[1, 1]);
-        // More queue pairs than one completion queue has room for.
+        // More queue pairs than one completion queue has space for.
         is_right(&json(&["-c", "300", "-n", "300"]), 300, &[300]);
         let out = succeed("cm_time", &["-c", "3", "-n", "2"]);
         for part in ["# 3 connections, 2 at a time", "resolve route:", "disconnect   :", "connections/s "] {

@@ -140,7 +140,7 @@ fn a_client_that_sends_nothing_more_is_disconnected() {
     assert_ne!(ended.unwrap(), Ok(true));
 }
 
-/// A limit that leaves room for the table, and none for what comes after it.
+/// A limit that leaves space for the table, and none for what comes after it.
 #[test]
 fn a_table_that_leaves_no_memory_is_refused() {
     let mut command = Command::new("sh");

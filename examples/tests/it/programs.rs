@@ -467,7 +467,7 @@ fn limited(limit: &str, program: &str, args: &str) -> Output {
 #[test]
 fn limits_of_memory_and_files_are_said() {
     has_failed("all_reduce", &limited("ulimit -n 20", env!("CARGO_BIN_EXE_all_reduce"), ""), "ulimit -n");
-    // The allocation of buffers fails at both ends; one line reports the failure.
+    // The allocation of buffers fails at both sides; one line reports the failure.
     let output = limited("ulimit -v 100000", env!("CARGO_BIN_EXE_pingpong"), "--size 8M");
     has_failed("pingpong", &output, "memory");
 }

@@ -178,7 +178,7 @@ fn bad_clients_harm_nobody() {
             while let Ok(Some(_)) = bad.next().await {}
             checks_in(&good).await;
         }
-        // A client that reads no answer stops itself once the server has no more room for it.
+        // A client that reads no answer stops itself once the server has no more space for it.
         let deaf = node.connect(server.address).await?;
         let echo = encode(&(1u32, LONG, 0u8, &[7u8; 900][..]))?;
         let mut sent = 0;

@@ -18,7 +18,7 @@ fn drawn(name: &str, args: &[&str], columns: u16) -> String {
     command.args(args).env("TERM", "xterm");
     command.stdout(terminal.slave.try_clone().unwrap()).stderr(Stdio::from(terminal.slave));
     let mut child = command.spawn().unwrap();
-    // The terminal ends when nobody has its other end any more.
+    // The terminal ends when nobody has its other side any more.
     drop(command);
     let reader = thread::spawn(move || {
         let (mut drawn, mut bytes) = (Vec::new(), [0; 4096]);

@@ -21,7 +21,7 @@ use rdma_cuda::{Gpu, GpuRegion, GpuSlice, Landed, Preference, Ready};
 /// Both are tensors of DLPack that the caller gives away, whose memory no work of the GPU uses.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn write_tensor(from: NonNull<DLManagedTensor>, to: NonNull<DLManagedTensor>) -> c_int {
-    // SAFETY: from_raw wants a tensor that the caller gives away, as this function.
+    // SAFETY: from_raw requires a tensor that the caller gives away, as this function.
     let [from, to] = [from, to].map(|tensor| unsafe { ManagedTensor::from_raw(tensor) });
     match write(from, to) {
         Ok(()) => 0,
@@ -37,7 +37,7 @@ fn write(from: ManagedTensor, to: ManagedTensor) -> Result<(), Box<dyn Error>> {
     let slice = |tensor: ManagedTensor| tensor.into_slice::<f32>(&gpu).map_err(|(error, _tensor)| error);
     let (from, to) = (slice(from)?, slice(to)?);
 
-    // Both ends are here; a program with a peer sends it the endpoint and the remote slice.
+    // Both sides are here; a program with a peer sends it the endpoint and the remote slice.
     let opened = rdma::open(&DeviceSelector::Any)?;
     let (pd, cq) = (opened.context.alloc_pd()?, opened.context.create_cq(64)?);
     let options = InitOptions::new().port(opened.port);

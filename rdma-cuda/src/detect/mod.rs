@@ -317,7 +317,7 @@ pub enum Cause {
     },
     /// No peer memory module is loaded.
     NoPeerMemory,
-    /// The NIC has no room for the registration.
+    /// The NIC has no space for the registration.
     OutOfMemory(rdma::Error),
     /// The registration failed for a reason that nothing explains.
     Refused(rdma::Error),

@@ -82,8 +82,8 @@ pub(super) fn candidates() -> Vec<OsString> {
 pub(super) fn open(candidates: &[OsString]) -> Result<(PathBuf, &'static Library), NoDriver> {
     let mut attempts = Vec::new();
     for path in candidates {
-        // SAFETY: open wants that the library's initialisers may run. NVIDIA's demand nothing of a
-        // program; another path is the user's choice of code to run, as LD_PRELOAD is.
+        // SAFETY: open requires that the library's initialisers may run. NVIDIA's demand nothing of
+        // a program; another path is the user's choice of code to run, as LD_PRELOAD is.
         match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
             Ok(library) => return Ok((path.into(), Box::leak(Box::new(library)))),
             Err(error) => attempts.push(Attempt { path: path.into(), reason: reason(&error) }),

@@ -73,10 +73,10 @@ impl Driver {
     }
 
     fn start(&self) -> Result<DriverVersion, CudaError> {
-        // SAFETY: cuInit wants flags of 0, and may be called again.
+        // SAFETY: cuInit requires flags of 0, and may be called again.
         unsafe { self.cuInit(0) }?;
         let mut version = 0;
-        // SAFETY: cuDriverGetVersion wants room for an integer.
+        // SAFETY: cuDriverGetVersion requires space for an integer.
         unsafe { self.cuDriverGetVersion(&raw mut version) }?;
         Ok(DriverVersion(version))
     }
@@ -102,12 +102,13 @@ impl Driver {
     /// The error of a result that is not 0.
     fn error(&self, call: &'static str, code: i32) -> CudaError {
         let (mut name, mut description) = (std::ptr::null(), std::ptr::null());
-        // SAFETY: cuGetErrorName wants room for a pointer, takes any code, and needs no context.
+        // SAFETY: cuGetErrorName requires space for a pointer, takes any code, and needs no
+        // context.
         let _code = unsafe { (self.table.cuGetErrorName)(code, &raw mut name) };
-        // SAFETY: cuGetErrorString wants the same as cuGetErrorName.
+        // SAFETY: cuGetErrorString requires the same as cuGetErrorName.
         let _code = unsafe { (self.table.cuGetErrorString)(code, &raw mut description) };
-        // SAFETY: text wants NULL or a string that lives on: both functions return constants of the
-        // library, which is never unloaded.
+        // SAFETY: text requires NULL or a string that lives on: both functions return constants of
+        // the library, which is never unloaded.
         let name = unsafe { text(name) }.unwrap_or("an error that this driver cannot name");
         // SAFETY: the string is a constant of the library too.
         let description = unsafe { text(description) }.unwrap_or("no description");
@@ -140,7 +141,7 @@ unsafe fn text(string: *const c_char) -> Option<&'static str> {
     if string.is_null() {
         return None;
     }
-    // SAFETY: from_ptr wants a C string that outlives the result, as this function does.
+    // SAFETY: from_ptr requires a C string that outlives the result, as this function does.
     unsafe { CStr::from_ptr(string) }.to_str().ok()
 }
 

@@ -114,7 +114,7 @@ macro_rules! table {
                 let mut missing = Vec::new();
                 // Looks up every required function before the first `?`, to name all that lack.
                 $(
-                    // SAFETY: symbol wants the type of the function: the driver API gives it.
+                    // SAFETY: symbol requires the type of the function: the driver API gives it.
                     let $name = unsafe { symbol(library, stringify!($name)) };
                     if $name.is_none() {
                         missing.push(stringify!($name));
@@ -122,7 +122,7 @@ macro_rules! table {
                 )*
                 Ok(Self {
                     $($name: match $name { Some(function) => function, None => return Err(missing) },)*
-                    // SAFETY: symbol wants the type of the function: the driver API gives it.
+                    // SAFETY: symbol requires the type of the function: the driver API gives it.
                     $($extra: unsafe { symbol(library, stringify!($extra)) },)*
                 })
             }
@@ -282,7 +282,7 @@ table! {
 ///
 /// `F` is a function pointer type, and the symbol, if it exists, is a function of that type.
 unsafe fn symbol<F: Copy>(library: &'static Library, name: &str) -> Option<F> {
-    // SAFETY: get wants the symbol's type. An `Option` of a function pointer has the pointer's
+    // SAFETY: get requires the symbol's type. An `Option` of a function pointer has the pointer's
     // layout, and `F` is the function's type by this function's condition.
     let symbol = unsafe { library.get::<Option<F>>(name.as_bytes()) }.ok()?;
     *symbol

@@ -10,7 +10,7 @@ use crate::{Gpu, testing};
 
 /// Loads a library that is the stand-in, or no driver at all.
 fn load_from(path: &Path) -> Result<&'static Driver, NoDriver> {
-    // SAFETY: load_from wants an implementation of the driver API, or a file that does not load.
+    // SAFETY: load_from requires an implementation of the driver API, or a file that does not load.
     unsafe { Driver::load_from(path) }
 }
 

@@ -1,4 +1,4 @@
-//! The path of an end, and the GPU memory that chunks are received into if the path is direct.
+//! The path of a side, and the GPU memory that chunks are received into if the path is direct.
 
 use rdma::{ErrorKind, InitOptions, ProtectionDomain, RemoteAccess};
 
@@ -13,7 +13,7 @@ use crate::path::{Path, Policy, Preference, Reason, Way};
 use crate::read_back::ReadBack;
 use crate::region::{GpuRegion, RegionError};
 
-/// The path of an end, and what the direct path needs.
+/// The path of a side, and what the direct path needs.
 pub(super) struct Landing {
     path: Path,
     /// `None` if the path is staged.

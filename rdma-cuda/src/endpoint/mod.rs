@@ -1,7 +1,7 @@
 //! Messages between memories of GPUs.
 //!
 //! A message goes in chunks, each of which is sent to a slot of the peer and copied from there to
-//! its place. Both ends have a ring of slots and a stream for each direction, so copies and
+//! its place. Both sides have a ring of slots and a stream for each direction, so copies and
 //! transfers run at the same time.
 //!
 //! | Path | Sender | Receiver |
@@ -9,21 +9,21 @@
 //! | direct | the NIC reads the message where it is | slots of GPU memory |
 //! | staged | chunks are copied to slots of pinned host memory | slots of pinned host memory |
 //!
-//! Both paths have the same messages, so each end chooses its own path, and a sender without a
+//! Both paths have the same messages, so each side chooses its own path, and a sender without a
 //! direct path to some memory stages what it sends from there.
 //!
 //! A message of the endpoints is a send with immediate data:
 //!
 //! | Bits 31 and 30 | Meaning | Other bits |
 //! | --- | --- | --- |
-//! | 0 | a chunk of a message, as long as both ends allow | |
+//! | 0 | a chunk of a message, as long as both sides allow | |
 //! | 1 | the last chunk of a message | |
 //! | 2 | credits: the receiver has emptied slots | their number |
 //! | 3 | greeting, the first message | 29 to 20: the slots for chunks; 19 to 0: KiB of a slot |
 //!
 //! The greeting gives the peer its first credits. A chunk costs one credit, so the peer always has
 //! a receive for it. Credits are returned for half of the slots at a time, so two such messages can
-//! be on the way; with the greeting, an end needs three receives beyond those for chunks.
+//! be on the way; with the greeting, a side needs three receives beyond those for chunks.
 
 mod landing;
 mod ring;
@@ -53,7 +53,7 @@ use crate::stream::Stream;
 /// Receives for a greeting and for credits.
 const CONTROL_RECEIVES: u32 = 3;
 
-/// Options of a [`GpuEndpoint`]. The ends may differ: a chunk is as large as both allow.
+/// Options of a [`GpuEndpoint`]. The sides may differ: a chunk is as large as both allow.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuEndpointOptions {
     chunk: usize,
@@ -89,9 +89,9 @@ impl GpuEndpointOptions {
         self
     }
 
-    /// The longest time to wait for the peer's next message or acknowledgement, and for the end of
-    /// a message that is too long; without it, a call waits for ever for a peer that sends nothing,
-    /// or a message without end.
+    /// Time limit of each wait for the peer's next message or acknowledgement, and of dropping the
+    /// rest of a message that is too long. By default there is none: a silent peer, or one whose
+    /// message does not end, then blocks the call for ever.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -124,13 +124,13 @@ impl PreparedGpuEndpoint {
         self.queue_pair.endpoint()
     }
 
-    /// The path of messages on this end, and why it is used.
+    /// The path of messages on this side, and why it is used.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.landing.path()
     }
 
-    /// Connects to the peer's end. The ends need no common order.
+    /// Connects to the peer's side. The sides need no common order.
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ impl PreparedGpuEndpoint {
     }
 }
 
-/// One end of a connection that carries messages between memories of GPUs.
+/// One side of a connection that carries messages between memories of GPUs.
 ///
 /// It works with every GPU and NIC. If there is a direct path, the NIC reads messages where they
 /// are, and writes them to memory of the GPU. Else bytes cross the PCIe link of the GPU and that of
@@ -158,7 +158,7 @@ impl PreparedGpuEndpoint {
 /// policy is [`Policy::RequireDirect`].
 ///
 /// Peers cannot read or write the memory of the GPU by themselves, because a NIC that cannot access
-/// the memory needs a processor of this end for the second copy. So there are messages only.
+/// the memory needs a processor of this side for the second copy. So there are messages only.
 pub struct GpuEndpoint {
     pd: ProtectionDomain,
     queue_pair: QueuePair<Rc>,
@@ -199,7 +199,7 @@ impl GpuEndpoint {
         Ok(PreparedGpuEndpoint { gpu: gpu.clone(), pd: pd.clone(), queue_pair, ring, landing, preference })
     }
 
-    /// The path of messages on this end, and why it is used. The other end may use another.
+    /// The path of messages on this side, and why it is used. The other side may use another.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.landing.path()
@@ -208,8 +208,8 @@ impl GpuEndpoint {
     /// Sends a message. Returns when its memory is no longer read: all of it has been copied to
     /// host memory and given to the NIC, or sent.
     ///
-    /// A message of more chunks than the peer has slots waits until the peer receives: two ends
-    /// that both send such messages before they receive wait for ever, or until the timeout.
+    /// A message of more chunks than the peer has slots waits until the peer receives. If both
+    /// sides send such messages before they receive, they wait for ever, or until the timeout.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The slots of an end, the credits of both ends, and the completions.
+//! The slots of a side, the credits of both sides, and the completions.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -85,7 +85,7 @@ macro_rules! receives {
 }
 receives! { QueuePair<Rc> InitializedQueuePair<Rc> }
 
-/// The slots, credits and completions of an end.
+/// The slots, credits and completions of a side.
 pub(super) struct Ring {
     poller: Poller,
     timeout: Option<Duration>,
@@ -102,9 +102,9 @@ pub(super) struct Ring {
     peer_chunk: Option<usize>,
     /// The number of the peer's slots.
     peer_depth: u32,
-    /// Chunks that the peer has room for.
+    /// Chunks that the peer has space for.
     credits: u32,
-    /// Chunks that there is room for and of which the peer does not know.
+    /// Chunks that there is space for and of which the peer does not know.
     owed: u32,
 }
 
@@ -141,7 +141,7 @@ impl Ring {
         self.free.pop()
     }
 
-    /// The size of a chunk that both ends have room for; `None` before the peer's greeting.
+    /// The size of a chunk that both sides have space for; `None` before the peer's greeting.
     pub(super) fn peer_chunk(&self) -> Option<usize> {
         self.peer_chunk.map(|chunk| chunk.min(self.chunk))
     }

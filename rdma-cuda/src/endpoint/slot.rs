@@ -64,9 +64,9 @@ impl HostSlot {
         self.check(from)?;
         let target = self.memory.start().as_ptr().cast();
         let event = stream.submit((from.clone(), Arc::clone(&self.memory)), |driver, stream| {
-            // SAFETY: cuMemcpyDtoHAsync wants as many bytes on both sides until the copy is done:
-            // `check` has compared them, and the stream keeps both. Nobody else accesses the slot's
-            // bytes: `Pending` has the buffer.
+            // SAFETY: cuMemcpyDtoHAsync requires as many bytes on both sides until the copy is
+            // done: `check` has compared them, and the stream keeps both. Nobody else accesses the
+            // slot's bytes: `Pending` has the buffer.
             unsafe { driver.cuMemcpyDtoHAsync_v2(target, from.address(), from.size(), stream) }
         })?;
         Ok(Pending::new(self, event))
@@ -77,8 +77,8 @@ impl HostSlot {
         self.check(to)?;
         let source = self.memory.start().as_ptr().cast();
         let event = stream.submit((to.clone(), Arc::clone(&self.memory)), |driver, stream| {
-            // SAFETY: cuMemcpyHtoDAsync wants as many bytes on both sides until the copy is done:
-            // `check` has compared them, and the stream keeps both. Nobody changes the slot's
+            // SAFETY: cuMemcpyHtoDAsync requires as many bytes on both sides until the copy is
+            // done: `check` has compared them, and the stream keeps both. Nobody changes the slot's
             // bytes: `Pending` has the buffer.
             unsafe { driver.cuMemcpyHtoDAsync_v2(to.address(), source, to.size(), stream) }
         })?;

@@ -1,4 +1,4 @@
-//! The registrations of the memories that an end sends from.
+//! The registrations of the memories that a side sends from.
 
 use std::sync::Arc;
 

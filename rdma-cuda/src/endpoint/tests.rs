@@ -11,7 +11,7 @@ use super::*;
 use crate::{GpuBuffer, Policy, Reason, Way, testing};
 use Policy::{PreferDirect, RequireDirect, Staged};
 
-/// The policies of two ends.
+/// The policies of two sides.
 const POLICIES: [[Policy; 2]; 4] = [[Staged; 2], [RequireDirect; 2], [Staged, RequireDirect], [RequireDirect, Staged]];
 
 fn soft() -> Opened {
@@ -19,7 +19,7 @@ fn soft() -> Opened {
     rdma::open(&selector).unwrap()
 }
 
-/// An end on the first GPU, or on the last one.
+/// A side on the first GPU, or on the last one.
 fn prepare(opened: &Opened, is_last: bool, options: GpuEndpointOptions) -> Result<PreparedGpuEndpoint> {
     let pd = opened.context.alloc_pd().unwrap();
     let gpus = testing::driver().gpus().unwrap();
@@ -27,7 +27,7 @@ fn prepare(opened: &Opened, is_last: bool, options: GpuEndpointOptions) -> Resul
     GpuEndpoint::prepare(gpu.unwrap(), &pd, &InitOptions::new().port(opened.port), options)
 }
 
-/// A connected pair; options of both ends.
+/// A connected pair; options of both sides.
 fn pair(options: [GpuEndpointOptions; 2]) -> [GpuEndpoint; 2] {
     let opened = soft();
     connect([0, 1].map(|end| prepare(&opened, end == 1, options[end]).unwrap()))
@@ -44,7 +44,7 @@ fn small(policy: Policy) -> GpuEndpointOptions {
     GpuEndpointOptions::new().chunk(4096).depth(4).timeout(rdma_test_support::LIMIT).preference(preference)
 }
 
-/// Sends a message from one end, and checks that the other end receives it.
+/// Sends a message from one side, and checks that the other side receives it.
 fn exchange(a: &mut GpuEndpoint, b: &mut GpuEndpoint, len: usize) {
     let sent = message(a, len, len);
     std::thread::scope(|scope| {
@@ -53,7 +53,7 @@ fn exchange(a: &mut GpuEndpoint, b: &mut GpuEndpoint, len: usize) {
     });
 }
 
-/// A message in the memory of an end's GPU: the numbers from `first` on, cut to bytes.
+/// A message in the memory of a side's GPU: the numbers from `first` on, cut to bytes.
 fn message(end: &GpuEndpoint, first: usize, len: usize) -> Ready<GpuSlice<u8>> {
     let stream = Stream::new(end.outgoing.gpu()).unwrap();
     let slice = GpuBuffer::new(stream.gpu(), len.max(1)).unwrap().slice().range(..len).unwrap();

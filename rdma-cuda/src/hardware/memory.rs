@@ -46,13 +46,13 @@ unsafe impl DeviceMemory for Range {
 /// handle or flags.
 fn allocate(gpu: &Gpu, function: &str, argument: usize) -> Result<Range, c_int> {
     type Allocate = unsafe extern "C" fn(*mut u64, usize, usize) -> c_int;
-    // SAFETY: new wants that the initialisers of the library may run: it is loaded already.
+    // SAFETY: new requires that the initialisers of the library may run: it is loaded already.
     let library = unsafe { libloading::Library::new(gpu.driver().path()) }.unwrap();
-    // SAFETY: get wants the function's type: the third argument is a stream, or flags, which the
+    // SAFETY: get requires the function's type: the third argument is a stream, or flags, which the
     // calling convention passes alike.
     let allocate = unsafe { library.get::<Allocate>(function.as_bytes()) }.unwrap();
     let mut address = 0;
-    // SAFETY: the function wants room for an address and a current context, which `with` sets.
+    // SAFETY: the function requires space for an address and a current context, which `with` sets.
     let code = gpu.with(|_| Ok(unsafe { allocate(&raw mut address, SIZE, argument) })).unwrap();
     if code == 0 { Ok(Range { gpu: gpu.clone(), address, size: SIZE }) } else { Err(code) }
 }
@@ -60,10 +60,11 @@ fn allocate(gpu: &Gpu, function: &str, argument: usize) -> Result<Range, c_int> 
 /// Exports a range as it is given, without a look at it; returns the descriptor or CUDA's code.
 fn export(gpu: &Gpu, address: u64, size: usize, flags: u64) -> Result<OwnedFd, i32> {
     let mut descriptor = -1;
-    // SAFETY: cuMemGetHandleForAddressRange wants room for a descriptor; it checks the range.
+    // SAFETY: cuMemGetHandleForAddressRange requires space for a descriptor; it checks the range.
     let exported = gpu
         .with(|driver| unsafe { driver.cuMemGetHandleForAddressRange(&raw mut descriptor, address, size, 1, flags) });
-    // SAFETY: from_raw_fd wants a descriptor that nobody else closes: the driver has made it here.
+    // SAFETY: from_raw_fd requires a descriptor that nobody else closes: the driver has made it
+    // here.
     exported.map(|()| unsafe { OwnedFd::from_raw_fd(descriptor) }).map_err(|error| error.code())
 }
 
@@ -98,11 +99,11 @@ fn memory_of_this_crate_is_exported_as_attributes_say() {
     say(&format!("size of the descriptor: {:?} of {SIZE}", lseek(&dma_buf, 0, Whence::SeekEnd)));
     // The driver lets no processor map it, so nothing here reads GPU memory by accident.
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: mmap wants that a mapping replaces nothing: it is not a fixed one.
+    // SAFETY: mmap requires that a mapping replaces nothing: it is not a fixed one.
     let mapped = unsafe { mmap(None, NonZeroUsize::new(4096).unwrap(), access, MapFlags::MAP_SHARED, &dma_buf, 0) };
     say(&format!("mmap of the descriptor: {mapped:?}"));
     if let Ok(start) = mapped {
-        // SAFETY: munmap wants a mapping that nobody uses.
+        // SAFETY: munmap requires a mapping that nobody uses.
         unsafe { munmap(start, 4096) }.unwrap();
     }
 
@@ -159,7 +160,7 @@ fn other_memory_is_classified_before_it_is_exported() {
     let unknown = Range { gpu: gpu.clone(), address: 4096, size: 4096 };
     assert_eq!(DmaBuf::export(&unknown).unwrap_err(), NotExportable::Unknown.into());
     for range in [plain, pool, managed] {
-        // SAFETY: cuMemFree wants an allocation that nobody uses: the descriptors are closed.
+        // SAFETY: cuMemFree requires an allocation that nobody uses: the descriptors are closed.
         gpu.with(|driver| unsafe { driver.cuMemFree_v2(range.address) }).unwrap();
     }
 }
@@ -171,21 +172,21 @@ fn memory_of_cu_mem_create_without_the_flag_and_of_two_pieces() {
     for is_capable in [false, true] {
         let properties = AllocationProperties::new(gpu.device(), false, is_capable);
         let (mut size, mut address) = (0, 0);
-        // SAFETY: cuMemGetAllocationGranularity wants room for a size, and properties.
+        // SAFETY: cuMemGetAllocationGranularity requires space for a size, and properties.
         gpu.with(|driver| unsafe { driver.cuMemGetAllocationGranularity(&raw mut size, &raw const properties, 0) })
             .unwrap();
-        // SAFETY: cuMemAddressReserve wants room for an address, and flags of 0.
+        // SAFETY: cuMemAddressReserve requires space for an address, and flags of 0.
         gpu.with(|driver| unsafe { driver.cuMemAddressReserve(&raw mut address, 2 * size, 0, 0, 0) }).unwrap();
         let pieces = [0, size].map(|offset| {
             let mut handle = 0;
-            // SAFETY: cuMemCreate wants room for a handle, properties, and flags of 0.
+            // SAFETY: cuMemCreate requires space for a handle, properties, and flags of 0.
             gpu.with(|driver| unsafe { driver.cuMemCreate(&raw mut handle, size, &raw const properties, 0) }).unwrap();
-            // SAFETY: cuMemMap wants reserved addresses, and as much physical memory.
+            // SAFETY: cuMemMap requires reserved addresses, and as much physical memory.
             gpu.with(|driver| unsafe { driver.cuMemMap(address + offset as u64, size, 0, handle, 0) }).unwrap();
             handle
         });
         let access = AccessDescription::read_write(gpu.device());
-        // SAFETY: cuMemSetAccess wants mapped addresses and one description.
+        // SAFETY: cuMemSetAccess requires mapped addresses and one description.
         gpu.with(|driver| unsafe { driver.cuMemSetAccess(address, 2 * size, &raw const access, 1) }).unwrap();
 
         let name = format!("cuMemCreate, capable {is_capable}, granularity {size}");
@@ -196,13 +197,13 @@ fn memory_of_cu_mem_create_without_the_flag_and_of_two_pieces() {
         let half = Range { gpu: gpu.clone(), address: address + (size / 2) as u64, size };
         describe(&format!("{name}, across two pieces"), &half);
 
-        // SAFETY: cuMemUnmap wants mapped addresses that nobody uses.
+        // SAFETY: cuMemUnmap requires mapped addresses that nobody uses.
         gpu.with(|driver| unsafe { driver.cuMemUnmap(address, 2 * size) }).unwrap();
         for handle in pieces {
-            // SAFETY: cuMemRelease wants a handle of cuMemCreate that is released once.
+            // SAFETY: cuMemRelease requires a handle of cuMemCreate that is released once.
             gpu.with(|driver| unsafe { driver.cuMemRelease(handle) }).unwrap();
         }
-        // SAFETY: cuMemAddressFree wants a reservation that nothing is mapped at.
+        // SAFETY: cuMemAddressFree requires a reservation that nothing is mapped at.
         gpu.with(|driver| unsafe { driver.cuMemAddressFree(address, 2 * size) }).unwrap();
     }
 }

@@ -119,7 +119,7 @@ fn process_that_forks() {
     let (stream, buffer) = (Stream::new(&gpu).unwrap(), GpuBuffer::<u32>::new(&gpu, 1000).unwrap());
     stream.fill(&buffer.slice(), 1).unwrap();
     stream.synchronize().unwrap();
-    // SAFETY: fork wants that the child calls only what another thread cannot hold: no thread of
+    // SAFETY: fork requires that the child calls only what another thread cannot hold: no thread of
     // this process allocates or writes now, and a child that waits for ever is ended by the alarm.
     match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Child => {

@@ -42,7 +42,7 @@ impl Spinning {
         let started = stream.submit(used, |driver, stream| {
             let mut parameter: *mut std::ffi::c_void = (&raw mut address).cast();
             let none = std::ptr::null_mut();
-            // SAFETY: cuLaunchKernel wants a function and a stream of the current context, and a
+            // SAFETY: cuLaunchKernel requires a function and a stream of the current context, and a
             // pointer to each parameter, which it copies: the kernel has one, an address of 64
             // bits. The kernel reads four bytes there: the stream keeps the memory until it ends.
             unsafe { driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, &raw mut parameter, none) }
@@ -60,7 +60,7 @@ impl Spinning {
 impl Drop for Spinning {
     fn drop(&mut self) {
         let number = self.number.memory().start().cast::<u32>();
-        // SAFETY: from_ptr wants an aligned number that lives as long as the result, and that
+        // SAFETY: from_ptr requires an aligned number that lives as long as the result, and that
         // nobody accesses otherwise but atomically: it is the buffer's, of which nobody has a
         // reference, and the kernel only loads it.
         unsafe { AtomicU32::from_ptr(number.as_ptr()) }.store(1, Ordering::SeqCst);
@@ -76,15 +76,15 @@ struct Module {
 impl Module {
     fn load(gpu: &Gpu) -> Self {
         let mut handle = 0;
-        // SAFETY: cuModuleLoadData wants room for a handle, PTX that ends with a NUL, and a current
-        // context, which `with` sets.
+        // SAFETY: cuModuleLoadData requires space for a handle, PTX that ends with a NUL, and a
+        // current context, which `with` sets.
         gpu.with(|driver| unsafe { driver.cuModuleLoadData(&raw mut handle, KERNEL.as_ptr().cast()) }).unwrap();
         Self { gpu: gpu.clone(), handle }
     }
 
     fn function(&self) -> FunctionHandle {
         let mut function = 0;
-        // SAFETY: cuModuleGetFunction wants room for a handle, a loaded module, and a text that
+        // SAFETY: cuModuleGetFunction requires space for a handle, a loaded module, and a text that
         // ends with a NUL.
         let found = self
             .gpu
@@ -96,8 +96,8 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: cuModuleUnload wants a module whose kernels do not run: a stream keeps the module
-        // until they are done.
+        // SAFETY: cuModuleUnload requires a module whose kernels do not run: a stream keeps the
+        // module until they are done.
         self.gpu.with(|driver| unsafe { driver.cuModuleUnload(self.handle) }).unwrap();
     }
 }

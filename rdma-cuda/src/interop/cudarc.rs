@@ -174,8 +174,8 @@ impl<T: Pod> Lent<T> {
         let slice = slice.into_inner();
         check(stream.context(), slice.gpu())?;
         stream.context().bind_to_thread()?;
-        // SAFETY: upgrade_device_ptr wants memory for the elements, with valid ones: a GpuSlice has
-        // as many, any bytes are valid ones, and it is kept until cudarc's work is done. (1, 2)
+        // SAFETY: upgrade_device_ptr requires memory for the elements, with valid ones: a GpuSlice
+        // has as many, any bytes are valid ones, and it is kept until cudarc's work is done. (1, 2)
         let lent = unsafe { stream.upgrade_device_ptr(slice.address(), slice.len()) };
         Ok(Self { lent: ManuallyDrop::new(lent), slice: ManuallyDrop::new(slice), patience: PATIENCE })
     }
@@ -194,7 +194,7 @@ impl<T: Pod> Lent<T> {
     pub fn finish(self) -> Result<Ready<GpuSlice<T>>, CudarcError> {
         let mut this = ManuallyDrop::new(self);
         let done = settle(&mut this.lent);
-        // SAFETY: take wants that this value is not used again: `this` is not dropped.
+        // SAFETY: take requires that this value is not used again: `this` is not dropped.
         let slice = unsafe { this.take() };
         done?;
         Ok(Ready::new(ManuallyDrop::into_inner(slice)))
@@ -206,19 +206,19 @@ impl<T: Pod> Lent<T> {
     ///
     /// This is the last call on this value.
     unsafe fn take(&mut self) -> ManuallyDrop<GpuSlice<T>> {
-        // SAFETY: take wants that the value is not used again: the caller's promise. `leak` frees
-        // cudarc's part and not the memory (1), and does not wait: it destroys events, and a stream
-        // that nobody else has, whose work the driver finishes.
+        // SAFETY: take requires that the value is not used again: the caller's promise. `leak`
+        // frees cudarc's part and not the memory (1), and does not wait: it destroys events, and a
+        // stream that nobody else has, whose work the driver finishes.
         unsafe { ManuallyDrop::take(&mut self.lent) }.leak();
-        // SAFETY: take wants that the value is not used again: the caller's promise.
+        // SAFETY: take requires that the value is not used again: the caller's promise.
         ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.slice) })
     }
 
     /// Waits for cudarc's work on the slice, as long as a drop waits; whether it is done.
     fn wait(&mut self) -> Result<bool, Box<dyn Error>> {
         let (stream, _) = join(&mut self.lent)?;
-        // SAFETY: wait_at_most wants a stream of the GPU's primary context that is not destroyed:
-        // `stream` keeps it, and `new` has compared the contexts. (2)
+        // SAFETY: wait_at_most requires a stream of the GPU's primary context that is not
+        // destroyed: `stream` keeps it, and `new` has compared the contexts. (2)
         Ok(unsafe { wait_at_most(self.slice.gpu(), stream.cu_stream().addr(), self.patience) }?)
     }
 }
@@ -234,7 +234,7 @@ impl<T: Pod> Deref for Lent<T> {
 impl<T: Pod> Drop for Lent<T> {
     fn drop(&mut self) {
         let done = self.wait();
-        // SAFETY: take wants that this value is not used again: nothing follows `drop`.
+        // SAFETY: take requires that this value is not used again: nothing follows `drop`.
         let slice = unsafe { self.take() };
         // The slice leaks even where the subscriber of a log message panics.
         match done {

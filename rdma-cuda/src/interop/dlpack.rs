@@ -78,9 +78,9 @@ pub struct DLManagedTensor {
 /// A `DLManagedTensor` with its memory; given back to its library when dropped.
 pub struct ManagedTensor(NonNull<DLManagedTensor>);
 
-// SAFETY: Send wants that another thread may use and drop the tensor: (2).
+// SAFETY: Send requires that another thread may use and drop the tensor: (2).
 unsafe impl Send for ManagedTensor {}
-// SAFETY: Sync wants that threads may share it: the shared methods only read.
+// SAFETY: Sync requires that threads may share it: the shared methods only read.
 unsafe impl Sync for ManagedTensor {}
 
 impl ManagedTensor {
@@ -132,9 +132,9 @@ impl ManagedTensor {
             shape: [i64::try_from(slice.len()).unwrap_or(i64::MAX)],
             _memory: Arc::clone(slice.memory()),
         })));
-        // SAFETY: the place of a field wants a pointer to the whole: that of a leaked box.
+        // SAFETY: the place of a field requires a pointer to the whole: that of a leaked box.
         let shape = unsafe { &raw mut (*exported.as_ptr()).shape };
-        // SAFETY: a write wants a place that nobody else uses: one of the box.
+        // SAFETY: a write requires a place that nobody else uses: one of the box.
         unsafe { (*exported.as_ptr()).tensor.dl_tensor.shape = shape.cast() };
         Ok(Self(exported.cast()))
     }
@@ -142,7 +142,7 @@ impl ManagedTensor {
     /// The tensor's description.
     #[must_use]
     pub fn tensor(&self) -> &DLTensor {
-        // SAFETY: as_ref wants a valid pointer to what nobody changes: (1).
+        // SAFETY: as_ref requires a valid pointer to what nobody changes: (1).
         &unsafe { self.0.as_ref() }.dl_tensor
     }
 
@@ -221,16 +221,16 @@ impl ManagedTensor {
     /// The list of one number for each dimension; `None` for NULL.
     fn sizes(&self, list: *const i64) -> Option<&[i64]> {
         let dimensions = usize::try_from(self.tensor().ndim).unwrap_or(0);
-        // SAFETY: from_raw_parts wants initialised numbers that nobody changes: (1).
+        // SAFETY: from_raw_parts requires initialised numbers that nobody changes: (1).
         (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list, dimensions) })
     }
 }
 
 impl Drop for ManagedTensor {
     fn drop(&mut self) {
-        // SAFETY: as_ref wants a valid pointer: (1).
+        // SAFETY: as_ref requires a valid pointer: (1).
         if let Some(deleter) = unsafe { self.0.as_ref() }.deleter {
-            // SAFETY: the deleter wants the tensor, once: (1).
+            // SAFETY: the deleter requires the tensor, once: (1).
             unsafe { deleter(self.0.as_ptr()) };
         }
     }
@@ -303,8 +303,8 @@ struct Exported {
 ///
 /// The tensor is the first field of a leaked [`Exported`], and is not used afterwards.
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
-    // SAFETY: from_raw wants a leaked box, whose first field has its address; this function wants
-    // the same.
+    // SAFETY: from_raw requires a leaked box, whose first field has its address; this function
+    // requires the same.
     let exported = unsafe { Box::from_raw(tensor.cast::<Exported>()) };
     // A panic must not reach the other library's frames, that of a log subscriber neither.
     if !panics::contain(|| drop(exported)) {

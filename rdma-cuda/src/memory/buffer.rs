@@ -193,7 +193,8 @@ struct Plain {
 impl Plain {
     fn new(gpu: &Gpu, size: usize) -> Result<Self> {
         let mut address = 0;
-        // SAFETY: cuMemAlloc wants room for an address and a current context, which `with` sets.
+        // SAFETY: cuMemAlloc requires space for an address and a current context, which `with`
+        // sets.
         gpu.with(|driver| unsafe { driver.cuMemAlloc_v2(&raw mut address, size) })?;
         Ok(Self { gpu: gpu.clone(), address })
     }
@@ -201,8 +202,8 @@ impl Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        // SAFETY: cuMemFree wants an address of cuMemAlloc that nobody uses: every slice, and every
-        // work item that this crate gives to a stream, has an `Arc` of the allocation.
+        // SAFETY: cuMemFree requires an address of cuMemAlloc that nobody uses: every slice, and
+        // every work item that this crate gives to a stream, has an `Arc` of the allocation.
         if let Err(error) = self.gpu.with(|driver| unsafe { driver.cuMemFree_v2(self.address) }) {
             tracing::warn!("memory of a GPU leaks: {error}");
         }

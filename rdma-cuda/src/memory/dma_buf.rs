@@ -78,8 +78,8 @@ impl PointerAttributes {
 pub(super) fn attribute(gpu: &Gpu, number: i32, address: u64) -> Result<u64, CudaError> {
     let mut value = 0_u64;
     let room = (&raw mut value).cast();
-    // SAFETY: cuPointerGetAttribute wants room for the attribute's type, at most 8 bytes for those
-    // that this module asks for, and takes any address.
+    // SAFETY: cuPointerGetAttribute requires space for the attribute's type, at most 8 bytes for
+    // those that this module asks for, and takes any address.
     gpu.with(|driver| unsafe { driver.cuPointerGetAttribute(room, number, address) })?;
     // The lower bytes are the first ones.
     Ok(u64::from_le(value))
@@ -118,13 +118,13 @@ impl DmaBuf {
         }
         let (start, size, offset) = whole_pages(address, memory.size(), page_size());
         let mut descriptor = -1;
-        // SAFETY: cuMemGetHandleForAddressRange wants room for a descriptor, and whole pages that
-        // are allocated: the owner keeps them, since an allocation has whole pages of the GPU,
+        // SAFETY: cuMemGetHandleForAddressRange requires space for a descriptor, and whole pages
+        // that are allocated: the owner keeps them, since an allocation has whole pages of the GPU,
         // which are whole pages of the host.
         gpu.with(|driver| unsafe {
             driver.cuMemGetHandleForAddressRange(&raw mut descriptor, start, size, DMA_BUF_FD, 0)
         })?;
-        // SAFETY: from_raw_fd wants a descriptor that nobody else closes: the driver has made it
+        // SAFETY: from_raw_fd requires a descriptor that nobody else closes: the driver has made it
         // for this call.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         Ok(Self { descriptor, offset })

@@ -49,7 +49,7 @@ impl<T: Pod> PinnedBuffer<T> {
     }
 }
 
-// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
 // access: the buffer holds a pointer, not a reference, so moving it asserts nothing;
 // cuMemHostAlloc's memory stays in place until it is freed, and `new` has zeroed it. The parts are
 // the buffer itself. Dropping them frees the memory, unless a copy still keeps it.
@@ -70,7 +70,7 @@ impl<T> Deref for PinnedBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: from_raw_parts wants `len` initialised elements that nobody changes: `new` has
+        // SAFETY: from_raw_parts requires `len` initialised elements that nobody changes: `new` has
         // checked size and alignment, the memory is zeroed and `T` plain old data (`new` is the
         // only constructor), and only the holder of the buffer changes elements. A copy has the
         // buffer by value until it is done.
@@ -80,8 +80,8 @@ impl<T> Deref for PinnedBuffer<T> {
 
 impl<T> DerefMut for PinnedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: from_raw_parts_mut wants what from_raw_parts wants, and that nobody else reads:
-        // the buffer is borrowed exclusively.
+        // SAFETY: from_raw_parts_mut requires what from_raw_parts requires, and that nobody else
+        // reads: the buffer is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.memory.start.cast().as_ptr(), self.len) }
     }
 }
@@ -108,10 +108,11 @@ unsafe impl Sync for PinnedMemory {}
 impl PinnedMemory {
     fn new(gpu: &Gpu, size: usize) -> Result<Self> {
         let mut start = std::ptr::null_mut();
-        // SAFETY: cuMemHostAlloc wants room for a pointer and a current context, which `with` sets.
+        // SAFETY: cuMemHostAlloc requires space for a pointer and a current context, which `with`
+        // sets.
         gpu.with(|driver| unsafe { driver.cuMemHostAlloc(&raw mut start, size, PORTABLE) })?;
         let start = NonNull::new(start.cast::<u8>()).expect("cuMemHostAlloc succeeded without memory");
-        // SAFETY: write_bytes wants room for `size` bytes, which cuMemHostAlloc has allocated.
+        // SAFETY: write_bytes requires space for `size` bytes, which cuMemHostAlloc has allocated.
         unsafe { start.write_bytes(0, size) };
         Ok(Self { gpu: gpu.clone(), start })
     }
@@ -123,7 +124,7 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        // SAFETY: cuMemFreeHost wants memory of cuMemHostAlloc that nobody uses: the buffer, and
+        // SAFETY: cuMemFreeHost requires memory of cuMemHostAlloc that nobody uses: the buffer, and
         // each copy until it is done, have an `Arc` of it.
         if let Err(error) = self.gpu.with(|driver| unsafe { driver.cuMemFreeHost(self.start.as_ptr().cast()) }) {
             tracing::warn!("pinned memory leaks: {error}");

@@ -32,8 +32,8 @@ impl SyncMemops {
     pub(crate) fn set(memory: &dyn DeviceMemory) -> Self {
         let (is_on, address): (c_int, u64) = (1, memory.address());
         let value = (&raw const is_on).cast();
-        // SAFETY: cuPointerSetAttribute wants a value of the attribute's type, which is as large as
-        // a C int at most, and takes any address.
+        // SAFETY: cuPointerSetAttribute requires a value of the attribute's type, which is as large
+        // as a C int at most, and takes any address.
         let set = memory.gpu().with(|driver| unsafe { driver.cuPointerSetAttribute(value, ATTRIBUTE, address) });
         match set {
             Ok(()) => Self::Set,

@@ -24,13 +24,14 @@ struct Foreign {
 impl Foreign {
     fn new(gpu: &Gpu, function: &str) -> Self {
         type Allocate = unsafe extern "C" fn(*mut u64, usize, c_uint) -> c_int;
-        // SAFETY: new wants that the initialisers of the library may run: it is loaded already.
+        // SAFETY: new requires that the initialisers of the library may run: it is loaded already.
         let library = unsafe { libloading::Library::new(gpu.driver().path()) }.unwrap();
-        // SAFETY: get wants the function's type: both functions have three arguments, the third of
-        // which is 0.
+        // SAFETY: get requires the function's type: both functions have three arguments, the third
+        // of which is 0.
         let allocate = unsafe { library.get::<Allocate>(function.as_bytes()) }.unwrap();
         let mut address = 0;
-        // SAFETY: the function wants room for an address and a current context, which `with` sets.
+        // SAFETY: the function requires space for an address and a current context, which `with`
+        // sets.
         let code = gpu.with(|_| Ok(unsafe { allocate(&raw mut address, 4096, 0) }));
         assert_eq!(code, Ok(0));
         Self { gpu: gpu.clone(), address }
@@ -217,7 +218,7 @@ fn another_process_sees_shared_memory() {
 #[ignore = "run by another_process_sees_shared_memory"]
 fn child_that_imports_memory() {
     let number = std::env::var("SHARED_MEMORY").unwrap().parse().unwrap();
-    // SAFETY: borrow_raw wants an open descriptor: the parent's, which nothing here closes.
+    // SAFETY: borrow_raw requires an open descriptor: the parent's, which nothing here closes.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     let gpu = testing::driver().gpu(0).unwrap();
     let slice = GpuBuffer::<u32>::import(&gpu, descriptor, 1).unwrap().slice();

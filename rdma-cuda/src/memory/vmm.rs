@@ -39,12 +39,12 @@ impl Mapped {
 
     fn map(gpu: &Gpu, size: usize, physical: Physical) -> Result<Self> {
         let addresses = Addresses::new(gpu, size)?;
-        // SAFETY: cuMemMap wants reserved addresses; it checks that there is as much
+        // SAFETY: cuMemMap requires reserved addresses; it checks that there is as much
         // physical memory.
         gpu.with(|driver| unsafe { driver.cuMemMap(addresses.address, size, 0, physical.handle, 0) })?;
         let mapped = Self { addresses: ManuallyDrop::new(addresses), physical: ManuallyDrop::new(physical) };
         let access = AccessDescription::read_write(gpu.device());
-        // SAFETY: cuMemSetAccess wants mapped addresses and `count` descriptions.
+        // SAFETY: cuMemSetAccess requires mapped addresses and `count` descriptions.
         gpu.with(|driver| unsafe { driver.cuMemSetAccess(mapped.address(), size, &raw const access, 1) })?;
         Ok(mapped)
     }
@@ -53,11 +53,11 @@ impl Mapped {
     pub(super) fn share(&self) -> Result<OwnedFd> {
         let (mut descriptor, handle) = (-1, self.physical.handle);
         self.gpu().with(|driver| {
-            // SAFETY: cuMemExportToShareableHandle wants room for a descriptor, a handle that is
-            // not released, and flags of 0.
+            // SAFETY: cuMemExportToShareableHandle requires space for a descriptor, a handle that
+            // is not released, and flags of 0.
             unsafe { driver.cuMemExportToShareableHandle(&raw mut descriptor, handle, POSIX_FILE_DESCRIPTOR, 0) }
         })?;
-        // SAFETY: from_raw_fd wants a descriptor that nobody else closes: the driver has made it
+        // SAFETY: from_raw_fd requires a descriptor that nobody else closes: the driver has made it
         // for this call.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
@@ -74,11 +74,11 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         let Addresses { gpu, address, size } = &*self.addresses;
-        // SAFETY: cuMemUnmap wants mapped addresses that nobody uses: every slice, and every work
-        // item that this crate gives to a stream, has an `Arc` of the allocation.
+        // SAFETY: cuMemUnmap requires mapped addresses that nobody uses: every slice, and every
+        // work item that this crate gives to a stream, has an `Arc` of the allocation.
         let unmapped = gpu.with(|driver| unsafe { driver.cuMemUnmap(*address, *size) });
         if unmapped.is_ok() {
-            // SAFETY: ManuallyDrop::drop wants a value that nobody uses again: `self` ends.
+            // SAFETY: ManuallyDrop::drop requires a value that nobody uses again: `self` ends.
             unsafe { ManuallyDrop::drop(&mut self.addresses) };
             // SAFETY: as for the addresses.
             unsafe { ManuallyDrop::drop(&mut self.physical) };
@@ -96,7 +96,7 @@ struct Physical {
 impl Physical {
     fn new(gpu: &Gpu, size: usize, properties: &AllocationProperties) -> Result<Self> {
         let mut handle = 0;
-        // SAFETY: cuMemCreate wants room for a handle, properties, and flags of 0.
+        // SAFETY: cuMemCreate requires space for a handle, properties, and flags of 0.
         gpu.with(|driver| unsafe { driver.cuMemCreate(&raw mut handle, size, properties, 0) })?;
         Ok(Self { gpu: gpu.clone(), handle })
     }
@@ -105,7 +105,7 @@ impl Physical {
         let mut handle = 0;
         let number = usize::try_from(descriptor.as_raw_fd()).unwrap_or(usize::MAX);
         gpu.with(|driver| {
-            // SAFETY: cuMemImportFromShareableHandle wants room for a handle, and an open
+            // SAFETY: cuMemImportFromShareableHandle requires space for a handle, and an open
             // descriptor, which it checks and does not keep.
             unsafe { driver.cuMemImportFromShareableHandle(&raw mut handle, number, POSIX_FILE_DESCRIPTOR) }
         })?;
@@ -118,7 +118,7 @@ impl Physical {
     fn check_gpu(&self) -> Result<()> {
         let mut found = AllocationProperties::new(-1, false, false);
         self.gpu.with(|driver| {
-            // SAFETY: cuMemGetAllocationPropertiesFromHandle wants room for properties, and a
+            // SAFETY: cuMemGetAllocationPropertiesFromHandle requires space for properties, and a
             // handle that is not released.
             unsafe { driver.cuMemGetAllocationPropertiesFromHandle(&raw mut found, self.handle) }
         })?;
@@ -128,7 +128,7 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        // SAFETY: cuMemRelease wants a handle of cuMemCreate that is released once.
+        // SAFETY: cuMemRelease requires a handle of cuMemCreate that is released once.
         warn(self.gpu.with(|driver| unsafe { driver.cuMemRelease(self.handle) }));
     }
 }
@@ -143,7 +143,7 @@ struct Addresses {
 impl Addresses {
     fn new(gpu: &Gpu, size: usize) -> Result<Self> {
         let mut address = 0;
-        // SAFETY: cuMemAddressReserve wants room for an address, and flags of 0.
+        // SAFETY: cuMemAddressReserve requires space for an address, and flags of 0.
         gpu.with(|driver| unsafe { driver.cuMemAddressReserve(&raw mut address, size, 0, 0, 0) })?;
         Ok(Self { gpu: gpu.clone(), address, size })
     }
@@ -151,7 +151,7 @@ impl Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        // SAFETY: cuMemAddressFree wants the range of a reservation that nothing is mapped at:
+        // SAFETY: cuMemAddressFree requires the range of a reservation that nothing is mapped at:
         // `Mapped` drops this only after it has unmapped.
         warn(self.gpu.with(|driver| unsafe { driver.cuMemAddressFree(self.address, self.size) }));
     }
@@ -172,7 +172,7 @@ fn whole(gpu: &Gpu, size: usize, properties: &AllocationProperties) -> Result<us
 
 fn granularity(gpu: &Gpu, properties: &AllocationProperties) -> Result<usize> {
     let mut size = 0;
-    // SAFETY: cuMemGetAllocationGranularity wants room for a size, and properties.
+    // SAFETY: cuMemGetAllocationGranularity requires space for a size, and properties.
     gpu.with(|driver| unsafe { driver.cuMemGetAllocationGranularity(&raw mut size, properties, MINIMUM) })?;
     Ok(size.max(1))
 }

@@ -64,8 +64,8 @@ impl Reducer {
     pub fn new(gpu: &Gpu) -> Result<Self> {
         let text = ptx::module() + "\0";
         let mut handle = 0;
-        // SAFETY: cuModuleLoadData wants room for a handle, PTX that ends with a NUL, and a current
-        // context, which `with` sets.
+        // SAFETY: cuModuleLoadData requires space for a handle, PTX that ends with a NUL, and a
+        // current context, which `with` sets.
         gpu.with(|driver| unsafe { driver.cuModuleLoadData(&raw mut handle, text.as_ptr().cast()) })?;
         let mut module = Module { gpu: gpu.clone(), handle, kernels: Vec::new() };
         for operation in Operation::ALL {
@@ -217,11 +217,12 @@ impl Parameters {
             (&raw mut self.vectors).cast(),
         ];
         let (parameters, no_extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-        // SAFETY: cuLaunchKernel wants a pointer to each parameter of the kernel, which it copies,
-        // and a function and a stream of the current context: `check` has compared the GPUs. The
-        // kernel accesses `count` elements at each address: `check` has compared the lengths, and
-        // the stream keeps the slices until the kernel is done. Those in `vectors` it accesses 16
-        // bytes at a time, which wants aligned addresses: `new` counts none otherwise.
+        // SAFETY: cuLaunchKernel requires a pointer to each parameter of the kernel, which it
+        // copies, and a function and a stream of the current context: `check` has compared the
+        // GPUs. The kernel accesses `count` elements at each address: `check` has compared the
+        // lengths, and the stream keeps the slices until the kernel is done. Those in `vectors` it
+        // accesses 16 bytes at a time, which requires aligned addresses: `new` counts none
+        // otherwise.
         unsafe { driver.cuLaunchKernel(kernel, blocks, 1, 1, THREADS, 1, 1, 0, stream, parameters, no_extra) }
     }
 }
@@ -237,7 +238,7 @@ impl Module {
     fn find(&self, name: &str) -> Result<FunctionHandle, CudaError> {
         let name = format!("{name}\0");
         let mut function = 0;
-        // SAFETY: cuModuleGetFunction wants room for a handle, a loaded module, and a text that
+        // SAFETY: cuModuleGetFunction requires space for a handle, a loaded module, and a text that
         // ends with a NUL.
         self.gpu.with(|driver| unsafe {
             driver.cuModuleGetFunction(&raw mut function, self.handle, name.as_ptr().cast())
@@ -253,8 +254,8 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: cuModuleUnload wants a module whose kernels do not run: a stream keeps the module
-        // until they are done.
+        // SAFETY: cuModuleUnload requires a module whose kernels do not run: a stream keeps the
+        // module until they are done.
         if let Err(error) = self.gpu.with(|driver| unsafe { driver.cuModuleUnload(self.handle) }) {
             tracing::warn!("the kernels of reductions stay loaded: {error}");
         }

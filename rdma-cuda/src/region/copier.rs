@@ -83,8 +83,8 @@ impl Copier for GpuCopier {
     unsafe fn read(&self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
         self.run(bytes, |driver, stream, bytes| {
             let (target, size) = (bytes.as_mut_ptr().cast(), bytes.len());
-            // SAFETY: cuMemcpyDtoHAsync wants as many bytes on both sides until the copy is done:
-            // the caller of `read` promises them at `address`, and `run` keeps `bytes`, which
+            // SAFETY: cuMemcpyDtoHAsync requires as many bytes on both sides until the copy is
+            // done: the caller of `read` promises them at `address`, and `run` keeps `bytes`, which
             // nobody else accesses.
             unsafe { driver.cuMemcpyDtoHAsync_v2(target, address, size, stream) }
         })
@@ -93,9 +93,9 @@ impl Copier for GpuCopier {
     unsafe fn write(&self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
         self.run(bytes, |driver, stream, bytes| {
             let (source, size) = (bytes.as_ptr().cast(), bytes.len());
-            // SAFETY: cuMemcpyHtoDAsync wants as many bytes on both sides until the copy is done:
-            // the caller of `write` promises them at `address`, and `run` keeps `bytes`, which
-            // nobody changes.
+            // SAFETY: cuMemcpyHtoDAsync requires as many bytes on both sides until the copy is
+            // done: the caller of `write` promises them at `address`, and `run` keeps `bytes`,
+            // which nobody changes.
             unsafe { driver.cuMemcpyHtoDAsync_v2(address, source, size, stream) }
         })
     }
@@ -123,7 +123,7 @@ mod tests {
         });
         Control::new().fail_next("cuStreamCreate", 9999);
         let read = tracing::subscriber::with_default(subscriber, || {
-            // SAFETY: read wants as much memory of the GPU at the address: the buffer's.
+            // SAFETY: read requires as much memory of the GPU at the address: the buffer's.
             unsafe { copier.read(buffer.slice().address(), vec![0; 64]) }
         });
         assert_eq!((read, logged.load(Ordering::Relaxed)), (Err(CopyFailed::Ended), 1));

@@ -182,10 +182,10 @@ impl GpuRegion {
     ///     region: &GpuRegion,
     ///     qp: &mut rdma::QueuePair<rdma::transport::Rc>,
     ///     poller: &mut rdma::Poller,
-    ///     room: &GpuSlice<u8>,
+    ///     slice: &GpuSlice<u8>,
     ///     back: &mut ReadBack,
     /// ) -> Result<GpuSlice<u8>, Box<dyn std::error::Error>> {
-    ///     qp.post_recv(region.sink(room)?, 0)?;
+    ///     qp.post_recv(region.sink(slice)?, 0)?;
     ///     let mut completion = poller.wait(None)?.expect("no time limit");
     ///     completion.status()?;
     ///     let len = completion.byte_len();
@@ -370,8 +370,8 @@ impl Registrar for ProtectionDomain {
     }
 
     fn register_dmabuf(&self, owner: Owner, dma_buf: &DmaBuf, access: RemoteAccess) -> Registered {
-        // SAFETY: register_dmabuf wants a dma-buf with the owner's memory from the offset on: its
-        // only constructor is the export of this memory.
+        // SAFETY: register_dmabuf requires a dma-buf with the owner's memory from the offset on:
+        // its only constructor is the export of this memory.
         unsafe { self.register_dmabuf(owner, dma_buf.as_fd(), dma_buf.offset(), access) }
     }
 
@@ -380,9 +380,9 @@ impl Registrar for ProtectionDomain {
     }
 
     fn register_copied(&self, owner: Owner, copier: &CopierThreads, access: RemoteAccess) -> Registered {
-        // SAFETY: register_copied wants a copier that can access the owner's memory until the owner
-        // is dropped: its only caller passes that of the memory's GPU, and the memory lives so long
-        // (2).
+        // SAFETY: register_copied requires a copier that can access the owner's memory until the
+        // owner is dropped: its only caller passes that of the memory's GPU, and the memory lives
+        // so long (2).
         unsafe { self.register_copied(owner, copier, access) }
     }
 }
@@ -485,8 +485,8 @@ fn size(dma_buf: &DmaBuf) -> Option<u64> {
 /// GPU memory as an owner for `rdma`.
 struct Owner(Arc<dyn DeviceMemory>);
 
-// SAFETY: MemoryOwner wants memory that stays in place until `from_parts` or forever, and of which
-// no reference exists: the contract of DeviceMemory (1, 2, 4), whose owner the parts hold.
+// SAFETY: MemoryOwner requires memory that stays in place until `from_parts` or forever, and of
+// which no reference exists: the contract of DeviceMemory (1, 2, 4), whose owner the parts hold.
 unsafe impl MemoryOwner for Owner {
     type Placement = rdma::Gpu;
     type Parts = Self;

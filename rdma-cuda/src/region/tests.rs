@@ -64,10 +64,11 @@ impl Registrar for Nic {
             return self.refuse(owner, error);
         }
         let mapping = Mapping::new(dma_buf.as_fd(), owner.0.size() + usize::try_from(dma_buf.offset()).unwrap());
-        // SAFETY: add wants a result in the mapping, which is longer than the offset.
+        // SAFETY: add requires a result in the mapping, which is longer than the offset.
         let place = unsafe { mapping.start.add(usize::try_from(dma_buf.offset()).unwrap()) };
-        // SAFETY: register_mapped wants the owner's memory at `place` until the owner is dropped:
-        // the owner has the mapping of the dma-buf, in which the memory begins at the offset.
+        // SAFETY: register_mapped requires the owner's memory at `place` until the owner is
+        // dropped: the owner has the mapping of the dma-buf, in which the memory begins at the
+        // offset.
         unsafe { self.pd.register_mapped(Mapped { owner, mapping }, place, access) }
     }
 
@@ -113,7 +114,7 @@ impl Mapping {
     fn new(fd: BorrowedFd<'_>, len: usize) -> Self {
         let position = lseek(fd, 0, Whence::SeekCur).unwrap();
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: mmap wants that a mapping replaces nothing: it is not a fixed one.
+        // SAFETY: mmap requires that a mapping replaces nothing: it is not a fixed one.
         let start = unsafe { mmap(None, NonZeroUsize::new(len).unwrap(), access, MapFlags::MAP_SHARED, fd, position) };
         Self { start: start.unwrap().cast(), len }
     }
@@ -121,7 +122,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: munmap wants a mapping that nobody uses: the NIC has let go of it.
+        // SAFETY: munmap requires a mapping that nobody uses: the NIC has let go of it.
         unsafe { munmap(self.start.cast(), self.len) }.unwrap();
     }
 }

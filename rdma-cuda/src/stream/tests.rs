@@ -259,7 +259,7 @@ fn a_host_function_cannot_ask_the_driver_either() {
             inside.compute_capability().map(drop),
             inside.can_access(&inside).map(drop),
         ];
-        // SAFETY: load_from wants an implementation of the driver API: the stand-in is one.
+        // SAFETY: load_from requires an implementation of the driver API: the stand-in is one.
         let loaded = unsafe { Driver::load_from(driver.path()) }.map(drop);
         let _method = inside.flush_method();
         sender.send((results, loaded)).unwrap();

@@ -66,11 +66,11 @@ impl Control {
     /// If the stand-in is not built.
     #[must_use]
     pub fn new() -> Self {
-        // SAFETY: open wants that the library's initialisers may run: a Rust library has none.
+        // SAFETY: open requires that the library's initialisers may run: a Rust library has none.
         let library = unsafe { Library::open(Some(path()), RTLD_NOW | RTLD_LOCAL) }.expect("the stand-in");
-        // SAFETY: get wants the function's type, which is `FailNext` (knobs.rs).
+        // SAFETY: get requires the function's type, which is `FailNext` (knobs.rs).
         let fail_next = *unsafe { library.get::<FailNext>(b"stand_in_fail_next") }.expect("a function of the stand-in");
-        // SAFETY: get wants the function's type, which is `Live`.
+        // SAFETY: get requires the function's type, which is `Live`.
         let live = *unsafe { library.get::<Live>(b"stand_in_live") }.expect("a function of the stand-in");
         // The function pointers must stay valid, so the library stays loaded.
         Box::leak(Box::new(library));
@@ -79,7 +79,7 @@ impl Control {
 
     /// Makes the next call of a function by the calling thread fail with a code.
     pub fn fail_next(&self, function: &str, code: i32) {
-        // SAFETY: stand_in_fail_next wants a name of the given length.
+        // SAFETY: stand_in_fail_next requires a name of the given length.
         unsafe { (self.fail_next)(function.as_ptr(), function.len(), code) };
     }
 

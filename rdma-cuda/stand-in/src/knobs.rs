@@ -63,7 +63,7 @@ impl Knobs {
 /// `name` points to `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn stand_in_fail_next(name: *const u8, length: usize, code: c_int) {
-    // SAFETY: from_raw_parts wants initialised bytes that nobody changes, as this function does.
+    // SAFETY: from_raw_parts requires initialised bytes that nobody changes, as this function does.
     let name = unsafe { std::slice::from_raw_parts(name, length) };
     FAIL_NEXT.with_borrow_mut(|list| list.push((String::from_utf8_lossy(name).into_owned(), code)));
 }

@@ -157,12 +157,12 @@ impl Space {
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let fixed = MapFlags::MAP_FIXED;
         let result = match file {
-            // SAFETY: mmap wants that a fixed mapping replaces nothing that is in use: the address
-            // lies in the shadow, which belongs to this space.
+            // SAFETY: mmap requires that a fixed mapping replaces nothing that is in use: the
+            // address lies in the shadow, which belongs to this space.
             Some((file, offset)) => unsafe {
                 mmap(Some(address), length, access, fixed | MapFlags::MAP_SHARED, file.as_fd(), offset as i64)
             },
-            // SAFETY: mmap_anonymous wants the same, and the address lies in the shadow.
+            // SAFETY: mmap_anonymous requires the same, and the address lies in the shadow.
             None => unsafe {
                 let flags = fixed | MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
                 mmap_anonymous(Some(address), length, ProtFlags::PROT_NONE, flags)
@@ -211,7 +211,7 @@ impl Space {
 fn reserve() -> usize {
     let length = NonZeroUsize::new(SIZE + GRANULARITY).expect("not 0");
     let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-    // SAFETY: mmap_anonymous wants that a fixed mapping replaces nothing: this one is not fixed.
+    // SAFETY: mmap_anonymous requires that a fixed mapping replaces nothing: this one is not fixed.
     let start = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_NONE, flags) }.expect("room for addresses");
     start.as_ptr().expose_provenance().next_multiple_of(GRANULARITY)
 }

@@ -18,7 +18,7 @@ pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: `long` has this function's three conditions, on the same arguments.
         unsafe { long(dst, src, len) }
     } else {
-        // SAFETY: `short` has this function's three conditions, and wants `len <= SHORT`, just
+        // SAFETY: `short` has this function's three conditions, and requires `len <= SHORT`, just
         // tested.
         unsafe { short(dst, src, len) }
     }
@@ -30,9 +30,9 @@ pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
 #[inline(never)]
 unsafe fn long(dst: *mut u8, src: *const u8, len: usize) {
     let memcpy: unsafe extern "C" fn(*mut libc::c_void, *const libc::c_void, usize) -> *mut libc::c_void = libc::memcpy;
-    // SAFETY: the block calls memcpy by the C convention (5). memcpy wants valid, disjoint ranges:
-    // conditions 1 and 2 of `copy`. It accesses the two ranges only, by ordinary loads and stores
-    // (2).
+    // SAFETY: the block calls memcpy by the C convention (5). memcpy requires valid, disjoint
+    // ranges: conditions 1 and 2 of `copy`. It accesses the two ranges only, by ordinary loads and
+    // stores (2).
     #[cfg(target_arch = "x86_64")]
     unsafe {
         asm!(
@@ -44,9 +44,9 @@ unsafe fn long(dst: *mut u8, src: *const u8, len: usize) {
             clobber_abi("C"),
         );
     }
-    // SAFETY: the block calls memcpy by the C convention (5). memcpy wants valid, disjoint ranges:
-    // conditions 1 and 2 of `copy`. It accesses the two ranges only, by ordinary loads and stores
-    // (2).
+    // SAFETY: the block calls memcpy by the C convention (5). memcpy requires valid, disjoint
+    // ranges: conditions 1 and 2 of `copy`. It accesses the two ranges only, by ordinary loads and
+    // stores (2).
     #[cfg(target_arch = "aarch64")]
     unsafe {
         asm!(
@@ -205,8 +205,8 @@ pub(super) unsafe fn copy_for_peer(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: `head <= len`, so both ranges are the beginnings of ranges that meet the three
     // conditions.
     unsafe { copy(dst, src, head) };
-    // SAFETY: `stream` wants the three conditions, which parts of the ranges meet (`head + whole <=
-    // len`), a multiple of LINE that is not 0 (just tested), and an aligned destination, which
+    // SAFETY: `stream` requires the three conditions, which parts of the ranges meet (`head + whole
+    // <= len`), a multiple of LINE that is not 0 (just tested), and an aligned destination, which
     // `head` bytes lead to: a shorter `head` is all of `len`, which leaves no whole line.
     unsafe { stream(dst.wrapping_add(head), src.wrapping_add(head), whole) };
     let done = head + whole;
@@ -230,7 +230,7 @@ pub(super) fn prefetch(src: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     for at in (0..len).step_by(LINE) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: the intrinsic wants a processor with the instruction: every x86-64 has it. The
+        // SAFETY: the intrinsic requires a processor with the instruction: every x86-64 has it. The
         // prefetch changes nothing that a program can observe, and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(at).cast::<i8>()) };
     }
@@ -245,7 +245,7 @@ pub(super) fn prefetch(src: *const u8, len: usize) {
 /// processors were not measured, and keep their caches.
 #[cfg(target_arch = "x86_64")]
 static READS_MEMORY_FASTER: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
-    // SAFETY: the intrinsic wants a processor with the instruction: every x86-64 has it.
+    // SAFETY: the intrinsic requires a processor with the instruction: every x86-64 has it.
     #[allow(unused_unsafe, reason = "the intrinsic is safe in later versions of Rust")]
     let vendor = unsafe { core::arch::x86_64::__cpuid(0) };
     [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
@@ -293,7 +293,7 @@ unsafe fn stream(dst: *mut u8, src: *const u8, len: usize) {
 /// As for [`load_u64`]; `word` is aligned.
 #[inline]
 pub(super) unsafe fn load_word(word: *const u64) -> u64 {
-    // SAFETY: load_u64 wants 8 readable bytes without plain writes: this function's condition.
+    // SAFETY: load_u64 requires 8 readable bytes without plain writes: this function's condition.
     unsafe { load_u64(word.cast()) }
 }
 

@@ -23,7 +23,7 @@ fn check(copy: unsafe fn(*mut u8, *const u8, usize)) {
             for to in 0..9 {
                 let source = pattern(len + 16);
                 let mut target = vec![0_u8; len + 32];
-                // SAFETY: copies want two valid ranges (1) that do not overlap (2) and no plain
+                // SAFETY: copies require two valid ranges (1) that do not overlap (2) and no plain
                 // access (3): `from` and `to` are at most 8, so `len` bytes lie in each of two
                 // vectors, which nothing else touches during the call.
                 unsafe { copy(target.as_mut_ptr().wrapping_add(to), source.as_ptr().wrapping_add(from), len) };
@@ -67,8 +67,8 @@ fn long_copies_are_whole() {
     let len = if cfg!(miri) { 300 } else { 40 << 20 };
     let source = pattern(len);
     let mut target = vec![0_u8; len];
-    // SAFETY: copy wants two valid ranges (1) that do not overlap (2) and no plain access (3): two
-    // vectors of `len` bytes, which nothing else touches during the call.
+    // SAFETY: copy requires two valid ranges (1) that do not overlap (2) and no plain access (3):
+    // two vectors of `len` bytes, which nothing else touches during the call.
     unsafe { copy(target.as_mut_ptr(), source.as_ptr(), len) };
     assert!(target == source);
 }
@@ -87,7 +87,7 @@ fn the_last_word_is_visible_last() {
             for round in 1..=ROUNDS {
                 let message = vec![round; WORDS];
                 let base: *mut u8 = core::ptr::with_exposed_provenance_mut(address);
-                // SAFETY: copy_ordered wants two valid ranges (1): `message` and `memory` have
+                // SAFETY: copy_ordered requires two valid ranges (1): `message` and `memory` have
                 // WORDS words, and `memory` outlives the scope. They are two vectors (2), and the
                 // other thread reads `memory` by this crate alone (3).
                 unsafe { copy_ordered(base, message.as_ptr().cast(), WORDS * 8) };
@@ -98,13 +98,13 @@ fn the_last_word_is_visible_last() {
         });
         for round in 1..=ROUNDS {
             let base: *mut u64 = core::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: load_u64 wants a valid, aligned word without plain accesses: the last of
+            // SAFETY: load_u64 requires a valid, aligned word without plain accesses: the last of
             // `memory`, to which the other thread writes by this crate.
             while unsafe { crate::word::load_u64(base.wrapping_add(WORDS - 1), Ordering::Acquire) } != round {
                 std::thread::yield_now();
             }
             let mut copied = vec![0_u64; WORDS];
-            // SAFETY: copy wants two valid ranges (1): WORDS words of two vectors (2); the other
+            // SAFETY: copy requires two valid ranges (1): WORDS words of two vectors (2); the other
             // thread writes `memory` by this crate alone (3).
             unsafe { copy(copied.as_mut_ptr().cast(), base.cast(), WORDS * 8) };
             assert!(copied.iter().all(|&word| word == round), "torn in round {round}");

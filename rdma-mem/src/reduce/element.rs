@@ -40,7 +40,7 @@ operators! {
 
 macro_rules! integers {
     ($($type:ty)*) => {$(
-        // SAFETY: Element wants plain data that is valid with any bytes: an integer.
+        // SAFETY: Element requires plain data that is valid with any bytes: an integer.
         unsafe impl Element for $type {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
@@ -69,7 +69,8 @@ integers! { i8 u8 i32 u32 i64 u64 }
 
 macro_rules! floats {
     ($($type:ty)*) => {$(
-        // SAFETY: Element wants plain data that is valid with any bytes: a floating-point number.
+        // SAFETY: Element requires plain data that is valid with any bytes: a floating-point
+        // number.
         unsafe impl Element for $type {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
@@ -167,7 +168,7 @@ impl Brain {
 
 macro_rules! halves {
     ($($type:ident)*) => {$(
-        // SAFETY: Element wants plain data that is valid with any bytes: a transparent `u16`.
+        // SAFETY: Element requires plain data that is valid with any bytes: a transparent `u16`.
         unsafe impl Element for $type {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {

@@ -29,12 +29,13 @@ impl<V: Vectors, E: Element, O: Operator> Combine<V> for Lanes<E, O> {
     #[inline(always)]
     fn combine(acc: &mut V, more: &V) {
         let lanes = size_of::<V>() / size_of::<E>();
-        // SAFETY: from_raw_parts_mut wants `lanes` aligned, initialized elements that nothing else
-        // accesses: they lie in `acc`, borrowed exclusively, whose bytes are values of E, as any
-        // bytes are, and whose alignment is that of vectors.
+        // SAFETY: from_raw_parts_mut requires `lanes` aligned, initialized elements that nothing
+        // else accesses: they lie in `acc`, borrowed exclusively, whose bytes are values of E, as
+        // any bytes are, and whose alignment is that of vectors.
         let acc = unsafe { core::slice::from_raw_parts_mut(core::ptr::from_mut(acc).cast::<E>(), lanes) };
-        // SAFETY: from_raw_parts wants `lanes` aligned, initialized elements that nothing writes:
-        // they lie in `more`, which is borrowed, is of type V too, and has the same alignment.
+        // SAFETY: from_raw_parts requires `lanes` aligned, initialized elements that nothing
+        // writes: they lie in `more`, which is borrowed, is of type V too, and has the same
+        // alignment.
         let more = unsafe { core::slice::from_raw_parts(core::ptr::from_ref(more).cast::<E>(), lanes) };
         for (acc, more) in acc.iter_mut().zip(more) {
             *acc = O::apply(*acc, *more);
@@ -57,8 +58,8 @@ fn reduce_by_copies<V: Vectors, C: Combine<V>>(job: Job<'_>, at: usize, len: usi
     assert!(len <= size_of::<V>() && at + len <= job.into.len());
     let load = |operand: &crate::SharedSlice<'_>| {
         let mut block = V::ZERO;
-        // SAFETY: copy wants `len` readable bytes without plain writes, which the operand has from
-        // `at` on, as was checked (1), and a local of as many.
+        // SAFETY: copy requires `len` readable bytes without plain writes, which the operand has
+        // from `at` on, as was checked (1), and a local of as many.
         unsafe { crate::copy(core::ptr::from_mut(&mut block).cast(), operand.as_ptr().wrapping_add(at), len) };
         block
     };
@@ -67,7 +68,7 @@ fn reduce_by_copies<V: Vectors, C: Combine<V>>(job: Job<'_>, at: usize, len: usi
     for operand in more {
         C::combine(&mut acc, &load(operand));
     }
-    // SAFETY: copy wants `len` writable bytes without plain accesses, which `into` has from `at`
+    // SAFETY: copy requires `len` writable bytes without plain accesses, which `into` has from `at`
     // on, as was checked (1), and a local of as many.
     unsafe { crate::copy(job.into.as_mut_ptr().wrapping_add(at), core::ptr::from_ref(&acc).cast(), len) };
 }

@@ -241,8 +241,8 @@ fn every_half_passes_every_kernel_as_the_arithmetic_says() {
 fn an_operand_may_change_during_the_reduction() {
     const WORDS: usize = if cfg!(miri) { 9 } else { 1000 };
     let mut memory = vec![0_u64; WORDS];
-    // SAFETY: from_raw wants bytes without plain accesses while the slice is used: `memory` is not
-    // named again.
+    // SAFETY: from_raw requires bytes without plain accesses while the slice is used: `memory` is
+    // not named again.
     let shared = unsafe { SharedSliceMut::from_raw(memory.as_mut_ptr().cast(), WORDS * 8) };
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

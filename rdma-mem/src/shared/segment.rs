@@ -79,9 +79,9 @@ impl Segment {
     #[must_use]
     #[inline]
     pub fn bytes(&self) -> SharedSliceMut<'_> {
-        // SAFETY: from_raw wants bytes that are readable and writable, without plain accesses, for
-        // the borrow of `self`: `pages` owns a writable mapping of at least `len` bytes (1), and no
-        // method gives its address but this one.
+        // SAFETY: from_raw requires bytes that are readable and writable, without plain accesses,
+        // for the borrow of `self`: `pages` owns a writable mapping of at least `len` bytes (1),
+        // and no method gives its address but this one.
         unsafe { SharedSliceMut::from_raw(self.pages.map.as_mut_ptr(), self.len) }
     }
 }
@@ -121,9 +121,9 @@ impl SegmentView {
     #[must_use]
     #[inline]
     pub fn bytes(&self) -> SharedSlice<'_> {
-        // SAFETY: from_raw wants bytes that are readable, without plain writes, for the borrow of
-        // `self`: `pages` owns a mapping of at least `len` bytes (1), which cannot be written; if
-        // the owner is in this process, it writes through this crate.
+        // SAFETY: from_raw requires bytes that are readable, without plain writes, for the borrow
+        // of `self`: `pages` owns a mapping of at least `len` bytes (1), which cannot be written;
+        // if the owner is in this process, it writes through this crate.
         unsafe { SharedSlice::from_raw(self.pages.map.as_ptr(), self.len) }
     }
 }

@@ -20,14 +20,14 @@ trait Words {
     }
 
     fn store(&self, offset: usize, value: u64) {
-        // SAFETY: store_u64 wants a valid, aligned word without plain accesses: `address` checks
+        // SAFETY: store_u64 requires a valid, aligned word without plain accesses: `address` checks
         // that the word is aligned and in the mapping that `self` owns, and no reference to it is
         // made.
         unsafe { store_u64(self.address(offset), value, Ordering::Release) };
     }
 
     fn load(&self, offset: usize) -> u64 {
-        // SAFETY: load_u64 wants a valid, aligned word without plain accesses: `address` checks
+        // SAFETY: load_u64 requires a valid, aligned word without plain accesses: `address` checks
         // that the word is aligned and in the mapping that `self` owns, and no reference to it is
         // made.
         unsafe { load_u64(self.address(offset), Ordering::Acquire) }

@@ -119,7 +119,7 @@ struct Outgoing {
     sent: usize,
 }
 
-/// The end of this end's data that the application asked for.
+/// The end of this side's data that the application asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     None,
@@ -359,7 +359,7 @@ impl Flow {
         self.pump(now);
     }
 
-    /// Sends all that can be sent now, and wakes the first sender if there is room for it.
+    /// Sends all that can be sent now, and wakes the first sender if it can send.
     pub(super) fn pump(&mut self, now: Instant) {
         if self.link.is_some() {
             self.start_reads();
@@ -396,7 +396,8 @@ impl Flow {
         }
     }
 
-    /// Sends the next fragment of the outgoing message, if there is room beside the permits.
+    /// Sends the next fragment of the outgoing message, if the protocol allows one beside the
+    /// permits.
     fn send_fragment(&mut self) -> bool {
         if self.protocol.room() <= self.reserved {
             return false;
@@ -444,8 +445,8 @@ impl Flow {
         }
     }
 
-    /// Whether a new message may begin: no other one is incomplete, and there is room beside the
-    /// permits.
+    /// Whether a new message may begin: no other one is incomplete, and the protocol allows one
+    /// beside the permits.
     pub(super) fn has_room(&self) -> bool {
         self.outgoing.is_none() && self.link.is_some() && self.protocol.room() > self.reserved
     }
@@ -493,7 +494,7 @@ impl Flow {
         len
     }
 
-    /// Takes room for a fragment; [`has_room`](Self::has_room) is true.
+    /// Reserves a fragment; [`has_room`](Self::has_room) is true.
     pub(super) fn reserve(&mut self, now: Instant) -> Option<Buffer> {
         let buffer = self.buffers.sends.pop()?;
         self.reserved += 1;
@@ -512,7 +513,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Gives a permit's room back.
+    /// Gives a permit's fragment back.
     pub(super) fn cancel_permit(&mut self, buffer: Buffer, now: Instant) {
         self.reserved -= 1;
         self.buffers.sends.push(buffer);
@@ -524,7 +525,7 @@ impl Flow {
         self.outcome.clone().or_else(|| self.protocol.peer_code().map(Failure::closed))
     }
 
-    /// Begins a one-sided operation, for which there is room.
+    /// Begins a one-sided operation, for which the queue has space.
     pub(super) fn operate(&mut self, request: Request, buffer: Option<Buffer>) -> Result<u32, Failure> {
         let Some(link) = &mut self.link else {
             self.wakeups.retired.extend(buffer.map(Retired::Buffer));
@@ -610,7 +611,7 @@ impl Flow {
         }
     }
 
-    /// Ends this end's data after the last message.
+    /// Ends this side's data after the last message.
     pub(super) fn finish(&mut self, now: Instant) {
         if self.receiver_is_gone {
             return self.close(0, now, self.linger);

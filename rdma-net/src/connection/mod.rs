@@ -54,7 +54,7 @@ impl Connection {
         Self { sender: Sender::new(core), receiver: Receiver::new(core) }
     }
 
-    /// The two halves, for two tasks. Dropping all clones of the sender ends this end's data: the
+    /// The two halves, for two tasks. Dropping all clones of the sender ends this side's data: the
     /// peer's [`Receiver::next`] then returns `None`. Dropping both halves closes the connection.
     ///
     /// # Examples

@@ -93,7 +93,7 @@ impl fmt::Debug for Receiver {
 ///
 /// A message of one fragment stays in the buffer that it arrived in, and gives the buffer back when
 /// it is dropped. The window of the connection shrinks while a program holds more messages than the
-/// window has. A long message lies in the buffer that this end's device has read it into.
+/// window has. A long message lies in the buffer that this side's device has read it into.
 pub struct Message {
     /// Present until the drop.
     stored: Option<Stored>,

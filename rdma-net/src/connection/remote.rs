@@ -34,7 +34,7 @@ impl Remote {
         Self { core: Arc::clone(core) }
     }
 
-    /// Whether the device can read into the memory of this end: on iWARP it cannot, so the program
+    /// Whether the device can read into the memory of this side: on iWARP it cannot, so the program
     /// must ask the peer by message.
     #[must_use]
     pub fn can_read(&self) -> bool {

@@ -18,7 +18,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::protocol::{HEADER_LEN, MAX_OFFER_LEN};
 use crate::waiters::Place;
 
-/// Most bytes of one write to a stream: the copies of both ends stay in the processors' caches.
+/// Most bytes of one write to a stream: the copies of both sides stay in the processors' caches.
 const LONGEST_WRITE: usize = 128 << 10;
 
 /// The half of a connection that sends.
@@ -69,7 +69,8 @@ impl Sender {
     /// several fragments, begun. A message longer than the node's
     /// [limit](crate::NodeOptions::eager_limit) is copied into memory that the peer reads.
     ///
-    /// Waits while the peer has no room. Dropping the future sends all of the message or nothing.
+    /// Waits while the peer can take no message. Dropping the future sends all of the message or
+    /// nothing.
     ///
     /// # Errors
     ///
@@ -141,7 +142,8 @@ impl Sender {
         poll_fn(|cx| self.core.poll(cx, true, |flow, _, task| flow.poll_offer(waiting.id, task))).await
     }
 
-    /// Waits for room for one message of at most [`max_payload`](Self::max_payload) bytes.
+    /// Waits until the peer can take one message of at most [`max_payload`](Self::max_payload)
+    /// bytes.
     ///
     /// Sending with the permit never waits, and its buffer can be filled without another copy.
     ///
@@ -206,7 +208,7 @@ impl Sender {
         leave(&self.core, place);
     }
 
-    /// Ends the data of this end, also for other clones.
+    /// Ends the data of this side, also for other clones.
     pub(crate) fn finish(&self) {
         self.core.tell(Flow::finish);
     }
@@ -246,12 +248,12 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Does `work` once this task is first and there is room.
+    /// Does `work` once this task is first and may send.
     fn poll<R>(&mut self, cx: &Context<'_>, work: impl FnMut(&mut Flow, Instant) -> R) -> Poll<Result<R, Failure>> {
         self.poll_with(cx, Flow::has_room, work)
     }
 
-    /// Does `work` once this task is first and has the room that it needs.
+    /// Does `work` once this task is first and has the capacity that it needs.
     fn poll_with<R>(
         &mut self,
         cx: &Context<'_>,
@@ -280,7 +282,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Does `work` once the task with this place is first and there is room.
+/// Does `work` once the task with this place is first and may send.
 fn poll_turn<R>(
     core: &Core,
     place: &mut Option<Place>,
@@ -312,10 +314,10 @@ fn leave(core: &Core, place: &mut Option<Place>) {
     }
 }
 
-/// Room for one message on a connection.
+/// The right to send one message on a connection.
 ///
-/// Dropping the permit gives the room back.
-#[must_use = "dropping it gives the room back"]
+/// Dropping the permit gives the right back.
+#[must_use = "dropping it gives the right to send back"]
 pub struct Permit<'a> {
     core: &'a Core,
     /// Present until the permit is used.

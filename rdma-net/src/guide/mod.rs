@@ -12,7 +12,7 @@
 //! [operations](rdma::guide::operations), [transports](rdma::guide::transports) and
 //! [testing](rdma::guide::testing) hold for connections too.
 //!
-//! The six steps are programs of two ends on the software device, one below the other: each step
+//! The six steps are programs of two sides on the software device, one below the other: each step
 //! does by hand what the one above it does for the program. Begin at step 1 and go down only for a
 //! reason.
 //!

@@ -1,19 +1,19 @@
-//! Credits: how many data messages each end may send.
+//! Credits: how many data messages each side may send.
 //!
-//! Each end counts the data receives that it has posted since the start, and tells the peer that
+//! Each side counts the data receives that it has posted since the start, and tells the peer that
 //! number as a limit in every message. A limit is absolute, so a later one replaces an earlier one.
 
 use super::violation::Violation;
 use super::wire::{Flags, Header, Kind};
 
-/// The credits of one end.
+/// The credits of one side.
 #[derive(Debug, Clone)]
 pub(super) struct Credit {
-    /// Data receives of each end.
+    /// Data receives of each side.
     window: u32,
     /// Data messages sent.
     sent: u32,
-    /// Data messages that the peer lets this end send.
+    /// Data messages that the peer lets this side send.
     limit: u32,
     /// Data messages received.
     received: u32,
@@ -21,14 +21,14 @@ pub(super) struct Credit {
     posted: u32,
     /// The value of `posted` that the peer was told last.
     advertised: u32,
-    /// Whether the peer has not answered this end's last UPDATE (N5).
+    /// Whether the peer has not answered this side's last UPDATE (N5).
     update_unanswered: bool,
     /// Whether the peer's last UPDATE waits for an ECHO.
     owes_echo: bool,
 }
 
 impl Credit {
-    /// Begins with `initial` posted receives of this end, and `limit` of the peer.
+    /// Begins with `initial` posted receives of this side, and `limit` of the peer.
     pub(super) fn new(window: u32, initial: u32, limit: u32) -> Self {
         Self {
             window,
@@ -119,7 +119,7 @@ impl Credit {
         ]
     }
 
-    /// How far a limit in flight is ahead of the limit that this end knows, for tests.
+    /// How far a limit in flight is ahead of the limit that this side knows, for tests.
     #[cfg(test)]
     pub(super) fn raise(&self, limit: u32) -> u32 {
         limit.wrapping_sub(self.limit)

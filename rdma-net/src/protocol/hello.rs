@@ -1,4 +1,4 @@
-//! The handshake: a HELLO of each end in the private data of the connection manager, or a REFUSE.
+//! The handshake: a HELLO of each side in the private data of the connection manager, or a REFUSE.
 //!
 //! ```text
 //! HELLO   0 magic u32 | 4 version_min u8 | 5 version_max u8 | 6 length u8 (32) | 7 reserved u8
@@ -13,7 +13,7 @@ use super::HEADER_LEN;
 
 /// Length of a HELLO in bytes.
 const HELLO_LEN: usize = LENGTH as usize;
-/// Control receives of each end: one each for UPDATE, PING, PONG and CLOSE.
+/// Control receives of each side: one each for UPDATE, PING, PONG and CLOSE.
 pub(crate) const RESERVE: u32 = CONTROL_RECEIVES as u32;
 
 const MAGIC: u32 = 0x5244_4E31; // "RDN1"
@@ -25,11 +25,11 @@ const MAX_TEXT: usize = 100;
 /// Longest HELLO of a later version, in bytes.
 const MAX_LENGTH: u8 = 56;
 const MAX_WINDOW: u16 = 4096;
-/// Feature: this end reads offers.
+/// Feature: this side reads offers.
 const FEATURE_OFFERS: u32 = 1;
 const RECEIVE_SIZES: std::ops::RangeInclusive<u32> = 256..=1 << 20;
 
-/// The offer of one end.
+/// The offer of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// Data receives.
@@ -39,22 +39,22 @@ pub(crate) struct Hello {
     pub(crate) initial: u8,
     /// Size of each receive in bytes, with the header.
     pub(crate) receive_size: u32,
-    /// Longest message that this end accepts, in bytes.
+    /// Longest message that this side accepts, in bytes.
     pub(crate) max_message: u64,
     /// Idle time after which the peer is checked; zero for never.
     pub(crate) keep_alive: Duration,
-    /// Whether this end can read the memory that an OFFER names.
+    /// Whether this side can read the memory that an OFFER names.
     pub(crate) reads_offers: bool,
 }
 
-/// The values that both ends use.
+/// The values that both sides use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Agreed {
-    /// Data receives of each end.
+    /// Data receives of each side.
     pub(crate) window: u32,
-    /// Data receives of this end that the peer may use at the start.
+    /// Data receives of this side that the peer may use at the start.
     pub(crate) initial: u32,
-    /// Data receives of the peer that this end may use at the start.
+    /// Data receives of the peer that this side may use at the start.
     pub(crate) peer_initial: u32,
     /// Size of a receive in bytes, with the header.
     pub(crate) receive_size: usize,
@@ -62,7 +62,7 @@ pub(crate) struct Agreed {
     pub(crate) max_message: u64,
     /// Idle time after which the peer is checked.
     pub(crate) keep_alive: Option<Duration>,
-    /// Whether both ends read offers.
+    /// Whether both sides read offers.
     pub(crate) offers: bool,
 }
 
@@ -117,7 +117,7 @@ impl RefuseCode {
     }
 }
 
-/// The answer to a HELLO that an end does not accept.
+/// The answer to a HELLO that a side does not accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refuse {
     pub(crate) code: RefuseCode,

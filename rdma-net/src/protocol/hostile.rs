@@ -15,7 +15,7 @@ const LAST: Flags = Flags::LAST;
 const WHOLE: Flags = Flags::FIRST.union(Flags::LAST);
 const END: Flags = WHOLE.union(Flags::FIN);
 const NONE: Flags = Flags::empty();
-/// Data receives of each end.
+/// Data receives of each side.
 const WINDOW: u32 = 4;
 
 /// A message with the limit of a peer that has replaced nothing.

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::violation::Violation;
 
-/// Shortest time between two PINGs of an end, and between two PONGs.
+/// Shortest time between two PINGs of a side, and between two PONGs.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The PING and PONG of one end.
+/// The PING and PONG of one side.
 #[derive(Debug, Clone)]
 pub(super) struct KeepAlive {
     /// Idle time before a PING, and time to answer it.

@@ -1,11 +1,11 @@
 //! The protocol of [`rdma_net`](super), version 2, without I/O.
 //!
-//! [`Protocol`] is one end of a connection. It is told of received messages, completed sends and
+//! [`Protocol`] is one side of a connection. It is told of received messages, completed sends and
 //! the time, and says what to send. The caller owns the queue pair.
 //!
 //! # Rules
 //!
-//! Each end posts W data receives, or fewer at the start, and [`RESERVE`] control receives before
+//! Each side posts W data receives, or fewer at the start, and [`RESERVE`] control receives before
 //! the connection exists.
 //!
 //! * **N1.** DATA, OFFER and DONE need a credit. Control messages (UPDATE, PING, PONG, CLOSE) need
@@ -72,12 +72,12 @@ use self::credit::Credit;
 use self::keep_alive::KeepAlive;
 use self::wire::{Flags, Header, Kind};
 
-/// Offers of each end that may be open at a time.
+/// Offers of each side that may be open at a time.
 pub(crate) const MAX_OFFERS: usize = 16;
 /// Longest offer in bytes: every device can read so much with one request.
 pub(crate) const MAX_OFFER_LEN: u64 = 1 << 30;
 
-/// One end of a connection.
+/// One side of a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Protocol {
     agreed: Agreed,
@@ -86,7 +86,7 @@ pub(crate) struct Protocol {
     /// Free slots of the send queue, and all of them.
     slots: u32,
     all_slots: u32,
-    /// The rest and the stream of the message that this end is sending.
+    /// The rest and the stream of the message that this side is sending.
     outgoing: Option<(u32, u32)>,
     /// The rest and the stream of the message that the peer is sending.
     incoming: Option<(u32, u32)>,
@@ -94,7 +94,7 @@ pub(crate) struct Protocol {
     received_offers: BTreeSet<u32>,
     next_offer: u32,
     end: End,
-    /// The code of this end's CLOSE, once it is asked for.
+    /// The code of this side's CLOSE, once it is asked for.
     code: Option<u32>,
     /// Whether CLOSE goes without waiting for the peer's FIN.
     closes_now: bool,
@@ -103,7 +103,7 @@ pub(crate) struct Protocol {
     peer_code: Option<u32>,
 }
 
-/// The end of the data that this end sends.
+/// The end of the data that this side sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Open,
@@ -123,7 +123,7 @@ pub(crate) enum Received {
     Close,
     /// DATA.
     Data(Fragment),
-    /// OFFER: the peer lets this end read the slice.
+    /// OFFER: the peer lets this side read the slice.
     Offer { id: u32, slice: RemoteSlice },
     /// DONE: the peer has read an offer, or refuses it with a status other than 0.
     Done { id: u32, status: u32 },
@@ -380,8 +380,8 @@ impl Protocol {
         None
     }
 
-    /// Whether CLOSE is due: both ends have sent all data and read all offers, or one of them gives
-    /// up.
+    /// Whether CLOSE is due: both sides have sent all data and read all offers, or one of them
+    /// gives up.
     fn must_close(&self) -> bool {
         let is_read = self.sent_offers.is_empty() && self.received_offers.is_empty();
         let both_ended = self.end == End::Sent && self.peer_end && is_read;
@@ -397,14 +397,14 @@ impl Protocol {
         header.to_bytes()
     }
 
-    /// Ends the data of this end: FIN follows the last message.
+    /// Ends the data of this side: FIN follows the last message.
     pub(crate) fn finish(&mut self) {
         if self.end == End::Open {
             self.end = End::Wanted;
         }
     }
 
-    /// Ends the data of this end, and closes once the peer has ended its data too.
+    /// Ends the data of this side, and closes once the peer has ended its data too.
     pub(crate) fn close(&mut self, code: u32) {
         self.finish();
         self.code.get_or_insert(code);
@@ -421,7 +421,7 @@ impl Protocol {
         self.closes_now
     }
 
-    /// Whether both ends have sent CLOSE.
+    /// Whether both sides have sent CLOSE.
     pub(crate) fn is_closed(&self) -> bool {
         self.close_sent && self.peer_code.is_some()
     }
@@ -454,7 +454,7 @@ impl Protocol {
 
 #[cfg(test)]
 impl Protocol {
-    /// All that decides about the future of an end without fragments whose offers are answered in
+    /// All that decides about the future of a side without fragments whose offers are answered in
     /// order, with counters relative to each other.
     fn key(&self) -> Vec<u32> {
         let mut key = Vec::with_capacity(16);

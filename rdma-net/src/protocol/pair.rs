@@ -1,4 +1,4 @@
-//! Two ends and their devices, for tests: a device accepts a message into a posted receive whether
+//! Two sides and their devices, for tests: a device accepts a message into a posted receive whether
 //! or not its processor runs.
 
 use std::collections::VecDeque;
@@ -8,14 +8,14 @@ use rdma::RemoteSlice;
 
 use super::{Agreed, HEADER_LEN, Protocol, RESERVE, Received, Violation};
 
-/// Two connected ends.
+/// Two connected sides.
 #[derive(Debug, Clone)]
 pub(super) struct Pair {
     pub(super) sides: [Side; 2],
     pub(super) now: Instant,
 }
 
-/// One end with its receives.
+/// One side with its receives.
 #[derive(Debug, Clone)]
 pub(super) struct Side {
     pub(super) protocol: Protocol,
@@ -42,7 +42,7 @@ pub(super) struct Side {
 pub(super) enum Broken {
     /// A message found no receive.
     NoReceive,
-    /// An end refused a message of an honest peer.
+    /// A side refused a message of an honest peer.
     Refused(Violation),
 }
 
@@ -75,12 +75,12 @@ impl Pair {
         Self { sides: [side(), side()], now }
     }
 
-    /// Two ends with all receives that the rules ask for.
+    /// Two sides with all receives that the rules ask for.
     pub(super) fn honest(window: u32) -> Self {
         Self::new(window, 16, RESERVE)
     }
 
-    /// Two ends of which the first has one data receive at the start, and more as it likes.
+    /// Two sides of which the first has one data receive at the start, and more as it likes.
     pub(super) fn growing(window: u32) -> Self {
         let mut pair = Self::honest(window);
         let ends = [(1, window), (window, 1)];

@@ -1,4 +1,4 @@
-//! All states of two ends: no message without a receive, no starvation, no endless talk.
+//! All states of two sides: no message without a receive, no starvation, no endless talk.
 
 use std::collections::HashSet;
 
@@ -39,7 +39,7 @@ enum Found {
         states: usize,
     },
     Broken(Broken),
-    /// An end waits for a credit although nothing is held.
+    /// A side waits for a credit although nothing is held.
     Starved,
 }
 
@@ -68,7 +68,7 @@ fn successors(pair: &Pair) -> Result<(Vec<Pair>, usize), Broken> {
     Ok((next, inevitable))
 }
 
-/// Whether an end waits for a credit that will not come.
+/// Whether a side waits for a credit that will not come.
 fn is_starved(pair: &Pair) -> bool {
     let sides = &pair.sides;
     let is_open = sides.iter().all(|side| side.protocol.code.is_none() && side.held == 0);

@@ -46,7 +46,7 @@ violations! {
     WrongFragment = "a fragment does not continue the message before it",
     /// LAST and the rest of the message disagree, or a fragment is empty.
     WrongRest = "the length of a fragment and the rest of its message disagree",
-    /// The message is longer than this end accepts.
+    /// The message is longer than this side accepts.
     TooLong = "a message is longer than this end accepts",
     /// Data came after FIN.
     DataAfterEnd = "data came after the end of the peer's data",

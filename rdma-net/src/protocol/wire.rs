@@ -23,7 +23,7 @@ use super::violation::Violation;
 
 /// Length of the header in bytes.
 pub(crate) const HEADER_LEN: usize = START as usize;
-/// Start of the payloads that this end sends.
+/// Start of the payloads that this side sends.
 const START: u8 = 16;
 /// Alignment of the start of a payload in bytes.
 const PAYLOAD_ALIGN: usize = 8;
@@ -48,7 +48,7 @@ pub(crate) enum Kind {
     Ping,
     /// Answers a PING.
     Pong,
-    /// The last message of an end.
+    /// The last message of a side.
     Close,
     /// Names exposed memory that the receiver may read.
     Offer,
@@ -102,7 +102,7 @@ bitflags! {
 pub(crate) struct Header {
     pub(crate) kind: Kind,
     pub(crate) flags: Flags,
-    /// Whether a payload follows the header. This end starts its payloads at [`HEADER_LEN`].
+    /// Whether a payload follows the header. This side starts its payloads at [`HEADER_LEN`].
     pub(crate) has_payload: bool,
     pub(crate) limit: u32,
     pub(crate) rest: u32,

@@ -24,13 +24,13 @@ pub(super) const MAX_FRAME: usize = HEADER_LEN + MAX_BODY;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// The connecting end's endpoint and HELLO.
+    /// The connecting side's endpoint and HELLO.
     Request = 1,
-    /// The listening end's endpoint and HELLO.
+    /// The listening side's endpoint and HELLO.
     Answer = 2,
-    /// The end does not accept the other's frame.
+    /// This side does not accept the other's frame.
     Refuse = 3,
-    /// The connecting end has connected its queue pair.
+    /// The connecting side has connected its queue pair.
     Ready = 4,
 }
 

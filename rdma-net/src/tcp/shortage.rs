@@ -20,7 +20,7 @@ impl Spare {
         spare_descriptor().map(Some).map(Self)
     }
 
-    /// Refuses the peers that wait at a listener, up to `limit`, if accept(2) has failed for want
+    /// Refuses the peers that wait at a listener, up to `limit`, if accept(2) has failed for lack
     /// of descriptors.
     pub(super) fn refuse_peers(&mut self, listener: &TcpListener, limit: usize, error: &io::Error) {
         if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {

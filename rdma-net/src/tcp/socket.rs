@@ -75,7 +75,7 @@ impl Socket {
         (self.stream.local_addr().ok(), self.stream.peer_addr().ok())
     }
 
-    /// Sends a frame of this end, and waits for what must follow.
+    /// Sends a frame of this side, and waits for what must follow.
     pub(super) fn send(&mut self, kind: Kind, body: &[u8]) -> rdma::Result<()> {
         let gone = disconnected(Verb::Establish);
         if self.is_over() {
@@ -91,7 +91,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Writes a whole frame: the buffer of a socket that has sent little has room for it.
+    /// Writes a whole frame: the buffer of a socket that has sent little has space for it.
     fn write(&mut self, frame: &[u8]) -> io::Result<()> {
         let len = (&self.stream).write(frame)?;
         if len == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }

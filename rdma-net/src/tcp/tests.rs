@@ -145,7 +145,7 @@ fn half_open_handshakes_are_bounded() {
     for mut stream in &half {
         stream.write_all(&request()[..20]).unwrap();
     }
-    // The oldest four make room, in their order.
+    // The oldest four make way, in their order.
     for stream in half.drain(..4) {
         assert_eq!(until_end(stream), b"");
     }
@@ -227,7 +227,7 @@ fn a_peer_that_has_left_before_it_was_accepted_is_gone() {
     victim.end();
 }
 
-/// Does a whole handshake with the queue pair number; returns the victim's end, and the socket.
+/// Does a whole handshake with the queue pair number; returns the victim's side, and the socket.
 fn handshake(victim: &mut Victim, qpn: u32) -> (Connection, TcpStream) {
     let mut stream = victim.stream();
     let hello = options().hello(true, false).to_bytes();

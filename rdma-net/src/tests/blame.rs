@@ -1,4 +1,4 @@
-//! What a failure says about the end that has failed.
+//! What a failure says about the side that has failed.
 
 use std::pin::pin;
 use std::task::{Poll, Waker};

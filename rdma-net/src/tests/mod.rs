@@ -69,7 +69,7 @@ impl World {
         Self { client, server, listener, drivers: vec![one, two] }
     }
 
-    /// Connects; returns the client's end and the server's.
+    /// Connects; returns the client's side and the server's.
     fn pair(&mut self) -> (Connection, Connection) {
         let (to, client) = (self.listener.local_addr(), self.client.clone());
         let connecting = thread::spawn(move || block_on(client.connect(to)).unwrap());

@@ -20,7 +20,7 @@ const LONGEST: usize = 5000;
 
 type Work<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + 'a>>;
 
-/// One end, and the numbers of its messages.
+/// One side, and the numbers of its messages.
 struct End {
     to: Sender,
     remote: Remote,
@@ -160,7 +160,7 @@ fn run(random: &mut Random) {
         }
     }
     drop((ends, receivers));
-    // Ends that connect and accept are dropped, too.
+    // Sides that connect and accept are dropped, too.
     for _ in 0..3 {
         let Driven { nodes, drivers, listener } = &mut world;
         let mut both =

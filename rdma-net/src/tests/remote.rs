@@ -33,7 +33,7 @@ fn one_sided_operations_reach_exposed_memory_until_it_is_revoked() {
         assert_eq!(remote.compare_swap(slice, 40, 7).await, Ok(40));
         assert_eq!(remote.compare_swap(slice, 40, 8).await, Ok(7));
 
-        // A mistake of this end harms nothing.
+        // A mistake of this side harms nothing.
         let short = remote.read(slice.slice(..50).unwrap(), buffer).await.unwrap_err();
         assert_eq!(short.kind(), FailureKind::Local);
         assert_eq!(remote.fetch_add(slice, 0).await, Ok(7));

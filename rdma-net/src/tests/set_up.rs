@@ -12,7 +12,7 @@ fn a_driver_may_never_sleep_or_sleep_at_once() {
         let (mut client, server) = world.pair();
         let server = thread::spawn(move || echo(server));
         block_on(async {
-            // Without answers meanwhile, so that only completions make room.
+            // Without answers meanwhile, so that only completions free space.
             for _ in 0..10 {
                 for len in 0..20 {
                     client.send(bytes(50 * len)).await.unwrap();

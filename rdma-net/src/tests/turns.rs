@@ -10,7 +10,7 @@ use super::wakers::{Driven, poll, without_deadlock};
 use super::*;
 use crate::wait::{Deadline, readable};
 
-/// Sends until the peer has no room; returns the number of messages.
+/// Sends until the peer can take no message; returns the number of messages.
 fn fill(to: &Sender) -> usize {
     let mut sent = 0;
     while poll(pin!(to.send("some")), Waker::noop()).is_ready() {

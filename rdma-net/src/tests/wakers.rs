@@ -74,7 +74,7 @@ impl Driven {
         run(&mut self.drivers, future)
     }
 
-    /// Wakers that hold messages of one end, which the other end has sent.
+    /// Wakers that hold messages of one side, which the other side has sent.
     fn holders<const N: usize>(&mut self, from: &Connection, to: &mut Connection) -> [Waker; N] {
         [(); N].map(|()| {
             let received = self.run(async {
@@ -215,8 +215,8 @@ fn poll_by_dropping<F: Future>(driver: Driver, future: F) -> Poll<F::Output> {
     poll(pin!(future), &waker)
 }
 
-/// A wait for the client's connection, with memory of this end and of the peer. Returns whether the
-/// wait has failed because the driver is gone.
+/// A wait for the client's connection, with memory of this side and of the peer. Returns whether
+/// the wait has failed because the driver is gone.
 type Wait = fn(Driver, Connection, &[rdma::ExposedRegion; 2]) -> bool;
 
 fn is_gone<R>(polled: Poll<Result<R, Failure>>) -> bool {

@@ -289,7 +289,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends a packet over UDP. It is lost if the kernel has no room for it.
+    /// Sends a packet over UDP. It is lost if the kernel has no space for it.
     fn send_packet(&mut self, queue: usize, to: SocketAddr, operation: Operation, data: &[u8]) -> Result<(), Errno> {
         let queue = self.locals.get(queue)?;
         let header = PacketHeader { operation, pair: queue.pair_number(), address: queue.address.ip() };

@@ -35,7 +35,7 @@ const DISCONNECT: u64 = 2 << 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
     Open,
-    /// An end has said that it neither sends nor receives any more.
+    /// A side has said that it neither sends nor receives any more.
     Disconnected,
     Failed(Errno),
 }
@@ -191,12 +191,12 @@ impl Connection {
         Err(Errno::ECONNRESET)
     }
 
-    /// Whether both ends have said that they send no more.
+    /// Whether both sides have said that they send no more.
     fn is_over(&self) -> bool {
         !self.is_readable && !self.is_writable
     }
 
-    /// Ends the connection once neither end sends any more and the device has sent everything.
+    /// Ends the connection once neither side sends any more and the device has sent everything.
     fn end_if_sent(&mut self) {
         if self.is_over() && self.has_sent_all() {
             self.disconnected();
@@ -309,7 +309,7 @@ impl Connection {
         self.control(CONTROL, &[(slot, IoMap::LEN)], (entry, key), Message::IoMap(index))
     }
 
-    /// Where the outbox has room for the next control message.
+    /// Where the outbox has space for the next control message.
     fn control_slot(&self) -> usize {
         self.send_size + self.controls % CONTROL_SLOTS * CONTROL_LEN
     }
@@ -329,7 +329,7 @@ impl Connection {
         sent.inspect_err(|&errno| self.fail(errno))
     }
 
-    /// Sends as much as there is room for. Returns the number of bytes, perhaps 0.
+    /// Sends as much as there is space for. Returns the number of bytes, perhaps 0.
     pub(crate) fn send(&mut self, source: &mut Source<'_, '_>) -> Result<usize, Errno> {
         let before = source.left();
         let mut most = FIRST_MESSAGE;
@@ -349,8 +349,8 @@ impl Connection {
         Ok(before - source.left())
     }
 
-    /// Writes to the memory that the peer has mapped at an offset, as much as there is room for.
-    /// `None` if there is no room yet; 0 bytes if nothing is mapped at the offset.
+    /// Writes to the memory that the peer has mapped at an offset, as much as there is space for.
+    /// `None` if there is no space yet; 0 bytes if nothing is mapped at the offset.
     pub(crate) fn write_mapped(
         &mut self,
         source: &mut Source<'_, '_>,

@@ -70,7 +70,7 @@ impl Inbound {
         }
     }
 
-    /// Takes a message of `len` bytes. `EPROTO` if the peer had no room or no credit for it.
+    /// Takes a message of `len` bytes. `EPROTO` if the peer had no space or no credit for it.
     pub(crate) fn receive(&mut self, len: u32) -> Result<(), Errno> {
         let bytes = usize::try_from(len).map_err(|_| Errno::EPROTO)?;
         if bytes > self.offered || self.messages.len() >= self.credits.into() {

@@ -1,4 +1,4 @@
-//! The memory that this end has mapped for the peer.
+//! The memory that this side has mapped for the peer.
 
 use std::collections::VecDeque;
 
@@ -46,7 +46,7 @@ impl Maps {
         self.shared.len() < most.into() || self.shared.iter().any(Option::is_none)
     }
 
-    /// Adds memory at an offset. The caller has checked that there is room for shared memory.
+    /// Adds memory at an offset. The caller has checked that there is space for shared memory.
     pub(crate) fn add(&mut self, address: u64, len: usize, offset: u64, is_shared: bool, registration: Registration) {
         let mapping = Mapping { address, len, offset, registration };
         if !is_shared {

@@ -91,7 +91,7 @@ fn gid_index(id: &Id, port_num: u8, wanted: &ibv_gid) -> Result<u8, Errno> {
     let bytes = |gid: &ibv_gid| unsafe { gid.raw };
     let is_wanted = |index: &c_int| {
         let mut gid = ibv_gid::default();
-        // SAFETY: ibv_query_gid requires an open context, that of a live id (2), and room for a
+        // SAFETY: ibv_query_gid requires an open context, that of a live id (2), and space for a
         // GID, a local.
         let result = unsafe { (id.libraries().verbs.ibv_query_gid)(context.as_ptr(), port_num, *index, &raw mut gid) };
         result == 0 && bytes(&gid) == bytes(wanted)
@@ -106,7 +106,7 @@ impl Queues {
         unsafe { (*self.pair()).qp_num }
     }
 
-    /// Posts a receive of a datagram, with room for the global route header in front.
+    /// Posts a receive of a datagram, with space for the global route header in front.
     pub(crate) fn receive_datagram(
         &mut self,
         request: u64,

@@ -45,7 +45,7 @@ impl EventChannel {
     /// Takes the next event and acknowledges it.
     pub(crate) fn next(&self) -> Result<Option<Event>, Errno> {
         let mut event = ptr::null_mut();
-        // SAFETY: rdma_get_cm_event requires a live channel (2) and room for a pointer, a local.
+        // SAFETY: rdma_get_cm_event requires a live channel (2) and space for a pointer, a local.
         match minus_one(|| unsafe { (self.libraries.cm.rdma_get_cm_event)(self.raw.as_ptr(), &raw mut event) }) {
             Ok(()) => (),
             Err(Errno::EAGAIN) => return Ok(None),
@@ -159,7 +159,7 @@ impl Id {
     pub(crate) fn new(libraries: Libraries, ports: rdma_port_space) -> Result<Self, Errno> {
         let channel = Arc::new(EventChannel::new(libraries)?);
         let mut id = ptr::null_mut();
-        // SAFETY: rdma_create_id requires a live channel (2) and room for a pointer, a local.
+        // SAFETY: rdma_create_id requires a live channel (2) and space for a pointer, a local.
         minus_one(|| unsafe {
             (libraries.cm.rdma_create_id)(channel.raw.as_ptr(), &raw mut id, ptr::null_mut(), ports)
         })?;

@@ -204,7 +204,7 @@ fn address(wr: &mut ibv_send_wr, Target { address: remote_addr, key: rkey, immed
 pub(crate) fn datagram_limit(id: &Id) -> Result<usize, Errno> {
     let mut attributes = ibv_port_attr::default();
     let ((context, _), verbs) = (id.device()?, id.libraries().verbs);
-    // SAFETY: ibv_query_port requires an open context, that of a live id (2), and room for the
+    // SAFETY: ibv_query_port requires an open context, that of a live id (2), and space for the
     // attributes, a local.
     number(unsafe { verbs.ibv_query_port(context.as_ptr(), id.port(), &raw mut attributes) })?;
     // The number 1 means 256 bytes, and each further one twice as many.
@@ -215,7 +215,7 @@ pub(crate) fn datagram_limit(id: &Id) -> Result<usize, Errno> {
 fn device_limit(id: &Id) -> Result<u16, Errno> {
     let mut attributes = ibv_device_attr::default();
     let (context, _) = id.device()?;
-    // SAFETY: ibv_query_device requires an open context, that of a live id (2), and room for the
+    // SAFETY: ibv_query_device requires an open context, that of a live id (2), and space for the
     // attributes, a local.
     number(unsafe { (id.libraries().verbs.ibv_query_device)(context.as_ptr(), &raw mut attributes) })?;
     Ok(u16::try_from(attributes.max_qp_wr).unwrap_or(u16::MAX))
@@ -297,7 +297,7 @@ impl CompletionQueue {
         let mut is_any = false;
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
         let take = self.libraries.verbs.ibv_get_cq_event;
-        // SAFETY: ibv_get_cq_event requires a live channel (2) and room for two pointers, locals.
+        // SAFETY: ibv_get_cq_event requires a live channel (2) and space for two pointers, locals.
         while unsafe { take(self.channel.as_ptr(), &raw mut queue, &raw mut context) } == 0 {
             self.is_armed = false;
             is_any = true;
@@ -317,7 +317,7 @@ impl CompletionQueue {
 
     fn poll(&mut self) -> Result<Option<Completion>, Errno> {
         let mut wc = ibv_wc::default();
-        // SAFETY: ibv_poll_cq requires a live queue (2) and room for one completion, a local.
+        // SAFETY: ibv_poll_cq requires a live queue (2) and space for one completion, a local.
         match unsafe { ibv_poll_cq(self.queue.as_ptr(), 1, &raw mut wc) } {
             0 => Ok(None),
             1 => Ok(Some(completion(&wc))),

@@ -78,7 +78,7 @@ pub(crate) fn connected(sockets: &Descriptors) -> [c_int; 2] {
     // SAFETY: `rbind` requires an address that is valid for its length.
     assert_eq!(unsafe { sockets.rbind(listener, pointer, len) }, 0);
     assert_eq!(sockets.rlisten(listener, 1), 0);
-    // SAFETY: `rgetsockname` requires room for an address, and its length.
+    // SAFETY: `rgetsockname` requires space for an address, and its length.
     assert_eq!(unsafe { sockets.rgetsockname(listener, pointer, &raw mut len) }, 0);
     // SAFETY: `rconnect` requires an address that is valid for its length.
     assert_eq!(unsafe { sockets.rconnect(client, pointer, len) }, 0);

@@ -35,7 +35,7 @@ fn next(socket: &Socket) -> (Vec<u8>, SocketAddr) {
 /// Whether the next datagram of a socket has come over UDP.
 fn came_over_udp(socket: &Socket) -> bool {
     let flags = MSG_PEEK | MSG_DONTWAIT;
-    // SAFETY: recv requires room for no byte.
+    // SAFETY: recv requires space for no byte.
     unsafe { libc::recv(socket.number(), std::ptr::null_mut(), 0, flags) >= 0 }
 }
 
@@ -140,7 +140,7 @@ fn packets_of_strangers_do_no_harm() {
     for _ in 0..300 {
         stranger.send_to(&header, there).expect("a send");
     }
-    // Data of strangers arrives as that of anybody, as far as there is room; a packet that is too
+    // Data of strangers arrives as that of anybody, as far as there is space; a packet that is too
     // long does not arrive in part.
     while let Ok((data, _)) = receive(&server, MSG_DONTWAIT) {
         assert_eq!(data, []);

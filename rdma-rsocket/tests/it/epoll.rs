@@ -59,7 +59,7 @@ impl Fixture {
     fn wait_for(&self, most: usize, timeout: c_int) -> std::io::Result<Vec<(u32, u64)>> {
         let mut events = vec![epoll_event { events: 0, u64: 0 }; most];
         let room = c_int::try_from(most).expect("a small number");
-        // SAFETY: `repoll_wait` requires room for as many events.
+        // SAFETY: `repoll_wait` requires space for as many events.
         let count = result(unsafe { self.sockets.repoll_wait(self.list, events.as_mut_ptr(), room, timeout) })?;
         Ok(events[..count].iter().map(|event| (event.events, event.u64)).collect())
     }

@@ -106,7 +106,7 @@ fn a_stalled_sender_gets_eagain_and_then_room() {
             }
         }
     }
-    // Buffers of both ends, at most.
+    // Buffers of both sides, at most.
     assert!(sent > 0 && sent <= 8192, "{sent} bytes");
     let mut entry = [PollEntry::socket(&client, POLLOUT)];
     assert_eq!(poll(&mut entry, Some(Duration::ZERO)).expect("poll"), 0);
@@ -272,7 +272,7 @@ fn accepts_without_and_with_descriptors() {
     client.connect(address).expect("a connection");
     wait_for(&listener, POLLIN);
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: getrlimit requires room for the limits.
+    // SAFETY: getrlimit requires space for the limits.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
     let none = libc::rlimit { rlim_cur: 0, ..limit };
     // SAFETY: setrlimit only reads the limits.

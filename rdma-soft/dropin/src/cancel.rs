@@ -30,7 +30,7 @@ unsafe extern "C-unwind" {
 /// Disables cancellation and returns the state before.
 fn disable() -> c_int {
     let mut before = 0;
-    // SAFETY: `pthread_setcancelstate` requires a valid state, and null or room for the state
+    // SAFETY: `pthread_setcancelstate` requires a valid state, and null or space for the state
     // before.
     unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
     before

@@ -31,7 +31,7 @@ pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 ///
 /// # Safety
 ///
-/// `dir` and `file` are null or C strings, and `buf` is null or has room for `size` bytes.
+/// `dir` and `file` are null or C strings, and `buf` is null or has space for `size` bytes.
 pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -92,8 +92,8 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
         return -1;
     }
     let mut entry = ibv_gid_entry::default();
-    // SAFETY: the verb requires null or an open context, by this function's condition, and room for
-    // an entry, which is a local.
+    // SAFETY: the verb requires null or an open context, by this function's condition, and space
+    // for an entry, which is a local.
     let errno = unsafe { crate::VERBS.ibv_query_gid_ex(context, u32::from(port_num), index, &raw mut entry, 0) };
     let found = match errno {
         0 if entry.gid_type == ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0 => SYSFS_ROCE_V2,

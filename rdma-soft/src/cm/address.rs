@@ -76,7 +76,7 @@ pub(super) fn storage(address: SocketAddr) -> sockaddr_storage {
 /// The port of an address in C form; 0 if the storage holds no IP address.
 pub(super) fn port_of(storage: &sockaddr_storage) -> u16 {
     // SAFETY: `read` requires an address that is valid for its family: a `sockaddr_storage` has
-    // room for the structure of every family.
+    // space for the structure of every family.
     unsafe { read(ptr::from_ref(storage).cast()) }.map_or(0, |address| address.port())
 }
 

@@ -70,8 +70,8 @@ impl List {
         if raw.is_null() {
             return Err(Errno::NOMEM);
         }
-        // SAFETY: `write` requires room for the type, aligned: `malloc` returned as many bytes, and
-        // aligns them for every type of C.
+        // SAFETY: `write` requires space for the type, aligned: `malloc` returned as many bytes,
+        // and aligns them for every type of C.
         unsafe { raw.write(public) };
         Ok(Self(raw))
     }

@@ -43,7 +43,7 @@ pub(super) struct Inner {
     pub(super) remote_ece: Ece,
     pub(super) initiator_depth: u8,
     pub(super) responder_resources: u8,
-    /// The connection failed at this end: later events about its end are dropped.
+    /// The connection failed at this side: later events about its end are dropped.
     pub(super) connect_error: bool,
     /// Data from `ai_connect` of the `rdma_addrinfo`, sent before the private data.
     pub(super) connect_data: Vec<u8>,

@@ -1,4 +1,4 @@
-//! One end of a connection as an IO-free state machine. Inputs are calls, messages, the end of the
+//! One side of a connection as an IO-free state machine. Inputs are calls, messages, the end of the
 //! transport and the time; outputs are messages to send and notices for the application. The
 //! states, timers and replies are those of the communication manager in the InfiniBand
 //! specification (volume 1, chapter 12), with Linux's choices.
@@ -124,7 +124,7 @@ pub(super) enum Notice {
     OtherUser,
 }
 
-/// The parameters that both ends have agreed upon, from the view of this end's queue pair.
+/// The parameters that both sides have agreed upon, from the view of this side's queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Agreed {
     pub(super) remote_qpn: u32,
@@ -141,7 +141,7 @@ pub(super) struct Agreed {
 }
 
 impl Agreed {
-    /// The parameters that the request sets for both ends.
+    /// The parameters that the request sets for both sides.
     fn of(req: &Req) -> Self {
         Self {
             responder_resources: req.terms.responder_resources,
@@ -155,7 +155,7 @@ impl Agreed {
     }
 }
 
-/// One end of a connection, from the request to the final state.
+/// One side of a connection, from the request to the final state.
 #[derive(Debug)]
 pub(super) struct Machine {
     timers: Timers,
@@ -170,9 +170,9 @@ pub(super) struct Machine {
     /// request without using a retry.
     refused: Option<Time>,
     asks_again: bool,
-    /// Whether this is the passive end, which received the request.
+    /// Whether this is the passive side, which received the request.
     passive: bool,
-    /// Whether the application has answered the request (true on the active end); no notice is
+    /// Whether the application has answered the request (true on the active side); no notice is
     /// emitted before.
     answered: bool,
     disconnected: bool,
@@ -201,7 +201,7 @@ impl Machine {
         }
     }
 
-    /// Makes the active end, which requests a connection or a datagram service.
+    /// Makes the active side, which requests a connection or a datagram service.
     pub(super) fn ask(timers: Timers, request: Message, now: Time, out: &mut Outputs) -> Self {
         let (state, agreed) = match &request {
             Message::Req(req) => (State::ReqSent, Agreed { rq_psn: req.psn, ..Agreed::of(req) }),
@@ -213,7 +213,7 @@ impl Machine {
         machine
     }
 
-    /// Makes the passive end, which received `request`.
+    /// Makes the passive side, which received `request`.
     pub(super) fn asked(timers: Timers, request: &Message) -> Self {
         let Message::Req(req) = request else {
             return Self::new(timers, State::SidrReceived, true, Agreed::default());

@@ -44,7 +44,7 @@ pub(super) struct Ece {
     pub(super) options: u32,
 }
 
-/// The connection parameters that either end sends.
+/// The connection parameters that either side sends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) qp_num: u32,
@@ -331,7 +331,7 @@ impl Pass for Reader<'_> {
     }
 
     fn contents(&mut self, bytes: &mut Vec<u8>, len: usize) -> Option<()> {
-        // A bounded allocation: `private` refuses lengths beyond the room of the message.
+        // A bounded allocation: `private` refuses lengths beyond the space of the message.
         bytes.resize(len, 0);
         self.bytes(bytes)
     }

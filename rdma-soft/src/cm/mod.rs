@@ -22,8 +22,8 @@
 //!
 //! # Trust
 //!
-//! Both ends accept only peers of the same user; the kernel reports the peer's user id. Even such a
-//! peer is not trusted: every packet is decoded from a private copy and may hold any bytes, and a
+//! Both sides accept only peers of the same user; the kernel reports the peer's user id. Even such
+//! a peer is not trusted: every packet is decoded from a private copy and may hold any bytes, and a
 //! machine handles every message in every state. The resources that a peer can occupy are bounded:
 //! silent connections, requests in a listener's backlog, meaningless messages. A peer can send
 //! wrong queue pair *attributes*, as on a network; `modify_qp` checks their values.

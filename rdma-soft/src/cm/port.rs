@@ -2,8 +2,8 @@
 //!
 //! A name consists of port space, port and address. A bound id owns the socket with its name; the
 //! id later listens or connects with this socket, so that the kernel reports the name to the other
-//! end. Addresses that overlap (a wildcard and any other) are different names: `bind` takes a name,
-//! then looks for overlapping names and releases its own if one is taken. An id with
+//! side. Addresses that overlap (a wildcard and any other) are different names: `bind` takes a
+//! name, then looks for overlapping names and releases its own if one is taken. An id with
 //! `RDMA_OPTION_ID_REUSEADDR` has a shared name, with a random suffix, until it listens.
 //!
 //! `bind` looks for overlapping names in `/proc/self/net/unix` without a lock, because the kernel

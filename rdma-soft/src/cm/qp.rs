@@ -142,7 +142,7 @@ impl Object<rdma_cm_id> {
     }
 
     /// Calls [`confirm`](Self::confirm) after a check of the peer's ECE vendor: a peer may only
-    /// return the vendor that this end sent, so any other vendor is an error.
+    /// return the vendor that this side sent, so any other vendor is an error.
     pub(super) fn confirm_with(&self, theirs: Ece) -> Result<(), Errno> {
         let ours = self.lock().local_ece;
         if theirs.vendor != 0 && theirs.vendor != ours.vendor {

@@ -21,7 +21,7 @@ fn padded(mut private: Vec<u8>, room: usize) -> Vec<u8> {
     private
 }
 
-/// A peer's terms from the view of this end: the peer's initiator depth becomes our responder
+/// A peer's terms from the view of this side: the peer's initiator depth becomes our responder
 /// resources, and the reverse.
 fn mirrored(terms: Terms, room: usize) -> Terms {
     let (responder_resources, initiator_depth) = (terms.initiator_depth, terms.responder_resources);

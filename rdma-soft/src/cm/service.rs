@@ -263,7 +263,7 @@ impl State {
         }
     }
 
-    /// Refuses the connections that wait at a listener for want of descriptors: each takes the
+    /// Refuses the connections that wait at a listener for lack of descriptors: each takes the
     /// place of the spare one. Another thread may take the place first: then they wait.
     fn turn_away(&mut self, key: u64) {
         self.spare = None;

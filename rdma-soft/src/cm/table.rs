@@ -15,9 +15,9 @@ pub(crate) const GET_REQUEST: GetRequest = fast::call3(endpoint::next_request);
 
 /// The software device's librdmacm.
 ///
-/// Connects the processes of one user on one host (and ends within a process) at every address of
-/// the host, in the port spaces TCP, UDP and IB with IP addresses. The table is complete; `AF_IB`
-/// addresses fail with `EINVAL`.
+/// Connects the processes of one user on one host (and both sides within a process) at every
+/// address of the host, in the port spaces TCP, UDP and IB with IP addresses. The table is
+/// complete; `AF_IB` addresses fail with `EINVAL`.
 ///
 /// ```
 /// let cm = rdma_soft::rdmacm();

@@ -11,7 +11,7 @@
 //!    borrow it, so none outlives it.
 //! 3. An [`Area`] is readable and writable as long as its owner lives; the area holds the owner.
 //! 4. A part of a source or target lies in the whole: `part` checks this. A copy is as long as the
-//!    shorter of its two ends.
+//!    shorter of its two sides.
 
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering;

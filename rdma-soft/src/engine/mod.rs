@@ -127,7 +127,7 @@ pub(crate) trait Outbound {
     fn piece(&mut self, rest: u32) -> u32 {
         rest.min(u32::try_from(self.max_payload()).unwrap_or(u32::MAX))
     }
-    /// Pushes a frame and its whole payload; false if there is no room for them now.
+    /// Pushes a frame and its whole payload; false if there is no space for them now.
     fn try_push(&mut self, header: &Header, payload: &Gather<'_>) -> bool;
 }
 
@@ -268,7 +268,7 @@ impl Engine {
         posted
     }
 
-    /// Returns how many more send requests the queue has room for.
+    /// Returns how many more send requests the queue has space for.
     ///
     /// # Errors
     ///

@@ -295,7 +295,7 @@ impl Engine {
     }
 
     /// Whether a datagram queue pair has requests that are neither sent nor lost, because the way
-    /// to their destination is being looked up or a link has no room.
+    /// to their destination is being looked up or a link has no space.
     pub(crate) fn has_unsent_datagrams(&self, qp: QpId) -> bool {
         self.qps.get(qp).is_ok_and(|QueuePair { qp, service }| {
             matches!(service, Service::Ud(_)) && qp.state == QpState::Rts && !qp.sq.is_empty()

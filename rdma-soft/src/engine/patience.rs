@@ -1,12 +1,13 @@
-//! The wait of unreliable messages for room in a link. It ends after a time: from then on, messages
-//! do not wait for this link until it has room again. So no peer can hold up a sender for long.
+//! The wait of unreliable messages for space in a link. It ends after a time: from then on,
+//! messages do not wait for this link until it has space again. So no peer can hold up a sender for
+//! long.
 
 use super::peers::Peers;
 use super::tables::Tables;
 use super::timer::Owner;
 use super::types::{LinkId, QpId};
 
-/// The wait of a queue pair for room in a link.
+/// The wait of a queue pair for space in a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     /// The longest wait, in nanoseconds.
@@ -18,7 +19,7 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Many times as long as a running process needs to make room.
+    /// Many times as long as a running process needs to free space.
     pub(super) const DATAGRAM: Self = Self::new(20_000_000);
     /// Longer, because one lost piece costs the whole of a message that may have many.
     pub(super) const CONNECTION: Self = Self::new(1_000_000_000);

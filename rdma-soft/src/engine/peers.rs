@@ -59,7 +59,7 @@ const SHUN: u64 = 100_000_000;
 const MAX_DOUBLINGS: u8 = 4;
 /// The most processes that the driver looks for at a time because frames of one peer name them.
 const MAX_STRANGERS: usize = 16;
-/// The most control frames that wait for room. A peer that causes more of them harms only itself.
+/// The most control frames that wait for space. A peer that causes more of them harms only itself.
 const MAX_CONTROL: usize = 1 << 14;
 
 /// A peer's region that was requested for mapping, and its mapping once it was granted.
@@ -83,8 +83,8 @@ pub(super) struct Link {
     pub(super) work: VecDeque<Work>,
     /// Frames that belong to no queue pair.
     pub(super) control: VecDeque<Header>,
-    /// Nanoseconds that an unreliable message has waited in vain for room, since the link last had
-    /// room.
+    /// Nanoseconds that an unreliable message has waited in vain for space, since the link last had
+    /// space.
     pub(super) waited: u64,
     /// Unreliable messages have waited for the link.
     awaited: bool,
@@ -378,7 +378,7 @@ impl Peers {
         true
     }
 
-    /// Reserves room on every link for the work of that many queue pairs, so that the data path
+    /// Reserves space on every link for the work of that many queue pairs, so that the data path
     /// does not allocate.
     pub(super) fn reserve(&mut self, queue_pairs: usize) {
         for link in self.links.iter_mut().filter(|link| link.up) {

@@ -303,7 +303,7 @@ impl RecvQueue {
         Some(wqe)
     }
 
-    /// Checks that a list fits the queue and that the queue has room.
+    /// Checks that a list fits the queue and that the queue is not full.
     pub(super) fn admit(&self, list: &[ibv_sge]) -> Result<(), Errno> {
         if list.len() > self.max_sge {
             return Err(Errno::INVAL);

@@ -133,7 +133,7 @@ impl SrqTable {
         self.get(id).ok()?.ring.front().map(|(wqe, _)| wqe.total)
     }
 
-    /// Takes the oldest request and copies its scatter list to `list`, which has room for the
+    /// Takes the oldest request and copies its scatter list to `list`, which has space for the
     /// longest one.
     #[inline]
     pub(super) fn take(&mut self, id: SrqId, list: &mut [ibv_sge], events: &mut Events) -> Option<RecvWqe> {

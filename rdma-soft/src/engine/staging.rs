@@ -186,7 +186,7 @@ impl Inbox {
         }
     }
 
-    /// Whether the waiting frames have no room for another payload.
+    /// Whether the waiting frames have no space for another payload.
     pub(super) const fn is_full(&self, len: usize, outstanding: usize) -> bool {
         self.bytes + len > MAX_WAITING + outstanding
     }

@@ -456,7 +456,7 @@ pub(crate) enum Event {
 pub(crate) enum Transmit {
     /// Nothing is left to send over this link.
     Idle,
-    /// `try_push` found no room: call again when the link has room.
+    /// `try_push` found no space: call again when the link has space.
     Blocked,
     /// The copying budget of one call is spent: let others run, then call again.
     More,

@@ -275,7 +275,7 @@ impl Uc {
         if self.is_valid(qp, tables) { Begin::Go } else { Begin::Skip }
     }
 
-    /// Sends the next piece of the message at `sq.next`; false if the piece waits for room.
+    /// Sends the next piece of the message at `sq.next`; false if the piece waits for space.
     fn push_piece(
         &mut self,
         qp: &mut Qp,

@@ -1,4 +1,4 @@
-//! One end of a link to another process: two rings, two sleep flags, two pulse counters, and the
+//! One side of a link to another process: two rings, two sleep flags, two pulse counters, and the
 //! peer.
 //!
 //! Each side counts in shared memory how often it looks for frames (its *pulse*). A peer that polls
@@ -40,7 +40,7 @@ const LARGE: usize = 16 << 10;
 /// Unconsumed bytes from which frames are as large as the link allows.
 const BEHIND: u64 = 64 << 10;
 
-/// One end of a link to another process.
+/// One side of a link to another process.
 #[derive(Debug)]
 pub(crate) struct Duplex {
     /// The other process.
@@ -139,9 +139,9 @@ impl Duplex {
             }
             let Some((header, span)) = self.inbound.next()? else { break false };
             let ptr = self.inbound.region().payload(span);
-            // SAFETY: from_raw wants `span.len` bytes that stay valid and are accessed atomically:
-            // `payload` gave that many bytes of the ring, which `self` keeps mapped during the
-            // call, and only atomic accesses and the peer process touch them.
+            // SAFETY: from_raw requires `span.len` bytes that stay valid and are accessed
+            // atomically: `payload` gave that many bytes of the ring, which `self` keeps mapped
+            // during the call, and only atomic accesses and the peer process touch them.
             let payload = unsafe { Source::from_raw(ptr, span.len as usize) };
             handle(&Header(header), payload);
             self.beat();
@@ -301,7 +301,7 @@ impl Outbound for Duplex {
         match self.out.push(&marked.as_ref().unwrap_or(header).0, len) {
             Ok(Some(span)) => {
                 let ptr = self.out.region().payload(span);
-                // SAFETY: from_raw wants `span.len` bytes that stay valid and are accessed
+                // SAFETY: from_raw requires `span.len` bytes that stay valid and are accessed
                 // atomically: `payload` gave that many bytes of the ring, which `self` keeps
                 // mapped. The bytes belong to this side until they are published, and only atomic
                 // accesses touch them.
@@ -339,7 +339,7 @@ mod tests {
     use crate::engine::Time;
     use crate::os::socket::Socket;
 
-    /// Two ends of a link, and the socket on which the second one is rung.
+    /// Two sides of a link, and the socket on which the second one is rung.
     fn link() -> (Duplex, Duplex, Socket) {
         let (memory, _) = Memory::create(1 << 20).unwrap();
         let (theirs, bell) = Peer::on_a_socket();

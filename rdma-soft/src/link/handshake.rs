@@ -49,7 +49,7 @@ pub(crate) struct Local<'a> {
 /// A link that is up.
 #[derive(Debug)]
 pub(crate) struct Established {
-    /// This process's ends of the rings.
+    /// This process's sides of the rings.
     pub(crate) ends: Ends,
     /// The other process, with the slots that it claims.
     pub(crate) peer: Peer,

@@ -25,7 +25,7 @@ pub(crate) struct Loopback {
 }
 
 impl Loopback {
-    /// An empty queue with room for `capacity` bytes of payload, or less.
+    /// An empty queue with space for `capacity` bytes of payload, or less.
     pub(crate) fn new(capacity: usize) -> Self {
         let payloads = vec![0; capacity.min(MAX_CAPACITY)].into_boxed_slice();
         Self { frames: VecDeque::with_capacity(MAX_FRAMES), payloads, read: 0, written: 0 }

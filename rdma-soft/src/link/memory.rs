@@ -44,7 +44,7 @@ const RING_WORDS: usize = 2;
 const ASLEEP: usize = 2 * RING_WORDS;
 const PULSE: usize = ASLEEP + 2;
 
-/// Which end of a link this process is.
+/// Which side of a link this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The side that created the memory.
@@ -128,8 +128,8 @@ impl Memory {
 
     fn word(&self, index: usize) -> NonNull<AtomicU64> {
         debug_assert!(index * WORD_STRIDE < CONTROL);
-        // SAFETY: `add` wants an offset within the mapping: an index is at most PULSE + 1, so the
-        // word lies in the control page (1).
+        // SAFETY: `add` requires an offset within the mapping: an index is at most PULSE + 1, so
+        // the word lies in the control page (1).
         unsafe { self.base().add(index * WORD_STRIDE) }.cast()
     }
 
@@ -141,7 +141,7 @@ impl Memory {
         Ring {
             head: self.word(RING_WORDS * index + HEAD),
             waits: self.word(RING_WORDS * index + WAITS),
-            // SAFETY: `add` wants an offset within the mapping: ring 0 begins at CONTROL, ring 1
+            // SAFETY: `add` requires an offset within the mapping: ring 0 begins at CONTROL, ring 1
             // `capacity` bytes further (1).
             frames: unsafe { self.base().add(CONTROL + index * self.capacity) },
             capacity: self.capacity,
@@ -166,7 +166,7 @@ impl Flag {
     /// The shared word.
     #[inline]
     pub(crate) fn word(&self) -> &AtomicU64 {
-        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: the word
+        // SAFETY: as_ref requires an aligned, valid pointer for the life of the reference: the word
         // lies in the mapping that `self` keeps (1), at a multiple of WORD_STRIDE from the
         // page-aligned base; an atomic may be shared (2).
         unsafe { self.word.as_ref() }
@@ -198,8 +198,8 @@ impl Ring {
     #[inline]
     pub(crate) fn payload(&self, span: Span) -> *mut u8 {
         let at = self.checked(span.at, span.len as usize);
-        // SAFETY: `add` wants an offset within the mapping: `checked` keeps `at` within the ring's
-        // frames (3), which are in the mapping (1).
+        // SAFETY: `add` requires an offset within the mapping: `checked` keeps `at` within the
+        // ring's frames (3), which are in the mapping (1).
         unsafe { self.frames.add(at) }.as_ptr()
     }
 
@@ -207,11 +207,11 @@ impl Ring {
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at % 8 == 0 && at < self.capacity);
-        // SAFETY: `add` wants an offset within the mapping: every caller has checked that the word
-        // is within the ring's frames (3), which are in the mapping (1).
+        // SAFETY: `add` requires an offset within the mapping: every caller has checked that the
+        // word is within the ring's frames (3), which are in the mapping (1).
         let word = unsafe { self.frames.add(at) };
-        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: the word is
-        // mapped while the ring lives (1), aligned because `at` is a multiple of 8, and only
+        // SAFETY: as_ref requires an aligned, valid pointer for the life of the reference: the word
+        // is mapped while the ring lives (1), aligned because `at` is a multiple of 8, and only
         // accessed atomically (2).
         unsafe { word.cast::<AtomicU64>().as_ref() }
     }
@@ -234,15 +234,15 @@ impl Region for Ring {
 
     #[inline]
     fn head(&self) -> &AtomicU64 {
-        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: an aligned
-        // control word in the mapping that `self` keeps (1), accessed atomically (2).
+        // SAFETY: as_ref requires an aligned, valid pointer for the life of the reference: an
+        // aligned control word in the mapping that `self` keeps (1), accessed atomically (2).
         unsafe { self.head.as_ref() }
     }
 
     #[inline]
     fn waits(&self) -> &AtomicU64 {
-        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: an aligned
-        // control word in the mapping that `self` keeps (1), accessed atomically (2).
+        // SAFETY: as_ref requires an aligned, valid pointer for the life of the reference: an
+        // aligned control word in the mapping that `self` keeps (1), accessed atomically (2).
         unsafe { self.waits.as_ref() }
     }
 
@@ -279,10 +279,10 @@ impl Region for Ring {
     #[inline]
     fn prefetch(&self, at: u64) {
         let at = self.checked(at, 8);
-        // SAFETY: `add` wants an offset within the mapping: `checked` keeps `at` within the ring's
-        // frames (3), which are in the mapping (1).
+        // SAFETY: `add` requires an offset within the mapping: `checked` keeps `at` within the
+        // ring's frames (3), which are in the mapping (1).
         let line = unsafe { self.frames.add(at) };
-        // SAFETY: the intrinsic wants a processor with the instruction: every x86-64 has it. The
+        // SAFETY: the intrinsic requires a processor with the instruction: every x86-64 has it. The
         // prefetch changes nothing that a program can observe, and never faults.
         #[cfg(target_arch = "x86_64")]
         unsafe {
@@ -296,8 +296,8 @@ impl Region for Ring {
     #[inline]
     fn prefetch_for_write(&self, at: u64) {
         let at = self.checked(at, 8);
-        // SAFETY: `add` wants an offset within the mapping: `checked` keeps `at` within the ring's
-        // frames (3), which are in the mapping (1).
+        // SAFETY: `add` requires an offset within the mapping: `checked` keeps `at` within the
+        // ring's frames (3), which are in the mapping (1).
         let line = unsafe { self.frames.add(at) };
         // Inline assembly, because the intrinsic emits PREFETCHW only for targets with that feature
         // enabled.

@@ -1,7 +1,7 @@
 //! Links, which carry frames from one engine to another.
 //!
 //! A link leads to another process or to this one. A link to a process is a [`duplex`] pair of
-//! [`ring`]s in one sealed memory file, with a [`doorbell`] at each end. A [`handshake`] over the
+//! [`ring`]s in one sealed memory file, with a [`doorbell`] at each side. A [`handshake`] over the
 //! abstract socket that names the peer's [`slot`] sets the link up. In the handshake each side
 //! proves to the other that the kernel lets it trace the other: such a process could read and write
 //! all of the other's memory anyway. Two processes share one link. The link of a process to itself
@@ -56,7 +56,7 @@ use ring::Corrupt;
 
 use crate::engine::{Gather, Header, LinkId, Outbound, Source, Transmit};
 
-/// One end of a link.
+/// One side of a link.
 #[derive(Debug)]
 pub(crate) struct Link {
     /// The engine's number of the link.
@@ -91,7 +91,7 @@ impl Link {
         Self { id, generation, backlog: Backlog::None, medium: Medium::Process(Duplex::new(ends, peer)) }
     }
 
-    /// A link of this process to itself, with room for `capacity` bytes of payload.
+    /// A link of this process to itself, with space for `capacity` bytes of payload.
     pub(crate) fn loopback(id: LinkId, generation: u32, capacity: usize) -> Self {
         Self { id, generation, backlog: Backlog::None, medium: Medium::Loopback(Loopback::new(capacity)) }
     }
@@ -185,7 +185,7 @@ impl Link {
         has_frames || self.backlog == Backlog::More
     }
 
-    /// Whether the other end has consumed all delivered frames.
+    /// Whether the other side has consumed all delivered frames.
     pub(crate) fn is_taken(&self) -> bool {
         match &self.medium {
             Medium::Process(duplex) => duplex.is_taken(),

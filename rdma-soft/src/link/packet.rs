@@ -4,7 +4,7 @@
 //! magic 8 | version 4 | kind 4 | body
 //! ```
 //!
-//! Numbers are in the host's byte order: both ends are on one host. Magic, version and kind have
+//! Numbers are in the host's byte order: both sides are on one host. Magic, version and kind have
 //! the same offsets in all versions.
 
 use std::os::fd::{BorrowedFd, OwnedFd};

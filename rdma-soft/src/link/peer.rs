@@ -1,4 +1,4 @@
-//! The process at the other end of a link.
+//! The process at the other side of a link.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -63,7 +63,7 @@ pub(crate) trait Region {
     fn prefix(&self, at: u64) -> &Self::Word;
     /// The word that counts consumed bytes.
     fn head(&self) -> &Self::Word;
-    /// The head that the producer waits for; zero while the producer does not wait for room.
+    /// The head that the producer waits for; zero while the producer does not wait for space.
     fn waits(&self) -> &Self::Word;
     /// Size in bytes: a power of two, at least [`MIN_CAPACITY`]. Never changes.
     fn capacity(&self) -> u64;
@@ -126,7 +126,7 @@ pub(crate) struct Producer<R, const H: usize> {
     waiting: bool,
     /// Bytes from the beginning on that are allocated.
     allocated: u64,
-    /// The room that the largest frame so far needed.
+    /// The space that the largest frame so far needed.
     largest: u64,
     /// Frames take the whole ring in turn.
     spreads: bool,
@@ -163,13 +163,13 @@ impl<R: Region, const H: usize> Producer<R, H> {
     }
 
     /// The longest payload of a frame. A frame takes at most half of the ring, so that an empty
-    /// ring has room for it at any position, including the padding (less than a frame) and the zero
-    /// prefix after the frame.
+    /// ring has space for it at any position, including the padding (less than a frame) and the
+    /// zero prefix after the frame.
     pub(crate) fn max_payload(&self) -> u32 {
         u32::try_from(self.region.capacity() / 2 - head_len::<H>()).unwrap_or(u32::MAX)
     }
 
-    /// Appends a frame if there is room. Returns the place where the caller has to write the
+    /// Appends a frame if there is space. Returns the place where the caller has to write the
     /// payload before the next `publish`.
     pub(crate) fn push(&mut self, header: &[u64; H], payload: u32) -> Result<Option<Span>, Corrupt> {
         let capacity = self.region.capacity();
@@ -213,7 +213,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
         if end <= lap {
             return Ok(false);
         }
-        // Only if enough room is left for the frames after this one, of which one may be large:
+        // Only if enough space is left for the frames after this one, of which one may be large:
         // until the consumer has passed the padding, only the part before `offset` can be used.
         if !self.spreads && self.has_room(capacity - offset + needed + self.largest + lap / 2)? {
             return Ok(true);
@@ -284,7 +284,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
     }
 
     /// Whether the consumer has consumed anything since this side last looked: the last check of a
-    /// side that goes to sleep while it waits for room.
+    /// side that goes to sleep while it waits for space.
     pub(crate) fn room_was_made(&self) -> bool {
         self.region.head().load_ordered() != self.head
     }

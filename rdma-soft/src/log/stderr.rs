@@ -183,7 +183,7 @@ impl Visit for Text {
 }
 
 /// Writes a line with one call. The caller may be the agent, on which all data waits, so the call
-/// must not block: a pipe or terminal without room, and a pipe without a reader, get nothing.
+/// must not block: a pipe or terminal without space, and a pipe without a reader, get nothing.
 fn print(mut line: String) {
     if line.len() > MAX_LEN {
         let end = (0..MAX_LEN).rev().find(|&end| line.is_char_boundary(end)).unwrap_or(0);

@@ -144,9 +144,9 @@ fn map_grant(packet: &mut packet::Packet) -> Result<Area, Refusal> {
     let (offset, len) = (end - usize::try_from(len).unwrap_or(0), usize::try_from(len).unwrap_or(0));
     let fd = packet.fds.pop().ok_or(Error::Malformed("a region without a file"))?;
     let mapping = Arc::new(Mapping::map(fd.as_fd(), end)?);
-    // SAFETY: `add` wants an offset within the mapping: `offset` is at most `end`, its length.
+    // SAFETY: `add` requires an offset within the mapping: `offset` is at most `end`, its length.
     let ptr = unsafe { mapping.as_ptr().add(offset) };
-    // SAFETY: Area::new wants mapped, readable and writable bytes for the life of the owner,
+    // SAFETY: Area::new requires mapped, readable and writable bytes for the life of the owner,
     // accessed only atomically in this process: `len` bytes from `offset` are the end of the
     // mapping, which the owner keeps, and only the engine accesses them.
     Ok(unsafe { Area::new(ptr, len, mapping) })

@@ -90,7 +90,7 @@ impl Node {
     pub(super) fn new() -> os::Result<Self> {
         let (event_loop, wait_set) = (Arc::new(EventLoop::new()?), Arc::new(WaitSet::new()?));
         let directory = Arc::new(SharedMemory::new(DIRECTORY_LEN)?);
-        // SAFETY: Area::new wants mapped, readable and writable bytes for the life of the owner,
+        // SAFETY: Area::new requires mapped, readable and writable bytes for the life of the owner,
         // accessed only atomically in this process: the directory is DIRECTORY_LEN bytes of shared
         // memory that live as long as the owner, and only the engine accesses them.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };

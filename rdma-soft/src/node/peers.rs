@@ -285,7 +285,7 @@ fn add(node: &Node, up: Established) -> Result<(), Refusal> {
         return Err(error.into());
     }
     for slot in slots {
-        // SAFETY: Area::new wants mapped, readable and writable bytes for the life of the owner,
+        // SAFETY: Area::new requires mapped, readable and writable bytes for the life of the owner,
         // accessed only atomically in this process: the mapping is DIRECTORY_LEN bytes that live as
         // long as the owner, and only the engine accesses them.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };

@@ -141,7 +141,7 @@ impl State {
         self.links.get(id.0 as usize)?.as_ref()
     }
 
-    /// The process at the other end of a link, if the link's generation is still the same.
+    /// The process at the other side of a link, if the link's generation is still the same.
     pub(crate) fn peer_of_generation(&self, id: LinkId, generation: u32) -> Option<&Peer> {
         self.link(id).filter(|link| link.generation == generation)?.peer()
     }
@@ -642,7 +642,7 @@ mod tests {
     use crate::link::duplex::Duplex;
     use crate::link::memory::{Memory, Side};
 
-    /// A state with `count` links, and the other ends of the links.
+    /// A state with `count` links, and the other sides of the links.
     fn linked(count: usize) -> (State, Vec<Duplex>) {
         let event_loop = Arc::new(EventLoop::new().unwrap());
         let engine = Engine::new(EngineConfig { slot: Slot(7), seed: 1, directory: None });

@@ -43,15 +43,15 @@ fn gate() -> MutexGuard<'static, ()> {
     let process = process::identify().unwrap_or(0);
     loop {
         let current = GATE.load(Ordering::Acquire);
-        // SAFETY: as_ref wants null or a pointer to a live value: the exchange below stores only
+        // SAFETY: as_ref requires null or a pointer to a live value: the exchange below stores only
         // boxes, which are never freed then, and stores them (release) after they are made.
         if let Some(gate) = unsafe { current.as_ref() }.filter(|gate| gate.process == process) {
             return gate.lock.lock().unwrap_or_else(PoisonError::into_inner);
         }
         let fresh = Box::into_raw(Box::new(Gate { process, lock: Mutex::new(()) }));
         if GATE.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            // SAFETY: `Box::from_raw` wants the pointer of a box, once: it was made above, and the
-            // failed exchange has not stored it.
+            // SAFETY: `Box::from_raw` requires the pointer of a box, once: it was made above, and
+            // the failed exchange has not stored it.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
@@ -60,9 +60,9 @@ fn gate() -> MutexGuard<'static, ()> {
 /// Runs a step that no fork in another thread interrupts. Only one thread at a time runs a step,
 /// and a step must not wait for another thread. Steps may be nested.
 pub(crate) fn uninterrupted<R>(step: impl FnOnce() -> R) -> R {
-    // SAFETY: `ForkHandlers::new` wants functions that may run at any fork, several times: `before`
-    // locks the gate unless this thread has it, and `after` unlocks it once. `after` waits for no
-    // lock.
+    // SAFETY: `ForkHandlers::new` requires functions that may run at any fork, several times:
+    // `before` locks the gate unless this thread has it, and `after` unlocks it once. `after` waits
+    // for no lock.
     static HANDLERS: ForkHandlers = unsafe { ForkHandlers::new(Some(before), Some(after), Some(after)) };
     /// Ends the step, also on a panic.
     struct Leave;
@@ -131,7 +131,7 @@ impl<T: Sync> PerProcess<T> {
         if self.process.load(Ordering::Acquire) != process() {
             return None;
         }
-        // SAFETY: as_ref wants null or a pointer to a live value: `get_or_make` stores only
+        // SAFETY: as_ref requires null or a pointer to a live value: `get_or_make` stores only
         // references to values that are never freed, and stores `process` (release) after the
         // value.
         unsafe { self.value.load(Ordering::Relaxed).as_ref() }
@@ -170,7 +170,7 @@ pub(super) mod tests {
 
     impl Sleeper {
         pub(in super::super) fn fork() -> Self {
-            // SAFETY: fork wants a child that calls only async-signal-safe functions: the child
+            // SAFETY: fork requires a child that calls only async-signal-safe functions: the child
             // makes system calls only.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
@@ -191,7 +191,7 @@ pub(super) mod tests {
             // SAFETY: kill takes numbers; the pid is a child of this process that is not reaped
             // yet.
             unsafe { libc::kill(self.0, libc::SIGKILL) };
-            // SAFETY: waitpid wants null or a place for the status: null. The pid is the same
+            // SAFETY: waitpid requires null or a place for the status: null. The pid is the same
             // child.
             unsafe { libc::waitpid(self.0, ptr::null_mut(), 0) };
         }

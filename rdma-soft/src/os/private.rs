@@ -31,7 +31,7 @@ pub(crate) struct Private {
 impl Private {
     /// Makes a descriptor by a system call. `call` must not block, since all forks wait for it.
     pub(crate) fn make(call: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
-        // SAFETY: `ForkHandlers::new` wants a function that may run at any fork, several times:
+        // SAFETY: `ForkHandlers::new` requires a function that may run at any fork, several times:
         // `close_all` makes system calls and accesses atomics only, and what it has closed it does
         // not close again.
         static HANDLERS: ForkHandlers = unsafe { ForkHandlers::new(None, None, Some(close_all)) };

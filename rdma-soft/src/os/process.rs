@@ -12,7 +12,7 @@ use nix::unistd::{Pid, geteuid};
 
 use super::{Error, Named, Result};
 
-/// A process, as the kernel identifies it to the other end of a socket.
+/// A process, as the kernel identifies it to the other side of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Credentials {
     /// The process id in this pid namespace; 0 for a process outside it.
@@ -64,7 +64,7 @@ pub(crate) fn open_pidfd(pid: i32) -> Result<OwnedFd> {
     // `nix` has no pidfd_open.
     // SAFETY: pidfd_open takes two numbers and reads no memory.
     let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) }).named("pidfd_open")?;
-    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: pidfd_open has just
+    // SAFETY: from_raw_fd requires an open descriptor that has no other owner: pidfd_open has just
     // made this one.
     Ok(unsafe { OwnedFd::from_raw_fd(RawFd::try_from(fd).unwrap_or(-1)) })
 }

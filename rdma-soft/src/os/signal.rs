@@ -30,11 +30,11 @@ pub(crate) fn all_restarted() -> bool {
 
 /// The flags of a signal's handler, if there is one, or was one that has reset itself.
 fn handler_flags(signal: i32) -> Option<i32> {
-    // SAFETY: zeroed wants a type for which all zeroes is a value: sigaction consists of integers
-    // and an optional function pointer.
+    // SAFETY: zeroed requires a type for which all zeroes is a value: sigaction consists of
+    // integers and an optional function pointer.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // Not through `nix`, which can only replace a handler.
-    // SAFETY: sigaction wants null or a valid new action, and null or room for the old one.
+    // SAFETY: sigaction requires null or a valid new action, and null or space for the old one.
     let result = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
     // The kernel resets a handler that runs once before it runs, but leaves the flags: it may be
     // the one that has ended the wait.

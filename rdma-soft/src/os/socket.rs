@@ -83,20 +83,20 @@ impl Socket {
         let accept = || {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             let fd = socket::accept4(self.raw(), flags).named("accept4")?;
-            // SAFETY: from_raw_fd wants an open descriptor that has no other owner: accept4 has
+            // SAFETY: from_raw_fd requires an open descriptor that has no other owner: accept4 has
             // just made this one.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
         };
         Private::make(accept).map(Self)
     }
 
-    /// The process at the other end: the process that connected or listened.
+    /// The process at the other side: the process that connected or listened.
     pub(crate) fn peer(&self) -> Result<Credentials> {
         let peer = socket::getsockopt(&self.0, sockopt::PeerCredentials).named("getsockopt")?;
         Ok(Credentials { pid: peer.pid(), uid: peer.uid() })
     }
 
-    /// A descriptor that becomes readable when the process at the other end dies. `pid` is that
+    /// A descriptor that becomes readable when the process at the other side dies. `pid` is that
     /// process's id, for kernels that cannot make the descriptor from the socket.
     pub(crate) fn peer_pidfd(&self, pid: i32) -> Result<OwnedFd> {
         match socket::getsockopt(&self.0, sockopt::PeerPidfd) {
@@ -106,13 +106,13 @@ impl Socket {
         }
     }
 
-    /// The name that the other end is bound to, if it has one.
+    /// The name that the other side is bound to, if it has one.
     pub(crate) fn peer_name(&self) -> Option<String> {
         let address: UnixAddr = socket::getpeername(self.raw()).ok()?;
         String::from_utf8(address.as_abstract()?.to_vec()).ok()
     }
 
-    /// Sends a whole packet; `EAGAIN` if the other end's queue is full.
+    /// Sends a whole packet; `EAGAIN` if the other side's queue is full.
     pub(crate) fn send(&self, packet: &[u8]) -> Result<()> {
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         socket::send(self.raw(), packet, flags).named("send").map(drop)

@@ -36,7 +36,7 @@ pub(crate) struct NoCancellation {
 impl NoCancellation {
     pub(crate) fn new() -> Self {
         let mut before = 0;
-        // SAFETY: `pthread_setcancelstate` requires a valid state, and null or room for the state
+        // SAFETY: `pthread_setcancelstate` requires a valid state, and null or space for the state
         // before.
         unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
         Self { before, _of_thread: PhantomData }

@@ -126,7 +126,7 @@ impl Batch {
     }
 
     /// Posts all requests under one lock of the node. Posts none if an earlier call failed, a UD
-    /// request has no destination or the send queue lacks room (`ENOMEM`).
+    /// request has no destination or the send queue lacks space (`ENOMEM`).
     pub(super) fn post(&self, qp: QpId) -> Result<(), Errno> {
         if let Some(errno) = self.error {
             return Err(errno);

@@ -24,7 +24,7 @@ fn a_connection_from_its_request_to_its_end() {
     assert_eq!(request.listen_id, listener.0);
     assert_eq!(&request.private[..6], b"hello\0");
     assert_eq!(request.private.len(), 56);
-    // The active end's initiator depth is the passive end's responder resources, and the reverse.
+    // The active side's initiator depth is the passive side's responder resources, and the reverse.
     assert_eq!((request.conn.responder_resources, request.conn.initiator_depth), (2, 4));
     assert_eq!((request.conn.retry_count, request.conn.rnr_retry_count, request.conn.qp_num), (5, 6, 17));
     let passive = request.request();
@@ -38,7 +38,7 @@ fn a_connection_from_its_request_to_its_end() {
     assert_eq!(active.establish(), 0);
     assert_eq!(active.establish(), libc::EINVAL);
     assert_eq!(passive_channel.expect(Event::RDMA_CM_EVENT_ESTABLISHED).id, passive.0);
-    // The end that disconnects gets its event after the peer has agreed.
+    // The side that disconnects gets its event after the peer has agreed.
     assert_eq!(active.disconnect(), 0);
     assert_eq!(passive_channel.expect(Event::RDMA_CM_EVENT_DISCONNECTED).id, passive.0);
     active_channel.expect_silence(A_WHILE);
@@ -97,7 +97,7 @@ fn rejections() {
     assert_eq!(unsafe { (cm().rdma_reject_ece)(passive.0, ptr::null(), 0) }, 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 35);
 
-    // The active end may reject too.
+    // The active side may reject too.
     let (active, _active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     let passive = passive_channel.next().request();
@@ -195,15 +195,15 @@ fn who_destroys_an_id_tells_the_other() {
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     channel.expect_silence(A_WHILE);
 
-    // The passive end is destroyed before it answers.
+    // The passive side is destroyed before it answers.
     let (_listener, channel, to) = listener(TCP, 8);
     let (active, active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     drop(channel.next().request());
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
 
-    // The active end is destroyed before the answer: the passive end gets no event, and its answer
-    // fails.
+    // The active side is destroyed before the answer: the passive side gets no event, and its
+    // answer fails.
     let (active, active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     let passive = channel.next().request();
@@ -211,7 +211,7 @@ fn who_destroys_an_id_tells_the_other() {
     channel.expect_silence(A_WHILE);
     assert_eq!(passive.accept(b"", 1), libc::EINVAL);
 
-    // Either end is destroyed after the answer and before its confirmation.
+    // Either side is destroyed after the answer and before its confirmation.
     let (active, active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     let passive = channel.next().request();
@@ -228,14 +228,14 @@ fn who_destroys_an_id_tells_the_other() {
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     assert_eq!(active.establish(), libc::EINVAL);
 
-    // Either end of an established connection is destroyed.
+    // Either side of an established connection is destroyed.
     let pair = connected();
     drop(pair.active);
     pair.passive.1.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
     let pair = connected();
     drop(pair.passive.0);
     pair.active.1.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
-    // An end is destroyed after it asked to disconnect.
+    // A side is destroyed after it asked to disconnect.
     let pair = connected();
     assert_eq!(pair.active.0.disconnect(), 0);
     pair.passive.1.expect(Event::RDMA_CM_EVENT_DISCONNECTED);

@@ -484,13 +484,13 @@ fn a_process_of_another_user_is_not_asked() {
 
 #[test]
 fn a_peer_cannot_put_its_answer_off_for_ever() {
-    // The passive end sends MRA again and again.
+    // The passive side sends MRA again and again.
     let (id, own, peer, _) = caught();
     assert!((0..64).all(|_| peer.send(&message(2))));
     peer.expect_end();
     own.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     drop(id);
-    // The active end answers our reply with MRA again and again.
+    // The active side answers our reply with MRA again and again.
     let (_listener, channel, to) = listener(TCP, 8);
     let (client, port) = Raw::connected(to.port());
     assert!(client.send(&request(port, to.port())));
@@ -529,7 +529,7 @@ fn taken_name() {
     let (_listener, _channel, to) = listener(TCP, 1);
     let (first, _own) = resolved(TCP, to);
     assert_eq!(first.connect(b"", 5), 0);
-    // The backlog has no room for the second request, which is refused repeatedly; between two
+    // The backlog has no space for the second request, which is refused repeatedly; between two
     // attempts another socket can take its name.
     let (second, own) = resolved(TCP, to);
     let name = socket_name(second.port());

@@ -126,7 +126,7 @@ impl<'a> Made<'a> {
 
     fn completion(&self, cq: *mut ibv_cq) -> ibv_wc {
         let mut wc = ibv_wc::default();
-        // SAFETY: a live queue, room for one completion.
+        // SAFETY: a live queue, space for one completion.
         until("no completion", || unsafe { ibv_poll_cq(cq, 1, &raw mut wc) } == 1);
         wc
     }
@@ -242,7 +242,7 @@ fn a_queue_pair_that_cannot_be_made_ready_is_an_error_of_the_connection() {
     assert_eq!(unsafe { (verbs().ibv_modify_qp)(active.public().qp, &raw mut attr, mask) }, 0);
     assert_eq!(passive.accept(b"", 5), 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_CONNECT_ERROR, -1);
-    // The passive end's reaction is queued, but C does not get this event.
+    // The passive side's reaction is queued, but C does not get this event.
     drop(passive);
     assert!(active_channel.is_readable(PATIENCE));
     active_channel.set_nonblocking();

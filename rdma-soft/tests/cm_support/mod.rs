@@ -484,7 +484,7 @@ pub(crate) fn resolve(id: &Id, channel: &Channel, to: SocketAddr) {
     channel.expect(Event::RDMA_CM_EVENT_ROUTE_RESOLVED);
 }
 
-/// Both ends of a connection without queue pairs, each with its own channel.
+/// Both sides of a connection without queue pairs, each with its own channel.
 pub(crate) struct Pair {
     pub(crate) active: (Id, Channel),
     pub(crate) passive: (Id, Channel),

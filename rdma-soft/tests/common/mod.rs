@@ -1,4 +1,4 @@
-//! One end of a connection on the software device, driven as a C program would: through the
+//! One side of a connection on the software device, driven as a C program would: through the
 //! function table, the op tables inside the objects, and the header's inline functions.
 //!
 //! The objects of a [`Side`] are destroyed, in order, when the side is dropped; the `SAFETY`
@@ -432,7 +432,7 @@ impl Side {
 
     pub(crate) fn poll(&self) -> Option<ibv_wc> {
         let mut wc = ibv_wc::default();
-        // SAFETY: a live queue, room for one completion.
+        // SAFETY: a live queue, space for one completion.
         let count = unsafe { ibv_poll_cq(self.cq, 1, &raw mut wc) };
         assert!((0..=1).contains(&count), "{count}");
         (count == 1).then_some(wc)

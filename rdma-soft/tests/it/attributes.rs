@@ -82,11 +82,11 @@ fn addresses_and_keys() {
     assert_eq!(opened.query_port(1, &raw mut port, 56), 0);
     let count = usize::try_from(port.gid_tbl_len).unwrap();
     let mut table = vec![ibv_gid_entry::default(); count];
-    // SAFETY: room for `count` entries.
+    // SAFETY: space for `count` entries.
     let filled =
         unsafe { (verbs()._ibv_query_gid_table)(opened.0, table.as_mut_ptr(), count, 0, size_of::<ibv_gid_entry>()) };
     assert_eq!(filled, isize::try_from(count).unwrap());
-    // SAFETY: room for as many entries as the argument says.
+    // SAFETY: space for as many entries as the argument says.
     let short = unsafe {
         (verbs()._ibv_query_gid_table)(opened.0, table.as_mut_ptr(), count - 1, 0, size_of::<ibv_gid_entry>())
     };
@@ -95,13 +95,13 @@ fn addresses_and_keys() {
         let mut entry = ibv_gid_entry::default();
         let number = u32::try_from(index).unwrap();
         let size = size_of::<ibv_gid_entry>();
-        // SAFETY: room for an entry.
+        // SAFETY: space for an entry.
         let asked = unsafe { (verbs()._ibv_query_gid_ex)(opened.0, 1, number, &raw mut entry, 0, size) };
         assert_eq!(asked, 0);
         assert_eq!((entry.gid_index, entry.port_num), (number, 1));
         assert_eq!(entry.gid_type, ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0);
         let mut gid = ibv_gid::default();
-        // SAFETY: room for a GID.
+        // SAFETY: space for a GID.
         assert_eq!(unsafe { (verbs().ibv_query_gid)(opened.0, 1, c_int::try_from(index).unwrap(), &raw mut gid) }, 0);
         // SAFETY: every bit pattern is a valid GID.
         let raw = |gid: ibv_gid| unsafe { gid.raw };
@@ -110,14 +110,14 @@ fn addresses_and_keys() {
     }
     let mut gid = ibv_gid::default();
     for index in [-1, c_int::try_from(count).unwrap()] {
-        // SAFETY: room for a GID.
+        // SAFETY: space for a GID.
         assert_eq!(unsafe { (verbs().ibv_query_gid)(opened.0, 1, index, &raw mut gid) }, -1);
     }
     let mut pkey = 0;
-    // SAFETY: room for a key.
+    // SAFETY: space for a key.
     assert_eq!(unsafe { (verbs().ibv_query_pkey)(opened.0, 1, 0, &raw mut pkey) }, 0);
     assert_eq!(pkey, 0xffff);
-    // SAFETY: room for a key.
+    // SAFETY: space for a key.
     assert_eq!(unsafe { (verbs().ibv_query_pkey)(opened.0, 1, 1, &raw mut pkey) }, -1);
     // SAFETY: an open context.
     assert_eq!(unsafe { (verbs().ibv_get_pkey_index)(opened.0, 1, 0xffff_u16.to_be()) }, 0);

@@ -129,7 +129,7 @@ fn edge_triggered_epoll() {
     assert_eq!(added, 0);
     let wait = |timeout| {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: room for one event.
+        // SAFETY: space for one event.
         unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut event, 1, timeout) }
     };
     for _ in 0..3 {
@@ -276,7 +276,7 @@ fn an_overrun_queue_is_in_error() {
     // Completions from before the overrun may still be polled; then polling fails.
     let poll = || {
         let mut wc = ibv_wc::default();
-        // SAFETY: a live queue, room for one completion.
+        // SAFETY: a live queue, space for one completion.
         unsafe { ibv_poll_cq(b.cq, 1, &raw mut wc) }
     };
     assert!((0..3).any(|_| poll() < 0));

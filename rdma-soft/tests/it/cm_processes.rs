@@ -286,14 +286,14 @@ fn full_queue() {
     for (id, _) in &clients {
         assert_eq!(id.connect(b"", 5), 0);
     }
-    // The third request is repeated until the backlog has room.
+    // The third request is repeated until the backlog has space.
     for _ in 0..3 {
         assert_eq!(channel.next().request().reject(b""), 0);
     }
     for (_, channel) in &clients {
         channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     }
-    // Without room the request fails after its retries.
+    // Without space the request fails after its retries.
     let clients: Vec<_> = (0..3).map(|_| resolved(TCP, to)).collect();
     for (id, channel) in &clients {
         assert_eq!(id.connect(b"", 5), 0);

@@ -81,7 +81,7 @@ impl Copier for Copies {
     }
 }
 
-/// Registers the memory of a device in the domain of one end.
+/// Registers the memory of a device in the domain of one side.
 fn register(side: &Side, device: &Arc<Device>) -> *mut ibv_mr {
     register_with(side, &CopierThreads::start(Copies(Arc::clone(device))).unwrap())
 }
@@ -94,7 +94,7 @@ fn register_with(side: &Side, copier: &CopierThreads) -> *mut ibv_mr {
     region
 }
 
-/// Two connected ends, of which the first writes to a device's memory at the second; the copy is
+/// Two connected sides, of which the first writes to a device's memory at the second; the copy is
 /// held back.
 fn held_back() -> (Side, Side, Arc<Device>, *mut ibv_mr) {
     let device = Device::new();

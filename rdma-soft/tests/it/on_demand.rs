@@ -127,7 +127,7 @@ impl Drop for Region {
     }
 }
 
-/// A connection whose ends both have an on-demand region of four pages. The regions end before
+/// A connection whose sides both have an on-demand region of four pages. The regions end before
 /// the sides.
 struct Rig {
     regions: [Region; 2],

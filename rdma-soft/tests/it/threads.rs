@@ -81,7 +81,7 @@ fn threads_on_the_same_queue_pair() {
     const EACH: u64 = 2000;
     const THREADS: u64 = 4;
     // The slot of a request is free when it is done, before its completion is polled, so the CQ
-    // needs room for the completions of all requests.
+    // needs space for the completions of all requests.
     let cq_depth = i32::try_from(EACH * THREADS).unwrap();
     let (a, b) = pair(Config { depth: 32, cq_depth, ..Config::default() });
     let to = b.endpoint();

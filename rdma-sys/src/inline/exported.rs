@@ -28,13 +28,13 @@ impl Ibverbs {
         port_attr: *mut ibv_port_attr,
     ) -> c_int {
         if let Some(query) = verbs_get_ctx_op!(context, query_port) {
-            // SAFETY: the function has the slot's type (4). It wants a live context (1) and room
-            // for attributes of the given length (2).
+            // SAFETY: the function has the slot's type (4). It requires a live context (1) and
+            // space for attributes of the given length (2).
             return unsafe { query(context, port_num, port_attr, size_of::<ibv_port_attr>()) };
         }
-        // SAFETY: write_bytes wants room for the attributes (2), for which zero is a value.
+        // SAFETY: write_bytes requires space for the attributes (2), for which zero is a value.
         unsafe { port_attr.write_bytes(0, 1) };
-        // SAFETY: the symbol wants a live context (1) and room for 48 bytes (2): it writes the
+        // SAFETY: the symbol requires a live context (1) and space for 48 bytes (2): it writes the
         // beginning of the attributes, which no version has changed.
         unsafe { (self.ibv_query_port)(context, port_num, port_attr.cast()) }
     }
@@ -79,7 +79,8 @@ impl Ibverbs {
         flags: u32,
     ) -> c_int {
         let size = size_of::<ibv_gid_entry>();
-        // SAFETY: the symbol wants a live context (1) and room for an entry of the given size (2).
+        // SAFETY: the symbol requires a live context (1) and space for an entry of the given size
+        // (2).
         unsafe { (self._ibv_query_gid_ex)(context, port_num, gid_index, entry, flags, size) }
     }
 
@@ -97,7 +98,7 @@ impl Ibverbs {
         flags: u32,
     ) -> isize {
         let size = size_of::<ibv_gid_entry>();
-        // SAFETY: the symbol wants a live context (1) and room for so many entries of the given
+        // SAFETY: the symbol requires a live context (1) and space for so many entries of the given
         // size (2).
         unsafe { (self._ibv_query_gid_table)(context, entries, max_entries, flags, size) }
     }
@@ -112,8 +113,8 @@ impl Ibverbs {
     ///
     /// The [rules of the module](crate::inline).
     pub unsafe fn ibv_query_comp_cntr_caps(&self, context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps) -> c_int {
-        // SAFETY: the symbol wants a live context (1) and room for capabilities of the given size
-        // (2).
+        // SAFETY: the symbol requires a live context (1) and space for capabilities of the given
+        // size (2).
         unsafe { (self._ibv_query_comp_cntr_caps)(context, caps, size_of::<ibv_comp_cntr_caps>()) }
     }
 
@@ -134,11 +135,11 @@ impl Ibverbs {
     /// write.
     pub unsafe fn ibv_reg_mr(&self, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_uint) -> *mut ibv_mr {
         if access & OPTIONAL == 0 {
-            // SAFETY: the symbol wants a live domain (1) and memory that stays valid (3).
+            // SAFETY: the symbol requires a live domain (1) and memory that stays valid (3).
             unsafe { (self.ibv_reg_mr)(pd, addr, length, access as c_int) }
         } else {
             let iova = addr.addr() as u64;
-            // SAFETY: the symbol wants a live domain (1) and memory that stays valid (3).
+            // SAFETY: the symbol requires a live domain (1) and memory that stays valid (3).
             unsafe { (self.ibv_reg_mr_iova2)(pd, addr, length, iova, access) }
         }
     }
@@ -161,10 +162,10 @@ impl Ibverbs {
         access: c_uint,
     ) -> *mut ibv_mr {
         if access & OPTIONAL == 0 {
-            // SAFETY: the symbol wants a live domain (1) and memory that stays valid (3).
+            // SAFETY: the symbol requires a live domain (1) and memory that stays valid (3).
             unsafe { (self.ibv_reg_mr_iova)(pd, addr, length, iova, access as c_int) }
         } else {
-            // SAFETY: the symbol wants a live domain (1) and memory that stays valid (3).
+            // SAFETY: the symbol requires a live domain (1) and memory that stays valid (3).
             unsafe { (self.ibv_reg_mr_iova2)(pd, addr, length, iova, access) }
         }
     }
@@ -185,20 +186,20 @@ impl Ibverbs {
     ) -> *mut ibv_srq {
         const PD: u32 = ibv_srq_init_attr_mask::IBV_SRQ_INIT_ATTR_PD.0;
         const TYPE: u32 = ibv_srq_init_attr_mask::IBV_SRQ_INIT_ATTR_TYPE.0;
-        // SAFETY: the read wants attributes (2).
+        // SAFETY: the read requires attributes (2).
         let mask = unsafe { (*srq_init_attr_ex).comp_mask };
         let is_basic = mask & TYPE == 0
-            // SAFETY: the read wants attributes, and the mask says that they have a type (2).
+            // SAFETY: the read requires attributes, and the mask says that they have a type (2).
             || unsafe { (*srq_init_attr_ex).srq_type } == ibv_srq_type::IBV_SRQT_BASIC;
         if mask & !(PD | TYPE) == 0 && mask & PD != 0 && is_basic {
-            // SAFETY: the read wants attributes, and the mask says that they have a domain (2).
+            // SAFETY: the read requires attributes, and the mask says that they have a domain (2).
             let pd = unsafe { (*srq_init_attr_ex).pd };
-            // SAFETY: the symbol wants a live domain (1) and plain attributes, with which the
+            // SAFETY: the symbol requires a live domain (1) and plain attributes, with which the
             // extended ones begin (2).
             return unsafe { (self.ibv_create_srq)(pd, srq_init_attr_ex.cast()) };
         }
         match verbs_get_ctx_op!(context, create_srq_ex) {
-            // SAFETY: the function has the slot's type (4). It wants a live context (1) and
+            // SAFETY: the function has the slot's type (4). It requires a live context (1) and
             // attributes (2).
             Some(create) => unsafe { create(context, srq_init_attr_ex) },
             None => Unsupported::unsupported(),
@@ -219,17 +220,17 @@ impl Ibverbs {
         context: *mut ibv_context,
         qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
     ) -> *mut ibv_qp {
-        // SAFETY: the read wants attributes (2).
+        // SAFETY: the read requires attributes (2).
         let mask = unsafe { (*qp_init_attr_ex).comp_mask };
         if mask == ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0 {
-            // SAFETY: the read wants attributes, and the mask says that they have a domain (2).
+            // SAFETY: the read requires attributes, and the mask says that they have a domain (2).
             let pd = unsafe { (*qp_init_attr_ex).pd };
-            // SAFETY: the symbol wants a live domain (1) and plain attributes, with which the
+            // SAFETY: the symbol requires a live domain (1) and plain attributes, with which the
             // extended ones begin (2).
             return unsafe { (self.ibv_create_qp)(pd, qp_init_attr_ex.cast()) };
         }
         match verbs_get_ctx_op!(context, create_qp_ex) {
-            // SAFETY: the function has the slot's type (4). It wants a live context (1) and
+            // SAFETY: the function has the slot's type (4). It requires a live context (1) and
             // attributes (2).
             Some(create) => unsafe { create(context, qp_init_attr_ex) },
             None => Unsupported::unsupported(),
@@ -252,24 +253,24 @@ impl Ibverbs {
         input: *const ibv_query_device_ex_input,
         attr: *mut ibv_device_attr_ex,
     ) -> c_int {
-        // SAFETY: as_ref wants NULL or a readable input (2).
+        // SAFETY: as_ref requires NULL or a readable input (2).
         if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0) {
             return EINVAL;
         }
         if let Some(query) = verbs_get_ctx_op!(context, query_device_ex) {
-            // SAFETY: the function has the slot's type (4). It wants a live context (1), an input
-            // or NULL, and room for attributes of the given size (2).
+            // SAFETY: the function has the slot's type (4). It requires a live context (1), an
+            // input or NULL, and space for attributes of the given size (2).
             let result = unsafe { query(context, input, attr, size_of::<ibv_device_attr_ex>()) };
             if result != EOPNOTSUPP && result != ENOSYS {
                 return result;
             }
         }
-        // SAFETY: write_bytes wants room for the attributes (2), for which zero is a value.
+        // SAFETY: write_bytes requires space for the attributes (2), for which zero is a value.
         unsafe { attr.write_bytes(0, 1) };
-        // SAFETY: the place wants a valid pointer to attributes (2); nothing is read.
+        // SAFETY: the place requires a valid pointer to attributes (2); nothing is read.
         let plain = unsafe { &raw mut (*attr).orig_attr };
-        // SAFETY: the symbol wants a live context (1) and room for plain attributes, which are a
-        // field of the extended ones.
+        // SAFETY: the symbol requires a live context (1) and space for plain attributes, which are
+        // a field of the extended ones.
         unsafe { (self.ibv_query_device)(context, plain) }
     }
 }

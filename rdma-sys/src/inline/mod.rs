@@ -25,7 +25,7 @@
 //! 1. pointers to verbs objects point to live objects of one implementation, made by its own
 //!    functions (or laid out as it would), whose operations may be called now under the threading
 //!    rules of `verbs(7)`;
-//! 2. other pointers are valid as the verb's manual page says: attributes to read, room to write,
+//! 2. other pointers are valid as the verb's manual page says: attributes to read, space to write,
 //!    lists with their lengths, or NULL where the page allows NULL;
 //! 3. the demands of the verb itself hold, such as memory that stays registered while the device
 //!    uses it.
@@ -76,7 +76,7 @@ macro_rules! unchecked {
         #[inline]
         pub unsafe fn $name($object: $ty $(, $arg: $argty)*) $(-> $ret)? {
             let slot = unchecked!(@load $base $object $slot);
-            // SAFETY: unwrap_unchecked wants a value: a slot of the data path is not NULL (5).
+            // SAFETY: unwrap_unchecked requires a value: a slot of the data path is not NULL (5).
             let call = unsafe { slot.unwrap_unchecked() };
             // SAFETY: the function has the slot's type (4); the arguments are those that this
             // function's caller answers for (1 to 3).
@@ -84,13 +84,13 @@ macro_rules! unchecked {
         }
     )*};
     (@load object $object:ident $slot:ident) => {
-        // SAFETY: the read wants a live object (1).
+        // SAFETY: the read requires a live object (1).
         unsafe { (*$object).$slot }
     };
     (@load context $object:ident $slot:ident) => {{
-        // SAFETY: the read wants a live object (1).
+        // SAFETY: the read requires a live object (1).
         let context = unsafe { (*$object).context };
-        // SAFETY: the read wants a live context: that of a live object is (1).
+        // SAFETY: the read requires a live context: that of a live object is (1).
         unsafe { (*context).ops.$slot }
     }};
 }
@@ -128,16 +128,16 @@ macro_rules! checked {
     )*};
     (@base $base:ident) => { $base };
     (@base $object:ident $field:ident) => {
-        // SAFETY: the read wants a live object (1).
+        // SAFETY: the read requires a live object (1).
         unsafe { (*$object).$field }
     };
     (@slot extended $context:ident $slot:ident) => { $crate::inline::verbs_get_ctx_op!($context, $slot) };
     (@slot plain $context:ident $slot:ident) => {
-        // SAFETY: the read wants a live context: that of a live object is (1).
+        // SAFETY: the read requires a live context: that of a live object is (1).
         unsafe { (*$context).ops.$slot }
     };
     (@slot object $object:ident $slot:ident) => {
-        // SAFETY: the read wants a live object (1).
+        // SAFETY: the read requires a live object (1).
         unsafe { (*$object).$slot }
     };
 }
@@ -148,7 +148,7 @@ use checked;
 macro_rules! verbs_get_ctx_op {
     ($context:expr, $op:ident) => {{
         const BELOW: usize = std::mem::offset_of!(verbs_context, context) - std::mem::offset_of!(verbs_context, $op);
-        // SAFETY: extended_op wants a live context (1, 6), and a field of the closure's type
+        // SAFETY: extended_op requires a live context (1, 6), and a field of the closure's type
         // `BELOW` bytes before it: both are made of the same field.
         unsafe { $crate::inline::extended_op($context, BELOW, |context: &verbs_context| context.$op) }
     }};
@@ -185,7 +185,7 @@ impl<T> Unsupported for *mut T {
 /// The [rules of the module](self), 1 and 6.
 #[inline]
 pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
-    // SAFETY: the read wants a live context (1).
+    // SAFETY: the read requires a live context (1).
     let abi_compat = unsafe { (*context).abi_compat };
     if abi_compat.addr() != usize::MAX {
         return std::ptr::null_mut();
@@ -205,26 +205,26 @@ unsafe fn extended_op<F: Copy>(
     below: usize,
     _field: fn(&verbs_context) -> Option<F>,
 ) -> Option<F> {
-    // SAFETY: the read wants a live context (1).
+    // SAFETY: the read requires a live context (1).
     let abi_compat = unsafe { (*context).abi_compat };
     if abi_compat.addr() != usize::MAX {
         return None;
     }
     const SIZE_BELOW: usize = std::mem::offset_of!(verbs_context, context) - std::mem::offset_of!(verbs_context, sz);
-    // SAFETY: byte_sub wants to stay in the allocation: the context is inside a `verbs_context` of
-    // which the bytes from `sz` on exist (6).
+    // SAFETY: byte_sub requires a result in the allocation: the context is inside a `verbs_context`
+    // of which the bytes from `sz` on exist (6).
     let size_field = unsafe { context.byte_sub(SIZE_BELOW) }.cast::<usize>();
-    // SAFETY: the read wants an aligned, initialised number: the field `sz`, which no thread writes
-    // (1).
+    // SAFETY: the read requires an aligned, initialised number: the field `sz`, which no thread
+    // writes (1).
     let size = unsafe { size_field.read() };
     // The field must lie within the last `size` bytes, which include the context.
     if size < below + const { size_of::<verbs_context>() - std::mem::offset_of!(verbs_context, context) } {
         return None;
     }
-    // SAFETY: byte_sub wants to stay in the allocation: the last `size` bytes exist (6), and the
-    // check above found `below` in them.
+    // SAFETY: byte_sub requires a result in the allocation: the last `size` bytes exist (6), and
+    // the check above found `below` in them.
     let field = unsafe { context.byte_sub(below) }.cast::<Option<F>>();
-    // SAFETY: the read wants an aligned field of this type, by this function's condition; it holds
-    // NULL or a function of that type (4).
+    // SAFETY: the read requires an aligned field of this type, by this function's condition; it
+    // holds NULL or a function of that type (4).
     unsafe { field.read() }
 }

@@ -50,9 +50,9 @@ checked! {
 /// The [rules of the module](crate::inline), 1 to 4.
 #[inline]
 pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: the read wants a request (2).
+    // SAFETY: the read requires a request (2).
     let info = unsafe { (*mw_bind).bind_info };
-    // SAFETY: the read wants a live window (1).
+    // SAFETY: the read requires a live window (1).
     let window = unsafe { *mw };
     if window.type_ != ibv_mw_type::IBV_MW_TYPE_1 {
         return EINVAL;
@@ -62,13 +62,13 @@ pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw
             return EINVAL;
         }
     } else {
-        // SAFETY: the read wants a live region: a region that a request names is (1).
+        // SAFETY: the read requires a live region: a region that a request names is (1).
         let region_pd = unsafe { (*info.mr).pd };
         if window.pd != region_pd {
             return EPERM;
         }
     }
-    // SAFETY: the read wants a live context: that of a live window is (1).
+    // SAFETY: the read requires a live context: that of a live window is (1).
     match unsafe { (*window.context).ops.bind_mw } {
         // SAFETY: the function has the slot's type (4); the arguments are those that this
         // function's caller answers for (1 to 3).

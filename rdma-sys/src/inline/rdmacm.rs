@@ -35,7 +35,7 @@ pub fn rdma_seterrno(ret: c_int) -> c_int {
 #[inline]
 #[must_use]
 pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
-    // SAFETY: the place wants a live identifier, this function's condition; nothing is read.
+    // SAFETY: the place requires a live identifier, this function's condition; nothing is read.
     unsafe { &raw mut (*id).route.addr.__bindgen_anon_1.src_addr }
 }
 
@@ -48,7 +48,7 @@ pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
 #[inline]
 #[must_use]
 pub unsafe fn rdma_get_peer_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
-    // SAFETY: the place wants a live identifier, this function's condition; nothing is read.
+    // SAFETY: the place requires a live identifier, this function's condition; nothing is read.
     unsafe { &raw mut (*id).route.addr.__bindgen_anon_2.dst_addr }
 }
 
@@ -60,7 +60,7 @@ pub unsafe fn rdma_get_peer_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
 /// The region is NULL or live.
 #[allow(clippy::cast_possible_truncation, reason = "as in C")]
 unsafe fn entry(addr: *mut c_void, length: usize, mr: *const ibv_mr) -> ibv_sge {
-    // SAFETY: as_ref wants NULL or a live region, this function's condition.
+    // SAFETY: as_ref requires NULL or a live region, this function's condition.
     let lkey = unsafe { mr.as_ref() }.map_or(0, |mr| mr.lkey);
     ibv_sge { addr: addr.expose_provenance() as u64, length: length as u32, lkey }
 }
@@ -85,10 +85,10 @@ fn request(context: *mut c_void, sgl: *mut ibv_sge, nsge: c_int, flags: c_int, o
 /// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
 unsafe fn post(id: *mut rdma_cm_id, mut wr: ibv_send_wr) -> c_int {
     let mut bad = null_mut();
-    // SAFETY: the read wants a live identifier (7).
+    // SAFETY: the read requires a live identifier (7).
     let qp = unsafe { (*id).qp };
-    // SAFETY: ibv_post_send wants a live queue pair (7), a list of requests, which is one local
-    // request that the caller answers for (2, 3), and room for a pointer, which is a local.
+    // SAFETY: ibv_post_send requires a live queue pair (7), a list of requests, which is one local
+    // request that the caller answers for (2, 3), and space for a pointer, which is a local.
     rdma_seterrno(unsafe { ibv_post_send(qp, &raw mut wr, &raw mut bad) })
 }
 
@@ -106,17 +106,18 @@ pub unsafe fn rdma_post_recvv(id: *mut rdma_cm_id, context: *mut c_void, sgl: *m
     let wr_id = context.expose_provenance() as u64;
     let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sgl, num_sge: nsge };
     let mut bad = null_mut();
-    // SAFETY: the read wants a live identifier (7).
+    // SAFETY: the read requires a live identifier (7).
     let srq = unsafe { (*id).srq };
     if !srq.is_null() {
-        // SAFETY: ibv_post_srq_recv wants a live queue (7), a list of requests, which is one local
-        // request that the caller answers for (2, 3), and room for a pointer, which is a local.
+        // SAFETY: ibv_post_srq_recv requires a live queue (7), a list of requests, which is one
+        // local request that the caller answers for (2, 3), and space for a pointer, which is a
+        // local.
         return rdma_seterrno(unsafe { ibv_post_srq_recv(srq, &raw mut wr, &raw mut bad) });
     }
-    // SAFETY: the read wants a live identifier (7).
+    // SAFETY: the read requires a live identifier (7).
     let qp = unsafe { (*id).qp };
-    // SAFETY: ibv_post_recv wants a live queue pair (7), a list of requests, which is one local
-    // request that the caller answers for (2, 3), and room for a pointer, which is a local.
+    // SAFETY: ibv_post_recv requires a live queue pair (7), a list of requests, which is one local
+    // request that the caller answers for (2, 3), and space for a pointer, which is a local.
     rdma_seterrno(unsafe { ibv_post_recv(qp, &raw mut wr, &raw mut bad) })
 }
 
@@ -171,7 +172,7 @@ macro_rules! post_functions {
             flags: c_int,
             $($arg: $ty),*
         ) -> c_int {
-            // SAFETY: entry wants NULL or a live region (1, 2).
+            // SAFETY: entry requires NULL or a live region (1, 2).
             let mut sge = unsafe { entry(addr, length, mr) };
             // SAFETY: the other function has this function's conditions (1 to 7, `qp`); the list is
             // one local entry.
@@ -215,14 +216,14 @@ pub unsafe fn rdma_post_recv(
     length: usize,
     mr: *mut ibv_mr,
 ) -> c_int {
-    // SAFETY: the read wants a live region (1).
+    // SAFETY: the read requires a live region (1).
     let region = unsafe { mr.read() };
     debug_assert!(
         addr.addr() >= region.addr.addr()
             && addr.addr().wrapping_add(length) <= region.addr.addr().wrapping_add(region.length),
         "the memory is not inside the region"
     );
-    // SAFETY: entry wants NULL or a live region (1).
+    // SAFETY: entry requires NULL or a live region (1).
     let mut sge = unsafe { entry(addr, length, mr) };
     // SAFETY: rdma_post_recvv has this function's conditions (1 to 7, a queue); the list is one
     // local entry.
@@ -250,7 +251,7 @@ pub unsafe fn rdma_post_ud_send(
     ah: *mut ibv_ah,
     remote_qpn: u32,
 ) -> c_int {
-    // SAFETY: entry wants NULL or a live region (1, 2).
+    // SAFETY: entry requires NULL or a live region (1, 2).
     let mut sge = unsafe { entry(addr, length, mr) };
     let mut wr = request(context, &raw mut sge, 1, flags, ibv_wr_opcode::IBV_WR_SEND);
     wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey: RDMA_UDP_QKEY };
@@ -267,10 +268,10 @@ impl Ibverbs {
     ///
     /// The conditions of [`Self::ibv_reg_mr`], and 7. Needs `pd`.
     unsafe fn register(&self, id: *mut rdma_cm_id, addr: *mut c_void, length: usize, access: c_uint) -> *mut ibv_mr {
-        // SAFETY: the read wants a live identifier (7).
+        // SAFETY: the read requires a live identifier (7).
         let pd = unsafe { (*id).pd };
-        // SAFETY: ibv_reg_mr wants a live domain (7) and memory that stays valid, this function's
-        // condition.
+        // SAFETY: ibv_reg_mr requires a live domain (7) and memory that stays valid, this
+        // function's condition.
         unsafe { self.ibv_reg_mr(pd, addr, length, access) }
     }
 
@@ -326,7 +327,7 @@ impl Ibverbs {
     ///
     /// The [rules of the module](crate::inline).
     pub unsafe fn rdma_dereg_mr(&self, mr: *mut ibv_mr) -> c_int {
-        // SAFETY: the symbol wants a live region (1).
+        // SAFETY: the symbol requires a live region (1).
         rdma_seterrno(unsafe { (self.ibv_dereg_mr)(mr) })
     }
 
@@ -346,12 +347,12 @@ impl Ibverbs {
     /// The [rules of the module](crate::inline). Needs `send_cq` and `send_cq_channel`, on which no
     /// other events may come.
     pub unsafe fn rdma_get_send_comp(&self, id: *mut rdma_cm_id, wc: *mut ibv_wc) -> c_int {
-        // SAFETY: the read wants a live identifier (7).
+        // SAFETY: the read requires a live identifier (7).
         let cq = unsafe { (*id).send_cq };
-        // SAFETY: the read wants a live identifier (7).
+        // SAFETY: the read requires a live identifier (7).
         let channel = unsafe { (*id).send_cq_channel };
-        // SAFETY: completion wants room for a completion (2), and the identifier's own queue and
-        // channel.
+        // SAFETY: completion requires space for a completion (2), and the identifier's own queue
+        // and channel.
         unsafe { self.completion(id, cq, channel, wc) }
     }
 
@@ -371,12 +372,12 @@ impl Ibverbs {
     /// The [rules of the module](crate::inline). Needs `recv_cq` and `recv_cq_channel`, on which no
     /// other events may come.
     pub unsafe fn rdma_get_recv_comp(&self, id: *mut rdma_cm_id, wc: *mut ibv_wc) -> c_int {
-        // SAFETY: the read wants a live identifier (7).
+        // SAFETY: the read requires a live identifier (7).
         let cq = unsafe { (*id).recv_cq };
-        // SAFETY: the read wants a live identifier (7).
+        // SAFETY: the read requires a live identifier (7).
         let channel = unsafe { (*id).recv_cq_channel };
-        // SAFETY: completion wants room for a completion (2), and the identifier's own queue and
-        // channel.
+        // SAFETY: completion requires space for a completion (2), and the identifier's own queue
+        // and channel.
         unsafe { self.completion(id, cq, channel, wc) }
     }
 
@@ -393,7 +394,7 @@ impl Ibverbs {
         channel: *mut ibv_comp_channel,
         wc: *mut ibv_wc,
     ) -> c_int {
-        // SAFETY: ibv_poll_cq wants a live queue, this function's condition, and room for one
+        // SAFETY: ibv_poll_cq requires a live queue, this function's condition, and space for one
         // completion (2).
         let poll = || unsafe { ibv_poll_cq(cq, 1, wc) };
         let found = loop {
@@ -401,7 +402,7 @@ impl Ibverbs {
             if found != 0 {
                 break found;
             }
-            // SAFETY: ibv_req_notify_cq wants a live queue, this function's condition.
+            // SAFETY: ibv_req_notify_cq requires a live queue, this function's condition.
             let asked = unsafe { ibv_req_notify_cq(cq, 0) };
             if asked != 0 {
                 return rdma_seterrno(asked);
@@ -411,15 +412,15 @@ impl Ibverbs {
                 break found;
             }
             let (mut ready, mut context) = (null_mut(), null_mut());
-            // SAFETY: the symbol wants a live channel, this function's condition, and room for two
-            // pointers, which are locals.
+            // SAFETY: the symbol requires a live channel, this function's condition, and space for
+            // two pointers, which are locals.
             let event = unsafe { (self.ibv_get_cq_event)(channel, &raw mut ready, &raw mut context) };
             if event != 0 {
                 return event;
             }
             debug_assert!(ready == cq && context == id.cast(), "an event of another queue");
-            // SAFETY: the symbol wants a live queue, this function's condition, of which one event
-            // was taken.
+            // SAFETY: the symbol requires a live queue, this function's condition, of which one
+            // event was taken.
             unsafe { (self.ibv_ack_cq_events)(cq, 1) };
         };
         if found < 0 { rdma_seterrno(found) } else { found }

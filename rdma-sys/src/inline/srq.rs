@@ -33,10 +33,10 @@ checked! {
 /// The [rules of the module](crate::inline), 1 to 6.
 #[inline]
 pub unsafe fn ibv_post_srq_ops(srq: *mut ibv_srq, op: *mut ibv_ops_wr, bad_op: *mut *mut ibv_ops_wr) -> c_int {
-    // SAFETY: the read wants a live queue (1).
+    // SAFETY: the read requires a live queue (1).
     let context = unsafe { (*srq).context };
     let Some(post) = verbs_get_ctx_op!(context, post_srq_ops) else {
-        // SAFETY: the write wants room for a pointer (2).
+        // SAFETY: the write requires space for a pointer (2).
         unsafe { bad_op.write(op) };
         return EOPNOTSUPP;
     };

@@ -45,8 +45,9 @@ pub unsafe fn ibv_create_wq(context: *mut ibv_context, wq_init_attr: *mut ibv_wq
     if wq.is_null() {
         return wq;
     }
-    // SAFETY: the read wants attributes (2). The writes and the two initialisers want a work queue
-    // that no other code uses: the operation just made it. NULL stands for default attributes.
+    // SAFETY: the read requires attributes (2). The writes and the two initialisers require a work
+    // queue that no other code uses: the operation just made it. NULL stands for default
+    // attributes.
     #[allow(clippy::multiple_unsafe_ops_per_block, reason = "one argument for one new object")]
     unsafe {
         (*wq).wq_context = (*wq_init_attr).wq_context;

@@ -10,7 +10,8 @@ fn success() -> Result<String, LoadError> {
     let verbs = Ibverbs::system()?;
     // SAFETY: ibv_wc_status_str has no requirement: it takes a number.
     let text = unsafe { (verbs.ibv_wc_status_str)(ibv_wc_status::IBV_WC_SUCCESS) };
-    // SAFETY: from_ptr wants a NUL-terminated string that lives: the function returns a constant.
+    // SAFETY: from_ptr requires a NUL-terminated string that lives: the function returns a
+    // constant.
     Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 

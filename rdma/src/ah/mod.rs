@@ -62,8 +62,8 @@ impl Object for AhInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_destroy_ah wants a live handle of this table (this function's contract) that
-        // no request in flight names (1).
+        // SAFETY: ibv_destroy_ah requires a live handle of this table (this function's contract)
+        // that no request in flight names (1).
         let call = || unsafe { (self.pd.context.table.ibv_destroy_ah)(self.raw.as_ptr()) };
         Error::check(Self::DESTROY, call)
     }
@@ -104,8 +104,8 @@ impl ProtectionDomain {
             return Err(Error::new(Verb::CreateAh, ErrorKind::InvalidInput));
         }
         let mut attr = path.to_raw();
-        // SAFETY: ibv_create_ah wants a live domain, which `self` keeps, and attributes that live
-        // during the call.
+        // SAFETY: ibv_create_ah requires a live domain, which `self` keeps, and attributes that
+        // live during the call.
         let call = || unsafe { (context.table.ibv_create_ah)(self.as_raw(), &raw mut attr) };
         let raw = Raw::created(Verb::CreateAh, call)?;
         let inner = AhInner { raw, path: *path, pd: Arc::clone(&self.inner) };

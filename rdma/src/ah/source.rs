@@ -97,8 +97,8 @@ impl Source {
         let mut grh = self.grh.unwrap_or(Grh::from_bytes([0; Grh::LEN])).to_raw();
         let mut attr = ibv_ah_attr::default();
         let table = context.table();
-        // SAFETY: ibv_init_ah_from_wc wants an open context, which `context` keeps open, a
-        // completion and a header to read, and room for the attributes; this is no forked child
+        // SAFETY: ibv_init_ah_from_wc requires an open context, which `context` keeps open, a
+        // completion and a header to read, and space for the attributes; this is no forked child
         // (checked above).
         let call =
             || unsafe { (table.ibv_init_ah_from_wc)(context.as_raw(), port, &raw mut wc, &raw mut grh, &raw mut attr) };

@@ -35,8 +35,8 @@
 //!     let sent = a.start(op::send(message))?;
 //!     let mut received = b.next_received().await?;
 //!     let len = received.byte_len();
-//!     let room = received.take_buffer().ok_or("the buffer that was posted")?;
-//!     assert_eq!(&room[..len], b"hello");
+//!     let buffer = received.take_buffer().ok_or("the buffer that was posted")?;
+//!     assert_eq!(&buffer[..len], b"hello");
 //!     // The memory of the send comes back too.
 //!     let _message = sent.await.into_memory()?;
 //!     Ok::<(), Box<dyn std::error::Error>>(())
@@ -58,7 +58,7 @@
 //! | Dropped | Effect |
 //! | --- | --- |
 //! | [`InFlight`] | the request goes on; its completion frees its memory |
-//! | [`QueuePair::next_received`], [`QueuePair::reserve`], [`Events::next`] | none: no message, room or event is lost |
+//! | [`QueuePair::next_received`], [`QueuePair::reserve`], [`Events::next`] | none: no message, slot or event is lost |
 //! | [`QueuePair::shutdown`] | the queue pair is in the error state; its requests end meanwhile |
 //! | [`QueuePair`] | all its requests end; futures get their memory back |
 //! | [`Driver`], or the task that runs it | futures end with [`Error::DriverGone`]; memory in flight comes free with its queue pair |

@@ -42,9 +42,9 @@ pub struct QueuePair<T: Transport> {
     handle: Handle,
 }
 
-/// Room for one request: [`QueuePair::reserve`].
+/// A free slot for one request: [`QueuePair::reserve`].
 #[derive(Debug)]
-#[must_use = "room is held only until this is dropped"]
+#[must_use = "the slot is held only until this is dropped"]
 pub struct Slot<'a, T: Transport> {
     qp: &'a mut QueuePair<T>,
 }
@@ -124,7 +124,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// As for [`QueuePair::post_send`](qp::QueuePair::post_send). On `QueueFull`,
-    /// [`reserve`](Self::reserve) waits for room.
+    /// [`reserve`](Self::reserve) waits for a free slot.
     ///
     /// # Examples
     ///
@@ -156,11 +156,11 @@ impl<T: Transport> QueuePair<T> {
         Ok(InFlight::new(self.sent, ticket, L::collect))
     }
 
-    /// Waits for room for a request. Dropping the future loses nothing.
+    /// Waits for a free slot for a request. Dropping the future loses nothing.
     ///
     /// # Errors
     ///
-    /// `DriverGone` if no completion would make room; `Forked`.
+    /// `DriverGone` if no completion would free a slot; `Forked`.
     ///
     /// # Examples
     ///
@@ -176,14 +176,14 @@ impl<T: Transport> QueuePair<T> {
         Ok(Slot { qp: self })
     }
 
-    /// Polls until there is room for a request: [`reserve`](Self::reserve).
+    /// Polls until a slot is free for a request: [`reserve`](Self::reserve).
     ///
     /// # Errors
     ///
     /// As for [`reserve`](Self::reserve).
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let Self { inner, sent, .. } = self;
-        // Sends end in order, so the oldest makes room first.
+        // Sends end in order, so the oldest frees its slot first.
         let oldest = inner.send.oldest_routed();
         poll_owner(sent, cx, oldest, || inner.send.has_room())
     }
@@ -314,7 +314,7 @@ impl<T: Transport> QueuePair<T> {
 }
 
 impl<T: Transport> Slot<'_, T> {
-    /// Posts a request: [`QueuePair::start`]. There is room for it.
+    /// Posts a request: [`QueuePair::start`]. A slot is free for it.
     ///
     /// # Errors
     ///

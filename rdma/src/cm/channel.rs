@@ -131,8 +131,8 @@ impl Object for EventChannelInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: rdma_destroy_event_channel wants a live channel of this table without ids: this
-        // function's contract, and the ids' `Arc` of the channel (1).
+        // SAFETY: rdma_destroy_event_channel requires a live channel of this table without ids:
+        // this function's contract, and the ids' `Arc` of the channel (1).
         unsafe { (self.table.rdma_destroy_event_channel)(self.raw.as_ptr()) };
         Ok(())
     }
@@ -156,11 +156,11 @@ impl EventChannel {
         // SAFETY: as_ref wants a live channel, which nobody changes: just made, and its `fd` is
         // constant.
         let fd = unsafe { raw.as_ref() }.fd;
-        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value owns the
-        // channel (1).
+        // SAFETY: EventDescriptor::new requires a descriptor that stays open: the new value owns
+        // the channel (1).
         let events = unsafe { EventDescriptor::new(fd) }.inspect_err(|_| {
-            // SAFETY: rdma_destroy_event_channel wants a live channel of this table without ids: it
-            // was just made, and no other owner exists.
+            // SAFETY: rdma_destroy_event_channel requires a live channel of this table without ids:
+            // it was just made, and no other owner exists.
             unsafe { (table.rdma_destroy_event_channel)(raw.as_ptr()) };
         })?;
         let raw = Raw::new(raw.as_ptr());

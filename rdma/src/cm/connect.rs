@@ -16,7 +16,7 @@ use crate::types::{Ece, QpAttrMask, QpState, RemoteAccess, RnrTimer};
 /// a link busy.
 const READ_DEPTH: u8 = 16;
 
-/// Options of a connection, for both ends. Unset options have the values that most programs use.
+/// Options of a connection, for both sides. Unset options have the values that most programs use.
 ///
 /// # Examples
 ///
@@ -55,8 +55,8 @@ impl Default for ConnOptions {
 }
 
 impl ConnOptions {
-    /// Default options: no private data, as many reads and atomics as both ends support (up to 16),
-    /// 7 retries, and unlimited retries while the peer has no receive posted.
+    /// Default options: no private data, as many reads and atomics as both sides support (up to
+    /// 16), 7 retries, and unlimited retries while the peer has no receive posted.
     pub fn new() -> Self {
         Self::default()
     }
@@ -70,7 +70,7 @@ impl ConnOptions {
         /// How many reads and atomics to have outstanding; limited by the device and by the number
         /// that the peer serves.
         initiator_depth(count: u8) = Some(count);
-        /// How often both ends retry when no answer comes: 0 to 7. The connecting end decides.
+        /// How often both sides retry when no answer comes: 0 to 7. The connecting side decides.
         retry_count(count: u8) = count.min(7);
         /// How often the peer retries while we have no receive posted: 0 to 6, or 7 for no limit.
         rnr_retry_count(count: u8) = count.min(7);
@@ -179,7 +179,7 @@ impl RawId {
 
     pub(super) fn remote_ece(&self) -> Result<Ece> {
         let mut raw = ibv_ece::default();
-        // SAFETY: rdma_get_remote_ece wants an id (2), whose lock is held (3), and room for the
+        // SAFETY: rdma_get_remote_ece requires an id (2), whose lock is held (3), and space for the
         // options.
         self.call(Verb::GetRemoteEce, |cm, id| unsafe { (cm.rdma_get_remote_ece)(id, &raw mut raw) })?;
         Ok(Ece::from_raw(raw))
@@ -202,7 +202,7 @@ impl RawId {
 
     /// Calls `rdma_accept`, for both port spaces.
     pub(super) fn accept(&self, mut param: rdma_conn_param) -> Result<()> {
-        // SAFETY: rdma_accept wants an id (2), whose lock is held (3), that is bound to a device
+        // SAFETY: rdma_accept requires an id (2), whose lock is held (3), that is bound to a device
         // (6), and parameters whose private data is as long as they say and lives during the call:
         // `to_raw` points to the options that the caller holds.
         self.call_bound(Verb::Accept, |cm, id| unsafe { (cm.rdma_accept)(id, &raw mut param) })
@@ -213,8 +213,8 @@ impl RawId {
         let len = u8::try_from(private_data.len()).map_err(|_| Error::new(Verb::Reject, ErrorKind::TooLong))?;
         let locked = self.lock(Verb::Reject)?;
         let reject = if for_ece { locked.table.rdma_reject_ece } else { locked.table.rdma_reject };
-        // SAFETY: both functions want an id (2), whose lock is held (3), and `len` readable bytes:
-        // the slice is that long.
+        // SAFETY: both functions require an id (2), whose lock is held (3), and `len` readable
+        // bytes: the slice is that long.
         let call = || unsafe { reject(locked.raw, private_data.as_ptr().cast(), len) };
         reason::check(Verb::Reject, call)
     }
@@ -300,7 +300,7 @@ impl Id<Rc> {
     }
 
     /// Ends the connection: requests in flight on the queue pair are flushed, and `Disconnected`
-    /// follows at both ends.
+    /// follows at both sides.
     ///
     /// # Errors
     ///

@@ -93,7 +93,7 @@ impl RawId {
         let name = ptr::without_provenance_mut(number);
         let mut raw = RawAddr::new(address);
         let call = || match membership {
-            // SAFETY: rdma_join_multicast wants an id (2), whose lock is held (3), an address as
+            // SAFETY: rdma_join_multicast requires an id (2), whose lock is held (3), an address as
             // long as its family says, and any context.
             Membership::Full => unsafe { (locked.table.rdma_join_multicast)(locked.raw, raw.as_mut_ptr(), name) },
             Membership::SendOnly => {
@@ -102,7 +102,7 @@ impl RawId {
                     join_flags: rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER.0,
                     addr: raw.as_mut_ptr(),
                 };
-                // SAFETY: rdma_join_multicast_ex wants an id (2), whose lock is held (3), and
+                // SAFETY: rdma_join_multicast_ex requires an id (2), whose lock is held (3), and
                 // attributes that point to an address: `attr` and `raw` live during the call.
                 unsafe { (locked.table.rdma_join_multicast_ex)(locked.raw, &raw mut attr, name) }
             }
@@ -125,8 +125,8 @@ impl RawId {
             return Err(Error::new(Verb::LeaveMulticast, ErrorKind::NotFound));
         }
         let mut raw = RawAddr::new(address);
-        // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. It
-        // does not wait: all events of the group were acknowledged as they were taken (4).
+        // SAFETY: rdma_leave_multicast requires an id (2), whose lock is held (3), and an address.
+        // It does not wait: all events of the group were acknowledged as they were taken (4).
         let call = || unsafe { (locked.table.rdma_leave_multicast)(locked.raw, raw.as_mut_ptr()) };
         let done = reason::check(Verb::LeaveMulticast, call);
         if done.as_ref().is_err_and(|error| error.errno() != Some(libc::EADDRNOTAVAIL)) {

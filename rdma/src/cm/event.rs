@@ -100,14 +100,14 @@ unsafe fn private_data(raw: &rdma_cm_event) -> PrivateData {
         | Code::RDMA_CM_EVENT_UNREACHABLE => {}
         _ => return PrivateData::default(),
     }
-    // SAFETY: a union read wants bytes that are a valid value: the field holds integers and
+    // SAFETY: a union read requires bytes that are a valid value: the field holds integers and
     // pointers, which may have any value. Datagram events begin with the same two fields (asserted
     // below).
     let conn = unsafe { raw.param.conn };
     if conn.private_data.is_null() || conn.private_data_len == 0 {
         return PrivateData::default();
     }
-    // SAFETY: from_raw_parts wants that many readable bytes, which nobody writes to: librdmacm
+    // SAFETY: from_raw_parts requires as many readable bytes, which nobody writes to: librdmacm
     // points to as many bytes as it says, inside the event, which lives by this function's
     // contract.
     let bytes = unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into()) };
@@ -122,7 +122,8 @@ const _: () = {
 
 /// The connection parameters that an event carries.
 fn parameters(raw: &rdma_cm_event) -> ConnectionParameters {
-    // SAFETY: a union read wants bytes that are a valid value: integers and pointers may have any.
+    // SAFETY: a union read requires bytes that are a valid value: integers and pointers may have
+    // any.
     let conn = unsafe { raw.param.conn };
     ConnectionParameters {
         responder_resources: conn.responder_resources,
@@ -160,7 +161,7 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
             EventKind::Rejected(Rejection { reason: RejectReason::from_raw(raw.status), private_data })
         }
         Code::RDMA_CM_EVENT_ESTABLISHED if known.datagram => {
-            // SAFETY: a union read wants bytes that are a valid value: integers and pointers may
+            // SAFETY: a union read requires bytes that are a valid value: integers and pointers may
             // have any.
             let ud = unsafe { raw.param.ud };
             EventKind::UdEstablished(UdPeer {
@@ -174,7 +175,7 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
         Code::RDMA_CM_EVENT_DISCONNECTED => EventKind::Disconnected,
         Code::RDMA_CM_EVENT_DEVICE_REMOVAL => EventKind::DeviceRemoval,
         Code::RDMA_CM_EVENT_MULTICAST_JOIN => {
-            // SAFETY: a union read wants bytes that are a valid value: integers and pointers may
+            // SAFETY: a union read requires bytes that are a valid value: integers and pointers may
             // have any.
             let ud = unsafe { raw.param.ud };
             EventKind::MulticastJoined(MulticastGroup {
@@ -199,7 +200,8 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
 /// The address of the event's group: librdmacm returns the context given to the join in place of
 /// private data.
 fn group(raw: &rdma_cm_event, known: &Known) -> Option<SocketAddr> {
-    // SAFETY: a union read wants bytes that are a valid value: integers and pointers may have any.
+    // SAFETY: a union read requires bytes that are a valid value: integers and pointers may have
+    // any.
     let number = unsafe { raw.param.ud }.private_data.addr() as u64;
     known.groups.iter().find(|(known, _)| *known == number).map(|&(_, address)| address)
 }
@@ -292,7 +294,7 @@ impl EventChannel {
             return Err(Error::new(Verb::GetCmEvent, ErrorKind::NoDevice));
         }
         let mut event: *mut rdma_cm_event = ptr::null_mut();
-        // SAFETY: rdma_get_cm_event wants a channel (1), whose lock is held (3), and room for a
+        // SAFETY: rdma_get_cm_event requires a channel (1), whose lock is held (3), and space for a
         // pointer; the descriptor is non-blocking. The ids that the call writes to are alive:
         // destroying an id removes its events from the channel.
         let call = || unsafe { (channel.table.rdma_get_cm_event)(channel.raw.as_ptr(), &raw mut event) };
@@ -302,12 +304,12 @@ impl EventChannel {
         if event.is_null() {
             return Err(Error::new(Verb::GetCmEvent, ErrorKind::Unknown));
         }
-        // SAFETY: a read wants a live, initialized value: the event just taken lives until it is
+        // SAFETY: a read requires a live, initialized value: the event just taken lives until it is
         // acknowledged (4), and all its fields are integers and pointers.
         let copy = unsafe { *event };
         // SAFETY: the private data that the event points to lives as long as the event (4).
         let data = unsafe { private_data(&copy) };
-        // SAFETY: rdma_ack_cm_event wants a taken event that is acknowledged once: only here.
+        // SAFETY: rdma_ack_cm_event requires a taken event that is acknowledged once: only here.
         unsafe { (channel.table.rdma_ack_cm_event)(event) };
         Ok(sort(channel, &mut state, &copy, data))
     }
@@ -331,7 +333,8 @@ fn sort(
     let Some(new) = NonNull::new(raw.id).filter(|new| !state.ids.contains_key(&new.as_ptr().addr())) else {
         return Taken::Stray(None);
     };
-    // SAFETY: the read wants a live id: librdmacm has just made this one, and nobody else knows it.
+    // SAFETY: the read requires a live id: librdmacm has just made this one, and nobody else knows
+    // it.
     let on = unsafe { (*new.as_ptr()).channel };
     if on != channel.raw.as_ptr() {
         return Taken::Elsewhere;

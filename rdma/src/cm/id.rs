@@ -1,4 +1,4 @@
-//! Ids: connection ends, and listeners. Numbers cite the invariants of [`super`].
+//! Ids: sides of connections, and listeners. Numbers cite the invariants of [`super`].
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
@@ -40,15 +40,15 @@ pub(super) struct Locked<'a> {
 impl Locked<'_> {
     /// The name of the device that the id is bound to.
     fn device_name(&self) -> Option<&CStr> {
-        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
+        // SAFETY: the read requires a live id that nobody writes to: (2), and the lock is held (3).
         let verbs = unsafe { (*self.raw).verbs };
-        // SAFETY: the read wants an open context: librdmacm keeps the context of an id open as long
-        // as the id lives (2), and the context's device does not change.
+        // SAFETY: the read requires an open context: librdmacm keeps the context of an id open as
+        // long as the id lives (2), and the context's device does not change.
         let device = NonNull::new(verbs).map(|verbs| unsafe { (*verbs.as_ptr()).device })?;
         let device = NonNull::new(device)?;
         // SAFETY: the place must be in bounds of a live device: an open context keeps its device.
         let name = unsafe { &raw const (*device.as_ptr()).name };
-        // SAFETY: from_ptr wants a NUL-terminated string that does not change while borrowed: a
+        // SAFETY: from_ptr requires a NUL-terminated string that does not change while borrowed: a
         // device's name is constant, and the borrow of `self` holds the lock, which keeps the id.
         Some(unsafe { CStr::from_ptr(name.cast()) })
     }
@@ -73,7 +73,7 @@ impl RawId {
         Ok(Locked { state: self.channel.lock(), table: self.channel.table, raw: self.raw.as_ptr() })
     }
 
-    /// Calls a function of librdmacm that wants a live id (2), with the channel's lock held (3).
+    /// Calls a function of librdmacm that requires a live id (2), with the channel's lock held (3).
     pub(super) fn call(
         &self,
         operation: Verb,
@@ -115,11 +115,11 @@ impl RawId {
         let Ok(locked) = self.lock(Verb::BindAddr) else { return (None, None) };
         // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
         let addr = unsafe { (*locked.raw).route.addr };
-        // SAFETY: a union read wants initialized bytes that are a valid value: librdmacm allocated
-        // the id as zeros, and integers may have any value.
+        // SAFETY: a union read requires initialized bytes that are a valid value: librdmacm
+        // allocated the id as zeros, and integers may have any value.
         let source = unsafe { addr.__bindgen_anon_1.src_storage };
-        // SAFETY: a union read wants initialized bytes that are a valid value: librdmacm allocated
-        // the id as zeros, and `sockaddr_storage` is integers, which may have any value.
+        // SAFETY: a union read requires initialized bytes that are a valid value: librdmacm
+        // allocated the id as zeros, and `sockaddr_storage` is integers, which may have any value.
         let destination = unsafe { addr.__bindgen_anon_2.dst_storage };
         (sockaddr::from_storage(&source), sockaddr::from_storage(&destination))
     }
@@ -147,8 +147,8 @@ impl RawId {
             // The pending events of a group that could not be left would move along (8).
             return Err(Error::new(Verb::MigrateId, ErrorKind::NoDevice));
         }
-        // SAFETY: rdma_migrate_id wants an id (2) and a channel (1) of this table, whose locks are
-        // held (3). It does not wait: all events of the id were acknowledged as they were taken
+        // SAFETY: rdma_migrate_id requires an id (2) and a channel (1) of this table, whose locks
+        // are held (3). It does not wait: all events of the id were acknowledged as they were taken
         // (4). This is no forked child (7): `check` above.
         let call = || unsafe { (self.channel.table.rdma_migrate_id)(self.raw.as_ptr(), new.raw.as_ptr()) };
         reason::check(Verb::MigrateId, call)?;
@@ -185,13 +185,13 @@ impl Object for RawId {
         let mut stuck = false;
         for (_, address) in groups {
             let mut address = RawAddr::new(address);
-            // SAFETY: rdma_leave_multicast wants a live id (this function's contract), whose lock
-            // is held (3), and an address. If leaving fails, the destroy below removes the group's
-            // events; if the destroy fails too, no event is taken any more (8).
+            // SAFETY: rdma_leave_multicast requires a live id (this function's contract), whose
+            // lock is held (3), and an address. If leaving fails, the destroy below removes the
+            // group's events; if the destroy fails too, no event is taken any more (8).
             let left = unsafe { (self.channel.table.rdma_leave_multicast)(self.raw.as_ptr(), address.as_mut_ptr()) };
             stuck |= left != 0;
         }
-        // SAFETY: rdma_destroy_id wants a live id (this function's contract), whose lock is held
+        // SAFETY: rdma_destroy_id requires a live id (this function's contract), whose lock is held
         // (3). It does not wait: all events of the id were acknowledged as they were taken (4).
         let call = || unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
         let done = reason::check(Verb::DestroyId, call);
@@ -246,7 +246,7 @@ pub struct Id<T: PortSpace> {
 }
 
 impl EventChannel {
-    /// Makes an id: one end of a future connection, or a listener.
+    /// Makes an id: one side of a future connection, or a listener.
     ///
     /// # Errors
     ///
@@ -267,8 +267,8 @@ impl EventChannel {
         channel.check(Verb::CreateId)?;
         let mut state = channel.lock();
         let mut raw: *mut rdma_cm_id = ptr::null_mut();
-        // SAFETY: rdma_create_id wants a channel (1), whose lock is held (3), room for a pointer,
-        // and any context pointer.
+        // SAFETY: rdma_create_id requires a channel (1), whose lock is held (3), space for a
+        // pointer, and any context pointer.
         let call = || unsafe {
             (channel.table.rdma_create_id)(channel.raw.as_ptr(), &raw mut raw, ptr::null_mut(), T::PORT_SPACE)
         };
@@ -371,7 +371,7 @@ impl<T: PortSpace> Id<T> {
         let mut source = source.map(RawAddr::new);
         let mut destination = RawAddr::new(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddr::as_mut_ptr);
-        // SAFETY: rdma_resolve_addr wants an id (2), whose lock is held (3), a source address or
+        // SAFETY: rdma_resolve_addr requires an id (2), whose lock is held (3), a source address or
         // NULL, and a destination address: both live during the call.
         self.raw.call(Verb::ResolveAddr, |cm, id| unsafe {
             (cm.rdma_resolve_addr)(id, source, destination.as_mut_ptr(), milliseconds(timeout))
@@ -402,7 +402,7 @@ impl<T: PortSpace> Id<T> {
     /// ```
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
-        // SAFETY: rdma_resolve_route wants an id (2), whose lock is held (3), that is bound to a
+        // SAFETY: rdma_resolve_route requires an id (2), whose lock is held (3), that is bound to a
         // device (6).
         self.raw.call_bound(Verb::ResolveRoute, |cm, id| unsafe { (cm.rdma_resolve_route)(id, milliseconds(timeout)) })
     }

@@ -41,7 +41,7 @@ impl fmt::Debug for PrivateData {
     }
 }
 
-/// Connection parameters that both ends agree on, from this end's point of view.
+/// Connection parameters that both sides agree on, from this side's point of view.
 #[doc(alias = "rdma_conn_param")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ConnectionParameters {
@@ -65,7 +65,7 @@ pub struct ConnectionParameters {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Accepted {
-    /// The peer's private data. Empty at the passive end, which has read the data in the request.
+    /// The peer's private data. Empty at the passive side, which has read the data in the request.
     pub private_data: PrivateData,
     /// The parameters agreed on.
     pub parameters: ConnectionParameters,
@@ -96,7 +96,7 @@ impl Rejection {
         Self { reason, private_data }
     }
 
-    /// The error that the connecting end returns for this rejection.
+    /// The error that the connecting side returns for this rejection.
     #[must_use]
     pub fn to_error(&self) -> Error {
         self.reason.to_error()

@@ -86,9 +86,8 @@
 //!    acknowledgement.
 //! 5. The pointers in events are looked up among the living ids of the channel, and used only if
 //!    they are found there. A new id is taken over only if it is not among the living ids and is on
-//!    this channel. librdmacm puts a new id on its listener's channel, which is another one if a
-//!    request is made while the listener moves, and which our new id would not keep alive. Such an
-//!    id is leaked.
+//!    this channel. If the listener migrates while a request arrives, librdmacm puts the new id on
+//!    the listener's other channel, which our new id would not keep alive. Such an id is leaked.
 //! 6. Some functions of librdmacm dereference the device of an id without a check: they are called
 //!    only for an id that is bound to a device.
 //! 7. No function is called in a forked child.

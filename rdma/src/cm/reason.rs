@@ -20,7 +20,7 @@ impl RejectReason {
         }
     }
 
-    /// The error that the connecting end returns for this reason.
+    /// The error that the connecting side returns for this reason.
     #[must_use]
     pub fn to_error(self) -> Error {
         let kind = match self {
@@ -42,7 +42,7 @@ pub(super) fn from_errno(operation: Verb, errno: i32) -> Error {
             error.with_kind(ErrorKind::NoRoute)
         }
         (_, Some(libc::EADDRINUSE)) => error.with_kind(ErrorKind::AddressInUse),
-        // The kernel returns EINVAL when the connection is in the wrong state: one end has given
+        // The kernel returns EINVAL when the connection is in the wrong state: one side has given
         // up.
         (Verb::InitQpAttr | Verb::Accept | Verb::Reject | Verb::Establish | Verb::Disconnect, Some(libc::EINVAL)) => {
             error.with_kind(ErrorKind::Disconnected)

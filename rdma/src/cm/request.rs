@@ -133,7 +133,7 @@ impl ConnectRequest<Rc> {
     /// Accepts with a queue pair: `Established` follows, or an error if the peer is gone by then.
     ///
     /// The queue pair receives messages from now on. Wait for `Established` before sending; on
-    /// iWARP wait for the first message of the active end.
+    /// iWARP wait for the first message of the active side.
     ///
     /// # Errors
     ///

@@ -20,7 +20,8 @@ const INET6: sa_family_t = libc::AF_INET6 as sa_family_t;
 
 impl RawAddr {
     pub(super) fn new(address: SocketAddr) -> Self {
-        // SAFETY: zeroed wants a type for which zeros are a value: `sockaddr_storage` is integers.
+        // SAFETY: zeroed requires a type for which zeros are a value: `sockaddr_storage` is
+        // integers.
         let mut raw = Self { storage: unsafe { std::mem::zeroed() } };
         match address {
             SocketAddr::V4(address) => {
@@ -55,14 +56,14 @@ pub(super) fn from_storage(storage: &sockaddr_storage) -> Option<SocketAddr> {
     let raw = RawAddr { storage: *storage };
     match storage.ss_family {
         INET => {
-            // SAFETY: a union read wants initialized bytes that are a valid value: the whole
+            // SAFETY: a union read requires initialized bytes that are a valid value: the whole
             // storage was copied, and any bytes are an IPv4 address.
             let v4 = unsafe { raw.v4 };
             let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
         }
         INET6 => {
-            // SAFETY: a union read wants initialized bytes that are a valid value: the whole
+            // SAFETY: a union read requires initialized bytes that are a valid value: the whole
             // storage was copied, and any bytes are an IPv6 address.
             let v6 = unsafe { raw.v6 };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
@@ -82,7 +83,7 @@ mod tests {
         for text in ["192.0.2.1:7174", "0.0.0.0:0", "[2001:db8::1]:65535", "[fe80::1%3]:1"] {
             let address: SocketAddr = text.parse().unwrap();
             let raw = RawAddr::new(address);
-            // SAFETY: a union read wants initialized bytes: `new` sets all bytes of the union.
+            // SAFETY: a union read requires initialized bytes: `new` sets all bytes of the union.
             let storage = unsafe { raw.storage };
             assert_eq!(from_storage(&storage), Some(address));
         }
@@ -90,7 +91,8 @@ mod tests {
 
     #[test]
     fn other_families_are_no_address() {
-        // SAFETY: zeroed wants a type for which zeros are a value: `sockaddr_storage` is integers.
+        // SAFETY: zeroed requires a type for which zeros are a value: `sockaddr_storage` is
+        // integers.
         let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
         assert_eq!(from_storage(&storage), None);
         storage.ss_family = 27;
@@ -100,9 +102,9 @@ mod tests {
     #[test]
     fn padding_is_zero() {
         let raw = RawAddr::new("1.2.3.4:5".parse().unwrap());
-        // SAFETY: a union read wants initialized bytes: `new` sets all bytes of the union.
+        // SAFETY: a union read requires initialized bytes: `new` sets all bytes of the union.
         let storage = unsafe { raw.storage };
-        // SAFETY: from_raw_parts wants initialized bytes of one live object: the storage is
+        // SAFETY: from_raw_parts requires initialized bytes of one live object: the storage is
         // integers, and the slice has its length.
         let bytes = unsafe { std::slice::from_raw_parts((&raw const storage).cast::<u8>(), size_of_val(&storage)) };
         assert_eq!(bytes[2..8], [0, 5, 1, 2, 3, 4]);

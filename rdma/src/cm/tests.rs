@@ -291,7 +291,7 @@ fn what_librdmacm_does_not_check_is_checked_here() {
     // A request that arrived on no device.
     let listener = channel.create_id::<Rc>().unwrap();
     let new = request(&channel, &listener);
-    // SAFETY: the write wants a live id that nobody else uses: the provider's, used by this test
+    // SAFETY: the write requires a live id that nobody else uses: the provider's, used by this test
     // only.
     unsafe { (*new).verbs = std::ptr::null_mut() };
     let EventKind::ConnectRequest(request) = next(&channel).kind else { panic!() };
@@ -444,7 +444,7 @@ fn a_forked_child_cannot_touch_its_parents_ids() {
     let listener = channel.create_id::<Rc>().unwrap();
     request(&channel, &listener);
     let before = testing::calls().len();
-    // SAFETY: fork wants a child that calls no function that needs a lock of another thread: the
+    // SAFETY: fork requires a child that calls no function that needs a lock of another thread: the
     // child makes only the calls under test, which do nothing there, and _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -462,7 +462,7 @@ fn a_forked_child_cannot_touch_its_parents_ids() {
         unsafe { libc::_exit(if inert && quiet { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waitpid wants room for a status: a local.
+    // SAFETY: waitpid requires space for a status: a local.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(matches!(next(&channel).kind, EventKind::ConnectRequest(_)));

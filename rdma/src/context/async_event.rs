@@ -159,14 +159,14 @@ impl Context {
     /// Takes the provider's next event.
     pub(super) fn take_event(&self) -> Result<Option<AsyncEvent>> {
         let mut raw = ibv_async_event::default();
-        // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for
-        // an event; the context's descriptor is non-blocking.
+        // SAFETY: ibv_get_async_event requires an open context, which `self` keeps open, and space
+        // for an event; the context's descriptor is non-blocking.
         let call = || unsafe { (self.inner.table.ibv_get_async_event)(self.as_raw(), &raw mut raw) };
         if let Err(error) = Error::check(Verb::GetAsyncEvent, call) {
             return error.or_nothing();
         }
         let event = AsyncEvent { kind: AsyncEventKind::from_raw(raw.event_type.0), source: source(&raw) };
-        // SAFETY: ibv_ack_async_event wants a taken event that is acknowledged once: only here.
+        // SAFETY: ibv_ack_async_event requires a taken event that is acknowledged once: only here.
         unsafe { (self.inner.table.ibv_ack_async_event)(&raw mut raw) };
         Ok(Some(event))
     }
@@ -175,19 +175,19 @@ impl Context {
 fn source(raw: &ibv_async_event) -> EventSource {
     match AsyncEventKind::from_raw(raw.event_type.0) {
         AsyncEventKind::CQ_ERR => {
-            // SAFETY: a union read wants the member that was written: this kind of event carries a
-            // queue.
+            // SAFETY: a union read requires the member that was written: this kind of event carries
+            // a queue.
             let cq = unsafe { raw.element.cq };
-            // SAFETY: the read wants a live queue: valid until acknowledged (1); the field is
+            // SAFETY: the read requires a live queue: valid until acknowledged (1); the field is
             // constant.
             let name = unsafe { (*cq).cq_context };
             EventSource::CompletionQueue(CqId(name.addr() as u64))
         }
         AsyncEventKind::SRQ_ERR | AsyncEventKind::SRQ_LIMIT_REACHED => {
-            // SAFETY: a union read wants the member that was written: these kinds carry a shared
+            // SAFETY: a union read requires the member that was written: these kinds carry a shared
             // receive queue.
             let srq = unsafe { raw.element.srq };
-            // SAFETY: the read wants a live queue: valid until acknowledged (1); the field is
+            // SAFETY: the read requires a live queue: valid until acknowledged (1); the field is
             // constant.
             let name = unsafe { (*srq).srq_context };
             EventSource::SharedReceiveQueue(SrqId(name.addr() as u64))
@@ -200,11 +200,11 @@ fn source(raw: &ibv_async_event) -> EventSource {
         | AsyncEventKind::PATH_MIG
         | AsyncEventKind::PATH_MIG_ERR
         | AsyncEventKind::QP_LAST_WQE_REACHED => {
-            // SAFETY: a union read wants the member that was written: these kinds carry a queue
+            // SAFETY: a union read requires the member that was written: these kinds carry a queue
             // pair.
             let qp = unsafe { raw.element.qp };
-            // SAFETY: the read wants a live queue pair: valid until acknowledged (1); the field is
-            // constant.
+            // SAFETY: the read requires a live queue pair: valid until acknowledged (1); the field
+            // is constant.
             EventSource::QueuePair(unsafe { (*qp).qp_num })
         }
         AsyncEventKind::PORT_ACTIVE
@@ -214,7 +214,7 @@ fn source(raw: &ibv_async_event) -> EventSource {
         | AsyncEventKind::SM_CHANGE
         | AsyncEventKind::CLIENT_REREGISTER
         | AsyncEventKind::GID_CHANGE => {
-            // SAFETY: a union read wants the member that was written: these kinds carry a port's
+            // SAFETY: a union read requires the member that was written: these kinds carry a port's
             // number.
             EventSource::Port(u8::try_from(unsafe { raw.element.port_num }).unwrap_or(0))
         }

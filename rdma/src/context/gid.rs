@@ -59,8 +59,8 @@ fn query_table(context: &Context) -> Result<Vec<GidEntry>> {
         room += context.port_attr(port)?.gid_table_len() as usize;
     }
     let mut raw = vec![ibv_gid_entry::default(); room];
-    // SAFETY: ibv_query_gid_table wants an open context, which `context` keeps open, and room for
-    // `room` entries: the vector's length.
+    // SAFETY: ibv_query_gid_table requires an open context, which `context` keeps open, and space
+    // for `room` entries: the vector's length.
     let count = unsafe { context.table().ibv_query_gid_table(context.as_raw(), raw.as_mut_ptr(), room, 0) };
     let Ok(count) = usize::try_from(count) else {
         return Err(Error::from_errno(Verb::QueryGid, i32::try_from(count).unwrap_or(0)));
@@ -105,7 +105,8 @@ pub(crate) fn query(context: &Context, port: u8, index: u32) -> Result<Gid> {
     }
     let index = i32::try_from(index).map_err(|_| Error::new(Verb::QueryGid, ErrorKind::NotFound))?;
     let mut gid = ibv_gid::default();
-    // SAFETY: ibv_query_gid wants an open context, which `context` keeps open, and room for a GID.
+    // SAFETY: ibv_query_gid requires an open context, which `context` keeps open, and space for a
+    // GID.
     let call = || unsafe { (context.table().ibv_query_gid)(context.as_raw(), port, index, &raw mut gid) };
     Error::check(Verb::QueryGid, call)?;
     Ok(Gid::from_raw(gid))

@@ -88,8 +88,8 @@ impl Object for ContextInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_close_device wants an open context of this table that has no children: this
-        // function's contract.
+        // SAFETY: ibv_close_device requires an open context of this table that has no children:
+        // this function's contract.
         Error::check(Self::DESTROY, || unsafe { (self.table.ibv_close_device)(self.raw.as_ptr()) })
     }
 }
@@ -132,7 +132,8 @@ impl Context {
             return Err(Error::new(Verb::OpenDevice, ErrorKind::NotSupported));
         }
         let table = device.table();
-        // SAFETY: ibv_open_device wants a device of the same table, which `device` keeps alive (2).
+        // SAFETY: ibv_open_device requires a device of the same table, which `device` keeps alive
+        // (2).
         let call = || unsafe { (table.ibv_open_device)(device.as_raw()) };
         let raw = Raw::created(Verb::OpenDevice, call)?.as_ptr();
         // SAFETY: from_raw wants a context of this device that nobody else closes or takes events
@@ -153,13 +154,14 @@ impl Context {
     /// 2. No other code takes its asynchronous events.
     pub unsafe fn from_raw(device: &Device, raw: *mut ibv_context) -> Result<Self> {
         let table = device.table();
-        // SAFETY: the read wants an open context (this function's contract); the field is constant.
+        // SAFETY: the read requires an open context (this function's contract); the field is
+        // constant.
         let async_fd = unsafe { (*raw).async_fd };
-        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value owns the
-        // context (1).
+        // SAFETY: EventDescriptor::new requires a descriptor that stays open: the new value owns
+        // the context (1).
         let events = unsafe { EventDescriptor::new(async_fd) }.inspect_err(|_| {
-            // SAFETY: ibv_close_device wants an open context of this table without children: this
-            // function's contract.
+            // SAFETY: ibv_close_device requires an open context of this table without children:
+            // this function's contract.
             unsafe { (table.ibv_close_device)(raw) };
         })?;
         let mut inner = Handle::new(ContextInner {
@@ -172,7 +174,7 @@ impl Context {
             fork: fork::generation(),
         });
         let mut attr = ibv_device_attr::default();
-        // SAFETY: ibv_query_device wants an open context (1) and room for the attributes.
+        // SAFETY: ibv_query_device requires an open context (1) and space for the attributes.
         let call = || unsafe { (table.ibv_query_device)(raw, &raw mut attr) };
         Error::check(Verb::QueryDevice, call)?;
         inner.device_attr = DeviceAttr::from_raw(attr);
@@ -234,8 +236,8 @@ impl Context {
     pub fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
         self.inner.check(Verb::QueryDevice)?;
         let mut attr = ibv_device_attr_ex::default();
-        // SAFETY: ibv_query_device_ex wants an open context (1, 2), an input or NULL, and room for
-        // the attributes; this is no forked child (4).
+        // SAFETY: ibv_query_device_ex requires an open context (1, 2), an input or NULL, and space
+        // for the attributes; this is no forked child (4).
         let call = || unsafe { self.inner.table.ibv_query_device_ex(self.as_raw(), ptr::null(), &raw mut attr) };
         Error::check(Verb::QueryDevice, call)?;
         Ok(DeviceAttrEx::from_raw(attr))
@@ -251,7 +253,7 @@ impl Context {
     /// The number of completion vectors: interrupts among which completion queues can be spread.
     #[must_use]
     pub fn completion_vectors(&self) -> u32 {
-        // SAFETY: the read wants an open context (1); the field is constant.
+        // SAFETY: the read requires an open context (1); the field is constant.
         u32::try_from(unsafe { (*self.as_raw()).num_comp_vectors }).unwrap_or(0)
     }
 
@@ -276,8 +278,8 @@ impl Context {
             return Err(Error::new(Verb::QueryPort, ErrorKind::NotFound));
         }
         let mut attr = ibv_port_attr::default();
-        // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; this is
-        // no forked child (4).
+        // SAFETY: ibv_query_port requires an open context (1, 2) and space for the attributes; this
+        // is no forked child (4).
         let call = || unsafe { self.inner.table.ibv_query_port(self.as_raw(), port, &raw mut attr) };
         Error::check(Verb::QueryPort, call)?;
         Ok(PortAttr::from_raw(attr))
@@ -394,7 +396,7 @@ impl Context {
         }
         let mut pkey = 0;
         let (table, index) = (self.inner.table, i32::from(index));
-        // SAFETY: ibv_query_pkey wants an open context (1, 2) and room for the key.
+        // SAFETY: ibv_query_pkey requires an open context (1, 2) and space for the key.
         let call = || unsafe { (table.ibv_query_pkey)(self.as_raw(), port, index, &raw mut pkey) };
         Error::check(Verb::QueryPkey, call)?;
         Ok(u16::from_be(pkey))

@@ -151,7 +151,7 @@ fn the_descriptor_that_is_lent_can_neither_be_filled_nor_made_to_block() {
     let context = testing::context();
     let mut file = std::fs::File::from(context.as_fd().try_clone_to_owned().unwrap());
     assert!(std::io::Write::write_all(&mut file, &u64::MAX.to_ne_bytes()).is_err(), "it cannot be written");
-    // SAFETY: fcntl with F_SETFL wants a descriptor and flags; no flags make it blocking.
+    // SAFETY: fcntl with F_SETFL requires a descriptor and flags; no flags make it blocking.
     assert_eq!(unsafe { libc::fcntl(context.as_raw_fd(), libc::F_SETFL, 0) }, 0);
     let now = || crate::wait::Deadline::after(Some(Duration::ZERO));
     let readable = || crate::wait::readable(Verb::GetAsyncEvent, context.as_fd(), now()).unwrap();
@@ -192,7 +192,7 @@ fn handles_are_inert_in_a_forked_child() {
     let qp = QueuePair::datagram(&pd).cq(&cq).build().unwrap().init(&options).unwrap();
     let group: Gid = "ff12::1".parse().unwrap();
     let attachment = qp.attach_multicast(group, crate::Lid::NONE).unwrap();
-    // SAFETY: fork wants a child that calls no function that needs a lock of another thread: the
+    // SAFETY: fork requires a child that calls no function that needs a lock of another thread: the
     // child makes only the calls under test, which do nothing there, and _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -209,7 +209,7 @@ fn handles_are_inert_in_a_forked_child() {
         unsafe { libc::_exit(if inert && !destroyed { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waitpid wants room for a status: a local.
+    // SAFETY: waitpid requires space for a status: a local.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(context.port_attr(2).is_ok());

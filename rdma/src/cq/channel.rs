@@ -81,7 +81,7 @@ impl ChannelInner {
     pub(crate) fn try_next_event(&self) -> Result<Option<CqId>> {
         self.context.check(Verb::GetCqEvent)?;
         let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: ibv_get_cq_event requires a live channel (1) and room for two pointers: locals.
+        // SAFETY: ibv_get_cq_event requires a live channel (1) and space for two pointers: locals.
         // The descriptor is non-blocking (3), so the call returns at once.
         let call = || unsafe { (self.context.table.ibv_get_cq_event)(self.raw, &raw mut cq, &raw mut name) };
         if let Err(error) = Error::check(Verb::GetCqEvent, call) {

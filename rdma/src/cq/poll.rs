@@ -293,7 +293,7 @@ impl Poller {
         if self.quiet_in != fork::epoch(Ordering::Relaxed) {
             return if self.left != 0 { Ok(Some(self.next_of_batch())) } else { self.fetch_shared() };
         }
-        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
+        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and space for
         // `ENTRIES` entries that no thread accesses: `self` keeps the queue, this is its process in
         // the present epoch, and `next` is the start of the batch, because no entry is left. The
         // batch has `FETCH` entries and is not open, since `quiet_in` is not `NO_EPOCH` (F1).
@@ -301,7 +301,7 @@ impl Poller {
         self.fetched(count, ENTRIES)
     }
 
-    /// Returns the first of `count` entries that were fetched into room for `room`.
+    /// Returns the first of `count` entries that were fetched into space for `room`.
     #[inline(always)]
     fn fetched(&mut self, count: i32, room: i32) -> Result<Option<NonNull<ibv_wc>>> {
         if count == 1 { Ok(Some(self.next)) } else { self.fetched_other(count, room) }
@@ -375,8 +375,8 @@ impl Poller {
         self.quiet_in = if self.cq.sharing.crowd.is_quiet() { epoch } else { fork::NO_EPOCH };
         let start = self.batch.start();
         if let Some(Waiting { wc, is_copy }) = self.cq.sharing.take() {
-            // SAFETY: the write requires room for an entry that no other thread accesses: the batch
-            // was just closed (F1).
+            // SAFETY: the write requires space for an entry that no other thread accesses: the
+            // batch was just closed (F1).
             unsafe { start.write(wc) };
             if is_copy {
                 self.source = Source::Copy;
@@ -386,9 +386,9 @@ impl Poller {
         }
         let retired = self.cq.retired();
         let room = if self.cq.sharing.crowd.is_alone() { ENTRIES } else { 1 };
-        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for `room`
-        // entries that no thread accesses: `self` keeps the queue, the generation was checked
-        // above, and the batch has `FETCH` entries and was just closed (F1).
+        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and space for
+        // `room` entries that no thread accesses: `self` keeps the queue, the generation was
+        // checked above, and the batch has `FETCH` entries and was just closed (F1).
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, room, start.as_ptr()) };
         if count == 0 {
             self.cq.found_empty(retired);
@@ -402,7 +402,7 @@ impl Poller {
     }
 }
 
-/// Room for the completions that one call fetches.
+/// Space for the completions that one call fetches.
 pub(crate) struct Fetched([ibv_wc; FETCH]);
 
 impl Fetched {
@@ -417,7 +417,7 @@ impl CqInner {
     pub(crate) fn pump(&self, cached: &mut Cached, Fetched(wcs): &mut Fetched) -> Result<usize> {
         self.context.check(Verb::PollCq)?;
         let retired = self.retired();
-        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
+        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and space for
         // `ENTRIES` entries: `self` owns the queue, the generation was checked above, and `wcs` has
         // `FETCH` entries.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, wcs.as_mut_ptr()) };

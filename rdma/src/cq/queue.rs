@@ -158,7 +158,7 @@ impl Object for CqInner {
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
-/// // Room for the requests of its queue pairs, and a channel to sleep on.
+/// // Capacity for the requests of its queue pairs, and a channel to sleep on.
 /// let cq = context.cq_builder(256).events().vector(0).build()?;
 /// assert!(cq.depth() >= 256 && cq.channel().is_some());
 /// # Ok(()) }

@@ -47,8 +47,8 @@ impl<M: Placement> Buffer<M> {
     /// A buffer of a whole local region of `M`'s kind; the region must have no segments yet.
     pub(super) fn whole(region: Arc<Handle<Region>>) -> Self {
         debug_assert_eq!(region.kind, Kind::local::<M>());
-        // SAFETY: from_segment wants a segment of `M`'s kind that overlaps no other: the region is
-        // of `M`'s kind, and has no other segment.
+        // SAFETY: from_segment requires a segment of `M`'s kind that overlaps no other: the region
+        // is of `M`'s kind, and has no other segment.
         unsafe { Self::from_segment(Segment::whole(region)) }
     }
 
@@ -97,8 +97,8 @@ impl<M: Placement> Buffer<M> {
         // because `at` is at most the length, and the segment lies in its region (M3).
         self.segment.pointer = self.segment.pointer.map_addr(|address| address.saturating_add(at));
         self.segment.len -= at;
-        // SAFETY: from_segment wants a segment of `M`'s kind that overlaps no other: the region is
-        // the same, and `self` no longer has these bytes (M4).
+        // SAFETY: from_segment requires a segment of `M`'s kind that overlaps no other: the region
+        // is the same, and `self` no longer has these bytes (M4).
         unsafe { Self::from_segment(front) }
     }
 
@@ -184,7 +184,7 @@ impl<M: Placement> Buffer<M> {
             return Err(Failed::new(in_use, self));
         }
         match Handle::close(self.segment.region) {
-            // SAFETY: from_raw wants memory that is not registered and lies where `M` says: the
+            // SAFETY: from_raw requires memory that is not registered and lies where `M` says: the
             // region was just deregistered (M2), and was of `M`'s kind.
             Ok(region) => Ok(unsafe { Memory::from_raw(region.memory) }),
             // This buffer spans the region, so any other buffers are empty and overlap nothing.
@@ -213,10 +213,10 @@ impl Deref for Buffer<Host> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: from_raw_parts wants `len` readable, initialised bytes, at most isize::MAX, which
-        // nobody writes during the borrow: readable by M1 and M3; initialised by M6; not written by
-        // M4, as `self` is held and borrowed; a region is one allocation or mapping, so at most
-        // isize::MAX bytes.
+        // SAFETY: from_raw_parts requires `len` readable, initialised bytes, at most isize::MAX,
+        // which nobody writes during the borrow: readable by M1 and M3; initialised by M6; not
+        // written by M4, as `self` is held and borrowed; a region is one allocation or mapping, so
+        // at most isize::MAX bytes.
         unsafe { slice::from_raw_parts(self.segment.pointer.as_ptr(), self.segment.len) }
     }
 }
@@ -224,8 +224,8 @@ impl Deref for Buffer<Host> {
 impl DerefMut for Buffer<Host> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: from_raw_parts_mut wants valid, initialised bytes without other accesses: M1, M3
-        // and M6, as in `deref`; nobody else has the bytes while `self` is borrowed exclusively
+        // SAFETY: from_raw_parts_mut requires valid, initialised bytes without other accesses: M1,
+        // M3 and M6, as in `deref`; nobody else has the bytes while `self` is borrowed exclusively
         // (M4).
         unsafe { slice::from_raw_parts_mut(self.segment.pointer.as_ptr(), self.segment.len) }
     }

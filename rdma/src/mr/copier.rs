@@ -68,8 +68,8 @@ pub(super) fn register(
 #[cfg(feature = "soft")]
 fn call(pd: &Handle<PdInner>, memory: &RawMemory, copier: &CopierThreads, flags: u32) -> *mut ibv_mr {
     let address = memory.address().as_ptr().addr() as u64;
-    // SAFETY: register_foreign wants a live domain of the software device, which `pd` is: its
-    // device was just checked. It wants memory that the copier may access until after
+    // SAFETY: register_foreign requires a live domain of the software device, which `pd` is: its
+    // device was just checked. It requires memory that the copier may access until after
     // deregistration: the contract of `register_copied`, and M1 and M2 for the time.
     unsafe { rdma_soft::register_foreign(pd.raw.as_ptr(), &copier.threads, address, memory.len(), flags) }
 }

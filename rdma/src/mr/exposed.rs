@@ -112,8 +112,8 @@ pub struct ExposedRegion<M: Placement = Host> {
     placement: PhantomData<M>,
 }
 
-/// A counted range of an [`ExposedRegion`]: the local end of a request, or a range to copy from and
-/// to.
+/// A counted range of an [`ExposedRegion`]: the local side of a request, or a range to copy from
+/// and to.
 ///
 /// # Examples
 ///
@@ -236,7 +236,7 @@ macro_rules! contents {
         /// ```
         pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<()> {
             let to = self.place(offset, bytes.len())?;
-            // SAFETY: copy wants two valid ranges that do not overlap: `place` checked that `to`
+            // SAFETY: copy requires two valid ranges that do not overlap: `place` checked that `to`
             // lies in the region (M1, M3), which `self` keeps alive; `bytes` is borrowed, and
             // references into an exposed region do not exist (M5), so the two cannot overlap.
             unsafe { rdma_mem::copy(to, bytes.as_ptr(), bytes.len()) };
@@ -263,9 +263,9 @@ macro_rules! contents {
         /// ```
         pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
             let from = self.place(offset, bytes.len())?;
-            // SAFETY: copy wants two valid ranges that do not overlap: `place` checked that `from`
-            // lies in the region (M1, M3); `bytes` is borrowed exclusively, and no reference into
-            // an exposed region exists (M5), so the two cannot overlap.
+            // SAFETY: copy requires two valid ranges that do not overlap: `place` checked that
+            // `from` lies in the region (M1, M3); `bytes` is borrowed exclusively, and no reference
+            // into an exposed region exists (M5), so the two cannot overlap.
             unsafe { rdma_mem::copy(bytes.as_mut_ptr(), from, bytes.len()) };
             Ok(())
         }
@@ -284,9 +284,9 @@ macro_rules! contents {
         #[must_use]
         pub fn bytes(&self) -> SharedSliceMut<'_> {
             let (pointer, len) = $whole(self);
-            // SAFETY: from_raw wants bytes that are readable and writable, without plain accesses,
-            // for the borrow of `self`: they lie in the region (M1, M3), which `self` keeps alive,
-            // and no reference into it exists (M5).
+            // SAFETY: from_raw requires bytes that are readable and writable, without plain
+            // accesses, for the borrow of `self`: they lie in the region (M1, M3), which `self`
+            // keeps alive, and no reference into it exists (M5).
             unsafe { SharedSliceMut::from_raw(pointer.as_ptr(), len) }
         }
 
@@ -348,7 +348,7 @@ macro_rules! contents {
                 return Err(Error::new(Verb::Access, ErrorKind::InvalidInput));
             }
             let word = self.word(offset)?;
-            // SAFETY: load_u64 wants a valid, aligned word with only atomic accesses: `word`
+            // SAFETY: load_u64 requires a valid, aligned word with only atomic accesses: `word`
             // checked bounds (M1, M3) and alignment, and M5 makes all accesses atomic.
             Ok(unsafe { rdma_mem::word::load_u64(word, order) })
         }
@@ -377,7 +377,7 @@ macro_rules! contents {
                 return Err(Error::new(Verb::Access, ErrorKind::InvalidInput));
             }
             let word = self.word(offset)?;
-            // SAFETY: store_u64 wants a valid, aligned word with only atomic accesses: `word`
+            // SAFETY: store_u64 requires a valid, aligned word with only atomic accesses: `word`
             // checked bounds (M1, M3) and alignment, and M5 makes all accesses atomic.
             unsafe { rdma_mem::word::store_u64(word, value, order) };
             Ok(())
@@ -406,7 +406,7 @@ macro_rules! contents {
         /// ```
         pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
             let word = self.atomic_word(offset)?;
-            // SAFETY: fetch_add_u64 wants a valid, aligned word with only atomic accesses:
+            // SAFETY: fetch_add_u64 requires a valid, aligned word with only atomic accesses:
             // `atomic_word` checked bounds (M1, M3), alignment, and that the device's atomics are
             // atomic with the processor's; M5 covers all other accesses.
             Ok(unsafe { rdma_mem::word::fetch_add_u64(word, value, Ordering::AcqRel) })
@@ -436,9 +436,9 @@ macro_rules! contents {
         /// ```
         pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<Result<u64, u64>> {
             let word = self.atomic_word(offset)?;
-            // SAFETY: compare_exchange_u64 wants a valid, aligned word with only atomic accesses:
-            // `atomic_word` checked bounds (M1, M3), alignment, and that the device's atomics are
-            // atomic with the processor's; M5 covers all other accesses.
+            // SAFETY: compare_exchange_u64 requires a valid, aligned word with only atomic
+            // accesses: `atomic_word` checked bounds (M1, M3), alignment, and that the device's
+            // atomics are atomic with the processor's; M5 covers all other accesses.
             Ok(unsafe { rdma_mem::word::compare_exchange_u64(word, current, new, Ordering::AcqRel) })
         }
 
@@ -449,8 +449,8 @@ macro_rules! contents {
             if offset > whole || len > whole - offset {
                 return Err(Error::new(Verb::Access, ErrorKind::OutOfBounds));
             }
-            // SAFETY: add wants a result inside the allocation or one past its end: `offset` is at
-            // most the length, and the whole lies in the region (M1, M3).
+            // SAFETY: add requires a result inside the allocation or one past its end: `offset` is
+            // at most the length, and the whole lies in the region (M1, M3).
             Ok(unsafe { pointer.as_ptr().add(offset) })
         }
 
@@ -483,7 +483,7 @@ impl ExposedRegion<Host> {
     /// `OutOfBounds` if the bytes do not fit.
     pub fn copy_in_for_peer(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.place(offset, bytes.len())?;
-        // SAFETY: copy_for_peer wants two valid ranges that do not overlap: `place` checked
+        // SAFETY: copy_for_peer requires two valid ranges that do not overlap: `place` checked
         // that `to` lies in the region (M1, M3), which `self` keeps alive; `bytes` is borrowed,
         // and references into an exposed region do not exist (M5), so the two cannot overlap.
         unsafe { rdma_mem::copy_for_peer(to, bytes.as_ptr(), bytes.len()) };
@@ -544,8 +544,8 @@ impl<M: Placement> ExposedRegion<M> {
         // The contents of memory that is not private are never lent; dropping its owner is what a
         // drop of the region does.
         memory.make_private().map_err(|error| RevokeError { error, region: None })?;
-        // SAFETY: from_raw wants memory that is not registered and lies where `M` says: the region
-        // is deregistered (M2) and private now, and was of `M`'s kind.
+        // SAFETY: from_raw requires memory that is not registered and lies where `M` says: the
+        // region is deregistered (M2) and private now, and was of `M`'s kind.
         Ok(unsafe { Memory::from_raw(memory) })
     }
 }

@@ -147,14 +147,14 @@ impl ProtectionDomain {
         self.inner.context.check(Verb::RegisterDmaBuf)?;
         let flags = i32::try_from(ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0).unwrap_or(0);
         // A device that knows the verb looks the descriptor up, and finds that -1 is none.
-        // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `self` is; it checks
-        // the descriptor itself.
+        // SAFETY: ibv_reg_dmabuf_mr requires a live domain of this table, which `self` is; it
+        // checks the descriptor itself.
         let call = || unsafe { (table.ibv_reg_dmabuf_mr)(self.as_raw(), 0, SMALLEST_PAGE.into(), 0, -1, flags) };
         match Raw::created(Verb::RegisterDmaBuf, call) {
             Err(error) if error.errno() == Some(libc::EBADF) => Ok(()),
             Err(error) => Err(error),
             Ok(raw) => {
-                // SAFETY: ibv_dereg_mr wants a live region of this table that nobody uses: the
+                // SAFETY: ibv_dereg_mr requires a live region of this table that nobody uses: the
                 // region that the call above made.
                 unsafe { (table.ibv_dereg_mr)(raw.as_ptr()) };
                 Err(Error::new(Verb::RegisterDmaBuf, ErrorKind::Unknown))
@@ -179,7 +179,7 @@ fn differ_within_a_page(memory: &RawMemory, place: u64) -> bool {
 
 /// Requires GPU memory that is not registered.
 fn failed(error: Error, memory: RawMemory) -> Failed<Memory<Gpu>> {
-    // SAFETY: from_raw wants memory that is not registered and lies on a GPU: the callers pass the
-    // memory of a Gpu owner that was not registered.
+    // SAFETY: from_raw requires memory that is not registered and lies on a GPU: the callers pass
+    // the memory of a Gpu owner that was not registered.
     Failed::new(error, unsafe { Memory::from_raw(memory) })
 }

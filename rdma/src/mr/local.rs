@@ -68,7 +68,7 @@ impl ProtectionDomain {
         memory.make_private()?;
         let region =
             Region::new(&self.inner, memory, Kind::local::<O::Placement>(), RemoteAccess::empty(), Reach::Address);
-        // `Buffer::whole` wants a region of `M`'s kind: the kind was made from the placement.
+        // `Buffer::whole` requires a region of `M`'s kind: the kind was made from the placement.
         region.map(Buffer::whole).map_err(|(error, _)| error)
     }
 }
@@ -131,8 +131,9 @@ unsafe impl Sync for Lent {}
 impl Lent {
     fn new(buffer: &Buffer<Host>, range: Range<usize>) -> Self {
         let segment = buffer.segment();
-        // SAFETY: NonNull::add wants a result inside the allocation or one past its end: the caller
-        // checked the range against the buffer's length, and the buffer lies in its region (M3).
+        // SAFETY: NonNull::add requires a result inside the allocation or one past its end: the
+        // caller checked the range against the buffer's length, and the buffer lies in its region
+        // (M3).
         let pointer = unsafe { segment.pointer.add(range.start) };
         Self { pointer, len: range.len(), lkey: segment.lkey(), domain: segment.domain() }
     }
@@ -155,8 +156,8 @@ impl<'a> LentSliceMut<'a> {
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
         let at = at.min(self.lent.len);
-        // SAFETY: NonNull::add wants a result inside the allocation or one past its end: `at` is at
-        // most the length of a view that lies in the region (M3).
+        // SAFETY: NonNull::add requires a result inside the allocation or one past its end: `at` is
+        // at most the length of a view that lies in the region (M3).
         let pointer = unsafe { self.lent.pointer.add(at) };
         let back = Lent { pointer, len: self.lent.len - at, ..self.lent };
         let front = Lent { len: at, ..self.lent };

@@ -98,7 +98,7 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     }
 }
 
-// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
 // access: Box::into_raw gives up the box's claim; the allocation stays valid and in place until
 // from_raw; its bytes are initialised. The parts are empty.
 unsafe impl MemoryOwner for Box<[u8]> {
@@ -108,18 +108,18 @@ unsafe impl MemoryOwner for Box<[u8]> {
     fn into_parts(self) -> (NonNull<u8>, usize, ()) {
         let len = self.len();
         let pointer = Self::into_raw(self).cast::<u8>();
-        // SAFETY: new_unchecked wants a non-null pointer: a box's pointer is never null.
+        // SAFETY: new_unchecked requires a non-null pointer: a box's pointer is never null.
         (unsafe { NonNull::new_unchecked(pointer) }, len, ())
     }
 
     unsafe fn from_parts(address: NonNull<u8>, len: usize, (): ()) -> Self {
-        // SAFETY: Box::from_raw wants a pointer from Box::into_raw, once: `into_parts` made it of a
-        // slice of this length, and this function's contract allows one call.
+        // SAFETY: Box::from_raw requires a pointer from Box::into_raw, once: `into_parts` made it
+        // of a slice of this length, and this function's contract allows one call.
         unsafe { Self::from_raw(std::ptr::slice_from_raw_parts_mut(address.as_ptr(), len)) }
     }
 }
 
-// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
 // access: a ManuallyDrop<Vec> is taken apart into its raw pointer, length and capacity, and only
 // the initialised bytes are used.
 unsafe impl MemoryOwner for Vec<u8> {
@@ -129,13 +129,13 @@ unsafe impl MemoryOwner for Vec<u8> {
     fn into_parts(self) -> (NonNull<u8>, usize, usize) {
         let mut this = ManuallyDrop::new(self);
         let (pointer, len, capacity) = (this.as_mut_ptr(), this.len(), this.capacity());
-        // SAFETY: new_unchecked wants a non-null pointer: a vector's pointer is never null.
+        // SAFETY: new_unchecked requires a non-null pointer: a vector's pointer is never null.
         (unsafe { NonNull::new_unchecked(pointer) }, len, capacity)
     }
 
     unsafe fn from_parts(address: NonNull<u8>, len: usize, capacity: usize) -> Self {
-        // SAFETY: Vec::from_raw_parts wants the parts of one vector, once: `into_parts` took them
-        // from one vector, and this function's contract allows one call.
+        // SAFETY: Vec::from_raw_parts requires the parts of one vector, once: `into_parts` took
+        // them from one vector, and this function's contract allows one call.
         unsafe { Self::from_raw_parts(address.as_ptr(), len, capacity) }
     }
 }
@@ -154,7 +154,7 @@ pub(super) fn refused(error: &SharedMemoryError) -> Error {
     }
 }
 
-// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
 // access: SharedMemory holds an address, not a reference, so moving it asserts nothing; the kernel
 // initialises the mapping, which stays while the value lives. Other processes may have its file,
 // but make_private ends their access before references are made. The parts are the value itself.
@@ -163,7 +163,8 @@ unsafe impl MemoryOwner for SharedMemory {
     type Parts = Self;
 
     fn into_parts(self) -> (NonNull<u8>, usize, Self) {
-        // SAFETY: new_unchecked wants a non-null pointer: the address of a mapping is never null.
+        // SAFETY: new_unchecked requires a non-null pointer: the address of a mapping is never
+        // null.
         (unsafe { NonNull::new_unchecked(self.as_ptr()) }, self.len(), self)
     }
 
@@ -176,7 +177,7 @@ unsafe impl MemoryOwner for SharedMemory {
     }
 }
 
-// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
 // access: a Segment holds the address of a mapping that the kernel initialises and that stays while
 // the value lives. Other holders of the Arc, and processes that map the segment, access it as
 // rdma_mem does; make_private always fails, so references are never made. The parts are the value
@@ -187,7 +188,8 @@ unsafe impl MemoryOwner for Arc<Segment> {
 
     fn into_parts(self) -> (NonNull<u8>, usize, Self) {
         let start = self.bytes().as_mut_ptr();
-        // SAFETY: new_unchecked wants a non-null pointer: the address of a mapping is never null.
+        // SAFETY: new_unchecked requires a non-null pointer: the address of a mapping is never
+        // null.
         (unsafe { NonNull::new_unchecked(start) }, self.len(), self)
     }
 
@@ -219,7 +221,7 @@ impl Pages {
         let error = Error::new(Verb::Allocate, ErrorKind::OutOfMemory);
         let size = len.max(1).checked_next_multiple_of(Self::ALIGN).ok_or(error)?;
         let layout = Layout::from_size_align(size, Self::ALIGN).map_err(|_| error)?;
-        // SAFETY: alloc_zeroed wants a size other than zero: `len.max(1)` rounded up.
+        // SAFETY: alloc_zeroed requires a size other than zero: `len.max(1)` rounded up.
         let address = unsafe { alloc::alloc_zeroed(layout) };
         Ok(Self { address: NonNull::new(address).ok_or(error)?, len, layout })
     }
@@ -227,12 +229,13 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: dealloc wants a live allocation of this layout: made in `new`, freed once, here.
+        // SAFETY: dealloc requires a live allocation of this layout: made in `new`, freed once,
+        // here.
         unsafe { alloc::dealloc(self.address.as_ptr(), self.layout) }
     }
 }
 
-// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
 // access: Pages holds a raw pointer, so moving it asserts nothing; the allocation is zeroed and
 // lives as long as the value.
 unsafe impl MemoryOwner for Pages {
@@ -261,8 +264,9 @@ struct Parts<O: MemoryOwner>(O::Parts);
 
 impl<O: MemoryOwner> AnyParts for Parts<O> {
     unsafe fn reassemble(self: Box<Self>, address: NonNull<u8>, len: usize) -> Box<dyn Any + Send> {
-        // SAFETY: MemoryOwner::from_parts wants the results of one `into_parts`, once, and memory
-        // that no device accesses: `reassemble` has the same contract, and `Box<Self>` is consumed.
+        // SAFETY: MemoryOwner::from_parts requires the results of one `into_parts`, once, and
+        // memory that no device accesses: `reassemble` has the same contract, and `Box<Self>` is
+        // consumed.
         Box::new(unsafe { O::from_parts(address, len, self.0) })
     }
 
@@ -318,9 +322,9 @@ impl RawMemory {
 
     fn reassemble(&mut self) -> Option<Box<dyn Any + Send>> {
         let parts = self.parts.take()?;
-        // SAFETY: reassemble wants the results of one `into_parts`, once, and memory that no device
-        // accesses: `parts` is taken out, so this happens once; a RawMemory is reassembled only
-        // when it is not registered (M2).
+        // SAFETY: reassemble requires the results of one `into_parts`, once, and memory that no
+        // device accesses: `parts` is taken out, so this happens once; a RawMemory is reassembled
+        // only when it is not registered (M2).
         Some(unsafe { parts.reassemble(self.address, self.len) })
     }
 }
@@ -390,18 +394,18 @@ impl Deref for Memory<Host> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: from_raw_parts wants `len` readable, initialised bytes, at most isize::MAX, which
-        // nobody writes during the borrow: valid, initialised and not accessed by others by the
-        // contract of MemoryOwner; not registered, so no device or peer writes them; one allocation
-        // or mapping, so at most isize::MAX bytes.
+        // SAFETY: from_raw_parts requires `len` readable, initialised bytes, at most isize::MAX,
+        // which nobody writes during the borrow: valid, initialised and not accessed by others by
+        // the contract of MemoryOwner; not registered, so no device or peer writes them; one
+        // allocation or mapping, so at most isize::MAX bytes.
         unsafe { slice::from_raw_parts(self.raw.address.as_ptr(), self.raw.len) }
     }
 }
 
 impl DerefMut for Memory<Host> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: from_raw_parts_mut wants valid, initialised bytes without other accesses: as in
-        // `deref`, and `self` is borrowed exclusively.
+        // SAFETY: from_raw_parts_mut requires valid, initialised bytes without other accesses: as
+        // in `deref`, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.raw.address.as_ptr(), self.raw.len) }
     }
 }

@@ -172,8 +172,8 @@ impl Region {
         let (address, len) = (memory.address(), memory.len());
         // The device accesses the memory by its numeric address.
         address.as_ptr().expose_provenance();
-        // SAFETY: the reference wants a live region that nobody writes to: it was just registered,
-        // and its keys are constant.
+        // SAFETY: the reference requires a live region that nobody writes to: it was just
+        // registered, and its keys are constant.
         let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
         let (pd, domain) = (Arc::clone(pd), pd.identity());
         Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd })))
@@ -182,8 +182,8 @@ impl Region {
 
 fn register_address(pd: &Handle<PdInner>, memory: &RawMemory, flags: u32) -> Result<Raw<ibv_mr>> {
     let address = memory.address().as_ptr().cast();
-    // SAFETY: ibv_reg_mr wants a live domain of this table, which `pd` is, and memory that is valid
-    // until after deregistration (M1, M2).
+    // SAFETY: ibv_reg_mr requires a live domain of this table, which `pd` is, and memory that is
+    // valid until after deregistration (M1, M2).
     let call = || unsafe { pd.context.table.ibv_reg_mr(pd.raw.as_ptr(), address, memory.len(), flags) };
     Raw::created(Verb::RegisterMr, call)
 }
@@ -192,8 +192,8 @@ fn register_mapping(pd: &Handle<PdInner>, memory: &RawMemory, mapping: NonNull<u
     let iova = memory.address().as_ptr().addr() as u64;
     mapping.as_ptr().expose_provenance();
     let mapping = mapping.as_ptr().cast();
-    // SAFETY: ibv_reg_mr_iova wants a live domain of this table, which `pd` is, and memory that is
-    // valid until after deregistration: the mapping leads to the region's memory (M1, M2).
+    // SAFETY: ibv_reg_mr_iova requires a live domain of this table, which `pd` is, and memory that
+    // is valid until after deregistration: the mapping leads to the region's memory (M1, M2).
     let call = || unsafe { pd.context.table.ibv_reg_mr_iova(pd.raw.as_ptr(), mapping, memory.len(), iova, flags) };
     Raw::created(Verb::RegisterMr, call)
 }
@@ -208,7 +208,7 @@ fn register_dma_buf(
     let iova = memory.address().as_ptr().addr() as u64;
     let flags = i32::try_from(flags).unwrap_or(0);
     let reg = pd.context.table.ibv_reg_dmabuf_mr;
-    // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `pd` is, and an open
+    // SAFETY: ibv_reg_dmabuf_mr requires a live domain of this table, which `pd` is, and an open
     // descriptor, which `fd` borrows for the call; the kernel keeps the dma-buf afterwards.
     let call = || unsafe { reg(pd.raw.as_ptr(), offset, memory.len(), iova, fd.as_raw_fd(), flags) };
     Raw::created(Verb::RegisterDmaBuf, call)
@@ -223,7 +223,7 @@ impl Object for Region {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_dereg_mr wants a live region of this table: this function's contract.
+        // SAFETY: ibv_dereg_mr requires a live region of this table: this function's contract.
         Error::check(Self::DESTROY, || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
     }
 }
@@ -276,7 +276,7 @@ impl Segment {
         if self.len < N || !self.kind().is_host() {
             return None;
         }
-        // SAFETY: copy wants two valid ranges that do not overlap: the segment is valid for `N`
+        // SAFETY: copy requires two valid ranges that do not overlap: the segment is valid for `N`
         // bytes (M1, M3) and `bytes` is a local array. In a local region nobody else accesses the
         // bytes (M4); in an exposed one all accesses are atomic (M5).
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.pointer.as_ptr(), N) };

@@ -108,14 +108,14 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// Options with all defaults: the smaller of both ends' active MTUs, a timeout of 67 ms, 7
+    /// Options with all defaults: the smaller of both sides' active MTUs, a timeout of 67 ms, 7
     /// retries, and unlimited retries while the peer has no receive posted.
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
-        /// An MTU smaller than both ends' active MTUs. A larger one has no effect.
+        /// An MTU smaller than both sides' active MTUs. A larger one has no effect.
         mtu(mtu: Mtu) = Some(mtu);
 
         /// The time to wait for an answer before a retry.
@@ -162,7 +162,7 @@ pub struct InitializedQueuePair<T: Transport> {
     pub(super) local: T::Start,
 }
 
-/// The local end of a connection: the chosen port and its endpoint.
+/// The local side of a connection: the chosen port and its endpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Local {
     chosen: Chosen,
@@ -256,7 +256,7 @@ pub trait Connected: Transport<InitOptions = InitOptions, Start = Local> {
     fn ready_to_send(attr: QpAttr, ends: &Endpoints, options: &ConnectOptions) -> QpAttr;
 }
 
-/// Both ends of a connection, and the limit of the local device.
+/// Both sides of a connection, and the limit of the local device.
 #[derive(Debug)]
 pub struct Endpoints {
     local: Endpoint,
@@ -403,13 +403,13 @@ impl<T: Connected> InitializedQueuePair<T> {
 
     /// Connects to the peer: moves the queue pair through RTR to RTS.
     ///
-    /// The peer does the same with this end's [`endpoint`](Self::endpoint), in any order, on a
+    /// The peer does the same with this side's [`endpoint`](Self::endpoint), in any order, on a
     /// queue pair of the same transport. Messages sent before the peer has connected are retried as
     /// often as `retry_count` allows; on an unreliable connection they are lost.
     ///
     /// # Errors
     ///
-    /// With the queue pair: `Incompatible` when the two ends have no common kind of address,
+    /// With the queue pair: `Incompatible` when the two sides have no common kind of address,
     /// `Timeout` when the peer's address cannot be resolved, `NotSupported` on iWARP. The queue
     /// pair may then be in RTR, ready to receive only; go back with [`reset`](Self::reset).
     pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<QueuePair<T>, Failed<Self>> {

@@ -31,11 +31,17 @@ use crate::pd::{PdInner, ProtectionDomain};
 ///   answers outstanding than its clients have requests.
 /// * A request whose completion has been fetched but not polled yet still occupies its slot.
 ///
-/// If a peer awaits answers to at most `n` requests, use a `max_send_wr` of `2 * n` if all sends
-/// are signaled, and of `4 * n` if most are not; use a `max_recv_wr` of `n` if each receive is
-/// posted again before its answer is sent. That makes `QueueFull` rare but not impossible:
-/// [`room`](crate::SendQueue::room) returns the number of requests that can be posted now, and
-/// [`post_send_or_wait`](QueuePair::post_send_or_wait) waits for room.
+/// For a peer that awaits answers to at most `n` requests, if each receive is posted again before
+/// its answer is sent:
+///
+/// | sends | `max_send_wr` | `max_recv_wr` |
+/// | --- | --- | --- |
+/// | all signaled | `2 * n` | `n` |
+/// | mostly unsignaled | `4 * n` | `n` |
+///
+/// This makes `QueueFull` rare but not impossible: [`room`](crate::SendQueue::room) returns the
+/// number of requests that can be posted now, and
+/// [`post_send_or_wait`](QueuePair::post_send_or_wait) waits for a free slot.
 ///
 /// # Examples
 ///

@@ -166,8 +166,8 @@ impl QpInner {
         self.check(Verb::QueryQp)?;
         let mask = i32::try_from(mask).map_err(|_| Error::new(Verb::QueryQp, ErrorKind::InvalidInput))?;
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
-        // SAFETY: ibv_query_qp requires a live queue pair (1), room for the answers (locals), and a
-        // process that is not a forked child (3, checked above).
+        // SAFETY: ibv_query_qp requires a live queue pair (1), space for the answers (locals), and
+        // a process that is not a forked child (3, checked above).
         let call = || unsafe { (self.context.table.ibv_query_qp)(self.raw, &raw mut attr, mask, &raw mut init) };
         Error::check(Verb::QueryQp, call)?;
         Ok(QpInfo { attr, cap: init.cap })
@@ -176,8 +176,8 @@ impl QpInner {
     pub(crate) fn ece(&self) -> Result<Ece> {
         self.check(Verb::QueryEce)?;
         let mut ece = ibv_ece::default();
-        // SAFETY: ibv_query_ece requires a live queue pair (1), room for the options (a local), and
-        // a process that is not a forked child (3, checked above).
+        // SAFETY: ibv_query_ece requires a live queue pair (1), space for the options (a local),
+        // and a process that is not a forked child (3, checked above).
         let call = || unsafe { (self.context.table.ibv_query_ece)(self.raw, &raw mut ece) };
         Error::check(Verb::QueryEce, call)?;
         Ok(Ece::from_raw(ece))

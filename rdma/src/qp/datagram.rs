@@ -210,8 +210,8 @@ impl QueuePair<Ud> {
     ///
     /// # Errors
     ///
-    /// `Incompatible` when the two ends have no common kind of address; `InvalidInput` if the queue
-    /// pair is not bound to a port yet.
+    /// `Incompatible` when the two sides have no common kind of address; `InvalidInput` if the
+    /// queue pair is not bound to a port yet.
     pub fn path_to(&self, peer: &DatagramEndpoint) -> Result<Path> {
         let (chosen, _) = self.bound(Verb::CreateAh)?;
         chosen.path_to((peer.gid, peer.lid), Verb::CreateAh)

@@ -226,7 +226,7 @@ fn unusual(len: usize) -> Option<Result<(), Refusal>> {
 ///
 /// # Safety
 ///
-/// As for [`Owned::park`]; the slot has room for the segment.
+/// As for [`Owned::park`]; the slot has space for the segment.
 #[inline(always)]
 unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize) {
     let place = slot.segment(*at);
@@ -237,7 +237,7 @@ unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize)
     // Copied field by field, so that the compiler can keep the original in registers.
     let copy = Segment { region, pointer: segment.pointer, len: segment.len };
     // SAFETY: the write requires a valid, aligned place: it is in a free slot, which the Vacant
-    // owns, with room for the segment (the contract of this function). The old value was moved out
+    // owns, with space for the segment (the contract of this function). The old value was moved out
     // or is leaked.
     unsafe { place.write(copy) };
 }

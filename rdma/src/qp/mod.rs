@@ -1,4 +1,4 @@
-//! Queue pairs: one end of a connection, or an end point for datagrams to any peer.
+//! Queue pairs: one side of a connection, or an endpoint for datagrams to any peer.
 //!
 //! ```text
 //! builder ─ build ─> PreparedQueuePair ─ init ─> InitializedQueuePair ─ connect ─> QueuePair

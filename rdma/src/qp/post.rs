@@ -65,15 +65,15 @@ impl<T: Transport> QueuePair<T> {
         self.send.post::<T, O, L>(work)
     }
 
-    /// Posts a request to the send queue, and waits for room if the queue is full.
+    /// Posts a request to the send queue, and waits for a free slot if the queue is full.
     ///
     /// Completions that `poller` takes meanwhile are passed to `on_completion`, including receives
-    /// if they report to the same queue. Only completions of this queue pair's sends make room;
+    /// if they report to the same queue. Only completions of this queue pair's sends free slots;
     /// `poller` must belong to their completion queue.
     ///
     /// # Errors
     ///
-    /// As for [`post_send`](Self::post_send), with `QueueFull` if there is no room before
+    /// As for [`post_send`](Self::post_send), with `QueueFull` if no slot is free before
     /// `timeout`; as for [`Poller::wait`]; `InvalidInput` for a poller of another completion queue.
     ///
     /// ```
@@ -101,7 +101,7 @@ impl<T: Transport> QueuePair<T> {
                 let wrong = Error::new(Verb::PostSend, ErrorKind::InvalidInput);
                 return Err(PostError::new(wrong, Some(work.local.give_back())));
             }
-            // Wake up now and then: another poller of the queue may make room too.
+            // Wake up now and then: another poller of the queue may free slots too.
             let patience = timeout.saturating_sub(start.elapsed()).min(Duration::from_millis(1));
             match poller.wait(Some(patience)) {
                 Ok(Some(completion)) => on_completion(completion),
@@ -116,7 +116,7 @@ impl<T: Transport> QueuePair<T> {
     /// [`ExposedSlice`](crate::ExposedSlice), an array, tuple or vector of them, or `()` for
     /// messages without data. The completion carries `token` and returns the memory.
     ///
-    /// A datagram arrives after a GRH of 40 bytes ([`Grh`](crate::Grh)): the memory must have room
+    /// A datagram arrives after a GRH of 40 bytes ([`Grh`](crate::Grh)): the memory must have space
     /// for both.
     ///
     /// # Errors

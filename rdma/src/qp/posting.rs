@@ -292,7 +292,7 @@ unsafe impl<W> Send for Half<W> {}
 unsafe impl<W> Sync for Half<W> {}
 
 impl<W: WorkRequest> Half<W> {
-    /// Creates a half of a new queue pair (S1), with room for chains of `requests`.
+    /// Creates a half of a new queue pair (S1), with space for chains of `requests`.
     pub(super) fn new(
         raw: *mut ibv_qp,
         attached: Attached,

@@ -49,7 +49,7 @@ impl RawCompletionQueue {
     pub fn poll<'a>(&self, room: &'a mut [ibv_wc]) -> Result<&'a [ibv_wc]> {
         self.inner.context.check(Verb::PollCq)?;
         let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
-        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
+        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and space for
         // `entries` entries: `self` keeps the queue, the generation was checked above, and `room`
         // has at least `entries`.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.inner.raw, entries, room.as_mut_ptr()) };

@@ -123,7 +123,7 @@ impl SendQueue {
         self.half.attached.producer.vacant().is_some()
     }
 
-    /// The token of the request at the head, if it is routed: its end makes room.
+    /// The token of the request at the head, if it is routed: its end frees a slot.
     #[cfg(feature = "aio")]
     pub(crate) fn oldest_routed(&self) -> Option<u64> {
         self.half.attached.producer.oldest_routed()

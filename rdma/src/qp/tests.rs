@@ -166,7 +166,7 @@ fn a_failed_creation_leaves_nothing_behind() {
         let error = QueuePair::builder(&bench.pd).cq(&bench.cq).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     }
-    // Each failed creation freed its room in the completion queue.
+    // Each failed creation freed its space in the completion queue.
     let _qp = bench.prepared();
     assert_eq!(bench.context.device_attr().max_cqe(), 4096);
 }

@@ -140,8 +140,8 @@ impl Gid {
     /// Converts from the C union.
     #[must_use]
     pub fn from_raw(raw: ibv_gid) -> Self {
-        // SAFETY: a union read wants bytes that are a valid value: both members fill the union, and
-        // any 16 bytes are a value of `raw`.
+        // SAFETY: a union read requires bytes that are a valid value: both members fill the union,
+        // and any 16 bytes are a value of `raw`.
         Self(unsafe { raw.raw })
     }
 }

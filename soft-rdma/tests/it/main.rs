@@ -480,7 +480,7 @@ static int grow_heap(void) {
 #[test]
 fn a_c_program_says_which_call_a_limit_has_refused() {
     let folder = folder("limit");
-    // Room for small maps, and none for the stack of a thread. What is allocated is in the heap,
+    // Space for small maps, and none for the stack of a thread. What is allocated is in the heap,
     // which has a mebibyte to spare.
     let limit = "CHECK(mallopt(M_TOP_PAD, 1 << 20) && grow_heap());
                  unsigned long pages;

@@ -12,7 +12,7 @@ use crate::LIMIT;
 /// Prefix of each line of the conversation: the test harness prints to the same pipe.
 const MARK: &str = "@peer ";
 
-/// One end of a conversation.
+/// One side of a conversation.
 #[derive(Debug)]
 pub struct Channel {
     input: BufReader<File>,
@@ -117,7 +117,7 @@ impl Channel {
     }
 }
 
-/// Waits until there are bytes to read, or the other end is closed.
+/// Waits until there are bytes to read, or the other side is closed.
 fn wait_readable(file: &File) {
     let mut poll_fd = [PollFd::new(file.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(LIMIT).expect("a short time");

@@ -16,9 +16,9 @@ const LIMIT: u32 = 60;
 /// If there can be no child.
 #[must_use]
 pub fn holds_in_child(body: impl FnOnce() -> bool) -> bool {
-    // SAFETY: fork wants a child that calls only async-signal-safe functions: the child calls the
-    // allocator, which glibc makes usable in a child, `body`, which must be as the docs say, and
-    // functions that make one system call.
+    // SAFETY: fork requires a child that calls only async-signal-safe functions: the child calls
+    // the allocator, which glibc makes usable in a child, `body`, which must be as the docs say,
+    // and functions that make one system call.
     match unsafe { fork() }.expect("a child") {
         ForkResult::Child => {
             // The signal ends the child.

@@ -304,7 +304,7 @@ fn whoever_goes_first_is_noticed() {
             }
         }
         assert!(passive.wait_disconnected(Some(LIMIT)).unwrap(), "{order}");
-        // The requests in flight are flushed once both ends have disconnected.
+        // The requests in flight are flushed once both sides have disconnected.
         if b_qp.state().unwrap() == QpState::RTS {
             passive.disconnect(&b_qp).ok();
             b_qp.set_error().unwrap();
@@ -433,7 +433,7 @@ fn many_connect_at_the_same_time() {
                     qp.post_recv(end.pd.allocate(8).unwrap(), 0).unwrap();
                     let (connection, mut qp) = request.accept(qp, &options, LIMIT).unwrap();
                     accepted[usize::from(name[1])][usize::from(name[2])].store(true, Ordering::Release);
-                    // On iWARP the active end must send first.
+                    // On iWARP the active side must send first.
                     assert_eq!(wait(&mut end.cq.poller()).buffer()[..4], name);
                     qp.post_send(op::send(buffer(&end.pd, &name))).unwrap();
                     assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));

@@ -83,7 +83,7 @@ fn request(channel: &EventChannel, listener: &Id<Rc>) -> ConnectRequest<Rc> {
     }
 }
 
-/// Handles the event that asks the active end for its last step; returns the connected queue pair.
+/// Handles the event that asks the active side for its last step; returns the connected queue pair.
 fn established(channel: &EventChannel, id: &Id<Rc>, qp: InitializedQueuePair<Rc>) -> QueuePair<Rc> {
     match next_of(channel, id.key()) {
         EventKind::ConnectResponse(_) => id.establish(qp, &ConnOptions::new()).unwrap(),
@@ -113,7 +113,7 @@ fn one_thread_does_both_ends_on_one_channel() {
     let key = request.key();
     let (passive, b_qp) = request.accept(b_qp, &ConnOptions::new().private_data(b"from b")).unwrap();
     assert_eq!(passive.key(), key);
-    // The events of both ends arrive in any order, each with its identifier.
+    // The events of both sides arrive in any order, each with its identifier.
     let (mut a_waits, mut a_qp, mut passive_waits) = (Some(a_qp), None, true);
     while a_waits.is_some() || passive_waits {
         let event = next(&channel);
@@ -134,7 +134,8 @@ fn one_thread_does_both_ends_on_one_channel() {
     assert_eq!(wait(&mut a.cq.poller()).status, Ok(()));
     assert_eq!(wait(&mut b.cq.poller()).byte_len, 7);
     id.disconnect(&a_qp).unwrap();
-    // On iWARP the end that disconnects gets its event at once; elsewhere, after the peer's answer.
+    // On iWARP the side that disconnects gets its event at once; elsewhere, after the peer's
+    // answer.
     let mut ended = Vec::new();
     while ended.len() < 2 {
         let event = next(&channel);
@@ -268,7 +269,7 @@ fn whatever_ends_at_any_step_ends() {
                 }
             });
         }
-        // Requests are accepted, rejected or dropped while other ends are still connecting.
+        // Requests are accepted, rejected or dropped while other sides are still connecting.
         let begin = Instant::now();
         for turn in 0.. {
             let Some(request) = listener.next_request(Some(Duration::from_millis(100))).unwrap() else {
@@ -401,7 +402,7 @@ fn edge_triggered_epoll_misses_no_event() {
     let wait = || {
         let mut slot = libc::epoll_event { events: 0, u64: 0 };
         let limit = i32::try_from(LIMIT.as_millis()).unwrap();
-        // SAFETY: epoll_wait requires room for as many events as its count says: `slot` is one
+        // SAFETY: epoll_wait requires space for as many events as its count says: `slot` is one
         // local event, and the count is 1.
         assert_eq!(unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut slot, 1, limit) }, 1, "no edge in time");
         std::iter::from_fn(|| channel.try_next_event().unwrap()).collect::<Vec<_>>()

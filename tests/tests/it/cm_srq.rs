@@ -13,7 +13,7 @@ use rdma_tests::{LIMIT, buffer, open, pattern, skip, wait};
 const LEN: usize = 3000;
 const CLIENTS: u8 = 2;
 
-/// The objects of an end whose queue pairs share their receives.
+/// The objects of a side whose queue pairs share their receives.
 struct Server {
     end: End,
     receives: SharedReceiveQueue,

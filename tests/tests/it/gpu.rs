@@ -40,13 +40,13 @@ impl Vram {
 
 impl Drop for Vram {
     fn drop(&mut self) {
-        // SAFETY: munmap wants a mapping that nobody uses: the reservation of `new`.
+        // SAFETY: munmap requires a mapping that nobody uses: the reservation of `new`.
         unsafe { libc::munmap(self.addresses.as_ptr().cast(), LEN) };
     }
 }
 
-// SAFETY: MemoryOwner wants memory that stays where it is while the parts live: the reservation and
-// the memory file's mapping do. No reference to either exists.
+// SAFETY: MemoryOwner requires memory that stays where it is while the parts live: the reservation
+// and the memory file's mapping do. No reference to either exists.
 unsafe impl MemoryOwner for Vram {
     type Placement = Gpu;
     type Parts = Self;
@@ -68,8 +68,8 @@ fn rig(access: RemoteAccess) -> Option<(Side, Side, ExposedRegion<Gpu>, File)> {
     }
     let vram = Vram::new();
     let (contents, mapping) = (vram.contents(), NonNull::new(vram.memory.as_ptr()).unwrap());
-    // SAFETY: register_mapped wants the owner's memory at `mapping`, without references to it: the
-    // memory file that stands for the GPU's memory is mapped there, as long as the owner lives.
+    // SAFETY: register_mapped requires the owner's memory at `mapping`, without references to it:
+    // the memory file that stands for the GPU's memory is mapped there, as long as the owner lives.
     let region = unsafe { b.pd.register_mapped(vram, mapping, access) }.unwrap();
     Some((a, b, region, contents))
 }
@@ -126,7 +126,7 @@ fn a_device_without_dma_bufs_says_so_and_the_memory_comes_back() {
     }
     let vram = Vram::new();
     let file = vram.contents();
-    // SAFETY: register_dmabuf wants a dma-buf of the memory: the device cannot import any.
+    // SAFETY: register_dmabuf requires a dma-buf of the memory: the device cannot import any.
     let failed = unsafe { a.pd.register_dmabuf(vram, file.as_fd(), 0, RemoteAccess::READ) }.unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::NotSupported, "{failed}");
     assert!(failed.error.to_string().contains("soft0, rxe and siw cannot"), "{failed}");

@@ -19,7 +19,7 @@ use rdma_tests::{MANAGED, Options, all_rights, buffer, open, pair, pattern, read
 fn gpu() -> Gpu {
     static DRIVER: OnceLock<&'static Driver> = OnceLock::new();
     let load = || {
-        // SAFETY: load_from wants an implementation of the driver API: the stand-in is one.
+        // SAFETY: load_from requires an implementation of the driver API: the stand-in is one.
         unsafe { Driver::load_from(&rdma_cuda_stand_in::path()) }.unwrap()
     };
     DRIVER.get_or_init(load).gpu(0).unwrap()
@@ -115,13 +115,14 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: munmap wants a mapping that nobody uses: that of `new`, whose region has ended.
+        // SAFETY: munmap requires a mapping that nobody uses: that of `new`, whose region has
+        // ended.
         unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.len) };
     }
 }
 
-// SAFETY: MemoryOwner wants memory that stays where it is while the parts live, without references:
-// the contract of DeviceMemory, which the parts hold.
+// SAFETY: MemoryOwner requires memory that stays where it is while the parts live, without
+// references: the contract of DeviceMemory, which the parts hold.
 unsafe impl MemoryOwner for Mapped {
     type Placement = rdma::Gpu;
     type Parts = Self;
@@ -145,8 +146,8 @@ fn a_peer_accesses_memory_of_a_gpu_by_the_address_that_kernels_use() {
     let slice = GpuBuffer::<u8>::new(&gpu(), 1 << 16).unwrap().slice();
     let mapped = Mapped::new(Arc::clone(slice.memory()));
     let mapping = mapped.mapping;
-    // SAFETY: register_mapped wants the owner's memory at `mapping` until the owner is dropped: the
-    // owner has the mapping of the memory's dma-buf.
+    // SAFETY: register_mapped requires the owner's memory at `mapping` until the owner is dropped:
+    // the owner has the mapping of the memory's dma-buf.
     let region: ExposedRegion<rdma::Gpu> = unsafe { b.pd.register_mapped(mapped, mapping, all_rights()) }.unwrap();
     assert_eq!(region.remote(..).unwrap().address(), slice.address());
 

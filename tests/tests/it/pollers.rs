@@ -45,7 +45,7 @@ fn collect(cq: &CompletionQueue, home: &[Sender<Buffer>], done: &AtomicBool, tak
     }
 }
 
-/// Sends messages from one end to the other, each with a buffer that some collector returned.
+/// Sends messages from one side to the other, each with a buffer that some collector returned.
 fn post([mut a, mut b]: [QueuePair<Rc>; 2], pd: &ProtectionDomain, token: u64, back: &Receiver<Buffer>) {
     let mut buffers = vec![pd.allocate(16).unwrap(), pd.allocate(16).unwrap()];
     for _ in 0..MESSAGES {

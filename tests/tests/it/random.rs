@@ -1,7 +1,7 @@
 //! Random mixtures of requests, checked against a model: every message arrives unchanged and in
 //! order.
 //!
-//! Both ends derive the same plan from one seed. The requester keeps a model of the peer's memory
+//! Both sides derive the same plan from one seed. The requester keeps a model of the peer's memory
 //! after each request; the responder knows the messages. `RDMA_TEST_SEED` repeats a run.
 //! `RDMA_TEST_UNFENCED` omits fences: rxe executes requests in order, and its fence can stall.
 

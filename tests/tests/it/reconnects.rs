@@ -48,7 +48,7 @@ fn a_hundred_thousand_queue_pairs_share_one_small_completion_queue() {
         done += 1;
     }
     println!("{done} reconnects in {:?}, {} stale completions", start.elapsed(), cq.stale_completions());
-    // Nothing is reserved any more: a queue pair of the whole depth has room.
+    // Nothing is reserved any more: a queue pair of the whole depth fits.
     let half = cq.depth() / 2;
     QueuePair::builder(&pd).cq(&cq).max_send_wr(half).max_recv_wr(half).build().unwrap();
 }

@@ -112,7 +112,7 @@ impl Theirs<'_> {
 
     fn local_address(&self) -> SocketAddr {
         let (mut address, mut len) = (encoded(SocketAddr::from(([0; 4], 0))), ADDRESS);
-        // SAFETY: rgetsockname requires room for an address of the length: a local.
+        // SAFETY: rgetsockname requires space for an address of the length: a local.
         done(unsafe { (self.functions.rgetsockname)(self.number, (&raw mut address).cast(), &raw mut len) });
         decoded(address)
     }
@@ -123,7 +123,7 @@ impl Theirs<'_> {
     }
 
     fn accept(&self) -> Self {
-        // SAFETY: raccept requires room for an address, or NULL.
+        // SAFETY: raccept requires space for an address, or NULL.
         let number = done(unsafe { (self.functions.raccept)(self.number, ptr::null_mut(), ptr::null_mut()) });
         Self { functions: self.functions, number }
     }
@@ -203,7 +203,7 @@ fn drain(is_answer: bool, mut receive: impl FnMut(&mut [u8]) -> usize) {
     }
 }
 
-/// The work of our end of a stream: it receives, answers, and sees the end.
+/// The work of our side of a stream: it receives, answers, and sees the end.
 fn serve_ours(mut socket: &Socket) {
     drain(false, |bytes| socket.read(bytes).unwrap());
     pour(true, |bytes| socket.write(bytes).unwrap());

@@ -1,4 +1,4 @@
-//! Reserved room is room for one request.
+//! A reserved slot is one request's.
 
 async fn start(qp: &mut rdma::aio::QueuePair<rdma::transport::Rc>, one: rdma::Buffer, two: rdma::Buffer) {
     let slot = qp.reserve().await.unwrap();

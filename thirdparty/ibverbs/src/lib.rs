@@ -37,7 +37,7 @@ pub fn open() -> io::Result<Context> {
 }
 
 impl<'context> Objects<'context> {
-    /// Creates the objects of one end.
+    /// Creates the objects of one side.
     ///
     /// # Errors
     ///
@@ -47,7 +47,7 @@ impl<'context> Objects<'context> {
     }
 }
 
-/// Connects two ends with each other.
+/// Connects two sides with each other.
 ///
 /// # Errors
 ///

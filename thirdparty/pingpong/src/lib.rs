@@ -8,9 +8,9 @@ pub const LEN: usize = 64;
 /// Round trips of [`run`].
 const ROUND_TRIPS: u8 = 200;
 
-/// One end of a reliable connection, with a buffer for each direction.
+/// One side of a reliable connection, with a buffer for each direction.
 pub trait End {
-    /// Posts a receive at the other end and a send at this one, and polls until both have
+    /// Posts a receive at the other side and a send at this one, and polls until both have
     /// completed.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ pub trait End {
 ///
 /// # Errors
 ///
-/// The error of an end, or a message that arrived with other contents.
+/// The error of a side, or a message that arrived with other contents.
 pub fn run<E: End>(mut ping: E, mut pong: E) -> io::Result<()> {
     for number in 0..ROUND_TRIPS {
         check(&mut ping, &mut pong, number)?;

@@ -66,7 +66,7 @@ impl Way for Case {
     }
 }
 
-/// Two ends of the crate `ibverbs`. The objects that they borrow live as long as the process.
+/// Two sides of the crate `ibverbs`. The objects that they borrow live as long as the process.
 fn ibverbs() -> io::Result<(thirdparty_ibverbs::End<'static>, thirdparty_ibverbs::End<'static>)> {
     let context = Box::leak(Box::new(thirdparty_ibverbs::open()?));
     let objects = || Ok::<_, io::Error>(Box::leak(Box::new(thirdparty_ibverbs::Objects::new(context)?)));

@@ -18,7 +18,7 @@ pub(crate) struct End {
     exposed: ExposedRegion,
 }
 
-/// Creates two ends that are connected with each other.
+/// Creates two sides that are connected with each other.
 ///
 /// # Errors
 ///
@@ -40,7 +40,7 @@ impl End {
         Ok(Self { poller: end.cq.poller(), end, outgoing, incoming, exposed })
     }
 
-    /// The memory that the other end writes to.
+    /// The memory that the other side writes to.
     ///
     /// # Errors
     ///
@@ -49,7 +49,7 @@ impl End {
         Ok(self.exposed.remote(..)?)
     }
 
-    /// Writes the outgoing buffer to the other end's memory.
+    /// Writes the outgoing buffer to the other side's memory.
     ///
     /// # Errors
     ///

@@ -51,7 +51,7 @@ pub fn open() -> Result<Arc<DeviceContext>, Failure> {
     Ok(DeviceList::new()?.get(0).ok_or("no device")?.open()?)
 }
 
-/// Creates two ends that are connected with each other.
+/// Creates two sides that are connected with each other.
 ///
 /// # Errors
 ///
@@ -115,7 +115,7 @@ impl End {
         Ok(self.qp.modify(&send)?)
     }
 
-    /// Writes the outgoing buffer into the other end's incoming one.
+    /// Writes the outgoing buffer into the other side's incoming one.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl pingpong::End for End {
     fn send(&mut self, to: &mut Self) -> io::Result<()> {
         let mut guard = to.qp.start_post_recv();
         let work = guard.construct_wr(0);
-        // SAFETY: as in `write`, for the incoming buffer of the other end.
+        // SAFETY: as in `write`, for the incoming buffer of the other side.
         unsafe { work.setup_sge(to.incoming.region.lkey(), address(&to.incoming.bytes), LEN as u32) };
         guard.post().map_err(io::Error::other)?;
 

@@ -1,4 +1,4 @@
-//! The service: an echo, of one message and of a stream. Both ends are written by hand, as tonic's
+//! The service: an echo, of one message and of a stream. Both sides are written by hand, as tonic's
 //! generator writes them from a `.proto` file, so that no `protoc` is needed.
 
 use std::convert::Infallible;
@@ -44,7 +44,7 @@ async fn many(request: Request<Streaming<Note>>) -> Result<Response<impl Stream<
     Ok(Response::new(request.into_inner()))
 }
 
-/// The client's end.
+/// The client's side.
 pub(crate) struct Echo(client::Grpc<Channel>);
 
 impl Echo {

@@ -17,7 +17,7 @@ pub(super) enum Outcome {
     Races(&'static str),
     /// Fails because the device lacks something.
     Lacks(&'static str),
-    /// One end is killed at work, and the other end reports an error by itself.
+    /// One side is killed at work, and the other side reports an error by itself.
     Loses(Peer),
 }
 
@@ -102,7 +102,7 @@ impl Kind {
     }
 }
 
-/// A command line: the program's name and the options of both ends.
+/// A command line: the program's name and the options of both sides.
 #[derive(Debug)]
 pub(super) struct Case {
     pub(super) kind: Kind,

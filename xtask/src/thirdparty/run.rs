@@ -23,7 +23,7 @@ const WORKING: u64 = 50;
 /// The end of a case.
 pub(super) enum Ended {
     Passed,
-    /// The last line of the end that failed, or what else went wrong.
+    /// The last line of the side that failed, or what else went wrong.
     Failed(String),
     /// The program is not installed.
     Missing,
@@ -263,7 +263,7 @@ impl Drop for Running {
     }
 }
 
-/// Kills one end at work; the result is the reason why the other one has not reported an error.
+/// Kills one side at work; the result is the reason why the other one has not reported an error.
 fn lose(peer: Peer, mut server: Running, mut client: Running, deadline: Instant) -> io::Result<Option<String>> {
     // A server may sleep while the client works.
     if let Some(why) = client.await_work(deadline)? {

@@ -40,15 +40,15 @@ pub(crate) struct Guest {
     pub(crate) wires: Vec<Wire>,
 }
 
-/// One end of a wire between two guests.
+/// One side of a wire between two guests.
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
     /// The Unix socket that joins the ends.
     pub(crate) socket: PathBuf,
-    /// Whether this end makes the socket; the other connects to it.
+    /// Whether this side makes the socket; the other connects to it.
     pub(crate) listens: bool,
-    /// The number of the guest's interfaces at this end. More than one are in one network with
-    /// those at the other end.
+    /// The number of the guest's interfaces at this side. More than one are in one network with
+    /// those at the other side.
     pub(crate) cards: usize,
 }
 
@@ -131,7 +131,7 @@ impl Guest {
             Accelerator::Tcg | Accelerator::Auto => (self.emulator(), EMULATED, EMULATED_CLOCK),
         };
         // Warnings do not go to the slow console: `init` copies them from the kernel's log buffer,
-        // which has room for a whole run. An emulated processor may have to wait for a real one,
+        // which has space for a whole run. An emulated processor may have to wait for a real one,
         // which is no fault. The watchdog and the check for a stopped timer are therefore disabled.
         let settings =
             "console=ttyS0 quiet log_buf_len=4M nowatchdog no_timer_check panic=-1 mitigations=off random.trust_cpu=on";

@@ -65,7 +65,7 @@ fn reduce_scatter(b: &mut Builder<'_>) {
                 input(elements(rank + offset, run, n, count))
             }
         };
-        // Both ends cut a message where the place of either end's operand changes.
+        // Both sides cut a message where the place of either side's operand changes.
         let cuts = [sums, sums.saturating_sub(distance)];
         for run in runs(right, 0..blocks, &cuts, n) {
             b.send(right, &present(distance, &run));

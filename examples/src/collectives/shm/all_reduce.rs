@@ -197,7 +197,7 @@ fn whole_limit(world: usize, is_in_place: bool) -> usize {
     }
 }
 
-/// Calls `body` with room for an operand of each rank, of which this rank's is filled in.
+/// Calls `body` with space for an operand of each rank, of which this rank's is filled in.
 pub(super) fn with_operands<'a>(
     world: usize,
     own: SharedSlice<'a>,

@@ -165,7 +165,7 @@ impl Host {
         &mut self.released[from]
     }
 
-    /// Announces all posted messages for which there is room.
+    /// Announces all posted messages for which there is space.
     pub(super) fn push_all(&mut self) -> Result<(), Failure> {
         self.peers.iter_mut().try_for_each(|peer| peer.push(&mut self.mail))
     }
@@ -267,7 +267,7 @@ impl Neighbour {
         Ok((word(0), view))
     }
 
-    /// Announces posted messages while there is room.
+    /// Announces posted messages while there is space.
     fn push(&mut self, mail: &mut Mail) -> Result<(), Failure> {
         while let Some(&message) = self.unsent.front() {
             if !mail.announce(self.rank, message)? {

@@ -40,7 +40,7 @@ impl<'a> HostLinks<'a> {
         self.host.reaches(rank)
     }
 
-    /// Announces the posted messages for which there is room.
+    /// Announces the posted messages for which there is space.
     pub(crate) fn push(&mut self) -> Result<(), Failure> {
         self.host.push_all()
     }

@@ -53,7 +53,7 @@ impl Mail {
         Self { rank, own, peers, sent: vec![0; world], taken: vec![0; world] }
     }
 
-    /// Announces a message to a rank, if its ring has room.
+    /// Announces a message to a rank, if its ring has space.
     pub(super) fn announce(&mut self, to: usize, message: Announcement) -> Result<bool, Failure> {
         let sent = self.sent[to];
         if sent >= RING && !self.is_taken(to, sent - RING + 1)? {

@@ -1,8 +1,8 @@
 //! How the ranks of a host meet: each pair gets a Unix socket over which segments pass.
 //!
 //! A rank listens under a random name, which it tells the others through the bootstrap, with its
-//! process id and a secret. The kernel says which process is at the other end of a socket: only the
-//! process that the bootstrap announced is accepted, by both sides, and it must run as the same
+//! process id and a secret. The kernel says which process is at the other side of a socket: only
+//! the process that the bootstrap announced is accepted, by both sides, and it must run as the same
 //! user. The process that connects also sends the secret of the one that listens.
 
 use std::fs::File;
@@ -97,7 +97,7 @@ impl Card {
         hello
     }
 
-    /// Whether the process at the other end is that of this card, of this process's user.
+    /// Whether the process at the other side is that of this card, of this process's user.
     fn is_of_peer(&self, stream: &UnixStream) -> io::Result<bool> {
         let peer = getsockopt(stream, sockopt::PeerCredentials)?;
         Ok(peer.pid() == self.pid && peer.uid() == geteuid().as_raw())
@@ -133,7 +133,7 @@ pub(super) struct Meeting {
 type Refusal = (usize, PeerText);
 
 /// Connects this rank to the other ranks of its host; collective. A pair of ranks is connected at
-/// both ends or at none.
+/// both sides or at none.
 pub(super) fn connect(group: &mut Group) -> Result<Meeting, Failure> {
     let (rank, hosts) = (group.rank(), group.hosts());
     let door = Door::open(hosts.len());

@@ -44,7 +44,7 @@ impl Staging {
 
     /// Fewest bytes for which operands of at most `most` bytes do not overlap.
     fn least(most: usize) -> usize {
-        // An operand that finds no room behind the last one begins at the front. Then the last one
+        // An operand that finds no space behind the last one begins at the front. Then the last one
         // begins in the last two thirds, so the two are disjoint.
         3 * most.next_multiple_of(LINE)
     }

@@ -70,7 +70,7 @@ fn strangers_are_rejected_and_told_why() {
     });
 }
 
-/// The caller's settings hold at both ends.
+/// The caller's settings hold at both sides.
 #[test]
 fn the_settings_become_attributes_of_the_queue_pairs() {
     let mut chosen = chosen();

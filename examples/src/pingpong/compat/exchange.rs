@@ -59,7 +59,7 @@ pub(super) fn join(address: &str, own: &[u8], timeout: Duration) -> Result<Vec<A
     Ok(remote)
 }
 
-/// Accepts the next connection; also returns the name of its other end for messages.
+/// Accepts the next connection; also returns the name of its other side for messages.
 fn accept(listener: &Socket, deadline: Instant, timeout: Duration) -> Result<(Socket, String), Failure> {
     listener.set_nonblocking(true)?;
     loop {

@@ -1,5 +1,5 @@
 //! The address exchange and the traffic of rdma-core's `ibv_rc_pingpong`, `ibv_uc_pingpong` and
-//! `ibv_srq_pingpong`, so that `pingpong --compat` can be either end of them.
+//! `ibv_srq_pingpong`, so that `pingpong --compat` can be either side of them.
 //!
 //! Both sides post receives of one size, exchange the addresses of their queue pairs over TCP, and
 //! then send one message back and forth as often as the options say. The server sends back each
@@ -91,7 +91,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The C program at the other end.
+    /// The C program at the other side.
     fn peer(&self) -> &'static str {
         match self.connection {
             Connection::Uc => "ibv_uc_pingpong",

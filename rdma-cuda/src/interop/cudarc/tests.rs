@@ -38,7 +38,7 @@ fn lent() -> (Lent<f32>, Weak<dyn DeviceMemory>, Holder) {
     let (holder, held) = channel::<()>();
     own.call_on_host(move || assert!(held.recv().is_err())).unwrap();
     let event = own.record().unwrap();
-    // SAFETY: cuStreamWaitEvent wants a stream and an event that are not destroyed: both live.
+    // SAFETY: cuStreamWaitEvent requires a stream and an event that are not destroyed: both live.
     gpu.with(|driver| unsafe { driver.cuStreamWaitEvent(stream.cu_stream().addr(), event.handle(), 0) }).unwrap();
     stream.memset_zeros(&mut lent.view_mut()).unwrap();
     (lent, memory, (holder, own))

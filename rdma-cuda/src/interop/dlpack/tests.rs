@@ -17,9 +17,10 @@ fn numbers(count: u32) -> ManagedTensor {
 /// The tensor as another library changes it before it gives it away.
 fn changed(tensor: ManagedTensor, change: impl FnOnce(&mut DLTensor)) -> ManagedTensor {
     let mut raw = tensor.into_raw();
-    // SAFETY: as_mut wants a valid pointer that nobody else uses: the tensor has just given it up.
+    // SAFETY: as_mut requires a valid pointer that nobody else uses: the tensor has just given it
+    // up.
     change(&mut unsafe { raw.as_mut() }.dl_tensor);
-    // SAFETY: from_raw wants a tensor whose lists outlive it: the changes of these tests do.
+    // SAFETY: from_raw requires a tensor whose lists outlive it: the changes of these tests do.
     unsafe { ManagedTensor::from_raw(raw) }
 }
 

@@ -76,7 +76,7 @@ extern "C" fn cuDeviceGet(device: Out<'_, c_int>, ordinal: c_int) -> c_int {
 unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, size: c_int, device: c_int) -> c_int {
     call("cuDeviceGetName", || {
         let model = model(device)?;
-        // SAFETY: write_text wants room for `size` bytes at `name`, as this function does.
+        // SAFETY: write_text requires space for `size` bytes at `name`, as this function does.
         unsafe { write_text(name, size, model.name) }
     })
 }
@@ -85,7 +85,7 @@ unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, size: c_int, device: c_i
 unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, size: c_int, device: c_int) -> c_int {
     call("cuDeviceGetPCIBusId", || {
         let model = model(device)?;
-        // SAFETY: write_text wants room for `size` bytes at `id`, as this function does.
+        // SAFETY: write_text requires space for `size` bytes at `id`, as this function does.
         unsafe { write_text(id, size, model.pci_id) }
     })
 }
@@ -133,7 +133,7 @@ fn model(device: c_int) -> Result<&'static Model, Code> {
 ///
 /// # Safety
 ///
-/// `to` is NULL or has room for `size` bytes.
+/// `to` is NULL or has space for `size` bytes.
 unsafe fn write_text(to: *mut c_char, size: c_int, text: &CStr) -> Result<(), Code> {
     let Some(room) = usize::try_from(size).ok().filter(|&room| room > 0 && !to.is_null()) else {
         return Err(INVALID_VALUE);
@@ -141,7 +141,8 @@ unsafe fn write_text(to: *mut c_char, size: c_int, text: &CStr) -> Result<(), Co
     let length = text.count_bytes().min(room - 1);
     let mut bytes = text.to_bytes()[..length].to_vec();
     bytes.push(0);
-    // SAFETY: copy wants that as many bytes lie at both ends: they are at most the room at `to`.
+    // SAFETY: copy requires that as many bytes lie at both sides: they are at most the space at
+    // `to`.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
     Ok(())
 }

@@ -86,7 +86,7 @@ extern "C" fn cuMemHostAlloc(address: Out<'_, *mut c_void>, size: usize, _flags:
         current()?;
         let length = NonZeroUsize::new(size).ok_or(INVALID_VALUE)?;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: mmap_anonymous wants that a mapping replaces nothing: it is not a fixed one.
+        // SAFETY: mmap_anonymous requires that a mapping replaces nothing: it is not a fixed one.
         let memory = unsafe { mmap_anonymous(None, length, access, MapFlags::MAP_PRIVATE) };
         let memory = memory.map_err(|_| OUT_OF_MEMORY)?.as_ptr();
         PINNED.lock().unwrap_or_else(PoisonError::into_inner).insert(memory.expose_provenance(), (size, true));
@@ -104,7 +104,7 @@ unsafe extern "C" fn cuMemFreeHost(address: *mut c_void) -> c_int {
         };
         let (size, _) = removed.ok_or(INVALID_VALUE)?;
         let memory = NonNull::new(address).ok_or(INVALID_VALUE)?;
-        // SAFETY: munmap wants memory that nobody uses: cuMemHostAlloc mapped it with this size,
+        // SAFETY: munmap requires memory that nobody uses: cuMemHostAlloc mapped it with this size,
         // and the caller gives it up.
         unsafe { munmap(memory, size) }.map_err(|_| INVALID_VALUE)
     })

@@ -53,7 +53,7 @@ unsafe extern "C" fn cuModuleLoadData(module: Out<'_, usize>, image: *const c_vo
         if image.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: from_ptr wants a text that ends with a NUL, as this function does.
+        // SAFETY: from_ptr requires a text that ends with a NUL, as this function does.
         let text = unsafe { CStr::from_ptr(image.cast()) };
         let kernels = kernels(text.to_str().map_err(|_| INVALID_PTX)?)?;
         let handle = new_handle();
@@ -78,7 +78,7 @@ unsafe extern "C" fn cuModuleGetFunction(function: Out<'_, usize>, module: usize
         if name.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: from_ptr wants a text that ends with a NUL, as this function does.
+        // SAFETY: from_ptr requires a text that ends with a NUL, as this function does.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
         let mut modules = modules();
         if !modules.loaded.get(&module).ok_or(INVALID_HANDLE)?.contains(&name) {
@@ -112,17 +112,17 @@ impl Reduction {
         let is = |name: String, wanted: &str| name.eq_ignore_ascii_case(wanted);
         let operation = Operation::ALL.into_iter().find(|known| is(format!("{known:?}"), operation))?;
         let scalar = Scalar::ALL.into_iter().find(|known| is(format!("{known:?}"), scalar))?;
-        // SAFETY: read wants five pointers: this function wants a pointer for each parameter.
+        // SAFETY: read requires five pointers: this function requires a pointer for each parameter.
         let [into, operands, operand_count, count, vectors] = unsafe { parameters.cast::<[*const c_void; 5]>().read() };
-        // SAFETY: read wants the type of the parameter, `.u64`.
+        // SAFETY: read requires the type of the parameter, `.u64`.
         let into = unsafe { into.cast::<usize>().read() };
-        // SAFETY: read wants the type of the parameter, a table of `.u64`.
+        // SAFETY: read requires the type of the parameter, a table of `.u64`.
         let operands = unsafe { operands.cast::<[usize; MOST_OPERANDS]>().read() };
-        // SAFETY: read wants the type of the parameter, `.u32`.
+        // SAFETY: read requires the type of the parameter, `.u32`.
         let operand_count = unsafe { operand_count.cast::<c_uint>().read() };
-        // SAFETY: read wants the type of the parameter, `.u64`.
+        // SAFETY: read requires the type of the parameter, `.u64`.
         let count = unsafe { count.cast::<usize>().read() };
-        // SAFETY: read wants the type of the parameter, `.u64`.
+        // SAFETY: read requires the type of the parameter, `.u64`.
         let vectors = unsafe { vectors.cast::<usize>().read() };
         let operands = operands.get(..usize::try_from(operand_count).ok()?)?.to_vec();
         Some(Self { scalar, operation, into, operands, count, vectors })
@@ -142,12 +142,14 @@ impl Reduction {
     /// Reduces `size` bytes of each operand; `None` if memory is not there.
     fn reduce(&self, space: &Space, size: usize) -> Option<()> {
         let start = |address| space.bytes(address, size).map(|bytes| bytes.as_ptr().cast::<u8>());
-        // SAFETY: from_raw wants bytes that stay valid and see no plain access: `bytes` has checked
-        // that they are mapped, the lock of the space keeps them so, and copies run under it too.
+        // SAFETY: from_raw requires bytes that stay valid and see no plain access: `bytes` has
+        // checked that they are mapped, the lock of the space keeps them so, and copies run under
+        // it too.
         let into = unsafe { SharedSliceMut::from_raw(start(self.into)?, size) };
         let mut operands = Vec::new();
         for &operand in &self.operands {
-            // SAFETY: from_raw wants what it wants of `into`.
+            // SAFETY: from_raw requires bytes that stay valid and see no plain access, as for
+            // `into`: the same check and lock.
             operands.push(unsafe { SharedSlice::from_raw(start(operand)?, size) });
         }
         reduce(self.scalar, self.operation, into, &operands, Stores::Cached).ok()
@@ -174,8 +176,8 @@ unsafe extern "C" fn cuLaunchKernel(
         if [grid_x, grid_y, grid_z, block_x, block_y, block_z].contains(&0) || block_x > 1024 || parameters.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: Reduction::new wants the parameters of a kernel of rdma-cuda, which is the only
-        // caller that has kernels with these names.
+        // SAFETY: Reduction::new requires the parameters of a kernel of rdma-cuda, which is the
+        // only caller that has kernels with these names.
         let reduction = unsafe { Reduction::new(&kernel, parameters) }.ok_or(INVALID_VALUE)?;
         stream.push(move |failed| failed.or_else(|| reduction.run(&space()).err()));
         Ok(())

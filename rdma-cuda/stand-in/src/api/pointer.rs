@@ -50,8 +50,8 @@ unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, number: c_int, add
             return Err(INVALID_VALUE);
         }
         let bytes = value.to_le_bytes();
-        // SAFETY: copy wants `size` bytes at both ends: `size` is at most 8, and the caller gives
-        // room for the attribute's type.
+        // SAFETY: copy requires `size` bytes at both sides: `size` is at most 8, and the caller
+        // gives space for the attribute's type.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), data.cast(), size) };
         Ok(())
     })

@@ -151,7 +151,7 @@ extern "C" fn cuLaunchHostFunc(
     })
 }
 
-/// One end of a copy.
+/// One side of a copy.
 #[derive(Clone, Copy)]
 enum Place {
     Device(usize),
@@ -178,8 +178,8 @@ fn run_copy(to: Place, from: Place, length: usize) -> Option<Code> {
         Place::Host(address) => Some(std::ptr::with_exposed_provenance_mut::<u8>(address)),
     };
     let (Some(to), Some(from)) = (pointer(to), pointer(from)) else { return Some(ILLEGAL_ADDRESS) };
-    // SAFETY: copy wants that both ends have `length` bytes: `bytes` has checked device memory, and
-    // the caller of the exported function promises it for host memory until the copy is done.
+    // SAFETY: copy requires that both sides have `length` bytes: `bytes` has checked device memory,
+    // and the caller of the exported function promises it for host memory until the copy is done.
     unsafe { std::ptr::copy(from.cast_const(), to, length) };
     None
 }
@@ -236,8 +236,8 @@ unsafe extern "C" fn cuMemcpyHtoD_v2(to: usize, from: *const c_void, length: usi
         if from.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: from_raw_parts wants initialised bytes that nobody changes during the call, which
-        // the caller promises.
+        // SAFETY: from_raw_parts requires initialised bytes that nobody changes during the call,
+        // which the caller promises.
         let staged = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), length) }.to_vec();
         stream(0)?.push(move |failed| {
             let from = Place::Host(staged.as_ptr().expose_provenance());

@@ -6,7 +6,7 @@ use super::{Element, Lanes, Machine, Operator, Vectors, reduce_by_copies};
 
 type Block = [u64; 64];
 
-// SAFETY: Vectors wants plain data that is valid with any bytes, aligned to 8: words.
+// SAFETY: Vectors requires plain data that is valid with any bytes, aligned to 8: words.
 unsafe impl Vectors for Block {
     const ZERO: Self = [0; 64];
 }

@@ -24,9 +24,10 @@ macro_rules! kernel {
             /// The vectors of one block.
             pub(super) type Block = [$vector; 4];
 
-            // SAFETY: Vectors wants plain data that is valid with any bytes, aligned to 8: vectors.
+            // SAFETY: Vectors requires plain data that is valid with any bytes, aligned to 8:
+            // vectors.
             unsafe impl Vectors for Block {
-                // SAFETY: zeroed wants a type for which zeros are valid: vectors.
+                // SAFETY: zeroed requires a type for which zeros are valid: vectors.
                 const ZERO: Self = unsafe { core::mem::zeroed() };
             }
 
@@ -96,19 +97,19 @@ macro_rules! kernel {
                 while len - at >= BLOCK {
                     let mut operands = job.operands.iter().map(|operand| operand.as_ptr().wrapping_add(at));
                     let Some(first) = operands.next() else { return };
-                    // SAFETY: load wants a readable block and (2): `at + BLOCK <= len` (1).
+                    // SAFETY: load requires a readable block and (2): `at + BLOCK <= len` (1).
                     let mut acc = unsafe { load(first) };
                     for operand in operands {
-                        // SAFETY: load wants a readable block and (2): `at + BLOCK <= len` (1).
+                        // SAFETY: load requires a readable block and (2): `at + BLOCK <= len` (1).
                         C::combine(&mut acc, &unsafe { load(operand) });
                     }
                     let to = into.wrapping_add(at);
                     if job.streaming {
-                        // SAFETY: stream wants a writable, aligned block and (2): `at + BLOCK <=
+                        // SAFETY: stream requires a writable, aligned block and (2): `at + BLOCK <=
                         // len` (1), and `head` and BLOCK are multiples of the alignment away.
                         unsafe { stream(to, acc) };
                     } else {
-                        // SAFETY: store wants a writable block and (2): `at + BLOCK <= len` (1).
+                        // SAFETY: store requires a writable block and (2): `at + BLOCK <= len` (1).
                         unsafe { store(to, acc) };
                     }
                     at += BLOCK;
@@ -137,7 +138,7 @@ pub(in super::super) use x86_64::Native;
 /// The block of the shortest reductions, which fits a register.
 type Word = [u64; 1];
 
-// SAFETY: Vectors wants plain data that is valid with any bytes, aligned to 8: a word.
+// SAFETY: Vectors requires plain data that is valid with any bytes, aligned to 8: a word.
 unsafe impl Vectors for Word {
     const ZERO: Self = [0];
 }

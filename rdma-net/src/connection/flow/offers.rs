@@ -1,10 +1,10 @@
 //! Long messages by offers: an OFFER names exposed memory, the peer reads it and answers DONE.
 //!
-//! An offer of this end holds its memory, a copy or the application's own, until DONE, CLOSE or the
-//! end of the connection: never less, since the peer may read meanwhile. An offer of the peer has
-//! its place among the received messages. This end reads one at a time, and further ones while all
-//! that wait for the application are together no longer than the longest message, and no more than
-//! the offers that may be open: a short one occupies a buffer of its own, too.
+//! An offer of this side holds its memory, a copy or the application's own, until DONE, CLOSE or
+//! the end of the connection, because the peer may read meanwhile. An offer of the peer has its
+//! place among the received messages. One offered message is always read. Further ones are read
+//! ahead while the messages that wait for the application stay below [`MAX_OFFERS`], because even a
+//! short one occupies a buffer, and have no more bytes together than the longest message.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
@@ -130,7 +130,7 @@ impl Offers {
         self.buffers.keep(buffer).into_iter().map(Retired::Buffer).collect()
     }
 
-    /// Takes the memory of all offers of this end, and the tasks that wait for the peer.
+    /// Takes the memory of all offers of this side, and the tasks that wait for the peer.
     fn release(&mut self) -> (Vec<Retired>, Vec<Waker>) {
         let mut retired: Vec<_> = self.staging.take().into_iter().map(Retired::Region).collect();
         let mut wakers = Vec::new();
@@ -144,7 +144,7 @@ impl Offers {
     }
 }
 
-/// The offers of this end.
+/// The offers of this side.
 impl Flow {
     /// Whether a message of `len` bytes may be copied and offered.
     pub(in crate::connection) fn has_room_to_offer(&self, len: usize) -> bool {
@@ -226,8 +226,8 @@ impl Flow {
         }
     }
 
-    /// Releases the memory of this end's offers, and gives up the peer's: no DONE comes or goes any
-    /// more. Messages after an offer that was not read are given up too.
+    /// Releases the memory of this side's offers, and gives up the peer's: no DONE comes or goes
+    /// any more. Messages after an offer that was not read are given up too.
     pub(super) fn end_offers(&mut self) {
         let (retired, wakers) = self.offers.release();
         self.wakeups.retired.extend(retired);
@@ -254,7 +254,7 @@ impl Flow {
         self.offers.unread.push_back((id, slice));
     }
 
-    /// Begins the reads for which there is room.
+    /// Begins the reads for which there is space.
     pub(super) fn start_reads(&mut self) {
         while self.outcome.is_none() {
             let Some(&(offer, slice)) = self.offers.unread.front() else { return };

@@ -7,7 +7,7 @@ use rdma::{Error, ErrorKind, ExposedRegion, ProtectionDomain, RemoteAccess, Remo
 
 /// Alignment of the messages in bytes.
 const ALIGN: usize = 64;
-/// Messages of the longest length so far for which the region has room.
+/// Messages of the longest length so far for which the region has space.
 const MESSAGES: usize = 2;
 
 /// A region with the messages that the peer has yet to read.
@@ -38,13 +38,13 @@ impl Staging {
         at.checked_add(len).filter(|&end| end <= self.capacity()).map(|_| at)
     }
 
-    /// Whether [`put`](Self::put) has room for `len` bytes.
+    /// Whether [`put`](Self::put) has space for `len` bytes.
     pub(super) fn has_room(&self, len: usize) -> bool {
         self.used.is_empty() || self.gap(len).is_some()
     }
 
     /// Copies a message, the first `len` bytes of the slices: at most `longest` bytes, for which
-    /// there is room. Returns its offset and the slice for the peer, and the region that a longer
+    /// there is space. Returns its offset and the slice for the peer, and the region that a longer
     /// one has replaced.
     pub(super) fn put(
         &mut self,

@@ -57,7 +57,7 @@ impl Wakeups {
         error
     }
 
-    /// Wakes a task that waits for an operation, or for room to begin one.
+    /// Wakes a task that waits for an operation, or for space to begin one.
     pub(super) fn wake_operator(&mut self, waker: Option<Waker>) {
         if waker.is_some() {
             self.all.extend(std::mem::replace(&mut self.operator, waker));
@@ -125,7 +125,7 @@ impl Flow {
         }
     }
 
-    /// Wakes the first task that waits to begin a one-sided operation, if there is room for it.
+    /// Wakes the first task that waits to begin a one-sided operation, if there is space for it.
     pub(in crate::connection) fn wake_operator(&mut self) {
         if self.operations.has_room() && !self.operations.waiters.is_empty() {
             self.wakeups.wake_operator(self.operations.waiters.take_first(Instant::now()));

@@ -458,7 +458,7 @@ proptest! {
                 | State::SidrReceived
         );
         prop_assert!(rests(ends[0].state()) && rests(ends[1].state()), "{:?}", ends);
-        // The passive end may be established by its queue pair's event before the active end
+        // The passive side may be established by its queue pair's event before the active side
         // confirms.
         let partners = [State::Established, State::RepReceived];
         for (end, other) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {

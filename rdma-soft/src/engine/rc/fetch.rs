@@ -16,7 +16,7 @@ use super::super::tables::Tables;
 pub(super) enum Pushed {
     /// This many bytes were sent.
     Yes(u32),
-    /// The link has no room.
+    /// The link is full.
     NoRoom,
     /// The data is being fetched from foreign memory.
     Waits,

@@ -125,7 +125,7 @@ impl Rc {
         (self.paused, self.held) = (false, Held::default());
     }
 
-    /// Moves the queue pair to ERR without a failed request; tells the requester at the other end
+    /// Moves the queue pair to ERR without a failed request; tells the requester at the other side
     /// which requests were executed.
     pub(super) fn fail(&mut self, qp: &mut Qp, tables: &mut Tables) {
         self.resp.abandon(qp, tables);

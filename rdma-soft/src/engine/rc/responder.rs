@@ -2,7 +2,7 @@
 //!
 //! The responder stores answers, not frames: reads and atomics in a ring of `max_dest_rd_atomic`
 //! entries, then at most one acknowledgement or refusal, which covers all messages before it. A
-//! peer that does not make room for answers therefore costs no memory.
+//! peer that does not free space for answers therefore costs no memory.
 
 use std::collections::VecDeque;
 
@@ -539,7 +539,7 @@ enum Piece {
     Last,
     /// The piece was sent; more pieces are left.
     Part,
-    /// The link has no room.
+    /// The link is full.
     NoRoom,
     /// The data is being fetched from foreign memory.
     Waits,

@@ -305,7 +305,7 @@ fn a_full_link_is_waited_for_once() {
     send(&mut world, a, 9, &[], &to(b));
     alone(&mut world);
     assert_eq!(world.statuses(0), [(9, 0)]);
-    // until the link has room again.
+    // until the link has space again.
     for id in 0..5 {
         world.recv(b, 200 + id, &[sge(&memory, key, 0, 64)]).unwrap();
     }

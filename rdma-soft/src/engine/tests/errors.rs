@@ -1,4 +1,4 @@
-//! Requests that fail: which end gets which completion, event and state.
+//! Requests that fail: which side gets which completion, event and state.
 
 use rdma_sys::{ibv_event_type as event, ibv_wc, ibv_wr_opcode};
 
@@ -319,7 +319,7 @@ fn an_error_state_flushes_everything_in_order_and_whatever_comes_after() {
             f.world.recv(a, id, &[]).unwrap();
         }
         f.world.nodes[a.at].engine.poll_event();
-        // The other end has no receive request, so the sends wait.
+        // The other side has no receive request, so the sends wait.
         for id in 10..14 {
             f.world.send(a, &Post { flags: 0, ..request(SEND, id, &[]) }).unwrap();
         }

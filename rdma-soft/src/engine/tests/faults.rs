@@ -16,12 +16,12 @@ const LONG: u64 = 60_000_000_000;
 /// The length of a message of the tests: two frames.
 const LEN: usize = 5000;
 
-/// A pair with three receives at the second end.
+/// A pair with three receives at the second side.
 fn pair_with(attrs: impl Fn(&mut ModifyQp)) -> Pair {
     pair_of(ServiceType::Rc, attrs)
 }
 
-/// A pair of a service, with three receives at the second end.
+/// A pair of a service, with three receives at the second side.
 fn pair_of(service: ServiceType, attrs: impl Fn(&mut ModifyQp)) -> Pair {
     let mut pair = Pair::with([0, 1], service, attrs);
     pair.here.fill(1);
@@ -37,7 +37,7 @@ impl Pair {
         self.world.recv(self.ends[1], wr_id, &list).unwrap();
     }
 
-    /// Sets a plan at one end.
+    /// Sets a plan at one side.
     fn plan(&mut self, at: usize, plan: &str) {
         self.world.nodes[at].engine.set_faults(Some(&plan.parse().unwrap()));
     }
@@ -459,7 +459,7 @@ fn a_fatal_error_ends_every_queue_pair_of_the_device() {
     assert_eq!(received, [10, 11, 12]);
 }
 
-/// All that both ends of a run have seen.
+/// All that both sides of a run have seen.
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
     sent: Vec<(u64, u32)>,
@@ -476,7 +476,7 @@ impl Seen {
     }
 }
 
-/// Runs random requests under a plan at both ends.
+/// Runs random requests under a plan at both sides.
 fn campaign(plan: &str, opcodes: &[usize]) -> Seen {
     let mut f = pair_with(|attrs| (attrs.rnr_retry, attrs.retry_cnt) = (Some(3), Some(3)));
     f.plan(0, plan);

@@ -22,7 +22,7 @@ const NO_ANSWER: u32 = 12;
 const RIGHTS: u32 = 7;
 const LEN: usize = 1 << 20;
 
-/// A connection whose ends both have foreign memory.
+/// A connection whose sides both have foreign memory.
 struct Rig {
     world: World,
     ends: [End; 2],
@@ -54,7 +54,7 @@ impl Rig {
         self.world.send(self.ends[0], &request).unwrap();
     }
 
-    /// Runs until nothing moves but the copies of one end, which are held back.
+    /// Runs until nothing moves but the copies of one side, which are held back.
     fn hold_copies_of(&mut self, index: usize) {
         self.world.holds_copies = true;
         while self.world.copy(1 - index) || self.world.step(0) || self.world.step(1) {}

@@ -221,7 +221,7 @@ fn the_frames_of_a_peer_have_few_processes_looked_for_at_a_time() {
     let first = look_ups(100..4000, engine);
     assert!((1..=16).contains(&first.len()), "{}", first.len());
     assert!(look_ups(100..4000, engine).is_empty());
-    // Each answer makes room for one more.
+    // Each answer makes space for one more.
     engine.handle_unreachable(first[0]);
     engine.handle_link_up(first[1], LinkId(1), None);
     assert_eq!(look_ups(3000..4000, engine).len(), 2);

@@ -148,13 +148,13 @@ struct Run {
     ends: [End; 2],
     memory: [Memory; 2],
     keys: [u32; 2],
-    /// Receive requests posted so far at each end.
+    /// Receive requests posted so far at each side.
     receives: [usize; 2],
 }
 
 impl Run {
     fn post_receives(&mut self, program: &Program, end: usize, count: usize) {
-        // The receive requests of an end serve the posts of the other side, in order.
+        // The receive requests of a side serve the posts of the other side, in order.
         let wanted: Vec<_> =
             program.posts[1 - end].iter().enumerate().filter(|(_, post)| post.takes_receive()).collect();
         for (index, post) in wanted.iter().skip(self.receives[end]).take(count) {

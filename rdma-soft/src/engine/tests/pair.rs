@@ -1,9 +1,9 @@
-//! Two connected queue pairs with registered memory at both ends.
+//! Two connected queue pairs with registered memory at both sides.
 
 use super::world::*;
 use crate::engine::*;
 
-/// A connected pair, with registered memory at both ends.
+/// A connected pair, with registered memory at both sides.
 pub(super) struct Pair {
     pub(super) world: World,
     pub(super) ends: [End; 2],
@@ -27,7 +27,7 @@ impl Pair {
         Self { world, ends: pair, keys, here, there }
     }
 
-    /// Returns the states of both ends.
+    /// Returns the states of both sides.
     pub(super) fn states(&self) -> [QpState; 2] {
         self.ends.map(|end| self.world.state(end))
     }

@@ -12,7 +12,7 @@ const LAST: u32 = event::IBV_EVENT_QP_LAST_WQE_REACHED.0;
 /// Bytes of the memory for one message.
 const PART: usize = 1 << 12;
 
-/// Two connections from one process to another, whose receiving ends share a queue.
+/// Two connections from one process to another, whose receiving sides share a queue.
 struct Fixture {
     world: World,
     pairs: [[End; 2]; 2],

@@ -5,7 +5,7 @@ use rdma_sys::ibv_event_type;
 use super::world::*;
 use crate::engine::*;
 
-/// Runs a test with two ends and registered memory at each, on two nodes and on one.
+/// Runs a test with two sides and registered memory at each, on two nodes and on one.
 fn each_way(test: impl Fn(&mut World, [End; 2], [&Memory; 2], [u32; 2])) {
     for (ends, room, max_payload) in [([0, 1], 64, 4096), ([1, 0], 1, 256), ([0, 0], 64, 4096), ([1, 1], 2, 300)] {
         let memory = [Memory::new(1 << 16), Memory::new(1 << 16)];

@@ -11,7 +11,7 @@ use crate::engine::*;
 const LONG: usize = 1000;
 const PIECE: usize = 256;
 
-/// Two connected queue pairs with memory at both ends.
+/// Two connected queue pairs with memory at both sides.
 struct Fixture {
     world: World,
     a: End,

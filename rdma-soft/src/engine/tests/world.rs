@@ -493,7 +493,7 @@ impl World {
         unsafe { node.engine.register(node.pd, &what) }.unwrap().lkey
     }
 
-    /// Creates a connected queue pair at each of two ends, in RTS.
+    /// Creates a connected queue pair at each of two sides, in RTS.
     pub(super) fn connect(&mut self, ends: [usize; 2]) -> [End; 2] {
         self.connect_with(ends, |_, _| {}, |_, _| {})
     }

@@ -11,7 +11,7 @@ use super::{arm, disarm, must_ring};
 use crate::link::ring::{ALIGN, Consumer, Producer, Region};
 use crate::link::words::Word;
 
-/// Room for three small frames and the zero prefix after them.
+/// Space for three small frames and the zero prefix after them.
 const CAPACITY: u64 = 512;
 
 struct Shared {
@@ -94,7 +94,7 @@ impl Region for Arc<Shared> {
                 continue;
             }
             self.frames[at as usize / 8].with(|cell| {
-                // SAFETY: the dereference wants no concurrent write, which loom checks.
+                // SAFETY: the dereference requires no concurrent write, which loom checks.
                 *word = unsafe { *cell };
             });
         }
@@ -107,7 +107,7 @@ impl Region for Arc<Shared> {
                 continue;
             }
             self.frames[at as usize / 8].with_mut(|cell| {
-                // SAFETY: the dereference wants no concurrent access, which loom checks.
+                // SAFETY: the dereference requires no concurrent access, which loom checks.
                 unsafe { *cell = *word };
             });
         }
@@ -194,7 +194,7 @@ fn loom_batches_wake_once() {
     check(3, 2, 16, 3);
 }
 
-/// With frames of 192 bytes the ring has room for two and the zero prefix after them, so the
+/// With frames of 192 bytes the ring has space for two and the zero prefix after them, so the
 /// producer has to be woken.
 #[test]
 fn loom_a_producer_without_room_is_woken() {

@@ -171,10 +171,10 @@ fn what_is_not_a_device_is_refused() {
 fn descriptors_that_could_hurt_are_refused() {
     let good = Process::new(9, 1 << 16);
     let (_, memory) = Memory::create(1 << 16).unwrap();
-    // SAFETY: memfd_create wants a NUL-terminated name, which the C string literal is.
+    // SAFETY: memfd_create requires a NUL-terminated name, which the C string literal is.
     let fd = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: memfd_create has just
-    // made this one.
+    // SAFETY: from_raw_fd requires an open descriptor that has no other owner: memfd_create has
+    // just made this one.
     let unsealed = unsafe { OwnedFd::from_raw_fd(fd) };
     let directory = good.directory.fd().unwrap();
     let made = Bell::new().unwrap();

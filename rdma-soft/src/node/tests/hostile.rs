@@ -1,4 +1,4 @@
-//! Hostile peers, which misuse their end of a link.
+//! Hostile peers, which misuse their side of a link.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::thread;
@@ -27,18 +27,18 @@ fn trap() -> Option<*mut libc::c_void> {
     // SAFETY: userfaultfd takes a number and reads no memory.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: userfaultfd has just
+    // SAFETY: from_raw_fd requires an open descriptor that has no other owner: userfaultfd has just
     // made this one.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: mmap wants no fixed address over live memory: the kernel chooses the address.
+    // SAFETY: mmap requires no fixed address over live memory: the kernel chooses the address.
     let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, read_write, private, -1, 0) };
     let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };
-    // SAFETY: UFFDIO_API wants a live structure of its layout, which `api` is.
+    // SAFETY: UFFDIO_API requires a live structure of its layout, which `api` is.
     let versioned = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
     let mut register = Register { start: page.addr() as u64, len: 4096, mode: 1, ioctls: 0 };
-    // SAFETY: UFFDIO_REGISTER wants a live structure of its layout, which `register` is; it names a
-    // page of this function's own.
+    // SAFETY: UFFDIO_REGISTER requires a live structure of its layout, which `register` is; it
+    // names a page of this function's own.
     let registered = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
     let _open_for_ever = fd.into_raw_fd();
     (versioned == 0 && registered == 0).then_some(page)
@@ -64,8 +64,8 @@ pub(super) fn play(role: &str, side: &Side, first: &mut rdma_test_support::Chann
             thread::scope(|scope| {
                 scope.spawn(|| {
                     let page = std::ptr::with_exposed_provenance_mut(trap.unwrap_or(0));
-                    // SAFETY: recv wants a writable byte: the page is used only here. A null page
-                    // makes recv fail.
+                    // SAFETY: recv requires a writable byte: the page is used only here. A null
+                    // page makes recv fail.
                     unsafe { libc::recv(socket, page, 1, 0) };
                 });
                 first.tell(&u64::from(trap.is_some()).to_string());

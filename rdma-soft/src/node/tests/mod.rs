@@ -636,8 +636,8 @@ fn a_process_of_other_rights_is_refused() {
 #[test]
 fn a_forked_child_does_not_get_the_parent_s_node() {
     let side = Side::new(4096);
-    // SAFETY: fork wants a child that calls only async-signal-safe functions: the child reads a few
-    // words and calls _exit.
+    // SAFETY: fork requires a child that calls only async-signal-safe functions: the child reads a
+    // few words and calls _exit.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let code = i32::from(NODE.get().is_some());
@@ -645,7 +645,7 @@ fn a_forked_child_does_not_get_the_parent_s_node() {
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
-    // SAFETY: waitpid wants a place for the status: `status` is a live int.
+    // SAFETY: waitpid requires a place for the status: `status` is a live int.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
     assert!(Node::get().is_ok_and(|node| std::ptr::eq(node, side.node)));

@@ -52,7 +52,7 @@ impl Side {
         let (pd, cq, key) = node.with(|engine| {
             let pd = engine.alloc_pd().unwrap();
             let cq = engine.create_cq(256, token).unwrap();
-            // SAFETY: `register` wants memory that outlives the region and is accessed only
+            // SAFETY: `register` requires memory that outlives the region and is accessed only
             // atomically: the memory is never freed, and only accessed through rdma_mem.
             let key = unsafe { engine.register(pd, &what) }.unwrap().lkey;
             (pd, cq, key)
@@ -182,7 +182,7 @@ impl Side {
 
     pub(super) fn set(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.memory.len());
-        // SAFETY: `copy` wants `len` readable and writable bytes: the range is within the memory
+        // SAFETY: `copy` requires `len` readable and writable bytes: the range is within the memory
         // (just checked), which is never freed.
         unsafe { rdma_mem::copy(self.memory.as_ptr().wrapping_add(at), bytes.as_ptr(), bytes.len()) };
     }
@@ -190,7 +190,7 @@ impl Side {
     pub(super) fn get(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.memory.len());
         let mut bytes = vec![0; len];
-        // SAFETY: `copy` wants `len` readable and writable bytes: the range is within the memory
+        // SAFETY: `copy` requires `len` readable and writable bytes: the range is within the memory
         // (just checked), which is never freed.
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.memory.as_ptr().wrapping_add(at), len) };
         bytes

@@ -84,10 +84,10 @@ fn a_full_socket_is_an_error_and_not_a_wait() {
 #[test]
 fn descriptors_travel_and_too_many_are_closed() {
     let [near, far] = connected("descriptors");
-    // SAFETY: memfd_create wants a NUL-terminated name, which the C string literal is.
+    // SAFETY: memfd_create requires a NUL-terminated name, which the C string literal is.
     let file = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: memfd_create has just
-    // made this one.
+    // SAFETY: from_raw_fd requires an open descriptor that has no other owner: memfd_create has
+    // just made this one.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(file) });
     let inode = |fd: BorrowedFd<'_>| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
     for count in [0, 1, MAX_FDS, 100] {

@@ -79,7 +79,7 @@ fn edge_triggered_epoll_fires_once_per_event() {
     assert_eq!(added, 0);
     let fired = || {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: `epoll_wait` requires room for as many events as its limit says: `event` is
+        // SAFETY: `epoll_wait` requires space for as many events as its limit says: `event` is
         // one.
         unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut event, 1, 0) }
     };

@@ -77,7 +77,7 @@ impl Twins {
         let arguments = [STATIC, "-shared", "-fPIC", "-O1", "-w", "-Wl,-Bsymbolic", "-o", &path];
         let output = compiler.run("twins", &source, &arguments).expect("the compiler ran before");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        // SAFETY: open wants that the library's initialisers may run: the library has none.
+        // SAFETY: open requires that the library's initialisers may run: the library has none.
         let library =
             unsafe { Library::open(Some(path), libc::RTLD_NOW | libc::RTLD_LOCAL) }.expect("it was just made");
         let newest = compiler.newest();
@@ -91,11 +91,11 @@ impl Twins {
     ///
     /// `F` is the function's type.
     pub(crate) unsafe fn twin<F: Copy>(&self, name: &str) -> Option<F> {
-        // SAFETY: get wants the variable's type: `build` defines a pointer to that function, and
+        // SAFETY: get requires the variable's type: `build` defines a pointer to that function, and
         // `F` is the function's type.
         let variable = unsafe { self.library.get::<*const Option<F>>(format!("twin_{name}").as_bytes()) }.ok()?;
-        // SAFETY: the read wants a live variable that nothing writes: the library stays loaded, and
-        // the variable is const.
+        // SAFETY: the read requires a live variable that nothing writes: the library stays loaded,
+        // and the variable is const.
         unsafe { **variable }
     }
 
@@ -105,22 +105,22 @@ impl Twins {
     ///
     /// `F` is the function's type.
     pub(crate) unsafe fn hook<F: Copy>(&self, name: &str, function: F) {
-        // SAFETY: get wants the variable's type: `EXPORTED` defines a pointer to a function of the
-        // symbol's type.
+        // SAFETY: get requires the variable's type: `EXPORTED` defines a pointer to a function of
+        // the symbol's type.
         let variable = unsafe { self.library.get::<*mut Option<F>>(format!("hook_{name}").as_bytes()) };
         if let Ok(variable) = variable {
-            // SAFETY: the write wants a live variable that no other thread uses: the library stays
-            // loaded, and one test has one.
+            // SAFETY: the write requires a live variable that no other thread uses: the library
+            // stays loaded, and one test has one.
             unsafe { **variable = Some(function) };
         }
     }
 
     /// The header's `sizeof(struct ibv_port_attr)`.
     pub(crate) fn size_of_port_attr(&self) -> u64 {
-        // SAFETY: get wants the variable's type: `build` defines it so.
+        // SAFETY: get requires the variable's type: `build` defines it so.
         let variable = unsafe { self.library.get::<*const usize>(b"size_of_port_attr") }.expect("it is defined");
-        // SAFETY: the read wants a live variable that nothing writes: the library stays loaded, and
-        // the variable is const.
+        // SAFETY: the read requires a live variable that nothing writes: the library stays loaded,
+        // and the variable is const.
         unsafe { **variable as u64 }
     }
 }

@@ -141,7 +141,7 @@ fn dereg_mr(twins: &Twins) -> bool {
     }
     let twin = twin!(twins, "rdma_dereg_mr", fn(*mut ibv_mr) -> c_int);
     let table = Ibverbs { ibv_dereg_mr: dereg, ..Ibverbs::UNSUPPORTED };
-    // SAFETY: hook wants the symbol's type, which the table's entry has.
+    // SAFETY: hook requires the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_dereg_mr", table.ibv_dereg_mr) };
     let mr = <*mut ibv_mr>::make(&World::new(), 0);
     let compare = |answer| compare(&[answer], call!(table.rdma_dereg_mr(mr)), call!(twin(mr)));
@@ -159,7 +159,7 @@ unsafe fn entries(list: *const ibv_sge, number: c_int) -> Vec<u64> {
     let mut words = vec![number.word()];
     for index in 0..usize::try_from(number).expect("not negative") {
         let place = list.wrapping_add(index);
-        // SAFETY: read wants an entry of the list, which has `number` of them by this function's
+        // SAFETY: read requires an entry of the list, which has `number` of them by this function's
         // condition.
         let entry = unsafe { place.read() };
         words.extend([entry.addr, entry.length.into(), entry.lkey.into()]);
@@ -168,28 +168,28 @@ unsafe fn entries(list: *const ibv_sge, number: c_int) -> Vec<u64> {
 }
 
 unsafe extern "C" fn sent(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the reference wants a request that nothing changes meanwhile: the functions under
+    // SAFETY: the reference requires a request that nothing changes meanwhile: the functions under
     // test post one of their own. (Only fields that the operation uses are read: in C the others
     // are undefined.)
     let request = unsafe { &*wr };
     let (next, opcode, flags) = (request.next.addr() as u64, request.opcode, request.send_flags);
     let mut words = vec![qp.word(), request.wr_id, next, opcode.0.into(), flags.into()];
-    // SAFETY: entries wants a list of that length, as every request of this test has.
+    // SAFETY: entries requires a list of that length, as every request of this test has.
     words.extend(unsafe { entries(request.sg_list, request.num_sge) });
-    // SAFETY: the read wants a live queue pair (1).
+    // SAFETY: the read requires a live queue pair (1).
     let kind = unsafe { (*qp).qp_type };
     if opcode != ibv_wr_opcode::IBV_WR_SEND {
-        // SAFETY: the read of the union wants that this field was written, as of every read and
+        // SAFETY: the read of the union requires that this field was written, as of every read and
         // write.
         let rdma = unsafe { request.wr.rdma };
         words.extend([rdma.remote_addr, rdma.rkey.into()]);
     } else if kind == ibv_qp_type::IBV_QPT_UD {
-        // SAFETY: the read of the union wants that this field was written, as of every datagram.
+        // SAFETY: the read of the union requires that this field was written, as of every datagram.
         let ud = unsafe { request.wr.ud };
         words.extend([ud.ah.word(), ud.remote_qpn.into(), ud.remote_qkey.into()]);
     }
     arrived("post_send", &words);
-    // SAFETY: write wants room for a pointer, to which every caller of the operation points.
+    // SAFETY: write requires space for a pointer, to which every caller of the operation points.
     unsafe { bad.write(wr) };
     next_answer()
 }
@@ -200,22 +200,22 @@ unsafe extern "C" fn sent(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut 
 ///
 /// `wr` is a request with its list.
 unsafe fn received(name: &'static str, queue: u64, wr: *mut ibv_recv_wr) -> c_int {
-    // SAFETY: read wants a request, by this function's condition.
+    // SAFETY: read requires a request, by this function's condition.
     let request = unsafe { wr.read() };
     let mut words = vec![queue, request.wr_id, request.next.addr() as u64];
-    // SAFETY: entries wants the request's list, by this function's condition.
+    // SAFETY: entries requires the request's list, by this function's condition.
     words.extend(unsafe { entries(request.sg_list, request.num_sge) });
     arrived(name, &words);
     next_answer()
 }
 
 unsafe extern "C" fn received_by_qp(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: received wants a request with its list, as the functions under test post.
+    // SAFETY: received requires a request with its list, as the functions under test post.
     unsafe { received("post_recv", qp.word(), wr) }
 }
 
 unsafe extern "C" fn received_by_srq(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: received wants a request with its list, as the functions under test post.
+    // SAFETY: received requires a request with its list, as the functions under test post.
     unsafe { received("post_srq_recv", srq.word(), wr) }
 }
 
@@ -399,7 +399,7 @@ fn post_ud_send(twins: &Twins) -> bool {
     let identifier = recording();
     let id = identifier.ptr();
     let ah = leak::<ibv_ah>();
-    // SAFETY: the write wants a live queue pair that no other thread uses (1).
+    // SAFETY: the write requires a live queue pair that no other thread uses (1).
     unsafe { (*identifier.get().qp).qp_type = ibv_qp_type::IBV_QPT_UD };
     for (addr, length, region) in pieces() {
         for mr in [region, null_mut()] {
@@ -437,9 +437,9 @@ fn waits(
     ) -> c_int {
         arrived("ibv_get_cq_event", &[channel.word()]);
         let (ready, id) = EVENT.with_borrow(|event| *event);
-        // SAFETY: write wants room for a pointer, to which every caller of the symbol points.
+        // SAFETY: write requires space for a pointer, to which every caller of the symbol points.
         unsafe { cq.write(ready) };
-        // SAFETY: write wants room for a pointer, to which every caller of the symbol points.
+        // SAFETY: write requires space for a pointer, to which every caller of the symbol points.
         unsafe { context.write(id) };
         next_answer()
     }
@@ -450,9 +450,9 @@ fn waits(
         static EVENT: RefCell<(*mut ibv_cq, *mut c_void)> = const { RefCell::new((null_mut(), null_mut())) };
     }
     let table = Ibverbs { ibv_get_cq_event: event, ibv_ack_cq_events: ack, ..Ibverbs::UNSUPPORTED };
-    // SAFETY: hook wants the symbol's type, which the table's entry has.
+    // SAFETY: hook requires the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_get_cq_event", table.ibv_get_cq_event) };
-    // SAFETY: hook wants the symbol's type, which the table's entry has.
+    // SAFETY: hook requires the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_ack_cq_events", table.ibv_ack_cq_events) };
     let world = World::new();
     world.edit(|extended| {

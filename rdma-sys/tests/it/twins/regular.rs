@@ -19,7 +19,7 @@ macro_rules! parts {
             <$ret as Value>::answer()
         }
         type Function = unsafe extern "C" fn($($ty),*) -> $ret;
-        // SAFETY: twin wants the function's type, which is the header's (3).
+        // SAFETY: twin requires the function's type, which is the header's (3).
         let twin = unsafe { $twins.twin::<Function>(stringify!($name)) };
         let Some(twin) = twin else { return false };
         (fake as Function, twin)
@@ -46,7 +46,7 @@ macro_rules! in_object {
             let $object = <$object_ty>::make(&world, 0);
             let mut _index = 0;
             $(_index += 1; let $arg = <$ty>::make(&world, _index);)*
-            // SAFETY: the write wants a live object that no other thread uses (1).
+            // SAFETY: the write requires a live object that no other thread uses (1).
             unsafe { (*$object).$slot = Some(fake) };
             let rust = observe(call!(rdma_sys::$name($object $(, $arg)*)));
             let c = observe(call!(twin($object $(, $arg)*)));

@@ -37,7 +37,7 @@ pub(crate) const CASES: &[Case] = &[
 /// The C function, with its type.
 macro_rules! twin {
     ($twins:ident, $name:literal, fn($($ty:ty),*) -> $ret:ty) => {
-        // SAFETY: twin wants the function's type, which is the header's (3).
+        // SAFETY: twin requires the function's type, which is the header's (3).
         match unsafe { $twins.twin::<unsafe extern "C" fn($($ty),*) -> $ret>($name) } {
             Some(twin) => twin,
             None => return false,
@@ -62,7 +62,7 @@ pub(crate) use fake;
 macro_rules! export {
     ($twins:ident, $table:ident, $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty) => {{
         let fake = fake!($name($($arg: $ty),*) -> $ret);
-        // SAFETY: hook wants the symbol's type, which the table's entry has.
+        // SAFETY: hook requires the symbol's type, which the table's entry has.
         unsafe { $twins.hook(stringify!($name), fake) };
         $table.$name = fake;
     }};
@@ -219,8 +219,8 @@ fn create_wq(twins: &Twins) -> bool {
     unsafe extern "C" fn create(context: *mut ibv_context, attr: *mut ibv_wq_init_attr) -> *mut ibv_wq {
         arrived("create_wq", &[context.word(), attr.word()]);
         let wq = leak::<ibv_wq>();
-        // SAFETY: write_bytes wants a valid place, which was just made. The function must overwrite
-        // the bytes.
+        // SAFETY: write_bytes requires a valid place, which was just made. The function must
+        // overwrite the bytes.
         unsafe { wq.write_bytes(0xee, 1) };
         wq
     }
@@ -240,8 +240,8 @@ fn create_wq(twins: &Twins) -> bool {
     }
     world.edit(|extended| extended.create_wq = Some(create));
     let bytes = |wq: *mut ibv_wq| {
-        // SAFETY: from_raw_parts wants the initialised bytes of a live object: `create` leaked it,
-        // and wrote every byte.
+        // SAFETY: from_raw_parts requires the initialised bytes of a live object: `create` leaked
+        // it, and wrote every byte.
         unsafe { std::slice::from_raw_parts(wq.cast::<u8>(), size_of::<ibv_wq>()) }
     };
     let rust = call!(ibv_create_wq(world.context, attr))();
@@ -262,7 +262,7 @@ fn get_device_list(twins: &Twins) -> bool {
 fn query_port(twins: &Twins) -> bool {
     unsafe extern "C" fn legacy(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
         arrived("ibv_query_port", &[context.word(), port.word(), attr.addr() as u64]);
-        // SAFETY: write_bytes wants room for 48 bytes, to which the symbol's callers point: the
+        // SAFETY: write_bytes requires space for 48 bytes, to which the symbol's callers point: the
         // attributes had so many when the symbol was made.
         unsafe { attr.cast::<u8>().write_bytes(0x5a, 48) };
         3
@@ -273,18 +273,18 @@ fn query_port(twins: &Twins) -> bool {
     }
     let twin = twin!(twins, "___ibv_query_port", fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int);
     let table = Ibverbs { ibv_query_port: legacy, ..Ibverbs::UNSUPPORTED };
-    // SAFETY: hook wants the symbol's type, which the table's entry has.
+    // SAFETY: hook requires the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_query_port", table.ibv_query_port) };
     let world = World::new();
     let attr = leak::<ibv_port_attr>();
     let dirty = || {
-        // SAFETY: write_bytes wants a live object that no other thread uses (1).
+        // SAFETY: write_bytes requires a live object that no other thread uses (1).
         unsafe { attr.write_bytes(0xff, 1) };
     };
     // Both know so many bytes of the struct.
     let known = twins.size_of_port_attr();
     let bytes = || {
-        // SAFETY: from_raw_parts wants the initialised bytes of a live object (1): `dirty` wrote
+        // SAFETY: from_raw_parts requires the initialised bytes of a live object (1): `dirty` wrote
         // every byte.
         unsafe { std::slice::from_raw_parts(attr.cast::<u8>(), known as usize) }.to_vec()
     };
@@ -451,36 +451,37 @@ fn query_device_ex(twins: &Twins) -> bool {
         size: usize,
     ) -> c_int {
         arrived("query_device_ex", &[context.word(), input.word(), attr.word(), size.word()]);
-        // SAFETY: the read wants attributes: the test passes live ones, whose field it wrote (1).
+        // SAFETY: the read requires attributes: the test passes live ones, whose field it wrote
+        // (1).
         unsafe { (*attr).comp_mask as c_int }
     }
     unsafe extern "C" fn legacy(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
         arrived("ibv_query_device", &[context.word(), attr.word()]);
-        // SAFETY: write_bytes wants room for attributes: the test passes live ones (1).
+        // SAFETY: write_bytes requires space for attributes: the test passes live ones (1).
         unsafe { attr.write_bytes(0x5a, 1) };
         3
     }
     type Query =
         unsafe extern "C" fn(*mut ibv_context, *const ibv_query_device_ex_input, *mut ibv_device_attr_ex) -> c_int;
-    // SAFETY: twin wants the function's type, which is the header's (3).
+    // SAFETY: twin requires the function's type, which is the header's (3).
     let Some(twin) = (unsafe { twins.twin::<Query>("ibv_query_device_ex") }) else { return false };
     let table = Ibverbs { ibv_query_device: legacy, ..Ibverbs::UNSUPPORTED };
-    // SAFETY: hook wants the symbol's type, which the table's entry has.
+    // SAFETY: hook requires the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_query_device", table.ibv_query_device) };
     let world = World::new();
     let attr = leak::<ibv_device_attr_ex>();
     let asking = Live::new(ibv_query_device_ex_input { comp_mask: 1 }).ptr();
     let idle = leak::<ibv_query_device_ex_input>();
     let prepare = |answer: c_int| {
-        // SAFETY: write_bytes wants a live object that no other thread uses (1).
+        // SAFETY: write_bytes requires a live object that no other thread uses (1).
         unsafe { attr.write_bytes(0xff, 1) };
-        // SAFETY: the write wants a live object that no other thread uses (1). (A copy would not
+        // SAFETY: the write requires a live object that no other thread uses (1). (A copy would not
         // keep the padding.)
         unsafe { (*attr).comp_mask = answer as u32 };
     };
     let bytes = || {
-        // SAFETY: from_raw_parts wants the initialised bytes of a live object (1): `prepare` wrote
-        // every byte.
+        // SAFETY: from_raw_parts requires the initialised bytes of a live object (1): `prepare`
+        // wrote every byte.
         unsafe { std::slice::from_raw_parts(attr.cast::<u8>(), size_of::<ibv_device_attr_ex>()) }.to_vec()
     };
     let mut answers = Vec::new();

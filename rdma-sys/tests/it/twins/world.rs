@@ -33,7 +33,7 @@ pub(crate) struct Seen {
 /// A closure that calls a function under test, or its twin.
 macro_rules! call {
     ($($call:tt)+) => {
-        // SAFETY: the functions want live objects and valid room (1 of this test's rules),
+        // SAFETY: the functions require live objects and valid space (1 of this test's rules),
         // operations of the slots' types (2), and, of a twin, the header's type (3).
         || unsafe { $($call)+ }
     };
@@ -78,14 +78,14 @@ impl<T: Copy> Live<T> {
     }
 
     pub(crate) fn get(self) -> T {
-        // SAFETY: read wants a valid, initialised object that no thread writes: `new` made it of a
-        // value, it is never freed, and a pointer keeps this type on one thread.
+        // SAFETY: read requires a valid, initialised object that no thread writes: `new` made it of
+        // a value, it is never freed, and a pointer keeps this type on one thread.
         unsafe { self.0.read() }
     }
 
     pub(crate) fn set(self, value: T) {
-        // SAFETY: write wants a valid place that no other thread uses: `new` made it, it is never
-        // freed, and a pointer keeps this type on one thread.
+        // SAFETY: write requires a valid place that no other thread uses: `new` made it, it is
+        // never freed, and a pointer keeps this type on one thread.
         unsafe { self.0.write(value) };
     }
 
@@ -133,7 +133,7 @@ impl World {
 
 /// A zeroed `T` that lives for ever.
 pub(crate) fn leak<T: Copy>() -> *mut T {
-    // SAFETY: zeroed wants a type for which zero is a value: this test uses C structs, integers,
+    // SAFETY: zeroed requires a type for which zero is a value: this test uses C structs, integers,
     // pointers and arrays.
     Box::into_raw(Box::new(unsafe { zeroed::<T>() }))
 }

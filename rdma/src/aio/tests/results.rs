@@ -345,7 +345,7 @@ fn futures_are_inert_in_a_forked_child() {
     let mut rig = Rig::new();
     let (mut sent, mut other) = (rig.start(), rig.start());
     assert!(is_pending(&mut sent));
-    // SAFETY: fork wants a child that calls no function that needs a lock of another thread: the
+    // SAFETY: fork requires a child that calls no function that needs a lock of another thread: the
     // child makes only the calls under test, which do nothing there, and _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -362,7 +362,7 @@ fn futures_are_inert_in_a_forked_child() {
         unsafe { libc::_exit(if inert && !destroyed { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waitpid wants room for a status: a local.
+    // SAFETY: waitpid requires space for a status: a local.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     rig.succeed(0);

@@ -1,4 +1,4 @@
-//! The active end: resolve an address, then connect.
+//! The active side: resolve an address, then connect.
 
 use std::fmt;
 use std::net::SocketAddr;

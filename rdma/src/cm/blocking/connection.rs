@@ -134,7 +134,7 @@ impl Connection {
         self.id.disconnect(qp)
     }
 
-    /// Waits until either end has ended the connection; returns false after the timeout. Without a
+    /// Waits until either side has ended the connection; returns false after the timeout. Without a
     /// timeout, waits forever.
     ///
     /// # Errors

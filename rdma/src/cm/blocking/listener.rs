@@ -1,4 +1,4 @@
-//! The passive end: listen, then accept or reject.
+//! The passive side: listen, then accept or reject.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -287,9 +287,9 @@ impl IncomingConnection<Rc> {
 
     /// Accepts, and waits until the connection is established.
     ///
-    /// On iWARP the active end must send first: a message of this end that arrives before the
-    /// active end is ready ends the connection. With siw the active end should wait until this has
-    /// returned: see [the order of things](crate::cm#order-of-things).
+    /// On iWARP the active side must send first: a message of this side that arrives before the
+    /// active side is ready ends the connection. With siw the active side should wait until this
+    /// has returned: see [the order of things](crate::cm#order-of-things).
     ///
     /// # Errors
     ///

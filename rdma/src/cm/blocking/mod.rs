@@ -139,7 +139,7 @@ fn ece(qp: &InitializedQueuePair<Rc>) -> Result<Option<Ece>> {
     }
 }
 
-/// Applies the peer's ECE options if both ends have the same vendor id, else no options.
+/// Applies the peer's ECE options if both sides have the same vendor id, else no options.
 fn apply_ece(qp: &InitializedQueuePair<Rc>, ours: Ece, theirs: Ece) -> Result<()> {
     let options = if theirs.vendor_id == ours.vendor_id { theirs.options } else { 0 };
     match qp.qp.set_ece(Ece { options, ..ours }) {

@@ -34,7 +34,7 @@ impl Drop for Vram {
     }
 }
 
-// SAFETY: MemoryOwner wants memory that stays valid: the test provider does not access it.
+// SAFETY: MemoryOwner requires memory that stays valid: the test provider does not access it.
 unsafe impl MemoryOwner for Vram {
     type Placement = Gpu;
     type Parts = Self;
@@ -55,7 +55,7 @@ fn register(
     access: RemoteAccess,
 ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
     let fd = File::open("/dev/null").unwrap();
-    // SAFETY: register_dmabuf wants a dma-buf of the owner's memory: the test provider takes any
+    // SAFETY: register_dmabuf requires a dma-buf of the owner's memory: the test provider takes any
     // descriptor, and accesses nothing.
     unsafe { pd.register_dmabuf(owner, fd.as_fd(), offset, access) }
 }
@@ -122,7 +122,7 @@ fn memory_that_is_not_registered_comes_back() {
 fn memory_is_registered_by_a_mapping_of_it_at_its_own_address() {
     let pd = testing::context().alloc_pd().unwrap();
     let mapping = |address| NonNull::new(ptr::without_provenance_mut(address)).unwrap();
-    // SAFETY: register_mapped wants a mapping of the owner's memory: the test provider accesses
+    // SAFETY: register_mapped requires a mapping of the owner's memory: the test provider accesses
     // nothing.
     let failed = unsafe { pd.register_mapped(Vram::new(LEN), mapping(0x5047), RemoteAccess::READ) }.unwrap_err();
     assert_eq!(failed.error, Error::new(Verb::RegisterMr, ErrorKind::InvalidInput));

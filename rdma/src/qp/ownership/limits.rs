@@ -234,7 +234,7 @@ fn what_destroyed_queue_pairs_left_behind_never_overruns_the_queue() {
         come_and_go(&pd, &cq);
         assert!(testing::pending(cq.as_raw()) <= 16);
     }
-    // Only the creation of queue pairs that needed room has polled.
+    // Only the creation of queue pairs that needed space has polled.
     assert!(cq.stale_completions() >= rounds - 4);
 }
 
@@ -251,7 +251,7 @@ fn a_poll_that_finds_the_queue_empty_frees_what_destroyed_queue_pairs_had_reserv
     let other = QueuePair::builder(&pd).cq(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
     assert_eq!(polls(), before, "there is room already");
     drop(other);
-    // Creation fails if the poll that would free the room fails.
+    // Creation fails if the poll that would free the space fails.
     fail("poll_cq", libc::EIO);
     let error = QueuePair::builder(&pd).cq(&cq).build().unwrap_err();
     assert_eq!(error.verb(), Verb::PollCq);

@@ -39,7 +39,7 @@ pub(crate) struct Info {
 #[allow(clippy::cast_possible_truncation, reason = "fields are cut out of the words")]
 impl Info {
     /// A description of a request with `run` unsignaled requests before it and `count` segments. A
-    /// run is shorter than a ring, which has at most 2^16 slots. A slot has room for no more
+    /// run is shorter than a ring, which has at most 2^16 slots. A slot has space for no more
     /// segments than a list has elements, which is at most [`MAX_SEGMENTS`].
     #[inline(always)]
     pub(crate) const fn new(run: u32, count: usize, opcode: Opcode) -> Self {

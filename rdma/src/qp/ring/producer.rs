@@ -1,4 +1,4 @@
-//! The producer: the end of a ring that posts.
+//! The producer: the side of a ring that posts.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;

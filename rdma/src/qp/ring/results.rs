@@ -13,7 +13,7 @@
 //! * **W2.** Wakers are cloned, woken and dropped, and reports dropped, outside of the lock: they
 //!   are or hold code of the caller.
 //! * **W3.** A slot is free before its report is published. So a task that was woken by a report
-//!   finds room.
+//!   finds a free slot.
 //! * **W4.** The token of a routed request is the number of a sink among the results of its own
 //!   ring. The sink began this request, and one completion publishes its report: the one that
 //!   claimed the slot.
@@ -51,7 +51,7 @@ struct State {
     wakers: Vec<Option<Waker>>,
     /// The task that waits for the next of several sinks in order: for a received message.
     receiver: Option<Waker>,
-    /// The task that waits for room in the work queue, or until all its requests have ended.
+    /// The task that waits for a free slot of the work queue, or until all its requests have ended.
     owner: Option<Waker>,
     /// Whether a driver fetches completions.
     is_driven: bool,

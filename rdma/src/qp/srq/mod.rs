@@ -133,7 +133,7 @@ impl Object for SrqInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_destroy_srq wants a live queue of this table without queue pairs: this
+        // SAFETY: ibv_destroy_srq requires a live queue of this table without queue pairs: this
         // function's contract, since each queue pair keeps the handle (1). The events of the queue
         // are acknowledged as they are taken, so the call does not block.
         let call = || unsafe { (self.context().table.ibv_destroy_srq)(self.raw.as_ptr()) };
@@ -159,8 +159,8 @@ impl SrqInner {
     fn query(&self) -> Result<ibv_srq_attr> {
         self.context().check(Verb::QuerySrq)?;
         let mut attr = ibv_srq_attr::default();
-        // SAFETY: ibv_query_srq wants a live queue of this table (1), and room for the attributes:
-        // a local.
+        // SAFETY: ibv_query_srq requires a live queue of this table (1), and space for the
+        // attributes: a local.
         let call = || unsafe { (self.context().table.ibv_query_srq)(self.raw.as_ptr(), &raw mut attr) };
         Error::check(Verb::QuerySrq, call)?;
         Ok(attr)
@@ -276,9 +276,9 @@ impl<T: Transport> SrqBuilder<T> {
 
     /// Creates the queue.
     ///
-    /// Each queue pair that uses the queue needs room in its completion queue for twice the largest
-    /// number of receives, rounded up to a power of two; queue pairs that share both queues need it
-    /// once.
+    /// Each queue pair that uses the queue needs space in its completion queue for twice the
+    /// largest number of receives, rounded up to a power of two; queue pairs that share both queues
+    /// need it once.
     ///
     /// # Errors
     ///
@@ -307,7 +307,7 @@ impl<T: Transport> SrqBuilder<T> {
             srq_context: ptr::without_provenance_mut(name),
             attr: ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
         };
-        // SAFETY: ibv_create_srq wants a live domain, which the new value keeps alive (1), and
+        // SAFETY: ibv_create_srq requires a live domain, which the new value keeps alive (1), and
         // attributes that live during the call: a local. The library never dereferences the context
         // pointer, which is a number here.
         let call = || unsafe { (context.table.ibv_create_srq)(pd.raw.as_ptr(), &raw mut init) };
@@ -341,7 +341,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// Changes the number of receives that the device holds, to `depth` or more, while the queue is
     /// in use. [`depth`](Self::depth) then returns the new number.
     ///
-    /// The completion queues of the queue's users have room for the depth that
+    /// The completion queues of the queue's users have space for the depth that
     /// [`SrqBuilder::resizable_to`] allows: it is the limit.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
     ///
     /// If a queue pair ends while a message is under way to it, the receive that the message has
     /// taken has no completion: its memory stays in flight until the queue is destroyed, and the
-    /// queue has room for one receive less. A server that calls
+    /// queue can take one receive less. A server that calls
     /// [`set_error`](crate::QueuePair::set_error) and polls before it drops a queue pair loses
     /// none.
     ///

@@ -336,7 +336,7 @@ fn short_messages_in_fragments_that_nobody_reads_are_few() {
             count
         });
         println!("{count} messages of 2 bytes");
-        // At 100 bytes of memory each, 256 KiB have room for so many.
+        // At 100 bytes of memory each, 256 KiB have space for so many.
         assert!((100..2700).contains(&count), "{count} messages");
     });
 }

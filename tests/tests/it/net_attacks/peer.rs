@@ -25,7 +25,7 @@ pub(super) const FIRST: u8 = 1;
 pub(super) const LAST: u8 = 2;
 pub(super) const ECHO: u8 = 8;
 
-/// Data receives of each end.
+/// Data receives of each side.
 pub(super) const WINDOW: u32 = 8;
 /// Time to wait for the end of the connection while nothing comes.
 pub(super) const IDLE: Duration = Duration::from_micros(100);
@@ -55,14 +55,14 @@ pub(super) fn hello() -> [u8; 32] {
     hello
 }
 
-/// An end without the state machine of `rdma_net`: it keeps the rules that it wants to keep.
+/// A peer without the state machine of `rdma_net`: it keeps the rules that it wants to keep.
 pub(super) struct Attacker {
     pub(super) pd: ProtectionDomain,
     pub(super) qp: QueuePair<Rc>,
     pub(super) poller: Poller,
     pub(super) connection: blocking::Connection,
     pub(super) spares: Vec<Buffer>,
-    /// Data messages sent, and those that the victim lets this end send.
+    /// Data messages sent, and those that the victim lets this side send.
     pub(super) sent: u32,
     pub(super) limit: u32,
     /// The limit that the victim is told.
@@ -80,7 +80,7 @@ pub(super) struct Attacker {
 #[derive(Clone, Copy)]
 pub(super) struct Means {
     pub(super) receives: u32,
-    /// Reads of the victim that this end's device serves.
+    /// Reads of the victim that this side's device serves.
     pub(super) served_reads: u8,
     /// What the queue pair lets the victim do, if not all.
     pub(super) access: Option<RemoteAccess>,
@@ -203,7 +203,7 @@ impl Attacker {
         assert!(self.is_over, "the victim keeps the connection");
     }
 
-    /// Waits until the victim lets this end send a data message; returns whether it does.
+    /// Waits until the victim lets this side send a data message; returns whether it does.
     pub(super) fn wait_for_credit(&mut self, time: Duration) -> bool {
         self.wait(time, |this| this.limit != this.sent && this.spares.len() < 1000)
     }

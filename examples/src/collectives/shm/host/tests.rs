@@ -19,7 +19,7 @@ const PAGE: usize = 4096;
 /// The number of the segment that is agreed upon.
 const AGREED: u64 = 3;
 
-/// This rank's view of rank 1, and rank 1's end of the socket.
+/// This rank's view of rank 1, and rank 1's side of the socket.
 fn pair() -> (Neighbour, UnixStream) {
     let (stream, other) = UnixStream::pair().unwrap();
     (Neighbour { rank: 1, stream, scratch: None, posted: 0, unsent: VecDeque::new() }, other)

@@ -25,12 +25,12 @@ pub(in super::super::super) struct Native;
 
 impl Machine for Native {
     fn run<E: Element, O: Operator>(job: Job<'_>) {
-        // SAFETY: the kernel wants NEON, for which this crate is compiled, as was checked (2).
+        // SAFETY: the kernel requires NEON, for which this crate is compiled, as was checked (2).
         unsafe { neon::reduce::<Lanes<E, O>>(job) }
     }
 
     fn run_f16<O: Operator>(job: Job<'_>) {
-        // SAFETY: the kernel wants NEON, for which this crate is compiled, as was checked (2).
+        // SAFETY: the kernel requires NEON, for which this crate is compiled, as was checked (2).
         unsafe { neon::reduce::<HalfLanes<O>>(job) }
     }
 }

@@ -34,7 +34,7 @@ pub(in super::super::super) struct Native;
 impl Machine for Native {
     fn run<E: Element, O: Operator>(job: Job<'_>) {
         if has_avx2() {
-            // SAFETY: the kernel wants the instructions, just detected (2).
+            // SAFETY: the kernel requires the instructions, just detected (2).
             unsafe { avx2::reduce::<Lanes<E, O>>(job) }
         } else {
             Sse2::run::<E, O>(job);
@@ -43,7 +43,7 @@ impl Machine for Native {
 
     fn run_f16<O: Operator>(job: Job<'_>) {
         if has_avx2() {
-            // SAFETY: the kernel wants the instructions, just detected (2), and so does
+            // SAFETY: the kernel requires the instructions, just detected (2), and so does
             // `HalfLanes`.
             unsafe { avx2::reduce::<HalfLanes<O>>(job) }
         } else {
@@ -57,7 +57,7 @@ pub(in super::super::super) struct Sse2;
 
 impl Machine for Sse2 {
     fn run<E: Element, O: Operator>(job: Job<'_>) {
-        // SAFETY: the kernel wants SSE2, which every x86_64 processor has (2).
+        // SAFETY: the kernel requires SSE2, which every x86_64 processor has (2).
         unsafe { sse2::reduce::<Lanes<E, O>>(job) }
     }
 }
@@ -76,20 +76,20 @@ type Halves = [__m128i; 4];
 impl<O: Operator> Combine<avx2::Block> for HalfLanes<O> {
     #[inline(always)]
     fn combine(acc: &mut avx2::Block, more: &avx2::Block) {
-        // SAFETY: transmute wants types of one size that are valid with any bytes: vectors.
+        // SAFETY: transmute requires types of one size that are valid with any bytes: vectors.
         let mut parts: [Halves; 2] = unsafe { core::mem::transmute(*acc) };
-        // SAFETY: transmute wants types of one size that are valid with any bytes: vectors.
+        // SAFETY: transmute requires types of one size that are valid with any bytes: vectors.
         let more: [Halves; 2] = unsafe { core::mem::transmute(*more) };
         for (part, more) in parts.iter_mut().zip(more) {
-            // SAFETY: widen wants F16C, which this type's only user has detected (2).
+            // SAFETY: widen requires F16C, which this type's only user has detected (2).
             let mut wide = unsafe { widen(*part) };
-            // SAFETY: widen wants F16C, which this type's only user has detected (2).
+            // SAFETY: widen requires F16C, which this type's only user has detected (2).
             let more = unsafe { widen(more) };
             Lanes::<f32, O>::combine(&mut wide, &more);
-            // SAFETY: narrow wants F16C, which this type's only user has detected (2).
+            // SAFETY: narrow requires F16C, which this type's only user has detected (2).
             *part = unsafe { narrow(wide) };
         }
-        // SAFETY: transmute wants types of one size that are valid with any bytes: vectors.
+        // SAFETY: transmute requires types of one size that are valid with any bytes: vectors.
         *acc = unsafe { core::mem::transmute::<[Halves; 2], avx2::Block>(parts) };
     }
 }
