@@ -82,7 +82,7 @@ impl Context {
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         self.inner.check(Verb::AllocPd)?;
-        // SAFETY: ibv_alloc_pd wants an open context, which `self` keeps open.
+        // SAFETY: ibv_alloc_pd requires an open context, which `self` keeps open.
         let call = || unsafe { (self.inner.table.ibv_alloc_pd)(self.as_raw()) };
         Raw::created(Verb::AllocPd, call).map(|raw| ProtectionDomain::new(self, raw))
     }

@@ -153,7 +153,7 @@ impl EventChannel {
         // SAFETY: rdma_create_event_channel has no requirements.
         let call = || unsafe { (table.rdma_create_event_channel)() };
         let raw = errno::created(call).map_err(|errno| reason::from_errno(Verb::CreateEventChannel, errno))?;
-        // SAFETY: as_ref wants a live channel, which nobody changes: just made, and its `fd` is
+        // SAFETY: as_ref requires a live channel, which nobody changes: just made, and its `fd` is
         // constant.
         let fd = unsafe { raw.as_ref() }.fd;
         // SAFETY: EventDescriptor::new requires a descriptor that stays open: the new value owns

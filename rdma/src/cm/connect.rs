@@ -139,7 +139,7 @@ impl RawId {
     pub(super) fn qp_attr(&self, state: QpState) -> Result<QpAttr> {
         let mut raw = ibv_qp_attr { qp_state: ibv_qp_state(state.as_raw()), ..ibv_qp_attr::default() };
         let mut mask: c_int = 0;
-        // SAFETY: rdma_init_qp_attr wants an id (2), whose lock is held (3), that is bound to a
+        // SAFETY: rdma_init_qp_attr requires an id (2), whose lock is held (3), that is bound to a
         // device (6), and room for attributes and their mask.
         self.call_bound(Verb::InitQpAttr, |cm, id| unsafe { (cm.rdma_init_qp_attr)(id, &raw mut raw, &raw mut mask) })?;
         #[allow(
@@ -187,16 +187,16 @@ impl RawId {
 
     pub(super) fn set_local_ece(&self, ece: Ece) -> Result<()> {
         let mut raw = ece.to_raw();
-        // SAFETY: rdma_set_local_ece wants an id (2), whose lock is held (3), and options that live
-        // during the call.
+        // SAFETY: rdma_set_local_ece requires an id (2), whose lock is held (3), and options that
+        // live during the call.
         self.call(Verb::SetLocalEce, |cm, id| unsafe { (cm.rdma_set_local_ece)(id, &raw mut raw) })
     }
 
     /// Calls `rdma_connect`, for both port spaces.
     pub(super) fn connect(&self, mut param: rdma_conn_param) -> Result<()> {
-        // SAFETY: rdma_connect wants an id (2), whose lock is held (3), that is bound to a device
-        // (6), and parameters whose private data is as long as they say and lives during the call:
-        // `to_raw` points to the options that the caller holds.
+        // SAFETY: rdma_connect requires an id (2), whose lock is held (3), that is bound to a
+        // device (6), and parameters whose private data is as long as they say and lives during the
+        // call: `to_raw` points to the options that the caller holds.
         self.call_bound(Verb::Connect, |cm, id| unsafe { (cm.rdma_connect)(id, &raw mut param) })
     }
 
@@ -295,7 +295,7 @@ impl Id<Rc> {
     }
 
     fn tell_established(&self) -> Result<()> {
-        // SAFETY: rdma_establish wants an id (2), whose lock is held (3).
+        // SAFETY: rdma_establish requires an id (2), whose lock is held (3).
         self.raw.call(Verb::Establish, |cm, id| unsafe { (cm.rdma_establish)(id) })
     }
 
@@ -319,7 +319,7 @@ impl Id<Rc> {
     pub(super) fn tell_disconnected(&self) -> Result<()> {
         let locked = self.raw.lock(Verb::Disconnect)?;
         locked.require_device(Verb::Disconnect).map_err(|error| error.with_kind(ErrorKind::Disconnected))?;
-        // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3), that is bound to a
+        // SAFETY: rdma_disconnect requires an id (2), whose lock is held (3), that is bound to a
         // device (6): librdmacm before version 19 dereferences the device without a check.
         let call = || unsafe { (locked.table.rdma_disconnect)(locked.raw) };
         reason::check(Verb::Disconnect, call)

@@ -113,7 +113,7 @@ impl RawId {
 
     pub(super) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let Ok(locked) = self.lock(Verb::BindAddr) else { return (None, None) };
-        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
+        // SAFETY: the read requires a live id that nobody writes to: (2), and the lock is held (3).
         let addr = unsafe { (*locked.raw).route.addr };
         // SAFETY: a union read requires initialized bytes that are a valid value: librdmacm
         // allocated the id as zeros, and integers may have any value.
@@ -126,7 +126,7 @@ impl RawId {
 
     fn port(&self) -> Option<u8> {
         let locked = self.lock(Verb::BindAddr).ok()?;
-        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
+        // SAFETY: the read requires a live id that nobody writes to: (2), and the lock is held (3).
         let port = unsafe { (*locked.raw).port_num };
         locked.device_name().map(|_| port)
     }
@@ -165,8 +165,8 @@ impl RawId {
         #[allow(clippy::cast_possible_wrap, reason = "small constants")]
         let (level, option) = (RDMA_OPTION_ID as c_int, option as c_int);
         let value: *mut c_void = (&raw mut value).cast();
-        // SAFETY: rdma_set_option wants an id (2), whose lock is held (3), and a value of the given
-        // size: `size_of::<T>()` bytes of `value`.
+        // SAFETY: rdma_set_option requires an id (2), whose lock is held (3), and a value of the
+        // given size: `size_of::<T>()` bytes of `value`.
         self.call(Verb::SetOption, |cm, id| unsafe { (cm.rdma_set_option)(id, level, option, value, size_of::<T>()) })
     }
 }
@@ -334,8 +334,8 @@ impl<T: PortSpace> Id<T> {
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
         let mut raw = RawAddr::new(address);
-        // SAFETY: rdma_bind_addr wants an id (2), whose lock is held (3), and an address as long as
-        // its family says: `RawAddr` has room for every family.
+        // SAFETY: rdma_bind_addr requires an id (2), whose lock is held (3), and an address as long
+        // as its family says: `RawAddr` has room for every family.
         let done = self.raw.call(Verb::BindAddr, |cm, id| unsafe { (cm.rdma_bind_addr)(id, raw.as_mut_ptr()) });
         done.map_err(|error| match error.errno() {
             // The kernel returns EADDRNOTAVAIL also for an address that the host does not have; the
@@ -428,7 +428,7 @@ impl<T: PortSpace> Id<T> {
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<()> {
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
-        // SAFETY: rdma_listen wants an id (2), whose lock is held (3).
+        // SAFETY: rdma_listen requires an id (2), whose lock is held (3).
         self.raw.call(Verb::Listen, |cm, id| unsafe { (cm.rdma_listen)(id, backlog) })
     }
 
@@ -530,7 +530,8 @@ impl<T: PortSpace> Id<T> {
     #[doc(alias = "rdma_notify")]
     pub fn notify(&self, event: AsyncEventKind) -> Result<()> {
         let locked = self.raw.lock(Verb::Notify)?;
-        // SAFETY: rdma_notify wants an id (2), whose lock is held (3), and takes any event number.
+        // SAFETY: rdma_notify requires an id (2), whose lock is held (3), and takes any event
+        // number.
         let call = || unsafe { (locked.table.rdma_notify)(locked.raw, ibv_event_type(event.as_raw())) };
         match reason::check(Verb::Notify, call) {
             // EISCONN: the connection was established meanwhile.

@@ -136,8 +136,8 @@ impl Context {
         // (2).
         let call = || unsafe { (table.ibv_open_device)(device.as_raw()) };
         let raw = Raw::created(Verb::OpenDevice, call)?.as_ptr();
-        // SAFETY: from_raw wants a context of this device that nobody else closes or takes events
-        // of: just opened from this device, and nobody else has the pointer.
+        // SAFETY: from_raw requires a context of this device that nobody else closes or takes
+        // events of: just opened from this device, and nobody else has the pointer.
         unsafe { Self::from_raw(device, raw) }
     }
 

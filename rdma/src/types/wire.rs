@@ -1,5 +1,5 @@
-//! What the wire formats of addresses share: a first byte with kind and version, a fixed length, and
-//! an error that says what is wrong.
+//! What the wire formats of addresses share: a first byte with kind and version, a fixed length,
+//! and an error that says what is wrong.
 
 use std::fmt;
 

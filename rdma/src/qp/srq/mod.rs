@@ -150,7 +150,7 @@ impl SrqInner {
         self.context().check(Verb::ModifySrq)?;
         let mut attr = attr;
         let mask = i32::try_from(mask).map_err(|_| Error::new(Verb::ModifySrq, ErrorKind::InvalidInput))?;
-        // SAFETY: ibv_modify_srq wants a live queue of this table (1), and attributes that live
+        // SAFETY: ibv_modify_srq requires a live queue of this table (1), and attributes that live
         // during the call: a local.
         let call = || unsafe { (self.context().table.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, mask) };
         Error::check(Verb::ModifySrq, call)
