@@ -49,7 +49,7 @@ async fn connect_by_manager(tables: &Tables, events: &EventChannel, to: SocketAd
         Answer { key, id: id.key(), port, addresses: (id.local_addr(), to), pool, hello: &accepted.private_data };
     answer.establish(tables, attempt, || match id.establish(qp, &options) {
         Ok(qp) => Ok(Link { end: LinkEnd::Manager(id), qp }),
-        Err(Failed { error, object }) => Err(failed(error, (id, object))),
+        Err(Failed { error, object, .. }) => Err(failed(error, (id, object))),
     })
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use rdma::aio::{Readiness, Strategy};
+use rdma::aio::Readiness;
 use rdma::cm::{EventKind, IdKey};
 use rdma::op::Opcode;
 use rdma::{Completion, Error, ErrorKind, Poller, Result, Verb, WcError, WcStatus};
@@ -345,11 +345,7 @@ impl Driver {
 
     /// Whether the driver sleeps after this number of turns without a completion.
     fn may_sleep(&self, idle_turns: u32) -> bool {
-        match self.shared.options.strategy {
-            Strategy::BusyPoll => false,
-            Strategy::EventDriven => true,
-            Strategy::Adaptive { polls } => idle_turns >= polls,
-        }
+        self.shared.options.strategy.may_sleep(idle_turns)
     }
 
     /// Arms the completion queue and the timer, and looks for work once more: a completion that

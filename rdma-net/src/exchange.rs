@@ -130,7 +130,7 @@ impl Request {
         match self {
             Self::Manager(request) => match request.accept(qp, &conn_options(shared, shares)) {
                 Ok((id, qp)) => Ok(Link { end: LinkEnd::Manager(id), qp }),
-                Err(Failed { error, object }) => Err(failed(error, object)),
+                Err(Failed { error, object, .. }) => Err(failed(error, object)),
             },
             Self::Tcp(tcp::Request { end, endpoint, .. }) => {
                 let answer = offer(&qp.endpoint(), &shared.hello(shares).to_bytes());
@@ -163,7 +163,7 @@ pub(super) fn bring_up(
     let options = ConnectOptions::new().rnr_retry_count(shared.options.rnr_retry_count);
     let qp = match qp.connect(peer, &options) {
         Ok(qp) => qp,
-        Err(Failed { error, object }) => return Err(failed(error, (end, object))),
+        Err(Failed { error, object, .. }) => return Err(failed(error, (end, object))),
     };
     match end.send(kind, body) {
         Ok(()) => Ok(Link { end: LinkEnd::Tcp(end), qp }),

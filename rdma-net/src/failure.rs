@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_failure_blames_the_end_that_has_failed() {
-        let of = |status| Failure::completion(WcError { status, vendor_err: 0 });
+        let of = |status| Failure::completion(WcError::new(status, 0));
         let event = |kind| Failure::event(kind, TransportType::INFINIBAND);
         for (failure, kind, start) in [
             (of(WcStatus::RETRY_EXC_ERR), FailureKind::PeerGone, "the peer is gone: "),

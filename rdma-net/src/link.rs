@@ -51,7 +51,7 @@ pub(super) type Remains = Box<dyn Any>;
 
 /// A failure to connect that leaves these objects.
 pub(super) fn failed(error: Error, remains: impl Any) -> Failed<Remains> {
-    Failed { error, object: Box::new(remains) }
+    Failed::new(error, Box::new(remains))
 }
 
 /// The id or the socket of an established connection.

@@ -28,6 +28,7 @@ use crate::types::PortState;
 /// # Ok::<(), rdma::ParseSelectorError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum DeviceSelector {
     /// Hardware with an active port if there is any; otherwise the software device.
     #[default]
@@ -130,6 +131,7 @@ impl DeviceSelector {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Opened {
     /// The device.
     pub context: Context,

@@ -552,6 +552,7 @@ impl From<Error> for io::Error {
 /// A step that consumes an object failed; the error gives the object back, unchanged.
 ///
 /// Converts into [`Error`] with `?` where the object is not needed.
+#[non_exhaustive]
 pub struct Failed<T> {
     /// The reason of the failure.
     pub error: Error,
@@ -560,11 +561,15 @@ pub struct Failed<T> {
 }
 
 impl<T> Failed<T> {
-    pub(crate) fn new(error: Error, object: T) -> Self {
+    /// A failure of a step that consumes an object.
+    #[must_use]
+    pub fn new(error: Error, object: T) -> Self {
         Self { error, object }
     }
 
-    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Failed<U> {
+    /// The same failure with another object, made from this one.
+    #[must_use]
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Failed<U> {
         Failed { error: self.error, object: f(self.object) }
     }
 }

@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Child;
 
 use rdma::op;
-use rdma::{ConnectOptions, Endpoint, InitOptions, QueuePair};
+use rdma::{ConnectOptions, InitOptions, QueuePair};
 use serde_json::Value;
 
 use crate::common::*;
@@ -212,7 +212,8 @@ fn wrong_contents_are_said() {
     stream.write_all(b"done\0").unwrap();
     let number =
         |range: std::ops::Range<usize>| u32::from_str_radix(std::str::from_utf8(&line[range]).unwrap(), 16).unwrap();
-    let remote = Endpoint { qpn: number(5..11), psn: number(12..18), ..end };
+    let mut remote = end;
+    (remote.qpn, remote.psn) = (number(5..11), number(12..18));
     let mut qp = qp.connect(&remote, &ConnectOptions::new()).unwrap();
     for _ in 0..8 {
         let mut message = pd.allocate(64).unwrap();

@@ -229,8 +229,8 @@ impl GpuRegion {
         let Self { region, copier, memory, path, sync_memops } = self;
         match region.map(ExposedRegion::revoke) {
             None | Some(Ok(_)) => Ok(memory),
-            Some(Err(RevokeError { error, region })) => {
-                Err(Failed { error, object: Self { region, copier, memory, path, sync_memops } })
+            Some(Err(RevokeError { error, region, .. })) => {
+                Err(Failed::new(error, Self { region, copier, memory, path, sync_memops }))
             }
         }
     }

@@ -50,7 +50,7 @@ impl Nic {
     fn refuse(&self, owner: Owner, error: rdma::Error) -> Registered {
         let nothing = Owner(Arc::new(Nowhere(owner.0.gpu().clone())));
         let refused = self.pd.register_peer_memory(nothing, RemoteAccess::empty());
-        refused.map_err(|failed| Failed { error, ..failed })
+        refused.map_err(|failed| Failed::new(error, failed.object))
     }
 }
 

@@ -164,7 +164,7 @@ impl Core {
     /// meanwhile.
     pub(crate) fn connect(&self, connect: impl FnOnce() -> Result<Link, Failed<Remains>>) -> Result<()> {
         let connected = self.with(|flow, now| connect().map(|link| flow.set_link(link, now)));
-        connected.map_err(|Failed { error, object }| {
+        connected.map_err(|Failed { error, object, .. }| {
             // Outside of the lock, since a subscriber of the log may run; and before the end, which
             // gives shared receives back.
             let mut panics = Panics::default();

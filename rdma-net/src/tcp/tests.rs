@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rdma::aio::block_on;
 use rdma::cm::IdKey;
-use rdma::{Context, Endpoint, Lid, Mtu};
+use rdma::{Context, Endpoint, Mtu};
 
 use super::frame::encode;
 use super::{Kind, Sockets, offer};
@@ -99,14 +99,14 @@ fn pair(node: &Node, listener: &mut Listener) -> (Connection, Connection) {
 /// The endpoint of a queue pair that does not exist.
 fn endpoint() -> Endpoint {
     let gid = context().best_gid(1).unwrap().unwrap();
-    Endpoint {
-        qpn: 0xff_fff0,
-        psn: 1,
-        gid: Some(gid.gid),
-        lid: Lid::NONE,
-        mtu: Mtu::MTU_1024,
-        responder_resources: 255,
-    }
+    Endpoint::new(0xff_fff0, 1, Mtu::MTU_1024).gid(gid.gid).responder_resources(255)
+}
+
+/// The same with another number.
+fn with_number(qpn: u32) -> Endpoint {
+    let mut endpoint = endpoint();
+    endpoint.qpn = qpn;
+    endpoint
 }
 
 /// A valid REQUEST.
@@ -231,7 +231,7 @@ fn a_peer_that_has_left_before_it_was_accepted_is_gone() {
 fn handshake(victim: &mut Victim, qpn: u32) -> (Connection, TcpStream) {
     let mut stream = victim.stream();
     let hello = options().hello(true, false).to_bytes();
-    stream.write_all(&encode(Kind::Request, &offer(&Endpoint { qpn, ..endpoint() }, &hello))).unwrap();
+    stream.write_all(&encode(Kind::Request, &offer(&with_number(qpn), &hello))).unwrap();
     let incoming = block_on(victim.listener.accept()).unwrap();
     let peer = thread::spawn(move || {
         let mut answer = [0; 72];

@@ -86,8 +86,7 @@ impl ProtectionDomain {
     /// use rdma::{Path, Route};
     ///
     /// let gid = context.best_gid(1)?.expect("the port has a GID");
-    /// let route = Route { gid: gid.gid, source_index: 0, hop_limit: 64, ..Route::default() };
-    /// let path = Path { port: 1, route: Some(route), ..Path::default() };
+    /// let path = Path::new(1).route(Route::new(gid.gid).hop_limit(64));
     /// let address = context.alloc_pd()?.create_ah(&path)?;
     /// assert_eq!(address.path().port, 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -25,6 +25,7 @@ pub struct InFlight<M> {
 /// A finished request of a send queue, with its memory.
 #[derive(Debug)]
 #[must_use = "the status tells whether the request succeeded"]
+#[non_exhaustive]
 pub struct Finished<M> {
     /// The details of a request that succeeded.
     pub status: Result<Done, Error>,
@@ -34,6 +35,7 @@ pub struct Finished<M> {
 
 /// The details of a successful request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Done {
     /// The kind of operation.
     pub opcode: Opcode,

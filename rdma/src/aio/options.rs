@@ -4,6 +4,7 @@ use std::time::Duration;
 
 /// How a [`Driver`](super::Driver) waits for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Strategy {
     /// It never sleeps: lowest latency, and a core in use all the time.
     BusyPoll,
@@ -14,6 +15,18 @@ pub enum Strategy {
         /// The number of turns; between two of them other tasks run.
         polls: u32,
     },
+}
+
+impl Strategy {
+    /// Whether a driver sleeps after this number of turns without work.
+    #[must_use]
+    pub const fn may_sleep(self, idle_turns: u32) -> bool {
+        match self {
+            Self::BusyPoll => false,
+            Self::EventDriven => true,
+            Self::Adaptive { polls } => idle_turns >= polls,
+        }
+    }
 }
 
 impl Default for Strategy {

@@ -44,6 +44,7 @@ impl fmt::Debug for PrivateData {
 /// Connection parameters that both sides agree on, from this side's point of view.
 #[doc(alias = "rdma_conn_param")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct ConnectionParameters {
     /// How many reads and atomics the peer asks us to serve at a time.
     pub responder_resources: u8,

@@ -84,6 +84,7 @@ pub enum EventSource {
 /// An asynchronous event. It is already acknowledged, so it does not block destroying an object.
 #[doc(alias = "ibv_async_event")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AsyncEvent {
     /// The kind of event.
     pub kind: AsyncEventKind,

@@ -25,6 +25,7 @@ use crate::types::{Gid, GidKind, LinkLayer};
 /// ```
 #[doc(alias = "ibv_gid_entry")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GidEntry {
     /// The address.
     pub gid: Gid,

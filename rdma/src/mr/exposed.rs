@@ -641,6 +641,7 @@ impl<M: Placement> fmt::Debug for ExposedSlice<M> {
 }
 
 /// The error of revoking a region.
+#[non_exhaustive]
 pub struct RevokeError<M: Placement = Host> {
     /// The reason of the failure.
     pub error: Error,

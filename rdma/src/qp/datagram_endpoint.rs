@@ -9,18 +9,14 @@ use crate::types::{Gid, Lid, Mtu};
 /// # Examples
 ///
 /// ```
-/// use rdma::{DatagramEndpoint, Lid, Mtu};
-/// let endpoint = DatagramEndpoint {
-///     qpn: 17,
-///     qkey: 0x1234_5678,
-///     gid: Some("::ffff:192.0.2.1".parse()?),
-///     lid: Lid::NONE,
-///     mtu: Mtu::MTU_1024,
-/// };
+/// use rdma::{DatagramEndpoint, Mtu};
+/// let gid = "::ffff:192.0.2.1".parse()?;
+/// let endpoint = DatagramEndpoint::new(17, 0x1234_5678, Mtu::MTU_1024).gid(gid);
 /// assert_eq!(DatagramEndpoint::from_bytes(&endpoint.to_bytes())?, endpoint);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct DatagramEndpoint {
     /// The queue pair's number: 24 bits.
     pub qpn: u32,
@@ -35,6 +31,22 @@ pub struct DatagramEndpoint {
 }
 
 impl DatagramEndpoint {
+    /// The address of a queue pair without GID and LID.
+    #[must_use]
+    pub const fn new(qpn: u32, qkey: u32, mtu: Mtu) -> Self {
+        Self { qpn, qkey, gid: None, lid: Lid::NONE, mtu }
+    }
+
+    setters! {
+        /// Sets the port's GID.
+        #[must_use]
+        gid(gid: Gid) = Some(gid);
+
+        /// Sets the port's LID.
+        #[must_use]
+        lid(lid: Lid) = lid;
+    }
+
     /// The length on the wire, in bytes.
     pub const LEN: usize = endpoint::LEN;
     /// The version of the format.

@@ -9,19 +9,13 @@ use crate::types::{Gid, Lid, Mtu};
 /// # Examples
 ///
 /// ```
-/// use rdma::{Endpoint, Gid, Lid, Mtu};
-/// let endpoint = Endpoint {
-///     qpn: 17,
-///     psn: 0x123456,
-///     gid: Some("::ffff:192.0.2.1".parse()?),
-///     lid: Lid::NONE,
-///     mtu: Mtu::MTU_1024,
-///     responder_resources: 16,
-/// };
+/// use rdma::{Endpoint, Mtu};
+/// let endpoint = Endpoint::new(17, 0x123456, Mtu::MTU_1024).gid("::ffff:192.0.2.1".parse()?);
 /// assert_eq!(Endpoint::from_bytes(&endpoint.to_bytes())?, endpoint);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Endpoint {
     /// The queue pair's number: 24 bits.
     pub qpn: u32,
@@ -87,6 +81,26 @@ pub(super) fn check_reserved(bytes: &[u8]) -> Result<(), WireError> {
 }
 
 impl Endpoint {
+    /// The address of a queue pair without GID and LID that serves one read or atomic at a time.
+    #[must_use]
+    pub const fn new(qpn: u32, psn: u32, mtu: Mtu) -> Self {
+        Self { qpn, psn, gid: None, lid: Lid::NONE, mtu, responder_resources: 1 }
+    }
+
+    setters! {
+        /// Sets the port's GID.
+        #[must_use]
+        gid(gid: Gid) = Some(gid);
+
+        /// Sets the port's LID.
+        #[must_use]
+        lid(lid: Lid) = lid;
+
+        /// Sets the number of reads and atomics that the queue pair serves at a time.
+        #[must_use]
+        responder_resources(count: u8) = count;
+    }
+
     /// The length on the wire, in bytes.
     pub const LEN: usize = LEN;
     /// The version of the format.

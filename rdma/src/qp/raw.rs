@@ -135,6 +135,7 @@ impl<T: Transport> QueuePair<T> {
 
 /// The error of a failed raw post.
 #[derive(Clone, Copy)]
+#[non_exhaustive]
 pub struct RawPostError<W> {
     /// The cause.
     pub error: Error,

@@ -92,11 +92,20 @@ c_enum! {
 /// The error of a failed work request, as its completion reports it.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WcError {
     /// The kind of failure.
     pub status: WcStatus,
     /// The provider's own code; see the vendor's documentation.
     pub vendor_err: u32,
+}
+
+impl WcError {
+    /// An error of a kind, with the provider's own code.
+    #[must_use]
+    pub const fn new(status: WcStatus, vendor_err: u32) -> Self {
+        Self { status, vendor_err }
+    }
 }
 
 impl fmt::Display for WcError {

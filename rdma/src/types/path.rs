@@ -11,13 +11,13 @@ use super::address::{Gid, Lid};
 /// ```
 /// use rdma::{Path, Route};
 /// let gid = "::ffff:192.0.2.7".parse()?;
-/// let route = Route { gid, source_index: 1, hop_limit: 64, ..Route::default() };
-/// let path = Path { port: 1, route: Some(route), ..Path::default() };
+/// let path = Path::new(1).route(Route::new(gid).source_index(1).hop_limit(64));
 /// assert_eq!(Path::from_raw(&path.to_raw()), path);
 /// # Ok::<(), rdma::ParseGidError>(())
 /// ```
 #[doc(alias = "ibv_ah_attr")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Path {
     /// The local port.
     pub port: u8,
@@ -36,6 +36,7 @@ pub struct Path {
 /// The part of a [`Path`] that crosses subnets.
 #[doc(alias = "ibv_global_route")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Route {
     /// The peer's GID.
     pub gid: Gid,
@@ -49,7 +50,53 @@ pub struct Route {
     pub flow_label: u32,
 }
 
+impl Route {
+    /// A route to a GID, of no router, from the GID with index 0.
+    #[must_use]
+    pub fn new(gid: Gid) -> Self {
+        Self { gid, ..Self::default() }
+    }
+
+    setters! {
+        /// Sets the index of the local GID.
+        #[must_use]
+        source_index(index: u8) = index;
+
+        /// Sets how many routers a packet may cross.
+        #[must_use]
+        hop_limit(routers: u8) = routers;
+
+        /// Sets the traffic class.
+        #[must_use]
+        traffic_class(class: u8) = class;
+
+        /// Sets the flow label: 20 bits.
+        #[must_use]
+        flow_label(label: u32) = label;
+    }
+}
+
 impl Path {
+    /// A path from a local port, which needs a LID or a route.
+    #[must_use]
+    pub fn new(port: u8) -> Self {
+        Self { port, ..Self::default() }
+    }
+
+    setters! {
+        /// Sets the peer's LID.
+        #[must_use]
+        lid(lid: Lid) = lid;
+
+        /// Sets the route by GID.
+        #[must_use]
+        route(route: Route) = Some(route);
+
+        /// Sets the service level: 0 to 15.
+        #[must_use]
+        service_level(level: u8) = level;
+    }
+
     /// Converts from the C structure.
     #[must_use]
     pub fn from_raw(raw: &ibv_ah_attr) -> Self {

@@ -32,6 +32,7 @@ c_enum! {
 /// vendor's own encoding.
 #[doc(alias = "ibv_ece")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub struct Ece {
     /// The vendor; 0 if the provider has no ECE options.
     pub vendor_id: u32,
@@ -40,6 +41,12 @@ pub struct Ece {
 }
 
 impl Ece {
+    /// Options in the encoding of a vendor.
+    #[must_use]
+    pub const fn new(vendor_id: u32, options: u32) -> Self {
+        Self { vendor_id, options }
+    }
+
     pub(crate) fn to_raw(self) -> ibv_ece {
         ibv_ece { vendor_id: self.vendor_id, options: self.options, comp_mask: 0 }
     }

@@ -131,8 +131,8 @@ fn device() -> Option<(Context, Settings)> {
     }
     let entry = opened.context.best_gid(opened.port).unwrap().unwrap();
     let source_index = u8::try_from(entry.index).unwrap();
-    let route = Route { gid: entry.gid, source_index, hop_limit: 64, ..Route::default() };
-    let path = Path { port: opened.port, route: Some(route), ..Path::default() };
+    let route = Route::new(entry.gid).source_index(source_index).hop_limit(64);
+    let path = Path::new(opened.port).route(route);
     Some((opened.context, Settings { port: opened.port, path }))
 }
 

@@ -40,7 +40,8 @@ impl Address {
     /// The endpoint to connect to. The line lacks the MTU, which both sides get as an option, and
     /// the number of reads that the peer serves. No reads are sent, so that number does not matter.
     pub(super) fn endpoint(&self, mtu: Mtu) -> Endpoint {
-        Endpoint { qpn: self.qpn, psn: self.psn, gid: self.gid, lid: self.lid, mtu, responder_resources: 1 }
+        let endpoint = Endpoint::new(self.qpn, self.psn, mtu).lid(self.lid);
+        self.gid.map_or(endpoint, |gid| endpoint.gid(gid))
     }
 
     fn to_line(self) -> [u8; LINE] {

@@ -16,6 +16,7 @@ use crate::transport::Rc;
 use crate::wait::Deadline;
 
 /// A connection attempt, or a datagram request (then without a queue pair), that failed.
+#[non_exhaustive]
 pub struct ConnectError<Q = InitializedQueuePair<Rc>> {
     /// The reason of the failure.
     pub error: Error,
