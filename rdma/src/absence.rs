@@ -104,6 +104,7 @@ impl fmt::Display for Finding {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HardwareAbsence {
     findings: Vec<Finding>,
+    is_installed: bool,
 }
 
 /// A lower limit of locked memory, in bytes, is too small for the buffers of most programs.
@@ -121,13 +122,20 @@ impl HardwareAbsence {
                 0
             }
         };
-        look(Path::new("/sys/class/infiniband"), Path::new("/dev/infiniband"), listed, &mut findings);
+        let in_kernel = look(Path::new("/sys/class/infiniband"), Path::new("/dev/infiniband"), listed, &mut findings);
         if !findings.is_empty() || listed > 0 {
             if let Some(limit) = memlock_limit().filter(|&limit| limit < ENOUGH_MEMLOCK) {
                 findings.push(Finding::LowMemlock { limit });
             }
         }
-        (!findings.is_empty()).then_some(Self { findings })
+        (!findings.is_empty()).then_some(Self { findings, is_installed: in_kernel || listed > 0 })
+    }
+
+    /// Whether there is hardware, whose use something prevents: the kernel or libibverbs lists a
+    /// device.
+    #[must_use]
+    pub fn is_installed(&self) -> bool {
+        self.is_installed
     }
 
     /// The reasons in a few words; `Display` prints them in full.
@@ -143,8 +151,9 @@ impl HardwareAbsence {
     }
 }
 
-/// Examines the file system; `listed` is the number of devices that libibverbs listed.
-fn look(sys: &Path, dev: &Path, listed: usize, findings: &mut Vec<Finding>) {
+/// Examines the file system; `listed` is the number of devices that libibverbs listed. Returns
+/// whether the kernel has a device.
+fn look(sys: &Path, dev: &Path, listed: usize, findings: &mut Vec<Finding>) -> bool {
     let names = |path: &Path| -> Option<Vec<String>> {
         let mut names: Vec<_> =
             fs::read_dir(path).ok()?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -155,18 +164,18 @@ fn look(sys: &Path, dev: &Path, listed: usize, findings: &mut Vec<Finding>) {
         if listed == 0 {
             findings.push(Finding::NoSubsystem);
         }
-        return;
+        return false;
     };
     if devices.is_empty() {
         if listed == 0 {
             findings.push(Finding::NoDevice);
         }
-        return;
+        return false;
     }
     let files: Vec<_> = names(dev).unwrap_or_default().into_iter().filter(|name| name.starts_with("uverbs")).collect();
     if files.is_empty() {
         findings.push(Finding::NoDeviceFile { devices });
-        return;
+        return true;
     }
     for file in files {
         let path = dev.join(file);
@@ -178,6 +187,7 @@ fn look(sys: &Path, dev: &Path, listed: usize, findings: &mut Vec<Finding>) {
     if listed == 0 && findings.is_empty() {
         findings.push(Finding::NoProvider { devices });
     }
+    true
 }
 
 /// The soft limit of locked memory in bytes; `None` if it is unlimited or does not bind this
@@ -219,10 +229,11 @@ mod tests {
             Self(root)
         }
 
-        fn look(&self, listed: usize) -> Vec<Finding> {
+        /// The findings, and whether the kernel has a device.
+        fn look(&self, listed: usize) -> (Vec<Finding>, bool) {
             let mut findings = Vec::new();
-            look(&self.0.join("sys"), &self.0.join("dev"), listed, &mut findings);
-            findings
+            let in_kernel = look(&self.0.join("sys"), &self.0.join("dev"), listed, &mut findings);
+            (findings, in_kernel)
         }
     }
 
@@ -234,21 +245,24 @@ mod tests {
 
     #[test]
     fn each_missing_thing_is_found() {
-        assert_eq!(Tree::new("empty", &[]).look(0), [Finding::NoSubsystem]);
+        assert_eq!(Tree::new("empty", &[]).look(0), (vec![Finding::NoSubsystem], false));
         let tree = Tree::new("no-device", &["sys/x"]);
         fs::remove_file(tree.0.join("sys/x")).unwrap();
-        assert_eq!(tree.look(0), [Finding::NoDevice]);
+        assert_eq!(tree.look(0), (vec![Finding::NoDevice], false));
         let devices = vec![String::from("mlx5_0")];
         let tree = Tree::new("no-file", &["sys/mlx5_0"]);
-        assert_eq!(tree.look(0), [Finding::NoDeviceFile { devices: devices.clone() }]);
+        assert_eq!(tree.look(0), (vec![Finding::NoDeviceFile { devices: devices.clone() }], true));
         let tree = Tree::new("no-provider", &["sys/mlx5_0", "dev/uverbs0"]);
-        assert_eq!(tree.look(0), [Finding::NoProvider { devices }]);
-        assert_eq!(tree.look(1), []);
+        assert_eq!(tree.look(0), (vec![Finding::NoProvider { devices }], true));
+        assert_eq!(tree.look(1), (vec![], true));
     }
 
     #[test]
     fn the_text_has_a_remedy() {
-        let absence = HardwareAbsence { findings: vec![Finding::NoSubsystem, Finding::LowMemlock { limit: 65536 }] };
+        let absence = HardwareAbsence {
+            findings: vec![Finding::NoSubsystem, Finding::LowMemlock { limit: 65536 }],
+            is_installed: false,
+        };
         assert!(absence.to_string().contains("64 KiB"), "{absence}");
         assert!(absence.findings().iter().all(|finding| !finding.remedy().is_empty()));
     }

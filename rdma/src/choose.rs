@@ -2,7 +2,8 @@
 //!
 //! "Any" means active hardware first, in the library's order, and the software device only if there
 //! is no such hardware. The result ([`Choice`]) and a `tracing` event say which device was chosen
-//! and why; the software device is never a silent substitute.
+//! and why; the software device is never a silent substitute. If it is chosen although there is
+//! hardware, the event is a warning.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,7 +31,8 @@ use crate::types::PortState;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DeviceSelector {
-    /// Hardware with an active port if there is any; otherwise the software device.
+    /// Hardware with an active port if there is any; otherwise the software device. If there is
+    /// hardware that cannot be used, [`open`] logs a warning with the reason.
     #[default]
     Any,
     /// Hardware with an active port: for jobs across hosts, which the software device does not
@@ -148,6 +150,7 @@ pub struct Choice {
     port: u8,
     software: bool,
     reason: String,
+    hardware_is_unusable: bool,
 }
 
 impl Choice {
@@ -281,20 +284,32 @@ pub fn open(selector: &DeviceSelector) -> Result<Opened, OpenError> {
             let devices = hardware.into_iter().chain(software()?).collect();
             named(devices, name, *port)
         }
-        DeviceSelector::Hardware => best(&hardware).map_err(|reason| OpenError::NoHardware { reason }),
+        DeviceSelector::Hardware => best(&hardware).map_err(|Unusable { reason, .. }| OpenError::NoHardware { reason }),
         DeviceSelector::Any => match best(&hardware) {
             Ok(opened) => Ok(opened),
-            Err(reason) => fall_back(software()?, reason),
+            Err(unusable) => fall_back(software()?, unusable),
         },
     }?;
-    tracing::info!(
-        device = opened.choice.device,
-        port = opened.port,
-        software = opened.choice.software,
-        "{}",
-        opened.choice
-    );
+    announce(&opened.choice);
     Ok(opened)
+}
+
+/// Logs the choice: as a warning if it is the software device although there is hardware.
+fn announce(choice: &Choice) {
+    let Choice { device, port, software, hardware_is_unusable, .. } = choice;
+    if *hardware_is_unusable {
+        tracing::warn!(device, port, software, "{choice}");
+    } else {
+        tracing::info!(device, port, software, "{choice}");
+    }
+}
+
+/// Why no hardware can be used.
+#[derive(Debug)]
+struct Unusable {
+    reason: String,
+    /// Whether there is hardware.
+    is_installed: bool,
 }
 
 fn named(devices: Vec<Device>, name: &str, port: Option<u8>) -> Result<Opened, OpenError> {
@@ -316,8 +331,9 @@ fn named(devices: Vec<Device>, name: &str, port: Option<u8>) -> Result<Opened, O
 }
 
 /// Opens the first hardware device with an active port, or says why there is none.
-fn best(devices: &[Device]) -> Result<Opened, String> {
+fn best(devices: &[Device]) -> Result<Opened, Unusable> {
     let mut reasons = Vec::new();
+    let mut is_installed = !devices.is_empty();
     for device in devices {
         match device.open().and_then(|context| Ok((context.first_active_port()?, context))) {
             Ok((Some(port), context)) => {
@@ -329,12 +345,15 @@ fn best(devices: &[Device]) -> Result<Opened, String> {
         }
     }
     if reasons.is_empty() {
-        reasons.push(HardwareAbsence::diagnose().map_or_else(|| "none is listed".into(), |absence| absence.summary()));
+        let absence = HardwareAbsence::diagnose();
+        is_installed |= absence.as_ref().is_some_and(HardwareAbsence::is_installed);
+        reasons.push(absence.map_or_else(|| "none is listed".into(), |absence| absence.summary()));
     }
-    Err(reasons.join("; "))
+    Err(Unusable { reason: reasons.join("; "), is_installed })
 }
 
-fn fall_back(software: Vec<Device>, reason: String) -> Result<Opened, OpenError> {
+fn fall_back(software: Vec<Device>, unusable: Unusable) -> Result<Opened, OpenError> {
+    let Unusable { reason, is_installed } = unusable;
     let Some(device) = software.first() else {
         return Err(if Device::software_is_off() {
             OpenError::SoftwareOff { reason }
@@ -346,7 +365,9 @@ fn fall_back(software: Vec<Device>, reason: String) -> Result<Opened, OpenError>
     let context = device.open().map_err(failed)?;
     let down = Error::new(Verb::QueryPort, ErrorKind::PortDown);
     let port = context.first_active_port().and_then(|port| port.ok_or(down)).map_err(failed)?;
-    Ok(opened(context, port, format!("no usable RDMA hardware: {reason}")))
+    let mut opened = opened(context, port, format!("no usable RDMA hardware: {reason}"));
+    opened.choice.hardware_is_unusable = is_installed;
+    Ok(opened)
 }
 
 fn is_active(context: &Context, port: u8) -> bool {
@@ -354,12 +375,17 @@ fn is_active(context: &Context, port: u8) -> bool {
 }
 
 fn opened(context: Context, port: u8, reason: String) -> Opened {
-    let choice = Choice { device: context.name(), port, software: context.is_software(), reason };
+    let software = context.is_software();
+    let choice = Choice { device: context.name(), port, software, reason, hardware_is_unusable: false };
     Opened { context, port, choice }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use rdma_test_support::OnEvent;
+
     use super::*;
     use crate::testing;
 
@@ -384,10 +410,30 @@ mod tests {
     fn what_is_wrong_with_each_device_is_said() {
         let device = testing::device();
         testing::fail("open_device", libc::EACCES);
-        let reason = best(std::slice::from_ref(&device)).unwrap_err();
+        let unusable = best(std::slice::from_ref(&device)).unwrap_err();
+        let reason = &unusable.reason;
         assert!(reason.starts_with("fake0: ibv_open_device: permission denied"), "{reason}");
-        let error = fall_back(Vec::new(), reason).unwrap_err();
+        assert!(unusable.is_installed);
+        let error = fall_back(Vec::new(), unusable).unwrap_err();
         assert!(error.to_string().starts_with("no usable RDMA hardware: fake0: "), "{error}");
+    }
+
+    #[test]
+    fn a_substitute_for_hardware_that_cannot_be_used_is_a_warning() {
+        let chosen = |is_installed| {
+            let unusable = Unusable { reason: "mlx5_0 has no active port".into(), is_installed };
+            fall_back(vec![testing::device()], unusable).unwrap().choice
+        };
+        let levels = |choice: &Choice| {
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let levels = Arc::clone(&seen);
+            let record = move |event: &tracing::Event<'_>| levels.lock().unwrap().push(*event.metadata().level());
+            tracing::subscriber::with_default(OnEvent(record), || announce(choice));
+            seen.lock().unwrap().clone()
+        };
+        assert_eq!(levels(&chosen(true)), [tracing::Level::WARN]);
+        assert_eq!(levels(&chosen(false)), [tracing::Level::INFO]);
+        assert!(chosen(true).to_string().contains("mlx5_0 has no active port"));
     }
 
     #[test]
