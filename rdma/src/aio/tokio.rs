@@ -30,9 +30,9 @@ impl Readable {
     pub fn new(descriptor: impl AsFd) -> io::Result<Self> {
         Handle::try_current().map_err(io::Error::other)?;
         let owned = descriptor.as_fd().try_clone_to_owned()?;
-        // SAFETY: register_with_interest requires that the descriptor stays open and the same until
-        // the AsyncFd is dropped or forgotten: it owns the descriptor and nothing replaces it.
-        Ok(Self(unsafe { AsyncFd::register_with_interest(owned, Interest::READABLE) }?))
+        #[allow(deprecated, reason = "the function in its place is not in every release since the oldest supported")]
+        let registered = AsyncFd::with_interest(owned, Interest::READABLE)?;
+        Ok(Self(registered))
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn faults() -> Result<Vec<String>, String> {
 }
 
 /// The files that git does not ignore.
-fn files(root: &Path) -> Result<Vec<String>, String> {
+pub(crate) fn files(root: &Path) -> Result<Vec<String>, String> {
     let mut git = Command::new("git");
     git.current_dir(root).args(["ls-files", "--cached", "--others", "--exclude-standard"]);
     Ok(output(&mut git)?.lines().map(str::to_owned).collect())
