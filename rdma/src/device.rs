@@ -166,7 +166,7 @@ impl Device {
     /// # Examples
     ///
     /// ```
-    /// use rdma_sys::{Ibverbs, RdmaCm};
+    /// use rdma::sys::{Ibverbs, RdmaCm};
     ///
     /// // Tables without functions: every call fails.
     /// // SAFETY: a function that fails as unsupported keeps the contract of every function.

@@ -215,7 +215,12 @@ pub use qp::{
     RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Sendable, SharedReceiveQueue, SrqBuilder, Writable,
 };
 pub use qp::{op, transport};
+/// Memory that others write to at the same time: the types with which exposed regions are made and
+/// reached.
+pub use rdma_mem as mem;
 pub use rdma_mem::{Copier, CopyFailed};
+/// The C interface, for what this crate has no safe item for, and for [`RawQueuePair`].
+pub use rdma_sys as sys;
 pub use rdma_sys::{Variable, trusted_variable};
 pub use types::{
     AckTimeout, AtomicCapability, Capabilities, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError,
