@@ -26,7 +26,7 @@ pub(super) enum Events {
 impl Events {
     pub(super) fn new(context: &Context, options: &NodeOptions) -> Result<Self> {
         match options.exchange {
-            Exchange::ConnectionManager => Ok(Self::Manager(EventChannel::new(context)?)),
+            Exchange::ConnectionManager => Ok(Self::Manager(EventChannel::of(context)?)),
             Exchange::Tcp if context.capabilities().manual_connect => Ok(Self::Tcp(Arc::new(Sockets::new()?))),
             Exchange::Tcp => Err(Error::new(Operation::ConnectTcp, ErrorKind::NotSupported)),
         }

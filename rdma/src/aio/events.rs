@@ -60,7 +60,7 @@ impl Source for CompletionChannel {
 /// # async fn f(context: &rdma::Context) -> Result<(), Box<dyn std::error::Error>> {
 /// use rdma::{Rc, aio, cm::EventChannel};
 ///
-/// let channel = EventChannel::new(context)?;
+/// let channel = EventChannel::of(context)?;
 /// let id = channel.create_id::<Rc>()?;
 /// id.bind_addr("0.0.0.0:7471".parse()?)?;
 /// id.listen(16)?;

@@ -103,6 +103,7 @@ mod connect;
 mod datagram;
 mod event;
 mod id;
+mod manager;
 mod message;
 mod reason;
 mod request;
@@ -116,11 +117,9 @@ pub use datagram::{Membership, UdOptions};
 pub use event::{Event, EventKind};
 pub use id::Id;
 pub use message::{Accepted, ConnectionParameters, MulticastGroup, PrivateData, Rejection, UdPeer};
-use rdma_sys::{RdmaCm, rdma_port_space};
+use rdma_sys::rdma_port_space;
 pub use request::ConnectRequest;
 
-use crate::context::Context;
-use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::qp::{Rc, Transport, Ud};
 pub use crate::types::{Ece, RejectReason, WrongDevice};
 
@@ -175,30 +174,4 @@ impl PortSpace for Ud {
             _ => None,
         }
     }
-}
-
-/// The connection manager of the context's device.
-fn table(context: &Context) -> Result<&'static RdmaCm> {
-    if let Some(table) = context.device().manager() {
-        return Ok(table);
-    }
-    if context.is_software() {
-        return software();
-    }
-    RdmaCm::system().map_err(|error| {
-        tracing::debug!(%error, "no connection manager");
-        Error::new(Operation::LoadLibrary, ErrorKind::NotSupported)
-    })
-}
-
-/// The software device's connection manager.
-#[cfg(feature = "soft")]
-fn software() -> Result<&'static RdmaCm> {
-    Ok(rdma_soft::rdmacm())
-}
-
-/// Fails: this build has no software device.
-#[cfg(not(feature = "soft"))]
-fn software() -> Result<&'static RdmaCm> {
-    Err(Error::new(Operation::CreateEventChannel, ErrorKind::NotSupported))
 }
