@@ -31,6 +31,11 @@ impl Events {
             Exchange::Tcp => Err(Error::new(Operation::ConnectTcp, ErrorKind::NotSupported)),
         }
     }
+
+    /// Whether both are of the same kind.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Manager(_), Self::Manager(_)) | (Self::Tcp(_), Self::Tcp(_)))
+    }
 }
 
 impl AsFd for Events {
@@ -89,6 +94,22 @@ impl Request {
         match self {
             Self::Manager(request) => request.peer_addr(),
             Self::Tcp(request) => request.end.peer_addr,
+        }
+    }
+
+    /// The device that the request arrived on; a request over TCP does not tell it.
+    pub(super) fn device_name(&self) -> Option<String> {
+        match self {
+            Self::Manager(request) => request.device_name(),
+            Self::Tcp(_) => None,
+        }
+    }
+
+    /// Moves the request to the events of another node.
+    pub(super) fn move_to(&mut self, events: &Events) -> Result<()> {
+        match (self, events) {
+            (Self::Manager(request), Events::Manager(channel)) => request.migrate(channel),
+            _ => Ok(()),
         }
     }
 

@@ -68,9 +68,9 @@ fn resolved(channel: &EventChannel, to: SocketAddr) -> Id<Rc> {
     id
 }
 
-fn listening(channel: &EventChannel) -> Id<Rc> {
+fn listening(channel: &EventChannel, context: &Context) -> Id<Rc> {
     let id = channel.create_id::<Rc>().unwrap();
-    id.bind_addr(any_port(address(channel.context()))).unwrap();
+    id.bind_addr(any_port(address(context))).unwrap();
     id.listen(16).unwrap();
     id
 }
@@ -87,7 +87,7 @@ fn established(channel: &EventChannel, id: &Id<Rc>, qp: InitializedQueuePair<Rc>
     match next_of(channel, id.key()) {
         EventKind::ConnectResponse(_) => id.establish(qp, &ConnOptions::new()).unwrap(),
         EventKind::Established(_) => {
-            assert_eq!(id.context().device().transport(), TransportType::IWARP);
+            assert_eq!(id.context().unwrap().device().transport(), TransportType::IWARP);
             id.establish(qp, &ConnOptions::new()).unwrap()
         }
         other => panic!("{other:?}"),
@@ -98,7 +98,7 @@ fn established(channel: &EventChannel, id: &Id<Rc>, qp: InitializedQueuePair<Rc>
 fn one_thread_does_both_ends_on_one_channel() {
     let Some(context) = device() else { return };
     let channel = EventChannel::of(&context).unwrap();
-    let listener = listening(&channel);
+    let listener = listening(&channel, &context);
     let to = listener.local_addr().unwrap();
     let (a, b) = (End::new(&context), End::new(&context));
     let id = resolved(&channel, to);
@@ -151,7 +151,7 @@ fn one_thread_does_both_ends_on_one_channel() {
 fn ids_move_between_channels_at_any_step() {
     let Some(context) = device() else { return };
     let channels: Vec<_> = (0..4).map(|_| EventChannel::of(&context).unwrap()).collect();
-    let listener = listening(&channels[0]);
+    let listener = listening(&channels[0], &context);
     let mut id = channels[1].create_id::<Rc>().unwrap();
     id.resolve_addr(None, listener.local_addr().unwrap(), LIMIT).unwrap();
     // The event may be on the old channel already; it moves with the identifier.
@@ -182,7 +182,7 @@ fn ids_move_between_channels_at_any_step() {
 fn a_channel_is_kept_by_its_ids() {
     let Some(context) = device() else { return };
     let channel = EventChannel::of(&context).unwrap();
-    let (listener, other) = (listening(&channel), channel.create_id::<Rc>().unwrap());
+    let (listener, other) = (listening(&channel, &context), channel.create_id::<Rc>().unwrap());
     let to = listener.local_addr();
     drop((channel, context));
     assert_eq!(listener.local_addr(), to);
@@ -368,7 +368,7 @@ fn who_writes_to_a_channels_descriptor_commands_nobody() {
     use std::io::Write;
     let Some(context) = device() else { return };
     let channel = EventChannel::of(&context).unwrap();
-    let listener = listening(&channel);
+    let listener = listening(&channel, &context);
     // Safe functions lend descriptors, so safe code can write to them. A write to librdmacm's own
     // descriptor could be a command to store an event at an address of the writer's choice.
     let mut fd = std::fs::File::from(channel.as_fd().try_clone_to_owned().unwrap());

@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::thread;
 
-use rdma::cm::ConnOptions;
-use rdma::cm::blocking::{self, ListenOptions, Listener};
+use rdma::cm::blocking::{self, ListenOptions, Listener, ResolveOptions};
+use rdma::cm::{ConnOptions, ConnectRequest, EventChannel, EventKind};
 use rdma::op::Send;
-use rdma::{Device, DeviceSelector, ErrorKind, Opened, Rc};
+use rdma::{Context, Device, DeviceSelector, ErrorKind, Opened, Rc, RemoteAccess};
 use rdma_test_support::{Peer, first, passes_alone, role};
 use rdma_tests::cm::{End, address};
 use rdma_tests::datagram::{Post, QKEY};
@@ -127,4 +127,97 @@ fn addresses_have_devices() {
         assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
         connection.disconnect(&qp).unwrap();
     });
+}
+
+/// Connects to a port of each device, from whichever device leads there, and sends a message.
+fn connect_to_both(port: u16) {
+    for own in [soft(0).context, soft(1).context] {
+        let to = SocketAddr::new(address(&own), port);
+        let channel = EventChannel::of(&own).unwrap();
+        let route = blocking::resolve_on::<Rc>(channel, None, to, LIMIT, &ResolveOptions::new()).unwrap();
+        let end = End::new(&route.context().unwrap());
+        let qp = route.init(end.qp()).unwrap();
+        let (connection, mut qp) = route.connect(qp, &ConnOptions::new(), LIMIT).unwrap();
+        qp.post_send(Send::new(buffer(&end.pd, b"ping"))).unwrap();
+        assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
+        assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
+    }
+}
+
+#[test]
+fn a_listener_at_every_address_serves_every_device() {
+    passes_alone(&["devices::one_blocking_listener", "devices::one_listening_id"], TWO);
+}
+
+#[test]
+#[ignore = "run by a_listener_at_every_address_serves_every_device"]
+fn one_blocking_listener() {
+    let channel = EventChannel::of(&soft(0).context).unwrap();
+    let listener: Listener = Listener::on(channel, "0.0.0.0:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+    assert_eq!(listener.id().context().unwrap_err().kind(), ErrorKind::InvalidInput, "it is of no device");
+    let port = listener.local_addr().port();
+    thread::scope(|scope| {
+        scope.spawn(|| connect_to_both(port));
+        for device in ["soft0", "soft1"] {
+            let request = listener.next_request(Some(LIMIT)).unwrap().unwrap();
+            let context = request.context().unwrap();
+            assert_eq!(context.name(), device);
+            let other = if device == "soft0" { soft(1) } else { soft(0) };
+            let refused = request.init(End::new(&other.context).qp()).unwrap_err();
+            let text = refused.error.to_string();
+            assert!(text.contains("soft0") && text.contains("soft1"), "{text}");
+            let end = End::new(&context);
+            let mut qp = request.init(end.qp()).unwrap();
+            qp.post_recv(end.pd.allocate(64).unwrap(), 1).unwrap();
+            let (connection, qp) = request.accept(qp, &ConnOptions::new(), LIMIT).unwrap();
+            assert_eq!(wait(&mut end.cq.poller()).byte_len, 4);
+            connection.disconnect(&qp).unwrap();
+        }
+    });
+}
+
+/// The next request of a channel, whatever other events come.
+fn next_request(channel: &EventChannel) -> ConnectRequest<Rc> {
+    loop {
+        let event = channel.next_event(Some(LIMIT)).unwrap().expect("a request");
+        if let EventKind::ConnectRequest(request) = event.kind {
+            return request;
+        }
+    }
+}
+
+#[test]
+#[ignore = "run by a_listener_at_every_address_serves_every_device"]
+fn one_listening_id() {
+    let own = soft(0).context;
+    let channel = EventChannel::of(&own).unwrap();
+    let listener = channel.create_id::<Rc>().unwrap();
+    listener.bind_addr("0.0.0.0:0".parse().unwrap()).unwrap();
+    listener.listen(8).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // The context of the second device is opened for its first request, and kept by what is made
+    // of it.
+    let mut opened: Vec<Context> = Vec::new();
+    for _ in 0..2 {
+        thread::scope(|scope| {
+            scope.spawn(|| connect_to_both(port));
+            for device in ["soft0", "soft1"] {
+                let request = next_request(&channel);
+                let context = request.context().unwrap();
+                assert_eq!(context.name(), device);
+                match opened.iter().find(|known| known.name() == device) {
+                    Some(known) => assert_eq!(context.as_raw(), known.as_raw()),
+                    None => opened.push(context.clone()),
+                }
+                let end = End::new(&context);
+                let mut qp = request.init(end.qp(), RemoteAccess::empty()).unwrap();
+                qp.post_recv(end.pd.allocate(64).unwrap(), 1).unwrap();
+                let (id, qp) = request.accept(qp, &ConnOptions::new()).unwrap();
+                assert_eq!(id.context().unwrap().as_raw(), context.as_raw());
+                assert_eq!(wait(&mut end.cq.poller()).byte_len, 4);
+                id.disconnect(&qp).unwrap();
+            }
+        });
+    }
+    assert_eq!(opened[0].as_raw(), own.as_raw());
 }
