@@ -59,8 +59,8 @@ impl Node {
         connect::connect(&self.handle.tables, to).await
     }
 
-    /// Listens at an address. Port 0 chooses a free port. Requests that arrive on another device are
-    /// refused: [`Listener::bind`] serves several devices.
+    /// Listens at an address. Port 0 chooses a free port. Requests that arrive on another device
+    /// are refused: [`Listener::bind`] serves several devices.
     ///
     /// # Errors
     ///

@@ -10,7 +10,21 @@
 //! has a descriptor, each method of an [`Id`] starts a step, and [`EventChannel::try_next_event`]
 //! returns the step's outcome.
 //!
-//! The program makes the queue pair as usual, on its own [`Context`]:
+//! # Devices
+//!
+//! A host has one connection manager for all its RDMA hardware, and the software device has one of
+//! its own. An [`EventChannel`] is of a connection manager, not of a device. The address decides on
+//! the device of an id: [`Id::context`] tells the context of the device that a resolved address is
+//! reached by, that a local address belongs to, or that a request arrived on.
+//!
+//! A program with one device opens it, and gives its [`Context`](crate::Context). A program for all
+//! devices takes the context of each id ([`blocking::Listener::on`], [`blocking::resolve_on`]). A
+//! queue pair of another device than the id's is refused with
+//! [`WrongDevice`](crate::ErrorKind::WrongDevice), which names both.
+//!
+//! # Examples
+//!
+//! The program makes the queue pair as usual, on its own [`Context`](crate::Context):
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -67,9 +81,9 @@
 //!
 //! # Lifetimes
 //!
-//! An id keeps its channel alive, and a channel its context. A queue pair and the id that connected
-//! it may be dropped in any order. Accepting or rejecting a request consumes the request. In a
-//! forked child all calls fail with [`ErrorKind::Forked`].
+//! An id keeps its channel alive, and a channel the context that it was made of. A queue pair and
+//! the id that connected it may be dropped in any order. Accepting or rejecting a request consumes
+//! the request. In a forked child all calls fail with [`Forked`](crate::ErrorKind::Forked).
 //!
 //! # Safety
 //!

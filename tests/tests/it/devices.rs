@@ -5,10 +5,12 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::thread;
 
+use rdma::aio::block_on;
 use rdma::cm::blocking::{self, ListenOptions, Listener, ResolveOptions};
 use rdma::cm::{ConnOptions, ConnectRequest, EventChannel, EventKind};
 use rdma::op::Send;
 use rdma::{Context, Device, DeviceSelector, ErrorKind, Opened, Rc, RemoteAccess};
+use rdma_net::{FailureKind, ListenOptions as NetOptions, Node, NodeOptions};
 use rdma_test_support::{Peer, first, passes_alone, role};
 use rdma_tests::cm::{End, address};
 use rdma_tests::datagram::{Post, QKEY};
@@ -220,4 +222,78 @@ fn one_listening_id() {
         });
     }
     assert_eq!(opened[0].as_raw(), own.as_raw());
+}
+
+#[test]
+fn a_listener_of_several_nodes_serves_every_device() {
+    passes_alone(&["devices::one_listener_of_two_nodes"], TWO);
+}
+
+#[test]
+#[ignore = "run by a_listener_of_several_nodes_serves_every_device"]
+fn one_listener_of_two_nodes() {
+    let any: SocketAddr = "0.0.0.0:0".parse().unwrap();
+    let contexts = [soft(0).context, soft(1).context];
+    let (nodes, drivers): (Vec<_>, Vec<_>) = contexts
+        .each_ref()
+        .map(|context| Node::new(context, &NodeOptions::new().timeout(LIMIT)).unwrap())
+        .map(|(node, driver)| (node, thread::spawn(move || driver.run_blocking())))
+        .into_iter()
+        .unzip();
+    let mut listener = rdma_net::Listener::bind(&nodes, any, &NetOptions::new()).unwrap();
+    let port = listener.local_addr().port();
+    // To each device, by the node on it.
+    let ends = contexts.iter().zip(&nodes).map(|(context, node)| (SocketAddr::new(address(context), port), node));
+    for (to, node) in ends.clone() {
+        let connecting = thread::spawn({
+            let node = node.clone();
+            move || {
+                block_on(async {
+                    let mut connection = node.connect(to).await?;
+                    connection.send("ping").await?;
+                    connection.next().await
+                })
+            }
+        });
+        let mut server = block_on(async {
+            let incoming = listener.accept().await?;
+            assert_eq!(incoming.node().domain().as_raw(), node.domain().as_raw());
+            incoming.accept().await
+        })
+        .unwrap();
+        assert_eq!(server.domain().as_raw(), node.domain().as_raw());
+        block_on(async {
+            let message = server.next().await.unwrap().expect("a message");
+            server.send(&message).await.unwrap();
+        });
+        assert_eq!(&connecting.join().unwrap().unwrap().expect("an answer")[..], b"ping");
+    }
+    drop(listener);
+    // A listener of one node refuses the requests of the other device, and goes on.
+    let mut listener = nodes[0].listen(any, &NetOptions::new()).unwrap();
+    let port = listener.local_addr().port();
+    let refused = block_on(nodes[1].connect(SocketAddr::new(address(&contexts[1]), port))).unwrap_err();
+    assert_eq!(refused.kind(), FailureKind::Refused, "{refused}");
+    assert!(refused.to_string().contains("does not serve the device"), "{refused}");
+    let (node, to) = (nodes[0].clone(), SocketAddr::new(address(&contexts[0]), port));
+    let connecting = thread::spawn(move || block_on(node.connect(to)).map(drop));
+    block_on(async { listener.accept().await?.accept().await }).unwrap();
+    connecting.join().unwrap().unwrap();
+    drop((listener, nodes));
+    for driver in drivers {
+        driver.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_channel_without_a_context_is_of_the_devices_that_the_host_lists_first() {
+    let first = Device::list().unwrap().remove(0).open().unwrap();
+    if !rdma_tests::cm::available(&first) {
+        return;
+    }
+    let id = EventChannel::new().unwrap().create_id::<Rc>().unwrap();
+    if first.is_software() {
+        id.bind_addr(SocketAddr::new(address(&first), 0)).unwrap();
+        assert!(id.context().unwrap().is_software());
+    }
 }
