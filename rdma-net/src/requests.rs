@@ -44,6 +44,9 @@ pub(super) struct Seat {
     pub(super) pool: Option<Arc<ReceivePool>>,
 }
 
+/// The number of a seat, and a request's part of its receives.
+type Seated = (usize, Option<Stake>);
+
 /// A request with a valid HELLO.
 pub(super) struct Pending {
     /// The number of the node that accepts it.
@@ -120,7 +123,7 @@ impl Requests {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    fn check(&self, request: &Request) -> Result<(Hello, Ticket, (usize, Option<Stake>)), Refuse> {
+    fn check(&self, request: &Request) -> Result<(Hello, Ticket, Seated), Refuse> {
         let hello = Hello::from_bytes(request.hello())?;
         let (waiting, has_failed) = {
             let state = self.lock();
@@ -140,9 +143,9 @@ impl Requests {
         Ok((hello, ticket, self.seat(request.device_name().as_deref())?))
     }
 
-    /// A seat for a request that arrived on a device, and its part of the seat's receives. A
-    /// request over TCP names no device, and its listener has one seat.
-    fn seat(&self, device: Option<&str>) -> Result<(usize, Option<Stake>), Refuse> {
+    /// Seats a request that arrived on a device. A request over TCP names no device, and its
+    /// listener has one seat.
+    fn seat(&self, device: Option<&str>) -> Result<Seated, Refuse> {
         let fits = |&at: &usize| device.is_none_or(|name| self.seats[at].device == name);
         let seats: Vec<usize> = (0..self.seats.len()).filter(fits).collect();
         if seats.is_empty() {

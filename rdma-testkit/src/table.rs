@@ -100,8 +100,11 @@ pub(crate) fn name_device(device: &mut ibv_device, name: &str) {
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: the reads want places of the array: get_device_list ended it with NULL.
-    let len = (0..).find(|&at| unsafe { *list.add(at) }.is_null()).unwrap() + 1;
+    let mut len = 1;
+    // SAFETY: the read wants a place of the array: get_device_list ended it with NULL.
+    while !unsafe { *list.wrapping_add(len - 1) }.is_null() {
+        len += 1;
+    }
     // SAFETY: from_raw wants a pointer that into_raw returned, once: get_device_list made the
     // array, whose length this is.
     let list = unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(list, len)) };
