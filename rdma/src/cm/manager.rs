@@ -175,3 +175,38 @@ fn software() -> Result<&'static RdmaCm> {
 fn software() -> Result<&'static RdmaCm> {
     Err(Error::new(Operation::CreateEventChannel, ErrorKind::NotSupported))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_forked_child_opens_contexts_of_its_own() {
+        testing::add_device("nic_fork");
+        let own = testing::context();
+        let context = Manager::of(&own).unwrap().context_of("nic_fork").unwrap();
+        // Another thread of the parent may hold the lock at the fork: the child must not wait for it.
+        let locked = OpenedContexts::get().lock();
+        // SAFETY: fork wants a child that calls no function that needs a lock of another thread:
+        // the child's calls are those under test, over a provider in memory of this thread.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: alarm has no requirements. It ends a child that waits.
+            unsafe { libc::alarm(60) };
+            let own = testing::context();
+            let manager = Manager::of(&own).unwrap();
+            let new = manager.context_of("nic_fork").unwrap();
+            let again = manager.context_of("nic_fork").unwrap();
+            let is_new = new.as_raw() != context.as_raw() && new.as_raw() == again.as_raw();
+            // SAFETY: _exit has no requirements.
+            unsafe { libc::_exit(if is_new && new.port_attr(2).is_ok() { 0 } else { 1 }) };
+        }
+        drop(locked);
+        let mut status = 0;
+        // SAFETY: waitpid wants room for a status: a local.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+}

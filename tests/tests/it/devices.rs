@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::sync::Barrier;
 use std::thread;
 
 use rdma::aio::block_on;
@@ -296,4 +297,30 @@ fn a_channel_without_a_context_is_of_the_devices_that_the_host_lists_first() {
         id.bind_addr(SocketAddr::new(address(&first), 0)).unwrap();
         assert!(id.context().unwrap().is_software());
     }
+}
+
+#[test]
+fn threads_that_ask_for_a_context_at_the_same_time_get_the_same() {
+    passes_alone(&["devices::many_ask_at_once"], TWO);
+}
+
+#[test]
+#[ignore = "run by threads_that_ask_for_a_context_at_the_same_time_get_the_same"]
+fn many_ask_at_once() {
+    let (zero, at) = (soft(0).context, SocketAddr::new(address(&soft(1).context), 0));
+    let begin = Barrier::new(8);
+    let ask = || {
+        let id = EventChannel::of(&zero).unwrap().create_id::<Rc>().unwrap();
+        id.bind_addr(at).unwrap();
+        begin.wait();
+        id.context().unwrap()
+    };
+    let first = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+        let contexts: Vec<Context> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(contexts.iter().all(|context| context.as_raw() == contexts[0].as_raw()));
+        contexts[0].clone()
+    });
+    // Nothing but this handle keeps it open.
+    first.close().unwrap();
 }
