@@ -176,18 +176,17 @@ fn software() -> Result<&'static RdmaCm> {
     Err(Error::new(Operation::CreateEventChannel, ErrorKind::NotSupported))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
     use crate::testing;
 
     #[test]
-    #[cfg(not(miri))]
     fn a_forked_child_opens_contexts_of_its_own() {
         testing::add_device("nic_fork");
         let own = testing::context();
         let context = Manager::of(&own).unwrap().context_of("nic_fork").unwrap();
-        // Another thread of the parent may hold the lock at the fork: the child must not wait for it.
+        // As if another thread held the lock at the fork: the child must not wait for it.
         let locked = OpenedContexts::get().lock();
         // SAFETY: fork wants a child that calls no function that needs a lock of another thread:
         // the child's calls are those under test, over a provider in memory of this thread.
