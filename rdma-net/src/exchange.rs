@@ -27,10 +27,15 @@ pub(super) enum Events {
 impl Events {
     pub(super) fn new(context: &Context, options: &NodeOptions) -> Result<Self> {
         match options.exchange {
-            Exchange::ConnectionManager => Ok(Self::Manager(EventChannel::new(context)?)),
+            Exchange::ConnectionManager => Ok(Self::Manager(EventChannel::of(context)?)),
             Exchange::Tcp if context.capabilities().manual_connect => Ok(Self::Tcp(Arc::new(Sockets::new()?))),
             Exchange::Tcp => Err(Error::new(Verb::ConnectTcp, ErrorKind::NotSupported)),
         }
+    }
+
+    /// Whether both are of the same kind.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Manager(_), Self::Manager(_)) | (Self::Tcp(_), Self::Tcp(_)))
     }
 }
 
@@ -90,6 +95,22 @@ impl Request {
         match self {
             Self::Manager(request) => request.peer_addr(),
             Self::Tcp(request) => request.end.peer_addr,
+        }
+    }
+
+    /// The device that the request arrived on; a request over TCP does not tell it.
+    pub(super) fn device_name(&self) -> Option<String> {
+        match self {
+            Self::Manager(request) => request.device_name(),
+            Self::Tcp(_) => None,
+        }
+    }
+
+    /// Moves the request to the events of another node.
+    pub(super) fn move_to(&mut self, events: &Events) -> Result<()> {
+        match (self, events) {
+            (Self::Manager(request), Events::Manager(channel)) => request.migrate(channel),
+            _ => Ok(()),
         }
     }
 

@@ -7,45 +7,67 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rdma::cm::{EventKind, IdKey};
-use rdma::transport::Rc;
-use rdma::{Error, ErrorKind, Result, Verb};
+use rdma::{Context, Error, ErrorKind, Operation, Rc, Result};
 
 use super::attempt::Attempt;
 use super::connect::prepare;
 use super::connection::{Connection, Core, Parts, Pool};
 use super::exchange::{Events, Listening};
 use super::failure::Failure;
+use super::node::Node;
 use super::options::ListenOptions;
 use super::protocol::{Protocol, Refuse, RefuseCode};
 #[cfg(test)]
 use super::receives::ReceivePool;
-use super::requests::{Pending, Requests, reject};
-use super::tables::{Handle, Route, Tables};
+use super::requests::{Pending, Requests, Seat, reject};
+use super::tables::{Route, Tables};
 
 /// Waits for peers that connect.
 ///
 /// Dropping the listener refuses the requests that wait; its connections stay.
 pub struct Listener {
-    handle: Arc<Handle>,
+    /// The first one's events are the listener's.
+    nodes: Vec<Node>,
     listening: Listening,
     local_addr: SocketAddr,
     requests: Arc<Requests>,
 }
 
-/// Listens at an address.
-pub(super) fn listen(handle: &Arc<Handle>, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
-    let tables = &handle.tables;
-    tables.check(Verb::Listen)?;
+/// Listens at an address, for one or more nodes.
+pub(super) fn listen(nodes: &[Node], at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
+    let first = nodes.first().ok_or(Error::new(Operation::Listen, ErrorKind::InvalidInput))?;
+    let seats = nodes.iter().map(|node| seat(node, first, options)).collect::<Result<_>>()?;
+    if nodes.len() > 1 && matches!(first.handle.tables.events, Events::Tcp(_)) {
+        // The connection of a socket says nothing of the device that its peer will reach.
+        return Err(Error::new(Operation::Listen, ErrorKind::NotSupported));
+    }
+    let requests = Arc::new(Requests::new(options.clone(), seats));
+    let listening = bind(&first.handle.tables, at, &requests)?;
+    let mut listener = Listener { nodes: nodes.to_vec(), local_addr: at, listening, requests };
+    listener.local_addr = listener.listening.local_addr().ok_or(unknown())?;
+    Ok(listener)
+}
+
+/// The part of a node in a listener whose events come from the first one.
+fn seat(node: &Node, first: &Node, options: &ListenOptions) -> Result<Seat> {
+    let (tables, first) = (&node.handle.tables, &first.handle.tables);
+    tables.check(Operation::Listen)?;
     if options.shared_receives.is_some() && tables.shared.options.separate_domains {
         tracing::debug!("receives of one domain cannot be shared by connections that have domains of their own");
         return Err(Error::new(Verb::CreateSrq, ErrorKind::InvalidInput));
     }
+    let context = tables.shared.domain.pd.context();
+    if !tables.events.is_like(&first.events) || !are_siblings(&context, &first.shared.domain.pd.context()) {
+        tracing::debug!("nodes with different ways to connect cannot share a listener");
+        return Err(Error::new(Operation::Listen, ErrorKind::InvalidInput));
+    }
     let pool = options.shared_receives.map(|count| tables.new_pool(count)).transpose()?;
-    let requests = Arc::new(Requests::new(options.clone(), pool));
-    let listening = bind(tables, at, &requests)?;
-    let mut listener = Listener { handle: Arc::clone(handle), local_addr: at, listening, requests };
-    listener.local_addr = listener.listening.local_addr().ok_or(unknown())?;
-    Ok(listener)
+    Ok(Seat { device: context.name(), pool })
+}
+
+/// Whether two devices are of one library, and so of one connection manager.
+fn are_siblings(one: &Context, other: &Context) -> bool {
+    std::ptr::eq(one.table(), other.table())
 }
 
 /// Listens for requests, which come by events of an id of its own.
@@ -75,6 +97,44 @@ fn unknown() -> Error {
 }
 
 impl Listener {
+    /// Listens for several nodes, for example one on each NIC of the host. Port 0 chooses a free
+    /// port.
+    ///
+    /// A request becomes a connection of a node on the device that it arrives on:
+    /// [`Incoming::node`] says which. Nodes on one device take turns, so that their drivers share
+    /// the load. A request on any other device is refused. With
+    /// [shared receives](ListenOptions::shared_receives), each node has as many.
+    ///
+    /// The driver of the first node takes the requests of all; the listener ends when that node
+    /// ends. Requests for another node that has ended are refused when they are accepted.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Node::listen`]; `InvalidInput` without a node, or for nodes whose devices have
+    /// different connection managers, as hardware and `soft0` have; `NotSupported` for several
+    /// nodes that exchange over TCP.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use rdma::{Context, Device};
+    /// use rdma_net::{ListenOptions, Listener, Node, NodeOptions};
+    ///
+    /// // One node, with its driver, on each NIC.
+    /// let mut nodes = Vec::new();
+    /// for device in Device::list()?.iter().filter(|device| !device.is_software()) {
+    ///     let (node, driver) = Node::new(&device.open()?, &NodeOptions::new())?;
+    ///     std::thread::spawn(move || driver.run_blocking());
+    ///     nodes.push(node);
+    /// }
+    /// let listener = Listener::bind(&nodes, "0.0.0.0:7174".parse()?, &ListenOptions::new())?;
+    /// # drop(listener);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn bind(nodes: &[Node], at: SocketAddr, options: &ListenOptions) -> Result<Self> {
+        listen(nodes, at, options)
+    }
+
     /// The local address, with the chosen port.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
@@ -125,13 +185,16 @@ impl Listener {
     /// ```
     pub async fn accept(&mut self) -> Result<Incoming, Failure> {
         let pending = poll_fn(|cx| self.requests.poll_next(cx)).await?;
-        Ok(Incoming { handle: Arc::clone(&self.handle), pending, options: self.requests.options.clone() })
+        let node = self.nodes.get(pending.seat).ok_or(unknown())?.clone();
+        Ok(Incoming { node, pending, options: self.requests.options.clone() })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.handle.tables.remove_route(self.listening.key());
+        if let Some(first) = self.nodes.first() {
+            first.handle.tables.remove_route(self.listening.key());
+        }
     }
 }
 
@@ -143,7 +206,7 @@ impl fmt::Debug for Listener {
 
 /// A peer's request to connect. Accept or refuse it; dropping it refuses.
 pub struct Incoming {
-    handle: Arc<Handle>,
+    node: Node,
     pending: Pending,
     options: ListenOptions,
 }
@@ -153,6 +216,12 @@ impl Incoming {
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.pending.request.peer_addr()
+    }
+
+    /// The node that the connection will be of: one on the device that the request arrived on.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.node
     }
 
     /// Refuses the request, with up to 100 bytes of text for the peer.
@@ -190,10 +259,19 @@ impl Incoming {
     /// `Timeout`; `DriverGone`; `Local` for errors of the device, and if the node has no space for
     /// another connection. The peer learns of these as a refusal: `Busy`, or `Unavailable`.
     pub async fn accept(self) -> Result<Connection, Failure> {
-        let (tables, shared) = (&self.handle.tables, &self.handle.tables.shared);
-        let Pending { request, hello, ticket, stake } = self.pending;
+        let (tables, shared) = (&self.node.handle.tables, &self.node.handle.tables.shared);
+        let Pending { mut request, hello, ticket, stake, seat: _ } = self.pending;
         let shares = stake.is_some();
-        let attempt = Attempt::new(tables, request.key())?;
+        // The route comes first: with the request, its events move to the node's channel.
+        let moved = Attempt::new(tables, request.key())
+            .and_then(|attempt| request.move_to(&tables.events).map(|()| attempt).map_err(Failure::from));
+        let attempt = match moved {
+            Ok(attempt) => attempt,
+            Err(failure) => {
+                reject(request, &Refuse::new(RefuseCode::Unavailable, failure.to_string()));
+                return Err(failure);
+            }
+        };
         let key = tables.new_key();
         let prepared = shared.connection_domain().and_then(|domain| {
             let mut pool = Pool::new(domain, &shared.options, shares)?;

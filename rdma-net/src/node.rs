@@ -26,7 +26,7 @@ use super::{connect, listener};
 /// All work happens in the node's [`Driver`], which a thread or a task must run.
 #[derive(Clone)]
 pub struct Node {
-    handle: Arc<Handle>,
+    pub(super) handle: Arc<Handle>,
 }
 
 impl Node {
@@ -59,7 +59,8 @@ impl Node {
         connect::connect(&self.handle.tables, to).await
     }
 
-    /// Listens at an address. Port 0 chooses a free port.
+    /// Listens at an address. Port 0 chooses a free port. Requests that arrive on another device
+    /// are refused: [`Listener::bind`] serves several devices.
     ///
     /// # Errors
     ///
@@ -78,7 +79,7 @@ impl Node {
     /// # Ok(()) }
     /// ```
     pub fn listen(&self, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
-        listener::listen(&self.handle, at, options)
+        listener::listen(std::slice::from_ref(self), at, options)
     }
 
     /// Ends the node: refuses new connections, closes those that are there, and returns those that

@@ -23,7 +23,9 @@ pub(super) struct Requests {
     pub(super) options: ListenOptions,
     /// Connections of the listener, with the requests that wait.
     live: Arc<AtomicUsize>,
-    pool: Option<Arc<ReceivePool>>,
+    seats: Vec<Seat>,
+    /// How many requests were given a seat: the seats of one device take turns.
+    seated: AtomicUsize,
     state: Mutex<State>,
     made_in: MadeIn,
 }
@@ -35,8 +37,20 @@ struct State {
     failure: Option<Failure>,
 }
 
+/// The part of a node in a listener.
+pub(super) struct Seat {
+    /// The name of the node's device.
+    pub(super) device: String,
+    pub(super) pool: Option<Arc<ReceivePool>>,
+}
+
+/// The number of a seat, and a request's part of its receives.
+type Seated = (usize, Option<Stake>);
+
 /// A request with a valid HELLO.
 pub(super) struct Pending {
+    /// The number of the node that accepts it.
+    pub(super) seat: usize,
     pub(super) request: Request,
     pub(super) hello: Hello,
     pub(super) ticket: Ticket,
@@ -54,14 +68,15 @@ impl Drop for Ticket {
 }
 
 impl Requests {
-    pub(super) fn new(options: ListenOptions, pool: Option<Arc<ReceivePool>>) -> Self {
-        Self { options, live: Arc::default(), pool, state: Mutex::default(), made_in: MadeIn::default() }
+    pub(super) fn new(options: ListenOptions, seats: Vec<Seat>) -> Self {
+        let (live, seated, state) = (Arc::default(), AtomicUsize::new(0), Mutex::default());
+        Self { options, live, seats, seated, state, made_in: MadeIn::default() }
     }
 
     /// The shared receives that no connection may use.
     #[cfg(test)]
     pub(super) fn free_receives(&self) -> i64 {
-        self.pool.as_ref().map_or(0, |pool| pool.free())
+        self.pool().map_or(0, ReceivePool::free)
     }
 
     /// The number of requests that wait to be accepted.
@@ -72,7 +87,7 @@ impl Requests {
 
     #[cfg(test)]
     pub(super) fn pool(&self) -> Option<&ReceivePool> {
-        self.pool.as_deref()
+        self.seats.first()?.pool.as_deref()
     }
 
     /// Waits for the next request.
@@ -98,9 +113,9 @@ impl Requests {
     /// Adds a peer's request, or refuses it.
     pub(super) fn push(&self, request: Request) {
         let waker = match self.check(&request) {
-            Ok((hello, ticket, stake)) => {
+            Ok((hello, ticket, (seat, stake))) => {
                 let mut state = self.lock();
-                state.queue.push_back(Pending { request, hello, ticket, stake });
+                state.queue.push_back(Pending { seat, request, hello, ticket, stake });
                 state.waker.take()
             }
             Err(refuse) => return reject(request, &refuse),
@@ -108,7 +123,7 @@ impl Requests {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    fn check(&self, request: &Request) -> Result<(Hello, Ticket, Option<Stake>), Refuse> {
+    fn check(&self, request: &Request) -> Result<(Hello, Ticket, Seated), Refuse> {
         let hello = Hello::from_bytes(request.hello())?;
         let (waiting, has_failed) = {
             let state = self.lock();
@@ -125,9 +140,24 @@ impl Requests {
         if self.live.fetch_add(1, Ordering::AcqRel) >= self.options.max_connections {
             return Err(Refuse::new(RefuseCode::Busy, "the listener has too many connections"));
         }
-        let no_receives = Refuse::new(RefuseCode::Busy, "no receives are free for another connection");
-        let stake = self.pool.as_ref().map(|pool| pool.join().ok_or(no_receives)).transpose()?;
-        Ok((hello, ticket, stake))
+        Ok((hello, ticket, self.seat(request.device_name().as_deref())?))
+    }
+
+    /// Seats a request that arrived on a device. A request over TCP names no device, and its
+    /// listener has one seat.
+    fn seat(&self, device: Option<&str>) -> Result<Seated, Refuse> {
+        let fits = |&at: &usize| device.is_none_or(|name| self.seats[at].device == name);
+        let seats: Vec<usize> = (0..self.seats.len()).filter(fits).collect();
+        if seats.is_empty() {
+            return Err(Refuse::new(RefuseCode::Unavailable, "the listener does not serve the device of this address"));
+        }
+        let turn = self.seated.fetch_add(1, Ordering::Relaxed) % seats.len();
+        let take = |at: usize| match &self.seats[at].pool {
+            Some(pool) => Some((at, Some(pool.join()?))),
+            None => Some((at, None)),
+        };
+        let taken = seats[turn..].iter().chain(&seats[..turn]).find_map(|&at| take(at));
+        taken.ok_or(Refuse::new(RefuseCode::Busy, "no receives are free for another connection"))
     }
 
     /// Ends the waits with a failure, and refuses the requests that wait or come later.

@@ -194,12 +194,7 @@ pub fn newborn(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
 pub fn bind(id: *mut rdma_cm_id) {
     let name = cm(|cm| cm.device.unwrap_or("fake0"));
     let mut device = ibv_device::default();
-    for (to, from) in device.name.iter_mut().zip(name.bytes()) {
-        #[allow(clippy::cast_possible_wrap, reason = "a letter")]
-        {
-            *to = from as _;
-        }
-    }
+    super::table::name_device(&mut device, name);
     // Leaked, because the real library keeps devices too.
     let device = Box::into_raw(Box::new(device));
     let verbs = Box::into_raw(Box::new(ibv_context { device, ..ibv_context::default() }));

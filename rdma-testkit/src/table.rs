@@ -72,27 +72,51 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
     if fails("get_device_list") {
         return ptr::null_mut();
     }
-    let device = ibv_device {
-        node_type: ibv_node_type::IBV_NODE_CA,
-        transport_type: ibv_transport_type::IBV_TRANSPORT_IB,
-        ..ibv_device::default()
+    let device = |name| {
+        let mut device = ibv_device {
+            node_type: ibv_node_type::IBV_NODE_CA,
+            transport_type: ibv_transport_type::IBV_TRANSPORT_IB,
+            ..ibv_device::default()
+        };
+        name_device(&mut device, name);
+        boxed("device", device)
     };
-    let device: *mut ibv_device = boxed("device", device);
-    // SAFETY: the caller gives space for the count.
-    unsafe { *count = 1 };
-    Box::into_raw(Box::new([device, ptr::null_mut()])).cast()
+    let mut list: Vec<*mut ibv_device> = vec![device("fake0")];
+    list.extend(world(|world| world.more_devices.clone()).into_iter().map(device));
+    // SAFETY: the caller gives room for the count.
+    unsafe { *count = c_int::try_from(list.len()).unwrap() };
+    list.push(ptr::null_mut());
+    Box::into_raw(list.into_boxed_slice()).cast()
+}
+
+/// Gives a device its name.
+pub(crate) fn name_device(device: &mut ibv_device, name: &str) {
+    for (to, from) in device.name.iter_mut().zip(name.bytes()) {
+        #[allow(clippy::cast_possible_wrap, reason = "a letter")]
+        {
+            *to = from as _;
+        }
+    }
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: from_raw requires a pointer that into_raw returned, once: get_device_list made the
-    // array.
-    let list = unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) };
-    // SAFETY: unboxed requires a pointer from boxed, once: get_device_list made the device (1).
-    unsafe { unboxed::<ibv_device, _>("device", list[0]) };
+    let mut len = 1;
+    // SAFETY: the read wants a place of the array: get_device_list ended it with NULL.
+    while !unsafe { *list.wrapping_add(len - 1) }.is_null() {
+        len += 1;
+    }
+    // SAFETY: from_raw wants a pointer that into_raw returned, once: get_device_list made the
+    // array, whose length this is.
+    let list = unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(list, len)) };
+    for &device in &list[..len - 1] {
+        // SAFETY: unboxed wants a pointer from boxed, once: get_device_list made the device (1).
+        unsafe { unboxed::<ibv_device, _>("device", device) };
+    }
 }
 
-unsafe extern "C" fn get_device_name(_: *mut ibv_device) -> *const c_char {
-    c"fake0".as_ptr()
+unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: the place wants a live device of this provider: the caller gives one (1).
+    unsafe { &raw const (*device).name }.cast()
 }
 
 unsafe extern "C" fn get_device_guid(_: *mut ibv_device) -> u64 {

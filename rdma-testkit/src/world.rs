@@ -12,6 +12,8 @@ pub(crate) struct World {
     pub(crate) post_fault: Option<(usize, i32, BadWr)>,
     pub(crate) dma_bufs: Vec<DmaBuf>,
     pub(crate) port_is_down: bool,
+    /// The names of the devices beside `fake0`.
+    pub(crate) more_devices: Vec<&'static str>,
     pub(crate) datagrams: Datagrams,
 }
 
@@ -65,6 +67,12 @@ pub fn fail(operation: &'static str, errno: i32) {
 /// Takes the port that is active down, or up again. No event tells of it.
 pub fn set_port_down(is_down: bool) {
     world(|world| world.port_is_down = is_down);
+}
+
+/// Lists a device beside `fake0` from now on. Its name is no other test's: what opens a device once
+/// for the process would find the one of another test.
+pub fn add_device(name: &'static str) {
+    world(|world| world.more_devices.push(name));
 }
 
 /// The calls made so far.

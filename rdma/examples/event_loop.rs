@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let context = rdma::open(&DeviceSelector::from_env()?)?.context;
     let channel = context.create_completion_channel()?;
     let cq = context.cq_builder(DEPTH).channel(&channel).build()?;
-    let events = EventChannel::new(&context)?;
+    let events = EventChannel::of(&context)?;
     let listener = events.create_id::<Rc>()?;
     listener.bind_addr(address.parse()?)?;
     listener.listen(128)?;

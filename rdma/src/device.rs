@@ -177,6 +177,11 @@ impl Device {
         Self::list_of(verbs, Some(manager), false)
     }
 
+    /// The devices that the library of this one lists now.
+    pub(crate) fn list_again(&self) -> Result<Vec<Self>> {
+        Self::list_of(self.list.table, self.list.manager, self.list.software)
+    }
+
     /// The devices of one function table: a library's, or the software device's.
     fn list_of(table: &'static Ibverbs, manager: Option<&'static RdmaCm>, software: bool) -> Result<Vec<Self>> {
         fork::watch();

@@ -96,7 +96,7 @@ impl End {
 /// If the connection manager fails for another reason than its absence.
 #[must_use]
 pub fn available(context: &Context) -> bool {
-    match EventChannel::new(context) {
+    match EventChannel::of(context) {
         Ok(_) => true,
         Err(error) if error.kind() == ErrorKind::NotSupported => {
             crate::skip(&format!("no connection manager: {error}"));
@@ -203,7 +203,7 @@ pub fn init_unconnected(
     context: &Context,
     access: rdma::RemoteAccess,
 ) -> InitializedQueuePair<Rc> {
-    let channel = EventChannel::new(context).expect("a channel");
+    let channel = EventChannel::of(context).expect("a channel");
     let id = channel.create_id::<Rc>().expect("an id");
     id.bind_addr(any_port(address(context))).expect("an address");
     id.init(qp, access).expect("INIT")

@@ -80,7 +80,7 @@ fn refused_waits_name_their_system_call() {
     let device = Device::list().unwrap().into_iter().find(|device| device.name() == "soft0").unwrap();
     let context = device.open().unwrap();
     let cq = context.create_cq(1).unwrap();
-    let channel = EventChannel::new(&context).unwrap();
+    let channel = EventChannel::of(&context).unwrap();
     let waiting = thread::spawn(move || {
         refuse(libc::SYS_ppoll).ok()?;
         // So long that it has not passed before the first call.

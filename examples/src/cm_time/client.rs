@@ -69,7 +69,7 @@ pub fn run(
         server,
         source,
         options: options().private_data(&Announcement { total }.to_bytes()),
-        channel: EventChannel::new(context)?,
+        channel: EventChannel::of(context)?,
         pool: Pool::new(context)?,
         clock: Clock::default(),
         connections: HashMap::new(),

@@ -36,7 +36,7 @@ impl Server {
     /// If the address cannot be bound.
     pub fn bind(context: &Context, address: SocketAddr) -> Result<Self, Failure> {
         let listen = || {
-            let channel = EventChannel::new(context)?;
+            let channel = EventChannel::of(context)?;
             let listener = channel.create_id::<Rc>()?;
             listener.set_reuse_addr(true)?;
             listener.bind_addr(address)?;

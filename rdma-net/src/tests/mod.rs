@@ -8,6 +8,7 @@ mod messages;
 mod random;
 mod remote;
 mod set_up;
+mod several_nodes;
 mod shared_receives;
 mod stream;
 mod turns;

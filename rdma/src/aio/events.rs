@@ -61,7 +61,7 @@ impl Source for CompletionChannel {
 /// use rdma::{aio, cm::EventChannel};
 /// use rdma::transport::Rc;
 ///
-/// let channel = EventChannel::new(context)?;
+/// let channel = EventChannel::of(context)?;
 /// let id = channel.create_id::<Rc>()?;
 /// id.bind_addr("0.0.0.0:7471".parse()?)?;
 /// id.listen(16)?;

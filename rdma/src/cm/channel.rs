@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::{RdmaCm, rdma_event_channel};
 
+use super::manager::Manager;
 use super::reason;
-use super::table;
 use crate::context::Context;
 use crate::errno;
-use crate::error::{Result, Verb};
+use crate::error::{Operation, Result};
+use crate::fork;
 use crate::handle::{Handle, Object, Raw};
 use crate::wait::EventDescriptor;
 
@@ -52,7 +53,11 @@ impl fmt::Display for IdKey {
     }
 }
 
-/// Delivers the events of any number of ids, from the connection manager of the context's device.
+/// Delivers the events of any number of ids, on all devices of a connection manager.
+///
+/// A channel is of no device. An id gets its device when it is bound to a local address, when its
+/// address is resolved, or with the request that it comes from: [`Id::context`](super::Id::context)
+/// tells it, as `cm_id->verbs` does in C.
 ///
 /// The descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while events wait. It suits poll, epoll
 /// and async runtimes and has no other use: it is an epoll descriptor that watches librdmacm's. An
@@ -70,7 +75,7 @@ impl fmt::Display for IdKey {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use rdma::cm::EventChannel;
 /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
-/// let channel = match EventChannel::new(&context) {
+/// let channel = match EventChannel::of(&context) {
 ///     Ok(channel) => channel,
 ///     Err(error) => return Ok(println!("no connection manager: {error}")),
 /// };
@@ -88,7 +93,8 @@ pub struct EventChannel {
 pub(crate) struct EventChannelInner {
     pub(super) raw: Raw<rdma_event_channel>,
     pub(super) table: &'static RdmaCm,
-    pub(super) context: Context,
+    pub(super) manager: Manager,
+    pub(super) fork: u32,
     state: Mutex<ChannelState>,
     /// An epoll descriptor that watches librdmacm's own, which is not lent (9).
     pub(super) events: EventDescriptor,
@@ -112,8 +118,8 @@ pub(super) struct Known {
 }
 
 impl EventChannelInner {
-    pub(super) fn check(&self, operation: Verb) -> Result<()> {
-        self.context.inner.check(operation)
+    pub(super) fn check(&self, operation: Operation) -> Result<()> {
+        fork::check(self.fork, operation)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ChannelState> {
@@ -127,7 +133,7 @@ impl Object for EventChannelInner {
     const NAME: &'static str = "an event channel";
 
     fn made_in(&self) -> u32 {
-        self.context.inner.fork
+        self.fork
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
@@ -139,17 +145,71 @@ impl Object for EventChannelInner {
 }
 
 impl EventChannel {
-    /// Opens a channel to the connection manager of the context's device: the system's librdmacm,
-    /// or the software device's.
+    /// Opens a channel to the connection manager of this host's devices: the system's librdmacm, or
+    /// the software device's on a host without RDMA hardware.
     ///
     /// # Errors
     ///
-    /// `NotSupported` without librdmacm; `NotFound` or `PermissionDenied` without
-    /// `/dev/infiniband/rdma_cm`.
+    /// `NotSupported` without librdmacm; `NoDevice` without any device; `NotFound` or
+    /// `PermissionDenied` without `/dev/infiniband/rdma_cm`.
+    ///
+    /// # Examples
+    ///
+    /// A server makes what it needs on a device when the first request comes there:
+    ///
+    /// ```no_run
+    /// use std::collections::HashMap;
+    /// use rdma::cm::{EventChannel, EventKind};
+    /// use rdma::{Error, QueuePair, Rc, RemoteAccess};
+    ///
+    /// let channel = EventChannel::new()?;
+    /// let listener = channel.create_id::<Rc>()?;
+    /// // All addresses of all devices.
+    /// listener.bind_addr("0.0.0.0:7174".parse()?)?;
+    /// listener.listen(128)?;
+    /// let mut domains = HashMap::new();
+    /// while let Some(event) = channel.next_event(None)? {
+    ///     let EventKind::ConnectRequest(request) = event.kind else { continue };
+    ///     let context = request.context()?;
+    ///     if !domains.contains_key(&context.name()) {
+    ///         domains.insert(context.name(), (context.alloc_pd()?, context.create_cq(1024)?));
+    ///     }
+    ///     let (pd, cq) = &domains[&context.name()];
+    ///     let qp = QueuePair::builder(pd).cq(cq).build()?;
+    ///     let qp = request.init(qp, RemoteAccess::empty()).map_err(Error::from)?;
+    ///     // Post receives, and accept.
+    ///     # drop(qp);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_create_event_channel")]
-    pub fn new(context: &Context) -> Result<Self> {
-        context.inner.check(Verb::CreateEventChannel)?;
-        let table = table(context)?;
+    pub fn new() -> Result<Self> {
+        fork::watch();
+        Self::with(Manager::of_host()?)
+    }
+
+    /// Opens a channel to the connection manager that serves a context's device, and other devices
+    /// beside it: the system's librdmacm, or the software device's.
+    ///
+    /// Ids on the context's device tell this context.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new).
+    #[doc(alias = "rdma_create_event_channel")]
+    pub fn of(context: &Context) -> Result<Self> {
+        context.inner.check(Operation::CreateEventChannel)?;
+        Self::with(Manager::of(context)?)
+    }
+
+    /// Opens another channel to the same connection manager.
+    pub(super) fn another(&self) -> Result<Self> {
+        self.inner.check(Operation::CreateEventChannel)?;
+        Self::with(self.inner.manager.clone())
+    }
+
+    fn with(manager: Manager) -> Result<Self> {
+        let table = manager.table;
         // SAFETY: rdma_create_event_channel has no requirements.
         let call = || unsafe { (table.rdma_create_event_channel)() };
         let raw = errno::created(call).map_err(|errno| reason::from_errno(Verb::CreateEventChannel, errno))?;
@@ -163,16 +223,9 @@ impl EventChannel {
             // it was just made, and no other owner exists.
             unsafe { (table.rdma_destroy_event_channel)(raw.as_ptr()) };
         })?;
-        let raw = Raw::new(raw.as_ptr());
-        let inner =
-            Handle::new(EventChannelInner { raw, table, context: context.clone(), state: Mutex::default(), events });
+        let (raw, fork) = (Raw::new(raw.as_ptr()), fork::generation());
+        let inner = Handle::new(EventChannelInner { raw, table, manager, fork, state: Mutex::default(), events });
         Ok(Self { inner: Arc::new(inner) })
-    }
-
-    /// The open device that the channel was made for.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        &self.inner.context
     }
 }
 

@@ -230,7 +230,7 @@ impl EventChannel {
     ///
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
-    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
     /// use rdma::cm::EventKind;
     ///
     /// // In an event loop, whenever the channel's descriptor is readable:
@@ -269,7 +269,7 @@ impl EventChannel {
     ///
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
-    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
     /// use std::time::Duration;
     ///
     /// let event = channel.next_event(Some(Duration::from_millis(1)))?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rdma_sys::{
     RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS,
-    RdmaCm, ibv_event_type, rdma_cm_id,
+    RdmaCm, ibv_device, ibv_event_type, rdma_cm_id,
 };
 
 use super::PortSpace;
@@ -21,7 +21,7 @@ use crate::context::AsyncEventKind;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
-use crate::types::{AckTimeout, WrongDevice};
+use crate::types::{AckTimeout, TransportType, WrongDevice};
 
 /// The owner of a librdmacm id (2).
 pub(crate) struct RawId {
@@ -38,14 +38,19 @@ pub(super) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// The name of the device that the id is bound to.
-    fn device_name(&self) -> Option<&CStr> {
-        // SAFETY: the read requires a live id that nobody writes to: (2), and the lock is held (3).
+    /// The device that the id is bound to, which lives as long as the lock is held.
+    fn device(&self) -> Option<NonNull<ibv_device>> {
+        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
         let verbs = unsafe { (*self.raw).verbs };
         // SAFETY: the read requires an open context: librdmacm keeps the context of an id open as
         // long as the id lives (2), and the context's device does not change.
         let device = NonNull::new(verbs).map(|verbs| unsafe { (*verbs.as_ptr()).device })?;
-        let device = NonNull::new(device)?;
+        NonNull::new(device)
+    }
+
+    /// The name of the device that the id is bound to.
+    fn device_name(&self) -> Option<&CStr> {
+        let device = self.device()?;
         // SAFETY: the place must be in bounds of a live device: an open context keeps its device.
         let name = unsafe { &raw const (*device.as_ptr()).name };
         // SAFETY: from_ptr requires a NUL-terminated string that does not change while borrowed: a
@@ -100,12 +105,27 @@ impl RawId {
         locked.device_name().map(|name| name.to_string_lossy().into_owned())
     }
 
+    /// The transport of the device that the id is bound to.
+    pub(super) fn transport(&self, operation: Operation) -> Result<Option<TransportType>> {
+        let locked = self.lock(operation)?;
+        // SAFETY: the read wants a live device, whose transport is constant: the lock is held.
+        let transport = locked.device().map(|device| unsafe { (*device.as_ptr()).transport_type });
+        Ok(transport.map(|transport| TransportType::from_raw(transport.0)))
+    }
+
+    /// The context of the device that the id is bound to.
+    pub(super) fn context(&self) -> Result<Context> {
+        self.channel.check(Operation::OpenDevice)?;
+        let name = self.device_name().ok_or(Error::new(Operation::OpenDevice, ErrorKind::InvalidInput))?;
+        self.channel.manager.context_of(&name)
+    }
+
     /// Fails if the id is not bound to the device that `context` is open on.
     pub(super) fn check_device(&self, operation: Verb, context: &Context) -> Result<()> {
         self.channel.check(operation)?;
         let found = self.device_name().ok_or(Error::new(operation, ErrorKind::InvalidInput))?;
         let open = context.name();
-        if found == open && context.is_software() == self.channel.context.is_software() {
+        if found == open && self.channel.manager.serves(context) {
             return Ok(());
         }
         Err(Error::new(operation, ErrorKind::WrongDevice(WrongDevice::new(&open, &found))))
@@ -176,7 +196,7 @@ impl Object for RawId {
     const NAME: &'static str = "an id of the connection manager";
 
     fn made_in(&self) -> u32 {
-        self.channel.context.inner.fork
+        self.channel.fork
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
@@ -232,7 +252,7 @@ fn milliseconds(timeout: Duration) -> c_int {
 /// use rdma::cm::EventChannel;
 /// use rdma::transport::Rc;
 ///
-/// let channel = EventChannel::new(&context)?;
+/// let channel = EventChannel::of(&context)?;
 /// let listener = channel.create_id::<Rc>()?;
 /// listener.bind_addr("127.0.0.1:0".parse()?)?;
 /// listener.listen(16)?;
@@ -256,9 +276,9 @@ impl EventChannel {
     ///
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
-    /// # let channel = rdma::cm::EventChannel::new(&context)?;
-    /// let id = channel.create_id::<rdma::transport::Rc>()?;
-    /// assert_eq!(id.context().name(), context.name());
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
+    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// assert!(id.local_addr().is_none(), "it is not bound");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "rdma_create_id")]
@@ -289,9 +309,8 @@ impl<T: PortSpace> Id<T> {
     ///
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
-    /// # let channel = rdma::cm::EventChannel::new(&context)?;
-    /// use rdma::cm::Id;
-    /// use rdma::transport::Rc;
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
+    /// use rdma::{Rc, cm::Id};
     ///
     /// // Events name ids, so that a server finds the connection that an event belongs to.
     /// let mut connections = std::collections::HashMap::new();
@@ -304,10 +323,36 @@ impl<T: PortSpace> Id<T> {
         self.raw.key
     }
 
-    /// The open device of the id's channel.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        &self.raw.channel.context
+    /// The context of the device that the id is bound to: `cm_id->verbs` of C. Domains, queues and
+    /// queue pairs for the id are made of it, or of any other context of the device.
+    ///
+    /// An id of a channel that was made [of a context](EventChannel::of), on the context's device,
+    /// tells that one. Else the first call for a device opens it. The context stays open while a
+    /// handle to it or an object of it lives, and until then all ids on the device tell the same,
+    /// whatever their channels.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the id is not bound to a device: before its address is resolved, and for
+    /// the unspecified address, which stands for all devices; `NoDevice` if the device is gone; the
+    /// errors of [`Device::open`](crate::Device::open).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::cm::EventChannel;
+    ///
+    /// # let soft0 = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = EventChannel::of(&soft0)?;
+    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// assert!(id.context().is_err(), "nothing says yet which device it will be");
+    /// id.bind_addr("127.0.0.1:0".parse()?)?;
+    /// let pd = id.context()?.alloc_pd()?;
+    /// # drop(pd);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn context(&self) -> Result<Context> {
+        self.raw.context()
     }
 
     /// Binds to a local address. Port 0 chooses a free port: [`local_addr`](Self::local_addr) then
@@ -325,8 +370,8 @@ impl<T: PortSpace> Id<T> {
     ///
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
-    /// # let channel = rdma::cm::EventChannel::new(&context)?;
-    /// let id = channel.create_id::<rdma::transport::Rc>()?;
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
+    /// let id = channel.create_id::<rdma::Rc>()?;
     /// id.bind_addr("127.0.0.1:0".parse()?)?;
     /// assert_ne!(id.local_addr().expect("it is bound").port(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -356,7 +401,7 @@ impl<T: PortSpace> Id<T> {
     ///
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
-    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
     /// use std::time::Duration;
     /// use rdma::cm::EventKind;
     ///
@@ -388,7 +433,7 @@ impl<T: PortSpace> Id<T> {
     ///
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
-    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
     /// use std::time::Duration;
     /// use rdma::cm::EventKind;
     ///
@@ -418,8 +463,8 @@ impl<T: PortSpace> Id<T> {
     ///
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
-    /// # let channel = rdma::cm::EventChannel::new(&context)?;
-    /// let listener = channel.create_id::<rdma::transport::Rc>()?;
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
+    /// let listener = channel.create_id::<rdma::Rc>()?;
     /// listener.bind_addr("127.0.0.1:0".parse()?)?;
     /// listener.listen(64)?;
     /// assert!(channel.try_next_event()?.is_none(), "nobody has connected yet");
@@ -507,11 +552,11 @@ impl<T: PortSpace> Id<T> {
     ///
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
-    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
     /// use rdma::cm::EventChannel;
     ///
-    /// let mut id = channel.create_id::<rdma::transport::Rc>()?;
-    /// let own = EventChannel::new(&context)?;
+    /// let mut id = channel.create_id::<rdma::Rc>()?;
+    /// let own = EventChannel::of(&context)?;
     /// id.migrate(&own)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

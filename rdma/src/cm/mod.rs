@@ -10,7 +10,21 @@
 //! has a descriptor, each method of an [`Id`] starts a step, and [`EventChannel::try_next_event`]
 //! returns the step's outcome.
 //!
-//! The program makes the queue pair as usual, on its own [`Context`]:
+//! # Devices
+//!
+//! A host has one connection manager for all its RDMA hardware, and the software device has one of
+//! its own. An [`EventChannel`] is of a connection manager, not of a device. The address decides on
+//! the device of an id: [`Id::context`] tells the context of the device that a resolved address is
+//! reached by, that a local address belongs to, or that a request arrived on.
+//!
+//! A program with one device opens it, and gives its [`Context`](crate::Context). A program for all
+//! devices takes the context of each id ([`blocking::Listener::on`], [`blocking::resolve_on`]). A
+//! queue pair of another device than the id's is refused with
+//! [`WrongDevice`](crate::ErrorKind::WrongDevice), which names both.
+//!
+//! # Examples
+//!
+//! The program makes the queue pair as usual, on its own [`Context`](crate::Context):
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -68,9 +82,9 @@
 //!
 //! # Lifetimes
 //!
-//! An id keeps its channel alive, and a channel its context. A queue pair and the id that connected
-//! it may be dropped in any order. Accepting or rejecting a request consumes the request. In a
-//! forked child all calls fail with [`ErrorKind::Forked`].
+//! An id keeps its channel alive, and a channel the context that it was made of. A queue pair and
+//! the id that connected it may be dropped in any order. Accepting or rejecting a request consumes
+//! the request. In a forked child all calls fail with [`Forked`](crate::ErrorKind::Forked).
 //!
 //! # Safety
 //!
@@ -116,6 +130,7 @@ mod connect;
 mod datagram;
 mod event;
 mod id;
+mod manager;
 mod message;
 mod reason;
 mod request;
@@ -129,12 +144,10 @@ pub use datagram::{Membership, UdOptions};
 pub use event::{Event, EventKind};
 pub use id::Id;
 pub use message::{Accepted, ConnectionParameters, MulticastGroup, PrivateData, Rejection, UdPeer};
-use rdma_sys::{RdmaCm, rdma_port_space};
+use rdma_sys::rdma_port_space;
 pub use request::ConnectRequest;
 
-use crate::context::Context;
-use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::transport::{Rc, Transport, Ud};
+use crate::qp::{Rc, Transport, Ud};
 pub use crate::types::{Ece, RejectReason, WrongDevice};
 
 /// Longest private data of a request to connect, on InfiniBand and RoCE, in bytes.
@@ -188,30 +201,4 @@ impl PortSpace for Ud {
             _ => None,
         }
     }
-}
-
-/// The connection manager of the context's device.
-fn table(context: &Context) -> Result<&'static RdmaCm> {
-    if let Some(table) = context.device().manager() {
-        return Ok(table);
-    }
-    if context.is_software() {
-        return software();
-    }
-    RdmaCm::system().map_err(|error| {
-        tracing::debug!(%error, "no connection manager");
-        Error::new(Verb::LoadLibrary, ErrorKind::NotSupported)
-    })
-}
-
-/// The software device's connection manager.
-#[cfg(feature = "soft")]
-fn software() -> Result<&'static RdmaCm> {
-    Ok(rdma_soft::rdmacm())
-}
-
-/// Fails: this build has no software device.
-#[cfg(not(feature = "soft"))]
-fn software() -> Result<&'static RdmaCm> {
-    Err(Error::new(Verb::CreateEventChannel, ErrorKind::NotSupported))
 }

@@ -8,9 +8,9 @@ use super::connect::{self, ConnOptions, Limits};
 use super::id::Id;
 use super::message::{ConnectionParameters, PrivateData};
 use super::{ACCEPT_PRIVATE_DATA, PortSpace, REJECT_PRIVATE_DATA, UD_ACCEPT_PRIVATE_DATA};
-use crate::error::{Failed, Result, Verb};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
-use crate::transport::Rc;
+use crate::context::Context;
+use crate::error::{Failed, Operation, Result};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
 use crate::types::{Ece, RemoteAccess};
 
 /// A peer's request to connect, or to learn where to send datagrams.
@@ -54,6 +54,15 @@ impl<T: PortSpace> ConnectRequest<T> {
         port: Option<u8> = this.id.port();
     }
 
+    /// The context of the device that the request arrived on: [`Id::context`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Id::context`].
+    pub fn context(&self) -> Result<Context> {
+        self.id.context()
+    }
+
     /// Moves the new id to another channel.
     ///
     /// # Errors
@@ -73,7 +82,7 @@ impl<T: PortSpace> ConnectRequest<T> {
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         let limit = if T::DATAGRAM { UD_ACCEPT_PRIVATE_DATA } else { REJECT_PRIVATE_DATA };
-        connect::check_len(Verb::Reject, self.id.context(), private_data, limit)?;
+        connect::check_len(Operation::Reject, self.id.raw.transport(Operation::Reject)?, private_data, limit)?;
         self.id.raw.reject(private_data, false)
     }
 }
@@ -113,7 +122,8 @@ impl ConnectRequest<Rc> {
     /// As for [`reject`](Self::reject).
     #[doc(alias = "rdma_reject_ece")]
     pub fn reject_ece(self, private_data: &[u8]) -> Result<()> {
-        connect::check_len(Verb::Reject, self.id.context(), private_data, REJECT_PRIVATE_DATA)?;
+        let transport = self.id.raw.transport(Operation::Reject)?;
+        connect::check_len(Operation::Reject, transport, private_data, REJECT_PRIVATE_DATA)?;
         self.id.raw.reject(private_data, true)
     }
 

@@ -1,5 +1,6 @@
 //! Ids, events and connections over a fake librdmacm that returns hostile values.
 
+mod devices;
 mod steps;
 
 use std::net::SocketAddr;
@@ -12,7 +13,8 @@ use rdma_sys::{
 
 use super::blocking::{ListenOptions, Listener, resolve};
 use super::*;
-use crate::error::Failed;
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::qp::QueuePair;
 use crate::testing::{self, cm as fake};
 use crate::types::{QpState, RemoteAccess};
@@ -25,13 +27,13 @@ fn address() -> SocketAddr {
 }
 
 fn channel() -> EventChannel {
-    EventChannel::new(&testing::context()).unwrap()
+    EventChannel::of(&testing::context()).unwrap()
 }
 
 #[test]
 fn a_call_of_librdmacm_that_fails_without_a_reason_is_not_given_an_earlier_one() {
     let channel = channel();
-    testing::fails_silently("create_event_channel", || EventChannel::new(&testing::context()));
+    testing::fails_silently("create_event_channel", || EventChannel::of(&testing::context()));
     testing::fails_silently("create_id", || channel.create_id::<Rc>());
     testing::fails_silently("get_cm_event", || channel.try_next_event());
     let mut id = channel.create_id::<Rc>().unwrap();
@@ -234,7 +236,7 @@ fn a_group_that_cannot_be_left_ends_its_channel() {
     assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::NoDevice);
     assert_eq!(calls("get_cm_event"), 0);
     // Other channels still work.
-    let other = EventChannel::new(channel.context()).unwrap();
+    let other = channel.another().unwrap();
     assert!(other.try_next_event().unwrap().is_none());
 }
 
@@ -277,7 +279,7 @@ fn statuses_of_events_become_errors() {
 fn what_librdmacm_does_not_check_is_checked_here() {
     let channel = channel();
     let id = channel.create_id::<Rc>().unwrap();
-    let end = End::new(channel.context());
+    let end = End::new(&testing::context());
     // librdmacm would dereference the missing device; the fake one asserts that there is one.
     assert_eq!(id.resolve_route(TIMEOUT).unwrap_err().kind(), ErrorKind::InvalidInput);
     let failed = id.init(end.qp(), RemoteAccess::READ).unwrap_err();
@@ -341,7 +343,7 @@ fn a_request_ends_once() {
 fn absurd_numbers_of_a_peer_are_bounded_by_the_device() {
     let channel = channel();
     let listener = channel.create_id::<Rc>().unwrap();
-    let end = End::new(channel.context());
+    let end = End::new(&testing::context());
     fake::set_attr(ibv_qp_attr { max_dest_rd_atomic: 255, max_rd_atomic: 255, ..ibv_qp_attr::default() });
     request(&channel, &listener);
     let EventKind::ConnectRequest(request) = next(&channel).kind else { panic!() };
@@ -371,7 +373,7 @@ fn another_device_is_named() {
     let ErrorKind::WrongDevice(devices) = error.kind() else { panic!("{error}") };
     assert_eq!((devices.open(), devices.found()), ("fake0", "other0"));
     assert!(error.to_string().contains("the address belongs to other0, and fake0 is open"), "{error}");
-    let channel = EventChannel::new(&context).unwrap();
+    let channel = EventChannel::of(&context).unwrap();
     let id = channel.create_id::<Rc>().unwrap();
     id.bind_addr(address()).unwrap();
     assert_eq!(id.device_name().as_deref(), Some("other0"));
@@ -412,11 +414,11 @@ fn a_failed_migration_leaves_the_id_where_it_is() {
 fn failures_before_the_first_event_are_told() {
     let context = testing::context();
     testing::fail("create_event_channel", libc::ENOENT);
-    let error = EventChannel::new(&context).unwrap_err();
+    let error = EventChannel::of(&context).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.to_string().contains("modprobe rdma_ucm"), "{error}");
     testing::fail("create_id", libc::ENOMEM);
-    let channel = EventChannel::new(&context).unwrap();
+    let channel = EventChannel::of(&context).unwrap();
     assert_eq!(channel.create_id::<Rc>().unwrap_err().kind(), ErrorKind::OutOfMemory);
     testing::fail("bind_addr", libc::EADDRNOTAVAIL);
     testing::fail("bind_addr", libc::EADDRNOTAVAIL);
@@ -453,7 +455,7 @@ fn a_forked_child_cannot_touch_its_parents_ids() {
         let inert = id.bind_addr(address()).is_err_and(forked)
             && channel.try_next_event().is_err_and(forked)
             && channel.create_id::<Rc>().is_err_and(forked)
-            && EventChannel::new(channel.context()).is_err_and(forked)
+            && channel.another().is_err_and(forked)
             && id.migrate(&channel).is_err_and(forked)
             && id.local_addr().is_none();
         drop((id, listener, channel));

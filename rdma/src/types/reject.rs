@@ -88,7 +88,8 @@ c_enum! {
     }
 }
 
-/// The names of the open device and of the one that an address belongs to.
+/// The names of the device that a context or a queue pair is of, and of the one that the address of
+/// an id belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WrongDevice(&'static Names);
 

@@ -282,7 +282,7 @@ fn connection_events_are_awaited() {
     if !rdma_tests::cm::available(&context) {
         return;
     }
-    let channel = rdma::cm::EventChannel::new(&context).unwrap();
+    let channel = rdma::cm::EventChannel::of(&context).unwrap();
     let id = channel.create_id::<Rc>().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let address = rdma_tests::cm::any_port(rdma_tests::cm::address(&context));

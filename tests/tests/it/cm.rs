@@ -223,7 +223,7 @@ fn a_port_is_taken_once() {
 #[test]
 fn addresses_are_shared_by_who_allows_it() {
     let Some(context) = device() else { return };
-    let channel = EventChannel::new(&context).unwrap();
+    let channel = EventChannel::of(&context).unwrap();
     let bound = |reuse, to| {
         let id = channel.create_id::<Rc>().unwrap();
         id.set_reuse_addr(reuse).unwrap();

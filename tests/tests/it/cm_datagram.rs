@@ -154,7 +154,7 @@ fn a_group_hears_its_members() {
 #[test]
 fn groups_are_joined_and_left_in_any_order() {
     let Some(context) = device() else { return };
-    let channel = EventChannel::new(&context).unwrap();
+    let channel = EventChannel::of(&context).unwrap();
     let id = channel.create_id::<Ud>().unwrap();
     let group = |last| SocketAddr::new([239, 2, 3, last].into(), 0);
     assert!(id.join_multicast(group(1), Membership::Full).is_err(), "bound to no device");
@@ -180,7 +180,7 @@ fn groups_are_joined_and_left_in_any_order() {
     assert!(channel.next_event(Some(MOMENT)).unwrap().is_none());
     // Destroying the identifier leaves the last group, whichever channel the identifier is on.
     let mut id = id;
-    id.migrate(&EventChannel::new(&context).unwrap()).unwrap();
+    id.migrate(&EventChannel::of(&context).unwrap()).unwrap();
     drop(id);
     assert!(channel.next_event(Some(Duration::from_millis(1))).unwrap().is_none());
 }

@@ -69,9 +69,9 @@ fn resolved(channel: &EventChannel, to: SocketAddr) -> Id<Rc> {
     id
 }
 
-fn listening(channel: &EventChannel) -> Id<Rc> {
+fn listening(channel: &EventChannel, context: &Context) -> Id<Rc> {
     let id = channel.create_id::<Rc>().unwrap();
-    id.bind_addr(any_port(address(channel.context()))).unwrap();
+    id.bind_addr(any_port(address(context))).unwrap();
     id.listen(16).unwrap();
     id
 }
@@ -88,7 +88,7 @@ fn established(channel: &EventChannel, id: &Id<Rc>, qp: InitializedQueuePair<Rc>
     match next_of(channel, id.key()) {
         EventKind::ConnectResponse(_) => id.establish(qp, &ConnOptions::new()).unwrap(),
         EventKind::Established(_) => {
-            assert_eq!(id.context().device().transport(), TransportType::IWARP);
+            assert_eq!(id.context().unwrap().device().transport(), TransportType::IWARP);
             id.establish(qp, &ConnOptions::new()).unwrap()
         }
         other => panic!("{other:?}"),
@@ -98,8 +98,8 @@ fn established(channel: &EventChannel, id: &Id<Rc>, qp: InitializedQueuePair<Rc>
 #[test]
 fn one_thread_does_both_ends_on_one_channel() {
     let Some(context) = device() else { return };
-    let channel = EventChannel::new(&context).unwrap();
-    let listener = listening(&channel);
+    let channel = EventChannel::of(&context).unwrap();
+    let listener = listening(&channel, &context);
     let to = listener.local_addr().unwrap();
     let (a, b) = (End::new(&context), End::new(&context));
     let id = resolved(&channel, to);
@@ -152,8 +152,8 @@ fn one_thread_does_both_ends_on_one_channel() {
 #[test]
 fn ids_move_between_channels_at_any_step() {
     let Some(context) = device() else { return };
-    let channels: Vec<_> = (0..4).map(|_| EventChannel::new(&context).unwrap()).collect();
-    let listener = listening(&channels[0]);
+    let channels: Vec<_> = (0..4).map(|_| EventChannel::of(&context).unwrap()).collect();
+    let listener = listening(&channels[0], &context);
     let mut id = channels[1].create_id::<Rc>().unwrap();
     id.resolve_addr(None, listener.local_addr().unwrap(), LIMIT).unwrap();
     // The event may be on the old channel already; it moves with the identifier.
@@ -183,8 +183,8 @@ fn ids_move_between_channels_at_any_step() {
 #[test]
 fn a_channel_is_kept_by_its_ids() {
     let Some(context) = device() else { return };
-    let channel = EventChannel::new(&context).unwrap();
-    let (listener, other) = (listening(&channel), channel.create_id::<Rc>().unwrap());
+    let channel = EventChannel::of(&context).unwrap();
+    let (listener, other) = (listening(&channel, &context), channel.create_id::<Rc>().unwrap());
     let to = listener.local_addr();
     drop((channel, context));
     assert_eq!(listener.local_addr(), to);
@@ -195,7 +195,7 @@ fn a_channel_is_kept_by_its_ids() {
 #[test]
 fn steps_out_of_order_are_errors() {
     let Some(context) = device() else { return };
-    let channel = EventChannel::new(&context).unwrap();
+    let channel = EventChannel::of(&context).unwrap();
     let id = channel.create_id::<Rc>().unwrap();
     let end = End::new(&context);
     assert_eq!((id.device_name(), id.port(), id.peer_addr()), (None, None, None));
@@ -222,7 +222,7 @@ fn steps_out_of_order_are_errors() {
 
 /// Starts a connection and drops all objects after `steps` steps.
 fn give_up_after(context: &Context, to: SocketAddr, steps: usize) {
-    let channel = EventChannel::new(context).unwrap();
+    let channel = EventChannel::of(context).unwrap();
     let id = channel.create_id::<Rc>().unwrap();
     let end = End::new(context);
     let mut qp = None;
@@ -309,7 +309,7 @@ fn whatever_ends_at_any_step_ends() {
 fn threads_share_a_channel() {
     const IDS: usize = 12;
     let Some(context) = device() else { return };
-    let channel = EventChannel::new(&context).unwrap();
+    let channel = EventChannel::of(&context).unwrap();
     let listener = listen(&context);
     let to = listener.local_addr();
     let (send, taken) = std::sync::mpsc::channel();
@@ -369,8 +369,8 @@ fn listeners_and_connections_fit_event_loops() {
 fn who_writes_to_a_channels_descriptor_commands_nobody() {
     use std::io::Write;
     let Some(context) = device() else { return };
-    let channel = EventChannel::new(&context).unwrap();
-    let listener = listening(&channel);
+    let channel = EventChannel::of(&context).unwrap();
+    let listener = listening(&channel, &context);
     // Safe functions lend descriptors, so safe code can write to them. A write to librdmacm's own
     // descriptor could be a command to store an event at an address of the writer's choice.
     let mut fd = std::fs::File::from(channel.as_fd().try_clone_to_owned().unwrap());
@@ -386,7 +386,7 @@ fn who_writes_to_a_channels_descriptor_commands_nobody() {
 #[test]
 fn edge_triggered_epoll_misses_no_event() {
     let Some(context) = device() else { return };
-    let channel = EventChannel::new(&context).unwrap();
+    let channel = EventChannel::of(&context).unwrap();
     // SAFETY: epoll_create1 has no requirement on memory.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     assert!(epoll >= 0);
@@ -428,7 +428,7 @@ fn ids_cross_each_other_between_channels_that_threads_take_from() {
     const TURNS: usize = 100;
     let Some(context) = device() else { return };
     let listener = listen(&context);
-    let channels = [EventChannel::new(&context).unwrap(), EventChannel::new(&context).unwrap()];
+    let channels = [EventChannel::of(&context).unwrap(), EventChannel::of(&context).unwrap()];
     let ended = std::sync::atomic::AtomicBool::new(false);
     thread::scope(|scope| {
         let takers = channels.each_ref().map(|channel| {

@@ -106,7 +106,7 @@ fn next_of(channel: &EventChannel, id: &Id<Rc>) -> EventKind {
 fn an_event_loop_connects_queue_pairs_that_share_receives() {
     let context = open().context;
     let (Some(mut passive_end), Some(active_end)) = (Server::new(&context), Server::new(&context)) else { return };
-    let (channel, passive_channel) = (EventChannel::new(&context).unwrap(), EventChannel::new(&context).unwrap());
+    let (channel, passive_channel) = (EventChannel::of(&context).unwrap(), EventChannel::of(&context).unwrap());
     let listener = passive_channel.create_id::<Rc>().unwrap();
     listener.bind_addr(any_port(address(&context))).unwrap();
     listener.listen(4).unwrap();

@@ -3,13 +3,15 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::sync::Barrier;
 use std::thread;
 
-use rdma::cm::ConnOptions;
-use rdma::cm::blocking::{self, ListenOptions, Listener};
-use rdma::op;
-use rdma::transport::Rc;
-use rdma::{Device, DeviceSelector, ErrorKind, Opened};
+use rdma::aio::block_on;
+use rdma::cm::blocking::{self, ListenOptions, Listener, ResolveOptions};
+use rdma::cm::{ConnOptions, ConnectRequest, EventChannel, EventKind};
+use rdma::op::Send;
+use rdma::{Context, Device, DeviceSelector, ErrorKind, Opened, Rc, RemoteAccess};
+use rdma_net::{FailureKind, ListenOptions as NetOptions, Node, NodeOptions};
 use rdma_test_support::{Peer, first, passes_alone, role};
 use rdma_tests::cm::{End, address};
 use rdma_tests::datagram::{Post, QKEY};
@@ -128,4 +130,197 @@ fn addresses_have_devices() {
         assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
         connection.disconnect(&qp).unwrap();
     });
+}
+
+/// Connects to a port of each device, from whichever device leads there, and sends a message.
+fn connect_to_both(port: u16) {
+    for own in [soft(0).context, soft(1).context] {
+        let to = SocketAddr::new(address(&own), port);
+        let channel = EventChannel::of(&own).unwrap();
+        let route = blocking::resolve_on::<Rc>(channel, None, to, LIMIT, &ResolveOptions::new()).unwrap();
+        let end = End::new(&route.context().unwrap());
+        let qp = route.init(end.qp()).unwrap();
+        let (connection, mut qp) = route.connect(qp, &ConnOptions::new(), LIMIT).unwrap();
+        qp.post_send(Send::new(buffer(&end.pd, b"ping"))).unwrap();
+        assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
+        assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
+    }
+}
+
+#[test]
+fn a_listener_at_every_address_serves_every_device() {
+    passes_alone(&["devices::one_blocking_listener", "devices::one_listening_id"], TWO);
+}
+
+#[test]
+#[ignore = "run by a_listener_at_every_address_serves_every_device"]
+fn one_blocking_listener() {
+    let channel = EventChannel::of(&soft(0).context).unwrap();
+    let listener: Listener = Listener::on(channel, "0.0.0.0:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+    assert_eq!(listener.id().context().unwrap_err().kind(), ErrorKind::InvalidInput, "it is of no device");
+    let port = listener.local_addr().port();
+    thread::scope(|scope| {
+        scope.spawn(|| connect_to_both(port));
+        for device in ["soft0", "soft1"] {
+            let request = listener.next_request(Some(LIMIT)).unwrap().unwrap();
+            let context = request.context().unwrap();
+            assert_eq!(context.name(), device);
+            let other = if device == "soft0" { soft(1) } else { soft(0) };
+            let refused = request.init(End::new(&other.context).qp()).unwrap_err();
+            let text = refused.error.to_string();
+            assert!(text.contains("soft0") && text.contains("soft1"), "{text}");
+            let end = End::new(&context);
+            let mut qp = request.init(end.qp()).unwrap();
+            qp.post_recv(end.pd.allocate(64).unwrap(), 1).unwrap();
+            let (connection, qp) = request.accept(qp, &ConnOptions::new(), LIMIT).unwrap();
+            assert_eq!(wait(&mut end.cq.poller()).byte_len, 4);
+            connection.disconnect(&qp).unwrap();
+        }
+    });
+}
+
+/// The next request of a channel, whatever other events come.
+fn next_request(channel: &EventChannel) -> ConnectRequest<Rc> {
+    loop {
+        let event = channel.next_event(Some(LIMIT)).unwrap().expect("a request");
+        if let EventKind::ConnectRequest(request) = event.kind {
+            return request;
+        }
+    }
+}
+
+#[test]
+#[ignore = "run by a_listener_at_every_address_serves_every_device"]
+fn one_listening_id() {
+    let own = soft(0).context;
+    let channel = EventChannel::of(&own).unwrap();
+    let listener = channel.create_id::<Rc>().unwrap();
+    listener.bind_addr("0.0.0.0:0".parse().unwrap()).unwrap();
+    listener.listen(8).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // The context of the second device is opened for its first request, and kept by what is made
+    // of it.
+    let mut opened: Vec<Context> = Vec::new();
+    for _ in 0..2 {
+        thread::scope(|scope| {
+            scope.spawn(|| connect_to_both(port));
+            for device in ["soft0", "soft1"] {
+                let request = next_request(&channel);
+                let context = request.context().unwrap();
+                assert_eq!(context.name(), device);
+                match opened.iter().find(|known| known.name() == device) {
+                    Some(known) => assert_eq!(context.as_raw(), known.as_raw()),
+                    None => opened.push(context.clone()),
+                }
+                let end = End::new(&context);
+                let mut qp = request.init(end.qp(), RemoteAccess::empty()).unwrap();
+                qp.post_recv(end.pd.allocate(64).unwrap(), 1).unwrap();
+                let (id, qp) = request.accept(qp, &ConnOptions::new()).unwrap();
+                assert_eq!(id.context().unwrap().as_raw(), context.as_raw());
+                assert_eq!(wait(&mut end.cq.poller()).byte_len, 4);
+                id.disconnect(&qp).unwrap();
+            }
+        });
+    }
+    assert_eq!(opened[0].as_raw(), own.as_raw());
+}
+
+#[test]
+fn a_listener_of_several_nodes_serves_every_device() {
+    passes_alone(&["devices::one_listener_of_two_nodes"], TWO);
+}
+
+#[test]
+#[ignore = "run by a_listener_of_several_nodes_serves_every_device"]
+fn one_listener_of_two_nodes() {
+    let any: SocketAddr = "0.0.0.0:0".parse().unwrap();
+    let contexts = [soft(0).context, soft(1).context];
+    let (nodes, drivers): (Vec<_>, Vec<_>) = contexts
+        .each_ref()
+        .map(|context| Node::new(context, &NodeOptions::new().timeout(LIMIT)).unwrap())
+        .map(|(node, driver)| (node, thread::spawn(move || driver.run_blocking())))
+        .into_iter()
+        .unzip();
+    let mut listener = rdma_net::Listener::bind(&nodes, any, &NetOptions::new()).unwrap();
+    let port = listener.local_addr().port();
+    // To each device, by the node on it.
+    let ends = contexts.iter().zip(&nodes).map(|(context, node)| (SocketAddr::new(address(context), port), node));
+    for (to, node) in ends.clone() {
+        let connecting = thread::spawn({
+            let node = node.clone();
+            move || {
+                block_on(async {
+                    let mut connection = node.connect(to).await?;
+                    connection.send("ping").await?;
+                    connection.next().await
+                })
+            }
+        });
+        let mut server = block_on(async {
+            let incoming = listener.accept().await?;
+            assert_eq!(incoming.node().domain().as_raw(), node.domain().as_raw());
+            incoming.accept().await
+        })
+        .unwrap();
+        assert_eq!(server.domain().as_raw(), node.domain().as_raw());
+        block_on(async {
+            let message = server.next().await.unwrap().expect("a message");
+            server.send(&message).await.unwrap();
+        });
+        assert_eq!(&connecting.join().unwrap().unwrap().expect("an answer")[..], b"ping");
+    }
+    drop(listener);
+    // A listener of one node refuses the requests of the other device, and goes on.
+    let mut listener = nodes[0].listen(any, &NetOptions::new()).unwrap();
+    let port = listener.local_addr().port();
+    let refused = block_on(nodes[1].connect(SocketAddr::new(address(&contexts[1]), port))).unwrap_err();
+    assert_eq!(refused.kind(), FailureKind::Refused, "{refused}");
+    assert!(refused.to_string().contains("does not serve the device"), "{refused}");
+    let (node, to) = (nodes[0].clone(), SocketAddr::new(address(&contexts[0]), port));
+    let connecting = thread::spawn(move || block_on(node.connect(to)).map(drop));
+    block_on(async { listener.accept().await?.accept().await }).unwrap();
+    connecting.join().unwrap().unwrap();
+    drop((listener, nodes));
+    for driver in drivers {
+        driver.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_channel_without_a_context_is_of_the_devices_that_the_host_lists_first() {
+    let first = Device::list().unwrap().remove(0).open().unwrap();
+    if !rdma_tests::cm::available(&first) {
+        return;
+    }
+    let id = EventChannel::new().unwrap().create_id::<Rc>().unwrap();
+    if first.is_software() {
+        id.bind_addr(SocketAddr::new(address(&first), 0)).unwrap();
+        assert!(id.context().unwrap().is_software());
+    }
+}
+
+#[test]
+fn threads_that_ask_for_a_context_at_the_same_time_get_the_same() {
+    passes_alone(&["devices::many_ask_at_once"], TWO);
+}
+
+#[test]
+#[ignore = "run by threads_that_ask_for_a_context_at_the_same_time_get_the_same"]
+fn many_ask_at_once() {
+    let (zero, at) = (soft(0).context, SocketAddr::new(address(&soft(1).context), 0));
+    let begin = Barrier::new(8);
+    let ask = || {
+        let id = EventChannel::of(&zero).unwrap().create_id::<Rc>().unwrap();
+        id.bind_addr(at).unwrap();
+        begin.wait();
+        id.context().unwrap()
+    };
+    let first = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+        let contexts: Vec<Context> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(contexts.iter().all(|context| context.as_raw() == contexts[0].as_raw()));
+        contexts[0].clone()
+    });
+    // Nothing but this handle keeps it open.
+    first.close().unwrap();
 }

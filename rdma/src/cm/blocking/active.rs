@@ -68,7 +68,7 @@ pub struct Resolved<T: PortSpace = Rc> {
 ///
 /// `NoRoute` if no device leads to the destination; `Timeout` if the address does not answer;
 /// `WrongDevice` if another device than the context's leads there; the errors of
-/// [`EventChannel::new`].
+/// [`EventChannel::of`].
 #[doc(alias = "rdma_resolve_addr")]
 #[doc(alias = "rdma_resolve_route")]
 pub fn resolve<T: PortSpace>(
@@ -92,7 +92,59 @@ pub fn resolve_with<T: PortSpace>(
     timeout: Duration,
     options: &ResolveOptions,
 ) -> Result<Resolved<T>> {
-    let channel = EventChannel::new(context)?;
+    resolve_id(EventChannel::of(context)?, Some(context), source, destination, timeout, options)
+}
+
+/// Resolves an address and the route to it, through whichever device leads there:
+/// [`Resolved::context`] tells its context.
+///
+/// The channel becomes the id's own.
+///
+/// # Errors
+///
+/// `NoRoute` if no device leads to the destination; `Timeout` if the address does not answer;
+/// errors of librdmacm.
+///
+/// # Examples
+///
+/// ```
+/// # let soft0 = rdma::open(&"soft0".parse()?)?.context;
+/// use std::time::Duration;
+/// use rdma::cm::blocking::{self, ResolveOptions};
+/// use rdma::{QueuePair, Rc, cm::EventChannel};
+///
+/// let (server, timeout) = ("127.0.0.1:7174".parse()?, Duration::from_secs(2));
+/// # let channel = EventChannel::of(&soft0)?;
+/// # if false {
+/// let channel = EventChannel::new()?;
+/// # }
+/// let route = blocking::resolve_on::<Rc>(channel, None, server, timeout, &ResolveOptions::new())?;
+/// let context = route.context()?;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(32)?);
+/// let qp = route.init(QueuePair::builder(&pd).cq(&cq).build()?)?;
+/// # drop(qp);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "rdma_resolve_addr")]
+#[doc(alias = "rdma_resolve_route")]
+pub fn resolve_on<T: PortSpace>(
+    channel: EventChannel,
+    source: Option<SocketAddr>,
+    destination: SocketAddr,
+    timeout: Duration,
+    options: &ResolveOptions,
+) -> Result<Resolved<T>> {
+    resolve_id(channel, None, source, destination, timeout, options)
+}
+
+fn resolve_id<T: PortSpace>(
+    channel: EventChannel,
+    only: Option<&Context>,
+    source: Option<SocketAddr>,
+    destination: SocketAddr,
+    timeout: Duration,
+    options: &ResolveOptions,
+) -> Result<Resolved<T>> {
     let id = channel.create_id::<T>()?;
     if let Some(tos) = options.tos {
         id.set_tos(tos)?;
@@ -102,8 +154,8 @@ pub fn resolve_with<T: PortSpace>(
     }
     id.resolve_addr(source, destination, timeout)?;
     let resolved = |kind| matches!(kind, EventKind::AddrResolved).then_some(());
-    wait_for(&channel, Verb::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;
-    id.raw.check_device(Verb::ResolveAddr, context)?;
+    wait_for(&channel, Operation::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;
+    only.map_or(Ok(()), |context| id.raw.check_device(Operation::ResolveAddr, context))?;
     id.resolve_route(timeout)?;
     let resolved = |kind| matches!(kind, EventKind::RouteResolved).then_some(());
     wait_for(&channel, Verb::ResolveRoute, within(timeout), resolved).map_err(|(error, _)| error)?;
@@ -123,6 +175,15 @@ impl<T: PortSpace> Resolved<T> {
         peer_addr: Option<SocketAddr> = this.id.peer_addr();
         /// The id.
         id: &Id<T> = &this.id;
+    }
+
+    /// The context of the device that leads to the peer, for the queue pair: [`Id::context`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Id::context`].
+    pub fn context(&self) -> Result<Context> {
+        self.id.context()
     }
 
     /// Continues in the form for event loops: returns the id and its channel.

@@ -103,7 +103,7 @@ pub fn join(
     membership: Membership,
     timeout: Duration,
 ) -> Result<Joined> {
-    let channel = EventChannel::new(context)?;
+    let channel = EventChannel::of(context)?;
     let id = channel.create_id::<Ud>()?;
     id.bind_addr(local)?;
     id.raw.check_device(Verb::BindAddr, context)?;

@@ -82,16 +82,19 @@ pub struct Listener<T: PortSpace = Rc> {
     id: Id<T>,
     channel: EventChannel,
     local_addr: SocketAddr,
+    /// The context whose device alone is served.
+    only: Option<Context>,
 }
 
 impl<T: PortSpace> Listener<T> {
     /// Listens at an address of the context's device, or, with the unspecified address, at all its
-    /// addresses. Port 0 chooses a free port.
+    /// addresses. Port 0 chooses a free port. Requests on other devices are rejected:
+    /// [`on`](Self::on) serves all devices.
     ///
     /// # Errors
     ///
     /// `NoRoute` if no RDMA device of this host has the address; `WrongDevice` if another device
-    /// than the context's has it; `AddressInUse`; the errors of [`EventChannel::new`].
+    /// than the context's has it; `AddressInUse`; the errors of [`EventChannel::of`].
     ///
     /// # Examples
     ///
@@ -106,7 +109,57 @@ impl<T: PortSpace> Listener<T> {
     /// ```
     #[doc(alias = "rdma_listen")]
     pub fn bind(context: &Context, address: SocketAddr, options: &ListenOptions) -> Result<Self> {
-        let channel = EventChannel::new(context)?;
+        Self::bind_id(EventChannel::of(context)?, Some(context.clone()), address, options)
+    }
+
+    /// Listens at an address of any device, or, with the unspecified address, at all addresses of
+    /// all devices. Port 0 chooses a free port.
+    ///
+    /// Each request tells the context of its device: [`IncomingConnection::context`]. The channel
+    /// becomes the listener's own: the listener drops the events of other ids.
+    ///
+    /// # Errors
+    ///
+    /// `NoRoute` if no RDMA device of this host has the address; `AddressInUse`; errors of
+    /// librdmacm.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::collections::HashMap;
+    /// use std::time::Duration;
+    /// use rdma::cm::blocking::{ListenOptions, Listener};
+    /// use rdma::cm::{ConnOptions, EventChannel};
+    /// use rdma::QueuePair;
+    ///
+    /// let channel = EventChannel::new()?;
+    /// let listener: Listener = Listener::on(channel, "0.0.0.0:7174".parse()?, &ListenOptions::new())?;
+    /// // The domain and the completion queue of each device.
+    /// let mut devices = HashMap::new();
+    /// while let Some(request) = listener.next_request(None)? {
+    ///     let context = request.context()?;
+    ///     if !devices.contains_key(&context.name()) {
+    ///         devices.insert(context.name(), (context.alloc_pd()?, context.create_cq(1024)?));
+    ///     }
+    ///     let (pd, cq) = &devices[&context.name()];
+    ///     let mut qp = request.init(QueuePair::builder(pd).cq(cq).build()?)?;
+    ///     qp.post_recv(pd.allocate(64)?, 1)?;
+    ///     let accepted = request.accept(qp, &ConnOptions::new(), Duration::from_secs(10))?;
+    ///     # drop(accepted);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "rdma_listen")]
+    pub fn on(channel: EventChannel, address: SocketAddr, options: &ListenOptions) -> Result<Self> {
+        Self::bind_id(channel, None, address, options)
+    }
+
+    fn bind_id(
+        channel: EventChannel,
+        only: Option<Context>,
+        address: SocketAddr,
+        options: &ListenOptions,
+    ) -> Result<Self> {
         let id = channel.create_id::<T>()?;
         if options.reuse_addr {
             id.set_reuse_addr(true)?;
@@ -118,12 +171,12 @@ impl<T: PortSpace> Listener<T> {
             id.set_tos(tos)?;
         }
         id.bind_addr(address)?;
-        if id.device_name().is_some() {
-            id.raw.check_device(Verb::BindAddr, context)?;
+        if let Some(context) = only.as_ref().filter(|_| id.device_name().is_some()) {
+            id.raw.check_device(Operation::BindAddr, context)?;
         }
         id.listen(options.backlog)?;
-        let local_addr = id.local_addr().ok_or(Error::new(Verb::Listen, ErrorKind::Unknown))?;
-        Ok(Self { id, channel, local_addr })
+        let local_addr = id.local_addr().ok_or(Error::new(Operation::Listen, ErrorKind::Unknown))?;
+        Ok(Self { id, channel, local_addr, only })
     }
 
     /// The local address, with the chosen port.
@@ -135,12 +188,12 @@ impl<T: PortSpace> Listener<T> {
     /// Waits for the next request; returns `None` after the timeout. Without a timeout, waits
     /// forever.
     ///
-    /// A request that arrives on another device than the context's is rejected.
+    /// A listener [of one device](Self::bind) rejects a request that arrives on another.
     ///
     /// # Errors
     ///
-    /// `NoDevice` once the device is removed; errors of librdmacm, for example when file
-    /// descriptors run out.
+    /// `NoDevice` once the device of the listener's address is removed; errors of librdmacm, for
+    /// example when file descriptors run out.
     ///
     /// # Examples
     ///
@@ -171,11 +224,12 @@ impl<T: PortSpace> Listener<T> {
                 kind => T::request(kind),
             };
             let Some(request) = request else { continue };
-            if let Err(error) = request.id().raw.check_device(Verb::Accept, self.channel.context()) {
+            let served = self.only.as_ref().map(|only| request.id().raw.check_device(Operation::Accept, only));
+            if let Some(Err(error)) = served {
                 tracing::warn!(%error, peer = ?request.peer_addr(), "a connection was rejected");
                 continue;
             }
-            return IncomingConnection::new(request).map(Some);
+            return IncomingConnection::new(request, &self.channel).map(Some);
         }
         Ok(None)
     }
@@ -222,8 +276,8 @@ pub struct IncomingConnection<T: PortSpace = Rc> {
 
 impl<T: PortSpace> IncomingConnection<T> {
     /// Moves the request to a channel of its own, so that accepting it sees no other id's events.
-    fn new(mut request: ConnectRequest<T>) -> Result<Self> {
-        let channel = EventChannel::new(request.id().context())?;
+    fn new(mut request: ConnectRequest<T>, listener: &EventChannel) -> Result<Self> {
+        let channel = listener.another()?;
         request.migrate(&channel)?;
         Ok(Self { request, channel })
     }
@@ -235,6 +289,15 @@ impl<T: PortSpace> IncomingConnection<T> {
         peer_addr: Option<SocketAddr> = this.request.peer_addr();
         /// The local address.
         local_addr: Option<SocketAddr> = this.request.local_addr();
+    }
+
+    /// The context of the device that the request arrived on, for the queue pair: [`Id::context`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Id::context`].
+    pub fn context(&self) -> Result<Context> {
+        self.request.context()
     }
 
     /// Rejects the request, with private data that says why: [`ConnectRequest::reject`].

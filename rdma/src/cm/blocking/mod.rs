@@ -50,7 +50,7 @@ mod listener;
 
 use std::time::Duration;
 
-pub use active::{ResolveOptions, Resolved, resolve, resolve_with};
+pub use active::{ResolveOptions, Resolved, resolve, resolve_on, resolve_with};
 pub use connection::{ConnectError, Connection};
 pub use datagram::{Joined, join};
 pub use listener::{IncomingConnection, ListenOptions, Listener};
