@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rdma::cm::{EventKind, IdKey};
-use rdma::{Context, Error, ErrorKind, Operation, Rc, Result};
+use rdma::transport::Rc;
+use rdma::{Context, Error, ErrorKind, Result, Verb};
 
 use super::attempt::Attempt;
 use super::connect::prepare;
@@ -35,11 +36,11 @@ pub struct Listener {
 
 /// Listens at an address, for one or more nodes.
 pub(super) fn listen(nodes: &[Node], at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
-    let first = nodes.first().ok_or(Error::new(Operation::Listen, ErrorKind::InvalidInput))?;
+    let first = nodes.first().ok_or(Error::new(Verb::Listen, ErrorKind::InvalidInput))?;
     let seats = nodes.iter().map(|node| seat(node, first, options)).collect::<Result<_>>()?;
     if nodes.len() > 1 && matches!(first.handle.tables.events, Events::Tcp(_)) {
         // The connection of a socket says nothing of the device that its peer will reach.
-        return Err(Error::new(Operation::Listen, ErrorKind::NotSupported));
+        return Err(Error::new(Verb::Listen, ErrorKind::NotSupported));
     }
     let requests = Arc::new(Requests::new(options.clone(), seats));
     let listening = bind(&first.handle.tables, at, &requests)?;
@@ -51,7 +52,7 @@ pub(super) fn listen(nodes: &[Node], at: SocketAddr, options: &ListenOptions) ->
 /// The part of a node in a listener whose events come from the first one.
 fn seat(node: &Node, first: &Node, options: &ListenOptions) -> Result<Seat> {
     let (tables, first) = (&node.handle.tables, &first.handle.tables);
-    tables.check(Operation::Listen)?;
+    tables.check(Verb::Listen)?;
     if options.shared_receives.is_some() && tables.shared.options.separate_domains {
         tracing::debug!("receives of one domain cannot be shared by connections that have domains of their own");
         return Err(Error::new(Verb::CreateSrq, ErrorKind::InvalidInput));
@@ -59,7 +60,7 @@ fn seat(node: &Node, first: &Node, options: &ListenOptions) -> Result<Seat> {
     let context = tables.shared.domain.pd.context();
     if !tables.events.is_like(&first.events) || !are_siblings(&context, &first.shared.domain.pd.context()) {
         tracing::debug!("nodes with different ways to connect cannot share a listener");
-        return Err(Error::new(Operation::Listen, ErrorKind::InvalidInput));
+        return Err(Error::new(Verb::Listen, ErrorKind::InvalidInput));
     }
     let pool = options.shared_receives.map(|count| tables.new_pool(count)).transpose()?;
     Ok(Seat { device: context.name(), pool })

@@ -101,21 +101,21 @@ pub(crate) fn name_device(device: &mut ibv_device, name: &str) {
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
     let mut len = 1;
-    // SAFETY: the read wants a place of the array: get_device_list ended it with NULL.
+    // SAFETY: the read requires a place of the array: get_device_list ended it with NULL.
     while !unsafe { *list.wrapping_add(len - 1) }.is_null() {
         len += 1;
     }
-    // SAFETY: from_raw wants a pointer that into_raw returned, once: get_device_list made the
+    // SAFETY: from_raw requires a pointer that into_raw returned, once: get_device_list made the
     // array, whose length this is.
     let list = unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(list, len)) };
     for &device in &list[..len - 1] {
-        // SAFETY: unboxed wants a pointer from boxed, once: get_device_list made the device (1).
+        // SAFETY: unboxed requires a pointer from boxed, once: get_device_list made the device (1).
         unsafe { unboxed::<ibv_device, _>("device", device) };
     }
 }
 
 unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: the place wants a live device of this provider: the caller gives one (1).
+    // SAFETY: the place requires a live device of this provider: the caller gives one (1).
     unsafe { &raw const (*device).name }.cast()
 }
 

@@ -437,10 +437,9 @@ impl Error {
                 "start the server first, and check address, port and port space; \
                  soft0 reaches the processes of one user in one container"
             }
-            (
-                Operation::InitQpAttr | Operation::Connect | Operation::Accept | Operation::Establish,
-                ErrorKind::WrongDevice(_),
-            ) => "make the queue pair on the context that the request or the id tells",
+            (Verb::InitQpAttr | Verb::Connect | Verb::Accept | Verb::Establish, ErrorKind::WrongDevice(_)) => {
+                "make the queue pair on the context that the request or the id tells"
+            }
             (_, ErrorKind::WrongDevice(_)) => {
                 "open the device that the address belongs to, or give a source address of this one"
             }

@@ -259,8 +259,12 @@ pub fn exchange(channel: &mut Channel, ours: &Endpoint) -> Endpoint {
 }
 
 /// Receives a remote slice from another process.
+///
+/// # Panics
+///
+/// If the other process is gone, or sends another message.
 pub fn receive_slice(channel: &mut Channel) -> RemoteSlice {
-    RemoteSlice::from_bytes(&channel.receive_exact::<{ RemoteSlice::LEN }>()).unwrap()
+    RemoteSlice::from_bytes(&channel.receive_exact::<{ RemoteSlice::LEN }>()).expect("a remote slice")
 }
 
 /// Connects two sides of this process.

@@ -44,7 +44,7 @@ fn nodes_on_one_device_take_turns() {
     }
     assert_eq!(nodes.iter().map(Node::connections).collect::<Vec<_>>(), [2, 2, 2]);
     for (client, server) in held {
-        block_on(client.close(0)).unwrap();
+        block_on(client.close()).unwrap();
         server.join().unwrap().unwrap();
     }
     end((nodes, listener, client), drivers);
@@ -78,7 +78,7 @@ fn requests_for_a_node_that_has_ended_are_refused_and_others_go_on() {
         let connected = connecting.join().unwrap();
         if turn % 2 == 0 {
             drop(connected.unwrap());
-            block_on(accepted.unwrap().close(0)).unwrap();
+            block_on(accepted.unwrap().close()).unwrap();
         } else {
             assert_eq!(accepted.unwrap_err().kind(), FailureKind::Closed);
             assert_eq!(connected.unwrap_err().refuse_code(), Some(RefuseCode::Unavailable));
@@ -97,7 +97,7 @@ fn a_request_on_a_device_without_a_node_is_refused() {
     let requests = requests::Requests::new(ListenOptions::new(), vec![seat]);
     let (node, driver) = node(&options());
     let channel = rdma::cm::EventChannel::of(&context()).unwrap();
-    let listening = channel.create_id::<rdma::Rc>().unwrap();
+    let listening = channel.create_id::<rdma::transport::Rc>().unwrap();
     listening.bind_addr(any_port()).unwrap();
     listening.listen(1).unwrap();
     let connecting = connect(&node, listening.local_addr().unwrap());

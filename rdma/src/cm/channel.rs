@@ -14,7 +14,7 @@ use super::manager::Manager;
 use super::reason;
 use crate::context::Context;
 use crate::errno;
-use crate::error::{Operation, Result};
+use crate::error::{Result, Verb};
 use crate::fork;
 use crate::handle::{Handle, Object, Raw};
 use crate::wait::EventDescriptor;
@@ -118,7 +118,7 @@ pub(super) struct Known {
 }
 
 impl EventChannelInner {
-    pub(super) fn check(&self, operation: Operation) -> Result<()> {
+    pub(super) fn check(&self, operation: Verb) -> Result<()> {
         fork::check(self.fork, operation)
     }
 
@@ -160,7 +160,8 @@ impl EventChannel {
     /// ```no_run
     /// use std::collections::HashMap;
     /// use rdma::cm::{EventChannel, EventKind};
-    /// use rdma::{Error, QueuePair, Rc, RemoteAccess};
+    /// use rdma::{Error, QueuePair, RemoteAccess};
+    /// use rdma::transport::Rc;
     ///
     /// let channel = EventChannel::new()?;
     /// let listener = channel.create_id::<Rc>()?;
@@ -198,13 +199,13 @@ impl EventChannel {
     /// As for [`new`](Self::new).
     #[doc(alias = "rdma_create_event_channel")]
     pub fn of(context: &Context) -> Result<Self> {
-        context.inner.check(Operation::CreateEventChannel)?;
+        context.inner.check(Verb::CreateEventChannel)?;
         Self::with(Manager::of(context)?)
     }
 
     /// Opens another channel to the same connection manager.
     pub(super) fn another(&self) -> Result<Self> {
-        self.inner.check(Operation::CreateEventChannel)?;
+        self.inner.check(Verb::CreateEventChannel)?;
         Self::with(self.inner.manager.clone())
     }
 

@@ -7,8 +7,9 @@ use rdma_sys::{ibv_ece, ibv_qp_attr, ibv_qp_state, rdma_conn_param};
 use super::id::{Id, RawId};
 use super::reason;
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair, Rc};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair};
+use crate::transport::Rc;
 use crate::types::{Ece, QpAttrMask, QpState, RemoteAccess, RnrTimer, TransportType};
 
 /// Default number of reads and atomics outstanding at a time, limited by the device: enough to keep
@@ -122,18 +123,13 @@ impl ConnOptions {
         self.min_rnr_timer
     }
 
-    pub(super) fn check_len(&self, operation: Operation, context: &Context, limit: usize) -> Result<()> {
+    pub(super) fn check_len(&self, operation: Verb, context: &Context, limit: usize) -> Result<()> {
         check_len(operation, Some(context.device().transport()), &self.private_data, limit)
     }
 }
 
 /// Refuses private data that is longer than the message has room for.
-pub(super) fn check_len(
-    operation: Operation,
-    transport: Option<TransportType>,
-    bytes: &[u8],
-    limit: usize,
-) -> Result<()> {
+pub(super) fn check_len(operation: Verb, transport: Option<TransportType>, bytes: &[u8], limit: usize) -> Result<()> {
     let limit = if transport == Some(TransportType::IWARP) { super::IWARP_PRIVATE_DATA } else { limit };
     if bytes.len() > limit { Err(Error::new(operation, ErrorKind::TooLong)) } else { Ok(()) }
 }

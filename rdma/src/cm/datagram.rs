@@ -13,8 +13,9 @@ use super::reason;
 use super::request::ConnectRequest;
 use super::sockaddr::RawAddr;
 use super::{UD_ACCEPT_PRIVATE_DATA, UD_CONNECT_PRIVATE_DATA};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Ud};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
+use crate::transport::Ud;
 use crate::types::{QpAttrMask, QpState};
 
 /// Options of a request for a peer's queue pair, and of the answer to one.
@@ -43,7 +44,7 @@ impl UdOptions {
         self
     }
 
-    fn to_raw(&self, operation: Operation, id: &RawId, limit: usize, qpn: u32) -> Result<rdma_conn_param> {
+    fn to_raw(&self, operation: Verb, id: &RawId, limit: usize, qpn: u32) -> Result<rdma_conn_param> {
         connect::check_len(operation, id.transport(operation)?, &self.private_data, limit)?;
         Ok(rdma_conn_param {
             private_data: self.private_data.as_ptr().cast(),
@@ -167,7 +168,7 @@ impl Id<Ud> {
     /// `InvalidInput` if no route was resolved; `TooLong` for the private data.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, options: &UdOptions) -> Result<()> {
-        let param = options.to_raw(Operation::Connect, &self.raw, UD_CONNECT_PRIVATE_DATA, 0)?;
+        let param = options.to_raw(Verb::Connect, &self.raw, UD_CONNECT_PRIVATE_DATA, 0)?;
         self.raw.connect(param)
     }
 
@@ -219,8 +220,8 @@ impl ConnectRequest<Ud> {
     /// Returns the request. `WrongDevice`; `TooLong` for the private data; errors of librdmacm.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QueuePair<Ud>, options: &UdOptions) -> Result<Id<Ud>, Failed<Self>> {
-        let done = (self.id().raw.check_device(Operation::Accept, &qp.context()))
-            .and_then(|()| options.to_raw(Operation::Accept, &self.id().raw, UD_ACCEPT_PRIVATE_DATA, qp.qpn()))
+        let done = (self.id().raw.check_device(Verb::Accept, &qp.context()))
+            .and_then(|()| options.to_raw(Verb::Accept, &self.id().raw, UD_ACCEPT_PRIVATE_DATA, qp.qpn()))
             .and_then(|param| self.id().raw.accept(param));
         match done {
             Ok(()) => Ok(self.into_id()),

@@ -40,7 +40,7 @@ pub(super) struct Locked<'a> {
 impl Locked<'_> {
     /// The device that the id is bound to, which lives as long as the lock is held.
     fn device(&self) -> Option<NonNull<ibv_device>> {
-        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
+        // SAFETY: the read requires a live id that nobody writes to: (2), and the lock is held (3).
         let verbs = unsafe { (*self.raw).verbs };
         // SAFETY: the read requires an open context: librdmacm keeps the context of an id open as
         // long as the id lives (2), and the context's device does not change.
@@ -106,17 +106,17 @@ impl RawId {
     }
 
     /// The transport of the device that the id is bound to.
-    pub(super) fn transport(&self, operation: Operation) -> Result<Option<TransportType>> {
+    pub(super) fn transport(&self, operation: Verb) -> Result<Option<TransportType>> {
         let locked = self.lock(operation)?;
-        // SAFETY: the read wants a live device, whose transport is constant: the lock is held.
+        // SAFETY: the read requires a live device, whose transport is constant: the lock is held.
         let transport = locked.device().map(|device| unsafe { (*device.as_ptr()).transport_type });
         Ok(transport.map(|transport| TransportType::from_raw(transport.0)))
     }
 
     /// The context of the device that the id is bound to.
     pub(super) fn context(&self) -> Result<Context> {
-        self.channel.check(Operation::OpenDevice)?;
-        let name = self.device_name().ok_or(Error::new(Operation::OpenDevice, ErrorKind::InvalidInput))?;
+        self.channel.check(Verb::OpenDevice)?;
+        let name = self.device_name().ok_or(Error::new(Verb::OpenDevice, ErrorKind::InvalidInput))?;
         self.channel.manager.context_of(&name)
     }
 
@@ -277,7 +277,7 @@ impl EventChannel {
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
     /// # let channel = rdma::cm::EventChannel::of(&context)?;
-    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// let id = channel.create_id::<rdma::transport::Rc>()?;
     /// assert!(id.local_addr().is_none(), "it is not bound");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -310,7 +310,8 @@ impl<T: PortSpace> Id<T> {
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
     /// # let channel = rdma::cm::EventChannel::of(&context)?;
-    /// use rdma::{Rc, cm::Id};
+    /// use rdma::cm::Id;
+    /// use rdma::transport::Rc;
     ///
     /// // Events name ids, so that a server finds the connection that an event belongs to.
     /// let mut connections = std::collections::HashMap::new();
@@ -344,7 +345,7 @@ impl<T: PortSpace> Id<T> {
     ///
     /// # let soft0 = rdma::open(&"soft0".parse()?)?.context;
     /// # let channel = EventChannel::of(&soft0)?;
-    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// let id = channel.create_id::<rdma::transport::Rc>()?;
     /// assert!(id.context().is_err(), "nothing says yet which device it will be");
     /// id.bind_addr("127.0.0.1:0".parse()?)?;
     /// let pd = id.context()?.alloc_pd()?;
@@ -371,7 +372,7 @@ impl<T: PortSpace> Id<T> {
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
     /// # let channel = rdma::cm::EventChannel::of(&context)?;
-    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// let id = channel.create_id::<rdma::transport::Rc>()?;
     /// id.bind_addr("127.0.0.1:0".parse()?)?;
     /// assert_ne!(id.local_addr().expect("it is bound").port(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -464,7 +465,7 @@ impl<T: PortSpace> Id<T> {
     /// ```
     /// # let context = rdma::open(&"soft0".parse()?)?.context;
     /// # let channel = rdma::cm::EventChannel::of(&context)?;
-    /// let listener = channel.create_id::<rdma::Rc>()?;
+    /// let listener = channel.create_id::<rdma::transport::Rc>()?;
     /// listener.bind_addr("127.0.0.1:0".parse()?)?;
     /// listener.listen(64)?;
     /// assert!(channel.try_next_event()?.is_none(), "nobody has connected yet");
@@ -555,7 +556,7 @@ impl<T: PortSpace> Id<T> {
     /// # let channel = rdma::cm::EventChannel::of(&context)?;
     /// use rdma::cm::EventChannel;
     ///
-    /// let mut id = channel.create_id::<rdma::Rc>()?;
+    /// let mut id = channel.create_id::<rdma::transport::Rc>()?;
     /// let own = EventChannel::of(&context)?;
     /// id.migrate(&own)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

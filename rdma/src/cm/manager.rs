@@ -22,7 +22,7 @@ use rdma_sys::RdmaCm;
 
 use crate::context::{Context, ContextInner};
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::fork::MadeIn;
 use crate::handle::Handle;
 
@@ -39,7 +39,7 @@ pub(super) struct Manager {
 impl Manager {
     /// The connection manager of the hardware; of the software device if there is no hardware.
     pub(super) fn of_host() -> Result<Self> {
-        let none = Error::new(Operation::CreateEventChannel, ErrorKind::NoDevice);
+        let none = Error::new(Verb::CreateEventChannel, ErrorKind::NoDevice);
         let device = match Device::hardware()?.into_iter().next() {
             Some(device) => device,
             None => Device::software()?.into_iter().next().ok_or(none)?,
@@ -83,7 +83,7 @@ impl Manager {
     fn open(&self, name: &str) -> Result<Context> {
         let devices = self.device.list_again()?;
         let device = devices.iter().find(|device| device.name() == name);
-        device.ok_or(Error::new(Operation::OpenDevice, ErrorKind::NoDevice))?.open()
+        device.ok_or(Error::new(Verb::OpenDevice, ErrorKind::NoDevice))?.open()
     }
 }
 
@@ -107,20 +107,20 @@ impl OpenedContexts {
     fn get() -> &'static Self {
         static CURRENT: AtomicPtr<OpenedContexts> = AtomicPtr::new(ptr::null_mut());
         let current = CURRENT.load(Ordering::Acquire);
-        // SAFETY: as_ref wants NULL, or a value that lives as long as the reference: what is
+        // SAFETY: as_ref requires NULL, or a value that lives as long as the reference: what is
         // stored below is never freed.
         if let Some(own) = unsafe { current.as_ref() }.filter(|own| !own.made_in.is_forked()) {
             return own;
         }
         let new = Box::into_raw(Box::default());
         match CURRENT.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: the reference wants a value that is never freed: it has just been stored.
+            // SAFETY: the reference requires a value that is never freed: it has just been stored.
             Ok(_) => unsafe { &*new },
             Err(other) => {
-                // SAFETY: from_raw wants a pointer of into_raw that nobody else has: it was not
+                // SAFETY: from_raw requires a pointer of into_raw that nobody else has: it was not
                 // stored.
                 drop(unsafe { Box::from_raw(new) });
-                // SAFETY: the reference wants a value that is never freed: another thread has
+                // SAFETY: the reference requires a value that is never freed: another thread has
                 // stored it, and none stores NULL.
                 unsafe { &*other }
             }
@@ -160,7 +160,7 @@ fn table(device: &Device) -> Result<&'static RdmaCm> {
     }
     RdmaCm::system().map_err(|error| {
         tracing::debug!(%error, "no connection manager");
-        Error::new(Operation::LoadLibrary, ErrorKind::NotSupported)
+        Error::new(Verb::LoadLibrary, ErrorKind::NotSupported)
     })
 }
 
@@ -173,7 +173,7 @@ fn software() -> Result<&'static RdmaCm> {
 /// Fails: this build has no software device.
 #[cfg(not(feature = "soft"))]
 fn software() -> Result<&'static RdmaCm> {
-    Err(Error::new(Operation::CreateEventChannel, ErrorKind::NotSupported))
+    Err(Error::new(Verb::CreateEventChannel, ErrorKind::NotSupported))
 }
 
 #[cfg(all(test, not(miri)))]
@@ -188,7 +188,7 @@ mod tests {
         let context = Manager::of(&own).unwrap().context_of("nic_fork").unwrap();
         // As if another thread held the lock at the fork: the child must not wait for it.
         let locked = OpenedContexts::get().lock();
-        // SAFETY: fork wants a child that calls no function that needs a lock of another thread:
+        // SAFETY: fork requires a child that calls no function that needs a lock of another thread:
         // the child's calls are those under test, over a provider in memory of this thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -204,7 +204,7 @@ mod tests {
         }
         drop(locked);
         let mut status = 0;
-        // SAFETY: waitpid wants room for a status: a local.
+        // SAFETY: waitpid requires room for a status: a local.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
     }

@@ -147,7 +147,7 @@ pub use message::{Accepted, ConnectionParameters, MulticastGroup, PrivateData, R
 use rdma_sys::rdma_port_space;
 pub use request::ConnectRequest;
 
-use crate::qp::{Rc, Transport, Ud};
+use crate::transport::{Rc, Transport, Ud};
 pub use crate::types::{Ece, RejectReason, WrongDevice};
 
 /// Longest private data of a request to connect, on InfiniBand and RoCE, in bytes.

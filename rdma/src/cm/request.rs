@@ -9,8 +9,9 @@ use super::id::Id;
 use super::message::{ConnectionParameters, PrivateData};
 use super::{ACCEPT_PRIVATE_DATA, PortSpace, REJECT_PRIVATE_DATA, UD_ACCEPT_PRIVATE_DATA};
 use crate::context::Context;
-use crate::error::{Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+use crate::error::{Failed, Result, Verb};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
+use crate::transport::Rc;
 use crate::types::{Ece, RemoteAccess};
 
 /// A peer's request to connect, or to learn where to send datagrams.
@@ -82,7 +83,7 @@ impl<T: PortSpace> ConnectRequest<T> {
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         let limit = if T::DATAGRAM { UD_ACCEPT_PRIVATE_DATA } else { REJECT_PRIVATE_DATA };
-        connect::check_len(Operation::Reject, self.id.raw.transport(Operation::Reject)?, private_data, limit)?;
+        connect::check_len(Verb::Reject, self.id.raw.transport(Verb::Reject)?, private_data, limit)?;
         self.id.raw.reject(private_data, false)
     }
 }
@@ -122,8 +123,8 @@ impl ConnectRequest<Rc> {
     /// As for [`reject`](Self::reject).
     #[doc(alias = "rdma_reject_ece")]
     pub fn reject_ece(self, private_data: &[u8]) -> Result<()> {
-        let transport = self.id.raw.transport(Operation::Reject)?;
-        connect::check_len(Operation::Reject, transport, private_data, REJECT_PRIVATE_DATA)?;
+        let transport = self.id.raw.transport(Verb::Reject)?;
+        connect::check_len(Verb::Reject, transport, private_data, REJECT_PRIVATE_DATA)?;
         self.id.raw.reject(private_data, true)
     }
 

@@ -14,7 +14,7 @@ use rdma_sys::{
 use super::blocking::{ListenOptions, Listener, resolve};
 use super::*;
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::qp::QueuePair;
 use crate::testing::{self, cm as fake};
 use crate::types::{QpState, RemoteAccess};

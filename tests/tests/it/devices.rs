@@ -9,8 +9,9 @@ use std::thread;
 use rdma::aio::block_on;
 use rdma::cm::blocking::{self, ListenOptions, Listener, ResolveOptions};
 use rdma::cm::{ConnOptions, ConnectRequest, EventChannel, EventKind};
-use rdma::op::Send;
-use rdma::{Context, Device, DeviceSelector, ErrorKind, Opened, Rc, RemoteAccess};
+use rdma::op;
+use rdma::transport::Rc;
+use rdma::{Context, Device, DeviceSelector, ErrorKind, Opened, RemoteAccess};
 use rdma_net::{FailureKind, ListenOptions as NetOptions, Node, NodeOptions};
 use rdma_test_support::{Peer, first, passes_alone, role};
 use rdma_tests::cm::{End, address};
@@ -141,7 +142,7 @@ fn connect_to_both(port: u16) {
         let end = End::new(&route.context().unwrap());
         let qp = route.init(end.qp()).unwrap();
         let (connection, mut qp) = route.connect(qp, &ConnOptions::new(), LIMIT).unwrap();
-        qp.post_send(Send::new(buffer(&end.pd, b"ping"))).unwrap();
+        qp.post_send(op::send(buffer(&end.pd, b"ping"))).unwrap();
         assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
         assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
     }

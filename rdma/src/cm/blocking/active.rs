@@ -111,7 +111,8 @@ pub fn resolve_with<T: PortSpace>(
 /// # let soft0 = rdma::open(&"soft0".parse()?)?.context;
 /// use std::time::Duration;
 /// use rdma::cm::blocking::{self, ResolveOptions};
-/// use rdma::{QueuePair, Rc, cm::EventChannel};
+/// use rdma::{QueuePair, cm::EventChannel};
+/// use rdma::transport::Rc;
 ///
 /// let (server, timeout) = ("127.0.0.1:7174".parse()?, Duration::from_secs(2));
 /// # let channel = EventChannel::of(&soft0)?;
@@ -154,8 +155,8 @@ fn resolve_id<T: PortSpace>(
     }
     id.resolve_addr(source, destination, timeout)?;
     let resolved = |kind| matches!(kind, EventKind::AddrResolved).then_some(());
-    wait_for(&channel, Operation::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;
-    only.map_or(Ok(()), |context| id.raw.check_device(Operation::ResolveAddr, context))?;
+    wait_for(&channel, Verb::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;
+    only.map_or(Ok(()), |context| id.raw.check_device(Verb::ResolveAddr, context))?;
     id.resolve_route(timeout)?;
     let resolved = |kind| matches!(kind, EventKind::RouteResolved).then_some(());
     wait_for(&channel, Verb::ResolveRoute, within(timeout), resolved).map_err(|(error, _)| error)?;

@@ -172,10 +172,10 @@ impl<T: PortSpace> Listener<T> {
         }
         id.bind_addr(address)?;
         if let Some(context) = only.as_ref().filter(|_| id.device_name().is_some()) {
-            id.raw.check_device(Operation::BindAddr, context)?;
+            id.raw.check_device(Verb::BindAddr, context)?;
         }
         id.listen(options.backlog)?;
-        let local_addr = id.local_addr().ok_or(Error::new(Operation::Listen, ErrorKind::Unknown))?;
+        let local_addr = id.local_addr().ok_or(Error::new(Verb::Listen, ErrorKind::Unknown))?;
         Ok(Self { id, channel, local_addr, only })
     }
 
@@ -224,7 +224,7 @@ impl<T: PortSpace> Listener<T> {
                 kind => T::request(kind),
             };
             let Some(request) = request else { continue };
-            let served = self.only.as_ref().map(|only| request.id().raw.check_device(Operation::Accept, only));
+            let served = self.only.as_ref().map(|only| request.id().raw.check_device(Verb::Accept, only));
             if let Some(Err(error)) = served {
                 tracing::warn!(%error, peer = ?request.peer_addr(), "a connection was rejected");
                 continue;
