@@ -34,8 +34,33 @@ pub struct Listener {
     requests: Arc<Requests>,
 }
 
+impl Node {
+    /// Listens at an address. Port 0 chooses a free port. Requests that arrive on another device
+    /// are refused: [`Listener::bind`] serves several devices.
+    ///
+    /// # Errors
+    ///
+    /// As for [`cm::blocking::Listener::bind`](rdma::cm::blocking::Listener::bind). With shared
+    /// receives `InvalidInput` for fewer than 6 or more than the device supports, or if connections
+    /// have domains of their own, `NotSupported` if the device has none, and `OutOfMemory`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = node()?;
+    /// let listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new().max_connections(100))?;
+    /// println!("listening at {}", listener.local_addr());
+    /// # Ok(()) }
+    /// ```
+    pub fn listen(&self, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
+        listen(std::slice::from_ref(self), at, options)
+    }
+}
+
 /// Listens at an address, for one or more nodes.
-pub(super) fn listen(nodes: &[Node], at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
+fn listen(nodes: &[Node], at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
     let first = nodes.first().ok_or(Error::new(Verb::Listen, ErrorKind::InvalidInput))?;
     let seats = nodes.iter().map(|node| seat(node, first, options)).collect::<Result<_>>()?;
     if nodes.len() > 1 && matches!(first.handle.tables.events, Events::Tcp(_)) {

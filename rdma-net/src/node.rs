@@ -9,17 +9,16 @@ use std::time::{Duration, Instant};
 
 use rdma::{Context, Error, ErrorKind, ProtectionDomain, Result, Verb};
 
+use super::connect;
 use super::connection::Connection;
 use super::driver::Driver;
 use super::exchange::Events;
 use super::failure::Failure;
-use super::listener::Listener;
-use super::options::{LONGEST, ListenOptions, NodeOptions};
+use super::options::{LONGEST, NodeOptions};
 use super::shared::Shared;
 use super::shutdown::CutOff;
 use super::tables::{Handle, Tables};
 use super::waiters::Place;
-use super::{connect, listener};
 
 /// A device with the connections of a program. Clones are handles to the same node.
 ///
@@ -59,35 +58,12 @@ impl Node {
         connect::connect(&self.handle.tables, to).await
     }
 
-    /// Listens at an address. Port 0 chooses a free port. Requests that arrive on another device
-    /// are refused: [`Listener::bind`] serves several devices.
-    ///
-    /// # Errors
-    ///
-    /// As for [`cm::blocking::Listener::bind`](rdma::cm::blocking::Listener::bind). With shared
-    /// receives `InvalidInput` for fewer than 5 or more than the device supports, or if connections
-    /// have domains of their own, `NotSupported` if the device has none, and `OutOfMemory`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let node = node()?;
-    /// let listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new().max_connections(100))?;
-    /// println!("listening at {}", listener.local_addr());
-    /// # Ok(()) }
-    /// ```
-    pub fn listen(&self, at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
-        listener::listen(std::slice::from_ref(self), at, options)
-    }
-
     /// Ends the node: refuses new connections, closes those that are there, and returns those that
     /// it had to cut off after `time`.
     ///
-    /// [`Listener::accept`] and [`connect`](Self::connect) fail with `Closed` from now on. On each
-    /// connection [`Receiver::next`](super::Receiver::next) returns the messages that have come,
-    /// and then `None`, whether the peer has ended its data or not: so a task that answers requests
+    /// [`Listener::accept`](super::Listener::accept) and [`connect`](Self::connect) fail with
+    /// `Closed` from now on. On each connection [`Receiver::next`](super::Receiver::next) returns
+    /// the messages that have come, and then `None`, whether the peer has ended its data or not: so a task that answers requests
     /// sends its last answer, and drops the connection, which closes it. A connection that is left
     /// after `time` is cut off, whoever holds it: its peer learns that it is closed. The call then
     /// returns within [`NodeOptions::linger`].

@@ -2,7 +2,9 @@
 
 mod circles;
 mod dependencies;
+mod imports;
 mod prose;
+mod rooms;
 
 use std::{path::Path, process::Command};
 
@@ -23,7 +25,9 @@ pub(crate) fn faults() -> Result<Vec<String>, String> {
     let mut faults = dependencies::check(&root)?;
     let files = files(&root)?;
     faults.extend(prose::check(&root, &files));
-    faults.extend(circles::check(&root, &files));
+    let crates = imports::of_crates(&root, &files);
+    faults.extend(circles::check(&crates));
+    faults.extend(rooms::check(&root, &crates)?);
     Ok(faults)
 }
 
