@@ -17,10 +17,10 @@ use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
+use rdma::{Backoff, Pauses};
 
 use crate::driver::{Driver, StreamHandle};
 use crate::error::{CudaError, Error, Result};
@@ -38,9 +38,6 @@ const NON_BLOCKING: std::ffi::c_uint = 1;
 const DEFAULT: StreamHandle = 0;
 /// How long a drop waits for work: longer than work takes that will ever end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// The pauses between questions whether work is done.
-const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// A queue of work of a GPU, done in order.
 ///
@@ -396,14 +393,13 @@ unsafe fn is_done(gpu: &Gpu, stream: StreamHandle) -> Result<bool> {
 ///
 /// As for [`is_done`].
 pub(crate) unsafe fn wait_at_most(gpu: &Gpu, stream: StreamHandle, limit: Duration) -> Result<bool> {
-    let (start, mut pause) = (Instant::now(), SHORTEST_PAUSE);
+    let (start, mut pauses) = (Instant::now(), Pauses::default());
     // SAFETY: is_done has the same contract.
     while !unsafe { is_done(gpu, stream) }? {
         if start.elapsed() >= limit {
             return Ok(false);
         }
-        thread::sleep(pause);
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        Backoff::SLEEP.pause(&mut pauses, || start.elapsed()).take();
     }
     Ok(true)
 }

@@ -4,10 +4,9 @@ use std::fmt;
 use std::future::poll_fn;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use rdma::aio::Readiness;
+use rdma::aio::{Handler, Reactor, Readiness};
 use rdma::cm::{EventKind, IdKey};
 use rdma::op::Opcode;
 use rdma::{Completion, Error, ErrorKind, Poller, Result, Verb, WcError, WcStatus};
@@ -23,11 +22,7 @@ use super::shared::Shared;
 use super::tables::{PoolUser, Route, Tables};
 use super::tcp;
 use crate::panics::Panics;
-use crate::wait::{self, Deadline};
 
-/// Completions of one turn: few, so that tasks answer some messages while the peer sends others,
-/// and use what was received while it is in a cache.
-const BUDGET: usize = 32;
 /// Events of the connection manager of one turn: a flood of requests must not stop connections.
 const EVENT_BUDGET: usize = 256;
 /// Turns of a driver that never sleeps between looks for events of the connection manager.
@@ -43,6 +38,12 @@ const EVENT_TURNS: u32 = 64;
 ///
 /// The descriptor ([`AsFd`]) is readable when the driver has work, once it is [armed](Self::arm).
 pub struct Driver {
+    reactor: Reactor,
+    handler: NodeHandler,
+}
+
+/// What a node's driver does in its turns.
+struct NodeHandler {
     tables: Arc<Tables>,
     shared: Arc<Shared>,
     poller: Poller,
@@ -51,15 +52,14 @@ pub struct Driver {
     /// Whether asynchronous events of the device may be pending.
     has_device_events: bool,
     turns: u32,
-    /// Whether the events of a sleep are still to be taken.
-    has_slept: bool,
 }
 
 impl Driver {
-    pub(super) fn new(tables: &Arc<Tables>) -> Self {
+    pub(super) fn new(tables: &Arc<Tables>, reactor: Reactor) -> Self {
         let (tables, shared) = (Arc::clone(tables), Arc::clone(&tables.shared));
         let poller = shared.cq.poller();
-        Self { tables, shared, poller, has_events: true, has_device_events: true, turns: 0, has_slept: false }
+        let handler = NodeHandler { tables, shared, poller, has_events: true, has_device_events: true, turns: 0 };
+        Self { reactor, handler }
     }
 
     /// Delivers up to `budget` completions, and all that is due; never sleeps. Returns the number
@@ -88,22 +88,7 @@ impl Driver {
     /// # Ok(()) }
     /// ```
     pub fn turn(&mut self, budget: usize) -> Result<usize> {
-        self.tables.check(Verb::PollCq)?;
-        let mut count = 0;
-        while count < budget && self.deliver()? {
-            count += 1;
-        }
-        self.turns = self.turns.wrapping_add(1);
-        let is_time = self.turns % EVENT_TURNS == 0;
-        if std::mem::take(&mut self.has_events) || is_time {
-            self.handle_events()?;
-        }
-        if std::mem::take(&mut self.has_device_events) || is_time {
-            device_events::handle(&self.tables)?;
-        }
-        self.tables.handle_timeouts(Instant::now());
-        self.tables.remove_ended();
-        Ok(count)
+        self.handler.turn(budget)
     }
 
     /// Prepares a sleep of the program: takes what has made the descriptor readable, makes it
@@ -166,17 +151,85 @@ impl Driver {
     /// # Ok(()) }
     /// ```
     pub fn arm(&mut self) -> Result<bool> {
-        self.tables.check(Verb::PollCq)?;
-        self.wake_up()?;
-        Ok(self.prepare_to_sleep()? == 0)
+        self.reactor.arm(&mut self.handler)
     }
 
     /// Whether a handle of the node, or a connection, is left. False in a forked child.
     #[must_use]
     pub fn is_used(&self) -> bool {
-        !self.tables.is_forked() && !self.tables.is_idle()
+        !self.handler.tables.is_forked() && !self.handler.is_over()
     }
 
+    /// Waits until there was work, for `timeout` at most; sleeps when the node's
+    /// [`strategy`](super::NodeOptions::strategy) says so. Returns the number of completions that
+    /// were delivered.
+    ///
+    /// # Errors
+    ///
+    /// As for [`turn`](Self::turn), and errors of waiting.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize> {
+        self.reactor.wait(&mut self.handler, timeout)
+    }
+
+    /// Runs on this thread until neither a handle of the node nor a connection is left.
+    ///
+    /// # Errors
+    ///
+    /// As for [`wait`](Self::wait).
+    pub fn run_blocking(mut self) -> Result<()> {
+        self.handler.tables.check(Verb::PollCq)?;
+        while !self.handler.is_over() {
+            self.wait(None)?;
+        }
+        Ok(())
+    }
+
+    /// Runs as a task until neither a handle of the node nor a connection is left. `readiness`
+    /// waits for the driver's descriptor.
+    ///
+    /// # Errors
+    ///
+    /// As for [`turn`](Self::turn), and errors of the executor.
+    pub async fn run(mut self, mut readiness: impl Readiness) -> Result<()> {
+        poll_fn(|cx| self.reactor.poll_run(cx, &mut self.handler, &mut readiness)).await
+    }
+}
+
+impl Handler for NodeHandler {
+    fn turn(&mut self, budget: usize) -> Result<usize> {
+        self.tables.check(Verb::PollCq)?;
+        let mut count = 0;
+        while count < budget && self.deliver()? {
+            count += 1;
+        }
+        self.turns = self.turns.wrapping_add(1);
+        let is_time = self.turns % EVENT_TURNS == 0;
+        if std::mem::take(&mut self.has_events) || is_time {
+            self.handle_events()?;
+        }
+        if std::mem::take(&mut self.has_device_events) || is_time {
+            device_events::handle(&self.tables)?;
+        }
+        self.tables.handle_timeouts(Instant::now());
+        self.tables.remove_ended();
+        Ok(count)
+    }
+
+    fn is_over(&self) -> bool {
+        self.tables.is_idle()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.shared.next_deadline()
+    }
+
+    fn woken(&mut self, by_completions: bool) {
+        // Most sleeps end by a completion. An event that comes beside it ends the next sleep.
+        (self.has_events, self.has_device_events) = (true, !by_completions);
+    }
+}
+
+impl NodeHandler {
     /// Delivers the next completion.
     fn deliver(&mut self) -> Result<bool> {
         let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
@@ -260,130 +313,21 @@ impl Driver {
         }
         Ok(())
     }
-
-    /// Waits until there was work, for `timeout` at most; sleeps when the node's
-    /// [`strategy`](super::NodeOptions::strategy) says so. Returns the number of completions that
-    /// were delivered.
-    ///
-    /// # Errors
-    ///
-    /// As for [`turn`](Self::turn), and errors of waiting.
-    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize> {
-        let deadline = Deadline::after(timeout);
-        let mut idle_turns = 0;
-        while !self.may_sleep(idle_turns) {
-            let count = self.turn(BUDGET)?;
-            if count > 0 || deadline.is_over() || self.tables.is_idle() {
-                return Ok(count);
-            }
-            idle_turns = idle_turns.saturating_add(1);
-        }
-        let count = self.prepare_to_sleep()?;
-        if count > 0 {
-            return Ok(count);
-        }
-        wait::readable(self.shared.watch.as_fd(), deadline)?;
-        self.wake_up()?;
-        self.turn(BUDGET)
-    }
-
-    /// Runs on this thread until neither a handle of the node nor a connection is left.
-    ///
-    /// # Errors
-    ///
-    /// As for [`wait`](Self::wait).
-    pub fn run_blocking(mut self) -> Result<()> {
-        self.tables.check(Verb::PollCq)?;
-        while !self.tables.is_idle() {
-            self.wait(None)?;
-        }
-        Ok(())
-    }
-
-    /// Runs as a task until neither a handle of the node nor a connection is left. `readiness`
-    /// waits for the driver's descriptor.
-    ///
-    /// # Errors
-    ///
-    /// As for [`turn`](Self::turn), and errors of the executor.
-    pub async fn run(mut self, mut readiness: impl Readiness) -> Result<()> {
-        let mut idle_turns = 0;
-        poll_fn(|cx| self.poll_run(cx, &mut readiness, &mut idle_turns)).await
-    }
-
-    /// One step of the task: a turn, after which the executor may run other tasks.
-    fn poll_run(
-        &mut self,
-        cx: &mut Context<'_>,
-        readiness: &mut impl Readiness,
-        idle_turns: &mut u32,
-    ) -> Poll<Result<()>> {
-        loop {
-            let count = self.turn(BUDGET)?;
-            if self.tables.is_idle() {
-                return Poll::Ready(Ok(()));
-            }
-            *idle_turns = if count > 0 { 0 } else { idle_turns.saturating_add(1) };
-            if count > 0 || !self.may_sleep(*idle_turns) {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            if self.has_slept {
-                // Takes the events that ended the sleep; the next turn handles those of
-                // connections.
-                self.wake_up()?;
-                continue;
-            }
-            if self.prepare_to_sleep()? > 0 {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            self.has_slept = true;
-            ready!(readiness.poll_readable(cx)).map_err(|error| wait_failed(&error))?;
-        }
-    }
-
-    /// Whether the driver sleeps after this number of turns without a completion.
-    fn may_sleep(&self, idle_turns: u32) -> bool {
-        self.shared.options.strategy.may_sleep(idle_turns)
-    }
-
-    /// Arms the completion queue and the timer, and looks for work once more: a completion that
-    /// arrived before may raise no event.
-    fn prepare_to_sleep(&mut self) -> Result<usize> {
-        self.shared.cq.request_notify(false)?;
-        let count = self.turn(BUDGET)?;
-        let next = self.shared.next_deadline();
-        self.shared.watch.set_timer(next.map(|at| at.saturating_duration_since(Instant::now())));
-        Ok(count)
-    }
-
-    /// Takes the events that ended a sleep.
-    fn wake_up(&mut self) -> Result<()> {
-        self.has_slept = false;
-        self.shared.watch.clear();
-        // Most sleeps end by a completion. An event that comes beside it ends the next sleep.
-        self.has_device_events = true;
-        while self.shared.channel.try_next_event()?.is_some() {
-            self.has_device_events = false;
-        }
-        self.has_events = true;
-        Ok(())
-    }
 }
 
 impl AsFd for Driver {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.watch.as_fd()
+        self.reactor.as_fd()
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if !self.tables.is_forked() {
+        let tables = &self.handler.tables;
+        if !tables.is_forked() {
             let mut panics = Panics::default();
-            panics.catch(|| self.tables.stop(Failure::new(FailureKind::DriverGone)));
-            panics.catch(|| self.tables.abandon());
+            panics.catch(|| tables.stop(Failure::new(FailureKind::DriverGone)));
+            panics.catch(|| tables.abandon());
             panics.resume();
         }
     }
@@ -463,8 +407,4 @@ fn failure_of(operation: u32, error: WcError) -> Failure {
 
 fn no_device() -> Failure {
     Error::new(Verb::GetCmEvent, ErrorKind::NoDevice).into()
-}
-
-fn wait_failed(error: &std::io::Error) -> Error {
-    Error::from_io(Verb::WatchDescriptor, error)
 }

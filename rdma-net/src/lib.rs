@@ -112,7 +112,7 @@
 //                                   reads
 //   protocol/                       the protocol without input and output
 //   options.rs, failure.rs          options; the error of a connection
-//   waiters.rs, wait.rs, panics.rs  queues of tasks; waits for descriptors; panics of user code
+//   waiters.rs, wait.rs, panics.rs  queues of tasks; sockets that have changed; panics of user code
 
 #![forbid(unsafe_code)]
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]

@@ -41,9 +41,9 @@ impl Node {
             return Err(Error::new(Verb::CreateQp, ErrorKind::InvalidInput));
         }
         let events = Events::new(context, options)?;
-        let shared = Shared::new(context, options, events.as_fd())?;
+        let (shared, reactor) = Shared::new(context, options, events.as_fd())?;
         let tables = Arc::new(Tables::new(shared, events));
-        let driver = Driver::new(&tables);
+        let driver = Driver::new(&tables, reactor);
         Ok((Self { handle: Arc::new(Handle { tables }) }, driver))
     }
 

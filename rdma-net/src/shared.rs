@@ -1,18 +1,20 @@
 //! What the connections of a node share: its device, and what they tell its driver.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rdma::{
-    CompletionChannel, CompletionQueue, Context, Error, ErrorKind, EventTap, PortState, ProtectionDomain, Result, Verb,
-};
+use rdma::aio::{Bell, DriverOptions, Reactor};
+use rdma::{CompletionQueue, Context, Error, ErrorKind, EventTap, PortState, ProtectionDomain, Result, Verb};
 
 use super::failure::Failure;
 use super::options::NodeOptions;
 use super::protocol::Hello;
 use super::read_buffers::ReadBuffers;
-use crate::wait::Watch;
+
+/// Completions of one turn: few, so that tasks answer some messages while the peer sends others,
+/// and use what was received while it is in a cache.
+const BUDGET: usize = 32;
 
 /// A protection domain, and the buffers of it that are kept for long messages.
 #[derive(Clone)]
@@ -33,10 +35,10 @@ pub(super) struct Shared {
     /// The domain of all connections, unless each has its own.
     pub(super) domain: Domain,
     pub(super) cq: CompletionQueue,
-    pub(super) channel: CompletionChannel,
     /// The asynchronous events of the device.
     pub(super) device_events: EventTap,
-    pub(super) watch: Watch,
+    /// Wakes the driver.
+    pub(super) bell: Bell,
     notes: Mutex<Notes>,
 }
 
@@ -49,15 +51,17 @@ struct Notes {
 }
 
 impl Shared {
-    /// `events` is the descriptor of the node's events.
-    pub(super) fn new(context: &Context, options: &NodeOptions, events: BorrowedFd<'_>) -> Result<Self> {
-        let channel = context.create_completion_channel()?;
+    /// With the reactor of the node's driver. `events` is the descriptor of the node's events.
+    pub(super) fn new(context: &Context, options: &NodeOptions, events: BorrowedFd<'_>) -> Result<(Self, Reactor)> {
         let entries = options.completions(context.device_attr().max_cqe());
-        let cq = context.cq_builder(entries).channel(&channel).build()?;
+        let driving = DriverOptions::new().depth(entries).strategy(options.strategy).budget(BUDGET);
+        let reactor = Reactor::new(context, &driving.yields(Duration::ZERO))?;
         let device_events = EventTap::new(context)?;
-        let watch = Watch::new(&[channel.as_fd(), events, device_events.as_fd()])?;
+        reactor.watch(events)?;
+        reactor.watch(&device_events)?;
+        let (cq, bell) = (reactor.completion_queue().clone(), reactor.bell());
         let (options, domain, notes) = (options.clone(), Domain::new(context)?, Mutex::default());
-        Ok(Self { options, domain, cq, channel, device_events, watch, notes })
+        Ok((Self { options, domain, cq, device_events, bell, notes }, reactor))
     }
 
     /// The failure of a connection whose queue pair is at a port: while the port is down, no peer
@@ -96,7 +100,7 @@ impl Shared {
         if notes.next_deadline.is_none_or(|next| at < next) {
             notes.next_deadline = Some(at);
             drop(notes);
-            self.watch.ring();
+            self.bell.ring();
         }
     }
 
@@ -112,7 +116,7 @@ impl Shared {
     /// Tells the driver that a connection has ended.
     pub(super) fn note_end(&self, key: u32) {
         self.lock().ended.push(key);
-        self.watch.ring();
+        self.bell.ring();
     }
 
     /// Takes the connections that have ended.

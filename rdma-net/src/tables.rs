@@ -72,7 +72,7 @@ impl Drop for Handle {
             return;
         }
         self.tables.lock().has_handles = false;
-        self.tables.shared.watch.ring();
+        self.tables.shared.bell.ring();
     }
 }
 

@@ -199,7 +199,10 @@ pub use choose::{Choice, DeviceSelector, OpenError, Opened, ParseSelectorError, 
 pub use context::{
     AsyncEvent, AsyncEventKind, Context, DeviceAttr, DeviceAttrEx, EventSource, EventTap, GidEntry, PortAttr,
 };
-pub use cq::{Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Poller, Released, Wakeup};
+pub use cq::{
+    Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Pause, Pauses, Poller, Released,
+    Wakeup,
+};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;

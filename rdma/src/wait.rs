@@ -116,7 +116,7 @@ pub(crate) fn watch(epoll: &Epoll, fd: BorrowedFd<'_>) -> Result<()> {
 }
 
 /// Makes the error of a system call.
-fn failed(call: &'static str) -> impl Fn(Errno) -> Error {
+pub(crate) fn failed(call: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::of_call(Verb::WatchDescriptor, call, errno as i32)
 }
 

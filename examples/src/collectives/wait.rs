@@ -5,6 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use rdma::{Backoff, Pause, Pauses};
+
 use crate::Failure;
 use crate::bootstrap::Watch;
 
@@ -12,15 +14,11 @@ use crate::bootstrap::Watch;
 const YIELDS_PER_CHECK: u32 = 32;
 /// Time to go on yielding before sleeping; waking a halted core costs some 25 us.
 const YIELDING: Duration = Duration::from_millis(2);
-/// Durations of the first and of the longest sleep; each sleep is twice as long as the one before.
-/// A rank's death is noticed after the longest sleep at the latest.
-const FIRST_SLEEP: Duration = Duration::from_micros(50);
-const SLEEP: Duration = Duration::from_millis(1);
 
 /// The waiting policy of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Patience {
-    spins: u32,
+    backoff: Backoff,
     stall: Duration,
     watch: Watch,
 }
@@ -30,7 +28,7 @@ pub(crate) struct Patience {
 pub(crate) struct Wait {
     turns: u32,
     started: Option<Instant>,
-    naps: u32,
+    pauses: Pauses,
 }
 
 impl Wait {
@@ -44,7 +42,9 @@ impl Patience {
     /// `shared_cores` says that there are more ranks than cores, so that spinning keeps other ranks
     /// from running. `stall` is the longest time without any progress.
     pub(crate) fn new(watch: Watch, shared_cores: bool, stall: Duration) -> Self {
-        Self { spins: if shared_cores { 4 } else { 2000 }, stall, watch }
+        let spins = if shared_cores { 4 } else { 2000 };
+        // A rank's death is noticed after the longest nap at the latest.
+        Self { backoff: Backoff { spins, yields: YIELDING, ..Backoff::default() }, stall, watch }
     }
 
     /// Pauses briefly, after the caller has looked for progress and found none. If a duration is
@@ -55,11 +55,21 @@ impl Patience {
     #[inline]
     pub(crate) fn pause(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
         wait.turns = wait.turns.saturating_add(1);
-        if wait.turns <= self.spins {
-            std::hint::spin_loop();
-            return Ok(None);
+        let (is_time, started) = (wait.turns % YIELDS_PER_CHECK == 0, &mut wait.started);
+        let pause = self.backoff.pause(&mut wait.pauses, || {
+            let started = *started.get_or_insert_with(Instant::now);
+            if is_time { started.elapsed() } else { Duration::ZERO }
+        });
+        match pause {
+            Pause::Nap(nap) => {
+                self.check(wait)?;
+                return Ok(Some(nap));
+            }
+            Pause::Yield if is_time => self.watch.check()?,
+            Pause::Spin | Pause::Yield => {}
         }
-        self.pause_longer(wait)
+        pause.take();
+        Ok(None)
     }
 
     /// Pauses as [`pause`](Self::pause) does, and sleeps where the wait has been long.
@@ -75,27 +85,15 @@ impl Patience {
     }
 
     #[cold]
-    fn pause_longer(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
-        let started = *wait.started.get_or_insert_with(Instant::now);
-        if wait.naps == 0 && wait.turns % YIELDS_PER_CHECK != 0 {
-            std::thread::yield_now();
-            return Ok(None);
-        }
-        let waited = started.elapsed();
+    fn check(&self, wait: &Wait) -> Result<(), Failure> {
         self.watch.check()?;
-        if waited < YIELDING {
-            std::thread::yield_now();
-            return Ok(None);
-        }
-        if waited > self.stall {
+        if wait.started.is_some_and(|started| started.elapsed() > self.stall) {
             return Err(Failure::new(format!(
                 "the other ranks made no progress for {} s; are they stopped?",
                 self.stall.as_secs()
             )));
         }
-        let nap = FIRST_SLEEP.saturating_mul(1 << wait.naps.min(16)).min(SLEEP);
-        wait.naps += 1;
-        Ok(Some(nap))
+        Ok(())
     }
 }
 
@@ -111,7 +109,8 @@ mod tests {
         while naps.len() < 8 {
             naps.extend(patience.pause(&mut wait).unwrap());
         }
-        assert!(naps[0] == FIRST_SLEEP && naps.is_sorted() && naps[7] == SLEEP, "{naps:?}");
+        let [first, longest] = [50, 1000].map(Duration::from_micros);
+        assert!(naps[0] == first && naps.is_sorted() && naps[7] == longest, "{naps:?}");
         // The wait has already lasted longer than this new limit.
         patience.stall = Duration::ZERO;
         let failure = patience.pause(&mut wait).unwrap_err();

@@ -23,8 +23,10 @@
 //!
 //! The greeting gives the peer its first credits. A chunk costs one credit, so the peer always has
 //! a receive for it. Credits are returned for half of the slots at a time, so two such messages can
-//! be on the way; with the greeting, a side needs three receives beyond those for chunks.
+//! be on the way, and none before the greeting is received: a side needs two receives beyond those
+//! for chunks. A test of `credits` tries all orders.
 
+mod credits;
 mod landing;
 mod ring;
 mod slot;
@@ -37,6 +39,7 @@ use std::time::{Duration, Instant};
 use rdma::transport::Rc;
 use rdma::{ConnectOptions, Endpoint, ExposedSlice, InitOptions, InitializedQueuePair, ProtectionDomain, QueuePair};
 
+use crate::endpoint::credits::CONTROL_RECEIVES;
 use crate::endpoint::landing::Landing;
 use crate::endpoint::ring::{Chunk, KIB, Receives, Ring};
 use crate::endpoint::slot::{HostSlot, Slot};
@@ -49,9 +52,6 @@ use crate::path::{Path, Policy, Preference};
 use crate::pending::Pending;
 use crate::region::RegionError;
 use crate::stream::Stream;
-
-/// Receives for a greeting and for credits.
-const CONTROL_RECEIVES: u32 = 3;
 
 /// Options of a [`GpuEndpoint`]. The sides may differ: a chunk is as large as both allow.
 #[derive(Debug, Clone, Copy)]

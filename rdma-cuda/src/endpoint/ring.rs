@@ -1,4 +1,4 @@
-//! The slots of a side, the credits of both sides, and the completions.
+//! The slots of a side, its messages, and the completions.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,6 +9,7 @@ use rdma::op::{self, Opcode};
 use rdma::transport::Rc;
 use rdma::{Buffer, ErrorKind, ExposedSlice, InitializedQueuePair, Poller, ProtectionDomain, QueuePair};
 
+use crate::endpoint::credits::Credits;
 use crate::endpoint::slot::{GpuSlot, HostSlot, Slot};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
@@ -31,7 +32,7 @@ pub(super) struct Chunk {
 }
 
 /// A message in the immediate data of a send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Message {
     Chunk { is_last: bool },
     Credits(u32),
@@ -90,7 +91,7 @@ pub(super) struct Ring {
     poller: Poller,
     timeout: Option<Duration>,
     chunk: usize,
-    depth: u32,
+    credits: Credits,
     /// The memory of each slot that a queue has, by token.
     lent: Vec<Option<Lent>>,
     /// The number of slots for sending.
@@ -100,12 +101,6 @@ pub(super) struct Ring {
     reading: usize,
     arrived: VecDeque<Chunk>,
     peer_chunk: Option<usize>,
-    /// The number of the peer's slots.
-    peer_depth: u32,
-    /// Chunks that the peer has space for.
-    credits: u32,
-    /// Chunks that there is space for and of which the peer does not know.
-    owed: u32,
 }
 
 impl Ring {
@@ -114,22 +109,19 @@ impl Ring {
             poller,
             timeout,
             chunk,
-            depth,
+            credits: Credits::new(depth),
             lent: Vec::new(),
             slots: 0,
             free: Vec::new(),
             reading: 0,
             arrived: VecDeque::new(),
             peer_chunk: None,
-            peer_depth: 0,
-            credits: 0,
-            owed: 0,
         }
     }
 
     /// Makes the slots for sending, if there are none yet.
     pub(super) fn add_slots(&mut self, gpu: &Gpu, pd: &ProtectionDomain) -> Result<()> {
-        while self.slots < self.depth {
+        while self.slots < self.credits.depth() {
             self.free.push(HostSlot::new(gpu, pd, self.chunk)?);
             self.slots += 1;
         }
@@ -147,7 +139,7 @@ impl Ring {
     }
 
     pub(super) fn has_credit(&self) -> bool {
-        self.credits > 0
+        self.credits.available() > 0
     }
 
     /// Keeps the memory of a slot for a queue, which gets the token.
@@ -172,7 +164,7 @@ impl Ring {
 
     /// Sends the greeting, the first message.
     pub(super) fn greet(&mut self, queue_pair: &mut QueuePair<Rc>) -> Result<()> {
-        self.control(queue_pair, Message::Greeting { depth: self.depth, chunk: self.chunk })
+        self.control(queue_pair, Message::Greeting { depth: self.credits.depth(), chunk: self.chunk })
     }
 
     pub(super) fn control(&mut self, queue_pair: &mut QueuePair<Rc>, message: Message) -> Result<()> {
@@ -206,7 +198,7 @@ impl Ring {
             }
             self.progress(queue_pair)?;
         }
-        self.credits -= 1;
+        self.credits.spend();
         Ok(())
     }
 
@@ -228,7 +220,7 @@ impl Ring {
             }
             self.progress(queue_pair)?;
         }
-        self.credits -= 1;
+        self.credits.spend();
         self.reading += 1;
         Ok(())
     }
@@ -250,12 +242,10 @@ impl Ring {
     /// Posts the receive of an empty slot again, and tells the peer if half of the slots are empty.
     pub(super) fn recycle(&mut self, queue_pair: &mut QueuePair<Rc>, slot: Slot) -> Result<()> {
         self.post_receive(queue_pair, slot)?;
-        self.owed += 1;
-        if self.owed >= self.depth.div_ceil(2) {
-            let owed = std::mem::take(&mut self.owed);
-            self.control(queue_pair, Message::Credits(owed))?;
+        match self.credits.give_back() {
+            Some(count) => self.control(queue_pair, Message::Credits(count)),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Posts the receive of an empty slot.
@@ -322,10 +312,10 @@ impl Ring {
                 self.arrived.push_back(Chunk { slot, len, is_last });
                 return Ok(None);
             }
-            // A peer that could send other numbers could send them for ever.
-            Message::Credits(count) if (1..=self.peer_depth - self.credits).contains(&count) => self.credits += count,
+            Message::Credits(count) if self.credits.accept(count) => {}
             Message::Greeting { depth, chunk } if self.peer_chunk.is_none() && depth > 0 && chunk > 0 => {
-                (self.credits, self.peer_depth, self.peer_chunk) = (depth, depth, Some(chunk));
+                self.credits.greeted(depth);
+                self.peer_chunk = Some(chunk);
             }
             Message::Credits(_) | Message::Greeting { .. } => return Err(Error::ForeignMessage),
         }
@@ -335,7 +325,7 @@ impl Ring {
 
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} slots of {} bytes, {} credits", self.depth, self.chunk, self.credits)
+        write!(f, "{} slots of {} bytes, {} credits", self.credits.depth(), self.chunk, self.credits.available())
     }
 }
 

@@ -3,27 +3,20 @@
 //! One driver serves one completion queue, and any number of queue pairs. Only the driver arms the
 //! queue and sleeps, so no wake-up depends on a future that may be dropped. Whoever else fetches a
 //! completion (a [`Poller`](crate::Poller), a scope) delivers it to its future too.
-//!
-//! The driver obeys these rules when it sleeps. It arms the queue and then fetches again, because a
-//! completion from before may raise no event. It does not arm an armed queue. It takes events until
-//! none is left, because executors may watch the descriptor edge-triggered.
 
 use std::fmt;
 use std::future::poll_fn;
-use std::hint;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::task::{Context, Waker};
+use std::time::Duration;
 
-use super::{DriverOptions, Readiness, Strategy};
+use super::{Bell, DriverOptions, Handler, Reactor, Readiness};
 use crate::context::Context as Device;
-use crate::cq::{CompletionChannel, CompletionQueue, FETCH, Fetched};
-use crate::error::{Error, Result, Verb};
+use crate::cq::{CompletionQueue, FETCH, Fetched};
+use crate::error::{Result, Verb};
 use crate::panics::Panics;
 use crate::qp::ring::{Cached, Report, Results};
-use crate::wait::{self, Deadline, Semaphore};
+use crate::wait::Deadline;
 
 /// Fetches the completions of a completion queue, and wakes the task that waits for each.
 ///
@@ -32,13 +25,8 @@ use crate::wait::{self, Deadline, Semaphore};
 /// all futures end with [`Error::DriverGone`](super::Error::DriverGone), except those of a queue
 /// pair that was dropped before and that the device refused to destroy: these futures stay pending.
 pub struct Driver {
-    shared: Arc<SharedDriver>,
-    options: DriverOptions,
-    cached: Cached,
-    fetched: Fetched,
-    is_armed: bool,
-    /// The number of turns without a completion since the last with one.
-    idle: u32,
+    reactor: Reactor,
+    reports: Reports,
 }
 
 /// Access to a [`Driver`]: makes the queue pairs whose completions it fetches.
@@ -49,6 +37,13 @@ pub struct Handle {
     user: Arc<User>,
 }
 
+/// The handler of a driver: fetches completions, whose sinks wake the tasks.
+struct Reports {
+    shared: Arc<SharedDriver>,
+    cached: Cached,
+    fetched: Fetched,
+}
+
 /// A driver's user. Its drop ends the driver.
 struct User {
     shared: Arc<SharedDriver>,
@@ -57,9 +52,8 @@ struct User {
 /// The state that a driver shares with its handles.
 pub(super) struct SharedDriver {
     pub(super) cq: CompletionQueue,
-    channel: CompletionChannel,
-    /// Readable once no handle is left.
-    bell: Semaphore,
+    /// Rings once no handle is left.
+    bell: Bell,
     state: Mutex<DriverState>,
 }
 
@@ -79,15 +73,13 @@ impl Driver {
     ///
     /// Errors of creating the completion queue and its channel; too many open files.
     pub fn new(device: &Device, options: &DriverOptions) -> Result<(Self, Handle)> {
-        let channel = device.create_completion_channel()?;
-        let cq = device.cq_builder(options.depth).channel(&channel).build()?;
-        // An event that a poller took would leave the driver asleep, and the queue unarmed.
-        cq.inner.set_driven(true);
+        let reactor = Reactor::new(device, options)?;
+        let (cq, bell) = (reactor.completion_queue().clone(), reactor.bell());
         let state = DriverState { results: Vec::new(), is_driven: true, is_used: true, driver: None };
-        let shared = Arc::new(SharedDriver { cq, channel, bell: Semaphore::new()?, state: Mutex::new(state) });
+        let shared = Arc::new(SharedDriver { cq, bell, state: Mutex::new(state) });
         let handle = Handle { user: Arc::new(User { shared: Arc::clone(&shared) }) };
-        let (cached, fetched) = (Cached::nothing(), Fetched::new());
-        Ok((Self { shared, options: options.clone(), cached, fetched, is_armed: false, idle: 0 }, handle))
+        let reports = Reports { shared, cached: Cached::nothing(), fetched: Fetched::new() };
+        Ok((Self { reactor, reports }, handle))
     }
 
     /// Fetches and delivers completions until there are none, or until about `budget` were fetched.
@@ -121,15 +113,7 @@ impl Driver {
     /// ```
     #[inline]
     pub fn turn(&mut self, budget: usize) -> Result<usize> {
-        let mut fetched = 0;
-        loop {
-            let count = self.shared.cq.inner.pump(&mut self.cached, &mut self.fetched)?;
-            fetched += count;
-            // Less than a full batch is all that there was.
-            if count < FETCH || fetched >= budget {
-                return Ok(fetched);
-            }
-        }
+        self.reports.turn(budget)
     }
 
     /// Prepares a sleep of the program: takes the events that have made the descriptor readable,
@@ -138,7 +122,7 @@ impl Driver {
     ///
     /// A program with an event loop of its own arms, polls the tasks that the turn has woken, and
     /// sleeps if it may. It may watch the descriptor by level or by edge. The end of the last
-    /// handle does not make the descriptor readable.
+    /// handle makes the descriptor readable, too.
     ///
     /// # Errors
     ///
@@ -171,9 +155,7 @@ impl Driver {
     /// }
     /// ```
     pub fn arm(&mut self) -> Result<bool> {
-        self.take_events()?;
-        self.request_event()?;
-        Ok(self.turn(self.options.budget)? == 0)
+        self.reactor.arm(&mut self.reports)
     }
 
     /// Waits until completions were delivered, and returns their number: 0 at the timeout, or when
@@ -196,39 +178,12 @@ impl Driver {
     /// ```
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize> {
         let deadline = Deadline::after(timeout);
-        let start = Instant::now();
-        let mut turns = 0_u32;
-        loop {
-            let fetched = self.turn(self.options.budget)?;
-            if fetched > 0 || !self.is_used() {
-                return Ok(fetched);
-            }
-            turns = turns.saturating_add(1);
-            if turns <= self.polls() {
-                hint::spin_loop();
-            } else if self.options.strategy != Strategy::EventDriven && start.elapsed() < self.options.yields {
-                thread::yield_now();
-            } else {
-                break;
-            }
-            if deadline.is_over() {
-                return Ok(0);
-            }
+        let mut fetched = self.reactor.wait(&mut self.reports, timeout)?;
+        // Another thread may have taken the completions whose event ended a sleep.
+        while fetched == 0 && self.is_used() && !deadline.is_over() {
+            fetched = self.reactor.sleep(&mut self.reports, deadline)?;
         }
-        self.sleep(deadline)
-    }
-
-    fn sleep(&mut self, deadline: Deadline) -> Result<usize> {
-        loop {
-            self.request_event()?;
-            let fetched = self.turn(self.options.budget)?;
-            if fetched > 0 || !self.is_used() || deadline.is_over() {
-                return Ok(fetched);
-            }
-            let SharedDriver { channel, bell, .. } = &*self.shared;
-            wait::any_readable(Verb::GetCqEvent, [Some(channel.inner.fd()), Some(bell.as_fd())], deadline)?;
-            self.take_events()?;
-        }
+        Ok(fetched)
     }
 
     /// Delivers completions until no handle is left. `readiness` waits for this driver's
@@ -252,80 +207,47 @@ impl Driver {
     /// # Ok(()) }
     /// ```
     pub async fn run(mut self, mut readiness: impl Readiness) -> Result<()> {
-        poll_fn(|cx| self.poll_run(cx, &mut readiness)).await
-    }
-
-    fn poll_run(&mut self, cx: &mut Context<'_>, readiness: &mut impl Readiness) -> Poll<Result<()>> {
-        self.shared.check()?;
-        if !self.shared.register(cx) {
-            return Poll::Ready(Ok(()));
-        }
-        loop {
-            if self.turn(self.options.budget)? > 0 {
-                self.idle = 0;
-                return give_way(cx);
-            }
-            if self.idle < self.polls() || self.options.strategy == Strategy::BusyPoll {
-                self.idle = self.idle.saturating_add(1);
-                return give_way(cx);
-            }
-            if self.request_event()? {
-                continue;
-            }
-            match readiness.poll_readable(cx) {
-                Poll::Ready(readable) => readable.map_err(|error| Error::from_io(Verb::GetCqEvent, &error))?,
-                Poll::Pending => return Poll::Pending,
-            }
-            self.take_events()?;
-        }
-    }
-
-    /// The number of turns without a completion before the driver sleeps.
-    fn polls(&self) -> u32 {
-        match self.options.strategy {
-            Strategy::BusyPoll => u32::MAX,
-            Strategy::EventDriven => 0,
-            Strategy::Adaptive { polls } => polls,
-        }
-    }
-
-    /// Arms the queue unless it is armed; returns whether it did.
-    fn request_event(&mut self) -> Result<bool> {
-        if self.is_armed {
-            return Ok(false);
-        }
-        self.shared.cq.inner.arm(false)?;
-        self.is_armed = true;
-        Ok(true)
-    }
-
-    fn take_events(&mut self) -> Result<()> {
-        while self.shared.channel.try_next_event()?.is_some() {
-            self.is_armed = false;
-        }
-        Ok(())
+        let Self { reactor, reports } = &mut self;
+        poll_fn(|cx| {
+            reports.shared.register(cx)?;
+            reactor.poll_run(cx, reports, &mut readiness)
+        })
+        .await
     }
 
     /// Whether a handle or a queue pair is left. False in a forked child.
     #[must_use]
     pub fn is_used(&self) -> bool {
-        self.shared.check().is_ok() && self.shared.lock().is_used
+        !self.reports.is_over()
     }
 }
 
-/// Lets other tasks run before the next turn.
-fn give_way<T>(cx: &Context<'_>) -> Poll<T> {
-    cx.waker().wake_by_ref();
-    Poll::Pending
+impl Handler for Reports {
+    #[inline]
+    fn turn(&mut self, budget: usize) -> Result<usize> {
+        let mut fetched = 0;
+        loop {
+            let count = self.shared.cq.inner.pump(&mut self.cached, &mut self.fetched)?;
+            fetched += count;
+            // Less than a full batch is all that there was.
+            if count < FETCH || fetched >= budget {
+                return Ok(fetched);
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.shared.check().is_err() || !self.shared.lock().is_used
+    }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if self.shared.check().is_err() {
+        let shared = &self.reports.shared;
+        if shared.check().is_err() {
             return;
         }
-        self.shared.cq.inner.set_driven(false);
-        let mut state = self.shared.lock();
+        let mut state = shared.lock();
         state.is_driven = false;
         let results = std::mem::take(&mut state.results);
         let waker = state.driver.take();
@@ -349,23 +271,16 @@ impl SharedDriver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves the waker of the driver's task; returns whether a handle is left.
-    fn register(&self, cx: &Context<'_>) -> bool {
-        let state = self.lock();
-        if !state.is_used {
-            return false;
+    /// Leaves the waker of the driver's task. Fails in a forked child.
+    fn register(&self, cx: &Context<'_>) -> Result<()> {
+        self.check()?;
+        if self.lock().driver.as_ref().is_some_and(|old| old.will_wake(cx.waker())) {
+            return Ok(());
         }
-        if state.driver.as_ref().is_some_and(|old| old.will_wake(cx.waker())) {
-            return true;
-        }
-        drop(state);
         let waker = cx.waker().clone();
-        let mut state = self.lock();
-        let old = state.driver.replace(waker);
-        let is_used = state.is_used;
-        drop(state);
+        let old = self.lock().driver.replace(waker);
         drop(old);
-        is_used
+        Ok(())
     }
 
     /// Tells the results of a new queue pair when the driver ends.
@@ -407,7 +322,7 @@ impl Drop for User {
         state.is_used = false;
         let waker = state.driver.take();
         drop(state);
-        self.shared.bell.post(1);
+        self.shared.bell.ring();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -415,13 +330,14 @@ impl Drop for User {
 }
 
 lends_descriptor! {
-    /// The descriptor is readable while events of the completion queue wait.
-    Driver, shared.channel
+    /// The descriptor is readable while events of the completion queue wait, and once no handle is
+    /// left.
+    Driver, reactor
 }
 
 impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver").field("queue", &self.shared.cq).finish_non_exhaustive()
+        f.debug_struct("Driver").field("queue", &self.reports.shared.cq).finish_non_exhaustive()
     }
 }
 

@@ -5,6 +5,9 @@
 //! requests are futures ([`InFlight`]) and whose messages are awaited. [`Events`] are the events of
 //! connections and of devices.
 //!
+//! A library that delivers completions to something else than futures, for example to connections,
+//! stands on the [`Reactor`] under the driver.
+//!
 //! All that this module needs of an executor is a descriptor that can be waited for: [`Readiness`].
 //! The features `tokio` and `smol` implement it for these executors. Without an executor, a thread
 //! calls [`Driver::wait`], or a poll loop calls [`Driver::turn`]:
@@ -76,7 +79,8 @@
 
 // Files:
 //
-//   driver.rs, options.rs      fetches completions and sleeps
+//   reactor.rs, options.rs     turns, arms, sleeps and wakes, whatever a turn delivers
+//   driver.rs                  fetches completions, whose sinks wake futures
 //   queue_pair.rs              starts requests, awaits messages
 //   in_flight.rs, received.rs  the future of a request; a received message
 //   events.rs                  events of connections, devices and completion channels
@@ -90,6 +94,7 @@ mod events;
 mod in_flight;
 mod options;
 mod queue_pair;
+mod reactor;
 mod readiness;
 mod received;
 #[cfg(feature = "smol")]
@@ -104,6 +109,7 @@ pub use events::{Events, Source};
 pub use in_flight::{Done, Finished, InFlight};
 pub use options::{DriverOptions, Strategy};
 pub use queue_pair::{QueuePair, Slot};
+pub use reactor::{Bell, Handler, Reactor};
 pub use readiness::Readiness;
 pub use received::Received;
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::cq::Backoff;
+
 /// How a [`Driver`](super::Driver) waits for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -17,18 +19,6 @@ pub enum Strategy {
     },
 }
 
-impl Strategy {
-    /// Whether a driver sleeps after this number of turns without work.
-    #[must_use]
-    pub const fn may_sleep(self, idle_turns: u32) -> bool {
-        match self {
-            Self::BusyPoll => false,
-            Self::EventDriven => true,
-            Self::Adaptive { polls } => idle_turns >= polls,
-        }
-    }
-}
-
 impl Default for Strategy {
     /// 20 turns, which take less than a microsecond, and then sleep.
     fn default() -> Self {
@@ -36,7 +26,7 @@ impl Default for Strategy {
     }
 }
 
-/// Options of [`Driver::new`](super::Driver::new).
+/// Options of [`Driver::new`](super::Driver::new) and [`Reactor::new`](super::Reactor::new).
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct DriverOptions {
@@ -64,6 +54,16 @@ impl DriverOptions {
         /// Sets about how many completions the driver delivers before other tasks run: 256 by
         /// default.
         budget(completions: usize) = completions.max(1);
+    }
+
+    /// The turns before a sleep.
+    pub(super) fn backoff(&self) -> Backoff {
+        let (spins, yields) = match self.strategy {
+            Strategy::BusyPoll => (u32::MAX, Duration::ZERO),
+            Strategy::EventDriven => (0, Duration::ZERO),
+            Strategy::Adaptive { polls } => (polls, self.yields),
+        };
+        Backoff { spins, yields, ..Backoff::SLEEP }
     }
 }
 

@@ -37,7 +37,7 @@ mod sharing;
 mod wait;
 
 pub(crate) use attached::{Attached, Reservation};
-pub use backoff::Backoff;
+pub use backoff::{Backoff, Pause, Pauses};
 pub use channel::CompletionChannel;
 pub use completion::{Completion, Released};
 pub use datagram::Datagram;

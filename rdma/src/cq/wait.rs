@@ -1,9 +1,4 @@
-//! Waits for a completion: spins, then yields, then sleeps.
-//!
-//! Spinning has the lowest latency. But if more threads wait than there are cores, a spinning
-//! thread can keep the thread that would produce the completion from running. So a waiter spins for
-//! a few microseconds only, then yields its core to other threads for a while, and then sleeps on
-//! the completion channel.
+//! Waits for a completion: spins, then yields ([`Backoff`]), then sleeps on the completion channel.
 
 use std::hint;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, Pause, Pauses};
 use super::channel::ChannelInner;
 use super::completion::Completion;
 use super::held::Found;
@@ -20,9 +15,6 @@ use super::queue::CqInner;
 use crate::error::{Result, Verb};
 use crate::fork;
 use crate::wait::{self, Deadline};
-
-/// The first and the longest time to sleep between polls without a channel.
-const NAP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
 /// The reason why [`Poller::wait_or_readable`] returned.
 #[derive(Debug)]
@@ -124,27 +116,35 @@ impl Poller {
 
     /// Looks for a completion until the timeout, or until `other` is readable.
     fn find(&mut self, other: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> Result<Option<Found>> {
-        for _ in 0..self.backoff.spins {
+        let mut pauses = Pauses::default();
+        // A wait that ends while it spins reads no clock.
+        let mut start = None;
+        let mut begin = || *start.get_or_insert_with(|| (Instant::now(), Deadline::after(timeout)));
+        loop {
             if let Some(found) = self.advance()? {
                 return Ok(Some(found));
             }
-            hint::spin_loop();
-        }
-        let start = Instant::now();
-        let deadline = Deadline::after(timeout);
-        while start.elapsed() < self.backoff.yields {
-            thread::yield_now();
-            if let Some(found) = self.advance()? {
-                return Ok(Some(found));
+            let pause = self.backoff.pause(&mut pauses, || begin().0.elapsed());
+            if pause == Pause::Spin {
+                hint::spin_loop();
+                continue;
             }
+            let (_, deadline) = begin();
             if deadline.is_over() {
                 return Ok(None);
             }
-        }
-        let cq = Arc::clone(&self.cq);
-        match cq.free_channel() {
-            Some(channel) => self.sleep(&cq, channel, other, deadline),
-            None => self.nap(other, deadline),
+            let Pause::Nap(time) = pause else {
+                thread::yield_now();
+                continue;
+            };
+            let cq = Arc::clone(&self.cq);
+            if let Some(channel) = cq.free_channel() {
+                return self.sleep(&cq, channel, other, deadline);
+            }
+            if is_set(other)? {
+                return Ok(None);
+            }
+            wait::any_readable(Verb::GetCqEvent, [other], deadline.sooner(time))?;
         }
     }
 
@@ -186,20 +186,6 @@ impl Poller {
             // next sleep.
             while channel.try_next_event()?.is_some() {}
             slept = true;
-        }
-    }
-
-    fn nap(&mut self, other: Option<BorrowedFd<'_>>, deadline: Deadline) -> Result<Option<Found>> {
-        let mut nap = NAP.0;
-        loop {
-            if let Some(found) = self.advance()? {
-                return Ok(Some(found));
-            }
-            if deadline.is_over() || is_set(other)? {
-                return Ok(None);
-            }
-            wait::any_readable(Verb::GetCqEvent, [other], deadline.sooner(nap))?;
-            nap = (nap * 2).min(NAP.1);
         }
     }
 }

@@ -27,7 +27,7 @@ use super::op::{Operation, Work};
 use super::posting::{Keep, PostError};
 use super::ring::{Sink, Vacant};
 use super::transport::Transport;
-use crate::cq::Poller;
+use crate::cq::{Backoff, Pauses, Poller};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::mr::{LentSlice, LentSliceMut};
 use crate::panics::Panics;
@@ -35,6 +35,10 @@ use crate::types::{WcError, WcStatus};
 
 /// The time that flushing may take once a scope's queue pair is in the error state.
 const GRACE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(5) };
+
+/// How a scope waits: no channel wakes it.
+const BACKOFF: Backoff =
+    Backoff { spins: 200, yields: Duration::from_millis(1), longest_nap: Duration::from_micros(100) };
 
 /// The state that one scope shares with the pollers of its requests.
 pub(crate) struct Shared {
@@ -300,7 +304,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
     /// Polls until all requests have ended, or until the deadline. Panics of the owners and wakers
     /// of other requests go to `panics`.
     fn pump_until(&mut self, deadline: Instant, panics: &mut Panics) -> Result<()> {
-        let (mut idle, mut rounds) = (0_u32, 0_u32);
+        let (mut pauses, mut start, mut rounds) = (Pauses::default(), None, 0_u32);
         while !self.shared.is_done() {
             // Check the deadline while completions arrive too: a stream of other requests' or
             // invalid completions must not extend it.
@@ -311,15 +315,10 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
             let mut is_fetched = Ok(true);
             panics.catch(|| is_fetched = self.poller.pump());
             if is_fetched? {
-                idle = 0;
+                (pauses, start) = (Pauses::default(), None);
                 continue;
             }
-            idle = idle.saturating_add(1);
-            match idle {
-                ..200 => std::hint::spin_loop(),
-                200..2000 => thread::yield_now(),
-                _ => thread::sleep(Duration::from_micros(100)),
-            }
+            BACKOFF.pause(&mut pauses, || start.get_or_insert_with(Instant::now).elapsed()).take();
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod attacks;
 mod random;
+mod reactor;
 mod results;
 
 use std::future::Future;
