@@ -18,6 +18,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
+use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use rdma::DeviceSelector;
 use rdma_net::{Driver, Failure, ListenOptions, Listener, Node, NodeOptions};
@@ -57,7 +58,10 @@ fn forward(device: &DeviceSelector, udp: &UdpSocket, server: SocketAddr) -> Resu
     let (node, mut driver) = node(device)?;
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     epoll.add(&driver, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-    let sleep = || epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::NONE);
+    let sleep = || match epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::NONE) {
+        Err(Errno::EINTR) => Ok(0),
+        slept => slept,
+    };
     // The loop polls everything in each turn, so no task needs to be woken.
     let mut cx = Context::from_waker(Waker::noop());
 
@@ -74,13 +78,13 @@ fn forward(device: &DeviceSelector, udp: &UdpSocket, server: SocketAddr) -> Resu
     epoll.add(udp, EpollEvent::new(EpollFlags::EPOLLIN, 1))?;
     // Those who wait for an answer: the server answers in order.
     let mut askers = VecDeque::new();
-    let mut datagram = [0; 2048];
+    let mut datagram = vec![0; 1 << 16];
     loop {
         let may_sleep = driver.arm()?;
         // A future that is dropped loses no message, and sends all of one or nothing.
         while let Poll::Ready(answer) = pin!(connection.next()).poll(&mut cx) {
             let answer = answer?.ok_or("the server has closed the connection")?;
-            udp.send_to(&answer, askers.pop_front().ok_or("an answer to nobody")?)?;
+            let _may_be_lost = udp.send_to(&answer, askers.pop_front().ok_or("an answer to nobody")?);
         }
         loop {
             let (len, asker) = match udp.recv_from(&mut datagram) {

@@ -14,7 +14,7 @@ use std::thread;
 
 use rdma::DeviceSelector;
 use rdma::aio::block_on;
-use rdma_net::{Connection, Failure, ListenOptions, Listener, Node, NodeOptions};
+use rdma_net::{Failure, Incoming, ListenOptions, Listener, Node, NodeOptions};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -49,17 +49,13 @@ fn node(device: &DeviceSelector) -> Result<Node, Box<dyn Error>> {
 fn serve(mut listener: Listener) -> Result<(), Failure> {
     loop {
         let incoming = block_on(listener.accept())?;
-        thread::spawn(move || {
-            let peer = incoming.peer_addr();
-            if let Err(failure) = block_on(async { answer(incoming.accept().await?).await }) {
-                eprintln!("client {peer:?}: {failure}");
-            }
-        });
+        thread::spawn(move || block_on(answer(incoming)).inspect_err(|failure| eprintln!("a client: {failure}")));
     }
 }
 
 /// Answers requests until the client ends its data. Dropping the connection closes it.
-async fn answer(mut connection: Connection) -> Result<(), Failure> {
+async fn answer(incoming: Incoming) -> Result<(), Failure> {
+    let mut connection = incoming.accept().await?;
     while let Some(request) = connection.next().await? {
         connection.send(request.to_ascii_uppercase()).await?;
     }

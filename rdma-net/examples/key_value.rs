@@ -18,12 +18,13 @@ use rdma::aio::block_on;
 use rdma::{DeviceSelector, ExposedRegion, RemoteAccess, RemoteSlice};
 use rdma_net::{Incoming, ListenOptions, Listener, Node, NodeOptions, Remote};
 
-/// Bytes of a slot: a checksum of the rest, the lengths of key and value, and both of them.
-const SLOT: usize = 64;
+/// Bytes of a key, and of a value.
+const KEY: usize = 16;
+const VALUE: usize = 40;
+/// Bytes of a slot: a checksum, a key and its value. Each key has one slot.
+const SLOT: usize = 8 + KEY + VALUE;
 const SLOTS: usize = 1 << 16;
 
-/// The table, which one client changes at a time.
-type Table = Arc<Mutex<ExposedRegion>>;
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 fn main() -> Result<()> {
@@ -32,15 +33,15 @@ fn main() -> Result<()> {
         [] => {
             let node = node(&"soft0".parse()?)?;
             let listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new())?;
-            let (address, table) = (listener.local_addr(), table(&node)?);
-            thread::spawn(move || serve(listener, &table));
-            use_store(&node, address)
+            let (client, address) = (node.clone(), listener.local_addr());
+            thread::spawn(move || serve(&node, listener));
+            use_store(&client, address)
         }
         ["--listen", address] => {
             let node = node(&DeviceSelector::from_env()?)?;
             let listener = node.listen(address.parse()?, &ListenOptions::new())?;
             println!("listening at {}", listener.local_addr());
-            serve(listener, &table(&node)?)
+            serve(&node, listener)
         }
         [address] if !address.starts_with('-') => use_store(&node(&DeviceSelector::from_env()?)?, address.parse()?),
         _ => Err("usage: key_value [--listen ADDRESS:PORT | ADDRESS:PORT]".into()),
@@ -53,25 +54,17 @@ fn node(device: &DeviceSelector) -> Result<Node> {
     Ok(node)
 }
 
-/// Peers may read it, and not write.
-fn table(node: &Node) -> Result<Table> {
-    Ok(Arc::new(Mutex::new(node.domain().allocate_exposed(SLOTS * SLOT, RemoteAccess::READ)?)))
-}
-
-fn serve(mut listener: Listener, table: &Table) -> Result<()> {
+fn serve(node: &Node, mut listener: Listener) -> Result<()> {
+    // Clients may read the table, and not write it.
+    let table = Arc::new(Mutex::new(node.domain().allocate_exposed(SLOTS * SLOT, RemoteAccess::READ)?));
     loop {
-        let (incoming, table) = (block_on(listener.accept())?, Arc::clone(table));
-        thread::spawn(move || {
-            let peer = incoming.peer_addr();
-            if let Err(error) = block_on(serve_client(incoming, &table)) {
-                eprintln!("client {peer:?}: {error}");
-            }
-        });
+        let (incoming, table) = (block_on(listener.accept())?, Arc::clone(&table));
+        thread::spawn(move || block_on(answer(incoming, &table)).inspect_err(|error| eprintln!("a client: {error}")));
     }
 }
 
 /// Tells a client where the table is, and puts what the client asks for.
-async fn serve_client(incoming: Incoming, table: &Table) -> Result<()> {
+async fn answer(incoming: Incoming, table: &Mutex<ExposedRegion>) -> Result<()> {
     let mut connection = incoming.accept().await?;
     let place = table.lock().expect("no panic").remote(..)?;
     connection.send(place.to_bytes()).await?;
@@ -82,29 +75,20 @@ async fn serve_client(incoming: Incoming, table: &Table) -> Result<()> {
     Ok(())
 }
 
-/// Stores an entry. Returns false if it is invalid, or if another key has its slot: a real store
-/// would try further slots.
-fn store(table: &Table, entry: &[u8]) -> Result<bool> {
-    let Some((key, _)) = parts(entry).filter(|_| entry.len() <= SLOT - 8) else { return Ok(false) };
-    let (at, mut slot) = (offset(key), [0; SLOT]);
+/// Stores a key and its value. Returns false for other bytes, and if another key has the slot: a
+/// real store would try further slots.
+fn store(table: &Mutex<ExposedRegion>, entry: &[u8]) -> Result<bool> {
+    let Ok(entry) = <&[u8; KEY + VALUE]>::try_from(entry) else { return Ok(false) };
+    let (at, mut slot) = (offset(&entry[..KEY]), [0; SLOT]);
     let table = table.lock().expect("no panic");
     table.copy_out(at, &mut slot)?;
-    if slot != [0; SLOT] && parts(&slot[8..]).is_some_and(|(other, _)| other != key) {
+    if slot != [0; SLOT] && slot[8..][..KEY] != entry[..KEY] {
         return Ok(false);
     }
-    slot = [0; SLOT];
-    slot[8..][..entry.len()].copy_from_slice(entry);
-    let checksum = hash(&slot[8..]);
-    slot[..8].copy_from_slice(&checksum.to_be_bytes());
+    slot[..8].copy_from_slice(&hash(entry).to_be_bytes());
+    slot[8..].copy_from_slice(entry);
     table.copy_in(at, &slot)?;
     Ok(true)
-}
-
-/// The key and the value of an entry; `None` if its lengths exceed it.
-fn parts(entry: &[u8]) -> Option<(&[u8], &[u8])> {
-    let ([key_len, value_len], rest) = entry.split_first_chunk()?;
-    let (key, rest) = rest.split_at_checked(usize::from(*key_len))?;
-    Some((key, rest.get(..usize::from(*value_len))?))
 }
 
 fn offset(key: &[u8]) -> usize {
@@ -116,18 +100,18 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Reads a value from the server's table.
-async fn get(remote: &Remote, table: RemoteSlice, key: &[u8]) -> Result<Option<Vec<u8>>> {
+/// Reads the value of a key from the server's table.
+async fn get(remote: &Remote, table: RemoteSlice, key: &[u8; KEY]) -> Result<Option<Vec<u8>>> {
     let at = offset(key);
     loop {
         let slot = remote.fetch(table.slice(at..at + SLOT)?).await?;
+        let (checksum, entry) = slot.split_at(8);
+        // A read of a slot that changes may mix old and new bytes: the checksum shows it.
+        if checksum == hash(entry).to_be_bytes() {
+            return Ok((entry[..KEY] == key[..]).then(|| entry[KEY..].to_vec()));
+        }
         if slot[..] == [0; SLOT] {
             return Ok(None);
-        }
-        // A slot that changed during the read may be a mixture: its checksum is wrong, so read again.
-        if slot[..8] == hash(&slot[8..]).to_be_bytes() {
-            let value = parts(&slot[8..]).filter(|(other, _)| *other == key).map(|(_, value)| value.to_vec());
-            return Ok(value);
         }
     }
 }
@@ -137,18 +121,20 @@ fn use_store(node: &Node, server: SocketAddr) -> Result<()> {
         let mut connection = node.connect(server).await?;
         let table = RemoteSlice::from_bytes(&connection.next().await?.ok_or("the server has no table")?)?;
         for (key, value) in [("colour", "red"), ("shape", "round"), ("colour", "green")] {
-            let lengths = [u8::try_from(key.len())?, u8::try_from(value.len())?];
-            connection.send([&lengths, key.as_bytes(), value.as_bytes()].concat()).await?;
+            connection.send([padded::<KEY>(key)?.as_slice(), &padded::<VALUE>(value)?].concat()).await?;
             let answer = connection.next().await?.ok_or("the server has gone")?;
-            if &answer[..] != b"ok" {
-                return Err(format!("{key}: {}", answer.escape_ascii()).into());
-            }
+            println!("{key} = {value}: {}", answer.escape_ascii());
         }
         for key in ["colour", "shape", "size"] {
-            let value = get(&connection.remote(), table, key.as_bytes()).await?;
-            println!("{key}: {}", value.map_or("none".into(), |value| value.escape_ascii().to_string()));
+            let value = get(&connection.remote(), table, &padded(key)?).await?;
+            println!("{key}: {}", value.as_deref().unwrap_or(b"none").trim_ascii_end().escape_ascii());
         }
         connection.close().await?;
         Ok(())
     })
+}
+
+/// A text with spaces behind it.
+fn padded<const LEN: usize>(text: &str) -> Result<[u8; LEN]> {
+    Ok(format!("{text:LEN$}").as_bytes().try_into()?)
 }

@@ -12,6 +12,7 @@
 use std::error::Error;
 use std::net::SocketAddr;
 use std::thread;
+use std::time::Duration;
 
 use rdma::aio::block_on;
 use rdma::{DeviceSelector, RemoteAccess};
@@ -61,7 +62,8 @@ fn receive(mut listener: Listener) -> Result<(), Failure> {
             count += message.len() as u64;
         }
         // The sender has ended its data; this side may still send.
-        connection.send(count.to_be_bytes()).await
+        connection.send(count.to_be_bytes()).await?;
+        connection.close().await.map(drop)
     })
 }
 
@@ -84,5 +86,8 @@ fn send(node: &Node, to: SocketAddr) -> Result<(), Box<dyn Error>> {
     }
     let count = block_on(receiver.next())?.ok_or("the receiver has not counted")?;
     println!("{} bytes have come", u64::from_be_bytes(count[..].try_into()?));
+    drop((count, receiver));
+    // Both halves are gone, so the connection closes: waits for that.
+    block_on(node.shutdown(Duration::from_secs(5)))?;
     Ok(())
 }

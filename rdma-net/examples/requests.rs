@@ -12,13 +12,15 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdma::DeviceSelector;
 use rdma::aio::tokio::Readable;
-use rdma_net::{Connection, Failure, ListenOptions, Listener, Node, NodeOptions, Receiver, Sender};
+use rdma_net::{Failure, Incoming, ListenOptions, Listener, Node, NodeOptions, Receiver, Sender};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 #[tokio::main(flavor = "current_thread")]
@@ -54,70 +56,80 @@ fn node(device: &DeviceSelector) -> Result<Node, Box<dyn Error>> {
 async fn serve(mut listener: Listener) -> Result<(), Failure> {
     loop {
         let incoming = listener.accept().await?;
-        tokio::spawn(async move { answer(incoming.accept().await?).await });
+        tokio::spawn(async { answer(incoming).await.inspect_err(|failure| eprintln!("a client: {failure}")) });
     }
 }
 
-/// A request is its number and the milliseconds that it takes: each has a task, so that a slow one
-/// delays no other.
-async fn answer(connection: Connection) -> Result<(), Failure> {
-    let (to, mut from) = connection.split();
+/// A request is its number and the milliseconds of work for it. Each has a task, so that a slow one
+/// delays no other; the tasks of a client that has gone end.
+async fn answer(incoming: Incoming) -> Result<(), Failure> {
+    let (to, mut from) = incoming.accept().await?.split();
+    let mut tasks = JoinSet::new();
     while let Some(request) = from.next().await? {
         let Some((number, rest)) = request.split_first_chunk::<8>() else { break };
-        let Some((work, _)) = rest.split_first_chunk::<8>() else { break };
-        let (to, number, work) = (to.clone(), *number, Duration::from_millis(u64::from_be_bytes(*work)));
-        tokio::spawn(async move {
-            sleep(work).await;
+        let Ok(work) = rest.try_into().map(u64::from_be_bytes) else { break };
+        let (to, number) = (to.clone(), *number);
+        tasks.spawn(async move {
+            sleep(Duration::from_millis(work)).await;
             to.send([&number[..], b"done"].concat()).await
         });
+        while tasks.try_join_next().is_some() {}
     }
     Ok(())
 }
 
-/// The requests that wait for their answers.
+/// Requests that wait for their answers.
 type Waiting = Mutex<HashMap<u64, oneshot::Sender<Vec<u8>>>>;
 
-/// Hands the answers to those who wait. Nobody waits for the answer of a request that was given up.
-async fn distribute(mut from: Receiver, waiting: Arc<Waiting>) -> Result<(), Failure> {
-    while let Some(message) = from.next().await? {
-        let Some((number, answer)) = message.split_first_chunk::<8>() else { break };
-        let waits = waiting.lock().expect("no panic").remove(&u64::from_be_bytes(*number));
-        if let Some(waits) = waits {
-            let _given_up = waits.send(answer.to_vec());
-        }
-    }
-    // Those who wait learn that no answer comes any more.
-    waiting.lock().expect("no panic").clear();
-    Ok(())
+/// The client's side of a connection.
+struct Client {
+    to: Sender,
+    last_number: AtomicU64,
+    waiting: Arc<Waiting>,
 }
 
-/// Sends a request and waits for its answer; `limit` is for both.
-async fn request(
-    to: &Sender,
-    waiting: &Waiting,
-    number: u64,
-    work: u64,
-    limit: Duration,
-) -> Result<Vec<u8>, Box<dyn Error>> {
-    let (answer, answered) = oneshot::channel();
-    waiting.lock().expect("no panic").insert(number, answer);
-    let asked = timeout(limit, async {
-        to.send([number.to_be_bytes(), work.to_be_bytes()].concat()).await?;
-        Ok::<_, Box<dyn Error>>(answered.await?)
-    });
-    let answer = asked.await;
-    waiting.lock().expect("no panic").remove(&number);
-    answer?
+impl Client {
+    /// Sends a request and waits for its answer, for at most `limit`.
+    async fn request(&self, work: Duration, limit: Duration) -> Result<Vec<u8>, Box<dyn Error>> {
+        let (number, work) = (self.last_number.fetch_add(1, Relaxed), u64::try_from(work.as_millis())?);
+        let (answer, answered) = oneshot::channel();
+        self.waiting.lock().expect("no panic").insert(number, answer);
+        let done = timeout(limit, async {
+            self.to.send([number.to_be_bytes(), work.to_be_bytes()].concat()).await?;
+            answered.await.map_err(|_| "the connection has ended".into())
+        })
+        .await;
+        self.waiting.lock().expect("no panic").remove(&number);
+        done?
+    }
+}
+
+/// Hands answers to the requests that wait. Nothing waits for one that comes after its deadline.
+async fn take_answers(mut from: Receiver, waiting: Arc<Waiting>) -> Result<(), Failure> {
+    let mut take = async || {
+        while let Some(message) = from.next().await? {
+            let Some((number, answer)) = message.split_first_chunk::<8>() else { break };
+            let waits = waiting.lock().expect("no panic").remove(&u64::from_be_bytes(*number));
+            let _was_late = waits.map(|waits| waits.send(answer.to_vec()));
+        }
+        Ok(())
+    };
+    let taken = take().await;
+    waiting.lock().expect("no panic").clear();
+    taken
 }
 
 async fn ask(node: &Node, server: SocketAddr) -> Result<(), Box<dyn Error>> {
     let (to, from) = node.connect(server).await?.split();
-    let waiting = Arc::default();
-    tokio::spawn(distribute(from, Arc::clone(&waiting)));
-    let (hour, limit) = (3_600_000, Duration::from_millis(50));
-    let (slow, fast) =
-        tokio::join!(request(&to, &waiting, 1, hour, limit), request(&to, &waiting, 2, 0, Duration::from_secs(60)),);
+    let client = Client { to, last_number: AtomicU64::new(0), waiting: Arc::default() };
+    let answers = tokio::spawn(take_answers(from, Arc::clone(&client.waiting)));
+    let (slow, fast) = tokio::join!(
+        client.request(Duration::from_secs(3600), Duration::from_millis(50)),
+        client.request(Duration::ZERO, Duration::from_secs(60)),
+    );
     println!("fast: {}", String::from_utf8_lossy(&fast?));
     println!("slow: {}", slow.expect_err("it takes an hour"));
-    Ok(())
+    // Ends this side's data; the server then ends its own.
+    drop(client);
+    Ok(answers.await??)
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rdma::DeviceSelector;
 use rdma::aio::tokio::Readable;
-use rdma_net::{Connection, Failure, ListenOptions, Listener, Node, NodeOptions};
+use rdma_net::{Failure, Incoming, ListenOptions, Listener, Node, NodeOptions};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -90,16 +90,12 @@ async fn serve(
 async fn accept(mut listener: Listener) -> Result<(), Failure> {
     loop {
         let incoming = listener.accept().await?;
-        tokio::spawn(async move {
-            let peer = incoming.peer_addr();
-            if let Err(failure) = async { answer(incoming.accept().await?).await }.await {
-                eprintln!("client {peer:?}: {failure}");
-            }
-        });
+        tokio::spawn(async { answer(incoming).await.inspect_err(|failure| eprintln!("a client: {failure}")) });
     }
 }
 
-async fn answer(mut connection: Connection) -> Result<(), Failure> {
+async fn answer(incoming: Incoming) -> Result<(), Failure> {
+    let mut connection = incoming.accept().await?;
     while let Some(request) = connection.next().await? {
         connection.send(&request).await?;
     }

@@ -11,6 +11,7 @@
 
 use std::error::Error;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use rdma::DeviceSelector;
 use rdma::aio::tokio::Readable;
@@ -34,7 +35,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let node = node(&DeviceSelector::from_env()?)?;
             let listener = node.listen(address.parse()?, &ListenOptions::new())?;
             println!("listening at {}", listener.local_addr());
-            receive(listener, &mut File::create(path).await?).await
+            receive(listener, &mut File::create(path).await?).await?;
+            // Waits until the connection has closed: until then, the answer is under way.
+            node.shutdown(Duration::from_secs(5)).await?;
+            Ok(())
         }
         [address, path] => {
             let node = node(&DeviceSelector::from_env()?)?;
@@ -57,10 +61,8 @@ async fn receive(mut listener: Listener, copy: &mut (impl AsyncWrite + Unpin)) -
     let mut stream = listener.accept().await?.accept().await?.into_stream();
     let len = tokio::io::copy(&mut stream, copy).await?;
     copy.flush().await?;
-    stream.write_u64(len).await?;
-    stream.shutdown().await?;
-    // The end of the peer's data is here already; the peer leaves once it has the answer.
-    Ok(())
+    // Dropping the stream closes it, after this.
+    Ok(stream.write_u64(len).await?)
 }
 
 /// Sends a file, and waits until the peer has it.

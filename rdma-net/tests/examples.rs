@@ -19,7 +19,8 @@ fn example_hello() {
 
 #[test]
 fn example_key_value() {
-    let values = "colour: green\nshape: round\nsize: none\n";
+    let puts = "colour = red: ok\nshape = round: ok\ncolour = green: ok\n";
+    let values = format!("{puts}colour: green\nshape: round\nsize: none\n");
     assert_eq!(run("key_value", &[]), values);
     let server = Server::start("key_value", &["--listen", ANY]);
     for _ in 0..3 {
