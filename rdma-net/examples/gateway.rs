@@ -17,6 +17,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -115,6 +116,7 @@ async fn serve(mut listener: Listener) -> std::result::Result<(), Failure> {
 
 fn ask(gateway: SocketAddr) -> Result<()> {
     let udp = UdpSocket::bind("127.0.0.1:0")?;
+    udp.set_read_timeout(Some(Duration::from_secs(60)))?;
     for request in ["one", "two", "three"] {
         udp.send_to(request.as_bytes(), gateway)?;
         let mut answer = [0; 2048];

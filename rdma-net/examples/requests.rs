@@ -106,7 +106,7 @@ impl Client {
 
 /// Hands answers to the requests that wait. Nothing waits for one that comes after its deadline.
 async fn take_answers(mut from: Receiver, waiting: Arc<Waiting>) -> Result<(), Failure> {
-    let mut take = async || {
+    let taken = async {
         while let Some(message) = from.next().await? {
             let Some((number, answer)) = message.split_first_chunk::<8>() else { break };
             let waits = waiting.lock().expect("no panic").remove(&u64::from_be_bytes(*number));
@@ -114,7 +114,7 @@ async fn take_answers(mut from: Receiver, waiting: Arc<Waiting>) -> Result<(), F
         }
         Ok(())
     };
-    let taken = take().await;
+    let taken = taken.await;
     waiting.lock().expect("no panic").clear();
     taken
 }
