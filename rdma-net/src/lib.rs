@@ -85,7 +85,9 @@
 //!
 //! `soft` (default) builds the software device in. With `tokio` and `smol` a driver sleeps on a
 //! descriptor of these executors; with `tokio` and `futures-io` byte streams have the traits of
-//! these crates. The [`guide`] has whole programs.
+//! these crates.
+//!
+//! The [`guide`] has programs for each page; the crate's folder `examples` has seven to start from.
 
 // Files. This crate is on the public interface of `rdma` alone, without `unsafe`.
 //

@@ -192,7 +192,7 @@ macro_rules! ranges {
         /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
         /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
         /// let slot = region.remote(64..128)?;
-        /// // 20 bytes that tell the peer where to read and write.
+        /// // 21 bytes that tell the peer where to read and write.
         /// assert_eq!(rdma::RemoteSlice::from_bytes(&slot.to_bytes())?.len(), 64);
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```

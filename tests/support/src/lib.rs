@@ -3,6 +3,7 @@
 //! * [`Peer`]: a second process that runs the same test program, and a conversation with it.
 //! * [`passes_alone`]: runs tests that need a process and an environment of their own.
 //! * [`holds_in_child`]: a check in a forked child.
+//! * [`example`]: runs the examples of a crate.
 //! * [`program`]: runs a program under a time limit and checks how it ended.
 //! * [`signals`]: signals that interrupt system calls.
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
@@ -16,6 +17,7 @@
 mod alone;
 mod channel;
 mod compiler;
+pub mod example;
 mod forked;
 mod peer;
 pub mod program;
