@@ -63,10 +63,10 @@ impl Node {
     ///
     /// [`Listener::accept`](super::Listener::accept) and [`connect`](Self::connect) fail with
     /// `Closed` from now on. On each connection [`Receiver::next`](super::Receiver::next) returns
-    /// the messages that have come, and then `None`, whether the peer has ended its data or not: so a task that answers requests
-    /// sends its last answer, and drops the connection, which closes it. A connection that is left
-    /// after `time` is cut off, whoever holds it: its peer learns that it is closed. The call then
-    /// returns within [`NodeOptions::linger`].
+    /// the messages that have come, and then `None`, whether the peer has ended its data or not: so
+    /// a task that answers requests sends its last answer, and drops the connection, which closes
+    /// it. A connection that is left after `time` is cut off, whoever holds it: its peer learns
+    /// that it is closed. The call then returns within [`NodeOptions::linger`].
     ///
     /// The [driver](Driver) must run meanwhile; it ends once the handles of the node are dropped,
     /// too. Dropping the future stops only the wait. Of several shutdowns the soonest counts.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use rdma::cm::EventChannel;
-use rdma::{Backoff, Device, ErrorKind, RemoteAccess, Verb};
+use rdma::{Device, ErrorKind, RemoteAccess, Verb};
 
 /// Makes a system call fail with EPERM in this thread and the threads that it starts.
 fn refuse(call: libc::c_long) -> io::Result<()> {
@@ -86,7 +86,6 @@ fn refused_waits_name_their_system_call() {
         // So long that it has not passed before the first call.
         let long = Some(Duration::from_secs(600));
         let mut poller = cq.poller();
-        poller.set_backoff(Backoff::SLEEP);
         Some([poller.wait(long).map(drop).unwrap_err(), channel.next_event(long).map(drop).unwrap_err()])
     });
     let Some(errors) = waiting.join().unwrap() else { return };

@@ -33,9 +33,9 @@ impl Poller {
     /// ever.
     ///
     /// The poller spins for some microseconds, then yields, then sleeps on the queue's channel, or
-    /// in short naps if the queue has none, or if an `aio::Driver` sleeps there: see
-    /// [`set_backoff`](Self::set_backoff). The channel should serve no other queues, and no other
-    /// code should take its events, because this call takes them.
+    /// in short naps if the queue has none, or if an `aio::Driver` sleeps there: the default of
+    /// [`Backoff`]. The channel should serve no other queues, and no other code should take its
+    /// events, because this call takes them.
     ///
     /// # Errors
     ///
@@ -97,20 +97,8 @@ impl Poller {
     }
 
     /// Sets how [`wait`](Self::wait) spins and yields before it sleeps.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma_testkit::{Pair, pair};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let Pair { mut poller, .. } = pair()?;
-    /// use rdma::Backoff;
-    ///
-    /// // A thread with a core of its own spins longer before it sleeps.
-    /// poller.set_backoff(Backoff { spins: 100_000, ..Backoff::default() });
-    /// # Ok(()) }
-    /// ```
-    pub fn set_backoff(&mut self, backoff: Backoff) {
+    #[cfg(test)]
+    pub(crate) fn set_backoff(&mut self, backoff: Backoff) {
         self.backoff = backoff;
     }
 
