@@ -1,4 +1,5 @@
-//! Waits for a completion: spins, then yields ([`Backoff`]), then sleeps on the completion channel.
+//! Waits for a completion: spins, then yields ([`Backoff`](super::Backoff)), then sleeps on the
+//! completion channel.
 
 use std::hint;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::backoff::{Backoff, Pause, Pauses};
+use super::backoff::{Pause, Pauses};
 use super::channel::ChannelInner;
 use super::completion::Completion;
 use super::held::Found;
@@ -34,8 +35,8 @@ impl Poller {
     ///
     /// The poller spins for some microseconds, then yields, then sleeps on the queue's channel, or
     /// in short naps if the queue has none, or if an `aio::Driver` sleeps there: the default of
-    /// [`Backoff`]. The channel should serve no other queues, and no other code should take its
-    /// events, because this call takes them.
+    /// [`Backoff`](crate::Backoff). The channel should serve no other queues, and no other code
+    /// should take its events, because this call takes them.
     ///
     /// # Errors
     ///
@@ -98,7 +99,7 @@ impl Poller {
 
     /// Sets how [`wait`](Self::wait) spins and yields before it sleeps.
     #[cfg(test)]
-    pub(crate) fn set_backoff(&mut self, backoff: Backoff) {
+    pub(crate) fn set_backoff(&mut self, backoff: super::Backoff) {
         self.backoff = backoff;
     }
 
