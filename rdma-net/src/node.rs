@@ -31,6 +31,9 @@ pub struct Node {
 impl Node {
     /// Creates a node on a device, and its driver.
     ///
+    /// A program that ends takes its driver with it, and so what was not sent yet: close the
+    /// connections first, or [shut down](Self::shutdown) the node.
+    ///
     /// # Errors
     ///
     /// `InvalidInput` for options out of range; errors of the device, of its connection manager,

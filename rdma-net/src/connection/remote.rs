@@ -43,7 +43,8 @@ impl Remote {
 
     /// Reads the peer's slice. The connection keeps the buffers of up to 16 reads for further ones.
     ///
-    /// A read of memory that the peer changes meanwhile may mix old and new bytes.
+    /// A read of memory that the peer changes meanwhile may mix old and new bytes: an entry needs a
+    /// checksum, as the page [*operations*](rdma::guide::operations) of the guide says.
     ///
     /// # Errors
     ///

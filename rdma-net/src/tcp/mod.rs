@@ -8,11 +8,11 @@
 //! Files: `mod` has the sockets of a node, `socket` the steps of one socket, `frame` the wire
 //! format, `shortage` refuses peers when no descriptor is left.
 
-mod frame;
 mod shortage;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod wire;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(super) use self::frame::{Kind, offer, split_offer};
+pub(super) use self::wire::{Kind, offer, split_offer};
 use rdma::cm::{EventKind, IdKey, PrivateData};
 use rdma::{Endpoint, Error, ErrorKind, MadeIn, Result, Verb};
 

@@ -8,7 +8,7 @@ use nix::sys::eventfd::EventFd;
 
 use rdma::Result;
 
-use super::frame::{self, Kind, MAX_FRAME};
+use super::wire::{self, Kind, MAX_FRAME};
 use crate::protocol::{Refuse, RefuseCode};
 use crate::wait::spare_descriptor;
 
@@ -46,7 +46,7 @@ fn refuse(mut stream: TcpStream) {
     // A socket that is closed with unread bytes resets the connection.
     let _nothing = stream.read(&mut [0; MAX_FRAME]);
     let refuse = Refuse::new(RefuseCode::Busy, "the node has no descriptor for another connection");
-    let _gone = stream.write(&frame::encode(Kind::Refuse, &refuse.to_bytes()));
+    let _gone = stream.write(&wire::encode(Kind::Refuse, &refuse.to_bytes()));
 }
 
 #[cfg(test)]
@@ -65,8 +65,8 @@ mod tests {
         for mut peer in peers {
             let mut bytes = Vec::new();
             peer.read_to_end(&mut bytes).unwrap();
-            let (kind, len) = frame::decode(&bytes).unwrap().unwrap();
-            let refuse = Refuse::from_bytes(frame::body(&bytes[..len])).unwrap();
+            let (kind, len) = wire::decode(&bytes).unwrap().unwrap();
+            let refuse = Refuse::from_bytes(wire::body(&bytes[..len])).unwrap();
             assert_eq!((kind, refuse.code), (Kind::Refuse, RefuseCode::Busy));
         }
     }

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use rdma::cm::{Accepted, ConnectionParameters, EventKind, IdKey, PrivateData, RejectReason, Rejection};
 use rdma::{Endpoint, Error, ErrorKind, Verb};
 
-use super::frame::{self, Kind, MAX_FRAME};
+use super::wire::{self, Kind, MAX_FRAME};
 use crate::protocol::{Refuse, RefuseCode};
 
 /// A connected socket and its place in the handshake.
@@ -48,7 +48,7 @@ pub(super) enum Change {
 impl Socket {
     /// A socket that is being connected.
     pub(super) fn connecting(stream: TcpStream, body: &[u8]) -> Self {
-        Self::new(stream, Step::Connection(frame::encode(Kind::Request, body)))
+        Self::new(stream, Step::Connection(wire::encode(Kind::Request, body)))
     }
 
     /// A socket that a listener has accepted.
@@ -81,7 +81,7 @@ impl Socket {
         if self.is_over() {
             return Err(gone);
         }
-        self.write(&frame::encode(kind, body)).map_err(|_| gone)?;
+        self.write(&wire::encode(kind, body)).map_err(|_| gone)?;
         self.step = match kind {
             Kind::Request => Step::Answer,
             Kind::Answer => Step::Ready,
@@ -119,10 +119,10 @@ impl Socket {
             }
         }
         let is_open = self.fill();
-        match frame::decode(&self.received) {
+        match wire::decode(&self.received) {
             Ok(Some((kind, len))) => {
                 let frame: Vec<_> = self.received.drain(..len).collect();
-                Some(self.handle(kind, frame::body(&frame)))
+                Some(self.handle(kind, wire::body(&frame)))
             }
             Ok(None) if is_open => None,
             Ok(None) => Some(self.end(EventKind::Disconnected)),
@@ -154,7 +154,7 @@ impl Socket {
 
     fn handle(&mut self, kind: Kind, body: &[u8]) -> Change {
         match (&self.step, kind) {
-            (Step::Request(_), Kind::Request) => match frame::split_offer(body) {
+            (Step::Request(_), Kind::Request) => match wire::split_offer(body) {
                 Ok((endpoint, hello)) => {
                     self.step = Step::Program;
                     Change::Request(endpoint, hello.into())
@@ -182,7 +182,7 @@ impl Socket {
             _ => EventKind::Disconnected,
         };
         if let Step::Request(_) = self.step {
-            let _gone = self.write(&frame::encode(Kind::Refuse, &bytes));
+            let _gone = self.write(&wire::encode(Kind::Refuse, &bytes));
         }
         self.end(event)
     }

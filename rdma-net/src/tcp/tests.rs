@@ -13,7 +13,7 @@ use rdma::aio::block_on;
 use rdma::cm::IdKey;
 use rdma::{Context, Endpoint, Mtu};
 
-use super::frame::encode;
+use super::wire::encode;
 use super::{Kind, Sockets, offer};
 use crate::protocol::Refuse;
 use crate::{Connection, Exchange, FailureKind, ListenOptions, Listener, Node, NodeOptions, RefuseCode};

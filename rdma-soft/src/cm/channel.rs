@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rdma_sys::{ibv_ah_attr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel};
 
-use super::message::Terms;
+use super::wire::Terms;
 use crate::engine::Errno;
 use crate::verbs::call::Own;
 use crate::verbs::event_queue::EventQueue;

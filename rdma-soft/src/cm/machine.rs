@@ -19,7 +19,7 @@
 //! two calls of `rdma_listen`. The end of the socket stands for the message that a destroyed id
 //! would have sent.
 
-use super::message::{Message, Rej, Rep, Req, SidrRep, Terms};
+use super::wire::{Message, Rej, Rep, Req, SidrRep, Terms};
 use crate::engine::{Errno, Time};
 use crate::log::log;
 

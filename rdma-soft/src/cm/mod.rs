@@ -39,7 +39,6 @@ mod entry;
 mod events;
 mod id;
 mod machine;
-mod message;
 mod multicast;
 mod options;
 mod path;
@@ -49,6 +48,7 @@ mod report;
 mod service;
 mod srq;
 mod table;
+mod wire;
 
 pub use table::rdmacm;
 pub(crate) use table::{GET_CM_EVENT, GET_REQUEST};

@@ -9,8 +9,8 @@ use rdma_sys::{
     ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_qp_state, rdma_cm_id,
 };
 
-use super::message::Ece;
 use super::path;
+use super::wire::Ece;
 use crate::engine::Errno;
 use crate::verbs::call::Handle;
 use crate::verbs::object::{Object, get_field, set_field};

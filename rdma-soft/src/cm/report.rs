@@ -7,8 +7,8 @@ use rdma_sys::{RDMA_UDP_QKEY, ibv_gid, rdma_cm_event_type as Code};
 use super::channel::{Body, Conn, Datagram, Membership, Pending, Target};
 use super::entry::Entry;
 use super::machine::{Notice, reason};
-use super::message::{Message, SidrRep, Terms, room};
 use super::path;
+use super::wire::{Message, SidrRep, Terms, room};
 use crate::engine::Errno;
 use crate::log::log;
 

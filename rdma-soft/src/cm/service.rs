@@ -20,7 +20,7 @@ use nix::errno::Errno as SystemErrno;
 use super::channel::{Channel, Target};
 use super::entry::{Entry, Link, Role};
 use super::machine::{Machine, Timers, reason, sidr};
-use super::message::{Message, Rej, Req, SidrRep, SidrReq};
+use super::wire::{Message, Rej, Req, SidrRep, SidrReq};
 use super::{port, report};
 use crate::engine::{Errno, Time};
 use crate::log::log;

@@ -28,7 +28,7 @@
 //!   tables.rs, peers.rs             the state that queue pairs share; links and the processes
 //!                                   behind them
 //!   directory.rs                    what this process publishes for direct operations
-//!   frame.rs, grh.rs                frames between engines; the header in front of a datagram
+//!   wire.rs, grh.rs                 frames between engines; the header in front of a datagram
 //!   foreign.rs, staging.rs          memory that the driver copies for the engine; bytes that wait
 //!                                   for it
 //!   memory.rs                       access to registered memory
@@ -45,7 +45,6 @@ mod errand;
 mod events;
 pub(crate) mod fault;
 mod foreign;
-mod frame;
 mod grh;
 mod groups;
 pub(crate) mod limits;
@@ -72,6 +71,7 @@ mod transfer;
 mod types;
 mod uc;
 mod ud;
+mod wire;
 
 use std::collections::VecDeque;
 
@@ -82,7 +82,6 @@ use directory::Directory;
 use events::Events;
 use fault::{FaultPlan, FaultReport};
 use foreign::Copies;
-use frame::{Frame, Kind};
 use groups::Groups;
 use mr::{MrTable, PdTable};
 use peers::Peers;
@@ -92,11 +91,11 @@ use srq::SrqTable;
 use table::QpTable;
 use tables::Tables;
 use timer::{Owner, Timers};
+use wire::{Frame, Kind};
 
 pub(crate) use directory::DIRECTORY_LEN;
 pub(crate) use errand::{Errand, Grant};
 pub(crate) use foreign::{CopyEnd, CopyId, CopyJob, CopyQueue, Direction, ForeignRegistration};
-pub(crate) use frame::{HEADER_WORDS, Header};
 pub(crate) use grh::{GRH_LEN, Gid, Grh, Network, Route};
 pub(crate) use memory::{Area, Gather, Source, Target};
 pub(crate) use types::{
@@ -104,6 +103,7 @@ pub(crate) use types::{
     PeerId, QpId, QpInit, QpState, QpStatus, Registration, SendData, SendFlags, SendRequest, ServiceType, Slot, SrqId,
     SrqInit, SrqStatus, Time, Transmit,
 };
+pub(crate) use wire::{HEADER_WORDS, Header};
 
 /// Configuration of an [`Engine`].
 #[derive(Debug)]

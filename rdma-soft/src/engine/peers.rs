@@ -4,10 +4,10 @@
 use std::collections::VecDeque;
 
 use super::directory::{DIRECTORY_LEN, PeerDirectory, index_of};
-use super::frame::{Frame, Header, Kind};
 use super::memory::Area;
 use super::timer::{Owner, Timers};
 use super::types::{Host, LinkId, Lookup, PeerId, Slot};
+use super::wire::{Frame, Header, Kind};
 
 /// Work that a queue pair has for a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

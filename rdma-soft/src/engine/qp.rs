@@ -2,7 +2,6 @@
 
 use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
-use super::frame::NUMBER_MASK;
 use super::queue::SendQueue;
 use super::receive::Receives;
 use super::staging::Staging;
@@ -11,6 +10,7 @@ use super::timer::Owner;
 use super::types::{
     CqId, Element, Errno, Event, Host, ModifyQp, PdId, PeerId, QpId, QpInit, QpState, SendData, SendFlags, SendRequest,
 };
+use super::wire::NUMBER_MASK;
 
 /// The attributes that `modify` sets.
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use rdma_sys::ibv_wc_status;
 
 use super::foreign::{CopyEnd, CopyId, Direction, ForeignRange, Waiter};
-use super::frame::{Frame, Refusal};
 use super::memory::Source;
 use super::tables::Tables;
 use super::types::{LinkId, QpId};
+use super::wire::{Frame, Refusal};
 
 /// Most bytes that one copy fetches.
 const MAX_FETCH: usize = 512 << 10;

@@ -9,7 +9,6 @@ use super::errand::{Errand, Grant};
 use super::events::Events;
 use super::fault::Faults;
 use super::foreign::{Copies, CopyId, CopyJob, Direction, ForeignRange, Waiter};
-use super::frame::{Frame, Kind};
 use super::groups::Groups;
 use super::limits::QPS_PER_SLOT;
 use super::mr::{MrTable, PdTable};
@@ -17,6 +16,7 @@ use super::peers::{Peers, Purpose, Reach};
 use super::srq::SrqTable;
 use super::timer::Timers;
 use super::types::{Errno, Host, LinkId, PeerId, QpId, Slot};
+use super::wire::{Frame, Kind};
 
 /// All state of an engine except for the queue pairs.
 #[derive(Debug)]

@@ -4,13 +4,13 @@ use rdma_sys::{ibv_wc_opcode, ibv_wc_status};
 
 use super::Outbound;
 use super::cq::set_imm;
-use super::frame::{self, Frame, Header, Kind};
 use super::limits::{MAX_MESSAGE, SHORTEST_LIMIT};
 use super::memory::{Gather, Source};
 use super::mr::{LOCAL_WRITE, REMOTE_WRITE};
 use super::qp::Qp;
 use super::queue::SendWqe;
 use super::tables::Tables;
+use super::wire::{self, Frame, Header, Kind};
 
 /// Returns the error that a request has by itself, before anything is sent.
 #[inline]
@@ -68,7 +68,7 @@ pub(super) fn write_payload(qp: &Qp, frame: &Frame, payload: Source<'_>, tables:
 /// Completes the oldest receive request.
 pub(super) fn complete_receive(qp: &mut Qp, frame: &Frame, status: ibv_wc_status, tables: &mut Tables) {
     let Some(wqe) = qp.rq.pop() else { return };
-    let solicited = frame.flags & frame::SOLICITED != 0;
+    let solicited = frame.flags & wire::SOLICITED != 0;
     let (qpn, src_qp) = (qp.qpn, qp.attr.dest_qpn);
     tables.cqs.push(qp.recv_cq, solicited, &mut tables.events, |wc| {
         wc.opcode = match frame.kind {
@@ -77,7 +77,7 @@ pub(super) fn complete_receive(qp: &mut Qp, frame: &Frame, status: ibv_wc_status
         };
         (wc.wr_id, wc.status, wc.byte_len) = (wqe.wr_id, status, frame.total);
         (wc.qp_num, wc.src_qp) = (qpn, src_qp);
-        if frame.flags & frame::IMM != 0 {
+        if frame.flags & wire::IMM != 0 {
             set_imm(wc, frame.imm());
         }
     });

@@ -20,7 +20,6 @@ use rdma_sys::{ibv_event_type, ibv_wc_status};
 
 use super::Outbound;
 use super::fault::{Fault, Operations, Unanswered};
-use super::frame::{self, Frame, Kind, after};
 use super::memory::Source;
 use super::mr::REMOTE_WRITE;
 use super::patience::Patience;
@@ -30,6 +29,7 @@ use super::receive::Receive;
 use super::tables::Tables;
 use super::transfer;
 use super::types::{Errno, LinkId, Op, QpState, QpStatus, SendData, SendFlags, SendRequest, Transmit};
+use super::wire::{self, Frame, Kind, after};
 
 /// A message of which only a part has arrived.
 #[derive(Clone, Copy, Debug)]
@@ -290,7 +290,7 @@ impl Uc {
         let mut frame = Frame::new(kind, qp.attr.dest_qpn, qp.qpn, self.next_number, u16::from(self.incarnation) << 8);
         (frame.addr, frame.key, frame.total) = (request.remote_addr, request.rkey, total);
         frame.set_offset(self.offset, request.imm);
-        frame.flags = frame::request_flags(request.flags);
+        frame.flags = wire::request_flags(request.flags);
         let len = out.piece(total - self.offset);
         let Some(pushed) = transfer::push_piece(qp, &frame.encode(), (self.offset, len), tables, out) else {
             self.fail_sends(qp, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
@@ -358,7 +358,7 @@ impl Uc {
                 let offset = u32::try_from(end).unwrap_or(u32::MAX);
                 self.inbound = Some(Inbound { link, frame: *frame, offset });
             }
-            Delivery::Done if frame.kind == Kind::UcSend || frame.flags & frame::IMM != 0 => {
+            Delivery::Done if frame.kind == Kind::UcSend || frame.flags & wire::IMM != 0 => {
                 transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
             }
             Delivery::Done | Delivery::Dropped => {}
@@ -402,7 +402,7 @@ fn deliver_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Ta
 }
 
 fn deliver_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Delivery {
-    let notifies = frame.flags & frame::IMM != 0;
+    let notifies = frame.flags & wire::IMM != 0;
     if notifies && qp.rq.front_len(tables).is_none() {
         return Delivery::Dropped;
     }

@@ -19,7 +19,6 @@ use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 use super::Outbound;
 use super::cq::set_imm;
 use super::fault::{Operations, Unanswered};
-use super::frame::{self, Frame, Kind, NUMBER_MASK, after};
 use super::grh::{GRH_LEN, Grh};
 use super::groups::Next;
 use super::limits::MTU;
@@ -34,6 +33,7 @@ use super::types::{
     Address, Errno, Host, LinkId, Lookup, MULTICAST_QPN, Op, Path, PeerId, QpState, QpStatus, SendData, SendFlags,
     SendRequest, Transmit,
 };
+use super::wire::{self, Frame, Kind, NUMBER_MASK, after};
 
 /// The destination of a request, and the progress of its delivery. A request to a group goes to the
 /// members in the order of their slots, in rounds. A round passes over members that have no link
@@ -323,9 +323,9 @@ impl Ud {
         let total = (GRH_LEN + len) as u32;
         frame.total = total;
         frame.set_offset(0, wqe.request.imm);
-        frame.flags = frame::request_flags(wqe.request.flags);
+        frame.flags = wire::request_flags(wqe.request.flags);
         if address.path.grh != Grh::NONE {
-            frame.flags |= frame::GRH;
+            frame.flags |= wire::GRH;
         }
         let grh = address.path.grh.sealed(len, wqe.has(SendFlags::IMM));
         let head = Source::of(&grh.0);
@@ -421,7 +421,7 @@ impl Ud {
             ibv_wc_status::IBV_WC_LOC_PROT_ERR
         };
         qp.rq.pop();
-        let solicited = frame.flags & frame::SOLICITED != 0;
+        let solicited = frame.flags & wire::SOLICITED != 0;
         let qpn = qp.qpn;
         tables.cqs.push(qp.recv_cq, solicited, &mut tables.events, |wc| {
             (wc.wr_id, wc.status, wc.opcode) = (wqe.wr_id, status, ibv_wc_opcode::IBV_WC_RECV);
@@ -431,10 +431,10 @@ impl Ud {
             #[allow(clippy::cast_possible_truncation, reason = "a local identifier has 16 bits")]
             let slid = frame.addr as u16;
             wc.slid = slid;
-            if frame.flags & frame::GRH != 0 {
+            if frame.flags & wire::GRH != 0 {
                 wc.wc_flags |= ibv_wc_flags::IBV_WC_GRH.0;
             }
-            if frame.flags & frame::IMM != 0 {
+            if frame.flags & wire::IMM != 0 {
                 set_imm(wc, frame.imm());
             }
         });

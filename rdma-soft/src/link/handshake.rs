@@ -21,9 +21,9 @@ use nix::errno::Errno;
 use rdma_mem::{Mapping, SharedMemory, SharedMemoryError};
 
 use super::memory::{Ends, Memory, Side};
-use super::packet::{self, Body, Error, Kind, Packet, VERSION};
 use super::peer::Peer;
 use super::trust::{self, TOKEN, Token};
+use super::wire::{self, Body, Error, Kind, Packet, VERSION};
 use crate::engine::{DIRECTORY_LEN, Slot};
 use crate::os;
 use crate::os::bell::Bell;
@@ -195,7 +195,7 @@ fn tell(socket: &Socket, refusal: Refusal) -> Refusal {
         let text = refusal.to_string();
         let text = text.get(..text.len().min(400)).unwrap_or("");
         // The peer may have closed the socket.
-        let _told: os::Result<()> = packet::send(socket, Kind::Refuse, &Body::default().bytes(text.as_bytes()), &[]);
+        let _told: os::Result<()> = wire::send(socket, Kind::Refuse, &Body::default().bytes(text.as_bytes()), &[]);
     }
     refusal
 }
@@ -203,7 +203,7 @@ fn tell(socket: &Socket, refusal: Refusal) -> Refusal {
 fn try_open(socket: &Socket, local: &Local<'_>) -> Result<Result<Agreed, Opened>, Refusal> {
     let peer = identify(socket)?;
     let token = Token::new()?;
-    packet::send(socket, Kind::Hello, &hello(&token, &local.slots), &[])?;
+    wire::send(socket, Kind::Hello, &hello(&token, &local.slots), &[])?;
 
     let mut answer = next(socket)?;
     if answer.kind == Kind::Known as u32 {
@@ -219,7 +219,7 @@ fn try_open(socket: &Socket, local: &Local<'_>) -> Result<Result<Agreed, Opened>
     let (memory, file) = Memory::create(local.capacity)?;
     let our_bell = Bell::new()?;
     let fds = [file.as_fd(), fd_of(local.directory)?, our_bell.as_fd()];
-    packet::send(socket, Kind::Offer, &Body::default().bytes(&hello.token).u64(local.capacity as u64), &fds)?;
+    wire::send(socket, Kind::Offer, &Body::default().bytes(&hello.token).u64(local.capacity as u64), &fds)?;
 
     let [directory, bell] = descriptors(of_kind(next(socket)?, Kind::Accept)?)?;
     let directory = Mapping::map(directory.as_fd(), DIRECTORY_LEN)?;
@@ -239,16 +239,16 @@ fn try_accept(
     match answer(peer.pid, &theirs.slots) {
         Answer::Welcome => {}
         Answer::Known => {
-            packet::send(socket, Kind::Known, &put_slots(Body::default(), &local.slots), &[])?;
+            wire::send(socket, Kind::Known, &put_slots(Body::default(), &local.slots), &[])?;
             return Ok(None);
         }
         Answer::Busy => {
-            packet::send(socket, Kind::Busy, &Body::default(), &[])?;
+            wire::send(socket, Kind::Busy, &Body::default(), &[])?;
             return Ok(None);
         }
     }
     let ours = Body::default().bytes(&theirs.token).bytes(hello(&token, &local.slots).rest());
-    packet::send(socket, Kind::Hello, &ours, &[])?;
+    wire::send(socket, Kind::Hello, &ours, &[])?;
 
     let mut offer = of_kind(next(socket)?, Kind::Offer)?;
     check_proof(&token, peer, &mut offer.body)?;
@@ -258,7 +258,7 @@ fn try_accept(
     let directory = Mapping::map(directory.as_fd(), DIRECTORY_LEN)?;
     let our_bell = Bell::new()?;
     let bell = our_bell.of_peer(bell)?;
-    packet::send(socket, Kind::Accept, &Body::default(), &[fd_of(local.directory)?, our_bell.as_fd()])?;
+    wire::send(socket, Kind::Accept, &Body::default(), &[fd_of(local.directory)?, our_bell.as_fd()])?;
     Ok(Some(Agreed { ends: memory.ends(Side::Acceptor), hello: theirs, directory, bell, our_bell }))
 }
 
@@ -326,7 +326,7 @@ impl Hello {
 /// Receives the next packet. Fails if the packet is a refusal or has another version.
 fn next(socket: &Socket) -> Result<Packet, Refusal> {
     socket.wait_readable(PATIENCE)?;
-    let packet = packet::receive(socket)?;
+    let packet = wire::receive(socket)?;
     if packet.version != VERSION {
         return Err(Refusal::Version { theirs: packet.version });
     }

@@ -30,7 +30,7 @@
 //!   loopback.rs             the link of a process to itself
 //!   doorbell.rs, words.rs   the wake-up protocol; its atomic words, which loom replaces
 //!   handshake.rs, trust.rs  the set-up of a link; which process may connect
-//!   packet.rs, peer.rs      packets on the socket of a link; the process behind a link
+//!   wire.rs, peer.rs        packets on the socket of a link; the process behind a link
 //!   slot.rs, group.rs       abstract sockets that name processes and memberships of groups
 //! ```
 
@@ -41,11 +41,11 @@ pub(crate) mod handshake;
 pub(crate) mod loopback;
 pub(crate) mod memory;
 pub(crate) mod pace;
-pub(crate) mod packet;
 pub(crate) mod peer;
 pub(crate) mod ring;
 pub(crate) mod slot;
 pub(crate) mod trust;
+pub(crate) mod wire;
 pub(crate) mod words;
 
 use duplex::Duplex;

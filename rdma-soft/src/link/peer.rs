@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rdma_mem::Mapping;
 
-use super::packet::{self, Body, Kind};
+use super::wire::{self, Body, Kind};
 use crate::engine::Slot;
 use crate::os::bell::Bell;
 use crate::os::{self, process, socket::Socket};
@@ -39,12 +39,12 @@ impl Peer {
         }
         // A full socket means that the peer has hundreds of unread doorbells, so one more is not
         // needed.
-        let _full: os::Result<()> = self.socket.send(&packet::DOORBELL);
+        let _full: os::Result<()> = self.socket.send(&wire::DOORBELL);
     }
 
     /// Sends a region's description, and the file that holds it.
     pub(crate) fn send_region(&self, description: &Body, file: BorrowedFd<'_>) -> os::Result<()> {
-        packet::send(&self.socket, Kind::Grant, description, &[file])
+        wire::send(&self.socket, Kind::Grant, description, &[file])
     }
 
     /// Whether the process has died.

@@ -19,7 +19,7 @@ use super::{groups, peers};
 use crate::engine::{Area, Grant, LinkId, Lookup};
 use crate::link::Link;
 use crate::link::handshake::Refusal;
-use crate::link::packet::{self, Body, Error, Kind};
+use crate::link::wire::{self, Body, Error, Kind};
 use crate::log::{self, log};
 use crate::os;
 
@@ -98,7 +98,7 @@ fn receive(node: &Node, id: LinkId, generation: u32) -> bool {
         let result = {
             let state = node.lock();
             let Some(peer) = state.peer_of_generation(id, generation) else { return false };
-            packet::receive(&peer.socket)
+            wire::receive(&peer.socket)
         };
         let why = match result {
             Ok(packet) if packet.kind == Kind::Doorbell as u32 => {
@@ -120,7 +120,7 @@ fn receive(node: &Node, id: LinkId, generation: u32) -> bool {
 }
 
 /// Maps a region that a peer has sent. Mapping takes long, so only a requested region is mapped.
-fn take_grant(node: &Node, id: LinkId, generation: u32, mut packet: packet::Packet) {
+fn take_grant(node: &Node, id: LinkId, generation: u32, mut packet: wire::Packet) {
     let rkey = packet.body.take_u64().ok().and_then(|key| u32::try_from(key).ok());
     let Some(rkey) = rkey.filter(|rkey| node.lock().engine.wants_mapping(id, *rkey)) else { return };
     match map_grant(&mut packet) {
@@ -136,7 +136,7 @@ fn take_grant(node: &Node, id: LinkId, generation: u32, mut packet: packet::Pack
     }
 }
 
-fn map_grant(packet: &mut packet::Packet) -> Result<Area, Refusal> {
+fn map_grant(packet: &mut wire::Packet) -> Result<Area, Refusal> {
     let offset = packet.body.take_u64()?;
     let len = packet.body.take_u64()?;
     let end = offset.checked_add(len).and_then(|end| usize::try_from(end).ok());

@@ -117,6 +117,7 @@
 //
 // Files:
 //
+//   manager.rs                   connection managers, and the contexts of their devices
 //   id.rs, channel.rs, event.rs  ids, event channels, events
 //   connect.rs, request.rs, datagram.rs
 //                                connecting, accepting, resolving peers of datagrams

@@ -1,4 +1,4 @@
-use super::super::message::{SidrReq, room, tests::message};
+use super::super::wire::{SidrReq, room, tests::message};
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;

@@ -3,11 +3,11 @@
 use rdma_sys::{ibv_event_type, ibv_wc_status};
 
 use super::super::errand::Errand;
-use super::super::frame::{self, Frame, Kind};
 use super::super::qp::Qp;
 use super::super::tables::Tables;
 use super::super::timer::Owner;
 use super::super::types::{Element, Event, Op, QpId, QpState, SendData, SendFlags, SendRequest};
+use super::super::wire::{self, Frame, Kind};
 use super::plan::{Attempts, Pick, Subject};
 use super::{Active, Arrival, Fault, FaultPlan, FaultReport, Faults, Injected, Operations};
 
@@ -320,6 +320,6 @@ fn arriving(qp: &Qp, frame: &Frame, is_reliable: bool) -> Subject {
         Kind::Datagram => Operations::DATAGRAM,
         _ => Operations::WRITE,
     };
-    let takes_receive = matches!(frame.kind, Kind::Send | Kind::UcSend) || frame.flags & frame::IMM != 0;
+    let takes_receive = matches!(frame.kind, Kind::Send | Kind::UcSend) || frame.flags & wire::IMM != 0;
     Subject { qpn: qp.qpn, inbound: true, operation, takes_receive, is_empty: frame.total == 0, is_reliable }
 }

@@ -4,12 +4,12 @@ use rdma_sys::ibv_wc_status;
 
 use super::super::foreign::ForeignRange;
 use super::super::foreign::Waiter;
-use super::super::frame::Refusal;
 use super::super::memory::Gather;
 use super::super::mr::entry_at;
 use super::super::qp::Qp;
 use super::super::staging::Fetched;
 use super::super::tables::Tables;
+use super::super::wire::Refusal;
 
 /// The outcome of an attempt to send a piece of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,6 @@
 use rdma_sys::ibv_wc_status;
 
 use super::super::foreign::{CopyEnd, Direction, ForeignRange, Waiter};
-use super::super::frame::{Frame, Kind};
 use super::super::memory::{Source, Target};
 use super::super::mr::{LOCAL_WRITE, REMOTE_WRITE, entry_at};
 use super::super::qp::Qp;
@@ -18,6 +17,7 @@ use super::super::receive::Receive;
 use super::super::staging::{Storing, Waiting};
 use super::super::tables::Tables;
 use super::super::types::{LinkId, QpState};
+use super::super::wire::{Frame, Kind};
 use super::responder::Unstored;
 use super::{Handled, Rc, responder};
 

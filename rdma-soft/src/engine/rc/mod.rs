@@ -26,13 +26,13 @@ mod responder;
 use super::Outbound;
 use super::directory::Card;
 use super::fault::Operations;
-use super::frame::{Frame, Kind};
 use super::memory::Source;
 use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
 use super::peers::Work;
 use super::qp::Qp;
 use super::tables::Tables;
 use super::types::{Errno, Host, LinkId, Op, QpState, QpStatus, SendData, SendRequest, Transmit};
+use super::wire::{Frame, Kind};
 
 use requester::Requester;
 use responder::Responder;

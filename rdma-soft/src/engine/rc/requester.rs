@@ -13,7 +13,6 @@ use rdma_sys::ibv_wc_status;
 
 use super::super::Outbound;
 use super::super::fault::Fault;
-use super::super::frame::{self, Frame, Kind, Refusal, after, distance, precedes};
 use super::super::limits::COPY_BUDGET;
 use super::super::memory::Source;
 use super::super::mr::LOCAL_WRITE;
@@ -23,6 +22,7 @@ use super::super::tables::Tables;
 use super::super::timer::{DEATH_NANOS, Owner, ack_nanos, rnr_nanos};
 use super::super::transfer;
 use super::super::types::{Op, QpState, SendData, SendFlags, SendRequest, Transmit};
+use super::super::wire::{self, Frame, Kind, Refusal, after, distance, precedes};
 use super::Handled;
 use super::direct::{self, Operation};
 use super::fetch::{self, Pushed};
@@ -343,9 +343,9 @@ impl Requester {
             Op::Read => {}
             Op::Send | Op::Write => frame.set_offset(self.offset, request.imm),
         }
-        frame.flags = frame::request_flags(request.flags);
+        frame.flags = wire::request_flags(request.flags);
         if wqe.has(SendFlags::SIGNALED) {
-            frame.flags |= frame::ACK_REQUEST;
+            frame.flags |= wire::ACK_REQUEST;
         }
         let carried = if frame.can_carry() { resp.ack_to_carry(qp, tables) } else { None };
         if let Some((number, epoch)) = carried {

@@ -10,7 +10,6 @@ use rdma_sys::{ibv_event_type, ibv_wc_status};
 
 use super::super::Outbound;
 use super::super::fault::Fault;
-use super::super::frame::{self, Frame, Kind, Refusal, after, before};
 use super::super::limits::MAX_RD_ATOMIC;
 use super::super::memory::{Atomic, Gather, Source};
 use super::super::mr::{LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
@@ -20,6 +19,7 @@ use super::super::receive::Receive;
 use super::super::tables::Tables;
 use super::super::transfer;
 use super::super::types::{LinkId, QpState, Transmit};
+use super::super::wire::{self, Frame, Kind, Refusal, after, before};
 use super::Handled;
 use super::fetch::{self, Pushed};
 
@@ -255,7 +255,7 @@ impl Responder {
     pub(super) fn stored(&mut self, qp: &mut Qp, link: LinkId, frame: &Frame, len: usize, tables: &mut Tables) {
         if self.is_current(link, frame) {
             let is_last = frame.offset() as usize + len == frame.total as usize;
-            if is_last && (frame.kind == Kind::Send || frame.flags & frame::IMM != 0) {
+            if is_last && (frame.kind == Kind::Send || frame.flags & wire::IMM != 0) {
                 transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
             }
             self.conclude(qp, link, frame, len, Outcome::Done, tables);
@@ -315,7 +315,7 @@ impl Responder {
             self.inbound = None;
         }
         self.expected = after(self.expected);
-        let is_requested = frame.flags & frame::ACK_REQUEST != 0;
+        let is_requested = frame.flags & wire::ACK_REQUEST != 0;
         self.ack_requested = is_requested || (self.ack_due && self.ack_requested);
         // The data of a read or an atomic acknowledges it.
         self.ack_due = matches!(frame.kind, Kind::Send | Kind::Write | Kind::WriteDone);
@@ -505,7 +505,7 @@ fn execute_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Ta
 }
 
 fn execute_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Outcome {
-    let with_imm = frame.flags & frame::IMM != 0;
+    let with_imm = frame.flags & wire::IMM != 0;
     if with_imm && qp.rq.front(qp.pd, tables).is_none() {
         return Outcome::NotReady;
     }

@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 
-use super::super::frame::{Frame, GRH, IMM, Kind};
+use super::super::wire::{Frame, GRH, IMM, Kind};
 use super::datagrams::{FLUSH, GROUP, LEN_ERR, QKEY, end, linked, to, to_group};
 use super::world::*;
 use crate::engine::*;

@@ -2,7 +2,7 @@
 
 use rdma_sys::{ibv_event_type as event, ibv_wc_status as status};
 
-use super::super::frame::{Frame, Kind};
+use super::super::wire::{Frame, Kind};
 use super::world::*;
 use crate::engine::*;
 

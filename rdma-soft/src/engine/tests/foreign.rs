@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdma_mem::CopyFailed;
 use rdma_sys::ibv_sge;
 
-use super::super::frame::{Frame, Kind};
+use super::super::wire::{Frame, Kind};
 use super::world::*;
 use crate::engine::timer::DEATH_NANOS;
 use crate::engine::*;

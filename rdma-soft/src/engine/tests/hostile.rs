@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use rdma_sys::ibv_event_type;
 
-use super::super::frame::{Frame, Kind};
 use super::super::mr::REMOTE_WRITE;
+use super::super::wire::{Frame, Kind};
 use super::world::*;
 use crate::engine::*;
 
@@ -145,7 +145,7 @@ const BAD_RESPONSE: u32 = rdma_sys::ibv_wc_status::IBV_WC_BAD_RESP_ERR.0;
 #[test]
 fn a_read_that_is_acknowledged_without_its_data_is_a_bad_response() {
     assert_eq!(answered_with(|_| {}), BAD_RESPONSE);
-    assert_eq!(answered_with(|frame| frame.number = frame::after(frame.number)), BAD_RESPONSE);
+    assert_eq!(answered_with(|frame| frame.number = wire::after(frame.number)), BAD_RESPONSE);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_write_that_is_only_announced_names_memory_of_its_length() {
         let key = world.register(0, &memory, rights);
         let announce = |world: &mut World, total, at| {
             let mut frame = Frame::new(Kind::WriteDone, a.qpn, b.qpn, 0xff_fffe, 0);
-            (frame.flags, frame.total, frame.addr, frame.key) = (frame::IMM, total, memory.addr() + at, key);
+            (frame.flags, frame.total, frame.addr, frame.key) = (wire::IMM, total, memory.addr() + at, key);
             world.nodes[0].engine.handle_frame(LinkId(1), &frame.encode(), Source::EMPTY);
         };
         world.recv(a, 1, &[]).unwrap();

@@ -39,7 +39,7 @@ fn accept_from(act: impl FnOnce(&Socket) + Send) -> Result<Option<Established>, 
 /// Receives the next packet.
 fn take(socket: &Socket) -> Packet {
     socket.wait_readable(PATIENCE).unwrap();
-    packet::receive(socket).unwrap()
+    wire::receive(socket).unwrap()
 }
 
 fn refusal_of(socket: &Socket) -> String {
@@ -51,7 +51,7 @@ fn refusal_of(socket: &Socket) -> String {
 /// Takes an honest opener's steps before its Offer. Returns the acceptor's token, the proof to
 /// send.
 fn greet(socket: &Socket, token: &Token) -> [u8; TOKEN] {
-    packet::send(socket, Kind::Hello, &hello(token, &[Slot(9)]), &[]).unwrap();
+    wire::send(socket, Kind::Hello, &hello(token, &[Slot(9)]), &[]).unwrap();
     let mut answer = take(socket);
     assert!(token.is(&answer.body.take().unwrap()));
     let address = answer.body.take_u64().unwrap();
@@ -108,7 +108,7 @@ fn a_peer_that_has_a_link_or_makes_one_is_told_so() {
 fn a_peer_of_another_version_is_told_so() {
     let result = accept_from(|socket| {
         let body = Body::default().u64(0).u64(0);
-        packet::send_as(socket, VERSION + 1, Kind::Hello, &body, &[]).unwrap();
+        wire::send_as(socket, VERSION + 1, Kind::Hello, &body, &[]).unwrap();
         assert!(refusal_of(socket).contains("another version"));
     });
     assert!(matches!(result, Err(Refusal::Version { theirs }) if theirs == VERSION + 1));
@@ -118,7 +118,7 @@ fn a_peer_of_another_version_is_told_so() {
         let process = Process::new(3, 1 << 16);
         let opening = scope.spawn(move || open(a, &process.local()).map(drop));
         take(&b);
-        packet::send_as(&b, 77, Kind::Refuse, &Body::default(), &[]).unwrap();
+        wire::send_as(&b, 77, Kind::Refuse, &Body::default(), &[]).unwrap();
         opening.join().unwrap()
     });
     assert!(matches!(result, Err(Refusal::Version { theirs: 77 })));
@@ -131,7 +131,7 @@ fn who_has_not_read_the_token_is_refused() {
         let token = Token::new().unwrap();
         greet(socket, &token);
         let offer = Body::default().bytes(&[0; TOKEN]).u64(1 << 16);
-        packet::send(socket, Kind::Offer, &offer, &[]).unwrap();
+        wire::send(socket, Kind::Offer, &offer, &[]).unwrap();
         assert!(refusal_of(socket).contains("has not shown"));
     });
     assert!(matches!(result, Err(Refusal::Unproved(_))));
@@ -141,7 +141,7 @@ fn who_has_not_read_the_token_is_refused() {
 fn a_token_that_cannot_be_read_is_refused() {
     let result = accept_from(|socket| {
         let body = Body::default().u64(4096).u64(0);
-        packet::send(socket, Kind::Hello, &body, &[]).unwrap();
+        wire::send(socket, Kind::Hello, &body, &[]).unwrap();
         assert!(refusal_of(socket).contains("trace"));
     });
     assert!(matches!(result, Err(Refusal::Untraceable { .. })));
@@ -153,7 +153,7 @@ fn a_peer_that_has_died_is_said_to_be_dead() {
     let peer = Credentials { pid: process.id().try_into().unwrap(), uid: 0 };
     process.wait().unwrap();
     let [socket, theirs] = Socket::pair();
-    packet::send(&theirs, Kind::Hello, &Body::default().u64(4096).u64(0), &[]).unwrap();
+    wire::send(&theirs, Kind::Hello, &Body::default().u64(4096).u64(0), &[]).unwrap();
     let refusal = Hello::read(&socket, peer, &mut take(&socket).body).err().unwrap();
     assert!(matches!(refusal, Refusal::Died(_)), "{refusal}");
     assert_eq!(refusal.to_string(), format!("process {} has died", peer.pid));
@@ -192,7 +192,7 @@ fn descriptors_that_could_hurt_are_refused() {
         let result = accept_from(|socket| {
             let token = Token::new().unwrap();
             let proof = greet(socket, &token);
-            packet::send(socket, Kind::Offer, &Body::default().bytes(&proof).u64(capacity), &fds).unwrap();
+            wire::send(socket, Kind::Offer, &Body::default().bytes(&proof).u64(capacity), &fds).unwrap();
             refusal_of(socket);
         });
         assert!(matches!(result, Err(Refusal::Packet(_) | Refusal::Memory(_))), "{what}: {result:?}");

@@ -18,8 +18,8 @@ use super::device::Node;
 use super::*;
 use crate::engine::{Event, Op, Slot};
 use crate::link::Link;
-use crate::link::packet::Body;
 use crate::link::slot;
+use crate::link::wire::Body;
 
 fn become_a_stranger() {
     // SAFETY: geteuid has no requirements.
