@@ -1,13 +1,11 @@
-//! How a program ends: one line that says what went wrong and what to do, and an exit status.
+//! Why a program ends: one line that says what went wrong and what to do, and an exit status.
 
 use std::fmt;
 use std::io::{self, Write};
-use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::{Command, Parser};
 use nix::errno::Errno;
 use rdma::{WcError, WcStatus};
 use rdma_net::FailureKind;
@@ -16,8 +14,6 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::layer as printer;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-
-use crate::cli;
 
 /// The paragraph of `--help` about exit statuses.
 pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 invalid arguments, 3 another rank failed. \
@@ -110,6 +106,11 @@ impl Failure {
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Whether a rank has already reported the failure.
+    pub(crate) fn is_reported(&self) -> bool {
+        self.text.is_empty()
     }
 
     /// Whether the reason may be known to another rank alone.
@@ -288,36 +289,6 @@ fn out_of_memory_hint() -> String {
     }
 }
 
-/// Parses the command line, runs a program's body, and turns its result into an exit status; prints
-/// a failure as one line on standard error.
-pub fn run<A: Parser>(program: &str, body: impl FnOnce(A) -> Result<(), Failure>) -> ExitCode {
-    run_as(program, A::command(), body)
-}
-
-/// Runs a program as [`run`] does, with a variant of its command.
-pub(crate) fn run_as<A: Parser>(
-    program: &str,
-    command: Command,
-    body: impl FnOnce(A) -> Result<(), Failure>,
-) -> ExitCode {
-    let result = cli::parse(command).and_then(|line| {
-        let Some(line) = line else { return Ok(()) };
-        log_to_stderr(line.log.as_deref())?;
-        body(line.args)
-    });
-    let Err(failure) = result else { return ExitCode::SUCCESS };
-    let is_quiet = match failure.kind {
-        Kind::BrokenPipe => true,
-        // The launcher reports which rank died; without a launcher, each rank reports it.
-        Kind::Peer => is_launched(),
-        Kind::Failed | Kind::Usage => failure.text.is_empty(),
-    };
-    if !is_quiet {
-        say(&format!("{program}: {failure}"));
-    }
-    ExitCode::from(failure.exit_status())
-}
-
 /// The last warning that the library logged, for example why a peer was refused, which the returned
 /// error does not say; and its time.
 static LAST_WARNING: Mutex<(String, Option<Instant>)> = Mutex::new((String::new(), None));
@@ -331,7 +302,7 @@ const LOG_VARIABLE: &str = "RUST_LOG";
 
 /// Prints the library's log events of a level, or those that [`LOG_VARIABLE`] asks for; without
 /// both, keeps the last warning for a failure that it may explain.
-fn log_to_stderr(level: Option<&str>) -> Result<(), Failure> {
+pub(crate) fn log_to_stderr(level: Option<&str>) -> Result<(), Failure> {
     let variable = std::env::var(LOG_VARIABLE).ok().filter(|value| !value.is_empty());
     if let Some(asked_for) = level.or(variable.as_deref()) {
         let filter: Result<Targets, _> = asked_for.parse();

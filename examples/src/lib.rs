@@ -65,6 +65,7 @@ mod peer_text;
 pub mod pingpong;
 pub mod placement;
 pub mod plan;
+mod program;
 pub mod progress;
 pub mod rpc;
 pub mod rping;
@@ -75,4 +76,5 @@ pub mod training;
 pub mod tune;
 mod wait;
 
-pub use failure::{Failure, run};
+pub use failure::Failure;
+pub use program::run;

@@ -38,6 +38,7 @@ compile_error!("rdma-mem needs Linux: memfd, seals and mremap");
 
 mod copier;
 mod copy;
+mod error;
 pub mod pass;
 pub mod process;
 pub mod reduce;
@@ -47,8 +48,9 @@ pub mod word;
 
 pub use copier::{Copier, CopyFailed};
 pub use copy::{copy, copy_for_peer, copy_from_peer, copy_ordered};
+pub use error::SharedMemoryError;
 pub use reduce::{Operation, Scalar, Stores, reduce};
-pub use shared::{Backing, Mapping, Segment, SegmentView, SharedMemory, SharedMemoryError, page_size};
+pub use shared::{Backing, Mapping, Segment, SegmentView, SharedMemory, page_size};
 pub use slice::{SharedSlice, SharedSliceMut, SliceError};
 
 /// The programs of the README are doctests.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use memmap2::MmapMut;
 use nix::sys::mman::{MmapAdvise, madvise};
 
-use crate::shared::SharedMemoryError;
+use crate::error::SharedMemoryError;
 
 /// The process's number, in a page that is wiped in a child; null before [`identify`].
 static NUMBER: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());

@@ -108,6 +108,7 @@ mod log;
 mod node;
 mod os;
 pub mod parts;
+mod threads;
 mod verbs;
 
 pub use cm::rdmacm;

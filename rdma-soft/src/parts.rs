@@ -12,24 +12,9 @@
 //! The parts themselves have cancellation points, so the caller disables cancellation for them
 //! (`pthread_setcancelstate`).
 
-use std::ffi::{c_int, c_void};
-
-use rdma_sys::{ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, rdma_cm_event, rdma_cm_id, rdma_event_channel};
-
+pub use crate::cm::{GetCmEvent, GetRequest};
+pub use crate::verbs::{GetAsyncEvent, GetCqEvent, READ};
 use crate::{cm, verbs};
-
-/// Result of a part: the caller reads the descriptor and calls the part again.
-pub const READ: c_int = 1;
-
-/// `ibv_get_async_event` in parts.
-pub type GetAsyncEvent = unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event, u32) -> c_int;
-/// `ibv_get_cq_event` in parts.
-pub type GetCqEvent = unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void, u32) -> c_int;
-/// `rdma_get_cm_event` in parts.
-pub type GetCmEvent = unsafe extern "C" fn(*mut rdma_event_channel, *mut *mut rdma_cm_event, u32) -> c_int;
-
-/// `rdma_get_request` in parts; the descriptor is that of the listener's channel.
-pub type GetRequest = unsafe extern "C" fn(*mut rdma_cm_id, *mut *mut rdma_cm_id, u32) -> c_int;
 
 /// The verbs that wait for an event, in parts. The last argument is the number of reads.
 #[derive(Clone, Copy, Debug)]

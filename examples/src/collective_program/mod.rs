@@ -29,8 +29,9 @@ use crate::collectives::{
     choose, near_gpu,
 };
 use crate::device::{RailSettings, announce};
-use crate::failure::{is_launched, run_as};
+use crate::failure::is_launched;
 use crate::placement;
+use crate::program::run_as;
 
 /// Memory of a rank besides its tensors: scratch memory, and memory for the device.
 const OVERHEAD: u128 = 32 << 20;

@@ -23,8 +23,9 @@ use self::step::{Connector, Tallies, Worker};
 use crate::bootstrap::{Group, Roles, Terms};
 use crate::collectives::Tuning;
 use crate::device::announce;
-use crate::failure::{is_launched, run as run_program};
+use crate::failure::is_launched;
 use crate::placement::MOST_RANKS;
+use crate::program;
 use crate::progress::Progress;
 use crate::{Failure, cli, launcher, placement};
 
@@ -36,7 +37,7 @@ const OVERHEAD: f64 = (16 << 20) as f64;
 /// Runs the program.
 #[must_use]
 pub fn run() -> ExitCode {
-    run_program("training_step", |args: Args| train(&args))
+    program::run("training_step", |args: Args| train(&args))
 }
 
 fn train(args: &Args) -> Result<(), Failure> {

@@ -19,8 +19,9 @@ use crate::bootstrap::{Group, Roles, Terms};
 use crate::cli::Size;
 use crate::collective_program::{Session, check_memory};
 use crate::collectives::{AlgorithmTable, Collective, algorithm_name};
-use crate::failure::{is_launched, run_as};
+use crate::failure::is_launched;
 use crate::output::Output;
+use crate::program::run_as;
 use crate::progress::Progress;
 use crate::{Failure, launcher, placement, table};
 

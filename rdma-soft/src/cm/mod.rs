@@ -50,5 +50,5 @@ mod srq;
 mod table;
 mod wire;
 
-pub use table::rdmacm;
 pub(crate) use table::{GET_CM_EVENT, GET_REQUEST};
+pub use table::{GetCmEvent, GetRequest, rdmacm};

@@ -28,6 +28,7 @@ use crate::os::event_loop::EventLoop;
 use crate::os::fork::PerProcess;
 use crate::os::socket::{Received, Socket};
 use crate::os::{self, now};
+use crate::threads;
 
 /// Most packets received from one socket, or connections accepted from one listener, in one turn.
 const TURN: usize = 32;
@@ -87,7 +88,7 @@ impl Service {
         super::device::open()?;
         SERVICE.get_or_make(|| {
             let service: &Self = Box::leak(Box::new(Self::new()?));
-            os::thread::spawn_loop("rdma-soft-cm", || service.turn())?;
+            threads::spawn_loop("rdma-soft-cm", || service.turn())?;
             Ok(service)
         })
     }

@@ -1,12 +1,16 @@
 //! The software device's functions in the table of librdmacm functions that `rdma-sys` defines.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 
-use rdma_sys::{RdmaCm, rdma_cm_event_type};
+use rdma_sys::{RdmaCm, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel};
 
 use super::{calls, endpoint, multicast, options, srq};
-use crate::parts::{GetCmEvent, GetRequest};
 use crate::verbs::call::{call0, call1, call2, call3, call4, call5, fast};
+
+/// `rdma_get_cm_event` in parts.
+pub type GetCmEvent = unsafe extern "C" fn(*mut rdma_event_channel, *mut *mut rdma_cm_event, u32) -> c_int;
+/// `rdma_get_request` in parts; the descriptor is that of the listener's channel.
+pub type GetRequest = unsafe extern "C" fn(*mut rdma_cm_id, *mut *mut rdma_cm_id, u32) -> c_int;
 
 /// `rdma_get_cm_event` in parts.
 pub(crate) const GET_CM_EVENT: GetCmEvent = fast::call3(calls::next_cm_event);

@@ -22,6 +22,7 @@ use crate::link::handshake::Refusal;
 use crate::link::wire::{self, Body, Error, Kind};
 use crate::log::{self, log};
 use crate::os;
+use crate::threads;
 
 /// Limit of the packets received from one link before other sources get their turn.
 const PACKETS: usize = 16;
@@ -29,7 +30,7 @@ const PACKETS: usize = 16;
 /// Starts the agent.
 pub(super) fn start(node: &'static Node) -> os::Result<()> {
     let (mut polls_before, mut is_rung) = (0, false);
-    os::thread::spawn_loop("rdma-soft", move || {
+    threads::spawn_loop("rdma-soft", move || {
         log::emit_deferred();
         let wait = take_turn(node, &mut polls_before, core::mem::take(&mut is_rung));
         node.event_loop.wait(wait, |token| is_rung |= handle(node, Source::of(token)));

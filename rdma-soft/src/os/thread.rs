@@ -2,14 +2,11 @@
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use super::{Named, Result};
-use crate::log::log;
 
 /// Stack size of a thread in bytes: enough for a subscriber of the log.
 const STACK: usize = 256 << 10;
@@ -63,18 +60,4 @@ pub(crate) fn spawn_with_stack(name: &str, size: usize, body: impl FnOnce() + Se
     let started = std::thread::Builder::new().name(name.into()).stack_size(size).spawn(body);
     before.thread_set_mask().named("pthread_sigmask")?;
     started.map(drop).named("clone")
-}
-
-/// Starts a thread that takes turns for as long as the process lives. A panic ends a turn, not the
-/// thread: the next turns serve the objects that the panic did not concern.
-pub(crate) fn spawn_loop(name: &'static str, mut turn: impl FnMut() + Send + 'static) -> Result<()> {
-    spawn(name, move || {
-        loop {
-            if catch_unwind(AssertUnwindSafe(&mut turn)).is_err() {
-                // The panic hook has reported the panic itself.
-                log!(ERROR, "the thread {name} of the software RDMA device panicked; this is a defect of rdma-soft");
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
-    })
 }

@@ -454,6 +454,9 @@ impl Answer for Result<(), MinusOne> {
     }
 }
 
+/// Result of a part: the caller reads the descriptor and calls the part again.
+pub const READ: c_int = 1;
+
 /// Outcome of a part of a verb that waits for an event. The caller reads the descriptor between the
 /// parts, outside of Rust code that a cancelled thread must not unwind ([`crate::parts`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -469,7 +472,7 @@ impl Answer for Result<Next, MinusOne> {
 
     fn into_c(self) -> c_int {
         match self {
-            Ok(Next::Read) => crate::parts::READ,
+            Ok(Next::Read) => READ,
             done => done.map(drop).into_c(),
         }
     }

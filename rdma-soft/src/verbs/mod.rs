@@ -77,9 +77,10 @@ mod srq;
 mod strings;
 mod table;
 
+pub use call::READ;
 pub use device::check_environment;
 pub use mr::register_foreign;
-pub use table::ibverbs;
 pub(crate) use table::{GET_ASYNC_EVENT, GET_CQ_EVENT};
+pub use table::{GetAsyncEvent, GetCqEvent, ibverbs};
 
 use crate::engine::Errno;

@@ -1,10 +1,16 @@
 //! The software device's functions in the table of libibverbs functions that `rdma-sys` defines.
 
-use rdma_sys::{Ibverbs, ibv_fork_status};
+use std::ffi::{c_int, c_void};
+
+use rdma_sys::{Ibverbs, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_fork_status};
 
 use super::call::{call0, call1, call2, call3, call4, call5, call6, fast};
 use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops, pd, qp, qp_ex, srq, strings};
-use crate::parts::{GetAsyncEvent, GetCqEvent};
+
+/// `ibv_get_async_event` in parts.
+pub type GetAsyncEvent = unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event, u32) -> c_int;
+/// `ibv_get_cq_event` in parts.
+pub type GetCqEvent = unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void, u32) -> c_int;
 
 /// `ibv_get_async_event` in parts.
 pub(crate) const GET_ASYNC_EVENT: GetAsyncEvent = fast::call3(async_event::next_async_event);

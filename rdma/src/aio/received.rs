@@ -4,8 +4,9 @@ use std::fmt;
 
 use rdma_sys::ibv_wc;
 
-use crate::cq::completion;
-use crate::mr::{Kind, Segment};
+use crate::cq::completion::{self, takes};
+use crate::cq::datagram::receives_datagrams;
+use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
 use crate::qp::ring::{Info, Published, Report};
 use crate::types::{Opcode, WcError};
 
@@ -78,6 +79,9 @@ impl Received {
         self.report.memory.take_if(kind)
     }
 }
+
+takes!(Received);
+receives_datagrams!(Received);
 
 impl fmt::Debug for Received {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

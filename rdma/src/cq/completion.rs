@@ -60,7 +60,7 @@ macro_rules! takes {
 takes!(Completion<'_>);
 takes!(Released<'_>);
 #[cfg(feature = "aio")]
-takes!(crate::aio::Received);
+pub(crate) use takes;
 
 /// A finished request, and the memory that it returns.
 ///

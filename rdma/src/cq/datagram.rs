@@ -7,7 +7,8 @@ use rdma_sys::{ibv_wc, ibv_wc_status};
 
 use super::completion::Completion;
 use crate::ah::{Grh, Source};
-use crate::mr::{Buffer, Kind, Segment};
+use crate::mr::{Buffer, Segment};
+use crate::qp::ring::Info;
 
 /// A received datagram in the buffer that was posted for it; dereferences to the payload.
 ///
@@ -36,6 +37,12 @@ pub struct Datagram {
 }
 
 impl Datagram {
+    /// A datagram of which the device says that it has `received` bytes, in a buffer with `space`
+    /// bytes behind the GRH. The device's count is not trusted: it must not reach past the buffer.
+    pub(crate) fn new(buffer: Buffer, received: usize, space: usize, source: Source) -> Self {
+        Self { buffer, len: received.saturating_sub(Grh::LEN).min(space), source }
+    }
+
     /// The sender's address.
     #[must_use]
     pub fn source(&self) -> &Source {
@@ -93,12 +100,9 @@ macro_rules! receives_datagrams {
             /// For a message in a single [`Buffer`], [`take_datagram`](Self::take_datagram) returns
             /// the source and the payload together.
             #[must_use]
-            pub fn source(&self) -> Option<Source> {
+            pub fn source(&self) -> Option<$crate::Source> {
                 let (wc, info) = self.parts();
-                if !info.is_datagram() || wc.status != ibv_wc_status::IBV_WC_SUCCESS {
-                    return None;
-                }
-                Some(source(wc, self.peek()))
+                $crate::cq::datagram::source(wc, info, self.peek())
             }
 
             /// Takes the datagram with its buffer, if this is a successful receive of a datagram
@@ -106,22 +110,23 @@ macro_rules! receives_datagrams {
             ///
             /// If the message was scattered over several segments, the result holds the first one.
             #[must_use = "the buffer is given up otherwise"]
-            pub fn take_datagram(&mut self) -> Option<Datagram> {
+            pub fn take_datagram(&mut self) -> Option<$crate::Datagram> {
                 let source = self.source()?;
                 let received = self.byte_len();
-                let room =
-                    self.peek().filter(|segment| segment.kind() == Kind::LocalHost)?.len.checked_sub(Grh::LEN)?;
+                let first = self.peek().filter(|segment| segment.kind() == $crate::mr::Kind::LocalHost)?;
+                let space = first.len.checked_sub($crate::Grh::LEN)?;
                 let buffer = self.take_buffer()?;
-                // The device's byte count is not trusted: it must not reach past the buffer.
-                Some(Datagram { buffer, len: received.saturating_sub(Grh::LEN).min(room), source })
+                Some($crate::Datagram::new(buffer, received, space, source))
             }
         }
     };
 }
 receives_datagrams!(Completion<'_>);
 #[cfg(feature = "aio")]
-receives_datagrams!(crate::aio::Received);
+pub(crate) use receives_datagrams;
 
-fn source(wc: &ibv_wc, first: Option<&Segment>) -> Source {
-    Source::new(wc, || first.and_then(Segment::front).map(Grh::from_bytes))
+/// The sender of a datagram, if this is the completion of its receive.
+pub(crate) fn source(wc: &ibv_wc, info: Info, first: Option<&Segment>) -> Option<Source> {
+    let is_received = info.is_datagram() && wc.status == ibv_wc_status::IBV_WC_SUCCESS;
+    is_received.then(|| Source::new(wc, || first.and_then(Segment::front).map(Grh::from_bytes)))
 }

@@ -29,7 +29,7 @@ mod backoff;
 mod capacity;
 mod channel;
 pub(crate) mod completion;
-mod datagram;
+pub(crate) mod datagram;
 mod held;
 mod poll;
 mod queue;
