@@ -186,6 +186,7 @@ mod mr;
 mod panics;
 mod pd;
 mod qp;
+mod ring;
 #[cfg(feature = "soft")]
 pub mod soft;
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::context::Context as Device;
 use crate::cq::{CompletionQueue, FETCH, Fetched};
 use crate::error::{Result, Verb};
 use crate::panics::Panics;
-use crate::qp::ring::{Cached, Report, Results};
+use crate::ring::{Cached, Report, Results};
 use crate::wait::Deadline;
 
 /// Fetches the completions of a completion queue, and wakes the task that waits for each.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use super::Error;
 use crate::cq::completion;
-use crate::qp::ring::{Report, Results, ReturnedMemory, Ticket};
+use crate::ring::{Report, Results, ReturnedMemory, Ticket};
 use crate::types::Opcode;
 
 /// A request in flight: the future of its completion.

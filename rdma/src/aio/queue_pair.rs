@@ -10,8 +10,8 @@ use super::{Error, InFlight, Received};
 use crate::error::{Error as VerbError, ErrorKind, Failed, Result as VerbResult, Verb};
 use crate::panics::Panics;
 use crate::qp::op::{Operation, Work};
-use crate::qp::ring::{Report, Results};
 use crate::qp::{self, InitializedQueuePair, Owned, PostError, Writable};
+use crate::ring::{Report, Results};
 use crate::transport::Transport;
 
 /// A queue pair whose requests are futures, and whose received messages are awaited.

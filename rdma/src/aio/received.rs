@@ -7,7 +7,7 @@ use rdma_sys::ibv_wc;
 use crate::cq::completion::{self, takes};
 use crate::cq::datagram::receives_datagrams;
 use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
-use crate::qp::ring::{Info, Published, Report};
+use crate::ring::{Info, Published, Report};
 use crate::types::{Opcode, WcError};
 
 /// A received message, or a receive that failed, and the memory that was posted for it.

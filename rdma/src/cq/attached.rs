@@ -8,7 +8,7 @@ use super::poll::Fetched;
 use super::queue::CqInner;
 use crate::error::Result;
 use crate::handle::Handle;
-use crate::qp::ring::{Cached, Producer, attach, detach};
+use crate::ring::{Cached, Producer, attach, detach};
 
 impl CqInner {
     fn reserve(&self, depth: u32) -> Result<()> {

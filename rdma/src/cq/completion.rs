@@ -1,5 +1,5 @@
 //! Completions, and the memory that they return. F, H, M and R are the invariants of
-//! [`poll`](super::poll), `held`, [`mr`](crate::mr) and [`ring`](crate::qp::ring).
+//! [`poll`](super::poll), `held`, [`mr`](crate::mr) and [`ring`](crate::ring).
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use super::held::Held;
 use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
-use crate::qp::ring::{Claimed, Info};
+use crate::ring::{Claimed, Info};
 use crate::types::{Opcode, WcError, WcStatus};
 
 /// Generates the methods that take the memory of a finished request; `take_if` returns the next

@@ -8,7 +8,7 @@ use rdma_sys::{ibv_wc, ibv_wc_status};
 use super::completion::Completion;
 use crate::ah::{Grh, Source};
 use crate::mr::{Buffer, Segment};
-use crate::qp::ring::Info;
+use crate::ring::Info;
 
 /// A received datagram in the buffer that was posted for it; dereferences to the payload.
 ///

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use rdma_sys::ibv_wc;
 
 use crate::mr::{Kind, Segment};
-use crate::qp::ring::{Claimed, Info, Single};
+use crate::ring::{Claimed, Info, Single};
 
 /// The memory that the current completion returns. The poller owns it, so forgetting the completion
 /// leaks nothing.

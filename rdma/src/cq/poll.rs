@@ -17,7 +17,7 @@ use crate::error::{Error, Result, Verb};
 use crate::fork;
 use crate::handle::Handle;
 use crate::panics::Panics;
-use crate::qp::ring::{self, Cached, Grabbed, Info, has_sink};
+use crate::ring::{self, Cached, Grabbed, Info, has_sink};
 
 /// [`FETCH`] in the type of the C interface.
 const ENTRIES: i32 = 16;

@@ -37,7 +37,7 @@ use rdma_sys::ibv_wc;
 
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::fork;
-use crate::qp::ring::has_sink;
+use crate::ring::has_sink;
 use crate::wait::Semaphore;
 
 /// The number of completions that a batch holds.

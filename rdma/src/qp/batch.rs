@@ -10,11 +10,11 @@ use super::QueuePair;
 use super::local::Owned;
 use super::op::{Operation, Work};
 use super::posting::{PostError, Segments};
-use super::ring::{Claimed, Staged};
 use super::send::SendQueue;
 use super::transport::{Rc, Transport};
 use crate::cq::Released;
 use crate::error::{Error, Result};
+use crate::ring::{Claimed, Staged};
 
 /// Requests for a send queue that are posted together, with one doorbell.
 ///

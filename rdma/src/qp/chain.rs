@@ -8,9 +8,9 @@ use std::ptr::{self, NonNull};
 
 use rdma_sys::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
 
-use super::ring::MAX_SEGMENTS;
 use crate::error::Verb;
 use crate::pd::PdInner;
+use crate::ring::MAX_SEGMENTS;
 
 /// A work request of the C interface.
 pub(super) trait WorkRequest: Default + Copy {

@@ -6,12 +6,12 @@ use std::ptr;
 
 use rdma_sys::{ibv_send_flags, ibv_sge};
 
-use super::ring::{ReturnedMemory, Vacant};
 use crate::error::ErrorKind;
 use crate::mr::{
     Buffer, ExposedSlice, Host, Kind, Lent, LentSlice, LentSliceMut, Placement, Segment, SinkSlice, resolve,
 };
 use crate::pd::PdInner;
+use crate::ring::{ReturnedMemory, Vacant};
 use crate::types::RemoteAccess;
 
 /// The reason why a request was not posted: an [`ErrorKind`] in one byte, to keep the common path

@@ -14,6 +14,7 @@
 //!
 //! ```text
 //!   mod.rs, control.rs, attr.rs  the queue pair; modify, query, destroy; attributes
+//!   transport.rs                 the transports
 //!   builder.rs, bring_up.rs      creation; the steps to RTS (`Connected` shares them between `Rc`
 //!                                and `Uc`)
 //!   unreliable.rs, datagram.rs   bring-up of `Uc` and of `Ud`
@@ -23,10 +24,9 @@
 //!   post.rs, batch.rs, scope.rs  the ways to post: one request, several, borrowed memory
 //!   send.rs, recv.rs             the two halves, to which all of these post
 //!   posting.rs, chain.rs         stage, park, submit; the C work requests
-//!   ring/                        the requests in flight
 //!   srq/, multicast.rs           shared receive queues; multicast groups
 //!   raw.rs                       posts and polls without bookkeeping
-//!   shortcut.rs                  a queue pair with its own completion queue
+//!   shortcut.rs                  fills a receive queue
 //!   transition.rs, scatter.rs    explains refused changes of state; which providers copy by
 //!                                processor
 //!   ownership/                   tests of who owns memory in flight
@@ -62,7 +62,6 @@ mod post;
 pub(crate) mod posting;
 pub(crate) mod raw;
 pub(crate) mod recv;
-pub(crate) mod ring;
 mod scatter;
 pub(crate) mod scope;
 pub(crate) mod send;

@@ -31,9 +31,6 @@ use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 
 use super::chain::{Chain, WorkRequest};
 use super::local::{Local, Owned, Refusal, SgeList};
-use super::ring::{Claimed, Info, KeepAlive, Slot, Staged, Vacant};
-#[cfg(feature = "aio")]
-use super::ring::{Cursor, Report, Results, Ticket};
 use crate::ah::AddressHandle;
 use crate::context::ContextInner;
 use crate::cq::Attached;
@@ -41,6 +38,9 @@ use crate::error::{Error, ErrorKind, Verb};
 use crate::fork;
 use crate::handle::Handle;
 use crate::pd::PdInner;
+use crate::ring::{Claimed, Info, KeepAlive, Slot, Staged, Vacant};
+#[cfg(feature = "aio")]
+use crate::ring::{Cursor, Report, Results, Ticket};
 
 /// The error of a failed post.
 pub struct PostError<M> {

@@ -14,15 +14,15 @@ use super::local::{Local, Owned, Refusal, SgeList, Writable};
 #[cfg(feature = "aio")]
 use super::posting::Routed;
 use super::posting::{Half, Keep, Outcome, PostError, Segments};
-use super::ring::Info;
-#[cfg(feature = "aio")]
-use super::ring::{Published, Report, Results, Ticket};
 use super::transport::Transport;
 use crate::ah::Grh;
 use crate::cq::Attached;
 use crate::error::ErrorKind;
 use crate::handle::Handle;
 use crate::pd::PdInner;
+use crate::ring::Info;
+#[cfg(feature = "aio")]
+use crate::ring::{Published, Report, Results, Ticket};
 use crate::types::Opcode;
 
 /// The receive half of a queue pair.

@@ -25,12 +25,12 @@ use super::QueuePair;
 use super::local::{Local, Writable};
 use super::op::{Operation, Work};
 use super::posting::{Keep, PostError};
-use super::ring::{Sink, Vacant};
 use super::transport::Transport;
 use crate::cq::{Backoff, Pauses, Poller};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::mr::{LentSlice, LentSliceMut};
 use crate::panics::Panics;
+use crate::ring::{Sink, Vacant};
 use crate::types::{WcError, WcStatus};
 
 /// The time that flushing may take once a scope's queue pair is in the error state.

@@ -11,13 +11,13 @@ use super::op::{INLINE, Opcode, Operation, SIGNALED, Work};
 #[cfg(feature = "aio")]
 use super::posting::Routed;
 use super::posting::{Half, Keep, Outcome, PostError, Segments};
-use super::ring::{Info, Vacant};
-#[cfg(feature = "aio")]
-use super::ring::{Report, Results, Ticket};
 use super::transport::Transport;
 use crate::cq::Attached;
 use crate::handle::Handle;
 use crate::pd::PdInner;
+use crate::ring::{Info, Vacant};
+#[cfg(feature = "aio")]
+use crate::ring::{Report, Results, Ticket};
 use crate::types::Capabilities;
 #[cfg(test)]
 use crate::types::{AtomicCapability, TransportType};

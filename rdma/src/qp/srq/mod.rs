@@ -23,13 +23,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rdma_sys::{ibv_device_cap_flags, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
 
 use super::chain::Chain;
-use super::ring::{MAX_SLOTS, SharedProducer, attach_shared, detach_shared};
 use super::{Rc, Transport, Uc, Ud, scatter};
 use crate::context::ContextInner;
 use crate::cq::{CqInner, Reservation};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
+use crate::ring::{MAX_SLOTS, SharedProducer, attach_shared, detach_shared};
 use crate::types::SrqId;
 
 /// A receive queue from which several queue pairs of one domain take their receives.

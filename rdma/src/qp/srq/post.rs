@@ -12,7 +12,7 @@ use crate::fork;
 use crate::qp::chain::WorkRequest;
 use crate::qp::local::{Owned, Refusal, SgeList, Writable};
 use crate::qp::posting::{Ended, Keep, Outcome, PostError, Segments, post_error};
-use crate::qp::ring::{Info, Staged};
+use crate::ring::{Info, Staged};
 use crate::transport::Transport;
 use crate::types::Opcode;
 
