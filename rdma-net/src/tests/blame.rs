@@ -150,3 +150,25 @@ fn a_close_waits_longer_than_a_dropped_connection_lingers() {
     let (one, other) = world.run(join(closing, server.close_with(2)));
     assert_eq!((one, other), (Ok(2), Ok(1)));
 }
+
+#[test]
+fn no_event_is_left_to_a_descriptor_that_is_watched_by_edge() {
+    use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+    let (mut world, mut client, _server) = on_test_provider(&ListenOptions::new());
+    let cq = world.nodes[0].tables().shared.cq.as_raw();
+    let driver = &mut world.drivers[0];
+    let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
+    epoll.add(&*driver, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
+    let sleep = |time: Duration| {
+        epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::try_from(time).unwrap()).unwrap() > 0
+    };
+    while !driver.arm().unwrap() || sleep(Duration::ZERO) {}
+    // Both come before the program wakes, which gives the driver a turn before it arms.
+    testing::complete(cq, ibv_wc::default());
+    raise(&world.nodes[0], ibv_event_type::IBV_EVENT_DEVICE_FATAL, |_| ());
+    assert!(sleep(LONG));
+    driver.turn(64).unwrap();
+    while !driver.arm().unwrap() || sleep(Duration::ZERO) {}
+    let failed = poll(pin!(client.next()), Waker::noop());
+    assert!(matches!(failed, Poll::Ready(Err(failure)) if failure.kind() == FailureKind::Local));
+}

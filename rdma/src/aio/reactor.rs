@@ -147,12 +147,15 @@ impl Reactor {
     ///
     /// Errors of epoll, for example that it cannot watch the descriptor.
     pub fn watch(&self, source: impl AsFd) -> Result<()> {
+        // A child has the epoll of its parent.
+        self.check()?;
         wait::watch(&self.epoll, source.as_fd())
     }
 
     /// Prepares a sleep of the program: takes the events that have made the descriptor readable,
     /// arms the completion queue, and does a turn. Returns whether the program may sleep until the
-    /// descriptor is readable; otherwise there may be more work, so arm again.
+    /// descriptor is readable; otherwise there may be more work, so arm again. It may watch the
+    /// descriptor by level or by edge.
     ///
     /// # Errors
     ///
@@ -160,7 +163,8 @@ impl Reactor {
     pub fn arm(&mut self, handler: &mut impl Handler) -> Result<bool> {
         self.check()?;
         self.take_events(handler)?;
-        Ok(self.prepare(handler)? == 0)
+        // Watched by edge, the descriptor does not tell again of what the turn has left.
+        Ok(self.prepare(handler)? == 0 && !wait::is_readable(Verb::WatchDescriptor, self.as_fd())?)
     }
 
     /// Does turns, and sleeps once if they deliver nothing and the [`Strategy`](super::Strategy)

@@ -94,3 +94,39 @@ fn the_end_of_the_last_handle_makes_a_driver_readable() {
     drop(qp);
     assert!(!driver.is_used() && is_awake(&driver));
 }
+
+#[test]
+fn no_program_sleeps_on_what_a_turn_has_left() {
+    let mut reactor = reactor();
+    let mut counts = Counts::default();
+    let (near, mut far) = UnixStream::pair().unwrap();
+    reactor.watch(&near).unwrap();
+    assert!(reactor.arm(&mut counts).unwrap());
+    far.write_all(b"x").unwrap();
+    // Watched by edge, the descriptor says once that there is a byte.
+    assert!(!reactor.arm(&mut counts).unwrap());
+    assert!(!reactor.arm(&mut counts).unwrap());
+    drop(near);
+    assert!(reactor.arm(&mut counts).unwrap());
+}
+
+#[test]
+#[cfg(not(miri))]
+fn a_forked_child_adds_no_source_to_its_parent() {
+    let mut reactor = reactor();
+    let (near, mut far) = UnixStream::pair().unwrap();
+    far.write_all(b"x").unwrap();
+    // SAFETY: fork requires a child that calls no function that needs a lock of another thread: the
+    // child makes only the call under test, and _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = reactor.watch(&near).is_err_and(|error| error.kind() == crate::ErrorKind::Forked);
+        // SAFETY: _exit has no requirements.
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waitpid requires space for a status: a local.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert!(reactor.arm(&mut Counts::default()).unwrap() && !is_awake(&reactor));
+}
