@@ -88,7 +88,7 @@ fn seat(node: &Node, first: &Node, options: &ListenOptions) -> Result<Seat> {
         return Err(Error::new(Verb::Listen, ErrorKind::InvalidInput));
     }
     let pool = options.shared_receives.map(|count| tables.new_pool(count)).transpose()?;
-    Ok(Seat { device: context.name(), pool })
+    Ok(Seat::new(context.name(), pool))
 }
 
 /// Whether two devices are of one library, and so of one connection manager.

@@ -24,8 +24,6 @@ pub(super) struct Requests {
     /// Connections of the listener, with the requests that wait.
     live: Arc<AtomicUsize>,
     seats: Vec<Seat>,
-    /// How many requests were given a seat: the seats of one device take turns.
-    seated: AtomicUsize,
     state: Mutex<State>,
     made_in: MadeIn,
 }
@@ -40,8 +38,16 @@ struct State {
 /// The part of a node in a listener.
 pub(super) struct Seat {
     /// The name of the node's device.
-    pub(super) device: String,
-    pub(super) pool: Option<Arc<ReceivePool>>,
+    device: String,
+    pool: Option<Arc<ReceivePool>>,
+    /// In the first seat of a device: how many requests have come there. Its seats take turns.
+    seated: AtomicUsize,
+}
+
+impl Seat {
+    pub(super) fn new(device: String, pool: Option<Arc<ReceivePool>>) -> Self {
+        Self { device, pool, seated: AtomicUsize::new(0) }
+    }
 }
 
 /// The number of a seat, and a request's part of its receives.
@@ -69,8 +75,8 @@ impl Drop for Ticket {
 
 impl Requests {
     pub(super) fn new(options: ListenOptions, seats: Vec<Seat>) -> Self {
-        let (live, seated, state) = (Arc::default(), AtomicUsize::new(0), Mutex::default());
-        Self { options, live, seats, seated, state, made_in: MadeIn::default() }
+        let (live, state) = (Arc::default(), Mutex::default());
+        Self { options, live, seats, state, made_in: MadeIn::default() }
     }
 
     /// The shared receives that no connection may use.
@@ -148,10 +154,10 @@ impl Requests {
     fn seat(&self, device: Option<&str>) -> Result<Seated, Refuse> {
         let fits = |&at: &usize| device.is_none_or(|name| self.seats[at].device == name);
         let seats: Vec<usize> = (0..self.seats.len()).filter(fits).collect();
-        if seats.is_empty() {
+        let Some(&first) = seats.first() else {
             return Err(Refuse::new(RefuseCode::Unavailable, "the listener does not serve the device of this address"));
-        }
-        let turn = self.seated.fetch_add(1, Ordering::Relaxed) % seats.len();
+        };
+        let turn = self.seats[first].seated.fetch_add(1, Ordering::Relaxed) % seats.len();
         let take = |at: usize| match &self.seats[at].pool {
             Some(pool) => Some((at, Some(pool.join()?))),
             None => Some((at, None)),
@@ -181,4 +187,20 @@ pub(super) fn reject(request: Request, refuse: &Refuse) {
     let peer = request.peer_addr();
     let rejected = request.reject(refuse);
     tracing::debug!(?peer, code = ?refuse.code, ?rejected, "a request to connect was refused");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seats_of_each_device_take_turns() {
+        let seats = ["a", "a", "b", "b"].map(|device| Seat::new(device.into(), None));
+        let requests = Requests::new(ListenOptions::new(), seats.into());
+        let seat = |device| requests.seat(Some(device)).map(|(seat, _)| seat).ok();
+        // A peer with two NICs uses them by turns.
+        let seats: Vec<_> = ["a", "b", "a", "b", "a", "b"].into_iter().filter_map(seat).collect();
+        assert_eq!(seats, [0, 2, 1, 3, 0, 2]);
+        assert!(requests.seat(Some("c")).is_err());
+    }
 }

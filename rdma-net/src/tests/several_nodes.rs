@@ -93,7 +93,7 @@ fn requests_for_a_node_that_has_ended_are_refused_and_others_go_on() {
 fn a_request_on_a_device_without_a_node_is_refused() {
     // A node of the provider in memory beside soft0's would be of another connection manager; a
     // seat of a name that no device has stands for a device without a node.
-    let seat = requests::Seat { device: "nic7".into(), pool: None };
+    let seat = requests::Seat::new("nic7".into(), None);
     let requests = requests::Requests::new(ListenOptions::new(), vec![seat]);
     let (node, driver) = node(&options());
     let channel = rdma::cm::EventChannel::of(&context()).unwrap();

