@@ -159,9 +159,8 @@ fn no_event_is_left_to_a_descriptor_that_is_watched_by_edge() {
     let driver = &mut world.drivers[0];
     let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
     epoll.add(&*driver, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
-    let sleep = |time: Duration| {
-        epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::try_from(time).unwrap()).unwrap() > 0
-    };
+    let sleep =
+        |time: Duration| epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::try_from(time).unwrap()).unwrap() > 0;
     while !driver.arm().unwrap() || sleep(Duration::ZERO) {}
     // Both come before the program wakes, which gives the driver a turn before it arms.
     testing::complete(cq, ibv_wc::default());

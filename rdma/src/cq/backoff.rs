@@ -67,7 +67,7 @@ impl Backoff {
         if pauses.naps == 0 && waited() < self.yields {
             return Pause::Yield;
         }
-        let nap = FIRST_NAP.saturating_mul(1 << pauses.naps.min(16));
+        let nap = FIRST_NAP.saturating_mul(1 << pauses.naps.min(31));
         pauses.naps = pauses.naps.saturating_add(1);
         Pause::Nap(nap.min(self.longest_nap))
     }
@@ -133,6 +133,10 @@ mod tests {
         assert_eq!(Backoff::SLEEP.pause(&mut pauses, || MS), Pause::Nap(MS));
         let brief = Backoff { longest_nap: Duration::from_micros(20), ..Backoff::SLEEP };
         assert_eq!(brief.pause(&mut Pauses::default(), || MS), Pause::Nap(Duration::from_micros(20)));
+        let patient = Backoff { longest_nap: Duration::MAX, ..Backoff::SLEEP };
+        let mut pauses = Pauses { turns: 0, naps: 20 };
+        let naps = [20, 21].map(|naps| Pause::Nap(FIRST_NAP * (1 << naps)));
+        assert_eq!([(); 2].map(|()| patient.pause(&mut pauses, || MS)), naps);
         let mut pauses = Pauses { turns: u32::MAX - 2, naps: 0 };
         let hot = Backoff { spins: u32::MAX, ..Backoff::default() };
         assert_eq!([(); 3].map(|()| hot.pause(&mut pauses, || MS)), [Pause::Spin; 3]);

@@ -35,21 +35,44 @@ pub(super) fn imports(mut texts: Texts) -> Imports {
     texts.retain(|module, _| !tests.iter().any(|test| is_within(module, test)));
     let paths: Paths = texts.iter().map(|(module, text)| (module.clone(), paths_of(&texts, module, text))).collect();
     let targets = |(from, [used, _]): (&String, &[BTreeSet<String>; 2])| {
-        let targets = used.iter().filter_map(|path| target(&paths, from, path));
+        let named = used.iter().flat_map(|path| named(&paths, from, path));
+        let targets = named.filter_map(|path| target(&paths, from, path));
         (from.clone(), targets.map(str::to_owned).collect())
     };
     paths.iter().map(targets).collect()
 }
 
-/// Removes comments and items for tests. Returns the modules that are for tests.
+/// The paths that a path of `from` stands for: all that a module has, if it takes all of one that
+/// contains it.
+fn named<'a>(paths: &'a Paths, from: &str, path: &'a String) -> Vec<&'a String> {
+    let container = path.strip_suffix("::*").filter(|container| is_within(from, container));
+    container.and_then(|container| paths.get(container)).map_or(vec![path], |all| all.iter().flatten().collect())
+}
+
+/// Removes comments and items for tests. Returns the modules that are for tests. What a module
+/// within the file takes from `super` is the file's own.
 fn remove_tests(module: &str, text: &mut String) -> Vec<String> {
     let indent_of = |line: &str| line.len() - line.trim_start().len();
     let (mut kept, mut tests) = (String::new(), Vec::new());
+    // The indents of the modules within the file that a line is in.
+    let mut inner: Vec<usize> = Vec::new();
     let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     while let Some(line) = lines.next() {
         let indent = indent_of(line);
         if !["#[cfg(test)]", "#[cfg(all(test"].iter().any(|test| line[indent..].starts_with(test)) {
-            kept.extend([line, "\n"]);
+            if line[indent..] == *"}" && inner.last() == Some(&indent) {
+                inner.pop();
+            }
+            match inner.is_empty() {
+                true => kept.push_str(line),
+                false if line.contains("super::super") => kept.push_str(&line.replace("super::super", "self::super")),
+                false => kept.push_str(&line.replace("super::", "self::")),
+            }
+            kept.push('\n');
+            let is_module = |(before, name): (&str, &str)| before.ends_with("mod") && name.chars().all(is_of_name);
+            if line.strip_suffix(" {").and_then(|line| line.rsplit_once(' ')).is_some_and(is_module) {
+                inner.push(indent);
+            }
             continue;
         }
         // The last line of an item begins where its attribute does.
@@ -73,7 +96,9 @@ fn paths_of(texts: &Texts, module: &str, text: &str) -> [BTreeSet<String>; 2] {
     }
     let words: BTreeSet<_> = used.split(|char| !is_of_name(char)).collect();
     let [mut used, handed_on] = [&used, &handed_on].map(|text| paths_in(texts, module, text));
-    used.extend(handed_on.iter().filter(|path| words.contains(last(path))).cloned());
+    // The root hands on what it does not need; so does a module with its own parts.
+    let is_needed = |path: &&String| module != "crate" && !is_within(path, module) || words.contains(last(path));
+    used.extend(handed_on.iter().filter(is_needed).cloned());
     [used, handed_on]
 }
 
@@ -94,11 +119,17 @@ fn paths_in(texts: &Texts, module: &str, text: &str) -> BTreeSet<String> {
 /// Adds the paths that begin with `path` and go on as the text does, with braces or without.
 fn expand(path: &str, text: &str, found: &mut BTreeSet<String>) {
     let Some(text) = text.strip_prefix("::") else {
-        found.insert(path.to_owned());
+        // Another name stands behind the item's, where the last name of a path is looked for.
+        let alias = text.trim_start().strip_prefix("as ").and_then(|text| text.split(|char| !is_of_name(char)).next());
+        found.insert(join(path, alias.unwrap_or_default()));
         return;
     };
     let mut go_on = |text: &str| {
         let text = text.trim_start();
+        if text.starts_with('*') {
+            found.insert(format!("{path}::*"));
+            return;
+        }
         let end = text.find(|char| !is_of_name(char)).unwrap_or(text.len());
         expand(&join(path, &text[..end]), &text[end..], found);
     };
@@ -124,7 +155,7 @@ fn expand(path: &str, text: &str, found: &mut BTreeSet<String>) {
 fn target<'a>(paths: &'a Paths, from: &str, path: &'a str) -> Option<&'a str> {
     let to = module_of(paths, path)?;
     let is_part = is_within(from, to);
-    let item = path[to.len()..].split("::").nth(1).filter(|_| to != from);
+    let item = path[to.len()..].split("::").nth(1).filter(|item| to != from && *item != "*");
     let of_item = |path: &&String| Some(last(path)) == item && module_of(paths, path) != Some(to);
     // What a module imports, its parts may take from it; others what it hands on.
     let [used, handed_on] = &paths[to];

@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn an_import_upwards_is_seen_however_it_is_written() {
         let fault = "crate::ring imports high, 2 rooms above ring";
-        let root = ("crate", "pub use high::H;\npub use high::{A as B, *};\n");
+        let root = ("crate", "pub use high::H;\npub use high::A as B;\n");
         for text in [
             "pub use crate::high::H;",
             "pub(crate) use crate::high::{self, H};",
@@ -144,8 +144,12 @@ mod tests {
             "macro_rules! m {\n    () => {\n        $crate::high::f()\n    };\n}",
         ] {
             let all = faults(&[root, LOW, ("crate::ring", text), DEEP, HIGH]);
-            if all != [fault] { println!("MISS {text:?} {all:?}"); }
+            assert_eq!(all, [fault], "{text}");
         }
+        let own = "mod inner {\n    use super::*;\n}\n";
+        assert!(faults(&[root, LOW, ("crate::ring", own), DEEP, HIGH]).is_empty());
+        let theirs = "mod inner {\n    use super::super::H;\n}\n";
+        assert_eq!(faults(&[root, LOW, ("crate::ring", theirs), DEEP, HIGH]), [fault]);
     }
 
     #[test]
