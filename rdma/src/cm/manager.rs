@@ -208,4 +208,19 @@ mod tests {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
     }
+
+    #[test]
+    #[cfg(feature = "soft")]
+    fn threads_that_open_and_close_a_device_share_its_context() {
+        let device = Device::software().unwrap().remove(0);
+        let manager = Manager { table: table(&device).unwrap(), device, context: None };
+        let open_and_close = || {
+            for _ in 0..100 {
+                let one = manager.context_of("soft0").unwrap();
+                assert_eq!(manager.context_of("soft0").unwrap().as_raw(), one.as_raw());
+                assert!(one.alloc_pd().is_ok());
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| _ = scope.spawn(open_and_close)));
+    }
 }

@@ -155,11 +155,11 @@ fn resolve_id<T: PortSpace>(
     }
     id.resolve_addr(source, destination, timeout)?;
     let resolved = |kind| matches!(kind, EventKind::AddrResolved).then_some(());
-    wait_for(&channel, Verb::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;
+    wait_for((&channel, id.key()), Verb::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;
     only.map_or(Ok(()), |context| id.raw.check_device(Verb::ResolveAddr, context))?;
     id.resolve_route(timeout)?;
     let resolved = |kind| matches!(kind, EventKind::RouteResolved).then_some(());
-    wait_for(&channel, Verb::ResolveRoute, within(timeout), resolved).map_err(|(error, _)| error)?;
+    wait_for((&channel, id.key()), Verb::ResolveRoute, within(timeout), resolved).map_err(|(error, _)| error)?;
     Ok(Resolved { id, channel })
 }
 
@@ -257,7 +257,7 @@ impl Resolved<Rc> {
             Ok(ours) => ours,
             Err(error) => return Err(ConnectError::new(error, qp)),
         };
-        let answer = wait_for(&self.channel, Verb::Connect, deadline, |kind| match kind {
+        let answer = wait_for((&self.channel, self.id.key()), Verb::Connect, deadline, |kind| match kind {
             EventKind::ConnectResponse(accepted) | EventKind::Established(accepted) => Some(accepted),
             _ => None,
         });

@@ -190,7 +190,7 @@ impl Connection {
             use EventKind::*;
             matches!(kind, Disconnected | Rejected(_) | DeviceRemoval | TimewaitExit)
         };
-        if event.is_some_and(|event| ends(&event.kind)) {
+        if event.is_some_and(|event| event.id == self.id.key() && ends(&event.kind)) {
             self.ended.store(true, Ordering::Release);
         }
     }

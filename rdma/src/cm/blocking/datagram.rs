@@ -37,7 +37,7 @@ impl Resolved<Ud> {
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, options: &UdOptions, timeout: Duration) -> Result<(Id<Ud>, UdPeer), ConnectError<()>> {
         self.id.connect(options).map_err(|error| ConnectError::new(error, ()))?;
-        let answer = wait_for(&self.channel, Verb::Connect, deadline(timeout), |kind| match kind {
+        let answer = wait_for((&self.channel, self.id.key()), Verb::Connect, deadline(timeout), |kind| match kind {
             EventKind::UdEstablished(peer) => Some(peer),
             _ => None,
         });
@@ -108,7 +108,7 @@ pub fn join(
     id.bind_addr(local)?;
     id.raw.check_device(Verb::BindAddr, context)?;
     id.join_multicast(group, membership)?;
-    let joined = wait_for(&channel, Verb::JoinMulticast, deadline(timeout), |kind| match kind {
+    let joined = wait_for((&channel, id.key()), Verb::JoinMulticast, deadline(timeout), |kind| match kind {
         EventKind::MulticastJoined(group) => Some(group),
         _ => None,
     });

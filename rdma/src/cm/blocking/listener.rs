@@ -219,6 +219,9 @@ impl<T: PortSpace> Listener<T> {
                 }
                 continue;
             };
+            if event.id != self.id.key() {
+                continue;
+            }
             let request = match event.kind {
                 EventKind::DeviceRemoval => return Err(Error::new(Verb::GetCmEvent, ErrorKind::NoDevice)),
                 kind => T::request(kind),
@@ -399,7 +402,7 @@ impl IncomingConnection<Rc> {
                 return Err(ConnectError::new(failed.error, qp));
             }
         };
-        let established = wait_for(&channel, Verb::Accept, deadline, |kind| match kind {
+        let established = wait_for((&channel, id.key()), Verb::Accept, deadline, |kind| match kind {
             EventKind::Established(accepted) => Some(accepted),
             _ => None,
         });

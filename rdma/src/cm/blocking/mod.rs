@@ -55,9 +55,9 @@ pub use connection::{ConnectError, Connection};
 pub use datagram::{Joined, join};
 pub use listener::{IncomingConnection, ListenOptions, Listener};
 
-use super::EventChannel;
 use super::event::{Event, EventKind};
 use super::message::PrivateData;
+use super::{EventChannel, IdKey};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::qp::InitializedQueuePair;
 use crate::transport::Rc;
@@ -68,18 +68,23 @@ use crate::wait::Deadline;
 /// from extending the deadline.
 const LAST_LOOKS: u32 = 1024;
 
-/// The next event of an id that has a channel of its own.
+/// The next event of an id.
 enum Outcome {
     /// The awaited event, or another one that is not a failure.
     Event(EventKind),
     Failed(Error, PrivateData),
 }
 
-/// Waits for the next event of an id that has a channel of its own.
-fn next(channel: &EventChannel, operation: Verb, deadline: Deadline) -> Outcome {
+/// Waits for the next event of an id, and drops those of other ids of the channel.
+fn next(channel: &EventChannel, own: IdKey, operation: Verb, deadline: Deadline) -> Outcome {
     let kind = loop {
         match channel.next_event_until(deadline) {
-            Ok(Some(Event { kind, .. })) => break kind,
+            Ok(Some(Event { id, kind, .. })) if id == own => break kind,
+            // A stream of events must not extend the deadline.
+            Ok(Some(_)) if deadline.is_over() => {
+                return Outcome::Failed(Error::new(operation, ErrorKind::Timeout), PrivateData::default());
+            }
+            Ok(Some(_)) => {}
             Ok(None) if deadline.is_over() => {
                 return Outcome::Failed(Error::new(operation, ErrorKind::Timeout), PrivateData::default());
             }
@@ -102,15 +107,16 @@ fn next(channel: &EventChannel, operation: Verb, deadline: Deadline) -> Outcome 
     Outcome::Failed(error, PrivateData::default())
 }
 
-/// Waits for the event that `wanted` accepts; skips other events that are not failures.
+/// Waits for the event of an id that `wanted` accepts; skips other events that are not failures, and
+/// those of other ids.
 pub(super) fn wait_for<R>(
-    channel: &EventChannel,
+    (channel, own): (&EventChannel, IdKey),
     operation: Verb,
     deadline: Deadline,
     mut wanted: impl FnMut(EventKind) -> Option<R>,
 ) -> std::result::Result<R, (Error, PrivateData)> {
     loop {
-        match next(channel, operation, deadline) {
+        match next(channel, own, operation, deadline) {
             Outcome::Event(kind) => {
                 if let Some(found) = wanted(kind) {
                     return Ok(found);

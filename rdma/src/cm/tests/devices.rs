@@ -152,3 +152,28 @@ fn a_route_may_lead_through_any_device() {
     let route = resolve_on::<Rc>(channel, None, address(), TIMEOUT, &options).unwrap();
     assert_eq!(route.context().unwrap().name(), "nic_h0");
 }
+
+#[test]
+fn the_events_of_other_ids_of_a_channel_are_not_taken_for_ones_own() {
+    let channel = channel();
+    let listener = Listener::<Rc>::on(channel.clone(), address(), &ListenOptions::new()).unwrap();
+    let others = [channel.create_id::<Rc>().unwrap(), channel.create_id::<Rc>().unwrap()];
+    raise(&channel, event(raw_id(&others[0]), Code::RDMA_CM_EVENT_DEVICE_REMOVAL), b"");
+    request(&channel, &others[1]);
+    assert!(listener.next_request(Some(Duration::ZERO)).unwrap().is_none());
+    request(&channel, listener.id());
+    assert_eq!(listener.next_request(Some(TIMEOUT)).unwrap().unwrap().request().listener(), listener.id().key());
+
+    raise(&channel, event(raw_id(&others[0]), Code::RDMA_CM_EVENT_ADDR_RESOLVED), b"");
+    let failed = resolve_on::<Rc>(channel.clone(), None, address(), Duration::from_millis(1), &ResolveOptions::new())
+        .unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Timeout);
+
+    let [other, own] = others;
+    let connection =
+        blocking::Connection::new(own, channel.clone(), PrivateData::default(), ConnectionParameters::default());
+    raise(&channel, event(raw_id(&other), Code::RDMA_CM_EVENT_DISCONNECTED), b"");
+    assert!(!connection.wait_disconnected(Some(Duration::ZERO)).unwrap());
+    raise(&channel, event(raw_id(connection.id()), Code::RDMA_CM_EVENT_DISCONNECTED), b"");
+    assert!(connection.wait_disconnected(Some(TIMEOUT)).unwrap());
+}

@@ -105,7 +105,7 @@ fn events_without_end_do_not_keep_waiting_calls_from_their_deadlines() {
     fake::flood(event(raw_id(&id), Code::RDMA_CM_EVENT_ADDR_CHANGE), FLOOD);
     let nothing = |_| None::<()>;
     let deadline = crate::wait::Deadline::after(Some(SHORT));
-    let (error, _) = blocking::wait_for(&channel, Verb::Connect, deadline, nothing).unwrap_err();
+    let (error, _) = blocking::wait_for((&channel, id.key()), Verb::Connect, deadline, nothing).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert_ne!(fake::flood_left(), 0);
 
