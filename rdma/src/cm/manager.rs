@@ -221,6 +221,6 @@ mod tests {
                 assert!(one.alloc_pd().is_ok());
             }
         };
-        std::thread::scope(|scope| (0..4).for_each(|_| _ = scope.spawn(open_and_close)));
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(open_and_close))));
     }
 }

@@ -107,8 +107,8 @@ fn next(channel: &EventChannel, own: IdKey, operation: Verb, deadline: Deadline)
     Outcome::Failed(error, PrivateData::default())
 }
 
-/// Waits for the event of an id that `wanted` accepts; skips other events that are not failures, and
-/// those of other ids.
+/// Waits for the event of an id that `wanted` accepts; skips its other events that are not
+/// failures, and those of other ids.
 pub(super) fn wait_for<R>(
     (channel, own): (&EventChannel, IdKey),
     operation: Verb,
