@@ -118,15 +118,25 @@ impl Requests {
 
     /// Adds a peer's request, or refuses it.
     pub(super) fn push(&self, request: Request) {
-        let waker = match self.check(&request) {
-            Ok((hello, ticket, (seat, stake))) => {
-                let mut state = self.lock();
-                state.queue.push_back(Pending { seat, request, hello, ticket, stake });
-                state.waker.take()
-            }
+        let (hello, ticket, (seat, stake)) = match self.check(&request) {
+            Ok(checked) => checked,
             Err(refuse) => return reject(request, &refuse),
         };
-        waker.into_iter().for_each(Waker::wake);
+        let pending = Pending { seat, request, hello, ticket, stake };
+        match self.wait_for_application(pending) {
+            Ok(waker) => waker.into_iter().for_each(Waker::wake),
+            Err(late) => reject(late.request, &Refuse::new(RefuseCode::Unavailable, NO_MORE)),
+        }
+    }
+
+    /// Leaves a request to the application, unless the listener has ended since it was checked.
+    fn wait_for_application(&self, pending: Pending) -> Result<Option<Waker>, Pending> {
+        let mut state = self.lock();
+        if state.failure.is_some() {
+            return Err(pending);
+        }
+        state.queue.push_back(pending);
+        Ok(state.waker.take())
     }
 
     fn check(&self, request: &Request) -> Result<(Hello, Ticket, Seated), Refuse> {
