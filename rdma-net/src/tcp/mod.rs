@@ -2,8 +2,8 @@
 //! manager.
 //!
 //! The connecting side sends a REQUEST, the listening side an ANSWER, and the connecting side a
-//! READY. They stand for the messages of the connection manager. The socket then stays open: its end
-//! is the end of the connection, so a side notices the death of its peer's process.
+//! READY, as the messages of the connection manager. The socket then stays open: its end is the end
+//! of the connection, so a side notices the death of its peer's process.
 //!
 //! Files: `mod` has the sockets of a node, `socket` the steps of one socket, `wire` the wire
 //! format, `shortage` refuses peers when no descriptor is left.
