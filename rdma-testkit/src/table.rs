@@ -83,7 +83,7 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
     };
     let mut list: Vec<*mut ibv_device> = vec![device("fake0")];
     list.extend(world(|world| world.more_devices.clone()).into_iter().map(device));
-    // SAFETY: the caller gives room for the count.
+    // SAFETY: the caller gives space for the count.
     unsafe { *count = c_int::try_from(list.len()).unwrap() };
     list.push(ptr::null_mut());
     Box::into_raw(list.into_boxed_slice()).cast()

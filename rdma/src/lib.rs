@@ -22,7 +22,7 @@
 //! | [`ExposedRegion`] | memory that peers may read or write | its domain |
 //! | [`QueuePair`] | one side of a connection ([`Rc`], or [`Uc`] without acknowledgements), or an endpoint of datagrams from and to many ([`Ud`]) | its domain and completion queues |
 //! | [`SharedReceiveQueue`] | receives that several queue pairs share | its domain |
-//! | [`cm::EventChannel`], [`cm::Id`] | events of the connection manager; one side of its connections | an id its channel, a channel its context |
+//! | [`cm::EventChannel`], [`cm::Id`] | events of the connection manager; one side of its connections | an id its channel, a channel the context that it was made of, if any |
 //! | [`AddressHandle`] | the destination of datagrams | its domain; requests to it keep it |
 //! | [`MulticastAttachment`] | a queue pair's membership of a group | nothing: the queue pair leaves its groups when it ends |
 //!
@@ -44,7 +44,7 @@
 //! let pd = opened.context.alloc_pd()?;
 //! let cq = opened.context.create_cq(64)?;
 //!
-//! // Two ends in one process; usually each has its own, and the endpoints travel over a socket.
+//! // Both sides in one process; usually each has its own, and the endpoints travel over a socket.
 //! let options = InitOptions::new().port(opened.port);
 //! let a = QueuePair::builder(&pd).cq(&cq).build()?.init(&options)?;
 //! let b = QueuePair::builder(&pd).cq(&cq).build()?.init(&options)?;
@@ -148,8 +148,8 @@
 //   guide/                      pages in Markdown, included by `mod.rs`; their programs are
 //                               doctests
 //   aio/, cm/, soft.rs          futures; the connection manager; controls of the software device
-//   qp/, cq/                    queue pairs, shared receive queues and the rings of their
-//                               requests; completion queues
+//   qp/, cq/, ring/             queue pairs and shared receive queues; completion queues; the
+//                               rings of requests in flight
 //   mr/, ah/                    memory regions; address handles
 //   pd.rs, context/, device.rs  domains, open devices, the list of devices
 //   choose.rs, absence.rs       chooses a device and a port; explains why there is none

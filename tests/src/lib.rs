@@ -3,7 +3,7 @@
 //! the variable, they run on the software device. A named device that is missing is a failure,
 //! never a skip. A test of a feature that the device lacks is skipped by [`skip`], with the reason.
 //!
-//! [`Unconnected`] connects two ends by an exchange of endpoints, or by the connection manager on
+//! [`Unconnected`] connects two sides by an exchange of endpoints, or by the connection manager on
 //! iWARP, which has no other way; [`read`] reads as each transport can. A fault of a kernel's
 //! driver is listed with its reason in `tests/vm/exclude-*.txt`.
 

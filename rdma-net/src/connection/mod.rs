@@ -153,7 +153,7 @@ impl Connection {
         self.close_with(0).await
     }
 
-    /// Ends this end's data, discards what the peer still sends, and waits until both ends have
+    /// Ends this side's data, discards what the peer still sends, and waits until both sides have
     /// closed. The peer learns the code, whose meaning is the application's. Returns the peer's
     /// code.
     ///
@@ -178,7 +178,7 @@ impl Connection {
     /// let server = std::thread::spawn(move || {
     ///     block_on(async {
     ///         assert!(server.next().await?.is_none(), "the end of the data");
-    ///         // Each end learns the other's code.
+    ///         // Each side learns the other's code.
     ///         server.close_with(BUSY).await
     ///     })
     /// });

@@ -28,18 +28,18 @@
 //!
 //! W + [`RESERVE`] receives suffice even while the peer's processor sleeps: at most W data messages
 //! are not replaced (N1, N2, N8), and at most one control message of each kind is not processed
-//! (N4 to N6). No end waits for a credit to send control messages, so two ends cannot block each
-//! other. An UPDATE needs consumed data, so two idle ends fall silent. The tests in `search` check
-//! all of this on the states of two ends.
+//! (N4 to N6). No side waits for a credit to send control messages, so two sides cannot block each
+//! other. An UPDATE needs consumed data, so two idle sides fall silent. The tests in `search` check
+//! all of this on the states of two sides.
 //!
 //! Files:
 //!
 //! ```text
 //!   mod.rs, credit.rs, keep_alive.rs
-//!                                   one end of a connection; its credits; its PINGs
+//!                                   one side of a connection; its credits; its PINGs
 //!   wire.rs, hello.rs               the header of a message; the handshake
 //!   violation.rs                    the ways to break the protocol
-//!   search.rs, pair.rs, hostile.rs  tests: all states of two ends, with offers and growing
+//!   search.rs, pair.rs, hostile.rs  tests: all states of two sides, with offers and growing
 //!                                   windows; hostile peers
 //!   corpus/                         messages that a test replays
 //! ```

@@ -1,11 +1,11 @@
 //! Connections set up by an exchange of endpoints over TCP, for devices without a connection
 //! manager.
 //!
-//! The connecting end sends a REQUEST, the listening end an ANSWER, and the connecting end READY,
-//! as the messages of the connection manager do. The socket then stays open: its end is the end of
-//! the connection, so an end notices the death of its peer's process.
+//! The connecting side sends a REQUEST, the listening side an ANSWER, and the connecting side a
+//! READY, as the messages of the connection manager. The socket then stays open: its end is the end
+//! of the connection, so a side notices the death of its peer's process.
 //!
-//! Files: `mod` has the sockets of a node, `socket` the steps of one socket, `frame` the wire
+//! Files: `mod` has the sockets of a node, `socket` the steps of one socket, `wire` the wire
 //! format, `shortage` refuses peers when no descriptor is left.
 
 mod shortage;

@@ -42,7 +42,7 @@
 //!    `attr.rs` reports them.
 //! 3. In `rdma` a room with the name of the object, whose C pointer a `Handle` owns: close, drop,
 //!    leak and the check for forks. An object that a request in flight uses lives as long as the
-//!    request: the slot keeps an `Arc` of it (`KeepAlive` in `qp/ring`), as of an address handle.
+//!    request: the slot keeps an `Arc` of it (`KeepAlive` in `ring`), as of an address handle.
 //! 4. In `rdma-testkit/src/table.rs`, so that a test can make its create and destroy fail.
 //!    SAFETY.md gets its invariants.
 

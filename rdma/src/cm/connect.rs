@@ -128,7 +128,7 @@ impl ConnOptions {
     }
 }
 
-/// Refuses private data that is longer than the message has room for.
+/// Refuses private data that is longer than the message has space for.
 pub(super) fn check_len(operation: Verb, transport: Option<TransportType>, bytes: &[u8], limit: usize) -> Result<()> {
     let limit = if transport == Some(TransportType::IWARP) { super::IWARP_PRIVATE_DATA } else { limit };
     if bytes.len() > limit { Err(Error::new(operation, ErrorKind::TooLong)) } else { Ok(()) }
@@ -140,7 +140,7 @@ impl RawId {
         let mut raw = ibv_qp_attr { qp_state: ibv_qp_state(state.as_raw()), ..ibv_qp_attr::default() };
         let mut mask: c_int = 0;
         // SAFETY: rdma_init_qp_attr requires an id (2), whose lock is held (3), that is bound to a
-        // device (6), and room for attributes and their mask.
+        // device (6), and space for attributes and their mask.
         self.call_bound(Verb::InitQpAttr, |cm, id| unsafe { (cm.rdma_init_qp_attr)(id, &raw mut raw, &raw mut mask) })?;
         #[allow(
             clippy::cast_sign_loss,

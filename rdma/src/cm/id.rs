@@ -381,7 +381,7 @@ impl<T: PortSpace> Id<T> {
     pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
         let mut raw = RawAddr::new(address);
         // SAFETY: rdma_bind_addr requires an id (2), whose lock is held (3), and an address as long
-        // as its family says: `RawAddr` has room for every family.
+        // as its family says: `RawAddr` has space for every family.
         let done = self.raw.call(Verb::BindAddr, |cm, id| unsafe { (cm.rdma_bind_addr)(id, raw.as_mut_ptr()) });
         done.map_err(|error| match error.errno() {
             // The kernel returns EADDRNOTAVAIL also for an address that the host does not have; the

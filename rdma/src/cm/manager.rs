@@ -204,7 +204,7 @@ mod tests {
         }
         drop(locked);
         let mut status = 0;
-        // SAFETY: waitpid requires room for a status: a local.
+        // SAFETY: waitpid requires space for a status: a local.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
     }

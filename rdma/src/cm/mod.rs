@@ -74,11 +74,11 @@
 //! ```
 //!
 //! On iWARP `connect` ends in `Established` at once, and the kernel brings the queue pair up; the
-//! active end must send first. Linux's siw (6.1 to 6.18) may leave that first message unread, until
-//! more bytes follow, if the message arrives before the passive end has accepted. Programs that
-//! have another way to synchronize should wait until the passive end has accepted. Other programs
+//! active side must send first. Linux's siw (6.1 to 6.18) may leave that first message unread until
+//! more bytes follow, if the message arrives before the passive side has accepted. Programs that
+//! have another way to synchronize should wait until the passive side has accepted. Other programs
 //! may post writes of no bytes while no answer comes (`op::write_inline(&[], ..)`, with any key):
-//! such a write accesses no memory and wakes the passive end.
+//! such a write accesses no memory and wakes the passive side.
 //!
 //! # Lifetimes
 //!

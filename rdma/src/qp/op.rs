@@ -19,7 +19,7 @@
 // A new operation, in this order; each step with its tests:
 //
 // 1. rdma-soft, engine: a variant of `types::Op` and, if the peer must see the request, of
-//    `frame::Kind`; `rc/requester.rs` sends it, `rc/responder.rs` executes it; tests in
+//    `wire::Kind`; `rc/requester.rs` sends it, `rc/responder.rs` executes it; tests in
 //    `engine/tests`, with the oracle's rules.
 // 2. rdma-soft, verbs: `post.rs` decodes the C opcode, `qp_ex.rs` has the `ibv_wr_*` call;
 //    `fault::Operations`, if rules are to name it.

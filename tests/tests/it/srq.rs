@@ -17,7 +17,7 @@ struct Server {
     context: Context,
     pd: ProtectionDomain,
     receives: SharedReceiveQueue,
-    /// The server's ends, in two completion queues in turns.
+    /// The server's queue pairs, on two completion queues in turns.
     ends: Vec<QueuePair<Rc>>,
     pollers: [Poller; 2],
     clients: Vec<QueuePair<Rc>>,

@@ -97,13 +97,13 @@ impl Card {
         hello
     }
 
-    /// Whether the process at the other side is that of this card, of this process's user.
+    /// Whether the process at the other side is the one that this card names, of the same user.
     fn is_of_peer(&self, stream: &UnixStream) -> io::Result<bool> {
         let peer = getsockopt(stream, sockopt::PeerCredentials)?;
         Ok(peer.pid() == self.pid && peer.uid() == geteuid().as_raw())
     }
 
-    /// Connects rank `rank` to the one of this card.
+    /// Connects rank `rank` to the rank that this card names.
     fn connect(&self, rank: usize, timeout: Duration) -> io::Result<UnixStream> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         // The wait for a listener whose backlog is full has this limit.
@@ -172,7 +172,7 @@ pub(super) fn connect(group: &mut Group) -> Result<Meeting, Failure> {
     Ok(Meeting { streams, why_not })
 }
 
-/// Connects this rank to the one of a card, if both have a socket.
+/// Connects this rank to the rank that a card names, if both have a socket.
 fn call(
     own: &Result<Card, PeerText>,
     peer: &Result<Card, PeerText>,
