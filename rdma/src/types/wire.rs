@@ -50,7 +50,7 @@ impl fmt::Display for WireError {
             }
             Self::Version { theirs, ours } => write!(
                 f,
-                "the peer's format has version {}, ours is {}: use the same version at both ends",
+                "the peer's format has version {}, ours is {}: use the same version on both sides",
                 theirs & !KIND,
                 ours & !KIND
             ),
