@@ -1,9 +1,9 @@
-//! The cores of this process, and pinning threads to one of them.
+//! The cores of this process, pinning threads to one of them, and which thread a core prefers.
 
-use std::io;
+use std::{fs, io};
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, gettid};
 
 /// The calling thread, as an argument of the scheduler's calls.
 const SELF: Pid = Pid::from_raw(0);
@@ -54,6 +54,33 @@ pub fn two_cores() -> io::Result<(usize, usize)> {
     }
 }
 
+/// Lets the other threads of this process run only while nothing else wants their core: as
+/// `SCHED_IDLE` of sched(7), which needs no right.
+///
+/// # Errors
+///
+/// Those of `/proc/self/task` and of `sched_setscheduler`.
+pub fn yield_to_this_thread() -> io::Result<()> {
+    let own = gettid().as_raw();
+    for task in fs::read_dir("/proc/self/task")? {
+        let tid = task?.file_name().to_string_lossy().parse().map_err(io::Error::other)?;
+        if tid != own {
+            make_idle(tid)?;
+        }
+    }
+    Ok(())
+}
+
+fn make_idle(tid: libc::pid_t) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: sched_setscheduler requires a pointer to parameters (1), which it only reads.
+    // 1: it is that of a local variable.
+    match unsafe { libc::sched_setscheduler(tid, libc::SCHED_IDLE, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +97,16 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_yields_is_idle() {
+        let policy = std::thread::spawn(|| {
+            make_idle(gettid().as_raw()).unwrap();
+            // SAFETY: sched_getscheduler requires nothing.
+            unsafe { libc::sched_getscheduler(0) }
+        });
+        assert_eq!(policy.join().unwrap(), libc::SCHED_IDLE);
     }
 
     #[test]
