@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use rdma_examples::collectives::{Element, Reduction};
+use rdma_collectives::{Element, Reduction};
 
 const SIZES: [usize; 6] = [8, 64, 256, 4 << 10, 64 << 10, 1 << 20];
 

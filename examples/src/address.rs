@@ -1,18 +1,11 @@
-//! Addresses for the connection manager: resolves names from the command line, and finds the
-//! address of this host that leads to the chosen device.
+//! Addresses for the connection manager: resolves names from the command line.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
-use nix::errno::Errno;
-use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::SockaddrStorage;
-use rdma::Context;
-use rdma::cm::blocking::{ListenOptions, Listener};
-use rdma::transport::Rc;
+pub use rdma_collectives::address::of_device;
+use rdma_collectives::bootstrap::Group;
 
 use crate::Failure;
-use crate::bootstrap::Group;
-use crate::device::Chosen;
 
 /// Resolves a host name or an address in text form. An IPv6 address may stand in brackets.
 ///
@@ -53,55 +46,6 @@ pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Fai
     )))
 }
 
-/// An address of this host that the connection manager maps to the device: a loopback address of a
-/// software device; else the address in the port's GID, if there is one; else the first interface
-/// address that leads to the device.
-///
-/// # Errors
-/// If this host has no such address.
-pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
-    // A software device has a loopback address of its own, which never changes.
-    let own = (1..=64).map(|last| IpAddr::from(Ipv4Addr::new(127, 0, 0, last)));
-    let own = own.filter(|_| chosen.context.is_software());
-    let of_gid = chosen.gid.filter(|entry| !entry.gid.is_link_local()).map(|entry| entry.gid);
-    let of_gid = of_gid.map(|gid| gid.ipv4().map_or(IpAddr::V6(gid.ipv6()), IpAddr::V4));
-    let mut last = None;
-    for ip in own.chain(of_gid).chain(of_host()) {
-        match bind(&chosen.context, ip) {
-            Ok(()) => return Ok(ip),
-            Err(error) if is_shortage(error) => return Err(error.into()),
-            Err(error) => last = Some(Failure::from(error).context(ip)),
-        }
-    }
-    let why = last.map_or_else(|| "there is none but loopback's".to_owned(), |failure| failure.to_string());
-    Err(Failure::new(format!(
-        "no address of this host leads to {} by the connection manager ({why}); give its network interface one",
-        chosen.context.name()
-    )))
-}
-
-/// Checks that the connection manager maps an address of this host to the device.
-///
-/// # Errors
-/// The reason why it does not.
-pub fn leads_to(context: &Context, ip: IpAddr) -> Result<(), Failure> {
-    bind(context, ip).map_err(Failure::from)
-}
-
-fn bind(context: &Context, ip: IpAddr) -> rdma::Result<()> {
-    Listener::<Rc>::bind(context, SocketAddr::new(ip, 0), &ListenOptions::new()).map(drop)
-}
-
-/// Whether an error says that this process lacks something, whatever the address is.
-fn is_shortage(error: rdma::Error) -> bool {
-    let has_none = |errno| matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN);
-    match error.kind() {
-        rdma::ErrorKind::OutOfMemory | rdma::ErrorKind::RefusedCall(_) => true,
-        rdma::ErrorKind::Os => error.errno().map(Errno::from_raw).is_some_and(has_none),
-        _ => false,
-    }
-}
-
 /// Tells the other processes of a pair the address on which rank 0 listens. Rank 0 passes the
 /// address as `own`; every process has to call this function.
 ///
@@ -110,21 +54,6 @@ fn is_shortage(error: rdma::Error) -> bool {
 pub fn tell(group: &mut Group, own: Option<SocketAddr>) -> Result<SocketAddr, Failure> {
     let told = group.all_gather("the server's address", &own)?.swap_remove(0);
     told.ok_or_else(|| Failure::new("the server has no address"))
-}
-
-/// The addresses of this host's interfaces that other hosts can reach and that need no scope, IPv4
-/// addresses first.
-fn of_host() -> Vec<IpAddr> {
-    let Ok(all) = getifaddrs() else { return Vec::new() };
-    let ip = |address: SockaddrStorage| match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-        (Some(v4), _) => Some(IpAddr::V4(v4.ip())),
-        (_, Some(v6)) => Some(IpAddr::V6(v6.ip())).filter(|_| !v6.ip().is_unicast_link_local()),
-        _ => None,
-    };
-    let mut all: Vec<IpAddr> = all.filter_map(|interface| interface.address.and_then(ip)).collect();
-    all.retain(|ip| !ip.is_loopback());
-    all.sort_by_key(IpAddr::is_ipv6);
-    all
 }
 
 #[cfg(test)]

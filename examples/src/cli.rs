@@ -6,9 +6,11 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, Command, Parser};
 use rdma::Mtu;
+use rdma_collectives::Named;
 use serde::Serialize;
 
 use crate::Failure;
@@ -74,6 +76,13 @@ pub fn multiple(text: &str, of: Size, most: Size) -> Result<Size, String> {
     let size: Size = text.parse()?;
     let is_one = size.0 % of.0 == 0 && (of..=most).contains(&size);
     if is_one { Ok(size) } else { Err(format!("give a multiple of {of}, at most {most}")) }
+}
+
+/// Parses one of some named values, for an option's `value_parser`; the help lists them.
+pub fn one_of<T: Named + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let values = T::ALL.iter().map(|value| PossibleValue::new(value.name()).help(value.about().trim_end_matches('.')));
+    let named = |name: String| T::ALL.iter().copied().find(|value| value.name() == name);
+    PossibleValuesParser::new(values).try_map(move |name| named(name).ok_or("there is no such value"))
 }
 
 /// Parses a time in seconds, for an option's `value_parser`.

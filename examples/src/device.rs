@@ -8,12 +8,13 @@ mod rails;
 
 use std::io::{self, Write};
 
-use rdma::{Context, DatagramOptions, Device, DeviceSelector, GidEntry, InitOptions, Mtu, PortState, RemoteAccess};
+use rdma::{Context, Device, DeviceSelector, GidEntry, Mtu, PortState};
+use rdma_collectives::Adapter;
+use rdma_collectives::bootstrap::Group;
 
 pub use self::list::{DeviceList, Wanted};
 pub use self::path::PathOptions;
-pub use self::rails::{CrossRail, RailCount, RailOptions, RailSettings};
-use crate::bootstrap::Group;
+pub use self::rails::{RailCount, RailOptions, RailSettings};
 use crate::failure::say;
 use crate::{Failure, environment};
 
@@ -47,19 +48,13 @@ pub struct Preferred {
     pub reason: String,
 }
 
-/// An open device, a port and an address on it.
+/// An open device, a port and an address on it, and why it was chosen.
 #[derive(Debug)]
 pub struct Chosen {
-    /// The open device.
-    pub context: Context,
-    /// Number of the port.
-    pub port: u8,
-    /// The GID table entry; `None` is possible on InfiniBand ports.
-    pub gid: Option<GidEntry>,
+    /// The device, the port, the address, and the settings of the path to the peers.
+    pub adapter: Adapter,
     /// The device and the reason for its choice, as text for the report.
     pub line: String,
-    /// The settings of the path to the peers.
-    pub(crate) path: PathOptions,
     /// Whether the device was asked for by name.
     named: bool,
 }
@@ -107,7 +102,15 @@ impl DeviceOptions {
             line = format!("{line}; port {port} as asked");
         }
         let gid = self.gid(&context, port)?;
-        Ok(Chosen { context, port, gid, line, path, named })
+        let path = path.settings();
+        Ok(Chosen { adapter: Adapter { context, port, gid, path }, line, named })
+    }
+
+    /// Without GPUs, no device is preferred.
+    #[cfg(not(feature = "cuda"))]
+    #[must_use]
+    pub(crate) fn near_gpu(self, _: usize) -> Self {
+        self
     }
 
     /// The devices that the options ask for. An empty `RDMA_DEVICE` counts as unset.
@@ -179,7 +182,7 @@ impl Chosen {
     /// The device and the port: `mlx5_0:1`.
     #[must_use]
     pub fn name(&self) -> String {
-        format!("{}:{}", self.context.name(), self.port)
+        self.adapter.name()
     }
 
     /// The line about the device that every program prints.
@@ -188,29 +191,13 @@ impl Chosen {
         format!("using {}", self.line)
     }
 
-    /// Options for connected queue pairs on this port and GID.
-    pub fn init_options(&self, access: RemoteAccess) -> InitOptions {
-        let options = InitOptions::new().port(self.port).remote_access(access);
-        self.gid_index().into_iter().fold(options, InitOptions::gid_index)
-    }
-
-    /// Options for datagram queue pairs on this port and GID.
-    pub fn datagram_options(&self, qkey: u32) -> DatagramOptions {
-        let options = DatagramOptions::new(qkey).port(self.port);
-        self.gid_index().into_iter().fold(options, DatagramOptions::gid_index)
-    }
-
-    fn gid_index(&self) -> Option<u8> {
-        self.gid.and_then(|gid| u8::try_from(gid.index).ok())
-    }
-
     /// Refuses the software device if the ranks are on several hosts.
     fn check_hosts(&self, group: &Group) -> Result<(), Failure> {
-        if group.is_on_one_machine() || !self.context.is_software() {
+        if group.is_on_one_machine() || !self.adapter.context.is_software() {
             return Ok(());
         }
         let hint = if self.named { "use hardware" } else { "see devinfo --why for why there is no hardware" };
-        let name = self.context.name();
+        let name = self.adapter.context.name();
         Err(Failure::new(format!("the ranks are on several hosts, and {name} works within one; {hint}")))
     }
 
@@ -219,7 +206,7 @@ impl Chosen {
     /// # Errors
     /// If the port does not support the MTU.
     pub fn mtu(&self, bytes: Option<u32>) -> Result<Mtu, Failure> {
-        let active = self.context.port_attr(self.port)?.active_mtu();
+        let active = self.adapter.context.port_attr(self.adapter.port)?.active_mtu();
         let Some(bytes) = bytes else { return Ok(active) };
         let mtu = Mtu::from_bytes(bytes)
             .ok_or_else(|| Failure::usage(format!("--mtu {bytes}: an MTU is 256, 512, 1024, 2048 or 4096")))?;

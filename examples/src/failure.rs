@@ -6,8 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use rdma::{WcError, WcStatus};
+use rdma_collectives::{Cause, Error, ErrorKind};
 use rdma_net::FailureKind;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -56,22 +55,19 @@ impl Failure {
         Self::of(Kind::Failed, text)
     }
 
-    /// A request that has failed; where it was flushed, another failure is the reason, perhaps one
-    /// that only the peer knows.
-    pub(crate) fn of_request(what: impl fmt::Display, error: WcError) -> Self {
-        let failure = Self::new(format!("{what} failed: {error}"));
-        Self { is_effect: error.status == WcStatus::WR_FLUSH_ERR, ..failure }
-    }
-
     /// The failure to start a thread or a process.
     pub fn not_started(what: impl fmt::Display, error: &io::Error) -> Self {
-        let hint = if error.raw_os_error() == Some(Errno::EAGAIN as i32) { THREADS } else { "" };
-        Self::new(format!("cannot start {what}: {error}{hint}"))
+        Error::not_started(what, error).into()
     }
 
     /// A failure for lack of memory.
     pub(crate) fn out_of_memory(what: impl fmt::Display) -> Self {
-        Self::new(format!("{what}{}", out_of_memory_hint()))
+        Error::out_of_memory(what).into()
+    }
+
+    /// The end of another process, which the launcher reports if it is of this package.
+    pub(crate) fn lost(why: String) -> Self {
+        if is_launched() { Self::peer(why) } else { Self::new(why) }
     }
 
     /// A failure caused by invalid arguments.
@@ -81,7 +77,7 @@ impl Failure {
 
     /// A failure caused by an environment variable with a value that is not allowed.
     pub(crate) fn variable(name: &str, value: &str, why: &str) -> Self {
-        Self::usage(format!("{name} is {value:?} in the environment: {why}; correct it, or unset it"))
+        Error::variable(name, value, why).into()
     }
 
     /// The end of another rank, which ends this process too.
@@ -111,11 +107,6 @@ impl Failure {
     /// Whether a rank has already reported the failure.
     pub(crate) fn is_reported(&self) -> bool {
         self.text.is_empty()
-    }
-
-    /// Whether the reason may be known to another rank alone.
-    pub(crate) fn is_effect(&self) -> bool {
-        self.is_effect
     }
 
     /// Returns the failure with a prefix that names what was being done.
@@ -190,102 +181,71 @@ impl From<io::Error> for Failure {
             io::ErrorKind::StorageFull => {
                 Self::new(format!("cannot write the output: {error}; redirect it to where there is room"))
             }
-            _ if error.raw_os_error() == Some(Errno::EMFILE as i32) => Self::new(format!("{error}{OPEN_FILES}")),
-            _ => Self::new(error.to_string()),
+            _ => Error::from(error).into(),
         }
     }
 }
 
-impl From<rdma::Error> for Failure {
-    fn from(error: rdma::Error) -> Self {
-        Self::new(format!("{error}{}", hint(error)))
-    }
-}
-
-impl From<rdma::OpenError> for Failure {
-    fn from(error: rdma::OpenError) -> Self {
-        let hint = match &error {
-            rdma::OpenError::Device { error, .. } | rdma::OpenError::List(error) => hint(*error),
-            _ => String::new(),
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::InvalidInput => Kind::Usage,
+            ErrorKind::Peer => Kind::Peer,
+            _ => Kind::Failed,
         };
-        Self::new(format!("{error}{hint}"))
+        Self { is_effect: error.is_effect(), ..Self::of(kind, error.to_string()) }
     }
 }
 
-impl From<rdma_mem::SharedMemoryError> for Failure {
-    fn from(error: rdma_mem::SharedMemoryError) -> Self {
-        let hint = match error.raw_os_error().map(Errno::from_raw) {
-            Some(Errno::EMFILE) => OPEN_FILES.to_owned(),
-            Some(Errno::EFBIG) => FILE_SIZE.to_owned(),
-            Some(Errno::ENOMEM) => out_of_memory_hint(),
-            _ => String::new(),
-        };
-        Self::new(format!("shared memory: {error}{hint}"))
+/// A rank tells the others of its failure.
+impl Cause for Failure {
+    fn kind(&self) -> ErrorKind {
+        match self.kind {
+            Kind::Failed | Kind::BrokenPipe => ErrorKind::Failed,
+            Kind::Usage => ErrorKind::InvalidInput,
+            Kind::Peer => ErrorKind::Peer,
+        }
+    }
+
+    fn is_effect(&self) -> bool {
+        self.is_effect
+    }
+
+    fn context(self, what: String) -> Self {
+        self.context(what)
+    }
+
+    fn explained(self) -> Self {
+        self.with_last_warning()
     }
 }
 
-/// Advice for a process that has too many files open.
-const OPEN_FILES: &str = "; raise the limit of open files (`ulimit -n`)";
-
-/// Advice for a process that may not make memory files as long as it needs.
-const FILE_SIZE: &str = "; raise the limit of file sizes (`ulimit -f`)";
-
-/// Advice for a process that may start no more threads or processes.
-const THREADS: &str = "; raise the limit of processes and threads (`ulimit -u`)";
-
-/// Advice for an error that a limit of memory may explain; `rdma` advises on other limits.
-fn hint(error: rdma::Error) -> String {
-    match error.kind() {
-        rdma::ErrorKind::OutOfMemory => out_of_memory_hint(),
-        _ => String::new(),
-    }
+/// Errors whose text and advice are those of the collectives.
+macro_rules! from {
+    ($($error:ty $(, $parameter:ident)?;)*) => {$(
+        impl$(<$parameter>)? From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Error::from(error).into()
+            }
+        }
+    )*};
 }
 
-impl<R> From<rdma::PostError<R>> for Failure {
-    fn from(error: rdma::PostError<R>) -> Self {
-        error.error().into()
-    }
-}
-
-impl<T> From<rdma::Failed<T>> for Failure {
-    fn from(failed: rdma::Failed<T>) -> Self {
-        failed.error.into()
-    }
-}
-
-impl From<rdma::cm::blocking::ConnectError> for Failure {
-    fn from(error: rdma::cm::blocking::ConnectError) -> Self {
-        error.error.into()
-    }
+from! {
+    rdma::Error;
+    rdma::OpenError;
+    rdma::PostError<R>, R;
+    rdma::Failed<T>, T;
+    rdma::cm::blocking::ConnectError;
+    rdma::RemoteSliceError;
+    rdma::WireError;
+    rdma_mem::SharedMemoryError;
 }
 
 impl From<rdma_net::Failure> for Failure {
     fn from(failure: rdma_net::Failure) -> Self {
         let is_effect = matches!(failure.kind(), FailureKind::PeerGone | FailureKind::Timeout | FailureKind::Refused);
         Self { is_effect, ..Self::new(failure.to_string()) }
-    }
-}
-
-impl From<rdma::RemoteSliceError> for Failure {
-    fn from(error: rdma::RemoteSliceError) -> Self {
-        Self::new(error.to_string())
-    }
-}
-
-impl From<rdma::WireError> for Failure {
-    fn from(error: rdma::WireError) -> Self {
-        Self::new(error.to_string())
-    }
-}
-
-fn out_of_memory_hint() -> String {
-    use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-    let advice = "give smaller sizes, or run fewer processes";
-    let limit = |resource| getrlimit(resource).ok().map(|(soft, _)| soft).filter(|&soft| soft != RLIM_INFINITY);
-    match (limit(Resource::RLIMIT_AS), limit(Resource::RLIMIT_MEMLOCK)) {
-        (Some(space), _) => format!("; {advice}, or a larger address space than {} MiB (`ulimit -v`)", space >> 20),
-        (None, Some(locked)) => format!("; {advice}, or more lockable memory than {} KiB (`ulimit -l`)", locked >> 10),
-        (None, None) => format!("; {advice}"),
     }
 }
 
@@ -333,20 +293,6 @@ impl Write for Keep {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn failure_prints_as_one_line() {
-        let failure = Failure::new("no such\n  device\n\n").context("soft7");
-        assert_eq!(failure.to_string(), "soft7: no such device");
-    }
-
-    #[test]
-    fn a_thread_that_cannot_start_is_said_with_a_remedy() {
-        // No machine has memory for this stack, which the kernel reports as too many threads do.
-        let refused = thread::Builder::new().stack_size(1 << 60).spawn(|| ()).unwrap_err();
-        let text = Failure::not_started("the server's thread", &refused).to_string();
-        assert!(text.starts_with("cannot start the server's thread: ") && text.ends_with("(`ulimit -u`)"), "{text}");
-    }
 
     #[test]
     fn broken_pipe_is_quiet_success() {

@@ -20,8 +20,8 @@ use serde_json::json;
 use socket2::Socket;
 
 use crate::Failure;
-use crate::bootstrap::{self, Place, Roles, Root};
 use crate::failure::{Kind, LAUNCH};
+use rdma_collectives::bootstrap::{self, Place, Roles, Root};
 
 /// Time for the ranks to end by themselves after one of them died.
 const GRACE: Duration = Duration::from_secs(2);

@@ -37,11 +37,9 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
-pub mod bootstrap;
 pub mod cli;
 pub mod cm_time;
 pub mod collective_program;
-pub mod collectives;
 pub mod connect;
 pub mod device;
 pub mod devinfo;
@@ -58,10 +56,7 @@ pub mod kv;
 mod launcher;
 pub mod load;
 pub mod message;
-#[cfg(test)]
-mod numbers;
 pub mod output;
-mod peer_text;
 pub mod pingpong;
 pub mod placement;
 pub mod plan;

@@ -1,16 +1,16 @@
 //! The place of a process in its job: it is the launcher itself, or was started by this package's
 //! launcher, by hand, by mpirun, Slurm or torchrun.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
+use rdma_collectives::bootstrap::{self, Group, Place, Roles, Terms};
+use rdma_collectives::launchers::{self, JobPlace};
+pub use rdma_collectives::placement::{Bind, bind, run};
+use serde::Serialize;
 
-use crate::bootstrap::{self, Group, Place, Roles, Root, Terms};
-use crate::environment::{self, JobPlace, Meeting};
-use crate::failure::{is_launched, say};
-use crate::{Failure, cli, launcher};
+use crate::failure::{Kind, is_launched, say};
+use crate::{Failure, cli, environment, launcher};
 
 /// Most local ranks; a larger number is taken for a mistake.
 pub(crate) const MOST_RANKS: usize = 256;
@@ -44,7 +44,7 @@ pub struct PlacementOptions {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
     pub timeout: Duration,
     /// Pin each rank to a core
-    #[arg(long, value_enum, default_value_t = Bind::Auto)]
+    #[arg(long, value_parser = cli::one_of::<Bind>(), default_value_t = Bind::Auto)]
     pub bind: Bind,
 }
 
@@ -61,29 +61,17 @@ pub struct JobOption {
 }
 
 impl JobOption {
-    /// The number of the job: that of its name, or `otherwise`.
-    fn number(&self, otherwise: u64) -> u64 {
-        let name = self.name.clone().or_else(|| environment::text(JOB_VARIABLE));
-        name.map_or(otherwise, |name| environment::hash(&name))
+    /// The name of the job, if the option or the environment gives one.
+    fn name(&self) -> Option<String> {
+        self.name.clone().or_else(|| environment::text(JOB_VARIABLE))
     }
-}
-
-/// Whether ranks are pinned to cores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Bind {
-    /// Ranks take the cores in turn, if each has a core or all cores have equally many ranks
-    Auto,
-    /// Ranks take the cores in turn.
-    Core,
-    /// No pinning.
-    None,
 }
 
 impl PlacementOptions {
     /// Number of ranks that this process starts; 1 if it is a rank itself.
     #[must_use]
     pub fn local_ranks(&self) -> usize {
-        let is_told = || !matches!(environment::job_place(), Ok(None));
+        let is_told = || !matches!(launchers::job_place(), Ok(None));
         let is_rank = self.rank.is_some() || is_launched() || self.ranks.is_none() && is_told();
         if is_rank { 1 } else { self.ranks.unwrap_or(RANKS) }
     }
@@ -162,17 +150,18 @@ fn find(
         return Ok(Some(place));
     }
     if let Some((rank, world, address)) = by_hand {
-        check_address(&address)?;
-        // The ranks may name the host in different ways.
-        let port = address.rsplit(':').next().unwrap_or_default();
-        let job = job.number(environment::hash(port));
-        return Ok(Some(Place { rank, world, root: Root::Address(address), job }));
+        return Ok(Some(Place::by_hand(rank, world, &address, job.name().as_deref())?));
     }
-    match (ranks, environment::job_place()) {
+    match (ranks, launchers::job_place()) {
         (None, told) => {
             if let Some(told) = told? {
-                let place = place_of(told, roles, root)?;
-                return Ok(Some(Place { job: job.number(place.job), ..place }));
+                let is_known = root.is_some() || told.meeting.is_some();
+                let place = Place::of_launcher(told, roles, root, job.name().as_deref()).map_err(Failure::from);
+                return place.map(Some).map_err(|failure| match (failure.kind(), is_known) {
+                    (Kind::Failed, _) => Failure::new(format!("{failure} (--root says otherwise)")),
+                    (_, false) => Failure::usage(format!("{failure} by --root")),
+                    _ => failure,
+                });
             }
         }
         // Without this check each rank of the other launcher would start a job of its own.
@@ -194,63 +183,10 @@ fn find(
     }
 }
 
-/// The place that another launcher has given to this process. `root` overrides the environment's
-/// meeting address.
-///
-/// # Errors
-/// If the place is invalid, or no meeting address is known.
-fn place_of(told: JobPlace, roles: Roles, root: Option<&str>) -> Result<Place, Failure> {
-    let JobPlace { launcher, rank, world, meeting, job, .. } = told;
-    if roles == Roles::ServerAndClient && world != 2 {
-        return Err(Failure::usage(format!("this program is for 2 processes, and the environment says {world}")));
-    }
-    if rank >= world {
-        return Err(Failure::usage(format!(
-            "this is rank {rank} of {world} by the environment of {launcher}, and ranks count from 0; unset its \
-             variables, or correct them"
-        )));
-    }
-    let root = match (root, meeting) {
-        (Some(root), _) => check_address(root).map(|()| Root::Address(root.to_owned()))?,
-        (None, Some(meeting)) => meet_at(&meeting, rank)?,
-        (None, None) => {
-            let port = bootstrap::DEFAULT_PORT;
-            return Err(Failure::usage(format!(
-                "this is rank {rank} of {world} by the environment of {launcher}, which does not say where the first \
-                 of its hosts is; say with --root HOST:{port} where rank 0 listens"
-            )));
-        }
-    };
-    Ok(Place { rank, world, root, job })
-}
-
-/// Finds rank 0's address. Rank 0 listens on all addresses: a host's own name may resolve to
-/// loopback there.
-fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Failure> {
-    let Meeting { host, port } = meeting;
-    let bracketed =
-        if host.parse::<Ipv6Addr>().is_ok() { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-    check_address(&bracketed)?;
-    let is_local = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    match (rank, is_local) {
-        (0, true) => bootstrap::listen(&bracketed).map(Root::Listener),
-        // Listens on IPv6 and IPv4 if the host has both.
-        (0, false) => bootstrap::listen(&format!("[::]:{port}"))
-            .or_else(|_| bootstrap::listen(&format!("0.0.0.0:{port}")))
-            .map(Root::Listener),
-        _ => Ok(Root::Address(bracketed)),
-    }
-    .map_err(|failure| failure.context("where the environment says that rank 0 listens (--root says otherwise)"))
-}
-
-/// Runs one rank: meets the others, does the work, and ends together with them.
-///
-/// # Errors
-/// If this rank or another failed.
-pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
-    let mut group = Group::meet(place, terms)?;
-    let result = work(&mut group);
-    group.conclude(result)
+/// The terms of a program, whose settings are options and whose ranks may be this package's
+/// launcher's.
+pub fn terms(program: &'static str, settings: &impl Serialize, roles: Roles, timeout: Duration) -> Terms {
+    Terms::new(program, settings, roles, timeout).options().supervised(is_launched()).notices(say)
 }
 
 /// Starts a server (rank 0) and its client on this host, each of which does `work`, and waits for
@@ -276,72 +212,6 @@ pub(crate) fn with_port(address: &str, port: u16) -> String {
     }
 }
 
-/// Checks that an address has a host and a port.
-///
-/// # Errors
-/// If one of the two is missing or invalid.
-pub(crate) fn check_address(address: &str) -> Result<(), Failure> {
-    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
-    match port {
-        Some(Ok(port)) if port != 0 => Ok(()),
-        Some(_) if address.ends_with(|last: char| last.is_ascii_digit()) => {
-            Err(Failure::usage(format!("{address} has no port from 1 to 65535; give host:port, such as node1:18515")))
-        }
-        _ => Err(Failure::usage(format!("{address} is not an address; give host:port, such as node1:18515"))),
-    }
-}
-
-/// How the ranks of one host share its cores.
-#[derive(Clone, Copy, Debug)]
-pub struct Cores {
-    /// Whether there are more ranks than cores.
-    pub shared: bool,
-    /// The core to which this rank is pinned.
-    pub pinned: Option<usize>,
-}
-
-/// Pins this rank as `bind` asks, if the kernel permits it.
-#[must_use]
-pub fn bind(group: &Group, bind: Bind) -> Cores {
-    let us = Pid::from_raw(0);
-    let (place, ranks) = group.place_on_machine();
-    let cores: Vec<usize> = sched_getaffinity(us).map_or_else(
-        // A sandbox may refuse this call.
-        |_| Vec::new(),
-        |allowed| (0..CpuSet::count()).filter(|&core| allowed.is_set(core).unwrap_or(false)).collect(),
-    );
-    let shared = ranks > if cores.is_empty() { parallelism() } else { cores.len() };
-    let wanted = core_of(bind, place, ranks, &cores);
-    let pin = |core: usize| {
-        let mut set = CpuSet::new();
-        set.set(core)?;
-        sched_setaffinity(us, &set)
-    };
-    let is_pinned = wanted.is_some_and(|core| pin(core).is_ok());
-    if bind == Bind::Core && !is_pinned {
-        say(&format!("rank {} is not pinned to a core: the kernel refuses", group.rank()));
-    }
-    Cores { shared, pinned: wanted.filter(|_| is_pinned) }
-}
-
-/// The core of the `place`-th of some ranks; `None` if it is not pinned.
-///
-/// Ranks that share cores evenly are pinned too: they wait for each other, so if the scheduler put
-/// one more on a core, all would wait for that core, half as long again with 4 ranks on 2 cores.
-fn core_of(bind: Bind, place: usize, ranks: usize, cores: &[usize]) -> Option<usize> {
-    let count = cores.len().max(1);
-    let is_even = ranks <= count || ranks % count == 0;
-    match bind {
-        Bind::None => None,
-        Bind::Auto if !is_even => None,
-        Bind::Auto | Bind::Core => cores.get(place % count).copied(),
-    }
-}
-
-fn parallelism() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -356,44 +226,6 @@ mod tests {
             ("[::1]:5", "[::1]:5"),
         ] {
             assert_eq!(with_port(given, 18515), full);
-            assert!(check_address(full).is_ok());
-        }
-    }
-
-    #[test]
-    fn ranks_that_share_cores_evenly_are_pinned() {
-        let cores = |bind, ranks| (0..ranks).map(|place| core_of(bind, place, ranks, &[1, 3])).collect::<Vec<_>>();
-        assert_eq!(cores(Bind::Auto, 2), [Some(1), Some(3)]);
-        assert_eq!(cores(Bind::Auto, 4), [Some(1), Some(3), Some(1), Some(3)]);
-        assert_eq!(cores(Bind::Auto, 3), [None; 3]);
-        assert_eq!(cores(Bind::Core, 3), [Some(1), Some(3), Some(1)]);
-        assert_eq!(cores(Bind::None, 2), [None; 2]);
-        assert_eq!(core_of(Bind::Auto, 0, 1, &[]), None);
-    }
-
-    #[test]
-    fn jobs_that_are_started_by_hand_have_numbers() {
-        let job = |address: &str, name: Option<&str>| {
-            let by_hand = Some((1, 2, address.to_owned()));
-            let option = JobOption { name: name.map(str::to_owned) };
-            find(Roles::Ranks, by_hand, None, None, &option).unwrap().unwrap().job
-        };
-        let usual = job("node1:18515", None);
-        // Ranks may give rank 0's host different names.
-        assert_eq!(usual, job("10.0.0.1:18515", None));
-        assert!(usual != 0 && usual != job("node1:18516", None));
-        let named = job("node1:18515", Some("a name"));
-        assert!(named != usual && named != job("node1:18515", Some("another")));
-        assert_eq!(named, job("node1:18516", Some("a name")));
-    }
-
-    #[test]
-    fn addresses_need_host_and_port() {
-        for good in ["node1:18515", "127.0.0.1:1", "[::1]:80"] {
-            assert!(check_address(good).is_ok(), "{good}");
-        }
-        for bad in ["", "node1", ":80", "node1:", "node1:0", "node1:70000", "node1:x"] {
-            assert!(check_address(bad).is_err(), "{bad}");
         }
     }
 }

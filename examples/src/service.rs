@@ -51,7 +51,7 @@ impl ServiceOptions {
     /// # Errors
     /// If there is no such device; errors of the device.
     pub fn node(&self, options: NodeOptions) -> Result<(Node, Driver), Failure> {
-        let context = DeviceOptions::named(self.device.clone()).open()?.context;
+        let context = DeviceOptions::named(self.device.clone()).open()?.adapter.context;
         let exchange = match self.exchange {
             ExchangeOption::Cm => Exchange::ConnectionManager,
             ExchangeOption::Tcp => Exchange::Tcp,
@@ -97,7 +97,7 @@ impl ServiceOptions {
         serve: impl FnOnce(&Self, SocketAddr, Started) -> Result<(), Failure> + Send + 'static,
     ) -> Result<SocketAddr, Failure> {
         let ip = match self.exchange {
-            ExchangeOption::Cm => address::of_device(&DeviceOptions::named(self.device.clone()).open()?)?,
+            ExchangeOption::Cm => address::of_device(&DeviceOptions::named(self.device.clone()).open()?.adapter)?,
             ExchangeOption::Tcp => Ipv4Addr::LOCALHOST.into(),
         };
         let (tell, told) = mpsc::channel();

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::collectives::Traffic;
+use rdma_collectives::Traffic;
 
 /// The result of one collective, measured out of place or in place.
 #[derive(Clone, Copy, Debug, Serialize)]

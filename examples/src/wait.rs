@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma::{Completion, CompletionChannel, CompletionQueue, Context, Poller};
 
 use crate::Failure;
-use crate::bootstrap::Watch;
+use rdma_collectives::bootstrap::Watch;
 
 /// Interval of the checks whether the other rank still lives.
 const LOOK: Duration = Duration::from_millis(200);

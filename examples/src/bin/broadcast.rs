@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use rdma_examples::collectives::Collective;
+use rdma_collectives::Collective;
 
 fn main() -> ExitCode {
     rdma_examples::collective_program::run(

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::Parser;
-use rdma_examples::bootstrap::{Group, Roles, Terms};
+use rdma_collectives::bootstrap::{Group, Roles};
 use rdma_examples::cm_time::{self, Server, Settings};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::progress::Progress;
@@ -56,7 +56,7 @@ fn run(args: Args) -> Result<(), Failure> {
     if let Some(bind) = &args.bind {
         let chosen = args.open()?;
         announce(&chosen.using(), args.json)?;
-        let mut server = Server::bind(&chosen.context, address::resolve(bind, args.port())?)?;
+        let mut server = Server::bind(&chosen.adapter.context, address::resolve(bind, args.port())?)?;
         writeln!(io::stderr(), "cm_time: listening on {}", server.local_addr())?;
         return server.serve(&args.settings).map(drop);
     }
@@ -83,7 +83,7 @@ impl Args {
         for (done, &in_flight) in self.in_flight.iter().enumerate() {
             progress.step("connections", done);
             let in_flight = in_flight.min(settings.connections);
-            let round = cm_time::client(&chosen.context, settings, (server, source), in_flight, total);
+            let round = cm_time::client(&chosen.adapter.context, settings, (server, source), in_flight, total);
             let round = round.map_err(|failure| match done {
                 0 => failure,
                 _ => failure.context(format_args!("round {}", done + 1)),
@@ -104,7 +104,7 @@ impl Args {
 
     /// Runs both sides on this machine.
     fn pair(&self) -> Result<(), Failure> {
-        let terms = Terms::new("cm_time", &(), Roles::ServerAndClient, self.settings.patience);
+        let terms = placement::terms("cm_time", &(), Roles::ServerAndClient, self.settings.patience);
         placement::run_pair(&terms, |group| self.side(group))
     }
 
@@ -112,8 +112,8 @@ impl Args {
         let chosen = group.agree("the devices", self.open())?;
         let is_server = group.rank() == 0;
         let server = is_server.then(|| {
-            let address = address::of_device(&chosen)?;
-            Server::bind(&chosen.context, SocketAddr::new(address, self.port.unwrap_or(0)))
+            let address = address::of_device(&chosen.adapter)?;
+            Server::bind(&chosen.adapter.context, SocketAddr::new(address, self.port.unwrap_or(0)))
         });
         let server = group.agree("the listener", server.transpose())?;
         let address = address::tell(group, server.as_ref().map(Server::local_addr))?;

@@ -8,7 +8,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use rdma_examples::bootstrap::{Roles, Terms};
+use rdma_collectives::bootstrap::Roles;
 use rdma_examples::gpu_bw::{self, Options, SideOptions};
 use rdma_examples::pingpong::options::Sides;
 use rdma_examples::{Failure, placement};
@@ -37,6 +37,6 @@ fn run(args: Args) -> Result<(), Failure> {
     args.options.validate()?;
     let gpu = args.local.gpu()?;
     let Some(place) = args.sides.place()? else { return Ok(()) };
-    let terms = Terms::new("gpu_bw", &args.options, Roles::ServerAndClient, args.sides.timeout);
+    let terms = placement::terms("gpu_bw", &args.options, Roles::ServerAndClient, args.sides.timeout);
     placement::run(place, &terms, |group| gpu_bw::run(&gpu, &args.local, &args.options, group))
 }

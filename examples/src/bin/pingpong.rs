@@ -7,7 +7,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use rdma_examples::bootstrap::{Roles, Terms};
+use rdma_collectives::bootstrap::Roles;
 use rdma_examples::pingpong::options::{LocalOptions, Options, Sides};
 use rdma_examples::pingpong::{self, compat};
 use rdma_examples::{Failure, placement};
@@ -40,6 +40,6 @@ fn main() -> ExitCode {
 fn run(args: Args) -> Result<(), Failure> {
     args.options.validate()?;
     let Some(place) = args.sides.place()? else { return Ok(()) };
-    let terms = Terms::new("pingpong", &args.options, Roles::ServerAndClient, args.sides.timeout);
+    let terms = placement::terms("pingpong", &args.options, Roles::ServerAndClient, args.sides.timeout);
     placement::run(place, &terms, |group| pingpong::run(&args.local, &args.options, group))
 }

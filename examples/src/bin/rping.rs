@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{ArgAction, Parser};
 use rdma::cm::blocking::{ListenOptions, Listener};
 use rdma::transport::Rc;
-use rdma_examples::bootstrap::{Group, Roles, Terms};
+use rdma_collectives::bootstrap::{Group, Roles};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::rping::{self, Settings};
 use rdma_examples::{Failure, address, placement};
@@ -82,7 +82,7 @@ impl Args {
 }
 
 fn listen(chosen: &Chosen, address: SocketAddr) -> Result<Listener<Rc>, Failure> {
-    Listener::bind(&chosen.context, address, &ListenOptions::new().reuse_addr(true))
+    Listener::bind(&chosen.adapter.context, address, &ListenOptions::new().reuse_addr(true))
         .map_err(|error| Failure::from(error).context(format_args!("cannot listen on {address}")))
 }
 
@@ -94,9 +94,9 @@ fn serve(args: &Args) -> Result<(), Failure> {
     let address = args.address.as_deref().map_or(Ok(any), |address| address::resolve(address, args.port()))?;
     let listener = listen(&chosen, address)?;
     if args.persistent {
-        return rping::serve_all(&chosen.context, settings, &listener, args.clients);
+        return rping::serve_all(&chosen.adapter.context, settings, &listener, args.clients);
     }
-    rping::serve_one(&chosen.context, settings, &listener, settings.timeout).map(drop)
+    rping::serve_one(&chosen.adapter.context, settings, &listener, settings.timeout).map(drop)
 }
 
 fn ping(args: &Args) -> Result<(), Failure> {
@@ -104,14 +104,14 @@ fn ping(args: &Args) -> Result<(), Failure> {
     let source = args.source.as_deref().map(|source| address::resolve_source(source, &server)).transpose()?;
     let chosen = args.open()?;
     announce(&chosen.using(), args.settings.json)?;
-    rping::client(&chosen.context, &args.settings, server, source).map(drop)
+    rping::client(&chosen.adapter.context, &args.settings, server, source).map(drop)
 }
 
 /// Runs both sides on this machine.
 fn pair(mut args: Args) -> Result<(), Failure> {
     args.settings.count.get_or_insert(PINGS);
     args.settings.validate = true;
-    let terms = Terms::new("rping", &(), Roles::ServerAndClient, args.settings.patience());
+    let terms = placement::terms("rping", &(), Roles::ServerAndClient, args.settings.patience());
     placement::run_pair(&terms, |group| side(&args, group))
 }
 
@@ -122,7 +122,7 @@ fn side(args: &Args, group: &mut Group) -> Result<(), Failure> {
     let listener = is_server.then(|| {
         let address = match &args.address {
             Some(address) => address::resolve(address, 0)?,
-            None => SocketAddr::new(address::of_device(&chosen)?, 0),
+            None => SocketAddr::new(address::of_device(&chosen.adapter)?, 0),
         };
         listen(&chosen, SocketAddr::new(address.ip(), args.port.unwrap_or(0)))
     });
@@ -131,10 +131,10 @@ fn side(args: &Args, group: &mut Group) -> Result<(), Failure> {
     if let Some(listener) = listener {
         // The client's report covers both sides.
         let settings = &Settings { json: false, ..settings.clone() };
-        return rping::serve_one(&chosen.context, settings, &listener, Some(settings.patience())).map(drop);
+        return rping::serve_one(&chosen.adapter.context, settings, &listener, Some(settings.patience())).map(drop);
     }
     announce(&chosen.using(), args.settings.json)?;
-    let pings = rping::client(&chosen.context, settings, server, None)?;
+    let pings = rping::client(&chosen.adapter.context, settings, server, None)?;
     if !settings.json {
         writeln!(io::stdout(), "{pings} pings of {} bytes by {server}: all came back as they were", settings.size)?;
     }

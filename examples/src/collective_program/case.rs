@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::Failure;
-use crate::collectives::{
-    Algorithm, Collective, Communicator, Element, Job, Layout, Pattern, Reduction, Schedule, Tensor, build,
+use rdma_collectives::{
+    Algorithm, Collective, Communicator, Element, Error, Job, Layout, Pattern, Reduction, Schedule, Tensor, build,
 };
 
 use super::shape::{Expected, expected};
@@ -42,12 +41,12 @@ impl<T: Element> Case<T> {
         reduction: Reduction,
         input: &Arc<Tensor<T>>,
         output: &Arc<Tensor<T>>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, Error> {
         let schedule = match way {
             Way::Tuned => None,
             Way::Algorithm(algorithm) => {
                 let schedule = build(collective, algorithm, &job);
-                Some(schedule.map_err(|unsupported| Failure::usage(unsupported.to_string()))?)
+                Some(schedule.map_err(|unsupported| Error::invalid(unsupported.to_string()))?)
             }
         };
         let mut layout = job.layout(collective);
@@ -60,7 +59,7 @@ impl<T: Element> Case<T> {
     }
 
     /// Does the collective once, together with the other ranks.
-    pub(crate) fn run(&self, comm: &mut Communicator) -> Result<(), Failure> {
+    pub(crate) fn run(&self, comm: &mut Communicator) -> Result<(), Error> {
         let Self { input, output, reduction, .. } = self;
         let Some(schedule) = &self.schedule else {
             return comm.all_reduce(input, output, self.job.count, *reduction);
@@ -78,18 +77,18 @@ impl<T: Element> Case<T> {
     }
 
     /// Fills the input with this rank's contribution.
-    pub(crate) fn fill(&self, pattern: &Pattern<T>) -> Result<(), Failure> {
+    pub(crate) fn fill(&self, pattern: &Pattern<T>) -> Result<(), Error> {
         let rank = self.job.rank;
         self.input.fill(self.layout.input.clone(), |start, elements| pattern.fill(rank, start, elements))
     }
 
     /// Fills the output with what cannot be right by chance.
-    pub(crate) fn spoil(&self) -> Result<(), Failure> {
+    pub(crate) fn spoil(&self) -> Result<(), Error> {
         self.output.fill(self.layout.output.clone(), |_, elements| elements.fill(T::from_small(0xfefe)))
     }
 
     /// Counts the wrong elements of the output.
-    pub(crate) fn count_wrong(&self, pattern: &Pattern<T>) -> Result<u64, Failure> {
+    pub(crate) fn count_wrong(&self, pattern: &Pattern<T>) -> Result<u64, Error> {
         let mut wrong = 0;
         for Expected { elements, from, start } in expected(self.collective, &self.job) {
             let first = self.layout.output.start;

@@ -5,9 +5,9 @@ use super::options::Args;
 use super::report::Report;
 use super::{Chooser, Connected, Session, connect, hosts, is_tuned, shape};
 use crate::Failure;
-use crate::bootstrap::Group;
 use crate::cli::Size;
-use crate::collectives::{Algorithm, AlgorithmTable, Collective, Reduction, Transport, algorithm_name};
+use rdma_collectives::bootstrap::Group;
+use rdma_collectives::{Algorithm, AlgorithmTable, Collective, Reduction, Transport, algorithm_name};
 
 /// The times of the candidates for a collective of one size.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,10 +10,10 @@ use super::options::{Args, Step};
 use super::report::Report;
 use super::{Chooser, shape};
 use crate::Failure;
-use crate::bootstrap::Group;
 use crate::cli::Size;
-use crate::collectives::{Collective, Communicator, Element, Job, Pattern, Pending, Queue, Reduction, Tensor, Traffic};
 use crate::table::{CollectiveRow, CollectiveTime};
+use rdma_collectives::bootstrap::Group;
+use rdma_collectives::{Collective, Communicator, Element, Job, Pattern, Pending, Queue, Reduction, Tensor, Traffic};
 
 /// One rank's part of a run.
 #[derive(Debug)]
@@ -116,7 +116,7 @@ impl Session<'_> {
         job.chunk = self.args.chunk.0 / size_of::<T>();
         let input = if in_place { &tensors.output } else { &tensors.input };
         let way = self.way::<T>(row.count);
-        Case::new(self.collective, way, job, row.reduction, input, &tensors.output).map(Arc::new)
+        Ok(Arc::new(Case::new(self.collective, way, job, row.reduction, input, &tensors.output)?))
     }
 
     fn way<T>(&self, count: usize) -> Way {
@@ -262,7 +262,7 @@ impl Session<'_> {
 
     fn tensor<T: Element>(&mut self, count: usize) -> Result<Arc<Tensor<T>>, Failure> {
         let comm = self.comm.as_mut().ok_or_else(no_communicator)?;
-        comm.allocate(self.group, count).map(Arc::new)
+        Ok(Arc::new(comm.allocate(self.group, count)?))
     }
 
     /// Runs one more operation, with known input and with an output that cannot be right by chance;

@@ -22,16 +22,16 @@ pub(crate) use self::measure::Session;
 pub(crate) use self::options::{Args, table_file};
 use self::report::Report;
 use crate::Failure;
-use crate::bootstrap::{Group, Roles, Terms};
 use crate::cli::{self, Size};
-use crate::collectives::{
-    Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, Rail, RankGpu, TensorPlace, Transport, Tuning,
-    choose, near_gpu,
-};
 use crate::device::{RailSettings, announce};
 use crate::failure::is_launched;
 use crate::placement;
 use crate::program::run_as;
+use rdma_collectives::bootstrap::{Group, Roles};
+use rdma_collectives::{
+    Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, Rail, RankGpu, TensorPlace, Transport, Tuning,
+    choose,
+};
 
 /// Memory of a rank besides its tensors: scratch memory, and memory for the device.
 const OVERHEAD: u128 = 32 << 20;
@@ -68,7 +68,7 @@ fn job(collective: Collective, args: &Args) -> Result<(), Failure> {
         return Err(Failure::usage(text));
     }
     let roles = Roles::of(ranks, aggregators);
-    let terms = Terms::new(collective.name(), args, roles, args.placement.timeout);
+    let terms = placement::terms(collective.name(), args, roles, args.placement.timeout);
     placement::run(place, &terms, |group| rank(collective, args, ranks, group))
 }
 
@@ -145,7 +145,7 @@ fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) 
     let settings = group.agree("the settings of the rails", args.rails.settle())?;
     let device = match args.memory {
         TensorPlace::Host => args.device.clone(),
-        TensorPlace::Gpu | TensorPlace::GpuStaged => near_gpu(args.device.clone(), group.position_on_host()),
+        TensorPlace::Gpu | TensorPlace::GpuStaged => args.device.clone().near_gpu(group.position_on_host()),
     };
     let chosen = device.open_rails(settings.rails, group)?;
     let cores = placement::bind(group, args.placement.bind);
@@ -153,7 +153,8 @@ fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) 
         chosen.iter().try_for_each(|chosen| announce(&chosen.using(), stdout_taken))?;
     }
     let method = args.connection.settle(&chosen[0], group, 0, stdout_taken)?;
-    let rails = chosen.iter().map(|chosen| Rail::new(chosen, args.connection.method_for(chosen, method)?));
+    let rails =
+        chosen.iter().map(|chosen| Ok(Rail::new(&chosen.adapter, args.connection.method_for(chosen, method)?)?));
     let rails = group.agree("the rails", rails.collect::<Result<Vec<_>, Failure>>())?;
     let RailSettings { queue_pairs, cross_rail, .. } = settings;
     let tuning = args.tuning(cores.shared, method, schedules, args.algorithm() != Some(Algorithm::Ring));

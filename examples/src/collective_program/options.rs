@@ -4,16 +4,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Command, CommandFactory, ValueEnum};
+use clap::{Command, CommandFactory};
 use serde::Serialize;
 
 use crate::Failure;
 use crate::cli::{self, Size};
-use crate::collectives::{Algorithm, Collective, Reduction, TensorPlace, Transport, Tuning};
-use crate::connect::{ConnectionOptions, Method};
+use crate::connect::ConnectionOptions;
 use crate::device::{DeviceOptions, RailOptions};
 use crate::output::JsonOptions;
 use crate::placement::PlacementOptions;
+use rdma_collectives::connect::Method;
+use rdma_collectives::{Algorithm, Collective, Reduction, TensorPlace, Transport, Tuning};
 
 /// Options of every collective's program.
 ///
@@ -103,10 +104,10 @@ pub(crate) struct Args {
     #[serde(skip)]
     pub(super) table: Option<PathBuf>,
     /// How ranks reach each other's memory
-    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    #[arg(long, value_parser = cli::one_of::<Transport>(), default_value_t = Transport::Auto)]
     pub(crate) transport: Transport,
     /// The memory of the tensors: each rank of a host takes the next GPU
-    #[arg(long, value_enum, default_value_t = TensorPlace::Host)]
+    #[arg(long, value_parser = cli::one_of::<TensorPlace>(), default_value_t = TensorPlace::Host)]
     pub(super) memory: TensorPlace,
     /// Leave out the in-place half
     #[arg(long)]
@@ -182,7 +183,7 @@ pub(crate) fn table_file(option: Option<&Path>) -> Option<PathBuf> {
 
 /// The command of the program of a collective.
 pub(super) fn command(collective: Collective, about: &'static str) -> Command {
-    let algorithms = Algorithm::value_variants().iter().filter(|algo| algo.collectives().contains(&collective));
+    let algorithms = Algorithm::ALL.iter().filter(|algo| algo.collectives().contains(&collective));
     let names: Vec<&str> = ["auto"].into_iter().chain(algorithms.map(|algo| algo.name())).collect();
     let has_aggregators = names.contains(&Algorithm::InNetwork.name());
     let hides = [
@@ -234,7 +235,7 @@ impl Args {
 
     /// The algorithm that was asked for; `None` if the program chooses.
     pub(super) fn algorithm(&self) -> Option<Algorithm> {
-        Algorithm::from_str(&self.algo, false).ok()
+        Algorithm::named(&self.algo)
     }
 
     /// Number of aggregators.
@@ -255,7 +256,7 @@ impl Args {
 
     /// The reductions to measure; a collective without one counts as a sum.
     pub(super) fn reductions(&self) -> Vec<Reduction> {
-        Reduction::ALL.into_iter().filter(|reduction| self.op == "all" || self.op == reduction.name()).collect()
+        Reduction::ALL.iter().copied().filter(|reduction| self.op == "all" || self.op == reduction.name()).collect()
     }
 
     /// The root ranks to measure.

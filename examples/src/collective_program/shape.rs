@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::collectives::{Collective, Job};
+use rdma_collectives::{Collective, Job};
 
 /// Whether the count is that of one rank's block, of which there are as many as ranks.
 fn has_blocks(collective: Collective) -> bool {
@@ -124,8 +124,7 @@ mod tests {
 
     #[test]
     fn expected_blocks_cover_the_output_once() {
-        use clap::ValueEnum;
-        for &collective in Collective::value_variants() {
+        for &collective in Collective::ALL {
             for ranks in 1..=5 {
                 for rank in 0..ranks {
                     let mut job = Job::new(rank, ranks, 7);

@@ -6,6 +6,16 @@ use rdma_cuda::{Distance, Gpu, Topology};
 use super::{DeviceOptions, Preferred, active_ports};
 
 impl DeviceOptions {
+    /// Prefers the device nearest to the GPU of the rank with a position among those of its host.
+    /// That there is no GPU is left to the communicator to report.
+    #[must_use]
+    pub(crate) fn near_gpu(self, position: usize) -> Self {
+        match rdma_collectives::gpu_at(position) {
+            Ok(gpu) => self.near(&gpu),
+            Err(_) => self,
+        }
+    }
+
     /// Prefers the hardware device nearest to a GPU, if its distance is known. GPUs with several
     /// nearest devices take them in turn.
     #[must_use]
@@ -80,8 +90,8 @@ mod tests {
         let preferred = |device: &str| Some(Preferred { device: device.into(), reason: "near".into() });
         let any = DeviceOptions { preferred: preferred("soft0"), ..DeviceOptions::default() };
         let chosen = any.open().unwrap();
-        assert_eq!((chosen.line.as_str(), chosen.port), ("soft0 port 1: near", 1));
+        assert_eq!((chosen.line.as_str(), chosen.adapter.port), ("soft0 port 1: near", 1));
         let named = DeviceOptions { preferred: preferred("mlx5_0"), ..DeviceOptions::named(Some("soft0".into())) };
-        assert_eq!(named.open().unwrap().context.name(), "soft0");
+        assert_eq!(named.open().unwrap().adapter.context.name(), "soft0");
     }
 }

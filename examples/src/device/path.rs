@@ -3,9 +3,7 @@
 use std::ops::RangeInclusive;
 
 use clap::value_parser;
-use rdma::cm::ConnOptions;
-use rdma::cm::blocking::ResolveOptions;
-use rdma::{AckTimeout, ConnectOptions, Path};
+use rdma_collectives::PathSettings;
 
 use crate::{Failure, environment};
 
@@ -54,45 +52,10 @@ impl PathOptions {
         })
     }
 
-    fn timeout(&self) -> Option<AckTimeout> {
-        self.ack_timeout.and_then(AckTimeout::from_code)
-    }
-
-    /// Options to connect by an exchange of endpoints.
-    pub(crate) fn connect_options(&self) -> ConnectOptions {
-        let options = ConnectOptions::new();
-        let options = self.traffic_class.into_iter().fold(options, ConnectOptions::traffic_class);
-        let options = self.service_level.into_iter().fold(options, ConnectOptions::service_level);
-        let options = self.timeout().into_iter().fold(options, ConnectOptions::ack_timeout);
-        self.retry_count.into_iter().fold(options, ConnectOptions::retry_count)
-    }
-
-    /// Options to resolve a route by the connection manager.
-    ///
-    /// # Errors
-    /// If a service level is set, which the connection manager cannot be told.
-    pub(crate) fn resolve_options(&self) -> Result<ResolveOptions, Failure> {
-        if self.service_level.is_some() {
-            return Err(Failure::usage(
-                "--service-level or RDMA_SERVICE_LEVEL: the connection manager takes the service level from the \
-                 traffic class; give --traffic-class instead, or connect without --cm",
-            ));
-        }
-        let options = self.traffic_class.into_iter().fold(ResolveOptions::new(), ResolveOptions::tos);
-        Ok(self.timeout().into_iter().fold(options, ResolveOptions::ack_timeout))
-    }
-
-    /// Options to connect by the connection manager.
-    pub(crate) fn conn_options(&self) -> ConnOptions {
-        self.retry_count.into_iter().fold(ConnOptions::new(), ConnOptions::retry_count)
-    }
-
-    /// Changes the path of datagrams.
-    pub(crate) fn apply_to(&self, path: &mut Path) {
-        path.service_level = self.service_level.unwrap_or(path.service_level);
-        if let Some(route) = &mut path.route {
-            route.traffic_class = self.traffic_class.unwrap_or(route.traffic_class);
-        }
+    /// The settings that are given.
+    pub(super) fn settings(self) -> PathSettings {
+        let Self { traffic_class, service_level, ack_timeout, retry_count } = self;
+        PathSettings { traffic_class, service_level, ack_timeout, retry_count }
     }
 }
 
@@ -109,12 +72,5 @@ mod tests {
         let expected =
             PathOptions { traffic_class: Some(255), service_level: Some(3), ack_timeout: None, retry_count: Some(7) };
         assert_eq!(flags.or(read).unwrap(), expected);
-    }
-
-    #[test]
-    fn the_connection_manager_cannot_be_told_a_service_level() {
-        let path = PathOptions { service_level: Some(1), ..PathOptions::default() };
-        assert!(path.resolve_options().unwrap_err().to_string().contains("--service-level"));
-        assert!(PathOptions::default().resolve_options().is_ok());
     }
 }

@@ -1,13 +1,12 @@
 //! Rails: the devices that a rank uses at the same time.
 
-use std::fmt;
 use std::str::FromStr;
 
 use rdma::Device;
-use serde::{Deserialize, Serialize};
+use rdma_collectives::CrossRail;
+use rdma_collectives::bootstrap::Group;
 
 use super::{Chosen, DeviceOptions, Wanted, active_ports};
-use crate::bootstrap::Group;
 use crate::{Failure, environment};
 
 /// The options of several devices, and of several queue pairs on each.
@@ -56,31 +55,6 @@ impl FromStr for RailCount {
     }
 }
 
-/// Which rails of two hosts are connected to each other; the numbers are NCCL's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CrossRail {
-    /// Rails of the same number only.
-    Never,
-    /// Each host begins at another rail.
-    Always,
-    /// Rails of the same number where both hosts have them.
-    WhereNeeded,
-}
-
-impl CrossRail {
-    /// The rail of each connection of a rank with `own` rails: ranks have from `least` to `most`
-    /// of them, and `host` is the number of the rank's host.
-    #[must_use]
-    pub fn connections(self, own: usize, least: usize, most: usize, host: usize) -> Vec<usize> {
-        let (count, first) = match self {
-            Self::Never => (least, 0),
-            Self::Always => (most, host),
-            Self::WhereNeeded => (most, 0),
-        };
-        (0..count).map(|connection| (first + connection) % own.max(1)).collect()
-    }
-}
-
 /// The settings after a look at the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailSettings {
@@ -117,12 +91,6 @@ impl RailOptions {
     }
 }
 
-impl fmt::Display for CrossRail {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (*self as u8).fmt(f)
-    }
-}
-
 impl DeviceOptions {
     /// Opens the devices of every rank; collective. The first one is that of
     /// [`open_together`](Self::open_together).
@@ -148,7 +116,7 @@ impl DeviceOptions {
             Wanted::Any | Wanted::Hardware => (0..names.len()).collect(),
         };
         let most = if let RailCount::Exactly(most) = count { most } else { MOST };
-        let (is_software, mut rails) = (first.context.is_software(), vec![first]);
+        let (is_software, mut rails) = (first.adapter.context.is_software(), vec![first]);
         for at in candidates {
             let context = devices[at].open()?;
             for port in active_ports(&context) {
@@ -157,7 +125,8 @@ impl DeviceOptions {
                     // Any software device, or any hardware.
                     Wanted::Any | Wanted::Hardware => context.is_software() == is_software,
                 };
-                let is_known = rails.iter().any(|rail| rail.context.name() == names[at] && rail.port == port);
+                let is_known =
+                    rails.iter().any(|rail| rail.adapter.context.name() == names[at] && rail.adapter.port == port);
                 if rails.len() < most && is_listed && !is_known && self.port.is_none_or(|wanted| wanted == port) {
                     let named = Self { device: Some(format!("={}:{port}", names[at])), ..self.clone() };
                     rails.push(named.open()?);
@@ -181,18 +150,6 @@ impl DeviceOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rails_of_the_same_number_are_connected() {
-        use CrossRail::{Always, Never, WhereNeeded};
-        // A rank with two rails, and one with three.
-        for (cross, two, three) in
-            [(Never, &[0, 1][..], &[0, 1][..]), (WhereNeeded, &[0, 1, 0], &[0, 1, 2]), (Always, &[1, 0, 1], &[1, 2, 0])]
-        {
-            assert_eq!(cross.connections(2, 2, 3, 1), two);
-            assert_eq!(cross.connections(3, 2, 3, 1), three);
-        }
-    }
 
     #[test]
     fn a_count_is_a_number_or_all() {

@@ -30,7 +30,7 @@ pub use receiver::Receiver;
 pub use sender::{Summary, send};
 
 use crate::files::tree::UNFINISHED;
-use crate::peer_text::escaped;
+use rdma_collectives::text::escaped;
 
 /// The port of a receiver.
 pub const PORT: u16 = 7176;

@@ -23,8 +23,8 @@ use crate::Failure;
 use crate::files::checksum_of;
 use crate::files::tree::{Partial, Target, Tree, set_mode};
 use crate::message::{decode, encode};
-use crate::peer_text::escaped;
 use crate::service::{self, report, unless_closed};
+use rdma_collectives::text::escaped;
 
 /// A directory that receives files.
 #[derive(Debug)]

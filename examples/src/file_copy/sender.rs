@@ -15,8 +15,8 @@ use crate::Failure;
 use crate::files::listing::{Entry, Kind, Listing, cannot_read};
 use crate::files::source::Source;
 use crate::message::{decode, encode};
-use crate::peer_text::PeerText;
 use crate::progress::Bytes;
+use rdma_collectives::text::PeerText;
 
 /// Bytes that the sender compares before it tells the receiver that it goes on: a few seconds of a
 /// slow disk.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::tree::UNFINISHED;
 use crate::Failure;
-use crate::peer_text::escaped;
+use rdma_collectives::text::escaped;
 
 /// A file or a directory to be copied.
 #[derive(Debug)]

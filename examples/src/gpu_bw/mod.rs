@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 pub use options::{Memory, Options, SideOptions};
 
 use crate::Failure;
-use crate::bootstrap::Group;
 use crate::device::{Chosen, announce};
 use crate::failure::is_launched;
 use crate::pingpong::contents;
 use crate::pingpong::report::{self, RULER, Row};
 use crate::placement;
 use crate::progress::Progress;
+use rdma_collectives::bootstrap::Group;
 
 /// Messages before the measured ones.
 const WARM_UP: usize = 2;
@@ -70,7 +70,7 @@ pub fn run(gpu: &Gpu, local: &SideOptions, options: &Options, group: &mut Group)
     }
     let sizes = options.sizes()?;
     let most = sizes.last().copied().unwrap_or(0);
-    let bench = Bench { gpu, chosen: &chosen, pd: chosen.context.alloc_pd()?, most, depth: options.tx_depth };
+    let bench = Bench { gpu, chosen: &chosen, pd: chosen.adapter.context.alloc_pd()?, most, depth: options.tx_depth };
     let prints = is_client && !local.side.json;
     let progress = Progress::new(if speaks { sizes.len() * options.memory.len() } else { 0 });
     let mut reports = Vec::new();
@@ -167,7 +167,7 @@ fn heading(bench: &Bench<'_>, memory: Memory, path: &str, gbits: bool) -> io::Re
     let mut out = io::stdout().lock();
     let title = if memory == Memory::Staged { "Send BW Test" } else { "RDMA_Write BW Test" };
     writeln!(out, "{RULER}\n                    {title} ({})", name(memory))?;
-    writeln!(out, " Device          : {}\n TX depth        : {}", bench.chosen.context.name(), bench.depth)?;
+    writeln!(out, " Device          : {}\n TX depth        : {}", bench.chosen.adapter.context.name(), bench.depth)?;
     writeln!(out, " Path            : {path}\n{RULER}")?;
     report::bandwidth_columns(&mut out, gbits)
 }

@@ -5,8 +5,8 @@ use rdma_cuda::{GpuBuffer, GpuEndpoint, GpuEndpointOptions, Policy, Preference, 
 
 use super::{Bench, End, failure, upload};
 use crate::Failure;
-use crate::bootstrap::Group;
 use crate::pingpong::contents;
+use rdma_collectives::bootstrap::Group;
 
 /// A side whose messages are staged.
 struct Staged {
@@ -22,7 +22,7 @@ pub(super) fn connect(bench: &Bench<'_>, group: &mut Group) -> Result<impl End +
     let prepared = (|| {
         let staged = Preference { policy: Policy::Staged, ..Preference::default() };
         let options = GpuEndpointOptions::new().timeout(group.timeout()).preference(staged);
-        let init = bench.chosen.init_options(RemoteAccess::empty());
+        let init = bench.chosen.adapter.init_options(RemoteAccess::empty());
         let end = GpuEndpoint::prepare(bench.gpu, &bench.pd, &init, options)?;
         if end.path().is_direct() {
             let reason = "RDMA_CUDA_PATH asks for a direct path: unset it to measure staged messages".to_owned();
@@ -36,7 +36,7 @@ pub(super) fn connect(bench: &Bench<'_>, group: &mut Group) -> Result<impl End +
     let own = end.endpoint().to_bytes().to_vec();
     let peer = group.all_gather("the endpoints", &own)?.swap_remove(1 - group.rank());
     let connected = Endpoint::from_bytes(&peer).map_err(Failure::from);
-    let options = bench.chosen.path.connect_options().rnr_retry_count(7);
+    let options = bench.chosen.adapter.path.connect_options().rnr_retry_count(7);
     let connected = connected.and_then(|peer| end.connect(&peer, &options).map_err(failure));
     let end = group.agree("the connections", connected)?;
     Ok(Staged { end, stream, buffer, answer })

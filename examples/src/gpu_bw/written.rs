@@ -7,11 +7,11 @@ use rdma_cuda::{GpuBuffer, GpuRegion, Landed, Policy, Preference, ReadBack, Read
 
 use super::{Bench, End, failure, upload};
 use crate::Failure;
-use crate::bootstrap::Group;
-use crate::connect::{self, Connected, How, Method, Receives, Unconnected};
-use crate::peer_text::PeerText;
 use crate::pingpong::contents;
 use crate::wait::Completions;
+use rdma_collectives::bootstrap::Group;
+use rdma_collectives::connect::{self, Connected, How, Method, Receives, Unconnected};
+use rdma_collectives::text::PeerText;
 
 /// The queue pair of one side.
 struct Queue {
@@ -25,13 +25,13 @@ impl Queue {
         let Bench { chosen, pd, depth, .. } = bench;
         // The place of a request is free when the completion after its own is fetched.
         let places = 2 * depth + 2;
-        let completions = Completions::new(&chosen.context, places + 1, false, group.watch(), group.timeout())?;
+        let completions = Completions::new(&chosen.adapter.context, places + 1, false, group.watch(), group.timeout())?;
         let qp = QueuePair::builder(pd).cq(completions.queue()).max_send_wr(places).max_recv_wr(1).build()?;
         let receives = Receives { rooms: Vec::new(), token: 0 };
         let unconnected = vec![Unconnected { peer: 1 - group.rank(), qp, receives }];
         let access = RemoteAccess::READ | RemoteAccess::WRITE;
         let how = How { method: Method::Endpoints, access, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
-        let connected = connect::connect(chosen, group, unconnected, &how)?.pop();
+        let connected = connect::connect(&chosen.adapter, group, unconnected, &how)?.pop();
         let connected = connected.ok_or_else(|| Failure::new("the two processes have not connected"))?;
         Ok(Self { completions, connected, depth: *depth as usize })
     }
@@ -124,7 +124,7 @@ impl End for OnGpu<'_> {
     fn is_intact(&mut self, size: usize, number: u64) -> Result<bool, Failure> {
         let landed = Landed::new(self.buffer.slice().range(..size).map_err(failure)?);
         let visible = landed.visible_by(|slice| -> Result<(), RegionError> {
-            ReadBack::new(&self.bench.pd, self.bench.chosen.port)?.read(&self.region, slice)
+            ReadBack::new(&self.bench.pd, self.bench.chosen.adapter.port)?.read(&self.region, slice)
         });
         let mut bytes = vec![0; size];
         self.stream.download(visible.map_err(failure)?.get(), &mut bytes).map_err(failure)?;

@@ -16,11 +16,11 @@ use super::contents::{fill, is_intact, last_byte};
 use super::options::{self, AtomicType, Op, Options, Test};
 use super::plan::{MOST_INLINE, PERMISSIONS, Plan};
 use crate::Failure;
-use crate::bootstrap::Group;
-use crate::collectives::wait::{Patience, Wait};
-use crate::connect::{self, Connected, Datagrams, How, Method, Receives, Unconnected};
 use crate::device::Chosen;
 use crate::wait::Completions;
+use rdma_collectives::bootstrap::Group;
+use rdma_collectives::connect::{self, Connected, Datagrams, How, Method, Receives, Unconnected};
+use rdma_collectives::wait::{Patience, Wait};
 
 /// The lowest bit of the queue pair's index in a token; the bits below hold the number of a
 /// request.
@@ -136,7 +136,7 @@ struct Prepared {
 
 impl Prepared {
     fn new(chosen: &Chosen, group: &Group, options: &Options, plan: &Plan) -> Result<Self, Failure> {
-        let context = &chosen.context;
+        let context = &chosen.adapter.context;
         let mtu = chosen.mtu(options.mtu)?;
         let pd = context.alloc_pd()?;
         let depth = u32::try_from(plan.lanes).unwrap_or(u32::MAX).saturating_mul(plan.sends + plan.receives);
@@ -208,22 +208,23 @@ impl Link {
         method: Method,
         shared_cores: bool,
     ) -> Result<Self, Failure> {
-        let plan = Plan::new(options, test, size, chosen.context.capabilities());
+        let plan = Plan::new(options, test, size, chosen.adapter.context.capabilities());
         let prepared = Prepared::new(chosen, group, options, &plan);
         let Prepared { mtu, pd, completions, window, source, connections, unreliable, datagrams, spares } =
             group.agree("the queue pairs", prepared)?;
         let min_rnr_timer = RnrTimer::at_least(Duration::ZERO);
         let how = How { method, access: plan.access(), mtu: Some(mtu), min_rnr_timer };
         let (mut ready, mut ends) = (Vec::new(), Vec::new());
-        for Connected { qp, connection, ends: both, .. } in connect::connect(chosen, group, connections, &how)? {
+        for Connected { qp, connection, ends: both, .. } in connect::connect(&chosen.adapter, group, connections, &how)?
+        {
             ready.push((Qp::Rc(qp), connection));
             ends.push(both);
         }
-        for connected in connect::by_endpoints(chosen, group, unreliable, &how)? {
+        for connected in connect::by_endpoints(&chosen.adapter, group, unreliable, &how)? {
             ends.push(connected.ends);
             ready.push((Qp::Uc(connected.qp), None));
         }
-        for connected in connect::exchange_datagrams(chosen, &pd, group, datagrams)? {
+        for connected in connect::exchange_datagrams(&chosen.adapter, &pd, group, datagrams)? {
             ends.push(connected.ends.clone());
             ready.push((Qp::Ud(connected), None));
         }

@@ -6,8 +6,8 @@ use super::link::Link;
 use super::options::{Op, Options, Test};
 use super::report::Row;
 use crate::Failure;
-use crate::bootstrap::Group;
 use crate::statistics::Summary;
+use rdma_collectives::bootstrap::Group;
 
 /// Messages before the measured ones, in each of two warm-up runs.
 const WARM_UP: u64 = 16;

@@ -13,14 +13,14 @@ use std::io::{self, Write};
 use serde_json::json;
 
 use crate::Failure;
-use crate::bootstrap::Group;
-use crate::connect::Method;
 use crate::device::announce;
 use crate::failure::is_launched;
 use crate::placement;
 use crate::progress::Progress;
 use link::Link;
 use options::{Connection, LocalOptions, Options, Test};
+use rdma_collectives::bootstrap::Group;
+use rdma_collectives::connect::Method;
 use report::Row;
 
 /// Runs one of the two processes. The client, rank 1, measures and prints.

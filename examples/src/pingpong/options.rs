@@ -6,11 +6,12 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::Failure;
-use crate::bootstrap::{self, Place, Roles};
 use crate::cli::{self, Size};
-use crate::connect::{ConnectionOptions, Method};
+use crate::connect::ConnectionOptions;
 use crate::device::{Chosen, DeviceOptions, PathOptions};
 use crate::placement::{self, Bind, JobOption};
+use rdma_collectives::bootstrap::{self, Place, Roles};
+use rdma_collectives::connect::Method;
 
 /// Bytes of an atomic operation.
 const ATOMIC: usize = 8;
@@ -144,7 +145,7 @@ pub struct LocalOptions {
     #[command(flatten)]
     pub path: PathOptions,
     /// Pin each process to a core
-    #[arg(long, value_enum, default_value_t = Bind::Auto)]
+    #[arg(long, value_parser = cli::one_of::<Bind>(), default_value_t = Bind::Auto)]
     pub bind: Bind,
     /// Print one JSON object instead of tables
     #[arg(short = 'J', long)]

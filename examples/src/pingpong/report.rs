@@ -109,15 +109,15 @@ pub(super) fn heading(
 ) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let on_off = |on: bool| if on { "ON" } else { "OFF" };
-    let port = chosen.context.port_attr(chosen.port);
+    let port = chosen.adapter.context.port_attr(chosen.adapter.port);
     let layer = port.map_or_else(|_| "unknown".to_owned(), |port| port.link_layer().to_string());
     let depth = if test == Test::Lat { 1 } else { link.plan.depth };
     let transport = if link.plan.capabilities.transport == TransportType::IWARP { "IW" } else { "IB" };
     writeln!(out, "{RULER}\n                    {}", options.title(test))?;
     if options.events {
-        writeln!(out, " Test with events. Using {}", chosen.context.name())?;
+        writeln!(out, " Test with events. Using {}", chosen.adapter.context.name())?;
     }
-    writeln!(out, " Dual-port       : OFF\t\tDevice         : {}", chosen.context.name())?;
+    writeln!(out, " Dual-port       : OFF\t\tDevice         : {}", chosen.adapter.context.name())?;
     writeln!(out, " Number of qps   : {}\t\tTransport type : {transport}", link.plan.lanes)?;
     writeln!(out, " Connection type : {}\t\tUsing SRQ      : OFF", options.connection.name())?;
     writeln!(out, " TX depth        : {depth}")?;
@@ -128,7 +128,7 @@ pub(super) fn heading(
         writeln!(out, " CQ Moderation   : 1")?;
     }
     writeln!(out, " Mtu             : {}[B]\n Link type       : {layer}", link.mtu.bytes().unwrap_or(0))?;
-    if let Some(gid) = chosen.gid {
+    if let Some(gid) = chosen.adapter.gid {
         writeln!(out, " GID index       : {}", gid.index)?;
     }
     if !link.plan.op.is_one_sided() {

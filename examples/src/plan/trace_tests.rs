@@ -4,7 +4,8 @@ use clap::ValueEnum;
 
 use super::tests::sent;
 use super::*;
-use crate::collectives::{self, Collective, Job, Trace, build_all, verify};
+use rdma_collectives::interpreter::{RankTrace, Trace, build_all, verify};
+use rdma_collectives::{Collective, Job};
 
 /// Elements of a rank's block.
 const BLOCK: usize = 720;
@@ -28,8 +29,8 @@ fn is_same(operation: Operation, algorithm: Algorithm, ranks: usize) -> bool {
 
 /// The cost of the schedules of an algorithm; `None` if there are none.
 fn trace(operation: Operation, algorithm: Algorithm, ranks: usize, per_host: usize) -> Option<Trace> {
-    let op = Collective::from_str(&name(operation), false).ok()?;
-    let algorithm = collectives::Algorithm::from_str(&name(algorithm), false).ok()?;
+    let op = Collective::named(&name(operation))?;
+    let algorithm = rdma_collectives::Algorithm::named(&name(algorithm))?;
     let is_whole =
         matches!(op, Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv);
     let count = if is_whole { BLOCK * ranks } else { BLOCK };
@@ -54,9 +55,8 @@ fn phases_cost_what_the_schedules_of_the_programs_cost() {
             let Ok(traffic) = Traffic::new(&network, operation, algorithm) else { continue };
             let Some(trace) = trace(operation, algorithm, ranks, per_host) else { continue };
             let at = format!("{operation:?} {algorithm:?} of {ranks} ranks, {per_host} on a host");
-            let most = |of: fn(&collectives::RankTrace) -> usize| {
-                trace.ranks.iter().map(of).max().unwrap() as f64 / (BLOCK * ranks) as f64
-            };
+            let most =
+                |of: fn(&RankTrace) -> usize| trace.ranks.iter().map(of).max().unwrap() as f64 / (BLOCK * ranks) as f64;
             let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
             assert!(close(sent(&traffic, ranks), most(|rank| rank.sent.max(rank.received))), "sent: {at}");
             assert!(close(traffic.reduced(), most(|rank| rank.reduced)), "reduced: {at}");

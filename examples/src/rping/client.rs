@@ -11,7 +11,7 @@ use serde_json::json;
 use super::session::{Arrival, Nudge, Session};
 use super::{Advert, Settings, ping_text};
 use crate::Failure;
-use crate::connect::End;
+use rdma_collectives::connect::End;
 
 /// Timeout of resolving the address and the route: rdmacm-utils' value.
 const RESOLUTION: Duration = Duration::from_secs(2);

@@ -15,8 +15,8 @@ use super::session::{Arrival, Nudge, Session};
 use super::wire::MESSAGE;
 use super::{Advert, LARGEST, Settings, until_nul};
 use crate::Failure;
-use crate::connect::End;
 use crate::failure::say;
+use rdma_collectives::connect::End;
 
 /// Most clients served at the same time; further ones are turned away.
 const MOST_CLIENTS: usize = 256;

@@ -14,8 +14,8 @@ use rdma::{
 };
 
 use super::wire::MESSAGE;
-use crate::connect::{End, Receives};
 use crate::{Failure, wait};
+use rdma_collectives::connect::{End, Receives};
 
 /// Number of posted receives: one message is in flight at a time, and a second receive makes a
 /// peer's surplus message visible.
@@ -267,7 +267,7 @@ mod tests {
     /// of no bytes.
     fn pair() -> (Session, Session, ExposedRegion) {
         let device = crate::device::DeviceOptions::named(Some("soft0".to_owned())).open();
-        let context = device.unwrap().context;
+        let context = device.unwrap().adapter.context;
         let listener: Listener =
             Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
         let options = ConnOptions::new();

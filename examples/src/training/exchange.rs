@@ -8,11 +8,11 @@ use half::bf16;
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use crate::bootstrap::Group;
 use crate::collective_program::{Case, Way};
-use crate::collectives::{
-    AlgorithmTable, Collective, Communicator, Job, Pattern, Place, Point, Reduction, Schedule, Source, Span, Step,
-    Tensor, choose,
+use rdma_collectives::bootstrap::Group;
+use rdma_collectives::{
+    AlgorithmTable, Collective, Communicator, Error, Job, Pattern, Place, Point, Reduction, Schedule, Source, Span,
+    Step, Tensor, choose,
 };
 
 use super::model::BYTES;
@@ -69,7 +69,7 @@ impl Team {
     }
 
     fn allocate(&mut self, count: usize) -> Result<Arc<Tensor<bf16>>, Failure> {
-        self.comm.allocate(&mut self.group, count).map(Arc::new)
+        Ok(Arc::new(self.comm.allocate(&mut self.group, count)?))
     }
 
     /// An all-reduce in place; collective.
@@ -136,7 +136,7 @@ pub(super) struct Exchange {
 impl Exchange {
     /// Does the collective. With `number`, the input is that of a known pattern, and the output is
     /// verified.
-    pub(super) fn run(&self, comm: &mut Communicator, number: Option<usize>) -> Result<Tally, Failure> {
+    pub(super) fn run(&self, comm: &mut Communicator, number: Option<usize>) -> Result<Tally, Error> {
         let pattern = number.map(|number| Pattern::new(self.ranks, number, Reduction::Sum));
         if let Some(pattern) = &pattern {
             self.case.spoil()?;

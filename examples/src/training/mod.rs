@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 use self::options::Args;
 use self::report::{Measurements, Planner, Report};
 use self::step::{Connector, Tallies, Worker};
-use crate::bootstrap::{Group, Roles, Terms};
-use crate::collectives::Tuning;
 use crate::device::announce;
 use crate::failure::is_launched;
 use crate::placement::MOST_RANKS;
 use crate::program;
 use crate::progress::Progress;
 use crate::{Failure, cli, launcher, placement};
+use rdma_collectives::Tuning;
+use rdma_collectives::bootstrap::{Group, Roles};
 
 /// The remedy if a machine cannot do the training.
 const ADVICE: &str = "give a smaller model or grid, or --dry-run for the planner's figures alone";
@@ -60,7 +60,7 @@ fn train(args: &Args) -> Result<(), Failure> {
     if !is_launched() {
         check_memory(args, 1)?;
     }
-    let terms = Terms::new("training_step", args, Roles::Ranks, args.placement.timeout);
+    let terms = placement::terms("training_step", args, Roles::Ranks, args.placement.timeout);
     placement::run(place, &terms, |group| rank(args, planner, group))
 }
 

@@ -8,12 +8,12 @@ use serde::Serialize;
 use super::grid::Grid;
 use super::model::Model;
 use crate::cli::{self, Size};
-use crate::collectives::Transport;
 use crate::connect::ConnectionOptions;
 use crate::device::DeviceOptions;
 use crate::output::JsonOptions;
 use crate::placement::PlacementOptions;
 use crate::plan::{self, units};
+use rdma_collectives::Transport;
 
 /// Makes the traffic of training steps of a transformer on a grid of ranks, and verifies it.
 ///
@@ -52,7 +52,7 @@ pub(super) struct Args {
     #[serde(skip)]
     pub(super) planner: PlannerOptions,
     /// How ranks reach each other's memory
-    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    #[arg(long, value_parser = cli::one_of::<Transport>(), default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
     #[command(flatten)]
     #[serde(skip)]

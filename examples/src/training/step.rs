@@ -9,9 +9,9 @@ use super::grid::{Coordinates, Grid, Kind};
 use super::model::{Model, routing, transposed, whole};
 use super::options::Args;
 use crate::Failure;
-use crate::bootstrap::Group;
-use crate::collectives::{Communicator, Pending, Queue, Tuning};
 use crate::device::Chosen;
+use rdma_collectives::bootstrap::Group;
+use rdma_collectives::{Communicator, Pending, Queue, Tuning};
 
 /// The sums of a rank by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -53,8 +53,8 @@ impl Connector<'_> {
         if model.traffic(grid, kind).sent() == 0.0 {
             return Ok(None);
         }
-        let comm = Communicator::new(self.chosen, &mut part, self.tuning.clone());
-        Ok(Some(Team::new(comm.map_err(|failure| in_group(kind, failure))?, part)))
+        let comm = Communicator::new(&self.chosen.adapter, &mut part, self.tuning.clone());
+        Ok(Some(Team::new(comm.map_err(|failure| in_group(kind, failure.into()))?, part)))
     }
 }
 

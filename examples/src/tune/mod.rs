@@ -15,15 +15,15 @@ use serde_json::json;
 
 use self::options::Args;
 use self::record::{Record, merge};
-use crate::bootstrap::{Group, Roles, Terms};
 use crate::cli::Size;
 use crate::collective_program::{Session, check_memory};
-use crate::collectives::{AlgorithmTable, Collective, algorithm_name};
 use crate::failure::is_launched;
 use crate::output::Output;
 use crate::program::run_as;
 use crate::progress::Progress;
 use crate::{Failure, launcher, placement, table};
+use rdma_collectives::bootstrap::{Group, Roles};
+use rdma_collectives::{AlgorithmTable, Collective, algorithm_name};
 
 /// Runs the program.
 #[must_use]
@@ -35,7 +35,7 @@ fn tune(args: &Args) -> Result<(), Failure> {
     args.check()?;
     let sizes = args.sizes()?;
     let Some(place) = args.placement.find()? else { return tune_here(args, &sizes) };
-    let terms = Terms::new("tune", args, Roles::Ranks, args.placement.timeout);
+    let terms = placement::terms("tune", args, Roles::Ranks, args.placement.timeout);
     placement::run(place, &terms, |group| {
         let is_first = group.rank() == 0;
         let files = if is_first && !is_launched() { Files::open(args).map(Some) } else { Ok(None) };

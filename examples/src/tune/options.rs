@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Command, CommandFactory, Parser, ValueEnum};
+use clap::{Command, CommandFactory, Parser};
 use serde::Serialize;
 
 use crate::Failure;
-use crate::cli::Size;
+use crate::cli::{self, Size};
 use crate::collective_program::{self, table_file};
-use crate::collectives::{Algorithm, Collective, Transport};
 use crate::connect::ConnectionOptions;
 use crate::device::DeviceOptions;
 use crate::output::JsonOptions;
 use crate::placement::PlacementOptions;
+use rdma_collectives::{Algorithm, Collective, Transport};
 
 /// Measures every algorithm of the collectives on this machine, and writes the table by which
 /// --algo auto chooses.
@@ -36,14 +36,14 @@ pub(super) struct Args {
     #[serde(skip)]
     pub(super) connection: ConnectionOptions,
     /// Collectives to measure (default: all that have several algorithms)
-    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
+    #[arg(long, value_parser = cli::one_of::<Collective>(), value_name = "NAME,...", value_delimiter = ',')]
     pub(super) ops: Vec<Collective>,
     /// Sizes to measure, in bytes
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',')]
     #[arg(default_values = ["64", "512", "4K", "32K", "256K", "2M", "16M"])]
     pub(super) sizes: Vec<Size>,
     /// How ranks reach each other's memory
-    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    #[arg(long, value_parser = cli::one_of::<Transport>(), default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
     /// Measure for a tenth of the time
     #[arg(long)]
@@ -108,10 +108,10 @@ impl Args {
             is_possible && algorithm.collectives().contains(&op)
         };
         let of = |&op: &Collective| {
-            let named = Algorithm::value_variants().iter().filter(|algorithm| serves(algorithm, op));
+            let named = Algorithm::ALL.iter().filter(|algorithm| serves(algorithm, op));
             (op, [None].into_iter().chain(named.copied().map(Some)).collect::<Vec<_>>())
         };
-        let ops = if self.ops.is_empty() { Collective::value_variants() } else { &self.ops };
+        let ops = if self.ops.is_empty() { Collective::ALL } else { &self.ops };
         // One algorithm is no choice.
         ops.iter().map(of).filter(|(_, candidates)| candidates.len() > 2).collect()
     }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use crate::collectives::{Algorithm, AlgorithmTable, Collective, TableEntry, Transport};
+use rdma_collectives::{Algorithm, AlgorithmTable, Collective, TableEntry, Transport};
 
 /// The share of the time of the choice without a table that another algorithm must save to get an
 /// entry: less may be chance.
@@ -89,7 +89,7 @@ fn order(a: &TableEntry, b: &TableEntry) -> Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collectives::{Point, choose};
+    use rdma_collectives::{Point, choose};
 
     fn record(ranks: usize, bytes: usize, auto: f64, ring: f64, tree: f64) -> Record {
         let times = vec![(Algorithm::Ring, ring), (Algorithm::Tree, tree)];

@@ -107,7 +107,7 @@ fn a_lack_of_gpus_or_a_wrong_path_is_one_line() {
     let without = [("RDMA_LIBCUDA_PATH", "/nonexistent/libcuda.so.1")];
     let output = run_on_gpus("all_reduce", "gpu", &["-r", "2"], &without);
     has_failed("all_reduce", &output, "no CUDA driver: tried /nonexistent/libcuda.so.1");
-    has_failed("all_reduce", &output, "--memory host needs no GPU");
+    has_failed("all_reduce", &output, "tensors in host memory need no GPU");
     let output = run_on_gpus("all_reduce", "gpu", &["-r", "2"], &[("RDMA_CUDA_PATH", "far")]);
     has_failed("all_reduce", &output, "RDMA_CUDA_PATH: \"far\" is no path");
     let output = run_on_gpus("all_reduce", "gpu", &["-r", "2", "--transport", "shm"], &[]);

@@ -22,8 +22,16 @@ const COMMON: &str = "it";
 /// Packages that are optimized for the guest, where an emulated processor computes checksums and
 /// message contents. The other packages are shared with `cargo test`: a `--release` build takes
 /// longer than it saves.
-const OPTIMIZED: [&str; 7] =
-    ["rdma-verbs", "rdma-net", "rdma-verbs-sys", "rdma-mem", "rdma-soft", "rdma-tests", "rdma-examples"];
+const OPTIMIZED: [&str; 8] = [
+    "rdma-verbs",
+    "rdma-net",
+    "rdma-collectives",
+    "rdma-verbs-sys",
+    "rdma-mem",
+    "rdma-soft",
+    "rdma-tests",
+    "rdma-examples",
+];
 /// The start of the second line of a script of cases.
 const CASES: &str = "# cases:";
 /// Prefixes of the items that run last: the fault tests disturb the device's links, and the

@@ -11,7 +11,7 @@ use socket2::Socket;
 
 use super::wire::{self, Address, DONE, Quoted};
 use crate::Failure;
-use crate::bootstrap::{self, Until, is_timeout};
+use rdma_collectives::bootstrap::{self, Until, is_timeout};
 
 /// Advice about an option that users of the C program forget.
 const GID_HINT: &str = "on RoCE, the C program needs -g with the index of its GID";
@@ -32,7 +32,7 @@ pub(super) fn serve<T>(
     let mut word = [0; DONE.len()];
     Until(&stream, deadline).read_exact(&mut word).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => {
-            bootstrap::lost(format!("{who} left when it had heard our address; its message says why ({GID_HINT})"))
+            Failure::lost(format!("{who} left when it had heard our address; its message says why ({GID_HINT})"))
         }
         _ => gone(&who, &error),
     })?;
@@ -96,7 +96,7 @@ fn receive_addresses(
     while have < due {
         match input.read(&mut lines[have..]) {
             Ok(0) if have == 0 => {
-                return Err(bootstrap::lost(format!("{who} closed the connection and sent no address{hint}")));
+                return Err(Failure::lost(format!("{who} closed the connection and sent no address{hint}")));
             }
             Ok(0) => {
                 return Err(Failure::new(format!(
@@ -129,7 +129,7 @@ fn gone(who: &str, error: &io::Error) -> Failure {
         _ if is_timeout(error) => {
             Failure::new(format!("{who} says nothing: is it the C program, or pingpong --compat?"))
         }
-        _ => bootstrap::lost(format!("{who} has gone: {error}")),
+        _ => Failure::lost(format!("{who} has gone: {error}")),
     }
 }
 

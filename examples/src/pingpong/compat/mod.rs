@@ -20,11 +20,11 @@ use rdma::{Endpoint, LinkLayer, QueuePair, SharedReceiveQueue};
 use serde_json::json;
 
 use super::options::{Connection, Sides};
-use crate::bootstrap::{self, Place, Roles, Root};
 use crate::cli::Size;
 use crate::device::{Chosen, DeviceOptions, PathOptions, announce};
 use crate::failure::{Kind, is_launched};
 use crate::{Failure, cli};
+use rdma_collectives::bootstrap::{self, Place, Roles, Root};
 use session::{Outcome, Queues, Session};
 use wire::{Address, SHARED_LINES};
 
@@ -181,7 +181,7 @@ fn run_side<T: Connected>(
     options: &Args,
     queues: &Queues<T>,
 ) -> Result<(), Failure> {
-    let port = chosen.context.port_attr(chosen.port)?;
+    let port = chosen.adapter.context.port_attr(chosen.adapter.port)?;
     let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
     let (mtu, most) = (chosen.mtu(Some(options.mtu))?, port.max_message_size());
     if options.size.0 > most as usize {
@@ -200,7 +200,7 @@ fn run_side<T: Connected>(
     }
     let connect = |remote: &[Address]| {
         check_addresses(remote, is_ethernet, options)?;
-        let how = chosen.path.connect_options().mtu(mtu).rnr_retry_count(7);
+        let how = chosen.adapter.path.connect_options().mtu(mtu).rnr_retry_count(7);
         let remote: Vec<Endpoint> = remote.iter().map(|address| address.endpoint(mtu)).collect();
         prepared.connect(&remote, &how).map_err(|failure| failure.context("cannot connect"))
     };

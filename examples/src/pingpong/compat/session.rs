@@ -12,10 +12,10 @@ use rdma::{
 use super::Args;
 use super::contents::Contents;
 use crate::Failure;
-use crate::bootstrap::Watch;
 use crate::device::Chosen;
 use crate::pingpong::link::name;
 use crate::wait::Completions;
+use rdma_collectives::bootstrap::Watch;
 
 /// The constructors of a transport's queues.
 pub(super) struct Queues<T: Connected> {
@@ -81,7 +81,7 @@ impl<T: Connected> Session<T> {
         queues: &Queues<T>,
         is_server: bool,
     ) -> Result<Self, Failure> {
-        let context = &chosen.context;
+        let context = &chosen.adapter.context;
         let (depth, size, count) = (options.depth(), options.size.0, options.queue_pairs());
         let pd = context.alloc_pd()?;
         // A shared receive queue needs entries for twice its receives, as a power of two.
@@ -96,7 +96,7 @@ impl<T: Connected> Session<T> {
                 Some(shared) => builder.shared_receives(shared),
                 None => builder.max_recv_wr(depth),
             };
-            qps.push(builder.build()?.init(&chosen.init_options(RemoteAccess::empty()))?);
+            qps.push(builder.build()?.init(&chosen.adapter.init_options(RemoteAccess::empty()))?);
         }
         // Each queue pair has two buffers besides the receives: the last received message, and the
         // one being sent.

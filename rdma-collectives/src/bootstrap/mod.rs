@@ -1,0 +1,539 @@
+//! The meeting of a job's ranks before they can communicate over RDMA: each rank connects to rank 0
+//! over a socket and introduces itself.
+//!
+//! The connections stay open. Over them the ranks exchange values that are not worth an RDMA
+//! operation, and learn within seconds that a rank died, was stopped or lost its host. Every wait
+//! has a limit; its error names the missing rank and the thing waited for.
+//!
+//! A group can be [split](Group::split). The frames of a part pass through rank 0 of the job, in
+//! the threads that read its connections, so that rank 0 need not take part itself.
+
+mod exchange;
+mod frame;
+mod host;
+mod json;
+mod meet;
+mod split;
+mod terms;
+mod watch;
+
+use std::fmt::Display;
+use std::io;
+use std::net::TcpListener;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::error::{Cause, Error, ErrorKind};
+use crate::text::PeerText;
+use exchange::{Exchange, NotDue};
+use frame::{Content, Frame, GroupId};
+use host::HostId;
+use json::Json;
+pub use meet::{Until, connect};
+pub use terms::{Roles, Terms};
+use watch::Pulse;
+pub use watch::Watch;
+pub use watch::is_timeout;
+
+/// The port of rank 0 if none is given: perftest's.
+pub const DEFAULT_PORT: u16 = 18515;
+/// Most ranks of a job; larger jobs are refused.
+pub const MOST_RANKS: usize = 4096;
+/// Time to wait, after an operation failed, for the news of a lost rank, which is then the reason.
+const EXPLANATION: Duration = Duration::from_millis(500);
+/// The same for a failure that is the effect of one that another rank reports after `EXPLANATION`.
+const REASON: Duration = Duration::from_millis(1500);
+/// Time by which the other ranks wait longer for rank 0 than rank 0 waits for them, so that rank 0
+/// can say which rank is missing.
+const ROOT_TIME: Duration = Duration::from_secs(2);
+/// What a rank has done that breaks the protocol.
+const NOT_DUE: &str = "has sent a message that is not due; are all ranks the same build?";
+/// A silent rank is given up after the timeout divided by this number.
+const SILENCE: u32 = 3;
+
+/// A rank's place in its job, and where the ranks of the job meet.
+#[derive(Debug)]
+pub struct Place {
+    /// Number of this process, from 0.
+    pub rank: usize,
+    /// Number of ranks.
+    pub world: usize,
+    /// The place where rank 0 listens.
+    pub root: Root,
+    /// Identifier that tells jobs at the same address apart.
+    pub job: u64,
+}
+
+/// The place where the ranks of a job meet.
+#[derive(Debug)]
+pub enum Root {
+    /// This process is rank 0 and owns the listening socket.
+    Listener(Socket),
+    /// Rank 0 listens at this address: `host:port`, or `@name` on this host.
+    Address(String),
+}
+
+/// Opens the socket on which rank 0 waits for the others.
+///
+/// # Errors
+/// If the address cannot be bound; the message says whether another program uses it.
+pub fn listen(address: &str) -> Result<Socket, Error> {
+    TcpListener::bind(address).map(Socket::from).map_err(|error| {
+        Error::new(match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                format!("the port of {address} is in use; end the program that has it, or give another port")
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                format!("{address} is not an address of this host; rank 0 has to listen on one that is")
+            }
+            _ => format!("cannot listen on {address}: {error}"),
+        })
+    })
+}
+
+/// Opens a socket for the ranks of this host, which needs no network; returns the socket and its
+/// address.
+///
+/// # Errors
+/// Errors of the socket calls.
+pub fn listen_locally(job: u64) -> Result<(Socket, String), Error> {
+    let name = format!("@rdma-job-{job:016x}");
+    let failed = |call, error| Error::new(format!("cannot listen on {name} on this host: {call}: {error}"));
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(|error| failed("socket", error))?;
+    socket.bind(&local_address(&name)?).map_err(|error| failed("bind", error))?;
+    socket.listen(128).map_err(|error| failed("listen", error))?;
+    Ok((socket, name))
+}
+
+/// The address of the abstract Unix socket that `@name` stands for.
+fn local_address(name: &str) -> io::Result<SockAddr> {
+    SockAddr::unix(name.replacen('@', "\0", 1))
+}
+
+/// The connected ranks of a job, or some of them.
+#[derive(Debug)]
+pub struct Group {
+    rank: usize,
+    /// The rank in the job of each rank of the group.
+    members: Vec<usize>,
+    id: GroupId,
+    /// Number of times that the group was split.
+    splits: u32,
+    hosts: Vec<HostId>,
+    terms: Terms,
+    exchange: Arc<Exchange>,
+    inbox: Receiver<(usize, Frame)>,
+    watch: Watch,
+    /// Dropping this sender ends the thread that sends this rank's heartbeats; `None` in a part of
+    /// a group.
+    _heartbeat: Option<Sender<()>>,
+}
+
+impl Group {
+    /// Meets the other ranks: rank 0 waits for them, every other rank looks for rank 0.
+    ///
+    /// # Errors
+    /// If ranks do not come in time, or do not agree.
+    pub fn meet(place: Place, terms: &Terms) -> Result<Self, Error> {
+        let Place { rank, world, root, job } = place;
+        if rank >= world {
+            return Err(Error::invalid(format!("rank {rank} of {world} makes no sense; ranks count from 0")));
+        }
+        if world > MOST_RANKS {
+            return Err(Error::invalid(format!("a job of {world} ranks: at most {MOST_RANKS} can meet")));
+        }
+        let (program, settings) = (terms.program.to_owned(), terms.settings.clone());
+        let hello = frame::Hello { rank, world, host: HostId::own(), program, settings };
+        let (hosts, streams) = match (rank, root) {
+            (0, Root::Listener(listener)) => meet::gather(&listener, job, &hello, terms)?,
+            (0, Root::Address(address)) => meet::gather(&listen(&address)?, job, &hello, terms)?,
+            (_, Root::Address(address)) => meet::join(&address, job, &hello, terms)?,
+            (_, Root::Listener(_)) => return Err(Error::invalid("only rank 0 listens")),
+        };
+        Self::start(rank, hosts, streams, terms)
+    }
+
+    fn start(rank: usize, hosts: Vec<HostId>, streams: Vec<(usize, Socket)>, terms: &Terms) -> Result<Self, Error> {
+        let silence = terms.timeout / SILENCE;
+        let mut writers = Vec::new();
+        for (peer, stream) in &streams {
+            writers.push((*peer, Mutex::new(stream.try_clone()?)));
+        }
+        let (world, members): (_, Vec<usize>) = (hosts.len(), (0..hosts.len()).collect());
+        let (exchange, watch) = (Arc::new(Exchange::new(rank, world, writers, silence)), Watch::new());
+        let inbox = exchange.open(&GroupId::default(), &members);
+        for (peer, stream) in streams {
+            let (exchange, watch) = (Arc::clone(&exchange), watch.clone());
+            let reader = Reader { peer, world, terms: terms.clone(), silence, exchange, watch };
+            spawn(&format!("rank-{peer}"), move || reader.run(&stream))?;
+        }
+        let (heartbeat, end) = channel();
+        let beating = Arc::clone(&exchange);
+        spawn("heartbeat", move || beating.beat(Pulse::period(silence), &end))?;
+        Ok(Self {
+            rank,
+            members,
+            id: GroupId::default(),
+            splits: 0,
+            hosts,
+            terms: terms.clone(),
+            exchange,
+            inbox,
+            watch,
+            _heartbeat: Some(heartbeat),
+        })
+    }
+
+    /// Number of this process, from 0.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Whether all ranks are on one machine, which may count as several hosts.
+    #[must_use]
+    pub fn is_on_one_machine(&self) -> bool {
+        self.hosts.iter().all(|host| host.is_same_machine(&self.hosts[0]))
+    }
+
+    /// The host of each rank, as a number: that of its first rank.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<usize> {
+        let first = |host: &HostId| self.hosts.iter().position(|other| other.is(host)).unwrap_or_default();
+        self.hosts.iter().map(first).collect()
+    }
+
+    /// The position of this rank among the ranks of its host.
+    #[must_use]
+    pub fn position_on_host(&self) -> usize {
+        let hosts = self.hosts();
+        hosts[..self.rank].iter().filter(|host| **host == hosts[self.rank]).count()
+    }
+
+    /// The position of this rank among the ranks of its machine, and the number of ranks there.
+    #[must_use]
+    pub fn place_on_machine(&self) -> (usize, usize) {
+        let own = &self.hosts[self.rank];
+        let alike = |hosts: &[HostId]| hosts.iter().filter(|host| host.is_same_machine(own)).count();
+        (alike(&self.hosts[..self.rank]), alike(&self.hosts))
+    }
+
+    /// The name of a rank of the group in messages, which give its rank in the job.
+    fn name(&self, rank: usize) -> String {
+        self.terms.roles.name(self.members[rank])
+    }
+
+    /// The longest time to wait for another rank.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.terms.timeout
+    }
+
+    /// Tells a person what no error says.
+    pub(crate) fn notices(&self) -> fn(&str) {
+        self.terms.notice
+    }
+
+    /// A handle that tells any thread whether a rank is lost.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        self.watch.clone()
+    }
+
+    /// Gives `own` to every rank and returns the values of all ranks, in rank order. Every rank has
+    /// to call this function.
+    ///
+    /// `what` names the values in messages: "the addresses of the queue pairs".
+    ///
+    /// # Errors
+    /// If a rank has failed, or does not come in time.
+    pub fn all_gather<T: Serialize + DeserializeOwned>(&mut self, what: &str, own: &T) -> Result<Vec<T>, Error> {
+        self.gather_within(what, own, Some(self.terms.timeout))
+    }
+
+    /// Waits as [`all_gather`](Self::all_gather) does, but for as long as the other ranks are
+    /// alive: for a phase in which one rank works alone.
+    ///
+    /// # Errors
+    /// If a rank has failed.
+    pub fn wait_for_work(&mut self, what: &str) -> Result<(), Error> {
+        self.gather_within(what, &(), None).map(drop)
+    }
+
+    fn gather_within<T: Serialize + DeserializeOwned>(
+        &mut self,
+        what: &str,
+        own: &T,
+        limit: Option<Duration>,
+    ) -> Result<Vec<T>, Error> {
+        self.watch.wait_for(what);
+        self.watch.check()?;
+        let own = Json::of(own).map_err(|error| Error::new(error.to_string()))?;
+        let whole = if self.rank == 0 { self.collect(what, own, limit)? } else { self.contribute(what, own, limit)? };
+        whole.elements(self.world()).map_err(|rank| self.astray(rank.unwrap_or(0)))
+    }
+
+    /// Rank 0's half of a gathering.
+    fn collect(&self, what: &str, own: Json, limit: Option<Duration>) -> Result<Json, Error> {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let mut parts: Vec<Option<Json>> = vec![None; self.world()];
+        parts[0] = Some(own);
+        while let Some(missing) = parts.iter().position(Option::is_none) {
+            let (peer, frame) = self.receive(missing, what, deadline)?;
+            match frame {
+                Frame::Part(name, part) if name == what && parts[peer].is_none() => parts[peer] = Some(part),
+                _ => return Err(self.astray(peer)),
+            }
+        }
+        let whole = Json::of(&parts).map_err(|error| Error::new(error.to_string()))?;
+        self.send(Content::Whole(whole.clone()))?;
+        Ok(whole)
+    }
+
+    /// The other ranks' half of a gathering.
+    fn contribute(&self, what: &str, own: Json, limit: Option<Duration>) -> Result<Json, Error> {
+        let deadline = limit.map(|limit| Instant::now() + limit + ROOT_TIME);
+        self.send(Content::Part(what.to_owned(), own))?;
+        match self.receive(0, what, deadline)? {
+            (0, Frame::Whole(whole)) => Ok(whole),
+            (peer, _) => Err(self.astray(peer)),
+        }
+    }
+
+    fn astray(&self, rank: usize) -> Error {
+        let (name, own) = (self.name(rank), self.name(self.rank));
+        Error::new(format!("{name} did something else than {own}; are all the same build?"))
+    }
+
+    /// Returns when every rank has called this function. `what` names the barrier in messages.
+    ///
+    /// # Errors
+    /// If a rank has failed, or does not come in time.
+    pub fn barrier(&mut self, what: &str) -> Result<(), Error> {
+        self.all_gather(what, &()).map(drop)
+    }
+
+    /// Makes one result of all ranks' results: if any rank failed, all fail, and the first failed
+    /// rank gives the reason.
+    ///
+    /// # Errors
+    /// This rank's failure, or the news of another rank's failure.
+    pub fn agree<T, E>(&mut self, what: &str, result: Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error> + Display,
+    {
+        let own = result.as_ref().err().map(|failure| PeerText::from(failure.to_string()));
+        let all = self.all_gather(what, &own)?;
+        match all.into_iter().enumerate().find_map(|(rank, failed)| Some((rank, failed?))) {
+            Some((rank, why)) if rank != self.rank => Err(Error::peer(format!("{}: {why}", self.name(rank))).into()),
+            _ => result,
+        }
+    }
+
+    /// Ends the job with this rank's result: leaves together with the others on success, or tells
+    /// them what went wrong. For the whole job, not for a part of it.
+    ///
+    /// # Errors
+    /// The error in `result`, or the loss of another rank if that explains it.
+    pub fn conclude<T>(self, result: Result<T, Error>) -> Result<T, Error> {
+        self.conclude_as(result)
+    }
+
+    /// Ends the job as [`conclude`](Self::conclude) does, with another type of errors.
+    ///
+    /// # Errors
+    /// As [`conclude`](Self::conclude).
+    pub fn conclude_as<T, E: Cause>(mut self, result: Result<T, E>) -> Result<T, E> {
+        let result = match result {
+            Ok(value) => self.barrier("the end").map(|()| value).map_err(E::from),
+            Err(failure) => Err(failure),
+        };
+        let result = match result {
+            Err(failure) if failure.kind() == ErrorKind::Failed => Err(self.explain(failure)),
+            result => result,
+        };
+        self.watch.close();
+        let last = match &result {
+            Err(failure) if failure.kind() != ErrorKind::Peer => {
+                Frame::Lost(self.rank, format!("failed: {failure}").into())
+            }
+            _ => Frame::Bye,
+        };
+        // Errors are ignored: a rank that has gone need not receive this frame.
+        drop(self.exchange.send_to_all(&last, None));
+        result
+    }
+
+    /// Replaces a failure by the loss of a rank that caused it, if there was one.
+    fn explain<E: Cause>(&self, failure: E) -> E {
+        let limit = if failure.is_effect() { REASON } else { EXPLANATION };
+        let failure = self.news(limit).map_or_else(|| failure.explained(), E::from);
+        match failure.kind() {
+            // Ranks of one supervisor share its standard error, so each names itself.
+            ErrorKind::Failed if self.terms.is_supervised => failure.context(self.name(self.rank)),
+            _ => failure,
+        }
+    }
+
+    /// Waits up to `limit` for the news of a lost rank.
+    fn news(&self, limit: Duration) -> Option<Error> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Err(news) = self.watch.check() {
+                return Some(news);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Receives the next frame, and the rank that sent it. At the deadline the failure names
+    /// `missing`.
+    fn receive(&self, missing: usize, what: &str, deadline: Option<Instant>) -> Result<(usize, Frame), Error> {
+        let received = match deadline {
+            None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => self.inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+        };
+        match received {
+            Ok((_, Frame::Lost(..))) | Err(RecvTimeoutError::Disconnected) => {
+                self.watch.check()?;
+                Err(Error::peer("another rank has failed"))
+            }
+            Ok((peer, Frame::Bye)) => {
+                // The rank may leave because another has failed; the news of that failure may
+                // arrive later.
+                self.watch.check()?;
+                Err(Error::peer(format!("{} finished before the others", self.terms.roles.name(peer))))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let (seconds, name) = (self.terms.timeout.as_secs(), self.name(missing));
+                let text = format!("{name} is alive, but has not come within {seconds} s (waiting for {what})");
+                Err(Error::new(format!("{text}; {} gives it longer", self.terms.named("timeout"))))
+            }
+            Ok((from, frame)) => {
+                self.exchange.has_read(&self.id, from);
+                let peer = self.members.iter().position(|&member| member == from);
+                let outside =
+                    || Error::new(format!("{} is not in a group that it sends to", self.terms.roles.name(from)));
+                peer.map(|peer| (peer, frame)).ok_or_else(outside)
+            }
+        }
+    }
+
+    /// Sends to all other ranks, or to rank 0.
+    fn send(&self, content: Content) -> Result<(), Error> {
+        let sent = if self.is_whole() {
+            self.exchange.send_to_all(&content.into(), None)
+        } else {
+            self.exchange.send_within(&self.id, self.recipients(), content)
+        };
+        sent.map_err(|(peer, error)| {
+            // The reader thread of the failed connection learns the reason, perhaps only after this
+            // error.
+            self.news(EXPLANATION)
+                .unwrap_or_else(|| Error::new(format!("cannot send to {}: {error}", self.terms.roles.name(peer))))
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.is_whole() {
+            self.watch.close();
+            // Ends the waits of parts that are still in use.
+            self.exchange.deliver_to_all(self.exchange.rank(), &Frame::Bye);
+            self.exchange.shut_down();
+        } else {
+            self.exchange.close(&self.id);
+        }
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let started = std::thread::Builder::new().name(name.to_owned()).stack_size(1 << 20).spawn(body);
+    started.map(drop).map_err(|error| Error::not_started(format_args!("the thread {name}"), &error))
+}
+
+/// The reader of one connection: hands frames to the rank, and the news of a lost rank to every
+/// rank.
+struct Reader {
+    peer: usize,
+    world: usize,
+    terms: Terms,
+    silence: Duration,
+    exchange: Arc<Exchange>,
+    watch: Watch,
+}
+
+impl Reader {
+    fn run(self, stream: &Socket) {
+        let Some((lost, what, is_first)) = self.read(stream) else { return };
+        let news = Frame::Lost(lost, what.into());
+        if self.exchange.rank() == 0 && is_first {
+            // The other ranks have a connection to rank 0 alone and rely on it for the news. A rank
+            // that ends because it was told must not be taken for the cause.
+            drop(self.exchange.send_to_all(&news, Some(self.peer)));
+        }
+        self.exchange.deliver_to_all(self.peer, &news);
+    }
+
+    /// Whether the peer may report the loss of a rank: rank 0 of any, the others of themselves.
+    fn may_tell_of(&self, rank: usize) -> bool {
+        rank == self.peer || self.peer == 0 && rank < self.world
+    }
+
+    /// Reads until the connection ends; returns the lost rank, what happened to it, and whether it
+    /// is the first; or `None` at an orderly end.
+    fn read(&self, stream: &Socket) -> Option<(usize, String, bool)> {
+        let mut pulse = Pulse::new(stream, self.silence).ok()?;
+        loop {
+            let (lost, what, seen_here) = match Frame::read(&mut pulse, self.exchange.max_length()) {
+                Ok(Frame::Alive) => continue,
+                Ok(Frame::Lost(rank, what)) if self.may_tell_of(rank) => (rank, what.to_string(), false),
+                Ok(Frame::Bye) => {
+                    // The job ends, with all parts of it.
+                    self.exchange.deliver_to_all(self.peer, &Frame::Bye);
+                    return None;
+                }
+                Ok(frame) => match self.exchange.take(self.peer, frame) {
+                    Ok(()) => continue,
+                    Err(NotDue(rank)) => (rank, NOT_DUE.to_owned(), true),
+                },
+                Err(error) if is_timeout(&error) => {
+                    let (seconds, awaited) = (self.silence.as_secs(), self.watch.awaited());
+                    let what = format!(
+                        "has been silent for {seconds} s: its process is stopped, or its host is gone (waiting for {awaited})"
+                    );
+                    (self.peer, what, true)
+                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => (self.peer, NOT_DUE.to_owned(), true),
+                Err(_) => (self.peer, "ended without a word".to_owned(), false),
+            };
+            if self.watch.is_closing() {
+                return None;
+            }
+            let text = format!("{} {what}", self.terms.roles.name(lost));
+            // A launcher reports a dead rank but not a stopped one: one of the ranks that see it
+            // does.
+            let speaks = seen_here && (self.exchange.rank() <= 1 || !self.terms.is_supervised);
+            let is_first = self.watch.fail(if speaks { Error::new(text) } else { Error::peer(text) });
+            return Some((lost, what, is_first));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

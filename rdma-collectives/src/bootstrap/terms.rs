@@ -1,0 +1,162 @@
+//! Terms that the processes of a job compare before they work together.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::Error;
+
+/// Settings, keyed by the name of their option.
+pub(super) type Settings = Map<String, Value>;
+
+/// The kind of job, which decides how messages name its processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Roles {
+    /// Ranks with numbers.
+    Ranks,
+    /// So many ranks, and aggregators after them.
+    RanksAndAggregators(usize),
+    /// A server (rank 0) and its client.
+    ServerAndClient,
+}
+
+impl Roles {
+    /// The roles of a job of ranks, and of aggregators if there are any.
+    #[must_use]
+    pub fn of(ranks: usize, aggregators: usize) -> Self {
+        if aggregators == 0 { Self::Ranks } else { Self::RanksAndAggregators(ranks) }
+    }
+
+    /// The name of a rank in messages.
+    #[must_use]
+    pub fn name(self, rank: usize) -> String {
+        match (self, rank) {
+            (Self::ServerAndClient, 0) => "the server".to_owned(),
+            (Self::ServerAndClient, 1) => "the client".to_owned(),
+            (Self::RanksAndAggregators(ranks), _) if rank >= ranks => format!("aggregator {}", rank - ranks),
+            _ => format!("rank {rank}"),
+        }
+    }
+
+    /// A message that names the ranks that did not come.
+    pub(super) fn missing(self, missing: &[usize], world: usize) -> String {
+        match self {
+            Self::ServerAndClient => "the client did not come".to_owned(),
+            Self::Ranks => {
+                let names: Vec<String> = missing.iter().map(usize::to_string).collect();
+                format!("{} of {world} ranks did not come (missing: {})", missing.len(), names.join(", "))
+            }
+            Self::RanksAndAggregators(_) => {
+                let names: Vec<String> = missing.iter().map(|&rank| self.name(rank)).collect();
+                format!("{} of {world} processes did not come (missing: {})", missing.len(), names.join(", "))
+            }
+        }
+    }
+}
+
+/// Terms that the processes of a job compare before they work together.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    pub(super) program: &'static str,
+    pub(super) settings: Settings,
+    pub(super) roles: Roles,
+    pub(super) timeout: Duration,
+    are_options: bool,
+    pub(super) is_supervised: bool,
+    pub(super) notice: fn(&str),
+}
+
+impl Terms {
+    /// The terms of a program. `settings` is a structure: ranks that differ in a field refuse each
+    /// other and name the field. No wait for another rank lasts longer than `timeout`.
+    pub fn new(program: &'static str, settings: &impl Serialize, roles: Roles, timeout: Duration) -> Self {
+        let settings = match serde_json::to_value(settings) {
+            Ok(Value::Object(settings)) => settings,
+            _ => Settings::new(),
+        };
+        let notice = |text: &str| tracing::warn!("{text}");
+        Self { program, settings, roles, timeout, are_options: false, is_supervised: false, notice }
+    }
+
+    /// Says that the settings are options of a command line, which messages name as `--world`.
+    #[must_use]
+    pub fn options(self) -> Self {
+        Self { are_options: true, ..self }
+    }
+
+    /// Says whether whoever started the ranks reports how each of them ended: then a rank that sees
+    /// another one end leaves it to that report.
+    #[must_use]
+    pub fn supervised(self, is_supervised: bool) -> Self {
+        Self { is_supervised, ..self }
+    }
+
+    /// Gives what a person should know and no error says, such as a stranger's connection, to
+    /// `notice`. Without this it is logged at level warn.
+    #[must_use]
+    pub fn notices(self, notice: fn(&str)) -> Self {
+        Self { notice, ..self }
+    }
+
+    /// The name of a setting in messages.
+    pub(super) fn named(&self, setting: &str) -> String {
+        if self.are_options { format!("--{setting}") } else { format!("`{setting}`") }
+    }
+
+    /// A message that tells how to start the missing processes.
+    pub(super) fn remedy(&self) -> String {
+        match self.roles {
+            Roles::ServerAndClient => "start one with this host's address as its argument".to_owned(),
+            Roles::Ranks | Roles::RanksAndAggregators(_) => {
+                let [world, root, job] = ["world", "root", "job"].map(|setting| self.named(setting));
+                format!("start them with the same {world}, {root} and {job}")
+            }
+        }
+    }
+
+    /// The failure for the end of another rank, which the supervisor reports if there is one.
+    pub(super) fn lost(&self, why: String) -> Error {
+        if self.is_supervised { Error::peer(why) } else { Error::new(why) }
+    }
+}
+
+/// The first setting in which two ranks differ: its name, and both values as text.
+pub(super) fn difference(ours: &Settings, theirs: &Settings) -> Option<(String, String, String)> {
+    let (name, _) = ours.iter().chain(theirs).find(|(name, _)| ours.get(*name) != theirs.get(*name))?;
+    let text = |settings: &Settings| match settings.get(name) {
+        None | Some(Value::Null) => "none".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+    };
+    Some((name.clone(), text(ours), text(theirs)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn settings_are_named_as_the_caller_knows_them() {
+        let terms = Terms::new("x", &(), Roles::Ranks, Duration::ZERO);
+        assert_eq!(terms.remedy(), "start them with the same `world`, `root` and `job`");
+        assert_eq!(terms.options().remedy(), "start them with the same --world, --root and --job");
+    }
+
+    #[test]
+    fn the_first_difference_is_named_with_both_values() {
+        let settings = |value: Value| Terms::new("x", &value, Roles::Ranks, Duration::ZERO).settings;
+        let ours = settings(json!({ "min": "8", "max": "1K", "iters": null }));
+        assert_eq!(difference(&ours, &ours), None);
+        for (theirs, expected) in [
+            (json!({ "min": "8", "max": "2K", "iters": null }), ("max", "1K", "2K")),
+            (json!({ "min": "8", "max": "1K", "iters": 5 }), ("iters", "none", "5")),
+            (json!({ "min": "8", "max": "1K", "iters": null, "check": true }), ("check", "none", "true")),
+        ] {
+            let (name, a, b) = difference(&ours, &settings(theirs)).unwrap();
+            assert_eq!((name.as_str(), a.as_str(), b.as_str()), expected);
+        }
+    }
+}

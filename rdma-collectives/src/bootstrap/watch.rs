@@ -1,0 +1,121 @@
+//! The knowledge, shared by all threads of this rank, whether another rank has failed.
+//!
+//! Each rank sends a heartbeat frame at regular intervals. A rank whose process is stopped, whose
+//! host has lost power, or whose connection is only held open by a child process sends none, and is
+//! given up.
+
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use crate::Error;
+
+/// Tells whether a rank has failed; cheap enough to ask in a polling loop.
+#[derive(Clone, Debug, Default)]
+pub struct Watch(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    failed: AtomicBool,
+    /// Set once the end of a connection is no failure any more.
+    closing: AtomicBool,
+    why: OnceLock<Error>,
+    awaited: Mutex<String>,
+}
+
+impl Watch {
+    /// A watch of no job, which has not failed.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeps the reason if it is the first, since later ones follow from it; returns whether it is.
+    pub(crate) fn fail(&self, why: Error) -> bool {
+        let is_first = self.0.why.set(why).is_ok();
+        self.0.failed.store(true, Ordering::Release);
+        is_first
+    }
+
+    pub(super) fn close(&self) {
+        self.0.closing.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.0.closing.load(Ordering::Acquire)
+    }
+
+    /// Sets the name of the thing that this rank waits for, for the message if a rank is lost
+    /// meanwhile.
+    pub fn wait_for(&self, what: &str) {
+        what.clone_into(&mut self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The name of the thing that this rank waits for.
+    pub(super) fn awaited(&self) -> String {
+        self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Fails if another rank has failed.
+    ///
+    /// # Errors
+    /// The reason of that rank's failure.
+    pub fn check(&self) -> Result<(), Error> {
+        if !self.0.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Err(self.0.why.get().cloned().unwrap_or_else(|| Error::peer("another rank has failed")))
+    }
+}
+
+/// The reading half of a connection on which bytes arrive at least every `limit`.
+pub(super) struct Pulse<'a> {
+    stream: &'a Socket,
+    limit: Duration,
+    heard: Instant,
+}
+
+impl<'a> Pulse<'a> {
+    /// The interval between two frames of a rank that may be silent for at most `limit`.
+    pub(super) fn period(limit: Duration) -> Duration {
+        limit / 5
+    }
+
+    /// Sets the read timeout of the connection.
+    pub(super) fn new(stream: &'a Socket, limit: Duration) -> io::Result<Self> {
+        stream.set_read_timeout(Some(Self::period(limit)))?;
+        Ok(Self { stream, limit, heard: Instant::now() })
+    }
+}
+
+impl Read for Pulse<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let began = Instant::now();
+            let read = (&mut &*self.stream).read(bytes);
+            let now = Instant::now();
+            match read {
+                Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
+                read => {
+                    self.heard = now;
+                    return read;
+                }
+            }
+            if now - began > 3 * Self::period(self.limit) {
+                // This process was stopped itself, and could not hear its peers meanwhile.
+                self.heard = now;
+            } else if now - self.heard > self.limit {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+/// Whether a read has timed out, which Linux reports as `WouldBlock`.
+#[must_use]
+pub fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}

@@ -1,0 +1,205 @@
+//! The place of a process in its job, by hand or by a launcher's environment, and on the cores of
+//! its machine.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::bootstrap::{self, Group, Place, Roles, Root, Terms};
+use crate::error::{Cause, Error};
+use crate::launchers::{self, JobPlace, Meeting};
+use crate::named::named;
+
+named! {
+    /// Whether ranks are pinned to cores.
+    pub enum Bind {
+        /// Ranks take the cores in turn, if each has a core or all cores have equally many ranks.
+        Auto = "auto",
+        /// Ranks take the cores in turn.
+        Core = "core",
+        /// No pinning.
+        None = "none",
+    }
+}
+
+impl Place {
+    /// The place of a rank that is given by hand; rank 0 listens at `root`, which is `host:port`.
+    /// The ranks of a job give the same name of a job, or none.
+    ///
+    /// # Errors
+    /// If the rank is not below the number of ranks, or the address has no host or port.
+    pub fn by_hand(rank: usize, world: usize, root: &str, job: Option<&str>) -> Result<Self, Error> {
+        if rank >= world {
+            return Err(Error::invalid(format!("rank {rank} of {world}: ranks count from 0")));
+        }
+        check_address(root)?;
+        // The ranks may name the host in different ways.
+        let port = root.rsplit(':').next().unwrap_or_default();
+        let job = launchers::hash(job.unwrap_or(port));
+        Ok(Self { rank, world, root: Root::Address(root.to_owned()), job })
+    }
+
+    /// The place that a launcher's environment gives to this process; `root` is the address of rank
+    /// 0, and `job` the name of the job, if they are not to be the environment's.
+    ///
+    /// # Errors
+    /// If the place is invalid, or no address of rank 0 is known.
+    pub fn of_launcher(told: JobPlace, roles: Roles, root: Option<&str>, job: Option<&str>) -> Result<Self, Error> {
+        let JobPlace { launcher, rank, world, meeting, job: number, .. } = told;
+        if roles == Roles::ServerAndClient && world != 2 {
+            return Err(Error::invalid(format!("this program is for 2 processes, and the environment says {world}")));
+        }
+        if rank >= world {
+            return Err(Error::invalid(format!(
+                "this is rank {rank} of {world} by the environment of {launcher}, and ranks count from 0; unset its \
+                 variables, or correct them"
+            )));
+        }
+        let root = match (root, meeting) {
+            (Some(root), _) => check_address(root).map(|()| Root::Address(root.to_owned()))?,
+            (None, Some(meeting)) => meet_at(&meeting, rank)?,
+            (None, None) => {
+                let port = bootstrap::DEFAULT_PORT;
+                return Err(Error::invalid(format!(
+                    "this is rank {rank} of {world} by the environment of {launcher}, which does not say where the \
+                     first of its hosts is; give the address HOST:{port} where rank 0 listens"
+                )));
+            }
+        };
+        Ok(Self { rank, world, root, job: job.map_or(number, launchers::hash) })
+    }
+}
+
+/// Finds rank 0's address. Rank 0 listens on all addresses: a host's own name may resolve to
+/// loopback there.
+fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Error> {
+    let Meeting { host, port } = meeting;
+    let bracketed =
+        if host.parse::<Ipv6Addr>().is_ok() { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    check_address(&bracketed)?;
+    let is_local = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    match (rank, is_local) {
+        (0, true) => bootstrap::listen(&bracketed).map(Root::Listener),
+        // Listens on IPv6 and IPv4 if the host has both.
+        (0, false) => bootstrap::listen(&format!("[::]:{port}"))
+            .or_else(|_| bootstrap::listen(&format!("0.0.0.0:{port}")))
+            .map(Root::Listener),
+        _ => Ok(Root::Address(bracketed)),
+    }
+    .map_err(|error| error.context("where the environment says that rank 0 listens"))
+}
+
+/// Runs one rank: meets the others, does the work, and ends together with them.
+///
+/// # Errors
+/// If this rank or another failed.
+pub fn run<T, E: Cause>(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<T, E>) -> Result<T, E> {
+    let mut group = Group::meet(place, terms)?;
+    let result = work(&mut group);
+    group.conclude_as(result)
+}
+
+/// Checks that an address has a host and a port.
+///
+/// # Errors
+/// If one of the two is missing or invalid.
+pub fn check_address(address: &str) -> Result<(), Error> {
+    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+    match port {
+        Some(Ok(port)) if port != 0 => Ok(()),
+        Some(_) if address.ends_with(|last: char| last.is_ascii_digit()) => {
+            Err(Error::invalid(format!("{address} has no port from 1 to 65535; give host:port, such as node1:18515")))
+        }
+        _ => Err(Error::invalid(format!("{address} is not an address; give host:port, such as node1:18515"))),
+    }
+}
+
+/// How the ranks of one host share its cores.
+#[derive(Clone, Copy, Debug)]
+pub struct Cores {
+    /// Whether there are more ranks than cores.
+    pub shared: bool,
+    /// The core to which this rank is pinned.
+    pub pinned: Option<usize>,
+}
+
+/// Pins this rank as `bind` asks, if the kernel permits it.
+#[must_use]
+pub fn bind(group: &Group, bind: Bind) -> Cores {
+    let us = Pid::from_raw(0);
+    let (place, ranks) = group.place_on_machine();
+    let cores: Vec<usize> = sched_getaffinity(us).map_or_else(
+        // A sandbox may refuse this call.
+        |_| Vec::new(),
+        |allowed| (0..CpuSet::count()).filter(|&core| allowed.is_set(core).unwrap_or(false)).collect(),
+    );
+    let shared = ranks > if cores.is_empty() { parallelism() } else { cores.len() };
+    let wanted = core_of(bind, place, ranks, &cores);
+    let pin = |core: usize| {
+        let mut set = CpuSet::new();
+        set.set(core)?;
+        sched_setaffinity(us, &set)
+    };
+    let is_pinned = wanted.is_some_and(|core| pin(core).is_ok());
+    if bind == Bind::Core && !is_pinned {
+        (group.notices())(&format!("rank {} is not pinned to a core: the kernel refuses", group.rank()));
+    }
+    Cores { shared, pinned: wanted.filter(|_| is_pinned) }
+}
+
+/// The core of the `place`-th of some ranks; `None` if it is not pinned.
+///
+/// Ranks that share cores evenly are pinned too: they wait for each other, so if the scheduler put
+/// one more on a core, all would wait for that core, half as long again with 4 ranks on 2 cores.
+fn core_of(bind: Bind, place: usize, ranks: usize, cores: &[usize]) -> Option<usize> {
+    let count = cores.len().max(1);
+    let is_even = ranks <= count || ranks % count == 0;
+    match bind {
+        Bind::None => None,
+        Bind::Auto if !is_even => None,
+        Bind::Auto | Bind::Core => cores.get(place % count).copied(),
+    }
+}
+
+fn parallelism() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_share_cores_evenly_are_pinned() {
+        let cores = |bind, ranks| (0..ranks).map(|place| core_of(bind, place, ranks, &[1, 3])).collect::<Vec<_>>();
+        assert_eq!(cores(Bind::Auto, 2), [Some(1), Some(3)]);
+        assert_eq!(cores(Bind::Auto, 4), [Some(1), Some(3), Some(1), Some(3)]);
+        assert_eq!(cores(Bind::Auto, 3), [None; 3]);
+        assert_eq!(cores(Bind::Core, 3), [Some(1), Some(3), Some(1)]);
+        assert_eq!(cores(Bind::None, 2), [None; 2]);
+        assert_eq!(core_of(Bind::Auto, 0, 1, &[]), None);
+    }
+
+    #[test]
+    fn jobs_that_are_started_by_hand_have_numbers() {
+        let job = |root: &str, name| Place::by_hand(1, 2, root, name).unwrap().job;
+        let usual = job("node1:18515", None);
+        // Ranks may give rank 0's host different names.
+        assert_eq!(usual, job("10.0.0.1:18515", None));
+        assert!(usual != 0 && usual != job("node1:18516", None));
+        let named = job("node1:18515", Some("a name"));
+        assert!(named != usual && named != job("node1:18515", Some("another")));
+        assert_eq!(named, job("node1:18516", Some("a name")));
+    }
+
+    #[test]
+    fn addresses_need_host_and_port() {
+        for good in ["node1:18515", "127.0.0.1:1", "[::1]:80"] {
+            assert!(check_address(good).is_ok(), "{good}");
+        }
+        for bad in ["", "node1", ":80", "node1:", "node1:0", "node1:70000", "node1:x"] {
+            assert!(check_address(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Non-blocking collectives: a [`Queue`] owns a communicator and executes started operations in
+//! the background, while the caller computes.
+//!
+//! A thread executes the operations one after the other, in the order in which they were started,
+//! as a stream of NCCL does. Interleaving would need a tag in every message and every counter,
+//! because the messages of two ranks match by their order alone. It would gain nothing: each
+//! operation can fill the link. Operations that must not wait for each other belong to
+//! communicators of their own.
+//!
+//! Every rank has to start the same operations in the same order. As with blocking calls, ranks
+//! that do not are not found out unless lengths differ; the stall time of the communicator ends the
+//! wait.
+//!
+//! Nobody can change a tensor in flight: it moves into the operation, and [`Pending::wait`] gives
+//! it back. The first operation that fails ends the queue: its failure is also the result of every
+//! later operation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+
+use crate::Error;
+use crate::communicator::Communicator;
+use crate::element::{Element, Reduction};
+use crate::tensor::Tensor;
+
+/// A started operation, for the thread: `Err` gives the failure of an earlier one.
+type Task = Box<dyn FnOnce(Result<&mut Communicator, Error>) -> Result<(), Error> + Send>;
+
+/// Executes started operations on a communicator, in order, in a thread of its own.
+///
+/// The thread runs on the cores on which the thread that made the queue may run.
+///
+/// Dropping the queue does not wait: operations that have not begun never run, and their handles
+/// return a failure. An operation in progress goes on, until it ends or the other ranks make no
+/// progress for the communicator's stall time.
+#[derive(Debug)]
+pub struct Queue {
+    /// Set before the sender is dropped, so that the thread begins no further task.
+    is_dropped: SetOnDrop,
+    tasks: Sender<Task>,
+    thread: JoinHandle<Communicator>,
+}
+
+/// A flag that is set when this side of it is dropped.
+#[derive(Debug)]
+struct SetOnDrop(Arc<AtomicBool>);
+
+impl Drop for SetOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+impl Queue {
+    /// Starts the thread, which owns the communicator until [`finish`](Self::finish).
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn new(comm: Communicator) -> Result<Self, Error> {
+        let (tasks, inbox) = channel();
+        let is_dropped = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&is_dropped);
+        let thread = std::thread::Builder::new().name("collectives".to_owned());
+        let thread = thread.spawn(move || execute(comm, &inbox, &flag));
+        let thread = thread.map_err(|error| Error::not_started("the thread of the collectives", &error))?;
+        Ok(Self { is_dropped: SetOnDrop(is_dropped), tasks, thread })
+    }
+
+    /// Starts an operation: `operation` runs in the queue's thread, after those that were started
+    /// before. Tensors should move in, and come back in its result.
+    pub fn start<R: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut Communicator) -> Result<R, Error> + Send + 'static,
+    ) -> Pending<R> {
+        let (sender, receiver) = channel();
+        let task: Task = Box::new(move |comm| {
+            let result = comm.and_then(operation);
+            let outcome = result.as_ref().map(drop).map_err(Error::clone);
+            // The caller may have dropped the handle.
+            drop(sender.send(result));
+            outcome
+        });
+        // If the thread has ended, the task is dropped, of which the handle learns.
+        drop(self.tasks.send(task));
+        Pending { receiver, result: None }
+    }
+
+    /// Starts an all-reduce of the first `count` elements of a tensor, in place; the handle gives
+    /// the tensor back.
+    #[must_use = "the handle gives the tensor back"]
+    pub fn all_reduce<T: Element>(&self, tensor: Tensor<T>, count: usize, reduction: Reduction) -> Pending<Tensor<T>> {
+        self.start(move |comm| {
+            comm.all_reduce(&tensor, &tensor, count, reduction)?;
+            Ok(tensor)
+        })
+    }
+
+    /// Waits for all started operations and returns the communicator. Their handles stay valid.
+    ///
+    /// # Errors
+    /// If an operation panicked.
+    pub fn finish(self) -> Result<Communicator, Error> {
+        let Self { is_dropped: _is_dropped, tasks, thread } = self;
+        drop(tasks);
+        thread.join().map_err(|_| Error::new("a started operation panicked"))
+    }
+}
+
+/// Executes tasks until the queue ends, and returns the communicator.
+fn execute(mut comm: Communicator, tasks: &Receiver<Task>, is_dropped: &AtomicBool) -> Communicator {
+    let mut failed: Option<Error> = None;
+    for task in tasks {
+        if is_dropped.load(Ordering::Acquire) {
+            break;
+        }
+        let outcome = task(failed.clone().map_or(Ok(&mut comm), Err));
+        failed = failed.or(outcome.err());
+    }
+    comm
+}
+
+/// A started operation. Dropping the handle does not stop it.
+#[derive(Debug)]
+pub struct Pending<R> {
+    receiver: Receiver<Result<R, Error>>,
+    /// The result, once [`is_done`](Self::is_done) has seen it.
+    result: Option<Result<R, Error>>,
+}
+
+impl<R> Pending<R> {
+    /// Whether the operation has ended, so that [`wait`](Self::wait) returns at once.
+    pub fn is_done(&mut self) -> bool {
+        if self.result.is_none() {
+            self.result = match self.receiver.try_recv() {
+                Ok(result) => Some(result),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => Some(Err(never_ran())),
+            };
+        }
+        self.result.is_some()
+    }
+
+    /// Waits until the operation has ended and returns its result.
+    ///
+    /// # Errors
+    /// The failure of this operation, or of an earlier one of the same queue.
+    pub fn wait(self) -> Result<R, Error> {
+        self.result.unwrap_or_else(|| self.receiver.recv().unwrap_or_else(|_| Err(never_ran())))
+    }
+}
+
+/// The result of an operation that was dropped before it ended.
+fn never_ran() -> Error {
+    Error::new("a started operation did not run: its queue was dropped, or an earlier one panicked")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! Algorithms of collectives as data: [`build`] returns the steps of one rank.
+//!
+//! The modules hold one family of algorithms each, as pure functions of a [`Job`]. The tests run
+//! the schedules of all ranks on symbols in place of elements.
+
+// The interpreter in `tests` runs all ranks' schedules on symbols (whose input, reduced in which
+// order), so a unit test finds a deadlock, a wrong element or a second order of reduction for every
+// number of ranks. In-network reduction is a schedule with extra processes: an aggregator has
+// neither input nor output, so the interpreter verifies it like any other.
+//
+// A new algorithm is a function here that returns a rank's steps, and an entry of `Algorithm` with
+// the collectives that it supports; the grid of `tests.rs` then verifies it. `choose.rs` has the
+// table that `auto` uses, `plan/algorithm.rs` the formula of its time.
+
+mod bruck;
+mod builder;
+mod direct;
+mod doubling;
+mod hierarchical;
+mod in_network;
+#[cfg(any(test, feature = "interpreter"))]
+pub mod interpreter;
+mod job;
+mod pairwise;
+mod pat;
+mod ring;
+mod rooted;
+pub(crate) mod step;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod two_step;
+
+use self::builder::Builder;
+pub use self::job::{InvalidJob, Job, Layout};
+use self::step::Schedule;
+use crate::named::named;
+
+named! {
+    /// A collective operation. Counts and positions in place are those of nccl-tests.
+    pub enum Collective {
+        /// Every rank gets the reduction of all inputs.
+        AllReduce = "all_reduce",
+        /// Every rank gets the blocks of all ranks.
+        AllGather = "all_gather",
+        /// Every rank gets its block of the reduction of all inputs.
+        ReduceScatter = "reduce_scatter",
+        /// Every rank sends a block to every rank.
+        AllToAll = "alltoall",
+        /// Every rank sends a block to every rank; the lengths are those of a matrix.
+        AllToAllV = "alltoallv",
+        /// Every rank gets the input of the root.
+        Broadcast = "broadcast",
+        /// The root gets the reduction of all inputs.
+        Reduce = "reduce",
+        /// The root gets the blocks of all ranks.
+        Gather = "gather",
+        /// Every rank gets its block of the root's input.
+        Scatter = "scatter",
+        /// Every rank sends to its right neighbour and receives from its left neighbour.
+        SendRecv = "sendrecv",
+        /// All-gather by an exchange over each dimension of a hypercube.
+        HyperCube = "hypercube",
+        /// No rank ends before every rank has begun.
+        Barrier = "barrier",
+    }
+}
+
+named! {
+    /// A way to do a collective.
+    pub enum Algorithm {
+        /// Every rank sends to its right neighbour only.
+        Ring = "ring",
+        /// Two binary trees with half of the elements each; most leaves of one are inner in the
+        /// other.
+        Tree = "tree",
+        /// Exchanges between ranks at distances 1, 2, 4...
+        RecursiveDoubling = "recursive-doubling",
+        /// Reduce-scatter by halving the elements, then all-gather by doubling them.
+        HalvingDoubling = "halving-doubling",
+        /// Every element goes to its reader directly.
+        Direct = "direct",
+        /// Every rank reduces or receives a share directly, then passes it on directly.
+        TwoStep = "two-step",
+        /// Messages to ranks at distances 1, 2, 4...; each carries all blocks so far.
+        Bruck = "bruck",
+        /// Parallel aggregated trees: the distances of Bruck, the longest with the fewest elements.
+        Pat = "pat",
+        /// One peer at a time, at distances 1, 2, 3...
+        Pairwise = "pairwise",
+        /// A binomial tree.
+        Binomial = "binomial",
+        /// Inside each host, then between hosts, then inside each host.
+        Hierarchical = "hierarchical",
+        /// Aggregators reduce and multicast.
+        InNetwork = "in-network",
+    }
+}
+
+impl Collective {
+    /// Whether the collective has a root.
+    #[must_use]
+    pub fn has_root(self) -> bool {
+        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
+    }
+
+    /// Whether the collective reduces.
+    #[must_use]
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+}
+
+impl Algorithm {
+    /// The collectives that the algorithm does.
+    #[must_use]
+    pub fn collectives(self) -> &'static [Collective] {
+        use Collective::*;
+        match self {
+            Self::Ring => &[AllReduce, AllGather, ReduceScatter, Broadcast, Reduce],
+            Self::Tree => &[AllReduce, Broadcast, Reduce],
+            Self::RecursiveDoubling => &[AllReduce, AllGather, HyperCube, Barrier],
+            Self::HalvingDoubling => &[AllReduce, ReduceScatter],
+            Self::Direct => &[
+                AllReduce,
+                AllGather,
+                ReduceScatter,
+                AllToAll,
+                AllToAllV,
+                Broadcast,
+                Reduce,
+                Gather,
+                Scatter,
+                SendRecv,
+                Barrier,
+            ],
+            Self::TwoStep => &[AllReduce, Broadcast, Reduce],
+            Self::Bruck => &[AllGather, ReduceScatter, Barrier],
+            Self::Pat => &[AllGather, ReduceScatter],
+            Self::Pairwise => &[AllToAll, AllToAllV],
+            Self::Binomial => &[AllReduce, Broadcast, Reduce, Gather, Scatter],
+            Self::Hierarchical => &[AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, Barrier],
+            Self::InNetwork => &[AllReduce, Broadcast, Reduce, Barrier],
+        }
+    }
+
+    /// Says whether the algorithm does a collective for a job, and why not.
+    ///
+    /// # Errors
+    /// [`Unsupported`] names the algorithms that do the collective, or the parameter that is wrong.
+    pub fn supports(self, op: Collective, job: &Job) -> Result<(), Unsupported> {
+        job.check(op)?;
+        match self {
+            _ if !self.collectives().contains(&op) => Err(Unsupported::Algorithm { op, algorithm: self }),
+            Self::InNetwork if job.aggregators == 0 => Err(Unsupported::Aggregators),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why there is no schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsupported {
+    /// The algorithm does other collectives.
+    #[error("{algorithm} is no algorithm for {op}: use one of {}", alternatives(*op))]
+    Algorithm {
+        /// The collective.
+        op: Collective,
+        /// The algorithm.
+        algorithm: Algorithm,
+    },
+    /// Nobody reduces.
+    #[error("in-network reduction needs at least one aggregator")]
+    Aggregators,
+    /// The job is wrong for every algorithm.
+    #[error(transparent)]
+    Job(#[from] InvalidJob),
+}
+
+/// The names of the algorithms that do a collective.
+fn alternatives(op: Collective) -> String {
+    let algorithms = Algorithm::ALL.iter().filter(|algorithm| algorithm.collectives().contains(&op));
+    algorithms.map(|algorithm| algorithm.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The steps of the job's rank.
+///
+/// # Errors
+/// As [`Algorithm::supports`].
+pub fn build(op: Collective, algorithm: Algorithm, job: &Job) -> Result<Schedule, Unsupported> {
+    algorithm.supports(op, job)?;
+    let mut builder = Builder::new(op, job);
+    if job.is_aggregator() && algorithm != Algorithm::InNetwork {
+        return Ok(builder.finish());
+    }
+    if job.ranks == 1 {
+        builder.copy_input_to_output();
+    } else {
+        emit(&mut builder, op, algorithm);
+    }
+    Ok(builder.finish())
+}
+
+/// Adds the steps of an algorithm for at least two ranks.
+fn emit(b: &mut Builder<'_>, op: Collective, algorithm: Algorithm) {
+    use {Algorithm as A, Collective as C};
+    match (algorithm, op) {
+        (A::InNetwork, _) => in_network::emit(b, op),
+        (A::Direct, _) => direct::emit(b, op),
+        (A::TwoStep, _) => two_step::emit(b, op),
+        (A::Pairwise, _) => pairwise::exchange(b),
+        (A::Bruck, _) => bruck::emit(b, op),
+        (A::Pat, _) => pat::emit(b, op),
+        (A::RecursiveDoubling | A::HalvingDoubling, _) => doubling::emit(b, op, algorithm),
+        (A::Ring, C::AllReduce | C::AllGather | C::ReduceScatter) => ring::emit(b, op),
+        (A::Binomial, C::Gather | C::Scatter) => rooted::emit(b, op),
+        (A::Hierarchical, C::AllReduce | C::AllGather | C::ReduceScatter | C::Barrier) => hierarchical::emit(b, op),
+        (A::Ring | A::Tree | A::Binomial | A::Hierarchical, _) => tree::emit(b, op, algorithm),
+    }
+}

@@ -1,0 +1,134 @@
+//! Counters of progress: each rank counts in a line of its own, which the others watch.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rdma_mem::{Segment, SegmentView, SharedSlice, SliceError};
+
+use super::failed;
+use super::trials::Trials;
+use crate::Error;
+use crate::wait::{Patience, Wait};
+
+/// Most bytes that a rank gives to all others in one step.
+pub(super) const SMALL: usize = 4096;
+/// Bytes of a line.
+const LINE: usize = 64;
+/// Most bytes of a message that shares the line of its number.
+pub(super) const INLINE: usize = LINE - 8;
+/// Bytes of a slot: a line with the number of a small message, and the lines of a longer one.
+const SLOT: usize = LINE + SMALL;
+/// Byte offset of a rank's counter.
+const COUNTER: usize = 0;
+/// Byte offset of the first slot. Two lines further, since processors fetch lines in pairs.
+const SLOTS: usize = 2 * LINE;
+/// Bytes of the memory of a clock.
+pub(super) const MEMORY: usize = SLOTS + 2 * SLOT;
+
+/// The counters and the small messages of all ranks.
+///
+/// All ranks count the same steps in the same order. A rank's counter says how many it has done.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    own: Segment,
+    peers: Vec<(usize, SegmentView)>,
+    patience: Patience,
+    now: AtomicU64,
+    /// Small messages sent.
+    sent: AtomicU64,
+    trials: Trials,
+}
+
+impl Clock {
+    /// A clock in a segment of [`MEMORY`] bytes and in those of the other ranks, given by rank.
+    pub(super) fn new(own: Segment, peers: Vec<(usize, SegmentView)>, patience: Patience) -> Self {
+        Self { own, peers, patience, now: AtomicU64::new(0), sent: AtomicU64::new(0), trials: Trials::default() }
+    }
+
+    /// The number of steps that this rank has done.
+    pub(super) fn now(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    /// The trials of this rank's stores.
+    pub(super) fn trials(&self) -> &Trials {
+        &self.trials
+    }
+
+    /// Says that this rank has done `step` steps.
+    pub(super) fn publish(&self, step: u64) -> Result<(), Error> {
+        self.now.store(step, Ordering::Relaxed);
+        self.own.bytes().store_u64(COUNTER, step).map_err(failed)
+    }
+
+    /// Waits until every other rank has done as many steps as this one: no rank reads this rank's
+    /// memory any more.
+    #[inline]
+    pub(crate) fn settle(&self) -> Result<(), Error> {
+        self.wait_for_all(self.now())
+    }
+
+    pub(super) fn wait_for_all(&self, step: u64) -> Result<(), Error> {
+        self.peers.iter().try_for_each(|(rank, view)| self.wait(*rank, view, COUNTER, step))
+    }
+
+    /// Waits until a rank has done `step` steps.
+    pub(super) fn wait_for(&self, rank: usize, step: u64) -> Result<(), Error> {
+        let peer = self.peers.iter().find(|(peer, _)| *peer == rank);
+        peer.map_or(Ok(()), |(rank, view)| self.wait(*rank, view, COUNTER, step))
+    }
+
+    /// Gives a small message to all ranks, which all give one.
+    ///
+    /// The ranks use two slots in turn: a rank gives its next message but one only after every rank
+    /// has given the next one, and so has read this one.
+    pub(super) fn give(&self, message: SharedSlice<'_>) -> Result<Given, Error> {
+        let number = self.sent.load(Ordering::Relaxed) + 1;
+        self.sent.store(number, Ordering::Relaxed);
+        let at = SLOTS + (number % 2) as usize * SLOT;
+        let start = at + if message.len() <= INLINE { 8 } else { LINE };
+        let bytes = start..start + message.len();
+        self.own.bytes().slice(bytes.clone()).and_then(|place| place.copy_from(message)).map_err(failed)?;
+        self.own.bytes().store_u64(at, number).map_err(failed)?;
+        Ok(Given { number, at, bytes })
+    }
+
+    /// Waits until every rank has given its message, and shows each rank's with its number.
+    pub(super) fn each_given<'a>(
+        &'a self,
+        given: &Given,
+        mut show: impl FnMut(usize, SharedSlice<'a>),
+    ) -> Result<(), Error> {
+        for (rank, view) in &self.peers {
+            self.wait(*rank, view, given.at, given.number)?;
+            show(*rank, view.bytes().slice(given.bytes.clone()).map_err(failed)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until a word of a rank has reached a value.
+    #[inline]
+    fn wait(&self, rank: usize, view: &SegmentView, at: usize, value: u64) -> Result<(), Error> {
+        let is_reached = || -> Result<bool, SliceError> { Ok(view.bytes().load_u64(at)? >= value) };
+        let mut wait = Wait::default();
+        while !is_reached().map_err(failed)? {
+            self.pause(&mut wait).map_err(|failure| failure.context(format!("waiting for rank {rank}")))?;
+        }
+        Ok(())
+    }
+
+    /// Pauses once in a wait.
+    #[inline]
+    pub(super) fn pause(&self, wait: &mut Wait) -> Result<(), Error> {
+        self.patience.rest(wait)
+    }
+}
+
+/// A small message that this rank has given.
+#[derive(Clone, Debug)]
+pub(super) struct Given {
+    number: u64,
+    /// Byte offset of the number.
+    at: usize,
+    bytes: Range<usize>,
+}
