@@ -1,5 +1,5 @@
 //! Runs the schedules of all ranks under the strictest reading of the rules of
-//! [`step`](crate::schedule::step): a message is read only when its receiver combines it, and a
+//! [`Step`]: a message is read only when its receiver combines it, and a
 //! combination waits until nobody will read what it overwrites.
 
 mod flaw;
