@@ -28,8 +28,10 @@ pub struct Job {
     pub chunk: usize,
     /// The host of each rank, or nothing if all ranks are on one host. Any numbers will do.
     pub hosts: Vec<usize>,
-    /// The lengths of the blocks of [`Collective::AllToAllV`]: rank `a` sends `counts[a * ranks +
-    /// b]` elements to rank `b`. Other collectives ignore it.
+    /// The lengths of blocks that differ; nothing if all have [`Self::count`] elements. For
+    /// all-gather, reduce-scatter, gather and scatter the length of each rank's block; for
+    /// [`Collective::AllToAllV`] a matrix: rank `a` sends `counts[a * ranks + b]` elements to rank
+    /// `b`.
     pub counts: Vec<usize>,
     /// Whether input and output lie in the same memory, as [`Layout`] tells.
     pub in_place: bool,
@@ -95,14 +97,25 @@ pub enum InvalidJob {
         /// Number of ranks and aggregators.
         ranks: usize,
     },
-    /// Counts that are no square matrix.
-    #[error("{given} counts for {ranks} ranks: alltoallv needs one for each pair of ranks")]
+    /// Too few or too many counts.
+    #[error("{given} counts for {ranks} ranks: {op} takes {}", allowed(*op))]
     Counts {
+        /// The collective.
+        op: Collective,
         /// Number of counts given.
         given: usize,
         /// Number of ranks.
         ranks: usize,
     },
+}
+
+/// The counts that a collective takes.
+fn allowed(op: Collective) -> &'static str {
+    match op {
+        Collective::AllToAllV => "one for each pair of ranks",
+        _ if op.has_blocks() => "none, or one for each rank",
+        _ => "none",
+    }
 }
 
 impl Job {
@@ -140,7 +153,7 @@ impl Job {
         }
         // Every position in the memory of a schedule is below this product, or this sum.
         let all = match op {
-            Collective::AllToAllV => self.counts.iter().try_fold(0, |all: usize, &count| all.checked_add(count)),
+            _ if self.is_uneven() => self.counts.iter().try_fold(0, |all: usize, &count| all.checked_add(count)),
             _ => self.count.checked_mul(self.processes()),
         };
         if all.is_none_or(|all| isize::try_from(all).is_err()) {
@@ -158,8 +171,14 @@ impl Job {
         if !self.hosts.is_empty() && self.hosts.len() != ranks {
             return Err(InvalidJob::Hosts { given: self.hosts.len(), ranks });
         }
-        if op == Collective::AllToAllV && Some(self.counts.len()) != ranks.checked_mul(ranks) {
-            return Err(InvalidJob::Counts { given: self.counts.len(), ranks });
+        let given = self.counts.len();
+        let is_allowed = match op {
+            Collective::AllToAllV => Some(given) == ranks.checked_mul(ranks),
+            _ if op.has_blocks() => given == 0 || given == ranks,
+            _ => given == 0,
+        };
+        if !is_allowed {
+            return Err(InvalidJob::Counts { op, given, ranks });
         }
         Ok(())
     }
@@ -172,7 +191,7 @@ impl Job {
             return Layout { input: 0..0, output: 0..0 };
         }
         let whole = 0..self.count;
-        let blocks = 0..self.count.saturating_mul(self.ranks);
+        let blocks = 0..self.block(self.ranks).start;
         let own = self.block(self.rank);
         let at_root = |range: Range<usize>| if self.rank == self.root { range } else { 0..0 };
         let (input, output) = match op {
@@ -191,10 +210,27 @@ impl Job {
         Layout { input, output }
     }
 
-    /// The elements of a rank's block, where blocks have [`Self::count`] elements.
+    /// Whether the blocks have lengths of their own.
+    pub(crate) fn is_uneven(&self) -> bool {
+        !self.counts.is_empty()
+    }
+
+    /// The elements of a rank's block among those of all ranks. That of the rank after the last one
+    /// begins where all end.
     pub(crate) fn block(&self, rank: usize) -> Range<usize> {
-        let start = rank.saturating_mul(self.count);
-        start..start.saturating_add(self.count)
+        let (start, length) = match self.counts.get(..rank.min(self.counts.len())) {
+            Some(before) if self.is_uneven() => {
+                let start = before.iter().fold(0, |start: usize, &count| start.saturating_add(count));
+                (start, self.counts.get(rank).copied().unwrap_or(0))
+            }
+            _ => (rank.saturating_mul(self.count), self.count),
+        };
+        start..start.saturating_add(length)
+    }
+
+    /// Elements of the longest block.
+    pub(crate) fn longest_block(&self) -> usize {
+        self.counts.iter().copied().max().unwrap_or(self.count)
     }
 
     /// The elements of this rank's input that go to a rank in an all-to-all.

@@ -104,6 +104,11 @@ impl Collective {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 
+    /// Whether each rank has a block of the input or output, whose lengths may differ.
+    pub(crate) fn has_blocks(self) -> bool {
+        matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter)
+    }
+
     /// Whether the collective reduces.
     #[must_use]
     pub fn reduces(self) -> bool {
@@ -153,6 +158,8 @@ impl Algorithm {
         match self {
             _ if !self.collectives().contains(&op) => Err(Unsupported::Algorithm { op, algorithm: self }),
             Self::InNetwork if job.aggregators == 0 => Err(Unsupported::Aggregators),
+            Self::Ring | Self::Direct | Self::Pairwise => Ok(()),
+            _ if job.is_uneven() => Err(Unsupported::Uneven { algorithm: self }),
             _ => Ok(()),
         }
     }
@@ -166,6 +173,12 @@ pub enum Unsupported {
     Algorithm {
         /// The collective.
         op: Collective,
+        /// The algorithm.
+        algorithm: Algorithm,
+    },
+    /// The algorithm needs blocks of equal lengths.
+    #[error("{algorithm} needs blocks of equal lengths: use direct, or ring for all_gather and reduce_scatter")]
+    Uneven {
         /// The algorithm.
         algorithm: Algorithm,
     },

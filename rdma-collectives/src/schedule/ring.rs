@@ -77,23 +77,25 @@ fn all_gather(b: &mut Builder<'_>) {
 
 /// A rank's block begins at its right neighbour and is complete when it has gone round.
 fn reduce_scatter(b: &mut Builder<'_>) {
-    let (rank, n, count) = (b.rank(), b.ranks(), b.job.count);
+    let (rank, n, longest) = (b.rank(), b.ranks(), b.job.longest_block());
     let (left, right) = ((rank + n - 1) % n, (rank + 1) % n);
     let own = |distance: usize| input(b.job.block((rank + n - distance) % n));
-    let sums = scratch(0..2 * count);
+    let sums = scratch(0..2 * longest);
     let first = own(1);
-    let operands: Vec<_> = (2..=n).map(|distance| [message(left), local(own(distance % n))]).collect();
+    let operands: Vec<_> = (2..=n).map(|distance| own(distance % n)).collect();
     b.send(right, &first);
     if n > 2 {
         b.reserve_scratch(sums.elements.end);
     }
-    for (step, sources) in operands.iter().enumerate() {
+    for (step, operand) in operands.into_iter().enumerate() {
+        let (start, length) = (step % 2 * longest, operand.elements.len());
+        let sources = [message(left), local(operand)];
         if step == n - 2 {
-            b.combine(sources, &output(0..count));
+            b.combine(&sources, &b.output());
         } else {
             // The right neighbour takes a sum while it makes the next one: two places alternate.
-            let place = section(&sums, &(step % 2 * count..(step % 2 + 1) * count));
-            b.relay(sources, &place, &[right]);
+            let place = section(&sums, &(start..start + length));
+            b.relay(&sources, &place, &[right]);
         }
     }
 }

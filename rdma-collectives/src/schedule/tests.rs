@@ -55,9 +55,14 @@ fn check(op: Collective, algorithm: Algorithm, job: &Job) {
     }
 }
 
-/// Lengths that differ from pair to pair; some are 0.
-fn uneven(ranks: usize, count: usize) -> Vec<usize> {
-    (0..ranks * ranks).map(|pair| pair * 5 % 7 * count / 3).collect()
+/// Lengths that differ, for the blocks that an operation takes; some are 0.
+fn uneven(op: Collective, ranks: usize, count: usize) -> Vec<usize> {
+    let blocks = match op {
+        Collective::AllToAllV => ranks * ranks,
+        _ if op.has_blocks() => ranks,
+        _ => 0,
+    };
+    (0..blocks).map(|block| block * 5 % 7 * count / 3).collect()
 }
 
 fn check_all(algorithm: Algorithm) {
@@ -67,9 +72,13 @@ fn check_all(algorithm: Algorithm) {
                 for chunk in chunks(ranks, count) {
                     for root in roots(op, ranks) {
                         for in_place in [false, true] {
-                            let counts = if op == Collective::AllToAllV { uneven(ranks, count) } else { Vec::new() };
-                            let job = Job { count, chunk, root, in_place, counts, ..Job::new(0, ranks, count) };
+                            let counts = if op.has_blocks() { Vec::new() } else { uneven(op, ranks, count) };
+                            let mut job = Job { count, chunk, root, in_place, counts, ..Job::new(0, ranks, count) };
                             check(op, algorithm, &job);
+                            job.counts = uneven(op, ranks, count);
+                            if op.has_blocks() && algorithm.supports(op, &job).is_ok() {
+                                check(op, algorithm, &job);
+                            }
                         }
                     }
                 }
@@ -214,7 +223,8 @@ proptest! {
             .flat_map(|&algorithm| algorithm.collectives().iter().map(move |&op| (op, algorithm)))
             .collect();
         let (op, algorithm) = pairs[pair.index(pairs.len())];
-        let (root, counts) = (root.index(ranks), uneven(ranks, count));
+        let counts = if op.has_blocks() && algorithm != Algorithm::Direct { Vec::new() } else { uneven(op, ranks, count) };
+        let root = root.index(ranks);
         let job = Job { aggregators, radix, chunk, root, hosts, counts, in_place, ..Job::new(0, ranks, count) };
         check(op, algorithm, &job);
     }

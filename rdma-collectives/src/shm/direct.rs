@@ -60,9 +60,9 @@ impl DirectReads<'_> {
 
     /// Reduces this rank's block of all inputs.
     fn reduce_block<T: Element>(self, stores: Stores) -> Result<(), Error> {
-        let Job { rank, count, in_place, .. } = *self.job;
+        let Job { rank, in_place, .. } = *self.job;
         let block = self.block::<T>(rank);
-        let place = if in_place { block.clone() } else { bytes::<T>(0..count) };
+        let place = if in_place { block.clone() } else { 0..block.len() };
         self.reduce::<T>(&block, place, stores)
     }
 
@@ -90,7 +90,10 @@ impl DirectReads<'_> {
         let Job { rank, ranks, count, root, in_place, .. } = *self.job;
         let whole = bytes::<T>(0..count);
         let own = self.block::<T>(rank);
-        let input_of = |peer: usize| if in_place { self.block::<T>(peer) } else { whole.clone() };
+        let input_of = |peer: usize| {
+            let block = self.block::<T>(peer);
+            if in_place { block } else { 0..block.len() }
+        };
         // Each rank begins with another peer, so that not all read from one at the same time.
         let mut peers = (rank..ranks).chain(0..rank);
         let copy = |from, bytes, place| self.copy(from, bytes, place, stores);
@@ -145,8 +148,9 @@ mod tests {
     /// The element of a rank's output at an index.
     fn expected(op: Collective, job: &Job, index: usize) -> u32 {
         let Job { rank, ranks, count, root, .. } = *job;
+        let of_block = || (0..ranks).find(|&from| job.block(from).contains(&index)).unwrap();
         match op {
-            Collective::ReduceScatter => (0..ranks).map(|peer| element(peer, rank * count + index)).sum(),
+            Collective::ReduceScatter => (0..ranks).map(|peer| element(peer, job.block(rank).start + index)).sum(),
             Collective::Reduce => (0..ranks).map(|peer| element(peer, index)).sum(),
             Collective::AllToAllV => {
                 let holds = |from: &usize| job.received(op, *from).contains(&index);
@@ -155,9 +159,9 @@ mod tests {
             }
             Collective::AllToAll => element(index / count, rank * count + index % count),
             Collective::Broadcast => element(root, index),
-            Collective::Scatter => element(root, rank * count + index),
+            Collective::Scatter => element(root, job.block(rank).start + index),
             Collective::SendRecv => element((rank + ranks - 1) % ranks, index),
-            _ => element(index / count, index % count),
+            _ => element(of_block(), index - job.block(of_block()).start),
         }
     }
 
@@ -195,8 +199,15 @@ mod tests {
                         let mut job = Job::new(group.rank(), world, COUNT);
                         (job.root, job.in_place) = (world - 1, in_place);
                         // The blocks have up to COUNT elements; some have none.
-                        job.counts = (0..world * world).map(|pair| pair * 5 % 7 * COUNT / 6).collect();
+                        let uneven = |blocks: usize| (0..blocks).map(|block| block * 5 % 7 * COUNT / 6).collect();
+                        if op == AllToAllV {
+                            job.counts = uneven(world * world);
+                        }
                         if reads_directly(op, in_place) {
+                            check(host, group, op, &job);
+                        }
+                        if op.has_blocks() {
+                            job.counts = uneven(world);
                             check(host, group, op, &job);
                         }
                     }

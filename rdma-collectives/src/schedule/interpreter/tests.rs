@@ -133,7 +133,7 @@ fn a_barrier_hears_of_every_rank() {
 fn no_step_can_be_left_out() {
     for algorithm in Algorithm::ALL {
         for &op in algorithm.collectives() {
-            let counts = (1..=25).collect();
+            let counts = (1..=25).filter(|_| op == Collective::AllToAllV).collect();
             let job = Job { root: 1, chunk: 40, hosts: vec![0, 0, 0, 1, 1], counts, ..Job::new(0, 5, 100) };
             let job = Job { aggregators: 3, radix: 2, ..job };
             let schedules = build_all(op, *algorithm, &job).unwrap();
@@ -153,7 +153,8 @@ fn no_step_can_be_left_out() {
 fn the_order_of_execution_does_not_matter() {
     for algorithm in Algorithm::ALL {
         for &op in algorithm.collectives() {
-            let job = Job { aggregators: 3, chunk: 30, counts: vec![20; 36], ..Job::new(0, 6, 100) };
+            let counts = if op == Collective::AllToAllV { vec![20; 36] } else { Vec::new() };
+            let job = Job { aggregators: 3, chunk: 30, counts, ..Job::new(0, 6, 100) };
             let schedules = build_all(op, *algorithm, &job).unwrap();
             let traces: Vec<_> = (0..8).map(|seed| verify(op, &job, &schedules, seed).unwrap()).collect();
             assert!(traces.iter().all(|trace| *trace == traces[0]), "{op} by {algorithm}");

@@ -72,16 +72,17 @@ fn check_output(op: Collective, job: &Job, machine: &Machine<'_>) -> Result<Vec<
 fn expected(op: Collective, job: &Job) -> Vec<ExpectedRun> {
     let (rank, n, count) = (job.rank, job.ranks, job.count);
     let all = |length, from, first| vec![ExpectedRun { length, from, first }];
-    let blocks = || (0..n).map(|from| ExpectedRun { length: count, from: Some(from), first: 0 }).collect();
+    let block = |rank: usize| job.block(rank);
+    let blocks = || (0..n).map(|from| ExpectedRun { length: block(from).len(), from: Some(from), first: 0 }).collect();
     let at_root = |expected: Vec<ExpectedRun>| if rank == job.root { expected } else { Vec::new() };
     match op {
         Collective::AllReduce => all(count, None, 0),
         Collective::Reduce => at_root(all(count, None, 0)),
-        Collective::ReduceScatter => all(count, None, rank * count),
+        Collective::ReduceScatter => all(block(rank).len(), None, block(rank).start),
         Collective::AllGather | Collective::HyperCube => blocks(),
         Collective::Gather => at_root(blocks()),
         Collective::Broadcast => all(count, Some(job.root), 0),
-        Collective::Scatter => all(count, Some(job.root), rank * count),
+        Collective::Scatter => all(block(rank).len(), Some(job.root), block(rank).start),
         Collective::SendRecv => all(count, Some((rank + n - 1) % n), 0),
         Collective::AllToAll | Collective::AllToAllV => (0..n)
             .map(|from| {
