@@ -5,9 +5,9 @@ use rdma::ExposedRegion;
 
 use crate::Error;
 use crate::adapter::Adapter;
-use crate::blocks::{Blocks, parts};
+use crate::blocks::Blocks;
 use crate::bootstrap::Group;
-use crate::choose::{AlgorithmTable, Point, choose};
+use crate::choose::AlgorithmTable;
 use crate::direct::Direct;
 use crate::element::{Element, Reduction};
 use crate::execute::{Execution, Memory, Traffic};
@@ -18,10 +18,9 @@ use crate::pair::PairLinks;
 use crate::place::{RankGpu, TensorPlace};
 use crate::ring::Ring;
 use crate::schedule::step::Schedule;
-use crate::schedule::{Algorithm, Collective, Job, build};
-use crate::shm::{AllReduce, DirectReads, Host, HostLinks, HostSlice, UNCUT, reads_directly};
+use crate::shm::{Host, HostLinks, HostSlice, SharedTensor, UNCUT};
 use crate::streams::{StreamLinks, Streams};
-use crate::tensor::{Operation, Part, Tensor, TensorMemory};
+use crate::tensor::{Part, Tensor, TensorMemory};
 use crate::transport::{self, Transports};
 use crate::tuning::Tuning;
 use crate::wait::Patience;
@@ -32,87 +31,102 @@ const MESH: usize = 16;
 /// The ranks of a job, connected to each other.
 #[derive(Debug)]
 pub struct Communicator {
-    rank: usize,
-    world: usize,
-    /// Number of ranks that have an input.
-    contributors: usize,
-    hosts: Vec<usize>,
-    transports: Transports,
-    /// The names of the devices.
-    rails: Vec<String>,
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    /// A group of this communicator's own.
+    group: Group,
+    /// Processes, the last ones, that have neither input nor output.
+    aggregators: usize,
+    /// Most aggregators just below an aggregator.
+    pub(crate) radix: usize,
+    pub(crate) hosts: Vec<usize>,
+    pub(crate) transports: Transports,
+    rails: Vec<Rail>,
     /// The rail of each connection to another rank.
-    channels: Vec<usize>,
+    pub(crate) channels: Vec<usize>,
     /// The connections to the ranks that share no memory with this one.
-    fabrics: Vec<Fabric>,
+    pub(crate) fabrics: Vec<Fabric>,
     /// The ranks that share memory with this one. `None` if no ranks at all share memory, and one
     /// device sends all.
-    host: Option<Host>,
-    tuning: Tuning,
-    ring: Option<Ring>,
-    direct: Option<Direct>,
+    pub(crate) host: Option<Host>,
+    pub(crate) tuning: Tuning,
+    pub(crate) ring: Option<Ring>,
+    pub(crate) direct: Option<Direct>,
     streams: Option<Streams>,
     /// This rank's GPU, if tensors are on GPUs.
-    gpu: Option<GpuMemory>,
+    pub(crate) gpu: Option<GpuMemory>,
     /// Memory for schedules, if no ranks share memory; grows as needed.
     scratch: ExposedRegion,
-    blocks: Blocks,
+    pub(crate) blocks: Blocks,
     /// The tensor that barriers reduce.
-    token: Option<Tensor<u64>>,
+    pub(crate) token: Option<Tensor<u64>>,
     traffic: Traffic,
+    /// The tensors through which the program's memory is copied.
+    pub(crate) stage: Option<[TensorMemory; 2]>,
+    /// By which algorithms are chosen.
+    pub(crate) table: AlgorithmTable,
 }
 
 impl Communicator {
-    /// Connects the ranks of a group by one device of each; collective.
+    /// Connects the ranks of a group by one device of each; collective. The communicator lives as
+    /// long as the job: once the job's group has ended, its operations fail.
     ///
     /// # Errors
     /// As for [`on_rails`](Self::on_rails).
     pub fn new(adapter: &Adapter, group: &mut Group, tuning: Tuning) -> Result<Self, Error> {
         let rail = group.agree("the domains", Rail::new(adapter, tuning.method))?;
-        Self::on_rails(&[rail], group, tuning)
+        Self::on_rails(vec![rail], group, tuning)
     }
 
     /// Connects the ranks of a group by the devices of each; collective.
     ///
     /// # Errors
     /// If shared memory is asked for and cannot be had, or if any rank fails; every rank is told.
-    pub fn on_rails(rails: &[Rail<'_>], group: &mut Group, tuning: Tuning) -> Result<Self, Error> {
+    pub fn on_rails(rails: Vec<Rail>, group: &mut Group, tuning: Tuning) -> Result<Self, Error> {
+        let own = group.split(0, group.rank())?;
+        Self::of_group(rails, own, tuning)
+    }
+
+    fn of_group(rails: Vec<Rail>, mut group: Group, tuning: Tuning) -> Result<Self, Error> {
         let world = group.world();
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
-        let Channels { rails: channels, are_many_devices } = channels(rails, group, &tuning)?;
-        let (mut host, transports) = transport::connect(group, tuning.transport, patience.clone())?;
+        let Channels { rails: channels, are_many_devices } = channels(&rails, &mut group, &tuning)?;
+        let (mut host, transports) = transport::connect(&mut group, tuning.transport, patience.clone())?;
         if host.is_none() && are_many_devices {
             // Memory that several devices send from is a segment.
-            host = Some(Host::alone(group, patience.clone())?);
+            host = Some(Host::alone(&mut group, patience.clone())?);
         }
         let is_striped = channels.len() > 1;
         let schedules = tuning.schedules || host.is_some() || is_striped;
-        let peers = verbs_peers(group, host.as_ref(), world <= MESH || schedules);
+        let peers = verbs_peers(&group, host.as_ref(), world <= MESH || schedules);
         let mut fabrics = Vec::new();
         for &rail in &channels {
-            fabrics.push(Fabric::connect(&rails[rail], group, &peers, &tuning, patience.clone())?);
+            fabrics.push(Fabric::connect(&rails[rail], &mut group, &peers, &tuning, patience.clone())?);
         }
         let (mut ring, mut direct, mut streams) = (None, None, None);
         if world > 1 && host.is_none() && !is_striped {
-            ring = Some(Ring::new(&fabrics[0], group, tuning.chunk, tuning.lead)?);
+            ring = Some(Ring::new(&fabrics[0], &mut group, tuning.chunk, tuning.lead)?);
             if world <= MESH || schedules {
-                direct = Some(Direct::new(&fabrics[0], group, tuning.one_step.max(tuning.chunk))?);
+                direct = Some(Direct::new(&fabrics[0], &mut group, tuning.one_step.max(tuning.chunk))?);
             }
         }
         if let Some(host) = host.as_mut().filter(|host| !host.is_whole()) {
             host.register_with(rails.iter().map(|rail| rail.pd.clone()).collect());
         }
         if schedules && !host.as_ref().is_some_and(Host::is_whole) {
-            streams = Some(Streams::new(&fabrics, &channels, group, tuning.chunk)?);
+            streams = Some(Streams::new(&fabrics, &channels, &mut group, tuning.chunk)?);
         }
         let scratch = group.agree("the scratch memory", fabrics[0].expose(0))?;
         let (rank, hosts, blocks) = (group.rank(), group.hosts(), Blocks::new());
         let mut comm = Self {
             rank,
             world,
-            contributors: world,
+            group,
+            aggregators: 0,
+            radix: usize::MAX,
             hosts,
             transports,
-            rails: rails.iter().map(|rail| rail.adapter.name()).collect(),
+            rails,
             channels,
             fabrics,
             host,
@@ -125,8 +139,10 @@ impl Communicator {
             blocks,
             token: None,
             traffic: Traffic::default(),
+            stage: None,
+            table: AlgorithmTable::default(),
         };
-        comm.token = Some(comm.allocate(group, 1)?);
+        comm.token = Some(comm.allocate(1)?);
         Ok(comm)
     }
 
@@ -137,7 +153,7 @@ impl Communicator {
             let fabrics = self.channels.iter().zip(&self.fabrics).filter(|(used, _)| **used == rail);
             fabrics.map(|(_, fabric)| fabric.bytes_sent()).sum()
         };
-        self.rails.iter().enumerate().map(|(at, name)| (name.clone(), sent(at))).collect()
+        self.rails.iter().enumerate().map(|(at, rail)| (rail.adapter.name(), sent(at))).collect()
     }
 
     /// The number of queue pairs by which this rank is connected to each rank that it reaches by
@@ -153,16 +169,6 @@ impl Communicator {
         &self.transports
     }
 
-    /// Whether [`all_reduce`](Self::all_reduce) has ways of its own, besides schedules.
-    #[must_use]
-    pub fn is_uniform(&self) -> bool {
-        let is_whole = match &self.host {
-            Some(host) => host.is_whole(),
-            None => self.channels.len() == 1,
-        };
-        self.gpu.is_none() && is_whole
-    }
-
     /// Puts the tensors that are allocated from now on into the memory of GPUs, of which each rank
     /// of a host takes the next; collective. Earlier tensors cannot be used any more. Returns each
     /// rank's GPU.
@@ -170,154 +176,48 @@ impl Communicator {
     /// # Errors
     /// If there is no GPU, if the communicator runs no schedules, has another transport than the
     /// verbs or several connections between two ranks, or if any rank fails.
-    pub fn use_gpus(&mut self, group: &mut Group, wanted: TensorPlace) -> Result<Vec<RankGpu>, Error> {
+    pub fn use_gpus(&mut self, wanted: TensorPlace) -> Result<Vec<RankGpu>, Error> {
         let streams = self.streams.as_mut().filter(|_| self.host.is_none()).ok_or_else(no_streams)?;
         if self.fabrics.len() != 1 {
             return Err(Error::invalid("tensors on GPUs use one device and one queue pair per connection"));
         }
+        let group = &mut self.group;
         let gpu = GpuMemory::new(self.fabrics[0].nic(), group.position_on_host(), streams.room(), wanted);
         let gpu = gpu.and_then(|gpu| Ok((gpu.slots()?, gpu)));
         let (slots, gpu) = group.agree("the memory of GPUs", gpu)?;
         streams.move_to(group, slots)?;
         let own = self.gpu.insert(gpu).describe();
-        self.token = Some(self.allocate(group, 1)?);
-        group.all_gather("the GPUs", &own)
+        self.stage = None;
+        self.token = Some(self.allocate(1)?);
+        self.group.all_gather("the GPUs", &own)
     }
 
     /// Allocates a tensor of `count` elements at every rank; collective.
     ///
     /// # Errors
     /// If any rank lacks the memory; every rank is told.
-    pub fn allocate<T: Element>(&mut self, group: &mut Group, count: usize) -> Result<Tensor<T>, Error> {
+    pub fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensor<T>, Error> {
         // No rank can allocate the whole address space, so each hears of a count that is too large.
-        let bytes = count.saturating_mul(size_of::<T>());
-        let memory = match (&self.gpu, &mut self.host) {
+        Ok(Tensor::new(self.allocate_bytes(count.saturating_mul(size_of::<T>()))?, count))
+    }
+
+    /// Allocates the memory of a tensor; collective.
+    pub(crate) fn allocate_bytes(&mut self, bytes: usize) -> Result<TensorMemory, Error> {
+        let group = &mut self.group;
+        Ok(match (&self.gpu, &mut self.host) {
             (Some(gpu), _) => TensorMemory::Gpu(group.agree("the tensors", gpu.allocate(bytes))?),
             (None, Some(host)) => TensorMemory::Shared(host.allocate(group, bytes)?),
             (None, None) => {
                 let (region, remotes) = expose_together(&self.fabrics[0], group, "the tensors", bytes)?;
                 TensorMemory::Exposed(region, remotes)
             }
-        };
-        Ok(Tensor::new(memory, count))
+        })
     }
 
     /// How this rank notices arrivals, as text for the report.
     #[must_use]
     pub fn notice(&self) -> &'static str {
         self.fabrics[0].notice()
-    }
-
-    /// Reduces the first `count` elements of every rank's `input` into every rank's `output`, which
-    /// may be the same tensor.
-    ///
-    /// Returns when this rank's output is complete and both tensors may be changed again.
-    ///
-    /// # Errors
-    /// If the tensors are too short, or if a rank fails.
-    pub fn all_reduce<T: Element>(
-        &mut self,
-        input: &Tensor<T>,
-        output: &Tensor<T>,
-        count: usize,
-        reduction: Reduction,
-    ) -> Result<(), Error> {
-        if count > input.count() || count > output.count() {
-            return Err(Error::new(format!("all-reduce of {count} elements in tensors that have fewer")));
-        }
-        if count == 0 {
-            return Ok(());
-        }
-        if self.world == 1 {
-            return self.copy(input, output, count);
-        }
-        if !self.is_uniform() {
-            return self.all_reduce_by_schedule(input, output, count, reduction);
-        }
-        let bytes = count * size_of::<T>();
-        if let (Some(host), Some(input), Some(output)) = (&self.host, input.shared(), output.shared()) {
-            return AllReduce { host, input, output, bytes, reduction }.run::<T>();
-        }
-        let (fabric, blocks) = (&mut self.fabrics[0], &mut self.blocks);
-        let operation = Operation { fabric, blocks, input, output, count, reduction };
-        match (&mut self.direct, &mut self.ring) {
-            (Some(direct), _) if bytes <= self.tuning.one_step => direct.one_step(operation),
-            (Some(direct), _) if bytes <= self.tuning.two_steps => direct.two_steps(operation),
-            (_, Some(ring)) => ring.run(operation),
-            _ => Err(Error::new("ranks that are not connected cannot work together")),
-        }
-    }
-
-    /// The algorithm of [`Self::all_reduce`] for a number of bytes.
-    #[must_use]
-    pub fn all_reduce_algorithm(&self, bytes: usize) -> Algorithm {
-        if !self.is_uniform() {
-            return self.choose_all_reduce(bytes);
-        }
-        let (one_step, two_steps) = match (&self.host, &self.direct) {
-            (Some(_), _) => (AllReduce::ONE_STEP, usize::MAX),
-            (None, Some(_)) => (self.tuning.one_step, self.tuning.two_steps),
-            (None, None) => return Algorithm::Ring,
-        };
-        match bytes {
-            _ if bytes <= one_step => Algorithm::Direct,
-            _ if bytes <= two_steps => Algorithm::TwoStep,
-            _ => Algorithm::Ring,
-        }
-    }
-
-    /// The algorithm of an all-reduce by a schedule.
-    fn choose_all_reduce(&self, bytes: usize) -> Algorithm {
-        let hosts = self.hosts.iter().enumerate().filter(|(rank, host)| rank == *host).count();
-        let (ranks, transport) = (self.world, self.transports.main());
-        let point = Point { op: Collective::AllReduce, bytes: bytes as u64, ranks, hosts, transport };
-        choose(&point, &AlgorithmTable::default())
-    }
-
-    fn all_reduce_by_schedule<T: Element>(
-        &mut self,
-        input: &Tensor<T>,
-        output: &Tensor<T>,
-        count: usize,
-        reduction: Reduction,
-    ) -> Result<(), Error> {
-        let mut job = Job::new(self.rank, self.world, count);
-        (job.in_place, job.hosts, job.chunk) =
-            (input.is(output), self.hosts.clone(), self.tuning.chunk / size_of::<T>());
-        let algorithm = self.choose_all_reduce(count * size_of::<T>());
-        let schedule = build(Collective::AllReduce, algorithm, &job);
-        let schedule = schedule.map_err(|unsupported| Error::new(unsupported.to_string()))?;
-        let output = output.part(0..count);
-        self.run(&schedule, &input.part(0..count), &output, reduction)?;
-        self.finish(&output, reduction)
-    }
-
-    /// Runs a collective in which each rank reads what its output is made of, where the other ranks
-    /// have it; the other ranks run theirs. Input and output lie in the tensors as
-    /// [`Job::layout`] tells in place, and at the start out of place. An average is left a sum.
-    ///
-    /// Returns false, at all ranks and before anything is done, if not all ranks share memory or a
-    /// rank would write what another one reads.
-    ///
-    /// # Errors
-    /// If a tensor is too short, the job is invalid, or a rank fails.
-    pub fn read_directly<T: Element>(
-        &mut self,
-        op: Collective,
-        job: &Job,
-        input: &Tensor<T>,
-        output: &Tensor<T>,
-        reduction: Reduction,
-    ) -> Result<bool, Error> {
-        let (Some(host), Some(input), Some(output)) = (&self.host, input.shared(), output.shared()) else {
-            return Ok(false);
-        };
-        if !host.is_whole() || !reads_directly(op, job.in_place) {
-            return Ok(false);
-        }
-        job.check(op).map_err(|invalid| Error::new(invalid.to_string()))?;
-        DirectReads { host, op, job, input, output, reduction }.run::<T>()?;
-        Ok(true)
     }
 
     /// Runs this rank's part of a collective; the other ranks run theirs.
@@ -341,24 +241,43 @@ impl Communicator {
         }
         let scratch = self.scratch(schedule.scratch.saturating_mul(size_of::<T>()))?;
         let memory = Memory { input: input.slice()?, output: output.slice()?, scratch };
+        let tensors = [input.tensor(), output.tensor()].into_iter().filter_map(Tensor::shared);
+        self.execute::<T>(schedule, &memory, tensors, reduction)
+    }
+
+    /// Runs a schedule on host memory.
+    pub(crate) fn execute<'a, T: Element>(
+        &'a mut self,
+        schedule: &Schedule,
+        memory: &Memory<HostSlice>,
+        tensors: impl Iterator<Item = &'a SharedTensor>,
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        let Linked { mut links, blocks, traffic } = self.links(tensors)?;
+        *traffic += Execution::new(&mut links, blocks, memory, reduction).run::<T>(schedule)?;
+        Ok(())
+    }
+
+    /// The links to all ranks, for messages in some tensors.
+    pub(crate) fn links<'a>(
+        &'a mut self,
+        tensors: impl Iterator<Item = &'a SharedTensor>,
+    ) -> Result<Linked<'a>, Error> {
         let fabrics = &mut self.fabrics[..];
         let streams = self.streams.as_mut().map(|streams| StreamLinks { fabrics, streams });
         let host = match &mut self.host {
             Some(host) => {
-                let tensors = [input.tensor(), output.tensor()].into_iter().filter_map(Tensor::shared);
                 let piece = streams.as_ref().map_or(UNCUT, StreamLinks::piece);
                 Some(HostLinks::new(host, tensors, piece)?)
             }
             None => None,
         };
-        let mut links = PairLinks { host, streams };
-        let execution = Execution::new(&mut links, &mut self.blocks, &memory, reduction);
-        self.traffic += execution.run::<T>(schedule)?;
-        Ok(())
+        let links = PairLinks { host, streams };
+        Ok(Linked { links, blocks: &mut self.blocks, traffic: &mut self.traffic })
     }
 
-    /// Memory for a schedule.
-    fn scratch(&mut self, bytes: usize) -> Result<HostSlice, Error> {
+    /// Memory for a schedule, or for messages.
+    pub(crate) fn scratch(&mut self, bytes: usize) -> Result<HostSlice, Error> {
         if let Some(host) = &mut self.host {
             return host.scratch(bytes);
         }
@@ -374,9 +293,52 @@ impl Communicator {
         self.traffic
     }
 
-    /// Says that only the first ranks have an input; the others are aggregators.
-    pub fn set_contributors(&mut self, ranks: usize) {
-        self.contributors = ranks;
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks that have an input or an output.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.world - self.aggregators
+    }
+
+    /// Says that the last processes are aggregators, which work for the ranks in
+    /// [`Algorithm::InNetwork`] and are idle in all others; of those just below an aggregator, at
+    /// most `radix` are aggregators. The same at all processes.
+    ///
+    /// # Errors
+    /// `InvalidInput` if no rank is left.
+    ///
+    /// [`Algorithm::InNetwork`]: crate::Algorithm::InNetwork
+    pub fn set_aggregators(&mut self, aggregators: usize, radix: usize) -> Result<(), Error> {
+        if aggregators >= self.world {
+            return Err(Error::invalid(format!("{aggregators} aggregators leave no rank of {} processes", self.world)));
+        }
+        (self.aggregators, self.radix) = (aggregators, radix);
+        Ok(())
+    }
+
+    /// Sets the table by which algorithms are chosen. The same at all ranks.
+    pub fn set_table(&mut self, table: AlgorithmTable) {
+        self.table = table;
+    }
+
+    /// The group of this communicator's ranks, for values that are not worth a collective.
+    pub fn group(&mut self) -> &mut Group {
+        &mut self.group
+    }
+
+    /// Connects some of the ranks by a communicator of their own: those that give the same color,
+    /// in the order of their keys. Collective.
+    ///
+    /// # Errors
+    /// If a rank has failed, or lacks the memory.
+    pub fn split(&mut self, color: usize, key: usize) -> Result<Self, Error> {
+        let part = self.group.split(color, key)?;
+        Self::of_group(self.rails.clone(), part, self.tuning.clone())
     }
 
     /// Divides a sum by the number of ranks if `reduction` is the average, which no schedule does.
@@ -387,32 +349,27 @@ impl Communicator {
         if reduction != Reduction::Avg {
             return Ok(());
         }
-        sum.change(|elements| reduction.finish(elements, self.contributors))
+        sum.change(|elements| reduction.finish(elements, self.ranks()))
     }
 
-    /// Returns when every rank has called this function.
-    ///
-    /// # Errors
-    /// If a rank fails.
-    pub fn barrier(&mut self) -> Result<(), Error> {
-        let Some(tensor) = self.token.take() else { return Ok(()) };
-        let result = self.all_reduce(&tensor, &tensor, 1, Reduction::Sum);
-        self.token = Some(tensor);
-        result
+    /// The shared memory of two tensors, and the host that has it.
+    pub(crate) fn shared<'a, T: Element>(
+        &'a self,
+        input: &'a Tensor<T>,
+        output: &'a Tensor<T>,
+    ) -> Result<(&'a Host, &'a SharedTensor, &'a SharedTensor), Error> {
+        match (&self.host, input.shared(), output.shared()) {
+            (Some(host), Some(input), Some(output)) => Ok((host, input, output)),
+            _ => Err(Error::invalid("the tensors are not in the communicator's shared memory")),
+        }
     }
+}
 
-    fn copy<T: Element>(&mut self, input: &Tensor<T>, output: &Tensor<T>, count: usize) -> Result<(), Error> {
-        if input.is(output) {
-            return Ok(());
-        }
-        let (block, _) = self.blocks.of::<T>();
-        for part in parts(0..count, block.len()) {
-            let block = &mut block[..part.len()];
-            input.read(part.start, block)?;
-            output.write(part.start, block)?;
-        }
-        Ok(())
-    }
+/// The links to all ranks, and what the execution of a schedule needs besides.
+pub(crate) struct Linked<'a> {
+    pub(crate) links: PairLinks<'a>,
+    blocks: &'a mut Blocks,
+    traffic: &'a mut Traffic,
 }
 
 fn no_streams() -> Error {
@@ -428,7 +385,7 @@ struct Channels {
 }
 
 /// Agrees on the connections between two ranks; collective.
-fn channels(rails: &[Rail<'_>], group: &mut Group, tuning: &Tuning) -> Result<Channels, Error> {
+fn channels(rails: &[Rail], group: &mut Group, tuning: &Tuning) -> Result<Channels, Error> {
     let own = (rails.len(), tuning.queue_pairs, tuning.cross_rail);
     let all = group.all_gather("the rails", &own)?;
     if let Some(other) = all.iter().position(|&(_, pairs, cross)| (pairs, cross) != (own.1, own.2)) {

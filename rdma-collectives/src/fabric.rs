@@ -114,23 +114,23 @@ struct Counts {
 }
 
 /// A device that a rank uses, and the domain of its memory there.
-#[derive(Debug)]
-pub struct Rail<'a> {
+#[derive(Clone, Debug)]
+pub struct Rail {
     /// The device.
-    pub(crate) adapter: &'a Adapter,
+    pub(crate) adapter: Adapter,
     /// How the ranks connect by this device.
     pub(crate) method: Method,
     pub(crate) pd: ProtectionDomain,
 }
 
-impl<'a> Rail<'a> {
+impl Rail {
     /// Makes a rail of a device whose connections are made by `method`.
     ///
     /// # Errors
     /// If the device gives no domain.
-    pub fn new(adapter: &'a Adapter, method: Method) -> Result<Self, Error> {
+    pub fn new(adapter: &Adapter, method: Method) -> Result<Self, Error> {
         let pd = adapter.context.alloc_pd()?;
-        Ok(Self { adapter, method, pd })
+        Ok(Self { adapter: adapter.clone(), method, pd })
     }
 }
 
@@ -163,14 +163,14 @@ pub(crate) struct Fabric {
 impl Fabric {
     /// Connects this rank to `peers` by a device; collective.
     pub(crate) fn connect(
-        rail: &Rail<'_>,
+        rail: &Rail,
         group: &mut Group,
         peers: &[usize],
         tuning: &Tuning,
         patience: Patience,
     ) -> Result<Self, Error> {
         let (rank, world) = (group.rank(), group.world());
-        let adapter = rail.adapter;
+        let adapter = &rail.adapter;
         let own = tuning.by_messages || !adapter.context.capabilities().write_with_immediate;
         let by_messages = group.all_gather("the kinds of notices", &own)?.contains(&true);
         let notices = if by_messages { Notices::Messages } else { Notices::Immediate };
@@ -205,7 +205,7 @@ impl Fabric {
     }
 
     fn prepare(
-        rail: &Rail<'_>,
+        rail: &Rail,
         world: usize,
         peers: &[usize],
         notices: Notices,

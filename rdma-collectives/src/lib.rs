@@ -10,10 +10,9 @@
 // that is also registered with every device in use: peers on this host read it, and a device sends
 // from it.
 //
-// `all_reduce` has paths of its own besides schedules (`direct`, `ring`, `shm/all_reduce`), which
-// write results to their place without a copy. Without a table it takes one step for small tensors,
-// two direct steps up to 16 ranks, and the ring beyond: on one host every rank reaches every other,
-// and the ring's dependent steps cost more.
+// Without a table an all-reduce takes one step for small tensors, two direct steps up to 16 ranks,
+// and the ring beyond: on one host every rank reaches every other, and the ring's dependent steps
+// cost more.
 //
 // Files, from the bottom to the top:
 //
@@ -32,11 +31,13 @@
 //   shm/, fabric.rs, streams.rs     links in shared memory, and over verbs: connections, pieces in
 //                                   slots, which credits return
 //   gpu/                            tensors on GPUs; their replacement without feature `cuda`
-//   tensor.rs                       tensors
+//   tensor.rs, memory.rs            tensors; what an operation takes
 //   link.rs, pair.rs, execute.rs    links of each pair of ranks; runs a schedule over links
 //   direct.rs, ring.rs, pipeline.rs all-reduce over verbs without schedules
-//   communicator.rs, queue.rs       the ranks of a job, and the collectives that they do together;
-//                                   started operations, in order, on a thread
+//   communicator.rs                 the ranks of a job, connected to each other
+//   operation.rs                    prepared operations; where the way to do one is chosen
+//   collectives.rs, messages.rs     the operations by name, and messages, on any memory
+//   queue.rs                        started operations, in order, on a thread
 
 #![forbid(unsafe_code)]
 
@@ -45,6 +46,7 @@ pub mod address;
 mod blocks;
 pub mod bootstrap;
 mod choose;
+mod collectives;
 mod communicator;
 pub mod connect;
 mod direct;
@@ -59,9 +61,12 @@ mod gpu;
 mod gpu;
 pub mod launchers;
 mod link;
+mod memory;
+mod messages;
 mod named;
 #[cfg(test)]
 mod numbers;
+mod operation;
 mod pair;
 mod pattern;
 mod pipeline;
@@ -94,13 +99,16 @@ pub use execute::Traffic;
 pub use fabric::Rail;
 #[cfg(feature = "cuda")]
 pub use gpu::gpu_at;
+pub use memory::{Source, Target};
+pub use messages::Transfer;
 pub use named::Named;
+pub use operation::{Executor, Operation, Request};
 pub use pattern::Pattern;
 pub use place::{RankGpu, TensorPlace};
 pub use queue::{Pending, Queue};
 #[cfg(feature = "interpreter")]
 pub use schedule::interpreter;
-pub use schedule::step::{Place, Schedule, Source, Span, Step};
+pub use schedule::step::{self, Schedule};
 pub use schedule::{Algorithm, Collective, InvalidJob, Job, Layout, Unsupported, build};
 pub use tensor::{Part, Tensor};
 pub use transport::{Transport, Transports};

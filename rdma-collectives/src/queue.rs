@@ -92,7 +92,7 @@ impl Queue {
     #[must_use = "the handle gives the tensor back"]
     pub fn all_reduce<T: Element>(&self, tensor: Tensor<T>, count: usize, reduction: Reduction) -> Pending<Tensor<T>> {
         self.start(move |comm| {
-            comm.all_reduce(&tensor, &tensor, count, reduction)?;
+            comm.all_reduce_in_place(tensor.target(count), reduction)?;
             Ok(tensor)
         })
     }

@@ -36,6 +36,15 @@ pub(crate) enum TensorMemory {
 }
 
 impl TensorMemory {
+    /// Number of bytes.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Exposed(region, _) => region.len(),
+            Self::Shared(tensor) => tensor.len(),
+            Self::Gpu(tensor) => tensor.len(),
+        }
+    }
+
     /// Bytes that a copy of many elements moves at a time.
     fn block(&self) -> usize {
         match self {
@@ -49,6 +58,11 @@ impl TensorMemory {
 impl<T: Element> Tensor<T> {
     pub(crate) fn new(memory: TensorMemory, count: usize) -> Self {
         Self { memory, count, element: PhantomData }
+    }
+
+    /// The memory, for a tensor of other elements.
+    pub(crate) fn into_memory(self) -> TensorMemory {
+        self.memory
     }
 
     /// Number of elements.

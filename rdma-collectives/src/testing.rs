@@ -1,11 +1,44 @@
 //! What tests share.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
 use rdma::DeviceSelector;
 
-use crate::Adapter;
+use crate::bootstrap::{Group, Place, Roles, Root, Terms, listen_locally};
+use crate::{Adapter, Communicator, Transport, Tuning};
+
+/// No test waits as long, unless it has failed.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// The software device.
 pub(crate) fn soft0() -> Adapter {
     let opened = rdma::open(&DeviceSelector::Named { name: "soft0".to_owned(), port: None }).unwrap();
     Adapter::new(&opened.context, opened.port).unwrap()
+}
+
+/// Runs `body` in so many ranks that are threads.
+pub(crate) fn ranks(
+    world: usize,
+    transport: Transport,
+    body: impl Fn(Communicator, &mut Group) + Clone + Send + 'static,
+) {
+    static JOBS: AtomicU64 = AtomicU64::new(0);
+    let job = u64::from(std::process::id()) << 32 | 0x9_0000 | JOBS.fetch_add(1, Ordering::Relaxed);
+    let (socket, address) = listen_locally(job).unwrap();
+    let mut listener = Some(socket);
+    let start = |rank| {
+        let root = listener.take().map_or_else(|| Root::Address(address.clone()), Root::Listener);
+        let (place, body) = (Place { rank, world, root, job }, body.clone());
+        std::thread::spawn(move || {
+            let terms = Terms::new("test", &serde_json::json!({}), Roles::Ranks, LONG);
+            let mut group = Group::meet(place, &terms).unwrap();
+            let tuning = Tuning { shared_cores: true, stall: LONG, transport, ..Tuning::default() };
+            let comm = Communicator::new(&soft0(), &mut group, tuning).unwrap();
+            body(comm, &mut group);
+            group.conclude(Ok(())).unwrap();
+        })
+    };
+    let threads: Vec<_> = (0..world).map(start).collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
 }

@@ -3,11 +3,11 @@
 use super::measure::Row;
 use super::options::Args;
 use super::report::Report;
-use super::{Chooser, Connected, Session, connect, hosts, is_tuned, shape};
+use super::{Connected, Session, connect, hosts, shape};
 use crate::Failure;
 use crate::cli::Size;
 use rdma_collectives::bootstrap::Group;
-use rdma_collectives::{Algorithm, AlgorithmTable, Collective, Reduction, Transport, algorithm_name};
+use rdma_collectives::{Algorithm, Collective, Executor, Reduction, Transport, algorithm_name};
 
 /// The times of the candidates for a collective of one size.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,17 +22,15 @@ impl<'a> Session<'a> {
     /// Connects the ranks of a group for comparisons; collective.
     pub(crate) fn for_comparisons(args: &'a Args, group: &'a mut Group) -> Result<Self, Failure> {
         let Connected { comm, .. } = connect(args, group, true, args.json.is_printed())?;
-        let transport = comm.transports().main();
-        let (table, hosts) = (AlgorithmTable::default(), hosts(group));
-        let chooser = Chooser { is_tuned: false, algorithm: None, table, hosts, transport };
         let (ranks, report) = (group.world(), Report::new("tune", args, false, 0)?);
-        let (collective, comm) = (Collective::Barrier, Some(comm));
-        Ok(Self { args, collective, ranks, chooser, comm, group, report, roots: vec![0] })
+        let (collective, comm, algorithm, executor) = (Collective::Barrier, Some(comm), None, None);
+        Ok(Self { args, collective, ranks, algorithm, executor, comm, group, report, roots: vec![0] })
     }
 
     /// Number of hosts, and the way in which ranks reach each other's memory.
     pub(crate) fn surroundings(&self) -> (usize, Transport) {
-        (self.chooser.hosts, self.chooser.transport)
+        let transport = self.comm.as_ref().map_or(Transport::Verbs, |comm| comm.transports().main());
+        (hosts(self.group), transport)
     }
 
     /// Measures each candidate on each size, all in turn, several rounds long; collective. Calls
@@ -48,7 +46,7 @@ impl<'a> Session<'a> {
         rounds: usize,
         mut step: impl FnMut(&str),
     ) -> Result<Vec<Comparison>, Failure> {
-        (self.collective, self.chooser.is_tuned, self.chooser.algorithm) = (op, is_tuned(op, None), None);
+        (self.collective, self.algorithm, self.executor) = (op, None, None);
         let (ranks, element) = (self.ranks, size_of::<f32>());
         let mut counts: Vec<usize> = sizes.iter().map(|size| shape::count(op, size.0, element, ranks)).collect();
         counts.dedup();
@@ -64,7 +62,9 @@ impl<'a> Session<'a> {
                     let name = algorithm_name(candidate);
                     let what = format!("{op} of {} by {name} with {ranks} ranks", Size(*bytes));
                     step(&what);
-                    self.chooser.algorithm = candidate;
+                    // A named algorithm is its schedule, not an all-reduce without one.
+                    let is_schedule = op == Collective::AllReduce && candidate.is_some();
+                    (self.algorithm, self.executor) = (candidate, is_schedule.then_some(Executor::Steps));
                     let case = self.case(&tensors, Row { reduction: Reduction::Sum, root: 0, count }, false)?;
                     let measured = self.measure(&case, &what, *bytes, Reduction::Sum)?;
                     if let Some(wrong @ 1..) = measured.nwrong {

@@ -5,15 +5,18 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 
-use super::case::{Case, Way};
+use super::case::Case;
 use super::options::{Args, Step};
 use super::report::Report;
-use super::{Chooser, shape};
+use super::shape;
 use crate::Failure;
 use crate::cli::Size;
 use crate::table::{CollectiveRow, CollectiveTime};
 use rdma_collectives::bootstrap::Group;
-use rdma_collectives::{Collective, Communicator, Element, Job, Pattern, Pending, Queue, Reduction, Tensor, Traffic};
+use rdma_collectives::{
+    Algorithm, Collective, Communicator, Element, Executor, Job, Layout, Pattern, Pending, Queue, Reduction, Request,
+    Tensor, Traffic,
+};
 
 /// One rank's part of a run.
 #[derive(Debug)]
@@ -22,7 +25,9 @@ pub(crate) struct Session<'a> {
     pub(super) collective: Collective,
     /// Number of ranks; the processes of the group after them are aggregators.
     pub(super) ranks: usize,
-    pub(super) chooser: Chooser,
+    /// The algorithm and the executor that were asked for.
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) executor: Option<Executor>,
     /// `None` only while a queue has it.
     pub(super) comm: Option<Communicator>,
     pub(super) group: &'a mut Group,
@@ -87,23 +92,25 @@ impl Session<'_> {
 
     /// Allocates tensors that have space for the count at every rank.
     pub(super) fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensors<T>, Failure> {
-        let layouts = (0..self.ranks).map(|rank| self.job(rank, 0, count, true).layout(self.collective));
+        let layouts = (0..self.ranks).map(|rank| self.layout(rank, count));
         let most = layouts.map(|layout| layout.memory()).max().unwrap_or_default();
         let (input, output) = (self.tensor(most)?, self.tensor(most)?);
         Ok(Tensors { input, output })
     }
 
-    fn job(&self, rank: usize, root: usize, count: usize, in_place: bool) -> Job {
-        let ranks = self.ranks;
-        let counts = match self.collective {
-            Collective::AllToAllV => shape::uneven_counts(count, ranks),
+    /// Where a rank's input and output lie in place, if it is the root.
+    fn layout(&self, rank: usize, count: usize) -> Layout {
+        let mut job = Job::new(rank, self.ranks, count);
+        (job.root, job.in_place, job.counts) = (rank, true, self.block_counts(count));
+        job.layout(self.collective)
+    }
+
+    /// The lengths of blocks that differ.
+    fn block_counts(&self, count: usize) -> Vec<usize> {
+        match self.collective {
+            Collective::AllToAllV => shape::uneven_counts(count, self.ranks),
             _ => Vec::new(),
-        };
-        let mut job = Job::new(rank, ranks, count);
-        (job.root, job.in_place, job.counts, job.hosts) = (root, in_place, counts, self.group.hosts());
-        job.hosts.truncate(ranks);
-        (job.aggregators, job.radix) = (self.group.world() - ranks, self.args.radix());
-        job
+        }
     }
 
     pub(super) fn case<T: Element>(
@@ -112,16 +119,13 @@ impl Session<'_> {
         row: Row,
         in_place: bool,
     ) -> Result<Arc<Case<T>>, Failure> {
-        let mut job = self.job(self.group.rank(), row.root, row.count, in_place);
-        job.chunk = self.args.chunk.0 / size_of::<T>();
+        let Row { reduction, root, count } = row;
+        let (algorithm, executor, counts) = (self.algorithm, self.executor, self.block_counts(count));
+        let request =
+            Request { counts, root, in_place, reduction, algorithm, executor, ..Request::new(self.collective, count) };
         let input = if in_place { &tensors.output } else { &tensors.input };
-        let way = self.way::<T>(row.count);
-        Ok(Arc::new(Case::new(self.collective, way, job, row.reduction, input, &tensors.output)?))
-    }
-
-    fn way<T>(&self, count: usize) -> Way {
-        let size = shape::size(self.collective, count, size_of::<T>(), self.ranks);
-        self.chooser.way(self.collective, size, self.ranks)
+        let comm = self.comm.as_ref().ok_or_else(no_communicator)?;
+        Ok(Arc::new(Case::new(comm, request, input, &tensors.output)?))
     }
 
     /// Runs some operations before any measurement: a device may set up its paths in the background
@@ -157,17 +161,13 @@ impl Session<'_> {
             let case = self.case(tensors, row, true)?;
             Some(self.measure(&case, &what, size, reduction)?)
         };
-        let algorithm = match self.way::<T>(count) {
-            Way::Tuned => self.comm()?.all_reduce_algorithm(size),
-            Way::Algorithm(algorithm) => algorithm,
-        };
         self.report.row(CollectiveRow {
             size,
             count,
             dtype: T::NAME,
             redop: if self.collective.reduces() { reduction.name() } else { "none" },
             root: if self.collective.has_root() { i32::try_from(root).unwrap_or(-1) } else { -1 },
-            algo: algorithm.name(),
+            algo: case.algorithm().name(),
             out_of_place,
             in_place,
         })
@@ -262,7 +262,7 @@ impl Session<'_> {
 
     fn tensor<T: Element>(&mut self, count: usize) -> Result<Arc<Tensor<T>>, Failure> {
         let comm = self.comm.as_mut().ok_or_else(no_communicator)?;
-        Ok(Arc::new(comm.allocate(self.group, count)?))
+        Ok(Arc::new(comm.allocate(count)?))
     }
 
     /// Runs one more operation, with known input and with an output that cannot be right by chance;

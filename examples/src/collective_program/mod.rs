@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use half::{bf16, f16};
 use serde_json::{Value, json};
 
-pub(crate) use self::case::{Case, Way};
+pub(crate) use self::case::Case;
 pub(crate) use self::measure::Session;
 pub(crate) use self::options::{Args, table_file};
 use self::report::Report;
@@ -29,8 +29,7 @@ use crate::placement;
 use crate::program::run_as;
 use rdma_collectives::bootstrap::{Group, Roles};
 use rdma_collectives::{
-    Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, Rail, RankGpu, TensorPlace, Transport, Tuning,
-    choose,
+    Algorithm, AlgorithmTable, Collective, Communicator, Element, Rail, RankGpu, TensorPlace, Tuning,
 };
 
 /// Memory of a rank besides its tensors: scratch memory, and memory for the device.
@@ -92,20 +91,16 @@ fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) ->
     let is_tuned = is_tuned(collective, args.algorithm());
     let schedules = !is_tuned || table.is_some() || args.memory != TensorPlace::Host;
     let Connected { mut comm, device } = connect(args, group, schedules, is_json_printed)?;
-    comm.set_contributors(ranks);
+    comm.set_aggregators(args.aggregators(), args.radix())?;
+    comm.set_table(table.unwrap_or_default());
     report.heading(args, ranks, comm.notice())?;
-    let transport = comm.transports().main();
     let mut facts = json!({
         "program": collective.name(), "algo": args.algo, "ranks": ranks, "aggregators": args.aggregators(),
         "device": device, "notice": comm.notice(), "transport": comm.transports().name(), "memory": args.memory,
     });
     let collective = if args.uneven { Collective::AllToAllV } else { collective };
-    // In shared memory there is one such all-reduce, and it is none of the named algorithms.
-    let is_tuned = is_tuned && comm.is_uniform() && (transport != Transport::Shm || args.algorithm().is_none());
-    let algorithm = args.algorithm().filter(|_| !is_tuned);
-    let chooser = Chooser { is_tuned, algorithm, table: table.unwrap_or_default(), hosts: hosts(group), transport };
-    let comm = Some(comm);
-    let mut session = Session { args, collective, ranks, chooser, comm, group, report, roots };
+    let (algorithm, executor, comm) = (args.algorithm(), None, Some(comm));
+    let mut session = Session { args, collective, ranks, algorithm, executor, comm, group, report, roots };
     let mut cycle = 0;
     while args.run_cycles == 0 || cycle < args.run_cycles {
         for dtype in args.dtypes() {
@@ -158,12 +153,12 @@ fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) 
     let rails = group.agree("the rails", rails.collect::<Result<Vec<_>, Failure>>())?;
     let RailSettings { queue_pairs, cross_rail, .. } = settings;
     let tuning = args.tuning(cores.shared, method, schedules, args.algorithm() != Some(Algorithm::Ring));
-    let mut comm = Communicator::on_rails(&rails, group, Tuning { queue_pairs, cross_rail, ..tuning })?;
+    let mut comm = Communicator::on_rails(rails, group, Tuning { queue_pairs, cross_rail, ..tuning })?;
     if is_first {
         announce(&format!("transport: {}", comm.transports()), stdout_taken)?;
     }
     if args.memory != TensorPlace::Host {
-        let gpus = comm.use_gpus(group, args.memory)?;
+        let gpus = comm.use_gpus(args.memory)?;
         if is_first {
             memory_lines(&gpus).iter().try_for_each(|line| announce(line, stdout_taken))?;
         }
@@ -210,30 +205,4 @@ fn memory_lines(gpus: &[RankGpu]) -> Vec<String> {
 /// verbs.
 fn is_tuned(collective: Collective, algorithm: Option<Algorithm>) -> bool {
     collective == Collective::AllReduce && matches!(algorithm, None | Some(Algorithm::Ring | Algorithm::Direct))
-}
-
-/// Chooses how a collective is done; equal at all ranks.
-#[derive(Debug)]
-struct Chooser {
-    /// Whether the communicator's own all-reduce is used where no algorithm is named.
-    is_tuned: bool,
-    /// The algorithm whose schedules were asked for.
-    algorithm: Option<Algorithm>,
-    table: AlgorithmTable,
-    hosts: usize,
-    transport: Transport,
-}
-
-impl Chooser {
-    /// The way to do a collective on `size` bytes.
-    fn way(&self, collective: Collective, size: usize, ranks: usize) -> Way {
-        let Self { hosts, transport, .. } = *self;
-        let point = Point { op: collective, bytes: size as u64, ranks, hosts, transport };
-        let named = self.algorithm.or_else(|| self.table.find(&point)?.algorithm);
-        match named {
-            Some(algorithm) => Way::Algorithm(algorithm),
-            None if self.is_tuned => Way::Tuned,
-            None => Way::Algorithm(choose(&point, &self.table)),
-        }
-    }
 }

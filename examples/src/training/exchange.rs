@@ -8,12 +8,10 @@ use half::bf16;
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use crate::collective_program::{Case, Way};
+use crate::collective_program::Case;
 use rdma_collectives::bootstrap::Group;
-use rdma_collectives::{
-    AlgorithmTable, Collective, Communicator, Error, Job, Pattern, Place, Point, Reduction, Schedule, Source, Span,
-    Step, Tensor, choose,
-};
+use rdma_collectives::step::{Place, Source, Span, Step};
+use rdma_collectives::{Collective, Communicator, Error, Executor, Job, Pattern, Reduction, Request, Schedule, Tensor};
 
 use super::model::BYTES;
 
@@ -69,43 +67,38 @@ impl Team {
     }
 
     fn allocate(&mut self, count: usize) -> Result<Arc<Tensor<bf16>>, Failure> {
-        Ok(Arc::new(self.comm.allocate(&mut self.group, count)?))
+        Ok(Arc::new(self.comm.allocate(count)?))
     }
 
     /// An all-reduce in place; collective.
     pub(super) fn all_reduce(&mut self, count: usize) -> Result<Exchange, Failure> {
         let tensor = self.allocate(count)?;
-        let mut job = Job::new(self.rank(), self.ranks(), count);
-        job.in_place = true;
-        self.exchange(Collective::AllReduce, job, count, &tensor, &tensor)
+        let request = Request { in_place: true, ..Request::new(Collective::AllReduce, count) };
+        self.exchange(request, &tensor, &tensor)
     }
 
-    /// An all-to-all with the counts of [`Job::counts`]; collective.
+    /// An all-to-all with the counts of [`Request::counts`]; collective.
     pub(super) fn all_to_all(&mut self, counts: Vec<usize>) -> Result<Exchange, Failure> {
-        let mut job = Job::new(self.rank(), self.ranks(), 0);
-        job.counts = counts;
+        let request = Request { counts, ..Request::new(Collective::AllToAllV, 0) };
+        let job = Job { counts: request.counts.clone(), ..Job::new(self.rank(), self.ranks(), 0) };
         let layouts = (0..job.ranks).map(|rank| job.at(rank).layout(Collective::AllToAllV));
         let most = layouts.map(|layout| layout.input.len().max(layout.output.len())).max().unwrap_or_default();
         let (input, output) = (self.allocate(most)?, self.allocate(most)?);
-        self.exchange(Collective::AllToAllV, job, most, &input, &output)
+        self.exchange(request, &input, &output)
     }
 
+    /// Prepares an operation by the steps of a schedule, whose messages are counted.
     fn exchange(
         &self,
-        op: Collective,
-        mut job: Job,
-        count: usize,
+        request: Request,
         input: &Arc<Tensor<bf16>>,
         output: &Arc<Tensor<bf16>>,
     ) -> Result<Exchange, Failure> {
-        let hosts = self.group.hosts();
-        let number = hosts.iter().enumerate().filter(|(rank, host)| rank == *host).count();
-        let (bytes, ranks) = (count as u64 * BYTES, job.ranks);
-        let point = Point { op, bytes, ranks, hosts: number, transport: self.comm.transports().main() };
-        (job.hosts, job.chunk) = (hosts, CHUNK);
-        let way = Way::Algorithm(choose(&point, &AlgorithmTable::default()));
-        let case = Case::new(op, way, job, Reduction::Sum, input, output)?;
-        Ok(Exchange { sent: case.sent(), ranks, case })
+        // The messages of an all-reduce without a schedule are not counted.
+        let is_all_reduce = request.op == Collective::AllReduce;
+        let request = Request { executor: is_all_reduce.then_some(Executor::Steps), ..request };
+        let case = Case::new(&self.comm, request, input, output)?;
+        Ok(Exchange { sent: case.sent(), ranks: self.ranks(), case })
     }
 
     /// Messages of `count` elements from and to neighbours; collective.
@@ -120,9 +113,6 @@ impl Team {
         verify.then_some(self.verified)
     }
 }
-
-/// Most elements of a message.
-const CHUNK: usize = 64 << 10;
 
 /// A collective that is done in every step.
 #[derive(Debug)]

@@ -34,7 +34,7 @@ impl GpuTensor {
         Ok(Self { all: GpuPart { engine: Arc::clone(engine), slice, sender: Some(sender) }, bytes })
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bytes
     }
 

@@ -1,39 +1,15 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::bootstrap::{Group, Place, Roles, Root, Terms, listen_locally};
 use crate::pattern::Pattern;
-use crate::testing::soft0;
-use crate::tuning::Tuning;
-
-const LONG: Duration = Duration::from_secs(60);
-
-/// Runs `body` in two ranks that are threads. `job` is a number of the test's own.
-fn ranks(job: u64, body: impl Fn(Communicator, &mut Group) + Clone + Send + 'static) {
-    let job = u64::from(std::process::id()) << 32 | 0x9_0000 | job;
-    let (socket, address) = listen_locally(job).unwrap();
-    let roots = [Root::Listener(socket), Root::Address(address)];
-    let start = |(rank, root)| {
-        let (place, body) = (Place { rank, world: 2, root, job }, body.clone());
-        std::thread::spawn(move || {
-            let terms = Terms::new("test", &serde_json::json!({}), Roles::Ranks, LONG);
-            let mut group = Group::meet(place, &terms).unwrap();
-            let chosen = soft0();
-            let tuning = Tuning { shared_cores: true, stall: LONG, ..Tuning::default() };
-            let comm = Communicator::new(&chosen, &mut group, tuning).unwrap();
-            body(comm, &mut group);
-            group.conclude(Ok(())).unwrap();
-        })
-    };
-    let threads: Vec<_> = roots.into_iter().enumerate().map(start).collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-}
+use crate::testing::{LONG, ranks};
+use crate::transport::Transport;
 
 #[test]
 fn tensors_come_back_reduced_while_the_caller_does_something_else() {
-    ranks(1, |mut comm, group| {
+    ranks(2, Transport::Auto, |mut comm, group| {
         let (count, mut pending) = (50_000, Vec::new());
-        let tensors: Vec<Tensor<f32>> = (0..6).map(|_| comm.allocate(group, count).unwrap()).collect();
+        let tensors: Vec<Tensor<f32>> = (0..6).map(|_| comm.allocate(count).unwrap()).collect();
         let queue = Queue::new(comm).unwrap();
         for (seed, tensor) in tensors.into_iter().enumerate() {
             let pattern = Pattern::<f32>::new(2, seed, Reduction::Sum);
@@ -58,9 +34,9 @@ fn tensors_come_back_reduced_while_the_caller_does_something_else() {
 
 #[test]
 fn another_tensor_is_written_before_all_ranks_have_begun() {
-    ranks(5, |mut comm, group| {
+    ranks(2, Transport::Auto, |mut comm, group| {
         let count = 50_000;
-        let [one, other] = [(); 2].map(|()| comm.allocate::<f32>(group, count).unwrap());
+        let [one, other] = [(); 2].map(|()| comm.allocate::<f32>(count).unwrap());
         let queue = Queue::new(comm).unwrap();
         if group.rank() == 1 {
             // Begins only once the other rank has written its tensor.
@@ -83,7 +59,7 @@ fn another_tensor_is_written_before_all_ranks_have_begun() {
 fn communication_hides_behind_computation() {
     const STEP: Duration = Duration::from_millis(20);
     const STEPS: u32 = 8;
-    ranks(2, |comm, group| {
+    ranks(2, Transport::Auto, |comm, group| {
         let queue = Queue::new(comm).unwrap();
         let mut is_hidden = false;
         // A busy machine may stop a rank for longer than the steps take.
@@ -112,7 +88,7 @@ fn communication_hides_behind_computation() {
 
 #[test]
 fn a_failure_ends_all_later_operations() {
-    ranks(3, |comm, _| {
+    ranks(2, Transport::Auto, |comm, _| {
         let queue = Queue::new(comm).unwrap();
         let good = queue.start(|_| Ok(5));
         let bad = queue.start(|_| Err::<(), _>(Error::new("no paper")));
@@ -126,7 +102,7 @@ fn a_failure_ends_all_later_operations() {
 
 #[test]
 fn dropping_a_queue_does_not_wait() {
-    ranks(4, |comm, group| {
+    ranks(2, Transport::Auto, |comm, group| {
         let queue = Queue::new(comm).unwrap();
         let (release, hold) = channel::<()>();
         let (began, begins) = channel();

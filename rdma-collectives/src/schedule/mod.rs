@@ -25,7 +25,7 @@ mod pairwise;
 mod pat;
 mod ring;
 mod rooted;
-pub(crate) mod step;
+pub mod step;
 #[cfg(test)]
 mod tests;
 mod tree;

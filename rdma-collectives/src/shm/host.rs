@@ -321,6 +321,11 @@ impl SharedTensor {
         place.as_shared().copy_to(bytes).map_err(failed)
     }
 
+    /// Number of bytes of each rank's memory.
+    pub(crate) fn len(&self) -> usize {
+        self.own.bytes().len()
+    }
+
     /// Some bytes of this rank's memory.
     pub(crate) fn slice(&self, bytes: Range<usize>) -> Result<HostSlice, Error> {
         HostSlice::own(&self.own, bytes)

@@ -50,6 +50,18 @@ impl HostSlice {
         Ok(slice)
     }
 
+    /// Copies bytes into the slice, from its byte `at` on.
+    pub(crate) fn copy_in(&self, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        let place = self.write()?.slice(at..at.saturating_add(bytes.len())).map_err(failed)?;
+        place.copy_from(bytes.into()).map_err(failed)
+    }
+
+    /// Copies bytes out of the slice, from its byte `at` on.
+    pub(crate) fn copy_out(&self, at: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        let place = self.read()?.slice(at..at.saturating_add(bytes.len())).map_err(failed)?;
+        place.copy_to(bytes).map_err(failed)
+    }
+
     /// The place of the bytes, for the other ranks of the host.
     pub(super) fn announcement(&self) -> Result<Announcement, Error> {
         let SliceMemory::Own(memory) = &self.memory else {

@@ -16,7 +16,8 @@ use self::memory::{SymbolRun, SymbolicMemory};
 use self::symbol::{RankSet, Symbol, Symbols};
 pub use self::verify::verify;
 use super::{Algorithm, Unsupported, build};
-use crate::{Collective, Job, Layout, Place, Schedule, Source, Span, Step};
+use crate::step::{Place, Schedule, Source, Span, Step};
+use crate::{Collective, Job, Layout};
 
 /// The schedules of all ranks and aggregators of a job, whose own rank does not matter.
 ///

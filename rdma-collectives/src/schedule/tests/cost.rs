@@ -139,7 +139,7 @@ fn hierarchical_sends_little_between_hosts() {
     let schedules = build_all(Collective::AllReduce, Algorithm::Hierarchical, &job).unwrap();
     let sent = |rank: usize| -> usize {
         let between = schedules[rank].steps.iter().filter_map(|step| match step {
-            crate::Step::Send { to, span } if to / per_host != rank / per_host => Some(span.elements.len()),
+            crate::step::Step::Send { to, span } if to / per_host != rank / per_host => Some(span.elements.len()),
             _ => None,
         });
         between.sum()

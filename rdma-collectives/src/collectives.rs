@@ -1,0 +1,468 @@
+//! The operations of a communicator, by name.
+//!
+//! Each takes tensors, which are the fastest, or any memory of the program, which is copied through
+//! tensors of the communicator, piece by piece. A request tells the same at every rank: the counts
+//! follow from the lengths of the memory, and ranks whose lengths do not fit get an error.
+
+use std::ops::Range;
+
+use crate::Error;
+use crate::communicator::Communicator;
+use crate::element::{Element, Reduction};
+use crate::memory::{Source, Target};
+use crate::operation::{Operation, Request};
+use crate::schedule::{Collective, Job, Layout};
+use crate::tensor::Tensor;
+
+/// Most bytes of a tensor through which the program's memory is copied, unless there are so many
+/// ranks that each block has one element.
+const STAGE: usize = if cfg!(test) { 8 << 10 } else { 4 << 20 };
+/// Pieces of blocks have a multiple of so many elements, if they have as many.
+const ALIGNMENT: usize = 64;
+
+impl Communicator {
+    /// Reduces the inputs of all ranks into the output of every rank.
+    ///
+    /// # Errors
+    /// `InvalidInput` if input and output differ in length; otherwise a rank has failed.
+    pub fn all_reduce<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        let input = input.into();
+        let request = Request { reduction, ..Request::new(Collective::AllReduce, input.len()) };
+        self.two(request, input, output.into())
+    }
+
+    /// Reduces the memory of all ranks, in place.
+    ///
+    /// # Errors
+    /// If a rank has failed.
+    pub fn all_reduce_in_place<'a, T: Element>(
+        &mut self,
+        memory: impl Into<Target<'a, T>>,
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        let memory = memory.into();
+        let request = Request { reduction, ..Request::new(Collective::AllReduce, memory.len()) };
+        self.one(request, memory)
+    }
+
+    /// Gives the input of every rank to all: the output has the inputs in the order of ranks.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the output is not as long as the inputs of all ranks; otherwise a rank has
+    /// failed.
+    pub fn all_gather<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+    ) -> Result<(), Error> {
+        let input = input.into();
+        self.two(Request::new(Collective::AllGather, input.len()), input, output.into())
+    }
+
+    /// Gives every rank's block of the memory to all: each rank has filled its own.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the memory cannot be divided among the ranks; otherwise a rank has failed.
+    pub fn all_gather_in_place<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>) -> Result<(), Error> {
+        let memory = memory.into();
+        let count = self.block_of(memory.len())?;
+        self.one(Request::new(Collective::AllGather, count), memory)
+    }
+
+    /// As [`all_gather`](Self::all_gather), where the input of rank `r` has `counts[r]` elements.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn all_gather_v<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+        counts: &[usize],
+    ) -> Result<(), Error> {
+        self.two(uneven(Collective::AllGather, counts), input.into(), output.into())
+    }
+
+    /// Reduces the inputs of all ranks, of which each rank gets one block, in the order of ranks.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the input is not as long as the outputs of all ranks; otherwise a rank has
+    /// failed.
+    pub fn reduce_scatter<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        let output = output.into();
+        let request = Request { reduction, ..Request::new(Collective::ReduceScatter, output.len()) };
+        self.two(request, input.into(), output)
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), where each rank gets its block in place; the
+    /// other blocks stay as they are.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the memory cannot be divided among the ranks; otherwise a rank has failed.
+    pub fn reduce_scatter_in_place<'a, T: Element>(
+        &mut self,
+        memory: impl Into<Target<'a, T>>,
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        let memory = memory.into();
+        let count = self.block_of(memory.len())?;
+        self.one(Request { reduction, ..Request::new(Collective::ReduceScatter, count) }, memory)
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), where the block of rank `r` has `counts[r]`
+    /// elements.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter`](Self::reduce_scatter).
+    pub fn reduce_scatter_v<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+        counts: &[usize],
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        let request = Request { reduction, ..uneven(Collective::ReduceScatter, counts) };
+        self.two(request, input.into(), output.into())
+    }
+
+    /// Sends block `r` of the input to each rank `r`; the output has the blocks that came, in the
+    /// order of ranks.
+    ///
+    /// # Errors
+    /// `InvalidInput` if input and output differ in length, or cannot be divided among the ranks;
+    /// otherwise a rank has failed.
+    pub fn all_to_all<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+    ) -> Result<(), Error> {
+        let input = input.into();
+        let count = self.block_of(input.len())?;
+        self.two(Request::new(Collective::AllToAll, count), input, output.into())
+    }
+
+    /// As [`all_to_all`](Self::all_to_all), in place.
+    ///
+    /// # Errors
+    /// As [`all_to_all`](Self::all_to_all).
+    pub fn all_to_all_in_place<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>) -> Result<(), Error> {
+        let memory = memory.into();
+        let count = self.block_of(memory.len())?;
+        self.one(Request::new(Collective::AllToAll, count), memory)
+    }
+
+    /// As [`all_to_all`](Self::all_to_all), where this rank's block for rank `r` has `counts[r]`
+    /// elements. Returns the lengths of the blocks that came.
+    ///
+    /// The ranks tell each other their counts first, which costs an all-gather.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the input has not the elements of all counts, or the output not those that
+    /// come; otherwise a rank has failed.
+    pub fn all_to_all_v<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        counts: &[usize],
+        output: impl Into<Target<'a, T>>,
+    ) -> Result<Vec<usize>, Error> {
+        let ranks = self.ranks();
+        if counts.len() != ranks {
+            return Err(Error::invalid(format!("{} counts for {ranks} ranks: give one for each", counts.len())));
+        }
+        let own: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
+        let mut all = vec![0_u64; ranks * ranks];
+        self.all_gather(&own, &mut all)?;
+        let matrix = all.iter().map(|&count| usize::try_from(count).unwrap_or(usize::MAX)).collect();
+        let request = Request { counts: matrix, ..Request::new(Collective::AllToAllV, 0) };
+        let came = (0..ranks).map(|from| request.counts[from * ranks + self.rank()]).collect();
+        self.two(request, input.into(), output.into())?;
+        Ok(came)
+    }
+
+    /// Gives the memory of the root to all.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there is no such root; otherwise a rank has failed.
+    pub fn broadcast<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>, root: usize) -> Result<(), Error> {
+        let memory = memory.into();
+        self.one(Request { root, ..Request::new(Collective::Broadcast, memory.len()) }, memory)
+    }
+
+    /// Reduces the inputs of all ranks into the output of the root. The outputs of the others may
+    /// be empty.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the root's output differs in length; otherwise a rank has failed.
+    pub fn reduce<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+        root: usize,
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        let input = input.into();
+        let request = Request { root, reduction, ..Request::new(Collective::Reduce, input.len()) };
+        self.two(request, input, output.into())
+    }
+
+    /// Gives the inputs of all ranks to the root, in the order of ranks. The outputs of the others
+    /// may be empty.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the root's output is not as long as all inputs; otherwise a rank has
+    /// failed.
+    pub fn gather<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+        root: usize,
+    ) -> Result<(), Error> {
+        let input = input.into();
+        self.two(Request { root, ..Request::new(Collective::Gather, input.len()) }, input, output.into())
+    }
+
+    /// As [`gather`](Self::gather), where the input of rank `r` has `counts[r]` elements; every
+    /// rank gives all counts.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub fn gather_v<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<(), Error> {
+        self.two(Request { root, ..uneven(Collective::Gather, counts) }, input.into(), output.into())
+    }
+
+    /// Gives each rank its block of the root's input, in the order of ranks. The inputs of the
+    /// others may be empty.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the root's input is not as long as all outputs; otherwise a rank has
+    /// failed.
+    pub fn scatter<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+        root: usize,
+    ) -> Result<(), Error> {
+        let output = output.into();
+        self.two(Request { root, ..Request::new(Collective::Scatter, output.len()) }, input.into(), output)
+    }
+
+    /// As [`scatter`](Self::scatter), where rank `r` gets `counts[r]` elements; every rank gives
+    /// all counts.
+    ///
+    /// # Errors
+    /// As [`scatter`](Self::scatter).
+    pub fn scatter_v<'a, T: Element>(
+        &mut self,
+        input: impl Into<Source<'a, T>>,
+        output: impl Into<Target<'a, T>>,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<(), Error> {
+        self.two(Request { root, ..uneven(Collective::Scatter, counts) }, input.into(), output.into())
+    }
+
+    /// Returns when every rank has called this function.
+    ///
+    /// # Errors
+    /// If a rank has failed.
+    pub fn barrier(&mut self) -> Result<(), Error> {
+        let Some(token) = self.token.take() else { return Ok(()) };
+        let result = self.all_reduce_in_place(&token, Reduction::Sum);
+        self.token = Some(token);
+        result
+    }
+
+    /// The length of a rank's block of some elements.
+    fn block_of(&self, elements: usize) -> Result<usize, Error> {
+        let ranks = self.ranks();
+        if elements % ranks != 0 {
+            return Err(Error::invalid(format!("{elements} elements cannot be divided among {ranks} ranks")));
+        }
+        Ok(elements / ranks)
+    }
+
+    /// Does an operation with an input and an output.
+    fn two<T: Element>(&mut self, request: Request, input: Source<'_, T>, output: Target<'_, T>) -> Result<(), Error> {
+        match (input, output) {
+            (Source::Tensor(from, _), Target::Tensor(to, count)) if from.is(to) => match request.op {
+                Collective::AllReduce => self.one(request, Target::Tensor(to, count)),
+                op => Err(Error::invalid(format!("input and output of {op} are one tensor: use the call in place"))),
+            },
+            (input, output) => self.do_on(&request, Operands::Two(input, output)),
+        }
+    }
+
+    /// Does an operation in place.
+    fn one<T: Element>(&mut self, request: Request, memory: Target<'_, T>) -> Result<(), Error> {
+        self.do_on(&Request { in_place: true, ..request }, Operands::One(memory))
+    }
+
+    fn do_on<T: Element>(&mut self, request: &Request, mut operands: Operands<'_, T>) -> Result<(), Error> {
+        let operation = self.prepare::<T>(request.clone())?;
+        operands.check(request, operation.layout())?;
+        match &mut operands {
+            Operands::One(Target::Tensor(both, _)) => return self.perform(&operation, both, both),
+            Operands::Two(Source::Tensor(input, _), Target::Tensor(output, _)) => {
+                return self.perform(&operation, input, output);
+            }
+            _ => {}
+        }
+        let (whole, ranks, size) = (operation.job(), self.ranks(), size_of::<T>());
+        let longest = whole.longest_block();
+        let blocks = if is_of_blocks(request.op) { ranks } else { 1 };
+        let most = (STAGE / size / blocks).max(1);
+        let piece = if most > ALIGNMENT { most / ALIGNMENT * ALIGNMENT } else { most }.min(longest);
+        let [input, output] = self.stage::<T>(piece.saturating_mul(blocks))?;
+        let mut done = Ok(());
+        let mut start = 0;
+        while start < longest && done.is_ok() {
+            done = self.do_piece(request, &operation, &mut operands, start..start + piece, [&input, &output]);
+            start += piece;
+        }
+        self.stage = Some([input.into_memory(), output.into_memory()]);
+        done
+    }
+
+    /// Does an operation on a piece of each block.
+    fn do_piece<T: Element>(
+        &mut self,
+        request: &Request,
+        whole: &Operation,
+        operands: &mut Operands<'_, T>,
+        piece: Range<usize>,
+        [input, output]: [&Tensor<T>; 2],
+    ) -> Result<(), Error> {
+        let clip = |count: usize| count.min(piece.end).saturating_sub(piece.start);
+        let (count, counts) = (clip(request.count), request.counts.iter().map(|&count| clip(count)).collect());
+        let part = self.prepare::<T>(Request { count, counts, in_place: false, ..request.clone() })?;
+        let (of_whole, of_part) = (Blocks::of(request.op, whole.job()), Blocks::of(request.op, part.job()));
+        let place = |block: &Range<usize>, part: &Range<usize>, offset: usize| {
+            let start = offset + block.start + piece.start;
+            start..start + part.len()
+        };
+        for (block, part) in of_whole.input.iter().zip(&of_part.input).filter(|(_, part)| !part.is_empty()) {
+            operands.input().copy_to(place(block, part, whole.layout().input.start), input, part.start)?;
+        }
+        self.perform(&part, input, output)?;
+        for (block, part) in of_whole.output.iter().zip(&of_part.output).filter(|(_, part)| !part.is_empty()) {
+            operands.output().copy_from(place(block, part, whole.layout().output.start), output, part.start)?;
+        }
+        Ok(())
+    }
+
+    /// The tensors through which the program's memory is copied, of at least so many elements.
+    fn stage<T: Element>(&mut self, elements: usize) -> Result<[Tensor<T>; 2], Error> {
+        let bytes = elements.saturating_mul(size_of::<T>()).max(4096);
+        let memory = match self.stage.take() {
+            Some(memory) if memory[0].len() >= bytes => memory,
+            _ => {
+                // No rank can allocate the whole address space, so each hears of it.
+                let bytes = bytes.checked_next_power_of_two().unwrap_or(usize::MAX);
+                [self.allocate_bytes(bytes)?, self.allocate_bytes(bytes)?]
+            }
+        };
+        Ok(memory.map(|memory| {
+            let count = memory.len() / size_of::<T>();
+            Tensor::new(memory, count)
+        }))
+    }
+}
+
+/// The memory of an operation: an input and an output, or one memory in place.
+enum Operands<'a, T> {
+    Two(Source<'a, T>, Target<'a, T>),
+    One(Target<'a, T>),
+}
+
+impl<'a, T: Element> Operands<'a, T> {
+    fn input(&self) -> Source<'_, T> {
+        match self {
+            Self::Two(input, _) => *input,
+            Self::One(both) => both.as_source(),
+        }
+    }
+
+    fn output(&mut self) -> &mut Target<'a, T> {
+        match self {
+            Self::Two(_, output) | Self::One(output) => output,
+        }
+    }
+
+    /// Checks that the memory has the elements of an operation, and that no element is left over,
+    /// except where a rank needs none.
+    fn check(&self, request: &Request, layout: &Layout) -> Result<(), Error> {
+        let check = |what: &str, has: usize, needs: usize| {
+            if has == needs || needs == 0 {
+                return Ok(());
+            }
+            let op = request.op;
+            Err(Error::invalid(format!("{op}: {what} of {has} elements, and the operation has {needs}")))
+        };
+        match self {
+            Self::One(both) => check("memory", both.len(), layout.memory()),
+            Self::Two(input, output) => {
+                check("an input", input.len(), layout.input.len())?;
+                check("an output", output.len(), layout.output.len())
+            }
+        }
+    }
+}
+
+/// The blocks of an input and of an output, which begin at the start of their memory.
+struct Blocks {
+    input: Vec<Range<usize>>,
+    output: Vec<Range<usize>>,
+}
+
+impl Blocks {
+    fn of(op: Collective, job: &Job) -> Self {
+        let layout = job.layout(op);
+        let whole = |range: &Range<usize>| std::iter::once(0..range.len()).filter(|all| !all.is_empty()).collect();
+        let each = |range: &Range<usize>, block: &dyn Fn(usize) -> Range<usize>| {
+            if range.is_empty() { Vec::new() } else { (0..job.ranks).map(block).collect() }
+        };
+        let (input, output) = (&layout.input, &layout.output);
+        let block = |rank| job.block(rank);
+        match op {
+            Collective::AllGather | Collective::HyperCube | Collective::Gather => {
+                Self { input: whole(input), output: each(output, &block) }
+            }
+            Collective::ReduceScatter | Collective::Scatter => {
+                Self { input: each(input, &block), output: whole(output) }
+            }
+            Collective::AllToAll | Collective::AllToAllV => Self {
+                input: each(input, &|to| job.sent_by(op, job.rank, to)),
+                output: each(output, &|from| job.received(op, from)),
+            },
+            _ => Self { input: whole(input), output: whole(output) },
+        }
+    }
+}
+
+/// Whether the memory of a rank has a block for each rank.
+fn is_of_blocks(op: Collective) -> bool {
+    op.has_blocks() || matches!(op, Collective::AllToAll | Collective::AllToAllV | Collective::HyperCube)
+}
+
+/// A request for blocks of these lengths.
+fn uneven(op: Collective, counts: &[usize]) -> Request {
+    Request { counts: counts.to_vec(), ..Request::new(op, 0) }
+}
+
+#[cfg(test)]
+mod tests;

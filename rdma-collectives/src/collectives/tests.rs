@@ -1,0 +1,260 @@
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::*;
+use crate::bootstrap::Group;
+use crate::testing::ranks;
+use crate::transport::Transport;
+use crate::{Algorithm, Executor};
+
+/// An element of a rank's input, which no other element equals by chance.
+fn element(rank: usize, index: usize) -> i64 {
+    i64::try_from((rank + 1) * 1_000_003 + index * 7919).unwrap()
+}
+
+fn input(rank: usize, count: usize) -> Vec<i64> {
+    (0..count).map(|index| element(rank, index)).collect()
+}
+
+/// The sum of the ranks' elements of an index.
+fn sum(ranks: usize, index: usize) -> i64 {
+    (0..ranks).map(|rank| element(rank, index)).sum()
+}
+
+/// The position of a rank's block.
+fn block(counts: &[usize], rank: usize) -> Range<usize> {
+    let start = counts[..rank].iter().sum();
+    start..start + counts[rank]
+}
+
+/// Memory of the program, or a tensor with the same elements.
+enum Memory {
+    Slice(Vec<i64>),
+    Tensor(Tensor<i64>, usize),
+}
+
+impl Memory {
+    /// A tensor where `is_tensor`; all ranks have one then, of a common length.
+    fn new(comm: &mut Communicator, elements: &[i64], is_tensor: bool, most: usize) -> Self {
+        if !is_tensor {
+            return Self::Slice(elements.to_vec());
+        }
+        let tensor = comm.allocate(most).unwrap();
+        tensor.write(0, elements).unwrap();
+        Self::Tensor(tensor, elements.len())
+    }
+
+    fn source(&self) -> Source<'_, i64> {
+        match self {
+            Self::Slice(elements) => elements.into(),
+            Self::Tensor(tensor, count) => tensor.source(*count),
+        }
+    }
+
+    fn target(&mut self) -> Target<'_, i64> {
+        match self {
+            Self::Slice(elements) => elements.into(),
+            Self::Tensor(tensor, count) => tensor.target(*count),
+        }
+    }
+
+    fn elements(&self) -> Vec<i64> {
+        match self {
+            Self::Slice(elements) => elements.clone(),
+            Self::Tensor(tensor, count) => {
+                let mut elements = vec![0; *count];
+                tensor.read(0, &mut elements).unwrap();
+                elements
+            }
+        }
+    }
+}
+
+/// Runs every operation on blocks of these lengths, and compares with what it should give.
+fn check(comm: &mut Communicator, counts: &[usize], root: usize, is_tensor: [bool; 2]) {
+    let (rank, n, total) = (comm.rank(), comm.ranks(), counts.iter().sum::<usize>());
+    let (own, mine, at_root) = (counts[rank], block(counts, rank), rank == root);
+    let all: Vec<i64> = (0..n).flat_map(|rank| input(rank, counts[rank])).collect();
+    let sums: Vec<i64> = (0..total).map(|index| sum(n, index)).collect();
+    let [source, target] = is_tensor;
+    let memory = |comm: &mut Communicator, elements: &[i64], is_tensor| Memory::new(comm, elements, is_tensor, total);
+    let whole = memory(comm, &input(rank, total), source);
+    let part = memory(comm, &input(rank, own), source);
+    let mut all_out = memory(comm, &vec![-1; total], target);
+    let mut own_out = memory(comm, &vec![-1; own], target);
+    let nothing = || Vec::<i64>::new();
+
+    comm.all_reduce(whole.source(), all_out.target(), Reduction::Sum).unwrap();
+    assert_eq!(all_out.elements(), sums, "all_reduce");
+    let mut both = memory(comm, &input(rank, total), target);
+    comm.all_reduce_in_place(both.target(), Reduction::Sum).unwrap();
+    assert_eq!(both.elements(), sums, "all_reduce in place");
+    comm.all_gather_v(part.source(), all_out.target(), counts).unwrap();
+    assert_eq!(all_out.elements(), all, "all_gather_v");
+    comm.reduce_scatter_v(whole.source(), own_out.target(), counts, Reduction::Sum).unwrap();
+    assert_eq!(own_out.elements(), sums[mine.clone()], "reduce_scatter_v");
+    let mut both = memory(comm, &input(rank, total), target);
+    comm.broadcast(both.target(), root).unwrap();
+    assert_eq!(both.elements(), input(root, total), "broadcast");
+    let mut out = if at_root { vec![-1; total] } else { nothing() };
+    comm.reduce(whole.source(), &mut out, root, Reduction::Max).unwrap();
+    assert_eq!(out, if at_root { input(n - 1, total) } else { nothing() }, "reduce");
+    comm.gather_v(part.source(), &mut out, counts, root).unwrap();
+    assert_eq!(out, if at_root { all.clone() } else { nothing() }, "gather_v");
+    let from = if at_root { input(root, total) } else { nothing() };
+    comm.scatter_v(&from, own_out.target(), counts, root).unwrap();
+    assert_eq!(own_out.elements(), input(root, total)[mine], "scatter_v");
+
+    // Rank `a` sends `counts[b]` elements to rank `b` in one direction, and its own count to each
+    // in the other.
+    let to_each: Vec<i64> = (0..n * own).map(|index| element(rank, index)).collect();
+    let mut from_each = vec![-1; total];
+    let came = comm.all_to_all_v(&to_each, &vec![own; n], &mut from_each).unwrap();
+    let expected: Vec<i64> = (0..n)
+        .flat_map(|from| input(from, n * counts[from])[rank * counts[from]..(rank + 1) * counts[from]].to_vec())
+        .collect();
+    assert_eq!((from_each, came), (expected, counts.to_vec()), "all_to_all_v");
+    comm.barrier().unwrap();
+}
+
+/// The same for blocks of one length, in place too.
+fn check_even(comm: &mut Communicator, count: usize, root: usize, is_tensor: bool) {
+    let (rank, n) = (comm.rank(), comm.ranks());
+    let (total, mine) = (n * count, rank * count..(rank + 1) * count);
+    let all: Vec<i64> = (0..n).flat_map(|rank| input(rank, count)).collect();
+    let memory = |comm: &mut Communicator, elements: &[i64]| Memory::new(comm, elements, is_tensor, total);
+    let (whole, part) = (memory(comm, &input(rank, total)), memory(comm, &input(rank, count)));
+    let (mut out, mut own_out) = (memory(comm, &vec![-1; total]), memory(comm, &vec![-1; count]));
+    comm.all_gather(part.source(), out.target()).unwrap();
+    assert_eq!(out.elements(), all, "all_gather");
+    comm.reduce_scatter(whole.source(), own_out.target(), Reduction::Avg).unwrap();
+    let means: Vec<i64> = (0..total).map(|index| sum(n, index) / i64::try_from(n).unwrap()).collect();
+    assert_eq!(own_out.elements(), means[mine.clone()], "reduce_scatter");
+    comm.all_to_all(whole.source(), out.target()).unwrap();
+    let blocks: Vec<i64> = (0..n).flat_map(|from| input(from, total)[mine.clone()].to_vec()).collect();
+    assert_eq!(out.elements(), blocks, "all_to_all");
+    comm.gather(part.source(), out.target(), root).unwrap();
+    assert_eq!(out.elements(), if rank == root { all.clone() } else { blocks.clone() }, "gather");
+    comm.scatter(whole.source(), own_out.target(), root).unwrap();
+    assert_eq!(own_out.elements(), input(root, total)[mine.clone()], "scatter");
+
+    let mut elements = vec![-1; total];
+    elements[mine.clone()].copy_from_slice(&input(rank, count));
+    let mut both = memory(comm, &elements);
+    comm.all_gather_in_place(both.target()).unwrap();
+    assert_eq!(both.elements(), all, "all_gather in place");
+    let mut both = memory(comm, &input(rank, total));
+    comm.reduce_scatter_in_place(both.target(), Reduction::Sum).unwrap();
+    let mut expected = input(rank, total);
+    expected[mine.clone()].copy_from_slice(&mine.map(|index| sum(n, index)).collect::<Vec<_>>());
+    assert_eq!(both.elements(), expected, "reduce_scatter in place");
+    let mut both = memory(comm, &input(rank, total));
+    comm.all_to_all_in_place(both.target()).unwrap();
+    assert_eq!(both.elements(), blocks, "all_to_all in place");
+}
+
+/// Blocks that fit into one piece of the copies, and blocks that do not; some have no elements.
+fn cases(world: usize) -> Vec<Vec<usize>> {
+    let mut runner = TestRunner::new_with_rng(
+        Config::default(),
+        proptest::test_runner::TestRng::deterministic_rng(proptest::test_runner::RngAlgorithm::ChaCha),
+    );
+    let lengths = prop_oneof![Just(0_usize), 1..9_usize, 9..2000_usize];
+    let blocks = proptest::collection::vec(lengths, world);
+    let mut cases: Vec<Vec<usize>> = (0..12).map(|_| blocks.new_tree(&mut runner).unwrap().current()).collect();
+    cases.push(vec![0; world]);
+    cases
+}
+
+fn every_operation_is_right(world: usize, transport: Transport) {
+    ranks(world, transport, move |mut comm, _| {
+        for (at, counts) in cases(world).iter().enumerate() {
+            let is_tensor = [[false, false], [true, true], [true, false], [false, true]][at % 4];
+            check(&mut comm, counts, at % world, is_tensor);
+            check_even(&mut comm, counts[0], at % world, at % 2 == 1);
+        }
+    });
+}
+
+#[test]
+fn a_rank_alone_does_every_operation() {
+    every_operation_is_right(1, Transport::Auto);
+}
+
+#[test]
+fn ranks_that_share_memory_do_every_operation() {
+    every_operation_is_right(2, Transport::Shm);
+    every_operation_is_right(5, Transport::Shm);
+}
+
+#[test]
+fn ranks_that_are_connected_by_verbs_do_every_operation() {
+    every_operation_is_right(2, Transport::Verbs);
+    every_operation_is_right(3, Transport::Verbs);
+}
+
+#[test]
+fn memory_that_does_not_fit_is_refused() {
+    ranks(2, Transport::Auto, |mut comm, _| {
+        let (mut two, mut three) = ([0_i32; 2], [0_i32; 3]);
+        let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
+        let text = "all_reduce: an output of 2 elements, and the operation has 3";
+        assert_eq!(refused(comm.all_reduce(&three, &mut two, Reduction::Sum)), text);
+        let text = "3 elements cannot be divided among 2 ranks";
+        assert_eq!(refused(comm.all_gather_in_place(&mut three)), text);
+        let text = "root 2 is not below the number of ranks, 2";
+        assert_eq!(refused(comm.broadcast(&mut two, 2)), text);
+        let text = "1 counts for 2 ranks: all_gather takes none, or one for each rank";
+        assert_eq!(refused(comm.all_gather_v(&[1], &mut two, &[1])), text);
+        let tensor = comm.allocate::<i32>(4).unwrap();
+        let text = "input and output of alltoall are one tensor: use the call in place";
+        assert_eq!(refused(comm.all_to_all(&tensor, &tensor)), text);
+        // Nothing of this has reached the other rank.
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn parts_of_a_communicator_work_at_the_same_time() {
+    ranks(4, Transport::Auto, |mut comm, _| {
+        let (rank, color) = (comm.rank(), comm.rank() % 2);
+        let mut part = comm.split(color, 10 - rank).unwrap();
+        // The keys turn the order round.
+        assert_eq!((part.rank(), part.ranks()), (1 - rank / 2, 2));
+        for round in 0..20 {
+            let mut sums = [i64::try_from(rank).unwrap() + round; 3];
+            part.all_reduce_in_place(&mut sums, Reduction::Sum).unwrap();
+            assert_eq!(sums, [i64::try_from(2 * color + 2).unwrap() + 2 * round; 3]);
+            let mut all = [1_u8];
+            comm.all_reduce_in_place(&mut all, Reduction::Sum).unwrap();
+            assert_eq!(all, [4]);
+        }
+    });
+}
+
+#[test]
+fn the_choice_can_be_asked_and_forced() {
+    let check = |comm: &mut Communicator, _: &mut Group| {
+        let is_shared = comm.transports().main() == Transport::Shm;
+        let prepared = |comm: &Communicator, op, algorithm| {
+            let operation = comm.prepare::<f32>(Request { algorithm, ..Request::new(op, 1 << 20) }).unwrap();
+            (operation.algorithm(), operation.executor())
+        };
+        let fused = prepared(comm, Collective::AllReduce, None);
+        assert_eq!(fused, (Algorithm::TwoStep, Executor::Fused));
+        let direct = if is_shared { Executor::Reads } else { Executor::Steps };
+        assert_eq!(prepared(comm, Collective::AllGather, Some(Algorithm::Direct)), (Algorithm::Direct, direct));
+        let tree = prepared(comm, Collective::AllReduce, Some(Algorithm::Tree));
+        assert_eq!(tree, (Algorithm::Tree, Executor::Steps));
+        let refused = comm.prepare::<f32>(Request {
+            algorithm: Some(Algorithm::Bruck),
+            counts: vec![1, 2],
+            ..Request::new(Collective::AllGather, 0)
+        });
+        assert!(refused.unwrap_err().to_string().starts_with("bruck needs blocks of equal lengths"));
+    };
+    for transport in [Transport::Shm, Transport::Verbs] {
+        ranks(2, transport, move |mut comm, group| check(&mut comm, group));
+    }
+}

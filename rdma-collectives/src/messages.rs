@@ -1,0 +1,340 @@
+//! Messages between two ranks, one or several at a time.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use crate::Error;
+use crate::communicator::Communicator;
+use crate::element::{Element, Reduction};
+use crate::execute::Memory;
+use crate::link::Links;
+use crate::memory::{Source, Target};
+use crate::schedule::step::{self, Place, Schedule, Span, Step};
+use crate::wait::Wait;
+
+/// Most bytes of a message that are copied at a time.
+const PIECE: usize = if cfg!(test) { 8 << 10 } else { 1 << 20 };
+/// Pieces of several messages begin at multiples of so many elements: no two share a cache line.
+const ALIGNMENT: usize = 64;
+
+/// One of several messages that are exchanged at a time.
+#[derive(Debug)]
+pub enum Transfer<'a, T> {
+    /// A message to a rank.
+    Send {
+        /// The rank.
+        to: usize,
+        /// The elements.
+        memory: Source<'a, T>,
+    },
+    /// A message from a rank.
+    Receive {
+        /// The rank.
+        from: usize,
+        /// Space for the elements, of the length of the message.
+        memory: Target<'a, T>,
+    },
+}
+
+impl<'a, T> Transfer<'a, T> {
+    /// A message to a rank.
+    pub fn send(memory: impl Into<Source<'a, T>>, to: usize) -> Self {
+        Self::Send { to, memory: memory.into() }
+    }
+
+    /// A message from a rank.
+    pub fn receive(memory: impl Into<Target<'a, T>>, from: usize) -> Self {
+        Self::Receive { from, memory: memory.into() }
+    }
+}
+
+impl<T: Element> Transfer<'_, T> {
+    fn peer(&self) -> usize {
+        match self {
+            Self::Send { to: peer, .. } | Self::Receive { from: peer, .. } => *peer,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Send { memory, .. } => memory.len(),
+            Self::Receive { memory, .. } => memory.len(),
+        }
+    }
+}
+
+impl Communicator {
+    /// Sends a message to a rank, which receives it by [`recv`](Self::recv), with the same number
+    /// of elements. Returns when the rank has taken it.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there is no such rank; otherwise a rank has failed.
+    pub fn send<'a, T: Element>(&mut self, memory: impl Into<Source<'a, T>>, to: usize) -> Result<(), Error> {
+        self.exchange(&mut [Transfer::send(memory, to)])
+    }
+
+    /// Receives the next message of a rank.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there is no such rank; an error if the message has another length;
+    /// otherwise a rank has failed.
+    pub fn recv<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>, from: usize) -> Result<(), Error> {
+        self.exchange(&mut [Transfer::receive(memory, from)])
+    }
+
+    /// Receives a message of any rank, all of which send as many elements, and returns the rank.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn recv_any<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>) -> Result<usize, Error> {
+        let memory = memory.into();
+        if memory.is_empty() || self.ranks() < 2 {
+            return Err(Error::invalid("only a message with elements, of another rank, tells where it is from"));
+        }
+        let first = memory.len().min(piece_of::<T>()) * size_of::<T>();
+        let from = self.next_sender(first)?;
+        self.recv(memory, from)?;
+        Ok(from)
+    }
+
+    /// Exchanges several messages at a time: none waits for another, so that ranks may send to each
+    /// other, and a rank to itself. The messages between two ranks come in the order of the
+    /// transfers.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there is no such rank, or a message of this rank to itself has no receiver
+    /// among the transfers; otherwise as [`recv`](Self::recv).
+    pub fn exchange<T: Element>(&mut self, transfers: &mut [Transfer<'_, T>]) -> Result<(), Error> {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        if let Some(peer) = transfers.iter().map(Transfer::peer).find(|&peer| peer >= ranks) {
+            return Err(Error::invalid(format!("rank {peer} is not below the number of ranks, {ranks}")));
+        }
+        if self.gpu.is_some() {
+            return self.exchange_on_gpus(transfers);
+        }
+        let longest = transfers.iter().map(Transfer::len).max().unwrap_or(0);
+        let piece = piece_of::<T>();
+        let mut start = 0;
+        while start < longest {
+            let mut to_itself = VecDeque::new();
+            let mut places = Vec::with_capacity(transfers.len());
+            let mut end = 0;
+            for transfer in transfers.iter() {
+                let elements = start.min(transfer.len())..(start + piece).min(transfer.len());
+                places.push((elements.clone(), end..end + elements.len()));
+                end += elements.len().next_multiple_of(ALIGNMENT);
+            }
+            self.exchange_pieces(transfers, &places, end, &mut to_itself)?;
+            if !to_itself.is_empty() {
+                return Err(Error::invalid(format!("rank {rank} sends itself a message that it does not receive")));
+            }
+            start += piece;
+        }
+        Ok(())
+    }
+
+    /// Exchanges some elements of each message through scratch memory of `len` elements, where they
+    /// have the second range.
+    fn exchange_pieces<T: Element>(
+        &mut self,
+        transfers: &mut [Transfer<'_, T>],
+        places: &[(Range<usize>, Range<usize>)],
+        len: usize,
+        to_itself: &mut VecDeque<Vec<T>>,
+    ) -> Result<(), Error> {
+        let rank = self.rank();
+        let scratch = self.scratch(len.saturating_mul(size_of::<T>()))?;
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        let mut block = Vec::new();
+        let busy = |(_, (elements, _)): &(&mut Transfer<'_, T>, &(Range<usize>, Range<usize>))| !elements.is_empty();
+        for (transfer, (elements, place)) in transfers.iter_mut().zip(places).filter(busy) {
+            let span = Span { place: Place::Scratch, elements: place.clone() };
+            match transfer {
+                Transfer::Send { to, memory } => {
+                    memory.read(elements.clone(), &mut block)?;
+                    if *to == rank {
+                        to_itself.push_back(block.clone());
+                    } else {
+                        scratch.copy_in(place.start * size_of::<T>(), bytemuck::cast_slice(&block))?;
+                        sends.push(Step::Send { to: *to, span });
+                    }
+                }
+                Transfer::Receive { from, .. } if *from == rank => {}
+                Transfer::Receive { from, .. } => {
+                    receives.push(Step::Combine { sources: vec![step::Source::Message { from: *from }], into: span });
+                }
+            }
+        }
+        sends.append(&mut receives);
+        let schedule = Schedule { scratch: len, steps: sends };
+        let memory = Memory { input: scratch.clone(), output: scratch.clone(), scratch: scratch.clone() };
+        self.execute::<T>(&schedule, &memory, std::iter::empty(), Reduction::Sum)?;
+        for (transfer, (elements, place)) in transfers.iter_mut().zip(places).filter(busy) {
+            let Transfer::Receive { from, memory } = transfer else { continue };
+            if *from == rank {
+                block = to_itself.pop_front().ok_or_else(|| {
+                    Error::invalid(format!("rank {rank} receives a message of itself that it does not send"))
+                })?;
+                if block.len() != elements.len() {
+                    return Err(Error::invalid(format!("rank {rank} sends itself a message of another length")));
+                }
+            } else {
+                block.resize(elements.len(), T::zeroed());
+                scratch.copy_out(place.start * size_of::<T>(), bytemuck::cast_slice_mut(&mut block))?;
+            }
+            memory.write(elements.start, &block)?;
+        }
+        Ok(())
+    }
+
+    /// Exchanges tensors on GPUs: one message to a rank and one from a rank at most.
+    fn exchange_on_gpus<T: Element>(&mut self, transfers: &mut [Transfer<'_, T>]) -> Result<(), Error> {
+        let refused = || Error::invalid("ranks with tensors on GPUs send and receive one tensor each at a time");
+        let (mut steps, mut input, mut output) = (Vec::new(), None, None);
+        for transfer in transfers.iter_mut() {
+            let elements = 0..transfer.len();
+            match transfer {
+                Transfer::Send { to, memory: Source::Tensor(tensor, _) } if input.is_none() && *to != self.rank => {
+                    steps.insert(
+                        0,
+                        Step::Send { to: *to, span: Span { place: Place::Input, elements: elements.clone() } },
+                    );
+                    input = Some(tensor.part(elements));
+                }
+                Transfer::Receive { from, memory: Target::Tensor(tensor, _) }
+                    if output.is_none() && *from != self.rank =>
+                {
+                    let into = Span { place: Place::Output, elements: elements.clone() };
+                    steps.push(Step::Combine { sources: vec![step::Source::Message { from: *from }], into });
+                    output = Some(tensor.part(elements));
+                }
+                _ => return Err(refused()),
+            }
+        }
+        let (input, output) = match (input, output) {
+            (Some(input), Some(output)) => (input, output),
+            (Some(one), None) | (None, Some(one)) => (one.clone(), one),
+            (None, None) => return Ok(()),
+        };
+        self.run(&Schedule { scratch: 0, steps }, &input, &output, Reduction::Sum)
+    }
+
+    /// Waits for a message whose first piece has so many bytes, and returns its sender.
+    fn next_sender(&mut self, bytes: usize) -> Result<usize, Error> {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        if self.gpu.is_some() {
+            return Err(Error::invalid("ranks with tensors on GPUs receive of ranks that they name"));
+        }
+        let mut links = self.links(std::iter::empty())?.links;
+        let bytes = bytes.min(links.piece());
+        let mut wait = Wait::default();
+        loop {
+            for from in (0..ranks).filter(|&from| from != rank) {
+                if links.arrived(from, bytes)?.is_some() {
+                    return Ok(from);
+                }
+            }
+            let waiting = |error: Error| error.context("waiting for any rank to send a message");
+            links.pause(&mut wait).map_err(waiting)?;
+        }
+    }
+}
+
+/// Most elements of a message that are copied at a time; the same at all ranks.
+fn piece_of<T>() -> usize {
+    (PIECE / size_of::<T>()).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::ranks;
+    use crate::transport::Transport;
+
+    fn message(from: usize, to: usize, count: usize) -> Vec<u32> {
+        (0..count).map(|index| u32::try_from((from * 7 + to * 31 + index) % 60_000).unwrap()).collect()
+    }
+
+    /// Lengths of less than a piece, and of several.
+    const COUNTS: [usize; 4] = [1, 100, 4096, 20_001];
+
+    fn messages_come_as_they_were_sent(world: usize, transport: Transport) {
+        ranks(world, transport, move |mut comm, _| {
+            let rank = comm.rank();
+            for count in COUNTS {
+                // From each rank to the next, beginning with rank 0.
+                let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
+                let mut came = vec![0; count];
+                if rank == 0 {
+                    comm.send(&message(0, right, count), right).unwrap();
+                    comm.recv(&mut came, left).unwrap();
+                } else {
+                    comm.recv(&mut came, left).unwrap();
+                    comm.send(&message(rank, right, count), right).unwrap();
+                }
+                assert_eq!(came, message(left, rank, count));
+
+                // From each to each, itself too, with lengths that differ.
+                let length = |from: usize, to: usize| (from + 2 * to) % 3 * count;
+                let sent: Vec<_> = (0..world).map(|to| message(rank, to, length(rank, to))).collect();
+                let mut all: Vec<_> = (0..world).map(|from| vec![0; length(from, rank)]).collect();
+                let receives = all.iter_mut().enumerate().map(|(from, memory)| Transfer::receive(memory, from));
+                let mut transfers: Vec<_> = receives.collect();
+                transfers.extend(sent.iter().enumerate().map(|(to, memory)| Transfer::send(memory, to)));
+                comm.exchange(&mut transfers).unwrap();
+                let expected: Vec<_> = (0..world).map(|from| message(from, rank, length(from, rank))).collect();
+                assert_eq!(all, expected);
+
+                // From any rank to rank 0.
+                if rank == 0 {
+                    let mut senders: Vec<usize> = (1..world)
+                        .map(|_| {
+                            let from = comm.recv_any(&mut came).unwrap();
+                            assert_eq!(came, message(from, 0, count));
+                            from
+                        })
+                        .collect();
+                    senders.sort_unstable();
+                    assert!(senders.into_iter().eq(1..world));
+                } else {
+                    comm.send(&message(rank, 0, count), 0).unwrap();
+                }
+            }
+            let tensor = comm.allocate::<u32>(100).unwrap();
+            if rank == 0 {
+                tensor.write(0, &message(0, 1, 100)).unwrap();
+                comm.send(&tensor, 1).unwrap();
+            } else if rank == 1 {
+                comm.recv(tensor.target(100), 0).unwrap();
+                let mut came = vec![0; 100];
+                tensor.read(0, &mut came).unwrap();
+                assert_eq!(came, message(0, 1, 100));
+            }
+        });
+    }
+
+    #[test]
+    fn messages_in_shared_memory_come_as_they_were_sent() {
+        messages_come_as_they_were_sent(2, Transport::Shm);
+        messages_come_as_they_were_sent(4, Transport::Shm);
+    }
+
+    #[test]
+    fn messages_over_verbs_come_as_they_were_sent() {
+        messages_come_as_they_were_sent(2, Transport::Verbs);
+        messages_come_as_they_were_sent(3, Transport::Verbs);
+    }
+
+    #[test]
+    fn messages_that_nobody_can_receive_are_refused() {
+        ranks(2, Transport::Auto, |mut comm, _| {
+            let (rank, refused) = (comm.rank(), |result: Result<(), Error>| result.unwrap_err().to_string());
+            assert_eq!(refused(comm.send(&[1_u8], 2)), "rank 2 is not below the number of ranks, 2");
+            let text = format!("rank {rank} sends itself a message that it does not receive");
+            assert_eq!(refused(comm.send(&[1_u8], rank)), text);
+            let text = format!("rank {rank} receives a message of itself that it does not send");
+            assert_eq!(refused(comm.recv(&mut [1_u8], rank)), text);
+            comm.barrier().unwrap();
+        });
+    }
+}
