@@ -313,15 +313,29 @@ impl Communicator {
     }
 
     fn do_on<T: Element>(&mut self, request: &Request, mut operands: Operands<'_, T>) -> Result<(), Error> {
-        let operation = self.prepare::<T>(request.clone())?;
+        let operation = match self.last.take() {
+            Some(last) if last.is_of::<T>(request) => last,
+            _ => self.prepare::<T>(request.clone())?,
+        };
         operands.check(request, operation.layout())?;
-        match &mut operands {
-            Operands::One(Target::Tensor(both, _)) => return self.perform(&operation, both, both),
+        let done = match &mut operands {
+            Operands::One(Target::Tensor(both, _)) => self.perform(&operation, both, both),
             Operands::Two(Source::Tensor(input, _), Target::Tensor(output, _)) => {
-                return self.perform(&operation, input, output);
+                self.perform(&operation, input, output)
             }
-            _ => {}
-        }
+            operands => self.do_by_pieces(request, &operation, operands),
+        };
+        self.last = Some(operation);
+        done
+    }
+
+    /// Does an operation on memory of the program.
+    fn do_by_pieces<T: Element>(
+        &mut self,
+        request: &Request,
+        operation: &Operation,
+        operands: &mut Operands<'_, T>,
+    ) -> Result<(), Error> {
         let (whole, ranks, size) = (operation.job(), self.ranks(), size_of::<T>());
         let longest = whole.longest_block();
         let blocks = if is_of_blocks(request.op) { ranks } else { 1 };
@@ -331,7 +345,7 @@ impl Communicator {
         let mut done = Ok(());
         let mut start = 0;
         while start < longest && done.is_ok() {
-            done = self.do_piece(request, &operation, &mut operands, start..start + piece, [&input, &output]);
+            done = self.do_piece(request, operation, operands, start..start + piece, [&input, &output]);
             start += piece;
         }
         self.stage = Some([input.into_memory(), output.into_memory()]);

@@ -14,6 +14,7 @@ use crate::execute::{Execution, Memory, Traffic};
 use crate::fabric::{Fabric, Rail, expose_together};
 use crate::gpu::GpuMemory;
 use crate::link::Links;
+use crate::operation::Operation;
 use crate::pair::PairLinks;
 use crate::place::{RankGpu, TensorPlace};
 use crate::ring::Ring;
@@ -64,7 +65,9 @@ pub struct Communicator {
     /// The tensors through which the program's memory is copied.
     pub(crate) stage: Option<[TensorMemory; 2]>,
     /// By which algorithms are chosen.
-    pub(crate) table: AlgorithmTable,
+    table: AlgorithmTable,
+    /// The last operation that was asked for by name.
+    pub(crate) last: Option<Operation>,
 }
 
 impl Communicator {
@@ -141,6 +144,7 @@ impl Communicator {
             traffic: Traffic::default(),
             stage: None,
             table: AlgorithmTable::default(),
+            last: None,
         };
         comm.token = Some(comm.allocate(1)?);
         Ok(comm)
@@ -317,13 +321,18 @@ impl Communicator {
         if aggregators >= self.world {
             return Err(Error::invalid(format!("{aggregators} aggregators leave no rank of {} processes", self.world)));
         }
-        (self.aggregators, self.radix) = (aggregators, radix);
+        (self.aggregators, self.radix, self.last) = (aggregators, radix, None);
         Ok(())
     }
 
     /// Sets the table by which algorithms are chosen. The same at all ranks.
     pub fn set_table(&mut self, table: AlgorithmTable) {
-        self.table = table;
+        (self.table, self.last) = (table, None);
+    }
+
+    /// The table by which algorithms are chosen.
+    pub(crate) fn table(&self) -> &AlgorithmTable {
+        &self.table
     }
 
     /// The group of this communicator's ranks, for values that are not worth a collective.

@@ -35,7 +35,7 @@
 //   link.rs, pair.rs, execute.rs    links of each pair of ranks; runs a schedule over links
 //   direct.rs, ring.rs, pipeline.rs all-reduce over verbs without schedules
 //   communicator.rs                 the ranks of a job, connected to each other
-//   operation.rs                    prepared operations; where the way to do one is chosen
+//   operation.rs, perform.rs        prepared operations; where the way to do one is chosen
 //   collectives.rs, messages.rs     the operations by name, and messages, on any memory
 //   queue.rs                        started operations, in order, on a thread
 
@@ -69,6 +69,7 @@ mod numbers;
 mod operation;
 mod pair;
 mod pattern;
+mod perform;
 mod pipeline;
 mod place;
 pub mod placement;

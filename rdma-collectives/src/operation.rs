@@ -1,24 +1,8 @@
-//! Operations: what the ranks do together, and the one place where the way to do it is chosen.
-//!
-//! An operation has an algorithm and an executor. The *fused* all-reduce writes results to their
-//! place without a copy, in shared memory or over verbs. *Reads* take each element from where the
-//! peer has it, in shared memory. *Steps* run a schedule, over any links. Every operation can be
-//! done by steps; the others do what this table says:
-//!
-//! | Executor | Operation | Ranks | Algorithm |
-//! | --- | --- | --- | --- |
-//! | fused | all-reduce | all share memory | none is named |
-//! | fused | all-reduce | none share memory, one device and connection each | none, ring or direct |
-//! | reads | what no rank writes while another one reads | all share memory | direct |
+//! Operations: what the ranks do together, and how.
 
-use crate::Error;
-use crate::choose::{Point, choose};
-use crate::communicator::Communicator;
-use crate::element::{Element, Reduction};
+use crate::element::Reduction;
 use crate::schedule::step::Schedule;
 use crate::schedule::{Algorithm, Collective, Job, Layout, build};
-use crate::shm::{AllReduce, DirectReads, reads_directly};
-use crate::tensor::{self, Tensor};
 
 /// What the ranks are to do together; equal at all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,15 +41,15 @@ pub enum Executor {
 /// An operation that has been prepared, to be done any number of times.
 #[derive(Clone, Debug)]
 pub struct Operation {
-    request: Request,
-    job: Job,
-    layout: Layout,
-    algorithm: Algorithm,
+    pub(crate) request: Request,
+    pub(crate) job: Job,
+    pub(crate) layout: Layout,
+    pub(crate) algorithm: Algorithm,
     /// The steps; `None` for another executor.
-    schedule: Option<Schedule>,
-    executor: Executor,
+    pub(crate) schedule: Option<Schedule>,
+    pub(crate) executor: Executor,
     /// Bytes of an element.
-    element: usize,
+    pub(crate) element: usize,
 }
 
 impl Request {
@@ -78,6 +62,11 @@ impl Request {
 }
 
 impl Operation {
+    /// Whether this is the operation of a request for elements of a type.
+    pub(crate) fn is_of<T>(&self, request: &Request) -> bool {
+        self.element == size_of::<T>() && self.request == *request
+    }
+
     /// Where input and output lie. Out of place both begin at the first element of their tensor.
     #[must_use]
     pub fn layout(&self) -> &Layout {
@@ -113,169 +102,9 @@ impl Operation {
     }
 }
 
-impl Communicator {
-    /// Prepares an operation, for the first elements of two tensors or in place of one.
-    ///
-    /// # Errors
-    /// `InvalidInput` if the request makes no sense, or its algorithm does not do it.
-    pub fn prepare<T: Element>(&self, request: Request) -> Result<Operation, Error> {
-        let mut job = self.job(&request);
-        job.chunk = (self.tuning.chunk / size_of::<T>()).max(1);
-        job.check(request.op).map_err(|invalid| Error::invalid(invalid.to_string()))?;
-        let (algorithm, executor) = self.choose(&request, &job, size_of::<T>())?;
-        let schedule = match executor {
-            Executor::Steps => Some(build(request.op, algorithm, &job)).transpose(),
-            Executor::Fused | Executor::Reads => Ok(None),
-        };
-        let schedule = schedule.map_err(|unsupported| Error::invalid(unsupported.to_string()))?;
-        let mut layout = job.layout(request.op);
-        if !request.in_place {
-            layout = Layout { input: 0..layout.input.len(), output: 0..layout.output.len() };
-        }
-        Ok(Operation { request, job, layout, algorithm, schedule, executor, element: size_of::<T>() })
-    }
-
-    /// The parameters of a request at this rank, for messages of any length.
-    fn job(&self, request: &Request) -> Job {
-        let ranks = self.ranks();
-        let mut job = Job::new(self.rank, ranks, request.count);
-        (job.root, job.in_place, job.counts) = (request.root, request.in_place, request.counts.clone());
-        job.hosts = self.hosts[..ranks].to_vec();
-        (job.aggregators, job.radix) = (self.world - ranks, self.radix);
-        job
-    }
-
-    /// The algorithm and the executor of a request; equal at all ranks.
-    fn choose(&self, request: &Request, job: &Job, element: usize) -> Result<(Algorithm, Executor), Error> {
-        let (op, ranks) = (request.op, self.ranks());
-        let bytes = request.size(ranks).saturating_mul(element);
-        let hosts = self.hosts.iter().enumerate().filter(|(rank, host)| rank == *host).count();
-        let point = Point { op, bytes: bytes as u64, ranks, hosts, transport: self.transports.main() };
-        let of_table = || self.table.find(&point).and_then(|entry| entry.algorithm);
-        let allows = |executor| request.executor.is_none_or(|named| named == executor);
-        let is_fused = self.has_fused(request) && (request.algorithm.is_some() || of_table().is_none());
-        if is_fused && allows(Executor::Fused) {
-            return Ok((self.fused_algorithm(request.algorithm, bytes), Executor::Fused));
-        }
-        let algorithm = match request.algorithm {
-            Some(named) => named,
-            None => {
-                let chosen = of_table().unwrap_or_else(|| choose(&point, &self.table));
-                // What is chosen for blocks of one length may not take others.
-                if chosen.supports(op, job).is_ok() { chosen } else { Algorithm::Direct }
-            }
-        };
-        algorithm.supports(op, job).map_err(|unsupported| Error::invalid(unsupported.to_string()))?;
-        let reads = algorithm == Algorithm::Direct
-            && ranks > 1
-            && self.host.as_ref().is_some_and(|host| host.is_whole())
-            && self.gpu.is_none()
-            && reads_directly(op, request.in_place);
-        match request.executor {
-            Some(named) if named == Executor::Fused || (named == Executor::Reads && !reads) => {
-                Err(Error::invalid(format!("these ranks do not do {op} by {algorithm} without steps")))
-            }
-            None if reads => Ok((algorithm, Executor::Reads)),
-            named => Ok((algorithm, named.unwrap_or(Executor::Steps))),
-        }
-    }
-
-    /// Whether an all-reduce needs no schedule.
-    fn has_fused(&self, request: &Request) -> bool {
-        let is_uniform = self.gpu.is_none()
-            && match &self.host {
-                Some(host) => host.is_whole(),
-                None => self.channels.len() == 1,
-            };
-        let is_named = match request.algorithm {
-            None => true,
-            Some(Algorithm::Ring | Algorithm::Direct) => self.host.is_none(),
-            Some(_) => false,
-        };
-        request.op == Collective::AllReduce && self.world > 1 && self.ranks() == self.world && is_uniform && is_named
-    }
-
-    /// The algorithm of a fused all-reduce of so many bytes.
-    fn fused_algorithm(&self, named: Option<Algorithm>, bytes: usize) -> Algorithm {
-        let (one_step, two_steps) = match (&self.host, &self.direct, named) {
-            (Some(_), ..) => (AllReduce::ONE_STEP, usize::MAX),
-            (None, None, _) | (None, _, Some(Algorithm::Ring)) => return Algorithm::Ring,
-            (None, Some(_), Some(_)) => (self.tuning.one_step, usize::MAX),
-            (None, Some(_), None) => (self.tuning.one_step, self.tuning.two_steps),
-        };
-        match bytes {
-            _ if bytes <= one_step => Algorithm::Direct,
-            _ if bytes <= two_steps => Algorithm::TwoStep,
-            _ => Algorithm::Ring,
-        }
-    }
-
-    /// Does a prepared operation, together with the other ranks, which do the same. In place, both
-    /// tensors are the same. Returns when this rank's output is complete and both tensors may be
-    /// changed again.
-    ///
-    /// # Errors
-    /// `InvalidInput` if a tensor is too short, or is not where the operation wants it; otherwise a
-    /// rank has failed.
-    pub fn perform<T: Element>(
-        &mut self,
-        operation: &Operation,
-        input: &Tensor<T>,
-        output: &Tensor<T>,
-    ) -> Result<(), Error> {
-        let Operation { request, job, layout, algorithm, schedule, executor, element } = operation;
-        if *element != size_of::<T>() || input.is(output) != request.in_place {
-            return Err(Error::invalid("the operation was prepared for other tensors"));
-        }
-        let Layout { input: from, output: to } = layout.clone();
-        if from.end > input.count() || to.end > output.count() {
-            let (op, most) = (request.op, from.end.max(to.end));
-            return Err(Error::invalid(format!("{op} of {most} elements in tensors that have fewer")));
-        }
-        match (executor, schedule) {
-            (Executor::Fused, _) => return self.fused(*algorithm, request, input, output),
-            (Executor::Steps, Some(schedule)) => {
-                self.run(schedule, &input.part(from), &output.part(to.clone()), request.reduction)?;
-            }
-            _ => {
-                let (host, input, output) = self.shared(input, output)?;
-                let (op, reduction) = (request.op, request.reduction);
-                DirectReads { host, op, job, input, output, reduction }.run::<T>()?;
-            }
-        }
-        if request.op.reduces() { self.finish(&output.part(to), request.reduction) } else { Ok(()) }
-    }
-
-    /// A fused all-reduce.
-    fn fused<T: Element>(
-        &mut self,
-        algorithm: Algorithm,
-        request: &Request,
-        input: &Tensor<T>,
-        output: &Tensor<T>,
-    ) -> Result<(), Error> {
-        let (count, reduction) = (request.count, request.reduction);
-        if count == 0 {
-            return Ok(());
-        }
-        if self.host.is_some() {
-            let (host, input, output) = self.shared(input, output)?;
-            return AllReduce { host, input, output, bytes: count * size_of::<T>(), reduction }.run::<T>();
-        }
-        let (fabric, blocks) = (&mut self.fabrics[0], &mut self.blocks);
-        let operation = tensor::Operation { fabric, blocks, input, output, count, reduction };
-        match (algorithm, &mut self.direct, &mut self.ring) {
-            (Algorithm::Direct, Some(direct), _) => direct.one_step(operation),
-            (Algorithm::TwoStep, Some(direct), _) => direct.two_steps(operation),
-            (_, _, Some(ring)) => ring.run(operation),
-            _ => Err(Error::new("ranks that are not connected cannot work together")),
-        }
-    }
-}
-
 impl Request {
     /// Elements of the larger one of input and output, at the rank that has most.
-    fn size(&self, ranks: usize) -> usize {
+    pub(crate) fn size(&self, ranks: usize) -> usize {
         let uneven = self.counts.iter().fold(0, |all: usize, &count| all.saturating_add(count));
         match self.op {
             Collective::AllToAllV => uneven / ranks.max(1),
