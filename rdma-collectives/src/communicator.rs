@@ -17,11 +17,13 @@ use crate::link::Links;
 use crate::operation::Operation;
 use crate::pair::PairLinks;
 use crate::place::{RankGpu, TensorPlace};
+use crate::process::Maker;
 use crate::ring::Ring;
 use crate::schedule::step::Schedule;
 use crate::shm::{Host, HostLinks, HostSlice, SharedTensor, UNCUT};
 use crate::streams::{StreamLinks, Streams};
 use crate::tensor::{Part, Tensor, TensorMemory};
+use crate::text::PeerText;
 use crate::transport::{self, Transports};
 use crate::tuning::Tuning;
 use crate::wait::Patience;
@@ -32,6 +34,7 @@ const MESH: usize = 16;
 /// The ranks of a job, connected to each other.
 #[derive(Debug)]
 pub struct Communicator {
+    pub(crate) maker: Maker,
     pub(crate) rank: usize,
     pub(crate) world: usize,
     /// A group of this communicator's own.
@@ -64,6 +67,8 @@ pub struct Communicator {
     traffic: Traffic,
     /// The tensors through which the program's memory is copied.
     pub(crate) stage: Option<[TensorMemory; 2]>,
+    /// Whether the ranks compare their operations first.
+    compares: bool,
     /// By which algorithms are chosen.
     table: AlgorithmTable,
     /// The last operation that was asked for by name.
@@ -122,6 +127,7 @@ impl Communicator {
         let scratch = group.agree("the scratch memory", fabrics[0].expose(0))?;
         let (rank, hosts, blocks) = (group.rank(), group.hosts(), Blocks::new());
         let mut comm = Self {
+            maker: Maker::current()?,
             rank,
             world,
             group,
@@ -143,6 +149,7 @@ impl Communicator {
             token: None,
             traffic: Traffic::default(),
             stage: None,
+            compares: false,
             table: AlgorithmTable::default(),
             last: None,
         };
@@ -207,6 +214,7 @@ impl Communicator {
 
     /// Allocates the memory of a tensor; collective.
     pub(crate) fn allocate_bytes(&mut self, bytes: usize) -> Result<TensorMemory, Error> {
+        self.maker.check()?;
         let group = &mut self.group;
         Ok(match (&self.gpu, &mut self.host) {
             (Some(gpu), _) => TensorMemory::Gpu(group.agree("the tensors", gpu.allocate(bytes))?),
@@ -237,6 +245,7 @@ impl Communicator {
         output: &Part<'_, T>,
         reduction: Reduction,
     ) -> Result<(), Error> {
+        self.maker.check()?;
         if let (Some(gpu), Some(from), Some(to)) = (&mut self.gpu, input.gpu(), output.gpu()) {
             let streams = self.streams.as_mut().ok_or_else(no_streams)?;
             let links = StreamLinks { fabrics: &mut self.fabrics, streams };
@@ -267,6 +276,7 @@ impl Communicator {
         &'a mut self,
         tensors: impl Iterator<Item = &'a SharedTensor>,
     ) -> Result<Linked<'a>, Error> {
+        self.maker.check()?;
         let fabrics = &mut self.fabrics[..];
         let streams = self.streams.as_mut().map(|streams| StreamLinks { fabrics, streams });
         let host = match &mut self.host {
@@ -325,6 +335,29 @@ impl Communicator {
         Ok(())
     }
 
+    /// Says whether the ranks compare their operations before each one: ranks whose operations
+    /// differ then all get `InvalidInput`, which names two of them, and none has begun. Without
+    /// this, such ranks wait for each other until [`Tuning::stall`], or get elements that mean
+    /// nothing. It costs a round trip of sockets for each operation: for programs that are being
+    /// written. The same at all ranks.
+    pub fn compare_operations(&mut self, compares: bool) {
+        self.compares = compares;
+    }
+
+    /// Compares an operation with those of the other ranks, if they do so.
+    pub(crate) fn compare(&mut self, operation: impl FnOnce() -> String) -> Result<(), Error> {
+        self.maker.check()?;
+        if !self.compares {
+            return Ok(());
+        }
+        let own = PeerText::from(operation());
+        let all = self.group.all_gather("the next operation", &own)?;
+        match all.iter().position(|other| *other != all[0]) {
+            None => Ok(()),
+            Some(other) => Err(Error::invalid(format!("rank 0 does {}, and rank {other} does {}", all[0], all[other]))),
+        }
+    }
+
     /// Sets the table by which algorithms are chosen. The same at all ranks.
     pub fn set_table(&mut self, table: AlgorithmTable) {
         (self.table, self.last) = (table, None);
@@ -346,6 +379,7 @@ impl Communicator {
     /// # Errors
     /// If a rank has failed, or lacks the memory.
     pub fn split(&mut self, color: usize, key: usize) -> Result<Self, Error> {
+        self.maker.check()?;
         let part = self.group.split(color, key)?;
         Self::of_group(self.rails.clone(), part, self.tuning.clone())
     }

@@ -19,7 +19,7 @@
 //   named.rs, text.rs, error.rs     names of values; text of other ranks; errors
 //   bootstrap/                      the ranks of a job meet, and learn of each other's end
 //   launchers.rs, placement.rs      what mpirun, Slurm and torchrun say; places and cores
-//   wait.rs                         spins, yields, sleeps
+//   wait.rs, process.rs             spins, yields, sleeps; tells a forked child
 //   adapter.rs, address.rs, connect/
 //                                   a device with its port; connects queue pairs of ranks
 //   element.rs, blocks.rs, pattern.rs
@@ -73,6 +73,7 @@ mod perform;
 mod pipeline;
 mod place;
 pub mod placement;
+mod process;
 mod queue;
 mod ring;
 mod schedule;

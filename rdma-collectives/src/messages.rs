@@ -105,6 +105,7 @@ impl Communicator {
     /// `InvalidInput` if there is no such rank, or a message of this rank to itself has no receiver
     /// among the transfers; otherwise as [`recv`](Self::recv).
     pub fn exchange<T: Element>(&mut self, transfers: &mut [Transfer<'_, T>]) -> Result<(), Error> {
+        self.maker.check()?;
         let (rank, ranks) = (self.rank(), self.ranks());
         if let Some(peer) = transfers.iter().map(Transfer::peer).find(|&peer| peer >= ranks) {
             return Err(Error::invalid(format!("rank {peer} is not below the number of ranks, {ranks}")));

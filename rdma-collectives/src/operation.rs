@@ -1,6 +1,6 @@
 //! Operations: what the ranks do together, and how.
 
-use crate::element::Reduction;
+use crate::element::{Element, Reduction};
 use crate::schedule::step::Schedule;
 use crate::schedule::{Algorithm, Collective, Job, Layout, build};
 
@@ -53,6 +53,19 @@ pub struct Operation {
 }
 
 impl Request {
+    /// The operation as text, which is equal at all ranks if they do the same.
+    pub(crate) fn describe<T: Element>(&self) -> String {
+        let Self { op, count, counts, root, reduction, .. } = self;
+        let mut text = format!("{op} of {count} elements of type {}", T::NAME);
+        if !counts.is_empty() {
+            text = format!("{op} of {counts:?} elements of type {}", T::NAME);
+        }
+        if op.reduces() {
+            text = format!("{text} by {reduction}");
+        }
+        if op.has_root() { format!("{text} with root {root}") } else { text }
+    }
+
     /// An operation out of place on `count` elements, with root 0, whose algorithm is chosen.
     #[must_use]
     pub fn new(op: Collective, count: usize) -> Self {

@@ -139,6 +139,7 @@ impl Communicator {
             let (op, most) = (request.op, from.end.max(to.end));
             return Err(Error::invalid(format!("{op} of {most} elements in tensors that have fewer")));
         }
+        self.compare(|| request.describe::<T>())?;
         match (executor, schedule) {
             (Executor::Fused, _) => return self.fused(*algorithm, request, input, output),
             (Executor::Steps, Some(schedule)) => {

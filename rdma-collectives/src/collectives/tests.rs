@@ -258,3 +258,60 @@ fn the_choice_can_be_asked_and_forced() {
         ranks(2, transport, move |mut comm, group| check(&mut comm, group));
     }
 }
+
+#[test]
+fn ranks_that_do_not_do_the_same_are_told() {
+    ranks(3, Transport::Auto, |mut comm, _| {
+        comm.compare_operations(true);
+        let (rank, mut memory) = (comm.rank(), vec![1_i32; 6]);
+        comm.all_reduce_in_place(&mut memory, Reduction::Sum).unwrap();
+        let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
+        let count = if rank == 2 { 5 } else { 6 };
+        let told = refused(comm.all_reduce_in_place(&mut memory[..count], Reduction::Sum));
+        let sum = |count| format!("all_reduce of {count} elements of type int32 by sum");
+        assert_eq!(told, format!("rank 0 does {}, and rank 2 does {}", sum(6), sum(5)));
+        let told = match rank {
+            1 => refused(comm.broadcast(&mut [1_u8; 3], 2)),
+            _ => refused(comm.all_reduce_in_place(&mut memory, Reduction::Sum)),
+        };
+        let broadcast = "broadcast of 3 elements of type uint8 with root 2";
+        assert_eq!(told, format!("rank 0 does {}, and rank 1 does {broadcast}", sum(6)));
+        // No rank has begun, so the ranks can go on.
+        comm.all_reduce_in_place(&mut memory, Reduction::Sum).unwrap();
+        assert_eq!(memory, [9; 6]);
+    });
+}
+
+#[test]
+fn a_forked_child_gets_an_error() {
+    rdma_test_support::passes_alone(&["collectives::tests::a_child_that_uses_its_parents_communicator"], &[]);
+}
+
+/// Runs in a process of its own, which forks.
+#[test]
+#[ignore = "run by a_forked_child_gets_an_error"]
+fn a_child_that_uses_its_parents_communicator() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        ranks(2, transport, move |mut comm, group| {
+            let tensor = comm.allocate::<i32>(16).unwrap();
+            let mut memory = [1_i32; 16];
+            if comm.rank() == 0 {
+                let is_refused = |result: Result<(), Error>| {
+                    result.is_err_and(|error| error.to_string().starts_with("this is a forked child"))
+                };
+                assert!(rdma_test_support::holds_in_child(|| {
+                    is_refused(comm.all_reduce_in_place(&mut memory, Reduction::Sum))
+                        && is_refused(comm.all_reduce_in_place(&tensor, Reduction::Sum))
+                        && is_refused(comm.send(&memory, 1))
+                        && is_refused(comm.allocate::<u8>(1).map(drop))
+                        // The other memory is the child's own, as any memory is.
+                        && (transport == Transport::Verbs
+                            || tensor.read(0, &mut memory).is_err() && tensor.write(0, &memory).is_err())
+                }));
+            }
+            group.barrier("the child").unwrap();
+            comm.all_reduce_in_place(&mut memory, Reduction::Sum).unwrap();
+            assert_eq!(memory, [2; 16]);
+        });
+    }
+}

@@ -8,6 +8,7 @@ use rdma_mem::{Segment, SegmentView, SharedSlice, SliceError};
 use super::failed;
 use super::trials::Trials;
 use crate::Error;
+use crate::process::Maker;
 use crate::wait::{Patience, Wait};
 
 /// Most bytes that a rank gives to all others in one step.
@@ -30,6 +31,7 @@ pub(super) const MEMORY: usize = SLOTS + 2 * SLOT;
 /// All ranks count the same steps in the same order. A rank's counter says how many it has done.
 #[derive(Debug)]
 pub(crate) struct Clock {
+    maker: Maker,
     own: Segment,
     peers: Vec<(usize, SegmentView)>,
     patience: Patience,
@@ -41,8 +43,14 @@ pub(crate) struct Clock {
 
 impl Clock {
     /// A clock in a segment of [`MEMORY`] bytes and in those of the other ranks, given by rank.
-    pub(super) fn new(own: Segment, peers: Vec<(usize, SegmentView)>, patience: Patience) -> Self {
-        Self { own, peers, patience, now: AtomicU64::new(0), sent: AtomicU64::new(0), trials: Trials::default() }
+    pub(super) fn new(own: Segment, peers: Vec<(usize, SegmentView)>, patience: Patience) -> Result<Self, Error> {
+        let (maker, trials) = (Maker::current()?, Trials::default());
+        Ok(Self { maker, own, peers, patience, now: AtomicU64::new(0), sent: AtomicU64::new(0), trials })
+    }
+
+    /// The process whose memory this is.
+    pub(super) fn maker(&self) -> Maker {
+        self.maker
     }
 
     /// The number of steps that this rank has done.

@@ -80,7 +80,7 @@ impl Host {
         };
         let mut peers: Vec<Neighbour> = streams.into_iter().enumerate().filter_map(neighbour).collect();
         let (own, views) = share(group, &mut peers, 0, "the shared counters", clock::MEMORY)?;
-        let clock = Arc::new(Clock::new(own, views, patience));
+        let clock = Arc::new(Clock::new(own, views, patience)?);
         let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.world()))?;
         let mail = Mail::new(group.rank(), group.world(), own, views);
         let most = AllReduce::most_staged(peers.len() + 1);
@@ -310,6 +310,7 @@ impl SharedTensor {
     /// Copies bytes into the tensor, once no rank reads it any more. Collectives on other tensors
     /// may go on meanwhile.
     pub(crate) fn copy_in(&self, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.clock.maker().check()?;
         self.clock.wait_for_all(self.last_use.load(Ordering::Relaxed))?;
         let place = self.own.bytes().slice(at..at.saturating_add(bytes.len())).map_err(failed)?;
         place.copy_from(bytes.into()).map_err(failed)
@@ -317,6 +318,7 @@ impl SharedTensor {
 
     /// Copies bytes out of the tensor.
     pub(crate) fn copy_out(&self, at: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        self.clock.maker().check()?;
         let place = self.own.bytes().slice(at..at.saturating_add(bytes.len())).map_err(failed)?;
         place.as_shared().copy_to(bytes).map_err(failed)
     }
