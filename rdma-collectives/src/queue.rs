@@ -15,15 +15,20 @@
 //! it back. The first operation that fails ends the queue: its failure is also the result of every
 //! later operation.
 
+mod pending;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use crate::Error;
 use crate::communicator::Communicator;
 use crate::element::{Element, Reduction};
 use crate::tensor::Tensor;
+
+pub use self::pending::Pending;
+use self::pending::pair;
 
 /// A started operation, for the thread: `Err` gives the failure of an earlier one.
 type Task = Box<dyn FnOnce(Result<&mut Communicator, Error>) -> Result<(), Error> + Send>;
@@ -74,22 +79,20 @@ impl Queue {
         &self,
         operation: impl FnOnce(&mut Communicator) -> Result<R, Error> + Send + 'static,
     ) -> Pending<R> {
-        let (sender, receiver) = channel();
+        let (outcome, pending) = pair();
         let task: Task = Box::new(move |comm| {
             let result = comm.and_then(operation);
-            let outcome = result.as_ref().map(drop).map_err(Error::clone);
-            // The caller may have dropped the handle.
-            drop(sender.send(result));
-            outcome
+            let done = result.as_ref().map(drop).map_err(Error::clone);
+            outcome.give(result);
+            done
         });
         // If the thread has ended, the task is dropped, of which the handle learns.
         drop(self.tasks.send(task));
-        Pending { receiver, result: None }
+        pending
     }
 
     /// Starts an all-reduce of the first `count` elements of a tensor, in place; the handle gives
     /// the tensor back.
-    #[must_use = "the handle gives the tensor back"]
     pub fn all_reduce<T: Element>(&self, tensor: Tensor<T>, count: usize, reduction: Reduction) -> Pending<Tensor<T>> {
         self.start(move |comm| {
             comm.all_reduce_in_place(tensor.target(count), reduction)?;
@@ -119,41 +122,6 @@ fn execute(mut comm: Communicator, tasks: &Receiver<Task>, is_dropped: &AtomicBo
         failed = failed.or(outcome.err());
     }
     comm
-}
-
-/// A started operation. Dropping the handle does not stop it.
-#[derive(Debug)]
-pub struct Pending<R> {
-    receiver: Receiver<Result<R, Error>>,
-    /// The result, once [`is_done`](Self::is_done) has seen it.
-    result: Option<Result<R, Error>>,
-}
-
-impl<R> Pending<R> {
-    /// Whether the operation has ended, so that [`wait`](Self::wait) returns at once.
-    pub fn is_done(&mut self) -> bool {
-        if self.result.is_none() {
-            self.result = match self.receiver.try_recv() {
-                Ok(result) => Some(result),
-                Err(TryRecvError::Empty) => None,
-                Err(TryRecvError::Disconnected) => Some(Err(never_ran())),
-            };
-        }
-        self.result.is_some()
-    }
-
-    /// Waits until the operation has ended and returns its result.
-    ///
-    /// # Errors
-    /// The failure of this operation, or of an earlier one of the same queue.
-    pub fn wait(self) -> Result<R, Error> {
-        self.result.unwrap_or_else(|| self.receiver.recv().unwrap_or_else(|_| Err(never_ran())))
-    }
-}
-
-/// The result of an operation that was dropped before it ended.
-fn never_ran() -> Error {
-    Error::new("a started operation did not run: its queue was dropped, or an earlier one panicked")
 }
 
 #[cfg(test)]

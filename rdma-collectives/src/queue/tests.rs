@@ -1,3 +1,4 @@
+use std::future::Future;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -120,4 +121,44 @@ fn dropping_a_queue_does_not_wait() {
         assert!(second.wait().unwrap_err().to_string().contains("did not run"));
         group.barrier("a test").unwrap();
     });
+}
+
+#[test]
+fn a_started_operation_is_awaited_or_waited_for_until_a_moment() {
+    ranks(2, Transport::Auto, |comm, group| {
+        let queue = Queue::new(comm).unwrap();
+        let (open, gate) = channel::<()>();
+        let held = queue.start(move |_| gate.recv().map_err(|error| Error::new(error.to_string())));
+        let sums = queue.start(|comm| {
+            let mut sums = [1.5_f32; 10];
+            comm.all_reduce_in_place(&mut sums, Reduction::Sum)?;
+            Ok(sums)
+        });
+        let held = held.wait_for(Duration::from_millis(1)).unwrap_err();
+        let sums = sums.wait_until(Instant::now()).unwrap_err();
+        group.barrier("the gate").unwrap();
+        assert!(!held.is_done() && !sums.is_done());
+        open.send(()).unwrap();
+        assert_eq!(block_on(sums).unwrap(), [3.0; 10]);
+        held.wait_for(Duration::MAX).unwrap().unwrap();
+        queue.finish().unwrap();
+    });
+}
+
+/// Runs a future on this thread, which its waker unparks.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+            std::task::Poll::Ready(output) => return output,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
 }
