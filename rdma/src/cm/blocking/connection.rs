@@ -10,7 +10,7 @@ use crate::cm::EventChannel;
 use crate::cm::event::{Event, EventKind};
 use crate::cm::id::Id;
 use crate::cm::message::{ConnectionParameters, PrivateData};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, gives_back};
 use crate::qp::{InitializedQueuePair, QueuePair};
 use crate::transport::Rc;
 use crate::wait::Deadline;
@@ -32,31 +32,7 @@ impl<Q> ConnectError<Q> {
     }
 }
 
-impl<Q> fmt::Debug for ConnectError<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<Q> fmt::Display for ConnectError<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<Q> std::error::Error for ConnectError<Q> {}
-
-impl<Q> From<ConnectError<Q>> for Error {
-    fn from(error: ConnectError<Q>) -> Self {
-        error.error
-    }
-}
-
-impl<Q> From<ConnectError<Q>> for std::io::Error {
-    fn from(error: ConnectError<Q>) -> Self {
-        error.error.into()
-    }
-}
+gives_back!(ConnectError<Q>);
 
 /// The connection manager's part of a connection. The queue pair is a separate object; either may
 /// be dropped first.

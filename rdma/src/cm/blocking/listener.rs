@@ -250,11 +250,7 @@ lends_descriptor! {
     Listener<T: PortSpace>, channel
 }
 
-impl<T: PortSpace> fmt::Debug for Listener<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("local_addr", &self.local_addr).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Listener<T: PortSpace>: local_addr);
 
 /// A peer's request for a connection. Accept or reject it; dropping rejects.
 ///
