@@ -1,6 +1,5 @@
 //! An established connection, and the error of a failed attempt.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -189,8 +188,4 @@ lends_descriptor! {
     Connection, channel
 }
 
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("id", &self.id).field("parameters", &self.parameters).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Connection: id, parameters);

@@ -1,6 +1,5 @@
 //! The passive side: listen, then accept or reject.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -428,8 +427,4 @@ fn answer_ece(request: &ConnectRequest<Rc>, qp: &InitializedQueuePair<Rc>) -> Re
     request.set_local_ece(agreed)
 }
 
-impl<T: PortSpace> fmt::Debug for IncomingConnection<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IncomingConnection").field("request", &self.request).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(IncomingConnection<T: PortSpace>: request);
