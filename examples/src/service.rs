@@ -70,23 +70,6 @@ impl ServiceOptions {
         run(self.node(options)?, work)
     }
 
-    /// Runs a program's future as [`run`](Self::run) does, for a user who waits until `deadline`:
-    /// [`run_until`].
-    ///
-    /// # Errors
-    /// As for [`run`](Self::run).
-    pub fn run_until<T, F>(
-        &self,
-        options: NodeOptions,
-        deadline: Instant,
-        work: impl FnOnce(Node) -> F,
-    ) -> Result<T, Failure>
-    where
-        F: Future<Output = Result<T, Failure>>,
-    {
-        run_until(self.node(options)?, deadline, work)
-    }
-
     /// Starts a server on a thread of this process, and returns its address. `serve` takes the
     /// address to listen on, and calls its last argument with the one that it listens on.
     ///
@@ -196,24 +179,18 @@ pub fn run<T, F>(node: (Node, Driver), work: impl FnOnce(Node) -> F) -> Result<T
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    run_lingering(node, work, || LINGER)
+    run_until(node, None, work)
 }
 
-/// Runs a program's future as [`run`] does. The last messages have until `deadline` to leave.
+/// Runs a program's future as [`run`] does. The last messages have until `deadline` to leave, if
+/// there is one.
 ///
 /// # Errors
 /// As for [`run`].
-pub fn run_until<T, F>(node: (Node, Driver), deadline: Instant, work: impl FnOnce(Node) -> F) -> Result<T, Failure>
-where
-    F: Future<Output = Result<T, Failure>>,
-{
-    run_lingering(node, work, || LINGER.min(deadline.saturating_duration_since(Instant::now())))
-}
-
-fn run_lingering<T, F>(
+pub fn run_until<T, F>(
     (node, driver): (Node, Driver),
+    deadline: Option<Instant>,
     work: impl FnOnce(Node) -> F,
-    linger: impl FnOnce() -> Duration,
 ) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -222,7 +199,7 @@ where
         let readable = Readable::new(&driver)?;
         let driving = tokio::spawn(driver.run(readable));
         let result = work(node).await;
-        let limit = linger();
+        let limit = deadline.map_or(LINGER, |end| LINGER.min(end.saturating_duration_since(Instant::now())));
         // The driver ends when the last connection has; other tasks of the program may hold some.
         match tokio::time::timeout(limit, driving).await {
             Ok(Ok(Err(error))) => Err(Failure::from(error)),

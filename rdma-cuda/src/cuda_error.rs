@@ -4,7 +4,8 @@
 use std::fmt;
 
 /// A call of CUDA's driver failed.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {name} ({code}): {description}")]
 pub struct CudaError {
     code: i32,
     name: &'static str,
@@ -60,17 +61,8 @@ impl CudaError {
     }
 }
 
-impl fmt::Display for CudaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { code, name, description, call } = self;
-        write!(f, "{call}: {name} ({code}): {description}")
-    }
-}
-
 impl fmt::Debug for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CudaError({self})")
     }
 }
-
-impl std::error::Error for CudaError {}

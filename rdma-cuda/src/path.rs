@@ -158,18 +158,14 @@ impl fmt::Display for Reason {
         match self {
             Self::Asked => write!(f, "as asked for"),
             Self::TooFar(level) => write!(f, "GPU and NIC are farther apart than {level} ({LEVEL}=SYS allows it)"),
-            Self::NotPossible(causes) => fmt_causes(causes, f),
+            Self::NotPossible(causes) => f.write_str(&listed(causes)),
         }
     }
 }
 
-/// Writes causes and what to do about them as one sentence.
-pub(crate) fn fmt_causes(causes: &[Cause], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    for (index, cause) in causes.iter().enumerate() {
-        let separator = if index == 0 { "" } else { "; and " };
-        write!(f, "{separator}{cause} ({})", cause.remedy())?;
-    }
-    Ok(())
+/// Causes and what to do about them, as one sentence.
+pub(crate) fn listed(causes: &[Cause]) -> String {
+    causes.iter().map(|cause| format!("{cause} ({})", cause.remedy())).collect::<Vec<_>>().join("; and ")
 }
 
 /// The path between memory of a GPU and a NIC. `Display` says which one it is, and why.

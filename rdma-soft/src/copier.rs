@@ -9,15 +9,16 @@
 use std::io;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_mem::{Copier, CopyFailed};
 
 use crate::engine::{CopyEnd, CopyId, CopyJob, CopyQueue, Direction};
 use crate::log::log;
 use crate::node::Node;
+use crate::os::lock::Lock;
 use crate::os::{self, fork};
 
 /// Stack size of a thread in bytes: CUDA's driver runs on it.
@@ -46,7 +47,7 @@ impl CopierThreads {
         fork::identify().map_err(|error| error.errno)?;
         let (sender, receiver) = channel();
         let (threads, idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let pool = Arc::new(Pool { copier, jobs: Mutex::new(receiver), threads, idle });
+        let pool = Arc::new(Pool { copier, jobs: Lock::new(receiver), threads, idle });
         pool.spawn().map_err(|error| error.errno)?;
         Ok(Self { queue: Arc::new(Queue(sender)), process: fork::process() })
     }
@@ -71,7 +72,7 @@ impl CopyQueue for Queue {
 /// What the threads of a copier share.
 struct Pool<C> {
     copier: C,
-    jobs: Mutex<Receiver<CopyJob>>,
+    jobs: Lock<Receiver<CopyJob>>,
     /// The number of threads ever started; none ends before the queue does.
     threads: AtomicUsize,
     /// The number of threads that wait for a copy.
@@ -111,7 +112,7 @@ impl<C: Copier> Pool<C> {
     /// Waits for a copy; `None` at the end of the queue.
     fn next(&self) -> Option<CopyJob> {
         // One thread waits in the channel, and the others for the lock.
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+        self.jobs.lock().recv().ok()
     }
 }
 

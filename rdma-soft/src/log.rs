@@ -8,16 +8,16 @@
 
 pub(crate) mod stderr;
 
-use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::dispatcher::{self, Dispatch};
 use tracing::subscriber::NoSubscriber;
 
 use self::stderr::Printer;
 use crate::os::fork::PerProcess;
+use crate::os::lock::Lock;
 
 /// Limit of queued events; further events are dropped, so that a peer cannot exhaust the memory.
 const MAX_WAITING: usize = 1 << 10;
@@ -36,7 +36,7 @@ static WAKE: OnceLock<fn()> = OnceLock::new();
 
 #[derive(Default)]
 struct Queue {
-    waiting: Mutex<Vec<Deferred>>,
+    waiting: Lock<Vec<Deferred>>,
     /// Number of events not emitted yet, including those that a running [`emit_deferred`] holds.
     pending: AtomicUsize,
 }
@@ -58,17 +58,6 @@ macro_rules! log {
     };
 }
 pub(crate) use log;
-
-fn queue() -> &'static Queue {
-    let Ok(queue) = QUEUE.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
-    queue
-}
-
-impl Queue {
-    fn waiting(&self) -> MutexGuard<'_, Vec<Deferred>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Reads which events go to standard error, once. A child that is forked meanwhile prints nothing.
 pub(crate) fn read_environment() {
@@ -100,8 +89,8 @@ pub(crate) fn set_wake(wake: fn()) {
 pub(crate) fn defer(emit: impl FnOnce() + Send + 'static) {
     let deferred = Deferred { emit: Box::new(emit), to: subscriber() };
     {
-        let queue = queue();
-        let mut waiting = queue.waiting();
+        let queue = QUEUE.get_or_default();
+        let mut waiting = queue.waiting.lock();
         if waiting.len() >= MAX_WAITING {
             return;
         }
@@ -118,7 +107,8 @@ pub(crate) fn emit_deferred() {
     if is_idle() {
         return;
     }
-    let deferred = std::mem::take(&mut *queue().waiting());
+    let queue = QUEUE.get_or_default();
+    let deferred = std::mem::take(&mut *queue.waiting.lock());
     for Deferred { emit, to } in deferred {
         let emitted = catch_unwind(AssertUnwindSafe(move || {
             dispatcher::with_default(&to, emit);
@@ -127,11 +117,11 @@ pub(crate) fn emit_deferred() {
         // The panic hook has reported the panic. The payload is the subscriber's own type and could
         // panic in its destructor, so it is leaked.
         emitted.unwrap_or_else(std::mem::forget);
-        queue().pending.fetch_sub(1, Ordering::Relaxed);
+        queue.pending.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Whether every event has been emitted.
 pub(crate) fn is_idle() -> bool {
-    queue().pending.load(Ordering::Relaxed) == 0
+    QUEUE.get_or_default().pending.load(Ordering::Relaxed) == 0
 }

@@ -48,22 +48,11 @@ pub enum DeviceSelector {
 }
 
 /// The error of parsing a text that selects no device.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no device: write `any`, `hardware`, a name like mlx5_0, or a name and a port like mlx5_0:1")]
 pub struct ParseSelectorError(String);
 
-impl fmt::Display for ParseSelectorError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "`{}` is no device: write `any`, `hardware`, a name like mlx5_0, or a name and a port like mlx5_0:1",
-            self.0
-        )
-    }
-}
-
 debug_is_display!(ParseSelectorError);
-
-impl std::error::Error for ParseSelectorError {}
 
 impl FromStr for DeviceSelector {
     type Err = ParseSelectorError;

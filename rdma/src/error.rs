@@ -552,6 +552,39 @@ impl From<Error> for io::Error {
     }
 }
 
+/// Implements the traits of an error that gives an object back: it reads as the reason, its field
+/// `error`, and converts into it.
+macro_rules! gives_back {
+    ($error:ident<$parameter:ident $(: $bound:path)?>) => {
+        impl<$parameter $(: $bound)?> ::std::fmt::Debug for $error<$parameter> {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                ::std::fmt::Debug::fmt(&self.error, f)
+            }
+        }
+
+        impl<$parameter $(: $bound)?> ::std::fmt::Display for $error<$parameter> {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                ::std::fmt::Display::fmt(&self.error, f)
+            }
+        }
+
+        impl<$parameter $(: $bound)?> ::std::error::Error for $error<$parameter> {}
+
+        impl<$parameter $(: $bound)?> From<$error<$parameter>> for $crate::Error {
+            fn from(error: $error<$parameter>) -> Self {
+                error.error
+            }
+        }
+
+        impl<$parameter $(: $bound)?> From<$error<$parameter>> for ::std::io::Error {
+            fn from(error: $error<$parameter>) -> Self {
+                error.error.into()
+            }
+        }
+    };
+}
+pub(crate) use gives_back;
+
 /// A step that consumes an object failed; the error gives the object back, unchanged.
 ///
 /// Converts into [`Error`] with `?` where the object is not needed.
@@ -577,31 +610,7 @@ impl<T> Failed<T> {
     }
 }
 
-impl<T> fmt::Debug for Failed<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<T> fmt::Display for Failed<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<T> std::error::Error for Failed<T> {}
-
-impl<T> From<Failed<T>> for Error {
-    fn from(failed: Failed<T>) -> Self {
-        failed.error
-    }
-}
-
-impl<T> From<Failed<T>> for io::Error {
-    fn from(failed: Failed<T>) -> Self {
-        failed.error.into()
-    }
-}
+gives_back!(Failed<T>);
 
 #[cfg(test)]
 mod tests {

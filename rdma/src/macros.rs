@@ -28,8 +28,8 @@ macro_rules! getters {
 
 /// Implements `Debug` with the results of the given methods as fields.
 macro_rules! debug_by_methods {
-    ($type:ident: $($method:ident),*) => {
-        impl ::std::fmt::Debug for $type {
+    ($type:ident $(<$lifetime:lifetime>)? $(<$parameter:ident: $bound:path>)?: $($method:ident),*) => {
+        impl $(<$parameter: $bound>)? ::std::fmt::Debug for $type $(<$lifetime>)? $(<$parameter>)? {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 f.debug_struct(stringify!($type))
                     $(.field(stringify!($method), &self.$method()))*

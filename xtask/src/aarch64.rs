@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::apt::{self, Apt};
-use crate::system::{at, cargo, free_port, make, output, read, remove, write};
+use crate::apt::Apt;
+use crate::system::{at, cargo, free_port, make, output, read, remove, succeeds, write};
 use crate::toolchain::{self, script};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -131,11 +131,8 @@ impl Tools {
 
     /// Runs cargo for aarch64.
     fn run(&self, root: &Path, arguments: &str) -> Result<(), String> {
-        match self.cargo(root, arguments).status() {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(format!("cargo {arguments}, for aarch64: {status}")),
-            Err(error) => Err(format!("cannot run cargo: {error}")),
-        }
+        let mut cargo = self.cargo(root, arguments);
+        succeeds(&mut cargo, |status| format!("cargo {arguments}, for aarch64: {status}"))
     }
 
     /// Starts Debian's programs on the drop-in library: every symbol of the programs and of the
@@ -198,23 +195,13 @@ fn exchange(server: &mut Command, client: &mut Command) -> Result<(), String> {
 /// Fetches the C compiler, QEMU and the programs into `folder`.
 fn fetch(folder: &Path) -> Result<(), String> {
     eprintln!("fetching a C compiler for aarch64, QEMU and programs from Debian's {SUITE}");
-    make(folder)?;
     let apt = Apt::foreign(&folder.join("apt"), &[SUITE], ARCHITECTURE)?;
     let (native, programs) = (folder.join("root"), folder.join("arm64"));
-    unpack(&apt, PACKAGES.split_whitespace().map(|name| format!("{name}/{SUITE}")), &native)?;
-    unpack(&apt, PROGRAMS.split_whitespace().map(|name| format!("{name}:{ARCHITECTURE}/{SUITE}")), &programs)?;
+    remove(&native)?;
+    remove(&programs)?;
+    apt.unpack(PACKAGES.split_whitespace().map(|name| format!("{name}/{SUITE}")), &native)?;
+    apt.unpack(PROGRAMS.split_whitespace().map(|name| format!("{name}:{ARCHITECTURE}/{SUITE}")), &programs)?;
     relocate(&native.join("usr/aarch64-linux-gnu/lib/libc.so"))
-}
-
-/// Downloads packages and unpacks them into an empty `folder`.
-fn unpack(apt: &Apt, packages: impl Iterator<Item = String>, folder: &Path) -> Result<(), String> {
-    let debs = folder.with_extension("debs");
-    remove(&debs)?;
-    remove(folder)?;
-    let packages: Vec<_> = packages.collect();
-    apt.download(&packages.iter().map(String::as_str).collect::<Vec<_>>(), &debs)?;
-    apt::unpack_all(&debs, folder)?;
-    remove(&debs)
 }
 
 /// Cuts the folders out of a linker script, so that the linker searches its own.

@@ -2,12 +2,13 @@
 //! suites: the machine does not change, and no root is needed.
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use crate::system::{list, make, output, write};
+use crate::system::{list, make, output, remove, write};
 
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -52,23 +53,42 @@ impl Apt {
             ),
         )?;
         let apt = Self { configuration };
-        apt.run("apt-get", &["update", "-qq"], folder)?;
+        output(apt.command("apt-get").args(["update", "-qq"]))?;
         Ok(apt)
     }
 
     /// Runs `apt-cache`.
     pub(crate) fn cache(&self, arguments: &[&str]) -> Result<String, String> {
-        self.run("apt-cache", arguments, Path::new("/"))
+        output(self.command("apt-cache").args(arguments))
     }
 
-    /// Downloads packages (`name` or `name=version`) into a folder.
-    pub(crate) fn download(&self, packages: &[&str], folder: &Path) -> Result<(), String> {
+    /// Downloads packages (`name`, `name=version` or `name/suite`) into a folder.
+    pub(crate) fn download<P: AsRef<OsStr>>(
+        &self,
+        packages: impl IntoIterator<Item = P>,
+        folder: &Path,
+    ) -> Result<(), String> {
         make(folder)?;
-        self.run("apt-get", &[&["download", "-qq"], packages].concat(), folder).map(drop)
+        output(self.command("apt-get").args(["download", "-qq"]).args(packages).current_dir(folder)).map(drop)
     }
 
-    fn run(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<String, String> {
-        output(Command::new(program).env("APT_CONFIG", &self.configuration).args(arguments).current_dir(folder))
+    /// Downloads packages and unpacks them into `target`, beside which they lie meanwhile.
+    pub(crate) fn unpack<P: AsRef<OsStr>>(
+        &self,
+        packages: impl IntoIterator<Item = P>,
+        target: &Path,
+    ) -> Result<(), String> {
+        let debs = target.with_extension("debs");
+        remove(&debs)?;
+        self.download(packages, &debs)?;
+        unpack_all(&debs, target)?;
+        remove(&debs)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", &self.configuration);
+        command
     }
 }
 

@@ -1,6 +1,6 @@
 //! `cargo xtask counts`: compares instruction counts with the table in `benches/counts.txt`.
 
-use crate::system::cargo;
+use crate::system::{cargo, succeeds};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -15,12 +15,6 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     // profile is that of benchmarks, because callgrind finds the counted function by its symbol.
     let mut counts = cargo(&crate::root());
     counts.args(["run", "--profile", "bench", "-p", "rdma-benches", "--bin", "counts", "--"]);
-    if options.update {
-        counts.arg("--update");
-    }
-    match counts.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err("the instruction counts are not as promised, or were not counted".into()),
-        Err(error) => Err(format!("cannot run cargo: {error}")),
-    }
+    counts.args(options.update.then_some("--update"));
+    succeeds(&mut counts, |_| "the instruction counts are not as promised, or were not counted".into())
 }

@@ -3,9 +3,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use crate::system::{at, cargo, make, output, read, remove};
+use crate::system::{at, cargo, make, output, read, remove, succeeds};
 use crate::{lint, toolchain};
 
 /// Runs the command.
@@ -16,7 +15,8 @@ pub(crate) fn run() -> Result<(), String> {
     let check = |folder: &Path, arguments: &[&str], fault: &str| {
         let mut check = cargo(folder);
         check.arg("check").args(arguments);
-        succeeds(check.env("RUSTC", &rustc).env("CARGO_TARGET_DIR", root.join("target/msrv")), fault)
+        check.env("RUSTC", &rustc).env("CARGO_TARGET_DIR", root.join("target/msrv"));
+        succeeds(&mut check, |_| fault.to_owned())
     };
     let fault = "the workspace does not build with its rust-version";
     check(&root, &["--workspace", "--all-targets", "--locked"], fault)?;
@@ -28,15 +28,6 @@ pub(crate) fn run() -> Result<(), String> {
     output(cargo(&copy).args(["update", "tokio", "--precise", &tokio]))?;
     let fault = format!("rdma and rdma-net do not build with tokio {tokio}");
     check(&copy, &["-p", "rdma-verbs", "-p", "rdma-net", "--features", "rdma-net/tokio"], &fault)
-}
-
-/// Runs a command; the fault says what it means if it fails.
-fn succeeds(command: &mut Command, fault: &str) -> Result<(), String> {
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err(fault.into()),
-        Err(error) => Err(format!("cannot run cargo: {error}")),
-    }
 }
 
 /// Copies the files that git does not ignore.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::system::{cargo, output};
+use crate::system::{cargo, output, succeeds};
 
 /// The package of the Python registry that has the assembler.
 const PACKAGE: &str = "nvidia-cuda-nvcc-cu12==12.9.86";
@@ -28,11 +28,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     };
     let mut test = cargo(&root);
     test.args(["test", "-p", "rdma-cuda", "--lib", "--", "--ignored", "--exact", TEST]).env("PTXAS", &assembler);
-    match test.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err(format!("{} does not take the PTX of rdma-cuda", assembler.display())),
-        Err(error) => Err(format!("cannot run cargo: {error}")),
-    }
+    succeeds(&mut test, |_| format!("{} does not take the PTX of rdma-cuda", assembler.display()))
 }
 
 /// The assembler in `folder`, into which it is fetched if it is not there.

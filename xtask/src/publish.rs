@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use crate::system::{at, cargo, list, output, read, remove};
+use crate::system::{at, cargo, list, metadata, output, read, remove};
 
 /// Files that each archive has.
 const FILES: [&str; 3] = ["README.md", "LICENSE", "LICENSE-APACHE"];
@@ -25,9 +25,7 @@ const PROGRAM: (&str, &str) = ("ibv_devinfo", "soft0");
 /// Runs the command.
 pub(crate) fn run() -> Result<(), String> {
     let root = crate::root();
-    let mut metadata = cargo(&root);
-    metadata.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]);
-    let metadata: Value = serde_json::from_str(&output(&mut metadata)?).map_err(|error| error.to_string())?;
+    let metadata = metadata(&root, &["--no-deps", "--locked"])?;
     let packages: Vec<_> = array(&metadata["packages"]).filter(|package| package["publish"].is_null()).collect();
     let faults: Vec<_> = packages.iter().flat_map(|package| faults(package)).collect();
     if !faults.is_empty() {

@@ -110,7 +110,7 @@ fn newest(root: &Path) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for package in &PACKAGES[..2] {
         // A download of the bare name would look for the installed version.
-        apt.download(&[&format!("{package}/sid")], &packages)?;
+        apt.download([format!("{package}/sid")], &packages)?;
     }
     for package in list(&packages, "deb")? {
         let control = package.with_extension("control");

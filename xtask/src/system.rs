@@ -5,8 +5,10 @@ use std::{
     fs, io,
     net::TcpListener,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, ExitStatus},
 };
+
+use serde_json::Value;
 
 /// Prefixes an error's text with the path.
 pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> String {
@@ -51,6 +53,21 @@ pub(crate) fn cargo(root: &Path) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root);
     cargo
+}
+
+/// Runs cargo, whose output is this program's; `fault` says what it means if cargo fails.
+pub(crate) fn succeeds(cargo: &mut Command, fault: impl FnOnce(ExitStatus) -> String) -> Result<(), String> {
+    match cargo.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(fault(status)),
+        Err(error) => Err(format!("cannot run cargo: {error}")),
+    }
+}
+
+/// What `cargo metadata` says of the workspace in `root`.
+pub(crate) fn metadata(root: &Path, options: &[&str]) -> Result<Value, String> {
+    let text = output(cargo(root).args(["metadata", "--format-version", "1"]).args(options))?;
+    serde_json::from_str(&text).map_err(|error| format!("cargo metadata: {error}"))
 }
 
 /// Runs a program and returns its output.

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::apt::{self, Apt};
-use crate::system::{at, make, output, read, remove, write};
+use crate::apt::Apt;
+use crate::system::{at, output, read, remove, write};
 
 /// The suite whose compiler has the workspace's `rust-version`.
 const SUITE: &str = "trixie";
@@ -44,7 +44,7 @@ pub(crate) fn standard_library(folder: &Path, architecture: &str, target: &str) 
     }
     eprintln!("fetching Rust's library for {architecture} from Debian's {SUITE}");
     let apt = Apt::foreign(&folder.join("apt"), &[SUITE], architecture)?;
-    add(folder, &apt, &format!("libstd-rust-dev:{architecture}/{SUITE}"))
+    apt.unpack([format!("libstd-rust-dev:{architecture}/{SUITE}")], &folder.join("root"))
 }
 
 /// Fetches the sources of the standard library into the compiler's `folder`, unless they are there.
@@ -54,16 +54,7 @@ pub(crate) fn sources(folder: &Path) -> Result<(), String> {
     }
     eprintln!("fetching the sources of Rust's library from Debian's {SUITE}");
     let apt = Apt::new(&folder.join("apt"), &[SUITE])?;
-    add(folder, &apt, &format!("rust-src/{SUITE}"))
-}
-
-/// Downloads a package and unpacks it beside the compiler.
-fn add(folder: &Path, apt: &Apt, package: &str) -> Result<(), String> {
-    let debs = folder.join("debs");
-    remove(&debs)?;
-    apt.download(&[package], &debs)?;
-    apt::unpack_all(&debs, &folder.join("root"))?;
-    remove(&debs)
+    apt.unpack([format!("rust-src/{SUITE}")], &folder.join("root"))
 }
 
 /// Writes an executable script, which appears complete or not at all.
@@ -86,16 +77,11 @@ pub(crate) fn check(rustc: &Path, root: &Path) -> Result<(), String> {
 
 fn fetch(folder: &Path) -> Result<(), String> {
     eprintln!("fetching Rust from Debian's {SUITE}");
-    let (debs, root) = (folder.join("debs"), folder.join("root"));
-    remove(&debs)?;
+    let root = folder.join("root");
     remove(&root)?;
-    make(folder)?;
     let apt = Apt::new(&folder.join("apt"), &[SUITE])?;
     // The bare names would stand for the versions installed here.
-    let packages: Vec<_> = PACKAGES.split_whitespace().map(|name| format!("{name}/{SUITE}")).collect();
-    apt.download(&packages.iter().map(String::as_str).collect::<Vec<_>>(), &debs)?;
-    apt::unpack_all(&debs, &root)?;
-    remove(&debs)
+    apt.unpack(PACKAGES.split_whitespace().map(|name| format!("{name}/{SUITE}")), &root)
 }
 
 /// The `rust-version` in the workspace's manifest.

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::system::cargo;
+use crate::system::{cargo, succeeds};
 use crate::toolchain;
 
 /// The tests: arguments of `cargo test`.
@@ -32,9 +32,5 @@ fn test(root: &Path, rustc: &Path, arguments: &str) -> Result<(), String> {
     cargo.env("RUSTC", rustc).env("RUSTC_BOOTSTRAP", "1").env("CARGO_TARGET_DIR", root.join("target/tsan"));
     let flags = format!("-Zsanitizer=thread -Zexternal-clangrt -Clinker={CLANG} -Clink-arg=-fsanitize=thread");
     cargo.env("RUSTFLAGS", flags);
-    match cargo.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("cargo test {arguments}, under the thread sanitizer: {status}")),
-        Err(error) => Err(format!("cannot run cargo: {error}")),
-    }
+    succeeds(&mut cargo, |status| format!("cargo test {arguments}, under the thread sanitizer: {status}"))
 }

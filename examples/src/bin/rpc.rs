@@ -75,7 +75,8 @@ fn run(args: Args) -> Result<(), Failure> {
         }
         Command::Call { address, method, body, deadline } => {
             let (server, time) = (resolve(address)?, Duration::from_millis((*deadline).into()));
-            let result = service.run_until(rpc::node_options(1), Instant::now() + time, |node| async move {
+            let (node, deadline) = (service.node(rpc::node_options(1))?, Instant::now() + time);
+            let result = service::run_until(node, Some(deadline), |node| async move {
                 rpc::call_once(&node, server, *method, body.as_bytes(), time).await
             });
             let result = result.map_err(|failure| failure.context(format_args!("server {server}")))?;

@@ -117,7 +117,7 @@ fn a_deadline_that_has_passed_ends_the_program() {
         let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
         let node = Node::new(&context, &node_options(32)).unwrap();
         let mut late = Instant::now();
-        let done = service::run_until(node, late, |node| {
+        let done = service::run_until(node, Some(late), |node| {
             let late = &mut late;
             async move {
                 let client = Client::connect(&node, address).await?;

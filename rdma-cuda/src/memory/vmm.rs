@@ -111,9 +111,7 @@ impl Physical {
         })?;
         Ok(Self { gpu: gpu.clone(), handle })
     }
-}
 
-impl Physical {
     /// Requires memory of this GPU: the other process may have shared that of another one.
     fn check_gpu(&self) -> Result<()> {
         let mut found = AllocationProperties::new(-1, false, false);

@@ -32,7 +32,7 @@ use crate::detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, 
 use crate::error::Error;
 use crate::memory::{DeviceMemory, DmaBuf, GpuSlice, PointerAttributes, SyncMemops};
 use crate::order::{Landed, Ready};
-use crate::path::{InvalidVariable, Path, Preference, Reason, Way, fmt_causes};
+use crate::path::{InvalidVariable, Path, Preference, Reason, Way, listed};
 use crate::topology::Topology;
 
 /// Memory of a GPU for a NIC: registered, or to be staged.
@@ -268,60 +268,46 @@ impl fmt::Debug for GpuRegion {
 }
 
 /// The error of a [`GpuRegion`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionError {
     /// There is no direct path, which is required.
+    #[error("no direct path between GPU and NIC: {}", listed(.causes))]
     NoDirectPath {
         /// Why not.
         causes: Vec<Cause>,
     },
     /// Peers shall access the memory, which they cannot if it is staged.
+    #[error("peers cannot access GPU memory that is staged (send messages instead): {reason}")]
     StagedForPeers {
         /// Why it is staged.
         reason: Reason,
     },
     /// The NIC shall access the memory, which is staged.
+    #[error("the NIC cannot access GPU memory that is staged: {reason}")]
     Staged {
         /// Why it is staged.
         reason: Reason,
     },
     /// The slice is of memory other than the region's.
+    #[error("the slice is of memory other than the region's")]
     NotInRegion,
     /// A variable of the environment has an invalid value.
-    Variable(InvalidVariable),
+    #[error(transparent)]
+    Variable(#[from] InvalidVariable),
     /// The NIC shall read memory back that is registered without the right to read.
+    #[error("a read back needs a region with RemoteAccess::READ")]
     NotReadable,
     /// The NIC could not read memory back; the connection to itself has ended.
+    #[error("the NIC could not read GPU memory back: connect a new ReadBack")]
     ReadBack,
     /// The NIC refused.
-    Rdma(rdma::Error),
+    #[error(transparent)]
+    Rdma(#[from] rdma::Error),
     /// The GPU's driver refused.
-    Gpu(Error),
+    #[error(transparent)]
+    Gpu(#[from] Error),
 }
-
-impl fmt::Display for RegionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoDirectPath { causes } => {
-                f.write_str("no direct path between GPU and NIC: ")?;
-                fmt_causes(causes, f)
-            }
-            Self::StagedForPeers { reason } => {
-                write!(f, "peers cannot access GPU memory that is staged (send messages instead): {reason}")
-            }
-            Self::Staged { reason } => write!(f, "the NIC cannot access GPU memory that is staged: {reason}"),
-            Self::NotInRegion => write!(f, "the slice is of memory other than the region's"),
-            Self::NotReadable => write!(f, "a read back needs a region with RemoteAccess::READ"),
-            Self::ReadBack => write!(f, "the NIC could not read GPU memory back: connect a new ReadBack"),
-            Self::Variable(error) => error.fmt(f),
-            Self::Gpu(error) => error.fmt(f),
-            Self::Rdma(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for RegionError {}
 
 impl From<RegionError> for Error {
     fn from(error: RegionError) -> Self {
@@ -330,24 +316,6 @@ impl From<RegionError> for Error {
             RegionError::Rdma(error) => error.into(),
             other => Self::Path { reason: other.to_string() },
         }
-    }
-}
-
-impl From<InvalidVariable> for RegionError {
-    fn from(error: InvalidVariable) -> Self {
-        Self::Variable(error)
-    }
-}
-
-impl From<Error> for RegionError {
-    fn from(error: Error) -> Self {
-        Self::Gpu(error)
-    }
-}
-
-impl From<rdma::Error> for RegionError {
-    fn from(error: rdma::Error) -> Self {
-        Self::Rdma(error)
     }
 }
 

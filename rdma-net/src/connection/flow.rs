@@ -577,7 +577,7 @@ impl Flow {
                 self.pump(now);
             }
             Stored::Read(buffer, _) => {
-                self.take_read(buffer.len());
+                self.offers.end_wait(buffer.len());
                 self.pump(now);
             }
             Stored::Whole(..) | Stored::Offered(_) => {}

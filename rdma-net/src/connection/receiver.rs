@@ -12,6 +12,7 @@ use super::flow::{Flow, Stored};
 use crate::failure::Failure;
 
 /// The half of a connection that receives.
+#[derive(Debug)]
 pub struct Receiver {
     core: Arc<Core>,
 }
@@ -80,12 +81,6 @@ impl Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.core.tell(Flow::stop_receiving);
-    }
-}
-
-impl fmt::Debug for Receiver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receiver").field("core", &self.core).finish()
     }
 }
 

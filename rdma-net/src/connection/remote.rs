@@ -1,6 +1,5 @@
 //! One-sided operations on the peer's memory.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -24,7 +23,7 @@ use crate::waiters::Place;
 /// Clones use the same connection. Up to 16 operations are in flight; others wait in the order in
 /// which they came. Operations of one task that waits for each of them happen in order; the order
 /// of operations in flight at the same time is undefined, and so is their order to messages.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Remote {
     core: Arc<Core>,
 }
@@ -233,12 +232,6 @@ impl Remote {
         let mut is_new = true;
         poll_fn(|cx| self.core.poll(cx, std::mem::take(&mut is_new), |flow, _, task| flow.poll_operation(id, task)))
             .await
-    }
-}
-
-impl fmt::Debug for Remote {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").field("core", &self.core).finish()
     }
 }
 

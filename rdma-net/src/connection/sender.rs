@@ -26,6 +26,7 @@ const LONGEST_WRITE: usize = 128 << 10;
 /// Clones send on the same connection; the order of messages of several clones is undefined, but
 /// each message stays whole. Waiting senders are served in the order in which they came; one whose
 /// task is woken and does not poll it for 50 ms is passed by, until it is polled.
+#[derive(Debug)]
 pub struct Sender {
     core: Arc<Core>,
 }
@@ -232,12 +233,6 @@ impl Clone for Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         self.core.drop_sender();
-    }
-}
-
-impl fmt::Debug for Sender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sender").field("core", &self.core).finish()
     }
 }
 

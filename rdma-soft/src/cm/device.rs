@@ -9,13 +9,14 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use rdma_sys::{ibv_context, ibv_gid, ibv_pd};
 
 use super::address;
 use crate::engine::Errno;
 use crate::os::fork::PerProcess;
+use crate::os::lock::Lock;
 use crate::verbs::context::ContextState;
 use crate::verbs::device::{self, LinkLayer};
 use crate::verbs::gid::own_address;
@@ -39,18 +40,18 @@ struct Shared {
 unsafe impl Send for Shared {}
 
 /// One entry for each device.
-static SHARED: PerProcess<Vec<Mutex<Shared>>> = PerProcess::new();
+static SHARED: PerProcess<Vec<Lock<Shared>>> = PerProcess::new();
 
 /// The shared objects of the device with this number.
 fn shared(index: u8) -> Result<MutexGuard<'static, Shared>, Errno> {
     let all = SHARED.get().unwrap_or_else(make_shared);
     let shared = all.get(usize::from(index)).ok_or(Errno(libc::ENODEV))?;
-    Ok(shared.lock().unwrap_or_else(PoisonError::into_inner))
+    Ok(shared.lock())
 }
 
 #[cold]
-fn make_shared() -> &'static Vec<Mutex<Shared>> {
-    let entry = |index| Mutex::new(Shared { index, open: None, pd: ptr::null_mut(), pin: None, users: 0 });
+fn make_shared() -> &'static Vec<Lock<Shared>> {
+    let entry = |index| Lock::new(Shared { index, open: None, pd: ptr::null_mut(), pin: None, users: 0 });
     // Collected before `get_or_make`, whose uninterrupted step must not wait for a lock.
     let all = device::all().map(|device| entry(device.index)).collect();
     let Ok(shared) = SHARED.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::new(all))));

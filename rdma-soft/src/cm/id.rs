@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use rdma_sys::{ibv_qp_init_attr, ibv_qp_type, ibv_sa_path_rec, rdma_cm_id, rdma_event_channel, rdma_port_space};
 
@@ -18,6 +18,7 @@ use super::service::{Service, State};
 use super::wire::Ece;
 use super::{address, path};
 use crate::engine::Errno;
+use crate::os::lock::Lock;
 use crate::verbs::attr::{PKEY, PORT};
 use crate::verbs::call::{Argument, Handle, Own};
 use crate::verbs::object::{Object, Public, get_field, set_field};
@@ -29,7 +30,7 @@ pub(super) type Id<'a> = &'a Object<rdma_cm_id>;
 #[derive(Debug)]
 pub(crate) struct IdState {
     target: Arc<Target>,
-    inner: Mutex<Inner>,
+    inner: Lock<Inner>,
 }
 
 /// State of an id that calls of the application use.
@@ -82,7 +83,7 @@ impl Object<rdma_cm_id> {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Calls `work` with the connection manager's state and the id's key, under the lock.
@@ -175,7 +176,7 @@ fn publish(
     sync: bool,
 ) -> *mut rdma_cm_id {
     let public = rdma_cm_id { channel, context, ps, qp_type, ..rdma_cm_id::default() };
-    let inner = Mutex::new(Inner { sync, ..Inner::default() });
+    let inner = Lock::new(Inner { sync, ..Inner::default() });
     let id = Object::create(public, IdState { target: Arc::clone(&target), inner });
     target.set_object(id);
     id

@@ -13,7 +13,7 @@
 //! 3. Lock order: this lock, then the lock of an event queue. No callback runs under either lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use nix::errno::Errno as SystemErrno;
 
@@ -26,6 +26,7 @@ use crate::engine::{Errno, Time};
 use crate::log::log;
 use crate::os::event_loop::EventLoop;
 use crate::os::fork::PerProcess;
+use crate::os::lock::Lock;
 use crate::os::socket::{Received, Socket};
 use crate::os::{self, now};
 use crate::threads;
@@ -44,7 +45,7 @@ static SERVICE: PerProcess<Service> = PerProcess::new();
 /// The connection manager of this process.
 #[derive(Debug)]
 pub(super) struct Service {
-    state: Mutex<State>,
+    state: Lock<State>,
     event_loop: Arc<EventLoop>,
 }
 
@@ -105,24 +106,20 @@ impl Service {
             alarm: Time(u64::MAX),
             spare: Some(Socket::new()?),
         };
-        Ok(Self { state: Mutex::new(state), event_loop })
+        Ok(Self { state: Lock::new(state), event_loop })
     }
 
     /// Calls `work` with the state under the lock, then sets the alarm.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let result = work(&mut state);
         state.set_alarm();
         result
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn turn(&self) {
         {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.run_timers(now());
             state.alarm = Time(u64::MAX);
             state.set_alarm();

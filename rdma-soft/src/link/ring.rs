@@ -44,16 +44,9 @@ const KIND_PADDING: u64 = 0x5250 << 32;
 const KIND_MASK: u64 = !0xffff_ffff;
 
 /// The error of a ring whose other side wrote an impossible value: that side is broken or hostile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the peer wrote an impossible value into a ring")]
 pub(crate) struct Corrupt;
-
-impl core::fmt::Display for Corrupt {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("the peer wrote an impossible value into a ring")
-    }
-}
-
-impl core::error::Error for Corrupt {}
 
 /// The shared memory of one ring.
 pub(crate) trait Region {

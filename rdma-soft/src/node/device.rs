@@ -18,6 +18,7 @@ use crate::link::slot::{self, Listener};
 use crate::log::log;
 use crate::os;
 use crate::os::event_loop::EventLoop;
+use crate::os::lock::Lock;
 use crate::os::socket::Socket;
 use crate::os::wait_set::WaitSet;
 
@@ -42,25 +43,9 @@ pub(super) enum Part {
 #[derive(Debug, Default)]
 pub(super) struct Meetings {
     /// This process's part in each handshake, by the other process's id.
-    parts: Mutex<HashMap<i32, Part>>,
+    pub(super) parts: Lock<HashMap<i32, Part>>,
     /// Number of handshakes under way that peers began.
     pub(super) accepting: AtomicUsize,
-}
-
-impl Meetings {
-    pub(super) fn parts(&self) -> MutexGuard<'_, HashMap<i32, Part>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The multicast groups that this process has joined, and the sockets whose names announce them.
-#[derive(Debug, Default)]
-pub(super) struct Memberships(Mutex<HashMap<Gid, Socket>>);
-
-impl Memberships {
-    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<Gid, Socket>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// This process's software device.
@@ -78,11 +63,12 @@ pub(crate) struct Node {
     /// Held by the thread that waits in place of the agent. This lock is taken before all others.
     pub(super) waiter: Mutex<()>,
     /// The slots of this process. While this lock is held, the state's lock is never taken.
-    listeners: Mutex<Vec<Listener>>,
+    pub(super) listeners: Lock<Vec<Listener>>,
     /// Handshakes under way. This lock is taken before the state's.
     pub(super) meetings: Meetings,
-    /// The multicast groups of this process. This lock is taken before the state's.
-    pub(super) memberships: Memberships,
+    /// The multicast groups that this process has joined, and the sockets whose names announce
+    /// them. This lock is taken before the state's.
+    pub(super) memberships: Lock<HashMap<Gid, Socket>>,
 }
 
 impl Node {
@@ -108,14 +94,10 @@ impl Node {
             event_loop,
             wait_set,
             waiter: Mutex::default(),
-            listeners: Mutex::new(vec![listener]),
+            listeners: Lock::new(vec![listener]),
             meetings: Meetings::default(),
-            memberships: Memberships::default(),
+            memberships: Lock::default(),
         })
-    }
-
-    pub(super) fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -213,7 +195,7 @@ impl Node {
     /// `EMFILE` when all slots of the host are taken.
     pub(crate) fn add_slot(&self) -> Result<(), Errno> {
         let slot = {
-            let mut listeners = self.listeners();
+            let mut listeners = self.listeners.lock();
             let index = u32::try_from(listeners.len()).unwrap_or(u32::MAX);
             let listener = claim(&self.event_loop, index)?;
             let slot = listener.slot;

@@ -40,7 +40,7 @@ struct Meeting {
 impl Meeting {
     /// None if there is a link to the process, or another handshake with it is under way.
     fn open(node: &'static Node, pid: i32) -> Option<Self> {
-        let mut parts = node.meetings.parts();
+        let mut parts = node.meetings.parts.lock();
         if parts.contains_key(&pid) || node.lock().link_to(pid).is_some() {
             return None;
         }
@@ -50,7 +50,7 @@ impl Meeting {
 
     /// The answer to a process that requests a link.
     fn accept(node: &'static Node, pid: i32, slots: &[Slot]) -> (Answer, Option<Self>) {
-        let mut parts = node.meetings.parts();
+        let mut parts = node.meetings.parts.lock();
         let state = node.lock();
         if state.link_to(pid).is_some() {
             return (Answer::Known, None);
@@ -71,7 +71,7 @@ impl Meeting {
 
 impl Drop for Meeting {
     fn drop(&mut self) {
-        let mut parts = self.node.meetings.parts();
+        let mut parts = self.node.meetings.parts.lock();
         if parts.get(&self.pid) == Some(&self.part) {
             parts.remove(&self.pid);
         }
@@ -154,7 +154,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             break;
         }
         let accepted = {
-            let listeners = node.listeners();
+            let listeners = node.listeners.lock();
             let Some(listener) = listeners.get(index as usize) else { return };
             listener.socket.accept()
         };
@@ -233,7 +233,7 @@ fn greet(node: &'static Node, socket: Socket) -> Result<(), Refusal> {
 }
 
 fn rearm_all(node: &Node) {
-    for (index, listener) in (0..).zip(node.listeners().iter()) {
+    for (index, listener) in (0..).zip(node.listeners.lock().iter()) {
         let rearmed = node.event_loop.rearm(&listener.socket, Source::Listener(index).token());
         debug_assert!(rearmed.is_ok(), "a listener that is not watched");
     }

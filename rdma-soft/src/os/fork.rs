@@ -10,6 +10,7 @@
 //! agent and a slot: the children of a pre-fork server open the device as they open a NIC.
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -154,6 +155,15 @@ impl<T: Sync> PerProcess<T> {
             self.process.store(process(), Ordering::Release);
             Ok(value)
         })
+    }
+
+    /// The value of this process, which is the default one at first.
+    pub(crate) fn get_or_default(&'static self) -> &'static T
+    where
+        T: Default,
+    {
+        let Ok(value) = self.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
+        value
     }
 }
 

@@ -12,12 +12,14 @@
 //!   event_loop.rs, wait_set.rs  sleeps until a descriptor is ready; bells on which a thread may
 //!                               wait
 //!   fork.rs, process.rs         fork safety; other processes, as the kernel identifies them
+//!   lock.rs                     a lock that a panic leaves usable
 //!   thread.rs, signal.rs        the threads of this library; signals that interrupt waits
 //! ```
 
 pub(crate) mod bell;
 pub(crate) mod event_loop;
 pub(crate) mod fork;
+pub(crate) mod lock;
 pub(crate) mod private;
 pub(crate) mod process;
 pub(crate) mod signal;

@@ -6,15 +6,15 @@
 //! itself (close-on-exec). Until a child has run for the first time it has its parent's
 //! descriptors.
 
-use std::convert::Infallible;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rdma_mem::process::ForkHandlers;
 
 use super::Result;
 use super::fork::{self, PerProcess};
+use super::lock::Lock;
 
 const CHUNK: usize = 512;
 
@@ -39,7 +39,7 @@ impl Private {
         let _registered = HANDLERS.register();
         fork::uninterrupted(|| {
             let fd = call()?;
-            let place = with_places(|places| places.enter(fd.as_raw_fd()));
+            let place = PLACES.get_or_default().lock().enter(fd.as_raw_fd());
             Ok(Self { fd: Some(fd), place, process: fork::process() })
         })
     }
@@ -55,7 +55,7 @@ impl Drop for Private {
     fn drop(&mut self) {
         fork::uninterrupted(|| {
             if self.process == fork::process() {
-                with_places(|places| places.leave(self.place));
+                PLACES.get_or_default().lock().leave(self.place);
                 self.fd = None;
             } else {
                 // Closed already: the number may be another descriptor of this child.
@@ -80,19 +80,13 @@ impl Chunk {
 
 static FIRST: Chunk = Chunk::new();
 /// Locked only in a step.
-static PLACES: PerProcess<Mutex<Places>> = PerProcess::new();
+static PLACES: PerProcess<Lock<Places>> = PerProcess::new();
 
 /// The free places, and the number of places ever used.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Places {
     free: Vec<usize>,
     used: usize,
-}
-
-fn with_places<R>(work: impl FnOnce(&mut Places) -> R) -> R {
-    let make = || Box::new(Mutex::new(Places { free: Vec::new(), used: 0 }));
-    let Ok(places) = PLACES.get_or_make(|| Ok::<_, Infallible>(Box::leak(make())));
-    work(&mut places.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Places {
@@ -178,7 +172,11 @@ mod tests {
     #[test]
     fn a_child_whose_fork_has_interrupted_a_step_makes_descriptors_of_its_own() {
         let _alone = super::super::FORKING.lock();
-        interrupted(|here| with_places(|_| here()), || Socket::new().is_ok());
+        let with_places = |here: &dyn Fn()| {
+            let _places = PLACES.get_or_default().lock();
+            here();
+        };
+        interrupted(with_places, || Socket::new().is_ok());
     }
 
     #[test]

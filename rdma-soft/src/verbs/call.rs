@@ -98,9 +98,7 @@ impl<T> In<T> {
         // (invariant 1).
         unsafe { self.0.as_ref() }
     }
-}
 
-impl<T> In<T> {
     /// The first fields of the structure, for callers whose version is older and shorter.
     ///
     /// # Safety
@@ -151,9 +149,7 @@ pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
     pub(crate) fn write(&self, value: T) -> Result<(), Errno> {
-        if self.0.is_null() {
-            return Err(Errno::INVAL);
-        }
+        self.check()?;
         // SAFETY: `write` requires a pointer that is valid for writes: checked for null above, and
         // promise 2.
         unsafe { self.0.write(value) };
@@ -178,9 +174,7 @@ impl<T> Out<T> {
     ///
     /// `len` is the size in bytes that C passed for its structure.
     pub(crate) unsafe fn write_as(&self, value: &T, len: usize) -> Result<(), Errno> {
-        if self.0.is_null() {
-            return Err(Errno::INVAL);
-        }
+        self.check()?;
         let ours = len.min(size_of::<T>());
         let rest = self.0.wrapping_byte_add(ours).cast::<u8>();
         // SAFETY: `copy_nonoverlapping` requires `ours` readable bytes, as many writable ones, and

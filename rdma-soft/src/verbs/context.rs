@@ -1,12 +1,11 @@
 //! `ibv_context`: an opened device, and the objects that live in it.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rdma_sys::{ibv_context, ibv_context_ops, ibv_cq_ex, ibv_device, ibv_qp_ex, verbs_context};
 
@@ -21,6 +20,7 @@ use super::on_demand::OwnMemory;
 use crate::log::log;
 use crate::node::Node;
 use crate::os::fork::PerProcess;
+use crate::os::lock::Lock;
 
 /// Constructors of the op tables in a context, its CQs and its QPs. `ops` passes them in at
 /// `open`, because their functions call modules that import this one.
@@ -46,7 +46,7 @@ pub(crate) struct ContextState {
     commands: Option<Commands>,
     events: Arc<AsyncEvents>,
     own_memory: OwnMemory,
-    children: Mutex<HashMap<usize, Orphan>>,
+    children: Lock<HashMap<usize, Orphan>>,
 }
 
 impl ContextState {
@@ -76,7 +76,7 @@ impl ContextState {
     pub(super) fn create<T: Child>(&self, public: T, private: T::Private) -> *mut T {
         let pointer = Object::create(public, private);
         let orphan = Orphan { pointer: pointer.cast(), mark: T::MARK, order: T::ORDER, abandon: abandon::<T> };
-        self.lock_children().insert(pointer.addr(), orphan);
+        self.children.lock().insert(pointer.addr(), orphan);
         pointer
     }
 
@@ -88,7 +88,7 @@ impl ContextState {
         let shares = |of: &Self| ptr::eq(of, self) || (own.is_some() && of.inode() == own);
         let mut results = Vec::new();
         for context in opened().iter().filter(|context| shares(context)) {
-            let children = context.lock_children();
+            let children = context.children.lock();
             results.extend(children.values().filter(|orphan| orphan.mark == T::MARK).filter_map(|orphan| {
                 // SAFETY: `get` requires a live object of this type: `create` stored its mark with
                 // the pointer, and `destroy` removes an object from the list, which is locked,
@@ -101,10 +101,6 @@ impl ContextState {
 
     fn inode(&self) -> Option<Inode> {
         self.commands.as_ref().map(Commands::inode)
-    }
-
-    fn lock_children(&self) -> MutexGuard<'_, HashMap<usize, Orphan>> {
-        self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -152,7 +148,7 @@ where
     T: Pointee,
     T::Object: Child,
 {
-    Child::context(pointer.get()?).lock_children().remove(&T::object(pointer.raw()).addr());
+    Child::context(pointer.get()?).children.lock().remove(&T::object(pointer.raw()).addr());
     pointer.free()
 }
 
@@ -203,16 +199,11 @@ impl Pointee for ibv_context {
 }
 
 /// The contexts of this process.
-static OPENED: PerProcess<Mutex<Vec<Weak<ContextState>>>> = PerProcess::new();
-
-fn lock_opened() -> MutexGuard<'static, Vec<Weak<ContextState>>> {
-    let Ok(opened) = OPENED.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
-    opened.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static OPENED: PerProcess<Lock<Vec<Weak<ContextState>>>> = PerProcess::new();
 
 /// The contexts that are open.
 fn opened() -> Vec<Arc<ContextState>> {
-    lock_opened().iter().filter_map(Weak::upgrade).collect()
+    OPENED.get_or_default().lock().iter().filter_map(Weak::upgrade).collect()
 }
 
 /// Opens a device.
@@ -283,9 +274,9 @@ fn make(
         events,
         own_memory: OwnMemory::default(),
         commands,
-        children: Mutex::default(),
+        children: Lock::default(),
     });
-    let mut opened = lock_opened();
+    let mut opened = OPENED.get_or_default().lock();
     opened.retain(|context| context.strong_count() > 0);
     opened.push(Arc::downgrade(&state));
     drop(opened);
@@ -299,8 +290,8 @@ fn make(
 pub(super) fn close_device(context: Own<ibv_context>) -> Done {
     let object = context.get()?;
     let node = Node::get()?;
-    lock_opened().retain(|other| !ptr::eq(other.as_ptr(), Arc::as_ptr(object)));
-    let mut orphans: Vec<Orphan> = object.lock_children().drain().map(|(_, orphan)| orphan).collect();
+    OPENED.get_or_default().lock().retain(|other| !ptr::eq(other.as_ptr(), Arc::as_ptr(object)));
+    let mut orphans: Vec<Orphan> = object.children.lock().drain().map(|(_, orphan)| orphan).collect();
     if orphans.is_empty() {
         return context.free();
     }

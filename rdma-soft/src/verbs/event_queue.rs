@@ -22,11 +22,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Wake;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::os::lock::Lock;
 use crate::os::thread::NoCancellation;
 use crate::os::{self, Named};
 
@@ -39,7 +40,7 @@ const FUTILE: u32 = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
-    entries: Mutex<Entries<T>>,
+    entries: Lock<Entries<T>>,
 }
 
 #[derive(Debug)]
@@ -69,12 +70,12 @@ pub(crate) struct Reception<'a, T>(&'a EventQueue<T>);
 impl<T> Reception<'_, T> {
     /// Takes the event, if it has come.
     pub(crate) fn take<R>(&self, take: impl FnOnce(T) -> R) -> Option<R> {
-        self.0.lock().reception.as_mut()?.event.take().map(take)
+        self.0.entries.lock().reception.as_mut()?.event.take().map(take)
     }
 
     /// Whether the thread may sleep: no event has come, and `wake` will be called when one comes.
     pub(crate) fn may_sleep(&self, wake: fn()) -> bool {
-        let mut entries = self.0.lock();
+        let mut entries = self.0.entries.lock();
         let Some(seat) = &mut entries.reception else { return false };
         seat.wake = Some(wake);
         seat.event.is_none()
@@ -82,7 +83,7 @@ impl<T> Reception<'_, T> {
 
     /// The thread is awake: it looks for the event itself.
     pub(crate) fn stay_awake(&self) {
-        if let Some(seat) = &mut self.0.lock().reception {
+        if let Some(seat) = &mut self.0.entries.lock().reception {
             seat.wake = None;
         }
     }
@@ -90,7 +91,7 @@ impl<T> Reception<'_, T> {
 
 impl<T> Drop for Reception<'_, T> {
     fn drop(&mut self) {
-        let mut entries = self.0.lock();
+        let mut entries = self.0.entries.lock();
         let left = entries.reception.take().and_then(|seat| seat.event);
         let Some(event) = left else { return };
         entries.queue.push_front(event);
@@ -111,7 +112,7 @@ impl<T> EventQueue<T> {
     pub(crate) fn new() -> os::Result<Self> {
         let counter = EventFd::from_flags(EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC).named("eventfd2")?;
         let entries = Entries { queue: VecDeque::new(), unraised: 0, cancelled: 0, reception: None };
-        Ok(Self { fd: counter.into(), entries: Mutex::new(entries) })
+        Ok(Self { fd: counter.into(), entries: Lock::new(entries) })
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {
@@ -129,7 +130,7 @@ impl<T> EventQueue<T> {
     /// Adds an event, as [`EventQueue::offer`] does. True if the caller has to [raise](Self::raise)
     /// the counter once, which it may do later.
     pub(crate) fn enqueue(&self, event: T, admit: impl FnOnce(&T) -> bool) -> bool {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         if !admit(&event) {
             return false;
         }
@@ -151,13 +152,13 @@ impl<T> EventQueue<T> {
     /// reserved the next one, or if the descriptor is non-blocking.
     pub(crate) fn receive(&self) -> Option<Reception<'_, T>> {
         let is_busy = |entries: &Entries<T>| !entries.queue.is_empty() || entries.reception.is_some();
-        if is_busy(&self.lock()) {
+        if is_busy(&self.entries.lock()) {
             return None;
         }
         // SAFETY: `fcntl` requires an open descriptor (invariant 2) and the argument that the
         // command takes: `F_GETFL` takes none.
         let flags = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_GETFL) };
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         if flags < 0 || flags & libc::O_NONBLOCK != 0 || is_busy(&entries) {
             return None;
         }
@@ -170,7 +171,7 @@ impl<T> EventQueue<T> {
     fn raise(&self) {
         let _guard = NoCancellation::new();
         // Held during the write, so that a removal finds the count that it has to take back.
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         if entries.cancelled > 0 {
             entries.cancelled -= 1;
             return;
@@ -206,7 +207,7 @@ impl<T> EventQueue<T> {
     /// Takes the oldest event, after the caller has read the descriptor for the `reads`th time.
     /// `None` if the event was retracted meanwhile: the caller reads again.
     pub(crate) fn take_after<R>(&self, reads: u32, take: impl FnOnce(T) -> R) -> io::Result<Option<R>> {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let taken = entries.queue.pop_front().map(take);
         drop(entries);
         if taken.is_none() && reads >= FUTILE {
@@ -223,7 +224,7 @@ impl<T> EventQueue<T> {
 
     /// Removes the events that match, as [`EventQueue::retract`] does, and returns them in order.
     pub(crate) fn extract<R>(&self, matches: impl Fn(&T) -> bool, seal: impl FnOnce() -> R) -> (Vec<T>, R) {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let mut removed = Vec::new();
         if let Some(seat) = &mut entries.reception {
             removed.extend(seat.event.take_if(|event| matches(event)));
@@ -268,10 +269,6 @@ impl<T> EventQueue<T> {
         // SAFETY: `preadv2` requires an open descriptor (invariant 2) and valid iovecs: `buffer` is
         // the only one, and its 8 bytes are those of `count`.
         unsafe { libc::preadv2(self.fd.as_raw_fd(), &raw const buffer, 1, -1, libc::RWF_NOWAIT) };
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Entries<T>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

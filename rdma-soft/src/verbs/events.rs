@@ -12,11 +12,10 @@
 //!    called under the node's lock.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, PoisonError, Weak};
 use std::task::Waker;
 
 use rdma_sys::{ibv_cq, ibv_event_type};
@@ -24,6 +23,7 @@ use rdma_sys::{ibv_cq, ibv_event_type};
 use super::event_queue::EventQueue;
 use crate::engine::{Element, Event};
 use crate::os::fork::PerProcess;
+use crate::os::lock::Lock;
 
 /// The queue of a completion channel: one entry per event.
 pub(crate) type CompletionEvents = EventQueue<Arc<Entry>>;
@@ -51,7 +51,7 @@ impl AsyncEvent {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     closed: AtomicBool,
-    counts: Mutex<Counts>,
+    counts: Lock<Counts>,
     acknowledged: Condvar,
 }
 
@@ -67,14 +67,14 @@ struct Counts {
 impl Ledger {
     /// Counts an event that C has read. Called under the event queue's lock.
     pub(crate) fn report(&self) {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         counts.reported = counts.reported.wrapping_add(1);
     }
 
     /// Counts acknowledgements. `publish` writes the new count to C's counter, under the ledger's
     /// lock.
     pub(crate) fn acknowledge(&self, events: u32, publish: impl FnOnce(u32)) {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         counts.completed = counts.completed.wrapping_add(events);
         publish(counts.completed);
         if counts.waiting > 0 {
@@ -89,7 +89,7 @@ impl Ledger {
 
     /// The number of events that C has read, modulo 2^32.
     pub(crate) fn reported(&self) -> u32 {
-        self.lock().reported
+        self.counts.lock().reported
     }
 
     /// Waits until C has acknowledged as many events as [`Ledger::reported`] returned.
@@ -99,7 +99,7 @@ impl Ledger {
     }
 
     fn wait_while(&self, condition: impl FnMut(&mut Counts) -> bool) {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         counts.waiting += 1;
         let settled = self.acknowledged.wait_while(counts, condition);
         settled.unwrap_or_else(PoisonError::into_inner).waiting -= 1;
@@ -113,10 +113,6 @@ impl Ledger {
     /// [`Ledger::is_open`].
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,13 +129,8 @@ pub(crate) struct Entry {
     pub(crate) async_events: Ledger,
 }
 
-static ENTRIES: PerProcess<Mutex<HashMap<u64, Arc<Entry>>>> = PerProcess::new();
+static ENTRIES: PerProcess<Lock<HashMap<u64, Arc<Entry>>>> = PerProcess::new();
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
-
-fn entries() -> MutexGuard<'static, HashMap<u64, Arc<Entry>>> {
-    let Ok(entries) = ENTRIES.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
-    entries.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Entry {
     /// Makes the entry of an object that does not exist yet. No event is delivered before
@@ -167,13 +158,13 @@ impl Entry {
     /// Stores the object's address and lets [`deliver`] find the entry.
     pub(crate) fn announce<T>(self: &Arc<Self>, address: *mut T) {
         self.address.store(address.cast(), Ordering::Relaxed);
-        entries().insert(self.token, Arc::clone(self));
+        ENTRIES.get_or_default().lock().insert(self.token, Arc::clone(self));
     }
 
     /// Removes unread events from the queues and admits no new ones. The engine's object must have
     /// ended before.
     pub(crate) fn close(&self) {
-        entries().remove(&self.token);
+        ENTRIES.get_or_default().lock().remove(&self.token);
         let is_self = |entry: &Arc<Self>| ptr::eq(Arc::as_ptr(entry), self);
         if let Some(channel) = &self.channel {
             channel.retract(is_self, || self.completions.close());
@@ -215,27 +206,22 @@ pub(crate) fn deliver(event: Event) -> Option<Waker> {
 }
 
 fn entry(token: u64) -> Option<Arc<Entry>> {
-    entries().get(&token).cloned()
+    ENTRIES.get_or_default().lock().get(&token).cloned()
 }
 
 /// The event queues of this process's contexts.
-static CONTEXTS: PerProcess<Mutex<Vec<Weak<AsyncEvents>>>> = PerProcess::new();
-
-fn contexts() -> MutexGuard<'static, Vec<Weak<AsyncEvents>>> {
-    let Ok(contexts) = CONTEXTS.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
-    contexts.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static CONTEXTS: PerProcess<Lock<Vec<Weak<AsyncEvents>>>> = PerProcess::new();
 
 /// Lets a context have the events of the port and the device.
 pub(crate) fn listen(context: &Arc<AsyncEvents>) {
-    let mut contexts = contexts();
+    let mut contexts = CONTEXTS.get_or_default().lock();
     contexts.retain(|context| context.strong_count() > 0);
     contexts.push(Arc::downgrade(context));
 }
 
 /// Queues an event of the port or the device on every context.
 fn deliver_to_all(event_type: ibv_event_type) {
-    for context in contexts().iter().filter_map(Weak::upgrade) {
+    for context in CONTEXTS.get_or_default().lock().iter().filter_map(Weak::upgrade) {
         context.offer(AsyncEvent { event_type, object: None }, |_| true);
     }
 }

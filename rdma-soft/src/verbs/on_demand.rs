@@ -12,7 +12,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use nix::errno::Errno as SystemErrno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
@@ -23,10 +23,11 @@ use super::Errno;
 use super::pages::Probe;
 use crate::copier::CopierThreads;
 use crate::engine::{CopyQueue, ForeignRegistration};
+use crate::os::lock::Lock;
 
 /// The copies of a context's on-demand regions.
 #[derive(Debug, Default)]
-pub(crate) struct OwnMemory(Mutex<Option<CopierThreads>>);
+pub(crate) struct OwnMemory(Lock<Option<CopierThreads>>);
 
 impl OwnMemory {
     /// Returns the queue of the threads that copy; starts them if there are none.
@@ -35,7 +36,7 @@ impl OwnMemory {
         if !is_supported() {
             return Err(Errno::OPNOTSUPP);
         }
-        let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = self.0.lock();
         let threads = match &mut *threads {
             Some(threads) => threads,
             none => none.insert(CopierThreads::start(ThroughKernel)?),

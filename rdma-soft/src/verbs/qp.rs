@@ -3,8 +3,8 @@
 //! `ibv_destroy_qp` waits up to 1.2 s for datagrams that are not sent yet.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::{
     ibv_mig_state, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
@@ -22,6 +22,7 @@ use super::{Errno, ah, attr};
 use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, ServiceType, limits};
 use crate::log::log;
 use crate::node::Node;
+use crate::os::lock::Lock;
 
 /// Private part of a queue pair.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ pub(crate) struct QpShared {
     qp_type: ibv_qp_type,
     /// Attributes set by `modify_qp` and returned by `query_qp`, except those that the engine
     /// keeps. The lock also serialises `modify_qp`.
-    shown: Mutex<Shown>,
+    shown: Lock<Shown>,
     /// Collects `ibv_wr_*` requests; only for queue pairs created with `send_ops_flags`.
     builder: Option<Builder>,
 }
@@ -69,10 +70,6 @@ impl QpShared {
 
     pub(super) fn builder(&self) -> Option<&Builder> {
         self.builder.as_ref()
-    }
-
-    fn shown(&self) -> MutexGuard<'_, Shown> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -246,7 +243,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
         cap,
         sq_sig_all,
         qp_type: asked.qp_type,
-        shown: Mutex::new(Shown(ibv_qp_attr::default())),
+        shown: Lock::new(Shown(ibv_qp_attr::default())),
         builder: extended.then(|| Builder::new(Batch::new(&cap, service))),
     };
     let qp = pd.context.create(public, shared);
@@ -311,7 +308,7 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     let has_vector = mask.contains(Attributes::AV);
     let vector = if has_vector { ah::check_vector(&shared.context, &asked.ah_attr) } else { Ok(()) };
     // Held until the end: two concurrent changes would leave a mixture of both in `shown`.
-    let mut shown = shared.shown();
+    let mut shown = shared.shown.lock();
     let is_running = |failure: &Failure| matches!(failure, Failure::Other(Errno::AGAIN));
     let changed = node.with_copies_ended(is_running, |engine| {
         let actual = engine.query_qp(shared.id).map_err(Failure::Other)?.state.raw();
@@ -351,7 +348,7 @@ pub(super) fn query_qp(qp: Handle<ibv_qp>, attr: Out<ibv_qp_attr>, _mask: c_int,
         rq_psn: found.rq_psn,
         path_mig_state: ibv_mig_state::IBV_MIG_MIGRATED,
         cap: shared.cap,
-        ..shared.shown().0
+        ..shared.shown.lock().0
     })?;
     show_state(shared, state);
     init.write(ibv_qp_init_attr {

@@ -1,7 +1,5 @@
 //! The global routing header (GRH): the first 40 bytes of a received datagram.
 
-use std::fmt;
-
 use rdma_sys::ibv_grh;
 
 use crate::types::Gid;
@@ -108,14 +106,7 @@ impl Grh {
     }
 }
 
-impl fmt::Debug for Grh {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grh")
-            .field("source_gid", &self.source_gid())
-            .field("destination_gid", &self.destination_gid())
-            .finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Grh: source_gid, destination_gid);
 
 #[cfg(test)]
 mod tests {

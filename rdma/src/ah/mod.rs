@@ -8,7 +8,6 @@
 mod grh;
 mod source;
 
-use std::fmt;
 use std::sync::Arc;
 
 use rdma_sys::ibv_ah;
@@ -161,11 +160,7 @@ impl AddressHandle {
     }
 }
 
-impl fmt::Debug for AddressHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AddressHandle").field("path", &self.inner.path).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(AddressHandle: path);
 
 #[cfg(test)]
 mod tests;

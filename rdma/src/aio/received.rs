@@ -1,7 +1,5 @@
 //! A received message.
 
-use std::fmt;
-
 use rdma_sys::ibv_wc;
 
 use crate::cq::completion::{self, takes};
@@ -83,12 +81,4 @@ impl Received {
 takes!(Received);
 receives_datagrams!(Received);
 
-impl fmt::Debug for Received {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Received")
-            .field("status", &self.status())
-            .field("opcode", &self.opcode())
-            .field("byte_len", &self.byte_len())
-            .finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Received: status, opcode, byte_len);

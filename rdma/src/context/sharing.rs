@@ -43,6 +43,12 @@ impl TapQueue {
         self.lock().push_back(event);
         self.bell.post(1);
     }
+
+    fn pop(&self) -> Option<AsyncEvent> {
+        let event = self.lock().pop_front()?;
+        self.bell.take();
+        Some(event)
+    }
 }
 
 impl EventSharing {
@@ -69,6 +75,19 @@ impl EventSharing {
         let event = take()?;
         event.into_iter().for_each(|event| copies.leave_for_taps(event, None));
         Ok(event)
+    }
+
+    fn leave_for_program(&self, copies: &mut Copies, event: AsyncEvent) {
+        if copies.program.len() < EventTap::PROGRAM_LIMIT {
+            copies.program.push_back(event);
+            self.bell.get().into_iter().for_each(|bell| bell.post(1));
+        }
+    }
+
+    /// Leaves a copy for the program, as a tap does.
+    #[cfg(test)]
+    pub(in crate::context) fn copy_to_program(&self, event: AsyncEvent) {
+        self.leave_for_program(&mut self.lock(), event);
     }
 }
 
@@ -167,28 +186,5 @@ impl AsFd for EventTap {
 impl fmt::Debug for EventTap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EventTap").field("context", &self.context).finish_non_exhaustive()
-    }
-}
-
-impl TapQueue {
-    fn pop(&self) -> Option<AsyncEvent> {
-        let event = self.lock().pop_front()?;
-        self.bell.take();
-        Some(event)
-    }
-}
-
-impl EventSharing {
-    fn leave_for_program(&self, copies: &mut Copies, event: AsyncEvent) {
-        if copies.program.len() < EventTap::PROGRAM_LIMIT {
-            copies.program.push_back(event);
-            self.bell.get().into_iter().for_each(|bell| bell.post(1));
-        }
-    }
-
-    /// Leaves a copy for the program, as a tap does.
-    #[cfg(test)]
-    pub(in crate::context) fn copy_to_program(&self, event: AsyncEvent) {
-        self.leave_for_program(&mut self.lock(), event);
     }
 }

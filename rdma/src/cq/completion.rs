@@ -1,8 +1,6 @@
 //! Completions, and the memory that they return. F, H, M and R are the invariants of
 //! [`poll`](super::poll), `held`, [`mr`](crate::mr) and [`ring`](crate::ring).
 
-use std::fmt;
-
 use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use super::held::Held;
@@ -248,15 +246,7 @@ impl<'a> Completion<'a> {
     }
 }
 
-impl fmt::Debug for Completion<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completion")
-            .field("status", &self.status())
-            .field("opcode", &self.opcode())
-            .field("token", &self.token())
-            .finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Completion<'_>: status, opcode, token);
 
 /// A request without a completion of its own, and the memory that it returns: the request was
 /// posted unsignaled, or the device did not accept it.
@@ -286,11 +276,7 @@ impl<'a> Released<'a> {
     }
 }
 
-impl fmt::Debug for Released<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Released").field("token", &self.token()).field("opcode", &self.opcode()).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Released<'_>: token, opcode);
 
 /// Whether the request of a completion entry succeeded.
 #[inline(always)]

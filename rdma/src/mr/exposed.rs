@@ -12,7 +12,7 @@ use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
-use crate::error::{Error, ErrorKind, Failed, Result, Verb};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb, gives_back};
 use crate::handle::Handle;
 use crate::pd::ProtectionDomain;
 use crate::types::{AtomicCapability, RemoteAccess};
@@ -649,22 +649,4 @@ pub struct RevokeError<M: Placement = Host> {
     pub region: Option<ExposedRegion<M>>,
 }
 
-impl<M: Placement> fmt::Display for RevokeError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M: Placement> fmt::Debug for RevokeError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl<M: Placement> std::error::Error for RevokeError<M> {}
-
-impl<M: Placement> From<RevokeError<M>> for Error {
-    fn from(error: RevokeError<M>) -> Self {
-        error.error
-    }
-}
+gives_back!(RevokeError<M: Placement>);

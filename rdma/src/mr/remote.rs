@@ -1,6 +1,5 @@
 //! Remote slices: ranges of a peer's exposed memory, or of ours for a peer.
 
-use std::fmt;
 use std::ops::RangeBounds;
 
 use super::buffer::resolve;
@@ -138,20 +137,13 @@ impl RemoteSlice {
 }
 
 /// The error of a range that does not lie in its [`RemoteSlice`].
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the range does not lie in the remote slice of {len} bytes")]
 pub struct RemoteSliceError {
     len: u64,
 }
 
-impl fmt::Display for RemoteSliceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the range does not lie in the remote slice of {} bytes", self.len)
-    }
-}
-
 debug_is_display!(RemoteSliceError);
-
-impl std::error::Error for RemoteSliceError {}
 
 #[cfg(test)]
 mod tests {

@@ -204,9 +204,7 @@ impl<T: Transport> PreparedQueuePair<T> {
     pub fn as_raw(&self) -> *mut rdma_sys::ibv_qp {
         self.qp.as_raw()
     }
-}
 
-impl<T: Transport> PreparedQueuePair<T> {
     /// Binds the queue pair to a port with [`InitOptions`], or
     /// [`DatagramOptions`](super::DatagramOptions) for datagrams.
     ///

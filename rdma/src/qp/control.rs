@@ -1,7 +1,6 @@
 //! The control half of a queue pair: create, modify, query, destroy. Numbers cite the invariants of
 //! [`super`].
 
-use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
@@ -260,55 +259,22 @@ impl QpInfo {
         QpState::from_raw(raw)
     }
 
-    /// The path's MTU.
-    #[must_use]
-    pub fn path_mtu(&self) -> Mtu {
-        Mtu::from_raw(self.attr.path_mtu.0)
-    }
-
-    /// The Q_Key of a datagram queue pair.
-    #[must_use]
-    pub fn qkey(&self) -> u32 {
-        self.attr.qkey
-    }
-
-    /// The peer's queue pair number.
-    #[must_use]
-    pub fn dest_qpn(&self) -> u32 {
-        self.attr.dest_qp_num
-    }
-
-    /// The number of requests that the send queue holds.
-    #[must_use]
-    pub fn max_send_wr(&self) -> u32 {
-        self.cap.max_send_wr
-    }
-
-    /// The number of requests that the receive queue holds.
-    #[must_use]
-    pub fn max_recv_wr(&self) -> u32 {
-        self.cap.max_recv_wr
-    }
-
-    /// The number of bytes that a send can carry inline.
-    #[must_use]
-    pub fn max_inline_data(&self) -> u32 {
-        self.cap.max_inline_data
-    }
-
-    /// The C structure.
-    #[must_use]
-    pub fn as_raw(&self) -> &ibv_qp_attr {
-        &self.attr
+    getters! { |this|
+        /// The path's MTU.
+        path_mtu: Mtu = Mtu::from_raw(this.attr.path_mtu.0);
+        /// The Q_Key of a datagram queue pair.
+        qkey: u32 = this.attr.qkey;
+        /// The peer's queue pair number.
+        dest_qpn: u32 = this.attr.dest_qp_num;
+        /// The number of requests that the send queue holds.
+        max_send_wr: u32 = this.cap.max_send_wr;
+        /// The number of requests that the receive queue holds.
+        max_recv_wr: u32 = this.cap.max_recv_wr;
+        /// The number of bytes that a send can carry inline.
+        max_inline_data: u32 = this.cap.max_inline_data;
+        /// The C structure.
+        as_raw: &ibv_qp_attr = &this.attr;
     }
 }
 
-impl fmt::Debug for QpInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QpInfo")
-            .field("state", &self.state())
-            .field("path_mtu", &self.path_mtu())
-            .field("dest_qpn", &self.dest_qpn())
-            .finish_non_exhaustive()
-    }
-}
+debug_by_methods!(QpInfo: state, path_mtu, dest_qpn);

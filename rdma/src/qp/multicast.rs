@@ -9,7 +9,6 @@
 //! 2. No provider function is called in a forked child, and the lock is not taken there: its holder
 //!    may be a thread that the child lacks.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::ibv_qp;
@@ -208,8 +207,4 @@ impl Drop for MulticastAttachment {
     }
 }
 
-impl fmt::Debug for MulticastAttachment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MulticastAttachment").field("gid", &self.gid).field("lid", &self.lid).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(MulticastAttachment: gid, lid);

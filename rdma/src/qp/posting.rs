@@ -22,7 +22,6 @@
 //!   puts it back: accepted requests may still need it. The other requests keep handles that no
 //!   request in flight names.
 
-use std::fmt;
 use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -34,7 +33,7 @@ use super::local::{Local, Owned, Refusal, SgeList};
 use crate::ah::AddressHandle;
 use crate::context::ContextInner;
 use crate::cq::Attached;
-use crate::error::{Error, ErrorKind, Verb};
+use crate::error::{Error, ErrorKind, Verb, gives_back};
 use crate::fork;
 use crate::handle::Handle;
 use crate::pd::PdInner;
@@ -160,31 +159,7 @@ impl<M> PostError<M> {
     }
 }
 
-impl<M> fmt::Debug for PostError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M> fmt::Display for PostError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M> std::error::Error for PostError<M> {}
-
-impl<M> From<PostError<M>> for Error {
-    fn from(error: PostError<M>) -> Self {
-        error.error
-    }
-}
-
-impl<M> From<PostError<M>> for std::io::Error {
-    fn from(error: PostError<M>) -> Self {
-        error.error.into()
-    }
-}
+gives_back!(PostError<M>);
 
 /// The result of submitting a request.
 #[must_use]

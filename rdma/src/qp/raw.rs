@@ -14,7 +14,7 @@ use super::transport::Transport;
 use super::{QpBuilder, QueuePair};
 use crate::context::Context;
 use crate::cq::{CompletionChannel, CompletionQueue, CqInner};
-use crate::error::{Error, ErrorKind, Failed, Result, Verb};
+use crate::error::{Error, ErrorKind, Failed, Result, Verb, gives_back};
 use crate::handle::Handle;
 
 /// A completion queue for raw queue pairs.
@@ -82,11 +82,7 @@ impl RawCompletionQueue {
     }
 }
 
-impl fmt::Debug for RawCompletionQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RawCompletionQueue").field("depth", &self.depth()).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(RawCompletionQueue: depth);
 
 impl<T: Transport> QpBuilder<T> {
     /// Sets a raw completion queue for sends and receives, for a queue pair that will be
@@ -144,19 +140,7 @@ pub struct RawPostError<W> {
     pub bad_wr: *mut W,
 }
 
-impl<W> fmt::Debug for RawPostError<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<W> fmt::Display for RawPostError<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<W> std::error::Error for RawPostError<W> {}
+gives_back!(RawPostError<W>);
 
 impl<T: Transport> RawQueuePair<T> {
     /// Posts a chain of requests to the send queue: `ibv_post_send` without any bookkeeping.

@@ -2,7 +2,6 @@
 
 #[cfg(feature = "aio")]
 use std::collections::VecDeque;
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 #[cfg(feature = "aio")]
@@ -186,8 +185,4 @@ impl RecvQueue {
     }
 }
 
-impl fmt::Debug for RecvQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecvQueue").field("depth", &self.depth()).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(RecvQueue: depth);

@@ -134,31 +134,22 @@ pub struct Scope<'scope, 'env: 'scope, T: Transport> {
 }
 
 /// The error with which a scope ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScopeError {
     /// A request failed; the queue pair is in the error state.
+    #[error(transparent)]
     Failed(WcError),
     /// Not all requests finished by the deadline; the queue pair was moved to the error state, or
     /// destroyed.
+    #[error("the scope's requests did not finish by the deadline")]
     TimedOut,
     /// Polling the completion queue failed.
+    #[error(transparent)]
     Poll(Error),
 }
 
-impl fmt::Display for ScopeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(error) => error.fmt(f),
-            Self::TimedOut => f.write_str("the scope's requests did not finish by the deadline"),
-            Self::Poll(error) => error.fmt(f),
-        }
-    }
-}
-
 debug_is_display!(ScopeError);
-
-impl std::error::Error for ScopeError {}
 
 impl<T: Transport> QueuePair<T> {
     /// Runs `body`, which posts requests that borrow the caller's buffers, and waits for all these

@@ -1,6 +1,5 @@
 //! The send half of a queue pair. S and A are the invariants of [`posting`](super::posting).
 
-use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
@@ -265,8 +264,4 @@ impl SendQueue {
     }
 }
 
-impl fmt::Debug for SendQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendQueue").field("depth", &self.depth()).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(SendQueue: depth);

@@ -171,22 +171,11 @@ impl From<Ipv4Addr> for Gid {
 }
 
 /// The error of parsing a text that is not a GID.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ParseGidError(AddrParseError);
-
-impl fmt::Display for ParseGidError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a GID is written like an IPv6 address, for example fe80::1 or ::ffff:192.0.2.1")
-    }
-}
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a GID is written like an IPv6 address, for example fe80::1 or ::ffff:192.0.2.1")]
+pub struct ParseGidError(#[source] AddrParseError);
 
 debug_is_display!(ParseGidError);
-
-impl std::error::Error for ParseGidError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.0)
-    }
-}
 
 impl FromStr for Gid {
     type Err = ParseGidError;

@@ -40,9 +40,5 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     cargo.args(check.then_some("--check"));
     cargo.args(include.iter().map(|include| format!("--include={}", include.display())));
     cargo.args(version.iter().map(|version| format!("--version={version}")));
-    match cargo.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err("the command failed".into()),
-        Err(error) => Err(format!("cannot run cargo: {error}")),
-    }
+    crate::system::succeeds(&mut cargo, |_| "the command failed".into())
 }

@@ -22,7 +22,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use crate::lint;
-use crate::system::{cargo, output};
+use crate::system::{cargo, metadata, output};
 use workspace::{Package, Workspace};
 
 #[derive(Debug, clap::Args)]
@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let root = crate::root();
     let base = Base::find(&root, options.base.as_deref())?;
     let files = changed_files(&root, &base.commit)?;
-    let workspace = Workspace::new(&metadata(&root)?)?;
+    let workspace = Workspace::new(&metadata(&root, &["--no-deps"])?)?;
     let changed = workspace.changed(&files);
     let dependents = workspace.dependents(&changed);
     println!("{:<8} {} file(s) since {base}", "changed", files.len());
@@ -124,12 +124,6 @@ fn git(root: &Path, arguments: &[&str]) -> Result<String, String> {
         git.env_remove(variable);
     }
     output(git.current_dir(root).args(arguments))
-}
-
-fn metadata(root: &Path) -> Result<Value, String> {
-    let mut cargo = cargo(root);
-    cargo.args(["metadata", "--no-deps", "--format-version", "1"]);
-    serde_json::from_str(&output(&mut cargo)?).map_err(|error| format!("cargo metadata: {error}"))
 }
 
 /// The unit tests of the changed crates, as programs.

@@ -5,7 +5,7 @@ use std::{collections::HashSet, path::Path, process::Command};
 
 use serde_json::Value;
 
-use crate::system::{cargo, output, read};
+use crate::system::{cargo, metadata, output, read};
 
 /// Packages that run a C compiler, cmake or libclang when a dependent package is built.
 const C_BUILDERS: [&str; 6] = ["autotools", "bindgen", "cc", "clang-sys", "cmake", "pkg-config"];
@@ -47,16 +47,8 @@ fn unused_in_member(member: &Value) -> impl Iterator<Item = String> {
     let names = |dependency: &&str| {
         let mut git = Command::new("git");
         git.current_dir(Path::new(manifest).parent().unwrap_or(Path::new(".")));
-        git.args([
-            "grep",
-            "--untracked",
-            "--quiet",
-            "--word-regexp",
-            &dependency.replace('-', "_"),
-            "--",
-            "*.rs",
-            "src/*.md",
-        ]);
+        git.args(["grep", "--untracked", "--quiet", "--word-regexp", &dependency.replace('-', "_")]);
+        git.args(["--", "*.rs", "src/*.md"]);
         git.status().is_ok_and(|status| status.success())
     };
     let unused = dependencies(member).filter(move |dependency| !names(dependency));
@@ -71,11 +63,8 @@ fn too_new(package: &Value, minimum: (u32, u32)) -> Option<String> {
 
 /// The packages in `cargo metadata` that are built for `TARGETS`.
 fn packages(root: &Path, options: &[&str]) -> Result<Vec<Value>, String> {
-    let mut cargo = cargo(root);
-    cargo.args(["metadata", "--format-version", "1", "--locked"]).args(options);
-    cargo.args(TARGETS.iter().flat_map(|target| ["--filter-platform", *target]));
-    let mut metadata: Value = serde_json::from_str(&output(&mut cargo)?).map_err(|error| error.to_string())?;
-    match metadata["packages"].take() {
+    let platforms = TARGETS.map(|target| ["--filter-platform", target]);
+    match metadata(root, &[&["--locked"], options, platforms.as_flattened()].concat())?["packages"].take() {
         Value::Array(packages) => Ok(packages),
         other => Err(format!("cargo metadata lists no packages: {other}")),
     }
@@ -85,17 +74,7 @@ fn packages(root: &Path, options: &[&str]) -> Result<Vec<Value>, String> {
 /// weak features name and nothing enables.
 fn built(root: &Path) -> Result<HashSet<String>, String> {
     let mut cargo = cargo(root);
-    cargo.args([
-        "tree",
-        "--workspace",
-        "--locked",
-        "--edges",
-        "normal,build,dev",
-        "--prefix",
-        "none",
-        "--format",
-        "{p}",
-    ]);
+    cargo.args("tree --workspace --locked --edges normal,build,dev --prefix none --format {p}".split(' '));
     cargo.args(TARGETS.iter().flat_map(|target| ["--target", *target]));
     let tree = output(&mut cargo)?;
     Ok(tree.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())

@@ -117,7 +117,7 @@ fn fetch(folder: &Path) -> Result<(), String> {
     if list(&packages, "deb").is_ok_and(|packages| !packages.is_empty()) && tests.exists() {
         return Ok(());
     }
-    Apt::new(&folder.join("apt"), &[SUITE])?.download(&[PACKAGE], &packages)?;
+    Apt::new(&folder.join("apt"), &[SUITE])?.download([PACKAGE], &packages)?;
     apt::unpack_all(&packages, &root)?;
     // An interrupted fetch leaves no folder that looks complete.
     let new = folder.join("tests.new");

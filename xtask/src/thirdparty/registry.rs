@@ -10,16 +10,14 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::run::Launcher;
-use crate::system::{at, cargo, make, output, remove};
+use crate::system::{at, cargo, make, metadata, output, remove};
 
 /// The crates.
 pub(super) const CRATES: [&str; 2] = ["ibverbs", "sideway"];
 
 /// Copies the sources of the crates, and builds their tests and examples.
 pub(super) fn build(root: &Path, launcher: &Launcher) -> Result<(), String> {
-    let mut metadata = cargo(&root.join("thirdparty"));
-    metadata.args(["metadata", "--format-version", "1", "--locked"]);
-    let metadata: Value = serde_json::from_str(&output(&mut metadata)?).map_err(|error| error.to_string())?;
+    let metadata = metadata(&root.join("thirdparty"), &["--locked"])?;
     for name in CRATES {
         let from = source(&metadata, name).ok_or_else(|| format!("thirdparty/ does not use the crate {name}"))?;
         copy(&from, &launcher.sources(name))?;

@@ -70,8 +70,6 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
     once(&packages, USER_SPACE, || {
         eprintln!("vm: fetching the RDMA user space ({USER_SPACE_SUITE})");
         let apt = Apt::new(&all.join("apt-user-space"), &[USER_SPACE_SUITE])?;
-        let debs = all.join("apt-user-space/debs");
-        apt.download(&USER_SPACE.split_whitespace().collect::<Vec<_>>(), &debs)?;
         // In the host, folders of these names are links; real folders would hide the links'
         // targets.
         for name in ["lib", "bin", "sbin"] {
@@ -79,8 +77,7 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
             std::os::unix::fs::symlink(format!("usr/{name}"), &link).map_err(system::at(&link))?;
             system::make(&packages.join("usr").join(name))?;
         }
-        apt::unpack_all(&debs, &packages)?;
-        system::remove(&debs)
+        apt.unpack(USER_SPACE.split_whitespace(), &packages)
     })?;
 
     let own = all.join(name_of(kernel));
@@ -89,11 +86,7 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
         let apt = Apt::new(&own.join("apt"), &[kernel.suite()])?;
         let image = kernel_package(&apt, kernel)?;
         eprintln!("vm: fetching {image} ({})", kernel.suite());
-        let debs = own.join("debs");
-        let parts = with_parts(&apt, &image)?;
-        apt.download(&parts.iter().map(String::as_str).collect::<Vec<_>>(), &debs)?;
-        apt::unpack_all(&debs, &unpacked)?;
-        system::remove(&debs)?;
+        apt.unpack(with_parts(&apt, &image)?, &unpacked)?;
         system::write(own.join("package"), &image).map(drop)
     };
     once(&unpacked, "", fetch)?;
@@ -180,8 +173,8 @@ fn build_siw(root: &Path, apt: &Apt, own: &Path, image: &str, kernel: Kernel, si
         format!("linux-kbuild-{}", kbuild(apt, version)?),
     ];
     let debs = own.join("debs-siw");
-    apt.download(&headers.each_ref().map(String::as_str), &debs.join("headers"))?;
-    apt.download(&[&format!("linux-source-{}", name_of(kernel))], &debs.join("source"))?;
+    apt.download(headers, &debs.join("headers"))?;
+    apt.download([format!("linux-source-{}", name_of(kernel))], &debs.join("source"))?;
     for part in ["headers", "source"] {
         apt::unpack_all(&debs.join(part), &debs.join(part))?;
     }

@@ -110,7 +110,7 @@ impl Offers {
     }
 
     /// Notes that a message of `len` bytes that was read waits no longer.
-    fn end_wait(&mut self, len: usize) {
+    pub(super) fn end_wait(&mut self, len: usize) {
         self.waiting -= len;
         self.waiting_messages -= 1;
     }
@@ -333,11 +333,6 @@ impl Flow {
                 self.keep_read(buffer, rest);
             }
         }
-    }
-
-    /// Notes that the application has taken a message of `len` bytes that was read.
-    pub(super) fn take_read(&mut self, len: usize) {
-        self.offers.end_wait(len);
     }
 
     /// Keeps the memory of a read for another one.

@@ -1,6 +1,5 @@
 //! The active side: resolve an address, then connect.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -298,8 +297,4 @@ impl Resolved<Rc> {
     }
 }
 
-impl<T: PortSpace> fmt::Debug for Resolved<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resolved").field("id", &self.id).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Resolved<T: PortSpace>: id);

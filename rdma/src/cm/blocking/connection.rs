@@ -1,6 +1,5 @@
 //! An established connection, and the error of a failed attempt.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +9,7 @@ use crate::cm::EventChannel;
 use crate::cm::event::{Event, EventKind};
 use crate::cm::id::Id;
 use crate::cm::message::{ConnectionParameters, PrivateData};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, gives_back};
 use crate::qp::{InitializedQueuePair, QueuePair};
 use crate::transport::Rc;
 use crate::wait::Deadline;
@@ -32,31 +31,7 @@ impl<Q> ConnectError<Q> {
     }
 }
 
-impl<Q> fmt::Debug for ConnectError<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<Q> fmt::Display for ConnectError<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<Q> std::error::Error for ConnectError<Q> {}
-
-impl<Q> From<ConnectError<Q>> for Error {
-    fn from(error: ConnectError<Q>) -> Self {
-        error.error
-    }
-}
-
-impl<Q> From<ConnectError<Q>> for std::io::Error {
-    fn from(error: ConnectError<Q>) -> Self {
-        error.error.into()
-    }
-}
+gives_back!(ConnectError<Q>);
 
 /// The connection manager's part of a connection. The queue pair is a separate object; either may
 /// be dropped first.
@@ -213,8 +188,4 @@ lends_descriptor! {
     Connection, channel
 }
 
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("id", &self.id).field("parameters", &self.parameters).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Connection: id, parameters);

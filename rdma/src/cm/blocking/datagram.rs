@@ -1,6 +1,5 @@
 //! Datagrams: asking for a peer's queue pair, answering such a request, and multicast groups.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -158,8 +157,4 @@ lends_descriptor! {
     Joined, channel
 }
 
-impl fmt::Debug for Joined {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Joined").field("group", &self.group).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Joined: group);

@@ -1,6 +1,5 @@
 //! The passive side: listen, then accept or reject.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -250,11 +249,7 @@ lends_descriptor! {
     Listener<T: PortSpace>, channel
 }
 
-impl<T: PortSpace> fmt::Debug for Listener<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("local_addr", &self.local_addr).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Listener<T: PortSpace>: local_addr);
 
 /// A peer's request for a connection. Accept or reject it; dropping rejects.
 ///
@@ -432,8 +427,4 @@ fn answer_ece(request: &ConnectRequest<Rc>, qp: &InitializedQueuePair<Rc>) -> Re
     request.set_local_ece(agreed)
 }
 
-impl<T: PortSpace> fmt::Debug for IncomingConnection<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IncomingConnection").field("request", &self.request).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(IncomingConnection<T: PortSpace>: request);

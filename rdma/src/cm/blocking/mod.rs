@@ -68,29 +68,23 @@ use crate::wait::Deadline;
 /// from extending the deadline.
 const LAST_LOOKS: u32 = 1024;
 
-/// The next event of an id.
-enum Outcome {
-    /// The awaited event, or another one that is not a failure.
-    Event(EventKind),
-    Failed(Error, PrivateData),
+/// The reason why an awaited event does not come, with the private data of a peer that refused.
+type Failure = (Error, PrivateData);
+
+fn failure(error: Error) -> Failure {
+    (error, PrivateData::default())
 }
 
-/// Waits for the next event of an id, and drops those of other ids of the channel.
-fn next(channel: &EventChannel, own: IdKey, operation: Verb, deadline: Deadline) -> Outcome {
+/// Waits for the next event of an id that is not a failure, and drops those of other ids of the
+/// channel.
+fn next(channel: &EventChannel, own: IdKey, operation: Verb, deadline: Deadline) -> Result<EventKind, Failure> {
     let kind = loop {
-        match channel.next_event_until(deadline) {
-            Ok(Some(Event { id, kind, .. })) if id == own => break kind,
+        match channel.next_event_until(deadline).map_err(failure)? {
+            Some(Event { id, kind, .. }) if id == own => break kind,
             // A stream of events must not extend the deadline.
-            Ok(Some(_)) if deadline.is_over() => {
-                return Outcome::Failed(Error::new(operation, ErrorKind::Timeout), PrivateData::default());
-            }
-            Ok(Some(_)) => {}
-            Ok(None) if deadline.is_over() => {
-                return Outcome::Failed(Error::new(operation, ErrorKind::Timeout), PrivateData::default());
-            }
-            // The descriptor was readable, but the channel has no event for us.
-            Ok(None) => {}
-            Err(error) => return Outcome::Failed(error, PrivateData::default()),
+            _ if deadline.is_over() => return Err(failure(Error::new(operation, ErrorKind::Timeout))),
+            // Another id's event; or the descriptor was readable, but the channel has no event.
+            _ => {}
         }
     };
     let error = match kind {
@@ -99,12 +93,12 @@ fn next(channel: &EventChannel, own: IdKey, operation: Verb, deadline: Deadline)
         | EventKind::ConnectError(error)
         | EventKind::Unreachable(error)
         | EventKind::MulticastError { error, .. } => error,
-        EventKind::Rejected(rejection) => return Outcome::Failed(rejection.to_error(), rejection.private_data),
+        EventKind::Rejected(rejection) => return Err((rejection.to_error(), rejection.private_data)),
         EventKind::DeviceRemoval => Error::new(operation, ErrorKind::NoDevice),
         EventKind::Disconnected => Error::new(operation, ErrorKind::Disconnected),
-        other => return Outcome::Event(other),
+        other => return Ok(other),
     };
-    Outcome::Failed(error, PrivateData::default())
+    Err(failure(error))
 }
 
 /// Waits for the event of an id that `wanted` accepts; skips its other events that are not
@@ -114,19 +108,14 @@ pub(super) fn wait_for<R>(
     operation: Verb,
     deadline: Deadline,
     mut wanted: impl FnMut(EventKind) -> Option<R>,
-) -> std::result::Result<R, (Error, PrivateData)> {
+) -> Result<R, Failure> {
     loop {
-        match next(channel, own, operation, deadline) {
-            Outcome::Event(kind) => {
-                if let Some(found) = wanted(kind) {
-                    return Ok(found);
-                }
-                // A stream of events must not extend the deadline.
-                if deadline.is_over() {
-                    return Err((Error::new(operation, ErrorKind::Timeout), PrivateData::default()));
-                }
-            }
-            Outcome::Failed(error, private_data) => return Err((error, private_data)),
+        if let Some(found) = wanted(next(channel, own, operation, deadline)?) {
+            return Ok(found);
+        }
+        // A stream of events must not extend the deadline.
+        if deadline.is_over() {
+            return Err(failure(Error::new(operation, ErrorKind::Timeout)));
         }
     }
 }

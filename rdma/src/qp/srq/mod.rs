@@ -15,7 +15,6 @@
 
 mod post;
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -466,11 +465,7 @@ impl<T: Transport> Drop for SharedReceiveQueue<T> {
     }
 }
 
-impl<T: Transport> fmt::Debug for SharedReceiveQueue<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedReceiveQueue").field("depth", &self.depth()).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(SharedReceiveQueue<T: Transport>: depth);
 
 #[cfg(test)]
 mod tests;

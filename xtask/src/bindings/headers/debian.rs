@@ -19,7 +19,7 @@ pub(crate) fn fetch(root: &Path, version: Option<&str>) -> Result<(PathBuf, Stri
     };
     let unpacked = folder.join(format!("rdma-core-{version}"));
     let wanted = PACKAGES.map(|package| format!("{package}={version}"));
-    apt.download(&wanted.each_ref().map(String::as_str), &unpacked)?;
+    apt.download(&wanted, &unpacked)?;
     unpack_all(&unpacked, &unpacked)?;
     Ok((unpacked.join("usr/include"), version))
 }
