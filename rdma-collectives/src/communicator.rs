@@ -21,6 +21,7 @@ use crate::process::Maker;
 use crate::ring::Ring;
 use crate::schedule::step::Schedule;
 use crate::shm::{Host, HostLinks, HostSlice, SharedTensor, UNCUT};
+use crate::stats::Stats;
 use crate::streams::{StreamLinks, Streams};
 use crate::tensor::{Part, Tensor, TensorMemory};
 use crate::text::PeerText;
@@ -69,6 +70,8 @@ pub struct Communicator {
     pub(crate) stage: Option<[TensorMemory; 2]>,
     /// Whether the ranks compare their operations first.
     compares: bool,
+    pub(crate) stats: Stats,
+    patience: Patience,
     /// By which algorithms are chosen.
     table: AlgorithmTable,
     /// The last operation that was asked for by name.
@@ -150,6 +153,8 @@ impl Communicator {
             traffic: Traffic::default(),
             stage: None,
             compares: false,
+            stats: Stats::default(),
+            patience,
             table: AlgorithmTable::default(),
             last: None,
         };
@@ -157,14 +162,15 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// The devices, and the bytes that this rank has sent by each.
+    /// What this communicator has done so far.
     #[must_use]
-    pub fn sent_by_rail(&self) -> Vec<(String, u64)> {
+    pub fn stats(&self) -> Stats {
         let sent = |rail: usize| {
             let fabrics = self.channels.iter().zip(&self.fabrics).filter(|(used, _)| **used == rail);
             fabrics.map(|(_, fabric)| fabric.bytes_sent()).sum()
         };
-        self.rails.iter().enumerate().map(|(at, rail)| (rail.adapter.name(), sent(at))).collect()
+        let rails = self.rails.iter().enumerate().map(|(at, rail)| (rail.adapter.name(), sent(at))).collect();
+        Stats { traffic: self.traffic, rails, naps: self.patience.naps(), ..self.stats.clone() }
     }
 
     /// The number of queue pairs by which this rank is connected to each rank that it reaches by

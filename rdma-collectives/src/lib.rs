@@ -35,7 +35,8 @@
 //   link.rs, pair.rs, execute.rs    links of each pair of ranks; runs a schedule over links
 //   direct.rs, ring.rs, pipeline.rs all-reduce over verbs without schedules
 //   communicator.rs                 the ranks of a job, connected to each other
-//   operation.rs, perform.rs        prepared operations; where the way to do one is chosen
+//   operation.rs, perform.rs, stats.rs
+//                                   prepared operations; where the way to do one is chosen; counts
 //   collectives.rs, messages.rs     the operations by name, and messages, on any memory
 //   queue.rs                        started operations, in order, on a thread
 
@@ -78,6 +79,7 @@ mod queue;
 mod ring;
 mod schedule;
 mod shm;
+mod stats;
 mod streams;
 mod tensor;
 #[cfg(test)]
@@ -112,6 +114,7 @@ pub use queue::{Pending, Queue};
 pub use schedule::interpreter;
 pub use schedule::step::{self, Schedule};
 pub use schedule::{Algorithm, Collective, InvalidJob, Job, Layout, Unsupported, build};
+pub use stats::{OperationStats, Stats};
 pub use tensor::{Part, Tensor};
 pub use transport::{Transport, Transports};
 pub use tuning::{CrossRail, Tuning};

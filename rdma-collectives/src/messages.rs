@@ -131,6 +131,7 @@ impl Communicator {
             }
             start += piece;
         }
+        self.stats.messages += transfers.iter().filter(|transfer| transfer.peer() != rank).count() as u64;
         Ok(())
     }
 
@@ -217,7 +218,9 @@ impl Communicator {
             (Some(one), None) | (None, Some(one)) => (one.clone(), one),
             (None, None) => return Ok(()),
         };
-        self.run(&Schedule { scratch: 0, steps }, &input, &output, Reduction::Sum)
+        self.run(&Schedule { scratch: 0, steps }, &input, &output, Reduction::Sum)?;
+        self.stats.messages += transfers.len() as u64;
+        Ok(())
     }
 
     /// Waits for a message whose first piece has so many bytes, and returns its sender.

@@ -50,6 +50,8 @@ pub struct Operation {
     pub(crate) executor: Executor,
     /// Bytes of an element.
     pub(crate) element: usize,
+    /// The bytes by which the algorithm was chosen.
+    pub(crate) bytes: u64,
 }
 
 impl Request {

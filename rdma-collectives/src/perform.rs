@@ -39,7 +39,9 @@ impl Communicator {
         if !request.in_place {
             layout = Layout { input: 0..layout.input.len(), output: 0..layout.output.len() };
         }
-        Ok(Operation { request, job, layout, algorithm, schedule, executor, element: size_of::<T>() })
+        let (element, size) = (size_of::<T>(), request.size(self.ranks()));
+        let bytes = size.saturating_mul(element) as u64;
+        Ok(Operation { request, job, layout, algorithm, schedule, executor, element, bytes })
     }
 
     /// The parameters of a request at this rank, for messages of any length.
@@ -130,7 +132,7 @@ impl Communicator {
         input: &Tensor<T>,
         output: &Tensor<T>,
     ) -> Result<(), Error> {
-        let Operation { request, job, layout, algorithm, schedule, executor, element } = operation;
+        let Operation { request, job, layout, algorithm, schedule, executor, element, bytes } = operation;
         if *element != size_of::<T>() || input.is(output) != request.in_place {
             return Err(Error::invalid("the operation was prepared for other tensors"));
         }
@@ -141,7 +143,7 @@ impl Communicator {
         }
         self.compare(|| request.describe::<T>())?;
         match (executor, schedule) {
-            (Executor::Fused, _) => return self.fused(*algorithm, request, input, output),
+            (Executor::Fused, _) => self.fused(*algorithm, request, input, output)?,
             (Executor::Steps, Some(schedule)) => {
                 self.run(schedule, &input.part(from), &output.part(to.clone()), request.reduction)?;
             }
@@ -151,7 +153,11 @@ impl Communicator {
                 DirectReads { host, op, job, input, output, reduction }.run::<T>()?;
             }
         }
-        if request.op.reduces() { self.finish(&output.part(to), request.reduction) } else { Ok(()) }
+        if request.op.reduces() && *executor != Executor::Fused {
+            self.finish(&output.part(to), request.reduction)?;
+        }
+        self.stats.count(request.op, *algorithm, *executor, *bytes);
+        Ok(())
     }
 
     /// A fused all-reduce.

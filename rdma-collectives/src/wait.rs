@@ -3,6 +3,8 @@
 //! With more ranks than cores, the awaited peer may need this very core: a rank that only spins
 //! holds the core until the scheduler's tick, a thousand times longer than a message takes.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma::{Backoff, Pause, Pauses};
@@ -21,6 +23,7 @@ pub struct Patience {
     backoff: Backoff,
     stall: Duration,
     watch: Watch,
+    naps: Arc<AtomicU64>,
 }
 
 /// The state of one wait; starts as `Wait::default()`.
@@ -46,7 +49,7 @@ impl Patience {
     pub fn new(watch: Watch, shared_cores: bool, stall: Duration) -> Self {
         let spins = if shared_cores { 4 } else { 2000 };
         // A rank's death is noticed after the longest nap at the latest.
-        Self { backoff: Backoff { spins, yields: YIELDING, ..Backoff::default() }, stall, watch }
+        Self { backoff: Backoff { spins, yields: YIELDING, ..Backoff::default() }, stall, watch, naps: Arc::default() }
     }
 
     /// Pauses briefly, after the caller has looked for progress and found none. If a duration is
@@ -65,6 +68,7 @@ impl Patience {
         match pause {
             Pause::Nap(nap) => {
                 self.check(wait)?;
+                self.naps.fetch_add(1, Ordering::Relaxed);
                 return Ok(Some(nap));
             }
             Pause::Yield if is_time => self.watch.check()?,
@@ -84,6 +88,12 @@ impl Patience {
             std::thread::sleep(nap);
         }
         Ok(())
+    }
+
+    /// How often a wait was so long that the caller was to sleep.
+    #[must_use]
+    pub fn naps(&self) -> u64 {
+        self.naps.load(Ordering::Relaxed)
     }
 
     #[cold]

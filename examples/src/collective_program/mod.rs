@@ -117,7 +117,7 @@ fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) ->
 
 /// The bytes that this rank has sent by each rail; printed if there is more than one connection.
 fn rails_report(comm: &Communicator, is_first: bool, stdout_taken: bool) -> Result<Value, Failure> {
-    let sent = comm.sent_by_rail();
+    let sent = comm.stats().rails;
     if is_first && comm.connections() > 1 {
         let rails: Vec<String> = sent.iter().map(|(name, bytes)| format!("{bytes} bytes by {name}")).collect();
         let line = format!("rank 0 sent {} ({} queue pairs to each rank)", rails.join(", "), comm.connections());

@@ -6,7 +6,7 @@ use super::*;
 use crate::bootstrap::Group;
 use crate::testing::ranks;
 use crate::transport::Transport;
-use crate::{Algorithm, Executor};
+use crate::{Algorithm, Executor, Transfer};
 
 /// An element of a rank's input, which no other element equals by chance.
 fn element(rank: usize, index: usize) -> i64 {
@@ -314,4 +314,29 @@ fn a_child_that_uses_its_parents_communicator() {
             assert_eq!(memory, [2; 16]);
         });
     }
+}
+
+#[test]
+fn what_was_done_is_counted() {
+    ranks(2, Transport::Verbs, |mut comm, _| {
+        let tensor = comm.allocate::<f32>(1000).unwrap();
+        for _ in 0..3 {
+            comm.all_reduce_in_place(&tensor, Reduction::Sum).unwrap();
+        }
+        let mut both = [0_u8; 20];
+        comm.all_gather(&[1; 10], &mut both).unwrap();
+        let peer = 1 - comm.rank();
+        comm.exchange(&mut [Transfer::send(&[1_u8; 5], peer), Transfer::receive(&mut [0_u8; 5], peer)]).unwrap();
+        let stats = comm.stats();
+        let count = |op| {
+            let of_op = stats.operations.iter().filter(|one| one.op == op);
+            of_op.map(|one| (one.count, one.bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(count(Collective::AllReduce), [(3, 12_000)]);
+        assert_eq!(count(Collective::AllGather), [(1, 20)]);
+        assert_eq!(stats.messages, 2);
+        // The bytes of ten elements, and of the message.
+        assert_eq!((stats.traffic.sent, stats.traffic.received), (15, 15));
+        assert!(stats.rails[0].0.starts_with("soft0") && stats.rails[0].1 > 12_000);
+    });
 }
