@@ -9,7 +9,7 @@ use rdma::transport::Rc;
 
 use crate::Error;
 use crate::adapter::Adapter;
-use crate::interfaces;
+use crate::bootstrap::interfaces;
 
 /// An address of this host that the connection manager maps to the device: a loopback address of a
 /// software device; else the address in the port's GID, if there is one; else the first interface

@@ -4,6 +4,10 @@
 //! All of them give the rank and the number of ranks. torchrun gives the host of rank 0, and Slurm
 //! lists the hosts; the others at least tell whether all ranks are on one host. Each but Hydra
 //! gives an identity of the job; for Hydra, the identity of its process on this host serves.
+//!
+//! Where a launcher does not say where rank 0 is, as mpirun with several hosts, the ranks can find
+//! it by [a directory](crate::bootstrap::Directory) or [another
+//! exchange](crate::bootstrap::Exchange).
 
 mod proxy;
 

@@ -18,7 +18,6 @@
 // Files, from the bottom to the top:
 //
 //   named.rs, text.rs, error.rs     names of values; text of other ranks; errors
-//   interfaces.rs                   addresses of this host
 //   bootstrap/                      the ranks of a job meet, and learn of each other's end
 //   launchers.rs, placement.rs      what mpirun, Slurm and torchrun say; places and cores
 //   wait.rs                         spins, yields, sleeps
@@ -58,7 +57,6 @@ mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "gpu/off.rs"]
 mod gpu;
-mod interfaces;
 pub mod launchers;
 mod link;
 mod named;

@@ -67,8 +67,8 @@ impl Directory {
 
     /// Opens the file of a key; `None` if there is none.
     fn open(&self, path: &Path) -> io::Result<Option<File>> {
-        // An NFS client remembers for up to a minute that a file does not exist, unless it sees that
-        // the directory has changed. It asks the server for that when the directory is opened.
+        // An NFS client remembers for up to a minute that a file does not exist, unless it sees
+        // that the directory has changed. It asks the server for that on opening the directory.
         let owner = File::open(&self.path)?.metadata()?.uid();
         // Neither a link to elsewhere nor a FIFO without a writer, which would wait.
         let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;

@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::interfaces;
+use crate::Error;
 use crate::text::PeerText;
-use crate::{Error, interfaces};
 
 /// Most addresses of rank 0.
 pub(super) const MOST_ADDRESSES: usize = 64;

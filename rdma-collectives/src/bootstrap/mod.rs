@@ -21,6 +21,7 @@ mod directory;
 mod exchange;
 mod frame;
 mod host;
+pub(crate) mod interfaces;
 mod json;
 mod listen;
 mod meet;
