@@ -29,6 +29,20 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 ///
 /// Files of others are refused: a file has to belong to the user of this process, or to the owner
 /// of the directory.
+///
+/// ```no_run
+/// use rdma_collectives::bootstrap::{Directory, Group, Roles, Terms};
+/// use rdma_collectives::launchers;
+///
+/// let terms = Terms::new("sums", &(), Roles::Ranks, std::time::Duration::from_secs(30));
+/// // mpirun gives each job a number of its own, and no address of rank 0.
+/// if let Some(told) = launchers::job_place()?.filter(|told| told.job != 0) {
+///     let mut exchange = Directory::new("/shared/meet", &format!("{:x}", told.job))?;
+///     let mut group = Group::meet_by(&mut exchange, told.rank, told.world, &terms)?;
+///     group.barrier("the start")?;
+/// }
+/// # Ok::<(), rdma_collectives::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Directory {
     path: PathBuf,
