@@ -88,7 +88,9 @@ fn what_is_no_file_of_an_exchange_is_refused() {
     assert!(get().contains("it is not a file"));
     fs::remove_dir(&path).unwrap();
 
-    symlink("/dev/zero", &path).unwrap();
+    let elsewhere = directory.path().join("elsewhere");
+    fs::write(&elsewhere, b"value").unwrap();
+    symlink(&elsewhere, &path).unwrap();
     get();
     fs::remove_file(&path).unwrap();
 
