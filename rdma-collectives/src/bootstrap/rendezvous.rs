@@ -83,8 +83,8 @@ impl Group {
     /// each rank, in the same words everywhere. Rank 0 listens at its own, or at that port of all
     /// addresses of its host if the address is a name; [`Terms::listens_at`] and
     /// [`Terms::listens_on`] choose another place, such as the address behind one that is
-    /// translated. The other addresses are not used. The name of rank 0's host has to resolve when a
-    /// rank begins to look for it; rank 0 itself may start later.
+    /// translated. The other addresses are not used. The name of rank 0's host has to resolve when
+    /// a rank begins to look for it; rank 0 itself may start later.
     ///
     /// ```no_run
     /// use std::time::Duration;
