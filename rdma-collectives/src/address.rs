@@ -3,14 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use nix::errno::Errno;
-use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::SockaddrStorage;
 use rdma::Context;
 use rdma::cm::blocking::{ListenOptions, Listener};
 use rdma::transport::Rc;
 
 use crate::Error;
 use crate::adapter::Adapter;
+use crate::bootstrap::interfaces;
 
 /// An address of this host that the connection manager maps to the device: a loopback address of a
 /// software device; else the address in the port's GID, if there is one; else the first interface
@@ -25,7 +24,7 @@ pub fn of_device(adapter: &Adapter) -> Result<IpAddr, Error> {
     let of_gid = adapter.gid.filter(|entry| !entry.gid.is_link_local()).map(|entry| entry.gid);
     let of_gid = of_gid.map(|gid| gid.ipv4().map_or(IpAddr::V6(gid.ipv6()), IpAddr::V4));
     let mut last = None;
-    for ip in own.chain(of_gid).chain(of_host()) {
+    for ip in own.chain(of_gid).chain(interfaces::of_host()) {
         match bind(&adapter.context, ip) {
             Ok(()) => return Ok(ip),
             Err(error) if is_shortage(error) => return Err(error.into()),
@@ -59,19 +58,4 @@ fn is_shortage(error: rdma::Error) -> bool {
         rdma::ErrorKind::Os => error.errno().map(Errno::from_raw).is_some_and(has_none),
         _ => false,
     }
-}
-
-/// The addresses of this host's interfaces that other hosts can reach and that need no scope, IPv4
-/// addresses first.
-fn of_host() -> Vec<IpAddr> {
-    let Ok(all) = getifaddrs() else { return Vec::new() };
-    let ip = |address: SockaddrStorage| match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-        (Some(v4), _) => Some(IpAddr::V4(v4.ip())),
-        (_, Some(v6)) => Some(IpAddr::V6(v6.ip())).filter(|_| !v6.ip().is_unicast_link_local()),
-        _ => None,
-    };
-    let mut all: Vec<IpAddr> = all.filter_map(|interface| interface.address.and_then(ip)).collect();
-    all.retain(|ip| !ip.is_loopback());
-    all.sort_by_key(IpAddr::is_ipv6);
-    all
 }

@@ -4,12 +4,17 @@
 //! All of them give the rank and the number of ranks. torchrun gives the host of rank 0, and Slurm
 //! lists the hosts; the others at least tell whether all ranks are on one host. Each but Hydra
 //! gives an identity of the job; for Hydra, the identity of its process on this host serves.
+//!
+//! Where a launcher does not say where rank 0 is, as mpirun with several hosts, the ranks can find
+//! it by [a directory](crate::bootstrap::Directory) or [another
+//! exchange](crate::bootstrap::Exchange).
 
 mod proxy;
 
 use std::env;
 use std::net::Ipv4Addr;
 
+use crate::text::hash;
 use crate::{Error, bootstrap};
 
 /// The place of this process in a job, as a launcher gives it.
@@ -228,12 +233,6 @@ fn free_port(job: u64) -> u16 {
         0 => bootstrap::DEFAULT_PORT,
         job => 20_000 + u16::try_from(job % 12_000).unwrap_or(0),
     }
-}
-
-/// FNV-1a hash: the standard library's hashes may differ between builds.
-#[must_use]
-pub fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// The first host of a Slurm list: `node003-ib` for `node[003-005,7]-ib,other`. Each pair of

@@ -6,10 +6,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::bootstrap::{self, Group, Place, Roles, Root, Terms};
+use crate::bootstrap::{self, Group, Place, Roles, Root, Terms, check_address};
 use crate::error::{Cause, Error};
-use crate::launchers::{self, JobPlace, Meeting};
+use crate::launchers::{JobPlace, Meeting};
 use crate::named::named;
+use crate::text::hash;
 
 named! {
     /// Whether ranks are pinned to cores.
@@ -36,7 +37,7 @@ impl Place {
         check_address(root)?;
         // The ranks may name the host in different ways.
         let port = root.rsplit(':').next().unwrap_or_default();
-        let job = launchers::hash(job.unwrap_or(port));
+        let job = hash(job.unwrap_or(port));
         Ok(Self { rank, world, root: Root::Address(root.to_owned()), job })
     }
 
@@ -67,7 +68,7 @@ impl Place {
                 )));
             }
         };
-        Ok(Self { rank, world, root, job: job.map_or(number, launchers::hash) })
+        Ok(Self { rank, world, root, job: job.map_or(number, hash) })
     }
 }
 
@@ -81,10 +82,7 @@ fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Error> {
     let is_local = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     match (rank, is_local) {
         (0, true) => bootstrap::listen(&bracketed).map(Root::Listener),
-        // Listens on IPv6 and IPv4 if the host has both.
-        (0, false) => bootstrap::listen(&format!("[::]:{port}"))
-            .or_else(|_| bootstrap::listen(&format!("0.0.0.0:{port}")))
-            .map(Root::Listener),
+        (0, false) => bootstrap::listen_everywhere(*port).map(Root::Listener),
         _ => Ok(Root::Address(bracketed)),
     }
     .map_err(|error| error.context("where the environment says that rank 0 listens"))
@@ -98,21 +96,6 @@ pub fn run<T, E: Cause>(place: Place, terms: &Terms, work: impl FnOnce(&mut Grou
     let mut group = Group::meet(place, terms)?;
     let result = work(&mut group);
     group.conclude_as(result)
-}
-
-/// Checks that an address has a host and a port.
-///
-/// # Errors
-/// If one of the two is missing or invalid.
-pub fn check_address(address: &str) -> Result<(), Error> {
-    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
-    match port {
-        Some(Ok(port)) if port != 0 => Ok(()),
-        Some(_) if address.ends_with(|last: char| last.is_ascii_digit()) => {
-            Err(Error::invalid(format!("{address} has no port from 1 to 65535; give host:port, such as node1:18515")))
-        }
-        _ => Err(Error::invalid(format!("{address} is not an address; give host:port, such as node1:18515"))),
-    }
 }
 
 /// How the ranks of one host share its cores.
@@ -191,15 +174,5 @@ mod tests {
         let named = job("node1:18515", Some("a name"));
         assert!(named != usual && named != job("node1:18515", Some("another")));
         assert_eq!(named, job("node1:18516", Some("a name")));
-    }
-
-    #[test]
-    fn addresses_need_host_and_port() {
-        for good in ["node1:18515", "127.0.0.1:1", "[::1]:80"] {
-            assert!(check_address(good).is_ok(), "{good}");
-        }
-        for bad in ["", "node1", ":80", "node1:", "node1:0", "node1:70000", "node1:x"] {
-            assert!(check_address(bad).is_err(), "{bad}");
-        }
     }
 }

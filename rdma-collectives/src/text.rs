@@ -45,6 +45,12 @@ pub fn escaped(name: impl AsRef<OsStr>) -> String {
     line
 }
 
+/// FNV-1a hash: the standard library's hashes may differ between builds.
+#[must_use]
+pub fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
 fn push_escaped(line: &mut String, character: char) {
     match character {
         // `escape_debug` is for literals, in which these have a meaning.

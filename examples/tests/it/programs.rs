@@ -298,7 +298,7 @@ mod all_reduce {
         let mut stream = connect(&root);
         // The head of an introduction, at one byte per third of a second.
         let begun = Instant::now();
-        for byte in b"rdma-job\0\0\0\x05\0\0\0\0\0\0\0\0".iter().cycle() {
+        for byte in b"rdma-job\0\0\0\x06\0\0\0\0\0\0\0\0".iter().cycle() {
             if stream.write_all(&[*byte]).is_err() || begun.elapsed() > Duration::from_secs(30) {
                 break;
             }

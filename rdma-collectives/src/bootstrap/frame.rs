@@ -13,7 +13,7 @@ use crate::text::PeerText;
 /// The first bytes of every connection.
 pub(super) const MAGIC: [u8; 8] = *b"rdma-job";
 /// Version of the protocol; changes with the frames and with the values that the programs exchange.
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 /// Largest first frame of a connection, whose sender is still unknown.
 pub(super) const MAX_HELLO: usize = 16 << 10;
 /// Bytes of a frame for each rank of the job, of whose values a frame consists: the addresses of
@@ -44,6 +44,11 @@ pub(super) struct Hello {
 pub(super) enum Frame {
     /// The first frame of a connection.
     Hello(Hello),
+    /// The question whether rank 0 of the job listens here, which a rank may ask before it
+    /// introduces itself with another head.
+    Probe,
+    /// Rank 0's answer to [`Frame::Probe`].
+    Present,
     /// All ranks have connected; holds the host of each.
     Welcome(Vec<HostId>),
     /// The job does not begin, or not with this rank; holds the reason.
@@ -200,6 +205,8 @@ mod tests {
         let hello = Hello { rank: 2, world: 3, host, program, settings };
         for frame in [
             Frame::Hello(hello),
+            Frame::Probe,
+            Frame::Present,
             Frame::Welcome(vec![HostId::own(); 2]),
             Frame::Refuse("no".into()),
             Frame::Part("addresses".into(), json(json!([1, "x", null]))),

@@ -19,8 +19,9 @@ use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::frame::{self, Frame, Head, Hello, MAX_HELLO, VERSION};
 use super::host::HostId;
+use super::listen::local_address;
 use super::terms::{Terms, difference};
-use super::{is_timeout, local_address, spawn};
+use super::{is_timeout, spawn};
 use crate::Error;
 use crate::text::PeerText;
 
@@ -39,13 +40,23 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 
 /// The hosts of all ranks, and the connections: rank 0 has one to each other rank, the others have
 /// one to rank 0.
-type Met = (Vec<HostId>, Vec<(usize, Socket)>);
+pub(super) type Met = (Vec<HostId>, Vec<(usize, Socket)>);
 
 /// Rank 0's half of the meeting: waits until every other rank has come.
-pub(super) fn gather(listener: &Socket, job: u64, own: &Hello, terms: &Terms) -> Result<Met, Error> {
+///
+/// Calls `over` once no rank can be admitted any more, before any rank learns of that.
+pub(super) fn gather(
+    listener: &Socket,
+    job: u64,
+    own: &Hello,
+    terms: &Terms,
+    over: impl FnOnce(),
+) -> Result<Met, Error> {
     let mut ranks: Vec<Option<(Socket, HostId)>> = (0..own.world).map(|_| None).collect();
+    let waited = wait_for_all(listener, job, own, terms, &mut ranks);
+    over();
     // The others are told why the job does not begin.
-    match wait_for_all(listener, job, own, terms, &mut ranks) {
+    match waited {
         Ok(()) => {}
         Err(Ended::Rank(lost)) => {
             let what = "ended before the job began";
@@ -88,12 +99,7 @@ fn wait_for_all(
 ) -> Result<(), Ended> {
     let deadline = Instant::now() + terms.timeout;
     let (heard, hearing) = channel();
-    let [root, number] = ["root", "job"].map(|setting| terms.named(setting));
-    let foreign: Arc<str> = format!(
-        "this rank belongs to another job; give all ranks of a job the same {root} and {number}, and each job an \
-         address of its own"
-    )
-    .into();
+    let foreign: Arc<str> = format!("this rank belongs to another job; {}", terms.distinction()).into();
     let (mut unheard, mut reported, mut looked) = (0, 0, Instant::now());
     listener.set_nonblocking(true)?;
     while ranks[1..].iter().any(Option::is_none) {
@@ -222,20 +228,27 @@ enum Rejected {
     Rank(PeerText),
 }
 
-/// Reads the introduction of a connection. Whatever the peer sends before it has named the job
-/// makes it a stranger. A rank of another job is told that it is `foreign`.
+/// Reads the introduction of a connection, before which a rank may ask whether this is rank 0 of
+/// its job.
 fn hear(stream: &Socket, job: u64, foreign: &str) -> Result<Hello, Rejected> {
-    let stranger = |error: io::Error| {
-        Rejected::Stranger(match error.kind() {
-            io::ErrorKind::UnexpectedEof => "it left before it had introduced itself".to_owned(),
-            _ if is_timeout(&error) => "it does not introduce itself".to_owned(),
-            _ => error.to_string(),
-        })
-    };
-    stream.set_nonblocking(false).map_err(stranger)?;
-    prepare(stream).map_err(stranger)?;
+    let prepared = stream.set_nonblocking(false).and_then(|()| prepare(stream));
+    prepared.map_err(|error| stranger(&error))?;
+    let mut frame = first_frame(stream, job, foreign)?;
+    if frame == Frame::Probe {
+        answer(stream, job, &Frame::Present, 1);
+        frame = first_frame(stream, job, foreign)?;
+    }
+    match frame {
+        Frame::Hello(hello) => Ok(hello),
+        _ => Err(Rejected::Stranger("it does not introduce itself".to_owned())),
+    }
+}
+
+/// Reads a head and a frame. Whatever the peer sends before it has named the job makes it a
+/// stranger. A rank of another job is told that it is `foreign`.
+fn first_frame(stream: &Socket, job: u64, foreign: &str) -> Result<Frame, Rejected> {
     let mut input = Until(stream, Instant::now() + HELLO_TIME);
-    match Head::read(&mut input).map_err(stranger)? {
+    match Head::read(&mut input).map_err(|error| stranger(&error))? {
         None => return Err(Rejected::Stranger("it speaks another protocol".to_owned())),
         Some(head) if head.job != job => {
             answer(stream, head.job, &Frame::Refuse(foreign.into()), 1);
@@ -244,13 +257,18 @@ fn hear(stream: &Socket, job: u64, foreign: &str) -> Result<Hello, Rejected> {
         Some(Head { version: VERSION, .. }) => {}
         Some(Head { version, .. }) => return Err(Rejected::Rank(other_version("a rank", version).into())),
     }
-    match Frame::read(&mut input, MAX_HELLO).map_err(stranger)? {
-        Frame::Hello(hello) => Ok(hello),
-        _ => Err(Rejected::Stranger("it does not introduce itself".to_owned())),
-    }
+    Frame::read(&mut input, MAX_HELLO).map_err(|error| stranger(&error))
 }
 
-fn other_version(name: &str, other: u32) -> String {
+fn stranger(error: &io::Error) -> Rejected {
+    Rejected::Stranger(match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it left before it had introduced itself".to_owned(),
+        _ if is_timeout(error) => "it does not introduce itself".to_owned(),
+        _ => error.to_string(),
+    })
+}
+
+pub(super) fn other_version(name: &str, other: u32) -> String {
     format!("{name} speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere")
 }
 
@@ -295,9 +313,15 @@ fn admit(
 /// The other ranks' half of the meeting: finds rank 0, which may start later, and waits until rank
 /// 0 has found every rank.
 pub(super) fn join(address: &str, job: u64, own: &Hello, terms: &Terms) -> Result<Met, Error> {
-    let root = terms.roles.name(0);
-    let stream = connect(address, &root, terms.timeout)?;
+    let stream = connect(address, &terms.roles.name(0), terms.timeout)?;
     prepare(&stream)?;
+    introduce(stream, address, job, own, terms)
+}
+
+/// Introduces this rank to rank 0, which listens at the address, and waits until rank 0 has found
+/// every rank.
+pub(super) fn introduce(stream: Socket, address: &str, job: u64, own: &Hello, terms: &Terms) -> Result<Met, Error> {
+    let root = terms.roles.name(0);
     let foreign = || Error::new(format!("what listens at {address} is not {root} of {}", own.program));
     let broken = |error: io::Error| match error.kind() {
         _ if is_timeout(&error) => {
@@ -328,6 +352,31 @@ pub(super) fn join(address: &str, job: u64, own: &Hello, terms: &Terms) -> Resul
     }
 }
 
+/// Connects to an address at which rank 0 of the job may listen, which has to answer within
+/// `limit`; the error says what is there instead.
+pub(super) fn probe(address: SocketAddr, job: u64, limit: Duration) -> Result<Socket, PeerText> {
+    let other = || PeerText::from("something else listens there");
+    let broken = |error: io::Error| match error.kind() {
+        _ if is_timeout(&error) => "something that does not answer listens there".into(),
+        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => other(),
+        _ => error.to_string().into(),
+    };
+    let stream = connect_once(&address.into()).map_err(|error| PeerText::from(error.to_string()))?;
+    prepare(&stream).map_err(broken)?;
+    let mut limited = Until(&stream, Instant::now() + limit);
+    let head = Head::of(job);
+    let sent = head.write(&mut limited).and_then(|()| Frame::Probe.write(&mut limited, MAX_HELLO));
+    sent.map_err(broken)?;
+    if Head::read(&mut limited).map_err(broken)? != Some(head) {
+        return Err(other());
+    }
+    match Frame::read(&mut limited, MAX_HELLO).map_err(broken)? {
+        Frame::Present => Ok(stream),
+        Frame::Refuse(why) => Err(why),
+        _ => Err(other()),
+    }
+}
+
 /// Connects to `root`, which listens at the address or will do so soon.
 ///
 /// # Errors
@@ -345,9 +394,7 @@ pub fn connect(address: &str, root: &str, timeout: Duration) -> Result<Socket, E
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for target in &targets {
             match connect_once(target) {
-                // A loopback connect to a free ephemeral port can connect to itself.
-                Ok(stream) if target.is_unix() || own_address(&stream) != target.as_socket() => return Ok(stream),
-                Ok(_) => {}
+                Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }
         }
@@ -363,7 +410,14 @@ pub fn connect(address: &str, root: &str, timeout: Duration) -> Result<Socket, E
 
 fn connect_once(target: &SockAddr) -> io::Result<Socket> {
     match target.as_socket() {
-        Some(address) => TcpStream::connect_timeout(&address, ATTEMPT).map(Socket::from),
+        Some(address) => {
+            let stream = TcpStream::connect_timeout(&address, ATTEMPT)?;
+            // A loopback connect to a free ephemeral port can connect to itself.
+            if stream.local_addr()? == address {
+                return Err(io::ErrorKind::ConnectionRefused.into());
+            }
+            Ok(stream.into())
+        }
         None => {
             let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
             // The wait for a listener whose backlog is full has this limit.
@@ -372,8 +426,4 @@ fn connect_once(target: &SockAddr) -> io::Result<Socket> {
             Ok(socket)
         }
     }
-}
-
-fn own_address(stream: &Socket) -> Option<SocketAddr> {
-    stream.local_addr().ok()?.as_socket()
 }

@@ -5,37 +5,55 @@
 //! operation, and learn within seconds that a rank died, was stopped or lost its host. Every wait
 //! has a limit; its error names the missing rank and the thing waited for.
 //!
+//! The ranks find rank 0 in one of four ways:
+//!
+//! * Somebody gives its address to all: [`Group::meet`] with a [`Place`], by hand or of
+//!   [`launchers`](crate::launchers) such as mpirun, Slurm and torchrun.
+//! * They have an [`Exchange`] in common, in which rank 0 sets its address: [`Group::meet_by`] with
+//!   a [`Directory`], with [`Threads`] of one process, or with one that the program brings.
+//! * All know the addresses of all, as in the configuration of a service: [`Group::meet_at`].
+//! * Rank 0 has the listening socket from whoever started the ranks: [`Root::Listener`].
+//!
 //! A group can be [split](Group::split). The frames of a part pass through rank 0 of the job, in
 //! the threads that read its connections, so that rank 0 need not take part itself.
 
+mod directory;
 mod exchange;
 mod frame;
 mod host;
+pub(crate) mod interfaces;
 mod json;
+mod listen;
 mod meet;
+mod rendezvous;
+mod router;
 mod split;
 mod terms;
+mod threads;
 mod watch;
 
 use std::fmt::Display;
 use std::io;
-use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::Socket;
 
 use crate::error::{Cause, Error, ErrorKind};
 use crate::text::PeerText;
-use exchange::{Exchange, NotDue};
-use frame::{Content, Frame, GroupId};
+pub use directory::Directory;
+pub use exchange::{Exchange, MAX_VALUE};
+use frame::{Content, Frame, GroupId, Hello};
 use host::HostId;
 use json::Json;
+pub use listen::{check_address, listen, listen_everywhere, listen_locally};
 pub use meet::{Until, connect};
+use router::{NotDue, Router};
 pub use terms::{Roles, Terms};
+pub use threads::Threads;
 use watch::Pulse;
 pub use watch::Watch;
 pub use watch::is_timeout;
@@ -78,43 +96,6 @@ pub enum Root {
     Address(String),
 }
 
-/// Opens the socket on which rank 0 waits for the others.
-///
-/// # Errors
-/// If the address cannot be bound; the message says whether another program uses it.
-pub fn listen(address: &str) -> Result<Socket, Error> {
-    TcpListener::bind(address).map(Socket::from).map_err(|error| {
-        Error::new(match error.kind() {
-            io::ErrorKind::AddrInUse => {
-                format!("the port of {address} is in use; end the program that has it, or give another port")
-            }
-            io::ErrorKind::AddrNotAvailable => {
-                format!("{address} is not an address of this host; rank 0 has to listen on one that is")
-            }
-            _ => format!("cannot listen on {address}: {error}"),
-        })
-    })
-}
-
-/// Opens a socket for the ranks of this host, which needs no network; returns the socket and its
-/// address.
-///
-/// # Errors
-/// Errors of the socket calls.
-pub fn listen_locally(job: u64) -> Result<(Socket, String), Error> {
-    let name = format!("@rdma-job-{job:016x}");
-    let failed = |call, error| Error::new(format!("cannot listen on {name} on this host: {call}: {error}"));
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(|error| failed("socket", error))?;
-    socket.bind(&local_address(&name)?).map_err(|error| failed("bind", error))?;
-    socket.listen(128).map_err(|error| failed("listen", error))?;
-    Ok((socket, name))
-}
-
-/// The address of the abstract Unix socket that `@name` stands for.
-fn local_address(name: &str) -> io::Result<SockAddr> {
-    SockAddr::unix(name.replacen('@', "\0", 1))
-}
-
 /// The connected ranks of a job, or some of them.
 #[derive(Debug)]
 pub struct Group {
@@ -126,7 +107,7 @@ pub struct Group {
     splits: u32,
     hosts: Vec<HostId>,
     terms: Terms,
-    exchange: Arc<Exchange>,
+    router: Arc<Router>,
     inbox: Receiver<(usize, Frame)>,
     watch: Watch,
     /// Dropping this sender ends the thread that sends this rank's heartbeats; `None` in a part of
@@ -141,17 +122,10 @@ impl Group {
     /// If ranks do not come in time, or do not agree.
     pub fn meet(place: Place, terms: &Terms) -> Result<Self, Error> {
         let Place { rank, world, root, job } = place;
-        if rank >= world {
-            return Err(Error::invalid(format!("rank {rank} of {world} makes no sense; ranks count from 0")));
-        }
-        if world > MOST_RANKS {
-            return Err(Error::invalid(format!("a job of {world} ranks: at most {MOST_RANKS} can meet")));
-        }
-        let (program, settings) = (terms.program.to_owned(), terms.settings.clone());
-        let hello = frame::Hello { rank, world, host: HostId::own(), program, settings };
+        let hello = introduction(rank, world, terms)?;
         let (hosts, streams) = match (rank, root) {
-            (0, Root::Listener(listener)) => meet::gather(&listener, job, &hello, terms)?,
-            (0, Root::Address(address)) => meet::gather(&listen(&address)?, job, &hello, terms)?,
+            (0, Root::Listener(listener)) => meet::gather(&listener, job, &hello, terms, || ())?,
+            (0, Root::Address(address)) => meet::gather(&listen(&address)?, job, &hello, terms, || ())?,
             (_, Root::Address(address)) => meet::join(&address, job, &hello, terms)?,
             (_, Root::Listener(_)) => return Err(Error::invalid("only rank 0 listens")),
         };
@@ -165,15 +139,15 @@ impl Group {
             writers.push((*peer, Mutex::new(stream.try_clone()?)));
         }
         let (world, members): (_, Vec<usize>) = (hosts.len(), (0..hosts.len()).collect());
-        let (exchange, watch) = (Arc::new(Exchange::new(rank, world, writers, silence)), Watch::new());
-        let inbox = exchange.open(&GroupId::default(), &members);
+        let (router, watch) = (Arc::new(Router::new(rank, world, writers, silence)), Watch::new());
+        let inbox = router.open(&GroupId::default(), &members);
         for (peer, stream) in streams {
-            let (exchange, watch) = (Arc::clone(&exchange), watch.clone());
-            let reader = Reader { peer, world, terms: terms.clone(), silence, exchange, watch };
+            let (router, watch) = (Arc::clone(&router), watch.clone());
+            let reader = Reader { peer, world, terms: terms.clone(), silence, router, watch };
             spawn(&format!("rank-{peer}"), move || reader.run(&stream))?;
         }
         let (heartbeat, end) = channel();
-        let beating = Arc::clone(&exchange);
+        let beating = Arc::clone(&router);
         spawn("heartbeat", move || beating.beat(Pulse::period(silence), &end))?;
         Ok(Self {
             rank,
@@ -182,7 +156,7 @@ impl Group {
             splits: 0,
             hosts,
             terms: terms.clone(),
-            exchange,
+            router,
             inbox,
             watch,
             _heartbeat: Some(heartbeat),
@@ -371,7 +345,7 @@ impl Group {
             _ => Frame::Bye,
         };
         // Errors are ignored: a rank that has gone need not receive this frame.
-        drop(self.exchange.send_to_all(&last, None));
+        drop(self.router.send_to_all(&last, None));
         result
     }
 
@@ -424,7 +398,7 @@ impl Group {
                 Err(Error::new(format!("{text}; {} gives it longer", self.terms.named("timeout"))))
             }
             Ok((from, frame)) => {
-                self.exchange.has_read(&self.id, from);
+                self.router.has_read(&self.id, from);
                 let peer = self.members.iter().position(|&member| member == from);
                 let outside =
                     || Error::new(format!("{} is not in a group that it sends to", self.terms.roles.name(from)));
@@ -436,9 +410,9 @@ impl Group {
     /// Sends to all other ranks, or to rank 0.
     fn send(&self, content: Content) -> Result<(), Error> {
         let sent = if self.is_whole() {
-            self.exchange.send_to_all(&content.into(), None)
+            self.router.send_to_all(&content.into(), None)
         } else {
-            self.exchange.send_within(&self.id, self.recipients(), content)
+            self.router.send_within(&self.id, self.recipients(), content)
         };
         sent.map_err(|(peer, error)| {
             // The reader thread of the failed connection learns the reason, perhaps only after this
@@ -454,12 +428,24 @@ impl Drop for Group {
         if self.is_whole() {
             self.watch.close();
             // Ends the waits of parts that are still in use.
-            self.exchange.deliver_to_all(self.exchange.rank(), &Frame::Bye);
-            self.exchange.shut_down();
+            self.router.deliver_to_all(self.router.rank(), &Frame::Bye);
+            self.router.shut_down();
         } else {
-            self.exchange.close(&self.id);
+            self.router.close(&self.id);
         }
     }
+}
+
+/// The introduction of a rank.
+fn introduction(rank: usize, world: usize, terms: &Terms) -> Result<Hello, Error> {
+    if rank >= world {
+        return Err(Error::invalid(format!("rank {rank} of {world} makes no sense; ranks count from 0")));
+    }
+    if world > MOST_RANKS {
+        return Err(Error::invalid(format!("a job of {world} ranks: at most {MOST_RANKS} can meet")));
+    }
+    let (program, settings) = (terms.program.to_owned(), terms.settings.clone());
+    Ok(Hello { rank, world, host: HostId::own(), program, settings })
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
@@ -474,7 +460,7 @@ struct Reader {
     world: usize,
     terms: Terms,
     silence: Duration,
-    exchange: Arc<Exchange>,
+    router: Arc<Router>,
     watch: Watch,
 }
 
@@ -482,12 +468,12 @@ impl Reader {
     fn run(self, stream: &Socket) {
         let Some((lost, what, is_first)) = self.read(stream) else { return };
         let news = Frame::Lost(lost, what.into());
-        if self.exchange.rank() == 0 && is_first {
+        if self.router.rank() == 0 && is_first {
             // The other ranks have a connection to rank 0 alone and rely on it for the news. A rank
             // that ends because it was told must not be taken for the cause.
-            drop(self.exchange.send_to_all(&news, Some(self.peer)));
+            drop(self.router.send_to_all(&news, Some(self.peer)));
         }
-        self.exchange.deliver_to_all(self.peer, &news);
+        self.router.deliver_to_all(self.peer, &news);
     }
 
     /// Whether the peer may report the loss of a rank: rank 0 of any, the others of themselves.
@@ -500,15 +486,15 @@ impl Reader {
     fn read(&self, stream: &Socket) -> Option<(usize, String, bool)> {
         let mut pulse = Pulse::new(stream, self.silence).ok()?;
         loop {
-            let (lost, what, seen_here) = match Frame::read(&mut pulse, self.exchange.max_length()) {
+            let (lost, what, seen_here) = match Frame::read(&mut pulse, self.router.max_length()) {
                 Ok(Frame::Alive) => continue,
                 Ok(Frame::Lost(rank, what)) if self.may_tell_of(rank) => (rank, what.to_string(), false),
                 Ok(Frame::Bye) => {
                     // The job ends, with all parts of it.
-                    self.exchange.deliver_to_all(self.peer, &Frame::Bye);
+                    self.router.deliver_to_all(self.peer, &Frame::Bye);
                     return None;
                 }
-                Ok(frame) => match self.exchange.take(self.peer, frame) {
+                Ok(frame) => match self.router.take(self.peer, frame) {
                     Ok(()) => continue,
                     Err(NotDue(rank)) => (rank, NOT_DUE.to_owned(), true),
                 },
@@ -528,7 +514,7 @@ impl Reader {
             let text = format!("{} {what}", self.terms.roles.name(lost));
             // A launcher reports a dead rank but not a stopped one: one of the ranks that see it
             // does.
-            let speaks = seen_here && (self.exchange.rank() <= 1 || !self.terms.is_supervised);
+            let speaks = seen_here && (self.router.rank() <= 1 || !self.terms.is_supervised);
             let is_first = self.watch.fail(if speaks { Error::new(text) } else { Error::peer(text) });
             return Some((lost, what, is_first));
         }

@@ -23,14 +23,14 @@ impl Group {
         let id = self.id.part(self.splits);
         self.splits += 1;
         let members: Vec<usize> = ranks.iter().map(|&rank| self.members[rank]).collect();
-        let inbox = self.exchange.open(&id, &members);
+        let inbox = self.router.open(&id, &members);
         Ok(Self {
             rank,
             members,
             splits: 0,
             hosts: ranks.iter().map(|&rank| self.hosts[rank].clone()).collect(),
             terms: self.terms.clone(),
-            exchange: Arc::clone(&self.exchange),
+            router: Arc::clone(&self.router),
             inbox,
             id,
             watch: self.watch(),

@@ -1,10 +1,12 @@
 //! Terms that the processes of a job compare before they work together.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::listen::Listen;
 use crate::Error;
 
 /// Settings, keyed by the name of their option.
@@ -55,6 +57,17 @@ impl Roles {
     }
 }
 
+/// The way in which the ranks find rank 0, for the advice of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Each rank was given its address.
+    Root,
+    /// It sets its addresses in an exchange.
+    Exchange,
+    /// Each rank was given the addresses of all.
+    Addresses,
+}
+
 /// Terms that the processes of a job compare before they work together.
 #[derive(Clone, Debug)]
 pub struct Terms {
@@ -63,6 +76,9 @@ pub struct Terms {
     pub(super) roles: Roles,
     pub(super) timeout: Duration,
     are_options: bool,
+    way: Way,
+    /// The place where rank 0 listens, if it is not the usual one.
+    pub(super) listen: Option<Listen>,
     pub(super) is_supervised: bool,
     pub(super) notice: fn(&str),
 }
@@ -76,7 +92,8 @@ impl Terms {
             _ => Settings::new(),
         };
         let notice = |text: &str| tracing::warn!("{text}");
-        Self { program, settings, roles, timeout, are_options: false, is_supervised: false, notice }
+        let (are_options, way, listen, is_supervised) = (false, Way::Root, None, false);
+        Self { program, settings, roles, timeout, are_options, way, listen, is_supervised, notice }
     }
 
     /// Says that the settings are options of a command line, which messages name as `--world`.
@@ -99,6 +116,26 @@ impl Terms {
         Self { notice, ..self }
     }
 
+    /// Says where rank 0 listens if it meets the others by [`meet_by`](super::Group::meet_by) or
+    /// [`meet_at`](super::Group::meet_at): at this address of its host, or at all addresses (`[::]`
+    /// or, of IPv4 alone, `0.0.0.0`). Port 0 is one of the kernel's choice or, for `meet_at`, the
+    /// one that all ranks know.
+    #[must_use]
+    pub fn listens_at(self, address: SocketAddr) -> Self {
+        Self { listen: Some(Listen::At(address)), ..self }
+    }
+
+    /// Says that rank 0 listens at the first address of a network interface, such as `eth0`,
+    /// instead of [an address](Self::listens_at).
+    #[must_use]
+    pub fn listens_on(self, interface: &str) -> Self {
+        Self { listen: Some(Listen::On(interface.to_owned())), ..self }
+    }
+
+    pub(super) fn by(self, way: Way) -> Self {
+        Self { way, ..self }
+    }
+
     /// The name of a setting in messages.
     pub(super) fn named(&self, setting: &str) -> String {
         if self.are_options { format!("--{setting}") } else { format!("`{setting}`") }
@@ -106,12 +143,26 @@ impl Terms {
 
     /// A message that tells how to start the missing processes.
     pub(super) fn remedy(&self) -> String {
-        match self.roles {
-            Roles::ServerAndClient => "start one with this host's address as its argument".to_owned(),
-            Roles::Ranks | Roles::RanksAndAggregators(_) => {
+        match (self.way, self.roles) {
+            (Way::Exchange, _) => "start them with the same exchange".to_owned(),
+            (Way::Addresses, _) => "start them with the same addresses".to_owned(),
+            (Way::Root, Roles::ServerAndClient) => "start one with this host's address as its argument".to_owned(),
+            (Way::Root, Roles::Ranks | Roles::RanksAndAggregators(_)) => {
                 let [world, root, job] = ["world", "root", "job"].map(|setting| self.named(setting));
                 format!("start them with the same {world}, {root} and {job}")
             }
+        }
+    }
+
+    /// A message that tells how to keep jobs apart.
+    pub(super) fn distinction(&self) -> String {
+        match self.way {
+            Way::Root => {
+                let [root, job] = ["root", "job"].map(|setting| self.named(setting));
+                format!("give all ranks of a job the same {root} and {job}, and each job an address of its own")
+            }
+            Way::Exchange => "give each job an exchange of its own, or a name of its own in it".to_owned(),
+            Way::Addresses => "give all ranks of a job the same addresses, and each job ports of its own".to_owned(),
         }
     }
 

@@ -10,6 +10,7 @@ use super::frame::{Frame, Head, Hello, MAX_HELLO, VERSION};
 use super::*;
 
 mod hostile;
+mod rendezvous;
 
 const SOON: Duration = Duration::from_secs(10);
 /// The number of the job.
@@ -379,7 +380,7 @@ fn nobody_waits_for_ever() {
 fn the_kernel_looks_for_hosts_that_are_gone() {
     let (listener, address) = listener();
     let held = zero(listener, SOON, |group| {
-        let stream = group.exchange.writers[0].1.lock().unwrap();
+        let stream = group.router.writers[0].1.lock().unwrap();
         (stream.keepalive().unwrap(), stream.tcp_keepalive_time().unwrap(), stream.tcp_user_timeout().unwrap())
     });
     let _stream = one(&address);

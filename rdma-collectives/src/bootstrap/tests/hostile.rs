@@ -93,26 +93,26 @@ fn a_rank_whose_frames_are_not_due_is_named() {
 /// At rank 2 of three, which has a connection to rank 0 alone.
 #[test]
 fn a_rank_that_writes_to_groups_of_the_future_is_named_at_other_ranks_too() {
-    let exchange = Exchange::new(2, 3, Vec::new(), SOON);
-    let (whole, sent) = (GroupId::default(), |group| exchange.take(0, within(group, 1, vec![2])));
-    let _inbox = exchange.open(&whole, &[0, 1, 2]);
+    let router = Router::new(2, 3, Vec::new(), SOON);
+    let (whole, sent) = (GroupId::default(), |group| router.take(0, within(group, 1, vec![2])));
+    let _inbox = router.open(&whole, &[0, 1, 2]);
     assert_eq!(sent(whole.part(0)), Ok(()));
     assert_eq!(sent(whole.part(0).part(0)), Err(NotDue(1)));
     // Once this rank has made the part, the other may be in the next one.
-    let _part = exchange.open(&whole.part(0), &[1, 2]);
+    let _part = router.open(&whole.part(0), &[1, 2]);
     assert_eq!(sent(whole.part(0).part(0)), Ok(()));
     assert_eq!(sent(whole.part(0).part(0).part(0)), Err(NotDue(1)));
     // Nor does the end of the part open what follows it.
-    exchange.close(&whole.part(0));
+    router.close(&whole.part(0));
     assert_eq!(sent(whole.part(0).part(0).part(0)), Err(NotDue(1)));
 }
 
 #[test]
 fn what_a_rank_has_waiting_is_bounded_over_all_groups() {
-    let exchange = Exchange::new(0, 2, Vec::new(), SOON);
+    let router = Router::new(0, 2, Vec::new(), SOON);
     let whole = GroupId::default();
     let groups: Vec<_> = (0..8).map(|split| whole.part(split)).collect();
-    let _inboxes = [&whole].into_iter().chain(&groups).map(|id| exchange.open(id, &[0, 1])).collect::<Vec<_>>();
+    let _inboxes = [&whole].into_iter().chain(&groups).map(|id| router.open(id, &[0, 1])).collect::<Vec<_>>();
     let long = || {
         let text = "x".repeat(max_length(2) - 1000);
         Frame::Part(text, value(json!(null)))
@@ -120,16 +120,16 @@ fn what_a_rank_has_waiting_is_bounded_over_all_groups() {
     let send = |group: &GroupId| {
         let Frame::Part(what, json) = long() else { unreachable!() };
         let content = Content::Part(what, json);
-        exchange.take(1, Frame::Within(Routed { group: group.clone(), from: 1, to: vec![0], content }))
+        router.take(1, Frame::Within(Routed { group: group.clone(), from: 1, to: vec![0], content }))
     };
     assert_eq!((send(&groups[0]), send(&groups[1])), (Ok(()), Ok(())));
     assert_eq!(send(&groups[2]), Err(NotDue(1)));
-    assert_eq!(exchange.take(1, long()), Err(NotDue(1)));
+    assert_eq!(router.take(1, long()), Err(NotDue(1)));
     // A frame counts no more once it has been read, or once its inbox has ended.
-    exchange.has_read(&groups[0], 1);
+    router.has_read(&groups[0], 1);
     assert_eq!(send(&groups[2]), Ok(()));
-    exchange.close(&groups[1]);
-    assert_eq!(exchange.take(1, long()), Ok(()));
+    router.close(&groups[1]);
+    assert_eq!(router.take(1, long()), Ok(()));
     assert_eq!(send(&groups[3]), Err(NotDue(1)));
 }
 
@@ -149,7 +149,7 @@ fn a_whole_is_taken_from_the_root_alone() {
         let mut part = group.split(0, 0).unwrap();
         if group.rank() == 1 {
             let whole = Content::Whole(value(json!([null, null, null])));
-            part.exchange.send_within(&part.id, vec![2], whole).unwrap();
+            part.router.send_within(&part.id, vec![2], whole).unwrap();
         }
         let result =
             if group.rank() == 2 { part.barrier("a test").map_err(|failure| failure.to_string()) } else { Ok(()) };

@@ -1,0 +1,45 @@
+//! The addresses of this host's network interfaces.
+
+use std::net::IpAddr;
+
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
+
+/// The addresses of this host that others can reach and that need no scope, IPv4 addresses first.
+pub(crate) fn of_host() -> Vec<IpAddr> {
+    let mut all = addresses(|_| true);
+    all.retain(|ip| !ip.is_loopback());
+    all
+}
+
+/// The addresses of one interface that need no scope, IPv4 addresses first.
+pub(crate) fn of_interface(name: &str) -> Vec<IpAddr> {
+    addresses(|interface| interface == name)
+}
+
+fn addresses(is_wanted: impl Fn(&str) -> bool) -> Vec<IpAddr> {
+    let Ok(all) = getifaddrs() else { return Vec::new() };
+    let ip = |address: SockaddrStorage| match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+        (Some(v4), _) => Some(IpAddr::V4(v4.ip())),
+        (_, Some(v6)) => Some(IpAddr::V6(v6.ip())).filter(|_| !v6.ip().is_unicast_link_local()),
+        _ => None,
+    };
+    let wanted = all.filter(|interface| is_wanted(&interface.interface_name));
+    let mut found: Vec<IpAddr> = wanted.filter_map(|interface| interface.address.and_then(ip)).collect();
+    found.sort_by_key(IpAddr::is_ipv6);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn loopback_is_taken_by_its_name_alone() {
+        assert!(of_interface("lo").contains(&Ipv4Addr::LOCALHOST.into()));
+        assert!(of_host().iter().all(|ip| !ip.is_loopback()));
+        assert_eq!(of_interface("none such"), [] as [IpAddr; 0]);
+    }
+}

@@ -1,0 +1,242 @@
+//! The connections of a rank, and the inboxes of its groups.
+//!
+//! A rank that breaks the protocol does not make this rank's memory grow. A gathering leaves each
+//! rank of a group with at most one frame that the receiver has not read: a rank sends its next
+//! part after the whole of the last one, which is sent when all parts were read. So:
+//!
+//! * An inbox takes one unread frame of each member.
+//! * There are inboxes for the groups that this rank has opened, and for the parts that its next
+//!   split of one of them will make: a faster rank may be there already. It cannot be further, as
+//!   the next gathering of such a part needs this rank.
+//! * The unread frames of one rank have at most [`MAX_UNREAD`] times the bytes of the largest
+//!   frame, over all inboxes: 4 MiB in a job of 2 ranks, 128 MiB in one of 64 or more.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::Shutdown;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use super::frame::{self, Content, Frame, GroupId, Routed};
+use super::meet::Until;
+
+/// One write end per connection, and the rank at its other side. Rank 0 has one for each other
+/// rank, the others have one for rank 0.
+pub(super) type Writers = Vec<(usize, Mutex<Socket>)>;
+
+/// Bytes of one rank's unread frames, as a multiple of the largest frame.
+pub(super) const MAX_UNREAD: usize = 2;
+
+/// The error for a frame that the protocol does not allow; holds the rank that sent it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NotDue(pub(super) usize);
+
+/// The connections of this rank, and an inbox for each of its groups. Ranks are those of the job.
+#[derive(Debug)]
+pub(super) struct Router {
+    rank: usize,
+    world: usize,
+    pub(super) writers: Writers,
+    /// Time in which the other side of a connection has to take a frame.
+    limit: Duration,
+    /// `None` for a group that has ended, whose number is not used again.
+    inboxes: Mutex<HashMap<GroupId, Option<Inbox>>>,
+}
+
+/// The inbox of a group.
+#[derive(Debug)]
+struct Inbox {
+    sender: Sender<(usize, Frame)>,
+    /// The receiving side, until the inbox is opened.
+    unopened: Option<Receiver<(usize, Frame)>>,
+    /// The ranks that may send, and the bytes of the unread frame of each.
+    unread: HashMap<usize, Option<usize>>,
+    /// Number of times that this rank has split the group.
+    splits: u32,
+}
+
+impl Inbox {
+    fn new(members: impl Iterator<Item = usize>) -> Self {
+        let (sender, receiver) = channel();
+        let unread = members.map(|member| (member, None)).collect();
+        Self { sender, unopened: Some(receiver), unread, splits: 0 }
+    }
+}
+
+impl Router {
+    /// The connections of a rank of a job of `world` ranks.
+    pub(super) fn new(rank: usize, world: usize, writers: Writers, limit: Duration) -> Self {
+        Self { rank, world, writers, limit, inboxes: Mutex::default() }
+    }
+
+    /// This rank.
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The largest frame.
+    pub(super) fn max_length(&self) -> usize {
+        frame::max_length(self.world)
+    }
+
+    fn inboxes(&self) -> MutexGuard<'_, HashMap<GroupId, Option<Inbox>>> {
+        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The frames for a group, and the ranks that sent them; opened once. The members of a part are
+    /// among those of its parent, which is open.
+    pub(super) fn open(&self, group: &GroupId, members: &[usize]) -> Receiver<(usize, Frame)> {
+        let mut inboxes = self.inboxes();
+        if let Some((parent, split)) = group.parent() {
+            if let Some(Some(parent)) = inboxes.get_mut(&parent) {
+                parent.splits = split + 1;
+            }
+        }
+        let new = || Some(Inbox::new(members.iter().copied()));
+        let inbox = inboxes.entry(group.clone()).or_insert_with(new).as_mut();
+        let opened = inbox.and_then(|inbox| {
+            inbox.unread.retain(|member, _| members.contains(member));
+            inbox.unopened.take()
+        });
+        opened.unwrap_or_else(|| channel().1)
+    }
+
+    /// Ends the inbox of a group, and that of the parts that the group will not be split into.
+    pub(super) fn close(&self, group: &GroupId) {
+        let mut inboxes = self.inboxes();
+        if let Some(Some(inbox)) = inboxes.insert(group.clone(), None) {
+            inboxes.remove(&group.part(inbox.splits));
+        }
+    }
+
+    /// Says that the frame of a rank has been read, so that the rank may send the next one.
+    pub(super) fn has_read(&self, group: &GroupId, from: usize) {
+        if let Some(Some(inbox)) = self.inboxes().get_mut(group) {
+            if let Some(unread) = inbox.unread.get_mut(&from) {
+                *unread = None;
+            }
+        }
+    }
+
+    /// Takes a frame of a gathering that came over the connection to `peer`.
+    pub(super) fn take(&self, peer: usize, frame: Frame) -> Result<(), NotDue> {
+        match frame {
+            Frame::Part(..) | Frame::Whole(_) => self.deliver(&GroupId::default(), peer, frame),
+            // Rank 0 knows its peers; the others know from rank 0 whose frame it is.
+            Frame::Within(routed) if self.rank == 0 && routed.from != peer => Err(NotDue(peer)),
+            Frame::Within(routed) if routed.to.len() >= self.world => Err(NotDue(peer)),
+            Frame::Within(routed) => self.route(routed),
+            _ => Err(NotDue(peer)),
+        }
+    }
+
+    fn deliver(&self, group: &GroupId, from: usize, frame: Frame) -> Result<(), NotDue> {
+        let mut inboxes = self.inboxes();
+        if !inboxes.contains_key(group) {
+            let (parent, split) = group.parent().ok_or(NotDue(from))?;
+            match inboxes.get(&parent) {
+                Some(Some(parent)) if parent.unopened.is_none() && parent.splits == split => {
+                    let inbox = Inbox::new(parent.unread.keys().copied());
+                    inboxes.insert(group.clone(), Some(inbox));
+                }
+                // A group that is dropped needs no frames, nor do its parts.
+                Some(None) => return Ok(()),
+                _ => return Err(NotDue(from)),
+            }
+        }
+        let unread = inboxes.values().flatten().filter_map(|inbox| *inbox.unread.get(&from)?);
+        let (size, unread) = (frame.size(), unread.sum::<usize>());
+        let Some(Some(inbox)) = inboxes.get_mut(group) else { return Ok(()) };
+        match inbox.unread.get_mut(&from) {
+            Some(entry @ None) if size.saturating_add(unread) <= MAX_UNREAD * self.max_length() => *entry = Some(size),
+            _ => return Err(NotDue(from)),
+        }
+        drop(inbox.sender.send((from, frame)));
+        Ok(())
+    }
+
+    /// Delivers a frame to every group of this rank.
+    pub(super) fn deliver_to_all(&self, from: usize, frame: &Frame) {
+        for inbox in self.inboxes().values().flatten() {
+            drop(inbox.sender.send((from, frame.clone())));
+        }
+    }
+
+    /// Sends to the other side of every connection except one; continues if a send fails, and
+    /// returns the first error.
+    pub(super) fn send_to_all(&self, frame: &Frame, except: Option<usize>) -> Result<(), (usize, io::Error)> {
+        let mut result = Ok(());
+        for (peer, writer) in self.writers.iter().filter(|(peer, _)| Some(*peer) != except) {
+            if let (Err(error), true) = (self.write(writer, frame), result.is_ok()) {
+                result = Err((*peer, error));
+            }
+        }
+        result
+    }
+
+    /// Sends to some ranks of a part of the job.
+    pub(super) fn send_within(
+        &self,
+        group: &GroupId,
+        to: Vec<usize>,
+        content: Content,
+    ) -> Result<(), (usize, io::Error)> {
+        let routed = Routed { group: group.clone(), from: self.rank, to, content };
+        if self.rank != 0 {
+            return self.send_to_all(&Frame::Within(routed), None);
+        }
+        self.route(routed).map_err(|NotDue(rank)| (rank, io::Error::other("it is not in the group")))
+    }
+
+    /// Delivers a frame that is for this rank. Rank 0 passes it on to its other recipients.
+    fn route(&self, routed: Routed) -> Result<(), NotDue> {
+        if routed.to.contains(&self.rank) {
+            self.deliver(&routed.group, routed.from, routed.content.clone().into())?;
+        }
+        if self.rank != 0 {
+            return Ok(());
+        }
+        for (peer, writer) in self.writers.iter().filter(|(peer, _)| routed.to.contains(peer)) {
+            // Errors are ignored: the reader of this connection learns that the rank is lost.
+            drop(self.write(writer, &Frame::Within(Routed { to: vec![*peer], ..routed.clone() })));
+        }
+        Ok(())
+    }
+
+    /// Sends heartbeats of this rank to the others until the job ends.
+    pub(super) fn beat(&self, period: Duration, end: &Receiver<()>) {
+        while end.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+            for (_, writer) in &self.writers {
+                // A writer in use is sending a frame, which serves as a heartbeat.
+                if let Ok(writer) = writer.try_lock() {
+                    drop(self.write_to(&writer, &Frame::Alive));
+                }
+            }
+        }
+    }
+
+    /// Ends all connections, which wakes the threads that read them.
+    pub(super) fn shut_down(&self) {
+        for (_, writer) in &self.writers {
+            // Errors are ignored: the connection may be closed already.
+            drop(writer.lock().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both));
+        }
+    }
+
+    fn write(&self, writer: &Mutex<Socket>, frame: &Frame) -> io::Result<()> {
+        self.write_to(&writer.lock().unwrap_or_else(PoisonError::into_inner), frame)
+    }
+
+    fn write_to(&self, stream: &Socket, frame: &Frame) -> io::Result<()> {
+        let written = frame.write(&mut Until(stream, Instant::now() + self.limit), self.max_length());
+        if written.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::InvalidInput) {
+            // A part of the frame may have left, after which no other frame would be understood.
+            // Errors are ignored: the connection may be closed already.
+            drop(stream.shutdown(Shutdown::Write));
+        }
+        written
+    }
+}
