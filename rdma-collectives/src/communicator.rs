@@ -1,15 +1,17 @@
 //! A communicator: the ranks of a job, connected by shared memory and by RDMA, and the collectives
 //! that they do together.
 
+use std::time::Duration;
+
 use rdma::ExposedRegion;
 
-use crate::Error;
 use crate::adapter::Adapter;
 use crate::blocks::Blocks;
-use crate::bootstrap::Group;
+use crate::bootstrap::{Aborter, Group};
 use crate::choose::AlgorithmTable;
 use crate::direct::Direct;
 use crate::element::{Element, Reduction};
+use crate::error::{Error, ErrorKind};
 use crate::execute::{Execution, Memory, Traffic};
 use crate::fabric::{Fabric, Rail, expose_together};
 use crate::gpu::GpuMemory;
@@ -68,6 +70,9 @@ pub struct Communicator {
     traffic: Traffic,
     /// The tensors through which the program's memory is copied.
     pub(crate) stage: Option<[TensorMemory; 2]>,
+    limit: Option<Duration>,
+    /// Whether the last operation had a limit.
+    has_limit: bool,
     /// Whether the ranks compare their operations first.
     compares: bool,
     pub(crate) stats: Stats,
@@ -152,6 +157,8 @@ impl Communicator {
             token: None,
             traffic: Traffic::default(),
             stage: None,
+            limit: None,
+            has_limit: false,
             compares: false,
             stats: Stats::default(),
             patience,
@@ -339,6 +346,39 @@ impl Communicator {
         }
         (self.aggregators, self.radix, self.last) = (aggregators, radix, None);
         Ok(())
+    }
+
+    /// Limits the time of each operation from now on. An operation that has not ended by then ends
+    /// with `TimedOut` and ends the job, so that the operations of all ranks end, with the reason.
+    /// Without a limit an operation waits as long as the other ranks make progress
+    /// ([`Tuning::stall`]). Ranks may have different limits.
+    pub fn set_limit(&mut self, limit: Option<Duration>) {
+        self.limit = limit;
+    }
+
+    /// A handle by which any thread ends the job: the operations of all ranks then end, with the
+    /// reason.
+    #[must_use]
+    pub fn aborter(&self) -> Aborter {
+        self.group.aborter()
+    }
+
+    /// Begins an operation: see [`set_limit`](Self::set_limit).
+    pub(crate) fn begin(&mut self) {
+        if self.limit.is_some() || self.has_limit {
+            self.patience.limit(self.limit);
+            self.has_limit = self.limit.is_some();
+        }
+    }
+
+    /// Ends the job if an operation has not ended in time.
+    pub(crate) fn ended<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
+        if let (Err(error), Some(limit)) = (&result, self.limit) {
+            if error.kind() == ErrorKind::TimedOut {
+                self.aborter().abort(&format!("{error} ({limit:?})"));
+            }
+        }
+        result
     }
 
     /// Says whether the ranks compare their operations before each one: ranks whose operations

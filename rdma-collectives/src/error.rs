@@ -18,6 +18,8 @@ pub enum ErrorKind {
     InvalidInput,
     /// Another rank failed, which has said so, or its launcher has.
     Peer,
+    /// The other ranks made no progress, or an operation did not end in time.
+    TimedOut,
 }
 
 /// The reason why an operation cannot go on, in one line, and advice.
@@ -48,6 +50,11 @@ impl Error {
     /// The end of another rank, which ends this rank's work too.
     pub fn peer(text: impl Into<String>) -> Self {
         Self::of(ErrorKind::Peer, text)
+    }
+
+    /// The end of a time limit.
+    pub(crate) fn timed_out(text: impl Into<String>) -> Self {
+        Self::of(ErrorKind::TimedOut, text)
     }
 
     /// A request that has failed; where it was flushed, another failure is the reason, perhaps one

@@ -110,7 +110,7 @@ pub use operation::{Executor, Operation, Request};
 pub use pattern::Pattern;
 pub use place::{RankGpu, TensorPlace};
 pub use queue::{Pending, Queue};
-#[cfg(feature = "interpreter")]
+#[cfg(any(test, feature = "interpreter"))]
 pub use schedule::interpreter;
 pub use schedule::step::{self, Schedule};
 pub use schedule::{Algorithm, Collective, InvalidJob, Job, Layout, Unsupported, build};

@@ -92,7 +92,9 @@ impl Communicator {
             return Err(Error::invalid("only a message with elements, of another rank, tells where it is from"));
         }
         let first = memory.len().min(piece_of::<T>()) * size_of::<T>();
-        let from = self.next_sender(first)?;
+        self.begin();
+        let from = self.next_sender(first);
+        let from = self.ended(from)?;
         self.recv(memory, from)?;
         Ok(from)
     }
@@ -106,6 +108,12 @@ impl Communicator {
     /// among the transfers; otherwise as [`recv`](Self::recv).
     pub fn exchange<T: Element>(&mut self, transfers: &mut [Transfer<'_, T>]) -> Result<(), Error> {
         self.maker.check()?;
+        self.begin();
+        let done = self.exchange_all(transfers);
+        self.ended(done)
+    }
+
+    fn exchange_all<T: Element>(&mut self, transfers: &mut [Transfer<'_, T>]) -> Result<(), Error> {
         let (rank, ranks) = (self.rank(), self.ranks());
         if let Some(peer) = transfers.iter().map(Transfer::peer).find(|&peer| peer >= ranks) {
             return Err(Error::invalid(format!("rank {peer} is not below the number of ranks, {ranks}")));

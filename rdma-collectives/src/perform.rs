@@ -132,16 +132,31 @@ impl Communicator {
         input: &Tensor<T>,
         output: &Tensor<T>,
     ) -> Result<(), Error> {
-        let Operation { request, job, layout, algorithm, schedule, executor, element, bytes } = operation;
+        let Operation { request, layout, algorithm, executor, element, bytes, .. } = operation;
         if *element != size_of::<T>() || input.is(output) != request.in_place {
             return Err(Error::invalid("the operation was prepared for other tensors"));
         }
-        let Layout { input: from, output: to } = layout.clone();
+        let Layout { input: from, output: to } = layout;
         if from.end > input.count() || to.end > output.count() {
             let (op, most) = (request.op, from.end.max(to.end));
             return Err(Error::invalid(format!("{op} of {most} elements in tensors that have fewer")));
         }
         self.compare(|| request.describe::<T>())?;
+        self.begin();
+        let done = self.execute_operation(operation, input, output);
+        self.ended(done)?;
+        self.stats.count(request.op, *algorithm, *executor, *bytes);
+        Ok(())
+    }
+
+    fn execute_operation<T: Element>(
+        &mut self,
+        operation: &Operation,
+        input: &Tensor<T>,
+        output: &Tensor<T>,
+    ) -> Result<(), Error> {
+        let Operation { request, job, layout, algorithm, schedule, executor, .. } = operation;
+        let Layout { input: from, output: to } = layout.clone();
         match (executor, schedule) {
             (Executor::Fused, _) => self.fused(*algorithm, request, input, output)?,
             (Executor::Steps, Some(schedule)) => {
@@ -154,9 +169,8 @@ impl Communicator {
             }
         }
         if request.op.reduces() && *executor != Executor::Fused {
-            self.finish(&output.part(to), request.reduction)?;
+            return self.finish(&output.part(to), request.reduction);
         }
-        self.stats.count(request.op, *algorithm, *executor, *bytes);
         Ok(())
     }
 

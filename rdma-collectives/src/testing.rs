@@ -17,12 +17,20 @@ pub(crate) fn soft0() -> Adapter {
     Adapter::new(&opened.context, opened.port).unwrap()
 }
 
-/// Runs `body` in so many ranks that are threads.
+/// Runs `body` in so many ranks that are threads, which end their job together.
 pub(crate) fn ranks(
     world: usize,
     transport: Transport,
     body: impl Fn(Communicator, &mut Group) + Clone + Send + 'static,
 ) {
+    start(world, transport, move |comm, mut group| {
+        body(comm, &mut group);
+        group.conclude(Ok(())).unwrap();
+    });
+}
+
+/// Runs `body` in so many ranks that are threads.
+pub(crate) fn start(world: usize, transport: Transport, body: impl Fn(Communicator, Group) + Clone + Send + 'static) {
     static JOBS: AtomicU64 = AtomicU64::new(0);
     let job = u64::from(std::process::id()) << 32 | 0x9_0000 | JOBS.fetch_add(1, Ordering::Relaxed);
     let (socket, address) = listen_locally(job).unwrap();
@@ -35,8 +43,7 @@ pub(crate) fn ranks(
             let mut group = Group::meet(place, &terms).unwrap();
             let tuning = Tuning { shared_cores: true, stall: LONG, transport, ..Tuning::default() };
             let comm = Communicator::new(&soft0(), &mut group, tuning).unwrap();
-            body(comm, &mut group);
-            group.conclude(Ok(())).unwrap();
+            body(comm, group);
         })
     };
     let threads: Vec<_> = (0..world).map(start).collect();

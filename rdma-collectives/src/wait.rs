@@ -24,6 +24,14 @@ pub struct Patience {
     stall: Duration,
     watch: Watch,
     naps: Arc<AtomicU64>,
+    deadline: Arc<Deadline>,
+}
+
+/// The end of the operation in progress, in nanoseconds after `start`; 0 if there is no limit.
+#[derive(Debug)]
+struct Deadline {
+    start: Instant,
+    at: AtomicU64,
 }
 
 /// The state of one wait; starts as `Wait::default()`.
@@ -49,7 +57,9 @@ impl Patience {
     pub fn new(watch: Watch, shared_cores: bool, stall: Duration) -> Self {
         let spins = if shared_cores { 4 } else { 2000 };
         // A rank's death is noticed after the longest nap at the latest.
-        Self { backoff: Backoff { spins, yields: YIELDING, ..Backoff::default() }, stall, watch, naps: Arc::default() }
+        let deadline = Arc::new(Deadline { start: Instant::now(), at: AtomicU64::new(0) });
+        let backoff = Backoff { spins, yields: YIELDING, ..Backoff::default() };
+        Self { backoff, stall, watch, naps: Arc::default(), deadline }
     }
 
     /// Pauses briefly, after the caller has looked for progress and found none. If a duration is
@@ -90,6 +100,16 @@ impl Patience {
         Ok(())
     }
 
+    /// Limits the time of an operation that begins now. Waits look at the limit when they have
+    /// become naps, so an operation ends some milliseconds late.
+    pub fn limit(&self, limit: Option<Duration>) {
+        let at = limit.map_or(0, |limit| {
+            let at = self.deadline.start.elapsed().saturating_add(limit).as_nanos();
+            u64::try_from(at).unwrap_or(u64::MAX)
+        });
+        self.deadline.at.store(at, Ordering::Relaxed);
+    }
+
     /// How often a wait was so long that the caller was to sleep.
     #[must_use]
     pub fn naps(&self) -> u64 {
@@ -100,10 +120,14 @@ impl Patience {
     fn check(&self, wait: &Wait) -> Result<(), Error> {
         self.watch.check()?;
         if wait.started.is_some_and(|started| started.elapsed() > self.stall) {
-            return Err(Error::new(format!(
+            return Err(Error::timed_out(format!(
                 "the other ranks made no progress for {} s; are they stopped?",
                 self.stall.as_secs()
             )));
+        }
+        let at = self.deadline.at.load(Ordering::Relaxed);
+        if at != 0 && self.deadline.start.elapsed().as_nanos() >= u128::from(at) {
+            return Err(Error::timed_out("the operation has not ended in time"));
         }
         Ok(())
     }

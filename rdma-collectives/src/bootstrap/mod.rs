@@ -17,6 +17,7 @@
 //! A group can be [split](Group::split). The frames of a part pass through rank 0 of the job, in
 //! the threads that read its connections, so that rank 0 need not take part itself.
 
+mod abort;
 mod directory;
 mod exchange;
 mod frame;
@@ -44,6 +45,7 @@ use socket2::Socket;
 
 use crate::error::{Cause, Error, ErrorKind};
 use crate::text::PeerText;
+pub use abort::Aborter;
 pub use directory::Directory;
 pub use exchange::{Exchange, MAX_VALUE};
 use frame::{Content, Frame, GroupId, Hello};
@@ -219,6 +221,13 @@ impl Group {
         self.terms.notice
     }
 
+    /// A handle by which any thread ends the job.
+    #[must_use]
+    pub fn aborter(&self) -> Aborter {
+        let (router, watch) = (Arc::clone(&self.router), self.watch());
+        Aborter { router, watch, name: self.name(self.rank) }
+    }
+
     /// A handle that tells any thread whether a rank is lost.
     #[must_use]
     pub fn watch(&self) -> Watch {
@@ -334,7 +343,9 @@ impl Group {
             Err(failure) => Err(failure),
         };
         let result = match result {
-            Err(failure) if failure.kind() == ErrorKind::Failed => Err(self.explain(failure)),
+            Err(failure) if matches!(failure.kind(), ErrorKind::Failed | ErrorKind::TimedOut) => {
+                Err(self.explain(failure))
+            }
             result => result,
         };
         self.watch.close();
@@ -355,7 +366,9 @@ impl Group {
         let failure = self.news(limit).map_or_else(|| failure.explained(), E::from);
         match failure.kind() {
             // Ranks of one supervisor share its standard error, so each names itself.
-            ErrorKind::Failed if self.terms.is_supervised => failure.context(self.name(self.rank)),
+            ErrorKind::Failed | ErrorKind::TimedOut if self.terms.is_supervised => {
+                failure.context(self.name(self.rank))
+            }
             _ => failure,
         }
     }

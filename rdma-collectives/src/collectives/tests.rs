@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
@@ -6,7 +8,7 @@ use super::*;
 use crate::bootstrap::Group;
 use crate::testing::ranks;
 use crate::transport::Transport;
-use crate::{Algorithm, Executor, Transfer};
+use crate::{Algorithm, ErrorKind, Executor, Transfer};
 
 /// An element of a rank's input, which no other element equals by chance.
 fn element(rank: usize, index: usize) -> i64 {
@@ -339,4 +341,48 @@ fn what_was_done_is_counted() {
         assert_eq!((stats.traffic.sent, stats.traffic.received), (15, 15));
         assert!(stats.rails[0].0.starts_with("soft0") && stats.rails[0].1 > 12_000);
     });
+}
+
+#[test]
+fn an_operation_that_is_late_ends_at_every_rank_with_the_reason() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        ranks_that_fail(transport, |mut comm, _| {
+            if comm.rank() == 1 {
+                comm.set_limit(Some(Duration::from_millis(50)));
+                let error = comm.recv(&mut [0_u8; 3], 0).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+                assert!(error.to_string().ends_with("the operation has not ended in time"), "{error}");
+                return;
+            }
+            // Its limit is another rank's.
+            let error = comm.barrier().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
+            let reason = "rank 1 has aborted the job: waiting for rank 0 to send a message: the operation has not ended in time (50ms)";
+            assert!(error.to_string().ends_with(reason), "{error}");
+        });
+    }
+}
+
+#[test]
+fn an_abort_ends_what_all_ranks_do() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        ranks_that_fail(transport, |mut comm, group| {
+            let (rank, aborter) = (comm.rank(), comm.aborter());
+            group.barrier("the start").unwrap();
+            let other = std::thread::spawn(move || {
+                if rank == 2 {
+                    aborter.abort("no more money");
+                }
+            });
+            // Rank 0 never sends.
+            let error = if rank == 0 { comm.recv(&mut [0_u8], 1) } else { comm.recv(&mut [0_u8], 0) }.unwrap_err();
+            assert!(error.to_string().ends_with("rank 2 has aborted the job: no more money"), "{error}");
+            other.join().unwrap();
+        });
+    }
+}
+
+/// Runs `body` in three ranks, whose job does not end well.
+fn ranks_that_fail(transport: Transport, body: impl Fn(Communicator, &mut Group) + Clone + Send + 'static) {
+    crate::testing::start(3, transport, move |comm, mut group| body(comm, &mut group));
 }

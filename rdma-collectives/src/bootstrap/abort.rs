@@ -1,0 +1,32 @@
+//! Ends a job from any thread.
+
+use std::sync::Arc;
+
+use super::frame::Frame;
+use super::router::Router;
+use super::watch::Watch;
+use crate::Error;
+
+/// Ends the job of a group, from any thread, for a reason that every rank gets: what waits for
+/// another rank fails within milliseconds, at this rank and at the others.
+#[derive(Clone, Debug)]
+pub struct Aborter {
+    pub(super) router: Arc<Router>,
+    pub(super) watch: Watch,
+    /// This rank's name in messages.
+    pub(super) name: String,
+}
+
+impl Aborter {
+    /// Ends the job. Only the first reason counts; nothing happens once the job has failed.
+    pub fn abort(&self, reason: &str) {
+        let reason = format!("has aborted the job: {reason}");
+        if self.watch.fail(Error::new(format!("{} {reason}", self.name))) {
+            let news = Frame::Lost(self.router.rank(), reason.into());
+            // A rank that does not get the news has gone.
+            drop(self.router.send_to_all(&news, None));
+            // Ends this rank's waits for values.
+            self.router.deliver_to_all(self.router.rank(), &news);
+        }
+    }
+}
