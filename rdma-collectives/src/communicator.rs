@@ -21,6 +21,7 @@ use crate::pair::PairLinks;
 use crate::place::{RankGpu, TensorPlace};
 use crate::process::Maker;
 use crate::ring::Ring;
+use crate::schedule::Collective;
 use crate::schedule::step::Schedule;
 use crate::shm::{Host, HostLinks, HostSlice, SharedTensor, UNCUT};
 use crate::stats::Stats;
@@ -371,14 +372,18 @@ impl Communicator {
         }
     }
 
-    /// Ends the job if an operation has not ended in time.
-    pub(crate) fn ended<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
-        if let (Err(error), Some(limit)) = (&result, self.limit) {
-            if error.kind() == ErrorKind::TimedOut {
+    /// Completes the error of an operation, and ends the job if it has not ended in time.
+    pub(crate) fn ended<R>(&self, operation: Option<Collective>, result: Result<R, Error>) -> Result<R, Error> {
+        result.map_err(|error| {
+            if let (ErrorKind::TimedOut, Some(limit)) = (error.kind(), self.limit) {
                 self.aborter().abort(&format!("{error} ({limit:?})"));
             }
-        }
-        result
+            let error = match error.waits_for.filter(|_| error.rank().is_none()) {
+                Some(rank) => self.group.of_rank(rank, error),
+                None => error,
+            };
+            error.of_operation(operation)
+        })
     }
 
     /// Says whether the ranks compare their operations before each one: ranks whose operations

@@ -2,11 +2,14 @@
 
 use std::fmt::Display;
 use std::io;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use rdma::cm::blocking::ConnectError;
 use rdma::{Failed, OpenError, PostError, RemoteSliceError, WcError, WcStatus, WireError};
 use rdma_mem::SharedMemoryError;
+
+use crate::schedule::Collective;
 
 /// The kind of an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,11 +33,16 @@ pub struct Error {
     text: String,
     /// Whether the reason may be known to another rank alone.
     is_effect: bool,
+    rank: Option<usize>,
+    host: Option<Arc<str>>,
+    operation: Option<Collective>,
+    /// The rank of a communicator that was waited for.
+    pub(crate) waits_for: Option<usize>,
 }
 
 impl Error {
     fn of(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into(), is_effect: false }
+        Self { kind, text: text.into(), is_effect: false, rank: None, host: None, operation: None, waits_for: None }
     }
 
     /// A failure of this process; `text` says what did not work, and what to do about it.
@@ -85,6 +93,45 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
+    }
+
+    /// The rank of the job that failed, or for which this rank waited in vain; `None` if it is
+    /// this rank, or not known.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        self.rank
+    }
+
+    /// The name of the host of [`rank`](Self::rank).
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        self.host.as_deref()
+    }
+
+    /// The operation that failed.
+    #[must_use]
+    pub fn operation(&self) -> Option<Collective> {
+        self.operation
+    }
+
+    /// Returns the error with the rank that failed, unless one is known.
+    pub(crate) fn of_rank(mut self, rank: usize, host: impl FnOnce() -> Option<Arc<str>>) -> Self {
+        if self.rank.is_none() {
+            (self.rank, self.host) = (Some(rank), host());
+        }
+        self
+    }
+
+    /// Returns an error of a wait with the rank of the communicator that was waited for;
+    /// [`Communicator`](crate::Communicator) says which one of the job it is.
+    pub(crate) fn waits_for(self, rank: usize) -> Self {
+        let waits_for = self.waits_for.or(Some(rank));
+        Self { waits_for, ..self }
+    }
+
+    /// Returns the error with the operation that failed.
+    pub(crate) fn of_operation(self, operation: Option<Collective>) -> Self {
+        Self { operation: self.operation.or(operation), ..self }
     }
 
     /// Whether the reason may be known to another rank alone: the operation failed because a peer

@@ -187,7 +187,8 @@ impl<'a, L: Links> Execution<'a, L> {
     }
 
     fn pause(&mut self, wait: &mut Wait, rank: usize, what: &str) -> Result<(), Error> {
-        self.links.pause(wait).map_err(|failure| failure.context(format!("waiting for rank {rank} {what}")))
+        let waiting = |error: Error| error.context(format!("waiting for rank {rank} {what}")).waits_for(rank);
+        self.links.pause(wait).map_err(waiting)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::element::{Element, Reduction};
 use crate::execute::Memory;
 use crate::link::Links;
 use crate::memory::{Source, Target};
+use crate::schedule::Collective;
 use crate::schedule::step::{self, Place, Schedule, Span, Step};
 use crate::wait::Wait;
 
@@ -94,7 +95,7 @@ impl Communicator {
         let first = memory.len().min(piece_of::<T>()) * size_of::<T>();
         self.begin();
         let from = self.next_sender(first);
-        let from = self.ended(from)?;
+        let from = self.ended(Some(Collective::SendRecv), from)?;
         self.recv(memory, from)?;
         Ok(from)
     }
@@ -110,7 +111,7 @@ impl Communicator {
         self.maker.check()?;
         self.begin();
         let done = self.exchange_all(transfers);
-        self.ended(done)
+        self.ended(Some(Collective::SendRecv), done)
     }
 
     fn exchange_all<T: Element>(&mut self, transfers: &mut [Transfer<'_, T>]) -> Result<(), Error> {

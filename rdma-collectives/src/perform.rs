@@ -144,7 +144,7 @@ impl Communicator {
         self.compare(|| request.describe::<T>())?;
         self.begin();
         let done = self.execute_operation(operation, input, output);
-        self.ended(done)?;
+        self.ended(Some(request.op), done)?;
         self.stats.count(request.op, *algorithm, *executor, *bytes);
         Ok(())
     }

@@ -4,6 +4,8 @@ use std::env;
 
 use serde::{Deserialize, Serialize};
 
+use crate::text;
+
 /// The variable that names the host of a process, in place of the machine's identity.
 const VARIABLE: &str = "RDMA_HOSTID";
 
@@ -14,13 +16,22 @@ pub(super) struct HostId {
     machine: String,
     /// The name that the environment gives to the host.
     name: Option<String>,
+    /// The name of the host in messages.
+    #[serde(deserialize_with = "text::line")]
+    label: String,
 }
 
 impl HostId {
     /// The host of this process.
     pub(super) fn own() -> Self {
         let name = env::var_os(VARIABLE).map(|name| name.to_string_lossy().trim().to_owned());
-        Self { machine: machine(), name: name.filter(|name| !name.is_empty()) }
+        let name = name.filter(|name| !name.is_empty());
+        Self { machine: machine(), label: name.clone().unwrap_or_else(hostname), name }
+    }
+
+    /// The name of the host in messages.
+    pub(super) fn label(&self) -> &str {
+        &self.label
     }
 
     /// Whether both count as one host: they have the same name, or no name and one machine.
@@ -36,8 +47,11 @@ impl HostId {
 
 fn machine() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
-    let name = || nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
-    boot.map_or_else(|| name().unwrap_or_default(), |boot| boot.trim().to_owned())
+    boot.map_or_else(hostname, |boot| boot.trim().to_owned())
+}
+
+fn hostname() -> String {
+    nix::unistd::gethostname().map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
@@ -46,8 +60,11 @@ mod tests {
 
     #[test]
     fn a_name_goes_before_the_machine() {
-        let host =
-            |machine: &str, name: Option<&str>| HostId { machine: machine.to_owned(), name: name.map(str::to_owned) };
+        let host = |machine: &str, name: Option<&str>| HostId {
+            machine: machine.to_owned(),
+            name: name.map(str::to_owned),
+            label: String::new(),
+        };
         let (a, b) = (host("a", None), host("b", None));
         assert!(a.is(&a) && !a.is(&b));
         let (a_as_x, a_as_y, b_as_x) = (host("a", Some("x")), host("a", Some("y")), host("b", Some("x")));

@@ -143,9 +143,11 @@ impl Group {
         let (world, members): (_, Vec<usize>) = (hosts.len(), (0..hosts.len()).collect());
         let (router, watch) = (Arc::new(Router::new(rank, world, writers, silence)), Watch::new());
         let inbox = router.open(&GroupId::default(), &members);
+        let shared_hosts: Arc<[HostId]> = hosts.clone().into();
         for (peer, stream) in streams {
             let (router, watch) = (Arc::clone(&router), watch.clone());
-            let reader = Reader { peer, world, terms: terms.clone(), silence, router, watch };
+            let (terms, hosts) = (terms.clone(), Arc::clone(&shared_hosts));
+            let reader = Reader { peer, world, hosts, terms, silence, router, watch };
             spawn(&format!("rank-{peer}"), move || reader.run(&stream))?;
         }
         let (heartbeat, end) = channel();
@@ -208,6 +210,12 @@ impl Group {
     /// The name of a rank of the group in messages, which give its rank in the job.
     fn name(&self, rank: usize) -> String {
         self.terms.roles.name(self.members[rank])
+    }
+
+    /// The error with a rank of the group that failed, and its host.
+    pub(crate) fn of_rank(&self, rank: usize, error: Error) -> Error {
+        let member = self.members.get(rank).copied().unwrap_or(rank);
+        error.of_rank(member, || self.hosts.get(rank).map(|host| host.label().into()))
     }
 
     /// The longest time to wait for another rank.
@@ -319,7 +327,9 @@ impl Group {
         let own = result.as_ref().err().map(|failure| PeerText::from(failure.to_string()));
         let all = self.all_gather(what, &own)?;
         match all.into_iter().enumerate().find_map(|(rank, failed)| Some((rank, failed?))) {
-            Some((rank, why)) if rank != self.rank => Err(Error::peer(format!("{}: {why}", self.name(rank))).into()),
+            Some((rank, why)) if rank != self.rank => {
+                Err(self.of_rank(rank, Error::peer(format!("{}: {why}", self.name(rank)))).into())
+            }
             _ => result,
         }
     }
@@ -403,12 +413,14 @@ impl Group {
                 // The rank may leave because another has failed; the news of that failure may
                 // arrive later.
                 self.watch.check()?;
-                Err(Error::peer(format!("{} finished before the others", self.terms.roles.name(peer))))
+                Err(Error::peer(format!("{} finished before the others", self.terms.roles.name(peer)))
+                    .of_rank(peer, || None))
             }
             Err(RecvTimeoutError::Timeout) => {
                 let (seconds, name) = (self.terms.timeout.as_secs(), self.name(missing));
                 let text = format!("{name} is alive, but has not come within {seconds} s (waiting for {what})");
-                Err(Error::new(format!("{text}; {} gives it longer", self.terms.named("timeout"))))
+                let text = format!("{text}; {} gives it longer", self.terms.named("timeout"));
+                Err(self.of_rank(missing, Error::timed_out(text)))
             }
             Ok((from, frame)) => {
                 self.router.has_read(&self.id, from);
@@ -471,6 +483,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> 
 struct Reader {
     peer: usize,
     world: usize,
+    hosts: Arc<[HostId]>,
     terms: Terms,
     silence: Duration,
     router: Arc<Router>,
@@ -528,7 +541,8 @@ impl Reader {
             // A launcher reports a dead rank but not a stopped one: one of the ranks that see it
             // does.
             let speaks = seen_here && (self.router.rank() <= 1 || !self.terms.is_supervised);
-            let is_first = self.watch.fail(if speaks { Error::new(text) } else { Error::peer(text) });
+            let error = if speaks { Error::new(text) } else { Error::peer(text) };
+            let is_first = self.watch.fail(error.of_rank(lost, || Some(self.hosts.get(lost)?.label().into())));
             return Some((lost, what, is_first));
         }
     }

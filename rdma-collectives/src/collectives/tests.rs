@@ -350,13 +350,16 @@ fn an_operation_that_is_late_ends_at_every_rank_with_the_reason() {
             if comm.rank() == 1 {
                 comm.set_limit(Some(Duration::from_millis(50)));
                 let error = comm.recv(&mut [0_u8; 3], 0).unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+                let known = (error.kind(), error.rank(), error.operation());
+                assert_eq!(known, (ErrorKind::TimedOut, Some(0), Some(Collective::SendRecv)), "{error}");
                 assert!(error.to_string().ends_with("the operation has not ended in time"), "{error}");
                 return;
             }
             // Its limit is another rank's.
             let error = comm.barrier().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
+            let known = (error.kind(), error.rank(), error.operation());
+            assert_eq!(known, (ErrorKind::Peer, Some(1), Some(Collective::AllReduce)), "{error}");
+            assert_eq!(error.host(), Some(nix::unistd::gethostname().unwrap().to_string_lossy().as_ref()));
             let reason = "rank 1 has aborted the job: waiting for rank 0 to send a message: the operation has not ended in time (50ms)";
             assert!(error.to_string().ends_with(reason), "{error}");
         });

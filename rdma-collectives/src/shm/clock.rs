@@ -120,7 +120,8 @@ impl Clock {
         let is_reached = || -> Result<bool, SliceError> { Ok(view.bytes().load_u64(at)? >= value) };
         let mut wait = Wait::default();
         while !is_reached().map_err(failed)? {
-            self.pause(&mut wait).map_err(|failure| failure.context(format!("waiting for rank {rank}")))?;
+            let waiting = |error: Error| error.context(format!("waiting for rank {rank}")).waits_for(rank);
+            self.pause(&mut wait).map_err(waiting)?;
         }
         Ok(())
     }
