@@ -98,7 +98,7 @@ pub use named::Named;
 pub use pattern::Pattern;
 pub use place::{RankGpu, TensorPlace};
 pub use queue::{Pending, Queue};
-#[cfg(feature = "interpreter")]
+#[cfg(any(test, feature = "interpreter"))]
 pub use schedule::interpreter;
 pub use schedule::step::{Place, Schedule, Source, Span, Step};
 pub use schedule::{Algorithm, Collective, InvalidJob, Job, Layout, Unsupported, build};

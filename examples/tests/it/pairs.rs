@@ -79,10 +79,19 @@ fn every_algorithm_is_right_between_hosts_that_share_memory_inside() {
     let cases: [(&str, &[&str]); 11] = [
         (
             "all_reduce",
-            &["ring", "direct", "tree", "recursive-doubling", "halving-doubling", "two-step", "hierarchical"],
+            &[
+                "ring",
+                "direct",
+                "tree",
+                "recursive-doubling",
+                "halving-doubling",
+                "two-step",
+                "hierarchical",
+                "hierarchical-halving",
+            ],
         ),
-        ("all_gather", &["ring", "recursive-doubling", "bruck", "pat", "hierarchical"]),
-        ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical"]),
+        ("all_gather", &["ring", "recursive-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
+        ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
         ("alltoall", &["direct", "pairwise"]),
         ("broadcast", &["ring", "tree", "two-step", "binomial"]),
         ("reduce", &["direct", "ring", "tree", "two-step", "binomial"]),

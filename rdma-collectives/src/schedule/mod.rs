@@ -17,6 +17,7 @@ mod builder;
 mod direct;
 mod doubling;
 mod hierarchical;
+mod hierarchical_halving;
 mod in_network;
 #[cfg(any(test, feature = "interpreter"))]
 pub mod interpreter;
@@ -92,6 +93,8 @@ named! {
         Binomial = "binomial",
         /// Inside each host, then between hosts, then inside each host.
         Hierarchical = "hierarchical",
+        /// As hierarchical, but between hosts by halving and doubling.
+        HierarchicalHalving = "hierarchical-halving",
         /// Aggregators reduce and multicast.
         InNetwork = "in-network",
     }
@@ -140,6 +143,7 @@ impl Algorithm {
             Self::Pairwise => &[AllToAll, AllToAllV],
             Self::Binomial => &[AllReduce, Broadcast, Reduce, Gather, Scatter],
             Self::Hierarchical => &[AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, Barrier],
+            Self::HierarchicalHalving => &[AllReduce, AllGather, ReduceScatter],
             Self::InNetwork => &[AllReduce, Broadcast, Reduce, Barrier],
         }
     }
@@ -212,6 +216,7 @@ fn emit(b: &mut Builder<'_>, op: Collective, algorithm: Algorithm) {
         (A::Bruck, _) => bruck::emit(b, op),
         (A::Pat, _) => pat::emit(b, op),
         (A::RecursiveDoubling | A::HalvingDoubling, _) => doubling::emit(b, op, algorithm),
+        (A::HierarchicalHalving, _) => hierarchical_halving::emit(b, op),
         (A::Ring, C::AllReduce | C::AllGather | C::ReduceScatter) => ring::emit(b, op),
         (A::Binomial, C::Gather | C::Scatter) => rooted::emit(b, op),
         (A::Hierarchical, C::AllReduce | C::AllGather | C::ReduceScatter | C::Barrier) => hierarchical::emit(b, op),
