@@ -10,7 +10,7 @@
 //
 // A new algorithm is a function here that returns a rank's steps, and an entry of `Algorithm` with
 // the collectives that it supports; the grid of `tests.rs` then verifies it. `choose.rs` has the
-// table that `auto` uses, `plan/algorithm.rs` the formula of its time.
+// table that `auto` uses, `plan/formula.rs` the formula of its time.
 
 mod bruck;
 mod builder;
