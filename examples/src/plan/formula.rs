@@ -87,7 +87,7 @@ impl Phase {
 /// # Errors
 /// If the operation has no formula, or the algorithm does not serve it on this network; the message
 /// says why.
-pub fn phases(operation: Collective, algorithm: Algorithm, network: &Network) -> Result<Vec<Phase>, String> {
+pub(super) fn phases(operation: Collective, algorithm: Algorithm, network: &Network) -> Result<Vec<Phase>, String> {
     check_operation(operation)?;
     check_algorithm(algorithm, network)?;
     let phases = match operation {
@@ -107,7 +107,7 @@ pub fn phases(operation: Collective, algorithm: Algorithm, network: &Network) ->
 ///
 /// # Errors
 /// The message lists the operations that have.
-pub fn check_operation(operation: Collective) -> Result<(), String> {
+pub(super) fn check_operation(operation: Collective) -> Result<(), String> {
     let mut known = OPERATIONS.iter().map(|(known, _)| *known);
     if known.clone().any(|known| known == operation) {
         return Ok(());
@@ -195,9 +195,9 @@ fn all_gather(algorithm: Algorithm, network: &Network, reduces: bool) -> Option<
         Algorithm::RecursiveDoubling if n.is_power_of_two() && !reduces => {
             distances(n).map(|d| exchange(n, d, d as f64 * block)).collect()
         }
-        // n/2, n/4 ... blocks to ranks at distances 1, 2 ...
+        // n/2, n/4 ... blocks, which lie side by side, to ranks at these distances.
         Algorithm::HalvingDoubling if n.is_power_of_two() && reduces => {
-            distances(n).map(|d| exchange(n, d, 0.5 / d as f64).reducing()).collect()
+            distances(n).rev().map(|d| exchange(n, d, d as f64 * block).reducing()).collect()
         }
         // A block for the rank at offset o makes its last hop at the highest set bit of o.
         Algorithm::Bruck => {

@@ -140,8 +140,9 @@ impl Active<'_> {
 pub(super) fn emit(b: &mut Builder<'_>, op: Collective, algorithm: Algorithm) {
     let members: Vec<_> = (0..b.ranks()).collect();
     if (op, algorithm) == (Collective::AllReduce, Algorithm::HalvingDoubling) {
-        return halving_doubling(b, &Role::new(&members, b.rank(), Order::FarFirst), &b.input());
+        return halving_doubling(b, &Role::new(&members, b.rank(), Order::NearFirst), &b.input());
     }
+    // Blocks that go by one message lie side by side.
     match (op, Role::new(&members, b.rank(), Order::FarFirst)) {
         (Collective::Barrier, role) => barrier(b, &role),
         (Collective::AllGather | Collective::HyperCube, Role::Folded { to }) => all_gather_folded(b, to),

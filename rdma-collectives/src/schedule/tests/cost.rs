@@ -156,22 +156,23 @@ fn hierarchical_sends_little_between_hosts() {
 
 /// Each element leaves any group of neighbouring hosts once, in few rounds.
 #[test]
-fn hierarchical_halving_sends_little_between_groups_of_hosts() {
+fn halving_sends_little_between_groups_of_hosts() {
     let (hosts, per_host) = (8, 2);
     let n = hosts * per_host;
     let job = Job { hosts: (0..n).map(|rank| rank / per_host).collect(), ..Job::new(0, n, COUNT) };
     let cases = [
-        (Collective::AllReduce, 2 * COUNT, 2 * (log(hosts) + 1)),
-        (Collective::AllGather, n * COUNT, log(hosts) + 2),
-        (Collective::ReduceScatter, n * COUNT, log(hosts) + 1),
+        (Collective::AllReduce, Algorithm::HalvingDoubling, 2 * COUNT, 2 * log(n)),
+        (Collective::AllReduce, Algorithm::HierarchicalHalving, 2 * COUNT, 2 * (log(hosts) + 1)),
+        (Collective::AllGather, Algorithm::HierarchicalHalving, n * COUNT, log(hosts) + 2),
+        (Collective::ReduceScatter, Algorithm::HierarchicalHalving, n * COUNT, log(hosts) + 1),
     ];
-    for (op, elements, rounds) in cases {
-        let schedules = build_all(op, Algorithm::HierarchicalHalving, &job).unwrap();
-        assert_eq!(verify(op, &job, &schedules, 1).unwrap().rounds, rounds, "{op}");
+    for (op, algorithm, elements, rounds) in cases {
+        let schedules = build_all(op, algorithm, &job).unwrap();
+        assert_eq!(verify(op, &job, &schedules, 1).unwrap().rounds, rounds, "{op} by {algorithm}");
         for group in [1, 2, 4] {
             for first in (0..hosts).step_by(group) {
                 let total = sent_out(&schedules, &(first * per_host..(first + group) * per_host));
-                assert_eq!(total, elements - elements * group / hosts, "{op}, {group} hosts");
+                assert_eq!(total, elements - elements * group / hosts, "{op} by {algorithm}, {group} hosts");
             }
         }
     }
