@@ -108,12 +108,11 @@ pub(super) fn phases(operation: Collective, algorithm: Algorithm, network: &Netw
 /// # Errors
 /// The message lists the operations that have.
 pub(super) fn check_operation(operation: Collective) -> Result<(), String> {
-    let mut known = OPERATIONS.iter().map(|(known, _)| *known);
-    if known.clone().any(|known| known == operation) {
+    let known = OPERATIONS.map(|(known, _)| known);
+    if known.contains(&operation) {
         return Ok(());
     }
-    let names = known.by_ref().map(Collective::name).collect::<Vec<_>>().join(", ");
-    Err(format!("there is no formula for {operation}: use one of {names}"))
+    Err(format!("there is no formula for {operation}: use one of {}", known.map(Collective::name).join(", ")))
 }
 
 fn check_algorithm(algorithm: Algorithm, network: &Network) -> Result<(), String> {
@@ -123,7 +122,7 @@ fn check_algorithm(algorithm: Algorithm, network: &Network) -> Result<(), String
             Err("a hierarchy needs several hosts with several ranks each".to_owned())
         }
         Algorithm::HierarchicalHalving if !hosts.is_power_of_two() => {
-            Err(format!("halving between hosts needs a power of two of them, not {hosts}"))
+            Err(format!("the formula of halving between hosts is for a power of two of them, not {hosts}"))
         }
         Algorithm::InNetwork if !network.in_network => Err("the network does not reduce; give --in-network".to_owned()),
         Algorithm::InNetwork if hosts < 2 => Err("one host has no switch that reduces".to_owned()),
@@ -131,8 +130,7 @@ fn check_algorithm(algorithm: Algorithm, network: &Network) -> Result<(), String
     }
 }
 
-/// Phases of an all-reduce; each rank sends at least `2 N (n-1)/n` bytes, unless switches
-/// reduce.
+/// Phases of an all-reduce; each rank sends at least `2 N (n-1)/n` bytes, unless switches reduce.
 fn all_reduce(algorithm: Algorithm, network: &Network) -> Option<Vec<Phase>> {
     let n = network.ranks;
     Some(match algorithm {

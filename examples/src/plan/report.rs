@@ -49,7 +49,8 @@ impl Report {
     /// Predicts an operation for each size with one algorithm, or with all.
     ///
     /// # Errors
-    /// If the operation has no formula, or the algorithm asked for does not serve it on this network.
+    /// If the operation has no formula, or the algorithm asked for does not serve it on this
+    /// network.
     pub fn new(
         network: &Network,
         operation: Collective,

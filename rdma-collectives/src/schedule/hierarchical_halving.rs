@@ -1,5 +1,5 @@
-//! Algorithms in two levels with few steps between hosts: as `hierarchical`, but the carriers of one
-//! position halve and double in place of a ring.
+//! Algorithms in two levels with few steps between hosts: as `hierarchical`, but the carriers of
+//! one position halve and double in place of a ring.
 //!
 //! Beyond a power of two, hosts are folded as ranks are in `doubling`.
 
