@@ -66,7 +66,8 @@ impl Traffic {
     /// Counts the messages and bytes of an algorithm.
     ///
     /// # Errors
-    /// As [`formula::phases`].
+    /// If the operation has no formula, or the algorithm does not serve it on this network; the
+    /// message says why.
     pub fn new(network: &Network, operation: Collective, algorithm: Algorithm) -> Result<Self, String> {
         let levels = network.levels();
         let phases = formula::phases(operation, algorithm, network)?;

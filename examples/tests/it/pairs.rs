@@ -116,6 +116,10 @@ fn hosts_of_different_sizes_are_right() {
         }
     }
     is_right("all_reduce", &["a", "b", "a"], &["-e", "2K", "-d", "all", "-o", "all"]);
+    // A number of hosts that is no power of two.
+    for program in ["all_reduce", "all_gather", "reduce_scatter"] {
+        is_right(program, &["a", "b", "c", "b", "a"], &["-e", "300K", "--algo", "hierarchical-halving"]);
+    }
 }
 
 /// Messages of many pieces, with more of them under way than a rank has slots; and arrivals told

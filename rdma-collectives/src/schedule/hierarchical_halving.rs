@@ -27,30 +27,36 @@ pub(super) fn emit(b: &mut Builder<'_>, op: Collective) {
     }
 }
 
-/// What a carrier sends to another one and receives from it in an all-gather: blocks of some hosts.
+/// A step of a carrier between hosts in an all-gather.
 struct Exchange {
+    /// The carrier of another host.
     peer: usize,
+    /// The hosts whose blocks are sent.
     sent: Vec<usize>,
+    /// The hosts whose blocks are received.
     received: Vec<usize>,
 }
 
-/// Blocks go to all ranks of their host. Then carriers exchange all blocks that they have with one
-/// host after the other, and pass those that they get on inside their hosts.
+/// Blocks go to all ranks of their host. Then carriers send all blocks that they have to one
+/// partner after the other, and pass on inside their hosts what they receive.
 fn all_gather(b: &mut Builder<'_>, at: &Position<'_>, role: &Role<'_>) {
     let (exchanges, others) = (exchanges(at, role), at.others());
     gather_inside(b, at);
-    for Exchange { peer, sent, received } in exchanges.iter().filter(|_| at.is_carrier()) {
-        for rank in sent.iter().flat_map(|&host| at.carried(host, at.index)) {
-            b.send(*peer, &output(b.job.block(rank)));
+    if at.is_carrier() {
+        for Exchange { peer, sent, received } in &exchanges {
+            for rank in sent.iter().flat_map(|&host| at.carried(host, at.index)) {
+                b.send(*peer, &output(b.job.block(rank)));
+            }
+            received.iter().for_each(|&host| relay_blocks(b, at, host, *peer, &others));
         }
-        received.iter().for_each(|&host| relay_blocks(b, at, host, *peer, &others));
     }
-    // The exchanges do not wait for what is passed on.
+    // After all exchanges, which need not wait for other carriers of the host.
     let received = exchanges.iter().flat_map(|exchange| &exchange.received);
     received.for_each(|&host| receive_blocks(b, at, host));
 }
 
-/// The exchanges of the carriers of a host, of which one position is asked for its peers.
+/// The exchanges of this rank's host. The carriers of all positions have the same, each with peers
+/// of its own position.
 fn exchanges(at: &Position<'_>, role: &Role<'_>) -> Vec<Exchange> {
     let all_but = |host: usize| (0..at.hosts.len()).filter(|&other| other != host).collect();
     let active = match role {
