@@ -23,10 +23,11 @@ use std::time::Duration;
 
 use rdma_benches::collectives::{Mpi, Ours, Program};
 use rdma_benches::limit::Writes;
-use rdma_benches::point::{Operation, Place, Point};
+use rdma_benches::point::{COMPARED, Place, Point};
 use rdma_benches::stats::{Spread, median, paired_ratio};
 use rdma_benches::table::{self, Table};
 use rdma_benches::{affinity, limit, mode, programs, quiet};
+use rdma_collectives::Collective;
 
 /// Sizes, and the operations of 2 ranks that take a fraction of a second.
 const SIZES: [(usize, usize); 6] =
@@ -45,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("1 skipped: a smoke run needs ours=FOLDER");
             return Ok(());
         }
-        None => programs::build(&Operation::ALL.map(Operation::name))?,
+        None => programs::build(&COMPARED.map(Collective::name))?,
     };
     let mut programs = vec![Program::Ours(Ours::new(ours))];
     programs.extend([Writes::All, Writes::Own].map(Program::Limit));
@@ -55,8 +56,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             Err(why) => println!("1 skipped: {why}"),
         }
     }
-    for operation in Operation::ALL.into_iter().filter(|operation| is_asked("op", operation.name())) {
-        for &place in operation.places().iter().filter(|place| is_asked("place", place.name())) {
+    for operation in COMPARED.into_iter().filter(|operation| is_asked("op", operation.name())) {
+        for &place in Place::of(operation).iter().filter(|place| is_asked("place", place.name())) {
             for ranks in [2, 4].into_iter().filter(|ranks| is_asked("ranks", &ranks.to_string())) {
                 compare(&programs, operation, place, ranks, if smoke { 1 } else { rounds })?;
             }
@@ -72,7 +73,7 @@ fn is_asked(option: &str, value: &str) -> bool {
 
 fn compare(
     programs: &[Program],
-    operation: Operation,
+    operation: Collective,
     place: Place,
     ranks: usize,
     rounds: usize,
@@ -98,7 +99,7 @@ struct Report {
 }
 
 impl Report {
-    fn new(operation: Operation, place: Place, ranks: usize, programs: &[&Program]) -> Self {
+    fn new(operation: Collective, place: Place, ranks: usize, programs: &[&Program]) -> Self {
         let what = format!("{}, {} of place, {ranks} ranks", operation.name(), place.name()).replace("in of", "in");
         let heads = [
             "size",
@@ -160,10 +161,10 @@ fn bars(point: Point, ahead: Option<Spread>, behind: Option<Spread>) {
     let what = format!("{} {}, {ranks} ranks, {}", operation.name(), place.name(), table::bytes(size));
     let is_large = size >= 64 << 10;
     let (faster, slower) = match operation {
-        Operation::AllReduce if is_large && ranks > 2 && size >= 16 << 20 => (3.0, 1.6),
-        Operation::AllReduce if is_large => (2.0, 1.6),
-        Operation::AllReduce if ranks > 2 => (1.0, 1.15),
-        Operation::AllReduce => (1.3, f64::INFINITY),
+        Collective::AllReduce if is_large && ranks > 2 && size >= 16 << 20 => (3.0, 1.6),
+        Collective::AllReduce if is_large => (2.0, 1.6),
+        Collective::AllReduce if ranks > 2 => (1.0, 1.15),
+        Collective::AllReduce => (1.3, f64::INFINITY),
         _ if is_large => (1.0, 1.3),
         _ => return,
     };

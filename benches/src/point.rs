@@ -1,47 +1,21 @@
 //! The points at which collectives are compared.
 
-/// A collective operation on `f32`; reductions are sums, and the root is rank 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names of the operations")]
-pub enum Operation {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-    Broadcast,
-}
+use rdma_collectives::Collective;
 
-impl Operation {
-    /// All operations.
-    pub const ALL: [Self; 5] = [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::AllToAll, Self::Broadcast];
+/// The collectives that are compared, on `f32`; reductions are sums, and the root is rank 0. Their
+/// names are those of the project's programs, and of the operations in `collectives.c`.
+pub const COMPARED: [Collective; 5] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::AllToAll,
+    Collective::Broadcast,
+];
 
-    /// The name of the project's program, and of the operation in `collectives.c`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "alltoall",
-            Self::Broadcast => "broadcast",
-        }
-    }
-
-    /// The operation of a name.
-    #[must_use]
-    pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|operation| operation.name() == name)
-    }
-
-    /// The places that are compared. MPI has no broadcast out of place.
-    #[must_use]
-    pub fn places(self) -> &'static [Place] {
-        match self {
-            Self::AllReduce => &[Place::Out, Place::In],
-            Self::Broadcast => &[Place::In],
-            _ => &[Place::Out],
-        }
-    }
+/// The compared collective of a name.
+#[must_use]
+pub fn compared(name: &str) -> Option<Collective> {
+    Collective::named(name).filter(|collective| COMPARED.contains(collective))
 }
 
 /// Whether the output lies in the memory of the input.
@@ -56,6 +30,16 @@ impl Place {
     /// Both places.
     pub const ALL: [Self; 2] = [Self::Out, Self::In];
 
+    /// The places at which a collective is compared. MPI has no broadcast out of place.
+    #[must_use]
+    pub fn of(collective: Collective) -> &'static [Self] {
+        match collective {
+            Collective::AllReduce => &[Self::Out, Self::In],
+            Collective::Broadcast => &[Self::In],
+            _ => &[Self::Out],
+        }
+    }
+
     /// The name in arguments.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -69,8 +53,8 @@ impl Place {
 /// One point of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// The operation.
-    pub operation: Operation,
+    /// The collective, one of [`COMPARED`].
+    pub operation: Collective,
     /// In place, or out of place.
     pub place: Place,
     /// Number of processes.
@@ -88,14 +72,14 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn point(size: usize) -> Point {
-        Point { operation: Operation::AllReduce, place: Place::Out, ranks: 2, size, iterations: 2, warmup: 1 }
+        Point { operation: Collective::AllReduce, place: Place::Out, ranks: 2, size, iterations: 2, warmup: 1 }
     }
 
     #[test]
-    fn operations_are_found_by_name() {
-        for operation in Operation::ALL {
-            assert_eq!(Operation::of_name(operation.name()), Some(operation));
+    fn compared_collectives_are_found_by_name() {
+        for collective in COMPARED {
+            assert_eq!(compared(collective.name()), Some(collective));
         }
-        assert_eq!(Operation::of_name("barrier"), None);
+        assert_eq!(compared("barrier"), None);
     }
 }

@@ -80,7 +80,14 @@ pub fn multiple(text: &str, of: Size, most: Size) -> Result<Size, String> {
 
 /// Parses one of some named values, for an option's `value_parser`; the help lists them.
 pub fn one_of<T: Named + Send + Sync>() -> impl TypedValueParser<Value = T> {
-    let values = T::ALL.iter().map(|value| PossibleValue::new(value.name()).help(value.about().trim_end_matches('.')));
+    some_of(T::ALL.iter().map(|&value| (value, value.about().trim_end_matches('.'))))
+}
+
+/// Parses one of some of the named values, each with the help's words for it.
+pub fn some_of<T: Named + Send + Sync>(
+    values: impl IntoIterator<Item = (T, &'static str)>,
+) -> impl TypedValueParser<Value = T> {
+    let values = values.into_iter().map(|(value, about)| PossibleValue::new(value.name()).help(about));
     let named = |name: String| T::ALL.iter().copied().find(|value| value.name() == name);
     PossibleValuesParser::new(values).try_map(move |name| named(name).ok_or("there is no such value"))
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use rdma_collectives::Traffic;
+use rdma_collectives::{Collective, Traffic};
 
 /// The result of one collective, measured out of place or in place.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -32,6 +32,18 @@ impl CollectiveTime {
     pub fn new(seconds: f64, (bytes, factor): (f64, f64), nwrong: Option<u64>) -> Self {
         let alg_bw = if seconds > 0.0 { bytes / seconds / 1e9 } else { 0.0 };
         Self { time: seconds * 1e6, alg_bw, bus_bw: alg_bw * factor, nwrong, traffic: None }
+    }
+}
+
+/// nccl-tests' factor from algorithm bandwidth to bus bandwidth.
+#[must_use]
+pub fn bus_factor(collective: Collective, ranks: usize) -> f64 {
+    use Collective::*;
+    let n = ranks as f64;
+    match collective {
+        AllReduce => 2.0 * (n - 1.0) / n,
+        AllGather | ReduceScatter | AllToAll | AllToAllV | Gather | Scatter => (n - 1.0) / n,
+        Broadcast | Reduce | SendRecv | HyperCube | Barrier => 1.0,
     }
 }
 

@@ -9,7 +9,7 @@ use rdma::cm::blocking::ConnectError;
 use rdma::{Failed, OpenError, PostError, RemoteSliceError, WcError, WcStatus, WireError};
 use rdma_mem::SharedMemoryError;
 
-use crate::schedule::Collective;
+use crate::collective::Collective;
 
 /// The kind of an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

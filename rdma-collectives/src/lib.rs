@@ -16,7 +16,8 @@
 //
 // Files, from the bottom to the top:
 //
-//   named.rs, text.rs, error.rs     names of values; text of other ranks; errors
+//   named.rs, collective.rs, text.rs, error.rs
+//                                   names of values; operations; text of other ranks; errors
 //   bootstrap/                      the ranks of a job meet, and learn of each other's end
 //   launchers.rs, placement.rs      what mpirun, Slurm and torchrun say; places and cores
 //   wait.rs, process.rs             spins, yields, sleeps; tells a forked child
@@ -47,6 +48,7 @@ pub mod address;
 mod blocks;
 pub mod bootstrap;
 mod choose;
+mod collective;
 mod collectives;
 mod communicator;
 pub mod connect;
@@ -96,6 +98,7 @@ struct Readme;
 
 pub use adapter::{Adapter, PathSettings};
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
+pub use collective::Collective;
 pub use communicator::Communicator;
 pub use element::{Element, Reduction};
 pub use error::{Cause, Error, ErrorKind, OPEN_FILES};
@@ -113,7 +116,7 @@ pub use queue::{Pending, Queue};
 #[cfg(any(test, feature = "interpreter"))]
 pub use schedule::interpreter;
 pub use schedule::step::{self, Schedule};
-pub use schedule::{Algorithm, Collective, InvalidJob, Job, Layout, Unsupported, build};
+pub use schedule::{Algorithm, InvalidJob, Job, Layout, Unsupported, build};
 pub use stats::{OperationStats, Stats};
 pub use tensor::{Part, Tensor};
 pub use transport::{Transport, Transports};

@@ -14,7 +14,7 @@ use std::io;
 use std::process::{Command, Stdio};
 
 use crate::affinity;
-use crate::point::{Operation, Place, Point};
+use crate::point::{self, Place, Point};
 use crate::shared::SharedPages;
 
 use rank::Rank;
@@ -68,7 +68,7 @@ fn parse(arguments: &[String]) -> Option<(Point, Writes)> {
     let place = Place::ALL.into_iter().find(|known| known.name() == *place)?;
     let numbers: Option<Vec<usize>> = numbers.iter().map(|number| number.parse().ok()).collect();
     let [ranks, size, iterations, warmup] = numbers?[..] else { return None };
-    let operation = Operation::of_name(operation)?;
+    let operation = point::compared(operation)?;
     Some((Point { operation, place, ranks, size, iterations, warmup }, writes))
 }
 
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn arguments_are_read_as_they_were_written() {
-        for operation in Operation::ALL {
+        for operation in point::COMPARED {
             for place in Place::ALL {
                 for writes in Writes::BOTH {
                     let written = arguments(Point { operation, place, ..point(1024) }, writes);

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::point::{Operation, Place, Point};
+use rdma_collectives::Collective;
+
+use crate::point::{Place, Point};
 use crate::shared::SharedPages;
 
 /// Bytes of a line, and of the small messages of a rank with their number.
@@ -129,7 +131,7 @@ impl Rank {
     /// Fills this rank's input with small whole numbers, whose sums are exact.
     pub(super) fn fill(&mut self) {
         self.barrier();
-        let root_only = self.point.operation == Operation::Broadcast && self.rank != 0;
+        let root_only = self.point.operation == Collective::Broadcast && self.rank != 0;
         for index in 0..if root_only { 0 } else { self.count() } {
             // SAFETY: write requires a writable number, which no other rank accesses: it lies in
             // this rank's input, and the barriers keep the others away.

@@ -3,10 +3,12 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+use rdma_collectives::Collective;
+
 use super::Writes;
 use super::kernel::{self, Stores};
 use super::rank::{Rank, SMALL, number};
-use crate::point::{Operation, Place, Point};
+use crate::point::{Place, Point};
 
 /// A way to do an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +33,9 @@ impl Method {
             Writes::Own => stores.map(Self::Shares),
         };
         match (point.operation, point.place) {
-            (Operation::AllReduce, _) if point.size <= SMALL => vec![Self::Message],
-            (Operation::AllReduce, Place::In) => parts.to_vec(),
-            (Operation::AllReduce, Place::Out) => [pull, parts].concat(),
+            (Collective::AllReduce, _) if point.size <= SMALL => vec![Self::Message],
+            (Collective::AllReduce, Place::In) => parts.to_vec(),
+            (Collective::AllReduce, Place::Out) => [pull, parts].concat(),
             _ => pull.to_vec(),
         }
     }
@@ -78,14 +80,17 @@ fn pull(rank: &mut Rank, stores: Stores) {
     let input = |peer: usize, block_of: usize| rank.input(peer).cast_const().wrapping_add(block_of * block);
     match rank.point.operation {
         // Each rank begins with its own block, so that ranks do not read from one at the same time.
-        Operation::AllGather => from_own(own, ranks).for_each(|peer| copy(output(peer), input(peer, 0), block, stores)),
-        Operation::AllToAll => {
+        Collective::AllGather => {
+            from_own(own, ranks).for_each(|peer| copy(output(peer), input(peer, 0), block, stores))
+        }
+        Collective::AllToAll => {
             from_own(own, ranks).for_each(|peer| copy(output(peer), input(peer, own), block, stores))
         }
-        Operation::Broadcast if own == 0 => {}
-        Operation::Broadcast => copy(output(0), rank.output(0), rank.count(), stores),
-        Operation::ReduceScatter => sum(&[output(0)], (0..ranks).map(|peer| input(peer, own)), block, stores),
-        Operation::AllReduce => sum(&[output(0)], (0..ranks).map(|peer| input(peer, 0)), rank.count(), stores),
+        Collective::Broadcast if own == 0 => {}
+        Collective::Broadcast => copy(output(0), rank.output(0), rank.count(), stores),
+        Collective::ReduceScatter => sum(&[output(0)], (0..ranks).map(|peer| input(peer, own)), block, stores),
+        // An all-reduce: no other collective is compared.
+        _ => sum(&[output(0)], (0..ranks).map(|peer| input(peer, 0)), rank.count(), stores),
     }
 }
 
@@ -160,7 +165,7 @@ fn copy(to: *mut f32, from: *const f32, count: usize, stores: Stores) {
 /// The indices of this rank's results.
 pub(super) fn results(rank: &Rank) -> Range<usize> {
     match rank.point.operation {
-        Operation::ReduceScatter => 0..rank.count() / rank.point.ranks,
+        Collective::ReduceScatter => 0..rank.count() / rank.point.ranks,
         _ => 0..rank.count(),
     }
 }
@@ -171,10 +176,11 @@ pub(super) fn expected(rank: &Rank, index: usize) -> f32 {
     let block = (rank.count() / ranks).max(1);
     let total = |index: usize| (0..ranks).map(|peer| number(peer, index)).sum();
     match rank.point.operation {
-        Operation::AllReduce => total(index),
-        Operation::ReduceScatter => total(own * block + index),
-        Operation::AllGather => number(index / block, index % block),
-        Operation::AllToAll => number(index / block, own * block + index % block),
-        Operation::Broadcast => number(0, index),
+        Collective::ReduceScatter => total(own * block + index),
+        Collective::AllGather => number(index / block, index % block),
+        Collective::AllToAll => number(index / block, own * block + index % block),
+        Collective::Broadcast => number(0, index),
+        // An all-reduce: no other collective is compared.
+        _ => total(index),
     }
 }

@@ -9,10 +9,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use rdma_collectives::{Algorithm, Collective};
 use rdma_examples::Failure;
 use rdma_examples::cli::{self, Size};
 use rdma_examples::output::{JsonOptions, Output};
-use rdma_examples::plan::{self, Algorithm, Fit, FitError, Kind, Network, Operation, Report, Training, units};
+use rdma_examples::plan::{self, ALGORITHMS, Fit, FitError, Kind, Network, OPERATIONS, Report, Training, units};
 use serde_json::{Value, json};
 
 /// Predicts the time of a collective on a network: for each algorithm the time, and what limits it.
@@ -23,8 +24,8 @@ use serde_json::{Value, json};
 #[command(after_help = "Exit status: 0 success, 1 failure, 2 invalid arguments.")]
 struct Args {
     /// The collective
-    #[arg(short, long, value_enum, default_value_t = Operation::AllReduce)]
-    operation: Operation,
+    #[arg(short, long, value_parser = cli::some_of(OPERATIONS), default_value_t = Collective::AllReduce)]
+    operation: Collective,
     /// Number of ranks, each with one GPU
     #[arg(short, long, value_name = "N", default_value = "1024", value_parser = |text: &str| cli::number_in(text, 2..=1_000_000_usize))]
     ranks: usize,
@@ -38,7 +39,7 @@ struct Args {
     #[arg(short = 'f', long, value_name = "N", default_value_t = 1024)]
     factor: usize,
     /// Predict this algorithm only
-    #[arg(short, long, value_enum)]
+    #[arg(short, long, value_parser = cli::some_of(ALGORITHMS))]
     algo: Option<Algorithm>,
     #[command(flatten)]
     network: NetworkOptions,

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use rdma_collectives::{Collective, Job};
 
+use crate::table::bus_factor;
+
 /// Whether the count is that of one rank's block, of which there are as many as ranks.
 fn has_blocks(collective: Collective) -> bool {
     use Collective::*;
@@ -28,12 +30,9 @@ pub(super) fn size(collective: Collective, count: usize, element: usize, ranks: 
 /// The bytes whose rate is the algorithm's bandwidth, and the bus bandwidth's share of it.
 pub(super) fn bandwidth(collective: Collective, size: usize, ranks: usize) -> (f64, f64) {
     let (bytes, n) = (size as f64, ranks as f64);
-    match collective {
-        Collective::AllReduce => (bytes, 2.0 * (n - 1.0) / n),
-        Collective::HyperCube => (bytes * (n - 1.0) / n, 1.0),
-        _ if has_blocks(collective) => (bytes, (n - 1.0) / n),
-        _ => (bytes, 1.0),
-    }
+    // A hypercube counts the bytes that a rank receives.
+    let bytes = if collective == Collective::HyperCube { bytes * (n - 1.0) / n } else { bytes };
+    (bytes, bus_factor(collective, ranks))
 }
 
 /// The elements that each rank sends to each other in an uneven all-to-all: none, one block or two.

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::algorithm::{Algorithm, Operation, Phase};
+use rdma_collectives::{Algorithm, Collective};
+
+use super::formula::{self, Phase};
 use super::network::{Level, Network, Scope};
 use super::pattern::Pattern;
 use super::tree;
@@ -64,10 +66,11 @@ impl Traffic {
     /// Counts the messages and bytes of an algorithm.
     ///
     /// # Errors
-    /// If the algorithm does not serve the operation on this network; the message says why.
-    pub fn new(network: &Network, operation: Operation, algorithm: Algorithm) -> Result<Self, String> {
+    /// If the operation has no formula, or the algorithm does not serve it on this network; the
+    /// message says why.
+    pub fn new(network: &Network, operation: Collective, algorithm: Algorithm) -> Result<Self, String> {
         let levels = network.levels();
-        let phases = algorithm.phases(operation, network)?;
+        let phases = formula::phases(operation, algorithm, network)?;
         let phases = phases.into_iter().map(|phase| PhaseTraffic::new(network, &levels, phase)).collect();
         Ok(Self { levels, phases, overhead: network.overhead, reduce_rate: network.reduce_rate })
     }

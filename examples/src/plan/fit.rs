@@ -7,12 +7,13 @@
 
 use std::path::Path;
 
-use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::algorithm::{Algorithm, Operation};
+use rdma_collectives::{Algorithm, Collective};
+
 use super::cost::Traffic;
+use super::formula;
 use super::network::{Kind, Network};
 use super::units::UNLIMITED;
 use crate::Failure;
@@ -27,7 +28,7 @@ const ROUNDS: usize = 5000;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The collective.
-    pub operation: Operation,
+    pub operation: Collective,
     /// The algorithm.
     pub algorithm: Algorithm,
     /// Number of ranks, all on one host.
@@ -133,7 +134,8 @@ pub fn read_rows(path: &Path) -> Result<Vec<Row>, Failure> {
 fn parse_rows(text: &str) -> Result<Vec<Row>, String> {
     let report: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
     let program = report["program"].as_str().ok_or("it names no program")?;
-    let operation = Operation::from_str(program, false).map_err(|_| format!("{program} is no collective"))?;
+    let operation = Collective::named(program).ok_or_else(|| format!("{program} is no collective"))?;
+    formula::check_operation(operation)?;
     let ranks = report["ranks"].as_u64().and_then(|ranks| usize::try_from(ranks).ok());
     let ranks = ranks.filter(|ranks| (2..=4096).contains(ranks)).ok_or("it has no number of ranks from 2 to 4096")?;
     let results = report["results"].as_array().ok_or("it has no results")?;
@@ -150,13 +152,13 @@ fn parse_rows(text: &str) -> Result<Vec<Row>, String> {
 
 /// The algorithm that the result, or the report, names; otherwise the one that `auto` took before
 /// results named it.
-fn algorithm(report: &Value, result: &Value, operation: Operation, size: f64) -> Result<Algorithm, String> {
+fn algorithm(report: &Value, result: &Value, operation: Collective, size: f64) -> Result<Algorithm, String> {
     let named = [&result["algo"], &result["algorithm"], &report["algorithm"]].into_iter().find_map(Value::as_str);
     match named {
         Some(name) if name != "auto" && name != "tuned" => {
-            Algorithm::from_str(name, false).map_err(|_| format!("{name} is no known algorithm"))
+            Algorithm::named(name).ok_or_else(|| format!("{name} is no known algorithm"))
         }
-        _ if operation == Operation::AllReduce && size > ONE_STEP => Ok(Algorithm::TwoStep),
+        _ if operation == Collective::AllReduce && size > ONE_STEP => Ok(Algorithm::TwoStep),
         _ => Ok(Algorithm::Direct),
     }
 }
@@ -206,7 +208,7 @@ mod tests {
     use super::*;
 
     fn row(ranks: usize, size: f64, algorithm: Algorithm) -> Row {
-        Row { operation: Operation::AllReduce, algorithm, ranks, size, seconds: 1.0 }
+        Row { operation: Collective::AllReduce, algorithm, ranks, size, seconds: 1.0 }
     }
 
     #[test]
@@ -231,7 +233,7 @@ mod tests {
         held_out.iter_mut().for_each(|row| row.seconds = truth.predict(row).unwrap());
         assert!(fit.error(&held_out).unwrap().worst < 0.05);
 
-        let traffic = Traffic::new(&fit.network(4), Operation::AllReduce, Algorithm::Ring).unwrap();
+        let traffic = Traffic::new(&fit.network(4), Collective::AllReduce, Algorithm::Ring).unwrap();
         let predicted = fit.predict(&row(4, 1e6, Algorithm::Ring)).unwrap();
         assert!((traffic.predict(1e6).seconds / predicted - 1.0).abs() < 1e-9);
     }
@@ -254,6 +256,7 @@ mod tests {
             ("", "no JSON"),
             ("{}", "names no program"),
             (r#"{"program":"pingpong"}"#, "pingpong is no collective"),
+            (r#"{"program":"barrier"}"#, "there is no formula for barrier: use one of all_reduce, all_gather"),
             (r#"{"program":"all_reduce","ranks":1}"#, "no number of ranks"),
             (r#"{"program":"all_reduce","ranks":2}"#, "no results"),
             (r#"{"program":"all_reduce","ranks":2,"results":[{}]}"#, "no size"),

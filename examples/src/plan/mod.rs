@@ -19,9 +19,9 @@
 //! Nothing here counts single messages between ranks: loads are closed forms per group, or counts
 //! of the `2 n` edges of a tree, so that 100,000 ranks take milliseconds.
 
-mod algorithm;
 mod cost;
 mod fit;
+mod formula;
 mod network;
 mod pattern;
 mod report;
@@ -34,12 +34,11 @@ mod training;
 mod tree;
 pub mod units;
 
-pub use algorithm::{Algorithm, Operation, Phase};
 pub use cost::{Prediction, Traffic};
 pub use fit::{Fit, FitError, Row, read_rows};
+pub use formula::{ALGORITHMS, OPERATIONS, Phase};
 pub use network::{Kind, Level, Link, Network, Scope, Tier};
 pub use pattern::Pattern;
-pub(crate) use report::name;
 pub use report::{Report, ReportRow};
 pub use svg::draw;
 pub use training::Training;

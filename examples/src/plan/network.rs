@@ -7,12 +7,13 @@
 
 use std::ops::Range;
 
+use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::Failure;
 
 /// The shape of a network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// One host
@@ -127,6 +128,14 @@ impl Kind {
             Self::Rail => (32, 16),
             Self::Dragonfly => (4, 16),
         }
+    }
+}
+
+impl Kind {
+    /// The name on the command line.
+    #[must_use]
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 

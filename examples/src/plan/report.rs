@@ -2,21 +2,22 @@
 
 use std::io::{self, Write};
 
-use clap::ValueEnum;
 use serde::Serialize;
 
-use super::algorithm::{Algorithm, Operation};
+use rdma_collectives::{Algorithm, Collective};
+
 use super::cost::{Prediction, Traffic};
+use super::formula::{self, ALGORITHMS};
 use super::network::{Network, Scope};
 use super::units::{show_bytes, show_rate, show_time};
 use crate::Failure;
-use crate::table::fit;
+use crate::table::{bus_factor, fit};
 
 /// Predictions of an operation, by size and algorithm.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The collective.
-    pub operation: Operation,
+    pub operation: Collective,
     /// The network.
     pub network: Network,
     /// The rows, by size, and for each size in the order of algorithms.
@@ -48,15 +49,18 @@ impl Report {
     /// Predicts an operation for each size with one algorithm, or with all.
     ///
     /// # Errors
-    /// If no algorithm, or not the one asked for, serves the operation on this network.
+    /// If the operation has no formula, or the algorithm asked for does not serve it on this
+    /// network.
     pub fn new(
         network: &Network,
-        operation: Operation,
+        operation: Collective,
         algorithm: Option<Algorithm>,
         sizes: &[f64],
     ) -> Result<Self, Failure> {
         network.validate()?;
-        let asked = algorithm.map_or_else(|| Algorithm::value_variants().to_vec(), |algorithm| vec![algorithm]);
+        formula::check_operation(operation).map_err(|reason| Failure::usage(format!("--operation: {reason}")))?;
+        let all = || ALGORITHMS.iter().map(|(algorithm, _)| *algorithm).collect();
+        let asked: Vec<_> = algorithm.map_or_else(all, |algorithm| vec![algorithm]);
         let (mut traffics, mut refusals) = (Vec::new(), Vec::new());
         for algorithm in asked {
             match Traffic::new(network, operation, algorithm) {
@@ -65,7 +69,7 @@ impl Report {
             }
         }
         if let (Some(algorithm), Some(reason)) = (algorithm, refusals.first()) {
-            return Err(Failure::usage(format!("--algo {}: {reason}", name(algorithm))));
+            return Err(Failure::usage(format!("--algo {algorithm}: {reason}")));
         }
         let mut results = Vec::new();
         for &size in sizes {
@@ -99,7 +103,7 @@ impl Report {
         }
         for row in &self.results {
             let (time, alg_bw, bus_bw) = (fit(row.time, 9), fit(row.alg_bw, 7), fit(row.bus_bw, 7));
-            let (size, algorithm, limit) = (row.size, name(row.algorithm), row.limit);
+            let (size, algorithm, limit) = (row.size, row.algorithm, row.limit);
             let auto = if row.auto { "  *" } else { "" };
             let line = format!("{size:>13.0}  {algorithm:<20}  {time:>9}  {alg_bw:>7}  {bus_bw:>7}  {limit:<14}{auto}");
             writeln!(out, "{}", line.trim_end())?;
@@ -108,19 +112,19 @@ impl Report {
     }
 
     fn print_network(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "# {} on {}: {}", name(self.operation), name(self.network.kind), describe(&self.network))
+        writeln!(out, "# {} on {}: {}", self.operation, self.network.kind.name(), describe(&self.network))
     }
 }
 
 impl ReportRow {
-    fn new(operation: Operation, ranks: usize, size: f64, algorithm: Algorithm, prediction: Prediction) -> Self {
+    fn new(operation: Collective, ranks: usize, size: f64, algorithm: Algorithm, prediction: Prediction) -> Self {
         let alg_bw = if prediction.seconds > 0.0 { size / prediction.seconds / 1e9 } else { 0.0 };
         Self {
             size,
             algorithm,
             time: prediction.seconds * 1e6,
             alg_bw,
-            bus_bw: alg_bw * operation.bus_factor(ranks),
+            bus_bw: alg_bw * bus_factor(operation, ranks),
             limit: prediction.limit(),
             auto: false,
             prediction,
@@ -131,7 +135,7 @@ impl ReportRow {
 /// Prints the load of each level of links.
 fn print_links(out: &mut dyn Write, row: &ReportRow) -> io::Result<()> {
     let seconds = row.prediction.seconds;
-    let algorithm = name(row.algorithm);
+    let algorithm = row.algorithm;
     writeln!(out, "#")?;
     writeln!(out, "# Links with {} by {algorithm}, each way, of the busiest group:", show_bytes(row.size))?;
     writeln!(
@@ -156,9 +160,4 @@ pub(super) fn describe(network: &Network) -> String {
         1 => format!("{ranks} GPUs in one host"),
         hosts => format!("{ranks} GPUs in {hosts} hosts, each with {per_host} GPUs and {rails} NICs"),
     }
-}
-
-/// The name of a value on the command line.
-pub(crate) fn name(value: impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

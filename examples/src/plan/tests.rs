@@ -1,8 +1,9 @@
 //! The closed forms against counts of single messages on small networks, and properties of the
 //! predictions.
 
-use clap::ValueEnum;
 use proptest::prelude::*;
+
+use rdma_collectives::{Algorithm, Collective};
 
 use super::*;
 
@@ -30,10 +31,8 @@ fn small_networks() -> Vec<Network> {
 }
 
 /// Every operation with every algorithm that serves it on a network.
-fn all_traffic(network: &Network) -> Vec<(Operation, Algorithm, Traffic)> {
-    let pairs = Operation::value_variants()
-        .iter()
-        .flat_map(|&operation| Algorithm::value_variants().iter().map(move |&algorithm| (operation, algorithm)));
+fn all_traffic(network: &Network) -> Vec<(Collective, Algorithm, Traffic)> {
+    let pairs = Collective::ALL.iter().flat_map(|&op| Algorithm::ALL.iter().map(move |&algo| (op, algo)));
     pairs.filter_map(|(op, algo)| Some((op, algo, Traffic::new(network, op, algo).ok()?))).collect()
 }
 
@@ -106,7 +105,7 @@ fn closed_forms_are_counts_of_messages() {
 #[test]
 fn switches_that_reduce_take_every_byte_once() {
     for network in small_networks().into_iter().filter(|network| network.hosts() > 1) {
-        let traffic = Traffic::new(&network, Operation::AllReduce, Algorithm::InNetwork).unwrap();
+        let traffic = Traffic::new(&network, Collective::AllReduce, Algorithm::InNetwork).unwrap();
         let prediction = traffic.predict(1e9);
         let uplinks = prediction.levels.iter().filter(|load| load.level.scope == Scope::Uplink);
         uplinks.for_each(|load| assert!((load.bytes - 1e9).abs() < 1.0, "{load:?}"));
@@ -126,30 +125,30 @@ pub(super) fn sent(traffic: &Traffic, ranks: usize) -> f64 {
 
 #[test]
 fn ranks_send_what_each_algorithm_needs() {
-    use {Algorithm as A, Operation as O};
+    use {Algorithm as A, Collective as C};
     for ranks in [2_usize, 3, 4, 5, 7, 8, 12, 16, 24, 31, 32] {
         let n = ranks as f64;
         let (others, log) = ((n - 1.0) / n, n.log2());
         let is_power = ranks.is_power_of_two();
         let cases = [
-            (O::AllReduce, A::Ring, 2.0 * others),
-            (O::AllReduce, A::TwoStep, 2.0 * others),
-            (O::AllReduce, A::Direct, n - 1.0),
-            (O::AllReduce, A::HalvingDoubling, if is_power { 2.0 * others } else { f64::NAN }),
-            (O::AllReduce, A::RecursiveDoubling, if is_power { log } else { f64::NAN }),
-            (O::AllGather, A::Ring, others),
-            (O::AllGather, A::Direct, others),
-            (O::AllGather, A::Bruck, others),
-            (O::AllGather, A::Pat, others),
-            (O::AllGather, A::RecursiveDoubling, if is_power { others } else { f64::NAN }),
-            (O::ReduceScatter, A::Pat, others),
-            (O::AllToAll, A::Direct, others),
-            (O::AllToAll, A::Pairwise, others),
-            (O::AllToAll, A::Bruck, if is_power { log / 2.0 } else { f64::NAN }),
-            (O::Scatter, A::Direct, others),
-            (O::Scatter, A::Binomial, others),
-            (O::Broadcast, A::Direct, n - 1.0),
-            (O::SendRecv, A::Direct, 1.0),
+            (C::AllReduce, A::Ring, 2.0 * others),
+            (C::AllReduce, A::TwoStep, 2.0 * others),
+            (C::AllReduce, A::Direct, n - 1.0),
+            (C::AllReduce, A::HalvingDoubling, if is_power { 2.0 * others } else { f64::NAN }),
+            (C::AllReduce, A::RecursiveDoubling, if is_power { log } else { f64::NAN }),
+            (C::AllGather, A::Ring, others),
+            (C::AllGather, A::Direct, others),
+            (C::AllGather, A::Bruck, others),
+            (C::AllGather, A::Pat, others),
+            (C::AllGather, A::RecursiveDoubling, if is_power { others } else { f64::NAN }),
+            (C::ReduceScatter, A::Pat, others),
+            (C::AllToAll, A::Direct, others),
+            (C::AllToAll, A::Pairwise, others),
+            (C::AllToAll, A::Bruck, if is_power { log / 2.0 } else { f64::NAN }),
+            (C::Scatter, A::Direct, others),
+            (C::Scatter, A::Binomial, others),
+            (C::Broadcast, A::Direct, n - 1.0),
+            (C::SendRecv, A::Direct, 1.0),
         ];
         let network = Network::preset(Kind::Host, ranks);
         for (operation, algorithm, share) in cases.into_iter().filter(|(_, _, share)| !share.is_nan()) {
@@ -164,7 +163,7 @@ fn ranks_send_what_each_algorithm_needs() {
 fn blocks_of_a_bruck_alltoall_are_offsets_with_a_bit() {
     for ranks in 2..40 {
         let network = Network::preset(Kind::Host, ranks);
-        let traffic = Traffic::new(&network, Operation::AllToAll, Algorithm::Bruck).unwrap();
+        let traffic = Traffic::new(&network, Collective::AllToAll, Algorithm::Bruck).unwrap();
         for (phase, _) in traffic.loads() {
             let Pattern::Shift(bit) = phase.pattern else { panic!("{phase:?}") };
             let blocks = (0..ranks).filter(|offset| offset & bit != 0).count() as f64;
@@ -180,7 +179,7 @@ fn an_oversubscribed_uplink_limits_direct_sends() {
     (network.per_host, network.rails) = (2, 1);
     network.nic.rate = 10e9;
     network.set_tiers(2, 0, &[2.0]);
-    let traffic = Traffic::new(&network, Operation::AllToAll, Algorithm::Direct).unwrap();
+    let traffic = Traffic::new(&network, Collective::AllToAll, Algorithm::Direct).unwrap();
     let prediction = traffic.predict(8e9);
     // Each of the 4 ranks of a leaf sends 1 GB to each of the 4 others: 16 GB on 10 GB/s.
     assert_eq!(prediction.limit(), "leaf uplinks");
@@ -194,7 +193,7 @@ fn an_oversubscribed_uplink_limits_direct_sends() {
 fn a_rail_keeps_more_traffic_below_its_leaf_switches() {
     let bytes = |kind| {
         let network = Network::preset(kind, 1024);
-        let traffic = Traffic::new(&network, Operation::AllReduce, Algorithm::HierarchicalHalving).unwrap();
+        let traffic = Traffic::new(&network, Collective::AllReduce, Algorithm::HierarchicalHalving).unwrap();
         let prediction = traffic.predict(1e9);
         prediction.levels[2].bytes / prediction.levels[2].level.group as f64
     };
@@ -204,9 +203,9 @@ fn a_rail_keeps_more_traffic_below_its_leaf_switches() {
 #[test]
 fn a_hundred_thousand_ranks_are_predicted() {
     let cases = [
-        (Kind::FatTree, Operation::AllReduce),
-        (Kind::Rail, Operation::AllGather),
-        (Kind::Dragonfly, Operation::ReduceScatter),
+        (Kind::FatTree, Collective::AllReduce),
+        (Kind::Rail, Collective::AllGather),
+        (Kind::Dragonfly, Collective::ReduceScatter),
     ];
     for (kind, operation) in cases {
         let network = Network { in_network: true, ..Network::preset(kind, 100_000) };
@@ -223,11 +222,31 @@ fn an_algorithm_that_does_not_serve_is_refused_with_the_reason() {
         let error = Report::new(&network, operation, Some(algorithm), &[1.0]).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     };
-    refused(Operation::AllReduce, Algorithm::InNetwork, "--in-network");
-    refused(Operation::AllReduce, Algorithm::Pairwise, "--algo pairwise: the algorithm does not exist");
+    refused(Collective::AllReduce, Algorithm::InNetwork, "--in-network");
+    refused(Collective::AllReduce, Algorithm::Pairwise, "--algo pairwise: the algorithm does not exist");
+    refused(
+        Collective::Barrier,
+        Algorithm::Direct,
+        "--operation: there is no formula for barrier: use one of all_reduce, all_gather, reduce_scatter, alltoall, \
+         broadcast, reduce, gather, scatter, sendrecv",
+    );
     let host = Network::preset(Kind::Host, 8);
-    let error = Report::new(&host, Operation::AllReduce, Some(Algorithm::Hierarchical), &[1.0]).unwrap_err();
+    let error = Report::new(&host, Collective::AllReduce, Some(Algorithm::Hierarchical), &[1.0]).unwrap_err();
     assert!(error.to_string().contains("several hosts"), "{error}");
+}
+
+/// Options and tables offer what has a formula, and nothing else.
+#[test]
+fn what_has_a_formula_is_listed() {
+    let networks = small_networks();
+    let found: Vec<_> = networks.iter().flat_map(all_traffic).map(|(op, algorithm, _)| (op, algorithm)).collect();
+    for op in Collective::ALL {
+        assert_eq!(OPERATIONS.iter().any(|(known, _)| known == op), found.iter().any(|(found, _)| found == op), "{op}");
+    }
+    for algo in Algorithm::ALL {
+        let is_found = found.iter().any(|(_, found)| found == algo);
+        assert_eq!(ALGORITHMS.iter().any(|(known, _)| known == algo), is_found, "{algo}");
+    }
 }
 
 fn networks() -> impl Strategy<Value = Network> {
@@ -281,7 +300,7 @@ proptest! {
     /// Large sizes take the time of the bytes, small ones that of the messages.
     #[test]
     fn sizes_without_end_are_limited_by_links(network in networks()) {
-        let ring = Traffic::new(&network, Operation::AllReduce, Algorithm::Ring).unwrap();
+        let ring = Traffic::new(&network, Collective::AllReduce, Algorithm::Ring).unwrap();
         let (large, small) = (ring.predict(1e15), ring.predict(1e-3));
         prop_assert!(large.alpha < 1e-3 * large.seconds);
         prop_assert!(small.alpha > 0.999 * small.seconds);

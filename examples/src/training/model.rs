@@ -5,7 +5,9 @@ use serde::Serialize;
 use super::grid::{Grid, Kind};
 use crate::Failure;
 use crate::cli;
-use crate::plan::{Operation, units};
+use crate::plan::units;
+use crate::table::bus_factor;
+use rdma_collectives::Collective;
 
 /// Bytes of a gradient or an activation, which are bf16.
 pub(super) const BYTES: u64 = 2;
@@ -44,7 +46,7 @@ pub(super) struct Model {
 pub(super) struct Traffic {
     pub(super) kind: Kind,
     /// The collective.
-    pub(super) operation: Operation,
+    pub(super) operation: Collective,
     /// Ranks of a group.
     pub(super) ranks: usize,
     /// Operations in a step.
@@ -59,7 +61,7 @@ impl Traffic {
         if self.ranks < 2 {
             return 0.0;
         }
-        self.operations as f64 * self.size * self.operation.bus_factor(self.ranks)
+        self.operations as f64 * self.size * bus_factor(self.operation, self.ranks)
     }
 }
 
@@ -146,16 +148,16 @@ impl Model {
     pub(super) fn traffic(&self, grid: &Grid, kind: Kind) -> Traffic {
         let (layers, batches) = (self.stage_layers(grid) as u64, self.micro_batches as u64);
         let (operation, operations, elements) = match kind {
-            Kind::Data | Kind::ExpertData => (Operation::AllReduce, layers, self.layer_gradients(grid, kind)),
+            Kind::Data | Kind::ExpertData => (Collective::AllReduce, layers, self.layer_gradients(grid, kind)),
             // Two forward and two backward: after the attention and after the experts.
-            Kind::Tensor => (Operation::AllReduce, 4 * layers * batches, self.activations() as f64),
+            Kind::Tensor => (Collective::AllReduce, 4 * layers * batches, self.activations() as f64),
             // A stage inside sends activations to the next, and their gradients to the one before.
             Kind::Pipeline => {
-                (Operation::SendRecv, batches * 2.min(grid.pp as u64 - 1), (self.activations() / grid.tp) as f64)
+                (Collective::SendRecv, batches * 2.min(grid.pp as u64 - 1), (self.activations() / grid.tp) as f64)
             }
             // To the experts and back, forward and backward.
             Kind::Expert => (
-                Operation::AllToAll,
+                Collective::AllToAll,
                 if self.experts == 0 { 0 } else { 4 * layers * batches },
                 self.routed_tokens() as f64 * self.token(grid) as f64,
             ),

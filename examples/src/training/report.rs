@@ -41,7 +41,7 @@ impl Planner {
         match (&self.fit, self.kind) {
             (Some(_), _) => "this machine, by measured runs".to_owned(),
             (None, plan::Kind::Host) => "one host with GPUs".to_owned(),
-            (None, kind) => format!("GPUs in hosts of {PER_HOST}, {}", plan::name(kind)),
+            (None, kind) => format!("GPUs in hosts of {PER_HOST}, {}", kind.name()),
         }
     }
 
@@ -233,7 +233,7 @@ impl Row {
             show_time(self.planned_seconds),
             measured(&|measured| measured.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string())),
         ];
-        print_line(out, kind.name(), &plan::name(operation), columns)
+        print_line(out, kind.name(), operation.name(), columns)
     }
 }
 

@@ -100,7 +100,7 @@ impl Args {
     pub(super) fn candidates(&self, hosts: usize) -> Vec<(Collective, Vec<Option<Algorithm>>)> {
         let serves = |algorithm: &Algorithm, op| {
             let is_possible = match algorithm {
-                Algorithm::Hierarchical => hosts > 1,
+                Algorithm::Hierarchical | Algorithm::HierarchicalHalving => hosts > 1,
                 // It needs processes besides the ranks.
                 Algorithm::InNetwork => false,
                 _ => true,

@@ -76,9 +76,20 @@ fn started_operations_are_right() {
 #[test]
 fn every_algorithm_is_right() {
     let cases: [(&str, &[&str]); 7] = [
-        ("all_reduce", &["tree", "recursive-doubling", "halving-doubling", "two-step", "binomial", "hierarchical"]),
-        ("all_gather", &["ring", "recursive-doubling", "bruck", "pat", "hierarchical"]),
-        ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical"]),
+        (
+            "all_reduce",
+            &[
+                "tree",
+                "recursive-doubling",
+                "halving-doubling",
+                "two-step",
+                "binomial",
+                "hierarchical",
+                "hierarchical-halving",
+            ],
+        ),
+        ("all_gather", &["ring", "recursive-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
+        ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
         ("alltoall", &["pairwise"]),
         ("broadcast", &["ring", "tree", "two-step", "binomial"]),
         ("reduce", &["direct", "ring", "tree", "two-step", "binomial"]),

@@ -79,10 +79,19 @@ fn every_algorithm_is_right_between_hosts_that_share_memory_inside() {
     let cases: [(&str, &[&str]); 11] = [
         (
             "all_reduce",
-            &["ring", "direct", "tree", "recursive-doubling", "halving-doubling", "two-step", "hierarchical"],
+            &[
+                "ring",
+                "direct",
+                "tree",
+                "recursive-doubling",
+                "halving-doubling",
+                "two-step",
+                "hierarchical",
+                "hierarchical-halving",
+            ],
         ),
-        ("all_gather", &["ring", "recursive-doubling", "bruck", "pat", "hierarchical"]),
-        ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical"]),
+        ("all_gather", &["ring", "recursive-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
+        ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
         ("alltoall", &["direct", "pairwise"]),
         ("broadcast", &["ring", "tree", "two-step", "binomial"]),
         ("reduce", &["direct", "ring", "tree", "two-step", "binomial"]),
@@ -107,6 +116,10 @@ fn hosts_of_different_sizes_are_right() {
         }
     }
     is_right("all_reduce", &["a", "b", "a"], &["-e", "2K", "-d", "all", "-o", "all"]);
+    // A number of hosts that is no power of two.
+    for program in ["all_reduce", "all_gather", "reduce_scatter"] {
+        is_right(program, &["a", "b", "c", "b", "a"], &["-e", "300K", "--algo", "hierarchical-halving"]);
+    }
 }
 
 /// Messages of many pieces, with more of them under way than a rank has slots; and arrivals told

@@ -7,7 +7,7 @@ use super::builder::{input, local, message, output, scratch, share};
 use super::ring::{self, RingGroup};
 use super::tree::{Node, binomial, rotated};
 use super::{Builder, Collective, Job, bruck};
-use crate::schedule::step::{Place, Source};
+use crate::schedule::step::{Source, Span};
 
 /// The ranks of each host.
 pub(super) struct Hosts {
@@ -15,14 +15,14 @@ pub(super) struct Hosts {
 }
 
 /// A rank's position.
-struct Position<'a> {
-    hosts: &'a [Vec<usize>],
+pub(super) struct Position<'a> {
+    pub(super) hosts: &'a [Vec<usize>],
     /// The index of the rank's host.
-    host: usize,
+    pub(super) host: usize,
     /// The index of the rank inside its host.
-    index: usize,
+    pub(super) index: usize,
     /// Number of carriers of each host.
-    carriers: usize,
+    pub(super) carriers: usize,
 }
 
 impl Hosts {
@@ -34,7 +34,7 @@ impl Hosts {
         Self { hosts: hosts.into_values().collect() }
     }
 
-    fn position(&self, rank: usize) -> Position<'_> {
+    pub(super) fn position(&self, rank: usize) -> Position<'_> {
         let find = |(host, ranks): (usize, &Vec<usize>)| Some((host, ranks.binary_search(&rank).ok()?));
         let (host, index) = self.hosts.iter().enumerate().find_map(find).unwrap_or_default();
         let carriers = self.hosts.iter().map(Vec::len).min().unwrap_or(1);
@@ -55,18 +55,35 @@ impl Hosts {
 
 impl Position<'_> {
     /// The ranks of this host.
-    fn ranks(&self) -> &[usize] {
+    pub(super) fn ranks(&self) -> &[usize] {
         &self.hosts[self.host]
     }
 
     /// The other ranks of this host.
-    fn others(&self) -> Vec<usize> {
+    pub(super) fn others(&self) -> Vec<usize> {
         let ranks = self.ranks().iter().enumerate().filter(|&(index, _)| index != self.index);
         ranks.map(|(_, &rank)| rank).collect()
     }
 
-    fn is_carrier(&self) -> bool {
+    pub(super) fn is_carrier(&self) -> bool {
         self.index < self.carriers
+    }
+
+    /// The other carriers of this host.
+    pub(super) fn other_carriers(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.index;
+        (0..self.carriers).filter(move |&carrier| carrier != own)
+    }
+
+    /// The carrier of a host that has this rank's position; the first one, if this rank carries
+    /// nothing.
+    fn carrier(&self, host: usize) -> usize {
+        self.hosts[host][if self.is_carrier() { self.index } else { 0 }]
+    }
+
+    /// This rank's [`carrier`](Self::carrier) of each host.
+    pub(super) fn column(&self) -> Vec<usize> {
+        (0..self.hosts.len()).map(|host| self.carrier(host)).collect()
     }
 
     /// The index of the host so many places to the left.
@@ -76,21 +93,21 @@ impl Position<'_> {
 
     /// The carrier of this position at the left or right host.
     fn left(&self) -> usize {
-        self.hosts[self.back(1)][self.index]
+        self.carrier(self.back(1))
     }
 
     fn right(&self) -> usize {
-        self.hosts[(self.host + 1) % self.hosts.len()][self.index]
+        self.carrier((self.host + 1) % self.hosts.len())
     }
 
     /// The ranks of a host whose blocks a carrier carries.
-    fn carried(&self, host: usize, carrier: usize) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn carried(&self, host: usize, carrier: usize) -> impl Iterator<Item = usize> + use<> {
         let ranks: Vec<_> = self.hosts[host].iter().copied().skip(carrier).step_by(self.carriers).collect();
         ranks.into_iter()
     }
 
     /// This rank's operand and a message of every other rank of the host, in the order of ranks.
-    fn operands(&self, own: Source) -> Vec<Source> {
+    pub(super) fn operands(&self, own: Source) -> Vec<Source> {
         let mut sources: Vec<_> = self.ranks().iter().map(|&rank| message(rank)).collect();
         sources[self.index] = own;
         sources
@@ -111,10 +128,21 @@ pub(super) fn emit(b: &mut Builder<'_>, op: Collective) {
 /// Each carrier reduces a share inside its host, then over the ring of its position, and hands the
 /// result out inside its host.
 fn all_reduce(b: &mut Builder<'_>, at: &Position<'_>) {
+    all_reduce_between(b, at, |b, own| {
+        ring::all_reduce(b, &RingGroup { members: at.column(), index: at.host }, &own.elements, own.place);
+    });
+}
+
+/// An all-reduce in which carriers of one position reduce their share between hosts by an algorithm
+/// that gets each one's share, and leaves the result in the output.
+pub(super) fn all_reduce_between(
+    b: &mut Builder<'_>,
+    at: &Position<'_>,
+    between: impl FnOnce(&mut Builder<'_>, &Span),
+) {
     let whole = 0..b.job.count;
     let share_of = |carrier: usize| share(&whole, at.carriers, carrier);
-    let other_carriers = || (0..at.carriers).filter(|&carrier| carrier != at.index);
-    for carrier in other_carriers() {
+    for carrier in at.other_carriers() {
         b.send(at.ranks()[carrier], &input(share_of(carrier)));
     }
     if at.is_carrier() {
@@ -123,14 +151,13 @@ fn all_reduce(b: &mut Builder<'_>, at: &Position<'_>) {
         if !alone {
             b.combine(&at.operands(local(input(own.clone()))), &output(own.clone()));
         }
-        let members = at.hosts.iter().map(|ranks| ranks[at.index]).collect();
-        let from = if alone { Place::Input } else { Place::Output };
-        ring::all_reduce(b, &RingGroup { members, index: at.host }, &own, from);
+        let reduced = if alone { input(own.clone()) } else { output(own.clone()) };
+        between(b, &reduced);
         for to in at.others() {
             b.send(to, &output(own.clone()));
         }
     }
-    for carrier in other_carriers() {
+    for carrier in at.other_carriers() {
         b.receive(at.ranks()[carrier], &output(share_of(carrier)));
     }
 }
@@ -139,13 +166,7 @@ fn all_reduce(b: &mut Builder<'_>, at: &Position<'_>) {
 /// inside their hosts.
 fn all_gather(b: &mut Builder<'_>, at: &Position<'_>) {
     let (others, hosts) = (at.others(), at.hosts.len());
-    for &to in &others {
-        b.send(to, &b.input());
-    }
-    b.copy(b.input(), output(b.job.block(b.rank())));
-    for &from in &others {
-        b.receive(from, &output(b.job.block(from)));
-    }
+    gather_inside(b, at);
     if at.is_carrier() && hosts > 1 {
         for rank in at.carried(at.host, at.index) {
             b.send(at.right(), &output(b.job.block(rank)));
@@ -156,14 +177,36 @@ fn all_gather(b: &mut Builder<'_>, at: &Position<'_>) {
         if at.is_carrier() {
             let next = (distance + 1 < hosts).then(|| at.right());
             let to: Vec<_> = next.into_iter().chain(others.iter().copied()).collect();
-            for rank in at.carried(source, at.index) {
-                b.relay(&[message(at.left())], &output(b.job.block(rank)), &to);
-            }
+            relay_blocks(b, at, source, at.left(), &to);
         }
-        for carrier in (0..at.carriers).filter(|&carrier| carrier != at.index) {
-            for rank in at.carried(source, carrier) {
-                b.receive(at.ranks()[carrier], &output(b.job.block(rank)));
-            }
+        receive_blocks(b, at, source);
+    }
+}
+
+/// All ranks of a host get its blocks.
+pub(super) fn gather_inside(b: &mut Builder<'_>, at: &Position<'_>) {
+    let others = at.others();
+    for &to in &others {
+        b.send(to, &b.input());
+    }
+    b.copy(b.input(), output(b.job.block(b.rank())));
+    for &from in &others {
+        b.receive(from, &output(b.job.block(from)));
+    }
+}
+
+/// A carrier receives the blocks of another host that it carries from a rank, and passes them on.
+pub(super) fn relay_blocks(b: &mut Builder<'_>, at: &Position<'_>, host: usize, from: usize, to: &[usize]) {
+    for rank in at.carried(host, at.index) {
+        b.relay(&[message(from)], &output(b.job.block(rank)), to);
+    }
+}
+
+/// A rank receives the blocks of another host that other carriers pass on.
+pub(super) fn receive_blocks(b: &mut Builder<'_>, at: &Position<'_>, host: usize) {
+    for carrier in at.other_carriers() {
+        for rank in at.carried(host, carrier) {
+            b.receive(at.ranks()[carrier], &output(b.job.block(rank)));
         }
     }
 }
@@ -173,7 +216,7 @@ fn all_gather(b: &mut Builder<'_>, at: &Position<'_>) {
 fn reduce_scatter(b: &mut Builder<'_>, at: &Position<'_>) {
     let (rank, count, hosts) = (b.rank(), b.job.count, at.hosts.len());
     for distance in 1..=hosts {
-        for carrier in (0..at.carriers).filter(|&carrier| carrier != at.index) {
+        for carrier in at.other_carriers() {
             for owner in at.carried(at.back(distance), carrier) {
                 b.send(at.ranks()[carrier], &input(b.job.block(owner)));
             }

@@ -10,13 +10,14 @@
 //
 // A new algorithm is a function here that returns a rank's steps, and an entry of `Algorithm` with
 // the collectives that it supports; the grid of `tests.rs` then verifies it. `choose.rs` has the
-// table that `auto` uses, `plan/algorithm.rs` the formula of its time.
+// table that `auto` uses, `plan/formula.rs` the formula of its time.
 
 mod bruck;
 mod builder;
 mod direct;
 mod doubling;
 mod hierarchical;
+mod hierarchical_halving;
 mod in_network;
 #[cfg(any(test, feature = "interpreter"))]
 pub mod interpreter;
@@ -34,37 +35,8 @@ mod two_step;
 use self::builder::Builder;
 pub use self::job::{InvalidJob, Job, Layout};
 use self::step::Schedule;
+pub(crate) use crate::collective::Collective;
 use crate::named::named;
-
-named! {
-    /// A collective operation. Counts and positions in place are those of nccl-tests.
-    pub enum Collective {
-        /// Every rank gets the reduction of all inputs.
-        AllReduce = "all_reduce",
-        /// Every rank gets the blocks of all ranks.
-        AllGather = "all_gather",
-        /// Every rank gets its block of the reduction of all inputs.
-        ReduceScatter = "reduce_scatter",
-        /// Every rank sends a block to every rank.
-        AllToAll = "alltoall",
-        /// Every rank sends a block to every rank; the lengths are those of a matrix.
-        AllToAllV = "alltoallv",
-        /// Every rank gets the input of the root.
-        Broadcast = "broadcast",
-        /// The root gets the reduction of all inputs.
-        Reduce = "reduce",
-        /// The root gets the blocks of all ranks.
-        Gather = "gather",
-        /// Every rank gets its block of the root's input.
-        Scatter = "scatter",
-        /// Every rank sends to its right neighbour and receives from its left neighbour.
-        SendRecv = "sendrecv",
-        /// All-gather by an exchange over each dimension of a hypercube.
-        HyperCube = "hypercube",
-        /// No rank ends before every rank has begun.
-        Barrier = "barrier",
-    }
-}
 
 named! {
     /// A way to do a collective.
@@ -92,27 +64,10 @@ named! {
         Binomial = "binomial",
         /// Inside each host, then between hosts, then inside each host.
         Hierarchical = "hierarchical",
+        /// As hierarchical, but between hosts by halving and doubling.
+        HierarchicalHalving = "hierarchical-halving",
         /// Aggregators reduce and multicast.
         InNetwork = "in-network",
-    }
-}
-
-impl Collective {
-    /// Whether the collective has a root.
-    #[must_use]
-    pub fn has_root(self) -> bool {
-        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
-    }
-
-    /// Whether each rank has a block of the input or output, whose lengths may differ.
-    pub(crate) fn has_blocks(self) -> bool {
-        matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter)
-    }
-
-    /// Whether the collective reduces.
-    #[must_use]
-    pub fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
     }
 }
 
@@ -145,6 +100,7 @@ impl Algorithm {
             Self::Pairwise => &[AllToAll, AllToAllV],
             Self::Binomial => &[AllReduce, Broadcast, Reduce, Gather, Scatter],
             Self::Hierarchical => &[AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, Barrier],
+            Self::HierarchicalHalving => &[AllReduce, AllGather, ReduceScatter],
             Self::InNetwork => &[AllReduce, Broadcast, Reduce, Barrier],
         }
     }
@@ -225,6 +181,7 @@ fn emit(b: &mut Builder<'_>, op: Collective, algorithm: Algorithm) {
         (A::Bruck, _) => bruck::emit(b, op),
         (A::Pat, _) => pat::emit(b, op),
         (A::RecursiveDoubling | A::HalvingDoubling, _) => doubling::emit(b, op, algorithm),
+        (A::HierarchicalHalving, _) => hierarchical_halving::emit(b, op),
         (A::Ring, C::AllReduce | C::AllGather | C::ReduceScatter) => ring::emit(b, op),
         (A::Binomial, C::Gather | C::Scatter) => rooted::emit(b, op),
         (A::Hierarchical, C::AllReduce | C::AllGather | C::ReduceScatter | C::Barrier) => hierarchical::emit(b, op),

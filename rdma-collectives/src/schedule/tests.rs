@@ -137,22 +137,31 @@ fn binomial() {
     check_all(Algorithm::Binomial);
 }
 
-#[test]
-fn hierarchical() {
-    for &op in Algorithm::Hierarchical.collectives() {
+fn check_hierarchy(algorithm: Algorithm) {
+    for &op in algorithm.collectives() {
         for ranks in 1..=17 {
             for hosts in groupings(ranks) {
                 for count in [0, 1, 7, 64, 211] {
                     for root in roots(op, ranks) {
                         for (in_place, chunk) in [(false, count / 3 + 1), (true, usize::MAX)] {
                             let job = Job { root, chunk, in_place, hosts: hosts.clone(), ..Job::new(0, ranks, count) };
-                            check(op, Algorithm::Hierarchical, &job);
+                            check(op, algorithm, &job);
                         }
                     }
                 }
             }
         }
     }
+}
+
+#[test]
+fn hierarchical() {
+    check_hierarchy(Algorithm::Hierarchical);
+}
+
+#[test]
+fn hierarchical_halving() {
+    check_hierarchy(Algorithm::HierarchicalHalving);
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod canvas;
 
 use super::cost::LevelLoad;
 use super::network::{Kind, Network, Scope};
-use super::report::{Report, ReportRow, describe, name};
+use super::report::{Report, ReportRow, describe};
 use super::units::{show_bytes, show_rate, show_time};
 use canvas::{Anchor, Canvas, Rectangle, load_color};
 
@@ -80,10 +80,10 @@ fn switches(network: &Network) -> Vec<Switches> {
 
 impl Drawing<'_> {
     fn titles(&mut self, report: &Report) {
-        let (operation, algorithm) = (name(report.operation), name(self.row.algorithm));
+        let (operation, algorithm) = (report.operation, self.row.algorithm);
         let size = show_bytes(self.row.size);
         self.canvas.text(MARGIN, 34.0, 20.0, Anchor::Start, &format!("{operation} of {size} by {algorithm}"));
-        let text = format!("{}: {}", name(self.network.kind), describe(self.network));
+        let text = format!("{}: {}", self.network.kind.name(), describe(self.network));
         self.canvas.text(MARGIN, 58.0, 14.0, Anchor::Start, &text);
         let time = show_time(self.row.prediction.seconds);
         let text = format!("{time}, {:.1} GB/s bus bandwidth, limited by: {}", self.row.bus_bw, self.row.limit);
@@ -215,7 +215,8 @@ fn split(all: Rectangle, children: usize, full: usize) -> Vec<Rectangle> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::algorithm::Operation;
+    use rdma_collectives::Collective;
+
     use super::*;
 
     #[test]
@@ -223,7 +224,7 @@ mod tests {
         for kind in [Kind::Host, Kind::FatTree, Kind::Rail, Kind::Dragonfly] {
             for ranks in [2, 16, 1024, 16_384] {
                 let network = Network::preset(kind, ranks);
-                let report = Report::new(&network, Operation::AllReduce, None, &[1e9]).unwrap();
+                let report = Report::new(&network, Collective::AllReduce, None, &[1e9]).unwrap();
                 let row = report.last_best().unwrap();
                 let svg = draw(&report, row);
                 assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));

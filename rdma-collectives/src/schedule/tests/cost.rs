@@ -1,7 +1,10 @@
 //! The cost of schedules, beside the formulas of the literature.
 
+use std::ops::Range;
+
 use crate::schedule::interpreter::{Trace, build_all, verify};
-use crate::{Algorithm, Collective, Job};
+use crate::step::Step;
+use crate::{Algorithm, Collective, Job, Schedule};
 
 /// A count that shares and blocks of up to 16 ranks divide into whole cache lines.
 const COUNT: usize = 16 * 5040;
@@ -129,6 +132,15 @@ fn chunks_divide_messages_but_not_elements() {
     assert_eq!(traces[1].most_messages(), 10 * traces[0].most_messages());
 }
 
+/// The elements that leave a group of consecutive ranks.
+fn sent_out(schedules: &[Schedule], group: &Range<usize>) -> usize {
+    let out = |step: &Step| match step {
+        Step::Send { to, span } if !group.contains(to) => span.elements.len(),
+        _ => 0,
+    };
+    schedules[group.clone()].iter().flat_map(|schedule| &schedule.steps).map(out).sum()
+}
+
 /// Between hosts each element crosses a host's link as often as in a ring of hosts, no matter how
 /// many ranks the hosts have.
 #[test]
@@ -137,15 +149,32 @@ fn hierarchical_sends_little_between_hosts() {
     let n = hosts * per_host;
     let job = Job { hosts: (0..n).map(|rank| rank / per_host).collect(), ..Job::new(0, n, COUNT) };
     let schedules = build_all(Collective::AllReduce, Algorithm::Hierarchical, &job).unwrap();
-    let sent = |rank: usize| -> usize {
-        let between = schedules[rank].steps.iter().filter_map(|step| match step {
-            crate::step::Step::Send { to, span } if to / per_host != rank / per_host => Some(span.elements.len()),
-            _ => None,
-        });
-        between.sum()
-    };
     for host in 0..hosts {
-        let total: usize = (0..per_host).map(|index| sent(host * per_host + index)).sum();
+        let total = sent_out(&schedules, &(host * per_host..(host + 1) * per_host));
         assert_eq!(total, 2 * (hosts - 1) * COUNT / hosts);
+    }
+}
+
+/// Each element leaves any group of neighbouring hosts once, in few rounds.
+#[test]
+fn halving_sends_little_between_groups_of_hosts() {
+    let (hosts, per_host) = (8, 2);
+    let n = hosts * per_host;
+    let job = Job { hosts: (0..n).map(|rank| rank / per_host).collect(), ..Job::new(0, n, COUNT) };
+    let cases = [
+        (Collective::AllReduce, Algorithm::HalvingDoubling, 2 * COUNT, 2 * log(n)),
+        (Collective::AllReduce, Algorithm::HierarchicalHalving, 2 * COUNT, 2 * (log(hosts) + 1)),
+        (Collective::AllGather, Algorithm::HierarchicalHalving, n * COUNT, log(hosts) + 2),
+        (Collective::ReduceScatter, Algorithm::HierarchicalHalving, n * COUNT, log(hosts) + 1),
+    ];
+    for (op, algorithm, elements, rounds) in cases {
+        let schedules = build_all(op, algorithm, &job).unwrap();
+        assert_eq!(verify(op, &job, &schedules, 1).unwrap().rounds, rounds, "{op} by {algorithm}");
+        for group in [1, 2, 4] {
+            for first in (0..hosts).step_by(group) {
+                let total = sent_out(&schedules, &(first * per_host..(first + group) * per_host));
+                assert_eq!(total, elements - elements * group / hosts, "{op} by {algorithm}, {group} hosts");
+            }
+        }
     }
 }
