@@ -27,7 +27,7 @@ mod element;
 mod kernel;
 
 use crate::slice::{Aliasing, SharedSlice, SharedSliceMut, SliceError};
-use element::{And, Arithmetic, Brain, Max, Min, Or, Prod, Sum, Xor};
+use element::{And, Arithmetic, Brain, Max, Min, Operator, Or, Prod, Sum, Xor};
 use kernel::{Machine, Native};
 
 /// The type of the elements of a reduction.
@@ -213,9 +213,9 @@ fn run<M: Machine>(scalar: Scalar, operation: Operation, job: Job<'_>) {
         Operation::Prod => run_arithmetic::<M, Prod>(scalar, job),
         Operation::Min => run_arithmetic::<M, Min>(scalar, job),
         Operation::Max => run_arithmetic::<M, Max>(scalar, job),
-        Operation::And => M::run::<u64, And>(job),
-        Operation::Or => M::run::<u64, Or>(job),
-        Operation::Xor => M::run::<u64, Xor>(job),
+        Operation::And => run_bitwise::<M, And>(job),
+        Operation::Or => run_bitwise::<M, Or>(job),
+        Operation::Xor => run_bitwise::<M, Xor>(job),
     }
 }
 
@@ -232,6 +232,12 @@ fn run_arithmetic<M: Machine, A: Arithmetic>(scalar: Scalar, job: Job<'_>) {
         Scalar::I64 => M::run::<i64, A>(job),
         Scalar::U64 => M::run::<u64, A>(job),
     }
+}
+
+/// Reduces the words of integers of any type.
+#[inline(never)] // Else its kernel grows the stack frame of every other operation.
+fn run_bitwise<M: Machine, O: Operator<u64>>(job: Job<'_>) {
+    M::run::<u64, O>(job);
 }
 
 #[cfg(test)]
