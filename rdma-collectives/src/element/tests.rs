@@ -1,6 +1,8 @@
-use super::*;
-
 use proptest::prelude::*;
+
+use super::*;
+use crate::testing::ranks;
+use crate::{Algorithm, Collective, Communicator, Executor, Pattern, Request, Transport};
 
 /// Calls a generic function for every type.
 macro_rules! for_every_type {
@@ -238,4 +240,72 @@ fn scaling_wraps_and_rounds() {
     let mut third = [1.0_f64, 3.0];
     f64::scale(&mut third, 1.0 / 3.0);
     assert_eq!(third, [1.0 / 3.0, 1.0]);
+}
+
+/// Refuses bits of `f32`, and then sums, which fails if any rank has sent something.
+fn refuses(comm: &mut Communicator, op: Collective, algorithm: Option<Algorithm>, executor: Option<Executor>) {
+    const COUNT: usize = 10_000;
+    let [input, output] = [(); 2].map(|()| comm.allocate::<f32>(COUNT).unwrap());
+    input.write(0, &[2.0; COUNT]).unwrap();
+    let request = |count, reduction| Request { reduction, algorithm, executor, ..Request::new(op, count) };
+    for count in [1, COUNT / 2] {
+        for reduction in [Reduction::And, Reduction::Or, Reduction::Xor] {
+            let text = format!("the bitwise reduction {reduction} is for integers, not for float");
+            assert_eq!(comm.prepare::<f32>(request(count, reduction)).unwrap_err().to_string(), text);
+            // What was prepared for integers of the same size is not done.
+            let of_integers = comm.prepare::<i32>(request(count, reduction)).unwrap();
+            let refused = comm.perform(&of_integers, &input, &output).unwrap_err().to_string();
+            assert_eq!(refused, "the operation was prepared for other tensors");
+        }
+        let sum = comm.prepare::<f32>(request(count, Reduction::Sum)).unwrap();
+        comm.perform(&sum, &input, &output).unwrap();
+        let mut sums = vec![0.0; if op == Collective::Reduce && comm.rank() > 0 { 0 } else { count }];
+        output.read(0, &mut sums).unwrap();
+        assert!(sums.iter().all(|sum| *sum == 4.0), "{op} by {algorithm:?}");
+    }
+    comm.barrier().unwrap();
+}
+
+#[test]
+fn no_operation_takes_a_reduction_that_the_type_lacks() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        ranks(2, transport, |mut comm, _| {
+            for algorithm in [None, Some(Algorithm::Direct), Some(Algorithm::Ring)] {
+                for executor in [None, Some(Executor::Steps)] {
+                    refuses(&mut comm, Collective::AllReduce, algorithm, executor);
+                }
+                refuses(&mut comm, Collective::ReduceScatter, algorithm, None);
+            }
+            refuses(&mut comm, Collective::Reduce, None, None);
+        });
+    }
+}
+
+/// An operation that is asked for again by name is not prepared again.
+#[test]
+fn a_type_of_the_same_size_has_reductions_of_its_own() {
+    ranks(2, Transport::Shm, |mut comm, _| {
+        let mut integers = [0x0f_i32, 0x3c];
+        comm.all_reduce_in_place(&mut integers[..], Reduction::And).unwrap();
+        assert_eq!(integers, [0x0f, 0x3c]);
+        let refused = comm.all_reduce_in_place(&mut [1.0_f32, 2.0][..], Reduction::And).unwrap_err();
+        assert_eq!(refused.to_string(), "the bitwise reduction and is for integers, not for float");
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn every_transport_reduces_bits() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        ranks(2, transport, |mut comm, _| {
+            for reduction in [Reduction::And, Reduction::Or, Reduction::Xor] {
+                for count in [1, 1000, 30_000] {
+                    let (pattern, mut elements) = (Pattern::<i8>::new(2, count, reduction), vec![0; count]);
+                    pattern.fill(comm.rank(), 0, &mut elements);
+                    comm.all_reduce_in_place(&mut elements, reduction).unwrap();
+                    assert_eq!(pattern.count_wrong(0, &elements), 0, "{reduction} x {count}");
+                }
+            }
+        });
+    }
 }
