@@ -66,8 +66,8 @@ fn contribution<T: Element>(rank: usize, world: usize, seed: usize, reduction: R
     let is_silent = reduction != Reduction::Prod && rank >= T::EXACT as usize;
     let value = |i: usize| {
         let mixed = (i * 37 + rank * 101 + seed * 17 + (i + rank) * (i + 3)) % PERIOD % values;
-        // One rank decides about a bit of most elements: were it any rank, the results of many ranks
-        // would be the same everywhere.
+        // One rank of all decides about a bit of most elements: the results of many ranks are no
+        // more uniform than those of a few.
         let bit = if mixed / 8 % world == 0 { 1 << (mixed % 8) } else { 0 };
         match reduction {
             Reduction::Prod => mixed + 1,

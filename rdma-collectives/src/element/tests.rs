@@ -204,12 +204,15 @@ fn scaled<T: Element>(bytes: &[u8]) {
 /// Bitwise reductions are those of the bytes.
 fn bitwise<T: Element>(bytes: &[u8]) {
     let (a, b) = bytes.split_at(bytes.len() / 16 * 8);
-    let with: [(Reduction, fn(u8, u8) -> u8); 3] =
-        [(Reduction::And, |a, b| a & b), (Reduction::Or, |a, b| a | b), (Reduction::Xor, |a, b| a ^ b)];
-    for (reduction, with) in with {
+    for reduction in [Reduction::And, Reduction::Or, Reduction::Xor] {
+        let with = |(a, b): (&u8, &u8)| match reduction {
+            Reduction::And => a & b,
+            Reduction::Or => a | b,
+            _ => a ^ b,
+        };
         let mut reduced = elements::<T>(a);
         T::reduce(reduction, &mut reduced, &elements(b));
-        let expected: Vec<u8> = a.iter().zip(b).map(|(&a, &b)| with(a, b)).collect();
+        let expected: Vec<u8> = a.iter().zip(b).map(with).collect();
         assert_eq!(bytemuck::cast_slice::<T, u8>(&reduced), expected, "{reduction} of {}", T::NAME);
     }
 }
