@@ -85,6 +85,7 @@ impl<'a, L: Links> Execution<'a, L> {
     /// Runs the steps, and returns the bytes of their messages. Afterwards the output is complete
     /// and all memory may be changed.
     pub(crate) fn run<T: Element>(mut self, schedule: &Schedule) -> Result<Traffic, Error> {
+        self.reduction.check(T::TYPE)?;
         for step in &schedule.steps {
             match step {
                 Step::Send { to, span } => self.send::<T>(*to, span)?,

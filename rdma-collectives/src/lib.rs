@@ -100,7 +100,7 @@ pub use adapter::{Adapter, PathSettings};
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
 pub use collective::Collective;
 pub use communicator::Communicator;
-pub use element::{Element, Reduction};
+pub use element::{DataType, Element, ElementVisitor, Reduction};
 pub use error::{Cause, Error, ErrorKind, OPEN_FILES};
 pub use execute::Traffic;
 pub use fabric::Rail;

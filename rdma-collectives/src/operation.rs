@@ -1,6 +1,6 @@
 //! Operations: what the ranks do together, and how.
 
-use crate::element::{Element, Reduction};
+use crate::element::{DataType, Element, Reduction};
 use crate::schedule::step::Schedule;
 use crate::schedule::{Algorithm, Collective, Job, Layout, build};
 
@@ -48,8 +48,8 @@ pub struct Operation {
     /// The steps; `None` for another executor.
     pub(crate) schedule: Option<Schedule>,
     pub(crate) executor: Executor,
-    /// Bytes of an element.
-    pub(crate) element: usize,
+    /// The type of the elements.
+    pub(crate) element: DataType,
     /// The bytes by which the algorithm was chosen.
     pub(crate) bytes: u64,
 }
@@ -78,8 +78,8 @@ impl Request {
 
 impl Operation {
     /// Whether this is the operation of a request for elements of a type.
-    pub(crate) fn is_of<T>(&self, request: &Request) -> bool {
-        self.element == size_of::<T>() && self.request == *request
+    pub(crate) fn is_of<T: Element>(&self, request: &Request) -> bool {
+        self.element == T::TYPE && self.request == *request
     }
 
     /// Where input and output lie. Out of place both begin at the first element of their tensor.

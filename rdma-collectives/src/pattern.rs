@@ -8,8 +8,8 @@ const PERIOD: usize = 251;
 
 /// The values that each rank contributes to one collective, and their reduction.
 ///
-/// The values are whole numbers, small enough for exact results in every element type, whatever the
-/// order of the reduction.
+/// The values are whole numbers, small enough for exact results in every element type that [has the
+/// reduction](Reduction::supports), whatever the order of the reduction.
 #[derive(Clone, Debug)]
 pub struct Pattern<T> {
     ranks: Vec<Vec<T>>,
@@ -57,7 +57,7 @@ impl<T: Element> Pattern<T> {
 /// One period of a rank's contribution.
 fn contribution<T: Element>(rank: usize, world: usize, seed: usize, reduction: Reduction) -> Vec<T> {
     let values = match reduction {
-        Reduction::Min | Reduction::Max => PERIOD,
+        Reduction::Min | Reduction::Max | Reduction::And | Reduction::Or | Reduction::Xor => PERIOD,
         // Products of powers of two are exact in every type, or infinite in every order.
         Reduction::Prod => 2,
         Reduction::Sum | Reduction::Avg => (T::EXACT as usize / world + 1).clamp(2, PERIOD),
@@ -66,8 +66,13 @@ fn contribution<T: Element>(rank: usize, world: usize, seed: usize, reduction: R
     let is_silent = reduction != Reduction::Prod && rank >= T::EXACT as usize;
     let value = |i: usize| {
         let mixed = (i * 37 + rank * 101 + seed * 17 + (i + rank) * (i + 3)) % PERIOD % values;
+        // One rank of all decides about a bit of most elements: the results of many ranks are no
+        // more uniform than those of a few.
+        let bit = if mixed / 8 % world == 0 { 1 << (mixed % 8) } else { 0 };
         match reduction {
             Reduction::Prod => mixed + 1,
+            Reduction::And => 0xff - bit,
+            Reduction::Or => bit,
             _ if is_silent => 0,
             _ => mixed,
         }
@@ -86,6 +91,8 @@ fn differences<T: Element>(elements: &[T], expected: &[T], start: usize) -> u64 
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use half::{bf16, f16};
 
     use super::*;
@@ -111,8 +118,24 @@ mod tests {
         assert!(pattern.count_wrong(64, &sum[..n - 64]) > 900);
     }
 
+    /// No rank's part may be missing, or another's come twice.
+    #[test]
+    fn every_rank_has_a_part_in_bitwise_results() {
+        for (reduction, world) in [(Reduction::And, 7), (Reduction::Or, 7), (Reduction::Xor, 7), (Reduction::And, 31)] {
+            let pattern = Pattern::<u64>::new(world, 3, reduction);
+            let values: HashSet<u64> = pattern.reduced.iter().copied().collect();
+            assert!(values.len() > 8, "{reduction} of {world}: {values:?}");
+            for absent in 0..world {
+                let mut others = (0..world).filter(|rank| *rank != absent).map(|rank| &pattern.ranks[rank]);
+                let mut reduced = others.next().unwrap().clone();
+                others.for_each(|other| u64::reduce(reduction, &mut reduced, other));
+                assert!(pattern.count_wrong(0, &reduced) > 0, "{reduction} of {world} without rank {absent}");
+            }
+        }
+    }
+
     fn is_exact<T: Element>(world: usize) {
-        for &reduction in Reduction::ALL {
+        for &reduction in Reduction::ALL.iter().filter(|reduction| reduction.supports(T::TYPE)) {
             let pattern = Pattern::<T>::new(world, 7, reduction);
             // The opposite order of ranks gives the same values.
             let mut reduced = pattern.ranks[world - 1].clone();

@@ -24,8 +24,10 @@ impl Communicator {
     /// Prepares an operation, for the first elements of two tensors or in place of one.
     ///
     /// # Errors
-    /// `InvalidInput` if the request makes no sense, or its algorithm does not do it.
+    /// `InvalidInput` if the request makes no sense, if its algorithm does not do it, or if the
+    /// elements [do not have](crate::Reduction::check) the reduction.
     pub fn prepare<T: Element>(&self, request: Request) -> Result<Operation, Error> {
+        request.reduction.check(T::TYPE)?;
         let mut job = self.job(&request);
         job.chunk = (self.tuning.chunk / size_of::<T>()).max(1);
         job.check(request.op).map_err(|invalid| Error::invalid(invalid.to_string()))?;
@@ -39,8 +41,8 @@ impl Communicator {
         if !request.in_place {
             layout = Layout { input: 0..layout.input.len(), output: 0..layout.output.len() };
         }
-        let (element, size) = (size_of::<T>(), request.size(self.ranks()));
-        let bytes = size.saturating_mul(element) as u64;
+        let (element, size) = (T::TYPE, request.size(self.ranks()));
+        let bytes = size.saturating_mul(element.size()) as u64;
         Ok(Operation { request, job, layout, algorithm, schedule, executor, element, bytes })
     }
 
@@ -133,7 +135,7 @@ impl Communicator {
         output: &Tensor<T>,
     ) -> Result<(), Error> {
         let Operation { request, layout, algorithm, executor, element, bytes, .. } = operation;
-        if *element != size_of::<T>() || input.is(output) != request.in_place {
+        if *element != T::TYPE || input.is(output) != request.in_place {
             return Err(Error::invalid("the operation was prepared for other tensors"));
         }
         let Layout { input: from, output: to } = layout;

@@ -9,7 +9,7 @@
 //! The result is that of reducing the first operand with the second, the result with the third, and
 //! so on, on every processor and for every position of an element:
 //!
-//! * integers wrap around;
+//! * integers wrap around, and they alone have the bitwise operations;
 //! * the 16-bit floating-point types are computed in `f32` and rounded to nearest even after each
 //!   operand;
 //! * `Min` and `Max` return the first of two equal operands, and ignore a NaN unless both are NaN;
@@ -27,7 +27,7 @@ mod element;
 mod kernel;
 
 use crate::slice::{Aliasing, SharedSlice, SharedSliceMut, SliceError};
-use element::{Brain, Max, Min, Operator, Prod, Sum};
+use element::{And, Arithmetic, Brain, Max, Min, Operator, Or, Prod, Sum, Xor};
 use kernel::{Machine, Native};
 
 /// The type of the elements of a reduction.
@@ -62,6 +62,32 @@ impl Scalar {
             Self::F64 | Self::I64 | Self::U64 => 8,
         }
     }
+
+    /// Whether the type is one of integers.
+    #[must_use]
+    pub const fn is_integer(self) -> bool {
+        match self {
+            Self::F16 | Self::Bf16 | Self::F32 | Self::F64 => false,
+            Self::I8 | Self::U8 | Self::I32 | Self::U32 | Self::I64 | Self::U64 => true,
+        }
+    }
+
+    /// The name that Rust, or the crate `half`, gives the type.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::I8 => "i8",
+            Self::U8 => "u8",
+            Self::I32 => "i32",
+            Self::U32 => "u32",
+            Self::I64 => "i64",
+            Self::U64 => "u64",
+        }
+    }
 }
 
 /// A reduction of two elements.
@@ -72,11 +98,41 @@ pub enum Operation {
     Prod,
     Min,
     Max,
+    /// Of bits, for integers alone.
+    And,
+    /// Of bits, for integers alone.
+    Or,
+    /// Of bits, for integers alone.
+    Xor,
 }
 
 impl Operation {
     /// All operations.
-    pub const ALL: [Self; 4] = [Self::Sum, Self::Prod, Self::Min, Self::Max];
+    pub const ALL: [Self; 7] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::And, Self::Or, Self::Xor];
+
+    /// Whether elements of a type have the operation: integers have all, floating-point numbers
+    /// all but the bitwise ones.
+    #[must_use]
+    pub const fn supports(self, scalar: Scalar) -> bool {
+        match self {
+            Self::Sum | Self::Prod | Self::Min | Self::Max => true,
+            Self::And | Self::Or | Self::Xor => scalar.is_integer(),
+        }
+    }
+
+    /// The name, in lower case.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::And => "and",
+            Self::Or => "or",
+            Self::Xor => "xor",
+        }
+    }
 }
 
 /// The way in which a result is written.
@@ -97,7 +153,9 @@ pub enum Stores {
 /// # Errors
 ///
 /// `NoOperand`; `Length` or `Overlap` if an operand has another length than `into`, or overlaps it
-/// in part; `Elements` if the length is not that of whole elements. Nothing is written then.
+/// in part; `Elements` if the length is not that of whole elements; `Bitwise` if the elements are
+/// floating-point numbers, which [have not](Operation::supports) the operation. Nothing is written
+/// then.
 ///
 /// # Examples
 ///
@@ -118,6 +176,9 @@ pub fn reduce(
     operands: &[SharedSlice<'_>],
     stores: Stores,
 ) -> Result<(), SliceError> {
+    if !operation.supports(scalar) {
+        return Err(SliceError::Bitwise { operation: operation.name(), scalar: scalar.name() });
+    }
     let (first, more) = operands.split_first().ok_or(SliceError::NoOperand)?;
     if into.len() % scalar.size() != 0 {
         return Err(SliceError::Elements(into.len()));
@@ -148,26 +209,35 @@ struct Job<'a> {
 /// Runs a kernel of `M`.
 fn run<M: Machine>(scalar: Scalar, operation: Operation, job: Job<'_>) {
     match operation {
-        Operation::Sum => run_operator::<M, Sum>(scalar, job),
-        Operation::Prod => run_operator::<M, Prod>(scalar, job),
-        Operation::Min => run_operator::<M, Min>(scalar, job),
-        Operation::Max => run_operator::<M, Max>(scalar, job),
+        Operation::Sum => run_arithmetic::<M, Sum>(scalar, job),
+        Operation::Prod => run_arithmetic::<M, Prod>(scalar, job),
+        Operation::Min => run_arithmetic::<M, Min>(scalar, job),
+        Operation::Max => run_arithmetic::<M, Max>(scalar, job),
+        Operation::And => run_bitwise::<M, And>(job),
+        Operation::Or => run_bitwise::<M, Or>(job),
+        Operation::Xor => run_bitwise::<M, Xor>(job),
     }
 }
 
-fn run_operator<M: Machine, O: Operator>(scalar: Scalar, job: Job<'_>) {
+fn run_arithmetic<M: Machine, A: Arithmetic>(scalar: Scalar, job: Job<'_>) {
     match scalar {
-        Scalar::F16 => M::run_f16::<O>(job),
-        Scalar::Bf16 => M::run::<Brain, O>(job),
-        Scalar::F32 => M::run::<f32, O>(job),
-        Scalar::F64 => M::run::<f64, O>(job),
-        Scalar::I8 => M::run::<i8, O>(job),
-        Scalar::U8 => M::run::<u8, O>(job),
-        Scalar::I32 => M::run::<i32, O>(job),
-        Scalar::U32 => M::run::<u32, O>(job),
-        Scalar::I64 => M::run::<i64, O>(job),
-        Scalar::U64 => M::run::<u64, O>(job),
+        Scalar::F16 => M::run_f16::<A>(job),
+        Scalar::Bf16 => M::run::<Brain, A>(job),
+        Scalar::F32 => M::run::<f32, A>(job),
+        Scalar::F64 => M::run::<f64, A>(job),
+        Scalar::I8 => M::run::<i8, A>(job),
+        Scalar::U8 => M::run::<u8, A>(job),
+        Scalar::I32 => M::run::<i32, A>(job),
+        Scalar::U32 => M::run::<u32, A>(job),
+        Scalar::I64 => M::run::<i64, A>(job),
+        Scalar::U64 => M::run::<u64, A>(job),
     }
+}
+
+/// Reduces the words of integers of any type.
+#[inline(never)] // Else its kernel grows the stack frame of every other operation.
+fn run_bitwise<M: Machine, O: Operator<u64>>(job: Job<'_>) {
+    M::run::<u64, O>(job);
 }
 
 #[cfg(test)]

@@ -49,6 +49,14 @@ pub enum SliceError {
     /// The result overlaps an operand in part.
     #[error("the result overlaps an operand in part")]
     Overlap,
+    /// A bitwise operation on floating-point numbers.
+    #[error("the bitwise operation {operation} is for integers, not for {scalar}")]
+    Bitwise {
+        /// The name of the operation.
+        operation: &'static str,
+        /// The name of the elements' type.
+        scalar: &'static str,
+    },
     /// A reduction of nothing.
     #[error("a reduction without operands")]
     NoOperand,

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use half::{bf16, f16};
-
 use super::case::Case;
 use super::options::{Args, Step};
 use super::report::Report;
@@ -14,8 +12,8 @@ use crate::cli::Size;
 use crate::table::{CollectiveRow, CollectiveTime};
 use rdma_collectives::bootstrap::Group;
 use rdma_collectives::{
-    Algorithm, Collective, Communicator, Element, Executor, Job, Layout, Pattern, Pending, Queue, Reduction, Request,
-    Tensor, Traffic,
+    Algorithm, Collective, Communicator, DataType, Element, ElementVisitor, Executor, Job, Layout, Pattern, Pending,
+    Queue, Reduction, Request, Tensor, Traffic,
 };
 
 /// One rank's part of a run.
@@ -52,19 +50,8 @@ pub(super) struct Row {
 
 impl Session<'_> {
     /// Measures all sizes with elements of a type.
-    pub(super) fn measure_type(&mut self, dtype: &str) -> Result<(), Failure> {
-        match dtype {
-            <f32 as Element>::NAME => self.measure_all::<f32>(),
-            <f64 as Element>::NAME => self.measure_all::<f64>(),
-            <f16 as Element>::NAME => self.measure_all::<f16>(),
-            <bf16 as Element>::NAME => self.measure_all::<bf16>(),
-            <i8 as Element>::NAME => self.measure_all::<i8>(),
-            <u8 as Element>::NAME => self.measure_all::<u8>(),
-            <i32 as Element>::NAME => self.measure_all::<i32>(),
-            <u32 as Element>::NAME => self.measure_all::<u32>(),
-            <i64 as Element>::NAME => self.measure_all::<i64>(),
-            _ => self.measure_all::<u64>(),
-        }
+    pub(super) fn measure_type(&mut self, dtype: DataType) -> Result<(), Failure> {
+        dtype.visit(MeasureAll(self))
     }
 
     fn measure_all<T: Element>(&mut self) -> Result<(), Failure> {
@@ -274,6 +261,17 @@ impl Session<'_> {
         case.run(self.comm()?)?;
         let wrong = case.count_wrong(pattern)?;
         Ok(self.group.all_gather(what, &wrong)?.iter().sum())
+    }
+}
+
+/// Measures all sizes with elements of the type that is visited.
+struct MeasureAll<'s, 'a>(&'s mut Session<'a>);
+
+impl ElementVisitor for MeasureAll<'_, '_> {
+    type Output = Result<(), Failure>;
+
+    fn visit<T: Element>(self) -> Self::Output {
+        self.0.measure_all::<T>()
     }
 }
 

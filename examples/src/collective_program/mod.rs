@@ -14,7 +14,6 @@ mod shape;
 
 use std::process::ExitCode;
 
-use half::{bf16, f16};
 use serde_json::{Value, json};
 
 pub(crate) use self::case::Case;
@@ -28,9 +27,7 @@ use crate::failure::is_launched;
 use crate::placement;
 use crate::program::run_as;
 use rdma_collectives::bootstrap::{Group, Roles};
-use rdma_collectives::{
-    Algorithm, AlgorithmTable, Collective, Communicator, Element, Rail, RankGpu, TensorPlace, Tuning,
-};
+use rdma_collectives::{Algorithm, AlgorithmTable, Collective, Communicator, Rail, RankGpu, TensorPlace, Tuning};
 
 /// Memory of a rank besides its tensors: scratch memory, and memory for the device.
 const OVERHEAD: u128 = 32 << 20;
@@ -41,20 +38,10 @@ pub fn run(collective: Collective, about: &'static str) -> ExitCode {
     run_as(collective.name(), options::command(collective, about), |args: Args| job(collective, &args))
 }
 
-/// The bytes of an element of a type, by nccl-tests' name.
-fn element_size(dtype: &str) -> usize {
-    match dtype {
-        <i8 as Element>::NAME | <u8 as Element>::NAME => 1,
-        <f16 as Element>::NAME | <bf16 as Element>::NAME => 2,
-        <f32 as Element>::NAME | <i32 as Element>::NAME | <u32 as Element>::NAME => 4,
-        _ => 8,
-    }
-}
-
 fn job(collective: Collective, args: &Args) -> Result<(), Failure> {
     args.check(collective)?;
     for dtype in args.dtypes() {
-        args.sizes(element_size(dtype))?;
+        args.sizes(dtype.size())?;
     }
     if !is_launched() {
         check_memory(args.placement.local_ranks(), args.max, args.uneven)?;
@@ -171,7 +158,7 @@ fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) 
 fn steps(collective: Collective, args: &Args, roots: usize) -> Result<usize, Failure> {
     let mut sizes = 0;
     for dtype in args.dtypes() {
-        sizes += if collective == Collective::Barrier { 1 } else { args.sizes(element_size(dtype))?.len() };
+        sizes += if collective == Collective::Barrier { 1 } else { args.sizes(dtype.size())?.len() };
     }
     let reductions = if collective.reduces() { args.reductions().len() } else { 1 };
     Ok(sizes * reductions * roots * args.run_cycles.max(1))

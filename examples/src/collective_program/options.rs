@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Command, CommandFactory};
 use serde::Serialize;
 
@@ -14,7 +15,7 @@ use crate::device::{DeviceOptions, RailOptions};
 use crate::output::JsonOptions;
 use crate::placement::PlacementOptions;
 use rdma_collectives::connect::Method;
-use rdma_collectives::{Algorithm, Collective, Reduction, TensorPlace, Transport, Tuning};
+use rdma_collectives::{Algorithm, Collective, DataType, Named, Reduction, TensorPlace, Transport, Tuning};
 
 /// Options of every collective's program.
 ///
@@ -65,12 +66,12 @@ pub(crate) struct Args {
     #[arg(short = 'c', long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = |text: &str| cli::number_in(text, 0..=1_000_000_000_u32))]
     pub(super) check: u32,
-    /// Reduction
-    #[arg(short = 'o', long, default_value = "sum", value_parser = ["sum", "prod", "min", "max", "avg", "all"])]
+    /// Reduction; all: nccl-tests' five; and, or, xor: of integers
+    #[arg(short = 'o', long, default_value = "sum", value_parser = or_all::<Reduction>())]
     pub(super) op: String,
-    /// Element type; -t is the same
+    /// Element type; all: each that has the reduction; -t is the same
     #[arg(short = 'd', short_alias = 't', long, alias = "datatype", default_value = "float")]
-    #[arg(value_parser = DTYPES)]
+    #[arg(value_parser = or_all::<DataType>())]
     pub(super) dtype: String,
     /// Root rank, or all: each rank in turn (nccl-tests' -r, which here gives the number of ranks)
     #[arg(long, value_name = "N|all", default_value = "0", value_parser = root)]
@@ -154,9 +155,10 @@ pub(crate) struct Args {
     pub(crate) budget: Duration,
 }
 
-/// The element types by nccl-tests' names.
-const DTYPES: [&str; 11] =
-    ["float", "double", "half", "bfloat16", "int8", "uint8", "int32", "uint32", "int64", "uint64", "all"];
+/// Parses the name of a value, or `all`.
+fn or_all<T: Named>() -> PossibleValuesParser {
+    T::ALL.iter().map(|value| value.name()).chain(["all"]).into()
+}
 
 /// The root ranks to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -219,6 +221,12 @@ impl Args {
         if self.op != "sum" && !collective.reduces() {
             return refuse("--op");
         }
+        for reduction in self.reductions() {
+            let refused = self.dtypes().into_iter().find_map(|dtype| reduction.check(dtype).err());
+            if let Some(error) = refused {
+                return Err(Failure::usage(format!("--op {reduction}: {error}; give --dtype an integer type, or all")));
+            }
+        }
         if self.plot.is_some() && collective == Collective::Barrier {
             return Err(Failure::usage("--plot draws times by size, and a barrier has no sizes"));
         }
@@ -248,15 +256,23 @@ impl Args {
         self.radix.unwrap_or(RADIX)
     }
 
-    /// The element types to measure, by nccl-tests' names.
-    pub(super) fn dtypes(&self) -> Vec<&'static str> {
-        let is_asked = |name: &&str| *name != "all" && (self.dtype == "all" || self.dtype == *name);
-        DTYPES.into_iter().filter(is_asked).collect()
+    /// The element types to measure.
+    pub(super) fn dtypes(&self) -> Vec<DataType> {
+        let reductions = self.reductions();
+        let has_all = |dtype: &DataType| reductions.iter().all(|reduction| reduction.supports(*dtype));
+        match DataType::named(&self.dtype) {
+            Some(dtype) => vec![dtype],
+            None => DataType::ALL.iter().copied().filter(has_all).collect(),
+        }
     }
 
     /// The reductions to measure; a collective without one counts as a sum.
     pub(super) fn reductions(&self) -> Vec<Reduction> {
-        Reduction::ALL.iter().copied().filter(|reduction| self.op == "all" || self.op == reduction.name()).collect()
+        let is_general = |reduction: &Reduction| DataType::ALL.iter().all(|dtype| reduction.supports(*dtype));
+        match Reduction::named(&self.op) {
+            Some(reduction) => vec![reduction],
+            None => Reduction::ALL.iter().copied().filter(is_general).collect(),
+        }
     }
 
     /// The root ranks to measure.

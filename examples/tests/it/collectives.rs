@@ -120,6 +120,18 @@ fn every_type_and_reduction_is_right() {
 }
 
 #[test]
+fn bitwise_reductions_are_of_integers() {
+    for (reduction, algorithm, transport) in [("and", "auto", "shm"), ("or", "tree", "shm"), ("xor", "ring", "verbs")] {
+        let more = ["-d", "all", "-o", reduction, "--algo", algorithm, "--transport", transport];
+        let rows = rows("all_reduce", &[&["-r", "3", "-b", "2K", "-e", "2K"], &more[..]].concat());
+        let types: Vec<&str> = rows.iter().map(|row| row["type"].as_str().unwrap()).collect();
+        assert_eq!(types, ["int8", "uint8", "int32", "uint32", "int64", "uint64"]);
+        assert!(rows.iter().all(|row| row["redop"] == reduction));
+    }
+    assert_eq!(rows("reduce", &["-r", "2", "-b", "2K", "-e", "2K", "-d", "uint8", "-o", "and"]).len(), 1);
+}
+
+#[test]
 fn every_rank_can_be_the_root() {
     for program in ["broadcast", "reduce", "gather", "scatter"] {
         let rows = rows(program, &["-r", "3", "-b", "2K", "-e", "2K", "--root-rank", "all"]);
@@ -221,6 +233,7 @@ fn options_that_mean_nothing_are_refused() {
     for (program, args, part) in [
         ("broadcast", &["--uneven"][..], "--uneven means nothing for broadcast"),
         ("all_gather", &["--op", "max"], "--op means nothing for all_gather"),
+        ("all_reduce", &["--op", "xor"], "--op xor: the bitwise reduction xor is for integers, not for float"),
         ("alltoall", &["--root-rank", "1"], "--root-rank means nothing for alltoall"),
         ("alltoall", &["--algo", "tree"], "[possible values: auto, direct, pairwise]"),
         ("alltoall", &["--root-rank", "x"], "give a rank's number, or all"),

@@ -64,6 +64,8 @@ fn every_algorithm_of_all_reduce_is_right() {
 fn every_type_and_reduction_is_right() {
     let rows = is_right("all_reduce", &["-r", "3", "-b", "2K", "-e", "2K", "-d", "all", "-o", "all"]);
     assert_eq!(rows.len(), 2 * 10 * 5);
+    let rows = is_right("all_reduce", &["-r", "3", "-b", "2K", "-e", "2K", "-d", "all", "-o", "and"]);
+    assert_eq!(rows.len(), 2 * 6);
 }
 
 #[test]

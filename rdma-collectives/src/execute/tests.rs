@@ -157,6 +157,17 @@ fn a_rank_that_sends_nothing_is_named() {
 }
 
 #[test]
+fn a_reduction_that_the_type_lacks_is_refused_before_anything_is_sent() {
+    let mut bed = Bed::new();
+    let steps = vec![Step::Send { to: 1, span: span(Place::Input, 0..4) }];
+    let (schedule, mut blocks) = (Schedule { scratch: 8, steps }, Blocks::new());
+    let execution = Execution::new(&mut bed.script, &mut blocks, &bed.memory, Reduction::And);
+    let refused = execution.run::<f32>(&schedule).unwrap_err().to_string();
+    assert_eq!(refused, "the bitwise reduction and is for integers, not for float");
+    assert!(bed.script.posted.is_empty());
+}
+
+#[test]
 fn elements_beyond_the_memory_are_refused() {
     let step = Step::Combine { sources: vec![local(Place::Input, 0..9)], into: span(Place::Output, 0..9) };
     assert!(Bed::new().run(vec![step]).is_err());

@@ -27,7 +27,7 @@ const MOST_BLOCKS: c_uint = 4096;
 /// The result is that of reducing the first operand with the second, the result with the third, and
 /// so on, and the same as that of [`rdma_mem::reduce()`]:
 ///
-/// * integers wrap around;
+/// * integers wrap around, and they alone have the bitwise operations;
 /// * the 16-bit floating-point types are computed in `f32` and rounded to nearest even after each
 ///   operand;
 /// * `Sum` and `Prod` of a NaN are a NaN; `Min` and `Max` ignore a NaN unless both operands are
@@ -68,11 +68,9 @@ impl Reducer {
         // current context, which `with` sets.
         gpu.with(|driver| unsafe { driver.cuModuleLoadData(&raw mut handle, text.as_ptr().cast()) })?;
         let mut module = Module { gpu: gpu.clone(), handle, kernels: Vec::new() };
-        for operation in Operation::ALL {
-            for scalar in Scalar::ALL {
-                let kernel = module.find(&ptx::kernel_name(operation, scalar))?;
-                module.kernels.push(((operation, scalar), kernel));
-            }
+        for (operation, scalar) in ptx::kernels() {
+            let kernel = module.find(&ptx::kernel_name(operation, scalar))?;
+            module.kernels.push(((operation, scalar), kernel));
         }
         Ok(Self(Arc::new(module)))
     }
@@ -92,8 +90,9 @@ impl Reducer {
     /// # Errors
     ///
     /// [`Error::Operands`] if there is no operand, if an operand has another length than `into` or
-    /// overlaps it, or if the bytes are no whole number of elements; [`Error::Misaligned`];
-    /// [`Error::OtherGpu`]; errors of the driver.
+    /// overlaps it, if the bytes are no whole number of elements, or if the operation is bitwise
+    /// and the elements are floating-point numbers; [`Error::Misaligned`]; [`Error::OtherGpu`];
+    /// errors of the driver.
     pub fn reduce<T: Pod>(
         &self,
         stream: &Stream,
@@ -102,7 +101,7 @@ impl Reducer {
         into: &GpuSlice<T>,
         operands: &[GpuSlice<T>],
     ) -> Result<()> {
-        self.check(stream, scalar, into, operands)?;
+        self.check(stream, scalar, operation, into, operands)?;
         if let [operand] = operands {
             return if operand.address() == into.address() { Ok(()) } else { stream.copy(into, operand) };
         }
@@ -124,9 +123,13 @@ impl Reducer {
         &self,
         stream: &Stream,
         scalar: Scalar,
+        operation: Operation,
         into: &GpuSlice<T>,
         operands: &[GpuSlice<T>],
     ) -> Result<()> {
+        if !operation.supports(scalar) {
+            return Err(SliceError::Bitwise { operation: operation.name(), scalar: scalar.name() }.into());
+        }
         if operands.is_empty() {
             return Err(SliceError::NoOperand.into());
         }
@@ -248,7 +251,7 @@ impl Module {
 
     fn kernel(&self, operation: Operation, scalar: Scalar) -> FunctionHandle {
         let found = self.kernels.iter().find(|(of, _)| *of == (operation, scalar));
-        found.expect("`Reducer::new` has found all kernels").1
+        found.expect("`Reducer::new` has found all kernels, and `check` has refused what has none").1
     }
 }
 

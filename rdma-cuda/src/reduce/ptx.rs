@@ -10,15 +10,21 @@ use rdma_mem::{Operation, Scalar};
 /// Operands of one launch of a kernel.
 pub(super) const MOST_OPERANDS: usize = 64;
 
+/// The operations and the element types that have them.
+pub(super) fn kernels() -> impl Iterator<Item = (Operation, Scalar)> {
+    let all = Operation::ALL.into_iter().flat_map(|operation| Scalar::ALL.map(|scalar| (operation, scalar)));
+    all.filter(|(operation, scalar)| operation.supports(*scalar))
+}
+
 /// The name of a kernel in the module.
 pub(super) fn kernel_name(operation: Operation, scalar: Scalar) -> String {
-    format!("{operation:?}_{scalar:?}").to_lowercase()
+    format!("{}_{}", operation.name(), scalar.name())
 }
 
 /// The module with all kernels.
 pub(super) fn module() -> String {
-    let all = Operation::ALL.iter().flat_map(|&operation| Scalar::ALL.map(|scalar| kernel(operation, scalar)));
-    format!(".version 6.0\n.target sm_50\n.address_size 64\n{}", all.collect::<String>())
+    let all: String = kernels().map(|(operation, scalar)| kernel(operation, scalar)).collect();
+    format!(".version 6.0\n.target sm_50\n.address_size 64\n{all}")
 }
 
 /// Bytes that a thread loads at once where addresses allow it.
@@ -197,6 +203,7 @@ fn load(scalar: Scalar, to: &str) -> String {
 fn combine(operation: Operation, scalar: Scalar, value: &str, other: &str) -> String {
     let Numbers { register, rounding, half, .. } = Numbers::of(scalar);
     let is_float = rounding == ".rn";
+    let bitwise = |name: &str| lines(&[&format!("{name}.b{} {value}, {value}, {other}", &register[1..])]);
     let operator = match operation {
         Operation::Sum => format!("add{rounding}"),
         Operation::Prod => format!("mul{rounding}{half}"),
@@ -204,6 +211,7 @@ fn combine(operation: Operation, scalar: Scalar, value: &str, other: &str) -> St
         Operation::Max if is_float => return choose("ge", register, value, other),
         Operation::Min => "min".to_owned(),
         Operation::Max => "max".to_owned(),
+        Operation::And | Operation::Or | Operation::Xor => return bitwise(operation.name()),
     };
     lines(&[&format!("{operator}.{register} {value}, {value}, {other}")])
 }

@@ -99,7 +99,8 @@ fn every_reduction_equals_the_processor_s() {
         let operands = bed.slices(&contents);
         let into = bed.slice(&vec![0; contents[0].len()]);
         // From the second element on, no address is that of a vector.
-        for (operation, first) in Operation::ALL.into_iter().flat_map(|one| [(one, 0), (one, scalar.size())]) {
+        let operations = Operation::ALL.into_iter().filter(|operation| operation.supports(scalar));
+        for (operation, first) in operations.flat_map(|one| [(one, 0), (one, scalar.size())]) {
             let part = |slice: &GpuSlice<u8>| slice.range(first..).unwrap();
             let parts: Vec<_> = operands.iter().map(part).collect();
             bed.reducer.reduce(&bed.stream, scalar, operation, &part(&into), &parts).unwrap();
@@ -158,6 +159,18 @@ fn operands_that_do_not_fit_are_refused() {
     assert!(bed.refusal(&part(0..6), &[part(8..14), part(16..22)]).contains("whole number of elements"));
     assert!(bed.refusal(&part(2..10), &[part(16..24), part(24..32)]).contains("not aligned"));
     assert!(bed.sum(&part(0..0), &[part(0..0), part(8..8)]).is_ok());
+}
+
+#[test]
+fn bitwise_operations_take_integers_alone() {
+    let bed = Bed::new();
+    let (into, operand) = (bed.slice(&[0x0f; 8]), bed.slice(&[0xf0; 8]));
+    for operands in [&[operand.clone()][..], &[into.clone(), operand]] {
+        let refused = bed.reducer.reduce(&bed.stream, Scalar::F32, Operation::Or, &into, operands);
+        let reason = "a reduction on a GPU: the bitwise operation or is for integers, not for f32";
+        assert_eq!(refused.unwrap_err().to_string(), reason);
+    }
+    assert_eq!(bed.content(&into), [0x0f; 8]);
 }
 
 #[test]

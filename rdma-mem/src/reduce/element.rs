@@ -12,17 +12,29 @@ pub(super) unsafe trait Element: Copy {
     fn larger(self, other: Self) -> Self;
 }
 
-/// An operation, as a type.
-pub(super) trait Operator: Copy {
+/// An operation on elements of type `E`, as a type.
+pub(super) trait Operator<E: Element>: Copy {
+    fn apply(a: E, b: E) -> E;
+}
+
+/// An operation on numbers, which every element type has.
+pub(super) trait Arithmetic: Copy {
     fn apply<E: Element>(a: E, b: E) -> E;
 }
 
-macro_rules! operators {
+impl<E: Element, A: Arithmetic> Operator<E> for A {
+    #[inline(always)]
+    fn apply(a: E, b: E) -> E {
+        <A as Arithmetic>::apply(a, b)
+    }
+}
+
+macro_rules! arithmetic {
     ($($name:ident $method:ident;)*) => {$(
         #[derive(Clone, Copy, Debug)]
         pub(super) struct $name;
 
-        impl Operator for $name {
+        impl Arithmetic for $name {
             #[inline(always)]
             fn apply<E: Element>(a: E, b: E) -> E {
                 a.$method(b)
@@ -31,11 +43,32 @@ macro_rules! operators {
     )*};
 }
 
-operators! {
+arithmetic! {
     Sum sum;
     Prod prod;
     Min smaller;
     Max larger;
+}
+
+macro_rules! bitwise {
+    ($($name:ident $operator:tt;)*) => {$(
+        /// Combines words, whatever the size of the elements in them.
+        #[derive(Clone, Copy, Debug)]
+        pub(super) struct $name;
+
+        impl Operator<u64> for $name {
+            #[inline(always)]
+            fn apply(a: u64, b: u64) -> u64 {
+                a $operator b
+            }
+        }
+    )*};
+}
+
+bitwise! {
+    And &;
+    Or |;
+    Xor ^;
 }
 
 macro_rules! integers {

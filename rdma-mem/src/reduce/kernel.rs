@@ -3,16 +3,16 @@
 //! Numbers in comments cite the [parent module](super).
 
 use super::Job;
-use super::element::{Element, Half, Operator};
+use super::element::{Arithmetic, Element, Half, Operator};
 
 /// A set of kernels.
 pub(super) trait Machine {
     /// Reduces elements of type `E`.
-    fn run<E: Element, O: Operator>(job: Job<'_>);
+    fn run<E: Element, O: Operator<E>>(job: Job<'_>);
 
     /// Reduces 16-bit floating-point numbers.
-    fn run_f16<O: Operator>(job: Job<'_>) {
-        Self::run::<Half, O>(job);
+    fn run_f16<A: Arithmetic>(job: Job<'_>) {
+        Self::run::<Half, A>(job);
     }
 }
 
@@ -25,7 +25,7 @@ trait Combine<V> {
 /// The operation `O` on elements of type `E`, written for one element.
 struct Lanes<E, O>(core::marker::PhantomData<(E, O)>);
 
-impl<V: Vectors, E: Element, O: Operator> Combine<V> for Lanes<E, O> {
+impl<V: Vectors, E: Element, O: Operator<E>> Combine<V> for Lanes<E, O> {
     #[inline(always)]
     fn combine(acc: &mut V, more: &V) {
         let lanes = size_of::<V>() / size_of::<E>();

@@ -34,6 +34,11 @@ impl Random {
     }
 }
 
+/// The element types that have an operation.
+fn scalars_of(operation: Operation) -> impl Iterator<Item = Scalar> {
+    Scalar::ALL.into_iter().filter(move |&scalar| operation.supports(scalar))
+}
+
 /// Folds two elements, given as bytes; a NaN becomes one of a fixed payload.
 fn fold(scalar: Scalar, operation: Operation, a: &[u8], b: &[u8]) -> Vec<u8> {
     fn with<E: Element>(operation: Operation, a: E, b: E) -> E {
@@ -42,7 +47,15 @@ fn fold(scalar: Scalar, operation: Operation, a: &[u8], b: &[u8]) -> Vec<u8> {
             Operation::Prod => a.prod(b),
             Operation::Min => a.smaller(b),
             Operation::Max => a.larger(b),
+            Operation::And | Operation::Or | Operation::Xor => unreachable!("folded by bytes"),
         }
+    }
+    let by_bytes = |with: fn(u8, u8) -> u8| a.iter().zip(b).map(|(&a, &b)| with(a, b)).collect();
+    match operation {
+        Operation::And => return by_bytes(|a, b| a & b),
+        Operation::Or => return by_bytes(|a, b| a | b),
+        Operation::Xor => return by_bytes(|a, b| a ^ b),
+        Operation::Sum | Operation::Prod | Operation::Min | Operation::Max => {}
     }
     macro_rules! number {
         ($type:ty) => {
@@ -96,8 +109,8 @@ fn expected(scalar: Scalar, operation: Operation, operands: &[&[u8]]) -> Vec<u8>
 fn every_kernel_equals_the_fold() {
     let mut random = Random(1);
     let sources: Vec<Vec<u8>> = (0..OPERANDS).map(|_| random.bytes(1000)).collect();
-    for scalar in Scalar::ALL {
-        for operation in Operation::ALL {
+    for operation in Operation::ALL {
+        for scalar in scalars_of(operation) {
             for count in (0..=100).step_by(if cfg!(miri) { 33 } else { 1 }) {
                 let operands = 1 + count % OPERANDS;
                 let (len, shift) = (count * scalar.size(), count % 5);
@@ -168,6 +181,36 @@ fn wrong_operands_are_refused() {
     let (low, high) = (into.slice(0..8).unwrap(), into.slice(4..12).unwrap());
     assert_eq!(try_with(Scalar::F32, low, &[a[..8].into(), high.as_shared()]), Err(SliceError::Overlap));
     assert_eq!(memory, [1; 12]);
+}
+
+/// Whether it is a copy or not.
+#[test]
+fn bitwise_operations_take_integers_alone() {
+    let a = [0x0f_u8; 8];
+    let operands = [a[..].into(), a[..].into()];
+    for operation in [Operation::And, Operation::Or, Operation::Xor] {
+        for scalar in Scalar::ALL {
+            for operands in [&operands[..1], &operands[..]] {
+                let mut memory = [1_u8; 8];
+                let reduced = reduce(scalar, operation, (&mut memory[..]).into(), operands, Stores::Cached);
+                let is_float = [Scalar::F16, Scalar::Bf16, Scalar::F32, Scalar::F64].contains(&scalar);
+                assert_eq!(reduced.is_err(), is_float, "{operation:?} of {scalar:?}");
+                assert_eq!(memory == [1; 8], is_float, "{operation:?} of {scalar:?}");
+            }
+        }
+    }
+    let refused = reduce(Scalar::Bf16, Operation::Xor, (&mut [0; 2][..]).into(), &operands, Stores::Cached);
+    assert_eq!(refused.unwrap_err().to_string(), "the bitwise operation xor is for integers, not for bf16");
+}
+
+#[test]
+fn names_are_those_of_the_values() {
+    for scalar in Scalar::ALL {
+        assert_eq!(scalar.name(), format!("{scalar:?}").to_lowercase());
+    }
+    for operation in Operation::ALL {
+        assert_eq!(operation.name(), format!("{operation:?}").to_lowercase());
+    }
 }
 
 #[test]

@@ -260,6 +260,7 @@ fn integer(family: &str, kind: &str, a: u64, b: u64) -> u64 {
         ("max", false) => a.max(b),
         ("and", _) => a & b,
         ("or", _) => a | b,
+        ("xor", _) => a ^ b,
         ("shl", _) => a << b,
         ("shr", false) => a >> b,
         ("shr", true) => (extend(a, size) >> b) as u64,

@@ -15,7 +15,7 @@ unsafe impl Vectors for Block {
 pub(in super::super) struct Portable;
 
 impl Machine for Portable {
-    fn run<E: Element, O: Operator>(job: Job<'_>) {
+    fn run<E: Element, O: Operator<E>>(job: Job<'_>) {
         let len = job.into.len();
         for at in (0..len).step_by(size_of::<Block>()) {
             reduce_by_copies::<Block, Lanes<E, O>>(job, at, (len - at).min(size_of::<Block>()));

@@ -6,7 +6,7 @@ use core::arch::aarch64::uint8x16_t;
 use core::arch::asm;
 
 use super::super::super::Job;
-use super::super::{Combine, Element, Half, Lanes, Machine, Operator};
+use super::super::{Arithmetic, Combine, Element, Half, Lanes, Machine, Operator};
 use super::Word;
 
 #[cfg(not(target_feature = "neon"))]
@@ -24,38 +24,38 @@ kernel! {
 pub(in super::super::super) struct Native;
 
 impl Machine for Native {
-    fn run<E: Element, O: Operator>(job: Job<'_>) {
+    fn run<E: Element, O: Operator<E>>(job: Job<'_>) {
         // SAFETY: the kernel requires NEON, for which this crate is compiled, as was checked (2).
         unsafe { neon::reduce::<Lanes<E, O>>(job) }
     }
 
-    fn run_f16<O: Operator>(job: Job<'_>) {
+    fn run_f16<A: Arithmetic>(job: Job<'_>) {
         // SAFETY: the kernel requires NEON, for which this crate is compiled, as was checked (2).
-        unsafe { neon::reduce::<HalfLanes<O>>(job) }
+        unsafe { neon::reduce::<HalfLanes<A>>(job) }
     }
 }
 
-/// The operation `O` on numbers of 16 bits, by the instructions that convert them to `f32`.
-struct HalfLanes<O>(core::marker::PhantomData<O>);
+/// The operation `A` on numbers of 16 bits, by the instructions that convert them to `f32`.
+struct HalfLanes<A>(core::marker::PhantomData<A>);
 
 /// The numbers of half a block.
 type Halves = [uint8x16_t; 2];
 
-impl<O: Operator> Combine<neon::Block> for HalfLanes<O> {
+impl<A: Arithmetic> Combine<neon::Block> for HalfLanes<A> {
     #[inline(always)]
     fn combine(acc: &mut neon::Block, more: &neon::Block) {
         for half in [0, 2] {
             let mut wide = widen([acc[half], acc[half + 1]]);
-            Lanes::<f32, O>::combine(&mut wide, &widen([more[half], more[half + 1]]));
+            Lanes::<f32, A>::combine(&mut wide, &widen([more[half], more[half + 1]]));
             [acc[half], acc[half + 1]] = narrow(wide);
         }
     }
 }
 
-impl<O: Operator> Combine<Word> for HalfLanes<O> {
+impl<A: Arithmetic> Combine<Word> for HalfLanes<A> {
     #[inline(always)]
     fn combine(acc: &mut Word, more: &Word) {
-        Lanes::<Half, O>::combine(acc, more);
+        Lanes::<Half, A>::combine(acc, more);
     }
 }
 

@@ -9,7 +9,7 @@ use core::arch::asm;
 use core::arch::x86_64::__m128i;
 
 use super::super::super::Job;
-use super::super::{Combine, Element, Half, Lanes, Machine, Operator};
+use super::super::{Arithmetic, Combine, Element, Half, Lanes, Machine, Operator};
 use super::Word;
 
 kernel! {
@@ -32,7 +32,7 @@ kernel! {
 pub(in super::super::super) struct Native;
 
 impl Machine for Native {
-    fn run<E: Element, O: Operator>(job: Job<'_>) {
+    fn run<E: Element, O: Operator<E>>(job: Job<'_>) {
         if has_avx2() {
             // SAFETY: the kernel requires the instructions, just detected (2).
             unsafe { avx2::reduce::<Lanes<E, O>>(job) }
@@ -41,13 +41,13 @@ impl Machine for Native {
         }
     }
 
-    fn run_f16<O: Operator>(job: Job<'_>) {
+    fn run_f16<A: Arithmetic>(job: Job<'_>) {
         if has_avx2() {
             // SAFETY: the kernel requires the instructions, just detected (2), and so does
             // `HalfLanes`.
-            unsafe { avx2::reduce::<HalfLanes<O>>(job) }
+            unsafe { avx2::reduce::<HalfLanes<A>>(job) }
         } else {
-            Sse2::run_f16::<O>(job);
+            Sse2::run_f16::<A>(job);
         }
     }
 }
@@ -56,7 +56,7 @@ impl Machine for Native {
 pub(in super::super::super) struct Sse2;
 
 impl Machine for Sse2 {
-    fn run<E: Element, O: Operator>(job: Job<'_>) {
+    fn run<E: Element, O: Operator<E>>(job: Job<'_>) {
         // SAFETY: the kernel requires SSE2, which every x86_64 processor has (2).
         unsafe { sse2::reduce::<Lanes<E, O>>(job) }
     }
@@ -66,14 +66,14 @@ fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
 }
 
-/// The operation `O` on numbers of 16 bits, by F16C. Only [`Native`] names it, after it has
+/// The operation `A` on numbers of 16 bits, by F16C. Only [`Native`] names it, after it has
 /// detected F16C.
-struct HalfLanes<O>(core::marker::PhantomData<O>);
+struct HalfLanes<A>(core::marker::PhantomData<A>);
 
 /// The numbers of half a block.
 type Halves = [__m128i; 4];
 
-impl<O: Operator> Combine<avx2::Block> for HalfLanes<O> {
+impl<A: Arithmetic> Combine<avx2::Block> for HalfLanes<A> {
     #[inline(always)]
     fn combine(acc: &mut avx2::Block, more: &avx2::Block) {
         // SAFETY: transmute requires types of one size that are valid with any bytes: vectors.
@@ -85,7 +85,7 @@ impl<O: Operator> Combine<avx2::Block> for HalfLanes<O> {
             let mut wide = unsafe { widen(*part) };
             // SAFETY: widen requires F16C, which this type's only user has detected (2).
             let more = unsafe { widen(more) };
-            Lanes::<f32, O>::combine(&mut wide, &more);
+            Lanes::<f32, A>::combine(&mut wide, &more);
             // SAFETY: narrow requires F16C, which this type's only user has detected (2).
             *part = unsafe { narrow(wide) };
         }
@@ -94,10 +94,10 @@ impl<O: Operator> Combine<avx2::Block> for HalfLanes<O> {
     }
 }
 
-impl<O: Operator> Combine<Word> for HalfLanes<O> {
+impl<A: Arithmetic> Combine<Word> for HalfLanes<A> {
     #[inline(always)]
     fn combine(acc: &mut Word, more: &Word) {
-        Lanes::<Half, O>::combine(acc, more);
+        Lanes::<Half, A>::combine(acc, more);
     }
 }
 

@@ -1,0 +1,63 @@
+//! The type of elements as a value, for options, files and messages.
+
+use rdma_mem::Scalar;
+
+use crate::named::named;
+
+named! {
+    /// A type of elements that is known at run time; it has nccl-tests' name.
+    /// [`visit`](Self::visit) leads to generic code.
+    pub enum DataType {
+        /// A floating-point number of 32 bits (`f32`).
+        F32 = "float",
+        /// A floating-point number of 64 bits (`f64`).
+        F64 = "double",
+        /// A floating-point number of 16 bits (`half::f16`).
+        F16 = "half",
+        /// The upper half of an `f32` (`half::bf16`).
+        Bf16 = "bfloat16",
+        /// A signed integer of 8 bits (`i8`).
+        I8 = "int8",
+        /// An unsigned integer of 8 bits (`u8`).
+        U8 = "uint8",
+        /// A signed integer of 32 bits (`i32`).
+        I32 = "int32",
+        /// An unsigned integer of 32 bits (`u32`).
+        U32 = "uint32",
+        /// A signed integer of 64 bits (`i64`).
+        I64 = "int64",
+        /// An unsigned integer of 64 bits (`u64`).
+        U64 = "uint64",
+    }
+}
+
+impl DataType {
+    /// Bytes of an element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        self.scalar().size()
+    }
+
+    /// Whether the type is one of integers.
+    #[must_use]
+    pub const fn is_integer(self) -> bool {
+        self.scalar().is_integer()
+    }
+
+    /// The type, for [`rdma_mem::reduce()`].
+    #[must_use]
+    pub const fn scalar(self) -> Scalar {
+        match self {
+            Self::F32 => Scalar::F32,
+            Self::F64 => Scalar::F64,
+            Self::F16 => Scalar::F16,
+            Self::Bf16 => Scalar::Bf16,
+            Self::I8 => Scalar::I8,
+            Self::U8 => Scalar::U8,
+            Self::I32 => Scalar::I32,
+            Self::U32 => Scalar::U32,
+            Self::I64 => Scalar::I64,
+            Self::U64 => Scalar::U64,
+        }
+    }
+}
