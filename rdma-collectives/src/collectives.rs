@@ -50,6 +50,23 @@ impl Communicator {
         self.one(request, memory)
     }
 
+    /// Multiplies this rank's elements by a factor, then reduces the memory of all ranks in place:
+    /// NCCL's `PreMulSum`, if the reduction is the sum. Each rank may have a factor of its own.
+    ///
+    /// # Errors
+    /// If a rank has failed.
+    pub fn all_reduce_scaled<'a, T: Element>(
+        &mut self,
+        memory: impl Into<Target<'a, T>>,
+        factor: T,
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        self.maker.check()?;
+        let mut memory = memory.into();
+        memory.scale(factor)?;
+        self.all_reduce_in_place(memory, reduction)
+    }
+
     /// Gives the input of every rank to all: the output has the inputs in the order of ranks.
     ///
     /// # Errors

@@ -96,6 +96,17 @@ impl<T: Element> Target<'_, T> {
         }
     }
 
+    /// Multiplies all elements.
+    pub(crate) fn scale(&mut self, factor: T) -> Result<(), Error> {
+        match self {
+            Self::Slice(all) => {
+                T::scale(all, factor);
+                Ok(())
+            }
+            Self::Tensor(tensor, count) => tensor.part(0..*count).change(|elements| T::scale(elements, factor)),
+        }
+    }
+
     /// Copies elements of a tensor, the first from index `start`, to some of these.
     pub(crate) fn copy_from(&mut self, elements: Range<usize>, from: &Tensor<T>, start: usize) -> Result<(), Error> {
         match self {

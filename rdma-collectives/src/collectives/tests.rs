@@ -389,3 +389,25 @@ fn an_abort_ends_what_all_ranks_do() {
 fn ranks_that_fail(transport: Transport, body: impl Fn(Communicator, &mut Group) + Clone + Send + 'static) {
     crate::testing::start(3, transport, move |comm, mut group| body(comm, &mut group));
 }
+
+#[test]
+fn elements_are_scaled_before_the_sum_and_bits_are_combined() {
+    ranks(2, Transport::Auto, |mut comm, _| {
+        let rank = comm.rank();
+        let mut slice = [1.0_f32, 2.0, 3.0];
+        comm.all_reduce_scaled(&mut slice, if rank == 0 { 0.5 } else { 2.0 }, Reduction::Sum).unwrap();
+        assert_eq!(slice, [2.5, 5.0, 7.5]);
+        let tensor = comm.allocate::<i64>(1000).unwrap();
+        tensor.write(0, &[3; 1000]).unwrap();
+        comm.all_reduce_scaled(&tensor, 10, Reduction::Sum).unwrap();
+        let mut sums = [0; 1000];
+        tensor.read(0, &mut sums).unwrap();
+        assert_eq!(sums, [60; 1000]);
+        let mut bits = [if rank == 0 { 0b1100_u8 } else { 0b1010 }; 3];
+        comm.all_reduce_in_place(&mut bits, Reduction::Xor).unwrap();
+        assert_eq!(bits, [0b0110; 3]);
+        let refused = comm.all_reduce_in_place(&mut slice, Reduction::And).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidInput, "{refused}");
+        comm.barrier().unwrap();
+    });
+}
