@@ -95,7 +95,8 @@ pub fn receive_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: usize, never_
     message.msg_iov = &raw mut vector;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control[..]);
+    // The C libraries differ in the type.
+    message.msg_controllen = size_of_val(&control[..]) as _;
     let flags = libc::MSG_CMSG_CLOEXEC | if never_waits { libc::MSG_DONTWAIT } else { 0 };
     // Not through `nix`, which answers a truncated list of descriptors with an error and leaks the
     // descriptors that the kernel has made.
@@ -104,7 +105,7 @@ pub fn receive_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: usize, never_
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let len = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     let has = |flag| message.msg_flags & flag != 0;
-    let fds = take_descriptors(&control, message.msg_controllen);
+    let fds = take_descriptors(&control, message.msg_controllen as usize);
     Ok(Received { len, is_cut: has(libc::MSG_TRUNC), fds, lacks_fds: has(libc::MSG_CTRUNC) })
 }
 

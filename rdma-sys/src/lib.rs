@@ -86,7 +86,7 @@
     feature = "bindgen",
     all(
         target_os = "linux",
-        target_env = "gnu",
+        any(target_env = "gnu", target_env = "musl"),
         target_pointer_width = "64",
         any(target_arch = "x86_64", target_arch = "aarch64")
     )
