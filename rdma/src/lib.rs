@@ -133,6 +133,16 @@
 //! interface, close to C. Warnings go to the `tracing` crate, for example why the software device
 //! refused a peer.
 //!
+//! # Platforms
+//!
+//! Linux on x86_64 and aarch64, with glibc or musl. A program that is linked statically with musl,
+//! which is Rust's default there, has `soft0` but no hardware, because musl's `dlopen` then loads no
+//! library: `RUSTFLAGS=-Ctarget-feature=-crt-static` links it dynamically.
+//!
+//! On macOS, a program with RDMA as an option compiles unchanged. [`Device::list`] is empty, and
+//! [`open`] fails with [`OpenError::NoHardware`], whose text says "RDMA verbs and the software
+//! device need Linux; this is macos". Other systems are a compile error.
+//!
 //! # Features
 //!
 //! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. The
@@ -157,6 +167,8 @@
 //                               forked children
 //   wait.rs, panics.rs          waits for a descriptor; panics of user code, kept until the work
 //                               around is done
+//   os.rs, os/, platform.rs     what only Linux has, and its stand-in on other systems; the reason
+//                               why those have no device
 //   error.rs, errno.rs, types/  `Error`; calls that report in `errno`; the values of the verbs
 //                               interface
 //   testing.rs                  the device of rdma-testkit; it names types of `rdma`, because the
@@ -183,8 +195,11 @@ mod fork;
 pub mod guide;
 mod handle;
 mod mr;
+#[cfg_attr(not(target_os = "linux"), path = "os/elsewhere.rs")]
+mod os;
 mod panics;
 mod pd;
+mod platform;
 mod qp;
 mod ring;
 #[cfg(feature = "soft")]
