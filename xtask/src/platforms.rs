@@ -17,7 +17,7 @@ const TARGETS: [&str; 2] = ["aarch64-apple-darwin", "x86_64-unknown-linux-musl"]
 /// The folders of the programs.
 const EXAMPLES: [&str; 2] = ["rdma/examples", "rdma-net/examples"];
 /// The programs that use what only Linux has: epoll.
-const OF_LINUX: [&str; 1] = ["gateway"];
+const OF_LINUX: [&str; 2] = ["event_loop", "gateway"];
 /// The package of the programs: every feature of the two crates, and what the examples use besides.
 const MANIFEST: &str = r#"[package]
 name = "platforms"
