@@ -82,7 +82,7 @@ pub(crate) mod verbs {
     use libc::c_int;
     use rdma_sys::{Ibverbs, Variable, ibv_device, ibv_mr, ibv_pd};
 
-    use crate::copier::CopierThreads;
+    use super::copier::CopierThreads;
 
     /// The table of libibverbs' functions: the list of devices is empty, and all else fails with
     /// `EOPNOTSUPP`.

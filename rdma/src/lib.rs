@@ -136,8 +136,8 @@
 //! # Platforms
 //!
 //! Linux on x86_64 and aarch64, with glibc or musl. A program that is linked statically with musl,
-//! which is Rust's default there, has `soft0` but no hardware, because musl's `dlopen` then loads no
-//! library: `RUSTFLAGS=-Ctarget-feature=-crt-static` links it dynamically.
+//! which is Rust's default there, has `soft0` but no hardware, because musl's `dlopen` then loads
+//! no library: `RUSTFLAGS=-Ctarget-feature=-crt-static` links it dynamically.
 //!
 //! On macOS, a program with RDMA as an option compiles unchanged. [`Device::list`] is empty, and
 //! [`open`] fails with [`OpenError::NoHardware`], whose text says "RDMA verbs and the software

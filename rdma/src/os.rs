@@ -1,5 +1,5 @@
-//! Descriptors and limits that only Linux has, for Linux. `os/elsewhere.rs` takes the place of this file on
-//! other systems.
+//! Descriptors and limits that only Linux has, for Linux. `os/elsewhere.rs` takes the place of this
+//! file on other systems.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;

@@ -1,8 +1,8 @@
 //! Developer commands: `cargo xtask COMMAND`.
 //!
 //! One module a command. `toolchain` (the oldest supported Rust, and its library for aarch64)
-//! serves `msrv`, `aarch64`, `platforms` and `tsan`, `apt` fetches Debian packages, `flaky` decides which failed
-//! cases of `vm` and `thirdparty` run once more, `system` has files and processes.
+//! serves `msrv`, `aarch64`, `platforms` and `tsan`, `apt` fetches Debian packages, `flaky` decides
+//! which failed cases of `vm` and `thirdparty` run once more, `system` has files and processes.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -1,9 +1,9 @@
-//! `cargo xtask platforms`: checks programs over `rdma` and `rdma-net` for macOS, where they find no
-//! device, and for Linux with musl.
+//! `cargo xtask platforms`: checks programs over `rdma` and `rdma-net` for macOS, where they find
+//! no device, and for Linux with musl.
 //!
 //! A check needs no linker and nothing of the target but its standard library. The library is built
-//! by the oldest supported Rust, whose sources Debian packages. The programs are the examples of the
-//! two crates, unchanged, in a package of their own, as a user has them.
+//! by the oldest supported Rust, whose sources Debian packages. The programs are the examples of
+//! the two crates, unchanged, in a package of their own, as a user has them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
