@@ -135,3 +135,32 @@ pub(crate) mod verbs {
         copier.never()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+
+    use super::{cm, node, verbs};
+    use crate::engine::Errno;
+
+    #[test]
+    fn the_list_of_devices_is_empty_and_all_else_fails() {
+        let table = verbs::ibverbs();
+        let mut count = 7;
+        // SAFETY: ibv_get_device_list requires space for the count: a local.
+        let list = unsafe { (table.ibv_get_device_list)(&raw mut count) };
+        assert_eq!(count, 0);
+        // SAFETY: the read requires an array that ends with NULL: the list is one.
+        assert!(unsafe { *list }.is_null());
+        // SAFETY: ibv_free_device_list requires a list of the same table, which is not used later.
+        unsafe { (table.ibv_free_device_list)(list) };
+        // SAFETY: ibv_get_device_list takes NULL for the count, too.
+        assert!(!unsafe { (table.ibv_get_device_list)(null_mut()) }.is_null());
+        // SAFETY: the entries of UNSUPPORTED use no argument.
+        assert!(unsafe { (table.ibv_open_device)(null_mut()) }.is_null());
+        // SAFETY: the entries of UNSUPPORTED use no argument.
+        assert!(unsafe { (cm::rdmacm().rdma_create_event_channel)() }.is_null());
+        assert!(matches!(node::Node::get(), Err(Errno(libc::EOPNOTSUPP))));
+        assert_eq!(verbs::check_environment(), Ok(()));
+    }
+}

@@ -143,6 +143,16 @@
 //! [`open`] fails with [`OpenError::NoHardware`], whose text says "RDMA verbs and the software
 //! device need Linux; this is macos". Other systems are a compile error.
 //!
+//! ```
+//! use rdma::DeviceSelector;
+//!
+//! match rdma::open(&DeviceSelector::Hardware) {
+//!     Ok(opened) => println!("over {}", opened.choice),
+//!     // On macOS, too.
+//!     Err(reason) => println!("over TCP: {reason}"),
+//! }
+//! ```
+//!
 //! # Features
 //!
 //! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. The
@@ -196,6 +206,7 @@ pub mod guide;
 mod handle;
 mod mr;
 #[cfg_attr(not(target_os = "linux"), path = "os/elsewhere.rs")]
+#[cfg_attr(not(feature = "aio"), allow(dead_code, reason = "a part is for the reactor"))]
 mod os;
 mod panics;
 mod pd;
