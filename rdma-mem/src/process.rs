@@ -154,7 +154,7 @@ fn atfork(handlers: &'static ForkHandlers) -> c_int {
         (unsafe_fn(handlers.before), unsafe_fn(handlers.after), unsafe_fn(handlers.in_child));
     // SAFETY: pthread_atfork requires functions that may run around any fork, which the contract of
     // `ForkHandlers::new` says, and that stay loaded: glibc unregisters those of a library that is
-    // unloaded.
+    // unloaded, musl unloads none, and macOS none that has thread-local variables, as `std` has.
     unsafe { libc::pthread_atfork(before, after, in_child) }
 }
 
