@@ -18,7 +18,8 @@ const TARGETS: [&str; 2] = ["aarch64-apple-darwin", "x86_64-unknown-linux-musl"]
 const EXAMPLES: [&str; 2] = ["rdma/examples", "rdma-net/examples"];
 /// The programs that use what only Linux has: epoll.
 const OF_LINUX: [&str; 2] = ["event_loop", "gateway"];
-/// The package of the programs: every feature of the two crates, and what the examples use besides.
+/// The package of the programs: every feature of the two crates but `smol`, whose dependencies take
+/// long to compile and whose code is like that of `tokio`, and what the examples use besides.
 const MANIFEST: &str = r#"[package]
 name = "platforms"
 version = "0.0.0"
@@ -31,8 +32,8 @@ publish = false
 debug = false
 
 [dependencies]
-rdma = { package = "rdma-verbs", path = "../../../../rdma", features = ["tokio", "smol"] }
-rdma-net = { path = "../../../../rdma-net", features = ["tokio", "smol", "futures-io"] }
+rdma = { package = "rdma-verbs", path = "../../../../rdma", features = ["tokio"] }
+rdma-net = { path = "../../../../rdma-net", features = ["tokio", "futures-io"] }
 tokio = { version = "1", features = ["fs", "io-util", "macros", "rt-multi-thread", "signal", "sync", "time"] }
 "#;
 
