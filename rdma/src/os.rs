@@ -12,7 +12,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{self, ClockId, Expiration, TimerFlags, TimerSetTimeFlags};
 
-/// The longest time, in seconds, that goes to the kernel: it fits into every C library's type.
+/// The longest time that goes to the kernel: its seconds fit into every C library's type.
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A descriptor that is readable while one of others is.

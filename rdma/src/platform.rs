@@ -3,7 +3,7 @@
 /// Whether this system can have devices.
 pub(crate) const HAS_DEVICES: bool = cfg!(target_os = "linux");
 
-/// What a program does without on other systems.
+/// What a device needs: the advice of errors on other systems.
 pub(crate) const NEEDS_LINUX: &str = "RDMA verbs and the software device need Linux";
 
 /// Why a system, named as in [`std::env::consts::OS`], has no device; `None` for Linux.
