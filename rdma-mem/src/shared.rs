@@ -325,10 +325,10 @@ impl SharedMemory {
             return Err(SharedMemoryError::Forked);
         }
         let mapped = self.pages.map.len();
+        let ours = NonNull::new(self.pages.map.as_mut_ptr()).ok_or(SharedMemoryError::Size)?;
         let fresh = MmapOptions::new().len(mapped).populate().map_anon().map_err(SharedMemoryError::mapping)?;
         let mut fresh = ManuallyDrop::new(fresh);
         let copy = NonNull::from(&mut fresh[..]).cast::<u8>();
-        let ours = NonNull::new(self.pages.map.as_mut_ptr()).ok_or(SharedMemoryError::Size)?;
         // SAFETY: copy requires two ranges of `mapped` bytes that do not overlap, and no plain
         // access of this program to them meanwhile. `fresh` is a new mapping of that length, which
         // only this function knows; our mapping has that length (1), and all code accesses it
