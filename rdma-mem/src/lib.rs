@@ -19,6 +19,11 @@
 //!   addresses.
 //!
 //! This crate has no knowledge of RDMA.
+//!
+//! # Platforms
+//!
+//! Linux, with glibc or musl. On macOS the crate compiles: copies, words, slices and reductions
+//! work, and whatever shares memory or a descriptor fails with `ENOSYS`.
 
 // Files:
 //
@@ -32,13 +37,16 @@
 //                       and vectors (`vectors`) or in Rust (`portable`)
 //   pass.rs             descriptors that pass over a Unix socket
 //   copier.rs           the interface of copiers
+//   os.rs, os/          calls that only Linux has: on Linux, elsewhere
 
-#[cfg(not(target_os = "linux"))]
-compile_error!("rdma-mem needs Linux: memfd, seals and mremap");
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+compile_error!("rdma-mem needs Linux: memfd, seals and mremap (on macOS it compiles, and shares no memory)");
 
 mod copier;
 mod copy;
 mod error;
+#[cfg_attr(not(target_os = "linux"), path = "os/elsewhere.rs")]
+mod os;
 pub mod pass;
 pub mod process;
 pub mod reduce;

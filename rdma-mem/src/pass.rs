@@ -4,12 +4,13 @@
 //! of every record, since a stream has no boundaries. Who may pass memory to whom is the caller's
 //! decision; [`SegmentView::map`](crate::SegmentView::map) checks what arrives.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
+use crate::os::{self, Message};
 
 /// Sends a record, and with it perhaps a descriptor.
 ///
@@ -17,15 +18,14 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 ///
 /// Errors of sendmsg; `WouldBlock` if the socket has a timeout, and it passes.
 pub fn send(socket: &UnixStream, record: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let fds: Vec<RawFd> = descriptor.iter().map(AsRawFd::as_raw_fd).collect();
-    let rights = [ControlMessage::ScmRights(&fds)];
-    let mut control = if fds.is_empty() { &[][..] } else { &rights[..] };
+    let descriptor: Vec<RawFd> = descriptor.iter().map(AsRawFd::as_raw_fd).collect();
+    let mut fds = &descriptor[..];
     let mut rest = record;
     while !rest.is_empty() {
-        match sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(rest)], control, MsgFlags::MSG_NOSIGNAL, None) {
+        match os::send_some(socket, rest, fds) {
             Ok(sent) => {
                 rest = &rest[sent..];
-                control = &[];
+                fds = &[];
             }
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -88,23 +88,9 @@ pub fn receive_some(socket: BorrowedFd<'_>, bytes: &mut [u8], fds: usize, never_
     // Words, because control messages are aligned to words.
     let mut control =
         vec![0_usize; if fds == 0 { 0 } else { HEADER / WORD + (fds * size_of::<RawFd>()).div_ceil(WORD) }];
-    let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: zeroed requires a type for which all zeroes is a value: msghdr consists of integers
-    // and pointers.
-    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-    message.msg_iov = &raw mut vector;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control[..]);
-    let flags = libc::MSG_CMSG_CLOEXEC | if never_waits { libc::MSG_DONTWAIT } else { 0 };
-    // Not through `nix`, which answers a truncated list of descriptors with an error and leaks the
-    // descriptors that the kernel has made.
-    // SAFETY: recvmsg writes within the buffers that `message` names, which live and have the
-    // lengths given there.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
-    let len = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
-    let has = |flag| message.msg_flags & flag != 0;
-    let fds = take_descriptors(&control, message.msg_controllen);
+    let Message { len, control_len, flags } = os::recvmsg(socket, bytes, &mut control, never_waits)?;
+    let has = |flag| flags & flag != 0;
+    let fds = take_descriptors(&control, control_len);
     Ok(Received { len, is_cut: has(libc::MSG_TRUNC), fds, lacks_fds: has(libc::MSG_CTRUNC) })
 }
 
@@ -140,6 +126,10 @@ fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
 #[cfg(test)]
 #[cfg(not(miri))]
 mod tests {
+    use std::io::IoSlice;
+
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
     use super::*;
     use crate::{Segment, SegmentView};
 

@@ -8,13 +8,13 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use memmap2::MmapMut;
-use nix::sys::mman::{MmapAdvise, madvise};
 
 use crate::error::SharedMemoryError;
+use crate::os;
 
 /// The process's number, in a page that is wiped in a child; null before [`identify`].
 static NUMBER: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
@@ -80,10 +80,7 @@ fn word() -> Option<&'static AtomicU64> {
 #[cold]
 fn make_word() -> Result<&'static AtomicU64, SharedMemoryError> {
     let mut page = MmapMut::map_anon(size_of::<AtomicU64>()).map_err(SharedMemoryError::mapping)?;
-    let start = NonNull::from(&*page).cast();
-    // SAFETY: madvise requires a range of whole pages that may be wiped in a child: the range is
-    // the mapping, which nobody else uses.
-    unsafe { madvise(start, page.len(), MmapAdvise::MADV_WIPEONFORK) }.map_err(SharedMemoryError::system("madvise"))?;
+    os::wipe_in_children(&mut page).map_err(SharedMemoryError::system("madvise"))?;
     let made = page.as_mut_ptr().cast();
     match NUMBER.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
@@ -157,7 +154,7 @@ fn atfork(handlers: &'static ForkHandlers) -> c_int {
         (unsafe_fn(handlers.before), unsafe_fn(handlers.after), unsafe_fn(handlers.in_child));
     // SAFETY: pthread_atfork requires functions that may run around any fork, which the contract of
     // `ForkHandlers::new` says, and that stay loaded: glibc unregisters those of a library that is
-    // unloaded.
+    // unloaded, musl unloads none, and macOS none that has thread-local variables, as `std` has.
     unsafe { libc::pthread_atfork(before, after, in_child) }
 }
 

@@ -29,28 +29,22 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MRemapFlags, mremap};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::stat::fstat;
-use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
 use crate::error::SharedMemoryError;
+use crate::os::{self, SEAL_SEAL, SIZE_SEALS, Seals};
 use crate::process::Identity;
 
 mod segment;
 
 pub use segment::{Segment, SegmentView};
 
-/// Seals that fix the size.
-const SIZE_SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
-
 /// Seals that fix the size and the seals themselves, so that a mapping stays valid forever.
-const SEALS: SealFlag = SIZE_SEALS.union(SealFlag::F_SEAL_SEAL);
+const SEALS: Seals = SIZE_SEALS.union(SEAL_SEAL);
 
 /// From this size in bytes on, an allocation first checks that the system has the memory.
 const LARGE: usize = 16 << 20;
@@ -140,9 +134,6 @@ enum Access {
     Write,
 }
 
-/// `MFD_NOEXEC_SEAL`, which `nix` lacks.
-const NO_EXEC: MFdFlags = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
-
 /// Makes an empty memfd that takes seals and can never be executed: kernels since 6.3 warn of other
 /// memfds, and refuse these with `vm.memfd_noexec=2`. Older kernels do not have the flag.
 ///
@@ -150,17 +141,13 @@ const NO_EXEC: MFdFlags = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
 ///
 /// The error of memfd_create.
 pub fn memfd(name: &CStr) -> io::Result<OwnedFd> {
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    match memfd_create(name, flags | NO_EXEC) {
-        Err(Errno::EINVAL) => Ok(memfd_create(name, flags)?),
-        made => Ok(made?),
-    }
+    Ok(os::memfd(name)?)
 }
 
 /// Makes a memfd of `mapped` bytes, a multiple of the page size, without seals.
 fn make_file(mapped: usize, allocation: Allocation) -> Result<OwnedFd, SharedMemoryError> {
     let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
-    let fd = memfd(c"rdma-shared").map_err(|error| SharedMemoryError::System { call: "memfd_create", error })?;
+    let fd = os::memfd(c"rdma-shared").map_err(SharedMemoryError::system("memfd_create"))?;
     match allocation {
         Allocation::OnDemand => {
             check_limit(mapped).and_then(|()| ftruncate(&fd, size)).map_err(SharedMemoryError::system("ftruncate"))?;
@@ -185,15 +172,15 @@ fn allocate(fd: &OwnedFd, mapped: usize) -> Result<(), SharedMemoryError> {
     let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
     check_limit(mapped).map_err(SharedMemoryError::system("fallocate"))?;
     loop {
-        match fallocate(fd, FallocateFlags::empty(), 0, size) {
+        match os::fallocate(fd, size) {
             Err(Errno::EINTR) => {}
             result => return result.map_err(SharedMemoryError::system("fallocate")),
         }
     }
 }
 
-fn add_seals(fd: &OwnedFd, seals: SealFlag) -> Result<(), SharedMemoryError> {
-    fcntl(fd, FcntlArg::F_ADD_SEALS(seals)).map(drop).map_err(SharedMemoryError::system("fcntl"))
+fn add_seals(fd: &OwnedFd, seals: Seals) -> Result<(), SharedMemoryError> {
+    os::add_seals(fd, seals).map_err(SharedMemoryError::system("fcntl"))
 }
 
 /// A shared mapping, which only the process that made it unmaps (1, 3).
@@ -227,6 +214,10 @@ impl Pages {
 
     fn is_ours(&self) -> bool {
         self.owner.is_current()
+    }
+
+    fn hide_from_children(&self) -> Result<(), SharedMemoryError> {
+        os::hide_from_children(&self.map).map_err(|error| SharedMemoryError::System { call: "madvise", error })
     }
 }
 
@@ -334,20 +325,20 @@ impl SharedMemory {
             return Err(SharedMemoryError::Forked);
         }
         let mapped = self.pages.map.len();
+        let ours = NonNull::new(self.pages.map.as_mut_ptr()).ok_or(SharedMemoryError::Size)?;
         let fresh = MmapOptions::new().len(mapped).populate().map_anon().map_err(SharedMemoryError::mapping)?;
         let mut fresh = ManuallyDrop::new(fresh);
         let copy = NonNull::from(&mut fresh[..]).cast::<u8>();
-        let ours = self.pages.map.as_mut_ptr();
         // SAFETY: copy requires two ranges of `mapped` bytes that do not overlap, and no plain
         // access of this program to them meanwhile. `fresh` is a new mapping of that length, which
         // only this function knows; our mapping has that length (1), and all code accesses it
         // through this crate.
-        unsafe { crate::copy(copy.as_ptr(), ours, mapped) };
-        let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
-        // SAFETY: mremap requires that no code needs the mapping that it moves, or the one that it
-        // replaces. `fresh` is used and dropped only if it was not moved. Our range (1) gets pages
-        // of the same contents in one step, so addresses in it stay valid.
-        let moved = unsafe { mremap(copy.cast(), mapped, mapped, flags, NonNull::new(ours.cast())) };
+        unsafe { crate::copy(copy.as_ptr(), ours.as_ptr(), mapped) };
+        // SAFETY: move_pages requires two mappings of `mapped` bytes, of which no code needs the
+        // first one afterwards, and the contents of the second. `fresh` is used and dropped only if
+        // it was not moved. Our range (1) gets pages of the same contents in one step, so addresses
+        // in it stay valid.
+        let moved = unsafe { os::move_pages(copy, mapped, ours) };
         if let Err(errno) = moved {
             drop(ManuallyDrop::into_inner(fresh));
             return Err(SharedMemoryError::system("mremap")(errno));
@@ -431,7 +422,7 @@ impl Mapping {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(SharedMemoryError::Size);
         }
-        match self.pages.map.advise_range(Advice::PopulateWrite, offset, len) {
+        match os::populate(&self.pages.map, offset, len) {
             Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
                 Err(SharedMemoryError::System { call: "madvise", error })
             }
@@ -442,7 +433,7 @@ impl Mapping {
     fn check_and_map(fd: BorrowedFd<'_>, len: usize, allocation: Allocation) -> Result<Self, SharedMemoryError> {
         let mapped = check_file(fd, len, SEALS, allocation)?;
         let pages = Pages::new(fd, mapped, allocation, Access::Write)?;
-        pages.map.advise(Advice::DontFork).map_err(|error| SharedMemoryError::System { call: "madvise", error })?;
+        pages.hide_from_children()?;
         Ok(Self { pages, len })
     }
 
@@ -466,17 +457,15 @@ impl Mapping {
 fn check_file(
     fd: BorrowedFd<'_>,
     len: usize,
-    wanted: SealFlag,
+    wanted: Seals,
     allocation: Allocation,
 ) -> Result<usize, SharedMemoryError> {
     let mapped = round_to_pages(len)?;
-    let seals = fcntl(fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
-    if !SealFlag::from_bits_retain(seals).contains(wanted) {
+    if !os::seals(fd).contains(wanted) {
         return Err(SharedMemoryError::Untrusted("is not a sealed memfd"));
     }
-    let filesystem = fstatfs(fd).map_err(SharedMemoryError::system("fstatfs"))?;
     // Huge pages come from a pool: an access to a hole in such a file may fail with a signal.
-    if filesystem.filesystem_type() != TMPFS_MAGIC {
+    if !os::is_tmpfs(fd).map_err(SharedMemoryError::system("fstatfs"))? {
         return Err(SharedMemoryError::Untrusted("is not of ordinary pages"));
     }
     let stat = fstat(fd).map_err(SharedMemoryError::system("fstat"))?;

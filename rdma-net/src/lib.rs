@@ -81,6 +81,11 @@
 //! The child may make nodes of its own. Over [`Exchange::Tcp`] a peer notices the end of the parent
 //! by its silence only, as long as a child lives on that has not called `exec`.
 //!
+//! # Platforms
+//!
+//! Those of [`rdma`]: Linux, and macOS without devices. There a program compiles unchanged, and
+//! [`rdma::open`] says why it has no device, before there is a node.
+//!
 //! # Features
 //!
 //! `soft` (default) builds the software device in. With `tokio` and `smol` a driver sleeps on a
@@ -114,7 +119,8 @@
 //                                   reads
 //   protocol/                       the protocol without input and output
 //   options.rs, failure.rs          options; the error of a connection
-//   waiters.rs, wait.rs, panics.rs  queues of tasks; sockets that have changed; panics of user code
+//   waiters.rs, panics.rs           queues of tasks; panics of user code
+//   wait.rs, wait/                  sockets that have changed: on Linux, elsewhere
 
 #![forbid(unsafe_code)]
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
@@ -145,6 +151,7 @@ mod shutdown;
 mod stream;
 mod tables;
 mod tcp;
+#[cfg_attr(not(target_os = "linux"), path = "wait/elsewhere.rs")]
 mod wait;
 mod waiters;
 

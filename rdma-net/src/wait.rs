@@ -61,7 +61,9 @@ pub(crate) fn start_to_connect(to: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// A descriptor that is open for no purpose but to be closed.
-pub(crate) fn spare_descriptor() -> Result<EventFd> {
+pub(crate) type Spare = EventFd;
+
+pub(crate) fn spare_descriptor() -> Result<Spare> {
     EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map_err(failed("eventfd2"))
 }
 

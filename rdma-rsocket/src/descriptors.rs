@@ -686,8 +686,9 @@ unsafe fn message_buffers<'a>(msg: *const msghdr) -> Answer<&'a [iovec]> {
     if !msg.msg_control.is_null() && msg.msg_controllen != 0 {
         return Err(Errno::EOPNOTSUPP.into());
     }
+    // The length's type depends on the C library.
     // SAFETY: `list` requires a valid list, by this function's condition.
-    unsafe { list(msg.msg_iov, msg.msg_iovlen) }
+    unsafe { list(msg.msg_iov, msg.msg_iovlen as _) }
 }
 
 /// A list of buffers.

@@ -20,9 +20,8 @@
 
 use std::io;
 
-pub use crate::engine::fault::{FaultPlan, FaultReport, HELP, ParseFaultError, RuleReport};
+pub use crate::engine::fault::{FaultPlan, FaultReport, HELP, ParseFaultError, RuleReport, VARIABLE};
 use crate::node::Node;
-pub use crate::node::faults::VARIABLE;
 
 /// Sets the plan of this process, in place of an earlier one, and sets its counts to 0.
 ///

@@ -79,6 +79,10 @@
 //! Any other value of these variables is an error: the device list is NULL with `EINVAL`, and
 //! [`check_environment`] names the variable.
 //!
+//! # Platforms
+//!
+//! Linux, with glibc or musl. On macOS the crate compiles, and its list of devices is empty.
+//!
 //! # Modules
 //!
 //! The `engine` is the device without input and output: queue pairs, regions, completion queues and
@@ -98,18 +102,36 @@
 //   engine/    the device without input and output
 //   log.rs     the queue of log events, which the agent emits
 //   os/        system calls
+//   elsewhere.rs
+//              takes the place of all but the engine on systems other than Linux
 
+#[cfg(target_os = "linux")]
 mod cm;
+#[cfg(target_os = "linux")]
 mod copier;
+#[cfg(any(test, not(target_os = "linux")))]
+#[cfg_attr(test, allow(dead_code, unreachable_pub, reason = "a stand-in that a test uses in part"))]
+mod elsewhere;
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports, reason = "nothing drives it"))]
 mod engine;
 pub mod faults;
+#[cfg(target_os = "linux")]
 mod link;
+#[cfg(target_os = "linux")]
 mod log;
+#[cfg(target_os = "linux")]
 mod node;
+#[cfg(target_os = "linux")]
 mod os;
+#[cfg(target_os = "linux")]
 pub mod parts;
+#[cfg(target_os = "linux")]
 mod threads;
+#[cfg(target_os = "linux")]
 mod verbs;
+
+#[cfg(not(target_os = "linux"))]
+use elsewhere::{cm, copier, node, os, verbs};
 
 pub use cm::rdmacm;
 pub use copier::CopierThreads;

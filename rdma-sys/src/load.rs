@@ -1,12 +1,16 @@
 //! Loading of the system's libraries, and look-up of their symbols.
 
+use std::env::consts::OS;
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
 
 #[cfg(not(feature = "linked"))]
 use std::sync::OnceLock;
 
 use libloading::os::unix::Library;
+
+use crate::os;
 
 /// An environment variable that this workspace reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,9 +34,7 @@ static RDMACM_PATH: Variable = Variable { name: "RDMA_RDMACM_PATH", values: LIBR
 /// loader ignores `LD_PRELOAD`, too.
 #[must_use]
 pub fn trusted_variable(name: &str) -> Option<OsString> {
-    // SAFETY: getauxval has no requirement.
-    let is_trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
-    std::env::var_os(name).filter(|value| is_trusted && !value.is_empty())
+    std::env::var_os(name).filter(|value| !os::is_privileged() && !value.is_empty())
 }
 
 /// A library that this crate can load.
@@ -53,15 +55,55 @@ pub(crate) static IBVERBS: Name =
 #[cfg(not(feature = "linked"))]
 pub(crate) static RDMACM: Name = Name { library: "librdmacm", sonames: &["librdmacm.so.1"], variable: &RDMACM_PATH };
 
+/// The obstacle to this program, if there is one.
+const OBSTACLE: Option<Obstacle> = if cfg!(not(target_os = "linux")) {
+    Some(Obstacle::NotLinux)
+} else if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
+    Some(Obstacle::Static)
+} else {
+    None
+};
+
 /// A library could not be loaded. The text names every path that was tried, and the environment
 /// variable that sets the path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{library} cannot be loaded: {}{}", list(.attempts), advice(.variable.name, *.from_environment))]
+#[error("{library} cannot be loaded: {}", self.reason())]
 pub struct LoadError {
     library: &'static str,
     variable: &'static Variable,
     from_environment: bool,
     attempts: Vec<Attempt>,
+    obstacle: Option<Obstacle>,
+}
+
+/// The reason why a program can load no library at all, whatever is installed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Obstacle {
+    /// The program does not run on Linux, and the bindings are Linux's.
+    NotLinux,
+    /// The program is linked statically with musl, whose `dlopen` then always fails.
+    Static,
+}
+
+impl Obstacle {
+    /// Advice on how to get past the obstacle.
+    #[must_use]
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::NotLinux => "run the program on Linux",
+            Self::Static => "link the program dynamically: RUSTFLAGS=-Ctarget-feature=-crt-static",
+        }
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotLinux => write!(f, "RDMA verbs need Linux; this is {OS}"),
+            Self::Static => f.write_str("a program that is linked statically with musl can load no library"),
+        }
+    }
 }
 
 /// One path from which a library could not be loaded.
@@ -87,23 +129,29 @@ impl LoadError {
         self.variable
     }
 
-    /// All attempts, in order; never empty.
+    /// All attempts, in order; empty only on a system other than Linux, where nothing is tried.
     #[must_use]
     pub fn attempts(&self) -> &[Attempt] {
         &self.attempts
     }
-}
 
-fn list(attempts: &[Attempt]) -> String {
-    let tried = |Attempt { path, reason }: &Attempt| format!("tried {}: {reason}", path.display());
-    attempts.iter().map(tried).collect::<Vec<_>>().join("; ")
-}
+    /// Why this program can load no library at all; `None` if it loads one that is installed.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<Obstacle> {
+        self.obstacle
+    }
 
-fn advice(variable: &str, from_environment: bool) -> String {
-    if from_environment {
-        format!(" (the path is from {variable})")
-    } else {
-        format!(" (install it, or set {variable} to its path)")
+    /// The attempts, with advice.
+    fn reason(&self) -> String {
+        let tried = |Attempt { path, reason }: &Attempt| format!("tried {}: {reason}", path.display());
+        let attempts = self.attempts.iter().map(tried).collect::<Vec<_>>().join("; ");
+        let variable = self.variable.name;
+        match self.obstacle {
+            Some(obstacle @ Obstacle::NotLinux) => obstacle.to_string(),
+            Some(obstacle) => format!("{attempts} ({obstacle}; {})", obstacle.remedy()),
+            None if self.from_environment => format!("{attempts} (the path is from {variable})"),
+            None => format!("{attempts} (install it, or set {variable} to its path)"),
+        }
     }
 }
 
@@ -117,17 +165,22 @@ pub(crate) fn load_once<T>(
     if let Some(table) = cell.get() {
         return Ok(table);
     }
-    let library = open(name, trusted_variable(name.variable.name))?;
+    let library = open(name, trusted_variable(name.variable.name), OBSTACLE)?;
     Ok(cell.get_or_init(|| fill(library)))
 }
 
 /// Loads the library for the rest of the program's life. Its threads, `atexit` handlers and
 /// providers may run at any time, so its code must stay mapped.
 #[cfg(not(feature = "linked"))]
-fn open(name: Name, path: Option<OsString>) -> Result<&'static Library, LoadError> {
+fn open(name: Name, path: Option<OsString>, obstacle: Option<Obstacle>) -> Result<&'static Library, LoadError> {
     let Name { library, sonames, variable } = name;
     let from_environment = path.is_some();
-    let candidates = path.map_or_else(|| sonames.iter().map(OsString::from).collect(), |path| vec![path]);
+    let candidates = match path {
+        // A library of that name would have other layouts than the bindings.
+        _ if obstacle == Some(Obstacle::NotLinux) => Vec::new(),
+        Some(path) => vec![path],
+        None => sonames.iter().map(OsString::from).collect(),
+    };
     let mut attempts = Vec::new();
     for path in candidates {
         // SAFETY: open requires that the library's initialisers may run. rdma-core's demand nothing
@@ -138,7 +191,7 @@ fn open(name: Name, path: Option<OsString>) -> Result<&'static Library, LoadErro
             Err(error) => attempts.push(Attempt { path: path.into(), reason: reason(&error) }),
         }
     }
-    Err(LoadError { library, variable, from_environment, attempts })
+    Err(LoadError { library, variable, from_environment, attempts, obstacle })
 }
 
 /// The text of `dlerror`, because libloading's own text only says that `dlopen` failed.
@@ -170,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_an_error_that_says_what_was_tried() {
-        let error = open(IBVERBS, Some("/nonexistent/libibverbs.so.1".into())).unwrap_err();
+        let error = open(IBVERBS, Some("/nonexistent/libibverbs.so.1".into()), None).unwrap_err();
         assert_eq!(error.library(), "libibverbs");
         assert_eq!(error.attempts().len(), 1);
         assert_eq!(error.attempts()[0].path, PathBuf::from("/nonexistent/libibverbs.so.1"));
@@ -183,15 +236,32 @@ mod tests {
     #[test]
     fn every_name_that_was_searched_is_in_the_error() {
         let name = Name { sonames: &["libnot-there.so.1", "libnor-there.so.1"], ..RDMACM };
-        let text = open(name, None).unwrap_err().to_string();
+        let text = open(name, None, None).unwrap_err().to_string();
         assert!(text.contains("tried libnot-there.so.1: libnot-there.so.1: cannot open shared object file"), "{text}");
         assert!(text.contains("; tried libnor-there.so.1: "), "{text}");
         assert!(text.contains("set RDMA_RDMACM_PATH"), "{text}");
     }
 
+    /// Even a library that is there stays unloaded: its layouts are not those of the bindings.
+    #[test]
+    fn nothing_is_tried_on_a_system_other_than_linux() {
+        let error = open(IBVERBS, Some("libc.so.6".into()), Some(Obstacle::NotLinux)).unwrap_err();
+        assert_eq!(error.to_string(), format!("libibverbs cannot be loaded: RDMA verbs need Linux; this is {OS}"));
+        assert!(error.attempts().is_empty() && error.obstacle() == Some(Obstacle::NotLinux));
+    }
+
+    #[test]
+    fn a_static_program_learns_that_no_installation_would_help() {
+        let name = Name { sonames: &["libnot-there.so.1"], ..IBVERBS };
+        let text = open(name, None, Some(Obstacle::Static)).unwrap_err().to_string();
+        assert!(text.contains("tried libnot-there.so.1: "), "{text}");
+        assert!(text.contains("linked statically with musl") && text.contains("-crt-static"), "{text}");
+        assert!(!text.contains("install it"), "{text}");
+    }
+
     #[test]
     fn a_file_that_is_no_library_is_an_error() {
-        let text = open(IBVERBS, Some("/etc/passwd".into())).unwrap_err().to_string();
+        let text = open(IBVERBS, Some("/etc/passwd".into()), None).unwrap_err().to_string();
         assert!(text.contains("/etc/passwd"), "{text}");
         assert!(text.contains("file too short") || text.contains("invalid ELF header"), "{text}");
     }
@@ -199,7 +269,7 @@ mod tests {
     #[test]
     fn a_missing_symbol_is_none() {
         // Every Linux program is linked with the C library, so it can be loaded.
-        let library = open(Name { sonames: &["libc.so.6"], ..IBVERBS }, None).unwrap();
+        let library = open(Name { sonames: &["libc.so.6"], ..IBVERBS }, None, None).unwrap();
         type GetPid = unsafe extern "C" fn() -> libc::pid_t;
         // SAFETY: symbol requires the symbol's type, which is that of getpid(2), in a library that
         // stays loaded: `open` never unloads one.

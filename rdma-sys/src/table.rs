@@ -16,25 +16,17 @@ pub(crate) const UNKNOWN: &std::ffi::CStr = c"unknown";
 #[allow(clippy::cast_possible_truncation, reason = "an errno value is small")]
 pub(crate) const NEGATIVE: i16 = -(libc::EOPNOTSUPP as i16);
 
-/// Sets the calling thread's `errno`.
-pub(crate) fn set_errno(errno: libc::c_int) {
-    // SAFETY: __errno_location has no requirement; it returns a pointer to this thread's `errno`.
-    let location = unsafe { libc::__errno_location() };
-    // SAFETY: `location` is valid for writes while the thread lives, and no other thread uses it.
-    unsafe { *location = errno }
-}
-
 /// Fails with `EOPNOTSUPP` in one of the error conventions of the libraries.
 macro_rules! unsupported {
     (null) => {{
-        $crate::table::set_errno(libc::EOPNOTSUPP);
+        $crate::os::set_errno(libc::EOPNOTSUPP);
         std::ptr::null_mut()
     }};
     (errno) => {
         libc::EOPNOTSUPP
     };
     (minus_one) => {{
-        $crate::table::set_errno(libc::EOPNOTSUPP);
+        $crate::os::set_errno(libc::EOPNOTSUPP);
         -1
     }};
     (negative_errno) => {
@@ -44,7 +36,7 @@ macro_rules! unsupported {
         ()
     };
     (value $value:expr) => {{
-        $crate::table::set_errno(libc::EOPNOTSUPP);
+        $crate::os::set_errno(libc::EOPNOTSUPP);
         $value
     }};
 }
@@ -213,7 +205,7 @@ mod tests {
     /// The result of an unsupported function, and the `errno` after the call.
     macro_rules! answer {
         ($table:ident . $name:ident ( $($arg:expr),* )) => {{
-            super::set_errno(0);
+            crate::os::set_errno(0);
             // SAFETY: the entries of UNSUPPORTED are functions of this crate that use no argument.
             let answer = unsafe { ($table::UNSUPPORTED.$name)($($arg),*) };
             (answer, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))

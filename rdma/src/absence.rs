@@ -4,10 +4,11 @@ use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
-use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-use rdma_sys::{Ibverbs, LoadError};
+use rdma_sys::{Ibverbs, LoadError, Obstacle};
 
 use crate::device::Device;
+use crate::os;
+use crate::platform::HAS_DEVICES;
 
 /// One reason why hardware cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +46,9 @@ impl Finding {
     /// The finding in a few words, for a line that lists several.
     fn summary(&self) -> String {
         match self {
-            Self::NoLibrary(error) => format!("no {}", error.library()),
+            Self::NoLibrary(error) => {
+                error.obstacle().map_or_else(|| format!("no {}", error.library()), |obstacle| obstacle.to_string())
+            }
             Self::NoSubsystem => "no RDMA in the kernel".into(),
             Self::NoDevice => "no RDMA device in the kernel".into(),
             other => other.to_string(),
@@ -56,7 +59,9 @@ impl Finding {
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
-            Self::NoLibrary(_) => "install libibverbs (rdma-core), or set RDMA_IBVERBS_PATH to it",
+            Self::NoLibrary(error) => error
+                .obstacle()
+                .map_or("install libibverbs (rdma-core), or set RDMA_IBVERBS_PATH to it", Obstacle::remedy),
             Self::NoSubsystem => "load the RDMA modules (modprobe ib_uverbs) on a kernel that has them",
             Self::NoDevice => {
                 "load the NIC's RDMA driver (mlx5_ib, irdma ...), or add a software one: rdma link add rxe0 type rxe netdev eth0"
@@ -122,6 +127,9 @@ impl HardwareAbsence {
                 0
             }
         };
+        if !HAS_DEVICES {
+            return Some(Self { findings, is_installed: false });
+        }
         let in_kernel = look(Path::new("/sys/class/infiniband"), Path::new("/dev/infiniband"), listed, &mut findings);
         if !findings.is_empty() || listed > 0 {
             if let Some(limit) = memlock_limit().filter(|&limit| limit < ENOUGH_MEMLOCK) {
@@ -193,12 +201,12 @@ fn look(sys: &Path, dev: &Path, listed: usize, findings: &mut Vec<Finding>) -> b
 /// The soft limit of locked memory in bytes; `None` if it is unlimited or does not bind this
 /// process.
 fn memlock_limit() -> Option<u64> {
-    let (limit, _hard) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
+    let limit = os::memlock_limit()?;
     // CAP_IPC_LOCK (14) lifts the limit.
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?.trim();
     let capable = u64::from_str_radix(effective, 16).is_ok_and(|mask| mask & (1 << 14) != 0);
-    (!capable && limit != RLIM_INFINITY).then_some(limit)
+    (!capable).then_some(limit)
 }
 
 impl fmt::Display for HardwareAbsence {

@@ -12,6 +12,7 @@ use crate::absence::HardwareAbsence;
 use crate::context::Context;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Verb};
+use crate::platform::{self, HAS_DEVICES};
 use crate::types::PortState;
 
 /// Selects a device, and possibly its port.
@@ -191,7 +192,8 @@ pub enum OpenError {
         /// The port, if one was asked for.
         port: Option<u8>,
     },
-    /// There is no usable hardware, and the selector or the build allows no other device.
+    /// There is no usable hardware, and the selector, the build or the system (one other than
+    /// Linux) allows no other device.
     NoHardware {
         /// The reason.
         reason: String,
@@ -232,7 +234,8 @@ impl fmt::Display for OpenError {
                 write!(f, "{name} has no active port: choose another device, or bring the link up")
             }
             Self::NoHardware { reason } => {
-                write!(f, "no usable RDMA hardware: {reason}; on one host, soft0 can be used instead")
+                let substitute = if HAS_DEVICES { "; on one host, soft0 can be used instead" } else { "" };
+                write!(f, "no usable RDMA hardware: {reason}{substitute}")
             }
             Self::SoftwareOff { reason } => {
                 write!(f, "no usable RDMA hardware: {reason}; unset RDMA_SOFT to use the software device")
@@ -265,6 +268,7 @@ impl From<OpenError> for std::io::Error {
 ///
 /// One line that says what is missing and how to fix it.
 pub fn open(selector: &DeviceSelector) -> Result<Opened, OpenError> {
+    check_system(std::env::consts::OS)?;
     let hardware = Device::hardware().map_err(OpenError::List)?;
     Device::check_environment().map_err(OpenError::List)?;
     let software = || Device::software().map_err(OpenError::List);
@@ -281,6 +285,11 @@ pub fn open(selector: &DeviceSelector) -> Result<Opened, OpenError> {
     }?;
     announce(&opened.choice);
     Ok(opened)
+}
+
+/// Fails on a system without devices, whatever is selected.
+fn check_system(system: &str) -> Result<(), OpenError> {
+    platform::obstacle(system).map_or(Ok(()), |reason| Err(OpenError::NoHardware { reason }))
 }
 
 /// Logs the choice: as a warning if it is the software device although there is hardware.
@@ -437,6 +446,14 @@ mod tests {
             named(vec![testing::device()], "x", None).unwrap_err(),
             OpenError::Unknown { name: "x".into(), known }
         );
+    }
+
+    #[test]
+    fn a_system_without_devices_is_the_reason() {
+        assert_eq!(check_system("linux"), Ok(()));
+        let text = check_system("macos").unwrap_err().to_string();
+        let reason = "RDMA verbs and the software device need Linux; this is macos";
+        assert!(text.starts_with(&format!("no usable RDMA hardware: {reason}")), "{text}");
     }
 
     #[test]

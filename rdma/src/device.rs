@@ -19,6 +19,7 @@ use rdma_sys::{Ibverbs, RdmaCm, ibv_device};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::fork;
 use crate::handle::{Handle, Object, Raw};
+use crate::platform::HAS_DEVICES;
 use crate::types::{Guid, NodeType, TransportType};
 
 /// An array that `ibv_get_device_list` returned (1).
@@ -68,7 +69,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// All devices: hardware first, then the software device.
+    /// All devices: hardware first, then the software device. None on a system other than Linux.
     ///
     /// Missing hardware is not an error: [`HardwareAbsence`](crate::HardwareAbsence) says why there
     /// is none.
@@ -104,7 +105,7 @@ impl Device {
     pub(crate) fn hardware() -> Result<Vec<Self>> {
         let listed = match Ibverbs::system() {
             Ok(table) => Self::list_of(table, None, false),
-            Err(error) if rdma_sys::trusted_variable(error.variable().name).is_some() => {
+            Err(error) if HAS_DEVICES && rdma_sys::trusted_variable(error.variable().name).is_some() => {
                 tracing::warn!(%error, "no hardware devices");
                 return Err(Error::new(Verb::LoadLibrary, ErrorKind::InvalidVariable(error.variable())));
             }

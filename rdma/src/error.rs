@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use rdma_sys::Variable;
 
 use crate::errno;
+use crate::platform::{HAS_DEVICES, NEEDS_LINUX};
 use crate::types::{QpAttrMask, QpState, RejectReason, WrongDevice};
 
 macro_rules! verbs {
@@ -344,6 +345,7 @@ impl Error {
     /// Advice on how to fix the error, if there is any.
     fn remedy(&self) -> Option<&'static str> {
         Some(match (self.verb, self.kind) {
+            (_, ErrorKind::NoDevice | ErrorKind::NotSupported) if !HAS_DEVICES => NEEDS_LINUX,
             (Verb::RegisterMr, ErrorKind::OutOfMemory) => {
                 "raise the memlock limit (`ulimit -l unlimited`) or register less"
             }

@@ -133,6 +133,26 @@
 //! interface, close to C. Warnings go to the `tracing` crate, for example why the software device
 //! refused a peer.
 //!
+//! # Platforms
+//!
+//! Linux on x86_64 and aarch64, with glibc or musl. A program that is linked statically with musl,
+//! which is Rust's default there, has `soft0` but no hardware, because musl's `dlopen` then loads
+//! no library: `RUSTFLAGS=-Ctarget-feature=-crt-static` links it dynamically.
+//!
+//! On macOS, a program with RDMA as an option compiles unchanged. [`Device::list`] is empty, and
+//! [`open`] fails with [`OpenError::NoHardware`], whose text says "RDMA verbs and the software
+//! device need Linux; this is macos". Other systems are a compile error.
+//!
+//! ```
+//! use rdma::DeviceSelector;
+//!
+//! match rdma::open(&DeviceSelector::Hardware) {
+//!     Ok(opened) => println!("over {}", opened.choice),
+//!     // On macOS, too.
+//!     Err(reason) => println!("over TCP: {reason}"),
+//! }
+//! ```
+//!
 //! # Features
 //!
 //! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. The
@@ -157,6 +177,8 @@
 //                               forked children
 //   wait.rs, panics.rs          waits for a descriptor; panics of user code, kept until the work
 //                               around is done
+//   os.rs, os/, platform.rs     what only Linux has, and its stand-in on other systems; the reason
+//                               why those have no device
 //   error.rs, errno.rs, types/  `Error`; calls that report in `errno`; the values of the verbs
 //                               interface
 //   testing.rs                  the device of rdma-testkit; it names types of `rdma`, because the
@@ -183,8 +205,12 @@ mod fork;
 pub mod guide;
 mod handle;
 mod mr;
+#[cfg_attr(not(target_os = "linux"), path = "os/elsewhere.rs")]
+#[cfg_attr(not(feature = "aio"), allow(dead_code, reason = "a part is for the reactor"))]
+mod os;
 mod panics;
 mod pd;
+mod platform;
 mod qp;
 mod ring;
 #[cfg(feature = "soft")]

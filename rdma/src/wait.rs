@@ -1,15 +1,13 @@
 //! Waits on file descriptors with a deadline, and lends descriptors to callers.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::ptr;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::{Error, Result, Verb};
+use crate::os::{self, Epoll, EventFd};
 
 /// The time at which a wait ends without success; without one, the wait has no limit.
 #[derive(Debug, Clone, Copy)]
@@ -102,17 +100,17 @@ impl EventDescriptor {
 
 impl AsFd for EventDescriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.lent.0.as_fd()
+        self.lent.as_fd()
     }
 }
 
 pub(crate) fn epoll() -> Result<Epoll> {
-    Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll_create1"))
+    Epoll::new().map_err(failed("epoll_create1"))
 }
 
 /// Makes an epoll watch whether a descriptor is readable.
 pub(crate) fn watch(epoll: &Epoll, fd: BorrowedFd<'_>) -> Result<()> {
-    epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed("epoll_ctl"))
+    epoll.watch(fd).map_err(failed("epoll_ctl"))
 }
 
 /// Makes the error of a system call.
@@ -126,19 +124,17 @@ pub(crate) struct Semaphore(EventFd);
 
 impl Semaphore {
     pub(crate) fn new() -> Result<Self> {
-        let flags = EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        EventFd::from_flags(flags).map(Self).map_err(failed("eventfd2"))
+        EventFd::semaphore().map(Self).map_err(failed("eventfd2"))
     }
 
     /// Adds `count`.
     pub(crate) fn post(&self, count: u64) {
-        // The only error, a full counter, leaves the semaphore readable.
-        let _full = self.0.write(count);
+        self.0.add(count);
     }
 
     /// Takes 1 unless the count is 0.
     pub(crate) fn take(&self) {
-        let _empty = self.0.read();
+        self.0.take();
     }
 }
 
@@ -165,25 +161,14 @@ pub(crate) fn any_readable<const N: usize>(
     fds: [Option<BorrowedFd<'_>>; N],
     deadline: Deadline,
 ) -> Result<bool> {
-    // ppoll skips negative descriptors.
+    // The call skips negative descriptors.
     let fds = fds.map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd()));
     loop {
         let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-        let left = deadline.left().map(|left| libc::timespec {
-            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
-        let timeout = left.as_ref().map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: ppoll requires `N` pollfds, a timespec or NULL, and a signal mask or NULL: the
-        // array has `N` elements, and the pointers are NULL or to locals that live during the call.
-        let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), N as libc::nfds_t, timeout, ptr::null()) };
-        match ready {
-            0 => return Ok(false),
-            1.. => return Ok(true),
-            _ => match Errno::last() {
-                Errno::EINTR => {}
-                errno => return Err(Error::of_call(operation, "ppoll", errno as i32)),
-            },
+        match os::poll(&mut polled, deadline.left()) {
+            Ok(is_ready) => return Ok(is_ready),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(Error::of_call(operation, "ppoll", errno as i32)),
         }
     }
 }

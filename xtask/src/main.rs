@@ -1,8 +1,8 @@
 //! Developer commands: `cargo xtask COMMAND`.
 //!
 //! One module a command. `toolchain` (the oldest supported Rust, and its library for aarch64)
-//! serves `msrv`, `aarch64` and `tsan`, `apt` fetches Debian packages, `flaky` decides which failed
-//! cases of `vm` and `thirdparty` run once more, `system` has files and processes.
+//! serves `msrv`, `aarch64`, `platforms` and `tsan`, `apt` fetches Debian packages, `flaky` decides
+//! which failed cases of `vm` and `thirdparty` run once more, `system` has files and processes.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -16,6 +16,7 @@ mod counts;
 mod flaky;
 mod lint;
 mod msrv;
+mod platforms;
 mod ptx;
 mod publish;
 mod symbols;
@@ -50,6 +51,9 @@ enum Command {
     Lint,
     /// Check the workspace with the oldest supported Rust, of Debian's packages (on x86_64).
     Msrv,
+    /// Check rdma, rdma-net and programs over them for macOS and for musl (on x86_64). What cannot
+    /// be had, sources or a standard library, is skipped, with a line on standard output.
+    Platforms,
     /// Assemble the kernels of rdma-cuda with NVIDIA's assembler.
     Ptx(ptx::Options),
     /// Pack the packages that are published, build each from its archive, try `soft-rdma` of its
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
         Command::Counts(options) => counts::run(&options),
         Command::Lint => lint::run(),
         Command::Msrv => msrv::run(),
+        Command::Platforms => platforms::run(),
         Command::Ptx(options) => ptx::run(&options),
         Command::Publish => publish::run(),
         Command::Symbols(options) => symbols::run(&options),

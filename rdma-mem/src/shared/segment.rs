@@ -7,16 +7,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use memmap2::Advice;
-use nix::fcntl::SealFlag;
-
-use super::{
-    Access, Allocation, Pages, SIZE_SEALS, SharedMemoryError, add_seals, allocate, check_file, check_memory, make_file,
-};
+use super::{Access, Allocation, Pages, SharedMemoryError, add_seals, allocate, check_file, check_memory, make_file};
+use crate::os::{self, SEAL_SEAL, SIZE_SEALS, Seals, WRITE_SEAL};
 use crate::{SharedSlice, SharedSliceMut};
 
 /// Seals added once the owner has its mapping: no other writer, and no change of the seals.
-const OWNER_SEALS: SealFlag = SealFlag::F_SEAL_FUTURE_WRITE.union(SealFlag::F_SEAL_SEAL);
+const OWNER_SEALS: Seals = WRITE_SEAL.union(SEAL_SEAL);
 
 /// Memory of this process that peers may map to read: zeroed, page aligned, allocated.
 ///
@@ -55,8 +51,8 @@ impl Segment {
         let pages = Pages::new(fd.as_fd(), mapped, Allocation::OnDemand, Access::Write)?;
         // Huge pages are made at the first access by a mapping that asks for them. Errors of both
         // calls are ignored: the kernel may not have them, and `allocate` follows.
-        drop(pages.map.advise(Advice::HugePage));
-        drop(pages.map.advise(Advice::PopulateWrite));
+        drop(os::prefer_huge_pages(&pages.map));
+        drop(os::populate(&pages.map, 0, mapped));
         allocate(&fd, mapped)?;
         add_seals(&fd, OWNER_SEALS)?;
         Ok(Self { pages, len, fd })
@@ -106,7 +102,7 @@ impl SegmentView {
     pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, SharedMemoryError> {
         let mapped = check_file(fd, len, SIZE_SEALS.union(OWNER_SEALS), Allocation::Whole)?;
         let pages = Pages::new(fd, mapped, Allocation::Whole, Access::Read)?;
-        pages.map.advise(Advice::DontFork).map_err(|error| SharedMemoryError::System { call: "madvise", error })?;
+        pages.hide_from_children()?;
         Ok(Self { pages, len })
     }
 

@@ -4,6 +4,8 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::atomic::Ordering;
 
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, setrlimit};
 use rdma_test_support::holds_in_child;
 
@@ -128,7 +130,7 @@ fn the_memfd_cannot_shrink() {
 #[test]
 fn a_memfd_cannot_be_made_executable() {
     let plain = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    if memfd_create(c"test", plain | NO_EXEC).is_err() {
+    if memfd_create(c"test", plain | MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL)).is_err() {
         println!("SKIP the kernel is older than 6.3");
         return;
     }

@@ -4,16 +4,14 @@
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use nix::sys::eventfd::EventFd;
-
 use rdma::Result;
 
 use super::wire::{self, Kind, MAX_FRAME};
 use crate::protocol::{Refuse, RefuseCode};
-use crate::wait::spare_descriptor;
+use crate::wait::{self, spare_descriptor};
 
 /// A descriptor that is open for no purpose but to be closed.
-pub(super) struct Spare(Option<EventFd>);
+pub(super) struct Spare(Option<wait::Spare>);
 
 impl Spare {
     pub(super) fn new() -> Result<Self> {

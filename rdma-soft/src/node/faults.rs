@@ -6,11 +6,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rdma_sys::Variable;
 
-use crate::engine::fault::{FaultPlan, Injected};
+use crate::engine::fault::{FaultPlan, Injected, VARIABLE};
 use crate::log::log;
-
-/// The environment variable that holds the plan of a process.
-pub const VARIABLE: &str = "RDMA_SOFT_FAULT";
 
 /// Returns the plan in the environment, which a set-user-ID program ignores: a plan can end the
 /// process.

@@ -170,7 +170,7 @@ impl Unsupported for c_int {
 impl<T> Unsupported for *mut T {
     #[cold]
     fn unsupported() -> Self {
-        crate::table::set_errno(EOPNOTSUPP);
+        crate::os::set_errno(EOPNOTSUPP);
         std::ptr::null_mut()
     }
 }

@@ -8,7 +8,7 @@
 use std::ptr::null_mut;
 
 use super::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq_recv, ibv_req_notify_cq};
-use crate::{Ibverbs, bindings::*, table::set_errno};
+use crate::{Ibverbs, bindings::*, os::set_errno};
 use libc::{c_int, c_uint, c_void, sockaddr};
 
 const LOCAL: c_uint = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;

@@ -9,15 +9,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use nix::sys::epoll::Epoll;
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::time::TimeSpec;
-use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-
 use super::{DriverOptions, Readiness};
 use crate::context::Context as Device;
 use crate::cq::{Backoff, CompletionChannel, CompletionQueue, Pause, Pauses};
 use crate::error::{Error, Result, Verb};
+use crate::os::{Epoll, EventFd, TimerFd};
 use crate::wait::{self, Deadline};
 
 /// What a [`Reactor`] does in its turns.
@@ -285,7 +281,7 @@ impl Drop for Reactor {
 /// The descriptor is readable when there may be work, once the reactor is armed.
 impl AsFd for Reactor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.0.as_fd()
+        self.epoll.as_fd()
     }
 }
 
@@ -295,20 +291,17 @@ pub struct Bell(Arc<EventFd>);
 
 impl Bell {
     fn new() -> Result<Self> {
-        let fd =
-            EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(wait::failed("eventfd2"))?;
-        Ok(Self(Arc::new(fd)))
+        Ok(Self(Arc::new(EventFd::new().map_err(wait::failed("eventfd2"))?)))
     }
 
     /// Makes the reactor's descriptor readable, so that it does a turn.
     pub fn ring(&self) {
-        // The only error, a full counter, leaves the bell readable.
-        let _full = self.0.write(1);
+        self.0.add(1);
     }
 
     /// Takes what [`ring`](Self::ring) has left.
     fn silence(&self) {
-        let _empty = self.0.read();
+        self.0.take();
     }
 }
 
@@ -321,8 +314,7 @@ struct Timer {
 
 impl Timer {
     fn new() -> Result<Self> {
-        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
-        let fd = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(wait::failed("timerfd_create"))?;
+        let fd = TimerFd::new().map_err(wait::failed("timerfd_create"))?;
         Ok(Self { fd, at: None })
     }
 
@@ -331,14 +323,7 @@ impl Timer {
         if self.at == at {
             return;
         }
-        let set = match at.map(|at| at.saturating_duration_since(Instant::now())) {
-            None => self.fd.unset(),
-            // A time of zero would stop the timer, and the seconds must fit into C's type.
-            Some(after) => {
-                let after = after.clamp(Duration::from_nanos(1), Duration::from_secs(u32::MAX.into()));
-                self.fd.set(Expiration::OneShot(TimeSpec::from_duration(after)), TimerSetTimeFlags::empty())
-            }
-        };
+        let set = self.fd.set(at.map(|at| at.saturating_duration_since(Instant::now())));
         // An error leaves the timer as it was.
         self.at = if set.is_ok() { at } else { self.at };
     }

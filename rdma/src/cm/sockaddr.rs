@@ -25,21 +25,17 @@ impl RawAddr {
         let mut raw = Self { storage: unsafe { std::mem::zeroed() } };
         match address {
             SocketAddr::V4(address) => {
-                raw.v4 = sockaddr_in {
-                    sin_family: INET,
-                    sin_port: address.port().to_be(),
-                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
-                    sin_zero: [0; 8],
-                };
+                // By fields, because some systems have another one in front.
+                raw.v4.sin_family = INET;
+                raw.v4.sin_port = address.port().to_be();
+                raw.v4.sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
             }
             SocketAddr::V6(address) => {
-                raw.v6 = sockaddr_in6 {
-                    sin6_family: INET6,
-                    sin6_port: address.port().to_be(),
-                    sin6_flowinfo: address.flowinfo().to_be(),
-                    sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
-                    sin6_scope_id: address.scope_id(),
-                };
+                raw.v6.sin6_family = INET6;
+                raw.v6.sin6_port = address.port().to_be();
+                raw.v6.sin6_flowinfo = address.flowinfo().to_be();
+                raw.v6.sin6_addr.s6_addr = address.ip().octets();
+                raw.v6.sin6_scope_id = address.scope_id();
             }
         }
         raw

@@ -8,10 +8,9 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use nix::sys::epoll::Epoll;
-
 use super::{AsyncEvent, Context};
 use crate::error::{Result, Verb};
+use crate::os::Epoll;
 use crate::wait::{self, Semaphore};
 
 /// The events that were taken and that others have not seen.
@@ -179,7 +178,7 @@ impl EventTap {
 
 impl AsFd for EventTap {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.lent.0.as_fd()
+        self.lent.as_fd()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::pthread::{pthread_kill, pthread_self};
+use nix::sys::pthread::{Pthread, pthread_kill, pthread_self};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 extern "C" fn on_signal(_signal: i32) {}
@@ -29,12 +29,12 @@ pub fn handle(signal: Signal, flags: SaFlags) {
 /// If `body` panics.
 pub fn in_storm<R>(flags: SaFlags, body: impl FnOnce() -> R) -> R {
     handle(Signal::SIGUSR1, flags);
-    let (target, is_over) = (pthread_self(), AtomicBool::new(false));
+    let (target, is_over) = (Target(pthread_self()), AtomicBool::new(false));
     let worked = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 // The thread lives: it waits for the end of this one.
-                pthread_kill(target, Signal::SIGUSR1).expect("a thread that lives");
+                target.kill(Signal::SIGUSR1).expect("a thread that lives");
                 thread::sleep(Duration::from_micros(50));
             }
         });
@@ -43,4 +43,17 @@ pub fn in_storm<R>(flags: SaFlags, body: impl FnOnce() -> R) -> R {
         worked
     });
     worked.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// The thread that gets the signals. musl's name of a thread is a pointer.
+struct Target(Pthread);
+
+// SAFETY: Sync requires that threads may use the value at the same time: it is only passed to
+// pthread_kill, which any thread may call.
+unsafe impl Sync for Target {}
+
+impl Target {
+    fn kill(&self, signal: Signal) -> nix::Result<()> {
+        pthread_kill(self.0, signal)
+    }
 }

@@ -31,6 +31,9 @@ pub(crate) use self::plan::{Fault, Operations};
 
 use self::plan::{Pick, Rule, Subject};
 
+/// The environment variable that holds the plan of a process.
+pub const VARIABLE: &str = "RDMA_SOFT_FAULT";
+
 /// Counts of the requests that a plan has picked since it was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -22,8 +22,9 @@ fn trap() -> Option<*mut libc::c_void> {
         mode: u64,
         ioctls: u64,
     }
-    const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-    const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+    // The type depends on the C library.
+    const UFFDIO_API: libc::Ioctl = 0xc018_aa3f_u32 as libc::Ioctl;
+    const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;
     // SAFETY: userfaultfd takes a number and reads no memory.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;

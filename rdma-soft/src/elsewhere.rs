@@ -1,0 +1,166 @@
+//! The crate on systems other than Linux: no device, and the modules that the public interface
+//! needs.
+
+/// The connection manager, which has no device to connect.
+pub(crate) mod cm {
+    use rdma_sys::RdmaCm;
+
+    /// The table of librdmacm's functions: all of them fail with `EOPNOTSUPP`.
+    #[must_use]
+    pub fn rdmacm() -> &'static RdmaCm {
+        static TABLE: RdmaCm = RdmaCm::UNSUPPORTED;
+        &TABLE
+    }
+}
+
+/// Threads that copy memory, which no device needs.
+pub(crate) mod copier {
+    use std::convert::Infallible;
+    use std::io;
+
+    use rdma_mem::Copier;
+
+    /// Threads that copy foreign memory for the software device.
+    #[derive(Debug)]
+    pub struct CopierThreads(Infallible);
+
+    impl CopierThreads {
+        /// Starts no thread.
+        ///
+        /// # Errors
+        ///
+        /// Always `EOPNOTSUPP`.
+        pub fn start(_copier: impl Copier) -> io::Result<Self> {
+            Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+        }
+
+        /// There are no threads.
+        pub(crate) fn never(&self) -> ! {
+            match self.0 {}
+        }
+    }
+}
+
+/// The node, which cannot start.
+pub(crate) mod node {
+    use std::convert::Infallible;
+
+    use crate::engine::{Engine, Errno};
+
+    #[derive(Debug)]
+    pub(crate) struct Node(Infallible);
+
+    impl Node {
+        pub(crate) fn get() -> Result<&'static Self, Errno> {
+            Err(Errno(libc::EOPNOTSUPP))
+        }
+
+        pub(crate) fn with<T>(&self, _body: impl FnOnce(&mut Engine) -> T) -> T {
+            match self.0 {}
+        }
+
+        pub(crate) fn with_drained<T>(&self, _body: impl FnOnce(&mut Engine) -> T) -> T {
+            match self.0 {}
+        }
+    }
+}
+
+/// System calls, of which none is made.
+pub(crate) mod os {
+    /// The name of the system call that has failed: none.
+    #[must_use]
+    pub fn failed_call(_errno: i32) -> Option<&'static str> {
+        None
+    }
+}
+
+/// The verbs of a library that lists no device.
+pub(crate) mod verbs {
+    use std::ptr::null_mut;
+    use std::sync::atomic::AtomicPtr;
+
+    use libc::c_int;
+    use rdma_sys::{Ibverbs, Variable, ibv_device, ibv_mr, ibv_pd};
+
+    use super::copier::CopierThreads;
+
+    /// The table of libibverbs' functions: the list of devices is empty, and all else fails with
+    /// `EOPNOTSUPP`.
+    #[must_use]
+    pub fn ibverbs() -> &'static Ibverbs {
+        static TABLE: Ibverbs = Ibverbs {
+            ibv_get_device_list: get_device_list,
+            ibv_free_device_list: free_device_list,
+            ..Ibverbs::UNSUPPORTED
+        };
+        &TABLE
+    }
+
+    /// # Safety
+    ///
+    /// `count` is null, or valid for a write.
+    unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+        /// The NULL that ends the list.
+        static END: AtomicPtr<ibv_device> = AtomicPtr::new(null_mut());
+        if !count.is_null() {
+            // SAFETY: `count` is valid for a write, by this function's condition.
+            unsafe { count.write(0) };
+        }
+        END.as_ptr()
+    }
+
+    extern "C" fn free_device_list(_list: *mut *mut ibv_device) {}
+
+    /// Checks nothing: no device reads the environment.
+    ///
+    /// # Errors
+    ///
+    /// None.
+    pub fn check_environment() -> Result<(), &'static Variable> {
+        Ok(())
+    }
+
+    /// Registers nothing: there is no copier.
+    ///
+    /// # Safety
+    ///
+    /// None.
+    pub unsafe fn register_foreign(
+        _pd: *mut ibv_pd,
+        copier: &CopierThreads,
+        _address: u64,
+        _len: usize,
+        _access: u32,
+    ) -> *mut ibv_mr {
+        copier.never()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+
+    use super::{cm, node, verbs};
+    use crate::engine::Errno;
+
+    #[test]
+    fn the_list_of_devices_is_empty_and_all_else_fails() {
+        let table = verbs::ibverbs();
+        let mut count = 7;
+        // SAFETY: ibv_get_device_list requires space for the count: a local.
+        let list = unsafe { (table.ibv_get_device_list)(&raw mut count) };
+        assert_eq!(count, 0);
+        // SAFETY: the read requires an array that ends with NULL: the list is one.
+        assert!(unsafe { *list }.is_null());
+        // SAFETY: ibv_free_device_list requires a list of the same table, which is not used later.
+        unsafe { (table.ibv_free_device_list)(list) };
+        // SAFETY: ibv_get_device_list takes NULL for the count, too.
+        assert!(!unsafe { (table.ibv_get_device_list)(null_mut()) }.is_null());
+        // SAFETY: the entries of UNSUPPORTED use no argument.
+        assert!(unsafe { (table.ibv_open_device)(null_mut()) }.is_null());
+        // SAFETY: the entries of UNSUPPORTED use no argument.
+        assert!(unsafe { (cm::rdmacm().rdma_create_event_channel)() }.is_null());
+        assert!(matches!(node::Node::get(), Err(Errno(libc::EOPNOTSUPP))));
+        assert_eq!(verbs::check_environment(), Ok(()));
+    }
+}
