@@ -21,10 +21,16 @@ use crate::shm::{AllReduce, DirectReads, reads_directly};
 use crate::tensor::{self, Tensor};
 
 impl Communicator {
-    /// Prepares an operation, for the first elements of two tensors or in place of one.
+    /// Prepares an operation, for the first elements of two tensors or in place of one. It sends
+    /// nothing. The request is the same at all ranks; the operation is that of this rank.
+    ///
+    /// An operation that is done often is prepared once, as MPI's persistent operations are
+    /// (`MPI_Allreduce_init`); the operations by name keep the last one.
     ///
     /// # Errors
-    /// `InvalidInput` if the request makes no sense, or its algorithm does not do it.
+    /// `InvalidInput` if the request makes no sense, if its algorithm does not do it, or if these
+    /// ranks do not do it by its executor.
+    #[doc(alias = "MPI_Allreduce_init")]
     pub fn prepare<T: Element>(&self, request: Request) -> Result<Operation, Error> {
         let mut job = self.job(&request);
         job.chunk = (self.tuning.chunk / size_of::<T>()).max(1);
@@ -124,8 +130,11 @@ impl Communicator {
     /// changed again.
     ///
     /// # Errors
-    /// `InvalidInput` if a tensor is too short, or is not where the operation wants it; otherwise a
-    /// rank has failed.
+    /// `InvalidInput` if a tensor is too short, or has elements of another size than the operation,
+    /// or if one tensor is given for an operation out of place, or two for one in place. Otherwise
+    /// a rank has failed, or the others have made no progress for
+    /// [`Tuning::stall`](crate::Tuning::stall).
+    #[doc(alias = "MPI_Start")]
     pub fn perform<T: Element>(
         &mut self,
         operation: &Operation,
