@@ -2,7 +2,9 @@
 //!
 //! Each takes tensors, which are the fastest, or any memory of the program, which is copied through
 //! tensors of the communicator, piece by piece. A request tells the same at every rank: the counts
-//! follow from the lengths of the memory, and ranks whose lengths do not fit get an error.
+//! follow from the lengths of the memory, and ranks whose lengths do not fit get an error. The
+//! kind of memory has to be the same too: ranks do memory of the program by pieces, and tensors at
+//! once.
 
 use std::ops::Range;
 
@@ -21,10 +23,16 @@ const STAGE: usize = if cfg!(test) { 8 << 10 } else { 4 << 20 };
 const ALIGNMENT: usize = 64;
 
 impl Communicator {
-    /// Reduces the inputs of all ranks into the output of every rank.
+    /// Reduces the inputs of all ranks into the output of every rank. All ranks get the same bits.
+    ///
+    /// This is NCCL's `ncclAllReduce` and MPI's `MPI_Allreduce`. Input and output may be the same
+    /// tensor.
     ///
     /// # Errors
-    /// `InvalidInput` if input and output differ in length; otherwise a rank has failed.
+    /// `InvalidInput` if input and output differ in length; otherwise a rank has failed, or the
+    /// others have made no progress for [`Tuning::stall`](crate::Tuning::stall).
+    #[doc(alias = "ncclAllReduce")]
+    #[doc(alias = "MPI_Allreduce")]
     pub fn all_reduce<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -36,10 +44,12 @@ impl Communicator {
         self.two(request, input, output.into())
     }
 
-    /// Reduces the memory of all ranks, in place.
+    /// Reduces the memory of all ranks, in place, as [`all_reduce`](Self::all_reduce) does and MPI
+    /// with `MPI_IN_PLACE`.
     ///
     /// # Errors
-    /// If a rank has failed.
+    /// As [`all_reduce`](Self::all_reduce).
+    #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce_in_place<'a, T: Element>(
         &mut self,
         memory: impl Into<Target<'a, T>>,
@@ -69,9 +79,13 @@ impl Communicator {
 
     /// Gives the input of every rank to all: the output has the inputs in the order of ranks.
     ///
+    /// This is NCCL's `ncclAllGather` and MPI's `MPI_Allgather`.
+    ///
     /// # Errors
     /// `InvalidInput` if the output is not as long as the inputs of all ranks; otherwise a rank has
     /// failed.
+    #[doc(alias = "ncclAllGather")]
+    #[doc(alias = "MPI_Allgather")]
     pub fn all_gather<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -81,7 +95,8 @@ impl Communicator {
         self.two(Request::new(Collective::AllGather, input.len()), input, output.into())
     }
 
-    /// Gives every rank's block of the memory to all: each rank has filled its own.
+    /// Gives every rank's block of the memory to all, in place: of `n` blocks of equal length, rank
+    /// `r` has filled block `r`.
     ///
     /// # Errors
     /// `InvalidInput` if the memory cannot be divided among the ranks; otherwise a rank has failed.
@@ -91,10 +106,14 @@ impl Communicator {
         self.one(Request::new(Collective::AllGather, count), memory)
     }
 
-    /// As [`all_gather`](Self::all_gather), where the input of rank `r` has `counts[r]` elements.
+    /// As [`all_gather`](Self::all_gather), where the input of rank `r` has `counts[r]` elements;
+    /// every rank gives all counts. The blocks lie side by side in the output.
+    ///
+    /// This is MPI's `MPI_Allgatherv`, without displacements.
     ///
     /// # Errors
     /// As [`all_gather`](Self::all_gather).
+    #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -106,9 +125,13 @@ impl Communicator {
 
     /// Reduces the inputs of all ranks, of which each rank gets one block, in the order of ranks.
     ///
+    /// This is NCCL's `ncclReduceScatter` and MPI's `MPI_Reduce_scatter_block`.
+    ///
     /// # Errors
     /// `InvalidInput` if the input is not as long as the outputs of all ranks; otherwise a rank has
     /// failed.
+    #[doc(alias = "ncclReduceScatter")]
+    #[doc(alias = "MPI_Reduce_scatter_block")]
     pub fn reduce_scatter<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -120,8 +143,8 @@ impl Communicator {
         self.two(request, input.into(), output)
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), where each rank gets its block in place; the
-    /// other blocks stay as they are.
+    /// As [`reduce_scatter`](Self::reduce_scatter), where rank `r` gets block `r` of the memory in
+    /// place; its other blocks stay as they are.
     ///
     /// # Errors
     /// `InvalidInput` if the memory cannot be divided among the ranks; otherwise a rank has failed.
@@ -136,10 +159,13 @@ impl Communicator {
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), where the block of rank `r` has `counts[r]`
-    /// elements.
+    /// elements; every rank gives all counts.
+    ///
+    /// This is MPI's `MPI_Reduce_scatter`.
     ///
     /// # Errors
     /// As [`reduce_scatter`](Self::reduce_scatter).
+    #[doc(alias = "MPI_Reduce_scatter")]
     pub fn reduce_scatter_v<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -154,9 +180,13 @@ impl Communicator {
     /// Sends block `r` of the input to each rank `r`; the output has the blocks that came, in the
     /// order of ranks.
     ///
+    /// This is NCCL's `ncclAlltoAll` and MPI's `MPI_Alltoall`.
+    ///
     /// # Errors
     /// `InvalidInput` if input and output differ in length, or cannot be divided among the ranks;
     /// otherwise a rank has failed.
+    #[doc(alias = "ncclAlltoAll")]
+    #[doc(alias = "MPI_Alltoall")]
     pub fn all_to_all<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -167,7 +197,7 @@ impl Communicator {
         self.two(Request::new(Collective::AllToAll, count), input, output.into())
     }
 
-    /// As [`all_to_all`](Self::all_to_all), in place.
+    /// As [`all_to_all`](Self::all_to_all), in place, for which the memory is copied first.
     ///
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all).
@@ -180,11 +210,13 @@ impl Communicator {
     /// As [`all_to_all`](Self::all_to_all), where this rank's block for rank `r` has `counts[r]`
     /// elements. Returns the lengths of the blocks that came.
     ///
-    /// The ranks tell each other their counts first, which costs an all-gather.
+    /// This is MPI's `MPI_Alltoallv`, without displacements, and without the counts that come: the
+    /// ranks tell each other theirs first, which costs an all-gather.
     ///
     /// # Errors
     /// `InvalidInput` if the input has not the elements of all counts, or the output not those that
     /// come; otherwise a rank has failed.
+    #[doc(alias = "MPI_Alltoallv")]
     pub fn all_to_all_v<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -205,10 +237,15 @@ impl Communicator {
         Ok(came)
     }
 
-    /// Gives the memory of the root to all.
+    /// Gives the memory of the root to all; the memory of all ranks has the same length.
+    ///
+    /// This is NCCL's `ncclBroadcast` in place, which is its `ncclBcast`, and MPI's `MPI_Bcast`.
     ///
     /// # Errors
     /// `InvalidInput` if there is no such root; otherwise a rank has failed.
+    #[doc(alias = "ncclBroadcast")]
+    #[doc(alias = "ncclBcast")]
+    #[doc(alias = "MPI_Bcast")]
     pub fn broadcast<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>, root: usize) -> Result<(), Error> {
         let memory = memory.into();
         self.one(Request { root, ..Request::new(Collective::Broadcast, memory.len()) }, memory)
@@ -217,8 +254,12 @@ impl Communicator {
     /// Reduces the inputs of all ranks into the output of the root. The outputs of the others may
     /// be empty.
     ///
+    /// This is NCCL's `ncclReduce` and MPI's `MPI_Reduce`.
+    ///
     /// # Errors
     /// `InvalidInput` if the root's output differs in length; otherwise a rank has failed.
+    #[doc(alias = "ncclReduce")]
+    #[doc(alias = "MPI_Reduce")]
     pub fn reduce<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -234,9 +275,13 @@ impl Communicator {
     /// Gives the inputs of all ranks to the root, in the order of ranks. The outputs of the others
     /// may be empty.
     ///
+    /// This is NCCL's `ncclGather` and MPI's `MPI_Gather`.
+    ///
     /// # Errors
     /// `InvalidInput` if the root's output is not as long as all inputs; otherwise a rank has
     /// failed.
+    #[doc(alias = "ncclGather")]
+    #[doc(alias = "MPI_Gather")]
     pub fn gather<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -250,8 +295,11 @@ impl Communicator {
     /// As [`gather`](Self::gather), where the input of rank `r` has `counts[r]` elements; every
     /// rank gives all counts.
     ///
+    /// This is MPI's `MPI_Gatherv`, without displacements.
+    ///
     /// # Errors
     /// As [`gather`](Self::gather).
+    #[doc(alias = "MPI_Gatherv")]
     pub fn gather_v<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -265,9 +313,13 @@ impl Communicator {
     /// Gives each rank its block of the root's input, in the order of ranks. The inputs of the
     /// others may be empty.
     ///
+    /// This is NCCL's `ncclScatter` and MPI's `MPI_Scatter`.
+    ///
     /// # Errors
     /// `InvalidInput` if the root's input is not as long as all outputs; otherwise a rank has
     /// failed.
+    #[doc(alias = "ncclScatter")]
+    #[doc(alias = "MPI_Scatter")]
     pub fn scatter<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -281,8 +333,11 @@ impl Communicator {
     /// As [`scatter`](Self::scatter), where rank `r` gets `counts[r]` elements; every rank gives
     /// all counts.
     ///
+    /// This is MPI's `MPI_Scatterv`, without displacements.
+    ///
     /// # Errors
     /// As [`scatter`](Self::scatter).
+    #[doc(alias = "MPI_Scatterv")]
     pub fn scatter_v<'a, T: Element>(
         &mut self,
         input: impl Into<Source<'a, T>>,
@@ -293,10 +348,13 @@ impl Communicator {
         self.two(Request { root, ..uneven(Collective::Scatter, counts) }, input.into(), output.into())
     }
 
-    /// Returns when every rank has called this function.
+    /// Returns when every rank has called this function. It is an all-reduce of one number.
+    ///
+    /// This is MPI's `MPI_Barrier`.
     ///
     /// # Errors
-    /// If a rank has failed.
+    /// If a rank has failed, or has not come for [`Tuning::stall`](crate::Tuning::stall).
+    #[doc(alias = "MPI_Barrier")]
     pub fn barrier(&mut self) -> Result<(), Error> {
         let Some(token) = self.token.take() else { return Ok(()) };
         let result = self.all_reduce_in_place(&token, Reduction::Sum);

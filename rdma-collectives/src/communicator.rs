@@ -1,5 +1,5 @@
 //! A communicator: the ranks of a job, connected by shared memory and by RDMA, and the collectives
-//! that they do together.
+//! that they do together. It is what NCCL and MPI call a communicator.
 
 use std::time::Duration;
 
@@ -35,7 +35,16 @@ use crate::wait::Patience;
 /// Beyond this number of ranks, each rank is connected to its two neighbours only.
 const MESH: usize = 16;
 
-/// The ranks of a job, connected to each other.
+/// The ranks of a job, connected to each other: NCCL's `ncclComm_t`, MPI's `MPI_Comm`.
+///
+/// Every rank does the same operations in the same order, one at a time. To do them in the
+/// background, give the communicator to a [`Queue`](crate::Queue).
+///
+/// A rank that fails, or whose arguments make no sense, gets an error; the others wait for it until
+/// [`Tuning::stall`], unless the rank ends its job with the error
+/// ([`Group::conclude`], [`placement::run`](crate::placement::run)). They then get the reason.
+#[doc(alias = "ncclComm_t")]
+#[doc(alias = "MPI_Comm")]
 #[derive(Debug)]
 pub struct Communicator {
     pub(crate) maker: Maker,
@@ -85,17 +94,21 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Connects the ranks of a group by one device of each; collective. The communicator lives as
-    /// long as the job: once the job's group has ended, its operations fail.
+    /// Connects the ranks of a group by one device of each; collective, and blocking. The
+    /// communicator lives as long as the job: once the job's group has ended, its operations fail.
+    ///
+    /// With [`Group::meet`], this is NCCL's `ncclCommInitRank`. `tuning` is the same at all ranks.
     ///
     /// # Errors
     /// As for [`on_rails`](Self::on_rails).
+    #[doc(alias = "ncclCommInitRank")]
     pub fn new(adapter: &Adapter, group: &mut Group, tuning: Tuning) -> Result<Self, Error> {
         let rail = group.agree("the domains", Rail::new(adapter, tuning.method))?;
         Self::on_rails(vec![rail], group, tuning)
     }
 
-    /// Connects the ranks of a group by the devices of each; collective.
+    /// Connects the ranks of a group by the devices of each, whose connections share the bytes of
+    /// every message; collective, and blocking.
     ///
     /// # Errors
     /// If shared memory is asked for and cannot be had, or if any rank fails; every rank is told.
@@ -170,7 +183,7 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// What this communicator has done so far.
+    /// What this communicator has done so far, at this rank.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let sent = |rail: usize| {
@@ -188,7 +201,8 @@ impl Communicator {
         self.channels.len()
     }
 
-    /// The transports between the ranks.
+    /// The transports between the ranks; as text, they say why ranks of one host do not share
+    /// memory.
     #[must_use]
     pub fn transports(&self) -> &Transports {
         &self.transports
@@ -217,10 +231,15 @@ impl Communicator {
         self.group.all_gather("the GPUs", &own)
     }
 
-    /// Allocates a tensor of `count` elements at every rank; collective.
+    /// Allocates a tensor of `count` elements at every rank; collective. All ranks give the same
+    /// count. The memory is freed when the tensor is dropped.
+    ///
+    /// It is registered with the devices, as by NCCL's `ncclMemAlloc` and `ncclCommRegister`.
     ///
     /// # Errors
     /// If any rank lacks the memory; every rank is told.
+    #[doc(alias = "ncclMemAlloc")]
+    #[doc(alias = "ncclCommRegister")]
     pub fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensor<T>, Error> {
         // No rank can allocate the whole address space, so each hears of a count that is too large.
         Ok(Tensor::new(self.allocate_bytes(count.saturating_mul(size_of::<T>()))?, count))
@@ -246,9 +265,12 @@ impl Communicator {
         self.fabrics[0].notice()
     }
 
-    /// Runs this rank's part of a collective; the other ranks run theirs.
+    /// Runs this rank's part of a schedule that [`build`](crate::build()) has made, or the program;
+    /// the other ranks run theirs.
     ///
-    /// Returns when this rank's output is complete and both tensors may be changed again.
+    /// Returns when this rank's output is complete and both tensors may be changed again. Of
+    /// [`Reduction::Avg`] it makes the sum, which [`finish`](Self::finish) divides.
+    /// [`perform`](Self::perform) does both, and chooses the schedule.
     ///
     /// # Errors
     /// If a tensor is too short for the schedule, or if a rank fails.
@@ -315,19 +337,28 @@ impl Communicator {
         Ok(self.scratch.slice(..bytes)?.into())
     }
 
-    /// The bytes of this rank's messages in all schedules so far.
+    /// The bytes of this rank's messages so far, in schedules and by
+    /// [`exchange`](Self::exchange). Those of the executors without steps do not count.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
 
-    /// This rank.
+    /// This rank, from 0 to [`ranks`](Self::ranks) - 1; aggregators have the numbers beyond.
+    ///
+    /// This is NCCL's `ncclCommUserRank` and MPI's `MPI_Comm_rank`.
+    #[doc(alias = "ncclCommUserRank")]
+    #[doc(alias = "MPI_Comm_rank")]
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of ranks that have an input or an output.
+    /// Number of ranks that have an input or an output: all processes but the aggregators.
+    ///
+    /// This is NCCL's `ncclCommCount` and MPI's `MPI_Comm_size`.
+    #[doc(alias = "ncclCommCount")]
+    #[doc(alias = "MPI_Comm_size")]
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.world - self.aggregators
@@ -391,6 +422,9 @@ impl Communicator {
     /// this, such ranks wait for each other until [`Tuning::stall`], or get elements that mean
     /// nothing. It costs a round trip of sockets for each operation: for programs that are being
     /// written. The same at all ranks.
+    ///
+    /// The collective, the type, the counts, the reduction and the root are compared; algorithms
+    /// and messages are not.
     pub fn compare_operations(&mut self, compares: bool) {
         self.compares = compares;
     }
@@ -409,7 +443,8 @@ impl Communicator {
         }
     }
 
-    /// Sets the table by which algorithms are chosen. The same at all ranks.
+    /// Sets the table by which algorithms are chosen; the built-in one is for what it does not
+    /// have. The same at all ranks. Operations that have been prepared before stay as they are.
     pub fn set_table(&mut self, table: AlgorithmTable) {
         (self.table, self.last) = (table, None);
     }
@@ -419,23 +454,32 @@ impl Communicator {
         &self.table
     }
 
-    /// The group of this communicator's ranks, for values that are not worth a collective.
+    /// The group of this communicator's ranks, for values that are not worth a collective. It is a
+    /// part of the job's group, which alone can be concluded.
     pub fn group(&mut self) -> &mut Group {
         &mut self.group
     }
 
     /// Connects some of the ranks by a communicator of their own: those that give the same color,
-    /// in the order of their keys. Collective.
+    /// in the order of their keys, and of their ranks where keys are equal. Collective: every rank
+    /// is in the part of its color.
+    ///
+    /// This is NCCL's `ncclCommSplit` and MPI's `MPI_Comm_split`; with one color it is
+    /// `MPI_Comm_dup`.
     ///
     /// # Errors
     /// If a rank has failed, or lacks the memory.
+    #[doc(alias = "ncclCommSplit")]
+    #[doc(alias = "MPI_Comm_split")]
+    #[doc(alias = "MPI_Comm_dup")]
     pub fn split(&mut self, color: usize, key: usize) -> Result<Self, Error> {
         self.maker.check()?;
         let part = self.group.split(color, key)?;
         Self::of_group(self.rails.clone(), part, self.tuning.clone())
     }
 
-    /// Divides a sum by the number of ranks if `reduction` is the average, which no schedule does.
+    /// Divides a sum by the number of ranks if `reduction` is the average, which no schedule does:
+    /// after [`run`](Self::run).
     ///
     /// # Errors
     /// If the tensor has fewer elements.

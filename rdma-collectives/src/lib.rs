@@ -1,18 +1,59 @@
-//! Collective operations of a job: over shared memory inside a host, and over RDMA writes between
-//! hosts.
+//! Collective operations of AI training and HPC, over shared memory inside a host and over RDMA
+//! between hosts: all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather,
+//! scatter, barrier, and messages.
 //!
 //! The ranks of a job meet in a [`Group`](bootstrap::Group). A [`Communicator`] connects them; its
-//! collectives work on [`Tensor`]s. Ranks that share memory read each other's tensors where they
-//! lie; to the others, messages are written. Messages of tensors on GPUs go from GPU memory to GPU
-//! memory where the devices can access it, and are staged in host memory elsewhere.
+//! operations work on [`Tensor`]s, which all ranks allocate together, and on any memory of the
+//! program. Ranks that share memory read each other's tensors where they lie; to the others,
+//! messages are written. With feature `cuda`, tensors can be in the memory of GPUs. Without a NIC,
+//! everything runs on the software device `soft0` (feature `soft`, on by default).
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use rdma_collectives::bootstrap::{Group, Place, Roles, Root, Terms};
+//! use rdma_collectives::{Adapter, Communicator, Error, Reduction, Tuning};
+//!
+//! /// What each rank does, be it a thread or a process on any host.
+//! fn rank(place: Place) -> Result<(), Error> {
+//!     let terms = Terms::new("sums", &(), Roles::Ranks, Duration::from_secs(30));
+//!     let mut group = Group::meet(place, &terms)?;
+//!     let opened = rdma::open(&rdma::DeviceSelector::Any)?;
+//!     let adapter = Adapter::new(&opened.context, opened.port)?;
+//!     let mut comm = Communicator::new(&adapter, &mut group, Tuning::default())?;
+//!     let tensor = comm.allocate::<f32>(1000)?;
+//!     tensor.write(0, &[comm.rank() as f32 + 1.0; 1000])?;
+//!     comm.all_reduce_in_place(&tensor, Reduction::Sum)?;
+//!     let mut sums = [0.0; 1000];
+//!     tensor.read(0, &mut sums)?;
+//!     assert_eq!(sums, [3.0; 1000]);
+//!     group.conclude(Ok(()))
+//! }
+//! # let job = u64::from(std::process::id()) << 8 | 0x11;
+//! # let (listener, address) = rdma_collectives::bootstrap::listen_locally(job)?;
+//! # let roots = [Root::Listener(listener), Root::Address(address)].into_iter().enumerate();
+//! # let places = roots.map(|(rank, root)| Place { rank, world: 2, root, job });
+//! # let ranks: Vec<_> = places.map(|place| std::thread::spawn(move || rank(place))).collect();
+//! # ranks.into_iter().try_for_each(|rank| rank.join().expect("no panic"))?;
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! The [`guide`] has whole programs, what each algorithm does and costs, and the names of NCCL and
+//! MPI beside those of this crate.
+//!
+//! * Where ranks meet: [`bootstrap`]; what mpirun, Slurm and torchrun tell them: [`launchers`]; one
+//!   rank from its start to its end: [`placement::run`].
+//! * Operations by name: the methods of [`Communicator`]; prepared once and done often:
+//!   [`Communicator::prepare`] and [`Communicator::perform`]; started, and awaited: [`Queue`].
+//! * Messages between ranks: [`Communicator::send`] and [`Communicator::exchange`].
+//! * Algorithms as data, for those who study them: [`build`] and [`Schedule`].
 
 // The transport is chosen for each pair of ranks. If any ranks share memory, a tensor is a segment
 // that is also registered with every device in use: peers on this host read it, and a device sends
 // from it.
 //
-// Without a table an all-reduce takes one step for small tensors, two direct steps up to 16 ranks,
-// and the ring beyond: on one host every rank reaches every other, and the ring's dependent steps
-// cost more.
+// `perform.rs` chooses how an operation is done, by the table of `choose.rs`; the guide's page on
+// algorithms tells the user the same.
 //
 // Files, from the bottom to the top:
 //
@@ -40,6 +81,7 @@
 //                                   prepared operations; where the way to do one is chosen; counts
 //   collectives.rs, messages.rs     the operations by name, and messages, on any memory
 //   queue.rs                        started operations, in order, on a thread
+//   guide/                          pages for users, whose programs are doctests
 
 #![forbid(unsafe_code)]
 
@@ -62,6 +104,7 @@ mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "gpu/off.rs"]
 mod gpu;
+pub mod guide;
 pub mod launchers;
 mod link;
 mod memory;

@@ -8,6 +8,9 @@ use crate::tensor::Tensor;
 
 /// What an operation reads: the first elements of a [`Tensor`], where they lie, or a slice of the
 /// program's own memory, which is copied through tensors of the communicator.
+///
+/// All ranks give the same kind for an operation: ranks of which some give a tensor and others a
+/// slice wait for each other in vain.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a, T> {
     /// So many elements of a tensor, from the first on.
@@ -16,7 +19,8 @@ pub enum Source<'a, T> {
     Slice(&'a [T]),
 }
 
-/// What an operation writes, as [`Source`] is what it reads.
+/// What an operation writes, as [`Source`] is what it reads, and in the same way of one kind at all
+/// ranks.
 #[derive(Debug)]
 pub enum Target<'a, T> {
     /// So many elements of a tensor, from the first on.
@@ -187,13 +191,15 @@ impl<'a, T, const N: usize> From<&'a mut [T; N]> for Target<'a, T> {
 }
 
 impl<T: Element> Tensor<T> {
-    /// The first elements, as what an operation reads.
+    /// The first `count` elements, as what an operation reads. A count beyond the tensor's makes
+    /// the operation fail.
     #[must_use]
     pub fn source(&self, count: usize) -> Source<'_, T> {
         Source::Tensor(self, count)
     }
 
-    /// The first elements, as what an operation writes.
+    /// The first `count` elements, as what an operation writes. A count beyond the tensor's makes
+    /// the operation fail.
     #[must_use]
     pub fn target(&self, count: usize) -> Target<'_, T> {
         Target::Tensor(self, count)

@@ -18,7 +18,8 @@ const PIECE: usize = if cfg!(test) { 8 << 10 } else { 1 << 20 };
 /// Pieces of several messages begin at multiples of so many elements: no two share a cache line.
 const ALIGNMENT: usize = 64;
 
-/// One of several messages that are exchanged at a time.
+/// One of several messages that are [exchanged](Communicator::exchange) at a time: NCCL's
+/// `ncclSend` or `ncclRecv` in a group, MPI's `MPI_Isend` or `MPI_Irecv`.
 #[derive(Debug)]
 pub enum Transfer<'a, T> {
     /// A message to a rank.
@@ -32,7 +33,7 @@ pub enum Transfer<'a, T> {
     Receive {
         /// The rank.
         from: usize,
-        /// Space for the elements, of the length of the message.
+        /// Space for the elements, as many as the message has.
         memory: Target<'a, T>,
     },
 }
@@ -66,27 +67,43 @@ impl<T: Element> Transfer<'_, T> {
 
 impl Communicator {
     /// Sends a message to a rank, which receives it by [`recv`](Self::recv), with the same number
-    /// of elements. Returns when the rank has taken it.
+    /// of elements. Returns when the memory may be changed again, at the latest when the rank has
+    /// received the message: two ranks that send to each other use [`exchange`](Self::exchange).
+    ///
+    /// This is NCCL's `ncclSend` and MPI's `MPI_Send`, without a tag.
     ///
     /// # Errors
-    /// `InvalidInput` if there is no such rank; otherwise a rank has failed.
+    /// `InvalidInput` if there is no such rank, or it is this one; otherwise a rank has failed, or
+    /// has made no progress for [`Tuning::stall`](crate::Tuning::stall).
+    #[doc(alias = "ncclSend")]
+    #[doc(alias = "MPI_Send")]
     pub fn send<'a, T: Element>(&mut self, memory: impl Into<Source<'a, T>>, to: usize) -> Result<(), Error> {
         self.exchange(&mut [Transfer::send(memory, to)])
     }
 
-    /// Receives the next message of a rank.
+    /// Receives the next message of a rank. Messages between two ranks come in the order in which
+    /// they were sent.
+    ///
+    /// This is NCCL's `ncclRecv` and MPI's `MPI_Recv`, without a tag.
     ///
     /// # Errors
     /// `InvalidInput` if there is no such rank; an error if the message has another length;
     /// otherwise a rank has failed.
+    #[doc(alias = "ncclRecv")]
+    #[doc(alias = "MPI_Recv")]
     pub fn recv<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>, from: usize) -> Result<(), Error> {
         self.exchange(&mut [Transfer::receive(memory, from)])
     }
 
-    /// Receives a message of any rank, all of which send as many elements, and returns the rank.
+    /// Receives a message of any other rank, all of which send as many elements, and returns the
+    /// rank.
+    ///
+    /// This is MPI's `MPI_Recv` with `MPI_ANY_SOURCE`.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// `InvalidInput` for a message without elements, without other ranks, and with tensors on
+    /// GPUs; otherwise as [`recv`](Self::recv).
+    #[doc(alias = "MPI_ANY_SOURCE")]
     pub fn recv_any<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>) -> Result<usize, Error> {
         let memory = memory.into();
         if memory.is_empty() || self.ranks() < 2 {
@@ -104,9 +121,20 @@ impl Communicator {
     /// other, and a rank to itself. The messages between two ranks come in the order of the
     /// transfers.
     ///
+    /// This is NCCL's `ncclGroupStart` and `ncclGroupEnd` around sends and receives, and MPI's
+    /// `MPI_Sendrecv`, or `MPI_Isend` and `MPI_Irecv` with one `MPI_Waitall`.
+    ///
+    /// The elements are copied at both sides, by pieces of up to 1 MiB. Tensors on GPUs are not;
+    /// there one message to another rank and one from another rank can be exchanged at a time.
+    ///
     /// # Errors
     /// `InvalidInput` if there is no such rank, or a message of this rank to itself has no receiver
     /// among the transfers; otherwise as [`recv`](Self::recv).
+    #[doc(alias = "ncclGroupStart")]
+    #[doc(alias = "ncclGroupEnd")]
+    #[doc(alias = "MPI_Sendrecv")]
+    #[doc(alias = "MPI_Isend")]
+    #[doc(alias = "MPI_Irecv")]
     pub fn exchange<T: Element>(&mut self, transfers: &mut [Transfer<'_, T>]) -> Result<(), Error> {
         self.maker.check()?;
         self.begin();

@@ -4,7 +4,19 @@ use crate::element::{DataType, Element, Reduction};
 use crate::schedule::step::Schedule;
 use crate::schedule::{Algorithm, Collective, Job, Layout, build};
 
-/// What the ranks are to do together; equal at all ranks.
+/// What the ranks are to do together, for [`prepare`](crate::Communicator::prepare); equal at all
+/// ranks.
+///
+/// ```
+/// use rdma_collectives::{Collective, Reduction, Request};
+///
+/// let largest = Request {
+///     in_place: true,
+///     reduction: Reduction::Max,
+///     ..Request::new(Collective::AllReduce, 1000)
+/// };
+/// assert_eq!(largest.algorithm, None);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The collective.
@@ -12,33 +24,35 @@ pub struct Request {
     /// NCCL's count: the elements of the whole operation for all-reduce, broadcast, reduce and
     /// sendrecv, and of one rank's block for the others.
     pub count: usize,
-    /// The lengths of blocks that differ, as [`Job::counts`].
+    /// The lengths of blocks that differ, in elements, as [`Job::counts`]; then `count` is 0.
     pub counts: Vec<usize>,
-    /// The root, of collectives that have one.
+    /// The root, of collectives that have one; of others it counts for nothing.
     pub root: usize,
     /// Whether input and output lie in the same memory, as [`Layout`] tells.
     pub in_place: bool,
-    /// The reduction, of collectives that reduce.
+    /// The reduction, of collectives that reduce; of others it counts for nothing.
     pub reduction: Reduction,
-    /// The algorithm; `None`: the communicator chooses.
+    /// The algorithm; `None`: the communicator [chooses](crate::guide::algorithms#what-is-chosen).
     pub algorithm: Option<Algorithm>,
-    /// The executor; `None`: the communicator chooses.
+    /// The executor; `None`: the communicator chooses. [`Executor::Steps`] does every operation.
     pub executor: Option<Executor>,
 }
 
-/// How an operation is done.
+/// How an operation is done: by its schedule, or in a way that needs none
+/// ([when](crate::guide::algorithms#executors)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Executor {
-    /// An all-reduce that needs no schedule.
+    /// An all-reduce that writes results to their place, in shared memory or over verbs.
     Fused,
-    /// Each rank reads what its output is made of.
+    /// Each rank reads what its output is made of, in the shared memory of its peers.
     Reads,
-    /// The steps of a schedule.
+    /// The steps of a schedule, over any links.
     Steps,
 }
 
-/// An operation that has been prepared, to be done any number of times.
+/// An operation that has been [prepared](crate::Communicator::prepare), to be
+/// [performed](crate::Communicator::perform) any number of times: MPI's persistent operation.
 #[derive(Clone, Debug)]
 pub struct Operation {
     pub(crate) request: Request,
@@ -82,25 +96,26 @@ impl Operation {
         self.element == T::TYPE && self.request == *request
     }
 
-    /// Where input and output lie. Out of place both begin at the first element of their tensor.
+    /// Where input and output lie, in elements. Out of place both begin at the first element of
+    /// their tensor.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The algorithm.
+    /// The algorithm: the one that was asked for, or the one chosen.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// How it is done.
+    /// The executor: the one that was asked for, or the one chosen.
     #[must_use]
     pub fn executor(&self) -> Executor {
         self.executor
     }
 
-    /// The parameters of the schedule.
+    /// The parameters of the schedule, at this rank.
     #[must_use]
     pub fn job(&self) -> &Job {
         &self.job

@@ -21,11 +21,17 @@ use crate::shm::{AllReduce, DirectReads, reads_directly};
 use crate::tensor::{self, Tensor};
 
 impl Communicator {
-    /// Prepares an operation, for the first elements of two tensors or in place of one.
+    /// Prepares an operation, for the first elements of two tensors or in place of one. It sends
+    /// nothing. The request is the same at all ranks; the operation is that of this rank.
+    ///
+    /// An operation that is done often is prepared once, as MPI's persistent operations are
+    /// (`MPI_Allreduce_init`); the operations by name keep the last one.
     ///
     /// # Errors
-    /// `InvalidInput` if the request makes no sense, if its algorithm does not do it, or if the
-    /// elements [do not have](crate::Reduction::check) the reduction.
+    /// `InvalidInput` if the request makes no sense, if its algorithm does not do it, if these ranks
+    /// do not do it by its executor, or if the elements [do not have](crate::Reduction::check) the
+    /// reduction.
+    #[doc(alias = "MPI_Allreduce_init")]
     pub fn prepare<T: Element>(&self, request: Request) -> Result<Operation, Error> {
         request.reduction.check(T::TYPE)?;
         let mut job = self.job(&request);
@@ -126,8 +132,11 @@ impl Communicator {
     /// changed again.
     ///
     /// # Errors
-    /// `InvalidInput` if a tensor is too short, or is not where the operation wants it; otherwise a
-    /// rank has failed.
+    /// `InvalidInput` if a tensor is too short, or has elements of another size than the operation,
+    /// or if one tensor is given for an operation out of place, or two for one in place. Otherwise
+    /// a rank has failed, or the others have made no progress for
+    /// [`Tuning::stall`](crate::Tuning::stall).
+    #[doc(alias = "MPI_Start")]
     pub fn perform<T: Element>(
         &mut self,
         operation: &Operation,

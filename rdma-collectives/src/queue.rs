@@ -33,7 +33,8 @@ use self::pending::pair;
 /// A started operation, for the thread: `Err` gives the failure of an earlier one.
 type Task = Box<dyn FnOnce(Result<&mut Communicator, Error>) -> Result<(), Error> + Send>;
 
-/// Executes started operations on a communicator, in order, in a thread of its own.
+/// Executes started operations on a communicator, in order, in a thread of its own: what a stream
+/// is to NCCL, and `MPI_Iallreduce` and the like to MPI.
 ///
 /// The thread runs on the cores on which the thread that made the queue may run.
 ///
@@ -74,7 +75,19 @@ impl Queue {
     }
 
     /// Starts an operation: `operation` runs in the queue's thread, after those that were started
-    /// before. Tensors should move in, and come back in its result.
+    /// before. Tensors should move in, and come back in its result. Every rank starts the same
+    /// operations in the same order. If an earlier one has failed, `operation` does not run.
+    ///
+    /// ```no_run
+    /// use rdma_collectives::{Pending, Queue, Tensor};
+    ///
+    /// fn broadcast(queue: &Queue, weights: Tensor<f32>) -> Pending<Tensor<f32>> {
+    ///     queue.start(move |comm| {
+    ///         comm.broadcast(&weights, 0)?;
+    ///         Ok(weights)
+    ///     })
+    /// }
+    /// ```
     pub fn start<R: Send + 'static>(
         &self,
         operation: impl FnOnce(&mut Communicator) -> Result<R, Error> + Send + 'static,
@@ -93,6 +106,9 @@ impl Queue {
 
     /// Starts an all-reduce of the first `count` elements of a tensor, in place; the handle gives
     /// the tensor back.
+    ///
+    /// This is MPI's `MPI_Iallreduce`.
+    #[doc(alias = "MPI_Iallreduce")]
     pub fn all_reduce<T: Element>(&self, tensor: Tensor<T>, count: usize, reduction: Reduction) -> Pending<Tensor<T>> {
         self.start(move |comm| {
             comm.all_reduce_in_place(tensor.target(count), reduction)?;
@@ -100,7 +116,8 @@ impl Queue {
         })
     }
 
-    /// Waits for all started operations and returns the communicator. Their handles stay valid.
+    /// Waits for all started operations and returns the communicator, also if operations have
+    /// failed. Their handles stay valid.
     ///
     /// # Errors
     /// If an operation panicked.

@@ -8,16 +8,18 @@ use crate::schedule::{Algorithm, Collective};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The operations that have ended well, by what they did and how.
+    /// The operations that have ended well, by what they did and how. One on slices counts once for
+    /// each piece, a barrier as an all-reduce.
     pub operations: Vec<OperationStats>,
     /// Messages sent to, and received of, single ranks by [`exchange`], [`send`] and the like.
     ///
     /// [`exchange`]: crate::Communicator::exchange
     /// [`send`]: crate::Communicator::send
     pub messages: u64,
-    /// Bytes of the messages of schedules.
+    /// Bytes of the messages of schedules, and of those between single ranks.
     pub traffic: Traffic,
-    /// Bytes sent by each device, by the device's name and port.
+    /// Bytes sent by each device, by the device's name and port (`mlx5_0:1`). Bytes that other
+    /// ranks read in shared memory count nowhere.
     pub rails: Vec<(String, u64)>,
     /// How often a wait for another rank was so long that this rank slept.
     pub naps: u64,

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 
-/// A started operation. Dropping the handle does not stop it.
+/// A started operation: MPI's `MPI_Request`. Dropping the handle does not stop the operation.
 ///
-/// It is a future, of any executor: the queue's thread wakes the task.
+/// It is a future, of any executor: the queue's thread wakes the task. After its result has been
+/// taken by a poll, it gives an error.
+#[doc(alias = "MPI_Request")]
 #[derive(Debug)]
 #[must_use = "the handle gives the result"]
 pub struct Pending<R>(Arc<Shared<R>>);
@@ -85,16 +87,20 @@ impl<R> State<R> {
 }
 
 impl<R> Pending<R> {
-    /// Whether the operation has ended, so that [`wait`](Self::wait) returns at once.
+    /// Whether the operation has ended, so that [`wait`](Self::wait) returns at once: MPI's
+    /// `MPI_Test`.
+    #[doc(alias = "MPI_Test")]
     #[must_use]
     pub fn is_done(&self) -> bool {
         !matches!(*self.0.lock(), State::Running(_))
     }
 
-    /// Waits until the operation has ended and returns its result.
+    /// Waits until the operation has ended and returns its result: MPI's `MPI_Wait`.
     ///
     /// # Errors
-    /// The failure of this operation, or of an earlier one of the same queue.
+    /// The failure of this operation, or of an earlier one of the same queue; or that it did not
+    /// run, because the queue was dropped.
+    #[doc(alias = "MPI_Wait")]
     pub fn wait(self) -> Result<R, Error> {
         let running = |state: &mut State<R>| matches!(state, State::Running(_));
         let mut state = self.0.ended.wait_while(self.0.lock(), running).unwrap_or_else(PoisonError::into_inner);
