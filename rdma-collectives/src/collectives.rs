@@ -398,7 +398,9 @@ impl Communicator {
             Operands::Two(Source::Tensor(input, _), Target::Tensor(output, _)) => {
                 self.perform(&operation, input, output)
             }
-            operands => self.do_by_pieces(request, &operation, operands),
+            operands => self
+                .compare(|| request.describe::<T>("slices"))
+                .and_then(|()| self.do_by_pieces(request, &operation, operands)),
         };
         self.last = Some(operation);
         done

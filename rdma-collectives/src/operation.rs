@@ -70,7 +70,7 @@ pub struct Operation {
 
 impl Request {
     /// The operation as text, which is equal at all ranks if they do the same.
-    pub(crate) fn describe<T: Element>(&self) -> String {
+    pub(crate) fn describe<T: Element>(&self, memory: &str) -> String {
         let Self { op, count, counts, root, reduction, .. } = self;
         let mut text = format!("{op} of {count} elements of type {}", T::NAME);
         if !counts.is_empty() {
@@ -79,7 +79,10 @@ impl Request {
         if op.reduces() {
             text = format!("{text} by {reduction}");
         }
-        if op.has_root() { format!("{text} with root {root}") } else { text }
+        if op.has_root() {
+            text = format!("{text} with root {root}");
+        }
+        format!("{text} in {memory}")
     }
 
     /// An operation out of place on `count` elements, with root 0, whose algorithm is chosen.

@@ -28,9 +28,9 @@ impl Communicator {
     /// (`MPI_Allreduce_init`); the operations by name keep the last one.
     ///
     /// # Errors
-    /// `InvalidInput` if the request makes no sense, if its algorithm does not do it, if these ranks
-    /// do not do it by its executor, or if the elements [do not have](crate::Reduction::check) the
-    /// reduction.
+    /// `InvalidInput` if the request makes no sense, if its algorithm does not do it, if these
+    /// ranks do not do it by its executor, or if the elements [do not
+    /// have](crate::Reduction::check) the reduction.
     #[doc(alias = "MPI_Allreduce_init")]
     pub fn prepare<T: Element>(&self, request: Request) -> Result<Operation, Error> {
         request.reduction.check(T::TYPE)?;
@@ -152,7 +152,7 @@ impl Communicator {
             let (op, most) = (request.op, from.end.max(to.end));
             return Err(Error::invalid(format!("{op} of {most} elements in tensors that have fewer")));
         }
-        self.compare(|| request.describe::<T>())?;
+        self.compare(|| request.describe::<T>("tensors"))?;
         self.begin();
         let done = self.execute_operation(operation, input, output);
         self.ended(Some(request.op), done)?;

@@ -270,14 +270,20 @@ fn ranks_that_do_not_do_the_same_are_told() {
         let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
         let count = if rank == 2 { 5 } else { 6 };
         let told = refused(comm.all_reduce_in_place(&mut memory[..count], Reduction::Sum));
-        let sum = |count| format!("all_reduce of {count} elements of type int32 by sum");
+        let sum = |count| format!("all_reduce of {count} elements of type int32 by sum in slices");
         assert_eq!(told, format!("rank 0 does {}, and rank 2 does {}", sum(6), sum(5)));
         let told = match rank {
             1 => refused(comm.broadcast(&mut [1_u8; 3], 2)),
             _ => refused(comm.all_reduce_in_place(&mut memory, Reduction::Sum)),
         };
-        let broadcast = "broadcast of 3 elements of type uint8 with root 2";
+        let broadcast = "broadcast of 3 elements of type uint8 with root 2 in slices";
         assert_eq!(told, format!("rank 0 does {}, and rank 1 does {broadcast}", sum(6)));
+        let tensor = comm.allocate::<i32>(6).unwrap();
+        let told = match rank {
+            0 => refused(comm.all_reduce_in_place(&tensor, Reduction::Sum)),
+            _ => refused(comm.all_reduce_in_place(&mut memory, Reduction::Sum)),
+        };
+        assert!(told.contains("by sum in tensors, and rank 1") && told.ends_with("by sum in slices"), "{told}");
         // No rank has begun, so the ranks can go on.
         comm.all_reduce_in_place(&mut memory, Reduction::Sum).unwrap();
         assert_eq!(memory, [9; 6]);
