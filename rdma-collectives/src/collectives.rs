@@ -467,9 +467,10 @@ impl Communicator {
                 [self.allocate_bytes(bytes)?, self.allocate_bytes(bytes)?]
             }
         };
+        let owner = self.tensors;
         Ok(memory.map(|memory| {
             let count = memory.len() / size_of::<T>();
-            Tensor::new(memory, count)
+            Tensor::new(memory, count, owner)
         }))
     }
 }
