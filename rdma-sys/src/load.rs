@@ -56,6 +56,7 @@ pub(crate) static IBVERBS: Name =
 pub(crate) static RDMACM: Name = Name { library: "librdmacm", sonames: &["librdmacm.so.1"], variable: &RDMACM_PATH };
 
 /// The obstacle to this program, if there is one.
+#[cfg(not(feature = "linked"))]
 const OBSTACLE: Option<Obstacle> = if cfg!(not(target_os = "linux")) {
     Some(Obstacle::NotLinux)
 } else if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
