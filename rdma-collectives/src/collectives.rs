@@ -467,10 +467,9 @@ impl Communicator {
                 [self.allocate_bytes(bytes)?, self.allocate_bytes(bytes)?]
             }
         };
-        let owner = self.tensors;
         Ok(memory.map(|memory| {
             let count = memory.len() / size_of::<T>();
-            Tensor::new(memory, count, owner)
+            Tensor::new(memory, count)
         }))
     }
 }

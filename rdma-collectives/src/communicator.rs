@@ -16,7 +16,6 @@ use crate::execute::{Execution, Memory, Traffic};
 use crate::fabric::{Fabric, Rail, expose_together};
 use crate::gpu::GpuMemory;
 use crate::link::Links;
-use crate::mark::Mark;
 use crate::operation::Operation;
 use crate::pair::PairLinks;
 use crate::place::{RankGpu, TensorPlace};
@@ -49,9 +48,6 @@ const MESH: usize = 16;
 #[derive(Debug)]
 pub struct Communicator {
     pub(crate) maker: Maker,
-    /// The mark of this communicator's tensors, and that of operations that it has prepared.
-    pub(crate) tensors: Mark,
-    pub(crate) operations: Mark,
     pub(crate) rank: usize,
     pub(crate) world: usize,
     /// A group of this communicator's own.
@@ -154,8 +150,6 @@ impl Communicator {
         let (rank, hosts, blocks) = (group.rank(), group.hosts(), Blocks::new());
         let mut comm = Self {
             maker: Maker::current()?,
-            tensors: Mark::fresh(),
-            operations: Mark::fresh(),
             rank,
             world,
             group,
@@ -232,7 +226,7 @@ impl Communicator {
         let (slots, gpu) = group.agree("the memory of GPUs", gpu)?;
         streams.move_to(group, slots)?;
         let own = self.gpu.insert(gpu).describe();
-        (self.stage, self.last, self.tensors, self.operations) = (None, None, Mark::fresh(), Mark::fresh());
+        self.stage = None;
         self.token = Some(self.allocate(1)?);
         self.group.all_gather("the GPUs", &own)
     }
@@ -248,7 +242,7 @@ impl Communicator {
     #[doc(alias = "ncclCommRegister")]
     pub fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensor<T>, Error> {
         // No rank can allocate the whole address space, so each hears of a count that is too large.
-        Ok(Tensor::new(self.allocate_bytes(count.saturating_mul(size_of::<T>()))?, count, self.tensors))
+        Ok(Tensor::new(self.allocate_bytes(count.saturating_mul(size_of::<T>()))?, count))
     }
 
     /// Allocates the memory of a tensor; collective.
@@ -288,8 +282,6 @@ impl Communicator {
         reduction: Reduction,
     ) -> Result<(), Error> {
         self.maker.check()?;
-        input.tensor().check_owner(self.tensors)?;
-        output.tensor().check_owner(self.tensors)?;
         if let (Some(gpu), Some(from), Some(to)) = (&mut self.gpu, input.gpu(), output.gpu()) {
             let streams = self.streams.as_mut().ok_or_else(no_streams)?;
             let links = StreamLinks { fabrics: &mut self.fabrics, streams };
@@ -384,7 +376,7 @@ impl Communicator {
         if aggregators >= self.world {
             return Err(Error::invalid(format!("{aggregators} aggregators leave no rank of {} processes", self.world)));
         }
-        (self.aggregators, self.radix, self.last, self.operations) = (aggregators, radix, None, Mark::fresh());
+        (self.aggregators, self.radix, self.last) = (aggregators, radix, None);
         Ok(())
     }
 

@@ -61,7 +61,7 @@
 //                                   names of values; operations; text of other ranks; errors
 //   bootstrap/                      the ranks of a job meet, and learn of each other's end
 //   launchers.rs, placement.rs      what mpirun, Slurm and torchrun say; places and cores
-//   wait.rs, process.rs, mark.rs    spins, yields, sleeps; tells a forked child, and what is whose
+//   wait.rs, process.rs             spins, yields, sleeps; tells a forked child
 //   adapter.rs, address.rs, connect/
 //                                   a device with its port; connects queue pairs of ranks
 //   element.rs, blocks.rs, pattern.rs
@@ -107,7 +107,6 @@ mod gpu;
 pub mod guide;
 pub mod launchers;
 mod link;
-mod mark;
 mod memory;
 mod messages;
 mod named;

@@ -1,7 +1,6 @@
 //! Operations: what the ranks do together, and how.
 
 use crate::element::{DataType, Element, Reduction};
-use crate::mark::Mark;
 use crate::schedule::step::Schedule;
 use crate::schedule::{Algorithm, Collective, Job, Layout, build};
 
@@ -56,8 +55,6 @@ pub enum Executor {
 /// [performed](crate::Communicator::perform) any number of times: MPI's persistent operation.
 #[derive(Clone, Debug)]
 pub struct Operation {
-    /// The mark of the communicator that has prepared it.
-    pub(crate) owner: Mark,
     pub(crate) request: Request,
     pub(crate) job: Job,
     pub(crate) layout: Layout,

@@ -49,8 +49,7 @@ impl Communicator {
         }
         let (element, size) = (T::TYPE, request.size(self.ranks()));
         let bytes = size.saturating_mul(element.size()) as u64;
-        let owner = self.operations;
-        Ok(Operation { owner, request, job, layout, algorithm, schedule, executor, element, bytes })
+        Ok(Operation { request, job, layout, algorithm, schedule, executor, element, bytes })
     }
 
     /// The parameters of a request at this rank, for messages of any length.
@@ -144,12 +143,7 @@ impl Communicator {
         input: &Tensor<T>,
         output: &Tensor<T>,
     ) -> Result<(), Error> {
-        let Operation { owner, request, layout, algorithm, executor, element, bytes, .. } = operation;
-        if *owner != self.operations {
-            return Err(Error::invalid("the operation was prepared by another communicator, or for other ranks"));
-        }
-        input.check_owner(self.tensors)?;
-        output.check_owner(self.tensors)?;
+        let Operation { request, layout, algorithm, executor, element, bytes, .. } = operation;
         if *element != T::TYPE || input.is(output) != request.in_place {
             return Err(Error::invalid("the operation was prepared for other tensors"));
         }

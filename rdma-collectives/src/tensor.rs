@@ -10,7 +10,6 @@ use crate::blocks::{BLOCK, Blocks, bytes, parts};
 use crate::element::{Element, Reduction};
 use crate::fabric::{Fabric, Lane};
 use crate::gpu::{GpuPart, GpuTensor};
-use crate::mark::Mark;
 use crate::shm::{HostSlice, SharedTensor};
 
 /// A tensor: the same number of elements at every rank, in memory that the other ranks may access.
@@ -22,7 +21,6 @@ use crate::shm::{HostSlice, SharedTensor};
 pub struct Tensor<T> {
     memory: TensorMemory,
     count: usize,
-    owner: Mark,
     element: PhantomData<T>,
 }
 
@@ -58,17 +56,8 @@ impl TensorMemory {
 }
 
 impl<T: Element> Tensor<T> {
-    /// A tensor of the communicator with a mark.
-    pub(crate) fn new(memory: TensorMemory, count: usize, owner: Mark) -> Self {
-        Self { memory, count, owner, element: PhantomData }
-    }
-
-    /// Checks that the tensor is of the communicator with a mark.
-    pub(crate) fn check_owner(&self, owner: Mark) -> Result<(), Error> {
-        if self.owner == owner {
-            return Ok(());
-        }
-        Err(Error::invalid("the tensor is of another communicator, or of before its tensors moved to GPUs"))
+    pub(crate) fn new(memory: TensorMemory, count: usize) -> Self {
+        Self { memory, count, element: PhantomData }
     }
 
     /// The memory, for a tensor of other elements.

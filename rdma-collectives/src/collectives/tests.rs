@@ -417,33 +417,3 @@ fn elements_are_scaled_before_the_sum_and_bits_are_combined() {
         comm.barrier().unwrap();
     });
 }
-
-#[test]
-fn what_is_of_another_communicator_is_refused() {
-    for transport in [Transport::Shm, Transport::Verbs] {
-        ranks(4, transport, |mut comm, _| {
-            let mut part = comm.split(comm.rank() % 2, 0).unwrap();
-            let (tensor, of_part) = (comm.allocate::<u8>(64).unwrap(), part.allocate::<u8>(64).unwrap());
-            let request = Request { in_place: true, ..Request::new(Collective::AllReduce, 64) };
-            let (operation, in_part) =
-                (comm.prepare::<u8>(request.clone()).unwrap(), part.prepare::<u8>(request).unwrap());
-            let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
-            let of_another = "the tensor is of another communicator, or of before its tensors moved to GPUs";
-            assert_eq!(refused(comm.perform(&operation, &of_part, &of_part)), of_another);
-            assert_eq!(refused(part.all_reduce_in_place(&tensor, Reduction::Sum)), of_another);
-            assert_eq!(refused(comm.all_gather(of_part.source(16), &tensor)), of_another);
-            let schedule = crate::Schedule::default();
-            let run = comm.run(&schedule, &tensor.part(0..1), &of_part.part(0..1), Reduction::Sum);
-            assert_eq!(refused(run), of_another);
-            let prepared = "the operation was prepared by another communicator, or for other ranks";
-            assert_eq!(refused(comm.perform(&in_part, &tensor, &tensor)), prepared);
-            // A message is copied, so a tensor of any communicator will do.
-            let peer = part.rank() ^ 1;
-            let mut came = [0_u8; 64];
-            part.exchange(&mut [Transfer::send(&tensor, peer), Transfer::receive(&mut came, peer)]).unwrap();
-            comm.barrier().unwrap();
-            drop(part);
-            of_part.write(0, &came).unwrap();
-        });
-    }
-}
