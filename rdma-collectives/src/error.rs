@@ -1,6 +1,6 @@
 //! Why an operation of a job cannot go on.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub enum ErrorKind {
 }
 
 /// The reason why an operation cannot go on, in one line, and advice.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error("{}", .text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" "))]
 pub struct Error {
     kind: ErrorKind,
@@ -38,6 +38,13 @@ pub struct Error {
     operation: Option<Collective>,
     /// The rank of a communicator that was waited for.
     pub(crate) waits_for: Option<usize>,
+}
+
+/// As [`Display`], so that a program whose `main` returns the error prints its text.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
 }
 
 impl Error {

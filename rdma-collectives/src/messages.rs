@@ -367,6 +367,23 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_has_gone_keeps_no_message_of_others() {
+        ranks(3, Transport::Shm, |mut comm, group| {
+            let rank = comm.rank();
+            if rank == 2 {
+                drop(comm);
+                return group.barrier("the end of a rank").unwrap();
+            }
+            group.barrier("the end of a rank").unwrap();
+            if rank == 0 {
+                comm.recv(&mut [0_u8; 5], 1).unwrap();
+            } else {
+                comm.send(&[7_u8; 5], 0).unwrap();
+            }
+        });
+    }
+
+    #[test]
     fn messages_that_nobody_can_receive_are_refused() {
         ranks(2, Transport::Auto, |mut comm, _| {
             let (rank, refused) = (comm.rank(), |result: Result<(), Error>| result.unwrap_err().to_string());

@@ -1,6 +1,7 @@
 //! The ranks of a host, and the memory that they share.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -212,8 +213,11 @@ fn share(
 
 impl Neighbour {
     fn give(&self, number: u64, segment: &Segment) -> Result<(), Error> {
-        let sent = pass::send(&self.stream, &record(number, segment.len()), Some(segment.fd()));
-        sent.map_err(|error| Error::new(format!("cannot give memory to rank {}: {error}", self.rank)))
+        match pass::send(&self.stream, &record(number, segment.len()), Some(segment.fd())) {
+            // A rank that has gone needs no memory. Who waits for it hears of its end.
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(()),
+            sent => sent.map_err(|error| Error::new(format!("cannot give memory to rank {}: {error}", self.rank))),
+        }
     }
 
     /// Maps the common segment that the rank gives next.
