@@ -507,7 +507,7 @@ impl Communicator {
 pub(crate) struct Linked<'a> {
     pub(crate) links: PairLinks<'a>,
     blocks: &'a mut Blocks,
-    traffic: &'a mut Traffic,
+    pub(crate) traffic: &'a mut Traffic,
 }
 
 fn no_streams() -> Error {
