@@ -11,8 +11,7 @@ use crate::Error;
 use crate::element::Element;
 use crate::execute::Traffic;
 use crate::link::{Links, Slice, Ticket};
-use crate::memory::Target;
-use crate::messages::Transfer;
+use crate::memory::{Source, Target};
 use crate::shm::HostSlice;
 use crate::wait::Wait;
 
@@ -22,6 +21,66 @@ const PIECE: usize = if cfg!(test) { 8 << 10 } else { 1 << 20 };
 const ALIGNMENT: usize = 64;
 /// Pieces to one rank that are in flight at a time.
 const PLACES: usize = 2;
+
+/// One of several messages that are [exchanged](Communicator::exchange) at a time: NCCL's
+/// `ncclSend` or `ncclRecv` in a group, MPI's `MPI_Isend` or `MPI_Irecv`.
+#[derive(Debug)]
+pub enum Transfer<'a, T> {
+    /// A message to a rank.
+    Send {
+        /// The rank.
+        to: usize,
+        /// The elements.
+        memory: Source<'a, T>,
+    },
+    /// A message from a rank.
+    Receive {
+        /// The rank.
+        from: usize,
+        /// Space for the elements, as many as the message has.
+        memory: Target<'a, T>,
+    },
+}
+
+impl<'a, T> Transfer<'a, T> {
+    /// A message to a rank.
+    pub fn send(memory: impl Into<Source<'a, T>>, to: usize) -> Self {
+        Self::Send { to, memory: memory.into() }
+    }
+
+    /// A message from a rank.
+    pub fn receive(memory: impl Into<Target<'a, T>>, from: usize) -> Self {
+        Self::Receive { from, memory: memory.into() }
+    }
+}
+
+impl<T: Element> Transfer<'_, T> {
+    pub(crate) fn peer(&self) -> usize {
+        match self {
+            Self::Send { to: peer, .. } | Self::Receive { from: peer, .. } => *peer,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Send { memory, .. } => memory.len(),
+            Self::Receive { memory, .. } => memory.len(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the memory has the elements.
+    pub(crate) fn fits(&self) -> bool {
+        match self {
+            Self::Send { memory: Source::Tensor(tensor, count), .. }
+            | Self::Receive { memory: Target::Tensor(tensor, count), .. } => *count <= tensor.count(),
+            _ => true,
+        }
+    }
+}
 
 /// Most elements of a piece; the same at all ranks.
 pub(crate) fn piece_of<T>() -> usize {

@@ -6,72 +6,12 @@ use crate::Error;
 use crate::blocks::parts;
 use crate::communicator::{Communicator, Linked};
 use crate::element::{Element, Reduction};
-use crate::exchange::{Exchange, piece_of};
+use crate::exchange::{Exchange, Transfer, piece_of};
 use crate::link::Links;
 use crate::memory::{Source, Target};
 use crate::schedule::Collective;
 use crate::schedule::step::{self, Place, Schedule, Span, Step};
 use crate::wait::Wait;
-
-/// One of several messages that are [exchanged](Communicator::exchange) at a time: NCCL's
-/// `ncclSend` or `ncclRecv` in a group, MPI's `MPI_Isend` or `MPI_Irecv`.
-#[derive(Debug)]
-pub enum Transfer<'a, T> {
-    /// A message to a rank.
-    Send {
-        /// The rank.
-        to: usize,
-        /// The elements.
-        memory: Source<'a, T>,
-    },
-    /// A message from a rank.
-    Receive {
-        /// The rank.
-        from: usize,
-        /// Space for the elements, as many as the message has.
-        memory: Target<'a, T>,
-    },
-}
-
-impl<'a, T> Transfer<'a, T> {
-    /// A message to a rank.
-    pub fn send(memory: impl Into<Source<'a, T>>, to: usize) -> Self {
-        Self::Send { to, memory: memory.into() }
-    }
-
-    /// A message from a rank.
-    pub fn receive(memory: impl Into<Target<'a, T>>, from: usize) -> Self {
-        Self::Receive { from, memory: memory.into() }
-    }
-}
-
-impl<T: Element> Transfer<'_, T> {
-    pub(crate) fn peer(&self) -> usize {
-        match self {
-            Self::Send { to: peer, .. } | Self::Receive { from: peer, .. } => *peer,
-        }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Send { memory, .. } => memory.len(),
-            Self::Receive { memory, .. } => memory.len(),
-        }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Whether the memory has the elements.
-    fn fits(&self) -> bool {
-        match self {
-            Self::Send { memory: Source::Tensor(tensor, count), .. }
-            | Self::Receive { memory: Target::Tensor(tensor, count), .. } => *count <= tensor.count(),
-            _ => true,
-        }
-    }
-}
 
 impl Communicator {
     /// Sends a message to a rank, which receives it by [`recv`](Self::recv), with the same number
