@@ -36,6 +36,8 @@ use crate::wait::Patience;
 /// The number of the next communicator of the process.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
+/// Most connections between two ranks.
+const MOST_CHANNELS: usize = 1024;
 /// Beyond this number of ranks, each rank is connected to its two neighbours only.
 const MESH: usize = 16;
 
@@ -557,6 +559,11 @@ fn channels(rails: &[Rail], group: &mut Group, tuning: &Tuning) -> Result<Channe
              give all ranks the same",
             own.1, own.2
         )));
+    }
+    // Each has memory of its own. Ranks may tell anything.
+    let is_too_many = |rails: usize| rails.saturating_mul(tuning.queue_pairs) > MOST_CHANNELS;
+    if all.iter().any(|(rails, ..)| is_too_many(*rails)) {
+        return Err(Error::invalid(format!("more than {MOST_CHANNELS} connections between two ranks")));
     }
     if tuning.queue_pairs == 0 || all.iter().any(|(rails, ..)| *rails == 0) {
         return Err(Error::invalid("every rank needs a device and a queue pair per connection"));

@@ -42,7 +42,7 @@ struct Places {
 
 impl Places {
     fn new(fabric: &Fabric, group: &mut Group, what: &str, length: usize) -> Result<Self, Error> {
-        // No rank can allocate the whole address space, so each hears of a length that is too large.
+        // No rank can allocate the whole address space, so each hears of too large a length.
         let bytes = length.saturating_mul(2 * group.world());
         let (region, remotes) = expose_together(fabric, group, what, bytes)?;
         Ok(Self { region, remotes, length, rounds: 0 })

@@ -80,7 +80,7 @@
 //   operation.rs, perform.rs, stats.rs
 //                                   prepared operations; where the way to do one is chosen; counts
 //   collectives.rs                  the operations by name, on any memory
-//   exchange.rs, messages.rs        messages between two ranks, one or several at a time
+//   messages.rs, messages/          messages between two ranks, one or several at a time
 //   queue.rs                        started operations, in order, on a thread
 //   guide/                          pages for users, whose programs are doctests
 
@@ -98,7 +98,6 @@ pub mod connect;
 mod direct;
 mod element;
 mod error;
-mod exchange;
 mod execute;
 mod fabric;
 #[cfg(feature = "cuda")]
@@ -147,12 +146,12 @@ pub use collective::Collective;
 pub use communicator::Communicator;
 pub use element::{DataType, Element, ElementVisitor, Reduction};
 pub use error::{Cause, Error, ErrorKind, OPEN_FILES};
-pub use exchange::Transfer;
 pub use execute::Traffic;
 pub use fabric::Rail;
 #[cfg(feature = "cuda")]
 pub use gpu::gpu_at;
 pub use memory::{Source, Target};
+pub use messages::Transfer;
 pub use named::Named;
 pub use operation::{Executor, Operation, Request};
 pub use pattern::Pattern;

@@ -1,17 +1,21 @@
 //! Messages between two ranks, one or several at a time.
 
+mod exchange;
+
 use std::cmp::Ordering;
 
 use crate::Error;
 use crate::blocks::parts;
 use crate::communicator::{Communicator, Linked};
 use crate::element::{Element, Reduction};
-use crate::exchange::{Exchange, Transfer, piece_of};
 use crate::link::Links;
 use crate::memory::{Source, Target};
 use crate::schedule::Collective;
 use crate::schedule::step::{self, Place, Schedule, Span, Step};
 use crate::wait::Wait;
+
+pub use self::exchange::Transfer;
+use self::exchange::{Exchange, piece_of};
 
 impl Communicator {
     /// Sends a message to a rank, which receives it by [`recv`](Self::recv), with the same number
@@ -35,8 +39,9 @@ impl Communicator {
     /// This is NCCL's `ncclRecv` and MPI's `MPI_Recv`, without a tag.
     ///
     /// # Errors
-    /// `InvalidInput` if there is no such rank; an error if the message has another length;
-    /// otherwise a rank has failed.
+    /// `InvalidInput` if there is no such rank; an error if the message of a rank that shares
+    /// memory has another length; otherwise a rank has failed. Over verbs, messages do not tell
+    /// their lengths: where they differ, elements mean nothing.
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "MPI_Recv")]
     pub fn recv<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>, from: usize) -> Result<(), Error> {

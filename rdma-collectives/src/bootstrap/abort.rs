@@ -20,8 +20,8 @@ pub struct Aborter {
 }
 
 impl Aborter {
-    /// Ends the job. Only the first reason counts; nothing happens once the job has failed, nor in a
-    /// forked child.
+    /// Ends the job. Only the first reason counts; nothing happens once the job has failed, nor in
+    /// a forked child.
     pub fn abort(&self, reason: &str) {
         if self.maker.check().is_err() {
             return;

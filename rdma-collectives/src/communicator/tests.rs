@@ -220,7 +220,8 @@ fn parameters_beyond_the_address_space_are_refused_at_every_rank() {
     for tuning in [
         Tuning { chunk: usize::MAX, ..verbs.clone() },
         Tuning { one_step: usize::MAX, ..verbs.clone() },
-        Tuning { lead: usize::MAX, ..verbs },
+        Tuning { lead: usize::MAX, ..verbs.clone() },
+        Tuning { queue_pairs: usize::MAX, ..verbs },
     ] {
         start_tuned(2, tuning, |comm, _| assert!(comm.is_err()));
     }
