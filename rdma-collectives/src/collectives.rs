@@ -13,7 +13,7 @@ use crate::communicator::Communicator;
 use crate::element::{Element, Reduction};
 use crate::memory::{Source, Target};
 use crate::operation::{Operation, Request};
-use crate::schedule::{Collective, Job, Layout};
+use crate::schedule::{Collective, Job};
 use crate::tensor::Tensor;
 
 /// Most bytes of a tensor through which the program's memory is copied, unless there are so many
@@ -72,6 +72,7 @@ impl Communicator {
         reduction: Reduction,
     ) -> Result<(), Error> {
         self.maker.check()?;
+        reduction.check(T::TYPE)?;
         let mut memory = memory.into();
         memory.scale(factor)?;
         self.all_reduce_in_place(memory, reduction)
@@ -120,7 +121,7 @@ impl Communicator {
         output: impl Into<Target<'a, T>>,
         counts: &[usize],
     ) -> Result<(), Error> {
-        self.two(uneven(Collective::AllGather, counts), input.into(), output.into())
+        self.two(self.uneven(Collective::AllGather, counts)?, input.into(), output.into())
     }
 
     /// Reduces the inputs of all ranks, of which each rank gets one block, in the order of ranks.
@@ -173,7 +174,7 @@ impl Communicator {
         counts: &[usize],
         reduction: Reduction,
     ) -> Result<(), Error> {
-        let request = Request { reduction, ..uneven(Collective::ReduceScatter, counts) };
+        let request = Request { reduction, ..self.uneven(Collective::ReduceScatter, counts)? };
         self.two(request, input.into(), output.into())
     }
 
@@ -232,9 +233,10 @@ impl Communicator {
         self.all_gather(&own, &mut all)?;
         let matrix = all.iter().map(|&count| usize::try_from(count).unwrap_or(usize::MAX)).collect();
         let request = Request { counts: matrix, ..Request::new(Collective::AllToAllV, 0) };
-        let came = (0..ranks).map(|from| request.counts[from * ranks + self.rank()]).collect();
+        let job = Job { counts: request.counts.clone(), ..Job::new(self.rank(), ranks, 0) };
         self.two(request, input.into(), output.into())?;
-        Ok(came)
+        let came = |from| if job.is_aggregator() { 0 } else { job.received(Collective::AllToAllV, from).len() };
+        Ok((0..ranks).map(came).collect())
     }
 
     /// Gives the memory of the root to all; the memory of all ranks has the same length.
@@ -307,7 +309,7 @@ impl Communicator {
         counts: &[usize],
         root: usize,
     ) -> Result<(), Error> {
-        self.two(Request { root, ..uneven(Collective::Gather, counts) }, input.into(), output.into())
+        self.two(Request { root, ..self.uneven(Collective::Gather, counts)? }, input.into(), output.into())
     }
 
     /// Gives each rank its block of the root's input, in the order of ranks. The inputs of the
@@ -345,7 +347,7 @@ impl Communicator {
         counts: &[usize],
         root: usize,
     ) -> Result<(), Error> {
-        self.two(Request { root, ..uneven(Collective::Scatter, counts) }, input.into(), output.into())
+        self.two(Request { root, ..self.uneven(Collective::Scatter, counts)? }, input.into(), output.into())
     }
 
     /// Returns when every rank has called this function. It is an all-reduce of one number.
@@ -356,7 +358,7 @@ impl Communicator {
     /// If a rank has failed, or has not come for [`Tuning::stall`](crate::Tuning::stall).
     #[doc(alias = "MPI_Barrier")]
     pub fn barrier(&mut self) -> Result<(), Error> {
-        let Some(token) = self.token.take() else { return Ok(()) };
+        let token = self.token.take().ok_or_else(|| Error::new("an earlier barrier has panicked"))?;
         let result = self.all_reduce_in_place(&token, Reduction::Sum);
         self.token = Some(token);
         result
@@ -369,6 +371,14 @@ impl Communicator {
             return Err(Error::invalid(format!("{elements} elements cannot be divided among {ranks} ranks")));
         }
         Ok(elements / ranks)
+    }
+
+    /// A request for blocks of these lengths, one of each rank.
+    fn uneven(&self, op: Collective, counts: &[usize]) -> Result<Request, Error> {
+        if counts.is_empty() {
+            return Err(Error::invalid(format!("{op}: 0 counts for {} ranks: give one for each", self.ranks())));
+        }
+        Ok(Request { counts: counts.to_vec(), ..Request::new(op, 0) })
     }
 
     /// Does an operation with an input and an output.
@@ -392,15 +402,17 @@ impl Communicator {
             Some(last) if last.is_of::<T>(request) => last,
             _ => self.prepare::<T>(request.clone())?,
         };
-        operands.check(request, operation.layout())?;
+        operands.check(request, &operation)?;
         let done = match &mut operands {
             Operands::One(Target::Tensor(both, _)) => self.perform(&operation, both, both),
             Operands::Two(Source::Tensor(input, _), Target::Tensor(output, _)) => {
                 self.perform(&operation, input, output)
             }
-            operands => self
-                .compare(|| request.describe::<T>("slices"))
-                .and_then(|()| self.do_by_pieces(request, &operation, operands)),
+            operands => self.compare(|| request.describe::<T>("slices")).and_then(|()| {
+                self.begin();
+                let done = self.do_by_pieces(request, &operation, operands);
+                self.ended(Some(request.op), done)
+            }),
         };
         self.last = Some(operation);
         done
@@ -449,7 +461,7 @@ impl Communicator {
         for (block, part) in of_whole.input.iter().zip(&of_part.input).filter(|(_, part)| !part.is_empty()) {
             operands.input().copy_to(place(block, part, whole.layout().input.start), input, part.start)?;
         }
-        self.perform(&part, input, output)?;
+        self.perform_part(&part, input, output)?;
         for (block, part) in of_whole.output.iter().zip(&of_part.output).filter(|(_, part)| !part.is_empty()) {
             operands.output().copy_from(place(block, part, whole.layout().output.start), output, part.start)?;
         }
@@ -467,9 +479,10 @@ impl Communicator {
                 [self.allocate_bytes(bytes)?, self.allocate_bytes(bytes)?]
             }
         };
+        let owner = self.number;
         Ok(memory.map(|memory| {
             let count = memory.len() / size_of::<T>();
-            Tensor::new(memory, count)
+            Tensor::new(memory, count, owner)
         }))
     }
 }
@@ -495,10 +508,12 @@ impl<'a, T: Element> Operands<'a, T> {
     }
 
     /// Checks that the memory has the elements of an operation, and that no element is left over,
-    /// except where a rank needs none.
-    fn check(&self, request: &Request, layout: &Layout) -> Result<(), Error> {
+    /// except where a rank has no part in the operation's input or output.
+    fn check(&self, request: &Request, operation: &Operation) -> Result<(), Error> {
+        let (layout, job) = (operation.layout(), operation.job());
+        let has_part = !job.is_aggregator() && (!request.op.has_root() || job.rank == job.root);
         let check = |what: &str, has: usize, needs: usize| {
-            if has == needs || needs == 0 {
+            if has == needs || needs == 0 && !has_part {
                 return Ok(());
             }
             let op = request.op;
@@ -548,11 +563,6 @@ impl Blocks {
 /// Whether the memory of a rank has a block for each rank.
 fn is_of_blocks(op: Collective) -> bool {
     op.has_blocks() || matches!(op, Collective::AllToAll | Collective::AllToAllV | Collective::HyperCube)
-}
-
-/// A request for blocks of these lengths.
-fn uneven(op: Collective, counts: &[usize]) -> Request {
-    Request { counts: counts.to_vec(), ..Request::new(op, 0) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A communicator: the ranks of a job, connected by shared memory and by RDMA, and the collectives
 //! that they do together. It is what NCCL and MPI call a communicator.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rdma::ExposedRegion;
@@ -26,12 +27,17 @@ use crate::schedule::step::Schedule;
 use crate::shm::{Host, HostLinks, HostSlice, SharedTensor, UNCUT};
 use crate::stats::Stats;
 use crate::streams::{StreamLinks, Streams};
-use crate::tensor::{Part, Tensor, TensorMemory};
-use crate::text::PeerText;
+use crate::tensor::{Part, Tensor, TensorMemory, finish};
+use crate::text::{self, PeerText};
 use crate::transport::{self, Transports};
 use crate::tuning::Tuning;
 use crate::wait::Patience;
 
+/// The number of the next communicator of the process.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+/// Most connections between two ranks.
+const MOST_CHANNELS: usize = 1024;
 /// Beyond this number of ranks, each rank is connected to its two neighbours only.
 const MESH: usize = 16;
 
@@ -48,6 +54,8 @@ const MESH: usize = 16;
 #[derive(Debug)]
 pub struct Communicator {
     pub(crate) maker: Maker,
+    /// The number of this communicator in its process, which its tensors and operations have.
+    pub(crate) number: u64,
     pub(crate) rank: usize,
     pub(crate) world: usize,
     /// A group of this communicator's own.
@@ -150,6 +158,7 @@ impl Communicator {
         let (rank, hosts, blocks) = (group.rank(), group.hosts(), Blocks::new());
         let mut comm = Self {
             maker: Maker::current()?,
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             rank,
             world,
             group,
@@ -226,7 +235,7 @@ impl Communicator {
         let (slots, gpu) = group.agree("the memory of GPUs", gpu)?;
         streams.move_to(group, slots)?;
         let own = self.gpu.insert(gpu).describe();
-        self.stage = None;
+        (self.stage, self.last) = (None, None);
         self.token = Some(self.allocate(1)?);
         self.group.all_gather("the GPUs", &own)
     }
@@ -242,7 +251,8 @@ impl Communicator {
     #[doc(alias = "ncclCommRegister")]
     pub fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensor<T>, Error> {
         // No rank can allocate the whole address space, so each hears of a count that is too large.
-        Ok(Tensor::new(self.allocate_bytes(count.saturating_mul(size_of::<T>()))?, count))
+        let memory = self.allocate_bytes(count.saturating_mul(size_of::<T>()))?;
+        Ok(Tensor::new(memory, count, self.number))
     }
 
     /// Allocates the memory of a tensor; collective.
@@ -273,7 +283,8 @@ impl Communicator {
     /// [`perform`](Self::perform) does both, and chooses the schedule.
     ///
     /// # Errors
-    /// If a tensor is too short for the schedule, or if a rank fails.
+    /// If a tensor is another communicator's or too short for the schedule, if the schedule names a
+    /// rank that there is not, or if a rank fails.
     pub fn run<T: Element>(
         &mut self,
         schedule: &Schedule,
@@ -282,6 +293,7 @@ impl Communicator {
         reduction: Reduction,
     ) -> Result<(), Error> {
         self.maker.check()?;
+        self.check_tensors(input.tensor(), output.tensor())?;
         if let (Some(gpu), Some(from), Some(to)) = (&mut self.gpu, input.gpu(), output.gpu()) {
             let streams = self.streams.as_mut().ok_or_else(no_streams)?;
             let links = StreamLinks { fabrics: &mut self.fabrics, streams };
@@ -292,6 +304,14 @@ impl Communicator {
         let memory = Memory { input: input.slice()?, output: output.slice()?, scratch };
         let tensors = [input.tensor(), output.tensor()].into_iter().filter_map(Tensor::shared);
         self.execute::<T>(schedule, &memory, tensors, reduction)
+    }
+
+    /// Refuses tensors of other communicators, whose ranks have other numbers.
+    pub(crate) fn check_tensors<T: Element>(&self, input: &Tensor<T>, output: &Tensor<T>) -> Result<(), Error> {
+        if input.owner() == self.number && output.owner() == self.number {
+            return Ok(());
+        }
+        Err(Error::invalid("a tensor belongs to the communicator that has allocated it, and this one is another"))
     }
 
     /// Runs a schedule on host memory.
@@ -404,15 +424,19 @@ impl Communicator {
     }
 
     /// Completes the error of an operation, and ends the job if it has not ended in time.
-    pub(crate) fn ended<R>(&self, operation: Option<Collective>, result: Result<R, Error>) -> Result<R, Error> {
+    pub(crate) fn ended<R>(&mut self, operation: Option<Collective>, result: Result<R, Error>) -> Result<R, Error> {
+        if self.has_limit {
+            // The program may write its tensors for as long as it takes.
+            self.patience.limit(None);
+        }
         result.map_err(|error| {
+            let error = match error.waits_for.filter(|_| error.rank().is_none()) {
+                Some(rank) => self.group.of_rank_in_part(rank, error),
+                None => error,
+            };
             if let (ErrorKind::TimedOut, Some(limit)) = (error.kind(), self.limit) {
                 self.aborter().abort(&format!("{error} ({limit:?})"));
             }
-            let error = match error.waits_for.filter(|_| error.rank().is_none()) {
-                Some(rank) => self.group.of_rank(rank, error),
-                None => error,
-            };
             error.of_operation(operation)
         })
     }
@@ -435,11 +459,16 @@ impl Communicator {
         if !self.compares {
             return Ok(());
         }
-        let own = PeerText::from(operation());
+        let own = operation();
+        // The text of many counts is cut.
+        let own = (text::hash(&own), PeerText::from(own));
         let all = self.group.all_gather("the next operation", &own)?;
         match all.iter().position(|other| *other != all[0]) {
             None => Ok(()),
-            Some(other) => Err(Error::invalid(format!("rank 0 does {}, and rank {other} does {}", all[0], all[other]))),
+            Some(other) => {
+                let (first, other_does) = (&all[0].1, &all[other].1);
+                Err(Error::invalid(format!("rank 0 does {first}, and rank {other} does {other_does}")))
+            }
         }
     }
 
@@ -484,10 +513,7 @@ impl Communicator {
     /// # Errors
     /// If the tensor has fewer elements.
     pub fn finish<T: Element>(&self, sum: &Part<'_, T>, reduction: Reduction) -> Result<(), Error> {
-        if reduction != Reduction::Avg {
-            return Ok(());
-        }
-        sum.change(|elements| reduction.finish(elements, self.ranks()))
+        finish(sum, reduction, self.ranks())
     }
 
     /// The shared memory of two tensors, and the host that has it.
@@ -507,7 +533,7 @@ impl Communicator {
 pub(crate) struct Linked<'a> {
     pub(crate) links: PairLinks<'a>,
     blocks: &'a mut Blocks,
-    traffic: &'a mut Traffic,
+    pub(crate) traffic: &'a mut Traffic,
 }
 
 fn no_streams() -> Error {
@@ -533,6 +559,11 @@ fn channels(rails: &[Rail], group: &mut Group, tuning: &Tuning) -> Result<Channe
              give all ranks the same",
             own.1, own.2
         )));
+    }
+    // Each has memory of its own. Ranks may tell anything.
+    let is_too_many = |rails: usize| rails.saturating_mul(tuning.queue_pairs) > MOST_CHANNELS;
+    if all.iter().any(|(rails, ..)| is_too_many(*rails)) {
+        return Err(Error::invalid(format!("more than {MOST_CHANNELS} connections between two ranks")));
     }
     if tuning.queue_pairs == 0 || all.iter().any(|(rails, ..)| *rails == 0) {
         return Err(Error::invalid("every rank needs a device and a queue pair per connection"));

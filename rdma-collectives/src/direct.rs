@@ -42,7 +42,9 @@ struct Places {
 
 impl Places {
     fn new(fabric: &Fabric, group: &mut Group, what: &str, length: usize) -> Result<Self, Error> {
-        let (region, remotes) = expose_together(fabric, group, what, 2 * group.world() * length)?;
+        // No rank can allocate the whole address space, so each hears of too large a length.
+        let bytes = length.saturating_mul(2 * group.world());
+        let (region, remotes) = expose_together(fabric, group, what, bytes)?;
         Ok(Self { region, remotes, length, rounds: 0 })
     }
 
@@ -70,6 +72,8 @@ impl Direct {
     /// Allocates the memory; collective.
     pub(crate) fn new(fabric: &Fabric, group: &mut Group, capacity: usize) -> Result<Self, Error> {
         let (rank, world) = (group.rank(), group.world());
+        // Whole pages, as segments are rounded up.
+        let capacity = capacity.max(1).checked_next_multiple_of(4096).unwrap_or(usize::MAX);
         let slots = Places::new(fabric, group, "the slots", capacity)?;
         let lines = Places::new(fabric, group, "the lines", LINE)?;
         Ok(Self { rank, world, slots, results: 0, lines })

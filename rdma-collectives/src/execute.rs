@@ -45,7 +45,7 @@ impl Traffic {
     /// The bytes of one operation, of several that have led from `before` to this traffic.
     #[must_use]
     pub fn of_each(self, before: Self, operations: usize) -> Self {
-        let each = |after: u64, before: u64| (after - before) / operations.max(1) as u64;
+        let each = |after: u64, before: u64| after.saturating_sub(before) / operations.max(1) as u64;
         Self { sent: each(self.sent, before.sent), received: each(self.received, before.received) }
     }
 }

@@ -79,7 +79,8 @@
 //   communicator.rs                 the ranks of a job, connected to each other
 //   operation.rs, perform.rs, stats.rs
 //                                   prepared operations; where the way to do one is chosen; counts
-//   collectives.rs, messages.rs     the operations by name, and messages, on any memory
+//   collectives.rs                  the operations by name, on any memory
+//   messages.rs, messages/          messages between two ranks, one or several at a time
 //   queue.rs                        started operations, in order, on a thread
 //   guide/                          pages for users, whose programs are doctests
 

@@ -1,69 +1,21 @@
 //! Messages between two ranks, one or several at a time.
 
-use std::collections::VecDeque;
-use std::ops::Range;
+mod exchange;
+
+use std::cmp::Ordering;
 
 use crate::Error;
-use crate::communicator::Communicator;
+use crate::blocks::parts;
+use crate::communicator::{Communicator, Linked};
 use crate::element::{Element, Reduction};
-use crate::execute::Memory;
 use crate::link::Links;
 use crate::memory::{Source, Target};
 use crate::schedule::Collective;
 use crate::schedule::step::{self, Place, Schedule, Span, Step};
 use crate::wait::Wait;
 
-/// Most bytes of a message that are copied at a time.
-const PIECE: usize = if cfg!(test) { 8 << 10 } else { 1 << 20 };
-/// Pieces of several messages begin at multiples of so many elements: no two share a cache line.
-const ALIGNMENT: usize = 64;
-
-/// One of several messages that are [exchanged](Communicator::exchange) at a time: NCCL's
-/// `ncclSend` or `ncclRecv` in a group, MPI's `MPI_Isend` or `MPI_Irecv`.
-#[derive(Debug)]
-pub enum Transfer<'a, T> {
-    /// A message to a rank.
-    Send {
-        /// The rank.
-        to: usize,
-        /// The elements.
-        memory: Source<'a, T>,
-    },
-    /// A message from a rank.
-    Receive {
-        /// The rank.
-        from: usize,
-        /// Space for the elements, as many as the message has.
-        memory: Target<'a, T>,
-    },
-}
-
-impl<'a, T> Transfer<'a, T> {
-    /// A message to a rank.
-    pub fn send(memory: impl Into<Source<'a, T>>, to: usize) -> Self {
-        Self::Send { to, memory: memory.into() }
-    }
-
-    /// A message from a rank.
-    pub fn receive(memory: impl Into<Target<'a, T>>, from: usize) -> Self {
-        Self::Receive { from, memory: memory.into() }
-    }
-}
-
-impl<T: Element> Transfer<'_, T> {
-    fn peer(&self) -> usize {
-        match self {
-            Self::Send { to: peer, .. } | Self::Receive { from: peer, .. } => *peer,
-        }
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::Send { memory, .. } => memory.len(),
-            Self::Receive { memory, .. } => memory.len(),
-        }
-    }
-}
+pub use self::exchange::Transfer;
+use self::exchange::{Exchange, piece_of};
 
 impl Communicator {
     /// Sends a message to a rank, which receives it by [`recv`](Self::recv), with the same number
@@ -87,8 +39,9 @@ impl Communicator {
     /// This is NCCL's `ncclRecv` and MPI's `MPI_Recv`, without a tag.
     ///
     /// # Errors
-    /// `InvalidInput` if there is no such rank; an error if the message has another length;
-    /// otherwise a rank has failed.
+    /// `InvalidInput` if there is no such rank; an error if the message of a rank that shares
+    /// memory has another length; otherwise a rank has failed. Over verbs, messages do not tell
+    /// their lengths: where they differ, elements mean nothing.
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "MPI_Recv")]
     pub fn recv<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>, from: usize) -> Result<(), Error> {
@@ -111,10 +64,11 @@ impl Communicator {
         }
         let first = memory.len().min(piece_of::<T>()) * size_of::<T>();
         self.begin();
-        let from = self.next_sender(first);
-        let from = self.ended(Some(Collective::SendRecv), from)?;
-        self.recv(memory, from)?;
-        Ok(from)
+        let received = self.next_sender(first).and_then(|from| {
+            self.exchange_all(&mut [Transfer::receive(memory, from)])?;
+            Ok(from)
+        });
+        self.ended(Some(Collective::SendRecv), received)
     }
 
     /// Exchanges several messages at a time: none waits for another, so that ranks may send to each
@@ -124,7 +78,8 @@ impl Communicator {
     /// This is NCCL's `ncclGroupStart` and `ncclGroupEnd` around sends and receives, and MPI's
     /// `MPI_Sendrecv`, or `MPI_Isend` and `MPI_Irecv` with one `MPI_Waitall`.
     ///
-    /// The elements are copied at both sides, by pieces of up to 1 MiB. Tensors on GPUs are not;
+    /// The elements are copied at both sides, by pieces of up to 1 MiB, so a tensor that is sent is
+    /// not received into at the same time. Tensors on GPUs are not copied;
     /// there one message to another rank and one from another rank can be exchanged at a time.
     ///
     /// # Errors
@@ -147,82 +102,18 @@ impl Communicator {
         if let Some(peer) = transfers.iter().map(Transfer::peer).find(|&peer| peer >= ranks) {
             return Err(Error::invalid(format!("rank {peer} is not below the number of ranks, {ranks}")));
         }
+        if let Some(long) = transfers.iter().find(|transfer| !transfer.fits()) {
+            return Err(Error::invalid(format!("a message of {} elements in a tensor that has fewer", long.len())));
+        }
         if self.gpu.is_some() {
             return self.exchange_on_gpus(transfers);
         }
-        let longest = transfers.iter().map(Transfer::len).max().unwrap_or(0);
-        let piece = piece_of::<T>();
-        let mut start = 0;
-        while start < longest {
-            let mut to_itself = VecDeque::new();
-            let mut places = Vec::with_capacity(transfers.len());
-            let mut end = 0;
-            for transfer in transfers.iter() {
-                let elements = start.min(transfer.len())..(start + piece).min(transfer.len());
-                places.push((elements.clone(), end..end + elements.len()));
-                end += elements.len().next_multiple_of(ALIGNMENT);
-            }
-            self.exchange_pieces(transfers, &places, end, &mut to_itself)?;
-            if !to_itself.is_empty() {
-                return Err(Error::invalid(format!("rank {rank} sends itself a message that it does not receive")));
-            }
-            start += piece;
-        }
+        copy_to_itself(transfers, rank)?;
+        let exchange = Exchange::new(transfers, rank);
+        let scratch = self.scratch(exchange.scratch())?;
+        let Linked { mut links, traffic, .. } = self.links(std::iter::empty())?;
+        *traffic += exchange.run(&mut links, &scratch)?;
         self.stats.messages += transfers.iter().filter(|transfer| transfer.peer() != rank).count() as u64;
-        Ok(())
-    }
-
-    /// Exchanges some elements of each message through scratch memory of `len` elements, where they
-    /// have the second range.
-    fn exchange_pieces<T: Element>(
-        &mut self,
-        transfers: &mut [Transfer<'_, T>],
-        places: &[(Range<usize>, Range<usize>)],
-        len: usize,
-        to_itself: &mut VecDeque<Vec<T>>,
-    ) -> Result<(), Error> {
-        let rank = self.rank();
-        let scratch = self.scratch(len.saturating_mul(size_of::<T>()))?;
-        let (mut sends, mut receives) = (Vec::new(), Vec::new());
-        let mut block = Vec::new();
-        let busy = |(_, (elements, _)): &(&mut Transfer<'_, T>, &(Range<usize>, Range<usize>))| !elements.is_empty();
-        for (transfer, (elements, place)) in transfers.iter_mut().zip(places).filter(busy) {
-            let span = Span { place: Place::Scratch, elements: place.clone() };
-            match transfer {
-                Transfer::Send { to, memory } => {
-                    memory.read(elements.clone(), &mut block)?;
-                    if *to == rank {
-                        to_itself.push_back(block.clone());
-                    } else {
-                        scratch.copy_in(place.start * size_of::<T>(), bytemuck::cast_slice(&block))?;
-                        sends.push(Step::Send { to: *to, span });
-                    }
-                }
-                Transfer::Receive { from, .. } if *from == rank => {}
-                Transfer::Receive { from, .. } => {
-                    receives.push(Step::Combine { sources: vec![step::Source::Message { from: *from }], into: span });
-                }
-            }
-        }
-        sends.append(&mut receives);
-        let schedule = Schedule { scratch: len, steps: sends };
-        let memory = Memory { input: scratch.clone(), output: scratch.clone(), scratch: scratch.clone() };
-        self.execute::<T>(&schedule, &memory, std::iter::empty(), Reduction::Sum)?;
-        for (transfer, (elements, place)) in transfers.iter_mut().zip(places).filter(busy) {
-            let Transfer::Receive { from, memory } = transfer else { continue };
-            if *from == rank {
-                block = to_itself.pop_front().ok_or_else(|| {
-                    Error::invalid(format!("rank {rank} receives a message of itself that it does not send"))
-                })?;
-                if block.len() != elements.len() {
-                    return Err(Error::invalid(format!("rank {rank} sends itself a message of another length")));
-                }
-            } else {
-                block.resize(elements.len(), T::zeroed());
-                scratch.copy_out(place.start * size_of::<T>(), bytemuck::cast_slice_mut(&mut block))?;
-            }
-            memory.write(elements.start, &block)?;
-        }
         Ok(())
     }
 
@@ -281,9 +172,38 @@ impl Communicator {
     }
 }
 
-/// Most elements of a message that are copied at a time; the same at all ranks.
-fn piece_of<T>() -> usize {
-    (PIECE / size_of::<T>()).max(1)
+/// Copies the messages of a rank to itself, after a look whether each has a receiver.
+fn copy_to_itself<T: Element>(transfers: &mut [Transfer<'_, T>], rank: usize) -> Result<(), Error> {
+    let (mut sent, mut received) = (Vec::new(), Vec::new());
+    for (index, transfer) in transfers.iter().enumerate() {
+        match transfer {
+            _ if transfer.is_empty() || transfer.peer() != rank => {}
+            Transfer::Send { .. } => sent.push(index),
+            Transfer::Receive { .. } => received.push(index),
+        }
+    }
+    let invalid = |what: &str| Err(Error::invalid(format!("rank {rank} {what}")));
+    match sent.len().cmp(&received.len()) {
+        Ordering::Greater => return invalid("sends itself a message that it does not receive"),
+        Ordering::Less => return invalid("receives a message of itself that it does not send"),
+        Ordering::Equal => {}
+    }
+    let mut pairs = sent.into_iter().zip(received);
+    if pairs.clone().any(|(from, to)| transfers[from].len() != transfers[to].len()) {
+        return invalid("sends itself a message of another length");
+    }
+    let mut block = Vec::new();
+    pairs.try_for_each(|(from, to)| {
+        for part in parts(0..transfers[from].len(), piece_of::<T>()) {
+            if let Transfer::Send { memory, .. } = &transfers[from] {
+                memory.read(part.clone(), &mut block)?;
+            }
+            if let Transfer::Receive { memory, .. } = &mut transfers[to] {
+                memory.write(part.start, &block)?;
+            }
+        }
+        Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -392,6 +312,81 @@ mod tests {
             assert_eq!(refused(comm.send(&[1_u8], rank)), text);
             let text = format!("rank {rank} receives a message of itself that it does not send");
             assert_eq!(refused(comm.recv(&mut [1_u8], rank)), text);
+            comm.barrier().unwrap();
+        });
+    }
+
+    /// Two messages of several pieces, which one rank takes at a time and the other sends one by
+    /// one, or the other way round.
+    #[test]
+    fn messages_match_however_they_are_grouped() {
+        for transport in [Transport::Shm, Transport::Verbs] {
+            ranks(2, transport, |mut comm, _| {
+                let (one, two) = (message(0, 1, 10_000), message(1, 0, 7000));
+                let (mut first, mut second) = (vec![0; one.len()], vec![0; two.len()]);
+                for is_sender in [comm.rank() == 0, comm.rank() == 1] {
+                    if is_sender && comm.rank() == 0 {
+                        comm.send(&one, 1).unwrap();
+                        comm.send(&two, 1).unwrap();
+                    } else if is_sender {
+                        comm.exchange(&mut [Transfer::send(&one, 0), Transfer::send(&two, 0)]).unwrap();
+                    } else if comm.rank() == 1 {
+                        let both = [Transfer::receive(&mut first, 0), Transfer::receive(&mut second, 0)];
+                        comm.exchange(&mut { both }).unwrap();
+                    } else {
+                        comm.recv(&mut first, 1).unwrap();
+                        comm.recv(&mut second, 1).unwrap();
+                    }
+                    assert!(is_sender || first == one && second == two);
+                }
+            });
+        }
+    }
+
+    /// Rank 0 gives the message first that comes last, because its sender waits for the others.
+    #[test]
+    fn no_message_of_an_exchange_waits_for_another() {
+        for transport in [Transport::Shm, Transport::Verbs] {
+            ranks(3, transport, |mut comm, _| {
+                for count in [1, 20_001] {
+                    let (mut last, mut first) = (vec![0; count], vec![0; count]);
+                    match comm.rank() {
+                        0 => {
+                            let receives = [Transfer::receive(&mut last, 2), Transfer::receive(&mut first, 1)];
+                            comm.exchange(&mut { receives }).unwrap();
+                            assert!(last == message(2, 0, count) && first == message(1, 0, count));
+                            let sent = message(0, 1, count);
+                            let both = [Transfer::receive(&mut last, 2), Transfer::send(&sent, 1)];
+                            comm.exchange(&mut { both }).unwrap();
+                            assert_eq!(last, message(2, 0, count));
+                        }
+                        1 => {
+                            comm.send(&message(1, 0, count), 0).unwrap();
+                            comm.send(&message(1, 2, count), 2).unwrap();
+                            comm.recv(&mut first, 0).unwrap();
+                            assert_eq!(first, message(0, 1, count));
+                            comm.send(&message(1, 2, count), 2).unwrap();
+                        }
+                        _ => {
+                            for _ in 0..2 {
+                                comm.recv(&mut first, 1).unwrap();
+                                assert_eq!(first, message(1, 2, count));
+                                comm.send(&message(2, 0, count), 0).unwrap();
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_message_that_its_tensor_does_not_have_is_refused_before_anything_is_sent() {
+        ranks(2, Transport::Auto, |mut comm, _| {
+            let (peer, tensor) = (1 - comm.rank(), comm.allocate::<u8>(9000).unwrap());
+            let text = "a message of 9001 elements in a tensor that has fewer";
+            assert_eq!(comm.send(tensor.source(9001), peer).unwrap_err().to_string(), text);
+            assert_eq!(comm.recv(tensor.target(9001), peer).unwrap_err().to_string(), text);
             comm.barrier().unwrap();
         });
     }

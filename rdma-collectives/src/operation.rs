@@ -56,6 +56,8 @@ pub enum Executor {
 #[derive(Clone, Debug)]
 pub struct Operation {
     pub(crate) request: Request,
+    /// The number of the communicator that has prepared the operation.
+    pub(crate) owner: u64,
     pub(crate) job: Job,
     pub(crate) layout: Layout,
     pub(crate) algorithm: Algorithm,

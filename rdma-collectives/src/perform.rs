@@ -18,7 +18,7 @@ use crate::element::Element;
 use crate::operation::{Executor, Operation, Request};
 use crate::schedule::{Algorithm, Collective, Job, Layout, build};
 use crate::shm::{AllReduce, DirectReads, reads_directly};
-use crate::tensor::{self, Tensor};
+use crate::tensor::{self, Tensor, finish};
 
 impl Communicator {
     /// Prepares an operation, for the first elements of two tensors or in place of one. It sends
@@ -49,7 +49,7 @@ impl Communicator {
         }
         let (element, size) = (T::TYPE, request.size(self.ranks()));
         let bytes = size.saturating_mul(element.size()) as u64;
-        Ok(Operation { request, job, layout, algorithm, schedule, executor, element, bytes })
+        Ok(Operation { request, owner: self.number, job, layout, algorithm, schedule, executor, element, bytes })
     }
 
     /// The parameters of a request at this rank, for messages of any length.
@@ -84,7 +84,9 @@ impl Communicator {
         };
         algorithm.supports(op, job).map_err(|unsupported| Error::invalid(unsupported.to_string()))?;
         let reads = algorithm == Algorithm::Direct
+            // An aggregator has no memory of the operation.
             && ranks > 1
+            && ranks == self.world
             && self.host.as_ref().is_some_and(|host| host.is_whole())
             && self.gpu.is_none()
             && reads_directly(op, request.in_place);
@@ -133,7 +135,8 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidInput` if a tensor is too short, or has elements of another size than the operation,
-    /// or if one tensor is given for an operation out of place, or two for one in place. Otherwise
+    /// if one tensor is given for an operation out of place, or two for one in place, or if the
+    /// operation or a tensor is another communicator's. Otherwise
     /// a rank has failed, or the others have made no progress for
     /// [`Tuning::stall`](crate::Tuning::stall).
     #[doc(alias = "MPI_Start")]
@@ -143,7 +146,39 @@ impl Communicator {
         input: &Tensor<T>,
         output: &Tensor<T>,
     ) -> Result<(), Error> {
-        let Operation { request, layout, algorithm, executor, element, bytes, .. } = operation;
+        let request = &operation.request;
+        self.check_operands(operation, input, output)?;
+        self.compare(|| request.describe::<T>("tensors"))?;
+        self.begin();
+        let done = self.perform_part(operation, input, output);
+        self.ended(Some(request.op), done)
+    }
+
+    /// Does a prepared operation as a part of one that has begun.
+    pub(crate) fn perform_part<T: Element>(
+        &mut self,
+        operation: &Operation,
+        input: &Tensor<T>,
+        output: &Tensor<T>,
+    ) -> Result<(), Error> {
+        let Operation { request, algorithm, executor, bytes, .. } = operation;
+        self.execute_operation(operation, input, output)?;
+        self.stats.count(request.op, *algorithm, *executor, *bytes);
+        Ok(())
+    }
+
+    fn check_operands<T: Element>(
+        &self,
+        operation: &Operation,
+        input: &Tensor<T>,
+        output: &Tensor<T>,
+    ) -> Result<(), Error> {
+        let Operation { request, layout, element, owner, .. } = operation;
+        self.maker.check()?;
+        self.check_tensors(input, output)?;
+        if *owner != self.number {
+            return Err(Error::invalid("the operation was prepared by another communicator"));
+        }
         if *element != T::TYPE || input.is(output) != request.in_place {
             return Err(Error::invalid("the operation was prepared for other tensors"));
         }
@@ -152,11 +187,6 @@ impl Communicator {
             let (op, most) = (request.op, from.end.max(to.end));
             return Err(Error::invalid(format!("{op} of {most} elements in tensors that have fewer")));
         }
-        self.compare(|| request.describe::<T>("tensors"))?;
-        self.begin();
-        let done = self.execute_operation(operation, input, output);
-        self.ended(Some(request.op), done)?;
-        self.stats.count(request.op, *algorithm, *executor, *bytes);
         Ok(())
     }
 
@@ -180,7 +210,8 @@ impl Communicator {
             }
         }
         if request.op.reduces() && *executor != Executor::Fused {
-            return self.finish(&output.part(to), request.reduction);
+            // There may be other aggregators by now.
+            return finish(&output.part(to), request.reduction, job.ranks);
         }
         Ok(())
     }

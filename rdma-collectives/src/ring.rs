@@ -64,10 +64,12 @@ impl Ring {
         let hops = world - 1;
         // Slots for the messages of `lead + 1` ticks, and for slots not yet credited. The
         // schedule's tests show that these suffice.
-        let slot_count = (lead + 1) * hops + hops - 1;
+        let lead = lead.max(1);
+        let slot_count = lead.saturating_add(2).saturating_mul(hops).saturating_sub(1);
         // Many ranks need many slots, and then have small segments.
-        let chunk = chunk.min((SCRATCH / slot_count).next_multiple_of(4096));
-        let (slots, remotes) = expose_together(fabric, group, "the ring's slots", slot_count * chunk)?;
+        // Whole pages, as segments are rounded up.
+        let chunk = chunk.min(SCRATCH / slot_count).max(1).next_multiple_of(4096);
+        let (slots, remotes) = expose_together(fabric, group, "the ring's slots", slot_count.saturating_mul(chunk))?;
         let staging = group.agree("the staging memory", fabric.expose(STAGES * chunk))?;
         let right_slots = remotes[right];
         Ok(Self {

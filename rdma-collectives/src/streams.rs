@@ -135,7 +135,7 @@ impl Streams {
         let (rank, world) = (group.rank(), group.world());
         let slots = SLOTS * world;
         let most = (MEMORY / (slots * fabrics.len().max(1)) / PAGE).max(1) * PAGE;
-        let piece = piece.next_multiple_of(PAGE).min(most);
+        let piece = piece.clamp(1, most).next_multiple_of(PAGE);
         let mut channels = Vec::new();
         for (fabric, &rail) in fabrics.iter().zip(rails) {
             let (slots, remotes) = expose_together(fabric, group, "the slots for messages", slots * piece)?;
@@ -215,7 +215,7 @@ impl StreamLinks<'_> {
 
     /// Offers memory to a rank as its next message, as [`Links::post`].
     pub(crate) fn send(&mut self, to: usize, message: impl Into<Message>) -> Result<Ticket, Error> {
-        let stream = &mut self.streams.peers[to];
+        let stream = self.streams.peers.get_mut(to).ok_or_else(|| no_rank(to))?;
         stream.posted += 1;
         stream.queue.push_back(message.into());
         let number = stream.posted;
@@ -227,7 +227,8 @@ impl StreamLinks<'_> {
     /// The channel of the next piece from a rank and the byte offset of its slot, if the piece has
     /// arrived.
     fn next(&mut self, from: usize) -> Result<Option<(usize, usize)>, Error> {
-        let (at, piece) = self.streams.channel(self.streams.peers[from].read);
+        let stream = self.streams.peers.get(from).ok_or_else(|| no_rank(from))?;
+        let (at, piece) = self.streams.channel(stream.read);
         let has_arrived = self.fabrics[at].received(from, Lane::Piece)? > piece as u64;
         Ok(has_arrived.then(|| (at, self.streams.slot(from, piece))))
     }
@@ -254,6 +255,10 @@ impl StreamLinks<'_> {
         }
         Ok(())
     }
+}
+
+fn no_rank(rank: usize) -> Error {
+    Error::invalid(format!("there is no rank {rank}"))
 }
 
 impl Links for StreamLinks<'_> {

@@ -21,6 +21,8 @@ use crate::shm::{HostSlice, SharedTensor};
 pub struct Tensor<T> {
     memory: TensorMemory,
     count: usize,
+    /// The number of the communicator that has allocated the tensor.
+    owner: u64,
     element: PhantomData<T>,
 }
 
@@ -56,8 +58,8 @@ impl TensorMemory {
 }
 
 impl<T: Element> Tensor<T> {
-    pub(crate) fn new(memory: TensorMemory, count: usize) -> Self {
-        Self { memory, count, element: PhantomData }
+    pub(crate) fn new(memory: TensorMemory, count: usize, owner: u64) -> Self {
+        Self { memory, count, owner, element: PhantomData }
     }
 
     /// The memory, for a tensor of other elements.
@@ -166,6 +168,11 @@ impl<T: Element> Tensor<T> {
         }
     }
 
+    /// The number of the communicator whose operations the tensor is for.
+    pub(crate) fn owner(&self) -> u64 {
+        self.owner
+    }
+
     /// Whether two references name the same tensor.
     pub(crate) fn is(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
@@ -214,6 +221,14 @@ impl<T: Element> Part<'_, T> {
         }
         Ok(())
     }
+}
+
+/// Divides sums by the number of ranks if the reduction is the average.
+pub(crate) fn finish<T: Element>(sums: &Part<'_, T>, reduction: Reduction, ranks: usize) -> Result<(), Error> {
+    if reduction != Reduction::Avg {
+        return Ok(());
+    }
+    sums.change(|elements| reduction.finish(elements, ranks))
 }
 
 /// One all-reduce in progress.

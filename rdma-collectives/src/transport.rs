@@ -65,7 +65,7 @@ impl fmt::Display for Transports {
 /// Ranks in increasing order, as text: `0-3`, or `0,2,5`.
 fn among(ranks: &[usize]) -> String {
     match ranks {
-        [first, .., last] if last - first + 1 == ranks.len() => format!("{first}-{last}"),
+        [first, .., last] if last.checked_sub(*first) == Some(ranks.len() - 1) => format!("{first}-{last}"),
         _ => ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
     }
 }
@@ -115,6 +115,8 @@ mod tests {
                 "mixed",
                 "shared memory among ranks 0,2, among 1,3,4; verbs between others",
             ),
+            // What another rank tells may make no sense.
+            (transports(&[&[3, 1]], None), "mixed", "shared memory among ranks 3,1; verbs between others"),
             (transports(&[&[1, 2, 3]], None), "mixed", "shared memory among ranks 1-3; verbs between others"),
         ] {
             assert_eq!((transports.name(), transports.to_string().as_str()), (name, text));

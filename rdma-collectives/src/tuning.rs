@@ -11,7 +11,7 @@ use crate::transport::Transport;
 /// Parameters of the collectives.
 #[derive(Clone, Debug)]
 pub struct Tuning {
-    /// Largest message of the ring, in bytes.
+    /// Largest message of the ring, in bytes, rounded up to whole pages of 4096 bytes.
     pub chunk: usize,
     /// Ticks between the steps of a block: more ticks hide more latency and need more scratch
     /// memory.

@@ -6,11 +6,13 @@ use super::frame::Frame;
 use super::router::Router;
 use super::watch::Watch;
 use crate::Error;
+use crate::process::Maker;
 
 /// Ends the job of a group, from any thread, for a reason that every rank gets: what waits for
 /// another rank fails within milliseconds, at this rank and at the others.
 #[derive(Clone, Debug)]
 pub struct Aborter {
+    pub(super) maker: Maker,
     pub(super) router: Arc<Router>,
     pub(super) watch: Watch,
     /// This rank's name in messages.
@@ -18,8 +20,12 @@ pub struct Aborter {
 }
 
 impl Aborter {
-    /// Ends the job. Only the first reason counts; nothing happens once the job has failed.
+    /// Ends the job. Only the first reason counts; nothing happens once the job has failed, nor in
+    /// a forked child.
     pub fn abort(&self, reason: &str) {
+        if self.maker.check().is_err() {
+            return;
+        }
         let reason = format!("has aborted the job: {reason}");
         if self.watch.fail(Error::new(format!("{} {reason}", self.name))) {
             let news = Frame::Lost(self.router.rank(), reason.into());

@@ -44,6 +44,7 @@ use serde::de::DeserializeOwned;
 use socket2::Socket;
 
 use crate::error::{Cause, Error, ErrorKind};
+use crate::process::Maker;
 use crate::text::PeerText;
 pub use abort::Aborter;
 pub use directory::Directory;
@@ -101,6 +102,7 @@ pub enum Root {
 /// The connected ranks of a job, or some of them.
 #[derive(Debug)]
 pub struct Group {
+    maker: Maker,
     rank: usize,
     /// The rank in the job of each rank of the group.
     members: Vec<usize>,
@@ -135,7 +137,7 @@ impl Group {
     }
 
     fn start(rank: usize, hosts: Vec<HostId>, streams: Vec<(usize, Socket)>, terms: &Terms) -> Result<Self, Error> {
-        let silence = terms.timeout / SILENCE;
+        let (maker, silence) = (Maker::current()?, terms.timeout / SILENCE);
         let mut writers = Vec::new();
         for (peer, stream) in &streams {
             writers.push((*peer, Mutex::new(stream.try_clone()?)));
@@ -154,6 +156,7 @@ impl Group {
         let beating = Arc::clone(&router);
         spawn("heartbeat", move || beating.beat(Pulse::period(silence), &end))?;
         Ok(Self {
+            maker,
             rank,
             members,
             id: GroupId::default(),
@@ -218,6 +221,17 @@ impl Group {
         error.of_rank(member, || self.hosts.get(rank).map(|host| host.label().into()))
     }
 
+    /// The same for an error whose text names ranks by their numbers in the group.
+    pub(crate) fn of_rank_in_part(&self, rank: usize, error: Error) -> Error {
+        let error = match self.members.get(rank) {
+            Some(&member) if member != rank => {
+                error.context(format!("in a part of the job, whose rank {rank} is {}", self.name(rank)))
+            }
+            _ => error,
+        };
+        self.of_rank(rank, error)
+    }
+
     /// The longest time to wait for another rank.
     #[must_use]
     pub fn timeout(&self) -> Duration {
@@ -233,7 +247,7 @@ impl Group {
     #[must_use]
     pub fn aborter(&self) -> Aborter {
         let (router, watch) = (Arc::clone(&self.router), self.watch());
-        Aborter { router, watch, name: self.name(self.rank) }
+        Aborter { maker: self.maker, router, watch, name: self.name(self.rank) }
     }
 
     /// A handle that tells any thread whether a rank is lost.
@@ -268,6 +282,7 @@ impl Group {
         own: &T,
         limit: Option<Duration>,
     ) -> Result<Vec<T>, Error> {
+        self.maker.check()?;
         self.watch.wait_for(what);
         self.watch.check()?;
         let own = Json::of(own).map_err(|error| Error::new(error.to_string()))?;
@@ -348,6 +363,8 @@ impl Group {
     /// # Errors
     /// As [`conclude`](Self::conclude).
     pub fn conclude_as<T, E: Cause>(mut self, result: Result<T, E>) -> Result<T, E> {
+        // A forked child has no part in the job.
+        self.maker.check()?;
         let result = match result {
             Ok(value) => self.barrier("the end").map(|()| value).map_err(E::from),
             Err(failure) => Err(failure),
@@ -450,6 +467,10 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
+        if self.maker.check().is_err() {
+            // The connections are those of the parent, for which they go on.
+            return;
+        }
         if self.is_whole() {
             self.watch.close();
             // Ends the waits of parts that are still in use.

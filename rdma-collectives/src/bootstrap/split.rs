@@ -25,6 +25,7 @@ impl Group {
         let members: Vec<usize> = ranks.iter().map(|&rank| self.members[rank]).collect();
         let inbox = self.router.open(&id, &members);
         Ok(Self {
+            maker: self.maker,
             rank,
             members,
             splits: 0,

@@ -12,6 +12,9 @@ use crate::Error;
 /// Settings, keyed by the name of their option.
 pub(super) type Settings = Map<String, Value>;
 
+/// The longest timeout, some 30 years: moments beyond it may not be told.
+const LONGEST: Duration = Duration::from_secs(1 << 30);
+
 /// The kind of job, which decides how messages name its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roles {
@@ -92,6 +95,7 @@ impl Terms {
             _ => Settings::new(),
         };
         let notice = |text: &str| tracing::warn!("{text}");
+        let timeout = timeout.min(LONGEST);
         let (are_options, way, listen, is_supervised) = (false, Way::Root, None, false);
         Self { program, settings, roles, timeout, are_options, way, listen, is_supervised, notice }
     }

@@ -458,3 +458,41 @@ fn a_part_names_ranks_of_the_job() {
     });
     assert_eq!(results[1..], [Err("rank 2: no paper".to_owned()), Err("no paper".to_owned())]);
 }
+
+#[test]
+fn a_timeout_may_be_as_long_as_any() {
+    let (listener, address) = listener();
+    let zero = zero(listener, Duration::MAX, |mut group| group.barrier("the start").map(|()| group));
+    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let mut group = Group::meet(place, &terms(Duration::MAX)).unwrap();
+    group.barrier("the start").unwrap();
+    let leaving = thread::spawn(|| group.conclude(Ok(())));
+    zero.join().unwrap().unwrap().unwrap().conclude(Ok(())).unwrap();
+    leaving.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_forked_child_leaves_its_parents_group_alone() {
+    rdma_test_support::passes_alone(&["bootstrap::tests::a_child_that_drops_its_parents_group"], &[]);
+}
+
+/// Runs in a process of its own, which forks.
+#[test]
+#[ignore = "run by a_forked_child_leaves_its_parents_group_alone"]
+fn a_child_that_drops_its_parents_group() {
+    let (listener, address) = listener();
+    let zero = zero(listener, SOON, |mut group| group.barrier("the child").and_then(|()| group.conclude(Ok(()))));
+    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let mut group = Some(Group::meet(place, &terms(SOON)).unwrap());
+    assert!(rdma_test_support::holds_in_child(|| {
+        let Some(mut group) = group.take() else { return false };
+        let refused = group.barrier("the parent");
+        group.aborter().abort("the child ends");
+        let concluded = group.conclude(Ok(()));
+        refused.is_err() && concluded.is_err()
+    }));
+    let mut group = group.unwrap();
+    group.barrier("the child").unwrap();
+    group.conclude(Ok(())).unwrap();
+    zero.join().unwrap().unwrap().unwrap();
+}

@@ -212,6 +212,17 @@ fn memory_that_does_not_fit_is_refused() {
         let tensor = comm.allocate::<i32>(4).unwrap();
         let text = "input and output of alltoall are one tensor: use the call in place";
         assert_eq!(refused(comm.all_to_all(&tensor, &tensor)), text);
+        let text = "all_reduce: an output of 2 elements, and the operation has 0";
+        assert_eq!(refused(comm.all_reduce(&[], &mut two, Reduction::Sum)), text);
+        let text = "all_gather: an output of 2 elements, and the operation has 0";
+        assert_eq!(refused(comm.all_gather(&[], &mut two)), text);
+        let text = "reduce_scatter: an input of 2 elements, and the operation has 0";
+        assert_eq!(refused(comm.reduce_scatter(&[1, 2], &mut [0_i32; 0], Reduction::Sum)), text);
+        let text = "all_gather: 0 counts for 2 ranks: give one for each";
+        assert_eq!(refused(comm.all_gather_v(&[1], &mut two, &[])), text);
+        let mut untouched = [1.5_f32; 2];
+        assert!(comm.all_reduce_scaled(&mut untouched, 2.0, Reduction::Xor).is_err());
+        assert_eq!(untouched, [1.5; 2]);
         // Nothing of this has reached the other rank.
         comm.barrier().unwrap();
     });
@@ -284,6 +295,11 @@ fn ranks_that_do_not_do_the_same_are_told() {
             _ => refused(comm.all_reduce_in_place(&mut memory, Reduction::Sum)),
         };
         assert!(told.contains("by sum in tensors, and rank 1") && told.ends_with("by sum in slices"), "{told}");
+        // What differs comes after the part of a text that fits into a message.
+        let counts: Vec<usize> = (0..9).map(|at| at % 3).collect();
+        let request = Request { counts: [counts, vec![0; 600]].concat(), ..Request::new(Collective::AllToAllV, 0) };
+        let request = Request { root: rank, op: Collective::Scatter, ..request };
+        assert_eq!(comm.compare(|| request.describe::<i32>("slices")).unwrap_err().kind(), ErrorKind::InvalidInput);
         // No rank has begun, so the ranks can go on.
         comm.all_reduce_in_place(&mut memory, Reduction::Sum).unwrap();
         assert_eq!(memory, [9; 6]);
