@@ -15,7 +15,7 @@ use crate::schedule::step::{self, Place, Schedule, Span, Step};
 use crate::wait::Wait;
 
 pub use self::exchange::Transfer;
-use self::exchange::{Exchange, piece_of};
+use self::exchange::{Exchange, HEAD, piece_of};
 
 impl Communicator {
     /// Sends a message to a rank, which receives it by [`recv`](Self::recv), with the same number
@@ -62,7 +62,7 @@ impl Communicator {
         if memory.is_empty() || self.ranks() < 2 {
             return Err(Error::invalid("only a message with elements, of another rank, tells where it is from"));
         }
-        let first = memory.len().min(piece_of::<T>()) * size_of::<T>();
+        let first = HEAD + memory.len().min(piece_of::<T>()) * size_of::<T>();
         self.begin();
         let received = self.next_sender(first).and_then(|from| {
             self.exchange_all(&mut [Transfer::receive(memory, from)])?;
@@ -211,6 +211,7 @@ mod tests {
     use super::*;
     use crate::testing::ranks;
     use crate::transport::Transport;
+    use crate::tuning::Tuning;
 
     fn message(from: usize, to: usize, count: usize) -> Vec<u32> {
         (0..count).map(|index| u32::try_from((from * 7 + to * 31 + index) % 60_000).unwrap()).collect()
@@ -284,6 +285,46 @@ mod tests {
     fn messages_over_verbs_come_as_they_were_sent() {
         messages_come_as_they_were_sent(2, Transport::Verbs);
         messages_come_as_they_were_sent(3, Transport::Verbs);
+    }
+
+    #[test]
+    fn a_message_of_another_length_is_refused_at_both_sides() {
+        for transport in [Transport::Shm, Transport::Verbs] {
+            for (sent, wanted) in [(10, 9), (10, 20), (1000, 10), (30_000, 60_000), (60_000, 30_000), (5000, 4096)] {
+                crate::testing::start(2, transport, move |mut comm, group| {
+                    let done = match comm.rank() {
+                        0 => comm.send(&vec![7_u8; sent], 1),
+                        // Any rank, or the only one that there is.
+                        _ if sent == 10 => comm.recv_any(&mut vec![0_u8; wanted]).map(drop),
+                        _ => comm.recv(&mut vec![0_u8; wanted], 0),
+                    };
+                    let rank = comm.rank();
+                    if rank == 1 {
+                        let error = done.as_ref().unwrap_err().to_string();
+                        assert!(error.starts_with("rank 0 sent ") || error.contains(": rank 0 sent "), "{error}");
+                    }
+                    // The sender may have done its part, and hears of the failure at the end.
+                    let error = group.conclude(done).unwrap_err().to_string();
+                    assert!(error.contains("rank 0 sent "), "rank {rank}, {sent} and {wanted}: {error}");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_of_messages_that_links_cut_are_right() {
+        let tuning = Tuning { chunk: 4096, transport: Transport::Verbs, ..crate::testing::tuning() };
+        crate::testing::start_tuned(2, tuning, |comm, group| {
+            let mut comm = comm.unwrap();
+            let (rank, peer) = (comm.rank(), 1 - comm.rank());
+            for count in [1, 2045, 2046, 2047, 2048, 2049, 4096, 10_001] {
+                let mut came = vec![0; count];
+                let sent = message(rank, peer, count);
+                comm.exchange(&mut [Transfer::send(&sent, peer), Transfer::receive(&mut came, peer)]).unwrap();
+                assert_eq!(came, message(peer, rank, count));
+            }
+            group.conclude(Ok(())).unwrap();
+        });
     }
 
     #[test]

@@ -4,6 +4,9 @@
 //! into pieces, and a piece is posted once the one before it is. So it makes no difference which
 //! messages either side exchanges at a time. A rank looks at all of its streams in turn, takes what
 //! has arrived and posts what there is space for, and pauses only if none of them moves.
+//!
+//! Links do not tell how long a message is, and both sides must mean the same length. So a piece
+//! begins with the number of elements of its message that are not received yet.
 
 use std::collections::VecDeque;
 
@@ -15,9 +18,11 @@ use crate::memory::{Source, Target};
 use crate::shm::HostSlice;
 use crate::wait::Wait;
 
-/// Most bytes of a piece.
+/// Bytes of the number in front of a piece. Elements of every type fit behind it.
+pub(crate) const HEAD: usize = 8;
+/// Most bytes of a piece, without its head.
 const PIECE: usize = if cfg!(test) { 8 << 10 } else { 1 << 20 };
-/// Pieces in the scratch memory begin at multiples of so many elements: no two share a cache line.
+/// Pieces in the scratch memory begin at multiples of so many bytes: no two share a cache line.
 const ALIGNMENT: usize = 64;
 /// Pieces to one rank that are in flight at a time.
 const PLACES: usize = 2;
@@ -91,7 +96,7 @@ pub(crate) fn piece_of<T>() -> usize {
 #[derive(Debug)]
 pub(crate) struct Exchange<'a, 'm, T> {
     transfers: &'a mut [Transfer<'m, T>],
-    /// Elements of a place in the scratch memory.
+    /// Bytes of a place in the scratch memory.
     place: usize,
     sends: Vec<Sends>,
     receives: Vec<Receives>,
@@ -142,13 +147,13 @@ impl<'a, 'm, T: Element> Exchange<'a, 'm, T> {
                 },
             }
         }
-        let place = longest.min(piece_of::<T>()).next_multiple_of(ALIGNMENT);
+        let place = (HEAD + longest.min(piece_of::<T>()) * size_of::<T>()).next_multiple_of(ALIGNMENT);
         Self { transfers, place, sends, receives, block: Vec::new(), traffic: Traffic::default() }
     }
 
     /// Bytes of scratch memory that the exchange needs.
     pub(crate) fn scratch(&self) -> usize {
-        self.sends.len() * PLACES * self.place * size_of::<T>()
+        self.sends.len() * PLACES * self.place
     }
 
     /// Runs the exchange, and returns the bytes of its messages.
@@ -202,9 +207,11 @@ impl<'a, 'm, T: Element> Exchange<'a, 'm, T> {
             let end = (sends.posted + piece_of::<T>()).min(memory.len());
             memory.read(sends.posted..end, &mut self.block)?;
             let bytes: &[u8] = bytemuck::cast_slice(&self.block);
-            let start = (at * PLACES + number) * self.place * size_of::<T>();
-            let piece = scratch.part(start..start + bytes.len())?;
-            piece.copy_in(0, bytes)?;
+            let start = (at * PLACES + number) * self.place;
+            let piece = scratch.part(start..start + HEAD + bytes.len())?;
+            let left = (memory.len() - sends.posted) as u64;
+            piece.copy_in(0, &left.to_ne_bytes())?;
+            piece.copy_in(HEAD, bytes)?;
             *place = Some(links.post(sends.to, piece)?);
             self.traffic.sent += bytes.len() as u64;
             (sends.posted, moves) = (end, true);
@@ -222,15 +229,27 @@ impl<'a, 'm, T: Element> Exchange<'a, 'm, T> {
         while let Some(&index) = receives.queue.front() {
             let Transfer::Receive { memory, .. } = &mut self.transfers[index] else { break };
             let (start, piece) = (receives.arrived, piece_of::<T>());
-            // The links cut each piece on their part.
+            // The links cut each piece on their part, of which the first has the head.
+            let head = if start % piece == 0 { HEAD } else { 0 };
             let end = (start - start % piece + piece).min(memory.len());
-            let end = end.min(start + links.piece() / size_of::<T>());
-            let Some(arrived) = links.arrived(receives.from, (end - start) * size_of::<T>())? else { break };
+            let end = end.min(start + (links.piece() - head) / size_of::<T>());
+            let Some(arrived) = links.arrived(receives.from, head + (end - start) * size_of::<T>())? else { break };
+            if head > 0 {
+                let mut left = [0; HEAD];
+                arrived.copy_out(0, &mut left)?;
+                let (sent, wanted) = (u64::from_ne_bytes(left), (memory.len() - start) as u64);
+                if sent != wanted {
+                    let from = receives.from;
+                    return Err(Error::new(format!(
+                        "rank {from} sent {sent} elements, and {wanted} are to be received"
+                    )));
+                }
+            }
             match memory {
-                Target::Slice(all) => arrived.copy_out(0, bytemuck::cast_slice_mut(&mut all[start..end]))?,
+                Target::Slice(all) => arrived.copy_out(head, bytemuck::cast_slice_mut(&mut all[start..end]))?,
                 Target::Tensor(tensor, _) => {
                     self.block.resize(end - start, T::zeroed());
-                    arrived.copy_out(0, bytemuck::cast_slice_mut(&mut self.block))?;
+                    arrived.copy_out(head, bytemuck::cast_slice_mut(&mut self.block))?;
                     tensor.write(start, &self.block)?;
                 }
             }
