@@ -404,6 +404,10 @@ impl Communicator {
     /// with `TimedOut` and ends the job, so that the operations of all ranks end, with the reason.
     /// Without a limit an operation waits as long as the other ranks make progress
     /// ([`Tuning::stall`]). Ranks may have different limits.
+    ///
+    /// Allocations have the time limit of the group's [`Terms`](crate::bootstrap::Terms) instead:
+    /// [`allocate`](Self::allocate), and the first operation on slices, which allocates tensors to
+    /// copy through.
     pub fn set_limit(&mut self, limit: Option<Duration>) {
         self.limit = limit;
     }

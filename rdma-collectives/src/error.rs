@@ -15,7 +15,7 @@ use crate::collective::Collective;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An operation of this process failed.
+    /// An operation of this process failed, or this rank is the one that reports another's failure.
     Failed,
     /// What the caller gave makes no sense, alone or beside what other ranks gave.
     InvalidInput,
@@ -102,8 +102,8 @@ impl Error {
         self.kind
     }
 
-    /// The rank of the job that failed, or for which this rank waited in vain; `None` if it is
-    /// this rank, or not known.
+    /// The rank of the job that failed, or for which this rank waited in vain; `None` if it is this
+    /// rank, not known, or not one alone.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
         self.rank

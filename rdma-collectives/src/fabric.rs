@@ -629,6 +629,13 @@ pub(crate) fn expose_together(
     length: usize,
 ) -> Result<(ExposedRegion, Vec<RemoteSlice>), Error> {
     let region = group.agree(what, fabric.expose(length))?;
-    let remotes = exchange(group, what, region.remote(..)?)?;
-    Ok((region, remotes))
+    let remotes: Vec<RemoteSlice> = exchange(group, what, region.remote(..)?)?;
+    match remotes.iter().position(|remote| remote.len() != remotes[0].len()) {
+        None => Ok((region, remotes)),
+        Some(other) => Err(Error::invalid(format!(
+            "{what}: {} bytes at rank 0, and {} at rank {other}; give all ranks the same sizes",
+            remotes[0].len(),
+            remotes[other].len()
+        ))),
+    }
 }

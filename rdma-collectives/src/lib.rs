@@ -45,7 +45,8 @@
 //!   rank from its start to its end: [`placement::run`].
 //! * Operations by name: the methods of [`Communicator`]; prepared once and done often:
 //!   [`Communicator::prepare`] and [`Communicator::perform`]; started, and awaited: [`Queue`].
-//! * Messages between ranks: [`Communicator::send`] and [`Communicator::exchange`].
+//! * Messages between ranks: [`Communicator::send`], [`Communicator::recv_any`] and
+//!   [`Communicator::exchange`].
 //! * Algorithms as data, for those who study them: [`build`] and [`Schedule`].
 
 // The transport is chosen for each pair of ranks. If any ranks share memory, a tensor is a segment

@@ -8,15 +8,18 @@ use serde::{Deserialize, Serialize};
 use crate::connect::Method;
 use crate::transport::Transport;
 
-/// Parameters of the collectives.
+/// Parameters of the collectives. All ranks give the same, except for `shared_cores`, `stall` and
+/// `method`.
 #[derive(Clone, Debug)]
 pub struct Tuning {
-    /// Largest message of the ring, in bytes, rounded up to whole pages of 4096 bytes.
+    /// Largest message of the ring, in bytes, rounded up to whole pages of 4096 bytes; 128 KiB by
+    /// default.
     pub chunk: usize,
     /// Ticks between the steps of a block: more ticks hide more latency and need more scratch
     /// memory.
     pub lead: usize,
-    /// Up to this size (in bytes) every rank sends everything to every other: one step.
+    /// Up to this size (in bytes) every rank sends everything to every other: one step. 16 KiB by
+    /// default.
     pub one_step: usize,
     /// Up to this size (in bytes) every rank sums one segment for all: two steps. Larger tensors
     /// take the ring.
@@ -27,9 +30,10 @@ pub struct Tuning {
     pub watch_memory: bool,
     /// Announce arrivals by separate messages on every device, as iWARP needs it.
     pub by_messages: bool,
-    /// Set if there are more ranks than cores.
+    /// Set if there are more ranks than cores, or if waits should leave their core early.
     pub shared_cores: bool,
-    /// Longest time that the other ranks may make no progress.
+    /// Longest time that the other ranks may make no progress; 30 s by default. It ends the waits
+    /// of services too, whose ranks may be idle: give them a longer one.
     pub stall: Duration,
     /// How the ranks connect by the device of [`Communicator::new`](super::Communicator::new).
     pub method: Method,

@@ -121,7 +121,7 @@ impl Patience {
         self.watch.check()?;
         if wait.started.is_some_and(|started| started.elapsed() > self.stall) {
             return Err(Error::timed_out(format!(
-                "the other ranks made no progress for {} s; are they stopped?",
+                "the other ranks made no progress for {} s; are they stopped, or do they do something else?",
                 self.stall.as_secs()
             )));
         }

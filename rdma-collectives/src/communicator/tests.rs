@@ -226,3 +226,14 @@ fn parameters_beyond_the_address_space_are_refused_at_every_rank() {
         start_tuned(2, tuning, |comm, _| assert!(comm.is_err()));
     }
 }
+
+#[test]
+fn tensors_of_different_lengths_are_refused_at_every_rank() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        ranks(3, transport, |mut comm, _| {
+            let count = if comm.rank == 1 { 1000 } else { 2000 };
+            let error = comm.allocate::<u8>(count).unwrap_err().to_string();
+            assert!(error.contains("rank 1") || error.contains("than agreed"), "{error}");
+        });
+    }
+}
