@@ -404,6 +404,9 @@ impl Communicator {
     /// with `TimedOut` and ends the job, so that the operations of all ranks end, with the reason.
     /// Without a limit an operation waits as long as the other ranks make progress
     /// ([`Tuning::stall`]). Ranks may have different limits.
+    ///
+    /// What the ranks do by their [`group`](Self::group) has the timeout of its terms instead:
+    /// [`allocate`](Self::allocate), [`split`](Self::split), and the comparison of operations.
     pub fn set_limit(&mut self, limit: Option<Duration>) {
         self.limit = limit;
     }

@@ -22,7 +22,7 @@ const ALIGNMENT: usize = 64;
 /// Pieces to one rank that are in flight at a time.
 const PLACES: usize = 2;
 
-/// One of several messages that are [exchanged](Communicator::exchange) at a time: NCCL's
+/// One of several messages that are [exchanged](crate::Communicator::exchange) at a time: NCCL's
 /// `ncclSend` or `ncclRecv` in a group, MPI's `MPI_Isend` or `MPI_Irecv`.
 #[derive(Debug)]
 pub enum Transfer<'a, T> {
