@@ -130,7 +130,7 @@ impl Direct {
                 bytemuck::cast_slice_mut(into).copy_from_slice(&bytes[..count * size_of::<T>()]);
             } else {
                 let line = lines.at(round, from);
-                fabric.wait_for_word(&lines.region, line + LINE_ROOM, round)?;
+                fabric.wait_for_word(from, &lines.region, line + LINE_ROOM, round)?;
                 lines.region.copy_out(line, bytemuck::cast_slice_mut(into))?;
             }
             if from > 0 {

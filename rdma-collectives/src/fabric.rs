@@ -19,12 +19,12 @@ use rdma::{
     RemoteSlice, RnrTimer, WcError,
 };
 
-use crate::Error;
 use crate::adapter::Adapter;
 use crate::bootstrap::Group;
 use crate::connect::{self, Connected, How, Method, Receives, Unconnected};
 use crate::tuning::Tuning;
 use crate::wait::{Patience, Wait};
+use crate::{Error, ErrorKind};
 
 /// Independent streams of notices between two ranks.
 #[derive(Clone, Copy, Debug)]
@@ -308,12 +308,18 @@ impl Fabric {
         Ok(peer.qp.post_send(request.signaled(peer.is_signal_due()))?)
     }
 
-    /// Waits until a word of a local region has a value that only a peer writes.
+    /// Waits until a word of a local region has a value that only this peer writes.
     #[inline]
-    pub(crate) fn wait_for_word(&mut self, region: &ExposedRegion, at: usize, value: u64) -> Result<(), Error> {
+    pub(crate) fn wait_for_word(
+        &mut self,
+        from: usize,
+        region: &ExposedRegion,
+        at: usize,
+        value: u64,
+    ) -> Result<(), Error> {
         let mut wait = Wait::default();
         while region.load_u64(at, Ordering::Acquire)? != value {
-            self.pause(&mut wait)?;
+            self.pause(&mut wait).map_err(|error| waiting(error, from))?;
         }
         Ok(())
     }
@@ -387,7 +393,7 @@ impl Fabric {
             let mut wait = Wait::default();
             let at = counter(from, lane);
             while self.counters.load_u64(at, Ordering::Acquire)? < count {
-                self.pause(&mut wait)?;
+                self.pause(&mut wait).map_err(|error| waiting(error, from))?;
             }
             return Ok(());
         }
@@ -414,7 +420,7 @@ impl Fabric {
             if self.collect_sent()? {
                 continue;
             }
-            if let Some(nap) = self.patience.pause(&mut wait)? {
+            if let Some(nap) = self.patience.pause(&mut wait).map_err(|error| waiting(error, to))? {
                 std::thread::sleep(nap);
             }
         }
@@ -428,7 +434,7 @@ impl Fabric {
             if self.collect_received(None)? {
                 continue;
             }
-            if let Some(nap) = self.patience.pause(&mut wait)? {
+            if let Some(nap) = self.patience.pause(&mut wait).map_err(|error| waiting(error, from))? {
                 self.collect_sent()?;
                 self.collect_received(Some(nap))?;
             }
@@ -598,6 +604,15 @@ impl Peer {
 /// Whether a peer that has reported `confirmed` messages has received the one of a number.
 fn is_confirmed(confirmed: u32, message: u32) -> bool {
     confirmed.wrapping_sub(message) <= u32::MAX / 2
+}
+
+/// Names the rank that a wait was for, if time is over. Other failures tell what has failed.
+#[cold]
+fn waiting(error: Error, rank: usize) -> Error {
+    if error.kind() != ErrorKind::TimedOut {
+        return error;
+    }
+    error.context(format_args!("waiting for rank {rank}")).waits_for(rank)
 }
 
 /// Byte offset of a rank's counter of one lane.

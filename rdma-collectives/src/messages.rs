@@ -39,9 +39,9 @@ impl Communicator {
     /// This is NCCL's `ncclRecv` and MPI's `MPI_Recv`, without a tag.
     ///
     /// # Errors
-    /// `InvalidInput` if there is no such rank; an error if the message of a rank that shares
-    /// memory has another length; otherwise a rank has failed. Over verbs, messages do not tell
-    /// their lengths: where they differ, elements mean nothing.
+    /// `InvalidInput` if there is no such rank; an error if the message has another length;
+    /// otherwise a rank has failed, or has sent nothing for
+    /// [`Tuning::stall`](crate::Tuning::stall).
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "MPI_Recv")]
     pub fn recv<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>, from: usize) -> Result<(), Error> {

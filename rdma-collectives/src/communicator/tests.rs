@@ -237,3 +237,25 @@ fn tensors_of_different_lengths_are_refused_at_every_rank() {
         });
     }
 }
+
+/// Whatever algorithm an all-reduce has.
+#[test]
+fn an_all_reduce_that_is_late_names_a_rank() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        for (count, watch_memory) in [(1, true), (1000, true), (100_000, true), (1, false), (100_000, false)] {
+            let tuning = Tuning { transport, watch_memory, ..tuning() };
+            start_tuned(2, tuning, move |comm, mut group| {
+                let mut comm = comm.unwrap();
+                let tensor = comm.allocate::<f32>(count).unwrap();
+                if comm.rank == 1 {
+                    comm.set_limit(Some(Duration::from_millis(50)));
+                    let error = comm.all_reduce_in_place(&tensor, Reduction::Sum).unwrap_err();
+                    let known = (error.kind(), error.rank(), error.operation());
+                    assert_eq!(known, (ErrorKind::TimedOut, Some(0), Some(Collective::AllReduce)), "{error}");
+                } else {
+                    assert_eq!(group.barrier("the end").unwrap_err().rank(), Some(1));
+                }
+            });
+        }
+    }
+}
