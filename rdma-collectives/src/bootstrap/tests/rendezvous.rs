@@ -190,7 +190,7 @@ fn ranks_with_other_addresses_are_told() {
         let addresses = addresses.clone();
         thread::spawn(move || works(Group::meet_at(&addresses, 0, &terms(SOON)).unwrap()))
     };
-    let error = Group::meet_at(&[&addresses[0], "127.0.0.1:2"], 1, &terms(SOON)).unwrap_err().to_string();
+    let error = Group::meet_at(&[addresses[0].as_str(), "127.0.0.1:2"], 1, &terms(SOON)).unwrap_err().to_string();
     assert!(error.contains("give all ranks of a job the same addresses"), "{error}");
     works(Group::meet_at(&addresses, 1, &terms(SOON)).unwrap());
     root.join().unwrap();
