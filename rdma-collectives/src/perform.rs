@@ -78,7 +78,7 @@ impl Communicator {
             Some(named) => named,
             None => {
                 let chosen = of_table().unwrap_or_else(|| choose(&point, self.table()));
-                // What is chosen for blocks of one length may not take others.
+                // An algorithm that is chosen for blocks of one length may not take others.
                 if chosen.supports(op, job).is_ok() { chosen } else { Algorithm::Direct }
             }
         };

@@ -198,7 +198,7 @@ fn seek(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
              and do these addresses lead to it?"
         ))
     };
-    // What was found at the addresses of the last record.
+    // The listeners that answered at the addresses of the last record.
     let mut found = String::new();
     loop {
         let value = match exchange.get(KEY, left()) {

@@ -255,7 +255,7 @@ fn refuses(comm: &mut Communicator, op: Collective, algorithm: Option<Algorithm>
         for reduction in [Reduction::And, Reduction::Or, Reduction::Xor] {
             let text = format!("the bitwise reduction {reduction} is for integers, not for float");
             assert_eq!(comm.prepare::<f32>(request(count, reduction)).unwrap_err().to_string(), text);
-            // What was prepared for integers of the same size is not done.
+            // An operation that was prepared for integers of the same size is refused.
             let of_integers = comm.prepare::<i32>(request(count, reduction)).unwrap();
             let refused = comm.perform(&of_integers, &input, &output).unwrap_err().to_string();
             assert_eq!(refused, "the operation was prepared for other tensors");
