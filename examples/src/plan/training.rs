@@ -59,7 +59,7 @@ impl Training {
             _ => format!("An all-reduce moves 2 x {size} x {}/{count} =", count - 1),
         };
         [
-            format!("{} parameters of {} bytes are {size}.", show_count(self.parameters), self.bytes),
+            format!("{} parameters of {} bytes are {size}.", show_count(self.parameters), show_count(self.bytes)),
             format!("{sum} {moved} out of and into each of {count} {name}s."),
             format!("In a step of {} that is {} a {name}.", show_time(self.step), show_rate(self.rate(members))),
         ]

@@ -136,8 +136,11 @@ fn unit<'a>(value: f64, units: &[(f64, &'a str)]) -> (f64, &'a str) {
     units.iter().copied().find(|&(scale, _)| value >= 0.9995 * scale).unwrap_or(last)
 }
 
-/// A number with three digits, without zeros at its end.
+/// A number with three digits, without zeros at its end; with an exponent if it is long.
 fn number(value: f64) -> String {
+    if value >= 99999.5 {
+        return format!("{value:.2e}");
+    }
     let decimals = match value {
         99.95.. => 0,
         9.995.. => 1,
@@ -203,6 +206,8 @@ mod tests {
         assert_eq!(show_bits(50e9), "400 Gb/s");
         assert_eq!(show_count(70e9), "70 billion");
         assert_eq!(show_count(1000.0), "1000");
+        assert_eq!(show_count(1.5), "1.5");
+        assert_eq!(show_bytes(1.234e18), "1.23e6 TB");
     }
 
     #[test]
