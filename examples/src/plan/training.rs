@@ -60,7 +60,7 @@ impl Training {
         };
         [
             format!("{} parameters of {} bytes are {size}.", show_count(self.parameters), show_count(self.bytes)),
-            format!("{sum} {moved} out of and into each of {count} {name}s."),
+            format!("{sum} {moved} out of and into each {name}."),
             format!("In a step of {} that is {} a {name}.", show_time(self.step), show_rate(self.rate(members))),
         ]
     }
@@ -102,7 +102,7 @@ mod tests {
             text,
             [
                 "70 billion parameters of 2 bytes are 140 GB.",
-                "An all-reduce moves 2 x 140 GB x 63/64 = 276 GB out of and into each of 64 hosts.",
+                "An all-reduce moves 2 x 140 GB x 63/64 = 276 GB out of and into each host.",
                 "In a step of 200 ms that is 1.38 TB/s a host.",
             ]
         );
@@ -114,7 +114,7 @@ mod tests {
         let switches = Members { count: 64, name: "host", in_network: true };
         assert!((model.rate(switches) - 0.7e12).abs() < 1.0);
         let text = model.describe(switches);
-        assert_eq!(text[1], "By switches that reduce, an all-reduce moves 140 GB out of and into each of 64 hosts.");
+        assert_eq!(text[1], "By switches that reduce, an all-reduce moves 140 GB out of and into each host.");
     }
 
     #[test]

@@ -83,7 +83,7 @@ fn the_planner_knows_large_models() {
     let grid = ["--dp", "1024", "--tp", "1", "--pp", "1", "--ep", "1"];
     let out = succeed("training_step", &[&model[..], &grid].concat());
     let lines = "# Gradients of a rank: 70 billion parameters of 2 bytes are 140 GB.\n\
-                 # An all-reduce moves 2 x 140 GB x 1023/1024 = 280 GB out of and into each of 1024 ranks.\n\
+                 # An all-reduce moves 2 x 140 GB x 1023/1024 = 280 GB out of and into each rank.\n\
                  # In a step of 200 ms that is 1.4 TB/s a rank.\n";
     assert!(out.contains(lines), "{out}");
     let experts = ["--dry-run", "--layers", "60", "--hidden", "7168", "--experts", "256", "--top-k", "8"];
