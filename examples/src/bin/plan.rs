@@ -123,7 +123,7 @@ struct NetworkOptions {
     reduce_rate: Option<f64>,
 }
 
-/// A model whose gradients an all-reduce sums in every step; its size replaces --min and --max.
+/// A model whose gradients are summed in every step; their size replaces --min and --max.
 #[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Training")]
 struct TrainingOptions {
@@ -179,8 +179,10 @@ fn run(args: Args) -> Result<(), Failure> {
     if !args.json.is_printed() {
         fitted.iter().try_for_each(|fitted| fitted.print(&mut out))?;
         let members = Members::of(&network, report.reduces_in_network());
-        let sentences = training.iter().flat_map(|training| training.describe(members));
-        sentences.into_iter().try_for_each(|sentence| writeln!(out, "# {sentence}"))?;
+        // The first sentence is about the model, the others about all-reduce.
+        let known = if args.operation == Collective::AllReduce { 3 } else { 1 };
+        let mut sentences = training.iter().flat_map(|training| training.describe(members)).take(known);
+        sentences.try_for_each(|sentence| writeln!(out, "# {sentence}"))?;
         report.print(&mut out)?;
         verdict.iter().try_for_each(|verdict| verdict.print(&mut out))?;
     }

@@ -1,9 +1,10 @@
 //! Whether a network is fast enough for a step of training.
 //!
-//! Each class of links has to carry a least number of bytes in a step, whatever the algorithm: what
-//! [`Training::moved`] says for the groups that these links connect, if the groups inside have
-//! summed before. The algorithms that there are may need more, and need time for messages and
-//! reductions as well: their predicted time is the second part of the verdict.
+//! Each class of links has to carry a least number of bytes in a step: what [`Training::moved`]
+//! says for the groups that these links connect. No algorithm moves less between groups; inside
+//! hosts, one that sums there before it sends to other hosts moves as much. The algorithms that
+//! there are may need more, and need time for messages and reductions as well: their predicted time
+//! is the second part of the verdict.
 
 use std::io::{self, Write};
 
@@ -41,7 +42,7 @@ pub struct Fastest {
     pub seconds: f64,
 }
 
-/// What needs of a class of links.
+/// What a step needs of a class of links.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkVerdict {
     /// Name of the links.
@@ -50,7 +51,7 @@ pub struct LinkVerdict {
     pub owner: &'static str,
     /// Bytes that a unit's links have to carry in a step, each way.
     pub bytes: f64,
-    /// Bytes per second that needs.
+    /// Bytes per second that a step needs.
     pub needed: f64,
     /// Bytes per second that the links have.
     pub rate: f64,
@@ -92,11 +93,11 @@ impl Verdict {
         let is_late = self.fastest.is_some_and(|fastest| fastest.seconds > self.step);
         writeln!(out, "#")?;
         match (is_slow, is_late) {
-            (true, _) => writeln!(out, "# Verdict: too slow for a step of {step}, whatever the algorithm:")?,
-            (false, true) => {
+            (false, false) => writeln!(out, "# Verdict: fast enough for a step of {step}:")?,
+            (false, true) if !self.links.is_empty() => {
                 writeln!(out, "# Verdict: the links are fast enough for a step of {step}, the algorithms are not:")?;
             }
-            (false, false) => writeln!(out, "# Verdict: fast enough for a step of {step}:")?,
+            _ => writeln!(out, "# Verdict: too slow for a step of {step}:")?,
         }
         self.links.iter().try_for_each(|link| writeln!(out, "# {}", link.describe(self.rails)))?;
         let Some(fastest) = self.fastest else { return Ok(()) };
@@ -187,7 +188,11 @@ mod tests {
     const MODEL: Training = Training { parameters: 70e9, bytes: 2.0, step: 0.2 };
 
     fn said(network: &Network, training: &Training) -> (Verdict, String) {
-        let report = Report::new(network, Collective::AllReduce, None, &[training.size()]).unwrap();
+        said_of(Collective::AllReduce, network, training)
+    }
+
+    fn said_of(operation: Collective, network: &Network, training: &Training) -> (Verdict, String) {
+        let report = Report::new(network, operation, None, &[training.size()]).unwrap();
         let verdict = Verdict::new(training, &report).unwrap();
         let mut out = Vec::new();
         verdict.print(&mut out).unwrap();
@@ -207,7 +212,7 @@ mod tests {
         assert!(text.contains(line), "{text}");
         let line = "# ports in hosts: needs 1.23 TB/s a GPU, has 0.45: 2.7 times too slow; 1.3 TB/s would do\n";
         assert!(text.contains(line), "{text}");
-        assert!(text.contains("# Verdict: too slow for a step of 200 ms, whatever the algorithm:\n# NICs"), "{text}");
+        assert!(text.contains("# Verdict: too slow for a step of 200 ms:\n# NICs"), "{text}");
         assert!(text.contains("\n# ring takes 828 ms, 4.1 times the step\n# with such links, "), "{text}");
         assert!((verdict.links[0].needed - 2.0 * 140e9 * 63.0 / 64.0 / 0.2).abs() < 1.0);
 
@@ -232,6 +237,15 @@ mod tests {
         let line = "# NICs: needs 251 GB/s a host, has 400: 1.6 times what it needs\n";
         assert!(text.contains("# Verdict: fast enough for a step of 1.1 s:\n"), "{text}");
         assert!(text.contains(line) && text.trim_end().ends_with("of the 1.1 s"), "{text}");
+    }
+
+    /// What links need is known of all-reduce only.
+    #[test]
+    fn other_operations_have_times_and_no_links() {
+        let (verdict, text) = said_of(Collective::AllToAll, &hosts(System::DgxH100), &MODEL);
+        assert!(verdict.links.is_empty() && verdict.remedied.is_none(), "{text}");
+        assert!(text.starts_with("#\n# Verdict: too slow for a step of 200 ms:\n# "), "{text}");
+        assert!(text.trim_end().ends_with("times the step"), "{text}");
     }
 
     #[test]
