@@ -40,6 +40,8 @@ fn the_traffic_of_training_is_said() {
     assert_eq!((&link["name"], &link["owner"]), (&json!("NICs"), &json!("host")));
     assert!((link["needed"].as_f64().unwrap() - 2.0 * 140e9 * 127.0 / 128.0 / 0.2).abs() < 1.0, "{link}");
     assert!((link["rate"].as_f64().unwrap() - 400e9).abs() < 1.0, "{link}");
+    let other = succeed("plan", &[&args[..], &["-o", "alltoall"]].concat());
+    assert!(other.contains("are 140 GB") && !other.contains("all-reduce"), "{other}");
 }
 
 /// The numbers that the help says are those that its example prints.
