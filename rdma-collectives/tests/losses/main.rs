@@ -12,6 +12,8 @@
 //! cargo test -p rdma-collectives --test losses -- --ignored --nocapture campaign
 //! ```
 
+#![cfg(feature = "soft")]
+
 mod rank;
 
 use std::collections::BTreeMap;
