@@ -166,8 +166,8 @@ impl Ended {
     /// Whether a report is a failure of the victim.
     fn names_victim(&self, report: &str) -> bool {
         let names = |report: &str, rank: usize| report.contains(&format!("rank: Some({rank})"));
-        // To ranks that have not met, rank 0 tells in words which rank is missing. A rank that comes
-        // when rank 0 has given up already does not find it.
+        // To ranks that have not met, rank 0 tells in words which rank is missing. A rank that
+        // comes when rank 0 has given up already does not find it.
         let is_told = || {
             report.contains(&format!("(missing: {})", self.victim))
                 || names(report, 0) && names(&self.reports[0], self.victim)
