@@ -34,6 +34,10 @@ pub struct Tuning {
     pub shared_cores: bool,
     /// Longest time that the other ranks may make no progress; 30 s by default. It ends the waits
     /// of services too, whose ranks may be idle: give them a longer one.
+    ///
+    /// A stopped rank is given up, and named to all, after a third of the group's timeout
+    /// ([`Terms::new`](crate::bootstrap::Terms::new)). With a shorter `stall`, the error names a
+    /// rank that was waited for, which may itself have waited for the stopped one.
     pub stall: Duration,
     /// How the ranks connect by the device of [`Communicator::new`](super::Communicator::new).
     pub method: Method,

@@ -27,10 +27,9 @@ impl Aborter {
             return;
         }
         let reason = format!("has aborted the job: {reason}");
-        if self.watch.fail(Error::new(format!("{} {reason}", self.name))) {
-            let news = Frame::Lost(self.router.rank(), reason.into());
-            // A rank that does not get the news has gone.
-            drop(self.router.send_to_all(&news, None));
+        let error = Error::new(format!("{} {reason}", self.name));
+        let news = Frame::Lost(self.router.rank(), reason.into());
+        if self.router.tell(&news, None, || self.watch.fail(error)) {
             // Ends this rank's waits for values.
             self.router.deliver_to_all(self.router.rank(), &news);
         }

@@ -61,7 +61,7 @@ pub(super) fn gather(
         Err(Ended::Rank(lost)) => {
             let what = "ended before the job began";
             answer_all(job, &ranks, &Frame::Lost(lost, what.into()));
-            return Err(terms.lost(format!("{} {what}", terms.roles.name(lost))));
+            return Err(terms.lost(format!("{} {what}", terms.roles.name(lost))).of_rank(lost, || None));
         }
         Err(Ended::Failed(failure)) => {
             answer_all(job, &ranks, &Frame::Refuse(failure.to_string().into()));
@@ -151,9 +151,10 @@ fn wait_for_all(
                 ));
             }
             let missing: Vec<usize> = (1..ranks.len()).filter(|&rank| ranks[rank].is_none()).collect();
-            let missing = terms.roles.missing(&missing, own.world);
+            let names = terms.roles.missing(&missing, own.world);
             let (seconds, remedy) = (terms.timeout.as_secs(), terms.remedy());
-            return Err(Error::new(format!("{missing} within {seconds} s; {remedy}")).into());
+            let error = Error::new(format!("{names} within {seconds} s; {remedy}"));
+            return Err(if let [rank] = missing[..] { error.of_rank(rank, || None) } else { error }.into());
         }
     }
     look_for_ended(ranks)
@@ -313,7 +314,7 @@ fn admit(
 /// The other ranks' half of the meeting: finds rank 0, which may start later, and waits until rank
 /// 0 has found every rank.
 pub(super) fn join(address: &str, job: u64, own: &Hello, terms: &Terms) -> Result<Met, Error> {
-    let stream = connect(address, &terms.roles.name(0), terms.timeout)?;
+    let stream = connect(address, &terms.roles.name(0), terms.timeout).map_err(|error| error.of_rank(0, || None))?;
     prepare(&stream)?;
     introduce(stream, address, job, own, terms)
 }
@@ -325,12 +326,16 @@ pub(super) fn introduce(stream: Socket, address: &str, job: u64, own: &Hello, te
     let foreign = || Error::new(format!("what listens at {address} is not {root} of {}", own.program));
     let broken = |error: io::Error| match error.kind() {
         _ if is_timeout(&error) => {
-            Error::new(format!("{root} at {address} does not answer; do all processes of the job run?"))
+            let text = format!("{root} at {address} does not answer; do all processes of the job run?");
+            Error::new(text).of_rank(0, || None)
         }
         io::ErrorKind::InvalidData => foreign(),
         // The introduction is too long.
         io::ErrorKind::InvalidInput => Error::from(error),
-        _ => terms.lost(format!("{root} at {address} ended before the job began, without a word")),
+        _ => {
+            let text = format!("{root} at {address} ended before the job began, without a word");
+            terms.lost(text).of_rank(0, || None)
+        }
     };
     let mut out = Until(&stream, Instant::now() + HELLO_TIME);
     let sent = Head::of(job).write(&mut out).and_then(|()| Frame::Hello(own.clone()).write(&mut out, MAX_HELLO));
@@ -347,7 +352,9 @@ pub(super) fn introduce(stream: Socket, address: &str, job: u64, own: &Hello, te
         Frame::Welcome(hosts) if hosts.len() == own.world => Ok((hosts, vec![(0, stream)])),
         // Rank 0 reports the reason itself.
         Frame::Refuse(why) => Err(terms.lost(format!("{root} says: {why}"))),
-        Frame::Lost(rank, what) => Err(terms.lost(format!("{} {what}", terms.roles.name(rank)))),
+        Frame::Lost(rank, what) if rank < own.world => {
+            Err(terms.lost(format!("{} {what}", terms.roles.name(rank))).of_rank(rank, || None))
+        }
         _ => Err(foreign()),
     }
 }

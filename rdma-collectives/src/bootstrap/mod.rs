@@ -382,6 +382,7 @@ impl Group {
             }
             _ => Frame::Bye,
         };
+        self.router.wait_until_told();
         // Errors are ignored: a rank that has gone need not receive this frame.
         drop(self.router.send_to_all(&last, None));
         result
@@ -475,6 +476,7 @@ impl Drop for Group {
             self.watch.close();
             // Ends the waits of parts that are still in use.
             self.router.deliver_to_all(self.router.rank(), &Frame::Bye);
+            self.router.wait_until_told();
             self.router.shut_down();
         } else {
             self.router.close(&self.id);
@@ -513,12 +515,14 @@ struct Reader {
 
 impl Reader {
     fn run(self, stream: &Socket) {
-        let Some((lost, what, is_first)) = self.read(stream) else { return };
+        let Some((lost, what, error)) = self.read(stream) else { return };
         let news = Frame::Lost(lost, what.into());
-        if self.router.rank() == 0 && is_first {
+        if self.router.rank() == 0 {
             // The other ranks have a connection to rank 0 alone and rely on it for the news. A rank
             // that ends because it was told must not be taken for the cause.
-            drop(self.router.send_to_all(&news, Some(self.peer)));
+            self.router.tell(&news, Some(self.peer), || self.watch.fail(error));
+        } else {
+            self.watch.fail(error);
         }
         self.router.deliver_to_all(self.peer, &news);
     }
@@ -528,9 +532,9 @@ impl Reader {
         rank == self.peer || self.peer == 0 && rank < self.world
     }
 
-    /// Reads until the connection ends; returns the lost rank, what happened to it, and whether it
-    /// is the first; or `None` at an orderly end.
-    fn read(&self, stream: &Socket) -> Option<(usize, String, bool)> {
+    /// Reads until the connection ends; returns the lost rank, what happened to it, and the error
+    /// for this rank; or `None` at an orderly end.
+    fn read(&self, stream: &Socket) -> Option<(usize, String, Error)> {
         let mut pulse = Pulse::new(stream, self.silence).ok()?;
         loop {
             let (lost, what, seen_here) = match Frame::read(&mut pulse, self.router.max_length()) {
@@ -563,8 +567,8 @@ impl Reader {
             // does.
             let speaks = seen_here && (self.router.rank() <= 1 || !self.terms.is_supervised);
             let error = if speaks { Error::new(text) } else { Error::peer(text) };
-            let is_first = self.watch.fail(error.of_rank(lost, || Some(self.hosts.get(lost)?.label().into())));
-            return Some((lost, what, is_first));
+            let error = error.of_rank(lost, || Some(self.hosts.get(lost)?.label().into()));
+            return Some((lost, what, error));
         }
     }
 }

@@ -193,10 +193,11 @@ fn seek(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
     let left = || terms.timeout.saturating_sub(began.elapsed());
     let not_found = |found: &str| {
         let found = PeerText::from(found);
-        Error::new(format!(
+        let text = format!(
             "cannot find {root} within {seconds} s where the exchange says that it listens ({found}); does it run, \
              and do these addresses lead to it?"
-        ))
+        );
+        Error::new(text).of_rank(0, || None)
     };
     // The listeners that answered at the addresses of the last record.
     let mut found = String::new();
@@ -208,7 +209,7 @@ fn seek(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
             }
             Err(failure) if found.is_empty() => {
                 let what = format!("{root} has not told the exchange within {seconds} s where it listens");
-                return Err(told(&failure, &what));
+                return Err(told(&failure, &what).of_rank(0, || None));
             }
             Err(_) => return Err(not_found(&found)),
         };

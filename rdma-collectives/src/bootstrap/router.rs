@@ -44,6 +44,11 @@ pub(super) struct Router {
     limit: Duration,
     /// `None` for a group that has ended, whose number is not used again.
     inboxes: Mutex<HashMap<GroupId, Option<Inbox>>>,
+    /// Locked while a failure is made known, to this rank and then to the others.
+    telling: Mutex<()>,
+    /// Locked by a test that holds the news back.
+    #[cfg(test)]
+    pub(super) gate: Mutex<()>,
 }
 
 /// The inbox of a group.
@@ -69,7 +74,16 @@ impl Inbox {
 impl Router {
     /// The connections of a rank of a job of `world` ranks.
     pub(super) fn new(rank: usize, world: usize, writers: Writers, limit: Duration) -> Self {
-        Self { rank, world, writers, limit, inboxes: Mutex::default() }
+        Self {
+            rank,
+            world,
+            writers,
+            limit,
+            inboxes: Mutex::default(),
+            telling: Mutex::default(),
+            #[cfg(test)]
+            gate: Mutex::default(),
+        }
     }
 
     /// This rank.
@@ -175,6 +189,26 @@ impl Router {
             }
         }
         result
+    }
+
+    /// Makes a failure known: to this rank by `fail`, which returns whether it is the first, and if
+    /// it is, to the other side of every connection except one. Returns whether it is.
+    pub(super) fn tell(&self, news: &Frame, except: Option<usize>, fail: impl FnOnce() -> bool) -> bool {
+        let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = fail();
+        #[cfg(test)]
+        drop(self.gate.lock());
+        if is_first {
+            // Errors are ignored: a rank that does not get the news has gone.
+            drop(self.send_to_all(news, except));
+        }
+        is_first
+    }
+
+    /// Waits until a failure that this rank knows of has been told to the others. They would take
+    /// the end of this rank, which follows from it, for the cause if it came first.
+    pub(super) fn wait_until_told(&self) {
+        drop(self.telling.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Sends to some ranks of a part of the job.

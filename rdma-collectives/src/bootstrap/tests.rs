@@ -1,4 +1,5 @@
 use std::io::Write;
+use std::iter;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -135,6 +136,38 @@ fn agreement_fails_with_the_first_that_failed() {
     assert_eq!(said[0], (ErrorKind::Peer, "rank 1: no device".to_owned()));
     assert_eq!(said[1], (ErrorKind::Failed, "no device".to_owned()));
     assert_eq!(said[2].0, ErrorKind::Peer);
+}
+
+/// Rank 0 may leave as soon as it knows, and before it has told the others.
+#[test]
+fn the_news_of_a_death_comes_before_the_end_that_follows_from_it() {
+    let ways: [fn(Group); 2] = [|group| drop(group.conclude::<()>(Err(Error::peer("told")))), drop];
+    for leave in ways {
+        let (listener, address) = listener();
+        let introduced = |rank| {
+            let mut stream = TcpStream::connect(&address).unwrap();
+            introduce(&mut stream, Hello { rank, world: 3, ..hello() });
+            stream
+        };
+        let (one, mut two) = (introduced(1), introduced(2));
+        let place = Place { rank: 0, world: 3, root: Root::Listener(listener), job: JOB };
+        let group = Group::meet(place, &terms(SOON)).unwrap();
+        let (router, watch) = (Arc::clone(&group.router), group.watch());
+        let gate = router.gate.lock().unwrap();
+        drop(one);
+        while watch.check().is_ok() {
+            thread::yield_now();
+        }
+        let leaving = thread::spawn(move || leave(group));
+        // Time to leave before the news.
+        thread::sleep(Duration::from_millis(50));
+        drop(gate);
+        assert!(matches!(answer(&mut two), Frame::Welcome(_)));
+        let mut frames = iter::repeat_with(|| Frame::read(&mut two, MAX_HELLO).unwrap());
+        let told = frames.find(|frame| *frame != Frame::Alive);
+        assert!(matches!(told, Some(Frame::Lost(1, _))), "{told:?}");
+        leaving.join().unwrap();
+    }
 }
 
 /// A rank that leaves because another has failed may be noticed before the failed one.
@@ -317,7 +350,7 @@ fn a_rank_that_ends_before_the_job_begins_is_named_to_all() {
     let what = "ended before the job began";
     let (listener, address) = listener();
     let place = Place { rank: 0, world: 4, root: Root::Listener(listener), job: JOB };
-    let zero = thread::spawn(move || Group::meet(place, &terms(SOON)).unwrap_err().to_string());
+    let zero = thread::spawn(move || Group::meet(place, &terms(SOON)).unwrap_err());
     let introduced = |rank| {
         let mut stream = TcpStream::connect(&address).unwrap();
         introduce(&mut stream, Hello { rank, world: 4, ..hello() });
@@ -326,7 +359,8 @@ fn a_rank_that_ends_before_the_job_begins_is_named_to_all() {
     let mut two = introduced(2);
     drop(introduced(1));
     assert_eq!(answer(&mut two), Frame::Lost(1, what.into()));
-    assert_eq!(zero.join().unwrap(), format!("rank 1 {what}"));
+    let error = zero.join().unwrap();
+    assert_eq!((error.to_string(), error.rank()), (format!("rank 1 {what}"), Some(1)));
 }
 
 /// Rank 0 finds out when the last rank has come, or before.
@@ -353,12 +387,14 @@ fn a_rank_that_ends_before_the_last_one_comes_is_named() {
 fn a_root_that_ends_before_the_job_begins_is_named() {
     let (listener, address) = listener();
     let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
-    let rank = thread::spawn(move || Group::meet(place, &terms(SOON)).unwrap_err().to_string());
+    let rank = thread::spawn(move || Group::meet(place, &terms(SOON)).unwrap_err());
     let (mut stream, _) = listener.accept().unwrap();
     Head::read(&mut stream).unwrap();
     Frame::read(&mut stream, MAX_HELLO).unwrap();
     drop(stream);
-    let text = rank.join().unwrap();
+    let error = rank.join().unwrap();
+    let text = error.to_string();
+    assert_eq!(error.rank(), Some(0));
     assert!(text.starts_with("rank 0 at 127.0.0.1:") && text.contains("ended before the job began"), "{text}");
     assert!(!text.contains("its message says why"), "{text}");
 }
@@ -371,8 +407,8 @@ fn nobody_waits_for_ever() {
     let error = Group::meet(place, &hurry).unwrap_err().to_string();
     assert!(error.contains("missing: 1, 2"), "{error}");
     let place = Place { rank: 1, world: 3, root: Root::Address(address), job: JOB };
-    let error = Group::meet(place, &hurry).unwrap_err().to_string();
-    assert!(error.contains("cannot reach rank 0"), "{error}");
+    let error = Group::meet(place, &hurry).unwrap_err();
+    assert!(error.to_string().contains("cannot reach rank 0") && error.rank() == Some(0), "{error}");
 }
 
 /// A host that lost power does not even close its connections: the kernel has to probe it.
@@ -440,11 +476,10 @@ fn a_death_reaches_every_part() {
                 break error;
             }
         };
-        // Rank 0 stays until all ranks have been told.
-        Some((group, error.to_string()))
+        Some((group.rank(), error.to_string()))
     });
-    for (group, text) in results.iter().flatten() {
-        assert!(text.contains("rank 3"), "rank {} was told {text:?}", group.rank());
+    for (rank, text) in results.iter().flatten() {
+        assert!(text.contains("rank 3"), "rank {rank} was told {text:?}");
     }
 }
 

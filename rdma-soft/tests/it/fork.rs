@@ -75,7 +75,7 @@ fn exchange(stream: &mut UnixStream) {
     let mut done: Vec<u64> = (0..3)
         .map(|_| {
             let wc = side.wait();
-            assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+            assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS, "request {}", wc.wr_id);
             wc.wr_id
         })
         .collect();
@@ -92,14 +92,20 @@ fn meet(stream: &mut UnixStream) {
     stream.read_exact(&mut [0]).unwrap();
 }
 
-/// Exchanges one line between two streams.
+/// Exchanges the endpoints of two children; they [`meet`] each other twice.
 fn relay(one: &mut UnixStream, other: &mut UnixStream) {
     let (ours, theirs) = (hear(one), hear(other));
     tell(one, theirs);
     tell(other, ours);
     for _ in 0..2 {
-        meet(one);
-        meet(other);
+        // Neither child goes on before the other one has come: it would send to a queue pair that
+        // is not connected yet, or destroy one that the other child still reads from.
+        for child in [&mut *one, &mut *other] {
+            child.read_exact(&mut [0]).unwrap();
+        }
+        for child in [&mut *one, &mut *other] {
+            child.write_all(b"x").unwrap();
+        }
     }
 }
 

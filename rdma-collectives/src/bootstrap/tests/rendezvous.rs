@@ -203,7 +203,11 @@ fn ranks_that_do_not_come_are_named() {
     let error = Group::meet_by(&mut exchange, 0, 3, &near(hurry)).unwrap_err().to_string();
     assert!(error.contains("missing: 1, 2") && error.contains("with the same exchange"), "{error}");
     assert!(is_empty(&directory));
-    let error = Group::meet_by(&mut exchange, 2, 3, &near(hurry)).unwrap_err().to_string();
+    let error = Group::meet_by(&mut exchange, 0, 2, &near(hurry)).unwrap_err();
+    assert_eq!(error.rank(), Some(1), "{error}");
+    let error = Group::meet_by(&mut exchange, 2, 3, &near(hurry)).unwrap_err();
+    assert_eq!(error.rank(), Some(0));
+    let error = error.to_string();
     assert!(error.starts_with("rank 0 has not told the exchange within 0 s where it listens"), "{error}");
     assert!(is_empty(&directory));
 }
