@@ -22,9 +22,18 @@ const RANKS: usize = 4;
 pub struct PlacementOptions {
     /// Ranks to start on this machine (default: 4, unless mpirun, Slurm or torchrun has started
     /// this process)
-    #[arg(short = 'r', long, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
     pub ranks: Option<usize>,
+    /// Ranks to start, in the words of nccl-tests: the GPUs of each thread (-t). Under mpirun, Slurm
+    /// or torchrun, where each process is a rank, 1
+    #[arg(short = 'g', long = "ngpus", value_name = "N", conflicts_with = "ranks")]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
+    pub gpus: Option<usize>,
+    /// Threads of nccl-tests: -g times as many ranks are started, each as a process
+    #[arg(short = 't', long = "nthreads", value_name = "N", conflicts_with = "ranks")]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
+    pub threads: Option<usize>,
     /// Rank of this process in a job that is started by hand (default: as set by mpirun, Slurm or
     /// torchrun)
     #[arg(long, value_name = "N", requires = "world", requires = "root")]
@@ -69,11 +78,46 @@ impl JobOption {
 
 impl PlacementOptions {
     /// Number of ranks that this process starts; 1 if it is a rank itself.
-    #[must_use]
-    pub fn local_ranks(&self) -> usize {
+    ///
+    /// # Errors
+    /// If the options are invalid.
+    pub fn local_ranks(&self) -> Result<usize, Failure> {
+        let ranks = self.asked()?;
         let is_told = || !matches!(launchers::job_place(), Ok(None));
-        let is_rank = self.rank.is_some() || is_launched() || self.ranks.is_none() && is_told();
-        if is_rank { 1 } else { self.ranks.unwrap_or(RANKS) }
+        let is_rank = self.rank.is_some() || is_launched() || ranks.is_none() && is_told();
+        Ok(if is_rank { 1 } else { ranks.unwrap_or(RANKS) })
+    }
+
+    /// Number of ranks that the options ask this process to start, unless it is a rank itself;
+    /// `None` if they leave it open.
+    ///
+    /// # Errors
+    /// If there would be too many, or ranks of a rank.
+    pub(crate) fn asked(&self) -> Result<Option<usize>, Failure> {
+        if self.gpus.is_none() && self.threads.is_none() {
+            return Ok(self.ranks);
+        }
+        let (gpus, threads) = (self.gpus.unwrap_or(1), self.threads());
+        let ranks = gpus * threads;
+        if ranks > MOST_RANKS {
+            let text = format!("-g {gpus} times -t {threads} is {ranks} ranks; a machine has at most {MOST_RANKS}");
+            return Err(Failure::usage(text));
+        }
+        // Without a launcher of their own, the options say how many ranks there are.
+        let is_rank = self.rank.is_some() || matches!(launchers::job_place(), Ok(Some(place)) if place.world > 1);
+        match (is_rank && !is_launched(), ranks) {
+            (false, _) => Ok(Some(ranks)),
+            (true, 1) => Ok(None),
+            (true, _) => {
+                let text = format!("-g {gpus} times -t {threads}: this process is one rank; give 1, and start more");
+                Err(Failure::usage(text))
+            }
+        }
+    }
+
+    /// nccl-tests' number of threads.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or(1)
     }
 
     /// This process's place; `None` if it was the launcher of a job that has ended well.
@@ -92,7 +136,7 @@ impl PlacementOptions {
     pub(crate) fn place_with(&self, aggregators: usize) -> Result<Option<Place>, Failure> {
         let place = self.find()?;
         if place.is_none() {
-            let ranks = self.ranks.unwrap_or(RANKS);
+            let ranks = self.asked()?.unwrap_or(RANKS);
             launcher::launch(ranks + aggregators, Roles::of(ranks, aggregators))?;
         }
         Ok(place)
@@ -103,7 +147,7 @@ impl PlacementOptions {
     /// # Errors
     /// If the options are invalid.
     pub(crate) fn find(&self) -> Result<Option<Place>, Failure> {
-        find(Roles::Ranks, self.by_hand()?, self.ranks, self.root.as_deref(), &self.job)
+        find(Roles::Ranks, self.by_hand()?, self.asked()?, self.root.as_deref(), &self.job)
     }
 
     /// The rank, the number of ranks and the address of rank 0, if the options say them.

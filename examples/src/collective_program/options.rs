@@ -1,5 +1,5 @@
-//! The options of the collectives' programs, with nccl-tests' letters and meanings where they are
-//! free. nccl-tests' long names are aliases.
+//! The options of the collectives' programs, with nccl-tests' letters and meanings. nccl-tests' long
+//! names are aliases; what it has and these programs lack, they refuse with a reason.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,12 +8,14 @@ use clap::builder::PossibleValuesParser;
 use clap::{Command, CommandFactory};
 use serde::Serialize;
 
+use super::nccl_tests::NcclTests;
 use crate::Failure;
 use crate::cli::{self, Size};
 use crate::connect::ConnectionOptions;
 use crate::device::{DeviceOptions, RailOptions};
 use crate::output::JsonOptions;
 use crate::placement::PlacementOptions;
+use crate::refused::RefusedOptions;
 use rdma_collectives::connect::Method;
 use rdma_collectives::{Algorithm, Collective, DataType, Named, Reduction, TensorPlace, Transport, Tuning};
 
@@ -24,6 +26,8 @@ use rdma_collectives::{Algorithm, Collective, DataType, Named, Reduction, Tensor
 #[serde(rename_all = "kebab-case")]
 #[command(version, args_override_self = true, long_about = None, after_help = crate::failure::STATUS_HELP)]
 #[command(mut_arg("device", |arg| arg.short(None)), mut_arg("timeout", |arg| arg.short('T')))]
+#[command(mut_arg("cm", |arg| arg.short(None)), mut_arg("gid_index", |arg| arg.short(None)))]
+#[command(mut_arg("json", |arg| arg.alias("output_file")))]
 pub(crate) struct Args {
     #[command(flatten)]
     #[serde(skip)]
@@ -69,19 +73,20 @@ pub(crate) struct Args {
     /// Reduction; all: nccl-tests' five; and, or, xor: of integers
     #[arg(short = 'o', long, default_value = "sum", value_parser = or_all::<Reduction>())]
     pub(super) op: String,
-    /// Element type; all: each that has the reduction; -t is the same
-    #[arg(short = 'd', short_alias = 't', long, alias = "datatype", default_value = "float")]
+    /// Element type; all: each that has the reduction
+    #[arg(short = 'd', long, alias = "datatype", default_value = "float")]
     #[arg(value_parser = or_all::<DataType>())]
     pub(super) dtype: String,
-    /// Root rank, or all: each rank in turn (nccl-tests' -r, which here gives the number of ranks)
-    #[arg(long, value_name = "N|all", default_value = "0", value_parser = root)]
+    /// Root rank, or all: each rank in turn
+    #[arg(short = 'r', long, value_name = "N|all", default_value = "0", value_parser = root)]
     pub(super) root_rank: Roots,
     /// The time to print: of rank 0 (0), or the mean (1), the least (2), the greatest (3) of all
     /// ranks
     #[arg(short = 'a', long, value_name = "0..3", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(super) average: u8,
-    /// All ranks wait for each other after each operation (1) or not (0)
-    #[arg(short = 'z', long, value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    /// 1: all ranks wait for each other after each operation; 2: each operation ends before the
+    /// next, also with --start; 3: all ranks wait for each other after each iteration, untimed
+    #[arg(short = 'z', long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(super) blocking: u8,
     /// Start all operations of an iteration (-m) in the background, then wait for them; without,
     /// wait for each
@@ -120,7 +125,7 @@ pub(crate) struct Args {
     #[serde(skip)]
     pub(crate) json: JsonOptions,
     /// Write the table to a file as comma-separated values
-    #[arg(short = 'F', long, alias = "output_file", value_name = "FILE")]
+    #[arg(short = 'F', long, value_name = "FILE")]
     #[serde(skip)]
     pub(super) csv: Option<PathBuf>,
     /// Draw time and bandwidth by size
@@ -149,6 +154,10 @@ pub(crate) struct Args {
     /// Tell of arrivals by messages of their own, which iWARP does in any case
     #[arg(long, hide_short_help = true)]
     messages: bool,
+    /// Options of nccl-tests that are refused.
+    #[command(flatten)]
+    #[serde(skip)]
+    refused: RefusedOptions<NcclTests>,
     /// The longest time that the iterations of one measurement may take if `--iters` is not given.
     #[arg(skip = BUDGET)]
     #[serde(skip)]
@@ -211,6 +220,10 @@ impl Args {
     /// # Errors
     /// If one was given.
     pub(super) fn check(&self, collective: Collective) -> Result<(), Failure> {
+        if let Some(rank) = self.placement.root.as_ref().filter(|root| root.parse::<usize>().is_ok()) {
+            let text = "is no HOST:PORT of rank 0; nccl-tests' --root is -r or --root-rank here";
+            return Err(Failure::usage(format!("--root {rank} {text}")));
+        }
         let refuse = |option: &str| Err(Failure::usage(format!("{option} means nothing for {}", collective.name())));
         if self.uneven && collective != Collective::AllToAll {
             return refuse("--uneven");
@@ -329,9 +342,17 @@ impl Args {
 
     /// The steps of an iteration.
     pub(super) fn steps(&self) -> impl Iterator<Item = Step> + use<> {
-        let of_operation: &[Step] =
-            if self.blocking == 1 { &[Step::Operation, Step::Barrier] } else { &[Step::Operation] };
+        let of_operation: &[Step] = match self.blocking {
+            1 => &[Step::Operation, Step::Barrier],
+            2 => &[Step::Operation, Step::Wait],
+            _ => &[Step::Operation],
+        };
         (0..self.agg_iters).flat_map(move |_| of_operation).copied()
+    }
+
+    /// Whether all ranks wait for each other between iterations, outside the measured time.
+    pub(super) fn waits_between(&self) -> bool {
+        self.blocking == 3
     }
 
     /// The time to print, of the times of all ranks.
@@ -352,6 +373,8 @@ pub(super) enum Step {
     Operation,
     /// All ranks wait for each other.
     Barrier,
+    /// The operations before have ended.
+    Wait,
 }
 
 /// Most aggregators below an aggregator if no option says.
@@ -372,8 +395,10 @@ mod tests {
     #[test]
     fn ranks_wait_for_each_other_after_each_operation() {
         let steps = |args: &[&str]| Args::try_parse_from(args).unwrap().steps().collect::<Vec<_>>();
-        let (operation, barrier) = (Step::Operation, Step::Barrier);
+        let (operation, barrier, wait) = (Step::Operation, Step::Barrier, Step::Wait);
         assert_eq!(steps(&["test", "-m", "2"]), [operation, operation]);
         assert_eq!(steps(&["test", "-m", "2", "-z", "1"]), [operation, barrier, operation, barrier]);
+        assert_eq!(steps(&["test", "-m", "2", "-z", "2"]), [operation, wait, operation, wait]);
+        assert_eq!(steps(&["test", "-m", "2", "-z", "3"]), [operation, operation]);
     }
 }

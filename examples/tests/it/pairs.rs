@@ -168,7 +168,7 @@ fn a_killed_rank_of_another_host_is_named() {
 fn on_two_devices(name: &str, args: &[&str], variables: &[(&str, &str)]) -> Value {
     let mut command = program(name);
     command.env("RDMA_SOFT_DEVICES", "2").env("RDMA_DEVICE", "soft").envs(variables.iter().copied());
-    command.args(["--json", "-r", "3", "--transport", "verbs"]).args(FEW).args(args);
+    command.args(["--json", "-g", "3", "--transport", "verbs"]).args(FEW).args(args);
     let out = rdma_test_support::program::has_succeeded(name, &finish(command.spawn().unwrap()));
     right(name, args, serde_json::from_str(&out).unwrap())
 }
@@ -232,16 +232,16 @@ fn ranks_with_different_numbers_of_rails_are_connected() {
 fn rails_that_cannot_be_had_are_said() {
     fail(
         "all_reduce",
-        &["-r", "2", "--rails", "2"],
+        &["-g", "2", "--rails", "2"],
         "2 rails are wanted, and --device or RDMA_DEVICE leaves 1: soft0:1",
     );
-    fail("all_reduce", &["-r", "2", "--rails", "0"], "give 1 to 64, or all");
+    fail("all_reduce", &["-g", "2", "--rails", "0"], "give 1 to 64, or all");
     for (name, value, said) in [
         ("RDMA_RAILS", "x", "give 1 to 64, or all"),
         ("RDMA_QPS_PER_CONNECTION", "129", "give 1 to 128"),
         ("RDMA_CROSS_RAIL", "3", "give 0 to 2"),
     ] {
-        let output = finish(program("all_reduce").args(["-r", "1"]).env(name, value).spawn().unwrap());
+        let output = finish(program("all_reduce").args(["-g", "1"]).env(name, value).spawn().unwrap());
         has_failed(name, &output, &format!("{name} is \"{value}\" in the environment: {said}"));
     }
 }

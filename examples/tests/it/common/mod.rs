@@ -68,7 +68,7 @@ pub fn free_address(host: u8) -> String {
 /// Starts a job of three ranks that would take very long, and waits until it works. Returns its
 /// processes, of which there are `processes`, and its output.
 pub fn endless(program: &str, more: &[&str], processes: usize) -> (Child, Vec<u32>, impl BufRead + use<>) {
-    let args = ["-r", "3", "-b", "64K", "-e", "64K", "-n", "100000000", "-c", "0"];
+    let args = ["-g", "3", "-b", "64K", "-e", "64K", "-n", "100000000", "-c", "0"];
     running(program, &[&args, more].concat(), "(elements)", processes)
 }
 
