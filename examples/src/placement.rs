@@ -19,41 +19,53 @@ const RANKS: usize = 4;
 
 /// The options that say which rank this is, or how many to start.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = cli::JOB)]
 pub struct PlacementOptions {
-    /// Ranks to start on this machine (default: 4, unless mpirun, Slurm or torchrun has started
-    /// this process)
-    #[arg(long, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
+    /// Ranks to start on this machine, in place of -g (default: 4)
+    ///
+    /// If mpirun, Slurm or torchrun has started this process, it is a rank, and starts none.
+    #[arg(long, hide_short_help = true, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
     pub ranks: Option<usize>,
-    /// Ranks to start, in the words of nccl-tests: the GPUs of each thread (-t). Under mpirun, Slurm
-    /// or torchrun, where each process is a rank, 1
+    /// Ranks to start on this machine, times -t
+    ///
+    /// In nccl-tests, the GPUs of each thread. Under mpirun, Slurm or torchrun, where each process
+    /// is a rank, 1.
     #[arg(short = 'g', long = "ngpus", value_name = "N", conflicts_with = "ranks")]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
     pub gpus: Option<usize>,
-    /// Threads of nccl-tests: -g times as many ranks are started, each as a process
+    /// Factor of -g
+    ///
+    /// In nccl-tests, the threads of the process. Here each rank is a process of its own.
     #[arg(short = 't', long = "nthreads", value_name = "N", conflicts_with = "ranks")]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
     pub threads: Option<usize>,
-    /// Rank of this process in a job that is started by hand (default: as set by mpirun, Slurm or
-    /// torchrun)
+    /// Rank of this process in a job that is started by hand
+    ///
+    /// Without the option: as set by mpirun, Slurm or torchrun.
     #[arg(long, value_name = "N", requires = "world", requires = "root")]
+    #[arg(hide_short_help = true)]
     pub rank: Option<usize>,
     /// Number of ranks of the job
     #[arg(long, value_name = "N", requires = "rank")]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=bootstrap::MOST_RANKS))]
+    #[arg(hide_short_help = true)]
     pub world: Option<usize>,
-    /// Address at which rank 0 listens (default: from the environment of mpirun, Slurm or torchrun)
+    /// Address at which rank 0 listens
+    ///
+    /// Without the option: from the environment of mpirun, Slurm or torchrun.
     #[arg(long, value_name = "HOST:PORT")]
     pub root: Option<String>,
     /// The number of the job.
     #[command(flatten)]
     pub job: JobOption,
-    /// Seconds to wait for another rank; a rank that is silent for a third of this time counts as
-    /// dead
+    /// Seconds to wait for another rank
+    ///
+    /// A rank that is silent for a third of this time counts as dead.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
     pub timeout: Duration,
     /// Pin each rank to a core
-    #[arg(long, value_parser = cli::one_of::<Bind>(), default_value_t = Bind::Auto)]
+    #[arg(long, value_parser = cli::one_of::<Bind>(), default_value_t = Bind::Auto, hide_short_help = true)]
     pub bind: Bind,
 }
 
@@ -62,10 +74,11 @@ const JOB_VARIABLE: &str = "RDMA_JOB";
 
 /// The option that tells the jobs at an address apart.
 #[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = cli::JOB)]
 pub struct JobOption {
     /// A name that all processes of the job give: connections of others are ignored [env: RDMA_JOB]
     /// (default: the port of rank 0, or the job of mpirun, Slurm or torchrun)
-    #[arg(long = "job", value_name = "NAME")]
+    #[arg(long = "job", value_name = "NAME", hide_short_help = true)]
     pub name: Option<String>,
 }
 

@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use rdma_examples::exposed_table::Refusal;
 use rdma_examples::kv::{self, Client, ServerOptions, load};
 use rdma_examples::service::{self, ServiceOptions};
-use rdma_examples::{Failure, address};
+use rdma_examples::{Failure, address, cli};
 use rdma_net::ListenOptions;
 use serde_json::json;
 
@@ -22,6 +22,7 @@ struct Args {
     command: Command,
     /// Port of the server; 0 lets a server choose a free one
     #[arg(short, long, global = true, value_name = "PORT", default_value_t = kv::PORT)]
+    #[arg(help_heading = cli::TRANSPORT)]
     port: u16,
     #[command(flatten)]
     service: ServiceOptions,
@@ -50,6 +51,7 @@ enum Command {
         value: String,
         /// Only if the key has this sequence number (0: only if it does not exist)
         #[arg(long, value_name = "N")]
+        #[arg(help_heading = cli::WHAT)]
         expect: Option<u64>,
     },
     /// Remove a key
@@ -59,6 +61,7 @@ enum Command {
         key: String,
         /// Only if the key has this sequence number
         #[arg(long, value_name = "N")]
+        #[arg(help_heading = cli::WHAT)]
         expect: Option<u64>,
     },
     /// Measure requests per second and latencies, over RDMA and over TCP by turns

@@ -10,7 +10,7 @@ use clap::Parser;
 use rdma_collectives::bootstrap::Roles;
 use rdma_examples::pingpong::options::{LocalOptions, Options, Sides};
 use rdma_examples::pingpong::{self, compat};
-use rdma_examples::{Failure, placement};
+use rdma_examples::{Failure, cli, placement};
 
 /// Latency and bandwidth between two processes, by message size.
 ///
@@ -24,9 +24,11 @@ struct Args {
     local: LocalOptions,
     #[command(flatten)]
     options: Options,
-    /// Exchange messages with rdma-core's ibv_rc_pingpong, ibv_uc_pingpong or ibv_srq_pingpong; for
-    /// the options of this mode see --compat --help
+    /// Be a peer of rdma-core's ibv_rc_pingpong; see --compat --help
+    ///
+    /// Or of ibv_uc_pingpong or ibv_srq_pingpong. This mode has options of its own.
     #[arg(long)]
+    #[arg(help_heading = cli::WHAT)]
     compat: bool,
 }
 

@@ -25,9 +25,14 @@ impl Refusals for NcclTests {
         refused('R', Some("local_register"), "buffers are always registered; to connect by rdma_cm, give --cm"),
         refused('y', Some("stream_null"), "there are no streams; --start runs operations in the background"),
         refused('S', Some("report_timestamps"), "rows have no time of day; leave it out"),
-        refused('x', Some("cta_policy"), "there are no CTAs; --algo chooses how, and --gid-index chooses the GID"),
+        // Whoever means the GID has to hear of it, with 0 too.
+        Refused {
+            value: Value::Yes,
+            ..refused('x', Some("cta_policy"), "there are no CTAs; --gid-index chooses the GID")
+        },
         refused('D', Some("device_implementation"), "there is one implementation; --algo chooses the algorithm"),
-        Refused { value: Value::Yes, ..refused('V', Some("device_cta_count"), "there are no CTAs; leave it out") },
+        // -V is --version.
+        Refused { short: None, ..refused('V', Some("device_cta_count"), "there are no CTAs; leave it out") },
         refused('M', None, "memory is not reported; --memory says where the tensors are"),
         refused('u', Some("unalign"), "tensors begin at a page; leave it out"),
         refused('I', Some("per_iter_timing"), "an iteration has no time of its own; -N repeats all measurements"),

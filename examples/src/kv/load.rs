@@ -24,14 +24,17 @@ const SLICE: Duration = Duration::from_secs(1);
 
 /// The load on the server.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = cli::WHAT)]
 pub struct Options {
     #[command(flatten)]
     load: LoadOptions,
     /// Keys, which are all written before the measurement
     #[arg(long, value_name = "N", default_value = "10000", value_parser = keys)]
+    #[arg(help_heading = cli::SIZES)]
     keys: usize,
     /// Bytes of a value
     #[arg(long, value_name = "SIZE", default_value = "64", value_parser = value_size)]
+    #[arg(help_heading = cli::SIZES)]
     value_size: Size,
     /// Share of reads among the requests; the others write
     #[arg(long, value_name = "SHARE", default_value = "0.95", value_parser = share)]

@@ -15,6 +15,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The load on the server.
 #[derive(Clone, Copy, Debug, clap::Args)]
+#[command(next_help_heading = cli::WHAT)]
 pub struct Options {
     #[command(flatten)]
     load: LoadOptions,
@@ -23,6 +24,7 @@ pub struct Options {
     in_flight: usize,
     /// Bytes of a call, and of its answer
     #[arg(long, value_name = "SIZE", default_value = "64", value_parser = size)]
+    #[arg(help_heading = cli::SIZES)]
     size: Size,
 }
 

@@ -34,6 +34,10 @@ pub fn program(name: &str) -> Command {
         "kv" => env!("CARGO_BIN_EXE_kv"),
         "tune" => env!("CARGO_BIN_EXE_tune"),
         "plan" => env!("CARGO_BIN_EXE_plan"),
+        #[cfg(feature = "cuda")]
+        "gpu_bw" => env!("CARGO_BIN_EXE_gpu_bw"),
+        #[cfg(feature = "cuda")]
+        "gpu_doctor" => env!("CARGO_BIN_EXE_gpu_doctor"),
         _ => env!("CARGO_BIN_EXE_devinfo"),
     };
     let mut command = Command::new(path);
