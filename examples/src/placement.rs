@@ -4,12 +4,13 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use rdma_collectives::bootstrap::{self, Group, Place, Roles, Terms};
+use rdma_collectives::bootstrap::{self, Group, Place, Roles, Root, Terms};
 use rdma_collectives::launchers::{self, JobPlace};
-pub use rdma_collectives::placement::{Bind, bind, run};
+pub use rdma_collectives::placement::{Bind, bind};
 use serde::Serialize;
 
 use crate::failure::{Kind, is_launched, say};
+use crate::waiting::Waiting;
 use crate::{Failure, cli, environment, launcher};
 
 /// Most local ranks; a larger number is taken for a mistake.
@@ -244,6 +245,31 @@ fn find(
 /// launcher's.
 pub fn terms(program: &'static str, settings: &impl Serialize, roles: Roles, timeout: Duration) -> Terms {
     Terms::new(program, settings, roles, timeout).options().supervised(is_launched()).notices(say)
+}
+
+/// Meets the other ranks, does `work` and ends the job; says on standard error if the others do not
+/// come at once.
+///
+/// # Errors
+/// If the ranks do not meet; the failure of any of them.
+pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
+    // Of many ranks that another launcher starts, two are enough.
+    let speaks = place.rank < 2 || matches!(launchers::job_place(), Ok(None));
+    let waiting = speaks.then(|| Waiting::for_peer(awaited(&place)));
+    rdma_collectives::placement::run(place, terms, |group| {
+        drop(waiting);
+        work(group)
+    })
+}
+
+/// What a rank waits for before the job begins.
+fn awaited(place: &Place) -> String {
+    match (&place.root, place.rank) {
+        (Root::Address(address), 0) if !address.starts_with('@') => format!("the others at {address}"),
+        (_, 0) => "the others".to_owned(),
+        (Root::Address(address), _) if !address.starts_with('@') => address.clone(),
+        _ => "rank 0".to_owned(),
+    }
 }
 
 /// Starts a server (rank 0) and its client on this host, each of which does `work`, and waits for

@@ -20,11 +20,11 @@ use serde_json::json;
 #[command(version, args_override_self = true, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     /// Connect to the server at this address
-    #[arg(short, long, value_name = "ADDRESS")]
+    #[arg(short, long, value_name = "ADDRESS[:PORT]")]
     #[arg(help_heading = cli::TRANSPORT)]
     server: Option<String>,
     /// With --server, the client's own address; otherwise the address to listen on (0.0.0.0: all)
-    #[arg(short, long, value_name = "ADDRESS")]
+    #[arg(short, long, value_name = "ADDRESS[:PORT]")]
     #[arg(help_heading = cli::TRANSPORT)]
     bind: Option<String>,
     #[command(flatten)]

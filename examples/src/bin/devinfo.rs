@@ -96,6 +96,15 @@ fn listed(mut devices: Vec<Device>, list: &DeviceList) -> Result<Vec<Device>, Fa
     Ok(devices)
 }
 
+/// A text whose parts each stand once: the reason of the system may begin with the path that was
+/// named before it.
+fn once(text: &str) -> String {
+    let parts: Vec<&str> = text.split(": ").collect();
+    let is_new = |at: usize| at == 0 || !parts[at - 1].ends_with(parts[at]);
+    let parts: Vec<&str> = (0..parts.len()).filter(|&at| is_new(at)).map(|at| parts[at]).collect();
+    parts.join(": ")
+}
+
 fn why(out: &mut dyn Write, as_json: bool) -> Result<(), Failure> {
     let absence = HardwareAbsence::diagnose();
     let findings = absence.as_ref().map_or(&[][..], HardwareAbsence::findings);
@@ -111,7 +120,7 @@ fn why(out: &mut dyn Write, as_json: bool) -> Result<(), Failure> {
         Some(_) => writeln!(out, "No RDMA hardware:")?,
     }
     for finding in findings {
-        writeln!(out, "  {finding}\n    {}", finding.remedy())?;
+        writeln!(out, "  {}\n    {}", once(&finding.to_string()), finding.remedy())?;
     }
     Ok(())
 }

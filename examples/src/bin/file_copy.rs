@@ -44,6 +44,7 @@ enum Command {
     /// will come, remove these folders.
     Serve {
         /// The address to listen on
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         /// The directory to write to; files of the same names are replaced
         directory: PathBuf,
@@ -56,6 +57,7 @@ enum Command {
     /// Send files, and directories with all that is in them; a copy that was interrupted goes on
     Send {
         /// The receiver's address
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         /// Files and directories. Symbolic links in directories are not copied
         #[arg(required = true)]

@@ -58,6 +58,7 @@ struct Args {
     /// Draw the network with the loads of the largest size and the best algorithm
     #[arg(long, value_name = "FILE")]
     #[arg(help_heading = cli::OUTPUT)]
+    #[arg(hide_short_help = true)]
     svg: Option<PathBuf>,
 }
 
@@ -108,6 +109,7 @@ struct NetworkOptions {
     pod_leaves: Option<usize>,
     /// Oversubscription of each level, from the hosts outwards, such as 2,1.5
     #[arg(long, value_name = "RATIO", value_delimiter = ',', num_args = 1..=2, value_parser = units::oversubscription)]
+    #[arg(hide_short_help = true)]
     oversubscription: Vec<f64>,
     /// Switches reduce and multicast
     #[arg(long)]
@@ -135,6 +137,7 @@ struct TrainingOptions {
     bytes: f64,
     /// Time of a step
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = units::time, requires = "parameters")]
+    #[arg(hide_short_help = true)]
     step: f64,
 }
 

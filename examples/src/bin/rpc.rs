@@ -31,6 +31,7 @@ enum Command {
     /// Serve clients until the process is ended
     Serve {
         /// The address to listen on
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         /// Receives that all clients share
         #[arg(long, value_name = "N", default_value_t = RECEIVES, value_parser = clap::value_parser!(u32).range(64..=65536))]
@@ -44,6 +45,7 @@ enum Command {
     /// Call a method and print the result
     Call {
         /// The server's address
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         method: Method,
         /// The body of the call: text for echo, numbers for sum, milliseconds for sleep
@@ -57,6 +59,7 @@ enum Command {
     /// Measure requests per second and latencies
     Load {
         /// The server's address; without it, a server is started here
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: Option<String>,
         #[command(flatten)]
         options: load::Options,

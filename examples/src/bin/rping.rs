@@ -32,7 +32,7 @@ struct Args {
     client: bool,
     /// The server's address; with --server, the address to listen on (default: all IPv4 addresses;
     /// ::0: all IPv6 addresses)
-    #[arg(short, long, value_name = "ADDRESS")]
+    #[arg(short, long, value_name = "ADDRESS[:PORT]")]
     #[arg(help_heading = cli::TRANSPORT)]
     address: Option<String>,
     /// The client's own address
@@ -131,10 +131,10 @@ fn side(args: &Args, group: &mut Group) -> Result<(), Failure> {
     let is_server = group.rank() == 0;
     let listener = is_server.then(|| {
         let address = match &args.address {
-            Some(address) => address::resolve(address, 0)?,
-            None => SocketAddr::new(address::of_device(&chosen.adapter)?, 0),
+            Some(address) => address::resolve(address, args.port.unwrap_or(0))?,
+            None => SocketAddr::new(address::of_device(&chosen.adapter)?, args.port.unwrap_or(0)),
         };
-        listen(&chosen, SocketAddr::new(address.ip(), args.port.unwrap_or(0)))
+        listen(&chosen, address)
     });
     let listener = group.agree("the listener", listener.transpose())?;
     let server = address::tell(group, listener.as_ref().map(Listener::local_addr))?;

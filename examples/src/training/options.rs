@@ -57,6 +57,7 @@ pub(super) struct Args {
     /// How ranks reach each other's memory
     #[arg(long, value_parser = cli::one_of::<Transport>(), default_value_t = Transport::Auto)]
     #[arg(help_heading = cli::TRANSPORT)]
+    #[arg(hide_short_help = true)]
     pub(super) transport: Transport,
     #[command(flatten)]
     #[serde(skip)]

@@ -208,7 +208,7 @@ fn a_line_of_nccl_tests_works() {
     assert_eq!(devices[4], "#");
     let rows: Vec<&str> = out.lines().filter(|line| !line.starts_with('#')).collect();
     assert!(rows.len() == 5 && rows[0].starts_with("           8             4      half     max      -1  "), "{out}");
-    let broadcast = succeed("broadcast", &[&["-r", "2", "-g", "3", "-b", "64", "-e", "64"], &FEW[..]].concat());
+    let broadcast = succeed("broadcast", &[&FEW[..], &["-r", "2", "-g", "3", "-b", "64", "-e", "64"]].concat());
     assert!(broadcast.lines().any(|line| line.starts_with("          64            16     float    none       2 ")));
 }
 

@@ -50,7 +50,7 @@ fn pages(option: &str) -> Vec<(String, String)> {
 
 /// The headings of a page.
 fn headings(page: &str) -> Vec<&str> {
-    page.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.strip_suffix(':')).collect()
+    page.lines().filter_map(|line| line.strip_suffix(':')).filter(|line| !line.contains(' ')).collect()
 }
 
 #[test]
@@ -66,7 +66,6 @@ fn the_first_screen_is_one() {
     for (name, page) in pages("-h") {
         let lines = page.lines().count();
         assert!(lines <= 40, "{name} has {lines} lines:\n{page}");
-        assert!(page.contains("--help shows all options") || lines < 40, "{name}:\n{page}");
     }
 }
 

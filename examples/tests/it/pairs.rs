@@ -12,6 +12,47 @@ use crate::common::*;
 /// Few iterations of few sizes, of which some are odd.
 const FEW: [&str; 10] = ["-n", "2", "-w", "1", "-b", "36", "-f", "50", "--chunk", "8K"];
 
+/// The first line that a program prints on standard error.
+fn said(child: &mut std::process::Child) -> String {
+    let mut line = String::new();
+    // The pipe stays open for the rest.
+    let mut bytes = child.stderr.as_mut().unwrap().bytes();
+    while let Some(Ok(byte)) = bytes.next() {
+        if byte == b'\n' {
+            break;
+        }
+        line.push(char::from(byte));
+    }
+    line
+}
+
+#[test]
+fn a_wait_for_a_peer_is_said() {
+    let address = free_address(50);
+    let few = ["-s", "64", "-n", "10", "--timeout", "60"];
+    let mut client = start("pingpong", &[&[&address[..]], &few[..]].concat());
+    assert_eq!(said(&mut client), format!("waiting for {address}"));
+    let server = start("pingpong", &[&["--server", &address], &few[..]].concat());
+    for side in [client, server] {
+        let output = finish(side);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let address = free_address(51);
+    let few = ["--world", "2", "--root", &address, "--max", "64", "-n", "2", "--timeout", "60"];
+    let mut first = start("all_reduce", &[&["--rank", "0"], &few[..]].concat());
+    assert_eq!(said(&mut first), format!("waiting for the others at {address}"));
+    let second = start("all_reduce", &[&["--rank", "1"], &few[..]].concat());
+    for rank in [first, second] {
+        let output = finish(rank);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let address = free_address(52);
+    let mut compat = start("pingpong", &["--compat", &address, "--timeout", "60"]);
+    assert_eq!(said(&mut compat), format!("waiting for {address}"));
+    compat.kill().unwrap();
+    compat.wait().unwrap();
+}
+
 /// Variables of a rank.
 type Variables = Vec<(&'static str, &'static str)>;
 

@@ -64,6 +64,10 @@ mod devinfo {
         lines.sort_unstable();
         assert!(!lines.is_empty() && lines.windows(2).all(|pair| pair[0] != pair[1]), "{said}");
         serde_json::from_str::<Value>(&succeed("devinfo", &["--why", "--json"])).unwrap();
+        let missing = program("devinfo").arg("--why").env("RDMA_IBVERBS_PATH", "/nonexistent/libibverbs.so").spawn();
+        let said = text(&finish(missing.unwrap()).stdout);
+        let reason = said.lines().find(|line| line.contains("/nonexistent/libibverbs.so")).unwrap();
+        assert_eq!(reason.matches("/nonexistent/libibverbs.so").count(), 1, "{reason}");
     }
 
     #[test]
