@@ -23,10 +23,12 @@ pub(crate) struct Refused {
 /// The value of a refused option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
+    /// None.
+    No,
     /// Refused, whatever it is.
     Yes,
-    /// Refused unless it is 0: that asks for what this program does.
-    OrOff,
+    /// Refused unless it is this one, which asks for what this program does.
+    Unless(&'static str),
 }
 
 /// The options of another program that are refused.
@@ -58,13 +60,17 @@ impl Refused {
         let arg = Arg::new(self.id()).hide(true);
         let arg = self.short.into_iter().fold(arg, Arg::short);
         let arg = self.long.into_iter().fold(arg, |arg, long| arg.long(long));
-        arg.action(ArgAction::Set).value_name("VALUE").allow_hyphen_values(true)
+        match self.value {
+            Value::No => arg.action(ArgAction::SetTrue),
+            Value::Yes | Value::Unless(_) => arg.action(ArgAction::Set).value_name("VALUE").allow_hyphen_values(true),
+        }
     }
 
     fn is_asked_for(&self, matches: &ArgMatches) -> bool {
         match self.value {
+            Value::No => matches.get_flag(&self.id()),
             Value::Yes => matches.contains_id(&self.id()),
-            Value::OrOff => matches.get_one::<String>(&self.id()).is_some_and(|value| value != "0"),
+            Value::Unless(usual) => matches.get_one::<String>(&self.id()).is_some_and(|value| value != usual),
         }
     }
 }

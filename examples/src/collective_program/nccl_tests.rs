@@ -41,7 +41,7 @@ impl Refusals for NcclTests {
 }
 
 const fn refused(short: char, long: Option<&'static str>, why: &'static str) -> Refused {
-    Refused { short: Some(short), long, value: Value::OrOff, why }
+    Refused { short: Some(short), long, value: Value::Unless("0"), why }
 }
 
 /// The process and the device of a rank.

@@ -25,6 +25,8 @@ use rdma_collectives::wait::{Patience, Wait};
 /// The lowest bit of the queue pair's index in a token; the bits below hold the number of a
 /// request.
 const LANE: u32 = 48;
+/// Most reads of a queue pair that the device has in flight.
+const READS: u32 = 16;
 /// The time after which a write that was not acknowledged counts as lost.
 const LATEST: Duration = Duration::from_secs(5);
 
@@ -233,6 +235,15 @@ impl Link {
         let all = group.all_gather("the windows", &(window.remote(..)?.to_bytes(), in_order))?;
         let there = RemoteSlice::from_bytes(&all[1 - group.rank()].0)?;
         let in_order = all.iter().all(|end| end.1);
+        let reads = chosen.adapter.context.device_attr().max_qp_rd_atom().min(READS);
+        let reads = options.outs.map_or(reads, |outs| outs.min(reads));
+        for (index, (local, remote)) in ends.iter_mut().enumerate() {
+            let range = index * size..(index + 1) * size;
+            let theirs = there.slice(range.clone())?;
+            for (text, memory) in [(local, window.remote(range)?), (remote, theirs)] {
+                *text = with_memory(text, plan.op, reads, &memory);
+            }
+        }
         let mut lanes = Vec::new();
         for (index, ((qp, connection), spare)) in ready.into_iter().zip(spares).enumerate() {
             let there = there.slice(index * size..(index + 1) * size)?;
@@ -427,6 +438,21 @@ impl Link {
             Failure::new(format!("the other side makes no progress{hint}"))
         })
     }
+}
+
+/// Adds the memory of a queue pair to its address, as perftest prints it: of reads and writes only.
+fn with_memory(address: &str, op: Op, reads: u32, memory: &RemoteSlice) -> String {
+    // The GID stands on a line of its own.
+    let (first, rest) = address.split_once('\n').map_or((address, None), |(first, rest)| (first, Some(rest)));
+    let memory = match op {
+        Op::Send | Op::Atomic => String::new(),
+        Op::Write => format!(" RKey {:#08x} VAddr {:#016x}", memory.rkey(), memory.address()),
+        Op::Read => {
+            format!(" OUT {reads:#04x} RKey {:#08x} VAddr {:#016x}", memory.rkey(), memory.address())
+        }
+    };
+    let rest = rest.map_or_else(String::new, |rest| format!("\n{rest}"));
+    format!("{first}{memory}{rest}")
 }
 
 fn out_of_buffers() -> Failure {

@@ -25,16 +25,25 @@ struct Run {
     peak: f64,
 }
 
+/// What a measurement has found.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    pub(super) row: Row,
+    /// The latencies in microseconds, in the order of the messages; none of a test with
+    /// `--duration`, or of bandwidth.
+    pub(super) samples: Vec<f64>,
+}
+
 /// Measures messages of `size` bytes; collective. The row has figures at the client only.
 pub(super) fn run(
     link: &mut Link,
     group: &mut Group,
     options: &Options,
     (test, size): (Test, usize),
-) -> Result<Row, Failure> {
+) -> Result<Measured, Failure> {
     match test {
         Test::Lat => latency(link, group, options, size),
-        _ => bandwidth(link, group, options, size),
+        _ => Ok(Measured { row: bandwidth(link, group, options, size)?, samples: Vec::new() }),
     }
 }
 
@@ -42,7 +51,7 @@ pub(super) fn run(
 ///
 /// The latency is half the round trip for sends and writes, and all of it for reads and atomic
 /// operations, as in perftest.
-fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<Row, Failure> {
+fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<Measured, Failure> {
     let mut samples = Vec::new();
     let factor = if link.plan.op.is_one_sided() { 1.0 } else { 0.5 };
     let total = measure(link, group, options, (Test::Lat, size), &mut |link, group, count| {
@@ -51,10 +60,13 @@ fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -
     })?;
     if options.duration.is_some() {
         let each = total.seconds / total.messages.max(1) as f64;
-        return Ok(Row::latency_of_duration(size, total.messages, each * factor * 1e6, 1.0 / each));
+        let row = Row::latency_of_duration(size, total.messages, each * factor * 1e6, 1.0 / each);
+        return Ok(Measured { row, samples: Vec::new() });
     }
     samples.iter_mut().for_each(|sample| *sample *= factor);
-    Ok(Row::latency(size, total.messages, &Summary::of(&mut samples)))
+    // The summary sorts them.
+    let row = Row::latency(size, total.messages, &Summary::of(&mut samples.clone()));
+    Ok(Measured { row, samples })
 }
 
 /// Measures the message rate.
@@ -63,7 +75,7 @@ fn bandwidth(link: &mut Link, group: &mut Group, options: &Options, size: usize)
     let total =
         measure(link, group, options, (Test::Bw, size), &mut |link, group, count| stream(link, group, count, both))?;
     let rate = if total.seconds > 0.0 { total.messages as f64 / total.seconds } else { 0.0 };
-    let peak = if options.duration.is_some() { 0.0 } else { total.peak.max(rate) };
+    let peak = if options.duration.is_some() || options.no_peak { 0.0 } else { total.peak.max(rate) };
     let rates = group.all_gather("the rates", &(rate, peak))?;
     // In bidirectional tests the result is the sum of both directions.
     let counted = if both { &rates[..] } else { &rates[1..] };
@@ -90,7 +102,7 @@ fn measure(
             let count = options.iterations(test, size) as u64;
             (run(link, group, count)?, count)
         }
-        Some(seconds) => for_a_time(link, group, Duration::from_secs(seconds), run)?,
+        Some(seconds) => for_a_time(link, group, (Duration::from_secs(seconds), options.margin()), run)?,
     };
     if options.check {
         let is_target = (group.rank() == 0) != (link.plan.op == Op::Read) || options.bidirectional && test == Test::Bw;
@@ -103,12 +115,12 @@ fn measure(
     Ok(total)
 }
 
-/// Repeats runs until the time is over. Returns the sum of the runs that begin in its middle half,
-/// and the number of messages of all runs.
+/// Repeats runs until the time is over. Returns the sum of the runs that begin at least the margin
+/// after its begin and before its end, and the number of messages of all runs.
 fn for_a_time(
     link: &mut Link,
     group: &mut Group,
-    duration: Duration,
+    (duration, margin): (Duration, Duration),
     run: &mut dyn FnMut(&mut Link, &mut Group, u64) -> Result<Run, Failure>,
 ) -> Result<(Run, u64), Failure> {
     let (begun, mut count, mut all) = (Instant::now(), 2 * WARM_UP, 0);
@@ -119,12 +131,12 @@ fn for_a_time(
         let next = if at < duration { count } else { 0 };
         count = group.all_gather("the next run", &next)?[1];
         if count == 0 {
-            // If a run takes very long, none may have begun in the middle half.
+            // If a run takes very long, none may have begun between the margins.
             return Ok((if counted.messages > 0 { counted } else { last }, all));
         }
         last = run(link, group, count)?;
         all += count;
-        if (duration / 4..duration * 3 / 4).contains(&at) {
+        if (margin..duration - margin).contains(&at) {
             counted.messages += last.messages;
             counted.seconds += last.seconds;
         }

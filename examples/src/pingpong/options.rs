@@ -5,11 +5,13 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::perftest::Perftest;
 use crate::Failure;
 use crate::cli::{self, Size};
 use crate::connect::ConnectionOptions;
 use crate::device::{Chosen, DeviceOptions, PathOptions};
 use crate::placement::{self, Bind, JobOption};
+use crate::refused::RefusedOptions;
 use rdma_collectives::bootstrap::{self, Place, Roles};
 use rdma_collectives::connect::Method;
 
@@ -259,10 +261,28 @@ pub struct Options {
     #[serde(rename = "report_gbits")]
     #[arg(help_heading = cli::OUTPUT)]
     pub report_gbits: bool,
+    /// Seconds at the begin and at the end of a test with --duration that are not counted
+    ///
+    /// Default: a quarter of the duration.
+    #[arg(short = 'f', long, value_name = "SECONDS", requires = "duration")]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
+    pub margin: Option<u64>,
+    /// Most reads or atomic operations in flight on each queue pair (default: those of -t)
+    #[arg(short = 'o', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
+    pub outs: Option<u32>,
+    /// Do not look for the peak bandwidth, which is 0 then
+    #[arg(short = 'N', long = "noPeak", help_heading = cli::OUTPUT, hide_short_help = true)]
+    #[serde(rename = "noPeak")]
+    pub no_peak: bool,
     /// How to connect.
     #[command(flatten)]
     #[serde(skip)]
     pub manager: ConnectionOptions,
+    /// Options of perftest that are refused.
+    #[command(flatten)]
+    #[serde(skip)]
+    refused: RefusedOptions<Perftest>,
 }
 
 impl Options {
@@ -292,6 +312,14 @@ impl Options {
         }
         if self.test == Test::Lat && (self.bidirectional || self.qp > 1) {
             return refuse("--bidirectional and --qp are for bandwidth tests; leave --test lat out");
+        }
+        if self.outs.is_some() && !self.op.is_one_sided() {
+            return refuse("--outs is for reads and atomic operations; give --op read or --op atomic");
+        }
+        if let (Some(seconds), Some(margin)) = (self.duration, self.margin) {
+            if seconds <= margin.saturating_mul(2) {
+                return refuse(&format!("--duration {seconds} is not longer than two times --margin {margin}"));
+            }
         }
         if self.manager.is_asked_for() {
             self.check_mtu()?;
@@ -326,6 +354,12 @@ impl Options {
     fn check_mtu(&self) -> Result<(), Failure> {
         let refuse = |mtu| Failure::usage(format!("--mtu {mtu}: the connection manager chooses the MTU; leave it out"));
         self.mtu.map_or(Ok(()), |mtu| Err(refuse(mtu)))
+    }
+
+    /// The time at the begin and at the end of a test with `--duration` that is not counted.
+    pub(super) fn margin(&self) -> Duration {
+        let quarter = || Duration::from_secs(self.duration.unwrap_or_default()) / 4;
+        self.margin.map_or_else(quarter, Duration::from_secs)
     }
 
     /// The kinds of tests to run.

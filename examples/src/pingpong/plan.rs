@@ -38,7 +38,7 @@ impl Plan {
     pub(super) fn new(options: &Options, test: Test, size: usize, capabilities: Capabilities) -> Self {
         let lanes = if test == Test::Lat { 1 } else { usize::from(options.qp) };
         let in_memory = u32::try_from((MEMORY / size / lanes).clamp(2, 1 << 14)).unwrap_or(2);
-        let depth = options.tx_depth.min(in_memory);
+        let depth = options.tx_depth.min(in_memory).min(options.outs.unwrap_or(u32::MAX));
         let usual = match test {
             Test::Lat if capabilities.transport == TransportType::IWARP => IWARP_INLINE,
             Test::Lat => INLINE,

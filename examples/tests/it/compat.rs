@@ -273,8 +273,8 @@ fn what_the_c_program_does_not_have_is_refused() {
         (&["--compat", "--srq", "--connection", "UC"], "leave --connection out"),
         (&["--compat", "--srq", "--rx-depth", "8"], "16 queue pairs share at least 16 receives"),
         (&["--compat", "--mtu", "1500"], "an MTU is"),
-        (&["-l", "4"], "'-l'"),
-        (&["-g", "0"], "'-g'"),
+        (&["-l", "4"], "perftest has -l: each message is posted by itself"),
+        (&["-g", "0"], "perftest has -g: there is no multicast here"),
     ];
     for (args, part) in cases {
         let output = run("pingpong", args);

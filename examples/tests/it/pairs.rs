@@ -1,6 +1,7 @@
 //! Ranks of several hosts, which share memory inside each host: `RDMA_HOSTID` makes hosts of this
 //! one.
 
+use std::io::Read;
 use std::process::{Child, Command, Output};
 
 use nix::sys::signal::{Signal, kill};
@@ -13,7 +14,7 @@ use crate::common::*;
 const FEW: [&str; 10] = ["-n", "2", "-w", "1", "-b", "36", "-f", "50", "--chunk", "8K"];
 
 /// The first line that a program prints on standard error.
-fn said(child: &mut std::process::Child) -> String {
+fn said(child: &mut Child) -> String {
     let mut line = String::new();
     // The pipe stays open for the rest.
     let mut bytes = child.stderr.as_mut().unwrap().bytes();
