@@ -102,7 +102,7 @@ pub fn some_of<T: Named + Send + Sync>(
 
 /// Adds a list of values to the help of an option: to `--help`, not to the first screen.
 pub(crate) fn listing(arg: Arg, values: &[&str]) -> Arg {
-    let about = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let about = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
     arg.hide_possible_values(true).long_help(format!("{about}\n\nPossible values: {}", values.join(", ")))
 }
 

@@ -264,9 +264,10 @@ pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<
 
 /// What a rank waits for before the job begins.
 fn awaited(place: &Place) -> String {
+    let others = if place.world == 2 { "the other process" } else { "the other ranks" };
     match (&place.root, place.rank) {
-        (Root::Address(address), 0) if !address.starts_with('@') => format!("the others at {address}"),
-        (_, 0) => "the others".to_owned(),
+        (Root::Address(address), 0) if !address.starts_with('@') => format!("{others} at {address}"),
+        (_, 0) => others.to_owned(),
         (Root::Address(address), _) if !address.starts_with('@') => address.clone(),
         _ => "rank 0".to_owned(),
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::link::Link;
 use super::options::{Op, Options, Test};
-use super::report::Row;
+use super::report::{Measured, Row};
 use crate::Failure;
 use crate::statistics::Summary;
 use rdma_collectives::bootstrap::Group;
@@ -23,15 +23,6 @@ struct Run {
     seconds: f64,
     /// The best rate of a part of the run, in messages per second.
     peak: f64,
-}
-
-/// What a measurement has found.
-#[derive(Clone, Debug)]
-pub(super) struct Measured {
-    pub(super) row: Row,
-    /// The latencies in microseconds, in the order of the messages; none of a test with
-    /// `--duration`, or of bandwidth.
-    pub(super) samples: Vec<f64>,
 }
 
 /// Measures messages of `size` bytes; collective. The row has figures at the client only.

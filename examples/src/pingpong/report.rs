@@ -7,7 +7,6 @@ use rdma::TransportType;
 use serde::Serialize;
 
 use super::link::Link;
-use super::measure::Measured;
 use super::options::{Op, Options, Test};
 use super::report_options::{Figure, ReportOptions};
 use crate::device::Chosen;
@@ -27,6 +26,15 @@ pub(crate) struct Row {
     iterations: u64,
     #[serde(flatten)]
     figures: Figures,
+}
+
+/// What a measurement has found.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    pub(super) row: Row,
+    /// The latencies in microseconds, in the order of the messages; none of a test with
+    /// `--duration`, or of bandwidth.
+    pub(super) samples: Vec<f64>,
 }
 
 /// The results of a test.

@@ -15,14 +15,10 @@ const FEW: [&str; 10] = ["-n", "2", "-w", "1", "-b", "36", "-f", "50", "--chunk"
 
 /// The first line that a program prints on standard error.
 fn said(child: &mut Child) -> String {
-    let mut line = String::new();
-    // The pipe stays open for the rest.
-    let mut bytes = child.stderr.as_mut().unwrap().bytes();
-    while let Some(Ok(byte)) = bytes.next() {
-        if byte == b'\n' {
-            break;
-        }
-        line.push(char::from(byte));
+    let (mut line, mut byte) = (String::new(), [0]);
+    // A buffer would take more than the line.
+    while child.stderr.as_mut().unwrap().read(&mut byte).unwrap() > 0 && byte != *b"\n" {
+        line.push(char::from(byte[0]));
     }
     line
 }
@@ -41,7 +37,7 @@ fn a_wait_for_a_peer_is_said() {
     let address = free_address(51);
     let few = ["--world", "2", "--root", &address, "--max", "64", "-n", "2", "--timeout", "60"];
     let mut first = start("all_reduce", &[&["--rank", "0"], &few[..]].concat());
-    assert_eq!(said(&mut first), format!("waiting for the others at {address}"));
+    assert_eq!(said(&mut first), format!("waiting for the other process at {address}"));
     let second = start("all_reduce", &[&["--rank", "1"], &few[..]].concat());
     for rank in [first, second] {
         let output = finish(rank);
