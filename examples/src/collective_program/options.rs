@@ -1,5 +1,5 @@
-//! The options of the collectives' programs, with nccl-tests' letters and meanings. nccl-tests' long
-//! names are aliases; what it has and these programs lack, they refuse with a reason.
+//! The options of the collectives' programs, with nccl-tests' letters and meanings. nccl-tests'
+//! long names are aliases; what it has and these programs lack, they refuse with a reason.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

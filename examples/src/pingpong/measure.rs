@@ -148,7 +148,7 @@ fn back_and_forth(link: &mut Link, group: &mut Group, count: u64, samples: &mut 
     for number in first..first + count {
         match (link.plan.op.is_one_sided(), is_client) {
             (true, true) => {
-                link.post(0, true)?;
+                link.post(0, true, true)?;
                 link.drain(0)?;
             }
             // The server does not see these messages: it waits for their end without using a core.
@@ -179,7 +179,7 @@ fn message(link: &mut Link) -> Result<(), Failure> {
     while !link.has_room(0) {
         link.take_next()?;
     }
-    link.post(0, true)
+    link.post(0, true, true)
 }
 
 /// Sends `count` messages on each queue pair, from the client or from both sides.
@@ -199,8 +199,8 @@ fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<
         let mut has_posted = false;
         for (lane, left) in left.iter_mut().enumerate() {
             if *left > 0 && link.has_room(lane) {
-                link.post(lane, false)?;
                 *left -= 1;
+                link.post(lane, false, *left == 0)?;
                 has_posted = true;
                 sent += 1;
                 if sent % part == 0 {

@@ -271,6 +271,13 @@ pub struct Options {
     #[arg(short = 'o', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     #[arg(help_heading = cli::SIZES, hide_short_help = true)]
     pub outs: Option<u32>,
+    /// Messages for each completion of a bandwidth test, at most -t
+    ///
+    /// perftest's default is 100. Atomic operations have a completion each.
+    #[arg(short = 'Q', long = "cq-mod", value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=8192))]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
+    pub cq_mod: u32,
     /// Do not look for the peak bandwidth, which is 0 then
     #[arg(short = 'N', long = "noPeak", help_heading = cli::OUTPUT, hide_short_help = true)]
     #[serde(rename = "noPeak")]

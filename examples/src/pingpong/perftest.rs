@@ -9,7 +9,6 @@ impl Refusals for Perftest {
     const PROGRAM: &'static str = "perftest";
     const OPTIONS: &'static [Refused] = &[
         with('l', "post_list", Value::Unless("1"), "each message is posted by itself; -t says how many are in flight"),
-        with('Q', "cq-mod", Value::Unless("1"), "each message has a completion; leave it out"),
         flag('z', "comm_rdma_cm", "the sides tell each other their settings over TCP; -R connects by rdma_cm"),
         flag('C', "report-cycles", "times are in microseconds; leave it out"),
         with('X', "vector", Value::Yes, "events come by the device's first completion vector; leave it out"),

@@ -29,6 +29,9 @@ pub(super) struct Plan {
     pub(super) receives: u32,
     /// Most messages in flight on a queue pair.
     pub(super) depth: u32,
+    /// One of so many messages has a completion; at most the depth, or none of those in flight may
+    /// have one.
+    pub(super) moderation: u32,
     pub(super) inline: u32,
     pub(super) connection: Connection,
     pub(super) capabilities: Capabilities,
@@ -54,6 +57,7 @@ impl Plan {
             sends: 2 * depth + 2,
             receives: options.rx_depth.min(2 * in_memory) + PERMISSIONS,
             depth,
+            moderation: if test == Test::Lat || options.op == Op::Atomic { 1 } else { options.cq_mod.min(depth) },
             inline: options.inline_size.unwrap_or(usual),
             connection: options.connection,
             capabilities,

@@ -202,7 +202,7 @@ pub(super) fn heading(
         writeln!(out, " RX depth        : {}", link.plan.receives)?;
     }
     if test == Test::Bw {
-        writeln!(out, " CQ Moderation   : 1")?;
+        writeln!(out, " CQ Moderation   : {}", link.plan.moderation)?;
     }
     writeln!(out, " Mtu             : {}[B]\n Link type       : {layer}", link.mtu.bytes().unwrap_or(0))?;
     if let Some(gid) = chosen.adapter.gid {

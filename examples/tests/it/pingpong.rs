@@ -165,6 +165,21 @@ fn figures_and_latencies_are_printed_alone() {
     assert_eq!(report["bandwidth"][0]["BW_peak"], 0.0);
 }
 
+/// Messages without a completion give their buffers back with a later one.
+#[test]
+fn completions_are_moderated() {
+    for op in ["send", "write", "read", "atomic"] {
+        for more in [&["-Q", "8"][..], &["-Q", "100", "-t", "7", "-q", "3"], &["-Q", "3", "-b", "-n", "7"]] {
+            let size = if op == "atomic" { "8" } else { "300" };
+            checked(&[&["--op", op, "-s", size], more].concat());
+        }
+    }
+    let out = succeed("pingpong", &["--test", "bw", "-s", "64", "-n", "50", "-t", "7", "-Q", "100"]);
+    assert!(out.contains(" TX depth        : 7\n CQ Moderation   : 7\n"), "{out}");
+    checked(&["-c", "UD", "-s", "300", "-Q", "8"]);
+    checked(&["-c", "UC", "-s", "300", "-Q", "8"]);
+}
+
 #[test]
 fn limits_are_checked() {
     let few = ["--test", "bw", "-s", "64", "-n", "20"];
@@ -182,7 +197,6 @@ fn letters_of_perftest_mean_what_they_mean_there() {
     assert!(report["bandwidth"][0]["n_iterations"].as_u64().unwrap() > 0);
     for (args, said) in [
         (&["-l", "8"][..], "perftest has -l: each message is posted by itself"),
-        (&["--cq-mod", "100"], "perftest has -Q: each message has a completion"),
         (&["-z"], "-R connects by rdma_cm"),
         (&["--use_cuda", "0"], "gpu_bw measures between the memories of GPUs"),
         (&["-o", "4"], "--outs is for reads and atomic operations"),
