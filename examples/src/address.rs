@@ -7,7 +7,8 @@ use rdma_collectives::bootstrap::Group;
 
 use crate::Failure;
 
-/// Resolves a host name or an address in text form. An IPv6 address may stand in brackets.
+/// Resolves a host name or an address in text form; the port is the one behind it, as in
+/// `node1:80` or `[::1]:80`, or else `port`. An IPv6 address may stand in brackets.
 ///
 /// # Errors
 /// If the text resolves to no address.
@@ -15,20 +16,21 @@ pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     if host.is_empty() {
         return Err(Failure::usage("an empty text is not an address; give one, or the name of a host"));
     }
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    // Detects `host:port`, which other programs take, to reject it with advice; the colons of an
-    // IPv6 address set off no port.
-    let port_of =
-        |(name, port): (&str, &str)| (!name.contains(':') || name.ends_with(']')).then(|| port.parse().ok())?;
-    let given: Option<u16> = host.rsplit_once(':').filter(|_| bare.parse::<IpAddr>().is_err()).and_then(port_of);
-    if let Some(given) = given {
-        return Err(Failure::usage(format!(
-            "{host} is an address with a port; give the port by itself: --port {given}"
-        )));
-    }
+    // The colons of an IPv6 address set off no port.
+    let is_address = without_brackets(host).parse::<IpAddr>().is_ok();
+    let given = host.rsplit_once(':').filter(|_| !is_address).and_then(|(name, port)| {
+        let sets_off = !name.contains(':') || name.ends_with(']');
+        Some((name, port.parse().ok().filter(|_| sets_off)?))
+    });
+    let (name, port) = given.unwrap_or((host, port));
+    let bare = without_brackets(name);
     let unknown = |why: String| Failure::new(format!("{host} is not an address or the name of a host{why}"));
     let mut found = (bare, port).to_socket_addrs().map_err(|error| unknown(format!(": {error}")))?;
     found.next().ok_or_else(|| unknown(String::new()))
+}
+
+fn without_brackets(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
 /// Resolves the local address to connect to `server` from.
@@ -65,10 +67,11 @@ mod tests {
         assert_eq!(resolve("10.9.0.1", 5).unwrap(), "10.9.0.1:5".parse().unwrap());
         assert_eq!(resolve("::1", 5).unwrap(), "[::1]:5".parse().unwrap());
         assert_eq!(resolve("[::1]", 5).unwrap(), "[::1]:5".parse().unwrap());
-        for with_port in ["10.9.0.1:80", "[::1]:80", "node1:80"] {
-            let complaint = resolve(with_port, 5).unwrap_err().to_string();
-            assert!(complaint.ends_with("--port 80"), "{complaint}");
+        for with_port in ["10.9.0.1:80", "[::1]:80"] {
+            assert_eq!(resolve(with_port, 5).unwrap(), with_port.parse().unwrap());
         }
+        assert_eq!(resolve("localhost:80", 5).unwrap().port(), 80);
+        assert!(resolve("10.9.0.1:x", 5).unwrap_err().to_string().contains("10.9.0.1:x is not an address"));
         assert!(resolve("", 5).is_err());
         assert!(resolve("no such host", 5).unwrap_err().to_string().contains("no such host"));
     }

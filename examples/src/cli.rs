@@ -1,5 +1,8 @@
-//! Command line arguments: sizes with suffixes, range checks, and one-line errors in place of
-//! clap's page.
+//! Command line arguments: sizes with suffixes, range checks, one-line errors in place of clap's
+//! page, and the frame of the help.
+//!
+//! `-h` is a first screen, with the options that most people need; `--help` has all. Options stand
+//! in groups, in the same order in every program.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -8,7 +11,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{Arg, Command, Parser};
+use clap::{Arg, ArgAction, Command, Parser};
 use rdma::Mtu;
 use rdma_collectives::Named;
 use serde::Serialize;
@@ -83,6 +86,11 @@ pub fn one_of<T: Named + Send + Sync>() -> impl TypedValueParser<Value = T> {
     some_of(T::ALL.iter().map(|&value| (value, value.about().trim_end_matches('.'))))
 }
 
+/// The names of all values.
+pub(crate) fn names<T: Named>() -> Vec<&'static str> {
+    T::ALL.iter().map(|value| value.name()).collect()
+}
+
 /// Parses one of some of the named values, each with the help's words for it.
 pub fn some_of<T: Named + Send + Sync>(
     values: impl IntoIterator<Item = (T, &'static str)>,
@@ -90,6 +98,12 @@ pub fn some_of<T: Named + Send + Sync>(
     let values = values.into_iter().map(|(value, about)| PossibleValue::new(value.name()).help(about));
     let named = |name: String| T::ALL.iter().copied().find(|value| value.name() == name);
     PossibleValuesParser::new(values).try_map(move |name| named(name).ok_or("there is no such value"))
+}
+
+/// Adds a list of values to the help of an option: to `--help`, not to the first screen.
+pub(crate) fn listing(arg: Arg, values: &[&str]) -> Arg {
+    let about = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+    arg.hide_possible_values(true).long_help(format!("{about}\n\nPossible values: {}", values.join(", ")))
 }
 
 /// Parses a time in seconds, for an option's `value_parser`.
@@ -117,6 +131,22 @@ pub fn mtu(text: &str) -> Result<u32, String> {
     bytes.ok_or_else(|| "an MTU is 256, 512, 1024, 2048 or 4096".to_owned())
 }
 
+/// The group of the options that say what to do.
+pub const WHAT: &str = "What";
+/// The group of sizes and numbers.
+pub const SIZES: &str = "Sizes";
+/// The group of devices, paths and ways to connect.
+pub const TRANSPORT: &str = "Transport";
+/// The group of the processes and how they meet.
+pub const JOB: &str = "Job";
+/// The group of what is printed.
+pub const OUTPUT: &str = "Output";
+
+/// Most columns of the help.
+const COLUMNS: usize = 100;
+/// The end of the first screen of the help.
+const MORE: &str = "--help shows all options and what they mean.";
+
 /// Name of the option that every program has, whose value is a level of the log.
 const LOG: &str = "log";
 
@@ -132,12 +162,47 @@ impl<A: Parser> CommandLine<A> {
         let levels = ["error", "warn", "info", "debug", "trace"];
         let help = "Print the log on standard error, down to this level [env: RUST_LOG]";
         let log = Arg::new(LOG).long(LOG).value_name("LEVEL").value_parser(levels).help(help);
-        let mut command = command.arg(log.global(true).hide_short_help(true));
+        let command = command.arg(log.global(true).hide_short_help(true).help_heading(OUTPUT));
+        let mut command = with_help(command);
         let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
         let log = matches.get_one::<String>(LOG).cloned();
         let args = A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;
         Ok(Self { args, log })
     }
+}
+
+/// Completes the help of a program: its own options, its width, its two lengths, and its groups.
+fn with_help(command: Command) -> Command {
+    let help = Arg::new("help").short('h').long("help").action(ArgAction::Help);
+    let help = help.help("Print help: -h a first screen, --help all").global(true).help_heading(OUTPUT);
+    let has_version = !command.is_disable_version_flag_set();
+    let mut command = command.max_term_width(COLUMNS).disable_help_flag(true).arg(help);
+    if has_version {
+        let version = Arg::new("version").short('V').long("version").action(ArgAction::Version);
+        command = command
+            .disable_version_flag(true)
+            .arg(version.help("Print version").help_heading(OUTPUT).hide_short_help(true));
+    }
+    if let Some(end) = command.get_after_help().cloned() {
+        command = command.after_help(MORE).after_long_help(end);
+    }
+    in_groups(command).mut_subcommands(in_groups)
+}
+
+/// Puts the options in the order of their groups: those of a single program stand after the sizes.
+fn in_groups(command: Command) -> Command {
+    let group = |arg: &Arg| match arg.get_help_heading() {
+        Some(WHAT) => 0,
+        Some(SIZES) => 1,
+        Some(TRANSPORT) => 3,
+        Some(JOB) => 4,
+        Some(OUTPUT) => 5,
+        _ => 2,
+    };
+    let mut args: Vec<_> = command.get_arguments().map(|arg| (group(arg), arg.get_id().clone())).collect();
+    args.sort_by_key(|(group, _)| *group);
+    // An argument that is changed becomes the last one.
+    args.into_iter().fold(command, |command, (_, id)| command.mut_arg(id.as_str(), |arg| arg))
 }
 
 /// Parses the command line of a program's command, or of a variant of it. `--help` and `--version`

@@ -11,12 +11,13 @@ use crate::failure::Kind;
 
 /// The options that say how to connect; the same in every program.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = crate::cli::TRANSPORT)]
 pub struct ConnectionOptions {
-    /// Connect by the connection manager (rdma_cm), which iWARP does in any case
+    /// Connect by the connection manager (rdma_cm), as iWARP always does
     #[arg(short = 'R', long, visible_alias = "rdma_cm")]
     pub cm: bool,
     /// Our address for the connection manager (default: one that leads to the device)
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "IP", hide_short_help = true)]
     pub cm_address: Option<IpAddr>,
 }
 

@@ -20,16 +20,19 @@ use crate::{Failure, environment};
 
 /// The options that say which device to use; the same in every program.
 #[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = crate::cli::TRANSPORT)]
 pub struct DeviceOptions {
-    /// Device, and port if wanted: soft0, mlx5_0, mlx5_0:1, any, hardware; or a list, of which the
-    /// first is used: mlx5_0,mlx5_1; all but these: ^mlx5_1; whole names: =mlx5_1
+    /// Device: soft0, mlx5_0, mlx5_0:1, any, hardware, or a list
+    ///
+    /// The name may have a port behind it. Of a list the first is used: mlx5_0,mlx5_1; all but
+    /// these: ^mlx5_1; whole names: =mlx5_1.
     #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
     pub device: Option<String>,
     /// Port of the device
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..), hide_short_help = true)]
     pub port: Option<u8>,
     /// Entry of the port's GID table [env: RDMA_GID_INDEX] (default: the GID that reaches farthest)
-    #[arg(short = 'x', long, value_name = "N")]
+    #[arg(short = 'x', long, value_name = "N", hide_short_help = true)]
     pub gid_index: Option<u32>,
     /// The path to the peers.
     #[command(flatten)]

@@ -116,6 +116,13 @@ impl Failure {
         self
     }
 
+    /// Returns the failure with advice behind it.
+    #[must_use]
+    pub(crate) fn advised(mut self, advice: &str) -> Self {
+        self.text = format!("{}; {advice}", self.text);
+        self
+    }
+
     /// Returns the failure with the last logged warning appended, if there was one.
     pub(crate) fn with_last_warning(mut self) -> Self {
         let (warning, _) = &*LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner);

@@ -31,8 +31,9 @@
 //                                   how the ranks of a job start and meet
 //   table.rs, output.rs, progress.rs, statistics.rs
 //                                   what programs print and write
-//   cli.rs, failure.rs, peer_text.rs, wait.rs
-//                                   arguments, exits, text of peers, waits
+//   cli.rs, refused.rs, failure.rs, wait.rs, waiting.rs
+//                                   arguments, options of other programs, exits, waits, and what is
+//                                   said of them
 
 #![forbid(unsafe_code)]
 
@@ -62,6 +63,7 @@ pub mod placement;
 pub mod plan;
 mod program;
 pub mod progress;
+mod refused;
 pub mod rpc;
 pub mod rping;
 pub mod service;
@@ -70,6 +72,7 @@ pub mod table;
 pub mod training;
 pub mod tune;
 mod wait;
+pub mod waiting;
 
 pub use failure::Failure;
 pub use program::run;

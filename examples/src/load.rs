@@ -15,6 +15,7 @@ const AWAKE: Duration = Duration::from_millis(2);
 
 /// The load's size and pace.
 #[derive(Clone, Copy, Debug, clap::Args)]
+#[command(next_help_heading = cli::WHAT)]
 pub struct LoadOptions {
     /// Seconds of each measurement
     #[arg(long, value_name = "N", default_value = "5", value_parser = cli::seconds)]

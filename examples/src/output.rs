@@ -9,8 +9,8 @@ use crate::Failure;
 /// `--json` of the programs whose report can go to a file.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct JsonOptions {
-    /// Write one JSON object to a file; without a file, print it in place of the table
-    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    /// Print JSON in place of the table, or write it to a file
+    #[arg(short = 'J', long, help_heading = crate::cli::OUTPUT, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 

@@ -4,12 +4,13 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use rdma_collectives::bootstrap::{self, Group, Place, Roles, Terms};
+use rdma_collectives::bootstrap::{self, Group, Place, Roles, Root, Terms};
 use rdma_collectives::launchers::{self, JobPlace};
-pub use rdma_collectives::placement::{Bind, bind, run};
+pub use rdma_collectives::placement::{Bind, bind};
 use serde::Serialize;
 
 use crate::failure::{Kind, is_launched, say};
+use crate::waiting::Waiting;
 use crate::{Failure, cli, environment, launcher};
 
 /// Most local ranks; a larger number is taken for a mistake.
@@ -19,32 +20,53 @@ const RANKS: usize = 4;
 
 /// The options that say which rank this is, or how many to start.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = cli::JOB)]
 pub struct PlacementOptions {
-    /// Ranks to start on this machine (default: 4, unless mpirun, Slurm or torchrun has started
-    /// this process)
-    #[arg(short = 'r', long, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
+    /// Ranks to start on this machine, in place of -g (default: 4)
+    ///
+    /// If mpirun, Slurm or torchrun has started this process, it is a rank, and starts none.
+    #[arg(long, hide_short_help = true, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
     pub ranks: Option<usize>,
-    /// Rank of this process in a job that is started by hand (default: as set by mpirun, Slurm or
-    /// torchrun)
+    /// Ranks to start on this machine, times -t
+    ///
+    /// In nccl-tests, the GPUs of each thread. Under mpirun, Slurm or torchrun, where each process
+    /// is a rank, 1.
+    #[arg(short = 'g', long = "ngpus", value_name = "N", conflicts_with = "ranks")]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
+    pub gpus: Option<usize>,
+    /// Factor of -g
+    ///
+    /// In nccl-tests, the threads of the process. Here each rank is a process of its own.
+    #[arg(short = 't', long = "nthreads", value_name = "N", conflicts_with = "ranks")]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
+    pub threads: Option<usize>,
+    /// Rank of this process in a job that is started by hand
+    ///
+    /// Without the option: as set by mpirun, Slurm or torchrun.
     #[arg(long, value_name = "N", requires = "world", requires = "root")]
+    #[arg(hide_short_help = true)]
     pub rank: Option<usize>,
     /// Number of ranks of the job
     #[arg(long, value_name = "N", requires = "rank")]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=bootstrap::MOST_RANKS))]
+    #[arg(hide_short_help = true)]
     pub world: Option<usize>,
-    /// Address at which rank 0 listens (default: from the environment of mpirun, Slurm or torchrun)
+    /// Address at which rank 0 listens
+    ///
+    /// Without the option: from the environment of mpirun, Slurm or torchrun.
     #[arg(long, value_name = "HOST:PORT")]
     pub root: Option<String>,
     /// The number of the job.
     #[command(flatten)]
     pub job: JobOption,
-    /// Seconds to wait for another rank; a rank that is silent for a third of this time counts as
-    /// dead
+    /// Seconds to wait for another rank
+    ///
+    /// A rank that is silent for a third of this time counts as dead.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
     pub timeout: Duration,
     /// Pin each rank to a core
-    #[arg(long, value_parser = cli::one_of::<Bind>(), default_value_t = Bind::Auto)]
+    #[arg(long, value_parser = cli::one_of::<Bind>(), default_value_t = Bind::Auto, hide_short_help = true)]
     pub bind: Bind,
 }
 
@@ -53,10 +75,11 @@ const JOB_VARIABLE: &str = "RDMA_JOB";
 
 /// The option that tells the jobs at an address apart.
 #[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = cli::JOB)]
 pub struct JobOption {
     /// A name that all processes of the job give: connections of others are ignored [env: RDMA_JOB]
     /// (default: the port of rank 0, or the job of mpirun, Slurm or torchrun)
-    #[arg(long = "job", value_name = "NAME")]
+    #[arg(long = "job", value_name = "NAME", hide_short_help = true)]
     pub name: Option<String>,
 }
 
@@ -69,11 +92,46 @@ impl JobOption {
 
 impl PlacementOptions {
     /// Number of ranks that this process starts; 1 if it is a rank itself.
-    #[must_use]
-    pub fn local_ranks(&self) -> usize {
+    ///
+    /// # Errors
+    /// If the options are invalid.
+    pub fn local_ranks(&self) -> Result<usize, Failure> {
+        let ranks = self.asked()?;
         let is_told = || !matches!(launchers::job_place(), Ok(None));
-        let is_rank = self.rank.is_some() || is_launched() || self.ranks.is_none() && is_told();
-        if is_rank { 1 } else { self.ranks.unwrap_or(RANKS) }
+        let is_rank = self.rank.is_some() || is_launched() || ranks.is_none() && is_told();
+        Ok(if is_rank { 1 } else { ranks.unwrap_or(RANKS) })
+    }
+
+    /// Number of ranks that the options ask this process to start, unless it is a rank itself;
+    /// `None` if they leave it open.
+    ///
+    /// # Errors
+    /// If there would be too many, or ranks of a rank.
+    pub(crate) fn asked(&self) -> Result<Option<usize>, Failure> {
+        if self.gpus.is_none() && self.threads.is_none() {
+            return Ok(self.ranks);
+        }
+        let (gpus, threads) = (self.gpus.unwrap_or(1), self.threads());
+        let ranks = gpus * threads;
+        if ranks > MOST_RANKS {
+            let text = format!("-g {gpus} times -t {threads} is {ranks} ranks; a machine has at most {MOST_RANKS}");
+            return Err(Failure::usage(text));
+        }
+        // Without a launcher of their own, the options say how many ranks there are.
+        let is_rank = self.rank.is_some() || matches!(launchers::job_place(), Ok(Some(place)) if place.world > 1);
+        match (is_rank && !is_launched(), ranks) {
+            (false, _) => Ok(Some(ranks)),
+            (true, 1) => Ok(None),
+            (true, _) => {
+                let text = format!("-g {gpus} times -t {threads}: this process is one rank; give 1, and start more");
+                Err(Failure::usage(text))
+            }
+        }
+    }
+
+    /// nccl-tests' number of threads.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or(1)
     }
 
     /// This process's place; `None` if it was the launcher of a job that has ended well.
@@ -92,7 +150,7 @@ impl PlacementOptions {
     pub(crate) fn place_with(&self, aggregators: usize) -> Result<Option<Place>, Failure> {
         let place = self.find()?;
         if place.is_none() {
-            let ranks = self.ranks.unwrap_or(RANKS);
+            let ranks = self.asked()?.unwrap_or(RANKS);
             launcher::launch(ranks + aggregators, Roles::of(ranks, aggregators))?;
         }
         Ok(place)
@@ -103,7 +161,7 @@ impl PlacementOptions {
     /// # Errors
     /// If the options are invalid.
     pub(crate) fn find(&self) -> Result<Option<Place>, Failure> {
-        find(Roles::Ranks, self.by_hand()?, self.ranks, self.root.as_deref(), &self.job)
+        find(Roles::Ranks, self.by_hand()?, self.asked()?, self.root.as_deref(), &self.job)
     }
 
     /// The rank, the number of ranks and the address of rank 0, if the options say them.
@@ -187,6 +245,32 @@ fn find(
 /// launcher's.
 pub fn terms(program: &'static str, settings: &impl Serialize, roles: Roles, timeout: Duration) -> Terms {
     Terms::new(program, settings, roles, timeout).options().supervised(is_launched()).notices(say)
+}
+
+/// Meets the other ranks, does `work` and ends the job; says on standard error if the others do not
+/// come at once.
+///
+/// # Errors
+/// If the ranks do not meet; the failure of any of them.
+pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
+    // Of many ranks that another launcher starts, two are enough.
+    let speaks = place.rank < 2 || matches!(launchers::job_place(), Ok(None));
+    let waiting = speaks.then(|| Waiting::for_peer(awaited(&place)));
+    rdma_collectives::placement::run(place, terms, |group| {
+        drop(waiting);
+        work(group)
+    })
+}
+
+/// What a rank waits for before the job begins.
+fn awaited(place: &Place) -> String {
+    let others = if place.world == 2 { "the other process" } else { "the other ranks" };
+    match (&place.root, place.rank) {
+        (Root::Address(address), 0) if !address.starts_with('@') => format!("{others} at {address}"),
+        (_, 0) => others.to_owned(),
+        (Root::Address(address), _) if !address.starts_with('@') => address.clone(),
+        _ => "rank 0".to_owned(),
+    }
 }
 
 /// Starts a server (rank 0) and its client on this host, each of which does `work`, and waits for

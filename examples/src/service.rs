@@ -24,6 +24,7 @@ pub const EXPLANATION: Duration = Duration::from_millis(200);
 
 /// Options of every program that serves or uses a service.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = crate::cli::TRANSPORT)]
 pub struct ServiceOptions {
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(short, long, global = true, value_name = "NAME", env = "RDMA_DEVICE")]
@@ -32,7 +33,7 @@ pub struct ServiceOptions {
     #[arg(long, global = true, value_name = "WAY", default_value = "cm")]
     exchange: ExchangeOption,
     /// Print one JSON object
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = crate::cli::OUTPUT)]
     pub json: bool,
 }
 

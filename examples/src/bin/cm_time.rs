@@ -20,10 +20,12 @@ use serde_json::json;
 #[command(version, args_override_self = true, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     /// Connect to the server at this address
-    #[arg(short, long, value_name = "ADDRESS")]
+    #[arg(short, long, value_name = "ADDRESS[:PORT]")]
+    #[arg(help_heading = cli::TRANSPORT)]
     server: Option<String>,
     /// With --server, the client's own address; otherwise the address to listen on (0.0.0.0: all)
-    #[arg(short, long, value_name = "ADDRESS")]
+    #[arg(short, long, value_name = "ADDRESS[:PORT]")]
+    #[arg(help_heading = cli::TRANSPORT)]
     bind: Option<String>,
     #[command(flatten)]
     settings: Settings,
@@ -31,15 +33,19 @@ struct Args {
     /// rdmacm-utils 44 supports no further round after a round of 1 connection)
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_values_t = [1, 32])]
     #[arg(value_parser = cli::count)]
+    #[arg(help_heading = cli::WHAT)]
     in_flight: Vec<usize>,
     /// Port of the connection manager (default: 7471); with --bind, 0 takes a free port
     #[arg(short, long, value_name = "PORT")]
+    #[arg(help_heading = cli::TRANSPORT)]
     port: Option<u16>,
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
+    #[arg(help_heading = cli::TRANSPORT)]
     device: Option<String>,
     /// Print one JSON object instead of tables
     #[arg(short = 'J', long)]
+    #[arg(help_heading = cli::OUTPUT)]
     json: bool,
 }
 

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use rdma::{Device, HardwareAbsence};
-use rdma_examples::Failure;
 use rdma_examples::device::{DeviceList, Wanted};
 use rdma_examples::devinfo::Report;
+use rdma_examples::{Failure, cli};
 use serde_json::json;
 
 /// Shows the RDMA devices of this machine.
@@ -19,18 +19,23 @@ struct Args {
     /// Show only this device, or one port of it: soft0, mlx5_0, mlx5_0:1, any, hardware; or the
     /// devices of a list: mlx5_0,mlx5_1, ^mlx5_1, =mlx5_1
     #[arg(short, long, value_name = "NAME")]
+    #[arg(help_heading = cli::WHAT)]
     device: Option<String>,
     /// Show only names
     #[arg(short, long)]
+    #[arg(help_heading = cli::WHAT)]
     list: bool,
     /// Show only the most important values
     #[arg(short, long)]
+    #[arg(help_heading = cli::WHAT)]
     brief: bool,
     /// Say why there is no hardware, and what would help
     #[arg(long)]
+    #[arg(help_heading = cli::WHAT)]
     why: bool,
     /// Print JSON
     #[arg(short = 'J', long)]
+    #[arg(help_heading = cli::OUTPUT)]
     json: bool,
 }
 
@@ -91,6 +96,15 @@ fn listed(mut devices: Vec<Device>, list: &DeviceList) -> Result<Vec<Device>, Fa
     Ok(devices)
 }
 
+/// A text whose parts each stand once: the reason of the system may begin with the path that was
+/// named before it.
+fn once(text: &str) -> String {
+    let parts: Vec<&str> = text.split(": ").collect();
+    let is_new = |at: usize| at == 0 || !parts[at - 1].ends_with(parts[at]);
+    let parts: Vec<&str> = (0..parts.len()).filter(|&at| is_new(at)).map(|at| parts[at]).collect();
+    parts.join(": ")
+}
+
 fn why(out: &mut dyn Write, as_json: bool) -> Result<(), Failure> {
     let absence = HardwareAbsence::diagnose();
     let findings = absence.as_ref().map_or(&[][..], HardwareAbsence::findings);
@@ -106,7 +120,7 @@ fn why(out: &mut dyn Write, as_json: bool) -> Result<(), Failure> {
         Some(_) => writeln!(out, "No RDMA hardware:")?,
     }
     for finding in findings {
-        writeln!(out, "  {finding}\n    {}", finding.remedy())?;
+        writeln!(out, "  {}\n    {}", once(&finding.to_string()), finding.remedy())?;
     }
     Ok(())
 }

@@ -28,6 +28,7 @@ struct Args {
     command: Command,
     /// Port of the receiver; 0 lets a receiver choose a free one
     #[arg(short, long, global = true, value_name = "PORT", default_value_t = file_copy::PORT)]
+    #[arg(help_heading = cli::TRANSPORT)]
     port: u16,
     #[command(flatten)]
     service: ServiceOptions,
@@ -43,17 +44,20 @@ enum Command {
     /// will come, remove these folders.
     Serve {
         /// The address to listen on
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         /// The directory to write to; files of the same names are replaced
         directory: PathBuf,
         /// Seconds after which a sender that sends nothing is disconnected. It sends something
         /// while it compares a long file with an interrupted copy of it
         #[arg(long, value_name = "N", default_value = "60", value_parser = cli::seconds)]
+        #[arg(help_heading = cli::WHAT)]
         idle: Duration,
     },
     /// Send files, and directories with all that is in them; a copy that was interrupted goes on
     Send {
         /// The receiver's address
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         /// Files and directories. Symbolic links in directories are not copied
         #[arg(required = true)]

@@ -10,7 +10,8 @@ use clap::{Parser, Subcommand};
 use rdma_examples::exposed_table::Refusal;
 use rdma_examples::kv::{self, Client, ServerOptions, load};
 use rdma_examples::service::{self, ServiceOptions};
-use rdma_examples::{Failure, address};
+use rdma_examples::waiting::Waiting;
+use rdma_examples::{Failure, address, cli};
 use rdma_net::ListenOptions;
 use serde_json::json;
 
@@ -22,6 +23,7 @@ struct Args {
     command: Command,
     /// Port of the server; 0 lets a server choose a free one
     #[arg(short, long, global = true, value_name = "PORT", default_value_t = kv::PORT)]
+    #[arg(help_heading = cli::TRANSPORT)]
     port: u16,
     #[command(flatten)]
     service: ServiceOptions,
@@ -32,6 +34,7 @@ enum Command {
     /// Serve clients until the process is ended
     Serve {
         /// The address to listen on
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         #[command(flatten)]
         options: ServerOptions,
@@ -39,31 +42,37 @@ enum Command {
     /// Print the value of a key
     Get {
         /// The server's address
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         key: String,
     },
     /// Set the value of a key
     Put {
         /// The server's address
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         key: String,
         value: String,
         /// Only if the key has this sequence number (0: only if it does not exist)
         #[arg(long, value_name = "N")]
+        #[arg(help_heading = cli::WHAT)]
         expect: Option<u64>,
     },
     /// Remove a key
     Delete {
         /// The server's address
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         key: String,
         /// Only if the key has this sequence number
         #[arg(long, value_name = "N")]
+        #[arg(help_heading = cli::WHAT)]
         expect: Option<u64>,
     },
     /// Measure requests per second and latencies, over RDMA and over TCP by turns
     Load {
         /// The server's address; without it, a server is started here
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: Option<String>,
         #[command(flatten)]
         options: load::Options,
@@ -82,6 +91,7 @@ fn run(args: Args) -> Result<(), Failure> {
             serve(service, resolve(address)?, options, |address| service.print_address(address))
         }
         Command::Load { address, options } => {
+            let options = &options.clone().of_server(address.is_some());
             let server = options.server();
             let start = || service.start(move |service, at, started| serve(service, at, &server, started));
             let server = address.as_deref().map_or_else(start, resolve)?;
@@ -135,7 +145,9 @@ fn with_client(
     work: impl AsyncFnOnce(&mut Client) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let done = service.run(kv::node_options(1), |node| async move {
+        let waiting = Waiting::for_peer(server);
         let mut client = Client::connect(&node, server).await?;
+        drop(waiting);
         work(&mut client).await?;
         client.close().await
     });

@@ -9,24 +9,33 @@ use std::process::ExitCode;
 use clap::Parser;
 use rdma_collectives::bootstrap::Roles;
 use rdma_examples::pingpong::options::{LocalOptions, Options, Sides};
+use rdma_examples::pingpong::report_options::ReportOptions;
 use rdma_examples::pingpong::{self, compat};
-use rdma_examples::{Failure, placement};
+use rdma_examples::{Failure, cli, placement};
 
 /// Latency and bandwidth between two processes, by message size.
 ///
-/// Options that perftest has mean what they mean there.
+/// Options that perftest has mean what they mean there, and the tables are perftest's. The other
+/// side is a pingpong too: perftest's programs exchange their settings in another way. With
+/// --compat, the other side can be rdma-core's ibv_rc_pingpong, ibv_uc_pingpong or
+/// ibv_srq_pingpong.
 #[derive(Clone, Parser)]
-#[command(version, args_override_self = true, long_about = None, after_help = rdma_examples::failure::STATUS_HELP)]
+#[command(mut_arg("ack_timeout", |arg| arg.short('u')), mut_arg("service_level", |arg| arg.short('S')))]
+#[command(version, args_override_self = true, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     #[command(flatten)]
     sides: Sides,
     #[command(flatten)]
     local: LocalOptions,
     #[command(flatten)]
+    report: ReportOptions,
+    #[command(flatten)]
     options: Options,
-    /// Exchange messages with rdma-core's ibv_rc_pingpong, ibv_uc_pingpong or ibv_srq_pingpong; for
-    /// the options of this mode see --compat --help
+    /// Be a peer of rdma-core's ibv_rc_pingpong; see --compat --help
+    ///
+    /// Or of ibv_uc_pingpong or ibv_srq_pingpong. This mode has options of its own.
     #[arg(long)]
+    #[arg(help_heading = cli::WHAT)]
     compat: bool,
 }
 
@@ -39,7 +48,8 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), Failure> {
     args.options.validate()?;
+    args.report.check(&args.options)?;
     let Some(place) = args.sides.place()? else { return Ok(()) };
     let terms = placement::terms("pingpong", &args.options, Roles::ServerAndClient, args.sides.timeout);
-    placement::run(place, &terms, |group| pingpong::run(&args.local, &args.options, group))
+    placement::run(place, &terms, |group| pingpong::run(&args.local, &args.report, &args.options, group))
 }

@@ -40,21 +40,27 @@ Example: a step of training on 64 hosts, each with eight NICs of 400 Gb/s
 struct Args {
     /// The collective
     #[arg(short, long, value_parser = cli::some_of(OPERATIONS), default_value_t = Collective::AllReduce)]
+    #[arg(help_heading = cli::WHAT)]
     operation: Collective,
     /// Number of ranks, each with one GPU
     #[arg(short, long, value_name = "N", default_value = "1024", value_parser = |text: &str| cli::number_in(text, 2..=1_000_000_usize))]
+    #[arg(help_heading = cli::WHAT)]
     ranks: usize,
     /// Smallest size in bytes
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "1K")]
+    #[arg(help_heading = cli::SIZES)]
     min: Size,
     /// Largest size in bytes
     #[arg(short = 'e', long, value_name = "SIZE", default_value = "1G")]
+    #[arg(help_heading = cli::SIZES)]
     max: Size,
     /// Each size is this many times the one before
     #[arg(short = 'f', long, value_name = "N", default_value_t = 1024)]
+    #[arg(help_heading = cli::SIZES)]
     factor: usize,
     /// Predict this algorithm only
     #[arg(short, long, value_parser = cli::some_of(ALGORITHMS))]
+    #[arg(help_heading = cli::WHAT)]
     algo: Option<Algorithm>,
     #[command(flatten)]
     network: NetworkOptions,
@@ -66,6 +72,8 @@ struct Args {
     json: JsonOptions,
     /// Draw the network with the loads of the largest size and the best algorithm
     #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = cli::OUTPUT)]
+    #[arg(hide_short_help = true)]
     svg: Option<PathBuf>,
 }
 
@@ -84,42 +92,52 @@ struct NetworkOptions {
     per_host: Option<usize>,
     /// NICs of a host (default: 8)
     #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 1..=1024_usize))]
+    #[arg(hide_short_help = true)]
     rails: Option<usize>,
     /// Rate of a NIC (default: 400Gb/s)
     #[arg(long, value_name = "RATE", value_parser = units::rate)]
     nic_rate: Option<f64>,
     /// Latency between hosts at the same switch (default: 4us)
     #[arg(long, value_name = "TIME", value_parser = units::time)]
+    #[arg(hide_short_help = true)]
     nic_latency: Option<f64>,
     /// Rate of a GPU's port to the others of its host (default: 450GB/s)
     #[arg(long, value_name = "RATE", value_parser = units::rate)]
     intra_rate: Option<f64>,
     /// Latency inside a host (default: 2us)
     #[arg(long, value_name = "TIME", value_parser = units::time)]
+    #[arg(hide_short_help = true)]
     intra_latency: Option<f64>,
     /// Rate at which all ranks of a host together exchange data, if they share memory
     #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    #[arg(hide_short_help = true)]
     memory_rate: Option<f64>,
     /// Latency that each further level of switches adds (default: 1us)
     #[arg(long, value_name = "TIME", value_parser = units::time)]
+    #[arg(hide_short_help = true)]
     switch_latency: Option<f64>,
     /// Hosts per leaf switch, set of rail switches, or router (default: 4, rail: 32)
     #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 1..=1_000_000_usize))]
+    #[arg(hide_short_help = true)]
     leaf_hosts: Option<usize>,
     /// Leaf switches of a pod (0: none), routers of a group (default: 32; rail, dragonfly: 16)
     #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 0..=1_000_000_usize))]
+    #[arg(hide_short_help = true)]
     pod_leaves: Option<usize>,
     /// Oversubscription of each level, from the hosts outwards, such as 2,1.5
     #[arg(long, value_name = "RATIO", value_delimiter = ',', num_args = 1..=2, value_parser = units::oversubscription)]
+    #[arg(hide_short_help = true)]
     oversubscription: Vec<f64>,
     /// Switches reduce and multicast
     #[arg(long)]
     in_network: bool,
     /// Work per message at the sender (default: 500ns)
     #[arg(long, value_name = "TIME", value_parser = units::time)]
+    #[arg(hide_short_help = true)]
     overhead: Option<f64>,
     /// Rate at which a rank reduces what it receives (default: 1.2TB/s)
     #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    #[arg(hide_short_help = true)]
     reduce_rate: Option<f64>,
 }
 
@@ -132,9 +150,11 @@ struct TrainingOptions {
     parameters: Option<f64>,
     /// Bytes of a gradient
     #[arg(long, value_name = "N", default_value = "2", value_parser = units::positive, requires = "parameters")]
+    #[arg(hide_short_help = true)]
     bytes: f64,
     /// Time of a step
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = units::time, requires = "parameters")]
+    #[arg(hide_short_help = true)]
     step: f64,
 }
 
@@ -149,9 +169,11 @@ struct FitOptions {
     fit: Vec<PathBuf>,
     /// Print the error of the fit on runs that it does not know
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "fit")]
+    #[arg(hide_short_help = true)]
     check: Vec<PathBuf>,
     /// Number of cores that the ranks of the runs shared (default: all of this machine)
     #[arg(long, value_name = "N", value_parser = cli::count, requires = "fit")]
+    #[arg(hide_short_help = true)]
     cores: Option<usize>,
 }
 

@@ -20,6 +20,7 @@ struct Args {
     command: Command,
     /// Port of the server; 0 lets a server choose a free one
     #[arg(short, long, global = true, value_name = "PORT", default_value_t = rpc::PORT)]
+    #[arg(help_heading = cli::TRANSPORT)]
     port: u16,
     #[command(flatten)]
     service: ServiceOptions,
@@ -30,17 +31,21 @@ enum Command {
     /// Serve clients until the process is ended
     Serve {
         /// The address to listen on
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         /// Receives that all clients share
         #[arg(long, value_name = "N", default_value_t = RECEIVES, value_parser = clap::value_parser!(u32).range(64..=65536))]
+        #[arg(help_heading = cli::WHAT)]
         receives: u32,
         /// Seconds after which a client that waits for no answer and sends nothing is disconnected
         #[arg(long, value_name = "N", default_value = "300", value_parser = cli::seconds)]
+        #[arg(help_heading = cli::WHAT)]
         idle: Duration,
     },
     /// Call a method and print the result
     Call {
         /// The server's address
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
         method: Method,
         /// The body of the call: text for echo, numbers for sum, milliseconds for sleep
@@ -48,11 +53,13 @@ enum Command {
         body: String,
         /// Milliseconds in which the connection must be made and the answer come
         #[arg(long, value_name = "MS", default_value_t = 5000)]
+        #[arg(help_heading = cli::WHAT)]
         deadline: u32,
     },
     /// Measure requests per second and latencies
     Load {
         /// The server's address; without it, a server is started here
+        #[arg(value_name = "ADDRESS[:PORT]")]
         address: Option<String>,
         #[command(flatten)]
         options: load::Options,

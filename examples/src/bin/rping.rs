@@ -13,7 +13,7 @@ use rdma::transport::Rc;
 use rdma_collectives::bootstrap::{Group, Roles};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::rping::{self, Settings};
-use rdma_examples::{Failure, address, placement};
+use rdma_examples::{Failure, address, cli, placement};
 
 /// Number of pings of a local pair if `--count` is not given.
 const PINGS: u64 = 100;
@@ -24,36 +24,46 @@ const PINGS: u64 = 100;
 struct Args {
     /// Wait for a client
     #[arg(short, long, conflicts_with_all = ["client", "source"])]
+    #[arg(help_heading = cli::WHAT)]
     server: bool,
     /// Ping a server
     #[arg(short, long, requires = "address")]
+    #[arg(help_heading = cli::WHAT)]
     client: bool,
     /// The server's address; with --server, the address to listen on (default: all IPv4 addresses;
     /// ::0: all IPv6 addresses)
-    #[arg(short, long, value_name = "ADDRESS")]
+    #[arg(short, long, value_name = "ADDRESS[:PORT]")]
+    #[arg(help_heading = cli::TRANSPORT)]
     address: Option<String>,
     /// The client's own address
     #[arg(short = 'I', long, value_name = "ADDRESS", requires = "client")]
+    #[arg(help_heading = cli::TRANSPORT)]
     source: Option<String>,
     /// Port of the connection manager (default: 7174)
     #[arg(short, long, value_name = "PORT")]
+    #[arg(help_heading = cli::TRANSPORT)]
     port: Option<u16>,
     #[command(flatten)]
     settings: Settings,
     /// Keep serving after a client has disconnected, and serve several clients at the same time
     #[arg(short = 'P', long, requires = "server")]
+    #[arg(help_heading = cli::WHAT)]
     persistent: bool,
     /// Exit after this number of clients
     #[arg(long, value_name = "N", requires = "persistent", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(help_heading = cli::WHAT)]
     clients: Option<u64>,
     /// Accepted for compatibility: the queue pair is always created without the connection manager
     #[arg(short = 'q', long)]
+    #[arg(help_heading = cli::TRANSPORT)]
     own_qp: bool,
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(long, value_name = "NAME", env = "RDMA_DEVICE")]
+    #[arg(help_heading = cli::TRANSPORT)]
     device: Option<String>,
     /// Print version
     #[arg(long, action = ArgAction::Version)]
+    #[arg(help_heading = cli::OUTPUT)]
     version: Option<bool>,
 }
 
@@ -121,10 +131,10 @@ fn side(args: &Args, group: &mut Group) -> Result<(), Failure> {
     let is_server = group.rank() == 0;
     let listener = is_server.then(|| {
         let address = match &args.address {
-            Some(address) => address::resolve(address, 0)?,
-            None => SocketAddr::new(address::of_device(&chosen.adapter)?, 0),
+            Some(address) => address::resolve(address, args.port.unwrap_or(0))?,
+            None => SocketAddr::new(address::of_device(&chosen.adapter)?, args.port.unwrap_or(0)),
         };
-        listen(&chosen, SocketAddr::new(address.ip(), args.port.unwrap_or(0)))
+        listen(&chosen, address)
     });
     let listener = group.agree("the listener", listener.transpose())?;
     let server = address::tell(group, listener.as_ref().map(Listener::local_addr))?;

@@ -12,6 +12,7 @@ use super::pool::Pool;
 use super::steps::Clock;
 use super::{Announcement, Round, Settings, Step, options};
 use crate::Failure;
+use crate::waiting::Waiting;
 
 /// A connection and its stage.
 #[derive(Debug)]
@@ -77,11 +78,13 @@ pub fn run(
     };
     let count = settings.connections;
     let mut up = 0;
+    let mut waiting = Some(Waiting::for_peer(server));
     while up < count {
         while client.connections.len() < count && client.connections.len() - up < in_flight {
             client.begin().map_err(|e| client.cannot_connect(e))?;
         }
         up += usize::from(client.next_event()?);
+        waiting = waiting.filter(|_| up == 0);
     }
     client.leave(in_flight)?;
     client.destroy()?;

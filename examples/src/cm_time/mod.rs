@@ -22,6 +22,7 @@ pub use steps::{Round, Row, Step, print};
 pub const PORT: u16 = 7471;
 /// Options of a measurement.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = cli::WHAT)]
 pub struct Settings {
     /// Connections of each round
     #[arg(short, long, value_name = "N", default_value = "100", value_parser = connections)]
@@ -34,6 +35,7 @@ pub struct Settings {
     pub resolution: Duration,
     /// Seconds that the other side may be silent (a server waits for its client without end)
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
+    #[arg(help_heading = cli::JOB)]
     pub patience: Duration,
 }
 

@@ -210,35 +210,50 @@ impl Session<'_> {
     /// Runs operations one after the other; the time in seconds.
     fn run<T: Element>(&mut self, case: &Case<T>, iterations: usize) -> Result<f64, Failure> {
         let (args, comm) = (self.args, self.comm()?);
-        let started = Instant::now();
+        let (started, mut between) = (Instant::now(), Duration::ZERO);
         for _ in 0..iterations {
             for step in args.steps() {
                 match step {
                     Step::Operation => case.run(comm)?,
                     Step::Barrier => comm.barrier()?,
+                    // An operation that was not started has ended.
+                    Step::Wait => {}
                 }
             }
+            if args.waits_between() {
+                let waiting = Instant::now();
+                comm.barrier()?;
+                between += waiting.elapsed();
+            }
         }
-        Ok(started.elapsed().as_secs_f64())
+        Ok(started.elapsed().saturating_sub(between).as_secs_f64())
     }
 
     /// Starts the operations of each iteration together; the time in seconds.
     fn run_started<T: Element>(&mut self, case: &Arc<Case<T>>, iterations: usize) -> Result<f64, Failure> {
         let comm = self.comm.take().ok_or_else(no_communicator)?;
         let queue = Queue::new(comm)?;
-        let started = Instant::now();
+        let (started, mut between) = (Instant::now(), Duration::ZERO);
+        let mut pending: Vec<Pending<()>> = Vec::new();
         for _ in 0..iterations {
-            let start = |step| match step {
-                Step::Operation => {
-                    let case = Arc::clone(case);
-                    queue.start(move |comm| case.run(comm))
+            for step in self.args.steps() {
+                match step {
+                    Step::Operation => {
+                        let case = Arc::clone(case);
+                        pending.push(queue.start(move |comm| case.run(comm)));
+                    }
+                    Step::Barrier => pending.push(queue.start(Communicator::barrier)),
+                    Step::Wait => pending.drain(..).try_for_each(Pending::wait)?,
                 }
-                Step::Barrier => queue.start(Communicator::barrier),
-            };
-            let pending: Vec<Pending<()>> = self.args.steps().map(start).collect();
-            pending.into_iter().try_for_each(Pending::wait)?;
+            }
+            pending.drain(..).try_for_each(Pending::wait)?;
+            if self.args.waits_between() {
+                let waiting = Instant::now();
+                queue.start(Communicator::barrier).wait()?;
+                between += waiting.elapsed();
+            }
         }
-        let seconds = started.elapsed().as_secs_f64();
+        let seconds = started.elapsed().saturating_sub(between).as_secs_f64();
         self.comm = Some(queue.finish()?);
         Ok(seconds)
     }

@@ -7,6 +7,7 @@
 mod case;
 mod compare;
 mod measure;
+mod nccl_tests;
 mod options;
 mod plot;
 mod report;
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 
 pub(crate) use self::case::Case;
 pub(crate) use self::measure::Session;
+use self::nccl_tests::RankDevice;
 pub(crate) use self::options::{Args, table_file};
 use self::report::Report;
 use crate::Failure;
@@ -44,7 +46,7 @@ fn job(collective: Collective, args: &Args) -> Result<(), Failure> {
         args.sizes(dtype.size())?;
     }
     if !is_launched() {
-        check_memory(args.placement.local_ranks(), args.max, args.uneven)?;
+        check_memory(args.placement.local_ranks()?, args.max, args.uneven)?;
     }
     let aggregators = args.aggregators();
     let Some(place) = args.placement.place_with(aggregators)? else { return Ok(()) };
@@ -77,13 +79,13 @@ fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) ->
     let table = table(args, group)?;
     let is_tuned = is_tuned(collective, args.algorithm());
     let schedules = !is_tuned || table.is_some() || args.memory != TensorPlace::Host;
-    let Connected { mut comm, device } = connect(args, group, schedules, is_json_printed)?;
+    let Connected { mut comm, device, devices } = connect(args, group, (ranks, schedules), is_json_printed)?;
     comm.set_aggregators(args.aggregators(), args.radix())?;
     comm.set_table(table.unwrap_or_default());
-    report.heading(args, ranks, comm.notice())?;
+    report.heading(args, &devices, comm.notice())?;
     let mut facts = json!({
         "program": collective.name(), "algo": args.algo, "ranks": ranks, "aggregators": args.aggregators(),
-        "device": device, "notice": comm.notice(), "transport": comm.transports().name(), "memory": args.memory,
+        "device": device, "devices": devices, "notice": comm.notice(), "transport": comm.transports().name(), "memory": args.memory,
     });
     let collective = if args.uneven { Collective::AllToAllV } else { collective };
     let (algorithm, executor, comm) = (args.algorithm(), None, Some(comm));
@@ -118,11 +120,18 @@ struct Connected {
     comm: Communicator,
     /// The devices and the reasons for their choice.
     device: String,
+    /// The processes and devices of all ranks.
+    devices: Vec<RankDevice>,
 }
 
 /// Opens the devices and connects all ranks; collective. Rank 0 says which devices and transports
 /// it uses, on standard error if standard output is taken.
-fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) -> Result<Connected, Failure> {
+fn connect(
+    args: &Args,
+    group: &mut Group,
+    (ranks, schedules): (usize, bool),
+    stdout_taken: bool,
+) -> Result<Connected, Failure> {
     let is_first = group.rank() == 0;
     let settings = group.agree("the settings of the rails", args.rails.settle())?;
     let device = match args.memory {
@@ -144,14 +153,17 @@ fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) 
     if is_first {
         announce(&format!("transport: {}", comm.transports()), stdout_taken)?;
     }
+    let mut gpu = None;
     if args.memory != TensorPlace::Host {
         let gpus = comm.use_gpus(args.memory)?;
         if is_first {
             memory_lines(&gpus).iter().try_for_each(|line| announce(line, stdout_taken))?;
         }
+        gpu = gpus.get(group.rank()).map(|gpu| gpu.name.clone());
     }
     let device = chosen.iter().map(|chosen| chosen.line.as_str()).collect::<Vec<_>>().join("; ");
-    Ok(Connected { comm, device })
+    let devices = RankDevice::gather(&chosen[0], gpu, group, ranks)?;
+    Ok(Connected { comm, device, devices })
 }
 
 /// The number of rows of the table, or of one cycle if there is no end.

@@ -1,5 +1,5 @@
-//! The options of the collectives' programs, with nccl-tests' letters and meanings where they are
-//! free. nccl-tests' long names are aliases.
+//! The options of the collectives' programs, with nccl-tests' letters and meanings. nccl-tests'
+//! long names are aliases; what it has and these programs lack, they refuse with a reason.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,12 +8,14 @@ use clap::builder::PossibleValuesParser;
 use clap::{Command, CommandFactory};
 use serde::Serialize;
 
+use super::nccl_tests::NcclTests;
 use crate::Failure;
 use crate::cli::{self, Size};
 use crate::connect::ConnectionOptions;
 use crate::device::{DeviceOptions, RailOptions};
 use crate::output::JsonOptions;
 use crate::placement::PlacementOptions;
+use crate::refused::RefusedOptions;
 use rdma_collectives::connect::Method;
 use rdma_collectives::{Algorithm, Collective, DataType, Named, Reduction, TensorPlace, Transport, Tuning};
 
@@ -24,6 +26,8 @@ use rdma_collectives::{Algorithm, Collective, DataType, Named, Reduction, Tensor
 #[serde(rename_all = "kebab-case")]
 #[command(version, args_override_self = true, long_about = None, after_help = crate::failure::STATUS_HELP)]
 #[command(mut_arg("device", |arg| arg.short(None)), mut_arg("timeout", |arg| arg.short('T')))]
+#[command(mut_arg("cm", |arg| arg.short(None)), mut_arg("gid_index", |arg| arg.short(None)))]
+#[command(mut_arg("json", |arg| arg.alias("output_file")))]
 pub(crate) struct Args {
     #[command(flatten)]
     #[serde(skip)]
@@ -39,116 +43,159 @@ pub(crate) struct Args {
     pub(crate) connection: ConnectionOptions,
     /// Smallest size in bytes
     #[arg(short = 'b', long, alias = "minbytes", value_name = "SIZE", default_value = "8")]
+    #[arg(help_heading = cli::SIZES)]
     pub(super) min: Size,
     /// Largest size in bytes
     #[arg(short = 'e', long, alias = "maxbytes", value_name = "SIZE", default_value = "16M")]
+    #[arg(help_heading = cli::SIZES)]
     pub(crate) max: Size,
-    /// Each size is this many bytes larger than the one before (default: --factor)
+    /// Bytes from one size to the next (default: --factor)
     #[arg(short = 'i', long, alias = "stepbytes", value_name = "SIZE", conflicts_with = "factor")]
+    #[arg(help_heading = cli::SIZES)]
     pub(super) step_bytes: Option<Size>,
     /// Each size is this many times the one before
     #[arg(short = 'f', long, alias = "stepfactor", value_name = "N", default_value_t = 2)]
+    #[arg(help_heading = cli::SIZES)]
     pub(super) factor: usize,
-    /// Timed iterations of each size (default: 20 to 1000, more for small sizes; fewer, where they
-    /// take long)
+    /// Timed iterations of each size (default: 20 to 1000)
+    ///
+    /// By default more for small sizes, and fewer where they take long.
     #[arg(short = 'n', long, value_name = "N", value_parser = cli::count)]
+    #[arg(help_heading = cli::SIZES)]
     pub(super) iters: Option<usize>,
     /// Iterations before the timed ones
     #[arg(short = 'w', long, alias = "warmup_iters", value_name = "N", default_value_t = 5)]
+    #[arg(help_heading = cli::SIZES)]
     pub(crate) warmup: usize,
     /// Operations in each iteration; times are those of one operation
     #[arg(short = 'm', long, alias = "agg_iters", value_name = "N", default_value_t = 1, value_parser = cli::count)]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
     pub(super) agg_iters: usize,
     /// Number of times that all sizes are measured; 0: without end
     #[arg(short = 'N', long, alias = "run_cycles", value_name = "N", default_value_t = 1)]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
     pub(super) run_cycles: usize,
-    /// Number of operations after the timed ones whose results are checked; 0: check nothing
+    /// Operations after the timed ones whose results are checked
+    ///
+    /// 0: check nothing.
     #[arg(short = 'c', long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = |text: &str| cli::number_in(text, 0..=1_000_000_000_u32))]
+    #[arg(help_heading = cli::SIZES)]
     pub(super) check: u32,
-    /// Reduction; all: nccl-tests' five; and, or, xor: of integers
+    /// Reduction: sum, prod, min, max, avg; all: these; and, or, xor
+    ///
+    /// The bitwise reductions are of integers.
     #[arg(short = 'o', long, default_value = "sum", value_parser = or_all::<Reduction>())]
+    #[arg(help_heading = cli::WHAT)]
     pub(super) op: String,
-    /// Element type; all: each that has the reduction; -t is the same
-    #[arg(short = 'd', short_alias = 't', long, alias = "datatype", default_value = "float")]
+    /// Element type: float, half, int32 ...; all: each in turn
+    #[arg(short = 'd', long, alias = "datatype", default_value = "float")]
     #[arg(value_parser = or_all::<DataType>())]
+    #[arg(help_heading = cli::WHAT)]
     pub(super) dtype: String,
-    /// Root rank, or all: each rank in turn (nccl-tests' -r, which here gives the number of ranks)
-    #[arg(long, value_name = "N|all", default_value = "0", value_parser = root)]
+    /// Root rank, or all: each rank in turn
+    #[arg(short = 'r', long, value_name = "N|all", default_value = "0", value_parser = root)]
+    #[arg(help_heading = cli::WHAT)]
     pub(super) root_rank: Roots,
     /// The time to print: of rank 0 (0), or the mean (1), the least (2), the greatest (3) of all
     /// ranks
     #[arg(short = 'a', long, value_name = "0..3", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=3))]
+    #[arg(help_heading = cli::OUTPUT, hide_short_help = true)]
     pub(super) average: u8,
-    /// All ranks wait for each other after each operation (1) or not (0)
-    #[arg(short = 'z', long, value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    /// 1: all ranks wait for each other after each operation; 2: each operation ends before the
+    /// next, also with --start; 3: all ranks wait for each other after each iteration, untimed
+    #[arg(short = 'z', long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    #[arg(help_heading = cli::WHAT, hide_short_help = true)]
     pub(super) blocking: u8,
     /// Start all operations of an iteration (-m) in the background, then wait for them; without,
     /// wait for each
     #[arg(long)]
+    #[arg(help_heading = cli::WHAT, hide_short_help = true)]
     pub(super) start: bool,
-    /// How to do it; auto: by operation, size, ranks and hosts
+    /// Algorithm; auto: by operation, size, ranks and hosts
     #[arg(long, default_value = "auto")]
+    #[arg(help_heading = cli::WHAT)]
     pub(super) algo: String,
     /// Processes that reduce and multicast for the ranks with --algo in-network, besides the ranks:
     /// the last of a job that another launcher starts (default: 1)
     #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 1..=256_usize))]
+    #[arg(help_heading = cli::WHAT, hide_short_help = true)]
     aggregators: Option<usize>,
     /// Most aggregators below an aggregator of the tree; those without any have ranks below
     /// (default: 8)
     #[arg(long, value_name = "N", hide_short_help = true)]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=256_usize))]
+    #[arg(help_heading = cli::WHAT)]
     radix: Option<usize>,
     /// Table of algorithms by operation, size, ranks and hosts, for --algo auto, as tune writes it;
     /// that of rank 0 holds for all ranks [env: RDMA_ALGO_TABLE]
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
+    #[arg(help_heading = cli::WHAT, hide_short_help = true)]
     pub(super) table: Option<PathBuf>,
     /// How ranks reach each other's memory
     #[arg(long, value_parser = cli::one_of::<Transport>(), default_value_t = Transport::Auto)]
+    #[arg(help_heading = cli::TRANSPORT)]
     pub(crate) transport: Transport,
-    /// The memory of the tensors: each rank of a host takes the next GPU
-    #[arg(long, value_parser = cli::one_of::<TensorPlace>(), default_value_t = TensorPlace::Host)]
+    /// Memory of the tensors: host, gpu, gpu-staged
+    ///
+    /// Each rank of a host takes the next GPU. With gpu-staged, messages go through host memory.
+    #[arg(long, value_parser = cli::one_of::<TensorPlace>(), default_value_t = TensorPlace::Host, hide_possible_values = true)]
+    #[arg(help_heading = cli::WHAT)]
     pub(super) memory: TensorPlace,
     /// Leave out the in-place half
     #[arg(long)]
+    #[arg(help_heading = cli::WHAT, hide_short_help = true)]
     pub(super) out_of_place: bool,
     /// Each rank sends another number of elements to each rank
     #[arg(long)]
+    #[arg(help_heading = cli::WHAT, hide_short_help = true)]
     pub(super) uneven: bool,
     #[command(flatten)]
     #[serde(skip)]
     pub(crate) json: JsonOptions,
     /// Write the table to a file as comma-separated values
-    #[arg(short = 'F', long, alias = "output_file", value_name = "FILE")]
+    #[arg(short = 'F', long, value_name = "FILE")]
     #[serde(skip)]
+    #[arg(help_heading = cli::OUTPUT, hide_short_help = true)]
     pub(super) csv: Option<PathBuf>,
     /// Draw time and bandwidth by size
     #[arg(long, value_name = "FILE.svg")]
     #[serde(skip)]
+    #[arg(help_heading = cli::OUTPUT, hide_short_help = true)]
     pub(super) plot: Option<PathBuf>,
     /// A file that --json of an earlier run wrote, to draw it too; several are possible
     #[arg(long, value_name = "FILE.json", requires = "plot")]
     #[serde(skip)]
+    #[arg(help_heading = cli::OUTPUT, hide_short_help = true)]
     pub(super) plot_with: Vec<PathBuf>,
     /// Longest piece of a message
     #[arg(long, value_name = "SIZE", default_value = "128K", hide_short_help = true)]
     #[arg(value_parser = |text: &str| cli::multiple(text, Size(4 << 10), Size(1 << 30)))]
+    #[arg(help_heading = cli::WHAT)]
     pub(super) chunk: Size,
     /// Ticks between two steps of a block of the ring
     #[arg(long, value_name = "N", default_value = "1", hide_short_help = true)]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=64_usize))]
+    #[arg(help_heading = cli::WHAT)]
     lead: usize,
     /// All-reduce: up to this size, everybody sends everything to everybody
     #[arg(long, value_name = "SIZE", default_value = "16K", hide_short_help = true)]
     #[arg(value_parser = |text: &str| cli::multiple(text, Size(64), Size(16 << 20)))]
+    #[arg(help_heading = cli::WHAT)]
     one_step: Size,
     /// Learn of arrivals by completions, even where the device allows to watch memory
     #[arg(long, hide_short_help = true)]
+    #[arg(help_heading = cli::TRANSPORT)]
     completions: bool,
     /// Tell of arrivals by messages of their own, which iWARP does in any case
     #[arg(long, hide_short_help = true)]
+    #[arg(help_heading = cli::TRANSPORT)]
     messages: bool,
+    /// Options of nccl-tests that are refused.
+    #[command(flatten)]
+    #[serde(skip)]
+    refused: RefusedOptions<NcclTests>,
     /// The longest time that the iterations of one measurement may take if `--iters` is not given.
     #[arg(skip = BUDGET)]
     #[serde(skip)]
@@ -198,7 +245,11 @@ pub(super) fn command(collective: Collective, about: &'static str) -> Command {
         ("radix", !has_aggregators),
     ];
     let command = Args::command().name(collective.name()).about(about);
-    let command = command.mut_arg("algo", |arg| arg.value_parser(names));
+    let with_all = |names: Vec<&'static str>| names.into_iter().chain(["all"]).collect::<Vec<_>>();
+    let (reductions, types) = (with_all(cli::names::<Reduction>()), with_all(cli::names::<DataType>()));
+    let command = command.mut_arg("algo", |arg| cli::listing(arg, &names).value_parser(names));
+    let command = command.mut_arg("op", |arg| cli::listing(arg, &reductions));
+    let command = command.mut_arg("dtype", |arg| cli::listing(arg, &types));
     hides
         .into_iter()
         .filter(|(_, is_hidden)| *is_hidden)
@@ -211,6 +262,10 @@ impl Args {
     /// # Errors
     /// If one was given.
     pub(super) fn check(&self, collective: Collective) -> Result<(), Failure> {
+        if let Some(rank) = self.placement.root.as_ref().filter(|root| root.parse::<usize>().is_ok()) {
+            let text = "is no HOST:PORT of rank 0; nccl-tests' --root is -r or --root-rank here";
+            return Err(Failure::usage(format!("--root {rank} {text}")));
+        }
         let refuse = |option: &str| Err(Failure::usage(format!("{option} means nothing for {}", collective.name())));
         if self.uneven && collective != Collective::AllToAll {
             return refuse("--uneven");
@@ -329,9 +384,17 @@ impl Args {
 
     /// The steps of an iteration.
     pub(super) fn steps(&self) -> impl Iterator<Item = Step> + use<> {
-        let of_operation: &[Step] =
-            if self.blocking == 1 { &[Step::Operation, Step::Barrier] } else { &[Step::Operation] };
+        let of_operation: &[Step] = match self.blocking {
+            1 => &[Step::Operation, Step::Barrier],
+            2 => &[Step::Operation, Step::Wait],
+            _ => &[Step::Operation],
+        };
         (0..self.agg_iters).flat_map(move |_| of_operation).copied()
+    }
+
+    /// Whether all ranks wait for each other between iterations, outside the measured time.
+    pub(super) fn waits_between(&self) -> bool {
+        self.blocking == 3
     }
 
     /// The time to print, of the times of all ranks.
@@ -352,6 +415,8 @@ pub(super) enum Step {
     Operation,
     /// All ranks wait for each other.
     Barrier,
+    /// The operations before have ended.
+    Wait,
 }
 
 /// Most aggregators below an aggregator if no option says.
@@ -372,8 +437,10 @@ mod tests {
     #[test]
     fn ranks_wait_for_each_other_after_each_operation() {
         let steps = |args: &[&str]| Args::try_parse_from(args).unwrap().steps().collect::<Vec<_>>();
-        let (operation, barrier) = (Step::Operation, Step::Barrier);
+        let (operation, barrier, wait) = (Step::Operation, Step::Barrier, Step::Wait);
         assert_eq!(steps(&["test", "-m", "2"]), [operation, operation]);
         assert_eq!(steps(&["test", "-m", "2", "-z", "1"]), [operation, barrier, operation, barrier]);
+        assert_eq!(steps(&["test", "-m", "2", "-z", "2"]), [operation, wait, operation, wait]);
+        assert_eq!(steps(&["test", "-m", "2", "-z", "3"]), [operation, operation]);
     }
 }

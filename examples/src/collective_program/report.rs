@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::nccl_tests::{self, RankDevice};
 use super::options::Args;
 use super::plot;
 use crate::Failure;
+use crate::failure::is_launched;
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::table::{self, CSV_HEAD, CollectiveRow};
@@ -64,12 +66,15 @@ impl Report {
     }
 
     /// Prints what precedes the table.
-    pub(super) fn heading(&self, args: &Args, ranks: usize, notice: &str) -> Result<(), Failure> {
+    pub(super) fn heading(&self, args: &Args, devices: &[RankDevice], notice: &str) -> Result<(), Failure> {
         if !self.prints_table() {
             return Ok(());
         }
         let mut out = io::stdout();
-        let Args { min, max, warmup, check, agg_iters, .. } = args;
+        let Args { min, max, warmup, check, agg_iters, placement, .. } = args;
+        let (ranks, threads) = (devices.len(), placement.threads());
+        // Each process that another launcher has started is a rank.
+        let gpus = if is_launched() { ranks / threads } else { 1 };
         let iters = args.iters.map_or_else(|| "auto".to_owned(), |n| n.to_string());
         let step = match args.step_bytes {
             Some(step) => format!("{}(bytes)", step.0),
@@ -78,10 +83,22 @@ impl Report {
         writeln!(out, "# Collective test starting: {}", self.name)?;
         writeln!(
             out,
-            "# nRanks {ranks} minBytes {} maxBytes {} step: {step} warmup iters: {warmup} iters: {iters} agg iters: \
-             {agg_iters} validation: {check} arrivals: {notice}",
+            "# nThread {threads} nGpus {gpus} minBytes {} maxBytes {} step: {step} warmup iters: {warmup} iters: {iters} \
+             agg iters: {agg_iters} validation: {check} graph: 0 unalign: 0",
             min.0, max.0
         )?;
+        let blocking = match args.blocking {
+            0 => None,
+            1 => Some("wait and barrier after each inner iteration (-m)"),
+            2 => Some("wait after each inner iteration (-m), no barrier"),
+            _ => Some("wait and barrier after each outer iteration (-n); time excludes barrier"),
+        };
+        if let Some(blocking) = blocking {
+            writeln!(out, "# Blocking Enabled: {blocking}")?;
+        }
+        writeln!(out, "# {ranks} ranks, arrivals: {notice}")?;
+        writeln!(out, "#")?;
+        nccl_tests::list_devices(&mut out, devices)?;
         table::collective_head(&mut out)?;
         Ok(())
     }

@@ -12,6 +12,7 @@ use crate::{Failure, environment};
 /// A setting that is `None` comes from the environment, and has its default if the environment does
 /// not give it either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = crate::cli::TRANSPORT)]
 pub struct PathOptions {
     /// Traffic class of the packets [env: RDMA_TRAFFIC_CLASS] (default: 0)
     #[arg(long, visible_alias = "tclass", value_name = "0..255", hide_short_help = true)]

@@ -14,6 +14,7 @@ use crate::{Failure, environment};
 /// A setting that is `None` comes from the environment, and has its default if the environment does
 /// not give it either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = crate::cli::TRANSPORT)]
 pub struct RailOptions {
     /// Devices to use at the same time, or all: every active port of the list of devices
     /// [env: RDMA_RAILS] (default: 1)

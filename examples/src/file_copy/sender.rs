@@ -16,11 +16,16 @@ use crate::files::listing::{Entry, Kind, Listing, cannot_read};
 use crate::files::source::Source;
 use crate::message::{decode, encode};
 use crate::progress::Bytes;
+use crate::waiting::Waiting;
+use rdma_collectives::Cause;
 use rdma_collectives::text::PeerText;
 
 /// Bytes that the sender compares before it tells the receiver that it goes on: a few seconds of a
 /// slow disk.
 const COMPARED: u64 = 256 << 20;
+
+/// Advice if the connection broke.
+const GO_ON: &str = "run it again to go on";
 
 /// The result of a copy.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -60,7 +65,9 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
         return Err(Failure::new(format!("nothing can be copied: {}", whole.join("; "))));
     }
     let progress = Bytes::new(Listing::bytes(&entries));
+    let waiting = Waiting::for_peer(receiver);
     let (to, from) = node.connect(receiver).await?.split();
+    drop(waiting);
     if to.max_payload() < DATA_HEADER + CHUNK {
         return Err(Failure::new("the receiver takes shorter messages only; it is another program"));
     }
@@ -78,7 +85,9 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
             reason = Some(receivers(&text));
         }
     }
-    result.map_err(|failure| reason.unwrap_or(failure))?;
+    // What has arrived stays with the receiver if it, or the way to it, is gone.
+    let of_connection = |failure: Failure| if failure.is_effect() { failure.advised(GO_ON) } else { failure };
+    result.map_err(|failure| reason.unwrap_or_else(|| of_connection(failure)))?;
     Ok(Summary { skipped, seconds, ..summary })
 }
 
@@ -189,7 +198,7 @@ impl<'a> Copy<'a> {
 
     /// The next answer; counts the files that are finished.
     async fn answer(&mut self) -> Result<Answer, Failure> {
-        let ended = || Failure::new("the receiver has ended the connection");
+        let ended = || Failure::new("the receiver has ended the connection").advised(GO_ON);
         let message = self.from.next().await?.ok_or_else(ended)?;
         let answer = decode(&message).ok_or_else(out_of_turn)?;
         match answer {

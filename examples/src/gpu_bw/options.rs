@@ -25,6 +25,7 @@ pub enum Memory {
 
 /// Options of one side, which need not be those of the other.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = cli::TRANSPORT)]
 pub struct SideOptions {
     /// The device, and how to report.
     #[command(flatten)]
@@ -32,6 +33,7 @@ pub struct SideOptions {
     /// The GPU's number
     #[arg(long, value_name = "N", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(i32).range(0..))]
+    #[arg(help_heading = cli::TRANSPORT)]
     gpu: i32,
 }
 
@@ -47,9 +49,11 @@ impl SideOptions {
 
 /// Options of the measurement, which must be equal on both sides.
 #[derive(Clone, Debug, clap::Args, Serialize)]
+#[command(next_help_heading = cli::SIZES)]
 pub struct Options {
     /// Memories to measure, in this order
     #[arg(long, value_enum, value_delimiter = ',', default_value = "direct,staged,host")]
+    #[arg(help_heading = cli::WHAT)]
     pub(super) memory: Vec<Memory>,
     /// Smallest message
     #[arg(short = 'b', long = "min", value_name = "SIZE", default_value = "4K")]
@@ -69,6 +73,7 @@ pub struct Options {
     pub(super) tx_depth: u32,
     /// Print bandwidth in Gbit/s instead of MiB/s
     #[arg(long = "report_gbits")]
+    #[arg(help_heading = cli::OUTPUT)]
     pub(super) report_gbits: bool,
 }
 

@@ -14,6 +14,7 @@ use crate::cli::{self, Size};
 use crate::exposed_table::MAX_VALUE;
 use crate::load::{LoadClient, LoadOptions, LoadRow, Random, Samples, Zipf, drive};
 use crate::progress::Progress;
+use crate::waiting::Waiting;
 
 /// Time after which the server that is started here disconnects a silent client: the clients of one
 /// transport are silent while another is measured.
@@ -24,14 +25,17 @@ const SLICE: Duration = Duration::from_secs(1);
 
 /// The load on the server.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = cli::WHAT)]
 pub struct Options {
     #[command(flatten)]
     load: LoadOptions,
     /// Keys, which are all written before the measurement
     #[arg(long, value_name = "N", default_value = "10000", value_parser = keys)]
+    #[arg(help_heading = cli::SIZES)]
     keys: usize,
     /// Bytes of a value
     #[arg(long, value_name = "SIZE", default_value = "64", value_parser = value_size)]
+    #[arg(help_heading = cli::SIZES)]
     value_size: Size,
     /// Share of reads among the requests; the others write
     #[arg(long, value_name = "SHARE", default_value = "0.95", value_parser = share)]
@@ -39,8 +43,10 @@ pub struct Options {
     /// Exponent of the keys' Zipf distribution: 0 for equal shares, to 0.999
     #[arg(long, value_name = "X", default_value = "0.99", value_parser = exponent)]
     zipf: f64,
-    /// The transports to measure
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "rdma,tcp")]
+    /// The transports to measure (default: rdma,tcp; of a server that is given: rdma)
+    ///
+    /// A server serves over TCP with `kv serve --tcp`.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     transport: Vec<Transport>,
 }
 
@@ -71,6 +77,16 @@ enum Transport {
 }
 
 impl Options {
+    /// Sets the transports that were left open: those of the server that is started here, or of one
+    /// that is elsewhere, with its defaults.
+    #[must_use]
+    pub fn of_server(mut self, is_elsewhere: bool) -> Self {
+        if self.transport.is_empty() {
+            self.transport = if is_elsewhere { vec![Transport::Rdma] } else { vec![Transport::Rdma, Transport::Tcp] };
+        }
+        self
+    }
+
     /// Connections of the clients over RDMA.
     #[must_use]
     pub fn connections(&self) -> u32 {
@@ -130,7 +146,9 @@ pub async fn run(node: &Node, server: SocketAddr, options: &Options, json: bool)
 
 /// Writes all keys.
 async fn fill(node: &Node, server: SocketAddr, options: &Options) -> Result<(), Failure> {
+    let waiting = Waiting::for_peer(server);
     let mut client = Client::connect(node, server).await?;
+    drop(waiting);
     for key in 0..options.keys {
         client.put(&key_bytes(key), &value(0, options.value_size), None).await?;
     }

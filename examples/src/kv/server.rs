@@ -18,6 +18,7 @@ const HEADROOM: usize = 48 << 20;
 
 /// Options of a server.
 #[derive(Clone, Copy, Debug, clap::Args)]
+#[command(next_help_heading = cli::WHAT)]
 pub struct ServerOptions {
     /// Most keys
     #[arg(long, value_name = "N", default_value = "100000", value_parser = cli::count)]

@@ -25,6 +25,8 @@ use rdma_collectives::wait::{Patience, Wait};
 /// The lowest bit of the queue pair's index in a token; the bits below hold the number of a
 /// request.
 const LANE: u32 = 48;
+/// Most reads of a queue pair that the device has in flight.
+const READS: u32 = 16;
 /// The time after which a write that was not acknowledged counts as lost.
 const LATEST: Duration = Duration::from_secs(5);
 
@@ -233,6 +235,15 @@ impl Link {
         let all = group.all_gather("the windows", &(window.remote(..)?.to_bytes(), in_order))?;
         let there = RemoteSlice::from_bytes(&all[1 - group.rank()].0)?;
         let in_order = all.iter().all(|end| end.1);
+        let reads = chosen.adapter.context.device_attr().max_qp_rd_atom().min(READS);
+        let reads = options.outs.map_or(reads, |outs| outs.min(reads));
+        for (index, (local, remote)) in ends.iter_mut().enumerate() {
+            let range = index * size..(index + 1) * size;
+            let theirs = there.slice(range.clone())?;
+            for (text, memory) in [(local, window.remote(range)?), (remote, theirs)] {
+                *text = with_memory(text, plan.op, reads, &memory);
+            }
+        }
         let mut lanes = Vec::new();
         for (index, ((qp, connection), spare)) in ready.into_iter().zip(spares).enumerate() {
             let there = there.slice(index * size..(index + 1) * size)?;
@@ -272,9 +283,9 @@ impl Link {
     }
 
     /// Posts the next message of a queue pair that has space. With `told`, the peer is notified of
-    /// a write unless it watches memory.
-    pub(super) fn post(&mut self, at: usize, told: bool) -> Result<(), Failure> {
-        let Plan { op, size, check, .. } = self.plan;
+    /// a write unless it watches memory. The last message has a completion in any case.
+    pub(super) fn post(&mut self, at: usize, told: bool, is_last: bool) -> Result<(), Failure> {
+        let Plan { op, size, check, moderation, .. } = self.plan;
         let told = told && op == Op::Write && !self.in_order;
         let with_immediate = told && self.plan.capabilities.write_with_immediate;
         let mut copy = [0; MOST_INLINE as usize];
@@ -283,6 +294,7 @@ impl Link {
         let lane = &mut self.lanes[at];
         let number = lane.sent;
         lane.sent += 1;
+        let signaled = is_last || lane.sent % u64::from(moderation) == 0;
         if op == Op::Write && !is_inline {
             set_last(&self.source, range.clone(), number, check)?;
         }
@@ -293,25 +305,29 @@ impl Link {
         }
         let copy = &copy[..size.min(MOST_INLINE as usize)];
         match op {
-            Op::Send if is_inline => lane.qp.send(op::send_inline(copy).token(token))?,
+            Op::Send if is_inline => lane.qp.send(op::send_inline(copy).token(token).signaled(signaled))?,
             Op::Send => {
                 let mut buffer = lane.spare.pop_front().ok_or_else(out_of_buffers)?;
                 if check {
                     fill(&mut buffer, number);
                 }
-                lane.qp.send(op::send(buffer).token(token))?;
+                lane.qp.send(op::send(buffer).token(token).signaled(signaled))?;
             }
             Op::Write => {
                 let qp = &mut lane.qp;
                 match (is_inline, with_immediate) {
-                    (true, true) => qp.write(op::write_imm_inline(copy, there, 0).token(token))?,
-                    (true, false) => qp.write(op::write_inline(copy, there).token(token))?,
-                    (false, true) => qp.write(op::write_imm(source(&self.source)?, there, 0).token(token))?,
-                    (false, false) => qp.write(op::write(source(&self.source)?, there).token(token))?,
+                    (true, true) => qp.write(op::write_imm_inline(copy, there, 0).token(token).signaled(signaled))?,
+                    (true, false) => qp.write(op::write_inline(copy, there).token(token).signaled(signaled))?,
+                    (false, true) => {
+                        qp.write(op::write_imm(source(&self.source)?, there, 0).token(token).signaled(signaled))?
+                    }
+                    (false, false) => {
+                        qp.write(op::write(source(&self.source)?, there).token(token).signaled(signaled))?
+                    }
                 }
             }
             Op::Read => {
-                let read = op::read(source(&self.source)?, there).token(token);
+                let read = op::read(source(&self.source)?, there).token(token).signaled(signaled);
                 lane.qp.reliable()?.post_send(read)?;
             }
             Op::Atomic => {
@@ -429,6 +445,21 @@ impl Link {
     }
 }
 
+/// Adds the memory of a queue pair to its address, as perftest prints it: of reads and writes only.
+fn with_memory(address: &str, op: Op, reads: u32, memory: &RemoteSlice) -> String {
+    // The GID stands on a line of its own.
+    let (first, rest) = address.split_once('\n').map_or((address, None), |(first, rest)| (first, Some(rest)));
+    let memory = match op {
+        Op::Send | Op::Atomic => String::new(),
+        Op::Write => format!(" RKey {:#08x} VAddr {:#016x}", memory.rkey(), memory.address()),
+        Op::Read => {
+            format!(" OUT {reads:#04x} RKey {:#08x} VAddr {:#016x}", memory.rkey(), memory.address())
+        }
+    };
+    let rest = rest.map_or_else(String::new, |rest| format!("\n{rest}"));
+    format!("{first}{memory}{rest}")
+}
+
 fn out_of_buffers() -> Failure {
     Failure::new("there is no buffer left to send from")
 }
@@ -458,6 +489,9 @@ fn take(lanes: &mut [Lane], wrong: &mut u64, plan: &Plan, mut completion: Comple
         let old = completion.old_value();
         *wrong += u64::from(plan.check && old.is_some_and(|old| old != number - 1));
         lane.spare.extend(completion.take_buffer());
+        while let Some(mut released) = completion.next_unsignaled() {
+            lane.spare.extend(released.take_buffer());
+        }
         return Ok(());
     }
     let arrived = lane.arrived;

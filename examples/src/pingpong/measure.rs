@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::link::Link;
 use super::options::{Op, Options, Test};
-use super::report::Row;
+use super::report::{Measured, Row};
 use crate::Failure;
 use crate::statistics::Summary;
 use rdma_collectives::bootstrap::Group;
@@ -31,10 +31,10 @@ pub(super) fn run(
     group: &mut Group,
     options: &Options,
     (test, size): (Test, usize),
-) -> Result<Row, Failure> {
+) -> Result<Measured, Failure> {
     match test {
         Test::Lat => latency(link, group, options, size),
-        _ => bandwidth(link, group, options, size),
+        _ => Ok(Measured { row: bandwidth(link, group, options, size)?, samples: Vec::new() }),
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn run(
 ///
 /// The latency is half the round trip for sends and writes, and all of it for reads and atomic
 /// operations, as in perftest.
-fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<Row, Failure> {
+fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<Measured, Failure> {
     let mut samples = Vec::new();
     let factor = if link.plan.op.is_one_sided() { 1.0 } else { 0.5 };
     let total = measure(link, group, options, (Test::Lat, size), &mut |link, group, count| {
@@ -51,10 +51,13 @@ fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -
     })?;
     if options.duration.is_some() {
         let each = total.seconds / total.messages.max(1) as f64;
-        return Ok(Row::latency_of_duration(size, total.messages, each * factor * 1e6, 1.0 / each));
+        let row = Row::latency_of_duration(size, total.messages, each * factor * 1e6, 1.0 / each);
+        return Ok(Measured { row, samples: Vec::new() });
     }
     samples.iter_mut().for_each(|sample| *sample *= factor);
-    Ok(Row::latency(size, total.messages, &Summary::of(&mut samples)))
+    // The summary sorts them.
+    let row = Row::latency(size, total.messages, &Summary::of(&mut samples.clone()));
+    Ok(Measured { row, samples })
 }
 
 /// Measures the message rate.
@@ -63,7 +66,7 @@ fn bandwidth(link: &mut Link, group: &mut Group, options: &Options, size: usize)
     let total =
         measure(link, group, options, (Test::Bw, size), &mut |link, group, count| stream(link, group, count, both))?;
     let rate = if total.seconds > 0.0 { total.messages as f64 / total.seconds } else { 0.0 };
-    let peak = if options.duration.is_some() { 0.0 } else { total.peak.max(rate) };
+    let peak = if options.duration.is_some() || options.no_peak { 0.0 } else { total.peak.max(rate) };
     let rates = group.all_gather("the rates", &(rate, peak))?;
     // In bidirectional tests the result is the sum of both directions.
     let counted = if both { &rates[..] } else { &rates[1..] };
@@ -90,7 +93,7 @@ fn measure(
             let count = options.iterations(test, size) as u64;
             (run(link, group, count)?, count)
         }
-        Some(seconds) => for_a_time(link, group, Duration::from_secs(seconds), run)?,
+        Some(seconds) => for_a_time(link, group, (Duration::from_secs(seconds), options.margin()), run)?,
     };
     if options.check {
         let is_target = (group.rank() == 0) != (link.plan.op == Op::Read) || options.bidirectional && test == Test::Bw;
@@ -103,12 +106,12 @@ fn measure(
     Ok(total)
 }
 
-/// Repeats runs until the time is over. Returns the sum of the runs that begin in its middle half,
-/// and the number of messages of all runs.
+/// Repeats runs until the time is over. Returns the sum of the runs that begin at least the margin
+/// after its begin and before its end, and the number of messages of all runs.
 fn for_a_time(
     link: &mut Link,
     group: &mut Group,
-    duration: Duration,
+    (duration, margin): (Duration, Duration),
     run: &mut dyn FnMut(&mut Link, &mut Group, u64) -> Result<Run, Failure>,
 ) -> Result<(Run, u64), Failure> {
     let (begun, mut count, mut all) = (Instant::now(), 2 * WARM_UP, 0);
@@ -119,12 +122,12 @@ fn for_a_time(
         let next = if at < duration { count } else { 0 };
         count = group.all_gather("the next run", &next)?[1];
         if count == 0 {
-            // If a run takes very long, none may have begun in the middle half.
+            // If a run takes very long, none may have begun between the margins.
             return Ok((if counted.messages > 0 { counted } else { last }, all));
         }
         last = run(link, group, count)?;
         all += count;
-        if (duration / 4..duration * 3 / 4).contains(&at) {
+        if (margin..duration - margin).contains(&at) {
             counted.messages += last.messages;
             counted.seconds += last.seconds;
         }
@@ -145,7 +148,7 @@ fn back_and_forth(link: &mut Link, group: &mut Group, count: u64, samples: &mut 
     for number in first..first + count {
         match (link.plan.op.is_one_sided(), is_client) {
             (true, true) => {
-                link.post(0, true)?;
+                link.post(0, true, true)?;
                 link.drain(0)?;
             }
             // The server does not see these messages: it waits for their end without using a core.
@@ -176,7 +179,7 @@ fn message(link: &mut Link) -> Result<(), Failure> {
     while !link.has_room(0) {
         link.take_next()?;
     }
-    link.post(0, true)
+    link.post(0, true, true)
 }
 
 /// Sends `count` messages on each queue pair, from the client or from both sides.
@@ -196,8 +199,8 @@ fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<
         let mut has_posted = false;
         for (lane, left) in left.iter_mut().enumerate() {
             if *left > 0 && link.has_room(lane) {
-                link.post(lane, false)?;
                 *left -= 1;
+                link.post(lane, false, *left == 0)?;
                 has_posted = true;
                 sent += 1;
                 if sent % part == 0 {

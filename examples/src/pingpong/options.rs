@@ -5,11 +5,13 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::perftest::Perftest;
 use crate::Failure;
 use crate::cli::{self, Size};
 use crate::connect::ConnectionOptions;
 use crate::device::{Chosen, DeviceOptions, PathOptions};
 use crate::placement::{self, Bind, JobOption};
+use crate::refused::RefusedOptions;
 use rdma_collectives::bootstrap::{self, Place, Roles};
 use rdma_collectives::connect::Method;
 
@@ -89,20 +91,23 @@ pub enum Test {
 
 /// Options for the side of this process, and for the address of the other.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = cli::JOB)]
 pub struct Sides {
     /// The server's address; without it, both processes are started here
     #[arg(value_name = "HOST[:PORT]", conflicts_with = "server")]
     pub connect: Option<String>,
-    /// Wait for a client on this address (default: on all addresses of the host)
+    /// Wait for a client on this address (default: on all)
     #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, default_missing_value = "0.0.0.0")]
     pub server: Option<String>,
     /// Port of the server's socket
     #[arg(short, long, value_name = "N", default_value_t = bootstrap::DEFAULT_PORT)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(hide_short_help = true)]
     pub port: u16,
     /// Where the server, rank 0, listens under mpirun, Slurm or torchrun (default: what the
     /// environment says, or the one host of both)
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["server", "connect"])]
+    #[arg(hide_short_help = true)]
     pub root: Option<String>,
     /// The number of the job.
     #[command(flatten)]
@@ -110,6 +115,7 @@ pub struct Sides {
     /// Seconds to wait for the other process; a process that is silent for a third of this time
     /// counts as dead
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
+    #[arg(hide_short_help = true)]
     pub timeout: Duration,
 }
 
@@ -131,27 +137,33 @@ impl Sides {
 
 /// Options of one side, which need not be those of the other.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = cli::TRANSPORT)]
 pub struct LocalOptions {
     /// Device: soft0, mlx5_0, mlx5_0:1, any, hardware
     #[arg(short = 'd', long = "ib-dev", visible_alias = "device", value_name = "NAME", env = "RDMA_DEVICE")]
     pub device: Option<String>,
     /// Port of the device
     #[arg(short = 'i', long = "ib-port", value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(hide_short_help = true)]
     pub ib_port: Option<u8>,
     /// Index in the port's GID table [env: RDMA_GID_INDEX] (default: the GID that reaches farthest)
     #[arg(short = 'x', long, value_name = "N")]
+    #[arg(hide_short_help = true)]
     pub gid_index: Option<u32>,
     /// The path to the other side.
     #[command(flatten)]
     pub path: PathOptions,
     /// Pin each process to a core
     #[arg(long, value_parser = cli::one_of::<Bind>(), default_value_t = Bind::Auto)]
+    #[arg(help_heading = cli::JOB, hide_short_help = true)]
     pub bind: Bind,
     /// Print one JSON object instead of tables
     #[arg(short = 'J', long)]
+    #[arg(help_heading = cli::OUTPUT)]
     pub json: bool,
     /// Accepted for compatibility with perftest; the processors' frequency is never checked
     #[arg(short = 'F', long = "CPU-freq")]
+    #[arg(help_heading = cli::OUTPUT, hide_short_help = true)]
     pub cpu_freq: bool,
 }
 
@@ -167,6 +179,7 @@ impl LocalOptions {
 /// Options of the measurement, which must be equal on both sides.
 #[derive(Clone, Debug, clap::Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = cli::WHAT)]
 pub struct Options {
     /// Operation: perftest's ib_send_*, ib_write_*, ib_read_*, ib_atomic_*
     #[arg(long, value_enum, default_value_t = Op::Send)]
@@ -177,23 +190,33 @@ pub struct Options {
     /// Atomic operation
     #[arg(short = 'A', long = "atomic_type", value_enum, ignore_case = true, default_value = "FETCH_AND_ADD")]
     #[serde(rename = "atomic_type")]
+    #[arg(hide_short_help = true)]
     pub atomic_type: AtomicType,
     /// Connection type
     #[arg(short = 'c', long, value_enum, ignore_case = true, default_value = "RC")]
     pub connection: Connection,
-    /// One message size (default: every other one from 2 to 8M; for -D, 2 and 64K as in perftest)
+    /// One message size (default: every other one from 2 to 8M)
+    ///
+    /// The default of -D is 2 for latency and 64K for bandwidth, as in perftest.
     #[arg(short, long, value_name = "SIZE")]
+    #[arg(help_heading = cli::SIZES)]
     pub size: Option<Size>,
     /// All sizes from 2 to 8M
     #[arg(short = 'a', long, conflicts_with = "size")]
+    #[arg(help_heading = cli::SIZES)]
     pub all: bool,
-    /// Messages of each size and queue pair (default: 1000 for latency, 5000 for bandwidth, fewer
-    /// for large ones)
+    /// Messages of each size and queue pair
+    ///
+    /// Default: 1000 for latency, 5000 for bandwidth, fewer for large ones.
     #[arg(short = 'n', long, value_name = "N", value_parser = cli::count)]
+    #[arg(help_heading = cli::SIZES)]
     pub iters: Option<usize>,
-    /// Duration of each test; its first and last quarter are not counted
+    /// Duration of each test
+    ///
+    /// The first and the last quarter are not counted.
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     #[arg(conflicts_with_all = ["iters", "all", "events"])]
+    #[arg(help_heading = cli::SIZES)]
     pub duration: Option<u64>,
     /// Bandwidth in both directions at once
     #[arg(short, long)]
@@ -201,26 +224,34 @@ pub struct Options {
     /// Queue pairs of a bandwidth test
     #[arg(short = 'q', long = "qp", value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(help_heading = cli::SIZES)]
     pub qp: u16,
     /// Most messages in flight on each queue pair in bandwidth tests, as far as memory allows
     #[arg(short, long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8192))]
+    #[arg(help_heading = cli::SIZES)]
+    #[arg(hide_short_help = true)]
     pub tx_depth: u32,
     /// Receives posted on each queue pair, as far as memory allows
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=16384))]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
     pub rx_depth: u32,
     /// Largest message that is copied into its request (default: 220 for latency, or what the
     /// device can; else 0)
     #[arg(short = 'I', long = "inline_size", value_name = "BYTES")]
     #[arg(value_parser = clap::value_parser!(u32).range(..=1024))]
     #[serde(rename = "inline_size")]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
     pub inline_size: Option<u32>,
     /// Largest packet payload on the path: 256, 512, 1024, 2048, 4096 (default: the port's)
     #[arg(short, long, value_name = "BYTES", value_parser = cli::mtu)]
+    #[arg(help_heading = cli::TRANSPORT, hide_short_help = true)]
     pub mtu: Option<u32>,
     /// Sleep until a completion event instead of polling
     #[arg(short, long)]
+    #[arg(help_heading = cli::WHAT)]
+    #[arg(hide_short_help = true)]
     pub events: bool,
     /// Check the contents of every message
     #[arg(long)]
@@ -228,11 +259,37 @@ pub struct Options {
     /// Print bandwidth in Gbit/s instead of MiB/s
     #[arg(long = "report_gbits")]
     #[serde(rename = "report_gbits")]
+    #[arg(help_heading = cli::OUTPUT)]
     pub report_gbits: bool,
+    /// Seconds at the begin and at the end of a test with --duration that are not counted
+    ///
+    /// Default: a quarter of the duration.
+    #[arg(short = 'f', long, value_name = "SECONDS", requires = "duration")]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
+    pub margin: Option<u64>,
+    /// Most reads or atomic operations in flight on each queue pair (default: those of -t)
+    #[arg(short = 'o', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
+    pub outs: Option<u32>,
+    /// Messages for each completion of a bandwidth test, at most -t
+    ///
+    /// perftest's default is 100. Atomic operations have a completion each.
+    #[arg(short = 'Q', long = "cq-mod", value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=8192))]
+    #[arg(help_heading = cli::SIZES, hide_short_help = true)]
+    pub cq_mod: u32,
+    /// Do not look for the peak bandwidth, which is 0 then
+    #[arg(short = 'N', long = "noPeak", help_heading = cli::OUTPUT, hide_short_help = true)]
+    #[serde(rename = "noPeak")]
+    pub no_peak: bool,
     /// How to connect.
     #[command(flatten)]
     #[serde(skip)]
     pub manager: ConnectionOptions,
+    /// Options of perftest that are refused.
+    #[command(flatten)]
+    #[serde(skip)]
+    refused: RefusedOptions<Perftest>,
 }
 
 impl Options {
@@ -262,6 +319,14 @@ impl Options {
         }
         if self.test == Test::Lat && (self.bidirectional || self.qp > 1) {
             return refuse("--bidirectional and --qp are for bandwidth tests; leave --test lat out");
+        }
+        if self.outs.is_some() && !self.op.is_one_sided() {
+            return refuse("--outs is for reads and atomic operations; give --op read or --op atomic");
+        }
+        if let (Some(seconds), Some(margin)) = (self.duration, self.margin) {
+            if seconds <= margin.saturating_mul(2) {
+                return refuse(&format!("--duration {seconds} is not longer than two times --margin {margin}"));
+            }
         }
         if self.manager.is_asked_for() {
             self.check_mtu()?;
@@ -296,6 +361,12 @@ impl Options {
     fn check_mtu(&self) -> Result<(), Failure> {
         let refuse = |mtu| Failure::usage(format!("--mtu {mtu}: the connection manager chooses the MTU; leave it out"));
         self.mtu.map_or(Ok(()), |mtu| Err(refuse(mtu)))
+    }
+
+    /// The time at the begin and at the end of a test with `--duration` that is not counted.
+    pub(super) fn margin(&self) -> Duration {
+        let quarter = || Duration::from_secs(self.duration.unwrap_or_default()) / 4;
+        self.margin.map_or_else(quarter, Duration::from_secs)
     }
 
     /// The kinds of tests to run.

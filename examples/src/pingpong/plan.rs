@@ -29,6 +29,9 @@ pub(super) struct Plan {
     pub(super) receives: u32,
     /// Most messages in flight on a queue pair.
     pub(super) depth: u32,
+    /// One of so many messages has a completion; at most the depth, or none of those in flight may
+    /// have one.
+    pub(super) moderation: u32,
     pub(super) inline: u32,
     pub(super) connection: Connection,
     pub(super) capabilities: Capabilities,
@@ -38,7 +41,7 @@ impl Plan {
     pub(super) fn new(options: &Options, test: Test, size: usize, capabilities: Capabilities) -> Self {
         let lanes = if test == Test::Lat { 1 } else { usize::from(options.qp) };
         let in_memory = u32::try_from((MEMORY / size / lanes).clamp(2, 1 << 14)).unwrap_or(2);
-        let depth = options.tx_depth.min(in_memory);
+        let depth = options.tx_depth.min(in_memory).min(options.outs.unwrap_or(u32::MAX));
         let usual = match test {
             Test::Lat if capabilities.transport == TransportType::IWARP => IWARP_INLINE,
             Test::Lat => INLINE,
@@ -54,6 +57,7 @@ impl Plan {
             sends: 2 * depth + 2,
             receives: options.rx_depth.min(2 * in_memory) + PERMISSIONS,
             depth,
+            moderation: if test == Test::Lat || options.op == Op::Atomic { 1 } else { options.cq_mod.min(depth) },
             inline: options.inline_size.unwrap_or(usual),
             connection: options.connection,
             capabilities,

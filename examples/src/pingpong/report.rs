@@ -8,8 +8,10 @@ use serde::Serialize;
 
 use super::link::Link;
 use super::options::{Op, Options, Test};
+use super::report_options::{Figure, ReportOptions};
 use crate::device::Chosen;
 use crate::statistics::Summary;
+use crate::table::significant;
 
 /// The horizontal line of perftest's tables.
 pub(crate) const RULER: &str =
@@ -24,6 +26,15 @@ pub(crate) struct Row {
     iterations: u64,
     #[serde(flatten)]
     figures: Figures,
+}
+
+/// What a measurement has found.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    pub(super) row: Row,
+    /// The latencies in microseconds, in the order of the messages; none of a test with
+    /// `--duration`, or of bandwidth.
+    pub(super) samples: Vec<f64>,
 }
 
 /// The results of a test.
@@ -78,6 +89,30 @@ impl Row {
         Self { size, iterations, figures: Figures::Bandwidth { peak, average, rate, gbits } }
     }
 
+    /// The average bandwidth in the printed unit, of a bandwidth test.
+    pub(super) fn average(&self) -> Option<f64> {
+        match self.figures {
+            Figures::Bandwidth { average, .. } => Some(average),
+            Figures::Samples { .. } | Figures::Duration { .. } => None,
+        }
+    }
+
+    /// Millions of messages per second, of a bandwidth test.
+    pub(super) fn rate(&self) -> Option<f64> {
+        match self.figures {
+            Figures::Bandwidth { rate, .. } => Some(rate),
+            Figures::Samples { .. } | Figures::Duration { .. } => None,
+        }
+    }
+
+    /// The average latency in microseconds, of a latency test.
+    fn latency_average(&self) -> Option<f64> {
+        match self.figures {
+            Figures::Samples { t_avg, .. } | Figures::Duration { t_avg, .. } => Some(t_avg),
+            Figures::Bandwidth { .. } => None,
+        }
+    }
+
     pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let Self { size, iterations, figures } = self;
         match figures {
@@ -98,6 +133,48 @@ impl Row {
         }?;
         out.flush()
     }
+}
+
+/// Prints what a measurement has found: its row, the latencies if they are asked for, or one figure
+/// alone.
+pub(super) fn line(
+    out: &mut dyn Write,
+    measured: &Measured,
+    wanted: &ReportOptions,
+    options: &Options,
+) -> io::Result<()> {
+    let Measured { row, samples } = measured;
+    if wanted.unsorted {
+        latencies(out, samples)?;
+    }
+    if wanted.histogram {
+        let mut sorted = samples.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        latencies(out, &sorted)?;
+    }
+    let figure = match wanted.output {
+        None => {
+            if !samples.is_empty() && (wanted.unsorted || wanted.histogram) {
+                writeln!(out, "{RULER}")?;
+                columns(out, Test::Lat, options)?;
+            }
+            return row.print(out);
+        }
+        Some(Figure::Bandwidth) => row.average(),
+        Some(Figure::MessageRate) => row.rate(),
+        Some(Figure::Latency) => row.latency_average(),
+    };
+    writeln!(out, "{:.6}", figure.unwrap_or_default())?;
+    out.flush()
+}
+
+/// Prints the latency of each message.
+fn latencies(out: &mut dyn Write, samples: &[f64]) -> io::Result<()> {
+    writeln!(out, "#, usec")?;
+    for (at, sample) in samples.iter().enumerate() {
+        writeln!(out, "{}, {}", at + 1, significant(*sample))?;
+    }
+    Ok(())
 }
 
 /// Prints the title, the settings, the addresses and the column heads.
@@ -125,7 +202,7 @@ pub(super) fn heading(
         writeln!(out, " RX depth        : {}", link.plan.receives)?;
     }
     if test == Test::Bw {
-        writeln!(out, " CQ Moderation   : 1")?;
+        writeln!(out, " CQ Moderation   : {}", link.plan.moderation)?;
     }
     writeln!(out, " Mtu             : {}[B]\n Link type       : {layer}", link.mtu.bytes().unwrap_or(0))?;
     if let Some(gid) = chosen.adapter.gid {
@@ -139,10 +216,19 @@ pub(super) fn heading(
         writeln!(out, " Contents checked: ON")?;
     }
     writeln!(out, "{RULER}")?;
-    for (local, remote) in &link.ends {
-        writeln!(out, " local address: {local}\n remote address: {remote}")?;
+    // All queue pairs of this side, then all of the other, as in perftest.
+    for (local, _) in &link.ends {
+        writeln!(out, " local address: {local}")?;
+    }
+    for (_, remote) in &link.ends {
+        writeln!(out, " remote address: {remote}")?;
     }
     writeln!(out, "{RULER}")?;
+    columns(&mut out, test, options)
+}
+
+/// Prints the column heads of a test.
+fn columns(mut out: &mut dyn Write, test: Test, options: &Options) -> io::Result<()> {
     match (test, options.duration) {
         (Test::Lat, Some(_)) => {
             writeln!(out, " #bytes        #iterations       t_avg[usec]    tps average")

@@ -13,6 +13,7 @@ use super::wire::{Answer, Outcome, Request};
 use super::{MAX_BODY, Method};
 use crate::Failure;
 use crate::message::{decode, encode};
+use crate::waiting::Waiting;
 
 /// A connection to a server. Clones use the same connection, and any number of calls may be in
 /// flight.
@@ -48,7 +49,9 @@ pub async fn call_once(
     time: Duration,
 ) -> Result<Vec<u8>, Failure> {
     let start = Instant::now();
+    let waiting = Waiting::for_peer(server);
     let client = timeout(time, Client::connect(node, server)).await.map_err(|_| late(time))??;
+    drop(waiting);
     // The deadline is the user's: an answer that is late names all of it.
     let left = time.saturating_sub(start.elapsed());
     client.call_within(method, body, left, time).await

@@ -9,12 +9,14 @@ use super::{Client, MAX_BODY, Method};
 use crate::Failure;
 use crate::cli::{self, Size};
 use crate::load::{LoadClient, LoadOptions, LoadRow, Random, Samples, drive};
+use crate::waiting::Waiting;
 
 /// Time in which each call must be answered.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The load on the server.
 #[derive(Clone, Copy, Debug, clap::Args)]
+#[command(next_help_heading = cli::WHAT)]
 pub struct Options {
     #[command(flatten)]
     load: LoadOptions,
@@ -23,6 +25,7 @@ pub struct Options {
     in_flight: usize,
     /// Bytes of a call, and of its answer
     #[arg(long, value_name = "SIZE", default_value = "64", value_parser = size)]
+    #[arg(help_heading = cli::SIZES)]
     size: Size,
 }
 
@@ -55,6 +58,7 @@ impl Options {
 /// If the server dies or refuses, or if an answer is wrong.
 pub async fn run(node: &Node, server: SocketAddr, options: &Options) -> Result<LoadRow, Failure> {
     let mut callers = Vec::new();
+    let waiting = Waiting::for_peer(server);
     for _ in 0..options.load.clients {
         let client = Client::connect(node, server).await?;
         let caller = Caller { client, body: vec![0; options.size.0] };
@@ -62,6 +66,7 @@ pub async fn run(node: &Node, server: SocketAddr, options: &Options) -> Result<L
         caller.client.call(Method::Echo, &[], DEADLINE).await?;
         callers.extend(vec![caller; options.in_flight]);
     }
+    drop(waiting);
     let mut samples = Samples::default();
     drop(drive(callers, &options.load, options.load.seconds, &mut samples).await?);
     Ok(LoadRow::of(&mut samples))

@@ -11,6 +11,7 @@ use serde_json::json;
 use super::session::{Arrival, Nudge, Session};
 use super::{Advert, Settings, ping_text};
 use crate::Failure;
+use crate::waiting::Waiting;
 use rdma_collectives::connect::End;
 
 /// Timeout of resolving the address and the route: rdmacm-utils' value.
@@ -27,10 +28,12 @@ pub fn run(
     source: Option<SocketAddr>,
 ) -> Result<u64, Failure> {
     let unreachable = |failure: Failure| failure.context(format_args!("cannot connect to {server}"));
+    let waiting = Waiting::for_peer(server);
     let route = blocking::resolve::<Rc>(context, source, server, RESOLUTION).map_err(|e| unreachable(e.into()))?;
     settings.step(format_args!("address and route of {server} are resolved"));
     let how = (&settings.options(), settings.patience());
     let mut session = Session::open(context, End::Active(route), "the server", how).map_err(unreachable)?;
+    drop(waiting);
     let text = session.region(settings.size, RemoteAccess::READ)?;
     let answer = session.region(settings.size, RemoteAccess::WRITE)?;
     settings.step(format_args!("connected to {server}"));

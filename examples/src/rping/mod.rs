@@ -34,9 +34,11 @@ pub const LARGEST: usize = 64 << 10;
 
 /// How to ping.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = cli::WHAT)]
 pub struct Settings {
     /// Bytes of each ping: 26 to 64K
     #[arg(short = 'S', long, value_name = "SIZE", default_value = "64", value_parser = size)]
+    #[arg(help_heading = cli::SIZES)]
     pub size: usize,
     /// Pings (default: 100 if both sides are started here, else without end; 0: without end). A
     /// server takes it for compatibility with rdmacm-utils' rping, and like that one leaves the
@@ -48,16 +50,20 @@ pub struct Settings {
     pub validate: bool,
     /// Print each ping's text
     #[arg(short, long, conflicts_with = "json")]
+    #[arg(help_heading = cli::OUTPUT)]
     pub verbose: bool,
     /// Print one JSON object; a persistent server: one line for each client that ended well
     #[arg(short = 'J', long)]
+    #[arg(help_heading = cli::OUTPUT)]
     pub json: bool,
     /// Say on standard error what is being done
     #[arg(short, long)]
+    #[arg(help_heading = cli::OUTPUT)]
     pub debug: bool,
     /// Seconds that the other side may be silent (default: 30; a server waits for its first client
     /// without end)
     #[arg(long, value_name = "SECONDS", value_parser = cli::seconds)]
+    #[arg(help_heading = cli::JOB)]
     pub timeout: Option<Duration>,
 }
 

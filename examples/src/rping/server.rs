@@ -16,6 +16,7 @@ use super::wire::MESSAGE;
 use super::{Advert, LARGEST, Settings, until_nul};
 use crate::Failure;
 use crate::failure::say;
+use crate::waiting::Waiting;
 use rdma_collectives::connect::End;
 
 /// Most clients served at the same time; further ones are turned away.
@@ -36,7 +37,9 @@ pub fn serve_one(
 ) -> Result<u64, Failure> {
     settings.step(format_args!("listening on {}", listener.local_addr()));
     let nobody = || Failure::new(format!("no client came within {} s", timeout.unwrap_or_default().as_secs()));
+    let waiting = Waiting::for_peer(format_args!("a client at {}", listener.local_addr()));
     let request = listener.next_request(timeout)?.ok_or_else(nobody)?;
+    drop(waiting);
     serve(context, settings, request)
 }
 

@@ -47,7 +47,7 @@ fn train(args: &Args) -> Result<(), Failure> {
         return Report::new(args, planner, None)?.conclude(args.json.create()?, &json!({}));
     }
     let planner = Planner::new(args)?;
-    let ranks = args.placement.ranks.unwrap_or(args.grid.ranks());
+    let ranks = args.placement.asked()?.unwrap_or(args.grid.ranks());
     let Some(place) = args.placement.find()? else {
         args.grid.check_ranks(ranks)?;
         if ranks > MOST_RANKS {

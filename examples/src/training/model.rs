@@ -20,6 +20,7 @@ pub(super) struct Model {
     /// Parameters of the model with its experts (default: 12 x hidden^2 for each layer, with 8 of
     /// the 12 for each expert)
     #[arg(long, value_name = "N", value_parser = |text: &str| units::positive(text).map(whole))]
+    #[arg(hide_short_help = true)]
     parameters: Option<usize>,
     /// Layers
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = cli::count)]
@@ -32,12 +33,15 @@ pub(super) struct Model {
     experts: usize,
     /// Experts to which each token goes
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = cli::count)]
+    #[arg(hide_short_help = true)]
     top_k: usize,
     /// Tokens of a micro-batch
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = cli::count)]
+    #[arg(hide_short_help = true)]
     sequence: usize,
     /// Micro-batches of a step
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = cli::count)]
+    #[arg(hide_short_help = true)]
     pub(super) micro_batches: usize,
 }
 

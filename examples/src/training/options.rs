@@ -28,7 +28,10 @@ use rdma_collectives::Transport;
 #[derive(Clone, Debug, Parser, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[command(version, args_override_self = true, after_help = crate::failure::STATUS_HELP)]
-#[command(mut_arg("ranks", |arg| arg.help("Ranks to start on this machine (default: those of the grid)")))]
+#[command(mut_arg("ranks", |arg| {
+    let help = "Ranks to start on this machine, in place of -g (default: those of the grid)";
+    arg.help(help).long_help(help)
+}))]
 pub(super) struct Args {
     #[command(flatten)]
     #[serde(skip)]
@@ -53,6 +56,8 @@ pub(super) struct Args {
     pub(super) planner: PlannerOptions,
     /// How ranks reach each other's memory
     #[arg(long, value_parser = cli::one_of::<Transport>(), default_value_t = Transport::Auto)]
+    #[arg(help_heading = cli::TRANSPORT)]
+    #[arg(hide_short_help = true)]
     pub(super) transport: Transport,
     #[command(flatten)]
     #[serde(skip)]
@@ -72,9 +77,11 @@ pub(super) struct StepOptions {
     /// Time that a layer computes on a micro-batch; backward takes twice as long
     #[arg(long, value_name = "TIME", default_value = "200us", value_parser = units::time)]
     #[serde(skip)]
+    #[arg(hide_short_help = true)]
     pub(super) layer_time: f64,
     /// Most bytes of a bucket of gradients; a bucket holds gradients of one layer
     #[arg(long, value_name = "SIZE", default_value = "25M", value_parser = |text: &str| cli::multiple(text, Size(2), Size(1 << 40)))]
+    #[arg(hide_short_help = true)]
     pub(super) bucket: Size,
 }
 
@@ -87,12 +94,15 @@ pub(super) struct PlannerOptions {
     pub(super) dry_run: bool,
     /// Network of GPUs that the planner predicts for (default: host; fat-tree with --dry-run)
     #[arg(long, value_enum)]
+    #[arg(hide_short_help = true)]
     pub(super) network: Option<plan::Kind>,
     /// Predict for this machine: fit the planner to files that all_reduce --json wrote here
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "network")]
+    #[arg(hide_short_help = true)]
     pub(super) fit: Vec<PathBuf>,
     /// Time of a step, for the rate that the gradients need
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = units::time)]
+    #[arg(hide_short_help = true)]
     pub(super) step_time: f64,
 }
 

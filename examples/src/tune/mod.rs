@@ -51,7 +51,7 @@ fn tune(args: &Args) -> Result<(), Failure> {
 
 /// Measures local jobs of 2, 4, 8 ... ranks.
 fn tune_here(args: &Args, sizes: &[Size]) -> Result<(), Failure> {
-    let most = args.placement.local_ranks();
+    let most = args.placement.local_ranks()?;
     if most < 2 {
         return Err(Failure::usage(format!("--ranks {most}: one rank has no choice; give 2 or more")));
     }

@@ -24,7 +24,10 @@ use rdma_collectives::{Algorithm, Collective, Transport};
 #[derive(Clone, Debug, Parser, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[command(version, args_override_self = true, after_help = crate::failure::STATUS_HELP)]
-#[command(mut_arg("ranks", |arg| arg.help("Most ranks to start on this machine (default: 4)")))]
+#[command(mut_arg("ranks", |arg| {
+    let help = "Most ranks to start on this machine, in place of -g (default: 4)";
+    arg.help(help).long_help(help)
+}))]
 pub(super) struct Args {
     #[command(flatten)]
     #[serde(skip)]
@@ -37,20 +40,25 @@ pub(super) struct Args {
     pub(super) connection: ConnectionOptions,
     /// Collectives to measure (default: all that have several algorithms)
     #[arg(long, value_parser = cli::one_of::<Collective>(), value_name = "NAME,...", value_delimiter = ',')]
+    #[arg(help_heading = cli::WHAT)]
     pub(super) ops: Vec<Collective>,
     /// Sizes to measure, in bytes
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',')]
     #[arg(default_values = ["64", "512", "4K", "32K", "256K", "2M", "16M"])]
+    #[arg(help_heading = cli::SIZES)]
     pub(super) sizes: Vec<Size>,
     /// How ranks reach each other's memory
     #[arg(long, value_parser = cli::one_of::<Transport>(), default_value_t = Transport::Auto)]
+    #[arg(help_heading = cli::TRANSPORT)]
     pub(super) transport: Transport,
     /// Measure for a tenth of the time
     #[arg(long)]
+    #[arg(help_heading = cli::WHAT)]
     pub(super) quick: bool,
     /// The table to write [env: RDMA_ALGO_TABLE] (default: algorithms.json)
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
+    #[arg(help_heading = cli::OUTPUT)]
     pub(super) table: Option<PathBuf>,
     #[command(flatten)]
     #[serde(skip)]

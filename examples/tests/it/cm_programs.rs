@@ -338,7 +338,7 @@ mod rping {
             (&["--device", "mlx9_9"], "mlx9_9"),
             (&["-s", "-a", "192.0.2.77"], "cannot listen on 192.0.2.77:7174"),
             (&["-c", "-a", ""], "an empty text is not an address"),
-            (&["-c", "-a", "127.0.0.1:99"], "give the port by itself: --port 99"),
+            (&["-c", "-a", "127.0.0.1:99"], "cannot connect to 127.0.0.1:99"),
             (&["-c", "-a", "127.0.0.1", "-I", "::1"], "IPv4 and IPv6"),
         ] {
             fail("rping", args, part);
@@ -647,7 +647,7 @@ mod cm_time {
             (&["-s", "no such host"], "no such host"),
             (&["-b", "192.0.2.77"], "cannot listen on 192.0.2.77:7471"),
             (&["-d", "mlx9_9"], "mlx9_9"),
-            (&["-s", "[::1]:99"], "give the port by itself: --port 99"),
+            (&["-s", "127.0.0.1:99"], "127.0.0.1:99"),
             (&["-s", "::1", "-b", "127.0.0.1"], "IPv4 and IPv6"),
         ] {
             fail("cm_time", args, part);

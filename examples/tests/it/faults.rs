@@ -73,7 +73,7 @@ fn pingpong_notices_a_receiver_that_is_never_ready() {
 
 #[test]
 fn all_reduce_endures_faults() {
-    let args = [&SHORT[..], &["-r", "2", "--transport", "verbs", "-b", "8", "-e", "4K", "-n", "10"]].concat();
+    let args = [&SHORT[..], &["-g", "2", "--transport", "verbs", "-b", "8", "-e", "4K", "-n", "10"]].concat();
     endures("all_reduce", &args, "concluded");
     reports("all_reduce", &args, &[&FATAL[..], &ACCESS].concat());
 }
@@ -82,7 +82,7 @@ fn all_reduce_endures_faults() {
 fn all_reduce_names_the_fault_and_no_flush() {
     // Each rank waits for the other's messages, whose receives are flushed by the fault.
     let waits =
-        ["-r", "2", "--transport", "verbs", "--completions", "--algo", "ring", "-b", "8", "-e", "8K", "-n", "20"];
+        ["-g", "2", "--transport", "verbs", "--completions", "--algo", "ring", "-b", "8", "-e", "8K", "-n", "20"];
     let plans = ["operation:nth=30", "protection:nth=30", "response:nth=30", "access:nth=30"];
     for (plan, output) in under(&plans, "all_reduce", &[&SHORT[..], &waits].concat()) {
         let err = text(&output.stderr);

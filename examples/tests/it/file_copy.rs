@@ -198,7 +198,8 @@ fn a_copy_goes_on_after_its_receiver_was_killed() {
     world.receiver.kill();
     let output = finish(sender);
     if !output.status.success() {
-        assert!(text(&output.stderr).contains("the peer is gone"), "{}", text(&output.stderr));
+        let err = text(&output.stderr);
+        assert!(err.contains("the peer is gone") && err.contains("; run it again to go on"), "{err}");
     }
     world.receiver = World::receiver(&world.folder);
     assert!(kept(&world.copy(&big)) >= CHUNK);

@@ -44,33 +44,33 @@ fn is_right_with(program: &str, memory: &str, args: &[&str]) -> Vec<Value> {
 fn every_program_is_right() {
     for program in ["all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "gather", "scatter", "sendrecv"]
     {
-        is_right(program, &["-r", "3", "-e", "100K"]);
+        is_right(program, &["-g", "3", "-e", "100K"]);
     }
-    is_right("hypercube", &["-r", "4", "-e", "2K"]);
-    is_right("alltoall", &["-r", "3", "-e", "2K", "--uneven"]);
-    is_right("barrier", &["-r", "3"]);
+    is_right("hypercube", &["-g", "4", "-e", "2K"]);
+    is_right("alltoall", &["-g", "3", "-e", "2K", "--uneven"]);
+    is_right("barrier", &["-g", "3"]);
 }
 
 #[test]
 fn every_algorithm_of_all_reduce_is_right() {
-    is_right("all_reduce", &["-r", "1", "-e", "2K"]);
+    is_right("all_reduce", &["-g", "1", "-e", "2K"]);
     for algorithm in ["auto", "ring", "direct", "two-step", "tree", "halving-doubling"] {
-        let rows = is_right("all_reduce", &["-r", "4", "-e", "100K", "--chunk", "8K", "--algo", algorithm]);
+        let rows = is_right("all_reduce", &["-g", "4", "-e", "100K", "--chunk", "8K", "--algo", algorithm]);
         assert!(algorithm == "auto" || rows.iter().all(|row| row["algo"] == algorithm), "{rows:?}");
     }
 }
 
 #[test]
 fn every_type_and_reduction_is_right() {
-    let rows = is_right("all_reduce", &["-r", "3", "-b", "2K", "-e", "2K", "-d", "all", "-o", "all"]);
+    let rows = is_right("all_reduce", &["-g", "3", "-b", "2K", "-e", "2K", "-d", "all", "-o", "all"]);
     assert_eq!(rows.len(), 2 * 10 * 5);
-    let rows = is_right("all_reduce", &["-r", "3", "-b", "2K", "-e", "2K", "-d", "all", "-o", "and"]);
+    let rows = is_right("all_reduce", &["-g", "3", "-b", "2K", "-e", "2K", "-d", "all", "-o", "and"]);
     assert_eq!(rows.len(), 2 * 6);
 }
 
 #[test]
 fn ranks_take_gpus_in_turn_and_say_the_way_of_messages() {
-    let args = ["-r", "3", "-e", "36", "--out-of-place"];
+    let args = ["-g", "3", "-e", "36", "--out-of-place"];
     let direct = "direct (software device, copies by the GPU's driver)";
     let variable = ("RDMA_CUDA_PATH", "staged");
     for (memory, variables, way) in [
@@ -94,24 +94,24 @@ fn direct_messages_need_no_host_memory() {
     // Staging needs pinned host memory. Each of the four GPUs makes received bytes visible in
     // another way, and its work runs late.
     let environment = [("STAND_IN_FAIL", "cuMemHostAlloc=2"), ("STAND_IN_DELAY_US", "300")];
-    let args = ["-r", "4", "-e", "100K", "--chunk", "8K", "--algo"];
+    let args = ["-g", "4", "-e", "100K", "--chunk", "8K", "--algo"];
     for algorithm in ["ring", "two-step", "tree"] {
         let output = run_on_gpus("all_reduce", "gpu", &[&args[..], &[algorithm]].concat(), &environment);
         let out = has_succeeded("all_reduce", &output);
         assert!(out.contains("# memory: rank 3: Stand-in Volta (0000:9a:00.0), direct"), "{out}");
     }
-    let output = run_on_gpus("all_reduce", "gpu-staged", &["-r", "2"], &environment);
+    let output = run_on_gpus("all_reduce", "gpu-staged", &["-g", "2"], &environment);
     has_failed("all_reduce", &output, "cuMemHostAlloc");
 }
 
 #[test]
 fn a_lack_of_gpus_or_a_wrong_path_is_one_line() {
     let without = [("RDMA_LIBCUDA_PATH", "/nonexistent/libcuda.so.1")];
-    let output = run_on_gpus("all_reduce", "gpu", &["-r", "2"], &without);
+    let output = run_on_gpus("all_reduce", "gpu", &["-g", "2"], &without);
     has_failed("all_reduce", &output, "no CUDA driver: tried /nonexistent/libcuda.so.1");
     has_failed("all_reduce", &output, "tensors in host memory need no GPU");
-    let output = run_on_gpus("all_reduce", "gpu", &["-r", "2"], &[("RDMA_CUDA_PATH", "far")]);
+    let output = run_on_gpus("all_reduce", "gpu", &["-g", "2"], &[("RDMA_CUDA_PATH", "far")]);
     has_failed("all_reduce", &output, "RDMA_CUDA_PATH: \"far\" is no path");
-    let output = run_on_gpus("all_reduce", "gpu", &["-r", "2", "--transport", "shm"], &[]);
+    let output = run_on_gpus("all_reduce", "gpu", &["-g", "2", "--transport", "shm"], &[]);
     has_failed("all_reduce", &output, "ranks share host memory only");
 }

@@ -29,20 +29,20 @@ fn in_network(program: &str, args: &[&str]) -> Vec<Value> {
 fn every_collective_is_right() {
     for program in ["all_reduce", "broadcast", "reduce", "barrier"] {
         for transport in ["shm", "verbs"] {
-            in_network(program, &["-r", "4", "--transport", transport]);
-            in_network(program, &["-r", "5", "--transport", transport, "--aggregators", "3", "--radix", "2"]);
+            in_network(program, &["-g", "4", "--transport", transport]);
+            in_network(program, &["-g", "5", "--transport", transport, "--aggregators", "3", "--radix", "2"]);
         }
     }
     for program in ["broadcast", "reduce"] {
-        in_network(program, &["-r", "3", "--root-rank", "all", "--aggregators", "3"]);
+        in_network(program, &["-g", "3", "--root-rank", "all", "--aggregators", "3"]);
     }
     // More aggregators than ranks.
-    in_network("all_reduce", &["-r", "1", "--aggregators", "2", "--radix", "1"]);
+    in_network("all_reduce", &["-g", "1", "--aggregators", "2", "--radix", "1"]);
 }
 
 #[test]
 fn every_type_and_reduction_is_right() {
-    let rows = in_network("all_reduce", &["-r", "3", "-e", "36", "-d", "all", "-o", "all", "--transport", "verbs"]);
+    let rows = in_network("all_reduce", &["-g", "3", "-e", "36", "-d", "all", "-o", "all", "--transport", "verbs"]);
     assert!(rows.len() >= 10 * 5);
 }
 
@@ -50,13 +50,13 @@ fn every_type_and_reduction_is_right() {
 #[test]
 fn a_rank_sends_and_receives_each_byte_once() {
     let traffic = |algo: &str| {
-        let args = ["-r", "4", "-b", "256K", "-e", "256K", "--transport", "verbs", "--algo", algo];
+        let args = ["-g", "4", "-b", "256K", "-e", "256K", "--transport", "verbs", "--algo", algo];
         let rows = rows("all_reduce", &args);
         ["sent", "received"].map(|key| rows[0]["out_of_place"][key].as_u64().unwrap_or_default())
     };
     assert_eq!(traffic("in-network"), [256 << 10; 2]);
     assert_eq!(traffic("two-step"), [2 * 3 * (256 << 10) / 4; 2]);
-    let args = ["-r", "2", "-b", "64", "-e", "64", "-n", "2", "--algo", "in-network"];
+    let args = ["-g", "2", "-b", "64", "-e", "64", "-n", "2", "--algo", "in-network"];
     let table = succeed("all_reduce", &args);
     assert!(table.contains("# Bytes of a rank's messages at size 64: 64 sent, 64 received"), "{table}");
 }

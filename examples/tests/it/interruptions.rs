@@ -46,8 +46,8 @@ fn ping_pongs_go_on() {
 
 #[test]
 fn collectives_go_on() {
-    succeeds_with_interruptions("all_reduce", &["-r", "3", "--max", "1M", "-n", "5"]);
-    succeeds_with_interruptions("all_gather", &["-r", "3", "--max", "64K", "-n", "5", "--transport", "verbs"]);
+    succeeds_with_interruptions("all_reduce", &["-g", "3", "--max", "1M", "-n", "5"]);
+    succeeds_with_interruptions("all_gather", &["-g", "3", "--max", "64K", "-n", "5", "--transport", "verbs"]);
 }
 
 #[test]

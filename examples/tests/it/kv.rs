@@ -49,6 +49,21 @@ fn keys_are_put_got_and_deleted() {
 }
 
 #[test]
+fn load_fits_the_defaults_of_the_server() {
+    let (server, load) = (server(), ["--seconds=1", "--keys=100", "--clients=2", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&kv(&server, "load", &load)).unwrap();
+    let transports: Vec<_> = report["rows"].as_array().unwrap().iter().map(|row| &row["transport"]).collect();
+    assert_eq!(transports, ["rdma"]);
+}
+
+#[test]
+fn an_address_may_have_a_port() {
+    let server = server();
+    succeed("kv", &["put", &server.address.to_string(), "colour", "red"]);
+    assert_eq!(kv(&server, "get", &["colour"]), "red\n");
+}
+
+#[test]
 fn connections_are_set_up_by_tcp() {
     let tcp = "--exchange=tcp";
     let server = Server::start("kv", &[&SERVE[..], &["--keys=100", tcp]].concat());
@@ -66,7 +81,7 @@ fn impossible_arguments_are_refused() {
     fail("kv", &[], "give a command: serve, get, put");
     fail("kv", &["serve", "127.0.0.1", "--memory=4K", "--keys=1000"], "give more --memory or fewer --keys");
     fail("kv", &["serve", "127.0.0.1", "--keys=0"], "--keys");
-    fail("kv", &["get", "127.0.0.1:80", "key"], "--port 80");
+    fail("kv", &["get", "127.0.0.1:80", "key"], "server 127.0.0.1:80: ");
     let server = server();
     refused(&server, "get", &[&"k".repeat(1025)], "a key has at most 1024 bytes");
     let address = server.address;

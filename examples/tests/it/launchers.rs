@@ -289,10 +289,20 @@ fn mpirun_and_ranks_are_too_many() {
     if !has("mpirun", "openmpi-bin") {
         return;
     }
-    let output = mpirun("2", "all_reduce", &["-r", "3"]);
-    assert!(!output.status.success());
-    let err = text(&output.stderr);
-    assert!(err.contains("--ranks 3 starts ranks here, but mpirun has started this process as rank"), "{err}");
+    for (option, said) in [
+        ("--ranks", "--ranks 3 starts ranks here, but mpirun has started this process as rank"),
+        ("-g", "-g 3 times -t 1: this process is one rank; give 1, and start more"),
+    ] {
+        let output = mpirun("2", "all_reduce", &[option, "3"]);
+        assert!(!output.status.success());
+        let err = text(&output.stderr);
+        assert!(err.contains(said), "{err}");
+    }
+    // A line of nccl-tests.
+    let output = mpirun("2", "all_reduce", &["-b", "8", "-e", "64", "-f", "2", "-g", "1"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let out = text(&output.stdout);
+    assert!(out.contains("# nThread 1 nGpus 1 ") && out.contains("#  Rank  1 Group  0 Pid "), "{out}");
 }
 
 #[test]

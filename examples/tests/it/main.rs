@@ -14,6 +14,7 @@ mod gpu_bw;
 mod gpu_doctor;
 #[cfg(feature = "cuda")]
 mod gpu_memory;
+mod help;
 mod in_network;
 mod interruptions;
 mod kv;

@@ -1,6 +1,7 @@
 //! Ranks of several hosts, which share memory inside each host: `RDMA_HOSTID` makes hosts of this
 //! one.
 
+use std::io::Read;
 use std::process::{Child, Command, Output};
 
 use nix::sys::signal::{Signal, kill};
@@ -11,6 +12,43 @@ use crate::common::*;
 
 /// Few iterations of few sizes, of which some are odd.
 const FEW: [&str; 10] = ["-n", "2", "-w", "1", "-b", "36", "-f", "50", "--chunk", "8K"];
+
+/// The first line that a program prints on standard error.
+fn said(child: &mut Child) -> String {
+    let (mut line, mut byte) = (String::new(), [0]);
+    // A buffer would take more than the line.
+    while child.stderr.as_mut().unwrap().read(&mut byte).unwrap() > 0 && byte != *b"\n" {
+        line.push(char::from(byte[0]));
+    }
+    line
+}
+
+#[test]
+fn a_wait_for_a_peer_is_said() {
+    let address = free_address(50);
+    let few = ["-s", "64", "-n", "10", "--timeout", "60"];
+    let mut client = start("pingpong", &[&[&address[..]], &few[..]].concat());
+    assert_eq!(said(&mut client), format!("waiting for {address}"));
+    let server = start("pingpong", &[&["--server", &address], &few[..]].concat());
+    for side in [client, server] {
+        let output = finish(side);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let address = free_address(51);
+    let few = ["--world", "2", "--root", &address, "--max", "64", "-n", "2", "--timeout", "60"];
+    let mut first = start("all_reduce", &[&["--rank", "0"], &few[..]].concat());
+    assert_eq!(said(&mut first), format!("waiting for the other process at {address}"));
+    let second = start("all_reduce", &[&["--rank", "1"], &few[..]].concat());
+    for rank in [first, second] {
+        let output = finish(rank);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let address = free_address(52);
+    let mut compat = start("pingpong", &["--compat", &address, "--timeout", "60"]);
+    assert_eq!(said(&mut compat), format!("waiting for {address}"));
+    compat.kill().unwrap();
+    compat.wait().unwrap();
+}
 
 /// Variables of a rank.
 type Variables = Vec<(&'static str, &'static str)>;
@@ -168,7 +206,7 @@ fn a_killed_rank_of_another_host_is_named() {
 fn on_two_devices(name: &str, args: &[&str], variables: &[(&str, &str)]) -> Value {
     let mut command = program(name);
     command.env("RDMA_SOFT_DEVICES", "2").env("RDMA_DEVICE", "soft").envs(variables.iter().copied());
-    command.args(["--json", "-r", "3", "--transport", "verbs"]).args(FEW).args(args);
+    command.args(["--json", "-g", "3", "--transport", "verbs"]).args(FEW).args(args);
     let out = rdma_test_support::program::has_succeeded(name, &finish(command.spawn().unwrap()));
     right(name, args, serde_json::from_str(&out).unwrap())
 }
@@ -232,16 +270,16 @@ fn ranks_with_different_numbers_of_rails_are_connected() {
 fn rails_that_cannot_be_had_are_said() {
     fail(
         "all_reduce",
-        &["-r", "2", "--rails", "2"],
+        &["-g", "2", "--rails", "2"],
         "2 rails are wanted, and --device or RDMA_DEVICE leaves 1: soft0:1",
     );
-    fail("all_reduce", &["-r", "2", "--rails", "0"], "give 1 to 64, or all");
+    fail("all_reduce", &["-g", "2", "--rails", "0"], "give 1 to 64, or all");
     for (name, value, said) in [
         ("RDMA_RAILS", "x", "give 1 to 64, or all"),
         ("RDMA_QPS_PER_CONNECTION", "129", "give 1 to 128"),
         ("RDMA_CROSS_RAIL", "3", "give 0 to 2"),
     ] {
-        let output = finish(program("all_reduce").args(["-r", "1"]).env(name, value).spawn().unwrap());
+        let output = finish(program("all_reduce").args(["-g", "1"]).env(name, value).spawn().unwrap());
         has_failed(name, &output, &format!("{name} is \"{value}\" in the environment: {said}"));
     }
 }

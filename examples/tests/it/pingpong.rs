@@ -126,6 +126,91 @@ fn prints_the_tables_of_perftest() {
     assert!(out.contains(" rdma_cm QPs\t : ON\n"), "{out}");
 }
 
+#[test]
+fn addresses_stand_in_order_with_their_memory() {
+    let out = succeed("pingpong", &["--op", "write", "--test", "bw", "-q", "4", "-s", "64", "-n", "20"]);
+    let sides: Vec<&str> =
+        out.lines().filter_map(|line| line.trim_start().split_once(" address: ")).map(|it| it.0).collect();
+    assert_eq!(sides, [["local"; 4], ["remote"; 4]].concat(), "{out}");
+    let memory = |line: &str, head: &str| -> u64 {
+        let (_, rest) = line.split_once(head).unwrap_or_else(|| panic!("{head:?} is not in {line}"));
+        u64::from_str_radix(rest.split(' ').next().unwrap().trim_start_matches("0x"), 16).unwrap()
+    };
+    let local: Vec<&str> = out.lines().filter(|line| line.starts_with(" local address: ")).collect();
+    let addresses: Vec<u64> = local.iter().map(|line| memory(line, " VAddr ")).collect();
+    assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] == 64) && memory(local[0], " RKey ") > 0, "{out}");
+    let read = succeed("pingpong", &["--op", "read", "--test", "lat", "-s", "64", "-n", "20", "-o", "4"]);
+    assert!(read.contains(" OUT 0x04 RKey 0x"), "{read}");
+    let sent = succeed("pingpong", &["--test", "lat", "-s", "64", "-n", "20"]);
+    assert!(!sent.contains("RKey"), "{sent}");
+}
+
+#[test]
+fn figures_and_latencies_are_printed_alone() {
+    for (test, figure) in [("lat", "latency"), ("bw", "bandwidth"), ("bw", "message_rate")] {
+        let out = succeed("pingpong", &["--test", test, "-s", "64", "-n", "20", "--output", figure]);
+        assert!(out.lines().count() == 1 && out.trim().parse::<f64>().is_ok_and(|figure| figure > 0.0), "{out}");
+    }
+    for option in ["-H", "-U"] {
+        let out = succeed("pingpong", &["--test", "lat", "-s", "64", "-n", "20", option]);
+        let samples: Vec<f64> = out
+            .lines()
+            .skip_while(|line| *line != "#, usec")
+            .skip(1)
+            .map_while(|line| line.split_once(", ")?.1.parse().ok())
+            .collect();
+        assert!(samples.len() == 20 && (option == "-U" || samples.is_sorted()), "{out}");
+    }
+    let report = report(&["--test", "bw", "-s", "64", "-n", "5000", "-N"]);
+    assert_eq!(report["bandwidth"][0]["BW_peak"], 0.0);
+}
+
+/// Messages without a completion give their buffers back with a later one.
+#[test]
+fn completions_are_moderated() {
+    for op in ["send", "write", "read", "atomic"] {
+        for more in [&["-Q", "8"][..], &["-Q", "100", "-t", "7", "-q", "3"], &["-Q", "3", "-b", "-n", "7"]] {
+            let size = if op == "atomic" { "8" } else { "300" };
+            checked(&[&["--op", op, "-s", size], more].concat());
+        }
+    }
+    let out = succeed("pingpong", &["--test", "bw", "-s", "64", "-n", "50", "-t", "7", "-Q", "100"]);
+    assert!(out.contains(" TX depth        : 7\n CQ Moderation   : 7\n"), "{out}");
+    checked(&["-c", "UD", "-s", "300", "-Q", "8"]);
+    checked(&["-c", "UC", "-s", "300", "-Q", "8"]);
+}
+
+#[test]
+fn limits_are_checked() {
+    let few = ["--test", "bw", "-s", "64", "-n", "20"];
+    succeed("pingpong", &[&few[..], &["-w", "0.000001", "-y", "0.000001"]].concat());
+    for (option, said) in [("-w", "is below --limit_bw 1000000000"), ("-y", "is below --limit_msgrate 1000000000")] {
+        fail("pingpong", &[&few[..], &[option, "1000000000"]].concat(), said);
+    }
+}
+
+#[test]
+fn letters_of_perftest_mean_what_they_mean_there() {
+    let out = succeed("pingpong", &["-s", "64", "-n", "20", "-u", "16", "-S", "2", "-Q", "1", "-l", "1"]);
+    assert!(out.contains("Send BW Test"), "{out}");
+    let report = report(&["--test", "bw", "--op", "read", "-s", "64", "-D", "1", "-f", "0", "-o", "2"]);
+    assert!(report["bandwidth"][0]["n_iterations"].as_u64().unwrap() > 0);
+    for (args, said) in [
+        (&["-l", "8"][..], "perftest has -l: each message is posted by itself"),
+        (&["-z"], "-R connects by rdma_cm"),
+        (&["--use_cuda", "0"], "gpu_bw measures between the memories of GPUs"),
+        (&["-o", "4"], "--outs is for reads and atomic operations"),
+        (&["-f", "1"], "--duration"),
+        (&["-D", "4", "-f", "2"], "--duration 4 is not longer than two times --margin 2"),
+        (&["--output", "latency"], "--output prints one test"),
+        (&["--output", "latency", "--test", "bw"], "--test bw has bandwidth and message_rate"),
+        (&["-w", "1", "--test", "lat"], "are for bandwidth tests"),
+        (&["-H", "--test", "bw"], "print the latency of each message"),
+    ] {
+        fail("pingpong", args, said);
+    }
+}
+
 /// A gigabit is 10^9 bits, and a mebibyte 2^20 bytes.
 #[test]
 fn gigabits_are_counted_as_perftest_does() {

@@ -64,6 +64,10 @@ mod devinfo {
         lines.sort_unstable();
         assert!(!lines.is_empty() && lines.windows(2).all(|pair| pair[0] != pair[1]), "{said}");
         serde_json::from_str::<Value>(&succeed("devinfo", &["--why", "--json"])).unwrap();
+        let missing = program("devinfo").arg("--why").env("RDMA_IBVERBS_PATH", "/nonexistent/libibverbs.so").spawn();
+        let said = text(&finish(missing.unwrap()).stdout);
+        let reason = said.lines().find(|line| line.contains("/nonexistent/libibverbs.so")).unwrap();
+        assert_eq!(reason.matches("/nonexistent/libibverbs.so").count(), 1, "{reason}");
     }
 
     #[test]
@@ -111,7 +115,7 @@ mod all_reduce {
     fn every_number_of_ranks_sums() {
         for (ranks, transport) in ["1", "2", "3", "4", "5"].into_iter().flat_map(|r| [(r, "shm"), (r, "verbs")]) {
             let sizes = ["--min", "4", "--max", "1M", "-f", "8", "-n", "3", "-w", "1"];
-            let report = json(&[&sizes[..], &["-r", ranks, "--transport", transport]].concat());
+            let report = json(&[&sizes[..], &["-g", ranks, "--transport", transport]].concat());
             assert_eq!(report["ranks"].to_string(), ranks);
             assert_eq!(report["transport"], if ranks == "1" { "verbs" } else { transport });
             is_right(&report, 7);
@@ -121,7 +125,7 @@ mod all_reduce {
     #[test]
     fn every_element_type_sums() {
         for dtype in ["float", "double", "int32", "uint32", "int64", "uint64"] {
-            is_right(&json(&["-r", "2", "--min", "1000", "--max", "100000", "-f", "10", "-n", "2", "-t", dtype]), 3);
+            is_right(&json(&["-g", "2", "--min", "1000", "--max", "100000", "-f", "10", "-n", "2", "-d", dtype]), 3);
         }
     }
 
@@ -130,7 +134,7 @@ mod all_reduce {
         let cases = [("4K", "1"), ("4K", "5"), ("16K", "2"), ("1M", "3")];
         for (algo, (chunk, lead)) in ["ring", "direct"].into_iter().flat_map(|algo| cases.map(|case| (algo, case))) {
             let sizes = ["--min", "100000", "--max", "900000", "-f", "3", "-n", "2"];
-            let more = ["-r", "3", "--chunk", chunk, "--lead", lead, "--algo", algo, "--transport", "verbs"];
+            let more = ["-g", "3", "--chunk", chunk, "--lead", lead, "--algo", algo, "--transport", "verbs"];
             let args = [&sizes[..], &more].concat();
             is_right(&json(&args), 3);
         }
@@ -140,7 +144,7 @@ mod all_reduce {
     fn arrivals_told_by_completions_sum() {
         for algo in ["auto", "ring", "direct"] {
             for ranks in ["2", "4"] {
-                let sizes = ["-r", ranks, "--min", "8", "--max", "2M", "-f", "64", "-n", "3", "--chunk", "64K"];
+                let sizes = ["-g", ranks, "--min", "8", "--max", "2M", "-f", "64", "-n", "3", "--chunk", "64K"];
                 let report = json(&[&sizes[..], &["--completions", "--algo", algo, "--transport", "verbs"]].concat());
                 assert_eq!(report["notice"], "told by completions");
                 is_right(&report, 4);
@@ -153,7 +157,7 @@ mod all_reduce {
     fn arrivals_told_by_messages_sum() {
         for algo in ["auto", "ring", "direct"] {
             for ranks in ["2", "4"] {
-                let sizes = ["-r", ranks, "--min", "8", "--max", "2M", "-f", "64", "-n", "3", "--chunk", "8K"];
+                let sizes = ["-g", ranks, "--min", "8", "--max", "2M", "-f", "64", "-n", "3", "--chunk", "8K"];
                 let report = json(&[&sizes[..], &["--messages", "--algo", algo, "--transport", "verbs"]].concat());
                 assert_eq!(report["notice"], "told by messages");
                 is_right(&report, 4);
@@ -163,7 +167,7 @@ mod all_reduce {
 
     #[test]
     fn prints_the_table_of_nccl_tests() {
-        let out = succeed("all_reduce", &["-r", "2", "--min", "64", "--max", "128", "-n", "2"]);
+        let out = succeed("all_reduce", &["-g", "2", "--min", "64", "--max", "128", "-n", "2"]);
         assert!(out.lines().next().unwrap().starts_with("# using soft0"), "{out}");
         assert!(out.contains("out-of-place"), "{out}");
         assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
@@ -223,7 +227,7 @@ mod all_reduce {
     fn a_device_that_the_environment_leaves_out_is_said() {
         let with = |name: &str, value: &str| {
             let mut command = program("all_reduce");
-            command.env_remove("RDMA_DEVICE").env(name, value).args(["-r", "1", "--max", "64"]);
+            command.env_remove("RDMA_DEVICE").env(name, value).args(["-g", "1", "--max", "64"]);
             finish(command.spawn().unwrap())
         };
         // A machine with hardware uses it.
@@ -247,7 +251,7 @@ mod all_reduce {
     fn the_settings_come_from_options_and_the_environment() {
         let with = |args: &[&str], variables: &[(&str, &str)]| {
             let mut command = program("all_reduce");
-            let rank = ["-r", "2", "--max", "64", "-n", "2"];
+            let rank = ["-g", "2", "--max", "64", "-n", "2"];
             command.env("RDMA_SOFT_DEVICES", "2").envs(variables.iter().copied()).args(rank).args(args);
             finish(command.spawn().unwrap())
         };
@@ -360,7 +364,7 @@ mod all_reduce {
 
     /// Starts a job that would take very long, and waits until it works.
     fn endless(more: &[&str]) -> (Child, Vec<u32>, impl BufRead + use<>) {
-        let args = ["-r", "3", "--min", "64K", "--max", "64K", "-n", "100000000", "-c", "0", "--transport", "verbs"];
+        let args = ["-g", "3", "--min", "64K", "--max", "64K", "-n", "100000000", "-c", "0", "--transport", "verbs"];
         let mut job = start("all_reduce", &[&args, more].concat());
         let mut out = BufReader::new(job.stdout.take().unwrap());
         let mut line = String::new();
@@ -448,7 +452,7 @@ mod all_reduce {
 
     #[test]
     fn a_reader_that_leaves_is_no_failure() {
-        let mut job = start("all_reduce", &["-r", "2", "--max", "4K", "-n", "10"]);
+        let mut job = start("all_reduce", &["-g", "2", "--max", "4K", "-n", "10"]);
         drop(job.stdout.take());
         let mut err = String::new();
         job.stderr.take().unwrap().read_to_string(&mut err).unwrap();

@@ -14,7 +14,7 @@ use crate::common::*;
 /// Runs both kinds of programs with a command that runs its arguments in a sandbox.
 fn run_in(sandbox: &[&str]) {
     for (name, args, last) in [
-        ("all_reduce", &["-r", "3", "--max", "1K", "-n", "2"][..], "# Collective test concluded: all_reduce"),
+        ("all_reduce", &["-g", "3", "--max", "1K", "-n", "2"][..], "# Collective test concluded: all_reduce"),
         ("rping", &["-C", "3"], "all came back as they were"),
     ] {
         let mut command = Command::new(sandbox[0]);
@@ -163,7 +163,7 @@ fn a_client_in_another_namespace_is_told_why() {
 fn lines_of_ranks_are_not_mixed() {
     let loop_over = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do \"$0\" \"$@\" & done; wait";
     let mut shell = Command::new("sh");
-    shell.args(["-c", loop_over]).arg(program("all_reduce").get_program()).args(["--device", "mlx9_9", "-r", "2"]);
+    shell.args(["-c", loop_over]).arg(program("all_reduce").get_program()).args(["--device", "mlx9_9", "-g", "2"]);
     let output = finish(shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let err = text(&output.stderr);
     let whole = |line: &str| line.starts_with("all_reduce: rank ") && line.matches("mlx9_9").count() == 1;

@@ -47,7 +47,7 @@ fn remaining(drawn: &str) -> Vec<&str> {
 #[test]
 fn one_rank_shows_its_progress_and_erases_it_for_the_table() {
     let steps = ["-b", "8", "-e", "1K", "-n", "20"];
-    let ranks = [&steps[..], &["-r", "3"]].concat();
+    let ranks = [&steps[..], &["-g", "3"]].concat();
     for (name, args) in [("all_reduce", &ranks[..]), ("pingpong", &["-n", "20", "-s", "64"])] {
         for columns in [0, 80, 400] {
             let drawn = drawn(name, args, columns);
@@ -63,7 +63,7 @@ fn one_rank_shows_its_progress_and_erases_it_for_the_table() {
 #[test]
 fn a_terminal_of_a_few_columns_is_one() {
     for columns in [1, 5] {
-        let drawn = drawn("all_reduce", &["-r", "2", "-b", "8", "-e", "64", "-n", "5"], columns);
+        let drawn = drawn("all_reduce", &["-g", "2", "-b", "8", "-e", "64", "-n", "5"], columns);
         assert!(drawn.contains("# Collective test concluded: all_reduce"), "{drawn:?}");
     }
 }

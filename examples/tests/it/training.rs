@@ -100,7 +100,7 @@ fn grids_that_do_not_fit_are_refused() {
     refused(&["--pp", "3"], "--layers 4 is no multiple of --pp 3; change one of them");
     refused(&["--tp", "3"], "--hidden 128 is no multiple of --tp 3");
     refused(&["--experts", "0"], "--ep 2 of a model without experts; give --ep 1, or --experts");
-    refused(&["-r", "4"], "4 ranks for a grid of --dp 2 x --tp 2 x --pp 2 = 8");
+    refused(&["-g", "4"], "4 ranks for a grid of --dp 2 x --tp 2 x --pp 2 = 8");
     refused(&["--dp", "0"], "give 1 to 1000000");
     refused(&["--fit", "/nonexistent.json"], "cannot read /nonexistent.json");
     refused(&["-n", "1000000", "--json", "/nonexistent/x"], "cannot create /nonexistent/x");

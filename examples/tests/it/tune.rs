@@ -40,7 +40,7 @@ fn tune(table: &str, args: &[&str]) -> String {
 fn a_tuned_table_decides() {
     let folder = Folder::new("decides");
     let table = folder.file("table.json");
-    let report = json(&tune(&table, &["--json", "-r", "3", "--ops", "all_reduce,broadcast,sendrecv,barrier"]));
+    let report = json(&tune(&table, &["--json", "-g", "3", "--ops", "all_reduce,broadcast,sendrecv,barrier"]));
     assert_eq!(report["program"], "tune");
     let records = report["records"].as_array().unwrap();
     let of = |op: &str, ranks: u64| records.iter().filter(|r| r["op"] == op && r["ranks"] == ranks).count();
@@ -60,7 +60,7 @@ fn a_tuned_table_decides() {
     let named = |entry: &&Value| entry["op"] == "broadcast" && entry["up_to_ranks"] == 3;
     let entry = chosen.clone().find(named).unwrap();
     let algo = |args: &[&str]| {
-        let all = [&["-r", "3", "-b", "64", "-e", "64", "-n", "2", "-J"], args].concat();
+        let all = [&["-g", "3", "-b", "64", "-e", "64", "-n", "2", "-J"], args].concat();
         json(&succeed("broadcast", &all))["results"][0]["algo"].as_str().unwrap().to_owned()
     };
     let expected = match entry["algorithm"].as_str().unwrap() {
@@ -75,11 +75,11 @@ fn records_of_other_jobs_stay() {
     let folder = Folder::new("stay");
     let table = folder.file("table.json");
     let entries = || json(&std::fs::read_to_string(&table).unwrap())["entries"].as_array().unwrap().clone();
-    let out = tune(&table, &["-r", "2", "--ops", "all_gather"]);
+    let out = tune(&table, &["-g", "2", "--ops", "all_gather"]);
     assert!(out.contains("all_gather      2      1        shm      1K"), "{out}");
     assert!(out.contains("RDMA_ALGO_TABLE"), "{out}");
     let first = entries();
-    tune(&table, &["-r", "2", "--ops", "all_gather", "--transport", "verbs"]);
+    tune(&table, &["-g", "2", "--ops", "all_gather", "--transport", "verbs"]);
     let both = entries();
     assert!(first.iter().all(|entry| both.contains(entry)), "{first:?} {both:?}");
     assert!(both.iter().any(|entry| entry["transport"] == "verbs"));
@@ -105,7 +105,7 @@ fn the_environment_names_the_table() {
     let table = folder.file("table.json");
     std::fs::write(&table, r#"{"entries": [{"op": "broadcast", "algorithm": "ring"}]}"#).unwrap();
     let algo = |args: &[&str]| {
-        let all = [&["-r", "2", "-b", "64", "-e", "64", "-n", "2", "-J"], args].concat();
+        let all = [&["-g", "2", "-b", "64", "-e", "64", "-n", "2", "-J"], args].concat();
         let child = program("broadcast").args(all).env("RDMA_ALGO_TABLE", &table).spawn().unwrap();
         let out = rdma_test_support::program::has_succeeded("broadcast", &finish(child));
         json(&out)["results"][0]["algo"].as_str().unwrap().to_owned()
@@ -123,7 +123,7 @@ fn bad_files_and_arguments_are_refused() {
     fail("tune", &["--table", "/nonexistent/table.json"], "cannot write the table of algorithms");
     let table = folder.file("table.json");
     fail("tune", &["--table", &table, "--json", "/nonexistent/x"], "cannot create /nonexistent/x");
-    fail("tune", &["-r", "1"], "one rank has no choice");
+    fail("tune", &["-g", "1"], "one rank has no choice");
     fail("tune", &["--sizes", "2"], "--sizes 2 is less than one element");
     fail("tune", &["--ops", "magic"], "invalid value 'magic'");
     fail("tune", &["--ops", "sendrecv"], "--ops sendrecv: there is one algorithm");
@@ -135,7 +135,7 @@ fn a_path_need_not_be_text() {
     use std::os::unix::ffi::OsStrExt;
     let folder = Folder::new("odd");
     let table = folder.0.join(OsStr::from_bytes(b"\xff.json"));
-    let args = ["--quick", "--sizes", "64", "-r", "2", "--ops", "all_reduce", "--json", "--table"];
+    let args = ["--quick", "--sizes", "64", "-g", "2", "--ops", "all_reduce", "--json", "--table"];
     let output = finish(program("tune").args(args).arg(&table).spawn().unwrap());
     let report = json(&rdma_test_support::program::has_succeeded("tune", &output));
     assert!(report["table"].as_str().unwrap().ends_with(".json") && table.exists());

@@ -71,7 +71,9 @@ pub fn has_failed(what: &str, output: &Output, part: &str) {
     let err = text(&output.stderr);
     assert!(!output.status.success(), "{what} succeeded");
     assert!(output.status.code().is_some_and(|code| code != 101), "{what}: {}\n{err}", output.status);
-    assert_eq!(err.lines().count(), 1, "{what}: more or less than one line:\n{err}");
+    // On a loaded machine, a program may also say that it waits for a peer.
+    let lines = err.lines().filter(|line| !line.starts_with("waiting for "));
+    assert_eq!(lines.count(), 1, "{what}: more or less than one line:\n{err}");
     assert!(err.contains(part), "{what}: {part:?} is not in {err}");
 }
 

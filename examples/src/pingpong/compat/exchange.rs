@@ -11,6 +11,7 @@ use socket2::Socket;
 
 use super::wire::{self, Address, DONE, Quoted};
 use crate::Failure;
+use crate::waiting::Waiting;
 use rdma_collectives::bootstrap::{self, Until, is_timeout};
 
 /// Advice about an option that users of the C program forget.
@@ -25,7 +26,10 @@ pub(super) fn serve<T>(
     connect: impl FnOnce(&[Address]) -> Result<T, Failure>,
 ) -> Result<(T, Vec<Address>), Failure> {
     let deadline = Instant::now() + timeout;
+    let at = listener.local_addr()?.as_socket().map_or_else(String::new, |address| format!(" at {address}"));
+    let waiting = Waiting::for_peer(format_args!("a client{at}"));
     let (stream, who) = accept(listener, deadline, timeout)?;
+    drop(waiting);
     let remote = receive_addresses(&stream, own.len(), deadline, &who, "")?;
     let connected = connect(&remote)?;
     send(&stream, own, deadline).map_err(|error| gone(&who, &error))?;
@@ -49,6 +53,7 @@ pub(super) fn serve<T>(
 /// server can receive by then.
 pub(super) fn join(address: &str, own: &[u8], timeout: Duration) -> Result<Vec<Address>, Failure> {
     let deadline = Instant::now() + timeout;
+    let _waiting = Waiting::for_peer(address);
     let stream = bootstrap::connect(address, "the server", timeout)?;
     let who = format!("the server at {address}");
     stream.set_tcp_nodelay(true).ok();

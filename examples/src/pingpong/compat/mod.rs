@@ -41,52 +41,67 @@ const MEMORY: usize = 64 << 20;
 pub struct Args {
     /// Exchange messages with a C program
     #[arg(long, required = true)]
+    #[arg(help_heading = cli::WHAT)]
     compat: bool,
     /// The C program: RC for ibv_rc_pingpong, UC for ibv_uc_pingpong
     #[arg(long, value_enum, ignore_case = true, default_value = "RC")]
+    #[arg(help_heading = cli::WHAT)]
     connection: Connection,
     /// The C program is ibv_srq_pingpong: queue pairs that share their receives
     #[arg(long, visible_alias = "use-srq")]
+    #[arg(help_heading = cli::WHAT)]
     srq: bool,
     /// Queue pairs that share their receives
     #[arg(short = 'q', long = "num-qp", value_name = "N", default_value_t = 16, requires = "srq")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..SHARED_LINES as i64))]
+    #[arg(help_heading = cli::SIZES)]
     num_qp: u32,
     #[command(flatten)]
     sides: Sides,
     /// Device: soft0, mlx5_0, mlx5_0:1, any, hardware
     #[arg(short = 'd', long = "ib-dev", visible_alias = "device", value_name = "NAME", env = "RDMA_DEVICE")]
+    #[arg(help_heading = cli::TRANSPORT)]
     device: Option<String>,
     /// Port of the device
     #[arg(short = 'i', long = "ib-port", value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(help_heading = cli::TRANSPORT)]
     ib_port: Option<u8>,
     /// Index in the port's GID table (default: the GID that reaches farthest)
     #[arg(short = 'g', long = "gid-idx", visible_short_alias = 'x', visible_alias = "gid-index", value_name = "N")]
+    #[arg(help_heading = cli::TRANSPORT)]
     gid_index: Option<u32>,
     /// Bytes of a message
     #[arg(short, long, value_name = "SIZE", default_value = "4096")]
+    #[arg(help_heading = cli::SIZES)]
     size: Size,
     /// The path's MTU
     #[arg(short, long, value_name = "BYTES", default_value_t = 1024, value_parser = cli::mtu)]
+    #[arg(help_heading = cli::TRANSPORT)]
     mtu: u32,
     /// Receives posted at a time, as far as memory allows
     #[arg(short, long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(help_heading = cli::SIZES)]
     rx_depth: u32,
     /// Messages in each direction, on all queue pairs together
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=2_147_483_647))]
+    #[arg(help_heading = cli::SIZES)]
     iters: u64,
     /// Service level
     #[arg(short = 'l', long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=15))]
+    #[arg(help_heading = cli::TRANSPORT)]
     sl: Option<u8>,
     /// Sleep until there are completions
     #[arg(short, long)]
+    #[arg(help_heading = cli::TRANSPORT)]
     events: bool,
     /// Check the contents of every message; the C program needs its -c, too
     #[arg(short = 'c', long = "chk", visible_alias = "check")]
+    #[arg(help_heading = cli::WHAT)]
     check: bool,
     /// Print one JSON object
     #[arg(short = 'J', long)]
+    #[arg(help_heading = cli::OUTPUT)]
     json: bool,
 }
 

@@ -34,6 +34,10 @@ pub fn program(name: &str) -> Command {
         "kv" => env!("CARGO_BIN_EXE_kv"),
         "tune" => env!("CARGO_BIN_EXE_tune"),
         "plan" => env!("CARGO_BIN_EXE_plan"),
+        #[cfg(feature = "cuda")]
+        "gpu_bw" => env!("CARGO_BIN_EXE_gpu_bw"),
+        #[cfg(feature = "cuda")]
+        "gpu_doctor" => env!("CARGO_BIN_EXE_gpu_doctor"),
         _ => env!("CARGO_BIN_EXE_devinfo"),
     };
     let mut command = Command::new(path);
@@ -68,7 +72,7 @@ pub fn free_address(host: u8) -> String {
 /// Starts a job of three ranks that would take very long, and waits until it works. Returns its
 /// processes, of which there are `processes`, and its output.
 pub fn endless(program: &str, more: &[&str], processes: usize) -> (Child, Vec<u32>, impl BufRead + use<>) {
-    let args = ["-r", "3", "-b", "64K", "-e", "64K", "-n", "100000000", "-c", "0"];
+    let args = ["-g", "3", "-b", "64K", "-e", "64K", "-n", "100000000", "-c", "0"];
     running(program, &[&args, more].concat(), "(elements)", processes)
 }
 
