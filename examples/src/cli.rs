@@ -183,7 +183,7 @@ fn with_help(command: Command) -> Command {
             .disable_version_flag(true)
             .arg(version.help("Print version").help_heading(OUTPUT).hide_short_help(true));
     }
-    if let Some(end) = command.get_after_help().cloned() {
+    if let Some(end) = command.get_after_long_help().or(command.get_after_help()).cloned() {
         command = command.after_help(MORE).after_long_help(end);
     }
     in_groups(command).mut_subcommands(in_groups)
