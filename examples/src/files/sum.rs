@@ -1,0 +1,173 @@
+//! The checksum of a file, which is the same with zeros and with holes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use xxhash_rust::xxh64::Xxh64;
+
+use super::extents::{Extent, extent};
+
+/// Bytes that are read at a time.
+const PART: u64 = 256 << 10;
+/// Bytes of a block. Blocks of zeros are left out of the checksum, so that a long hole costs
+/// nothing.
+const BLOCK: u64 = 64 << 10;
+
+/// Zeros in front of and behind the other bytes of a block.
+static ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
+
+/// The checksum of bytes from a file's start on: of the number and the bytes of each block that
+/// has others than zeros, and of the length. It does not depend on how the bytes are divided.
+#[derive(Clone)]
+pub(crate) struct Sum {
+    hash: Xxh64,
+    len: u64,
+    /// Whether the last block, which is not complete, has other bytes than zeros.
+    is_hashed: bool,
+}
+
+impl Sum {
+    pub(crate) fn new() -> Self {
+        Self { hash: Xxh64::new(0), len: 0, is_hashed: false }
+    }
+
+    /// The checksum of a file's first `len` bytes.
+    pub(crate) fn of(file: &File, len: u64) -> io::Result<Self> {
+        let (mut sum, mut part) = (Self::new(), Vec::new());
+        while sum.len < len {
+            sum.read(file, len, &mut part)?;
+        }
+        Ok(sum)
+    }
+
+    /// Goes on with the next bytes of a file, which are part of its first `len`. Returns the number
+    /// of bytes that it has read; a hole is not read.
+    pub(crate) fn read(&mut self, file: &File, len: u64, buffer: &mut Vec<u8>) -> io::Result<u64> {
+        match extent(file, self.len..len)? {
+            Extent::Hole(hole) => {
+                self.skip(hole.end - hole.start);
+                Ok(0)
+            }
+            Extent::Data(data) => {
+                let count = PART.min(data.end - data.start);
+                buffer.resize(usize::try_from(count).unwrap_or(0), 0);
+                file.read_exact_at(buffer, data.start)?;
+                self.update(buffer);
+                Ok(count)
+            }
+        }
+    }
+
+    /// Goes on with bytes.
+    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let before = self.len % BLOCK;
+            let (part, rest) = bytes.split_at(bytes.len().min(size(BLOCK - before)));
+            if !self.is_hashed && part.iter().any(|&byte| byte != 0) {
+                self.hash.update(&(self.len / BLOCK).to_le_bytes());
+                self.hash.update(&ZEROS[..size(before)]);
+                self.is_hashed = true;
+            }
+            if self.is_hashed {
+                self.hash.update(part);
+            }
+            self.advance(part.len() as u64);
+            bytes = rest;
+        }
+    }
+
+    /// Goes on with zeros.
+    pub(crate) fn skip(&mut self, count: u64) {
+        let rest = count.min(BLOCK - self.len % BLOCK);
+        if self.is_hashed {
+            self.hash.update(&ZEROS[..size(rest)]);
+        }
+        self.advance(rest);
+        // In these blocks there is nothing else.
+        self.len += count - rest;
+    }
+
+    fn advance(&mut self, count: u64) {
+        self.len += count;
+        self.is_hashed &= self.len % BLOCK != 0;
+    }
+
+    /// Bytes up to here.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn digest(&self) -> u64 {
+        let mut hash = self.hash.clone();
+        hash.update(&self.len.to_le_bytes());
+        hash.digest()
+    }
+}
+
+/// A number of bytes of a block.
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(parts: &[(bool, Vec<u8>)]) -> u64 {
+        let mut sum = Sum::new();
+        for (is_hole, bytes) in parts {
+            if *is_hole { sum.skip(bytes.len() as u64) } else { sum.update(bytes) }
+        }
+        sum.digest()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn zeros_are_as_holes_however_they_are_divided(
+            parts in prop::collection::vec((any::<bool>(), 0..3 * BLOCK as usize, any::<u8>()), 0..6),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let parts: Vec<_> =
+                parts.iter().map(|&(is_hole, len, byte)| (is_hole, vec![if is_hole { 0 } else { byte }; len])).collect();
+            let whole: Vec<u8> = parts.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
+            let (front, back) = whole.split_at(cut.index(whole.len() + 1));
+            let expected = of(&parts);
+            prop_assert_eq!(of(&[(false, front.to_vec()), (false, back.to_vec())]), expected);
+            if let Some(at) = whole.len().checked_sub(1) {
+                let mut other = whole.clone();
+                other[at] ^= 1;
+                prop_assert_ne!(of(&[(false, other)]), expected);
+            }
+            let longer = [&whole[..], &[0]].concat();
+            prop_assert_ne!(of(&[(false, longer)]), expected);
+        }
+    }
+
+    #[test]
+    fn a_block_that_moves_changes_the_checksum() {
+        let block = |at: u64| {
+            let mut sum = Sum::new();
+            sum.skip(at * BLOCK);
+            sum.update(b"x");
+            sum.skip(10 * BLOCK - sum.len());
+            sum.digest()
+        };
+        assert_ne!(block(1), block(2));
+    }
+
+    #[test]
+    fn a_file_of_holes_is_not_read() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 40).unwrap();
+        file.write_all_at(b"x", 1 << 39).unwrap();
+        let mut expected = Sum::new();
+        expected.skip(1 << 39);
+        expected.update(b"x");
+        expected.skip((1 << 39) - 1);
+        assert_eq!(Sum::of(&file, 1 << 40).unwrap().digest(), expected.digest());
+    }
+}
