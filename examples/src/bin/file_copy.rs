@@ -53,6 +53,7 @@ enum Command {
     },
     /// Send files, and directories with all that is in them. A copy that was interrupted goes on
     /// when it is run again
+    #[command(after_long_help = file_copy::HELP)]
     Send {
         /// The receiver's address
         address: String,

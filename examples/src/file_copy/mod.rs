@@ -46,15 +46,17 @@ pub const IN_FLIGHT: usize = 3;
 
 /// The paragraphs of `--help` about what a copy keeps, and about exit statuses.
 pub const HELP: &str = "\
-A copy keeps what `rsync -aHS` keeps: the names' bytes, contents, permissions, times of \
-modification, symbolic links, hard links among what is sent, holes, and owners (by number) if the \
-receiver runs as root. It does not keep: owners otherwise, set-user-ID, set-group-ID and sticky \
-bits, access control lists, extended attributes, file flags, times of access, preallocated space. \
-It does not copy: FIFOs, sockets, block and character devices, folders .file_copy-unfinished. What \
-was left out is said on standard error, in one line for each kind.
+A copy keeps what `rsync -aHS` keeps: bytes of names, contents, permissions, times of
+modification, symbolic links, hard links among what is sent, holes, and owners (by number) if
+the receiver runs as root.
+It does not keep: owners otherwise; set-user-ID, set-group-ID and sticky bits; access control
+lists; extended attributes; file flags; times of access; preallocated space.
+It does not copy: FIFOs; sockets; block and character devices; folders .file_copy-unfinished.
+What was left out is said on standard error, in one line for each kind.
 
-Exit status: 0 success (attributes may be missing), 1 failure, 2 invalid arguments, 23 all was \
-copied but for some things or times of modification. --log debug shows more on standard error.";
+Exit status: 0 success, also without some attributes; 1 failure; 2 invalid arguments; 23 success,
+but some things were not copied, or have another time of modification.
+--log debug shows more on standard error.";
 
 /// Options of a sender's node, and of a receiver's for up to `connections` senders.
 pub fn node_options(connections: u32) -> NodeOptions {

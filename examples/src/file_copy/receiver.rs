@@ -189,6 +189,7 @@ impl Intake<'_> {
                 let attributes = valid(attributes)?;
                 self.unset.add(self.tree.finish_directory(path, &attributes).map_err(failure(path))?);
             }
+            Order::Link(_, _, []) => return Err(malformed()),
             Order::Link(attributes, path, to) => {
                 let (attributes, to) = (valid(attributes)?, OsStr::from_bytes(to));
                 let link = |target: Target| target.link(to, &attributes);

@@ -264,7 +264,9 @@ mod tests {
 
     /// Attributes of a file that this process would make.
     fn attributes(mode: u32) -> Attributes {
-        Attributes { mode, ..Attributes::from(&tempfile::tempfile().unwrap().metadata().unwrap()) }
+        let mut attributes = Attributes::from(&tempfile::tempfile().unwrap().metadata().unwrap());
+        attributes.mode = mode;
+        attributes
     }
 
     #[test]
