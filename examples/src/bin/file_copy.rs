@@ -22,7 +22,7 @@ const FIRST_ORDER: Duration = Duration::from_secs(10);
 
 /// Copies files and directories over RDMA
 #[derive(Parser)]
-#[command(version, long_about = None, after_help = file_copy::HELP)]
+#[command(version, long_about = None, after_help = file_copy::STATUS_HELP, after_long_help = file_copy::HELP)]
 struct Args {
     #[command(subcommand)]
     command: Command,

@@ -17,7 +17,7 @@ use crate::files::extents::Extent;
 use crate::files::listing::{Entry, Identity, Kind, Listing, cannot_read};
 use crate::files::omitted::{NotKept, Skipped, skipped_lines};
 use crate::files::source::Source;
-use crate::files::sum::Sum;
+use crate::files::sum::{Reading, Sum};
 use crate::message::{decode, encode};
 use crate::progress::Bytes;
 use rdma_collectives::text::PeerText;
@@ -175,17 +175,17 @@ impl<'a> Copy<'a> {
     /// Tells the receiver this side's version, and learns its own.
     async fn greet(&mut self) -> Result<(), Failure> {
         self.to.send(greeting()).await?;
-        match self.answer().await {
-            Ok(Answer::Version(VERSION)) => Ok(()),
-            Ok(Answer::Version(theirs)) => {
+        match self.next().await? {
+            Answer::Version(VERSION) => Ok(()),
+            Answer::Version(theirs) => {
                 let both = format!("this wire format has version {VERSION}; the receiver's has version {theirs}");
                 Err(Failure::new(format!("{both}: use the same release on both sides")))
             }
-            Ok(_) => Err(out_of_turn()),
             // Version 1 knows no greeting.
-            Err(failure) => Err(failure.context(format_args!(
+            Answer::Failed(reason) => Err(receivers(&reason).context(format_args!(
                 "the receiver has not told the version of its wire format, it may have 1; this has version {VERSION}"
             ))),
+            _ => Err(out_of_turn()),
         }
     }
 
@@ -231,18 +231,22 @@ impl<'a> Copy<'a> {
         self.summary.kept += sum.len();
         self.progress.add(sum.len());
         self.give(&Order::Start(sum.len())).await?;
+        let mut data = 0..0;
         while sum.len() < total {
             let offset = sum.len();
-            let end = match source.extent(offset).map_err(cannot_read)? {
-                Extent::Hole(hole) => {
-                    self.give(&Order::Hole(hole.end - offset)).await?;
-                    sum.skip(hole.end - offset);
-                    self.progress.add(hole.end - offset);
-                    continue;
+            if offset >= data.end {
+                match source.extent(offset).map_err(cannot_read)? {
+                    Extent::Hole(hole) => {
+                        let len = hole.end - offset;
+                        self.give(&Order::Hole(len)).await?;
+                        sum.skip(len);
+                        self.progress.add(len);
+                        continue;
+                    }
+                    Extent::Data(next) => data = next,
                 }
-                Extent::Data(data) => data.end,
-            };
-            let len = usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK);
+            }
+            let len = usize::try_from(data.end - offset).unwrap_or(CHUNK).min(CHUNK);
             let mut permit = self.to.reserve().await?;
             let (header, rest) = permit.payload_mut().split_at_mut(DATA_HEADER);
             let bytes = &mut rest[..len];
@@ -263,9 +267,9 @@ impl<'a> Copy<'a> {
 
     /// The checksum of a file's first `len` bytes. Tells the receiver at times that it goes on.
     async fn compare(&self, offer: &Offer<'_>, len: u64) -> Result<Sum, Failure> {
-        let (mut sum, mut part, mut silent) = (Sum::new(), Vec::new(), 0);
+        let (mut sum, mut reading, mut silent) = (Sum::new(), Reading::default(), 0);
         while sum.len() < len {
-            let read = offer.source.add_to(&mut sum, len, &mut part);
+            let read = offer.source.add_to(&mut sum, len, &mut reading);
             silent += read.map_err(|error| cannot_read(&offer.entry.source, &error))?;
             if silent >= COMPARED {
                 self.give(&Order::Comparing).await?;
@@ -277,15 +281,19 @@ impl<'a> Copy<'a> {
 
     /// The next answer; counts the files that are finished.
     async fn answer(&mut self) -> Result<Answer, Failure> {
-        let ended = || Failure::new("the receiver has ended the connection");
-        let message = self.from.next().await?.ok_or_else(ended)?;
-        let answer = decode(&message).ok_or_else(out_of_turn)?;
+        let answer = self.next().await?;
         match answer {
             Answer::Done => self.finished += 1,
             Answer::Failed(reason) => return Err(receivers(&reason)),
             Answer::Have(..) | Answer::Version(_) | Answer::Complete(_) => {}
         }
         Ok(answer)
+    }
+
+    async fn next(&mut self) -> Result<Answer, Failure> {
+        let ended = || Failure::new("the receiver has ended the connection");
+        let message = self.from.next().await?.ok_or_else(ended)?;
+        decode(&message).ok_or_else(out_of_turn)
     }
 }
 

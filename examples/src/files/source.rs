@@ -12,7 +12,7 @@ use nix::sys::stat::Mode;
 use super::attributes::Attributes;
 use super::extents::{Extent, extent};
 use super::listing::Identity;
-use super::sum::Sum;
+use super::sum::{Reading, Sum};
 
 /// An open file, with what was known of it when it was opened.
 #[derive(Debug)]
@@ -68,8 +68,8 @@ impl Source {
 
     /// Adds the next bytes to the checksum of the file's first `len`, and returns how many were
     /// read.
-    pub(crate) fn add_to(&self, sum: &mut Sum, len: u64, buffer: &mut Vec<u8>) -> io::Result<u64> {
-        sum.read(&self.file, len, buffer).map_err(|error| self.explain(error))
+    pub(crate) fn add_to(&self, sum: &mut Sum, len: u64, reading: &mut Reading) -> io::Result<u64> {
+        sum.read(&self.file, len, reading).map_err(|error| self.explain(error))
     }
 
     /// Succeeds if the file ends where it ended when it was opened, and if its times say that

@@ -34,29 +34,30 @@ impl Sum {
 
     /// The checksum of a file's first `len` bytes.
     pub(crate) fn of(file: &File, len: u64) -> io::Result<Self> {
-        let (mut sum, mut part) = (Self::new(), Vec::new());
+        let (mut sum, mut reading) = (Self::new(), Reading::default());
         while sum.len < len {
-            sum.read(file, len, &mut part)?;
+            sum.read(file, len, &mut reading)?;
         }
         Ok(sum)
     }
 
     /// Goes on with the next bytes of a file, which are part of its first `len`. Returns the number
     /// of bytes that it has read; a hole is not read.
-    pub(crate) fn read(&mut self, file: &File, len: u64, buffer: &mut Vec<u8>) -> io::Result<u64> {
-        match extent(file, self.len..len)? {
-            Extent::Hole(hole) => {
-                self.skip(hole.end - hole.start);
-                Ok(0)
-            }
-            Extent::Data(data) => {
-                let count = PART.min(data.end - data.start);
-                buffer.resize(usize::try_from(count).unwrap_or(0), 0);
-                file.read_exact_at(buffer, data.start)?;
-                self.update(buffer);
-                Ok(count)
+    pub(crate) fn read(&mut self, file: &File, len: u64, reading: &mut Reading) -> io::Result<u64> {
+        if self.len >= reading.data_end {
+            match extent(file, self.len..len)? {
+                Extent::Hole(hole) => {
+                    self.skip(hole.end - hole.start);
+                    return Ok(0);
+                }
+                Extent::Data(data) => reading.data_end = data.end,
             }
         }
+        let count = PART.min(reading.data_end - self.len);
+        reading.part.resize(usize::try_from(count).unwrap_or(0), 0);
+        file.read_exact_at(&mut reading.part, self.len)?;
+        self.update(&reading.part);
+        Ok(count)
     }
 
     /// Goes on with bytes.
@@ -103,6 +104,15 @@ impl Sum {
         hash.update(&self.len.to_le_bytes());
         hash.digest()
     }
+}
+
+/// The reading of a file.
+#[derive(Default)]
+pub(crate) struct Reading {
+    part: Vec<u8>,
+    /// Where the present extent of data ends: to look for it again before each part would take a
+    /// time that grows with the square of a fragmented file's length.
+    data_end: u64,
 }
 
 /// A number of bytes of a block.

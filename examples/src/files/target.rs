@@ -142,7 +142,13 @@ impl Target {
     fn replace<T>(&self, make: impl Fn(&OwnedFd, &str) -> io::Result<T>) -> io::Result<T> {
         for _ in 0..ATTEMPTS {
             let Some(outer) = self.own_folder()? else { continue };
-            let Some(inner) = own_folder(&outer)? else { continue };
+            let inner = match own_folder(&outer) {
+                Ok(Some(inner)) => inner,
+                Ok(None) => continue,
+                // Another copy has removed the outer folder.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
             let name = format!("{}-{}", std::process::id(), LINKS.fetch_add(1, Ordering::Relaxed));
             let made = make(&inner, &name).and_then(|made| {
                 renameat(&inner, name.as_str(), &self.parent, self.name.as_os_str())?;
@@ -245,9 +251,11 @@ fn metadata(folder: &OwnedFd, name: &OsStr) -> io::Result<Metadata> {
     File::from(openat(folder, name, flags, Mode::empty())?).metadata()
 }
 
-/// Whether this user may change a file's attributes, and changes those of no other name.
+/// Whether this user may change a file's attributes, and changes those of no other name. A sender
+/// must not give a set-user-ID program to more users.
 fn is_changeable(file: &Metadata) -> bool {
-    (file.uid() == geteuid().as_raw() || geteuid().is_root()) && file.nlink() == 1
+    let is_ours = file.uid() == geteuid().as_raw() || geteuid().is_root();
+    is_ours && file.nlink() == 1 && file.mode() & 0o6000 == 0
 }
 
 fn busy() -> io::Error {
@@ -418,6 +426,20 @@ mod tests {
         assert!(hard_link("new", "folder").is_err() && hard_link("new", "missing").is_err());
         let names: Vec<_> = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names.len(), 4, "{names:?}");
+    }
+
+    #[test]
+    fn a_set_user_id_program_is_not_given_to_more_users() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
+        fs::write(&path, "program").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o4750)).unwrap();
+        let now = Attributes::from(&path.metadata().unwrap());
+        let target = Tree::open(dir.path()).unwrap().target(b"program").unwrap();
+        assert!(target.finished(7, &now).is_some());
+        assert!(target.finished(7, &attributes(0o755)).is_none());
+        target.finish(&target.partial().unwrap(), &attributes(0o755)).unwrap();
+        assert_eq!(path.metadata().unwrap().mode(), 0o100_755);
     }
 
     #[test]

@@ -219,7 +219,7 @@ fn a_receiver_that_is_not_root_says_that_it_keeps_no_owners() {
     limited.args(["serve", "127.0.0.1", to.to_str().unwrap()]).env("RDMA_DEVICE", "soft0");
     let has_setpriv = std::process::Command::new("setpriv").arg("--version").output().is_ok();
     if !has_setpriv {
-        rdma_test_support::skip("there is no setpriv");
+        rdma_test_support::lacks("there is no setpriv");
         return;
     }
     let receiver = Server::of(&mut limited);
