@@ -7,7 +7,11 @@ use std::path::{Path, PathBuf};
 
 use rdma_collectives::text::escaped;
 use rustix::fs::llistxattr;
+use rustix::io::Errno;
 use serde::{Serialize, Serializer};
+
+/// Most bytes of the names of a file's extended attributes (`XATTR_LIST_MAX`).
+const LIST: usize = 64 << 10;
 
 /// Why something is not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,18 +143,54 @@ impl NotKept {
 /// The names of the extended attributes of a file, each with a zero byte after it. A file system
 /// that has no attributes has none to be lost.
 fn attribute_names(path: &Path) -> Vec<u8> {
-    let len = llistxattr(path, &mut [0_u8; 0]).unwrap_or(0);
-    let mut names = vec![0_u8; len];
-    if len > 0 {
-        let len = llistxattr(path, &mut names[..]).unwrap_or(0);
-        names.truncate(len);
+    let mut few = [0_u8; 256];
+    match llistxattr(path, &mut few) {
+        Ok(len) => few[..len].to_vec(),
+        Err(Errno::RANGE) => {
+            let mut names = vec![0_u8; LIST];
+            let len = llistxattr(path, &mut names[..]).unwrap_or(0);
+            names.truncate(len);
+            names
+        }
+        Err(_) => Vec::new(),
     }
-    names
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{XattrFlags, setxattr};
+
     use super::*;
+
+    #[test]
+    fn lost_attributes_are_counted() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut lost = NotKept::default();
+        let mut count = || {
+            lost.count(file.path(), &file.path().metadata().unwrap());
+            (lost.special_bits, lost.access_control_lists, lost.extended_attributes)
+        };
+        assert_eq!(count(), (0, 0, 0));
+        let set = |name: &str, value: &[u8]| setxattr(file.path(), name, value, XattrFlags::empty());
+        if set("user.name", b"value") == Err(Errno::OPNOTSUPP) {
+            rdma_test_support::skip("the file system has no extended attributes");
+            return;
+        }
+        assert_eq!(count(), (0, 0, 1));
+        // Version 2; the owner, a user, the group, the mask and others, each with permissions.
+        let entries = [(1_u16, u32::MAX), (2, 12345), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)];
+        let entry = |&(tag, id): &(u16, u32)| [&tag.to_le_bytes()[..], &[4, 0], &id.to_le_bytes()].concat();
+        let list: Vec<u8> = [2, 0, 0, 0].into_iter().chain(entries.iter().flat_map(entry)).collect();
+        if set("system.posix_acl_access", &list) == Err(Errno::OPNOTSUPP) {
+            rdma_test_support::skip("the file system has no access control lists");
+            return;
+        }
+        // Names that fill more than the first buffer.
+        for number in 0..30 {
+            set(&format!("user.a name of an attribute, number {number}"), b"").unwrap();
+        }
+        assert_eq!(count(), (0, 1, 2));
+    }
 
     #[test]
     fn each_kind_has_one_line() {
