@@ -352,7 +352,7 @@ mod tests {
         let (tell, told) = mpsc::channel();
         thread::spawn(move || {
             let copied = block_on(send(&node(&node_options(1)), address, &paths));
-            tell.send(copied.map_err(|failure| failure.to_string()))
+            drop(tell.send(copied.map_err(|failure| failure.to_string())));
         });
         thread::spawn(move || {
             block_on(async {

@@ -12,10 +12,10 @@ use super::extents::{Extent, extent};
 const PART: u64 = 256 << 10;
 /// Bytes of a block. Blocks of zeros are left out of the checksum, so that a long hole costs
 /// nothing.
-const BLOCK: u64 = 64 << 10;
+const BLOCK: usize = 64 << 10;
 
 /// Zeros in front of and behind the other bytes of a block.
-static ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
+static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
 /// The checksum of bytes from a file's start on: of the number and the bytes of each block that
 /// has others than zeros, and of the length. It does not depend on how the bytes are divided.
@@ -63,35 +63,41 @@ impl Sum {
     /// Goes on with bytes.
     pub(crate) fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let before = self.len % BLOCK;
-            let (part, rest) = bytes.split_at(bytes.len().min(size(BLOCK - before)));
+            let before = self.in_block();
+            let (part, rest) = bytes.split_at(bytes.len().min(BLOCK - before));
             if !self.is_hashed && part.iter().any(|&byte| byte != 0) {
-                self.hash.update(&(self.len / BLOCK).to_le_bytes());
-                self.hash.update(&ZEROS[..size(before)]);
+                self.hash.update(&(self.len / BLOCK as u64).to_le_bytes());
+                self.hash.update(&ZEROS[..before]);
                 self.is_hashed = true;
             }
             if self.is_hashed {
                 self.hash.update(part);
             }
-            self.advance(part.len() as u64);
+            self.advance(part.len());
             bytes = rest;
         }
     }
 
     /// Goes on with zeros.
     pub(crate) fn skip(&mut self, count: u64) {
-        let rest = count.min(BLOCK - self.len % BLOCK);
+        let rest = usize::try_from(count).unwrap_or(BLOCK).min(BLOCK - self.in_block());
         if self.is_hashed {
-            self.hash.update(&ZEROS[..size(rest)]);
+            self.hash.update(&ZEROS[..rest]);
         }
         self.advance(rest);
         // In these blocks there is nothing else.
-        self.len += count - rest;
+        self.len += count - rest as u64;
     }
 
-    fn advance(&mut self, count: u64) {
-        self.len += count;
-        self.is_hashed &= self.len % BLOCK != 0;
+    /// Goes on by bytes of one block.
+    fn advance(&mut self, count: usize) {
+        self.len += count as u64;
+        self.is_hashed &= self.in_block() != 0;
+    }
+
+    /// Bytes of the last block, if it is not complete.
+    fn in_block(&self) -> usize {
+        usize::try_from(self.len % BLOCK as u64).unwrap_or(0)
     }
 
     /// Bytes up to here.
@@ -115,11 +121,6 @@ pub(crate) struct Reading {
     data_end: u64,
 }
 
-/// A number of bytes of a block.
-fn size(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -138,7 +139,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn zeros_are_as_holes_however_they_are_divided(
-            parts in prop::collection::vec((any::<bool>(), 0..3 * BLOCK as usize, any::<u8>()), 0..6),
+            parts in prop::collection::vec((any::<bool>(), 0..3 * BLOCK, any::<u8>()), 0..6),
             cut in any::<prop::sample::Index>(),
         ) {
             let parts: Vec<_> =
@@ -161,9 +162,9 @@ mod tests {
     fn a_block_that_moves_changes_the_checksum() {
         let block = |at: u64| {
             let mut sum = Sum::new();
-            sum.skip(at * BLOCK);
+            sum.skip(at * BLOCK as u64);
             sum.update(b"x");
-            sum.skip(10 * BLOCK - sum.len());
+            sum.skip(10 * BLOCK as u64 - sum.len());
             sum.digest()
         };
         assert_ne!(block(1), block(2));

@@ -29,17 +29,17 @@ fn set_mode(path: &Path, mode: u32) {
 
 /// Makes a tree of all that a copy keeps, with a file of 100 GiB that has a few bytes.
 fn make_tree(tree: &Path) {
-    let files: usize = std::env::var(FILES).map_or(1000, |files| files.parse().unwrap());
+    let files: u32 = std::env::var(FILES).map_or(1000, |files| files.parse().unwrap());
     for number in 0..files {
         let folder = tree.join(format!("many/{}", number / 1000));
         if number % 1000 == 0 {
             fs::create_dir_all(&folder).unwrap();
         }
         let mut name = format!("{number} ").into_bytes();
-        name.push(0x80 | (number % 128) as u8);
+        name.push(0x80 | u8::try_from(number % 128).unwrap());
         let path = folder.join(OsStr::from_bytes(&name));
         fs::write(&path, number.to_string()).unwrap();
-        set_time(&path, number as i64);
+        set_time(&path, number.into());
     }
     for folder in ["private", "closed/inner", "sparse"] {
         fs::create_dir_all(tree.join(folder)).unwrap();
@@ -87,7 +87,7 @@ fn make_tree(tree: &Path) {
     }
     // Zeros that were written are no hole.
     fs::write(tree.join("sparse/zeros"), vec![0; 1_000_000]).unwrap();
-    fs::write(tree.join("sparse/long"), vec![1; 3 * CHUNK as usize + 5]).unwrap();
+    fs::write(tree.join("sparse/long"), vec![1; 800_000]).unwrap();
     for (path, mode) in [
         ("executable", 0o751),
         ("empty", 0o400),
@@ -100,7 +100,7 @@ fn make_tree(tree: &Path) {
         ("", 0o711),
     ] {
         set_mode(&tree.join(path), mode);
-        set_time(&tree.join(path), -(mode as i64));
+        set_time(&tree.join(path), -i64::from(mode));
     }
 }
 
