@@ -13,11 +13,11 @@
 //! A copy keeps what `rsync -aHS` keeps: permissions, times of modification, symbolic links, hard
 //! links, holes, and owners if the receiver is root. Holes are neither sent, nor written, nor read
 //! for a checksum. A directory gets its attributes after its contents; until then only the
-//! receiver's user can use it. What is not kept is said, and [`crate::files::omitted`] lists it.
+//! receiver's user can use it. What is not kept is said (`files/omitted.rs`).
 //! Set-user-ID and set-group-ID bits are not copied: a receiver does not know its senders.
 //!
 //! No entry is written through a symbolic link, wherever that points and whoever has made it
-//! ([`crate::files::tree`]).
+//! (`files/tree.rs`).
 //!
 //! The sender names the next files ([`IN_FLIGHT`]) while it sends one, so that small files do not
 //! wait for answers.
