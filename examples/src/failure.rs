@@ -32,6 +32,8 @@ pub enum Kind {
     Peer = 3,
     /// The reader has closed standard output (`all_reduce | head`), which is no failure of the job.
     BrokenPipe = 4,
+    /// A part of the work was not done; the status is that of rsync.
+    Partial = 23,
 }
 
 /// The reason why a program cannot go on, and advice.
@@ -68,6 +70,11 @@ impl Failure {
     /// The end of another process, which the launcher reports if it is of this package.
     pub(crate) fn lost(why: String) -> Self {
         if is_launched() { Self::peer(why) } else { Self::new(why) }
+    }
+
+    /// A success that lacks something, which was said before.
+    pub fn partial(text: impl Into<String>) -> Self {
+        Self::of(Kind::Partial, text)
     }
 
     /// A failure caused by invalid arguments.
@@ -208,7 +215,7 @@ impl From<Error> for Failure {
 impl Cause for Failure {
     fn kind(&self) -> ErrorKind {
         match self.kind {
-            Kind::Failed | Kind::BrokenPipe => ErrorKind::Failed,
+            Kind::Failed | Kind::BrokenPipe | Kind::Partial => ErrorKind::Failed,
             Kind::Usage => ErrorKind::InvalidInput,
             Kind::Peer => ErrorKind::Peer,
         }

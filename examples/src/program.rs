@@ -29,7 +29,7 @@ pub(crate) fn run_as<A: Parser>(
         Kind::BrokenPipe => true,
         // The launcher reports which rank died; without a launcher, each rank reports it.
         Kind::Peer => is_launched(),
-        Kind::Failed | Kind::Usage => failure.is_reported(),
+        Kind::Failed | Kind::Usage | Kind::Partial => failure.is_reported(),
     };
     if !is_quiet {
         say(&format!("{program}: {failure}"));

@@ -22,7 +22,7 @@ const FIRST_ORDER: Duration = Duration::from_secs(10);
 
 /// Copies files and directories over RDMA
 #[derive(Parser)]
-#[command(version, long_about = None, after_help = rdma_examples::failure::STATUS_HELP)]
+#[command(version, long_about = None, after_help = file_copy::STATUS_HELP, after_long_help = file_copy::HELP)]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -36,8 +36,8 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Receive files until the process is ended. Files and directories get the permissions of the
-    /// source, whatever the umask; set-user-ID, set-group-ID and sticky bits are not copied.
+    /// Receive files until the process is ended. Files, directories and links get the attributes of
+    /// the source, whatever the umask, and their owners if this process is root's.
     ///
     /// What an interrupted or failed copy has written stays in folders .file_copy-unfinished,
     /// beside the places of its files, where the next copy of the same files goes on. If no other
@@ -54,12 +54,15 @@ enum Command {
         #[arg(help_heading = cli::WHAT)]
         idle: Duration,
     },
-    /// Send files, and directories with all that is in them; a copy that was interrupted goes on
+    /// Send files, and directories with all that is in them. A copy that was interrupted goes on
+    /// when it is run again
+    #[command(after_long_help = file_copy::HELP)]
     Send {
         /// The receiver's address
         #[arg(value_name = "ADDRESS[:PORT]")]
         address: String,
-        /// Files and directories. Symbolic links in directories are not copied
+        /// Files and directories. A symbolic link in a directory is copied as a link; of one that
+        /// is named here, what it leads to is copied
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
@@ -106,14 +109,15 @@ fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
     let summary = block_on(file_copy::send(&node, receiver, paths));
     let summary = summary
         .map_err(|failure| failure.explained(service::EXPLANATION).context(format_args!("copy to {receiver}")))?;
-    for path in summary.skipped.iter().filter(|_| !args.service.json) {
-        say(&format!("file_copy: {}", file_copy::not_copied(path)));
+    for line in summary.lines().iter().filter(|_| !args.service.json) {
+        say(&format!("file_copy: {line}"));
     }
-    let Summary { files, directories, bytes, kept, seconds, .. } = &summary;
-    let rate = (bytes - kept) as f64 / 1e6 / seconds.max(1e-9);
+    let Summary { files, directories, links, hard_links, bytes, kept, sent, seconds, .. } = &summary;
+    let rate = *sent as f64 / 1e6 / seconds.max(1e-9);
     let text = format!(
-        "{files} files and {directories} directories of {bytes} bytes, {kept} of which were there before; \
-         {seconds:.3} s, {rate:.1} MB/s"
+        "{files} files, {hard_links} further names, {links} symbolic links and {directories} directories of {bytes} \
+         bytes, {kept} of which were there before; {sent} bytes sent; {seconds:.3} s, {rate:.1} MB/s"
     );
-    args.service.print(&json!(summary), &text)
+    args.service.print(&json!(summary), &text)?;
+    summary.complete()
 }

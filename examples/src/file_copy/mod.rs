@@ -10,9 +10,14 @@
 //! goes on from there if its file begins with the same bytes. A file that is there already is not
 //! sent again.
 //!
-//! A file and a directory get the permissions of the source, a directory after its contents; until
-//! then only the receiver's user can use them. Set-user-ID, set-group-ID and sticky bits, owners
-//! and times are not copied.
+//! A copy keeps what `rsync -aHS` keeps: permissions, times of modification, symbolic links, hard
+//! links, holes, and owners if the receiver is root. Holes are neither sent, nor written, nor read
+//! for a checksum. A directory gets its attributes after its contents; until then only the
+//! receiver's user can use it. What is not kept is said (`files/omitted.rs`).
+//! Set-user-ID and set-group-ID bits are not copied: a receiver does not know its senders.
+//!
+//! No entry is written through a symbolic link, wherever that points and whoever has made it
+//! (`files/tree.rs`).
 //!
 //! The sender names the next files ([`IN_FLIGHT`]) while it sends one, so that small files do not
 //! wait for answers.
@@ -21,16 +26,10 @@ mod receiver;
 mod sender;
 mod wire;
 
-use std::ffi::OsStr;
-use std::path::Path;
-
 use rdma_net::NodeOptions;
 
 pub use receiver::Receiver;
 pub use sender::{Summary, send};
-
-use crate::files::tree::UNFINISHED;
-use rdma_collectives::text::escaped;
 
 /// The port of a receiver.
 pub const PORT: u16 = 7176;
@@ -45,19 +44,25 @@ pub const MAX_SENDERS: u32 = 32;
 /// waits for the other to read.
 pub const IN_FLIGHT: usize = 3;
 
+/// The paragraph of `-h` about exit statuses.
+pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 invalid arguments, 23 something was not copied.";
+
+/// The paragraphs of `--help` about what a copy keeps, and about exit statuses.
+pub const HELP: &str = "\
+A copy keeps what `rsync -aHS` keeps: bytes of names, contents, permissions, times of
+modification, symbolic links, hard links among what is sent, holes, and owners (by number) if
+the receiver runs as root.
+It does not keep: owners otherwise; set-user-ID, set-group-ID and sticky bits; access control
+lists; extended attributes; file flags; times of access; preallocated space.
+It does not copy: FIFOs; sockets; block and character devices; folders .file_copy-unfinished.
+What was left out is said on standard error, in one line for each kind.
+
+Exit status: 0 success, also without some attributes; 1 failure; 2 invalid arguments; 23 success,
+but some things were not copied, or have another time of modification.
+--log debug shows more on standard error.";
+
 /// Options of a sender's node, and of a receiver's for up to `connections` senders.
 pub fn node_options(connections: u32) -> NodeOptions {
     let payload = u32::try_from(CHUNK + wire::DATA_HEADER).unwrap_or(u32::MAX);
     NodeOptions::new().window(WINDOW).payload(payload).max_message(payload).max_connections(connections)
-}
-
-/// The sentence that a path of [`Summary::skipped`] was not copied, and why.
-#[must_use]
-pub fn not_copied(path: &Path) -> String {
-    let why = if path.file_name() == Some(OsStr::new(UNFINISHED)) {
-        "its name is kept for folders of unfinished files"
-    } else {
-        "it is neither a file nor a directory"
-    };
-    format!("{} was not copied: {why}", escaped(path))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -15,13 +16,14 @@ use std::time::Duration;
 use rdma::aio::block_on;
 use rdma_net::{Connection, Incoming, Listener, Message};
 use tokio::time::timeout;
-use xxhash_rust::xxh64::Xxh64;
 
-use super::wire::{Answer, DATA, Order};
+use super::wire::{Answer, DATA, Order, VERSION, version};
 use super::{CHUNK, IN_FLIGHT, MAX_SENDERS};
 use crate::Failure;
-use crate::files::checksum_of;
-use crate::files::tree::{Partial, Target, Tree, set_mode};
+use crate::files::attributes::{Attributes, Unset};
+use crate::files::sum::Sum;
+use crate::files::target::{Partial, Target};
+use crate::files::tree::Tree;
 use crate::message::{decode, encode};
 use crate::service::{self, report, unless_closed};
 use rdma_collectives::text::escaped;
@@ -109,7 +111,7 @@ async fn next(connection: &mut Connection, idle: Duration) -> Result<Option<Mess
 /// Receives from one sender, and tells it the reason of a failure.
 async fn receive(incoming: Incoming, tree: &Tree, idle: Duration) -> Result<(), Failure> {
     let mut connection = incoming.accept().await?;
-    let mut intake = Intake { tree, files: VecDeque::new() };
+    let mut intake = Intake { tree, greeted: None, files: VecDeque::new(), unset: Unset::default() };
     let failure = loop {
         let message = match next(&mut connection, idle).await {
             Ok(Some(message)) => message,
@@ -133,23 +135,26 @@ async fn receive(incoming: Incoming, tree: &Tree, idle: Duration) -> Result<(), 
     Err(failure)
 }
 
-/// The files of a sender that are not complete.
+/// What a sender sends. Its memory does not grow with the number of files.
 struct Intake<'a> {
     tree: &'a Tree,
+    /// The sender's version, once it has told it.
+    greeted: Option<u32>,
     /// The file that is being received, and those that were offered after it.
     files: VecDeque<Arrival>,
+    /// Attributes that could not be set.
+    unset: Unset,
 }
 
 /// A file that was offered.
 struct Arrival {
     path: String,
     target: Target,
-    mode: u32,
+    attributes: Attributes,
     /// Length of the file when it is complete.
     len: u64,
-    /// Bytes that are there, and their checksum.
-    had: u64,
-    sum: Xxh64,
+    /// The checksum of the bytes that are there.
+    sum: Sum,
     /// The file to write to, once the sender has said where it starts; `None` for a file that was
     /// complete before.
     partial: Option<Partial>,
@@ -159,40 +164,65 @@ struct Arrival {
 }
 
 impl Intake<'_> {
-    /// Does what an order asks for.
+    /// Does what a message asks for.
     fn take(&mut self, message: &[u8]) -> Result<Option<Answer>, Failure> {
+        match self.greeted {
+            None => {
+                self.greeted = Some(version(message).ok_or_else(|| other_version("1, or is another program's"))?);
+                return Ok(Some(Answer::Version(VERSION)));
+            }
+            // The sender has this side's version now, and may end by itself.
+            Some(theirs) if theirs != VERSION => return Err(other_version(theirs)),
+            Some(_) => {}
+        }
         if let [DATA, bytes @ ..] = message {
             return self.current()?.write(bytes).map(|()| None);
         }
-        match decode(message).ok_or_else(malformed)? {
-            Order::Directory(mode, path) => {
-                self.tree.create_directory(path, mode).map_err(|error| cannot_write(&printable(path), &error))?;
-                Ok(None)
-            }
-            Order::Permissions(mode, path) => {
-                self.tree.set_permissions(path, mode).map_err(|error| cannot_write(&printable(path), &error))?;
-                Ok(None)
-            }
-            Order::Comparing if self.current()?.is_compared() => Ok(None),
-            Order::Last if self.files.is_empty() => Ok(Some(Answer::Done)),
-            Order::Comparing | Order::Last => Err(malformed()),
-            Order::File(mode, len, path) => self.offer(mode, len, path).map(Some),
-            Order::Start(offset) => self.current()?.start(offset).map(|()| None),
-            Order::End(sum) => {
-                self.files.pop_front().ok_or_else(malformed)?.finish(sum)?;
-                Ok(Some(Answer::Done))
-            }
-        }
+        self.obey(decode(message).ok_or_else(malformed)?)
     }
 
-    fn offer(&mut self, mode: u32, len: u64, path: &[u8]) -> Result<Answer, Failure> {
+    fn obey(&mut self, order: Order<'_>) -> Result<Option<Answer>, Failure> {
+        let failure = |path| move |error| cannot_write(&printable(path), &error);
+        match order {
+            Order::Directory(mode, path) => self.tree.create_directory(path, mode).map_err(failure(path))?,
+            Order::Attributes(attributes, path) => {
+                let attributes = valid(attributes)?;
+                self.unset.add(self.tree.finish_directory(path, &attributes).map_err(failure(path))?);
+            }
+            Order::Link(_, _, []) => return Err(malformed()),
+            Order::Link(attributes, path, to) => {
+                let (attributes, to) = (valid(attributes)?, OsStr::from_bytes(to));
+                let link = |target: Target| target.link(to, &attributes);
+                self.unset.add(self.tree.target(path).and_then(link).map_err(failure(path))?);
+            }
+            Order::HardLink(path, first) => {
+                let first = self.tree.target(first).map_err(failure(first))?;
+                let link = |target: Target| target.hard_link(&first);
+                self.tree.target(path).and_then(link).map_err(failure(path))?;
+            }
+            Order::Comparing if self.current()?.is_compared() => {}
+            Order::Last if self.files.is_empty() => return Ok(Some(Answer::Complete(self.unset))),
+            Order::Comparing | Order::Last => return Err(malformed()),
+            Order::File(attributes, len, path) => return self.offer(valid(attributes)?, len, path).map(Some),
+            Order::Start(offset) => self.current()?.start(offset)?,
+            Order::Hole(len) => self.current()?.leave_hole(len)?,
+            Order::End(sum) => {
+                self.unset.add(self.files.pop_front().ok_or_else(malformed)?.finish(sum)?);
+                return Ok(Some(Answer::Done));
+            }
+        }
+        Ok(None)
+    }
+
+    fn offer(&mut self, attributes: Attributes, len: u64, path: &[u8]) -> Result<Answer, Failure> {
         if self.files.len() >= IN_FLIGHT {
             return Err(Failure::new(format!("the sender offered more than {IN_FLIGHT} files at a time")));
         }
         let name = printable(path);
         let target = self.tree.target(path).map_err(|error| cannot_write(&name, &error))?;
-        let arrival = Arrival::new(name.clone(), target, mode, len).map_err(|error| cannot_write(&name, &error))?;
-        let answer = Answer::Have(arrival.had, arrival.sum.digest());
+        let arrival = Arrival::new(name.clone(), target, attributes, len);
+        let arrival = arrival.map_err(|error| cannot_write(&name, &error))?;
+        let answer = Answer::Have(arrival.sum.len(), arrival.sum.digest());
         self.files.push_back(arrival);
         Ok(answer)
     }
@@ -206,66 +236,90 @@ impl Intake<'_> {
 impl Arrival {
     /// Finds out what is there of a file: all of it, the front part of an interrupted copy, or
     /// nothing.
-    fn new(path: String, target: Target, mode: u32, len: u64) -> io::Result<Self> {
-        if let Some(file) = target.finished(len, mode) {
-            let (sum, finished) = (checksum_of(&file, len)?, Some(file));
-            return Ok(Self { path, target, mode, len, had: len, sum, partial: None, finished, is_started: false });
+    fn new(path: String, target: Target, attributes: Attributes, len: u64) -> io::Result<Self> {
+        if let Some(file) = target.finished(len, &attributes) {
+            let (sum, finished) = (Sum::of(&file, len)?, Some(file));
+            return Ok(Self { path, target, attributes, len, sum, partial: None, finished, is_started: false });
         }
         let partial = target.partial()?;
         let there = partial.file().metadata()?.len().min(len);
         // Only the last chunk of a file is shorter than others.
         let had = if there == len { len } else { there - there % CHUNK as u64 };
-        let sum = checksum_of(partial.file(), had)?;
-        Ok(Self { path, target, mode, len, had, sum, partial: Some(partial), finished: None, is_started: false })
+        let sum = Sum::of(partial.file(), had)?;
+        let partial = Some(partial);
+        Ok(Self { path, target, attributes, len, sum, partial, finished: None, is_started: false })
     }
 
     /// Whether the sender may compare what is there with its file.
     fn is_compared(&self) -> bool {
-        !self.is_started && self.had > 0
+        !self.is_started && self.sum.len() > 0
     }
 
     /// The sender goes on after what is there, or begins again.
     fn start(&mut self, offset: u64) -> Result<(), Failure> {
-        if self.is_started || (offset != 0 && offset != self.had) {
+        let had = self.sum.len();
+        if self.is_started || (offset != 0 && offset != had) {
             return Err(malformed());
         }
         self.is_started = true;
-        if offset == self.had && self.partial.is_none() {
+        if offset == had && self.partial.is_none() {
             return Ok(());
         }
         let partial = self.partial.take().map_or_else(|| self.target.partial(), Ok);
         let partial = partial.and_then(|partial| partial.file().set_len(offset).map(|()| partial));
         self.partial = Some(partial.map_err(|error| cannot_write(&self.path, &error))?);
         if offset == 0 {
-            (self.had, self.sum) = (0, Xxh64::new(0));
+            self.sum = Sum::new();
         }
         Ok(())
     }
 
     /// Writes the next bytes directly from the message.
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        let fits = self.is_started && bytes.len() as u64 <= self.len - self.had;
-        let partial = self.partial.as_ref().filter(|_| fits).ok_or_else(malformed)?;
-        partial.file().write_all_at(bytes, self.had).map_err(|error| cannot_write(&self.path, &error))?;
-        self.had += bytes.len() as u64;
+        let (file, offset) = (self.place_of(bytes.len() as u64)?, self.sum.len());
+        file.write_all_at(bytes, offset).map_err(|error| cannot_write(&self.path, &error))?;
         self.sum.update(bytes);
         Ok(())
     }
 
-    fn finish(self, sum: u64) -> Result<(), Failure> {
-        if !self.is_started || self.had != self.len {
+    /// Lengthens the file, in which no bytes stand behind those that have come.
+    fn leave_hole(&mut self, len: u64) -> Result<(), Failure> {
+        let (file, end) = (self.place_of(len)?, self.sum.len() + len);
+        file.set_len(end).map_err(|error| cannot_write(&self.path, &error))?;
+        self.sum.skip(len);
+        Ok(())
+    }
+
+    /// The file, if `len` further bytes belong to it.
+    fn place_of(&self, len: u64) -> Result<&File, Failure> {
+        let fits = self.is_started && len <= self.len - self.sum.len();
+        self.partial.as_ref().filter(|_| fits).map(Partial::file).ok_or_else(malformed)
+    }
+
+    fn finish(self, sum: u64) -> Result<Unset, Failure> {
+        if !self.is_started || self.sum.len() != self.len {
             return Err(malformed());
         }
         if self.sum.digest() != sum {
             return Err(Failure::new(format!("{}: the checksum is wrong; copy again", self.path)));
         }
         let finished = match (&self.partial, &self.finished) {
-            (Some(partial), _) => self.target.finish(partial, self.mode),
-            (None, Some(file)) => set_mode(file, self.mode),
-            (None, None) => Ok(()),
+            (Some(partial), _) => self.target.finish(partial, &self.attributes),
+            (None, Some(file)) => Target::finish_again(file, &self.attributes),
+            (None, None) => Ok(Unset::default()),
         };
         finished.map_err(|error| cannot_write(&self.path, &error))
     }
+}
+
+/// A peer's attributes.
+fn valid(attributes: Attributes) -> Result<Attributes, Failure> {
+    if attributes.has_time() { Ok(attributes) } else { Err(malformed()) }
+}
+
+fn other_version(theirs: impl fmt::Display) -> Failure {
+    let both = format!("the sender's wire format has version {theirs}; this receiver's has version {VERSION}");
+    Failure::new(format!("{both}: use the same release on both sides"))
 }
 
 /// A peer's path, for messages on a terminal.

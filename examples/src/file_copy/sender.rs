@@ -1,19 +1,23 @@
 //! The sender.
 
 use std::collections::VecDeque;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use rdma_net::{Node, Receiver, Sender};
-use serde::{Serialize, Serializer};
-use xxhash_rust::xxh64::Xxh64;
+use serde::Serialize;
 
-use super::wire::{Answer, DATA, DATA_HEADER, Order};
-use super::{CHUNK, IN_FLIGHT, not_copied};
+use super::wire::{Answer, DATA, DATA_HEADER, Order, VERSION, greeting};
+use super::{CHUNK, IN_FLIGHT};
 use crate::Failure;
-use crate::files::listing::{Entry, Kind, Listing, cannot_read};
+use crate::files::attributes::Unset;
+use crate::files::extents::Extent;
+use crate::files::listing::{Entry, Identity, Kind, Listing, cannot_read};
+use crate::files::omitted::{NotKept, Skipped, skipped_lines};
 use crate::files::source::Source;
+use crate::files::sum::{Reading, Sum};
 use crate::message::{decode, encode};
 use crate::progress::Bytes;
 use crate::waiting::Waiting;
@@ -22,7 +26,7 @@ use rdma_collectives::text::PeerText;
 
 /// Bytes that the sender compares before it tells the receiver that it goes on: a few seconds of a
 /// slow disk.
-const COMPARED: u64 = 256 << 20;
+const COMPARED: u64 = if cfg!(test) { 1 << 20 } else { 256 << 20 };
 
 /// Advice if the connection broke.
 const GO_ON: &str = "run it again to go on";
@@ -34,21 +38,46 @@ pub struct Summary {
     pub files: usize,
     /// Directories that the receiver has now.
     pub directories: usize,
-    /// Bytes of the files.
+    /// Symbolic links that the receiver has now.
+    pub links: usize,
+    /// Further names of files and symbolic links that the receiver has now.
+    pub hard_links: usize,
+    /// Bytes of the files, with their holes.
     pub bytes: u64,
     /// Bytes that the receiver had before.
     pub kept: u64,
-    /// Links, devices and other things that are no files, and folders of unfinished files; they
-    /// were not copied.
-    #[serde(serialize_with = "texts")]
-    pub skipped: Vec<PathBuf>,
+    /// Bytes that were sent: neither the receiver had them before, nor were they in holes.
+    pub sent: u64,
+    /// Devices and other things that are no files, and folders of unfinished files; they were not
+    /// copied.
+    skipped: Vec<Skipped>,
+    /// How many entries lack which attributes.
+    not_kept: NotKept,
     /// Seconds from the first file to the last answer.
     pub seconds: f64,
 }
 
-/// Names as text: JSON has no other bytes.
-fn texts<S: Serializer>(names: &[PathBuf], to: S) -> Result<S::Ok, S::Error> {
-    to.collect_seq(names.iter().map(|name| name.to_string_lossy()))
+impl Summary {
+    /// A sentence for each kind of things that were not copied, and of attributes that were not
+    /// kept.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        [skipped_lines(&self.skipped), self.not_kept.lines()].concat()
+    }
+
+    /// The failure of a copy that lacks something, with a count.
+    ///
+    /// # Errors
+    /// If there is something that was not copied, or a time of modification that was not kept.
+    pub fn complete(&self) -> Result<(), Failure> {
+        let (skipped, times) = (self.skipped.len(), self.not_kept.times);
+        let copied = self.files + self.directories + self.links + self.hard_links;
+        match (skipped, times) {
+            (0, 0) => Ok(()),
+            (0, times) => Err(Failure::partial(format!("{times} of {copied} copied entries have another time"))),
+            (skipped, _) => Err(Failure::partial(format!("{skipped} of {} entries were not copied", skipped + copied))),
+        }
+    }
 }
 
 /// Copies files and directories to a receiver, and shows the progress on a terminal.
@@ -59,10 +88,9 @@ fn texts<S: Serializer>(names: &[PathBuf], to: S) -> Result<S::Ok, S::Error> {
 /// has other bytes than its length says, as files of `/proc` have; the receiver's reason; if the
 /// connection fails.
 pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Result<Summary, Failure> {
-    let Listing { entries, skipped } = Listing::of(paths)?;
+    let Listing { entries, skipped, not_kept, .. } = Listing::of(paths)?;
     if entries.is_empty() {
-        let whole: Vec<_> = skipped.iter().map(|path| not_copied(path)).collect();
-        return Err(Failure::new(format!("nothing can be copied: {}", whole.join("; "))));
+        return Err(Failure::new(format!("nothing can be copied: {}", skipped_lines(&skipped).join("; "))));
     }
     let progress = Bytes::new(Listing::bytes(&entries));
     let waiting = Waiting::for_peer(receiver);
@@ -71,7 +99,8 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
     if to.max_payload() < DATA_HEADER + CHUNK {
         return Err(Failure::new("the receiver takes shorter messages only; it is another program"));
     }
-    let mut copy = Copy { to, from, offered: VecDeque::new(), finished: 0, progress, summary: Summary::default() };
+    let summary = Summary { skipped, not_kept, ..Summary::default() };
+    let mut copy = Copy { to, from, offered: VecDeque::new(), finished: 0, progress, summary };
     let start = Instant::now();
     let result = copy.run(&entries).await;
     let seconds = start.elapsed().as_secs_f64();
@@ -88,7 +117,7 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
     // What has arrived stays with the receiver if it, or the way to it, is gone.
     let of_connection = |failure: Failure| if failure.is_effect() { failure.advised(GO_ON) } else { failure };
     result.map_err(|failure| reason.unwrap_or_else(|| of_connection(failure)))?;
-    Ok(Summary { skipped, seconds, ..summary })
+    Ok(Summary { seconds, ..summary })
 }
 
 /// A copy that is going on.
@@ -97,7 +126,7 @@ struct Copy<'a> {
     from: Receiver,
     /// Files that the receiver knows of and that were not sent yet, oldest first.
     offered: VecDeque<Offer<'a>>,
-    /// Files that the receiver has confirmed, and the end of the copy.
+    /// Files that the receiver has confirmed.
     finished: usize,
     progress: Bytes,
     summary: Summary,
@@ -110,59 +139,123 @@ struct Offer<'a> {
 
 impl<'a> Copy<'a> {
     async fn run(&mut self, entries: &'a [Entry]) -> Result<(), Failure> {
+        self.greet().await?;
         for entry in entries {
-            match entry.kind {
-                Kind::Directory { mode } => {
-                    self.to.send(encode(&Order::Directory(mode, &entry.path))?).await?;
+            match &entry.kind {
+                Kind::Directory => {
+                    self.give(&Order::Directory(entry.attributes.mode, &entry.path)).await?;
                     self.summary.directories += 1;
                 }
                 Kind::File { .. } => self.offer(entry).await?,
+                Kind::Link(to) => {
+                    self.give(&Order::Link(entry.attributes, &entry.path, to)).await?;
+                    self.summary.links += 1;
+                }
+                Kind::HardLink(_) => {}
             }
         }
         while !self.offered.is_empty() {
             self.send_oldest().await?;
         }
-        // A directory that nobody may write gets its permissions after those in it.
-        for entry in entries.iter().rev() {
-            if let Kind::Directory { mode } = entry.kind {
-                self.to.send(encode(&Order::Permissions(mode, &entry.path))?).await?;
+        // The files are there now of which these are other names.
+        for entry in entries {
+            if let Kind::HardLink(first) = entry.kind {
+                self.send_hard_link(entry, &entries[first]).await?;
             }
         }
-        self.to.send(encode(&Order::Last)?).await?;
-        // The receiver confirms the files, and then the end.
-        while self.finished <= self.summary.files {
-            if let Answer::Have(..) = self.answer().await? {
-                return Err(out_of_turn());
+        // A directory that nobody may write gets its permissions, and each its time, after those
+        // in it.
+        for entry in entries.iter().rev().filter(|entry| entry.kind == Kind::Directory) {
+            self.give(&Order::Attributes(entry.attributes, &entry.path)).await?;
+        }
+        self.give(&Order::Last).await?;
+        loop {
+            match self.answer().await? {
+                Answer::Complete(Unset { owners, times }) if self.finished == self.summary.files => {
+                    (self.summary.not_kept.owners, self.summary.not_kept.times) = (owners, times);
+                    return Ok(());
+                }
+                Answer::Done => {}
+                _ => return Err(out_of_turn()),
             }
         }
-        Ok(())
+    }
+
+    /// Tells the receiver this side's version, and learns its own.
+    async fn greet(&mut self) -> Result<(), Failure> {
+        self.to.send(greeting()).await?;
+        match self.next().await? {
+            Answer::Version(VERSION) => Ok(()),
+            Answer::Version(theirs) => {
+                let both = format!("this wire format has version {VERSION}; the receiver's has version {theirs}");
+                Err(Failure::new(format!("{both}: use the same release on both sides")))
+            }
+            // Version 1 knows no greeting.
+            Answer::Failed(reason) => Err(receivers(&reason).context(format_args!(
+                "the receiver has not told the version of its wire format, it may have 1; this has version {VERSION}"
+            ))),
+            _ => Err(out_of_turn()),
+        }
+    }
+
+    async fn give(&self, order: &Order<'_>) -> Result<(), Failure> {
+        Ok(self.to.send(encode(order)?).await?)
     }
 
     async fn offer(&mut self, entry: &'a Entry) -> Result<(), Failure> {
         let source = Source::open(&entry.source).map_err(|error| cannot_read(&entry.source, &error))?;
-        self.to.send(encode(&Order::File(source.mode(), source.len(), &entry.path))?).await?;
+        if entry.shared.is_some_and(|listed| listed != source.identity()) {
+            return Err(replaced(entry));
+        }
+        self.give(&Order::File(source.attributes(), source.len(), &entry.path)).await?;
         self.offered.push_back(Offer { entry, source });
         if self.offered.len() < IN_FLIGHT { Ok(()) } else { self.send_oldest().await }
+    }
+
+    async fn send_hard_link(&mut self, entry: &Entry, first: &Entry) -> Result<(), Failure> {
+        let now = entry.source.symlink_metadata().map_err(|error| cannot_read(&entry.source, &error))?;
+        if entry.shared != Some(Identity::of(&now)) {
+            return Err(replaced(entry));
+        }
+        self.give(&Order::HardLink(&entry.path, &first.path)).await?;
+        self.summary.hard_links += 1;
+        Ok(())
     }
 
     /// Sends the bytes that the receiver lacks of the file that was offered first.
     async fn send_oldest(&mut self) -> Result<(), Failure> {
         let Some(offer) = self.offered.pop_front() else { return Ok(()) };
         let (had, their_sum) = loop {
-            if let Answer::Have(len, sum) = self.answer().await? {
-                break (len, sum);
+            match self.answer().await? {
+                Answer::Have(len, sum) => break (len, sum),
+                Answer::Done => {}
+                _ => return Err(out_of_turn()),
             }
         };
         let cannot_read = |error| cannot_read(&offer.entry.source, &error);
         let (source, total) = (&offer.source, offer.source.len());
         let prefix = self.compare(&offer, had.min(total)).await?;
         let is_prefix = had <= total && prefix.digest() == their_sum;
-        let (mut offset, mut sum) = if is_prefix { (had, prefix) } else { (0, Xxh64::new(0)) };
-        self.summary.kept += offset;
-        self.progress.add(offset);
-        self.to.send(encode(&Order::Start(offset))?).await?;
-        while offset < total {
-            let len = usize::try_from(total - offset).unwrap_or(CHUNK).min(CHUNK);
+        let mut sum = if is_prefix { prefix } else { Sum::new() };
+        self.summary.kept += sum.len();
+        self.progress.add(sum.len());
+        self.give(&Order::Start(sum.len())).await?;
+        let mut data = 0..0;
+        while sum.len() < total {
+            let offset = sum.len();
+            if offset >= data.end {
+                match source.extent(offset).map_err(cannot_read)? {
+                    Extent::Hole(hole) => {
+                        let len = hole.end - offset;
+                        self.give(&Order::Hole(len)).await?;
+                        sum.skip(len);
+                        self.progress.add(len);
+                        continue;
+                    }
+                    Extent::Data(next) => data = next,
+                }
+            }
+            let len = usize::try_from(data.end - offset).unwrap_or(CHUNK).min(CHUNK);
             let mut permit = self.to.reserve().await?;
             let (header, rest) = permit.payload_mut().split_at_mut(DATA_HEADER);
             let bytes = &mut rest[..len];
@@ -170,27 +263,26 @@ impl<'a> Copy<'a> {
             source.read_at(bytes, offset).map_err(cannot_read)?;
             sum.update(bytes);
             permit.send_filled(DATA_HEADER + len)?;
-            offset += len as u64;
+            self.summary.sent += len as u64;
             self.progress.add(len as u64);
         }
         // Before the receiver may give the bytes the file's name.
         source.check_unchanged().map_err(cannot_read)?;
-        self.to.send(encode(&Order::End(sum.digest()))?).await?;
+        self.give(&Order::End(sum.digest())).await?;
         self.summary.files += 1;
         self.summary.bytes += total;
         Ok(())
     }
 
     /// The checksum of a file's first `len` bytes. Tells the receiver at times that it goes on.
-    async fn compare(&self, offer: &Offer<'_>, len: u64) -> Result<Xxh64, Failure> {
-        let (mut sum, mut offset, mut part) = (Xxh64::new(0), 0, vec![0; CHUNK]);
-        while offset < len {
-            let part = &mut part[..usize::try_from(len - offset).unwrap_or(CHUNK).min(CHUNK)];
-            offer.source.read_at(part, offset).map_err(|error| cannot_read(&offer.entry.source, &error))?;
-            sum.update(part);
-            offset += part.len() as u64;
-            if offset % COMPARED == 0 {
-                self.to.send(encode(&Order::Comparing)?).await?;
+    async fn compare(&self, offer: &Offer<'_>, len: u64) -> Result<Sum, Failure> {
+        let (mut sum, mut reading, mut silent) = (Sum::new(), Reading::default(), 0);
+        while sum.len() < len {
+            let read = offer.source.add_to(&mut sum, len, &mut reading);
+            silent += read.map_err(|error| cannot_read(&offer.entry.source, &error))?;
+            if silent >= COMPARED {
+                self.give(&Order::Comparing).await?;
+                silent = 0;
             }
         }
         Ok(sum)
@@ -198,16 +290,25 @@ impl<'a> Copy<'a> {
 
     /// The next answer; counts the files that are finished.
     async fn answer(&mut self) -> Result<Answer, Failure> {
-        let ended = || Failure::new("the receiver has ended the connection").advised(GO_ON);
-        let message = self.from.next().await?.ok_or_else(ended)?;
-        let answer = decode(&message).ok_or_else(out_of_turn)?;
+        let answer = self.next().await?;
         match answer {
             Answer::Done => self.finished += 1,
             Answer::Failed(reason) => return Err(receivers(&reason)),
-            Answer::Have(..) => {}
+            Answer::Have(..) | Answer::Version(_) | Answer::Complete(_) => {}
         }
         Ok(answer)
     }
+
+    async fn next(&mut self) -> Result<Answer, Failure> {
+        let ended = || Failure::new("the receiver has ended the connection").advised(GO_ON);
+        let message = self.from.next().await?.ok_or_else(ended)?;
+        decode(&message).ok_or_else(out_of_turn)
+    }
+}
+
+/// A name has got to another file since the listing.
+fn replaced(entry: &Entry) -> Failure {
+    cannot_read(&entry.source, &io::Error::other("it was replaced while other files were copied"))
 }
 
 /// The receiver's reason for a failure.
@@ -234,8 +335,8 @@ mod tests {
     use rdma_net::{ListenOptions, Message, NodeOptions};
 
     use super::super::node_options;
+    use super::super::wire::version;
     use super::*;
-    use crate::files::checksum_of;
 
     /// Longest time that a copy of a few bytes may take.
     const LIMIT: Duration = Duration::from_secs(60);
@@ -260,7 +361,7 @@ mod tests {
         let (tell, told) = mpsc::channel();
         thread::spawn(move || {
             let copied = block_on(send(&node(&node_options(1)), address, &paths));
-            tell.send(copied.map_err(|failure| failure.to_string()))
+            drop(tell.send(copied.map_err(|failure| failure.to_string())));
         });
         thread::spawn(move || {
             block_on(async {
@@ -271,7 +372,8 @@ mod tests {
                 let mut opened = Some(opened);
                 while let Ok(Some(message)) = connection.next().await {
                     for answer in answers(&message) {
-                        if let Some(change) = opened.take() {
+                        let is_opened = matches!(answer, Answer::Have(..));
+                        if let Some(change) = opened.take_if(|_| is_opened) {
                             change();
                         }
                         drop(connection.send(encode(&answer).unwrap()).await);
@@ -284,9 +386,13 @@ mod tests {
 
     /// The answers of a receiver that has nothing.
     fn answers(message: &Message) -> Vec<Answer> {
+        if version(message).is_some() {
+            return vec![Answer::Version(VERSION)];
+        }
         match decode(message).filter(|_| message[0] != DATA) {
-            Some(Order::File(..)) => vec![Answer::Have(0, Xxh64::new(0).digest())],
-            Some(Order::End(_) | Order::Last) => vec![Answer::Done],
+            Some(Order::File(..)) => vec![Answer::Have(0, Sum::new().digest())],
+            Some(Order::End(_)) => vec![Answer::Done],
+            Some(Order::Last) => vec![Answer::Complete(Unset::default())],
             _ => Vec::new(),
         }
     }
@@ -335,8 +441,9 @@ mod tests {
     fn a_receiver_hears_that_a_long_comparison_goes_on() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        File::create(&path).unwrap().set_len(2 * COMPARED + 1).unwrap();
-        let sum = checksum_of(&File::open(&path).unwrap(), 2 * COMPARED).unwrap().digest();
+        let len = usize::try_from(2 * COMPARED + 1).unwrap();
+        fs::write(&path, vec![1; len]).unwrap();
+        let sum = Sum::of(&File::open(&path).unwrap(), 2 * COMPARED).unwrap().digest();
         let mut listener =
             node(&node_options(1)).listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
         let address = listener.local_addr();
@@ -345,15 +452,12 @@ mod tests {
                 let mut connection = listener.accept().await.unwrap().accept().await.unwrap();
                 let mut compared = 0;
                 while let Ok(Some(message)) = connection.next().await {
-                    let answer = match decode(&message).filter(|_| message[0] != DATA) {
-                        Some(Order::File(..)) => Answer::Have(2 * COMPARED, sum),
-                        Some(Order::End(_) | Order::Last) => Answer::Done,
-                        order => {
-                            compared += usize::from(order == Some(Order::Comparing));
-                            continue;
-                        }
-                    };
-                    connection.send(encode(&answer).unwrap()).await.unwrap();
+                    compared += usize::from(decode(&message) == Some(Order::Comparing));
+                    for answer in answers(&message) {
+                        let is_offered = matches!(answer, Answer::Have(..));
+                        let answer = if is_offered { Answer::Have(2 * COMPARED, sum) } else { answer };
+                        connection.send(encode(&answer).unwrap()).await.unwrap();
+                    }
                 }
                 compared
             })

@@ -1,17 +1,29 @@
-//! A listing of files and directories.
+//! A listing of files, directories and links.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::attributes::Attributes;
+use super::omitted::{NotKept, Skipped, Why};
 use super::tree::UNFINISHED;
 use crate::Failure;
 use rdma_collectives::text::escaped;
 
-/// A file or a directory to be copied.
+/// The numbers of a file's device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity(u64, u64);
+
+impl Identity {
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        Self(metadata.dev(), metadata.ino())
+    }
+}
+
+/// A file, a directory or a link to be copied.
 #[derive(Debug)]
 pub(crate) struct Entry {
     /// Where it is.
@@ -19,20 +31,32 @@ pub(crate) struct Entry {
     /// Its path at the receiver.
     pub(crate) path: Vec<u8>,
     pub(crate) kind: Kind,
+    pub(crate) attributes: Attributes,
+    /// Which inode it was, if that has other names.
+    pub(crate) shared: Option<Identity>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Directory { mode: u32 },
-    File { len: u64 },
+    Directory,
+    File {
+        len: u64,
+    },
+    /// A symbolic link, with its target.
+    Link(Vec<u8>),
+    /// Another name of the file or the symbolic link that the entry of this number is.
+    HardLink(usize),
 }
 
 /// All that is to be copied; a directory comes before its contents.
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     pub(crate) entries: Vec<Entry>,
-    /// Links, devices and other things that are no files, and folders of [`UNFINISHED`] files.
-    pub(crate) skipped: Vec<PathBuf>,
+    /// Devices and other things that are no files, and folders of [`UNFINISHED`] files.
+    pub(crate) skipped: Vec<Skipped>,
+    pub(crate) not_kept: NotKept,
+    /// The first entry of each inode with several names.
+    firsts: HashMap<Identity, usize>,
 }
 
 impl Listing {
@@ -57,20 +81,40 @@ impl Listing {
     }
 
     fn add(&mut self, source: &Path, path: Vec<u8>) -> Result<(), Failure> {
-        let metadata = fs::symlink_metadata(source).map_err(|error| cannot_read(source, &error))?;
+        let cannot_read = |error| cannot_read(source, &error);
+        let metadata = fs::symlink_metadata(source).map_err(cannot_read)?;
         let is_unfinished = source.file_name().is_some_and(|name| name == UNFINISHED);
-        let Some(kind) = kind(&metadata).filter(|_| !is_unfinished) else {
-            self.skipped.push(source.to_owned());
-            return Ok(());
+        let kind = match metadata.file_type() {
+            _ if is_unfinished => Err(Why::Name),
+            kind if kind.is_dir() => Ok(Kind::Directory),
+            kind if kind.is_file() => Ok(Kind::File { len: metadata.len() }),
+            kind if kind.is_symlink() => {
+                Ok(Kind::Link(fs::read_link(source).map_err(cannot_read)?.into_os_string().into_vec()))
+            }
+            _ => Err(Why::of(&metadata)),
         };
-        let is_directory = matches!(kind, Kind::Directory { .. });
-        self.entries.push(Entry { source: source.to_owned(), path: path.clone(), kind });
+        let kind = match kind {
+            Ok(kind) => kind,
+            Err(why) => {
+                self.skipped.push(Skipped { path: source.to_owned(), why });
+                return Ok(());
+            }
+        };
+        let is_directory = kind == Kind::Directory;
+        let shared = (!is_directory && metadata.nlink() > 1).then(|| Identity::of(&metadata));
+        let first = shared.map_or(self.entries.len(), |id| *self.firsts.entry(id).or_insert(self.entries.len()));
+        let is_first = first == self.entries.len();
+        let kind = if is_first { kind } else { Kind::HardLink(first) };
+        if is_first {
+            self.not_kept.count(source, &metadata);
+        }
+        let attributes = Attributes::from(&metadata);
+        self.entries.push(Entry { source: source.to_owned(), path: path.clone(), kind, attributes, shared });
         if !is_directory {
             return Ok(());
         }
         let children = fs::read_dir(source).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        let mut names: Vec<_> =
-            children.map_err(|error| cannot_read(source, &error))?.iter().map(fs::DirEntry::file_name).collect();
+        let mut names: Vec<_> = children.map_err(cannot_read)?.iter().map(fs::DirEntry::file_name).collect();
         names.sort();
         names.iter().try_for_each(|name| self.add(&source.join(name), [&path, &b"/"[..], name.as_bytes()].concat()))
     }
@@ -78,14 +122,8 @@ impl Listing {
     /// Bytes of all files.
     pub(crate) fn bytes(entries: &[Entry]) -> u64 {
         let len = |entry: &Entry| if let Kind::File { len } = entry.kind { len } else { 0 };
-        entries.iter().map(len).sum()
+        entries.iter().map(len).fold(0, u64::saturating_add)
     }
-}
-
-fn kind(metadata: &Metadata) -> Option<Kind> {
-    let file = Kind::File { len: metadata.len() };
-    let mode = metadata.permissions().mode();
-    if metadata.is_dir() { Some(Kind::Directory { mode }) } else { metadata.is_file().then_some(file) }
 }
 
 pub(crate) fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {

@@ -2,12 +2,17 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::sys::stat::Mode;
+
+use super::attributes::Attributes;
+use super::extents::{Extent, extent};
+use super::listing::Identity;
+use super::sum::{Reading, Sum};
 
 /// An open file, with what was known of it when it was opened.
 #[derive(Debug)]
@@ -42,14 +47,29 @@ impl Source {
         self.before.len()
     }
 
-    /// Mode of the file when it was opened.
-    pub(crate) fn mode(&self) -> u32 {
-        self.before.permissions().mode()
+    /// Attributes of the file when it was opened.
+    pub(crate) fn attributes(&self) -> Attributes {
+        Attributes::from(&self.before)
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        Identity::of(&self.before)
+    }
+
+    /// The extent of the file that begins at an offset.
+    pub(crate) fn extent(&self, offset: u64) -> io::Result<Extent> {
+        extent(&self.file, offset..self.len())
     }
 
     /// Fills `bytes` with those at an offset.
     pub(crate) fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(bytes, offset).map_err(|error| self.explain(error))
+    }
+
+    /// Adds the next bytes to the checksum of the file's first `len`, and returns how many were
+    /// read.
+    pub(crate) fn add_to(&self, sum: &mut Sum, len: u64, reading: &mut Reading) -> io::Result<u64> {
+        sum.read(&self.file, len, reading).map_err(|error| self.explain(error))
     }
 
     /// Succeeds if the file ends where it ended when it was opened, and if its times say that

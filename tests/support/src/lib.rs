@@ -6,6 +6,7 @@
 //! * [`example`]: runs the examples of a crate.
 //! * [`program`]: runs a program under a time limit and checks how it ended.
 //! * [`signals`]: signals that interrupt system calls.
+//! * [`trees`]: compares trees of files; `compare_trees` is the program.
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
 //! * [`OnEvent`] and [`where_logging_panics`]: log subscribers from a function.
 //! * [`skip`] and [`lacks`]: report tests that cannot run here; [`has_recorded_compiler`] asks for
@@ -23,6 +24,7 @@ mod peer;
 pub mod program;
 pub mod signals;
 mod subscriber;
+pub mod trees;
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
