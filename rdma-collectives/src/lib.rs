@@ -78,8 +78,9 @@
 //   link.rs, pair.rs, execute.rs    links of each pair of ranks; runs a schedule over links
 //   direct.rs, ring.rs, pipeline.rs all-reduce over verbs without schedules
 //   communicator.rs                 the ranks of a job, connected to each other
-//   operation.rs, perform.rs, stats.rs
-//                                   prepared operations; where the way to do one is chosen; counts
+//   operation.rs, signature.rs, perform.rs, stats.rs
+//                                   prepared operations; what ranks compare of them; where the way
+//                                   to do one is chosen; counts
 //   collectives.rs                  the operations by name, on any memory
 //   messages.rs, messages/          messages between two ranks, one or several at a time
 //   queue.rs                        started operations, in order, on a thread
@@ -126,6 +127,7 @@ mod queue;
 mod ring;
 mod schedule;
 mod shm;
+mod signature;
 mod stats;
 mod streams;
 mod tensor;

@@ -18,11 +18,13 @@
 //! the threads that read its connections, so that rank 0 need not take part itself.
 
 mod abort;
+mod compare;
 mod directory;
 mod exchange;
 mod frame;
 mod host;
 pub(crate) mod interfaces;
+mod journal;
 mod json;
 mod listen;
 mod meet;
@@ -51,6 +53,7 @@ pub use directory::Directory;
 pub use exchange::{Exchange, MAX_VALUE};
 use frame::{Content, Frame, GroupId, Hello};
 use host::HostId;
+pub(crate) use journal::{Recorder, Signature};
 use json::Json;
 pub use listen::{check_address, listen, listen_everywhere, listen_locally};
 pub use meet::{Until, connect};
