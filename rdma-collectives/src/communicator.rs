@@ -9,6 +9,7 @@ use rdma::ExposedRegion;
 use crate::adapter::Adapter;
 use crate::blocks::Blocks;
 use crate::bootstrap::{Aborter, Group, Recorder, Signature};
+use crate::cause::Cause;
 use crate::choose::AlgorithmTable;
 use crate::direct::Direct;
 use crate::element::{Element, Reduction};
@@ -478,7 +479,7 @@ impl Communicator {
                 None => error,
             };
             if let (ErrorKind::TimedOut, Some(limit)) = (error.kind(), self.limit) {
-                self.aborter().abort(&format!("{error} ({limit:?})"));
+                self.aborter().abort_for(&format!("{error} ({limit:?})"), error.cause().clone());
             }
             error.of_operation(operation)
         })
@@ -520,7 +521,10 @@ impl Communicator {
             None => Ok(()),
             Some(other) => {
                 let (first, other_does) = (&all[0].1, &all[other].1);
-                Err(Error::invalid(format!("rank 0 does {first}, and rank {other} does {other_does}")))
+                let text = format!("rank 0 does {first}, and rank {other} does {other_does}");
+                let operations = [first.to_string(), other_does.to_string()];
+                let (number, ranks) = (self.recorder.next_number(), [0, other]);
+                Err(Error::invalid(text).with_cause(Cause::Mismatch { number, ranks, operations }))
             }
         }
     }

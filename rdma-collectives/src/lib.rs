@@ -58,7 +58,7 @@
 //
 // Files, from the bottom to the top:
 //
-//   named.rs, collective.rs, text.rs, error.rs
+//   named.rs, collective.rs, text.rs, cause.rs, error.rs
 //                                   names of values; operations; text of other ranks; errors
 //   bootstrap/                      the ranks of a job meet, and learn of each other's end
 //   launchers.rs, placement.rs      what mpirun, Slurm and torchrun say; places and cores
@@ -92,6 +92,7 @@ mod adapter;
 pub mod address;
 mod blocks;
 pub mod bootstrap;
+mod cause;
 mod choose;
 mod collective;
 mod collectives;
@@ -144,11 +145,12 @@ pub mod wait;
 struct Readme;
 
 pub use adapter::{Adapter, PathSettings};
+pub use cause::Cause;
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
 pub use collective::Collective;
 pub use communicator::Communicator;
 pub use element::{DataType, Element, ElementVisitor, Reduction};
-pub use error::{Cause, Error, ErrorKind, OPEN_FILES};
+pub use error::{Error, ErrorKind, JobError, OPEN_FILES};
 pub use execute::Traffic;
 pub use fabric::Rail;
 #[cfg(feature = "cuda")]

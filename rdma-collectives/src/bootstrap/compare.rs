@@ -21,6 +21,7 @@ use super::journal::{Entry, Journal, MOST_ENTRIES, Mismatch, News, Recorder, Rep
 use super::router::{NotDue, Router};
 use super::watch::Watch;
 use crate::Error;
+use crate::cause::Cause;
 
 /// Interval between two reports of a rank.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -230,7 +231,8 @@ impl Group {
                 )
             };
             let rank = if own == ranks[1] { ranks[0] } else { ranks[1] };
-            let error = Error::invalid(text);
+            let cause = Cause::Mismatch { number, ranks, operations: [first, second] };
+            let error = Error::invalid(text).with_cause(cause);
             match members.get(rank) {
                 Some(&member) => error.of_rank(member, || hosts.get(rank).cloned()),
                 None => error,

@@ -9,6 +9,7 @@ use super::host::HostId;
 use super::journal::News;
 use super::json::Json;
 use super::terms::Settings;
+use crate::cause::Cause;
 use crate::text::PeerText;
 
 /// The first bytes of every connection.
@@ -63,11 +64,24 @@ pub(super) enum Frame {
     /// What the ranks of a communicator tell each other about their operations.
     Compare(Routed<News>),
     /// A lost rank, and what happened to it.
-    Lost(usize, PeerText),
+    Lost(usize, Loss),
     /// The sender is alive.
     Alive,
     /// The sender has finished and closes the connection.
     Bye,
+}
+
+/// What has happened to a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Loss {
+    pub(super) what: PeerText,
+    pub(super) cause: Cause,
+}
+
+impl Loss {
+    pub(super) fn new(what: impl Into<String>, cause: Cause) -> Self {
+        Self { what: what.into().into(), cause }
+    }
 }
 
 /// A frame between ranks of a part of the job, which passes through rank 0. Ranks are those of the
@@ -230,7 +244,7 @@ mod tests {
                     entries: vec![Entry { number: u64::MAX, hash: u64::MAX - 1, signature: [1 << 63, 0, 2] }],
                 }),
             }),
-            Frame::Lost(7, "has failed".into()),
+            Frame::Lost(7, Loss::new("has failed", Cause::OutOfMemory)),
             Frame::Alive,
             Frame::Bye,
         ] {

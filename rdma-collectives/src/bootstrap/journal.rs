@@ -177,6 +177,11 @@ impl Recorder {
         Ok(())
     }
 
+    /// The number of the next operation.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.number + 1
+    }
+
     /// Says that this rank's operations are not to be compared with those of the others.
     pub(crate) fn silence(&self) {
         if let Some(journal) = &self.journal {

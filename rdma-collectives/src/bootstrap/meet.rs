@@ -17,12 +17,13 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 
-use super::frame::{self, Frame, Head, Hello, MAX_HELLO, VERSION};
+use super::frame::{self, Frame, Head, Hello, Loss, MAX_HELLO, VERSION};
 use super::host::HostId;
 use super::listen::local_address;
 use super::terms::{Terms, difference};
 use super::{is_timeout, spawn};
 use crate::Error;
+use crate::cause::Cause;
 use crate::text::PeerText;
 
 /// Longest time that a connection may take to introduce itself.
@@ -60,8 +61,8 @@ pub(super) fn gather(
         Ok(()) => {}
         Err(Ended::Rank(lost)) => {
             let what = "ended before the job began";
-            answer_all(job, &ranks, &Frame::Lost(lost, what.into()));
-            return Err(terms.lost(format!("{} {what}", terms.roles.name(lost))));
+            answer_all(job, &ranks, &Frame::Lost(lost, Loss::new(what, Cause::Ended)));
+            return Err(terms.lost(format!("{} {what}", terms.roles.name(lost)), Cause::Ended));
         }
         Err(Ended::Failed(failure)) => {
             answer_all(job, &ranks, &Frame::Refuse(failure.to_string().into()));
@@ -153,7 +154,8 @@ fn wait_for_all(
             let missing: Vec<usize> = (1..ranks.len()).filter(|&rank| ranks[rank].is_none()).collect();
             let missing = terms.roles.missing(&missing, own.world);
             let (seconds, remedy) = (terms.timeout.as_secs(), terms.remedy());
-            return Err(Error::new(format!("{missing} within {seconds} s; {remedy}")).into());
+            let error = Error::new(format!("{missing} within {seconds} s; {remedy}"));
+            return Err(error.with_cause(Cause::TimedOut { limit: terms.timeout }).into());
         }
     }
     look_for_ended(ranks)
@@ -330,7 +332,7 @@ pub(super) fn introduce(stream: Socket, address: &str, job: u64, own: &Hello, te
         io::ErrorKind::InvalidData => foreign(),
         // The introduction is too long.
         io::ErrorKind::InvalidInput => Error::from(error),
-        _ => terms.lost(format!("{root} at {address} ended before the job began, without a word")),
+        _ => terms.lost(format!("{root} at {address} ended before the job began, without a word"), Cause::Ended),
     };
     let mut out = Until(&stream, Instant::now() + HELLO_TIME);
     let sent = Head::of(job).write(&mut out).and_then(|()| Frame::Hello(own.clone()).write(&mut out, MAX_HELLO));
@@ -341,13 +343,15 @@ pub(super) fn introduce(stream: Socket, address: &str, job: u64, own: &Hello, te
     match Head::read(&mut input).map_err(broken)? {
         None => return Err(foreign()),
         Some(Head { version: VERSION, .. }) => {}
-        Some(Head { version, .. }) => return Err(Error::new(other_version(&root, version))),
+        Some(Head { version, .. }) => {
+            return Err(Error::new(other_version(&root, version)).with_cause(Cause::Protocol));
+        }
     }
     match Frame::read(&mut input, frame::max_length(own.world)).map_err(broken)? {
         Frame::Welcome(hosts) if hosts.len() == own.world => Ok((hosts, vec![(0, stream)])),
         // Rank 0 reports the reason itself.
-        Frame::Refuse(why) => Err(terms.lost(format!("{root} says: {why}"))),
-        Frame::Lost(rank, what) => Err(terms.lost(format!("{} {what}", terms.roles.name(rank)))),
+        Frame::Refuse(why) => Err(terms.lost(format!("{root} says: {why}"), Cause::Other)),
+        Frame::Lost(rank, Loss { what, cause }) => Err(terms.lost(format!("{} {what}", terms.roles.name(rank)), cause)),
         _ => Err(foreign()),
     }
 }

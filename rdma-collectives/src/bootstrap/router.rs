@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 use socket2::Socket;
 
 use super::compare::{self, Ledgers};
-use super::frame::{self, Content, Frame, GroupId, Routed};
+use super::frame::{self, Content, Frame, GroupId, Loss, Routed};
 use super::journal::News;
 use super::meet::Until;
+use crate::cause::Cause;
 
 /// One write end per connection, and the rank at its other side. Rank 0 has one for each other
 /// rank, the others have one for rank 0.
@@ -129,7 +130,7 @@ impl Router {
     /// Ends the waits of a group for values, whose watch has failed.
     pub(super) fn wake(&self, group: &GroupId) {
         if let Some(Some(inbox)) = self.inboxes().get(group) {
-            drop(inbox.sender.send((self.rank, Frame::Lost(self.rank, "has failed".into()))));
+            drop(inbox.sender.send((self.rank, Frame::Lost(self.rank, Loss::new("has failed", Cause::Other)))));
         }
     }
 

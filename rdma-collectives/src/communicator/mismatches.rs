@@ -10,7 +10,8 @@ use nix::unistd::Pid;
 use crate::bootstrap::{Group, Place, Roles, Root, Terms, listen_locally};
 use crate::testing::{LONG, ranks, soft0, start, tuning};
 use crate::{
-    Algorithm, Collective, Communicator, DataType, Element, Error, ErrorKind, Reduction, Request, Transport, Tuning,
+    Algorithm, Cause, Collective, Communicator, DataType, Element, Error, ErrorKind, Reduction, Request, Transport,
+    Tuning,
 };
 
 /// An operation of a rank.
@@ -101,7 +102,7 @@ const CASES: &[(Operation, Operation, [&str; 2])] = &[
 
 /// Whether an error names the operations of two ranks.
 fn is_mismatch(error: &Error) -> bool {
-    error.kind() == ErrorKind::InvalidInput && error.to_string().contains("operation ")
+    error.kind() == ErrorKind::InvalidInput && matches!(error.cause(), Cause::Mismatch { .. })
 }
 
 /// Does an operation until the ranks are told that theirs differ. An operation may fail before, for
@@ -196,6 +197,8 @@ fn a_difference_is_told_while_rank_0_is_busy() {
         let text = "rank 1 does all_reduce of 1024 x f32 by sum, and rank 2 does barrier, as operation 1; \
                     all ranks do the same operations in the same order";
         assert_eq!(error.to_string(), text);
+        let operations = ["all_reduce of 1024 x f32 by sum".to_owned(), "barrier".to_owned()];
+        assert_eq!(error.cause(), &Cause::Mismatch { number: 1, ranks: [1, 2], operations });
         assert_eq!((error.rank(), error.operation()), (Some(3 - rank), Some(Collective::AllReduce)));
         group.barrier("the difference").unwrap();
         group.conclude(Ok(())).unwrap();

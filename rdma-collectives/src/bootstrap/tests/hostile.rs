@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 
-use super::super::frame::{Routed, max_length};
+use super::super::frame::{Loss, Routed, max_length};
 use super::super::journal::{Entry, MOST_ENTRIES, News, Report};
 use super::super::json::Json;
 use super::super::meet::Until;
@@ -77,8 +77,8 @@ fn a_rank_whose_frames_are_not_due_is_named() {
         ("an introduction", bytes(&Frame::Hello(hello()))),
         ("a welcome", bytes(&Frame::Welcome(Vec::new()))),
         ("a refusal", bytes(&Frame::Refuse("no".into()))),
-        ("the loss of rank 0", bytes(&Frame::Lost(0, "has left".into()))),
-        ("the loss of no rank", bytes(&Frame::Lost(usize::MAX, "has left".into()))),
+        ("the loss of rank 0", bytes(&Frame::Lost(0, Loss::new("has left", Cause::Other)))),
+        ("the loss of no rank", bytes(&Frame::Lost(usize::MAX, Loss::new("has left", Cause::Other)))),
         ("a frame longer than the job allows", vec![u8::MAX; 4]),
         ("brackets without end", raw(&[b'['; 100_000])),
         ("no frame", raw(br#"{"Part":["the show"]}"#)),
@@ -206,7 +206,8 @@ fn a_whole_is_taken_from_the_root_alone() {
 fn the_text_of_a_failure_is_one_short_line() {
     let text = format!("is \u{1b}[31mlost\r\n{}", "x".repeat(1 << 20));
     // Not as `Frame::Lost`, which holds such a line already.
-    let said = after_welcome(&raw(json!({ "Lost": [1, text] }).to_string().as_bytes()));
+    let loss = json!({ "what": text, "cause": "Other" });
+    let said = after_welcome(&raw(json!({ "Lost": [1, loss] }).to_string().as_bytes()));
     assert!(said.starts_with("rank 1 is \\u{1b}[31mlost\\r\\nxxx") && said.len() < 1200, "{}", said.len());
 }
 
