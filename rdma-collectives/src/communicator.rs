@@ -474,7 +474,7 @@ impl Communicator {
             self.patience.limit(None);
         }
         result.map_err(|error| {
-            let error = match error.waits_for.filter(|_| error.rank().is_none()) {
+            let error = match error.awaited().filter(|_| error.rank().is_none()) {
                 Some(rank) => self.group.of_rank_in_part(rank, error),
                 None => error,
             };

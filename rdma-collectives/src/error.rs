@@ -48,7 +48,11 @@ pub enum ErrorKind {
 /// [`source`](std::error::Error::source) is the error of the verbs or of the system, at the rank
 /// that has it; the text of this error has its text too.
 #[derive(Clone)]
-pub struct Error {
+pub struct Error(Box<Fields>);
+
+/// The fields of an [`Error`], apart so that a result of the data path is a word.
+#[derive(Clone)]
+struct Fields {
     kind: ErrorKind,
     text: String,
     cause: Cause,
@@ -59,19 +63,19 @@ pub struct Error {
     host: Option<Arc<str>>,
     operation: Option<Collective>,
     /// The rank of a communicator that was waited for.
-    pub(crate) waits_for: Option<usize>,
+    waits_for: Option<usize>,
 }
 
 impl Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines = self.text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let lines = self.0.text.lines().map(str::trim).filter(|line| !line.is_empty());
         f.write_str(&lines.collect::<Vec<_>>().join(" "))
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| &**source as _)
+        self.0.source.as_ref().map(|source| &**source as _)
     }
 }
 
@@ -84,7 +88,7 @@ impl fmt::Debug for Error {
 
 impl Error {
     fn of(kind: ErrorKind, cause: Cause, text: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(Fields {
             kind,
             text: text.into(),
             cause,
@@ -94,7 +98,7 @@ impl Error {
             host: None,
             operation: None,
             waits_for: None,
-        }
+        }))
     }
 
     /// A failure of this process; `text` says what did not work, and what to do about it.
@@ -119,20 +123,23 @@ impl Error {
 
     /// Returns the error with another cause.
     #[must_use]
-    pub fn with_cause(self, cause: Cause) -> Self {
-        Self { cause, ..self }
+    pub fn with_cause(mut self, cause: Cause) -> Self {
+        self.0.cause = cause;
+        self
     }
 
-    fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
-        Self { source: Some(Arc::new(source)), ..self }
+    fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.0.source = Some(Arc::new(source));
+        self
     }
 
     /// A request that has failed; where it was flushed, another failure is the reason, perhaps one
     /// that only the peer knows.
     pub(crate) fn of_request(what: impl Display, error: WcError) -> Self {
         let failure = Self::new(format!("{what} failed: {error}"));
-        let failure = failure.with_cause(Cause::Request(error)).with_source(error);
-        Self { is_effect: error.status == WcStatus::WR_FLUSH_ERR, ..failure }
+        let mut failure = failure.with_cause(Cause::Request(error)).with_source(error);
+        failure.0.is_effect = error.status == WcStatus::WR_FLUSH_ERR;
+        failure
     }
 
     /// The failure to start a thread or a process.
@@ -160,65 +167,71 @@ impl Error {
     /// Whose failure the error is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        self.kind
+        self.0.kind
     }
 
     /// The cause, as data. That of another rank's failure is the one that this rank had.
     #[must_use]
     pub fn cause(&self) -> &Cause {
-        &self.cause
+        &self.0.cause
     }
 
     /// The rank of the job that failed, or for which this rank waited in vain; `None` if it is this
     /// rank, not known, or not one alone.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
-        self.rank
+        self.0.rank
     }
 
     /// The name of the host of [`rank`](Self::rank).
     #[must_use]
     pub fn host(&self) -> Option<&str> {
-        self.host.as_deref()
+        self.0.host.as_deref()
     }
 
     /// The operation that failed.
     #[must_use]
     pub fn operation(&self) -> Option<Collective> {
-        self.operation
+        self.0.operation
     }
 
     /// Returns the error with the rank that failed, unless one is known.
     pub(crate) fn of_rank(mut self, rank: usize, host: impl FnOnce() -> Option<Arc<str>>) -> Self {
-        if self.rank.is_none() {
-            (self.rank, self.host) = (Some(rank), host());
+        if self.0.rank.is_none() {
+            (self.0.rank, self.0.host) = (Some(rank), host());
         }
         self
     }
 
     /// Returns an error of a wait with the rank of the communicator that was waited for;
     /// [`Communicator`](crate::Communicator) says which one of the job it is.
-    pub(crate) fn waits_for(self, rank: usize) -> Self {
-        let waits_for = self.waits_for.or(Some(rank));
-        Self { waits_for, ..self }
+    pub(crate) fn waits_for(mut self, rank: usize) -> Self {
+        self.0.waits_for.get_or_insert(rank);
+        self
+    }
+
+    /// The rank of a communicator that was waited for.
+    pub(crate) fn awaited(&self) -> Option<usize> {
+        self.0.waits_for
     }
 
     /// Returns the error with the operation that failed.
-    pub(crate) fn of_operation(self, operation: Option<Collective>) -> Self {
-        Self { operation: self.operation.or(operation), ..self }
+    pub(crate) fn of_operation(mut self, operation: Option<Collective>) -> Self {
+        self.0.operation = self.0.operation.or(operation);
+        self
     }
 
     /// Whether the reason may be known to another rank alone: the operation failed because a peer
     /// was lost.
     #[must_use]
     pub fn is_effect(&self) -> bool {
-        self.is_effect
+        self.0.is_effect
     }
 
     /// Returns the error with a prefix that names what was being done.
     #[must_use]
     pub fn context(mut self, what: impl Display) -> Self {
-        self.text = format!("{what}: {}", self.text);
+        self.0.text = format!("{what}: {}", self.0.text);
         self
     }
 }
@@ -254,15 +267,15 @@ pub trait JobError: From<Error> + Display {
 
 impl JobError for Error {
     fn kind(&self) -> ErrorKind {
-        self.kind
+        self.0.kind
     }
 
     fn cause(&self) -> Cause {
-        self.cause.clone()
+        self.0.cause.clone()
     }
 
     fn is_effect(&self) -> bool {
-        self.is_effect
+        self.0.is_effect
     }
 
     fn context(self, what: String) -> Self {

@@ -147,7 +147,7 @@ fn a_cause_travels_to_every_rank() {
         |_, flushed| Error::of_request("a write to rank 2", flushed),
         |_, _| Error::out_of_memory("no room for a hat"),
         |_, _| Error::invalid("no hat"),
-        |_, _| std::io::Error::from_raw_os_error(nix::errno::Errno::ENOSPC as i32).into(),
+        |_, _| io::Error::from_raw_os_error(nix::errno::Errno::ENOSPC as i32).into(),
     ];
     for failure in failures {
         let own = failure(refused, flushed);
