@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_collectives::{Cause, Error, ErrorKind};
+use rdma_collectives::{Cause, Error, ErrorKind, JobError};
 use rdma_net::FailureKind;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -45,11 +45,13 @@ pub struct Failure {
     text: String,
     /// Whether the reason may be known to another rank alone.
     is_effect: bool,
+    /// The reason as data.
+    cause: Cause,
 }
 
 impl Failure {
     fn of(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into(), is_effect: false }
+        Self { kind, text: text.into(), is_effect: false, cause: Cause::Other }
     }
 
     /// A failure of this process; `text` says what did not work, and what to do about it.
@@ -207,17 +209,25 @@ impl From<Error> for Failure {
             ErrorKind::Peer => Kind::Peer,
             _ => Kind::Failed,
         };
-        Self { is_effect: error.is_effect(), ..Self::of(kind, error.to_string()) }
+        let cause = error.cause().clone();
+        Self { is_effect: error.is_effect(), cause, ..Self::of(kind, error.to_string()) }
     }
 }
 
 /// A rank tells the others of its failure.
-impl Cause for Failure {
+impl JobError for Failure {
     fn kind(&self) -> ErrorKind {
         match self.kind {
             Kind::Failed | Kind::BrokenPipe | Kind::Partial => ErrorKind::Failed,
             Kind::Usage => ErrorKind::InvalidInput,
             Kind::Peer => ErrorKind::Peer,
+        }
+    }
+
+    fn cause(&self) -> Cause {
+        match self.kind {
+            Kind::Usage if self.cause == Cause::Other => Cause::InvalidInput,
+            _ => self.cause.clone(),
         }
     }
 

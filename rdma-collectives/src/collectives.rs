@@ -14,6 +14,7 @@ use crate::element::{Element, Reduction};
 use crate::memory::{Source, Target};
 use crate::operation::{Operation, Request};
 use crate::schedule::{Collective, Job};
+use crate::signature;
 use crate::tensor::Tensor;
 
 /// Most bytes of a tensor through which the program's memory is copied, unless there are so many
@@ -409,8 +410,9 @@ impl Communicator {
                 self.perform(&operation, input, output)
             }
             operands => self.compare(|| request.describe::<T>("slices")).and_then(|()| {
-                self.begin();
+                self.begin_recorded(request.op, signature::in_slices(operation.signature))?;
                 let done = self.do_by_pieces(request, &operation, operands);
+                let done = self.or_mismatch(done);
                 self.ended(Some(request.op), done)
             }),
         };

@@ -8,7 +8,8 @@ use rdma::ExposedRegion;
 
 use crate::adapter::Adapter;
 use crate::blocks::Blocks;
-use crate::bootstrap::{Aborter, Group};
+use crate::bootstrap::{Aborter, Group, Recorder, Signature};
+use crate::cause::Cause;
 use crate::choose::AlgorithmTable;
 use crate::direct::Direct;
 use crate::element::{Element, Reduction};
@@ -25,6 +26,7 @@ use crate::ring::Ring;
 use crate::schedule::Collective;
 use crate::schedule::step::Schedule;
 use crate::shm::{Host, HostLinks, HostSlice, SharedTensor, UNCUT};
+use crate::signature;
 use crate::stats::Stats;
 use crate::streams::{StreamLinks, Streams};
 use crate::tensor::{Part, Tensor, TensorMemory, finish};
@@ -49,6 +51,24 @@ const MESH: usize = 16;
 /// A rank that fails, or whose arguments make no sense, gets an error; the others wait for it until
 /// [`Tuning::stall`], unless the rank ends its job with the error
 /// ([`Group::conclude`], [`placement::run`](crate::placement::run)). They then get the reason.
+/// # Operations that differ
+///
+/// The ranks compare their operations in the background, at no cost for an operation: twice a
+/// second each rank tells rank 0 of the communicator which ones it has begun, over the connections
+/// of the job's group. If two ranks have done different ones, the operations of all ranks end with
+/// `InvalidInput`, about a second after they have begun, and so does each later one of this
+/// communicator. The error names both ranks, both operations and their number, which counts the
+/// operations, allocations and splits of the communicator from 1. Other communicators go on.
+///
+/// The collective, the type and number of elements, the counts, the reduction, the root, the kind
+/// of memory and the algorithm are compared. So ranks are found that wait for each other, and also
+/// those that do not wait and get elements that mean nothing: as long as they go on, as the last
+/// half second of a communicator is not compared. If the operations that differ are only known to
+/// lie further back than the last 32, the error says between which numbers they lie.
+///
+/// A rank that is late or stopped is not accused, since nothing is compared that it has not begun.
+/// Messages, [`run`](Self::run) and the operations of aggregators are not compared.
+/// [`compare_operations`](Self::compare_operations) finds a difference before anything is done.
 #[doc(alias = "ncclComm_t")]
 #[doc(alias = "MPI_Comm")]
 #[derive(Debug)]
@@ -93,6 +113,8 @@ pub struct Communicator {
     has_limit: bool,
     /// Whether the ranks compare their operations first.
     compares: bool,
+    /// Keeps what this rank does, which the ranks compare in the background.
+    recorder: Recorder,
     pub(crate) stats: Stats,
     patience: Patience,
     /// By which algorithms are chosen.
@@ -127,6 +149,7 @@ impl Communicator {
 
     fn of_group(rails: Vec<Rail>, mut group: Group, tuning: Tuning) -> Result<Self, Error> {
         let world = group.world();
+        let recorder = group.recorder(signature::describe);
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
         let Channels { rails: channels, are_many_devices } = channels(&rails, &mut group, &tuning)?;
         let (mut host, transports) = transport::connect(&mut group, tuning.transport, patience.clone())?;
@@ -183,12 +206,13 @@ impl Communicator {
             limit: None,
             has_limit: false,
             compares: false,
+            recorder,
             stats: Stats::default(),
             patience,
             table: AlgorithmTable::default(),
             last: None,
         };
-        comm.token = Some(comm.allocate(1)?);
+        comm.token = Some(comm.allocate_tensor(1)?);
         Ok(comm)
     }
 
@@ -236,7 +260,7 @@ impl Communicator {
         streams.move_to(group, slots)?;
         let own = self.gpu.insert(gpu).describe();
         (self.stage, self.last) = (None, None);
-        self.token = Some(self.allocate(1)?);
+        self.token = Some(self.allocate_tensor(1)?);
         self.group.all_gather("the GPUs", &own)
     }
 
@@ -250,6 +274,12 @@ impl Communicator {
     #[doc(alias = "ncclMemAlloc")]
     #[doc(alias = "ncclCommRegister")]
     pub fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensor<T>, Error> {
+        self.maker.check()?;
+        self.recorder.record(signature::OF_ALLOCATION)?;
+        self.allocate_tensor(count)
+    }
+
+    fn allocate_tensor<T: Element>(&mut self, count: usize) -> Result<Tensor<T>, Error> {
         // No rank can allocate the whole address space, so each hears of a count that is too large.
         let memory = self.allocate_bytes(count.saturating_mul(size_of::<T>()))?;
         Ok(Tensor::new(memory, count, self.number))
@@ -397,6 +427,9 @@ impl Communicator {
             return Err(Error::invalid(format!("{aggregators} aggregators leave no rank of {} processes", self.world)));
         }
         (self.aggregators, self.radix, self.last) = (aggregators, radix, None);
+        if self.rank >= self.ranks() {
+            self.recorder.silence();
+        }
         Ok(())
     }
 
@@ -427,6 +460,13 @@ impl Communicator {
         }
     }
 
+    /// Begins an operation that the ranks compare.
+    pub(crate) fn begin_recorded(&mut self, operation: Collective, signature: Signature) -> Result<(), Error> {
+        self.recorder.record(signature).map_err(|error| error.of_operation(Some(operation)))?;
+        self.begin();
+        Ok(())
+    }
+
     /// Completes the error of an operation, and ends the job if it has not ended in time.
     pub(crate) fn ended<R>(&mut self, operation: Option<Collective>, result: Result<R, Error>) -> Result<R, Error> {
         if self.has_limit {
@@ -434,22 +474,32 @@ impl Communicator {
             self.patience.limit(None);
         }
         result.map_err(|error| {
-            let error = match error.waits_for.filter(|_| error.rank().is_none()) {
+            let error = match error.awaited().filter(|_| error.rank().is_none()) {
                 Some(rank) => self.group.of_rank_in_part(rank, error),
                 None => error,
             };
             if let (ErrorKind::TimedOut, Some(limit)) = (error.kind(), self.limit) {
-                self.aborter().abort(&format!("{error} ({limit:?})"));
+                self.aborter().abort_for(&format!("{error} ({limit:?})"), error.cause().clone());
             }
             error.of_operation(operation)
         })
     }
 
+    /// The error of an operation; if another rank does another operation, that is the reason, which
+    /// may become known a moment later.
+    pub(crate) fn or_mismatch<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
+        match result {
+            Err(error) if error.kind() == ErrorKind::InvalidInput => Err(self.group.known_mismatch().unwrap_or(error)),
+            Err(error) => Err(self.group.mismatch().unwrap_or(error)),
+            result => result,
+        }
+    }
+
     /// Says whether the ranks compare their operations before each one: ranks whose operations
-    /// differ then all get `InvalidInput`, which names two of them, and none has begun. Without
-    /// this, such ranks wait for each other until [`Tuning::stall`], or get elements that mean
-    /// nothing. It costs a round trip of sockets for each operation: for programs that are being
-    /// written. The same at all ranks.
+    /// differ then all get `InvalidInput`, which names two of them, and none has begun; the
+    /// communicator can be used further. Without this, such ranks are
+    /// [found](Self#operations-that-differ) after the operation has begun. It costs a round trip of
+    /// sockets for each operation: for programs that are being written. The same at all ranks.
     ///
     /// The collective, the type, the counts, the reduction and the root are compared; algorithms
     /// and messages are not.
@@ -471,7 +521,10 @@ impl Communicator {
             None => Ok(()),
             Some(other) => {
                 let (first, other_does) = (&all[0].1, &all[other].1);
-                Err(Error::invalid(format!("rank 0 does {first}, and rank {other} does {other_does}")))
+                let text = format!("rank 0 does {first}, and rank {other} does {other_does}");
+                let operations = [first.to_string(), other_does.to_string()];
+                let (number, ranks) = (self.recorder.next_number(), [0, other]);
+                Err(Error::invalid(text).with_cause(Cause::Mismatch { number, ranks, operations }))
             }
         }
     }
@@ -507,6 +560,7 @@ impl Communicator {
     #[doc(alias = "MPI_Comm_dup")]
     pub fn split(&mut self, color: usize, key: usize) -> Result<Self, Error> {
         self.maker.check()?;
+        self.recorder.record(signature::OF_SPLIT)?;
         let part = self.group.split(color, key)?;
         Self::of_group(self.rails.clone(), part, self.tuning.clone())
     }
@@ -589,5 +643,7 @@ fn verbs_peers(group: &Group, host: Option<&Host>, mesh: bool) -> Vec<usize> {
     (0..world).filter(is_peer).collect()
 }
 
+#[cfg(test)]
+mod mismatches;
 #[cfg(test)]
 mod tests;

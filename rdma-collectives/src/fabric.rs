@@ -21,6 +21,7 @@ use rdma::{
 
 use crate::adapter::Adapter;
 use crate::bootstrap::Group;
+use crate::cause::Cause;
 use crate::connect::{self, Connected, How, Method, Receives, Unconnected};
 use crate::tuning::Tuning;
 use crate::wait::{Patience, Wait};
@@ -504,7 +505,7 @@ impl Fabric {
                 continue;
             };
             // A write with immediate data completes the receive, too, with a length of its own.
-            let bytes = buffer.get(..length).ok_or_else(|| Error::new(MEANINGLESS))?;
+            let bytes = buffer.get(..length).ok_or_else(|| Error::new(MEANINGLESS).with_cause(Cause::Protocol))?;
             peer.take_message(bytes)?;
             peer.qp.post_recv(buffer, from as u64)?;
         }
@@ -596,7 +597,7 @@ impl Peer {
     /// Counts a notice.
     fn count(&mut self, lane: usize) -> Result<(), Error> {
         let count = self.counts.received.get_mut(lane);
-        *count.ok_or_else(|| Error::new(MEANINGLESS))? += 1;
+        *count.ok_or_else(|| Error::new(MEANINGLESS).with_cause(Cause::Protocol))? += 1;
         Ok(())
     }
 }

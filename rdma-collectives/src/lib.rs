@@ -58,7 +58,7 @@
 //
 // Files, from the bottom to the top:
 //
-//   named.rs, collective.rs, text.rs, error.rs
+//   named.rs, collective.rs, text.rs, cause.rs, error.rs
 //                                   names of values; operations; text of other ranks; errors
 //   bootstrap/                      the ranks of a job meet, and learn of each other's end
 //   launchers.rs, placement.rs      what mpirun, Slurm and torchrun say; places and cores
@@ -78,8 +78,9 @@
 //   link.rs, pair.rs, execute.rs    links of each pair of ranks; runs a schedule over links
 //   direct.rs, ring.rs, pipeline.rs all-reduce over verbs without schedules
 //   communicator.rs                 the ranks of a job, connected to each other
-//   operation.rs, perform.rs, stats.rs
-//                                   prepared operations; where the way to do one is chosen; counts
+//   operation.rs, signature.rs, perform.rs, stats.rs
+//                                   prepared operations; what ranks compare of them; where the way
+//                                   to do one is chosen; counts
 //   collectives.rs                  the operations by name, on any memory
 //   messages.rs, messages/          messages between two ranks, one or several at a time
 //   queue.rs                        started operations, in order, on a thread
@@ -91,6 +92,7 @@ mod adapter;
 pub mod address;
 mod blocks;
 pub mod bootstrap;
+mod cause;
 mod choose;
 mod collective;
 mod collectives;
@@ -126,6 +128,7 @@ mod queue;
 mod ring;
 mod schedule;
 mod shm;
+mod signature;
 mod stats;
 mod streams;
 mod tensor;
@@ -142,11 +145,12 @@ pub mod wait;
 struct Readme;
 
 pub use adapter::{Adapter, PathSettings};
+pub use cause::Cause;
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
 pub use collective::Collective;
 pub use communicator::Communicator;
 pub use element::{DataType, Element, ElementVisitor, Reduction};
-pub use error::{Cause, Error, ErrorKind, OPEN_FILES};
+pub use error::{Error, ErrorKind, JobError, OPEN_FILES};
 pub use execute::Traffic;
 pub use fabric::Rail;
 #[cfg(feature = "cuda")]

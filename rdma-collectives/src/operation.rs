@@ -1,5 +1,6 @@
 //! Operations: what the ranks do together, and how.
 
+use crate::bootstrap::Signature;
 use crate::element::{DataType, Element, Reduction};
 use crate::schedule::step::Schedule;
 use crate::schedule::{Algorithm, Collective, Job, Layout, build};
@@ -68,6 +69,8 @@ pub struct Operation {
     pub(crate) element: DataType,
     /// The bytes by which the algorithm was chosen.
     pub(crate) bytes: u64,
+    /// What the ranks compare.
+    pub(crate) signature: Signature,
 }
 
 impl Request {

@@ -18,6 +18,7 @@ use crate::element::Element;
 use crate::operation::{Executor, Operation, Request};
 use crate::schedule::{Algorithm, Collective, Job, Layout, build};
 use crate::shm::{AllReduce, DirectReads, reads_directly};
+use crate::signature;
 use crate::tensor::{self, Tensor, finish};
 
 impl Communicator {
@@ -49,7 +50,14 @@ impl Communicator {
         }
         let (element, size) = (T::TYPE, request.size(self.ranks()));
         let bytes = size.saturating_mul(element.size()) as u64;
-        Ok(Operation { request, owner: self.number, job, layout, algorithm, schedule, executor, element, bytes })
+        let tells_place = match executor {
+            Executor::Reads => true,
+            Executor::Fused => self.host.is_some() && AllReduce::tells_place(bytes),
+            Executor::Steps => false,
+        };
+        let signature = signature::of(&request, element, algorithm, executor, tells_place);
+        let owner = self.number;
+        Ok(Operation { request, owner, job, layout, algorithm, schedule, executor, element, bytes, signature })
     }
 
     /// The parameters of a request at this rank, for messages of any length.
@@ -149,8 +157,13 @@ impl Communicator {
         let request = &operation.request;
         self.check_operands(operation, input, output)?;
         self.compare(|| request.describe::<T>("tensors"))?;
-        self.begin();
+        // A barrier has taken the token.
+        let is_barrier = self.token.is_none();
+        let signature = operation.signature;
+        let signature = if is_barrier { signature::of_barrier(signature) } else { signature };
+        self.begin_recorded(request.op, signature)?;
         let done = self.perform_part(operation, input, output);
+        let done = self.or_mismatch(done);
         self.ended(Some(request.op), done)
     }
 

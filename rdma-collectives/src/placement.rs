@@ -7,7 +7,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::bootstrap::{self, Group, Place, Roles, Root, Terms, check_address};
-use crate::error::{Cause, Error};
+use crate::error::{Error, JobError};
 use crate::launchers::{JobPlace, Meeting};
 use crate::named::named;
 use crate::text::hash;
@@ -92,7 +92,7 @@ fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Error> {
 ///
 /// # Errors
 /// If this rank or another failed.
-pub fn run<T, E: Cause>(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<T, E>) -> Result<T, E> {
+pub fn run<T, E: JobError>(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<T, E>) -> Result<T, E> {
     let mut group = Group::meet(place, terms)?;
     let result = work(&mut group);
     group.conclude_as(result)

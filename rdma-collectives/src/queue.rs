@@ -8,8 +8,7 @@
 //! communicators of their own.
 //!
 //! Every rank has to start the same operations in the same order. As with blocking calls, ranks
-//! that do not are not found out unless lengths differ; the stall time of the communicator ends the
-//! wait.
+//! that do not are told about a second later.
 //!
 //! Nobody can change a tensor in flight: it moves into the operation, and [`Pending::wait`] gives
 //! it back. The first operation that fails ends the queue: its failure is also the result of every

@@ -11,6 +11,7 @@ use rdma::{Backoff, Pause, Pauses};
 
 use crate::Error;
 use crate::bootstrap::Watch;
+use crate::cause::Cause;
 
 /// Yields between two checks of the clock and of the other ranks.
 const YIELDS_PER_CHECK: u32 = 32;
@@ -32,6 +33,8 @@ pub struct Patience {
 struct Deadline {
     start: Instant,
     at: AtomicU64,
+    /// The limit of which this is the end, in nanoseconds.
+    limit: AtomicU64,
 }
 
 /// The state of one wait; starts as `Wait::default()`.
@@ -57,7 +60,7 @@ impl Patience {
     pub fn new(watch: Watch, shared_cores: bool, stall: Duration) -> Self {
         let spins = if shared_cores { 4 } else { 2000 };
         // A rank's death is noticed after the longest nap at the latest.
-        let deadline = Arc::new(Deadline { start: Instant::now(), at: AtomicU64::new(0) });
+        let deadline = Arc::new(Deadline { start: Instant::now(), at: AtomicU64::new(0), limit: AtomicU64::new(0) });
         let backoff = Backoff { spins, yields: YIELDING, ..Backoff::default() };
         Self { backoff, stall, watch, naps: Arc::default(), deadline }
     }
@@ -103,9 +106,10 @@ impl Patience {
     /// Limits the time of an operation that begins now. Waits look at the limit when they have
     /// become naps, so an operation ends some milliseconds late.
     pub fn limit(&self, limit: Option<Duration>) {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let at = limit.map_or(0, |limit| {
-            let at = self.deadline.start.elapsed().saturating_add(limit).as_nanos();
-            u64::try_from(at).unwrap_or(u64::MAX)
+            self.deadline.limit.store(nanoseconds(limit), Ordering::Relaxed);
+            nanoseconds(self.deadline.start.elapsed().saturating_add(limit))
         });
         self.deadline.at.store(at, Ordering::Relaxed);
     }
@@ -120,14 +124,16 @@ impl Patience {
     fn check(&self, wait: &Wait) -> Result<(), Error> {
         self.watch.check()?;
         if wait.started.is_some_and(|started| started.elapsed() > self.stall) {
-            return Err(Error::timed_out(format!(
-                "the other ranks made no progress for {} s; are they stopped, or do they do something else?",
-                self.stall.as_secs()
-            )));
+            let (seconds, limit) = (self.stall.as_secs(), self.stall);
+            let text = format!(
+                "the other ranks made no progress for {seconds} s; are they stopped, or do they do something else?"
+            );
+            return Err(Error::timed_out(text, limit).with_cause(Cause::Stalled { limit }));
         }
         let at = self.deadline.at.load(Ordering::Relaxed);
         if at != 0 && self.deadline.start.elapsed().as_nanos() >= u128::from(at) {
-            return Err(Error::timed_out("the operation has not ended in time"));
+            let limit = Duration::from_nanos(self.deadline.limit.load(Ordering::Relaxed));
+            return Err(Error::timed_out("the operation has not ended in time", limit));
         }
         Ok(())
     }

@@ -6,14 +6,16 @@ use std::io::{self, Read, Write};
 use serde::{Deserialize, Serialize};
 
 use super::host::HostId;
+use super::journal::News;
 use super::json::Json;
 use super::terms::Settings;
+use crate::cause::Cause;
 use crate::text::PeerText;
 
 /// The first bytes of every connection.
 pub(super) const MAGIC: [u8; 8] = *b"rdma-job";
 /// Version of the protocol; changes with the frames and with the values that the programs exchange.
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 /// Largest first frame of a connection, whose sender is still unknown.
 pub(super) const MAX_HELLO: usize = 16 << 10;
 /// Bytes of a frame for each rank of the job, of whose values a frame consists: the addresses of
@@ -59,22 +61,37 @@ pub(super) enum Frame {
     Whole(Json),
     /// A frame between ranks of a part of the job.
     Within(Routed),
+    /// What the ranks of a communicator tell each other about their operations.
+    Compare(Routed<News>),
     /// A lost rank, and what happened to it.
-    Lost(usize, PeerText),
+    Lost(usize, Loss),
     /// The sender is alive.
     Alive,
     /// The sender has finished and closes the connection.
     Bye,
 }
 
+/// What has happened to a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Loss {
+    pub(super) what: PeerText,
+    pub(super) cause: Cause,
+}
+
+impl Loss {
+    pub(super) fn new(what: impl Into<String>, cause: Cause) -> Self {
+        Self { what: what.into().into(), cause }
+    }
+}
+
 /// A frame between ranks of a part of the job, which passes through rank 0. Ranks are those of the
 /// job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Routed {
+pub(super) struct Routed<C = Content> {
     pub(super) group: GroupId,
     pub(super) from: usize,
     pub(super) to: Vec<usize>,
-    pub(super) content: Content,
+    pub(super) content: C,
 }
 
 /// The identity of a group at each of its ranks: empty for the whole job, else the numbers of the
@@ -195,6 +212,7 @@ fn malformed() -> io::Error {
 mod tests {
     use serde_json::json;
 
+    use super::super::journal::{Entry, Report};
     use super::*;
 
     #[test]
@@ -217,7 +235,16 @@ mod tests {
                 to: vec![1, 0],
                 content: Content::Whole(json(json!([5]))),
             }),
-            Frame::Lost(7, "has failed".into()),
+            Frame::Compare(Routed {
+                group: GroupId::default().part(0),
+                from: 1,
+                to: vec![0],
+                content: News::Report(Report {
+                    last: u64::MAX,
+                    entries: vec![Entry { number: u64::MAX, hash: u64::MAX - 1, signature: [1 << 63, 0, 2] }],
+                }),
+            }),
+            Frame::Lost(7, Loss::new("has failed", Cause::OutOfMemory)),
             Frame::Alive,
             Frame::Bye,
         ] {

@@ -17,12 +17,13 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 
-use super::frame::{self, Frame, Head, Hello, MAX_HELLO, VERSION};
+use super::frame::{self, Frame, Head, Hello, Loss, MAX_HELLO, VERSION};
 use super::host::HostId;
 use super::listen::local_address;
 use super::terms::{Terms, difference};
 use super::{is_timeout, spawn};
 use crate::Error;
+use crate::cause::Cause;
 use crate::text::PeerText;
 
 /// Longest time that a connection may take to introduce itself.
@@ -60,8 +61,9 @@ pub(super) fn gather(
         Ok(()) => {}
         Err(Ended::Rank(lost)) => {
             let what = "ended before the job began";
-            answer_all(job, &ranks, &Frame::Lost(lost, what.into()));
-            return Err(terms.lost(format!("{} {what}", terms.roles.name(lost))).of_rank(lost, || None));
+            answer_all(job, &ranks, &Frame::Lost(lost, Loss::new(what, Cause::Ended)));
+            let error = terms.lost(format!("{} {what}", terms.roles.name(lost)), Cause::Ended);
+            return Err(error.of_rank(lost, || None));
         }
         Err(Ended::Failed(failure)) => {
             answer_all(job, &ranks, &Frame::Refuse(failure.to_string().into()));
@@ -154,6 +156,7 @@ fn wait_for_all(
             let names = terms.roles.missing(&missing, own.world);
             let (seconds, remedy) = (terms.timeout.as_secs(), terms.remedy());
             let error = Error::new(format!("{names} within {seconds} s; {remedy}"));
+            let error = error.with_cause(Cause::TimedOut { limit: terms.timeout });
             return Err(if let [rank] = missing[..] { error.of_rank(rank, || None) } else { error }.into());
         }
     }
@@ -334,7 +337,7 @@ pub(super) fn introduce(stream: Socket, address: &str, job: u64, own: &Hello, te
         io::ErrorKind::InvalidInput => Error::from(error),
         _ => {
             let text = format!("{root} at {address} ended before the job began, without a word");
-            terms.lost(text).of_rank(0, || None)
+            terms.lost(text, Cause::Ended).of_rank(0, || None)
         }
     };
     let mut out = Until(&stream, Instant::now() + HELLO_TIME);
@@ -346,14 +349,16 @@ pub(super) fn introduce(stream: Socket, address: &str, job: u64, own: &Hello, te
     match Head::read(&mut input).map_err(broken)? {
         None => return Err(foreign()),
         Some(Head { version: VERSION, .. }) => {}
-        Some(Head { version, .. }) => return Err(Error::new(other_version(&root, version))),
+        Some(Head { version, .. }) => {
+            return Err(Error::new(other_version(&root, version)).with_cause(Cause::Protocol));
+        }
     }
     match Frame::read(&mut input, frame::max_length(own.world)).map_err(broken)? {
         Frame::Welcome(hosts) if hosts.len() == own.world => Ok((hosts, vec![(0, stream)])),
         // Rank 0 reports the reason itself.
-        Frame::Refuse(why) => Err(terms.lost(format!("{root} says: {why}"))),
-        Frame::Lost(rank, what) if rank < own.world => {
-            Err(terms.lost(format!("{} {what}", terms.roles.name(rank))).of_rank(rank, || None))
+        Frame::Refuse(why) => Err(terms.lost(format!("{root} says: {why}"), Cause::Other)),
+        Frame::Lost(rank, Loss { what, cause }) if rank < own.world => {
+            Err(terms.lost(format!("{} {what}", terms.roles.name(rank)), cause).of_rank(rank, || None))
         }
         _ => Err(foreign()),
     }

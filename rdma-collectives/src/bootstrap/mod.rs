@@ -18,11 +18,13 @@
 //! the threads that read its connections, so that rank 0 need not take part itself.
 
 mod abort;
+mod compare;
 mod directory;
 mod exchange;
 mod frame;
 mod host;
 pub(crate) mod interfaces;
+mod journal;
 mod json;
 mod listen;
 mod meet;
@@ -33,7 +35,6 @@ mod terms;
 mod threads;
 mod watch;
 
-use std::fmt::Display;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -43,14 +44,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::Socket;
 
-use crate::error::{Cause, Error, ErrorKind};
+use crate::cause::Cause;
+use crate::error::{Error, ErrorKind, JobError};
 use crate::process::Maker;
-use crate::text::PeerText;
 pub use abort::Aborter;
 pub use directory::Directory;
 pub use exchange::{Exchange, MAX_VALUE};
-use frame::{Content, Frame, GroupId, Hello};
+use frame::{Content, Frame, GroupId, Hello, Loss};
 use host::HostId;
+pub(crate) use journal::{Recorder, Signature};
 use json::Json;
 pub use listen::{check_address, listen, listen_everywhere, listen_locally};
 pub use meet::{Until, connect};
@@ -319,7 +321,8 @@ impl Group {
 
     fn astray(&self, rank: usize) -> Error {
         let (name, own) = (self.name(rank), self.name(self.rank));
-        Error::new(format!("{name} did something else than {own}; are all the same build?"))
+        let text = format!("{name} did something else than {own}; are all the same build?");
+        Error::new(text).with_cause(Cause::Protocol)
     }
 
     /// Returns when every rank has called this function. `what` names the barrier in messages.
@@ -337,13 +340,14 @@ impl Group {
     /// This rank's failure, or the news of another rank's failure.
     pub fn agree<T, E>(&mut self, what: &str, result: Result<T, E>) -> Result<T, E>
     where
-        E: From<Error> + Display,
+        E: JobError,
     {
-        let own = result.as_ref().err().map(|failure| PeerText::from(failure.to_string()));
+        let own = result.as_ref().err().map(|failure| Loss::new(failure.to_string(), failure.cause()));
         let all = self.all_gather(what, &own)?;
         match all.into_iter().enumerate().find_map(|(rank, failed)| Some((rank, failed?))) {
-            Some((rank, why)) if rank != self.rank => {
-                Err(self.of_rank(rank, Error::peer(format!("{}: {why}", self.name(rank)))).into())
+            Some((rank, Loss { what, cause })) if rank != self.rank => {
+                let error = Error::peer(format!("{}: {what}", self.name(rank))).with_cause(cause);
+                Err(self.of_rank(rank, error).into())
             }
             _ => result,
         }
@@ -362,7 +366,7 @@ impl Group {
     ///
     /// # Errors
     /// As [`conclude`](Self::conclude).
-    pub fn conclude_as<T, E: Cause>(mut self, result: Result<T, E>) -> Result<T, E> {
+    pub fn conclude_as<T, E: JobError>(mut self, result: Result<T, E>) -> Result<T, E> {
         // A forked child has no part in the job.
         self.maker.check()?;
         let result = match result {
@@ -378,7 +382,7 @@ impl Group {
         self.watch.close();
         let last = match &result {
             Err(failure) if failure.kind() != ErrorKind::Peer => {
-                Frame::Lost(self.rank, format!("failed: {failure}").into())
+                Frame::Lost(self.rank, Loss::new(format!("failed: {failure}"), failure.cause()))
             }
             _ => Frame::Bye,
         };
@@ -389,7 +393,7 @@ impl Group {
     }
 
     /// Replaces a failure by the loss of a rank that caused it, if there was one.
-    fn explain<E: Cause>(&self, failure: E) -> E {
+    fn explain<E: JobError>(&self, failure: E) -> E {
         let limit = if failure.is_effect() { REASON } else { EXPLANATION };
         let failure = self.news(limit).map_or_else(|| failure.explained(), E::from);
         match failure.kind() {
@@ -432,13 +436,14 @@ impl Group {
                 // arrive later.
                 self.watch.check()?;
                 Err(Error::peer(format!("{} finished before the others", self.terms.roles.name(peer)))
+                    .with_cause(Cause::Ended)
                     .of_rank(peer, || None))
             }
             Err(RecvTimeoutError::Timeout) => {
                 let (seconds, name) = (self.terms.timeout.as_secs(), self.name(missing));
                 let text = format!("{name} is alive, but has not come within {seconds} s (waiting for {what})");
                 let text = format!("{text}; {} gives it longer", self.terms.named("timeout"));
-                Err(self.of_rank(missing, Error::timed_out(text)))
+                Err(self.of_rank(missing, Error::timed_out(text, self.terms.timeout)))
             }
             Ok((from, frame)) => {
                 self.router.has_read(&self.id, from);
@@ -515,8 +520,8 @@ struct Reader {
 
 impl Reader {
     fn run(self, stream: &Socket) {
-        let Some((lost, what, error)) = self.read(stream) else { return };
-        let news = Frame::Lost(lost, what.into());
+        let Some((lost, loss, error)) = self.read(stream) else { return };
+        let news = Frame::Lost(lost, loss);
         if self.router.rank() == 0 {
             // The other ranks have a connection to rank 0 alone and rely on it for the news. A rank
             // that ends because it was told must not be taken for the cause.
@@ -534,12 +539,13 @@ impl Reader {
 
     /// Reads until the connection ends; returns the lost rank, what happened to it, and the error
     /// for this rank; or `None` at an orderly end.
-    fn read(&self, stream: &Socket) -> Option<(usize, String, Error)> {
+    fn read(&self, stream: &Socket) -> Option<(usize, Loss, Error)> {
         let mut pulse = Pulse::new(stream, self.silence).ok()?;
         loop {
-            let (lost, what, seen_here) = match Frame::read(&mut pulse, self.router.max_length()) {
+            let not_due = || Loss::new(NOT_DUE, Cause::Protocol);
+            let (lost, loss, seen_here) = match Frame::read(&mut pulse, self.router.max_length()) {
                 Ok(Frame::Alive) => continue,
-                Ok(Frame::Lost(rank, what)) if self.may_tell_of(rank) => (rank, what.to_string(), false),
+                Ok(Frame::Lost(rank, what)) if self.may_tell_of(rank) => (rank, what, false),
                 Ok(Frame::Bye) => {
                     // The job ends, with all parts of it.
                     self.router.deliver_to_all(self.peer, &Frame::Bye);
@@ -547,28 +553,29 @@ impl Reader {
                 }
                 Ok(frame) => match self.router.take(self.peer, frame) {
                     Ok(()) => continue,
-                    Err(NotDue(rank)) => (rank, NOT_DUE.to_owned(), true),
+                    Err(NotDue(rank)) => (rank, not_due(), true),
                 },
                 Err(error) if is_timeout(&error) => {
                     let (seconds, awaited) = (self.silence.as_secs(), self.watch.awaited());
                     let what = format!(
                         "has been silent for {seconds} s: its process is stopped, or its host is gone (waiting for {awaited})"
                     );
-                    (self.peer, what, true)
+                    (self.peer, Loss::new(what, Cause::Silent), true)
                 }
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => (self.peer, NOT_DUE.to_owned(), true),
-                Err(_) => (self.peer, "ended without a word".to_owned(), false),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => (self.peer, not_due(), true),
+                Err(_) => (self.peer, Loss::new("ended without a word", Cause::Ended), false),
             };
             if self.watch.is_closing() {
                 return None;
             }
-            let text = format!("{} {what}", self.terms.roles.name(lost));
+            let text = format!("{} {}", self.terms.roles.name(lost), loss.what);
             // A launcher reports a dead rank but not a stopped one: one of the ranks that see it
             // does.
             let speaks = seen_here && (self.router.rank() <= 1 || !self.terms.is_supervised);
             let error = if speaks { Error::new(text) } else { Error::peer(text) };
+            let error = error.with_cause(loss.cause.clone());
             let error = error.of_rank(lost, || Some(self.hosts.get(lost)?.label().into()));
-            return Some((lost, what, error));
+            return Some((lost, loss, error));
         }
     }
 }

@@ -239,6 +239,7 @@ fn seek(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
 fn told(failure: &Error, what: &str) -> Error {
     let text = format!("{what}: {}", PeerText::from(failure.to_string()));
     if failure.kind() == ErrorKind::InvalidInput { Error::invalid(text) } else { Error::new(text) }
+        .with_cause(failure.cause().clone())
 }
 
 /// The socket of the rank that has this address in the list of all.

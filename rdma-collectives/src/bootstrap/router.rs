@@ -20,8 +20,11 @@ use std::time::{Duration, Instant};
 
 use socket2::Socket;
 
-use super::frame::{self, Content, Frame, GroupId, Routed};
+use super::compare::{self, Ledgers};
+use super::frame::{self, Content, Frame, GroupId, Loss, Routed};
+use super::journal::News;
 use super::meet::Until;
+use crate::cause::Cause;
 
 /// One write end per connection, and the rank at its other side. Rank 0 has one for each other
 /// rank, the others have one for rank 0.
@@ -49,6 +52,8 @@ pub(super) struct Router {
     /// Locked by a test that holds the news back.
     #[cfg(test)]
     pub(super) gate: Mutex<()>,
+    /// The journals of this rank's communicators.
+    pub(super) ledgers: Ledgers,
 }
 
 /// The inbox of a group.
@@ -80,6 +85,7 @@ impl Router {
             writers,
             limit,
             inboxes: Mutex::default(),
+            ledgers: Ledgers::default(),
             telling: Mutex::default(),
             #[cfg(test)]
             gate: Mutex::default(),
@@ -120,6 +126,7 @@ impl Router {
 
     /// Ends the inbox of a group, and that of the parts that the group will not be split into.
     pub(super) fn close(&self, group: &GroupId) {
+        self.ledgers.close(group);
         let mut inboxes = self.inboxes();
         if let Some(Some(inbox)) = inboxes.insert(group.clone(), None) {
             inboxes.remove(&group.part(inbox.splits));
@@ -135,16 +142,33 @@ impl Router {
         }
     }
 
-    /// Takes a frame of a gathering that came over the connection to `peer`.
+    /// Ends the waits of a group for values, whose watch has failed.
+    pub(super) fn wake(&self, group: &GroupId) {
+        if let Some(Some(inbox)) = self.inboxes().get(group) {
+            drop(inbox.sender.send((self.rank, Frame::Lost(self.rank, Loss::new("has failed", Cause::Other)))));
+        }
+    }
+
+    /// Takes a frame that came over the connection to `peer`.
     pub(super) fn take(&self, peer: usize, frame: Frame) -> Result<(), NotDue> {
         match frame {
             Frame::Part(..) | Frame::Whole(_) => self.deliver(&GroupId::default(), peer, frame),
             // Rank 0 knows its peers; the others know from rank 0 whose frame it is.
-            Frame::Within(routed) if self.rank == 0 && routed.from != peer => Err(NotDue(peer)),
-            Frame::Within(routed) if routed.to.len() >= self.world => Err(NotDue(peer)),
-            Frame::Within(routed) => self.route(routed),
+            Frame::Within(routed) if self.may_send(peer, &routed) => self.route(routed),
+            Frame::Compare(routed) if self.may_send(peer, &routed) => {
+                if routed.to.contains(&self.rank) {
+                    self.learn(&routed.group, routed.from, routed.content.clone())?;
+                }
+                self.pass_on(&routed, Frame::Compare);
+                Ok(())
+            }
             _ => Err(NotDue(peer)),
         }
+    }
+
+    /// Whether the other side of a connection may send this frame.
+    fn may_send<C>(&self, peer: usize, routed: &Routed<C>) -> bool {
+        (self.rank != 0 || routed.from == peer) && routed.to.len() < self.world
     }
 
     fn deliver(&self, group: &GroupId, from: usize, frame: Frame) -> Result<(), NotDue> {
@@ -230,25 +254,62 @@ impl Router {
         if routed.to.contains(&self.rank) {
             self.deliver(&routed.group, routed.from, routed.content.clone().into())?;
         }
-        if self.rank != 0 {
-            return Ok(());
-        }
-        for (peer, writer) in self.writers.iter().filter(|(peer, _)| routed.to.contains(peer)) {
-            // Errors are ignored: the reader of this connection learns that the rank is lost.
-            drop(self.write(writer, &Frame::Within(Routed { to: vec![*peer], ..routed.clone() })));
-        }
+        self.pass_on(&routed, Frame::Within);
         Ok(())
     }
 
-    /// Sends heartbeats of this rank to the others until the job ends.
+    /// At rank 0, passes a frame on to its other recipients.
+    fn pass_on<C: Clone>(&self, routed: &Routed<C>, frame: impl Fn(Routed<C>) -> Frame) {
+        if self.rank != 0 {
+            return;
+        }
+        for (peer, writer) in self.writers.iter().filter(|(peer, _)| routed.to.contains(peer)) {
+            // Errors are ignored: the reader of this connection learns that the rank is lost.
+            drop(self.write(writer, &frame(Routed { to: vec![*peer], ..routed.clone() })));
+        }
+    }
+
+    /// Tells other ranks of this rank's communicator about their operations.
+    pub(super) fn send_news(&self, news: Routed<News>) {
+        if self.rank == 0 {
+            self.pass_on(&news, Frame::Compare);
+        } else {
+            // Errors are ignored: the reader of the connection learns that rank 0 is lost.
+            drop(self.send_to_all(&Frame::Compare(news), None));
+        }
+    }
+
+    /// Sends a frame towards a rank; returns whether the connection was free.
+    pub(super) fn try_send(&self, to: usize, frame: &Frame) -> bool {
+        let next = if self.rank == 0 { to } else { 0 };
+        let Some((_, writer)) = self.writers.iter().find(|(peer, _)| *peer == next) else { return false };
+        let Ok(writer) = writer.try_lock() else { return false };
+        // Errors are ignored: the reader of the connection learns that the rank is lost.
+        drop(self.write_to(&writer, frame));
+        true
+    }
+
+    /// Sends heartbeats of this rank to the others, and reports its operations, until the job ends.
     pub(super) fn beat(&self, period: Duration, end: &Receiver<()>) {
-        while end.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+        let interval = compare::interval(self.world);
+        let (mut beat, mut report) = (Instant::now() + period, Instant::now() + interval);
+        while end.recv_timeout(beat.min(report).saturating_duration_since(Instant::now()))
+            == Err(RecvTimeoutError::Timeout)
+        {
+            if Instant::now() >= report {
+                self.report();
+                report = Instant::now() + interval;
+            }
+            if Instant::now() < beat {
+                continue;
+            }
             for (_, writer) in &self.writers {
                 // A writer in use is sending a frame, which serves as a heartbeat.
                 if let Ok(writer) = writer.try_lock() {
                     drop(self.write_to(&writer, &Frame::Alive));
                 }
             }
+            beat = Instant::now() + period;
         }
     }
 

@@ -34,7 +34,7 @@ impl Group {
             router: Arc::clone(&self.router),
             inbox,
             id,
-            watch: self.watch(),
+            watch: self.watch.of_part(),
             _heartbeat: None,
         })
     }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::listen::Listen;
 use crate::Error;
+use crate::cause::Cause;
 
 /// Settings, keyed by the name of their option.
 pub(super) type Settings = Map<String, Value>;
@@ -171,8 +172,8 @@ impl Terms {
     }
 
     /// The failure for the end of another rank, which the supervisor reports if there is one.
-    pub(super) fn lost(&self, why: String) -> Error {
-        if self.is_supervised { Error::peer(why) } else { Error::new(why) }
+    pub(super) fn lost(&self, why: String, cause: Cause) -> Error {
+        if self.is_supervised { Error::peer(why) } else { Error::new(why) }.with_cause(cause)
     }
 }
 

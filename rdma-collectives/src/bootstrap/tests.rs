@@ -105,7 +105,7 @@ fn a_death_reaches_everybody() {
             return String::new();
         }
         let error = group.barrier("a test").unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Peer);
+        assert_eq!((error.kind(), error.cause(), error.rank()), (ErrorKind::Peer, &Cause::Ended, Some(2)));
         assert!(group.watch().check().is_err());
         error.to_string()
     });
@@ -170,6 +170,43 @@ fn the_news_of_a_death_comes_before_the_end_that_follows_from_it() {
     }
 }
 
+/// The ranks that are told have the cause as the rank that failed has it.
+#[test]
+fn a_cause_travels_to_every_rank() {
+    let refused = rdma::Error::from_errno(rdma::Verb::CreateQp, nix::errno::Errno::EPERM as i32);
+    let flushed = rdma::WcError::new(rdma::WcStatus::RETRY_EXC_ERR, 129);
+    let failures: [fn(rdma::Error, rdma::WcError) -> Error; 5] = [
+        |refused, _| refused.into(),
+        |_, flushed| Error::of_request("a write to rank 2", flushed),
+        |_, _| Error::out_of_memory("no room for a hat"),
+        |_, _| Error::invalid("no hat"),
+        |_, _| io::Error::from_raw_os_error(nix::errno::Errno::ENOSPC as i32).into(),
+    ];
+    for failure in failures {
+        let own = failure(refused, flushed);
+        for at_once in [true, false] {
+            let results = ranks(3, move |mut group| {
+                let result = if group.rank() == 1 { Err(failure(refused, flushed)) } else { Ok(()) };
+                // All ranks learn of it together, or at the end of the job.
+                let result = match at_once {
+                    true => group.agree("a test", result),
+                    false => result.and_then(|()| group.barrier("a test")),
+                };
+                group.conclude(result).unwrap_err()
+            });
+            for (rank, error) in results.iter().enumerate() {
+                assert_eq!(error.cause(), own.cause(), "{error}");
+                let kind = if rank == 1 { own.kind() } else { ErrorKind::Peer };
+                assert_eq!((error.kind(), error.rank()), (kind, (rank != 1).then_some(1)), "{error}");
+                assert_eq!(
+                    std::error::Error::source(error).is_some(),
+                    rank == 1 && own.cause() != &Cause::InvalidInput && own.cause() != &Cause::OutOfMemory
+                );
+            }
+        }
+    }
+}
+
 /// A rank that leaves because another has failed may be noticed before the failed one.
 #[test]
 fn who_leaves_first_is_not_why() {
@@ -189,9 +226,11 @@ fn who_leaves_first_is_not_why() {
 fn a_silent_rank_is_given_up_and_named() {
     let (listener, address) = listener();
     let begun = Instant::now();
-    let zero = zero(listener, Duration::from_secs(2), |mut group| group.barrier("the show").unwrap_err().to_string());
+    let zero = zero(listener, Duration::from_secs(2), |mut group| group.barrier("the show").unwrap_err());
     let stream = one(&address);
-    let text = zero.join().unwrap().unwrap();
+    let error = zero.join().unwrap().unwrap();
+    assert_eq!((error.cause(), error.rank()), (&Cause::Silent, Some(1)));
+    let text = error.to_string();
     assert!(text.starts_with("rank 1 has been silent for ") && text.ends_with("(waiting for the show)"), "{text}");
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     drop(stream);
@@ -358,7 +397,7 @@ fn a_rank_that_ends_before_the_job_begins_is_named_to_all() {
     };
     let mut two = introduced(2);
     drop(introduced(1));
-    assert_eq!(answer(&mut two), Frame::Lost(1, what.into()));
+    assert_eq!(answer(&mut two), Frame::Lost(1, Loss::new(what, Cause::Ended)));
     let error = zero.join().unwrap();
     assert_eq!((error.to_string(), error.rank()), (format!("rank 1 {what}"), Some(1)));
 }

@@ -15,15 +15,42 @@ use crate::Error;
 
 /// Tells whether a rank has failed; cheap enough to ask in a polling loop.
 #[derive(Clone, Debug, Default)]
-pub struct Watch(Arc<State>);
+pub struct Watch {
+    job: Arc<State>,
+    /// The failure of a part of the job alone, whose ranks this watch is for.
+    part: Arc<Reason>,
+}
 
 #[derive(Debug, Default)]
 struct State {
-    failed: AtomicBool,
+    reason: Reason,
     /// Set once the end of a connection is no failure any more.
     closing: AtomicBool,
-    why: OnceLock<Error>,
     awaited: Mutex<String>,
+}
+
+/// Whether something has failed, and why.
+#[derive(Debug, Default)]
+struct Reason {
+    failed: AtomicBool,
+    why: OnceLock<Error>,
+}
+
+impl Reason {
+    /// Keeps the reason if it is the first, since later ones follow from it; returns whether it is.
+    fn set(&self, why: Error) -> bool {
+        let is_first = self.why.set(why).is_ok();
+        self.failed.store(true, Ordering::Release);
+        is_first
+    }
+
+    #[inline]
+    fn check(&self) -> Result<(), Error> {
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Err(self.why.get().cloned().unwrap_or_else(|| Error::peer("another rank has failed")))
+    }
 }
 
 impl Watch {
@@ -33,41 +60,54 @@ impl Watch {
         Self::default()
     }
 
-    /// Keeps the reason if it is the first, since later ones follow from it; returns whether it is.
+    /// A watch of a part of the job.
+    pub(super) fn of_part(&self) -> Self {
+        Self { job: Arc::clone(&self.job), part: Arc::default() }
+    }
+
+    /// Keeps the reason why the job has failed if it is the first; returns whether it is.
     pub(crate) fn fail(&self, why: Error) -> bool {
-        let is_first = self.0.why.set(why).is_ok();
-        self.0.failed.store(true, Ordering::Release);
-        is_first
+        self.job.reason.set(why)
+    }
+
+    /// The same for this part of the job alone.
+    pub(super) fn fail_part(&self, why: Error) -> bool {
+        self.part.set(why)
     }
 
     pub(super) fn close(&self) {
-        self.0.closing.store(true, Ordering::Release);
+        self.job.closing.store(true, Ordering::Release);
     }
 
     pub(super) fn is_closing(&self) -> bool {
-        self.0.closing.load(Ordering::Acquire)
+        self.job.closing.load(Ordering::Acquire)
     }
 
     /// Sets the name of the thing that this rank waits for, for the message if a rank is lost
     /// meanwhile.
     pub fn wait_for(&self, what: &str) {
-        what.clone_into(&mut self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner));
+        what.clone_into(&mut self.job.awaited.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The name of the thing that this rank waits for.
     pub(super) fn awaited(&self) -> String {
-        self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.job.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Fails if another rank has failed.
+    /// Fails if another rank has failed, or if the ranks of this part of the job do different
+    /// operations.
     ///
     /// # Errors
-    /// The reason of that rank's failure.
+    /// The reason of the failure.
     pub fn check(&self) -> Result<(), Error> {
-        if !self.0.failed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        Err(self.0.why.get().cloned().unwrap_or_else(|| Error::peer("another rank has failed")))
+        self.job.reason.check()?;
+        self.part.check()
+    }
+
+    /// Fails if this part of the job has failed, and not the whole job.
+    #[inline]
+    pub(super) fn check_part(&self) -> Result<(), Error> {
+        self.part.check()
     }
 }
 

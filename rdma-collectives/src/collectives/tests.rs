@@ -8,7 +8,7 @@ use super::*;
 use crate::bootstrap::Group;
 use crate::testing::ranks;
 use crate::transport::Transport;
-use crate::{Algorithm, ErrorKind, Executor, Transfer};
+use crate::{Algorithm, Cause, ErrorKind, Executor, Transfer};
 
 /// An element of a rank's input, which no other element equals by chance.
 fn element(rank: usize, index: usize) -> i64 {
@@ -375,12 +375,14 @@ fn an_operation_that_is_late_ends_at_every_rank_with_the_reason() {
                 let known = (error.kind(), error.rank(), error.operation());
                 assert_eq!(known, (ErrorKind::TimedOut, Some(0), Some(Collective::SendRecv)), "{error}");
                 assert!(error.to_string().ends_with("the operation has not ended in time"), "{error}");
+                assert_eq!(error.cause(), &Cause::TimedOut { limit: Duration::from_millis(50) });
                 return;
             }
             // Its limit is another rank's.
             let error = comm.barrier().unwrap_err();
             let known = (error.kind(), error.rank(), error.operation());
             assert_eq!(known, (ErrorKind::Peer, Some(1), Some(Collective::AllReduce)), "{error}");
+            assert_eq!(error.cause(), &Cause::TimedOut { limit: Duration::from_millis(50) });
             assert_eq!(error.host(), Some(nix::unistd::gethostname().unwrap().to_string_lossy().as_ref()));
             let reason = "rank 1 has aborted the job: waiting for rank 0 to send a message: the operation has not ended in time (50ms)";
             assert!(error.to_string().ends_with(reason), "{error}");
@@ -402,6 +404,7 @@ fn an_abort_ends_what_all_ranks_do() {
             // Rank 0 never sends.
             let error = if rank == 0 { comm.recv(&mut [0_u8], 1) } else { comm.recv(&mut [0_u8], 0) }.unwrap_err();
             assert!(error.to_string().ends_with("rank 2 has aborted the job: no more money"), "{error}");
+            assert_eq!(error.cause(), &Cause::Aborted);
             other.join().unwrap();
         });
     }

@@ -48,6 +48,11 @@ impl AllReduce<'_> {
     /// Up to this size in bytes there is one step.
     pub(crate) const ONE_STEP: usize = SMALL;
 
+    /// Whether other ranks rely on whether this rank's operand of so many bytes is in place.
+    pub(crate) fn tells_place(bytes: u64) -> bool {
+        bytes > INLINE as u64
+    }
+
     /// Most bytes of an operand that one of so many ranks stages.
     pub(super) fn most_staged(world: usize) -> usize {
         whole_limit(world, true) / world

@@ -3,7 +3,8 @@
 
 use std::io::{Read, Write};
 
-use super::super::frame::{Routed, max_length};
+use super::super::frame::{Loss, Routed, max_length};
+use super::super::journal::{Entry, MOST_ENTRIES, News, Report};
 use super::super::json::Json;
 use super::super::meet::Until;
 use super::*;
@@ -76,8 +77,8 @@ fn a_rank_whose_frames_are_not_due_is_named() {
         ("an introduction", bytes(&Frame::Hello(hello()))),
         ("a welcome", bytes(&Frame::Welcome(Vec::new()))),
         ("a refusal", bytes(&Frame::Refuse("no".into()))),
-        ("the loss of rank 0", bytes(&Frame::Lost(0, "has left".into()))),
-        ("the loss of no rank", bytes(&Frame::Lost(usize::MAX, "has left".into()))),
+        ("the loss of rank 0", bytes(&Frame::Lost(0, Loss::new("has left", Cause::Other)))),
+        ("the loss of no rank", bytes(&Frame::Lost(usize::MAX, Loss::new("has left", Cause::Other)))),
         ("a frame longer than the job allows", vec![u8::MAX; 4]),
         ("brackets without end", raw(&[b'['; 100_000])),
         ("no frame", raw(br#"{"Part":["the show"]}"#)),
@@ -105,6 +106,47 @@ fn a_rank_that_writes_to_groups_of_the_future_is_named_at_other_ranks_too() {
     // Nor does the end of the part open what follows it.
     router.close(&whole.part(0));
     assert_eq!(sent(whole.part(0).part(0).part(0)), Err(NotDue(1)));
+}
+
+/// News of operations are not kept, unless this rank has the communicator.
+#[test]
+fn a_rank_that_tells_nonsense_of_operations_is_named() {
+    let whole = GroupId::default();
+    let news = |from, content| Frame::Compare(Routed { group: whole.part(0), from, to: vec![0], content });
+    let entry = Entry { number: 1, hash: 1, signature: [1; 3] };
+    let report = |entries| News::Report(Report { last: 1, entries: vec![entry; entries] });
+    let mismatch: News = serde_json::from_value(json!({ "Mismatch": {
+        "number": 1, "ranks": [0, usize::MAX], "signatures": [[1, 2, 3], [4, 5, 6]], "equal_up_to": 0,
+    }}))
+    .unwrap();
+    for (content, is_due) in [(report(MOST_ENTRIES), true), (report(MOST_ENTRIES + 1), false), (mismatch, false)] {
+        let (frame, other) = (news(1, content.clone()), news(0, content));
+        // Rank 0 of two, which makes a part of both, and knows of no communicator before.
+        let said = while_zero(&[bytes(&frame), bytes(&part("the colors of a split"))].concat(), move |mut group| {
+            let router = Arc::clone(&group.router);
+            assert_eq!(router.take(1, frame.clone()), Ok(()));
+            let members = vec![0, 1];
+            let part = Group {
+                maker: group.maker,
+                rank: 0,
+                members: members.clone(),
+                id: GroupId::default().part(0),
+                splits: 0,
+                hosts: group.hosts.clone(),
+                terms: group.terms.clone(),
+                inbox: router.open(&GroupId::default().part(0), &members),
+                router: Arc::clone(&router),
+                watch: group.watch.of_part(),
+                _heartbeat: None,
+            };
+            let _recorder = part.recorder(|_| [String::new(), String::new()]);
+            assert_eq!(router.take(1, frame), if is_due { Ok(()) } else { Err(NotDue(1)) });
+            assert_eq!(router.take(1, other), Err(NotDue(1)));
+            drop(part);
+            group.barrier("the show").unwrap_err().to_string()
+        });
+        assert!(!said.is_empty());
+    }
 }
 
 #[test]
@@ -164,7 +206,8 @@ fn a_whole_is_taken_from_the_root_alone() {
 fn the_text_of_a_failure_is_one_short_line() {
     let text = format!("is \u{1b}[31mlost\r\n{}", "x".repeat(1 << 20));
     // Not as `Frame::Lost`, which holds such a line already.
-    let said = after_welcome(&raw(json!({ "Lost": [1, text] }).to_string().as_bytes()));
+    let loss = json!({ "what": text, "cause": "Other" });
+    let said = after_welcome(&raw(json!({ "Lost": [1, loss] }).to_string().as_bytes()));
     assert!(said.starts_with("rank 1 is \\u{1b}[31mlost\\r\\nxxx") && said.len() < 1200, "{}", said.len());
 }
 

@@ -1,0 +1,345 @@
+//! Compares the operations of a communicator's ranks, in the background.
+//!
+//! Each rank reports the new entries of its [`Journal`] to rank 0 of the communicator, twice a
+//! second while it does operations. Rank 0 compares the entries of equal numbers. If two differ it
+//! tells every rank, whose operations of this communicator then end with an error that names both;
+//! other communicators go on.
+//!
+//! Rank 0 need not take part itself: the thread that sends its heartbeats, and those that read its
+//! connections, compare. A rank that is slow or stopped has begun fewer operations than the others,
+//! and its journal has nothing to compare beyond them: nobody accuses it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Group;
+use super::frame::{Frame, GroupId, Routed};
+use super::journal::{Entry, Journal, MOST_ENTRIES, Mismatch, News, Recorder, Report, Signature};
+use super::router::{NotDue, Router};
+use super::watch::Watch;
+use crate::Error;
+use crate::cause::Cause;
+
+/// Interval between two reports of a rank.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// Time by which the interval is longer for each rank of the job, all of which may report to one.
+const INTERVAL_PER_RANK: Duration = Duration::from_millis(1);
+
+/// Time for a report to arrive, and for the news of what it has shown.
+const TRAVEL: Duration = Duration::from_millis(500);
+
+/// The interval between two reports of a rank of a job.
+pub(super) fn interval(world: usize) -> Duration {
+    INTERVAL + INTERVAL_PER_RANK * u32::try_from(world).unwrap_or(u32::MAX)
+}
+
+/// The entries that some ranks of a communicator have reported and others have not.
+#[derive(Debug)]
+struct Comparison {
+    /// By number, with the rank that was the first to report it.
+    entries: BTreeMap<u64, (usize, Entry)>,
+    /// The last operation that each rank has reported.
+    last: Vec<u64>,
+    /// The highest number whose entries were equal at two ranks.
+    equal_up_to: u64,
+}
+
+impl Comparison {
+    fn new(world: usize) -> Self {
+        Self { entries: BTreeMap::new(), last: vec![0; world], equal_up_to: 0 }
+    }
+
+    /// Takes a rank's report, and says whether it differs from those of other ranks.
+    fn take(&mut self, rank: usize, report: Report) -> Option<Mismatch> {
+        let mut found: Option<Mismatch> = None;
+        for entry in report.entries {
+            let (other, theirs) = *self.entries.entry(entry.number).or_insert((rank, entry));
+            if theirs == entry {
+                if other != rank && found.is_none() {
+                    self.equal_up_to = self.equal_up_to.max(entry.number);
+                }
+                continue;
+            }
+            let pair = [(other, theirs.signature), (rank, entry.signature)];
+            let pair = if other < rank { pair } else { [pair[1], pair[0]] };
+            let (ranks, signatures) = (pair.map(|(rank, _)| rank), pair.map(|(_, signature)| signature));
+            let mismatch = Mismatch { number: entry.number, ranks, signatures, equal_up_to: self.equal_up_to };
+            // One that names two operations says more than one that knows hashes alone.
+            let is_named = theirs.signature != entry.signature;
+            found = Some(found.filter(|_| !is_named).unwrap_or(mismatch));
+            if is_named {
+                break;
+            }
+        }
+        if let Some(last) = self.last.get_mut(rank) {
+            *last = report.last.max(*last);
+        }
+        let done = self.last.iter().copied().min().unwrap_or(0);
+        self.entries = self.entries.split_off(&done.saturating_add(1));
+        // No rank is so far ahead of the others, unless it breaks the protocol.
+        while self.entries.len() > MOST_ENTRIES * 2 * self.last.len() {
+            self.entries.pop_first();
+        }
+        found
+    }
+}
+
+/// A journal of this rank, and what it needs to be compared with those of the other ranks.
+struct Ledger {
+    group: GroupId,
+    /// The rank in the job of each rank of the communicator.
+    members: Vec<usize>,
+    journal: Arc<Journal>,
+    /// The last operation that has been reported.
+    reported: AtomicU64,
+    /// At rank 0 of the communicator.
+    comparison: Mutex<Comparison>,
+    watch: Watch,
+    /// Makes the error of a mismatch.
+    explain: Box<dyn Fn(&Mismatch) -> Error + Send + Sync>,
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger").field("group", &self.group).field("members", &self.members).finish_non_exhaustive()
+    }
+}
+
+/// The journals of a rank, by communicator.
+#[derive(Debug, Default)]
+pub(super) struct Ledgers(Mutex<HashMap<GroupId, Arc<Ledger>>>);
+
+impl Ledgers {
+    fn all(&self) -> MutexGuard<'_, HashMap<GroupId, Arc<Ledger>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(&self, group: &GroupId) -> Option<Arc<Ledger>> {
+        self.all().get(group).cloned()
+    }
+
+    /// Ends the journal of a communicator.
+    pub(super) fn close(&self, group: &GroupId) {
+        self.all().remove(group);
+    }
+}
+
+impl Router {
+    /// Reports the new operations of this rank.
+    pub(super) fn report(&self) {
+        let ledgers: Vec<_> = self.ledgers.all().values().cloned().collect();
+        for ledger in ledgers {
+            let Some(report) = ledger.journal.since(ledger.reported.load(Ordering::Relaxed)) else { continue };
+            let (last, root) = (report.last, ledger.members[0]);
+            if root == self.rank() {
+                self.compare(&ledger, 0, report);
+            } else {
+                let (group, content) = (ledger.group.clone(), News::Report(report));
+                let routed = Routed { group, from: self.rank(), to: vec![root], content };
+                if !self.try_send(root, &Frame::Compare(routed)) {
+                    // The connection is in use: the next report has these entries too.
+                    continue;
+                }
+            }
+            ledger.reported.store(last, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes what a rank of the job tells about the operations of a communicator.
+    pub(super) fn learn(&self, group: &GroupId, from: usize, news: News) -> Result<(), NotDue> {
+        // A communicator that this rank has dropped needs no news.
+        let Some(ledger) = self.ledgers.of(group) else { return Ok(()) };
+        let rank = ledger.members.iter().position(|&member| member == from).ok_or(NotDue(from))?;
+        match news {
+            News::Report(report) if ledger.members[0] == self.rank() && report.entries.len() <= MOST_ENTRIES => {
+                self.compare(&ledger, rank, report);
+            }
+            News::Mismatch(mismatch) if rank == 0 => self.fail(&ledger, &mismatch),
+            _ => return Err(NotDue(from)),
+        }
+        Ok(())
+    }
+
+    /// Compares a report with those of the other ranks, at rank 0 of the communicator.
+    fn compare(&self, ledger: &Ledger, rank: usize, report: Report) {
+        let compared = ledger.comparison.lock().unwrap_or_else(PoisonError::into_inner).take(rank, report);
+        let Some(mismatch) = compared.filter(|_| ledger.watch.check_part().is_ok()) else { return };
+        let (group, content) = (ledger.group.clone(), News::Mismatch(mismatch));
+        let (from, to) = (self.rank(), ledger.members[1..].to_vec());
+        self.send_news(Routed { group, from, to, content });
+        self.fail(ledger, &mismatch);
+    }
+
+    /// Ends the operations of a communicator at this rank.
+    fn fail(&self, ledger: &Ledger, mismatch: &Mismatch) {
+        if ledger.watch.fail_part((ledger.explain)(mismatch)) {
+            self.wake(&ledger.group);
+        }
+    }
+}
+
+impl Group {
+    /// The error for different operations of this group's ranks, if they are known.
+    pub(crate) fn known_mismatch(&self) -> Option<Error> {
+        self.watch.check_part().err()
+    }
+
+    /// The same if they become known soon: after one of them has failed. `None` if the job has
+    /// failed for another reason.
+    pub(crate) fn mismatch(&self) -> Option<Error> {
+        let deadline = Instant::now() + 2 * interval(self.hosts.len()) + TRAVEL;
+        loop {
+            if let Err(mismatch) = self.watch.check_part() {
+                return Some(mismatch);
+            }
+            if self.watch.check().is_err() || Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Begins the journal of the operations of this group's communicator. `describe` makes texts of
+    /// two signatures, which differ if the signatures do.
+    pub(crate) fn recorder(&self, describe: fn([Signature; 2]) -> [String; 2]) -> Recorder {
+        if self.world() < 2 {
+            return Recorder::new(None, self.watch());
+        }
+        let journal = Arc::new(Journal::new());
+        let (own, members, roles) = (self.rank, self.members.clone(), self.terms.roles);
+        let hosts: Vec<Arc<str>> = self.hosts.iter().map(|host| host.label().into()).collect();
+        let explain = move |mismatch: &Mismatch| {
+            let name = |rank: usize| match members.get(rank) {
+                Some(&member) if member != rank => format!("rank {rank} ({} of the job)", roles.name(member)),
+                _ => roles.name(rank),
+            };
+            let Mismatch { number, ranks, signatures, equal_up_to } = *mismatch;
+            let ([one, other], [first, second]) = (ranks.map(name), describe(signatures));
+            let text = if first == second {
+                format!(
+                    "{one} and {other} have done different operations, after operation {equal_up_to} and before \
+                     operation {number}, which is {first} at both; `compare_operations` finds such an operation \
+                     when it begins"
+                )
+            } else {
+                format!(
+                    "{one} does {first}, and {other} does {second}, as operation {number}; all ranks do the same \
+                     operations in the same order"
+                )
+            };
+            let rank = if own == ranks[1] { ranks[0] } else { ranks[1] };
+            let cause = Cause::Mismatch { number, ranks, operations: [first, second] };
+            let error = Error::invalid(text).with_cause(cause);
+            match members.get(rank) {
+                Some(&member) => error.of_rank(member, || hosts.get(rank).cloned()),
+                None => error,
+            }
+        };
+        let ledger = Ledger {
+            group: self.id.clone(),
+            members: self.members.clone(),
+            journal: Arc::clone(&journal),
+            reported: AtomicU64::new(0),
+            comparison: Mutex::new(Comparison::new(self.world())),
+            watch: self.watch(),
+            explain: Box::new(explain),
+        };
+        self.router.ledgers.all().insert(self.id.clone(), Arc::new(ledger));
+        Recorder::new(Some(journal), self.watch())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The journal of a rank that has done these operations, and how far it has reported.
+    struct Rank {
+        journal: Arc<Journal>,
+        recorder: Recorder,
+        reported: u64,
+    }
+
+    impl Rank {
+        fn new() -> Self {
+            let journal = Arc::new(Journal::new());
+            Self { recorder: Recorder::new(Some(Arc::clone(&journal)), Watch::new()), journal, reported: 0 }
+        }
+
+        fn does(&mut self, operations: impl IntoIterator<Item = u64>) {
+            operations.into_iter().for_each(|operation| self.recorder.record([operation, 0, 0]).unwrap());
+        }
+
+        fn report(&mut self) -> Report {
+            let report = self.journal.since(self.reported).unwrap();
+            self.reported = report.last;
+            report
+        }
+    }
+
+    #[test]
+    fn ranks_that_do_the_same_are_equal_however_far_each_is() {
+        let mut ranks = [(); 3].map(|()| Rank::new());
+        let mut comparison = Comparison::new(3);
+        let mut done = [0; 3];
+        for turn in 0..3000_u64 {
+            let at = (turn % 3) as usize;
+            let more = turn * 7919 % 500 + 1;
+            ranks[at].does(done[at]..done[at] + more);
+            done[at] += more;
+            assert_eq!(comparison.take(at, ranks[at].report()), None);
+        }
+        // Nothing that all ranks have done is kept.
+        let least = *done.iter().min().unwrap();
+        assert!(comparison.entries.keys().all(|&number| number > least), "{:?}", comparison.entries.keys());
+        assert!(comparison.equal_up_to > least / 2, "{} of {least}", comparison.equal_up_to);
+    }
+
+    #[test]
+    fn the_first_different_operation_that_is_known_is_named() {
+        let mut ranks = [(); 3].map(|()| Rank::new());
+        let mut comparison = Comparison::new(3);
+        for (at, rank) in ranks.iter_mut().enumerate() {
+            rank.does(0..20);
+            assert_eq!(comparison.take(at, rank.report()), None);
+        }
+        ranks[2].does([100, 101]);
+        ranks[1].does([100, 7, 8]);
+        assert_eq!(comparison.take(2, ranks[2].report()), None);
+        let found = comparison.take(1, ranks[1].report()).unwrap();
+        let expected = Mismatch { number: 22, ranks: [1, 2], signatures: [[7, 0, 0], [101, 0, 0]], equal_up_to: 21 };
+        assert_eq!(found, expected);
+    }
+
+    /// The ranks differ in one operation, which neither journal has any more.
+    #[test]
+    fn a_difference_is_found_long_after_it() {
+        let mut ranks = [(); 2].map(|()| Rank::new());
+        let mut comparison = Comparison::new(2);
+        for (at, rank) in ranks.iter_mut().enumerate() {
+            rank.does(0..40);
+            assert_eq!(comparison.take(at, rank.report()), None);
+            rank.does([at as u64]);
+        }
+        ranks[0].does(0..10_000);
+        ranks[1].does(0..12_345);
+        assert_eq!(comparison.take(0, ranks[0].report()), None);
+        let found = comparison.take(1, ranks[1].report()).unwrap();
+        assert_eq!((found.ranks, found.signatures[0], found.equal_up_to), ([0, 1], found.signatures[1], 40));
+        assert_eq!(found.number, 8192);
+    }
+
+    #[test]
+    fn a_rank_that_reports_nonsense_does_not_make_memory_grow() {
+        let mut comparison = Comparison::new(2);
+        for report in 0..1000 {
+            let entry = |at| Entry { number: u64::MAX - report * 100 - at, hash: 0, signature: [0; 3] };
+            let entries = (0..MOST_ENTRIES as u64).map(entry).collect();
+            assert_eq!(comparison.take(1, Report { last: u64::MAX, entries }), None);
+            assert!(comparison.entries.len() <= 4 * MOST_ENTRIES);
+        }
+    }
+}

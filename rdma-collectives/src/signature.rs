@@ -1,0 +1,196 @@
+//! What an operation is, as a few words that ranks compare in the background.
+//!
+//! The words hold all that is equal at all ranks: the collective, the type and number of elements,
+//! the reduction, the root, how the operation is done and in which kind of memory.
+
+use crate::bootstrap::Signature;
+use crate::collective::Collective;
+use crate::element::{DataType, Reduction};
+use crate::operation::{Executor, Request};
+use crate::schedule::Algorithm;
+
+/// A field of the first word: its lowest bit, and the number of bits.
+type Field = (u32, u32);
+
+const OP: Field = (0, 8);
+const ELEMENT: Field = (8, 8);
+const REDUCTION: Field = (16, 8);
+const ALGORITHM: Field = (24, 8);
+const EXECUTOR: Field = (32, 4);
+const IN_SLICES: Field = (36, 1);
+const IN_PLACE: Field = (37, 1);
+const ROOT: Field = (40, 24);
+
+/// Values of `OP` beside those of [`Collective`].
+const ALLOCATION: u64 = 254;
+const SPLIT: u64 = 255;
+/// Executors by their number.
+const EXECUTORS: [Executor; 3] = [Executor::Fused, Executor::Reads, Executor::Steps];
+
+/// The allocation of a tensor.
+pub(crate) const OF_ALLOCATION: Signature = [ALLOCATION << OP.0, 0, 0];
+/// The split of a communicator.
+pub(crate) const OF_SPLIT: Signature = [SPLIT << OP.0, 0, 0];
+
+/// The signature of an operation on tensors. `tells_place` says whether other ranks rely on where
+/// this rank's input lies.
+pub(crate) fn of(
+    request: &Request,
+    element: DataType,
+    algorithm: Algorithm,
+    executor: Executor,
+    tells_place: bool,
+) -> Signature {
+    let Request { op, count, ref counts, root, in_place, reduction, .. } = *request;
+    let reduction = if op.reduces() { reduction as u64 } else { 0 };
+    let root = if op.has_root() { root as u64 } else { 0 };
+    let fields = [
+        (OP, op as u64),
+        (ELEMENT, element as u64),
+        (REDUCTION, reduction),
+        (ALGORITHM, algorithm as u64),
+        (EXECUTOR, executor as u64),
+        (IN_PLACE, u64::from(in_place && tells_place)),
+        (ROOT, root),
+    ];
+    let word = fields.into_iter().fold(0, |word, (field, value)| word | shifted(field, value));
+    if counts.is_empty() {
+        return [word, count as u64, 0];
+    }
+    let all = counts.iter().fold(0, |all: u64, &count| all.saturating_add(count as u64));
+    let hash = counts.iter().fold(counts.len() as u64, |hash, &count| {
+        (hash.rotate_left(7) ^ count as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    });
+    // 0 says that there are no counts.
+    [word, all, hash.max(1)]
+}
+
+/// The signature of the same operation on slices of the program.
+pub(crate) fn in_slices([word, count, counts]: Signature) -> Signature {
+    [word | shifted(IN_SLICES, 1), count, counts]
+}
+
+/// The signature of a barrier, which is an all-reduce.
+pub(crate) fn of_barrier([word, count, counts]: Signature) -> Signature {
+    [word & !shifted(OP, u64::MAX) | shifted(OP, Collective::Barrier as u64), count, counts]
+}
+
+/// Texts of two operations of which other ranks have told, with what tells them apart.
+pub(crate) fn describe(pair: [Signature; 2]) -> [String; 2] {
+    let [one, other] = pair.map(|signature| text(signature, false));
+    if one != other || pair[0] == pair[1] { [one, other] } else { pair.map(|signature| text(signature, true)) }
+}
+
+fn shifted((at, bits): Field, value: u64) -> u64 {
+    (value & ((1 << bits) - 1)) << at
+}
+
+fn text([word, count, counts]: Signature, is_detailed: bool) -> String {
+    let field = |(at, bits): Field| (word >> at) & ((1 << bits) - 1);
+    let index = |of: Field| usize::try_from(field(of)).unwrap_or(usize::MAX);
+    let op = match field(OP) {
+        ALLOCATION => return "the allocation of a tensor".to_owned(),
+        SPLIT => return "a split of the communicator".to_owned(),
+        _ => Collective::ALL.get(index(OP)),
+    };
+    let Some(&op) = op else { return "an unknown operation".to_owned() };
+    if op == Collective::Barrier && !is_detailed {
+        return op.to_string();
+    }
+    let element = DataType::ALL.get(index(ELEMENT)).map_or_else(String::new, |element| element.rust_name());
+    let mut text = format!("{op} of {count} x {element}");
+    if counts != 0 {
+        text.push_str(" in blocks of different lengths");
+    }
+    if let Some(reduction) = Reduction::ALL.get(index(REDUCTION)).filter(|_| op.reduces()) {
+        text.push_str(&format!(" by {reduction}"));
+    }
+    if op.has_root() {
+        let way = if matches!(op, Collective::Broadcast | Collective::Scatter) { "from" } else { "to" };
+        text.push_str(&format!(" {way} rank {}", field(ROOT)));
+    }
+    if is_detailed {
+        let memory = if field(IN_SLICES) == 1 { "slices" } else { "tensors" };
+        let place = if field(IN_PLACE) == 1 { " in place" } else { "" };
+        let algorithm = Algorithm::ALL.get(index(ALGORITHM)).map_or("an unknown algorithm", |known| known.name());
+        text.push_str(&format!(" in {memory}{place} (by {algorithm}"));
+        if let Some(executor) = EXECUTORS.get(index(EXECUTOR)) {
+            text.push_str(&format!(", {executor:?}").to_lowercase());
+        }
+        if counts != 0 {
+            text.push_str(&format!(", with counts of hash {counts:016x}"));
+        }
+        text.push(')');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signature(request: &Request) -> Signature {
+        of(request, DataType::F32, Algorithm::Ring, Executor::Steps, true)
+    }
+
+    fn told(one: Signature, other: Signature) -> String {
+        let [one, other] = describe([one, other]);
+        format!("{one} | {other}")
+    }
+
+    #[test]
+    fn what_differs_is_told() {
+        let request = |op, count| Request::new(op, count);
+        let sums = request(Collective::AllReduce, 1024);
+        let own = signature(&sums);
+        let broadcast = Request { root: 2, ..request(Collective::Broadcast, 16) };
+        let broadcast = of(&broadcast, DataType::F64, Algorithm::Tree, Executor::Steps, false);
+        assert_eq!(told(own, broadcast), "all_reduce of 1024 x f32 by sum | broadcast of 16 x f64 from rank 2");
+        let ours = "all_reduce of 1024 x f32 by sum";
+        let max = signature(&Request { reduction: Reduction::Max, ..sums.clone() });
+        assert_eq!(told(own, max), format!("{ours} | all_reduce of 1024 x f32 by max"));
+        let bf16 = of(&sums, DataType::Bf16, Algorithm::Ring, Executor::Steps, true);
+        assert_eq!(told(bf16, own), format!("all_reduce of 1024 x bf16 by sum | {ours}"));
+        assert_eq!(
+            told(own, in_slices(own)),
+            format!("{ours} in tensors (by ring, steps) | {ours} in slices (by ring, steps)")
+        );
+        let tree = of(&sums, DataType::F32, Algorithm::Tree, Executor::Fused, true);
+        assert_eq!(told(own, tree), format!("{ours} in tensors (by ring, steps) | {ours} in tensors (by tree, fused)"));
+        let in_place = signature(&Request { in_place: true, ..sums.clone() });
+        assert!(told(own, in_place).contains("in tensors (by ring, steps) | "), "{}", told(own, in_place));
+        assert!(told(own, in_place).contains("in tensors in place ("), "{}", told(own, in_place));
+        assert_eq!(told(of_barrier(own), OF_ALLOCATION), "barrier | the allocation of a tensor");
+        assert_eq!(told(OF_SPLIT, OF_SPLIT), "a split of the communicator | a split of the communicator");
+        let counts = |counts: &[usize]| Request { counts: counts.to_vec(), ..request(Collective::Gather, 0) };
+        let (one, other) = (signature(&counts(&[1, 2, 3])), signature(&counts(&[3, 2, 1])));
+        let text = told(one, other);
+        assert!(
+            one != other && text.starts_with("gather of 6 x f32 in blocks of different lengths to rank 0"),
+            "{text}"
+        );
+        let [one, other] = describe([one, other]);
+        assert_ne!(one, other);
+    }
+
+    #[test]
+    fn what_counts_for_nothing_is_not_compared() {
+        let gather = Request::new(Collective::AllGather, 7);
+        let other = Request { root: 1, reduction: Reduction::Max, ..gather.clone() };
+        assert_eq!(signature(&gather), signature(&other));
+        let in_place = Request { in_place: true, ..gather.clone() };
+        let of = |request| of(request, DataType::F32, Algorithm::Ring, Executor::Steps, false);
+        assert_eq!(of(&gather), of(&in_place));
+    }
+
+    #[test]
+    fn words_of_no_operation_have_a_text() {
+        let mut word = 1_u64;
+        for _ in 0..10_000 {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            for is_detailed in [false, true] {
+                assert!(!text([word, word, word], is_detailed).is_empty());
+            }
+        }
+    }
+}
