@@ -110,15 +110,23 @@ impl Mpi {
         let Some(&Point { operation, place, ranks, .. }) = points.first() else {
             return Err(io::Error::other("no point to measure"));
         };
-        let enough = affinity::cores()?.len() >= ranks;
+        let cores = affinity::cores()?.len();
+        let enough = cores >= ranks;
         let placement: &[&str] = match (self.family, enough) {
             (Family::OpenMpi, true) => &["--allow-run-as-root", "--bind-to", "core"],
-            (Family::OpenMpi, false) => &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"],
+            // Waiting ranks yield, which Open MPI 5 may not do by itself.
+            (Family::OpenMpi, false) => {
+                &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+            }
             (_, true) => &["-bind-to", "core"],
             (_, false) => &[],
         };
         let mut command = Command::new(&self.launcher);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        if self.family == Family::Intel && !enough && ranks % cores != 0 {
+            // Pinned ranks that share cores unevenly are slower.
+            command.env("I_MPI_PIN", "0");
+        }
         command.args(["-n", &ranks.to_string()]).args(placement).args(self.settings).arg(&self.executable);
         command.args([operation.name(), place.name()]);
         for Point { size, iterations, warmup, .. } in points {
