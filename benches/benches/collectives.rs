@@ -115,7 +115,7 @@ fn compare(
         let size = (size / (ranks * element) * (ranks * element)).max(ranks * element);
         let iterations = iterations(size, ranks, cores);
         // The project's programs choose between ways to do an operation in the first runs of a size.
-        let least = if mode::is_smoke() || size >= 8 << 20 { 1 } else { 100 };
+        let least = if mode::is_smoke() || size >= 8 << 20 { 1 } else { 200 };
         Point { operation, place, ranks, size, iterations, warmup: (iterations / 10).max(least) }
     };
     let points: Vec<Point> = sizes()?.into_iter().map(point).collect();
@@ -198,7 +198,8 @@ fn measure(programs: &[&Program], points: &[Point], rounds: usize) -> io::Result
 fn bars(point: Point, ahead: Option<Spread>, behind: Option<Spread>) {
     let Point { operation, place, ranks, size, .. } = point;
     let what = format!("{} {}, {ranks} ranks, {}", operation.name(), place.name(), table::bytes(size));
-    let is_large = size >= 64 << 10;
+    // Blocks of whole elements may be a little shorter than the size that was asked for.
+    let is_large = size >= 64_000;
     let (faster, slower) = match operation {
         Collective::AllReduce if is_large && place == Place::In && size <= 300_000 => (1.3, f64::INFINITY),
         Collective::AllReduce if is_large && ranks > 2 && size >= 16 << 20 => (3.0, 1.6),

@@ -4,8 +4,8 @@
 //! inputs where they lie. Short tensors take one step: each rank reduces all elements, in place
 //! those of copies that the ranks stage. Else each rank reduces its share of the elements, and
 //! the others copy the results; the tensor is cut into blocks, so that ranks work on one while
-//! they copy another. Short tensors in place of two ranks are reduced the one way or the other,
-//! whichever is faster on the machine.
+//! they copy another. Tensors of medium length in place of two ranks are reduced the one way or the
+//! other, whichever is faster on the machine.
 //!
 //! Operands are reduced in the order of their ranks, so all ranks get the same bits.
 
@@ -16,7 +16,7 @@ use rdma_mem::{Operation, SharedSlice, SharedSliceMut, Stores, reduce};
 use super::clock::{INLINE, SMALL};
 use super::failed;
 use super::host::{Host, SharedTensor};
-use super::methods::Method;
+use super::methods::{self, Method};
 use super::trials::Kind;
 use crate::Error;
 use crate::blocks::{BLOCK, parts};
@@ -72,7 +72,7 @@ impl AllReduce<'_> {
         }
         let whole_in_place = || trials.run(Kind::WholeInPlace, self.bytes, |stores| self.whole_in_place::<T>(stores));
         let shares_in_place = || trials.run(Kind::SharesInPlace, self.bytes, |stores| self.by_shares::<T>(stores));
-        if reduces_all && is_in_place && self.host.world() == 2 {
+        if reduces_all && is_in_place && self.host.world() == 2 && self.bytes > methods::STAGED {
             return methods.run(self.host.clock(), self.host.rank(), self.bytes, |method| match method {
                 Method::Whole => whole_in_place(),
                 Method::Shares => shares_in_place(),

@@ -1,8 +1,9 @@
 //! Chooses by trial between the two ways in which two ranks do an all-reduce in place.
 //!
-//! Which one is faster depends on the processor. Copies that are staged are free of lines that the
-//! peer's cache still has; shares move fewer bytes, and no memory beside the tensor. Each is up to
-//! 1.7 times as fast as the other, on one machine or another. The first runs of each size try both.
+//! Which one is faster depends on the size and the processor. Copies that are staged are free of
+//! lines that the peer's cache still has; shares move fewer bytes. A line that is still in a core's
+//! first cache costs the other core twice as much as one in the second, and shares of short tensors
+//! lie there, so short tensors are always staged. The first runs of each larger size try both.
 //! Since both ranks have to do the same, rank 0 chooses: it leaves its choice next to its counter
 //! before a run of its own that the other one waits for. Both are tried again after many runs,
 //! because the system may have moved the ranks to other cores.
@@ -13,9 +14,11 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use crate::Error;
 
-/// Runs of each method before one is chosen: those in which its stores are tried, and then those
-/// that count.
-const RUNS: usize = 32 + COUNTED;
+/// Bytes of a tensor up to which both ranks stage copies.
+pub(super) const STAGED: usize = 64 << 10;
+/// Runs of each method before one is chosen: those in which its stores are tried, those in which
+/// the staging memory comes back to the caches, and those that count.
+const RUNS: usize = 32 + 48 + COUNTED;
 const COUNTED: usize = 9;
 /// Runs after which the trials begin again.
 const AGAIN: usize = 4096;
