@@ -114,7 +114,7 @@ fn compare(
         // Every rank has a block of whole elements, and every program the same bytes.
         let size = (size / (ranks * element) * (ranks * element)).max(ranks * element);
         let iterations = iterations(size, ranks, cores);
-        // The project's programs choose between ways to do an operation in the first runs of a size.
+        // The project's programs choose ways to do an operation in the first runs of a size.
         let least = if mode::is_smoke() || size >= 8 << 20 { 1 } else { 200 };
         Point { operation, place, ranks, size, iterations, warmup: (iterations / 10).max(least) }
     };
