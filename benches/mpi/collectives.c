@@ -1,12 +1,13 @@
 /* Times a collective of MPI the way nccl-tests times one: warm-up, barrier, then iterations back to back, the mean of
  * which is averaged over the ranks. Verifies every element of the last result.
  *
- *   collectives OP PLACE BYTES ITERATIONS WARMUP
+ *   collectives OP PLACE BYTES ITERATIONS WARMUP [BYTES ITERATIONS WARMUP]...
  *
- * OP: all_reduce, all_gather, reduce_scatter, alltoall or broadcast; elements are floats, and reductions are sums.
- * PLACE: out or in (MPI_IN_PLACE); a broadcast is always in place. BYTES: the larger one of input and output.
+ * OP: a name in `operations`; elements are floats, reductions are sums, and rank 0 is the root. A send goes to the next
+ * rank. PLACE: out or in (MPI_IN_PLACE); a broadcast is always in place, and the operations that the project compares out
+ * of place only know no other. BYTES: the larger one of input and output.
  *
- * Rank 0 prints one line: size in bytes, microseconds, wrong elements.
+ * Rank 0 prints a line for each size: bytes, microseconds, wrong elements.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -50,6 +51,27 @@ static void broadcast(void)
 	MPI_Bcast(out, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
 }
 
+static void reduce(void)
+{
+	MPI_Reduce(in, out, count, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+}
+
+static void gather(void)
+{
+	MPI_Gather(in, block, MPI_FLOAT, out, block, MPI_FLOAT, 0, MPI_COMM_WORLD);
+}
+
+static void scatter(void)
+{
+	MPI_Scatter(in, block, MPI_FLOAT, out, block, MPI_FLOAT, 0, MPI_COMM_WORLD);
+}
+
+static void sendrecv(void)
+{
+	MPI_Sendrecv(in, count, MPI_FLOAT, (rank + 1) % ranks, 0, out, count, MPI_FLOAT, (rank + ranks - 1) % ranks, 0,
+		     MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
 /* The input of a rank: small whole numbers, whose sums are exact in whatever order they are taken. */
 static float input(int r, int i)
 {
@@ -70,18 +92,27 @@ static float sum_of_block(int i) { return sum(rank * block + i); }
 static float gathered(int i) { return input(i / block, i % block); }
 static float exchanged(int i) { return input(i / block, rank * block + i % block); }
 static float of_root(int i) { return input(0, i); }
+static float scattered(int i) { return input(0, rank * block + i); }
+static float of_neighbour(int i) { return input((rank + ranks - 1) % ranks, i); }
 
 static const struct operation {
 	const char *name;
 	void (*run)(void);
 	float (*expected)(int);
 	int in_block, out_block; /* whether the input and the output are one block */
+	int blocks;              /* whether the size is that of a block of each rank */
+	int root_only;           /* whether only the root has an output */
+	int out_only;            /* whether it is compared out of place only */
 } operations[] = {
-	{ "all_reduce", all_reduce, sum_of_all, 0, 0 },
-	{ "all_gather", all_gather, gathered, 1, 0 },
-	{ "reduce_scatter", reduce_scatter, sum_of_block, 0, 1 },
-	{ "alltoall", alltoall, exchanged, 0, 0 },
-	{ "broadcast", broadcast, of_root, 0, 0 },
+	{ "all_reduce", all_reduce, sum_of_all, 0, 0, 0, 0, 0 },
+	{ "all_gather", all_gather, gathered, 1, 0, 1, 0, 0 },
+	{ "reduce_scatter", reduce_scatter, sum_of_block, 0, 1, 1, 0, 0 },
+	{ "alltoall", alltoall, exchanged, 0, 0, 1, 0, 0 },
+	{ "broadcast", broadcast, of_root, 0, 0, 0, 0, 0 },
+	{ "reduce", reduce, sum_of_all, 0, 0, 0, 1, 1 },
+	{ "gather", gather, gathered, 1, 0, 1, 1, 1 },
+	{ "scatter", scatter, scattered, 0, 1, 1, 0, 1 },
+	{ "sendrecv", sendrecv, of_neighbour, 0, 0, 0, 0, 1 },
 };
 
 static void fill(const struct operation *op)
@@ -101,6 +132,8 @@ static long count_wrong(const struct operation *op)
 	long wrong = 0, total = 0;
 	int length = op->out_block ? block : count;
 
+	if (op->root_only && rank != 0)
+		length = 0;
 	for (int i = 0; i < length; i++)
 		wrong += out[i] != op->expected(i);
 	MPI_Reduce(&wrong, &total, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
@@ -116,26 +149,13 @@ static void *allocate(size_t bytes)
 	return memory;
 }
 
-int main(int argc, char **argv)
+/* Measures one size. */
+static void measure(const struct operation *op, long bytes, long iterations, long warmup)
 {
-	const struct operation *op = NULL;
+	int whole = (int)(bytes / (long)sizeof(float));
 
-	MPI_Init(&argc, &argv);
-	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-	for (size_t i = 0; argc == 6 && i < sizeof operations / sizeof *operations; i++)
-		if (!strcmp(operations[i].name, argv[1]))
-			op = &operations[i];
-	if (!op) {
-		if (rank == 0)
-			fprintf(stderr, "usage: collectives OP out|in BYTES ITERATIONS WARMUP\n");
-		MPI_Abort(MPI_COMM_WORLD, 2);
-		return 2;
-	}
-	in_place = !strcmp(argv[2], "in") || op->run == broadcast;
-	long iterations = atol(argv[4]), warmup = atol(argv[5]);
-	block = (int)(atol(argv[3]) / (long)sizeof(float)) / ranks;
-	count = op->run == all_reduce || op->run == broadcast ? (int)(atol(argv[3]) / (long)sizeof(float)) : block * ranks;
+	block = whole / ranks;
+	count = op->blocks ? block * ranks : whole;
 	in = allocate((size_t)count * sizeof(float) + 1);
 	out = allocate((size_t)count * sizeof(float) + 1);
 
@@ -156,6 +176,29 @@ int main(int argc, char **argv)
 	long wrong = count_wrong(op);
 	if (rank == 0)
 		printf("%ld %.4f %ld\n", (long)count * (long)sizeof(float), all / ranks * 1e6, wrong);
+	free(in);
+	free(out);
+}
+
+int main(int argc, char **argv)
+{
+	const struct operation *op = NULL;
+
+	MPI_Init(&argc, &argv);
+	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+	for (size_t i = 0; argc > 5 && argc % 3 == 0 && i < sizeof operations / sizeof *operations; i++)
+		if (!strcmp(operations[i].name, argv[1]))
+			op = &operations[i];
+	if (!op || (op->out_only && strcmp(argv[2], "out"))) {
+		if (rank == 0)
+			fprintf(stderr, "usage: collectives OP out|in BYTES ITERATIONS WARMUP [...]\n");
+		MPI_Abort(MPI_COMM_WORLD, 2);
+		return 2;
+	}
+	in_place = !strcmp(argv[2], "in") || op->run == broadcast;
+	for (int i = 3; i < argc; i += 3)
+		measure(op, atol(argv[i]), atol(argv[i + 1]), atol(argv[i + 2]));
 	MPI_Finalize();
 	return 0;
 }

@@ -4,12 +4,16 @@ use rdma_collectives::Collective;
 
 /// The collectives that are compared, on `f32`; reductions are sums, and the root is rank 0. Their
 /// names are those of the project's programs, and of the operations in `collectives.c`.
-pub const COMPARED: [Collective; 5] = [
+pub const COMPARED: [Collective; 9] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,
     Collective::AllToAll,
     Collective::Broadcast,
+    Collective::Reduce,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::SendRecv,
 ];
 
 /// The compared collective of a name.

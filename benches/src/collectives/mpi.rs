@@ -94,7 +94,9 @@ impl Mpi {
         Self { name, settings, ..self }
     }
 
-    pub(super) fn name(&self) -> &str {
+    /// The name in the table.
+    #[must_use]
+    pub fn name(&self) -> &str {
         self.name
     }
 
@@ -103,21 +105,33 @@ impl Mpi {
         self.family == Family::Mpich
     }
 
-    /// The command that measures a point.
-    pub(super) fn command(&self, point: Point) -> io::Result<Command> {
-        let Point { operation, place, ranks, size, iterations, warmup } = point;
-        let enough = affinity::cores()?.len() >= ranks;
+    /// The command that measures points that differ in size alone.
+    pub(super) fn command(&self, points: &[Point]) -> io::Result<Command> {
+        let Some(&Point { operation, place, ranks, .. }) = points.first() else {
+            return Err(io::Error::other("no point to measure"));
+        };
+        let cores = affinity::cores()?.len();
+        let enough = cores >= ranks;
         let placement: &[&str] = match (self.family, enough) {
             (Family::OpenMpi, true) => &["--allow-run-as-root", "--bind-to", "core"],
-            (Family::OpenMpi, false) => &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"],
+            // Waiting ranks yield, which Open MPI 5 may not do by itself.
+            (Family::OpenMpi, false) => {
+                &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+            }
             (_, true) => &["-bind-to", "core"],
             (_, false) => &[],
         };
         let mut command = Command::new(&self.launcher);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        if self.family == Family::Intel && !enough && ranks % cores != 0 {
+            // Pinned ranks that share cores unevenly are slower.
+            command.env("I_MPI_PIN", "0");
+        }
         command.args(["-n", &ranks.to_string()]).args(placement).args(self.settings).arg(&self.executable);
         command.args([operation.name(), place.name()]);
-        command.args([size, iterations, warmup].map(|number| number.to_string()));
+        for Point { size, iterations, warmup, .. } in points {
+            command.args([size, iterations, warmup].map(ToString::to_string));
+        }
         Ok(command)
     }
 }

@@ -1,8 +1,10 @@
-//! The project's own programs, on shared memory as they choose it.
+//! The project's own programs, on shared memory as they choose it, or over verbs.
 
 use std::io;
 use std::path::PathBuf;
 use std::process::Command;
+
+use rdma_collectives::Transport;
 
 use super::malformed;
 use crate::point::{Place, Point};
@@ -12,19 +14,31 @@ use crate::programs::run;
 #[derive(Clone, Debug)]
 pub struct Ours {
     folder: PathBuf,
+    name: &'static str,
+    transport: Transport,
 }
 
 impl Ours {
-    /// The programs in a folder.
+    /// The programs in a folder, on the transport that they choose.
     #[must_use]
-    pub fn new(folder: PathBuf) -> Self {
-        Self { folder }
+    pub fn new(folder: PathBuf, name: &'static str) -> Self {
+        Self { folder, name, transport: Transport::Auto }
+    }
+
+    /// The same programs over verbs, on the software device.
+    #[must_use]
+    pub fn over_verbs(&self, name: &'static str) -> Self {
+        Self { folder: self.folder.clone(), name, transport: Transport::Verbs }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.name
     }
 
     pub(super) fn time(&self, point: Point) -> io::Result<f64> {
         let Point { operation, place, ranks, size, iterations, warmup } = point;
         let mut command = Command::new(self.folder.join(operation.name()));
-        command.args(["--device", "soft0", "--json"]);
+        command.args(["--device", "soft0", "--json", "--transport", self.transport.name()]);
         let numbers =
             [("--ranks", ranks), ("--min", size), ("--max", size), ("--iters", iterations), ("--warmup", warmup)];
         for (flag, value) in numbers {

@@ -72,6 +72,11 @@ impl Rank {
         self.tensor(2 * rank + 1)
     }
 
+    /// The tensor of a rank that an operation in place leaves unused.
+    pub(super) fn spare(&self, rank: usize) -> *mut f32 {
+        self.tensor(2 * rank)
+    }
+
     fn tensor(&self, index: usize) -> *mut f32 {
         self.pages.as_ptr().wrapping_add(tensors(self.point) + index * tensor(self.point)).cast()
     }

@@ -21,6 +21,8 @@ pub(super) enum Method {
     Push(Stores),
     /// All-reduce: each rank sums its share in its own output, and copies those of the others.
     Shares(Stores),
+    /// All-reduce in place: each rank copies its numbers, and sums those copies of the others.
+    Staged(Stores),
 }
 
 impl Method {
@@ -32,8 +34,10 @@ impl Method {
             Writes::All => stores.map(Self::Push),
             Writes::Own => stores.map(Self::Shares),
         };
+        let staged = stores.map(Self::Staged);
         match (point.operation, point.place) {
             (Collective::AllReduce, _) if point.size <= SMALL => vec![Self::Message],
+            (Collective::AllReduce, Place::In) if writes == Writes::Own => [parts, staged].concat(),
             (Collective::AllReduce, Place::In) => parts.to_vec(),
             (Collective::AllReduce, Place::Out) => [pull, parts].concat(),
             _ => pull.to_vec(),
@@ -48,6 +52,7 @@ pub(super) fn run(rank: &mut Rank, method: Method) {
         Method::Pull(stores) => pull(rank, stores),
         Method::Push(stores) => push(rank, stores),
         Method::Shares(stores) => shares(rank, stores),
+        Method::Staged(stores) => staged(rank, stores),
     }
 }
 
@@ -89,7 +94,11 @@ fn pull(rank: &mut Rank, stores: Stores) {
         Collective::Broadcast if own == 0 => {}
         Collective::Broadcast => copy(output(0), rank.output(0), rank.count(), stores),
         Collective::ReduceScatter => sum(&[output(0)], (0..ranks).map(|peer| input(peer, own)), block, stores),
-        // An all-reduce: no other collective is compared.
+        Collective::Gather | Collective::Reduce if own != 0 => {}
+        Collective::Gather => (0..ranks).for_each(|peer| copy(output(peer), input(peer, 0), block, stores)),
+        Collective::Scatter => copy(output(0), input(0, own), block, stores),
+        Collective::SendRecv => copy(output(0), input((own + ranks - 1) % ranks, 0), rank.count(), stores),
+        // A reduction of all elements: no other collective is compared.
         _ => sum(&[output(0)], (0..ranks).map(|peer| input(peer, 0)), rank.count(), stores),
     }
 }
@@ -113,6 +122,15 @@ fn shares(rank: &mut Rank, stores: Stores) {
         let at = |rank_of: usize| rank.output(rank_of).wrapping_add(share.start);
         copy(at(rank.rank), at(peer), share.len(), stores);
     }
+    rank.barrier();
+}
+
+fn staged(rank: &mut Rank, stores: Stores) {
+    let (own, ranks) = (rank.rank, rank.point.ranks);
+    copy(rank.spare(own), rank.output(own), rank.count(), stores);
+    rank.barrier();
+    let input = |peer: usize| if peer == own { rank.output(own) } else { rank.spare(peer) };
+    sum(&[rank.output(own)], (0..ranks).map(|peer| input(peer).cast_const()), rank.count(), Stores::Cached);
     rank.barrier();
 }
 
@@ -147,16 +165,17 @@ fn sum(outputs: &[*mut f32], of: impl Iterator<Item = *const f32>, count: usize,
         ranks += 1;
     }
     // SAFETY: sum requires inputs that no other rank writes and outputs that no other rank
-    // accesses, of `count` numbers: `pull` writes this rank's output, `push` this rank's share of
-    // all, and `shares` that of its own, between barriers after which all inputs are there.
+    // accesses, of `count` numbers: `pull` and `staged` write this rank's output, `push` this
+    // rank's share of all, and `shares` that of its own, between barriers after which all inputs
+    // are there; `staged` also its spare tensor, which the others read between barriers only.
     unsafe { kernel::sum(outputs, &inputs[..ranks], count, stores) };
 }
 
 fn copy(to: *mut f32, from: *const f32, count: usize, stores: Stores) {
     match stores {
         // SAFETY: copy_nonoverlapping requires ranges of `count` numbers, disjoint, which no other
-        // rank writes: the output is this rank's, and nothing writes what is copied until the next
-        // barrier.
+        // rank writes: the output, or the spare tensor, is this rank's, and nothing writes what is
+        // copied until the next barrier.
         Stores::Cached => unsafe { std::ptr::copy_nonoverlapping(from, to, count) },
         Stores::Streaming => sum(&[to], std::iter::once(from), count, stores),
     }
@@ -165,7 +184,8 @@ fn copy(to: *mut f32, from: *const f32, count: usize, stores: Stores) {
 /// The indices of this rank's results.
 pub(super) fn results(rank: &Rank) -> Range<usize> {
     match rank.point.operation {
-        Collective::ReduceScatter => 0..rank.count() / rank.point.ranks,
+        Collective::ReduceScatter | Collective::Scatter => 0..rank.count() / rank.point.ranks,
+        Collective::Reduce | Collective::Gather if rank.rank != 0 => 0..0,
         _ => 0..rank.count(),
     }
 }
@@ -177,10 +197,12 @@ pub(super) fn expected(rank: &Rank, index: usize) -> f32 {
     let total = |index: usize| (0..ranks).map(|peer| number(peer, index)).sum();
     match rank.point.operation {
         Collective::ReduceScatter => total(own * block + index),
-        Collective::AllGather => number(index / block, index % block),
+        Collective::AllGather | Collective::Gather => number(index / block, index % block),
         Collective::AllToAll => number(index / block, own * block + index % block),
         Collective::Broadcast => number(0, index),
-        // An all-reduce: no other collective is compared.
+        Collective::Scatter => number(0, own * block + index),
+        Collective::SendRecv => number((own + ranks - 1) % ranks, index),
+        // A reduction of all elements: no other collective is compared.
         _ => total(index),
     }
 }

@@ -4,7 +4,8 @@
 //! inputs where they lie. Short tensors take one step: each rank reduces all elements, in place
 //! those of copies that the ranks stage. Else each rank reduces its share of the elements, and
 //! the others copy the results; the tensor is cut into blocks, so that ranks work on one while
-//! they copy another.
+//! they copy another. Tensors of medium length in place of two ranks are reduced the one way or the
+//! other, whichever is faster on the machine.
 //!
 //! Operands are reduced in the order of their ranks, so all ranks get the same bits.
 
@@ -15,6 +16,7 @@ use rdma_mem::{Operation, SharedSlice, SharedSliceMut, Stores, reduce};
 use super::clock::{INLINE, SMALL};
 use super::failed;
 use super::host::{Host, SharedTensor};
+use super::methods::{self, Method};
 use super::trials::Kind;
 use crate::Error;
 use crate::blocks::{BLOCK, parts};
@@ -67,20 +69,30 @@ impl AllReduce<'_> {
     }
 
     fn run_steps<T: Element>(self) -> Result<(), Error> {
-        let trials = self.host.clock().trials();
+        let (trials, methods) = (self.host.clock().trials(), self.host.clock().methods());
         let is_in_place = std::ptr::eq(self.input, self.output);
         let reduces_all = self.bytes * self.host.world() <= whole_limit(self.host.world(), is_in_place);
         if self.bytes <= INLINE || (self.bytes <= SMALL && (is_in_place || !reduces_all)) {
             return self.in_one_step::<T>();
         }
+        let whole_in_place = || trials.run(Kind::WholeInPlace, self.bytes, |stores| self.whole_in_place::<T>(stores));
+        let shares_in_place = || trials.run(Kind::SharesInPlace, self.bytes, |stores| self.by_shares::<T>(stores));
+        if reduces_all && is_in_place && self.host.world() == 2 && self.bytes > methods::STAGED {
+            return methods.run(self.host.clock(), self.host.rank(), self.bytes, |method| match method {
+                Method::Whole => whole_in_place(),
+                Method::Shares => shares_in_place(),
+            });
+        }
         if reduces_all && is_in_place {
-            return trials.run(Kind::WholeInPlace, self.bytes, |stores| self.whole_in_place::<T>(stores));
+            return whole_in_place();
         }
         if reduces_all {
             return trials.run(Kind::Whole, self.bytes, |stores| self.whole::<T>(stores));
         }
-        let kind = if is_in_place { Kind::SharesInPlace } else { Kind::Shares };
-        trials.run(kind, self.bytes, |stores| self.by_shares::<T>(stores))
+        if is_in_place {
+            return shares_in_place();
+        }
+        trials.run(Kind::Shares, self.bytes, |stores| self.by_shares::<T>(stores))
     }
 
     /// Reduces the inputs of all ranks where they lie.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rdma_mem::{Segment, SegmentView, SharedSlice, SliceError};
 
 use super::failed;
+use super::methods::{self, Methods};
 use super::trials::Trials;
 use crate::Error;
 use crate::process::Maker;
@@ -23,8 +24,10 @@ const SLOT: usize = LINE + SMALL;
 const COUNTER: usize = 0;
 /// Byte offset of the first slot. Two lines further, since processors fetch lines in pairs.
 const SLOTS: usize = 2 * LINE;
+/// Byte offset of the words in which a rank says its choices between methods.
+const CHOICES: usize = SLOTS + 2 * SLOT;
 /// Bytes of the memory of a clock.
-pub(super) const MEMORY: usize = SLOTS + 2 * SLOT;
+pub(super) const MEMORY: usize = CHOICES + methods::SIZES * size_of::<u64>();
 
 /// The counters and the small messages of all ranks.
 ///
@@ -39,13 +42,14 @@ pub(crate) struct Clock {
     /// Small messages sent.
     sent: AtomicU64,
     trials: Trials,
+    methods: Methods,
 }
 
 impl Clock {
     /// A clock in a segment of [`MEMORY`] bytes and in those of the other ranks, given by rank.
     pub(super) fn new(own: Segment, peers: Vec<(usize, SegmentView)>, patience: Patience) -> Result<Self, Error> {
-        let (maker, trials) = (Maker::current()?, Trials::default());
-        Ok(Self { maker, own, peers, patience, now: AtomicU64::new(0), sent: AtomicU64::new(0), trials })
+        let (maker, trials, methods) = (Maker::current()?, Trials::default(), Methods::default());
+        Ok(Self { maker, own, peers, patience, now: AtomicU64::new(0), sent: AtomicU64::new(0), trials, methods })
     }
 
     /// The process whose memory this is.
@@ -61,6 +65,23 @@ impl Clock {
     /// The trials of this rank's stores.
     pub(super) fn trials(&self) -> &Trials {
         &self.trials
+    }
+
+    /// The trials of this rank's methods.
+    pub(super) fn methods(&self) -> &Methods {
+        &self.methods
+    }
+
+    /// Leaves a choice for the other ranks, which see it once they have seen this rank's next step.
+    pub(super) fn choose(&self, index: usize, choice: u64) -> Result<(), Error> {
+        self.own.bytes().store_u64(CHOICES + index * size_of::<u64>(), choice).map_err(failed)
+    }
+
+    /// The choice that another rank has left.
+    pub(super) fn chosen_by(&self, rank: usize, index: usize) -> Result<u64, Error> {
+        let peer = self.peers.iter().find(|(peer, _)| *peer == rank);
+        let (_, view) = peer.ok_or_else(|| failed(format!("no rank {rank} on this host")))?;
+        view.bytes().load_u64(CHOICES + index * size_of::<u64>()).map_err(failed)
     }
 
     /// Says that this rank has done `step` steps.

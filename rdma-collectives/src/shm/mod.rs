@@ -8,7 +8,7 @@
 
 // Files: `host` and `meet` (the ranks, and how they meet), `clock` (counters of progress), `links`
 // and `mail` (messages), `direct` and `all_reduce` (collectives without schedules), `staging`,
-// `trials` (which stores each rank uses), `slice`.
+// `trials` (which stores each rank uses), `methods` (which way two ranks reduce in place), `slice`.
 
 mod all_reduce;
 mod clock;
@@ -17,6 +17,7 @@ mod host;
 mod links;
 mod mail;
 mod meet;
+mod methods;
 mod slice;
 mod staging;
 mod trials;
