@@ -157,7 +157,7 @@ pub use named::Named;
 pub use operation::{Executor, Operation, Request};
 pub use pattern::Pattern;
 pub use place::{RankGpu, TensorPlace};
-pub use queue::{Pending, Queue};
+pub use queue::{OperationError, OwnedSource, OwnedTarget, Pending, Queue, Started, StartedWith};
 #[cfg(any(test, feature = "interpreter"))]
 pub use schedule::interpreter;
 pub use schedule::step::{self, Schedule};
