@@ -46,6 +46,7 @@
 //! * Devices, cores and parameters: [`Communicator::builder`].
 //! * Operations by name: the methods of [`Communicator`]; prepared once and done often:
 //!   [`Communicator::prepare`] and [`Communicator::perform`]; started, and awaited: [`Queue`].
+//! * Memory whose type of elements is known at run time: [`Communicator::untyped`].
 //! * Messages between ranks: [`Communicator::send`], [`Communicator::recv_any`] and
 //!   [`Communicator::exchange`].
 //! * Algorithms as data, for those who study them: [`build`] and [`Schedule`].
@@ -83,7 +84,8 @@
 //                                   prepared operations; where the way to do one is chosen; counts
 //   collectives.rs                  the operations by name, on any memory
 //   messages.rs, messages/          messages between two ranks, one or several at a time
-//   queue.rs                        started operations, in order, on a thread
+//   untyped.rs, untyped/            memory and operations of a type that is known at run time
+//   queue.rs, queue/                started operations, in order, on a thread
 //   guide/                          pages for users, whose programs are doctests
 
 #![forbid(unsafe_code)]
@@ -136,6 +138,7 @@ mod testing;
 pub mod text;
 mod transport;
 mod tuning;
+mod untyped;
 pub mod wait;
 
 /// The programs of the README are doctests.
@@ -169,3 +172,4 @@ pub use stats::{OperationStats, Stats};
 pub use tensor::{Part, Tensor};
 pub use transport::{Transport, Transports};
 pub use tuning::{CrossRail, Tuning};
+pub use untyped::{Untyped, UntypedSource, UntypedTarget, UntypedTensor};

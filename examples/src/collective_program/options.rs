@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Command, CommandFactory};
 use serde::Serialize;
 
@@ -70,7 +70,7 @@ pub(crate) struct Args {
     #[arg(short = 'o', long, default_value = "sum", value_parser = or_all::<Reduction>())]
     pub(super) op: String,
     /// Element type; all: each that has the reduction; -t is the same
-    #[arg(short = 'd', short_alias = 't', long, alias = "datatype", default_value = "float")]
+    #[arg(short = 'd', short_alias = 't', long, alias = "datatype", default_value = "f32")]
     #[arg(value_parser = or_all::<DataType>())]
     pub(super) dtype: String,
     /// Root rank, or all: each rank in turn (nccl-tests' -r, which here gives the number of ranks)
@@ -157,7 +157,8 @@ pub(crate) struct Args {
 
 /// Parses the name of a value, or `all`.
 fn or_all<T: Named>() -> PossibleValuesParser {
-    T::ALL.iter().map(|value| value.name()).chain(["all"]).into()
+    let named = T::ALL.iter().map(|value| PossibleValue::new(value.name()).aliases(value.other_names()));
+    PossibleValuesParser::new(named.chain(["all".into()]))
 }
 
 /// The root ranks to measure.

@@ -281,13 +281,13 @@ fn ranks_that_do_not_do_the_same_are_told() {
         let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
         let count = if rank == 2 { 5 } else { 6 };
         let told = refused(comm.all_reduce_in_place(&mut memory[..count], Reduction::Sum));
-        let sum = |count| format!("all_reduce of {count} elements of type int32 by sum in slices");
+        let sum = |count| format!("all_reduce of {count} elements of type i32 by sum in slices");
         assert_eq!(told, format!("rank 0 does {}, and rank 2 does {}", sum(6), sum(5)));
         let told = match rank {
             1 => refused(comm.broadcast(&mut [1_u8; 3], 2)),
             _ => refused(comm.all_reduce_in_place(&mut memory, Reduction::Sum)),
         };
-        let broadcast = "broadcast of 3 elements of type uint8 with root 2 in slices";
+        let broadcast = "broadcast of 3 elements of type u8 with root 2 in slices";
         assert_eq!(told, format!("rank 0 does {}, and rank 1 does {broadcast}", sum(6)));
         let tensor = comm.allocate::<i32>(6).unwrap();
         let told = match rank {
@@ -350,7 +350,7 @@ fn what_was_done_is_counted() {
         let mut both = [0_u8; 20];
         comm.all_gather(&[1; 10], &mut both).unwrap();
         let peer = 1 - comm.rank();
-        comm.exchange(&mut [Transfer::send(&[1_u8; 5], peer), Transfer::receive(&mut [0_u8; 5], peer)]).unwrap();
+        comm.exchange(&mut [Transfer::send(&[1_u8; 5], peer), Transfer::recv(&mut [0_u8; 5], peer)]).unwrap();
         let stats = comm.stats();
         let count = |op| {
             let of_op = stats.operations.iter().filter(|one| one.op == op);

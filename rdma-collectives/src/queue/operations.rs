@@ -119,7 +119,7 @@ impl Queue {
     {
         self.start_on((sends, receives), |comm, (sends, receives)| {
             let sends = sends.iter().map(|(memory, to)| Transfer::send(memory.source(), *to));
-            let receives = receives.iter_mut().map(|(memory, from)| Transfer::receive(memory.target(), *from));
+            let receives = receives.iter_mut().map(|(memory, from)| Transfer::recv(memory.target(), *from));
             comm.exchange(&mut sends.chain(receives).collect::<Vec<_>>())
         })
     }
