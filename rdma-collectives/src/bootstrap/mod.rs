@@ -114,6 +114,8 @@ pub struct Group {
     router: Arc<Router>,
     inbox: Receiver<(usize, Frame)>,
     watch: Watch,
+    /// The end of the present operation of a communicator, if it has a limit.
+    limit: Option<Instant>,
     /// Dropping this sender ends the thread that sends this rank's heartbeats; `None` in a part of
     /// a group.
     _heartbeat: Option<Sender<()>>,
@@ -166,6 +168,7 @@ impl Group {
             router,
             inbox,
             watch,
+            limit: None,
             _heartbeat: Some(heartbeat),
         })
     }
@@ -238,6 +241,21 @@ impl Group {
         self.terms.timeout
     }
 
+    /// Ends gatherings at a moment, even before the timeout is over.
+    pub(crate) fn limit(&mut self, limit: Option<Instant>) {
+        self.limit = limit;
+    }
+
+    /// The time until the [limit](Self::limit).
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        self.limit.map(|limit| limit.saturating_duration_since(Instant::now()))
+    }
+
+    /// The end of a gathering that may take so long: the limit, if it comes first.
+    fn end_of(&self, time: Option<Duration>) -> Option<Instant> {
+        time.map(|time| Instant::now() + time).into_iter().chain(self.limit).min()
+    }
+
     /// Tells a person what no error says.
     pub(crate) fn notices(&self) -> fn(&str) {
         self.terms.notice
@@ -287,12 +305,13 @@ impl Group {
         self.watch.check()?;
         let own = Json::of(own).map_err(|error| Error::new(error.to_string()))?;
         let whole = if self.rank == 0 { self.collect(what, own, limit)? } else { self.contribute(what, own, limit)? };
+        self.watch.wait_for("");
         whole.elements(self.world()).map_err(|rank| self.astray(rank.unwrap_or(0)))
     }
 
     /// Rank 0's half of a gathering.
     fn collect(&self, what: &str, own: Json, limit: Option<Duration>) -> Result<Json, Error> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        let deadline = self.end_of(limit);
         let mut parts: Vec<Option<Json>> = vec![None; self.world()];
         parts[0] = Some(own);
         while let Some(missing) = parts.iter().position(Option::is_none) {
@@ -309,7 +328,7 @@ impl Group {
 
     /// The other ranks' half of a gathering.
     fn contribute(&self, what: &str, own: Json, limit: Option<Duration>) -> Result<Json, Error> {
-        let deadline = limit.map(|limit| Instant::now() + limit + ROOT_TIME);
+        let deadline = self.end_of(limit.map(|limit| limit + ROOT_TIME));
         self.send(Content::Part(what.to_owned(), own))?;
         match self.receive(0, what, deadline)? {
             (0, Frame::Whole(whole)) => Ok(whole),
@@ -433,6 +452,10 @@ impl Group {
                 Err(Error::peer(format!("{} finished before the others", self.terms.roles.name(peer)))
                     .of_rank(peer, || None))
             }
+            Err(RecvTimeoutError::Timeout) if self.time_left().is_some_and(|left| left.is_zero()) => {
+                let late = format!("waiting for {} ({what}): the operation has not ended in time", self.name(missing));
+                Err(self.of_rank(missing, Error::timed_out(late)))
+            }
             Err(RecvTimeoutError::Timeout) => {
                 let (seconds, name) = (self.terms.timeout.as_secs(), self.name(missing));
                 let text = format!("{name} is alive, but has not come within {seconds} s (waiting for {what})");
@@ -473,7 +496,8 @@ impl Drop for Group {
         }
         if self.is_whole() {
             self.watch.close();
-            // Ends the waits of parts that are still in use.
+            // Ends the operations of communicators that are still in use, and the waits of parts.
+            self.watch.fail(Error::invalid("the job's group has ended, and its communicators with it"));
             self.router.deliver_to_all(self.router.rank(), &Frame::Bye);
             self.router.shut_down();
         } else {
@@ -546,11 +570,13 @@ impl Reader {
                     Err(NotDue(rank)) => (rank, NOT_DUE.to_owned(), true),
                 },
                 Err(error) if is_timeout(&error) => {
-                    let (seconds, awaited) = (self.silence.as_secs(), self.watch.awaited());
-                    let what = format!(
-                        "has been silent for {seconds} s: its process is stopped, or its host is gone (waiting for {awaited})"
-                    );
-                    (self.peer, what, true)
+                    let seconds = self.silence.as_secs();
+                    let awaited = match self.watch.awaited() {
+                        none if none.is_empty() => String::new(),
+                        awaited => format!(" (waiting for {awaited})"),
+                    };
+                    let why = "its process is stopped, or its host is gone";
+                    (self.peer, format!("has been silent for {seconds} s: {why}{awaited}"), true)
                 }
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => (self.peer, NOT_DUE.to_owned(), true),
                 Err(_) => (self.peer, "ended without a word".to_owned(), false),

@@ -35,6 +35,7 @@ impl Group {
             inbox,
             id,
             watch: self.watch(),
+            limit: None,
             _heartbeat: None,
         })
     }

@@ -184,7 +184,8 @@ fn more_ranks_than_room_for_operands_on_the_stack() {
 fn a_rank_that_gives_other_memory_than_agreed_is_named() {
     ranks(2, 4, |host, group| {
         let refused = host.allocate(group, 100 + group.rank()).unwrap_err().to_string();
-        assert!(refused.contains("gave other memory than agreed"), "{refused}");
+        assert!(refused.contains("gave other memory than agreed: "), "{refused}");
+        assert!(refused.contains("100 ") && refused.contains("101 "), "{refused}");
     });
 }
 
