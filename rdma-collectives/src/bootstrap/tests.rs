@@ -164,6 +164,21 @@ fn a_silent_rank_is_given_up_and_named() {
     drop(stream);
 }
 
+/// A gathering that has ended is not what this rank waits for.
+#[test]
+fn a_rank_that_is_silent_between_gatherings_is_not_waited_for() {
+    let (listener, address) = listener();
+    let zero = zero(listener, Duration::from_secs(2), |mut group| {
+        group.barrier("the show").unwrap();
+        group.news(crate::testing::LONG).unwrap().to_string()
+    });
+    let mut stream = one(&address);
+    put(&mut stream, &Frame::Part("the show".to_owned(), Json::of(&()).unwrap()));
+    let text = zero.join().unwrap().unwrap();
+    assert!(text.starts_with("rank 1 has been silent for ") && text.ends_with("or its host is gone"), "{text}");
+    drop(stream);
+}
+
 /// The other ranks detect a silent rank 0, although they have no connections among themselves.
 #[test]
 fn a_silent_root_is_given_up_and_named() {

@@ -223,6 +223,13 @@ fn memory_that_does_not_fit_is_refused() {
         let mut untouched = [1.5_f32; 2];
         assert!(comm.all_reduce_scaled(&mut untouched, 2.0, Reduction::Xor).is_err());
         assert_eq!(untouched, [1.5; 2]);
+        let tensor = comm.allocate::<f32>(2).unwrap();
+        tensor.write(0, &untouched).unwrap();
+        assert!(comm.all_reduce_scaled(tensor.target(3), 2.0, Reduction::Sum).is_err());
+        let mut other = comm.split(0, comm.rank()).unwrap();
+        assert!(other.all_reduce_scaled(&tensor, 2.0, Reduction::Sum).is_err());
+        tensor.read(0, &mut untouched).unwrap();
+        assert_eq!(untouched, [1.5; 2]);
         // Nothing of this has reached the other rank.
         comm.barrier().unwrap();
     });
