@@ -3,7 +3,7 @@
  *
  *   collectives OP PLACE BYTES ITERATIONS WARMUP
  *
- * OP: all_reduce, all_gather, reduce_scatter, alltoall or broadcast; elements are floats, and reductions are sums.
+ * OP: all_reduce, all_gather, reduce_scatter, all_to_all or broadcast; elements are floats, and reductions are sums.
  * PLACE: out or in (MPI_IN_PLACE); a broadcast is always in place. BYTES: the larger one of input and output.
  *
  * Rank 0 prints one line: size in bytes, microseconds, wrong elements.
@@ -37,7 +37,7 @@ static void reduce_scatter(void)
 	MPI_Reduce_scatter_block(in_place ? MPI_IN_PLACE : in, out, block, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-static void alltoall(void)
+static void all_to_all(void)
 {
 	if (in_place)
 		MPI_Alltoall(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, out, block, MPI_FLOAT, MPI_COMM_WORLD);
@@ -80,7 +80,7 @@ static const struct operation {
 	{ "all_reduce", all_reduce, sum_of_all, 0, 0 },
 	{ "all_gather", all_gather, gathered, 1, 0 },
 	{ "reduce_scatter", reduce_scatter, sum_of_block, 0, 1 },
-	{ "alltoall", alltoall, exchanged, 0, 0 },
+	{ "all_to_all", all_to_all, exchanged, 0, 0 },
 	{ "broadcast", broadcast, of_root, 0, 0 },
 };
 

@@ -165,7 +165,7 @@ fn find(
             }
         }
         // Without this check each rank of the other launcher would start a job of its own.
-        (Some(ranks), Ok(Some(JobPlace { launcher, rank, world, variable, .. }))) if world > 1 => {
+        (Some(ranks), Ok(Some(JobPlace { launcher, rank, ranks: world, variable, .. }))) if world > 1 => {
             return Err(Failure::usage(format!(
                 "--ranks {ranks} starts ranks here, but {launcher} has started this process as rank {rank} of \
                  {world}; leave --ranks out, or unset {variable}"

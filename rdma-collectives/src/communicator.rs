@@ -128,7 +128,7 @@ impl Communicator {
     }
 
     fn of_group(rails: Vec<Rail>, mut group: Group, tuning: Tuning) -> Result<Self, Error> {
-        let world = group.world();
+        let world = group.ranks();
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
         let Channels { rails: channels, are_many_devices } = channels(&rails, &mut group, &tuning)?;
         let (mut host, transports) = transport::connect(&mut group, tuning.transport, patience.clone())?;
@@ -607,7 +607,7 @@ fn channels(rails: &[Rail], group: &mut Group, tuning: &Tuning) -> Result<Channe
 
 /// The ranks to which this one is connected by verbs.
 fn verbs_peers(group: &Group, host: Option<&Host>, mesh: bool) -> Vec<usize> {
-    let (rank, world) = (group.rank(), group.world());
+    let (rank, world) = (group.rank(), group.ranks());
     let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
     let is_near = |peer: usize| host.is_some_and(|host| host.reaches(peer));
     let is_peer = |peer: &usize| *peer != rank && !is_near(*peer) && (mesh || *peer == left || *peer == right);

@@ -87,7 +87,7 @@ pub(crate) use named;
 #[cfg(test)]
 mod tests {
     use super::Named as _;
-    use crate::{Algorithm, DataType, Transport};
+    use crate::{Algorithm, Collective, DataType, Transport};
 
     #[test]
     fn values_have_names_and_meanings() {
@@ -99,6 +99,8 @@ mod tests {
         assert_eq!(DataType::named("float"), Some(DataType::F32));
         assert_eq!(serde_json::from_str::<DataType>("\"float\"").unwrap(), DataType::F32);
         assert_eq!(serde_json::to_string(&DataType::F32).unwrap(), "\"f32\"");
+        assert_eq!(Collective::named("alltoall"), Some(Collective::AllToAll));
+        assert_eq!(Collective::AllToAllV.name(), "all_to_all_v");
         assert_eq!(Algorithm::named("magic"), None);
         assert_eq!(Transport::Shm.about(), "Shared memory.");
     }

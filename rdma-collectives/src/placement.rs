@@ -33,15 +33,15 @@ impl Place {
     ///
     /// # Errors
     /// If the rank is not below the number of ranks, or the address has no host or port.
-    pub fn by_hand(rank: usize, world: usize, root: &str, job: Option<&str>) -> Result<Self, Error> {
-        if rank >= world {
-            return Err(Error::invalid(format!("rank {rank} of {world}: ranks count from 0")));
+    pub fn by_hand(rank: usize, ranks: usize, root: &str, job: Option<&str>) -> Result<Self, Error> {
+        if rank >= ranks {
+            return Err(Error::invalid(format!("rank {rank} of {ranks}: ranks count from 0")));
         }
         check_address(root)?;
         // The ranks may name the host in different ways.
         let port = root.rsplit(':').next().unwrap_or_default();
         let job = hash(job.unwrap_or(port));
-        Ok(Self { rank, world, root: Root::Address(root.to_owned()), job })
+        Ok(Self { rank, ranks, root: Root::Address(root.to_owned()), job })
     }
 
     /// The place that mpirun, mpiexec, Slurm or torchrun gave to this process in its environment.
@@ -71,7 +71,7 @@ impl Place {
         let (listener, address) = bootstrap::listen_locally(job)?;
         let others = (1..ranks).map(|_| Root::Address(address.clone()));
         let roots = std::iter::once(Root::Listener(listener)).chain(others);
-        Ok(roots.enumerate().map(|(rank, root)| Self { rank, world: ranks, root, job }).collect())
+        Ok(roots.enumerate().map(|(rank, root)| Self { rank, ranks, root, job }).collect())
     }
 
     /// The place that a launcher's environment gives to this process; `root` is the address of rank
@@ -80,7 +80,7 @@ impl Place {
     /// # Errors
     /// If the place is invalid, or no address of rank 0 is known.
     pub fn of_launcher(told: JobPlace, roles: Roles, root: Option<&str>, job: Option<&str>) -> Result<Self, Error> {
-        let JobPlace { launcher, rank, world, meeting, job: number, .. } = told;
+        let JobPlace { launcher, rank, ranks: world, meeting, job: number, .. } = told;
         if roles == Roles::ServerAndClient && world != 2 {
             return Err(Error::invalid(format!("this program is for 2 processes, and the environment says {world}")));
         }
@@ -101,7 +101,7 @@ impl Place {
                 )));
             }
         };
-        Ok(Self { rank, world, root, job: job.map_or(number, hash) })
+        Ok(Self { rank, ranks: world, root, job: job.map_or(number, hash) })
     }
 }
 

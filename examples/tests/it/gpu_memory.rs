@@ -42,12 +42,13 @@ fn is_right_with(program: &str, memory: &str, args: &[&str]) -> Vec<Value> {
 
 #[test]
 fn every_program_is_right() {
-    for program in ["all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "gather", "scatter", "sendrecv"]
+    for program in
+        ["all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "sendrecv"]
     {
         is_right(program, &["-r", "3", "-e", "100K"]);
     }
     is_right("hypercube", &["-r", "4", "-e", "2K"]);
-    is_right("alltoall", &["-r", "3", "-e", "2K", "--uneven"]);
+    is_right("all_to_all", &["-r", "3", "-e", "2K", "--uneven"]);
     is_right("barrier", &["-r", "3"]);
 }
 

@@ -83,7 +83,7 @@ pub struct Place {
     /// Number of this process, from 0.
     pub rank: usize,
     /// Number of ranks.
-    pub world: usize,
+    pub ranks: usize,
     /// The place where rank 0 listens.
     pub root: Root,
     /// Identifier that tells jobs at the same address apart.
@@ -127,7 +127,7 @@ impl Group {
     /// # Errors
     /// If ranks do not come in time, or do not agree.
     pub fn meet(place: Place, terms: &Terms) -> Result<Self, Error> {
-        let Place { rank, world, root, job } = place;
+        let Place { rank, ranks: world, root, job } = place;
         let hello = introduction(rank, world, terms)?;
         let (hosts, streams) = match (rank, root) {
             (0, Root::Listener(listener)) => meet::gather(&listener, job, &hello, terms, || ())?,
@@ -181,7 +181,7 @@ impl Group {
 
     /// Number of ranks.
     #[must_use]
-    pub fn world(&self) -> usize {
+    pub fn ranks(&self) -> usize {
         self.hosts.len()
     }
 
@@ -306,13 +306,13 @@ impl Group {
         let own = Json::of(own).map_err(|error| Error::new(error.to_string()))?;
         let whole = if self.rank == 0 { self.collect(what, own, limit)? } else { self.contribute(what, own, limit)? };
         self.watch.wait_for("");
-        whole.elements(self.world()).map_err(|rank| self.astray(rank.unwrap_or(0)))
+        whole.elements(self.ranks()).map_err(|rank| self.astray(rank.unwrap_or(0)))
     }
 
     /// Rank 0's half of a gathering.
     fn collect(&self, what: &str, own: Json, limit: Option<Duration>) -> Result<Json, Error> {
         let deadline = self.end_of(limit);
-        let mut parts: Vec<Option<Json>> = vec![None; self.world()];
+        let mut parts: Vec<Option<Json>> = vec![None; self.ranks()];
         parts[0] = Some(own);
         while let Some(missing) = parts.iter().position(Option::is_none) {
             let (peer, frame) = self.receive(missing, what, deadline)?;

@@ -210,7 +210,7 @@ fn memory_that_does_not_fit_is_refused() {
         let text = "1 counts for 2 ranks: all_gather takes none, or one for each rank";
         assert_eq!(refused(comm.all_gather_v(&[1], &mut two, &[1])), text);
         let tensor = comm.allocate::<i32>(4).unwrap();
-        let text = "input and output of alltoall are one tensor: use the call in place";
+        let text = "input and output of all_to_all are one tensor: use the call in place";
         assert_eq!(refused(comm.all_to_all(&tensor, &tensor)), text);
         let text = "all_reduce: an output of 2 elements, and the operation has 0";
         assert_eq!(refused(comm.all_reduce(&[], &mut two, Reduction::Sum)), text);

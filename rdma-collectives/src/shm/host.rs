@@ -82,15 +82,15 @@ impl Host {
         let mut peers: Vec<Neighbour> = streams.into_iter().enumerate().filter_map(neighbour).collect();
         let (own, views) = share(group, &mut peers, 0, "the shared counters", clock::MEMORY)?;
         let clock = Arc::new(Clock::new(own, views, patience)?);
-        let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.world()))?;
-        let mail = Mail::new(group.rank(), group.world(), own, views);
+        let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.ranks()))?;
+        let mail = Mail::new(group.rank(), group.ranks(), own, views);
         let most = AllReduce::most_staged(peers.len() + 1);
         // A rank alone stages nothing.
         let memory = if peers.is_empty() { 1 } else { Staging::memory(most) };
         let (own, views) = share(group, &mut peers, 2, "the staging memory", memory)?;
         let staging = Staging::new(own, views, most);
-        let (is_whole, scratch) = (peers.len() + 1 == group.world(), (SCRATCH, None));
-        let (rank, domains, released) = (group.rank(), Vec::new(), vec![0; group.world()]);
+        let (is_whole, scratch) = (peers.len() + 1 == group.ranks(), (SCRATCH, None));
+        let (rank, domains, released) = (group.rank(), Vec::new(), vec![0; group.ranks()]);
         Ok(Self { rank, is_whole, domains, peers, clock, staging, mail, segments: 2, scratch, released })
     }
 

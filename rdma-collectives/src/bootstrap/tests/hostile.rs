@@ -200,7 +200,7 @@ fn strangers_of_any_kind_do_not_end_a_meeting() {
         let mut stranger = TcpStream::connect(&address).unwrap();
         drop(stranger.write_all(&sent));
     }
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
     Group::meet(place, &terms(3 * SOON)).unwrap().conclude(Ok(())).unwrap();
     zero.join().unwrap().unwrap().unwrap();
 }
