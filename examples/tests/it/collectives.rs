@@ -233,7 +233,7 @@ fn options_that_mean_nothing_are_refused() {
     for (program, args, part) in [
         ("broadcast", &["--uneven"][..], "--uneven means nothing for broadcast"),
         ("all_gather", &["--op", "max"], "--op means nothing for all_gather"),
-        ("all_reduce", &["--op", "xor"], "--op xor: the bitwise reduction xor is for integers, not for float"),
+        ("all_reduce", &["--op", "xor"], "--op xor: the bitwise reduction xor is for integers, not for f32"),
         ("all_to_all", &["--root-rank", "1"], "--root-rank means nothing for all_to_all"),
         ("all_to_all", &["--algo", "tree"], "[possible values: auto, direct, pairwise]"),
         ("all_to_all", &["--root-rank", "x"], "give a rank's number, or all"),
