@@ -38,7 +38,7 @@ static void reduce_scatter(void)
 	MPI_Reduce_scatter_block(in_place ? MPI_IN_PLACE : in, out, block, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-static void alltoall(void)
+static void all_to_all(void)
 {
 	if (in_place)
 		MPI_Alltoall(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, out, block, MPI_FLOAT, MPI_COMM_WORLD);
@@ -107,7 +107,7 @@ static const struct operation {
 	{ "all_reduce", all_reduce, sum_of_all, 0, 0, 0, 0, 0 },
 	{ "all_gather", all_gather, gathered, 1, 0, 1, 0, 0 },
 	{ "reduce_scatter", reduce_scatter, sum_of_block, 0, 1, 1, 0, 0 },
-	{ "alltoall", alltoall, exchanged, 0, 0, 1, 0, 0 },
+	{ "all_to_all", alltoall, exchanged, 0, 0, 1, 0, 0 },
 	{ "broadcast", broadcast, of_root, 0, 0, 0, 0, 0 },
 	{ "reduce", reduce, sum_of_all, 0, 0, 0, 1, 1 },
 	{ "gather", gather, gathered, 1, 0, 1, 1, 1 },

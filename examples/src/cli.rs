@@ -95,8 +95,10 @@ pub(crate) fn names<T: Named>() -> Vec<&'static str> {
 pub fn some_of<T: Named + Send + Sync>(
     values: impl IntoIterator<Item = (T, &'static str)>,
 ) -> impl TypedValueParser<Value = T> {
-    let values = values.into_iter().map(|(value, about)| PossibleValue::new(value.name()).help(about));
-    let named = |name: String| T::ALL.iter().copied().find(|value| value.name() == name);
+    let possible = |(value, about): (T, _)| PossibleValue::new(value.name()).aliases(value.other_names()).help(about);
+    let values = values.into_iter().map(possible);
+    let is_named = |value: &T, name: &str| value.name() == name || value.other_names().contains(&name);
+    let named = move |name: String| T::ALL.iter().copied().find(|value| is_named(value, &name));
     PossibleValuesParser::new(values).try_map(move |name| named(name).ok_or("there is no such value"))
 }
 

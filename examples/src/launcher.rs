@@ -46,7 +46,7 @@ pub(crate) fn launched_place() -> Result<Option<Place>, Failure> {
         0 => Root::Listener(Socket::from(std::io::stdin().as_fd().try_clone_to_owned()?)),
         _ => Root::Address(address),
     };
-    Ok(Some(Place { rank, world, root, job }))
+    Ok(Some(Place { rank, ranks: world, root, job }))
 }
 
 /// A running rank and its name in messages.

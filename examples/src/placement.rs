@@ -118,7 +118,7 @@ impl PlacementOptions {
             return Err(Failure::usage(text));
         }
         // Without a launcher of their own, the options say how many ranks there are.
-        let is_rank = self.rank.is_some() || matches!(launchers::job_place(), Ok(Some(place)) if place.world > 1);
+        let is_rank = self.rank.is_some() || matches!(launchers::job_place(), Ok(Some(place)) if place.ranks > 1);
         match (is_rank && !is_launched(), ranks) {
             (false, _) => Ok(Some(ranks)),
             (true, 1) => Ok(None),
@@ -223,7 +223,7 @@ fn find(
             }
         }
         // Without this check each rank of the other launcher would start a job of its own.
-        (Some(ranks), Ok(Some(JobPlace { launcher, rank, world, variable, .. }))) if world > 1 => {
+        (Some(ranks), Ok(Some(JobPlace { launcher, rank, ranks: world, variable, .. }))) if world > 1 => {
             return Err(Failure::usage(format!(
                 "--ranks {ranks} starts ranks here, but {launcher} has started this process as rank {rank} of \
                  {world}; leave --ranks out, or unset {variable}"
@@ -264,7 +264,7 @@ pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<
 
 /// What a rank waits for before the job begins.
 fn awaited(place: &Place) -> String {
-    let others = if place.world == 2 { "the other process" } else { "the other ranks" };
+    let others = if place.ranks == 2 { "the other process" } else { "the other ranks" };
     match (&place.root, place.rank) {
         (Root::Address(address), 0) if !address.starts_with('@') => format!("{others} at {address}"),
         (_, 0) => others.to_owned(),

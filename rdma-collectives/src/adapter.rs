@@ -2,7 +2,9 @@
 
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::ResolveOptions;
-use rdma::{AckTimeout, ConnectOptions, Context, DatagramOptions, GidEntry, InitOptions, Path, RemoteAccess};
+use rdma::{
+    AckTimeout, ConnectOptions, Context, DatagramOptions, DeviceSelector, GidEntry, InitOptions, Path, RemoteAccess,
+};
 
 use crate::Error;
 
@@ -36,6 +38,15 @@ pub struct PathSettings {
 }
 
 impl Adapter {
+    /// Opens a device by its selector, with the GID that reaches farthest.
+    ///
+    /// # Errors
+    /// If there is no such device or port, or it cannot be opened.
+    pub fn open(device: &DeviceSelector) -> Result<Self, Error> {
+        let opened = rdma::open(device)?;
+        Self::new(&opened.context, opened.port)
+    }
+
     /// Takes a port of an open device, with the GID that reaches farthest.
     ///
     /// # Errors

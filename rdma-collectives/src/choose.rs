@@ -334,7 +334,7 @@ mod tests {
             (r#"{"program": "all_reduce", "results": []}"#, "unknown field `program`, expected `entries` at line 1"),
             (r#"{"entries": [], "more": 1}"#, "unknown field `more`"),
             (
-                "{\"entries\": [\n{\"op\": \"alltoall\", \"algorithm\": \"ring\"}]}",
+                "{\"entries\": [\n{\"op\": \"all_to_all\", \"algorithm\": \"ring\"}]}",
                 "use one of direct, pairwise at line 2",
             ),
             ("{\"entries\": [\n\n{\"op\": \"reduce\", \"algorithm\": \"magic\"}]}", "no algorithm magic at line 3"),

@@ -12,9 +12,9 @@ named! {
         /// Every rank gets its block of the reduction of all inputs.
         ReduceScatter = "reduce_scatter",
         /// Every rank sends a block to every rank.
-        AllToAll = "alltoall",
+        AllToAll = "all_to_all" | "alltoall",
         /// Every rank sends a block to every rank; the lengths are those of a matrix.
-        AllToAllV = "alltoallv",
+        AllToAllV = "all_to_all_v" | "alltoallv",
         /// Every rank gets the input of the root.
         Broadcast = "broadcast",
         /// The root gets the reduction of all inputs.

@@ -65,18 +65,17 @@ impl Communicator {
     /// NCCL's `PreMulSum`, if the reduction is the sum. Each rank may have a factor of its own.
     ///
     /// # Errors
-    /// If a rank has failed.
+    /// As [`all_reduce`](Self::all_reduce). With `InvalidInput` the memory is as it was, unless
+    /// another rank has given the reason.
     pub fn all_reduce_scaled<'a, T: Element>(
         &mut self,
         memory: impl Into<Target<'a, T>>,
         factor: T,
         reduction: Reduction,
     ) -> Result<(), Error> {
-        self.maker.check()?;
-        reduction.check(T::TYPE)?;
-        let mut memory = memory.into();
-        memory.scale(factor)?;
-        self.all_reduce_in_place(memory, reduction)
+        let memory = memory.into();
+        let request = Request { reduction, in_place: true, ..Request::new(Collective::AllReduce, memory.len()) };
+        self.do_on(&request, Operands::One(memory), Some(factor))
     }
 
     /// Gives the input of every rank to all: the output has the inputs in the order of ranks.
@@ -217,7 +216,8 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidInput` if the input has not the elements of all counts, or the output not those that
-    /// come; otherwise a rank has failed.
+    /// come, neither fewer nor more, as with every operation; the error has both numbers.
+    /// Otherwise a rank has failed.
     #[doc(alias = "MPI_Alltoallv")]
     pub fn all_to_all_v<'a, T: Element>(
         &mut self,
@@ -230,12 +230,15 @@ impl Communicator {
             return Err(Error::invalid(format!("{} counts for {ranks} ranks: give one for each", counts.len())));
         }
         let own: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
-        let mut all = vec![0_u64; ranks * ranks];
-        self.all_gather(&own, &mut all)?;
-        let matrix = all.iter().map(|&count| usize::try_from(count).unwrap_or(usize::MAX)).collect();
-        let request = Request { counts: matrix, ..Request::new(Collective::AllToAllV, 0) };
-        let job = Job { counts: request.counts.clone(), ..Job::new(self.rank(), ranks, 0) };
-        self.two(request, input.into(), output.into())?;
+        let job = self.as_one(Collective::AllToAllV, |comm| {
+            let mut all = vec![0_u64; ranks * ranks];
+            comm.all_gather(&own, &mut all)?;
+            let matrix = all.iter().map(|&count| usize::try_from(count).unwrap_or(usize::MAX)).collect();
+            let request = Request { counts: matrix, ..Request::new(Collective::AllToAllV, 0) };
+            let job = Job { counts: request.counts.clone(), ..Job::new(comm.rank(), ranks, 0) };
+            comm.two(request, input.into(), output.into())?;
+            Ok(job)
+        })?;
         let came = |from| if job.is_aggregator() { 0 } else { job.received(Collective::AllToAllV, from).len() };
         Ok((0..ranks).map(came).collect())
     }
@@ -389,21 +392,34 @@ impl Communicator {
                 Collective::AllReduce => self.one(request, Target::Tensor(to, count)),
                 op => Err(Error::invalid(format!("input and output of {op} are one tensor: use the call in place"))),
             },
-            (input, output) => self.do_on(&request, Operands::Two(input, output)),
+            (input, output) => self.do_on(&request, Operands::Two(input, output), None),
         }
     }
 
     /// Does an operation in place.
     fn one<T: Element>(&mut self, request: Request, memory: Target<'_, T>) -> Result<(), Error> {
-        self.do_on(&Request { in_place: true, ..request }, Operands::One(memory))
+        self.do_on(&Request { in_place: true, ..request }, Operands::One(memory), None)
     }
 
-    fn do_on<T: Element>(&mut self, request: &Request, mut operands: Operands<'_, T>) -> Result<(), Error> {
+    /// Does an operation on some memory, which is multiplied by the factor first if there is one.
+    fn do_on<T: Element>(
+        &mut self,
+        request: &Request,
+        mut operands: Operands<'_, T>,
+        factor: Option<T>,
+    ) -> Result<(), Error> {
         let operation = match self.last.take() {
             Some(last) if last.is_of::<T>(request) => last,
             _ => self.prepare::<T>(request.clone())?,
         };
         operands.check(request, &operation)?;
+        if let Some(factor) = factor {
+            self.maker.check()?;
+            if let Operands::One(Target::Tensor(both, _)) = &operands {
+                self.check_operands(&operation, both, both)?;
+            }
+            operands.output().scale(factor)?;
+        }
         let done = match &mut operands {
             Operands::One(Target::Tensor(both, _)) => self.perform(&operation, both, both),
             Operands::Two(Source::Tensor(input, _), Target::Tensor(output, _)) => {

@@ -111,6 +111,8 @@ pub struct Communicator {
     limit: Option<Duration>,
     /// Whether the last operation had a limit.
     has_limit: bool,
+    /// Whether operations are steps of another one, whose limit they have.
+    is_step: bool,
     /// Whether the ranks compare their operations first.
     compares: bool,
     /// Keeps what this rank does, which the ranks compare in the background.
@@ -148,7 +150,7 @@ impl Communicator {
     }
 
     fn of_group(rails: Vec<Rail>, mut group: Group, tuning: Tuning) -> Result<Self, Error> {
-        let world = group.world();
+        let world = group.ranks();
         let recorder = group.recorder(signature::describe);
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
         let Channels { rails: channels, are_many_devices } = channels(&rails, &mut group, &tuning)?;
@@ -205,6 +207,7 @@ impl Communicator {
             stage: None,
             limit: None,
             has_limit: false,
+            is_step: false,
             compares: false,
             recorder,
             stats: Stats::default(),
@@ -281,7 +284,10 @@ impl Communicator {
 
     fn allocate_tensor<T: Element>(&mut self, count: usize) -> Result<Tensor<T>, Error> {
         // No rank can allocate the whole address space, so each hears of a count that is too large.
-        let memory = self.allocate_bytes(count.saturating_mul(size_of::<T>()))?;
+        let bytes = count.saturating_mul(size_of::<T>());
+        self.begin();
+        let memory = self.allocate_bytes(bytes);
+        let memory = self.ended(None, memory)?;
         Ok(Tensor::new(memory, count, self.number))
     }
 
@@ -438,9 +444,10 @@ impl Communicator {
     /// Without a limit an operation waits as long as the other ranks make progress
     /// ([`Tuning::stall`]). Ranks may have different limits.
     ///
-    /// Allocations have the time limit of the group's [`Terms`](crate::bootstrap::Terms) instead:
-    /// [`allocate`](Self::allocate), and the first operation on slices, which allocates tensors to
-    /// copy through.
+    /// [`allocate`](Self::allocate) counts as an operation. [`split`](Self::split), comparisons
+    /// ([`compare_operations`](Self::compare_operations)) and values of the [group](Self::group) do
+    /// not: they have the time of the job's [`Terms`](crate::bootstrap::Terms). The guide has a
+    /// [table](crate::guide::programs#times) of all times.
     pub fn set_limit(&mut self, limit: Option<Duration>) {
         self.limit = limit;
     }
@@ -454,8 +461,9 @@ impl Communicator {
 
     /// Begins an operation: see [`set_limit`](Self::set_limit).
     pub(crate) fn begin(&mut self) {
-        if self.limit.is_some() || self.has_limit {
+        if !self.is_step && (self.limit.is_some() || self.has_limit) {
             self.patience.limit(self.limit);
+            self.group.limit(self.limit);
             self.has_limit = self.limit.is_some();
         }
     }
@@ -467,11 +475,28 @@ impl Communicator {
         Ok(())
     }
 
+    /// Does several operations as one, which has one limit.
+    pub(crate) fn as_one<R>(
+        &mut self,
+        operation: Collective,
+        steps: impl FnOnce(&mut Self) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        self.begin();
+        self.is_step = true;
+        let done = steps(self);
+        self.is_step = false;
+        self.ended(Some(operation), done)
+    }
+
     /// Completes the error of an operation, and ends the job if it has not ended in time.
     pub(crate) fn ended<R>(&mut self, operation: Option<Collective>, result: Result<R, Error>) -> Result<R, Error> {
+        if self.is_step {
+            return result;
+        }
         if self.has_limit {
             // The program may write its tensors for as long as it takes.
             self.patience.limit(None);
+            self.group.limit(None);
         }
         result.map_err(|error| {
             let error = match error.awaited().filter(|_| error.rank().is_none()) {
@@ -636,7 +661,7 @@ fn channels(rails: &[Rail], group: &mut Group, tuning: &Tuning) -> Result<Channe
 
 /// The ranks to which this one is connected by verbs.
 fn verbs_peers(group: &Group, host: Option<&Host>, mesh: bool) -> Vec<usize> {
-    let (rank, world) = (group.rank(), group.world());
+    let (rank, world) = (group.rank(), group.ranks());
     let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
     let is_near = |peer: usize| host.is_some_and(|host| host.reaches(peer));
     let is_peer = |peer: &usize| *peer != rank && !is_near(*peer) && (mesh || *peer == left || *peer == right);

@@ -43,7 +43,7 @@ struct Places {
 impl Places {
     fn new(fabric: &Fabric, group: &mut Group, what: &str, length: usize) -> Result<Self, Error> {
         // No rank can allocate the whole address space, so each hears of too large a length.
-        let bytes = length.saturating_mul(2 * group.world());
+        let bytes = length.saturating_mul(2 * group.ranks());
         let (region, remotes) = expose_together(fabric, group, what, bytes)?;
         Ok(Self { region, remotes, length, rounds: 0 })
     }
@@ -71,7 +71,7 @@ const LINE_ROOM: usize = LINE - 8;
 impl Direct {
     /// Allocates the memory; collective.
     pub(crate) fn new(fabric: &Fabric, group: &mut Group, capacity: usize) -> Result<Self, Error> {
-        let (rank, world) = (group.rank(), group.world());
+        let (rank, world) = (group.rank(), group.ranks());
         // Whole pages, as segments are rounded up.
         let capacity = capacity.max(1).checked_next_multiple_of(4096).unwrap_or(usize::MAX);
         let slots = Places::new(fabric, group, "the slots", capacity)?;

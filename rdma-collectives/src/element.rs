@@ -88,7 +88,7 @@ pub trait Element: Pod + PartialEq + Send + Sync + std::fmt::Debug + sealed::Sea
     /// The type as a value.
     const TYPE: DataType;
 
-    /// nccl-tests' name of the type.
+    /// The name of the type.
     const NAME: &'static str = Self::TYPE.name();
 
     /// The type, for reductions in shared memory.
@@ -148,7 +148,7 @@ impl DataType {
     ///     }
     /// }
     ///
-    /// let data_type = DataType::named("int8").expect("a name of nccl-tests");
+    /// let data_type = DataType::named("i8").expect("a name of a type");
     /// assert_eq!(data_type.visit(OneMoreThan(127)), "-128");
     /// ```
     pub fn visit<V: ElementVisitor>(self, visitor: V) -> V::Output {

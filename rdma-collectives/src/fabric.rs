@@ -170,7 +170,7 @@ impl Fabric {
         tuning: &Tuning,
         patience: Patience,
     ) -> Result<Self, Error> {
-        let (rank, world) = (group.rank(), group.world());
+        let (rank, world) = (group.rank(), group.ranks());
         let adapter = &rail.adapter;
         let own = tuning.by_messages || !adapter.context.capabilities().write_with_immediate;
         let by_messages = group.all_gather("the kinds of notices", &own)?.contains(&true);

@@ -27,7 +27,7 @@ pub struct JobPlace {
     /// Number of this process, from 0.
     pub rank: usize,
     /// The number of ranks.
-    pub world: usize,
+    pub ranks: usize,
     /// The place where rank 0 listens, if it is known.
     pub meeting: Option<Meeting>,
     /// A number that the ranks of one job share, or 0.
@@ -224,7 +224,7 @@ fn job_place_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -
     let host = given.or_else(local).or_else(listed);
     let port = variables.port()?.unwrap_or_else(|| free_port(job));
     let meeting = host.map(|host| Meeting { host, port });
-    Ok(Some(JobPlace { launcher: launcher.name, variable: launcher.rank, rank, world, meeting, job }))
+    Ok(Some(JobPlace { launcher: launcher.name, variable: launcher.rank, rank, ranks: world, meeting, job }))
 }
 
 /// A port below the kernel's ephemeral ports; different for most jobs.

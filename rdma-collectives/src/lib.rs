@@ -11,40 +11,42 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use rdma_collectives::bootstrap::{Group, Place, Roles, Root, Terms};
-//! use rdma_collectives::{Adapter, Communicator, Error, Reduction, Tuning};
+//! use rdma_collectives::bootstrap::{Group, Roles, Terms};
+//! use rdma_collectives::{Communicator, Error, Reduction, placement};
 //!
 //! /// What each rank does, be it a thread or a process on any host.
-//! fn rank(place: Place) -> Result<(), Error> {
-//!     let terms = Terms::new("sums", &(), Roles::Ranks, Duration::from_secs(30));
-//!     let mut group = Group::meet(place, &terms)?;
-//!     let opened = rdma::open(&rdma::DeviceSelector::Any)?;
-//!     let adapter = Adapter::new(&opened.context, opened.port)?;
-//!     let mut comm = Communicator::new(&adapter, &mut group, Tuning::default())?;
+//! fn work(group: &mut Group) -> Result<f32, Error> {
+//!     let mut comm = Communicator::open(group)?;
 //!     let tensor = comm.allocate::<f32>(1000)?;
 //!     tensor.write(0, &[comm.rank() as f32 + 1.0; 1000])?;
 //!     comm.all_reduce_in_place(&tensor, Reduction::Sum)?;
 //!     let mut sums = [0.0; 1000];
 //!     tensor.read(0, &mut sums)?;
-//!     assert_eq!(sums, [3.0; 1000]);
-//!     group.conclude(Ok(()))
+//!     Ok(sums[999])
 //! }
-//! # let job = u64::from(std::process::id()) << 8 | 0x11;
-//! # let (listener, address) = rdma_collectives::bootstrap::listen_locally(job)?;
-//! # let roots = [Root::Listener(listener), Root::Address(address)].into_iter().enumerate();
-//! # let places = roots.map(|(rank, root)| Place { rank, world: 2, root, job });
-//! # let ranks: Vec<_> = places.map(|place| std::thread::spawn(move || rank(place))).collect();
-//! # ranks.into_iter().try_for_each(|rank| rank.join().expect("no panic"))?;
+//!
+//! // No rank waits longer for another one to come, or to connect.
+//! let terms = Terms::new("sums", &(), Roles::Ranks, Duration::from_secs(30));
+//! // Two ranks, which are threads of this process.
+//! assert_eq!(placement::run_threads(2, &terms, work)?, [3.0; 2]);
 //! # Ok::<(), Error>(())
 //! ```
+//!
+//! Processes that mpirun, Slurm or torchrun has started run the same function by
+//! `placement::run(Place::of_environment(None)?, &terms, work)`. If `work` fails at a rank,
+//! [`placement::run`] tells the others, whose operations end with an error that has the rank and
+//! its reason.
 //!
 //! The [`guide`] has whole programs, what each algorithm does and costs, and the names of NCCL and
 //! MPI beside those of this crate.
 //!
-//! * Where ranks meet: [`bootstrap`]; what mpirun, Slurm and torchrun tell them: [`launchers`]; one
-//!   rank from its start to its end: [`placement::run`].
+//! * One rank from its start to its end: [`placement::run`]; all ranks as threads:
+//!   [`placement::run_threads`]. Where ranks meet: [`bootstrap`]; what mpirun, Slurm and torchrun
+//!   tell them: [`launchers`].
+//! * Devices, cores and parameters: [`Communicator::builder`].
 //! * Operations by name: the methods of [`Communicator`]; prepared once and done often:
 //!   [`Communicator::prepare`] and [`Communicator::perform`]; started, and awaited: [`Queue`].
+//! * Memory whose type of elements is known at run time: [`Communicator::untyped`].
 //! * Messages between ranks: [`Communicator::send`], [`Communicator::recv_any`] and
 //!   [`Communicator::exchange`].
 //! * Algorithms as data, for those who study them: [`build`] and [`Schedule`].
@@ -77,13 +79,14 @@
 //   tensor.rs, memory.rs            tensors; what an operation takes
 //   link.rs, pair.rs, execute.rs    links of each pair of ranks; runs a schedule over links
 //   direct.rs, ring.rs, pipeline.rs all-reduce over verbs without schedules
-//   communicator.rs                 the ranks of a job, connected to each other
+//   communicator.rs, open.rs        the ranks of a job, connected to each other; in one call
 //   operation.rs, signature.rs, perform.rs, stats.rs
 //                                   prepared operations; what ranks compare of them; where the way
 //                                   to do one is chosen; counts
 //   collectives.rs                  the operations by name, on any memory
 //   messages.rs, messages/          messages between two ranks, one or several at a time
-//   queue.rs                        started operations, in order, on a thread
+//   untyped.rs, untyped/            memory and operations of a type that is known at run time
+//   queue.rs, queue/                started operations, in order, on a thread
 //   guide/                          pages for users, whose programs are doctests
 
 #![forbid(unsafe_code)]
@@ -116,6 +119,7 @@ mod messages;
 mod named;
 #[cfg(test)]
 mod numbers;
+mod open;
 mod operation;
 mod pair;
 mod pattern;
@@ -137,6 +141,7 @@ mod testing;
 pub mod text;
 mod transport;
 mod tuning;
+mod untyped;
 pub mod wait;
 
 /// The programs of the README are doctests.
@@ -158,10 +163,11 @@ pub use gpu::gpu_at;
 pub use memory::{Source, Target};
 pub use messages::Transfer;
 pub use named::Named;
+pub use open::CommunicatorBuilder;
 pub use operation::{Executor, Operation, Request};
 pub use pattern::Pattern;
 pub use place::{RankGpu, TensorPlace};
-pub use queue::{Pending, Queue};
+pub use queue::{OperationError, OwnedSource, OwnedTarget, Pending, Queue, Started, StartedWith};
 #[cfg(any(test, feature = "interpreter"))]
 pub use schedule::interpreter;
 pub use schedule::step::{self, Schedule};
@@ -170,3 +176,4 @@ pub use stats::{OperationStats, Stats};
 pub use tensor::{Part, Tensor};
 pub use transport::{Transport, Transports};
 pub use tuning::{CrossRail, Tuning};
+pub use untyped::{Untyped, UntypedSource, UntypedTarget, UntypedTensor};

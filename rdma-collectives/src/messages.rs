@@ -45,7 +45,7 @@ impl Communicator {
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "MPI_Recv")]
     pub fn recv<'a, T: Element>(&mut self, memory: impl Into<Target<'a, T>>, from: usize) -> Result<(), Error> {
-        self.exchange(&mut [Transfer::receive(memory, from)])
+        self.exchange(&mut [Transfer::recv(memory, from)])
     }
 
     /// Receives a message of any other rank, all of which send as many elements, and returns the
@@ -65,7 +65,7 @@ impl Communicator {
         let first = HEAD + memory.len().min(piece_of::<T>()) * size_of::<T>();
         self.begin();
         let received = self.next_sender(first).and_then(|from| {
-            self.exchange_all(&mut [Transfer::receive(memory, from)])?;
+            self.exchange_all(&mut [Transfer::recv(memory, from)])?;
             Ok(from)
         });
         self.ended(Some(Collective::SendRecv), received)
@@ -131,7 +131,7 @@ impl Communicator {
                     );
                     input = Some(tensor.part(elements));
                 }
-                Transfer::Receive { from, memory: Target::Tensor(tensor, _) }
+                Transfer::Recv { from, memory: Target::Tensor(tensor, _) }
                     if output.is_none() && *from != self.rank =>
                 {
                     let into = Span { place: Place::Output, elements: elements.clone() };
@@ -179,7 +179,7 @@ fn copy_to_itself<T: Element>(transfers: &mut [Transfer<'_, T>], rank: usize) ->
         match transfer {
             _ if transfer.is_empty() || transfer.peer() != rank => {}
             Transfer::Send { .. } => sent.push(index),
-            Transfer::Receive { .. } => received.push(index),
+            Transfer::Recv { .. } => received.push(index),
         }
     }
     let invalid = |what: &str| Err(Error::invalid(format!("rank {rank} {what}")));
@@ -198,7 +198,7 @@ fn copy_to_itself<T: Element>(transfers: &mut [Transfer<'_, T>], rank: usize) ->
             if let Transfer::Send { memory, .. } = &transfers[from] {
                 memory.read(part.clone(), &mut block)?;
             }
-            if let Transfer::Receive { memory, .. } = &mut transfers[to] {
+            if let Transfer::Recv { memory, .. } = &mut transfers[to] {
                 memory.write(part.start, &block)?;
             }
         }
@@ -240,7 +240,7 @@ mod tests {
                 let length = |from: usize, to: usize| (from + 2 * to) % 3 * count;
                 let sent: Vec<_> = (0..world).map(|to| message(rank, to, length(rank, to))).collect();
                 let mut all: Vec<_> = (0..world).map(|from| vec![0; length(from, rank)]).collect();
-                let receives = all.iter_mut().enumerate().map(|(from, memory)| Transfer::receive(memory, from));
+                let receives = all.iter_mut().enumerate().map(|(from, memory)| Transfer::recv(memory, from));
                 let mut transfers: Vec<_> = receives.collect();
                 transfers.extend(sent.iter().enumerate().map(|(to, memory)| Transfer::send(memory, to)));
                 comm.exchange(&mut transfers).unwrap();
@@ -320,7 +320,7 @@ mod tests {
             for count in [1, 2045, 2046, 2047, 2048, 2049, 4096, 10_001] {
                 let mut came = vec![0; count];
                 let sent = message(rank, peer, count);
-                comm.exchange(&mut [Transfer::send(&sent, peer), Transfer::receive(&mut came, peer)]).unwrap();
+                comm.exchange(&mut [Transfer::send(&sent, peer), Transfer::recv(&mut came, peer)]).unwrap();
                 assert_eq!(came, message(peer, rank, count));
             }
             group.conclude(Ok(())).unwrap();
@@ -372,7 +372,7 @@ mod tests {
                     } else if is_sender {
                         comm.exchange(&mut [Transfer::send(&one, 0), Transfer::send(&two, 0)]).unwrap();
                     } else if comm.rank() == 1 {
-                        let both = [Transfer::receive(&mut first, 0), Transfer::receive(&mut second, 0)];
+                        let both = [Transfer::recv(&mut first, 0), Transfer::recv(&mut second, 0)];
                         comm.exchange(&mut { both }).unwrap();
                     } else {
                         comm.recv(&mut first, 1).unwrap();
@@ -393,11 +393,11 @@ mod tests {
                     let (mut last, mut first) = (vec![0; count], vec![0; count]);
                     match comm.rank() {
                         0 => {
-                            let receives = [Transfer::receive(&mut last, 2), Transfer::receive(&mut first, 1)];
+                            let receives = [Transfer::recv(&mut last, 2), Transfer::recv(&mut first, 1)];
                             comm.exchange(&mut { receives }).unwrap();
                             assert!(last == message(2, 0, count) && first == message(1, 0, count));
                             let sent = message(0, 1, count);
-                            let both = [Transfer::receive(&mut last, 2), Transfer::send(&sent, 1)];
+                            let both = [Transfer::recv(&mut last, 2), Transfer::send(&sent, 1)];
                             comm.exchange(&mut { both }).unwrap();
                             assert_eq!(last, message(2, 0, count));
                         }

@@ -180,7 +180,8 @@ impl Communicator {
         Ok(())
     }
 
-    fn check_operands<T: Element>(
+    /// Refuses tensors that do not fit an operation.
+    pub(crate) fn check_operands<T: Element>(
         &self,
         operation: &Operation,
         input: &Tensor<T>,

@@ -2,13 +2,16 @@
 //! its machine.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::bootstrap::{self, Group, Place, Roles, Root, Terms, check_address};
 use crate::error::{Error, JobError};
-use crate::launchers::{JobPlace, Meeting};
+use crate::launchers::{self, JobPlace, Meeting};
 use crate::named::named;
 use crate::text::hash;
 
@@ -30,15 +33,45 @@ impl Place {
     ///
     /// # Errors
     /// If the rank is not below the number of ranks, or the address has no host or port.
-    pub fn by_hand(rank: usize, world: usize, root: &str, job: Option<&str>) -> Result<Self, Error> {
-        if rank >= world {
-            return Err(Error::invalid(format!("rank {rank} of {world}: ranks count from 0")));
+    pub fn by_hand(rank: usize, ranks: usize, root: &str, job: Option<&str>) -> Result<Self, Error> {
+        if rank >= ranks {
+            return Err(Error::invalid(format!("rank {rank} of {ranks}: ranks count from 0")));
         }
         check_address(root)?;
         // The ranks may name the host in different ways.
         let port = root.rsplit(':').next().unwrap_or_default();
         let job = hash(job.unwrap_or(port));
-        Ok(Self { rank, world, root: Root::Address(root.to_owned()), job })
+        Ok(Self { rank, ranks, root: Root::Address(root.to_owned()), job })
+    }
+
+    /// The place that mpirun, mpiexec, Slurm or torchrun gave to this process in its environment.
+    /// `root`, which is `host:port`, is the address of rank 0 if the launcher does not tell it, as
+    /// mpirun and mpiexec on several hosts.
+    ///
+    /// # Errors
+    /// If no launcher has started this process, or as for [`of_launcher`](Self::of_launcher).
+    pub fn of_environment(root: Option<&str>) -> Result<Self, Error> {
+        let told = launchers::job_place()?.ok_or_else(|| {
+            Error::invalid("no launcher has started this process: start it by mpirun, mpiexec, srun or torchrun")
+        })?;
+        Self::of_launcher(told, Roles::Ranks, root, None)
+    }
+
+    /// The places of ranks that are all in this process, each in a thread of its own.
+    ///
+    /// # Errors
+    /// If there are no ranks, or rank 0 cannot listen.
+    pub fn of_threads(ranks: usize) -> Result<Vec<Self>, Error> {
+        /// Keeps the jobs of a process apart.
+        static JOBS: AtomicU32 = AtomicU32::new(0);
+        if ranks == 0 {
+            return Err(Error::invalid("a job of no ranks"));
+        }
+        let job = u64::from(std::process::id()) << 32 | u64::from(JOBS.fetch_add(1, Ordering::Relaxed));
+        let (listener, address) = bootstrap::listen_locally(job)?;
+        let others = (1..ranks).map(|_| Root::Address(address.clone()));
+        let roots = std::iter::once(Root::Listener(listener)).chain(others);
+        Ok(roots.enumerate().map(|(rank, root)| Self { rank, ranks, root, job }).collect())
     }
 
     /// The place that a launcher's environment gives to this process; `root` is the address of rank
@@ -47,7 +80,7 @@ impl Place {
     /// # Errors
     /// If the place is invalid, or no address of rank 0 is known.
     pub fn of_launcher(told: JobPlace, roles: Roles, root: Option<&str>, job: Option<&str>) -> Result<Self, Error> {
-        let JobPlace { launcher, rank, world, meeting, job: number, .. } = told;
+        let JobPlace { launcher, rank, ranks: world, meeting, job: number, .. } = told;
         if roles == Roles::ServerAndClient && world != 2 {
             return Err(Error::invalid(format!("this program is for 2 processes, and the environment says {world}")));
         }
@@ -68,7 +101,7 @@ impl Place {
                 )));
             }
         };
-        Ok(Self { rank, world, root, job: job.map_or(number, hash) })
+        Ok(Self { rank, ranks: world, root, job: job.map_or(number, hash) })
     }
 }
 
@@ -96,6 +129,37 @@ pub fn run<T, E: JobError>(place: Place, terms: &Terms, work: impl FnOnce(&mut G
     let mut group = Group::meet(place, terms)?;
     let result = work(&mut group);
     group.conclude_as(result)
+}
+
+/// Runs a job whose ranks are threads of this process, as [`run`] runs one rank, and returns what
+/// each rank has returned, in the order of ranks: for tests, and for a first try. It is NCCL's
+/// `ncclCommInitAll`.
+///
+/// # Errors
+/// The error of the first rank that has one; if a thread cannot be started.
+///
+/// # Panics
+/// If `work` panics in a thread; the other ranks get an error then.
+#[doc(alias = "ncclCommInitAll")]
+pub fn run_threads<T: Send, E: JobError + Send>(
+    ranks: usize,
+    terms: &Terms,
+    work: impl Fn(&mut Group) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let places = Place::of_threads(ranks)?;
+    let work = &work;
+    thread::scope(|scope| {
+        let start = |place: Place| {
+            let thread = thread::Builder::new().name(format!("rank {}", place.rank));
+            let started = thread.spawn_scoped(scope, move || run(place, terms, work));
+            started.map_err(|error| Error::not_started("the thread of a rank", &error))
+        };
+        let started: Vec<_> = places.into_iter().map(start).collect();
+        // All threads have ended before a panic goes on, and it goes before the errors.
+        let ended: Vec<_> = started.into_iter().map(|thread| Ok::<_, Error>(thread?.join())).collect();
+        let results = ended.into_iter().map(|ended| ended?.unwrap_or_else(|panic| resume_unwind(panic)));
+        results.collect::<Vec<_>>().into_iter().collect()
+    })
 }
 
 /// How the ranks of one host share its cores.
@@ -146,7 +210,7 @@ fn core_of(bind: Bind, place: usize, ranks: usize, cores: &[usize]) -> Option<us
 }
 
 fn parallelism() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 #[cfg(test)]

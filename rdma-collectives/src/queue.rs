@@ -10,10 +10,12 @@
 //! Every rank has to start the same operations in the same order. As with blocking calls, ranks
 //! that do not are told about a second later.
 //!
-//! Nobody can change a tensor in flight: it moves into the operation, and [`Pending::wait`] gives
-//! it back. The first operation that fails ends the queue: its failure is also the result of every
-//! later operation.
+//! Nobody can change memory in flight: it moves into the operation, and comes back with the result,
+//! be it a success or a failure. The first operation that fails ends the queue: its failure is also
+//! the result of every later operation.
 
+mod memory;
+mod operations;
 mod pending;
 
 use std::sync::Arc;
@@ -23,17 +25,29 @@ use std::thread::JoinHandle;
 
 use crate::Error;
 use crate::communicator::Communicator;
-use crate::element::{Element, Reduction};
-use crate::tensor::Tensor;
 
-pub use self::pending::Pending;
-use self::pending::pair;
+pub use self::memory::{OwnedSource, OwnedTarget};
+pub use self::pending::{OperationError, Pending, Started, StartedWith};
+use self::pending::{Stop, pair};
 
 /// A started operation, for the thread: `Err` gives the failure of an earlier one.
-type Task = Box<dyn FnOnce(Result<&mut Communicator, Error>) -> Result<(), Error> + Send>;
+type Task = Box<dyn FnOnce(Result<&mut Communicator, Error>) -> Result<(), Stop> + Send>;
 
 /// Executes started operations on a communicator, in order, in a thread of its own: what a stream
 /// is to NCCL, and `MPI_Iallreduce` and the like to MPI.
+///
+/// The operations have the names of the communicator's. Memory moves in and comes back:
+///
+/// ```no_run
+/// use rdma_collectives::{Error, Queue, Reduction, Tensor};
+///
+/// fn step(queue: &Queue, gradients: Tensor<f32>, loss: f64) -> Result<(Tensor<f32>, f64), Error> {
+///     let gradients = queue.all_reduce_in_place(gradients, Reduction::Avg);
+///     let loss = queue.all_reduce_in_place([loss], Reduction::Max);
+///     // The program computes meanwhile.
+///     Ok((gradients.wait()?, loss.wait()?[0]))
+/// }
+/// ```
 ///
 /// The thread runs on the cores on which the thread that made the queue may run.
 ///
@@ -45,7 +59,7 @@ pub struct Queue {
     /// Set before the sender is dropped, so that the thread begins no further task.
     is_dropped: SetOnDrop,
     tasks: Sender<Task>,
-    thread: JoinHandle<Communicator>,
+    thread: JoinHandle<Result<Communicator, Error>>,
 }
 
 /// A flag that is set when this side of it is dropped.
@@ -74,16 +88,20 @@ impl Queue {
     }
 
     /// Starts an operation: `operation` runs in the queue's thread, after those that were started
-    /// before. Tensors should move in, and come back in its result. Every rank starts the same
-    /// operations in the same order. If an earlier one has failed, `operation` does not run.
+    /// before. Every rank starts the same operations in the same order. If an earlier one has
+    /// failed, `operation` does not run.
+    ///
+    /// What the operation captures is dropped if it fails: [`start_with`](Self::start_with) is for
+    /// memory that has to come back.
     ///
     /// ```no_run
-    /// use rdma_collectives::{Pending, Queue, Tensor};
+    /// use rdma_collectives::{Pending, Queue, Reduction};
     ///
-    /// fn broadcast(queue: &Queue, weights: Tensor<f32>) -> Pending<Tensor<f32>> {
+    /// fn slowest(queue: &Queue, own: f64) -> Pending<f64> {
     ///     queue.start(move |comm| {
-    ///         comm.broadcast(&weights, 0)?;
-    ///         Ok(weights)
+    ///         let mut slowest = [own];
+    ///         comm.all_reduce_in_place(&mut slowest, Reduction::Max)?;
+    ///         Ok(slowest[0])
     ///     })
     /// }
     /// ```
@@ -91,51 +109,79 @@ impl Queue {
         &self,
         operation: impl FnOnce(&mut Communicator) -> Result<R, Error> + Send + 'static,
     ) -> Pending<R> {
-        let (outcome, pending) = pair();
-        let task: Task = Box::new(move |comm| {
-            let result = comm.and_then(operation);
-            let done = result.as_ref().map(drop).map_err(Error::clone);
-            outcome.give(result);
-            done
-        });
+        self.submit((), |comm, ()| operation(comm), |(), value| value, |(), error| error)
+    }
+
+    /// Starts an operation on some memory, as [`start`](Self::start) does. The memory comes back
+    /// with the result, also if the operation fails, panics, or does not run.
+    ///
+    /// ```no_run
+    /// use rdma_collectives::{Operation, Queue, StartedWith, Tensor};
+    ///
+    /// type Prepared = (Operation, Tensor<f32>);
+    ///
+    /// /// Starts a prepared operation, in place.
+    /// fn perform(queue: &Queue, prepared: Prepared) -> StartedWith<Prepared, ()> {
+    ///     queue.start_with(prepared, |comm, (operation, tensor)| comm.perform(operation, tensor, tensor))
+    /// }
+    /// ```
+    pub fn start_with<M: Send + 'static, R: Send + 'static>(
+        &self,
+        memory: M,
+        operation: impl FnOnce(&mut Communicator, &mut M) -> Result<R, Error> + Send + 'static,
+    ) -> StartedWith<M, R> {
+        self.submit(memory, operation, |memory, value| (memory, value), OperationError::new)
+    }
+
+    /// Starts an operation whose result is its memory.
+    fn start_on<M: Send + 'static>(
+        &self,
+        memory: M,
+        operation: impl FnOnce(&mut Communicator, &mut M) -> Result<(), Error> + Send + 'static,
+    ) -> Started<M> {
+        self.submit(memory, operation, |memory, ()| memory, OperationError::new)
+    }
+
+    fn submit<M: Send + 'static, V: 'static, R: Send + 'static, E: Send + 'static>(
+        &self,
+        memory: M,
+        operation: impl FnOnce(&mut Communicator, &mut M) -> Result<V, Error> + Send + 'static,
+        success: fn(M, V) -> R,
+        failure: fn(M, Error) -> E,
+    ) -> Pending<R, E> {
+        let (outcome, pending) = pair(self.thread.thread().id(), memory, failure);
+        let task: Task = Box::new(move |comm| outcome.run(comm, operation, success));
         // If the thread has ended, the task is dropped, of which the handle learns.
         drop(self.tasks.send(task));
         pending
-    }
-
-    /// Starts an all-reduce of the first `count` elements of a tensor, in place; the handle gives
-    /// the tensor back.
-    ///
-    /// This is MPI's `MPI_Iallreduce`.
-    #[doc(alias = "MPI_Iallreduce")]
-    pub fn all_reduce<T: Element>(&self, tensor: Tensor<T>, count: usize, reduction: Reduction) -> Pending<Tensor<T>> {
-        self.start(move |comm| {
-            comm.all_reduce_in_place(tensor.target(count), reduction)?;
-            Ok(tensor)
-        })
     }
 
     /// Waits for all started operations and returns the communicator, also if operations have
     /// failed. Their handles stay valid.
     ///
     /// # Errors
-    /// If an operation panicked.
+    /// If an operation panicked: the communicator is dropped then.
     pub fn finish(self) -> Result<Communicator, Error> {
         let Self { is_dropped: _is_dropped, tasks, thread } = self;
         drop(tasks);
-        thread.join().map_err(|_| Error::new("a started operation panicked"))
+        thread.join().unwrap_or_else(|_| Err(Error::new("the thread of a queue panicked")))
     }
 }
 
 /// Executes tasks until the queue ends, and returns the communicator.
-fn execute(mut comm: Communicator, tasks: &Receiver<Task>, is_dropped: &AtomicBool) -> Communicator {
+fn execute(comm: Communicator, tasks: &Receiver<Task>, is_dropped: &AtomicBool) -> Result<Communicator, Error> {
+    let mut comm = Ok(comm);
     let mut failed: Option<Error> = None;
     for task in tasks {
         if is_dropped.load(Ordering::Acquire) {
             break;
         }
-        let outcome = task(failed.clone().map_or(Ok(&mut comm), Err));
-        failed = failed.or(outcome.err());
+        let usable = comm.as_mut().map_err(|error: &mut Error| error.clone());
+        match task(usable.and_then(|comm| failed.clone().map_or(Ok(comm), Err))) {
+            Ok(()) => {}
+            Err(Stop::Failed(error)) => failed = failed.or(Some(error)),
+            Err(Stop::Panicked(error)) => comm = Err(error),
+        }
     }
     comm
 }

@@ -59,7 +59,7 @@ pub(crate) struct Ring {
 impl Ring {
     /// Allocates the memory; collective.
     pub(crate) fn new(fabric: &Fabric, group: &mut Group, chunk: usize, lead: usize) -> Result<Self, Error> {
-        let (rank, world) = (group.rank(), group.world());
+        let (rank, world) = (group.rank(), group.ranks());
         let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
         let hops = world - 1;
         // Slots for the messages of `lead + 1` ticks, and for slots not yet credited. The

@@ -132,7 +132,7 @@ impl Streams {
     /// Allocates the memory for pieces of about `piece` bytes, on a channel for each fabric, of
     /// which `rails` gives the rail; collective.
     pub(crate) fn new(fabrics: &[Fabric], rails: &[usize], group: &mut Group, piece: usize) -> Result<Self, Error> {
-        let (rank, world) = (group.rank(), group.world());
+        let (rank, world) = (group.rank(), group.ranks());
         let slots = SLOTS * world;
         let most = (MEMORY / (slots * fabrics.len().max(1)) / PAGE).max(1) * PAGE;
         let piece = piece.clamp(1, most).next_multiple_of(PAGE);

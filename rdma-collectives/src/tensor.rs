@@ -78,12 +78,18 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// If the elements do not fit.
     pub fn write(&self, start: usize, elements: &[T]) -> Result<(), Error> {
-        let (at, bytes) = (bytes::<T>(start..start).start, bytemuck::cast_slice(elements));
-        match &self.memory {
+        self.write_bytes(start, bytemuck::cast_slice(elements))
+    }
+
+    /// The same for the bytes of elements.
+    pub(crate) fn write_bytes(&self, start: usize, bytes: &[u8]) -> Result<(), Error> {
+        let at = self::bytes::<T>(start..start).start;
+        let written = match &self.memory {
             TensorMemory::Exposed(region, _) => region.copy_in(at, bytes).map_err(Error::from),
             TensorMemory::Shared(tensor) => tensor.copy_in(at, bytes),
             TensorMemory::Gpu(tensor) => tensor.copy_in(at, bytes),
-        }
+        };
+        written.map_err(|error| self.beyond("written", start, bytes.len()).unwrap_or(error))
     }
 
     /// Copies elements out of the tensor, the first from index `start`.
@@ -91,12 +97,34 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// If the tensor has fewer elements.
     pub fn read(&self, start: usize, elements: &mut [T]) -> Result<(), Error> {
-        let (at, bytes) = (bytes::<T>(start..start).start, bytemuck::cast_slice_mut(elements));
-        match &self.memory {
+        self.read_bytes(start, bytemuck::cast_slice_mut(elements))
+    }
+
+    /// The same for the bytes of elements.
+    pub(crate) fn read_bytes(&self, start: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        let at = self::bytes::<T>(start..start).start;
+        let length = bytes.len();
+        let read = match &self.memory {
             TensorMemory::Exposed(region, _) => region.copy_out(at, bytes).map_err(Error::from),
             TensorMemory::Shared(tensor) => tensor.copy_out(at, bytes),
             TensorMemory::Gpu(tensor) => tensor.copy_out(at, bytes),
+        };
+        read.map_err(|error| self.beyond("read", start, length).unwrap_or(error))
+    }
+
+    /// The error for so many bytes that are not in the tensor; `None` if they are.
+    #[cold]
+    fn beyond(&self, done: &str, start: usize, bytes: usize) -> Option<Error> {
+        let (count, size, name) = (self.count, size_of::<T>(), T::NAME);
+        let elements = bytes.div_ceil(size);
+        if start.checked_add(elements).is_some_and(|end| end <= count) {
+            return None;
         }
+        Some(Error::invalid(format!(
+            "{elements} elements of {name} ({bytes} bytes) cannot be {done} from element {start} on: the tensor has \
+             {count} ({} bytes)",
+            count.saturating_mul(size)
+        )))
     }
 
     /// Calls `fill` for blocks of some elements, with the position of the block among them, and

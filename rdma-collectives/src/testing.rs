@@ -51,7 +51,7 @@ pub(crate) fn start_tuned(
     let mut listener = Some(socket);
     let start = |rank| {
         let root = listener.take().map_or_else(|| Root::Address(address.clone()), Root::Listener);
-        let (place, body, tuning) = (Place { rank, world, root, job }, body.clone(), tuning.clone());
+        let (place, body, tuning) = (Place { rank, ranks: world, root, job }, body.clone(), tuning.clone());
         std::thread::spawn(move || {
             let terms = Terms::new("test", &serde_json::json!({}), Roles::Ranks, LONG);
             let mut group = Group::meet(place, &terms).unwrap();

@@ -77,7 +77,7 @@ pub(crate) fn connect(
     wanted: Transport,
     patience: Patience,
 ) -> Result<(Option<Host>, Transports), Error> {
-    let world = group.world();
+    let world = group.ranks();
     if wanted == Transport::Verbs || world == 1 {
         return Ok((None, Transports { world, ..Transports::default() }));
     }

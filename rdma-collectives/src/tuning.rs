@@ -33,7 +33,8 @@ pub struct Tuning {
     /// Set if there are more ranks than cores, or if waits should leave their core early.
     pub shared_cores: bool,
     /// Longest time that the other ranks may make no progress; 30 s by default. It ends the waits
-    /// of services too, whose ranks may be idle: give them a longer one.
+    /// of services too, whose ranks may be idle: give them a longer one. The guide has a
+    /// [table](crate::guide::programs#times) of all times.
     ///
     /// A stopped rank is given up, and named to all, after a third of the group's timeout
     /// ([`Terms::new`](crate::bootstrap::Terms::new)). With a shorter `stall`, the error names a

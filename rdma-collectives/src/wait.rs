@@ -114,6 +114,12 @@ impl Patience {
         self.deadline.at.store(at, Ordering::Relaxed);
     }
 
+    /// The limit of the present operation, for tests.
+    #[cfg(test)]
+    pub(crate) fn until(&self) -> Option<u64> {
+        Some(self.deadline.at.load(Ordering::Relaxed)).filter(|&at| at != 0)
+    }
+
     /// How often a wait was so long that the caller was to sleep.
     #[must_use]
     pub fn naps(&self) -> u64 {

@@ -6,7 +6,7 @@ set -uo pipefail
 FIRST=10.9.0.1 SECOND=10.9.0.2 REQUESTS=/out/second/requests
 
 if [ "$1" = list ]; then
-  [ "$2" != wire ] || printf '%s\n' pingpong by_hand hierarchical rails rails_alltoall cross_rail mpirun lost_host
+  [ "$2" != wire ] || printf '%s\n' pingpong by_hand hierarchical rails rails_all_to_all cross_rail mpirun lost_host
   exit
 fi
 
@@ -65,12 +65,12 @@ case $2 in
     job all_reduce --algo hierarchical "${SHORT[@]}" && job all_gather --algo hierarchical "${SHORT[@]}" ;;
   rails) on_both_rails rxe0 rxe1 job all_reduce --rails 2 --qps-per-connection 2 "${SHORT[@]}" ;;
   # The wires are networks of their own, so a rail reaches the rail of the same number only.
-  rails_alltoall) on_both_rails rxe0 rxe1 job alltoall --rails all --cross-rail 0 "${SHORT[@]}" ;;
+  rails_all_to_all) on_both_rails rxe0 rxe1 job all_to_all --rails all --cross-rail 0 "${SHORT[@]}" ;;
   # Each guest begins at another rail, so the first rail of this one reaches the second of the
   # other.
   cross_rail)
     on_both_rails rxe2 rxe3 job all_reduce --rails 2 --cross-rail 1 "${SHORT[@]}" &&
-      on_both_rails rxe2 rxe3 job alltoall --rails all --cross-rail 1 "${SHORT[@]}" &&
+      on_both_rails rxe2 rxe3 job all_to_all --rails all --cross-rail 1 "${SHORT[@]}" &&
       ip neigh show dev eth2 | grep 10.9.2.4 ;;
   mpirun)
     [ -n "$(command -v mpirun)" ] || { echo "SKIP mpirun is not installed"; exit; }

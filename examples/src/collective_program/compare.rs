@@ -21,8 +21,8 @@ pub(crate) struct Comparison {
 impl<'a> Session<'a> {
     /// Connects the ranks of a group for comparisons; collective.
     pub(crate) fn for_comparisons(args: &'a Args, group: &'a mut Group) -> Result<Self, Failure> {
-        let Connected { comm, .. } = connect(args, group, (group.world(), true), args.json.is_printed())?;
-        let (ranks, report) = (group.world(), Report::new("tune", args, false, 0)?);
+        let Connected { comm, .. } = connect(args, group, (group.ranks(), true), args.json.is_printed())?;
+        let (ranks, report) = (group.ranks(), Report::new("tune", args, false, 0)?);
         let (collective, comm, algorithm, executor) = (Collective::Barrier, Some(comm), None, None);
         Ok(Self { args, collective, ranks, algorithm, executor, comm, group, report, roots: vec![0] })
     }

@@ -151,7 +151,7 @@ impl Session<'_> {
         self.report.row(CollectiveRow {
             size,
             count,
-            dtype: T::NAME,
+            dtype: T::TYPE.nccl_name(),
             redop: if self.collective.reduces() { reduction.name() } else { "none" },
             root: if self.collective.has_root() { i32::try_from(root).unwrap_or(-1) } else { -1 },
             algo: case.algorithm().name(),

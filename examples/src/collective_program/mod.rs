@@ -50,9 +50,9 @@ fn job(collective: Collective, args: &Args) -> Result<(), Failure> {
     }
     let aggregators = args.aggregators();
     let Some(place) = args.placement.place_with(aggregators)? else { return Ok(()) };
-    let ranks = place.world.saturating_sub(aggregators);
+    let ranks = place.ranks.saturating_sub(aggregators);
     if ranks == 0 {
-        let text = format!("--aggregators {aggregators} leaves no rank of {} processes; start more", place.world);
+        let text = format!("--aggregators {aggregators} leaves no rank of {} processes; start more", place.ranks);
         return Err(Failure::usage(text));
     }
     let roles = Roles::of(ranks, aggregators);

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Command, CommandFactory};
 use serde::Serialize;
 
@@ -88,8 +88,8 @@ pub(crate) struct Args {
     #[arg(short = 'o', long, default_value = "sum", value_parser = or_all::<Reduction>())]
     #[arg(help_heading = cli::WHAT)]
     pub(super) op: String,
-    /// Element type: float, half, int32 ...; all: each in turn
-    #[arg(short = 'd', long, alias = "datatype", default_value = "float")]
+    /// Element type: f32, f16, i32 ...; all: each that has the reduction
+    #[arg(short = 'd', long, alias = "datatype", default_value = "f32")]
     #[arg(value_parser = or_all::<DataType>())]
     #[arg(help_heading = cli::WHAT)]
     pub(super) dtype: String,
@@ -204,7 +204,8 @@ pub(crate) struct Args {
 
 /// Parses the name of a value, or `all`.
 fn or_all<T: Named>() -> PossibleValuesParser {
-    T::ALL.iter().map(|value| value.name()).chain(["all"]).into()
+    let named = T::ALL.iter().map(|value| PossibleValue::new(value.name()).aliases(value.other_names()));
+    PossibleValuesParser::new(named.chain(["all".into()]))
 }
 
 /// The root ranks to measure.

@@ -21,7 +21,7 @@ use crate::files::sum::{Reading, Sum};
 use crate::message::{decode, encode};
 use crate::progress::Bytes;
 use crate::waiting::Waiting;
-use rdma_collectives::Cause;
+use rdma_collectives::JobError;
 use rdma_collectives::text::PeerText;
 
 /// Bytes that the sender compares before it tells the receiver that it goes on: a few seconds of a

@@ -227,7 +227,7 @@ fn an_algorithm_that_does_not_serve_is_refused_with_the_reason() {
     refused(
         Collective::Barrier,
         Algorithm::Direct,
-        "--operation: there is no formula for barrier: use one of all_reduce, all_gather, reduce_scatter, alltoall, \
+        "--operation: there is no formula for barrier: use one of all_reduce, all_gather, reduce_scatter, all_to_all, \
          broadcast, reduce, gather, scatter, sendrecv",
     );
     let host = Network::preset(Kind::Host, 8);

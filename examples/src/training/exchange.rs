@@ -63,7 +63,7 @@ impl Team {
     }
 
     pub(super) fn ranks(&self) -> usize {
-        self.group.world()
+        self.group.ranks()
     }
 
     fn allocate(&mut self, count: usize) -> Result<Arc<Tensor<bf16>>, Failure> {

@@ -79,7 +79,7 @@ fn check_memory(args: &Args, ranks: usize) -> Result<(), Failure> {
 
 /// Runs one rank.
 fn rank(args: &Args, planner: Planner, group: &mut Group) -> Result<(), Failure> {
-    group.agree("the grid", args.grid.check_ranks(group.world()))?;
+    group.agree("the grid", args.grid.check_ranks(group.ranks()))?;
     let json = if group.rank() == 0 { args.json.create() } else { Ok(None) };
     let json = group.agree("the file of the report", json)?;
     let (is_first, stdout_taken) = (group.rank() == 0, args.json.is_printed());

@@ -117,7 +117,7 @@ impl Files {
 /// Measures the collectives with the ranks of a group.
 fn measure(args: &Args, sizes: &[Size], group: &mut Group) -> Result<Vec<Record>, Failure> {
     let options = args.of_collectives()?;
-    let (ranks, is_first) = (group.world(), group.rank() == 0);
+    let (ranks, is_first) = (group.ranks(), group.rank() == 0);
     let mut session = Session::for_comparisons(&options, group)?;
     let (hosts, transport) = session.surroundings();
     let plan = args.candidates(hosts);

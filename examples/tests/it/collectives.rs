@@ -12,7 +12,7 @@ use crate::common::*;
 const PROGRAMS: [&str; 10] = [
     "all_gather",
     "reduce_scatter",
-    "alltoall",
+    "all_to_all",
     "broadcast",
     "reduce",
     "gather",
@@ -48,7 +48,7 @@ fn every_program_is_right_with_any_number_of_ranks() {
             assert_eq!(rows.len(), if program == "barrier" { 1 } else { 3 });
         }
     }
-    for (program, ranks) in [("all_gather", "1"), ("alltoall", "3"), ("hypercube", "4"), ("reduce", "4")] {
+    for (program, ranks) in [("all_gather", "1"), ("all_to_all", "3"), ("hypercube", "4"), ("reduce", "4")] {
         rows(program, &["-g", ranks, "-e", "100K"]);
     }
 }
@@ -56,7 +56,7 @@ fn every_program_is_right_with_any_number_of_ranks() {
 /// Messages of many pieces, with more of them under way than a rank has slots.
 #[test]
 fn long_messages_are_right() {
-    for program in ["all_gather", "alltoall", "reduce", "sendrecv"] {
+    for program in ["all_gather", "all_to_all", "reduce", "sendrecv"] {
         for transport in ["shm", "verbs"] {
             rows(program, &["-g", "3", "-b", "700K", "-e", "700K", "--chunk", "4K", "--transport", transport]);
             rows(program, &["-g", "2", "-b", "3M", "-e", "3M", "--transport", transport]);
@@ -67,7 +67,7 @@ fn long_messages_are_right() {
 #[test]
 fn started_operations_are_right() {
     for transport in ["shm", "verbs"] {
-        for (program, blocking) in [("all_gather", "0"), ("alltoall", "1"), ("reduce", "0"), ("barrier", "0")] {
+        for (program, blocking) in [("all_gather", "0"), ("all_to_all", "1"), ("reduce", "0"), ("barrier", "0")] {
             rows(program, &["--start", "-m", "4", "-z", blocking, "-g", "3", "-e", "100K", "--transport", transport]);
         }
     }
@@ -90,7 +90,7 @@ fn every_algorithm_is_right() {
         ),
         ("all_gather", &["ring", "recursive-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
         ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
-        ("alltoall", &["pairwise"]),
+        ("all_to_all", &["pairwise"]),
         ("broadcast", &["ring", "tree", "two-step", "binomial"]),
         ("reduce", &["direct", "ring", "tree", "two-step", "binomial"]),
         ("barrier", &["direct", "recursive-doubling", "bruck"]),
@@ -145,7 +145,7 @@ fn every_rank_can_be_the_root() {
 fn uneven_blocks_are_right() {
     for ranks in ["2", "3", "5"] {
         let algorithm = if ranks == "3" { "pairwise" } else { "direct" };
-        rows("alltoall", &["-g", ranks, "-e", "100K", "--uneven", "--algo", algorithm]);
+        rows("all_to_all", &["-g", ranks, "-e", "100K", "--uneven", "--algo", algorithm]);
     }
 }
 
@@ -153,7 +153,7 @@ fn uneven_blocks_are_right() {
 #[test]
 fn arrivals_told_otherwise_are_right() {
     for notice in ["--messages", "--completions"] {
-        for program in ["alltoall", "all_gather", "barrier", "reduce"] {
+        for program in ["all_to_all", "all_gather", "barrier", "reduce"] {
             rows(program, &["-g", "3", "-e", "300K", "--chunk", "4K", "--transport", "verbs", notice]);
         }
     }
@@ -278,10 +278,10 @@ fn options_that_mean_nothing_are_refused() {
     for (program, args, part) in [
         ("broadcast", &["--uneven"][..], "--uneven means nothing for broadcast"),
         ("all_gather", &["--op", "max"], "--op means nothing for all_gather"),
-        ("all_reduce", &["--op", "xor"], "--op xor: the bitwise reduction xor is for integers, not for float"),
-        ("alltoall", &["--root-rank", "1"], "--root-rank means nothing for alltoall"),
-        ("alltoall", &["--algo", "tree"], "[possible values: auto, direct, pairwise]"),
-        ("alltoall", &["--root-rank", "x"], "give a rank's number, or all"),
+        ("all_reduce", &["--op", "xor"], "--op xor: the bitwise reduction xor is for integers, not for f32"),
+        ("all_to_all", &["--root-rank", "1"], "--root-rank means nothing for all_to_all"),
+        ("all_to_all", &["--algo", "tree"], "[possible values: auto, direct, pairwise]"),
+        ("all_to_all", &["--root-rank", "x"], "give a rank's number, or all"),
         ("reduce", &["-b", "1", "-d", "all"], "--min 1 is less than one element"),
         ("reduce", &["-i", "1"], "--step-bytes 1 is less than one element"),
         ("reduce", &["-i", "64", "-f", "2"], "cannot be used with"),
@@ -294,7 +294,7 @@ fn options_that_mean_nothing_are_refused() {
 
 #[test]
 fn a_killed_rank_is_named() {
-    for (victim, program) in ["alltoall", "broadcast", "reduce"].into_iter().enumerate() {
+    for (victim, program) in ["all_to_all", "broadcast", "reduce"].into_iter().enumerate() {
         let (job, ranks, out) = endless(program, &[], 3);
         std::thread::sleep(Duration::from_millis(50));
         send(Signal::SIGKILL, ranks[victim]);

@@ -42,12 +42,13 @@ fn is_right_with(program: &str, memory: &str, args: &[&str]) -> Vec<Value> {
 
 #[test]
 fn every_program_is_right() {
-    for program in ["all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "gather", "scatter", "sendrecv"]
+    for program in
+        ["all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "sendrecv"]
     {
         is_right(program, &["-g", "3", "-e", "100K"]);
     }
     is_right("hypercube", &["-g", "4", "-e", "2K"]);
-    is_right("alltoall", &["-g", "3", "-e", "2K", "--uneven"]);
+    is_right("all_to_all", &["-g", "3", "-e", "2K", "--uneven"]);
     is_right("barrier", &["-g", "3"]);
 }
 

@@ -6,7 +6,7 @@ use crate::common::*;
 const PAGES: &[(&str, &[&[&str]])] = &[
     ("all_gather", &[&[]]),
     ("all_reduce", &[&[]]),
-    ("alltoall", &[&[]]),
+    ("all_to_all", &[&[]]),
     ("barrier", &[&[]]),
     ("broadcast", &[&[]]),
     ("cm_time", &[&[]]),

@@ -130,7 +130,7 @@ fn every_algorithm_is_right_between_hosts_that_share_memory_inside() {
         ),
         ("all_gather", &["ring", "recursive-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
         ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical", "hierarchical-halving"]),
-        ("alltoall", &["direct", "pairwise"]),
+        ("all_to_all", &["direct", "pairwise"]),
         ("broadcast", &["ring", "tree", "two-step", "binomial"]),
         ("reduce", &["direct", "ring", "tree", "two-step", "binomial"]),
         ("barrier", &["recursive-doubling", "bruck", "hierarchical"]),
@@ -149,7 +149,7 @@ fn every_algorithm_is_right_between_hosts_that_share_memory_inside() {
 #[test]
 fn hosts_of_different_sizes_are_right() {
     for hosts in [&["a", "b", "a"][..], &["a", "b", "b", "b", "a"]] {
-        for program in ["all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast"] {
+        for program in ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"] {
             is_right(program, hosts, &["-e", "300K"]);
         }
     }
@@ -164,7 +164,7 @@ fn hosts_of_different_sizes_are_right() {
 /// otherwise.
 #[test]
 fn long_messages_are_right() {
-    for program in ["all_reduce", "alltoall", "reduce"] {
+    for program in ["all_reduce", "all_to_all", "reduce"] {
         let size = ["-b", "1M", "-e", "1M", "--chunk", "4K"];
         is_right(program, &["a", "b", "a"], &[&size[..], &["--messages"]].concat());
         is_right(program, &["a", "b", "b"], &[&size[..], &["--completions"]].concat());
@@ -229,7 +229,7 @@ fn long_messages_travel_on_every_rail() {
     for (program, args) in [
         ("all_reduce", &["--algo", "ring"][..]),
         ("all_reduce", &["--completions"]),
-        ("alltoall", &["--messages"]),
+        ("all_to_all", &["--messages"]),
         ("broadcast", &["--qps-per-connection", "3"]),
     ] {
         is_even(&on_two_devices(program, &[&["-b", "600K", "-e", "600K", "--rails", "2"], args].concat(), &[]));

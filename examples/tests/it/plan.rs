@@ -105,9 +105,9 @@ fn files_are_written() {
     std::fs::create_dir_all(&folder).unwrap();
     let (json, svg) = (folder.join("plan.json"), folder.join("plan.svg"));
     let (json_path, svg_path) = (json.to_str().unwrap(), svg.to_str().unwrap());
-    succeed("plan", &["-r", "256", "-n", "rail", "--json", json_path, "--svg", svg_path, "-o", "alltoall"]);
+    succeed("plan", &["-r", "256", "-n", "rail", "--json", json_path, "--svg", svg_path, "-o", "all_to_all"]);
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
-    assert_eq!(report["report"]["operation"], "alltoall");
+    assert_eq!(report["report"]["operation"], "all_to_all");
     assert_eq!(report["report"]["network"]["kind"], "rail");
     assert!(report["report"]["results"][0]["prediction"]["levels"][0]["bytes"].as_f64().unwrap() > 0.0);
     assert!(std::fs::read_to_string(&svg).unwrap().contains("</svg>"));
@@ -168,7 +168,7 @@ fn bad_input_is_refused() {
         (&["--oversubscription", "1,2,3"], "--oversubscription has 3 ratios"),
         (&["--leaf-hosts", "0"], "give 1 to"),
         (&["--algo", "in-network"], "--in-network"),
-        (&["-o", "alltoall", "--algo", "tree"], "does not exist for this operation"),
+        (&["-o", "all_to_all", "--algo", "tree"], "does not exist for this operation"),
         (&["--min", "2G", "--max", "1G"], "--min"),
         (&["--parameters", "many"], "70e9"),
         (&["--fit", "/nonexistent"], "cannot read /nonexistent"),

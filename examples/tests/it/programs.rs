@@ -192,7 +192,7 @@ mod all_reduce {
     #[test]
     fn refuses_bad_input() {
         let cases: [(&[&str], &str); 25] = [
-            (&["--dtype", "quarter"], "[possible values: float, double, half"),
+            (&["--dtype", "quarter"], "[possible values: f32, f64, f16"),
             (&["--chunk", "5000"], "give a multiple of 4K, at most 1G"),
             (&["--one-step", "32M"], "give a multiple of 64, at most 16M"),
             (&["--lead", "65"], "give 1 to 64"),

@@ -205,7 +205,7 @@ impl Group {
     /// Begins the journal of the operations of this group's communicator. `describe` makes texts of
     /// two signatures, which differ if the signatures do.
     pub(crate) fn recorder(&self, describe: fn([Signature; 2]) -> [String; 2]) -> Recorder {
-        if self.world() < 2 {
+        if self.ranks() < 2 {
             return Recorder::new(None, self.watch());
         }
         let journal = Arc::new(Journal::new());
@@ -243,7 +243,7 @@ impl Group {
             members: self.members.clone(),
             journal: Arc::clone(&journal),
             reported: AtomicU64::new(0),
-            comparison: Mutex::new(Comparison::new(self.world())),
+            comparison: Mutex::new(Comparison::new(self.ranks())),
             watch: self.watch(),
             explain: Box::new(explain),
         };

@@ -38,7 +38,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 /// // mpirun gives each job a number of its own, and no address of rank 0.
 /// if let Some(told) = launchers::job_place()?.filter(|told| told.job != 0) {
 ///     let mut exchange = Directory::new("/shared/meet", &format!("{:x}", told.job))?;
-///     let mut group = Group::meet_by(&mut exchange, told.rank, told.world, &terms)?;
+///     let mut group = Group::meet_by(&mut exchange, told.rank, told.ranks, &terms)?;
 ///     group.barrier("the start")?;
 /// }
 /// # Ok::<(), rdma_collectives::Error>(())

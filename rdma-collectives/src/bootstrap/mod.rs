@@ -85,7 +85,7 @@ pub struct Place {
     /// Number of this process, from 0.
     pub rank: usize,
     /// Number of ranks.
-    pub world: usize,
+    pub ranks: usize,
     /// The place where rank 0 listens.
     pub root: Root,
     /// Identifier that tells jobs at the same address apart.
@@ -116,6 +116,8 @@ pub struct Group {
     router: Arc<Router>,
     inbox: Receiver<(usize, Frame)>,
     watch: Watch,
+    /// The end of the present operation of a communicator, if it has a limit, and the limit.
+    limit: Option<(Instant, Duration)>,
     /// Dropping this sender ends the thread that sends this rank's heartbeats; `None` in a part of
     /// a group.
     _heartbeat: Option<Sender<()>>,
@@ -127,7 +129,7 @@ impl Group {
     /// # Errors
     /// If ranks do not come in time, or do not agree.
     pub fn meet(place: Place, terms: &Terms) -> Result<Self, Error> {
-        let Place { rank, world, root, job } = place;
+        let Place { rank, ranks: world, root, job } = place;
         let hello = introduction(rank, world, terms)?;
         let (hosts, streams) = match (rank, root) {
             (0, Root::Listener(listener)) => meet::gather(&listener, job, &hello, terms, || ())?,
@@ -168,6 +170,7 @@ impl Group {
             router,
             inbox,
             watch,
+            limit: None,
             _heartbeat: Some(heartbeat),
         })
     }
@@ -180,7 +183,7 @@ impl Group {
 
     /// Number of ranks.
     #[must_use]
-    pub fn world(&self) -> usize {
+    pub fn ranks(&self) -> usize {
         self.hosts.len()
     }
 
@@ -240,6 +243,21 @@ impl Group {
         self.terms.timeout
     }
 
+    /// Ends gatherings so long from now, even before the timeout is over.
+    pub(crate) fn limit(&mut self, limit: Option<Duration>) {
+        self.limit = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
+    }
+
+    /// The time until the [limit](Self::limit).
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        self.limit.map(|(end, _)| end.saturating_duration_since(Instant::now()))
+    }
+
+    /// The end of a gathering that may take so long: the limit, if it comes first.
+    fn end_of(&self, time: Option<Duration>) -> Option<Instant> {
+        time.map(|time| Instant::now() + time).into_iter().chain(self.limit.map(|(end, _)| end)).min()
+    }
+
     /// Tells a person what no error says.
     pub(crate) fn notices(&self) -> fn(&str) {
         self.terms.notice
@@ -289,13 +307,14 @@ impl Group {
         self.watch.check()?;
         let own = Json::of(own).map_err(|error| Error::new(error.to_string()))?;
         let whole = if self.rank == 0 { self.collect(what, own, limit)? } else { self.contribute(what, own, limit)? };
-        whole.elements(self.world()).map_err(|rank| self.astray(rank.unwrap_or(0)))
+        self.watch.wait_for("");
+        whole.elements(self.ranks()).map_err(|rank| self.astray(rank.unwrap_or(0)))
     }
 
     /// Rank 0's half of a gathering.
     fn collect(&self, what: &str, own: Json, limit: Option<Duration>) -> Result<Json, Error> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
-        let mut parts: Vec<Option<Json>> = vec![None; self.world()];
+        let deadline = self.end_of(limit);
+        let mut parts: Vec<Option<Json>> = vec![None; self.ranks()];
         parts[0] = Some(own);
         while let Some(missing) = parts.iter().position(Option::is_none) {
             let (peer, frame) = self.receive(missing, what, deadline)?;
@@ -311,7 +330,7 @@ impl Group {
 
     /// The other ranks' half of a gathering.
     fn contribute(&self, what: &str, own: Json, limit: Option<Duration>) -> Result<Json, Error> {
-        let deadline = limit.map(|limit| Instant::now() + limit + ROOT_TIME);
+        let deadline = self.end_of(limit.map(|limit| limit + ROOT_TIME));
         self.send(Content::Part(what.to_owned(), own))?;
         match self.receive(0, what, deadline)? {
             (0, Frame::Whole(whole)) => Ok(whole),
@@ -440,6 +459,11 @@ impl Group {
                     .of_rank(peer, || None))
             }
             Err(RecvTimeoutError::Timeout) => {
+                if let Some((_, limit)) = self.limit.filter(|&(end, _)| end <= Instant::now()) {
+                    let name = self.name(missing);
+                    let late = format!("waiting for {name} ({what}): the operation has not ended in time");
+                    return Err(self.of_rank(missing, Error::timed_out(late, limit)));
+                }
                 let (seconds, name) = (self.terms.timeout.as_secs(), self.name(missing));
                 let text = format!("{name} is alive, but has not come within {seconds} s (waiting for {what})");
                 let text = format!("{text}; {} gives it longer", self.terms.named("timeout"));
@@ -479,7 +503,8 @@ impl Drop for Group {
         }
         if self.is_whole() {
             self.watch.close();
-            // Ends the waits of parts that are still in use.
+            // Ends the operations of communicators that are still in use, and the waits of parts.
+            self.watch.fail(Error::invalid("the job's group has ended, and its communicators with it"));
             self.router.deliver_to_all(self.router.rank(), &Frame::Bye);
             self.router.wait_until_told();
             self.router.shut_down();
@@ -556,10 +581,13 @@ impl Reader {
                     Err(NotDue(rank)) => (rank, not_due(), true),
                 },
                 Err(error) if is_timeout(&error) => {
-                    let (seconds, awaited) = (self.silence.as_secs(), self.watch.awaited());
-                    let what = format!(
-                        "has been silent for {seconds} s: its process is stopped, or its host is gone (waiting for {awaited})"
-                    );
+                    let seconds = self.silence.as_secs();
+                    let awaited = match self.watch.awaited() {
+                        none if none.is_empty() => String::new(),
+                        awaited => format!(" (waiting for {awaited})"),
+                    };
+                    let why = "its process is stopped, or its host is gone";
+                    let what = format!("has been silent for {seconds} s: {why}{awaited}");
                     (self.peer, Loss::new(what, Cause::Silent), true)
                 }
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => (self.peer, not_due(), true),

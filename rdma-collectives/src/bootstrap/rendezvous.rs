@@ -68,10 +68,10 @@ impl Group {
     /// # Errors
     /// If the exchange fails, or holds what rank 0 does not set; or if ranks do not come in time,
     /// or do not agree.
-    pub fn meet_by(exchange: &mut dyn Exchange, rank: usize, world: usize, terms: &Terms) -> Result<Self, Error> {
+    pub fn meet_by(exchange: &mut dyn Exchange, rank: usize, ranks: usize, terms: &Terms) -> Result<Self, Error> {
         let terms = terms.clone().by(Way::Exchange);
-        let hello = introduction(rank, world, &terms)?;
-        let (hosts, streams) = match (rank, world) {
+        let hello = introduction(rank, ranks, &terms)?;
+        let (hosts, streams) = match (rank, ranks) {
             (_, 1) => (vec![hello.host], Vec::new()),
             (0, _) => host(exchange, &hello, &terms)?,
             _ => seek(exchange, &hello, &terms)?,
@@ -112,7 +112,7 @@ impl Group {
             0 => Root::Listener(listen_as(addresses[0], terms.listen.as_ref())?),
             _ => Root::Address(addresses[0].to_owned()),
         };
-        Self::meet(Place { rank, world, root, job }, &terms)
+        Self::meet(Place { rank, ranks: world, root, job }, &terms)
     }
 }
 

@@ -45,8 +45,9 @@ pub(super) struct Router {
     pub(super) writers: Writers,
     /// Time in which the other side of a connection has to take a frame.
     limit: Duration,
-    /// `None` for a group that has ended, whose number is not used again.
-    inboxes: Mutex<HashMap<GroupId, Option<Inbox>>>,
+    /// Of a group that has ended only the number of its splits is kept, if it was split at all: see
+    /// [`was_opened`].
+    inboxes: Mutex<Inboxes>,
     /// Locked while a failure is made known, to this rank and then to the others.
     telling: Mutex<()>,
     /// Locked by a test that holds the news back.
@@ -54,6 +55,16 @@ pub(super) struct Router {
     pub(super) gate: Mutex<()>,
     /// The journals of this rank's communicators.
     pub(super) ledgers: Ledgers,
+}
+
+type Inboxes = HashMap<GroupId, Entry>;
+
+/// A group of this rank.
+#[derive(Debug)]
+enum Entry {
+    Open(Inbox),
+    /// A group that has ended, and the number of its splits. Its identity is not used again.
+    Ended(u32),
 }
 
 /// The inbox of a group.
@@ -102,7 +113,7 @@ impl Router {
         frame::max_length(self.world)
     }
 
-    fn inboxes(&self) -> MutexGuard<'_, HashMap<GroupId, Option<Inbox>>> {
+    fn inboxes(&self) -> MutexGuard<'_, Inboxes> {
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,16 +122,18 @@ impl Router {
     pub(super) fn open(&self, group: &GroupId, members: &[usize]) -> Receiver<(usize, Frame)> {
         let mut inboxes = self.inboxes();
         if let Some((parent, split)) = group.parent() {
-            if let Some(Some(parent)) = inboxes.get_mut(&parent) {
+            if let Some(Entry::Open(parent)) = inboxes.get_mut(&parent) {
                 parent.splits = split + 1;
             }
         }
-        let new = || Some(Inbox::new(members.iter().copied()));
-        let inbox = inboxes.entry(group.clone()).or_insert_with(new).as_mut();
-        let opened = inbox.and_then(|inbox| {
-            inbox.unread.retain(|member, _| members.contains(member));
-            inbox.unopened.take()
-        });
+        let new = || Entry::Open(Inbox::new(members.iter().copied()));
+        let opened = match inboxes.entry(group.clone()).or_insert_with(new) {
+            Entry::Open(inbox) => {
+                inbox.unread.retain(|member, _| members.contains(member));
+                inbox.unopened.take()
+            }
+            Entry::Ended(_) => None,
+        };
         opened.unwrap_or_else(|| channel().1)
     }
 
@@ -128,14 +141,17 @@ impl Router {
     pub(super) fn close(&self, group: &GroupId) {
         self.ledgers.close(group);
         let mut inboxes = self.inboxes();
-        if let Some(Some(inbox)) = inboxes.insert(group.clone(), None) {
+        if let Some(Entry::Open(inbox)) = inboxes.remove(group) {
             inboxes.remove(&group.part(inbox.splits));
+            if inbox.splits > 0 {
+                inboxes.insert(group.clone(), Entry::Ended(inbox.splits));
+            }
         }
     }
 
     /// Says that the frame of a rank has been read, so that the rank may send the next one.
     pub(super) fn has_read(&self, group: &GroupId, from: usize) {
-        if let Some(Some(inbox)) = self.inboxes().get_mut(group) {
+        if let Some(Entry::Open(inbox)) = self.inboxes().get_mut(group) {
             if let Some(unread) = inbox.unread.get_mut(&from) {
                 *unread = None;
             }
@@ -144,7 +160,7 @@ impl Router {
 
     /// Ends the waits of a group for values, whose watch has failed.
     pub(super) fn wake(&self, group: &GroupId) {
-        if let Some(Some(inbox)) = self.inboxes().get(group) {
+        if let Some(Entry::Open(inbox)) = self.inboxes().get(group) {
             drop(inbox.sender.send((self.rank, Frame::Lost(self.rank, Loss::new("has failed", Cause::Other)))));
         }
     }
@@ -176,18 +192,20 @@ impl Router {
         if !inboxes.contains_key(group) {
             let (parent, split) = group.parent().ok_or(NotDue(from))?;
             match inboxes.get(&parent) {
-                Some(Some(parent)) if parent.unopened.is_none() && parent.splits == split => {
+                Some(Entry::Open(parent)) if parent.unopened.is_none() && parent.splits == split => {
                     let inbox = Inbox::new(parent.unread.keys().copied());
-                    inboxes.insert(group.clone(), Some(inbox));
+                    inboxes.insert(group.clone(), Entry::Open(inbox));
                 }
                 // A group that is dropped needs no frames, nor do its parts.
-                Some(None) => return Ok(()),
+                Some(Entry::Ended(_)) => return Ok(()),
+                None if was_opened(&inboxes, &parent) => return Ok(()),
+                Some(Entry::Open(_)) if was_opened(&inboxes, group) => return Ok(()),
                 _ => return Err(NotDue(from)),
             }
         }
-        let unread = inboxes.values().flatten().filter_map(|inbox| *inbox.unread.get(&from)?);
+        let unread = open_inboxes(&inboxes).filter_map(|inbox| *inbox.unread.get(&from)?);
         let (size, unread) = (frame.size(), unread.sum::<usize>());
-        let Some(Some(inbox)) = inboxes.get_mut(group) else { return Ok(()) };
+        let Some(Entry::Open(inbox)) = inboxes.get_mut(group) else { return Ok(()) };
         match inbox.unread.get_mut(&from) {
             Some(entry @ None) if size.saturating_add(unread) <= MAX_UNREAD * self.max_length() => *entry = Some(size),
             _ => return Err(NotDue(from)),
@@ -198,7 +216,7 @@ impl Router {
 
     /// Delivers a frame to every group of this rank.
     pub(super) fn deliver_to_all(&self, from: usize, frame: &Frame) {
-        for inbox in self.inboxes().values().flatten() {
+        for inbox in open_inboxes(&self.inboxes()) {
             drop(inbox.sender.send((from, frame.clone())));
         }
     }
@@ -333,5 +351,62 @@ impl Router {
             drop(stream.shutdown(Shutdown::Write));
         }
         written
+    }
+}
+
+fn open_inboxes(inboxes: &Inboxes) -> impl Iterator<Item = &Inbox> {
+    inboxes.values().filter_map(|entry| if let Entry::Open(inbox) = entry { Some(inbox) } else { None })
+}
+
+/// Whether this rank has opened a part, of which nothing may be kept any more.
+fn was_opened(inboxes: &Inboxes, part: &GroupId) -> bool {
+    let Some((parent, split)) = part.parent() else { return false };
+    inboxes.get(&parent).is_some_and(|parent| match parent {
+        Entry::Open(Inbox { splits, .. }) | Entry::Ended(splits) => split < *splits,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::json::Json;
+
+    #[test]
+    fn nothing_is_kept_of_parts_that_have_ended() {
+        let router = Router::new(1, 2, Vec::new(), Duration::from_secs(1));
+        let (job, members) = (GroupId::default(), [0, 1]);
+        let _inbox = router.open(&job, &members);
+        let part = |group: &GroupId, content: &str| {
+            let content = Content::Part(content.to_owned(), Json::of(&()).unwrap());
+            router.take(0, Frame::Within(Routed { group: group.clone(), from: 0, to: vec![1], content }))
+        };
+        for split in 0..100 {
+            let leaf = job.part(split);
+            let _of_leaf = router.open(&leaf, &members);
+            part(&leaf, "a value").unwrap();
+            router.close(&leaf);
+            assert_eq!(router.inboxes().len(), 1);
+            // Late frames are for nobody; those of a part that is not due are refused.
+            part(&leaf, "late").unwrap();
+            part(&leaf.part(0), "early in a part of it").unwrap();
+            assert_eq!(part(&leaf.part(0).part(0), "far too early"), Err(NotDue(0)));
+            assert_eq!(part(&job.part(split + 2), "too early"), Err(NotDue(0)));
+            assert_eq!(router.inboxes().len(), 1);
+        }
+        // A part that was split itself leaves a number, by which late frames are told.
+        let outer = job.part(100);
+        let _of_outer = router.open(&outer, &members);
+        for split in 0..100 {
+            let inner = outer.part(split);
+            let of_inner = router.open(&inner, &members);
+            if split == 99 {
+                router.close(&outer);
+            }
+            part(&inner, "a value").unwrap();
+            assert!(of_inner.try_recv().is_ok());
+            router.close(&inner);
+            part(&inner, "late").unwrap();
+        }
+        assert_eq!(router.inboxes().len(), 2);
     }
 }

@@ -16,7 +16,7 @@ impl Group {
     /// If a rank has failed, or does not come in time.
     pub fn split(&mut self, color: usize, key: usize) -> Result<Self, Error> {
         let all = self.all_gather("the colors of a split", &(color, key))?;
-        let mut ranks: Vec<usize> = (0..self.world()).filter(|&rank| all[rank].0 == color).collect();
+        let mut ranks: Vec<usize> = (0..self.ranks()).filter(|&rank| all[rank].0 == color).collect();
         ranks.sort_by_key(|&rank| all[rank].1);
         let rank = ranks.iter().position(|&rank| rank == self.rank);
         let rank = rank.ok_or_else(|| Error::new("a rank is in no part of its group"))?;
@@ -35,6 +35,7 @@ impl Group {
             inbox,
             id,
             watch: self.watch.of_part(),
+            limit: None,
             _heartbeat: None,
         })
     }

@@ -89,7 +89,8 @@ pub struct Terms {
 
 impl Terms {
     /// The terms of a program. `settings` is a structure: ranks that differ in a field refuse each
-    /// other and name the field. No wait for another rank lasts longer than `timeout`.
+    /// other and name the field. No wait for another rank to come lasts longer than `timeout`; the
+    /// guide has a [table](crate::guide::programs#times) of all times.
     pub fn new(program: &'static str, settings: &impl Serialize, roles: Roles, timeout: Duration) -> Self {
         let settings = match serde_json::to_value(settings) {
             Ok(Value::Object(settings)) => settings,

@@ -39,7 +39,7 @@ fn zero<T: Send + 'static>(
     timeout: Duration,
     body: impl FnOnce(Group) -> T + Send + 'static,
 ) -> thread::JoinHandle<Result<T, Error>> {
-    let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: JOB };
+    let place = Place { rank: 0, ranks: 2, root: Root::Listener(listener), job: JOB };
     thread::spawn(move || Group::meet(place, &terms(timeout)).map(body))
 }
 
@@ -73,7 +73,9 @@ fn ranks<T: Send + 'static>(world: usize, body: impl Fn(Group) -> T + Clone + Se
         .map(|rank| {
             let root = listener.take().map_or_else(|| Root::Address(address.clone()), Root::Listener);
             let body = body.clone();
-            thread::spawn(move || body(Group::meet(Place { rank, world, root, job: JOB }, &terms(SOON)).unwrap()))
+            thread::spawn(move || {
+                body(Group::meet(Place { rank, ranks: world, root, job: JOB }, &terms(SOON)).unwrap())
+            })
         })
         .collect();
     threads.into_iter().map(|t| t.join().unwrap()).collect()
@@ -150,7 +152,7 @@ fn the_news_of_a_death_comes_before_the_end_that_follows_from_it() {
             stream
         };
         let (one, mut two) = (introduced(1), introduced(2));
-        let place = Place { rank: 0, world: 3, root: Root::Listener(listener), job: JOB };
+        let place = Place { rank: 0, ranks: 3, root: Root::Listener(listener), job: JOB };
         let group = Group::meet(place, &terms(SOON)).unwrap();
         let (router, watch) = (Arc::clone(&group.router), group.watch());
         let gate = router.gate.lock().unwrap();
@@ -236,11 +238,26 @@ fn a_silent_rank_is_given_up_and_named() {
     drop(stream);
 }
 
+/// A gathering that has ended is not what this rank waits for.
+#[test]
+fn a_rank_that_is_silent_between_gatherings_is_not_waited_for() {
+    let (listener, address) = listener();
+    let zero = zero(listener, Duration::from_secs(2), |mut group| {
+        group.barrier("the show").unwrap();
+        group.news(crate::testing::LONG).unwrap().to_string()
+    });
+    let mut stream = one(&address);
+    put(&mut stream, &Frame::Part("the show".to_owned(), Json::of(&()).unwrap()));
+    let text = zero.join().unwrap().unwrap();
+    assert!(text.starts_with("rank 1 has been silent for ") && text.ends_with("or its host is gone"), "{text}");
+    drop(stream);
+}
+
 /// The other ranks detect a silent rank 0, although they have no connections among themselves.
 #[test]
 fn a_silent_root_is_given_up_and_named() {
     let (listener, address) = listener();
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
     let rank = thread::spawn(move || {
         let mut group = Group::meet(place, &terms(Duration::from_secs(2))).unwrap();
         group.barrier("the show").unwrap_err().to_string()
@@ -291,7 +308,7 @@ fn ranks_that_do_different_things_are_told() {
 fn ranks_of_this_host_need_no_network() {
     let (listener, address) = listen_locally(u64::from(std::process::id()) << 32 | 77).unwrap();
     let zero = zero(listener, SOON, |mut group| group.all_gather("a test", &group.rank()).unwrap());
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
     let mut group = Group::meet(place, &terms(SOON)).unwrap();
     assert!(group.is_on_one_machine());
     assert_eq!(group.place_on_machine(), (1, 2));
@@ -348,7 +365,7 @@ fn silent_strangers_do_not_keep_ranks_waiting() {
     let (listener, address) = listener();
     let silent: Vec<_> = (0..10).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let zero = zero(listener, SOON, drop);
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
     let mut group = Group::meet(place, &terms(SOON)).unwrap();
     drop(group.barrier("a test"));
     zero.join().unwrap().unwrap();
@@ -372,14 +389,14 @@ fn strangers_are_ignored() {
                 let mut older = TcpStream::connect(&address).unwrap();
                 older.write_all(&[&frame::MAGIC[..], &version.to_be_bytes()].concat()).unwrap();
             }
-            let place = Place { rank: 1, world: 2, root: Root::Address(address.clone()), job: 6 };
+            let place = Place { rank: 1, ranks: 2, root: Root::Address(address.clone()), job: 6 };
             let error = Group::meet(place, &terms(SOON)).unwrap_err().to_string();
             assert!(error.contains("another job"), "{error}");
-            let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+            let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
             Group::meet(place, &terms(SOON)).unwrap().conclude(Ok(())).unwrap();
         })
     };
-    let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: JOB };
+    let place = Place { rank: 0, ranks: 2, root: Root::Listener(listener), job: JOB };
     Group::meet(place, &terms(SOON)).unwrap().conclude(Ok(())).unwrap();
     strangers.join().unwrap();
 }
@@ -388,7 +405,7 @@ fn strangers_are_ignored() {
 fn a_rank_that_ends_before_the_job_begins_is_named_to_all() {
     let what = "ended before the job began";
     let (listener, address) = listener();
-    let place = Place { rank: 0, world: 4, root: Root::Listener(listener), job: JOB };
+    let place = Place { rank: 0, ranks: 4, root: Root::Listener(listener), job: JOB };
     let zero = thread::spawn(move || Group::meet(place, &terms(SOON)).unwrap_err());
     let introduced = |rank| {
         let mut stream = TcpStream::connect(&address).unwrap();
@@ -414,7 +431,7 @@ fn a_rank_that_ends_before_the_last_one_comes_is_named() {
         hello.write(&mut stream, MAX_HELLO).unwrap();
         if rank == 2 {
             // Both wait in the backlog.
-            let place = Place { rank: 0, world: 3, root: Root::Listener(listener.take().unwrap()), job: JOB };
+            let place = Place { rank: 0, ranks: 3, root: Root::Listener(listener.take().unwrap()), job: JOB };
             let said = Group::meet(place, &terms(SOON)).unwrap_err().to_string();
             assert_eq!(said, "rank 1 ended before the job began");
         }
@@ -425,7 +442,7 @@ fn a_rank_that_ends_before_the_last_one_comes_is_named() {
 #[test]
 fn a_root_that_ends_before_the_job_begins_is_named() {
     let (listener, address) = listener();
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
     let rank = thread::spawn(move || Group::meet(place, &terms(SOON)).unwrap_err());
     let (mut stream, _) = listener.accept().unwrap();
     Head::read(&mut stream).unwrap();
@@ -442,10 +459,10 @@ fn a_root_that_ends_before_the_job_begins_is_named() {
 fn nobody_waits_for_ever() {
     let (listener, address) = listener();
     let hurry = terms(Duration::from_millis(50));
-    let place = Place { rank: 0, world: 3, root: Root::Listener(listener), job: JOB };
+    let place = Place { rank: 0, ranks: 3, root: Root::Listener(listener), job: JOB };
     let error = Group::meet(place, &hurry).unwrap_err().to_string();
     assert!(error.contains("missing: 1, 2"), "{error}");
-    let place = Place { rank: 1, world: 3, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 3, root: Root::Address(address), job: JOB };
     let error = Group::meet(place, &hurry).unwrap_err();
     assert!(error.to_string().contains("cannot reach rank 0") && error.rank() == Some(0), "{error}");
 }
@@ -537,7 +554,7 @@ fn a_part_names_ranks_of_the_job() {
 fn a_timeout_may_be_as_long_as_any() {
     let (listener, address) = listener();
     let zero = zero(listener, Duration::MAX, |mut group| group.barrier("the start").map(|()| group));
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
     let mut group = Group::meet(place, &terms(Duration::MAX)).unwrap();
     group.barrier("the start").unwrap();
     let leaving = thread::spawn(|| group.conclude(Ok(())));
@@ -556,7 +573,7 @@ fn a_forked_child_leaves_its_parents_group_alone() {
 fn a_child_that_drops_its_parents_group() {
     let (listener, address) = listener();
     let zero = zero(listener, SOON, |mut group| group.barrier("the child").and_then(|()| group.conclude(Ok(()))));
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
     let mut group = Some(Group::meet(place, &terms(SOON)).unwrap());
     assert!(rdma_test_support::holds_in_child(|| {
         let Some(mut group) = group.take() else { return false };

@@ -84,7 +84,7 @@ impl Watch {
     }
 
     /// Sets the name of the thing that this rank waits for, for the message if a rank is lost
-    /// meanwhile.
+    /// meanwhile; an empty one if it does not wait.
     pub fn wait_for(&self, what: &str) {
         what.clone_into(&mut self.job.awaited.lock().unwrap_or_else(PoisonError::into_inner));
     }

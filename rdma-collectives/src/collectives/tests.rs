@@ -210,7 +210,7 @@ fn memory_that_does_not_fit_is_refused() {
         let text = "1 counts for 2 ranks: all_gather takes none, or one for each rank";
         assert_eq!(refused(comm.all_gather_v(&[1], &mut two, &[1])), text);
         let tensor = comm.allocate::<i32>(4).unwrap();
-        let text = "input and output of alltoall are one tensor: use the call in place";
+        let text = "input and output of all_to_all are one tensor: use the call in place";
         assert_eq!(refused(comm.all_to_all(&tensor, &tensor)), text);
         let text = "all_reduce: an output of 2 elements, and the operation has 0";
         assert_eq!(refused(comm.all_reduce(&[], &mut two, Reduction::Sum)), text);
@@ -222,6 +222,13 @@ fn memory_that_does_not_fit_is_refused() {
         assert_eq!(refused(comm.all_gather_v(&[1], &mut two, &[])), text);
         let mut untouched = [1.5_f32; 2];
         assert!(comm.all_reduce_scaled(&mut untouched, 2.0, Reduction::Xor).is_err());
+        assert_eq!(untouched, [1.5; 2]);
+        let tensor = comm.allocate::<f32>(2).unwrap();
+        tensor.write(0, &untouched).unwrap();
+        assert!(comm.all_reduce_scaled(tensor.target(3), 2.0, Reduction::Sum).is_err());
+        let mut other = comm.split(0, comm.rank()).unwrap();
+        assert!(other.all_reduce_scaled(&tensor, 2.0, Reduction::Sum).is_err());
+        tensor.read(0, &mut untouched).unwrap();
         assert_eq!(untouched, [1.5; 2]);
         // Nothing of this has reached the other rank.
         comm.barrier().unwrap();
@@ -281,13 +288,13 @@ fn ranks_that_do_not_do_the_same_are_told() {
         let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
         let count = if rank == 2 { 5 } else { 6 };
         let told = refused(comm.all_reduce_in_place(&mut memory[..count], Reduction::Sum));
-        let sum = |count| format!("all_reduce of {count} elements of type int32 by sum in slices");
+        let sum = |count| format!("all_reduce of {count} elements of type i32 by sum in slices");
         assert_eq!(told, format!("rank 0 does {}, and rank 2 does {}", sum(6), sum(5)));
         let told = match rank {
             1 => refused(comm.broadcast(&mut [1_u8; 3], 2)),
             _ => refused(comm.all_reduce_in_place(&mut memory, Reduction::Sum)),
         };
-        let broadcast = "broadcast of 3 elements of type uint8 with root 2 in slices";
+        let broadcast = "broadcast of 3 elements of type u8 with root 2 in slices";
         assert_eq!(told, format!("rank 0 does {}, and rank 1 does {broadcast}", sum(6)));
         let tensor = comm.allocate::<i32>(6).unwrap();
         let told = match rank {
@@ -350,7 +357,7 @@ fn what_was_done_is_counted() {
         let mut both = [0_u8; 20];
         comm.all_gather(&[1; 10], &mut both).unwrap();
         let peer = 1 - comm.rank();
-        comm.exchange(&mut [Transfer::send(&[1_u8; 5], peer), Transfer::receive(&mut [0_u8; 5], peer)]).unwrap();
+        comm.exchange(&mut [Transfer::send(&[1_u8; 5], peer), Transfer::recv(&mut [0_u8; 5], peer)]).unwrap();
         let stats = comm.stats();
         let count = |op| {
             let of_op = stats.operations.iter().filter(|one| one.op == op);

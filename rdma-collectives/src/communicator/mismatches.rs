@@ -282,7 +282,7 @@ fn job_of(address: &str) -> u64 {
 /// All-reduces until rank 0 has enough.
 fn work_together(root: Root, job: u64, rank: usize, is_enough: impl Fn() -> bool) {
     let terms = Terms::new("test", &serde_json::json!({}), Roles::Ranks, LONG);
-    let mut group = Group::meet(Place { rank, world: 2, root, job }, &terms).unwrap();
+    let mut group = Group::meet(Place { rank, ranks: 2, root, job }, &terms).unwrap();
     let mut comm = Communicator::new(&soft0(), &mut group, Tuning { transport: Transport::Auto, ..tuning() }).unwrap();
     loop {
         let mut flag = [u32::from(is_enough())];

@@ -36,6 +36,21 @@ fn elements_beyond_the_address_space_are_in_no_tensor() {
 }
 
 #[test]
+fn elements_beyond_a_tensor_are_named_with_their_bytes() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        ranks(2, transport, |mut comm, _| {
+            let tensor = comm.allocate::<f64>(1000).unwrap();
+            let text =
+                "4 elements of f64 (32 bytes) cannot be written from element 998 on: the tensor has 1000 (8000 bytes)";
+            let refused = tensor.write(998, &[0.0; 4]).unwrap_err();
+            assert_eq!((refused.kind(), refused.to_string().as_str()), (ErrorKind::InvalidInput, text));
+            let refused = tensor.read(998, &mut [0.0; 4]).unwrap_err().to_string();
+            assert_eq!(refused, text.replace("written", "read"));
+        });
+    }
+}
+
+#[test]
 fn tensors_beyond_the_address_space_are_refused_at_every_rank() {
     for transport in [Transport::Shm, Transport::Verbs] {
         ranks(2, transport, |mut comm, _| {
@@ -257,5 +272,62 @@ fn an_all_reduce_that_is_late_names_a_rank() {
                 }
             });
         }
+    }
+}
+
+/// The other rank has gone, or does something else, while a rank allocates, or stages slices.
+#[test]
+fn allocations_and_staged_operations_have_the_limit() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        for slices in [false, true] {
+            crate::testing::start(2, transport, move |mut comm, mut group| {
+                if comm.rank == 1 {
+                    comm.set_limit(Some(Duration::from_millis(50)));
+                    let error = if slices {
+                        comm.all_reduce_in_place(&mut [1_u8], Reduction::Sum).unwrap_err()
+                    } else {
+                        comm.allocate::<u8>(10).unwrap_err()
+                    };
+                    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+                } else {
+                    // The limit of the other rank ends the job.
+                    let error = group.barrier("the end").unwrap_err();
+                    assert!(error.rank() == Some(1) && error.to_string().contains("has aborted the job"), "{error}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_limit_is_for_all_steps_of_an_operation() {
+    ranks(2, Transport::Auto, |mut comm, _| {
+        comm.set_limit(Some(crate::testing::LONG));
+        comm.as_one(Collective::AllToAllV, |comm| {
+            let before = comm.patience.until();
+            assert!(before.is_some());
+            comm.barrier()?;
+            // The step has neither moved the limit nor ended it.
+            assert_eq!(comm.patience.until(), before);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(comm.patience.until(), None);
+    });
+}
+
+/// The stall time is far longer than a test may last.
+#[test]
+fn an_operation_after_the_end_of_the_job_fails_at_once() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        crate::testing::start(2, transport, |mut comm, group| {
+            group.conclude(Ok(())).unwrap();
+            if comm.rank == 0 {
+                let error = comm.barrier().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+                assert!(error.to_string().contains("the job's group has ended"), "{error}");
+                assert!(comm.allocate::<u8>(1).is_err());
+            }
+        });
     }
 }

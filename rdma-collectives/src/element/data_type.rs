@@ -5,33 +5,50 @@ use rdma_mem::Scalar;
 use crate::named::named;
 
 named! {
-    /// A type of elements that is known at run time; it has nccl-tests' name.
-    /// [`visit`](Self::visit) leads to generic code.
+    /// A type of elements that is known at run time. It has Rust's name, and nccl-tests' name is
+    /// taken for it too. [`visit`](Self::visit) leads to generic code.
     pub enum DataType {
         /// A floating-point number of 32 bits (`f32`).
-        F32 = "float",
+        F32 = "f32" | "float",
         /// A floating-point number of 64 bits (`f64`).
-        F64 = "double",
+        F64 = "f64" | "double",
         /// A floating-point number of 16 bits (`half::f16`).
-        F16 = "half",
+        F16 = "f16" | "half",
         /// The upper half of an `f32` (`half::bf16`).
-        Bf16 = "bfloat16",
+        Bf16 = "bf16" | "bfloat16",
         /// A signed integer of 8 bits (`i8`).
-        I8 = "int8",
+        I8 = "i8" | "int8",
         /// An unsigned integer of 8 bits (`u8`).
-        U8 = "uint8",
+        U8 = "u8" | "uint8",
         /// A signed integer of 32 bits (`i32`).
-        I32 = "int32",
+        I32 = "i32" | "int32",
         /// An unsigned integer of 32 bits (`u32`).
-        U32 = "uint32",
+        U32 = "u32" | "uint32",
         /// A signed integer of 64 bits (`i64`).
-        I64 = "int64",
+        I64 = "i64" | "int64",
         /// An unsigned integer of 64 bits (`u64`).
-        U64 = "uint64",
+        U64 = "u64" | "uint64",
     }
 }
 
 impl DataType {
+    /// nccl-tests' name of the type: `float` for `f32`.
+    #[must_use]
+    pub const fn nccl_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float",
+            Self::F64 => "double",
+            Self::F16 => "half",
+            Self::Bf16 => "bfloat16",
+            Self::I8 => "int8",
+            Self::U8 => "uint8",
+            Self::I32 => "int32",
+            Self::U32 => "uint32",
+            Self::I64 => "int64",
+            Self::U64 => "uint64",
+        }
+    }
+
     /// Bytes of an element.
     #[must_use]
     pub const fn size(self) -> usize {

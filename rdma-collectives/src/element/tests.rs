@@ -126,8 +126,14 @@ fn exact_sums_are_exact() {
 }
 
 #[test]
-fn types_are_named_as_in_nccl_tests() {
+fn types_have_the_names_of_rust_and_of_nccl_tests() {
     let names: Vec<&str> = DataType::ALL.iter().map(|data_type| data_type.name()).collect();
+    assert_eq!(names, ["f32", "f64", "f16", "bf16", "i8", "u8", "i32", "u32", "i64", "u64"]);
+    for &data_type in DataType::ALL {
+        assert_eq!(DataType::named(data_type.name()), Some(data_type));
+        assert_eq!(DataType::named(data_type.nccl_name()), Some(data_type));
+    }
+    let names: Vec<&str> = DataType::ALL.iter().map(|data_type| data_type.nccl_name()).collect();
     let known = ["float", "double", "half", "bfloat16", "int8", "uint8", "int32", "uint32", "int64", "uint64"];
     assert_eq!(names, known);
 }
@@ -165,7 +171,7 @@ fn bitwise_reductions_are_for_integers() {
     }
     let error = Reduction::Or.check(f16::TYPE).unwrap_err();
     assert_eq!(error.kind(), crate::ErrorKind::InvalidInput);
-    assert_eq!(error.to_string(), "the bitwise reduction or is for integers, not for half");
+    assert_eq!(error.to_string(), "the bitwise reduction or is for integers, not for f16");
 }
 
 #[test]
@@ -253,7 +259,7 @@ fn refuses(comm: &mut Communicator, op: Collective, algorithm: Option<Algorithm>
     let request = |count, reduction| Request { reduction, algorithm, executor, ..Request::new(op, count) };
     for count in [1, COUNT / 2] {
         for reduction in [Reduction::And, Reduction::Or, Reduction::Xor] {
-            let text = format!("the bitwise reduction {reduction} is for integers, not for float");
+            let text = format!("the bitwise reduction {reduction} is for integers, not for f32");
             assert_eq!(comm.prepare::<f32>(request(count, reduction)).unwrap_err().to_string(), text);
             // An operation that was prepared for integers of the same size is refused.
             let of_integers = comm.prepare::<i32>(request(count, reduction)).unwrap();
@@ -292,7 +298,7 @@ fn a_type_of_the_same_size_has_reductions_of_its_own() {
         comm.all_reduce_in_place(&mut integers[..], Reduction::And).unwrap();
         assert_eq!(integers, [0x0f, 0x3c]);
         let refused = comm.all_reduce_in_place(&mut [1.0_f32, 2.0][..], Reduction::And).unwrap_err();
-        assert_eq!(refused.to_string(), "the bitwise reduction and is for integers, not for float");
+        assert_eq!(refused.to_string(), "the bitwise reduction and is for integers, not for f32");
         comm.barrier().unwrap();
     });
 }

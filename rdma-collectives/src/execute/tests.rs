@@ -163,7 +163,7 @@ fn a_reduction_that_the_type_lacks_is_refused_before_anything_is_sent() {
     let (schedule, mut blocks) = (Schedule { scratch: 8, steps }, Blocks::new());
     let execution = Execution::new(&mut bed.script, &mut blocks, &bed.memory, Reduction::And);
     let refused = execution.run::<f32>(&schedule).unwrap_err().to_string();
-    assert_eq!(refused, "the bitwise reduction and is for integers, not for float");
+    assert_eq!(refused, "the bitwise reduction and is for integers, not for f32");
     assert!(bed.script.posted.is_empty());
 }
 

@@ -11,7 +11,7 @@ fn found(set: &[(&str, &str)]) -> Option<JobPlace> {
 }
 
 fn place(set: &[(&str, &str)]) -> (usize, usize, Option<String>) {
-    let JobPlace { rank, world, meeting, .. } = found(set).unwrap();
+    let JobPlace { rank, ranks: world, meeting, .. } = found(set).unwrap();
     (rank, world, meeting.map(|Meeting { host, port }| format!("{host}:{port}")))
 }
 
@@ -96,11 +96,11 @@ fn srun_may_speak_as_mpiexec() {
         ("SLURM_NODELIST", "n[5-6]"),
     ];
     let told = found(&set).unwrap();
-    assert_eq!((told.launcher, told.rank, told.world), ("Slurm", 1, 4));
+    assert_eq!((told.launcher, told.rank, told.ranks), ("Slurm", 1, 4));
     assert_eq!(told.meeting.unwrap().host, "n5");
     // Hydra under srun: srun has started Hydra's processes, one per host.
     let hydra = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("PMI_RANK", "3"), ("PMI_SIZE", "4")];
-    assert_eq!(found(&hydra).map(|told| (told.launcher, told.rank, told.world)), Some(("mpiexec", 3, 4)));
+    assert_eq!(found(&hydra).map(|told| (told.launcher, told.rank, told.ranks)), Some(("mpiexec", 3, 4)));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn slurm_lists_its_hosts() {
     assert_eq!(host(&both).as_deref(), Some("a"));
     assert_eq!(host(&[two, ("SLURM_NODELIST", "a"), ("MASTER_ADDR", "b")]).as_deref(), Some("b"));
     // A step has its own number of tasks.
-    assert_eq!(found(&[&task[..], &[("SLURM_STEP_NUM_TASKS", "4")]].concat()).unwrap().world, 4);
+    assert_eq!(found(&[&task[..], &[("SLURM_STEP_NUM_TASKS", "4")]].concat()).unwrap().ranks, 4);
     let step = |step| found(&[&task[..3], &[("SLURM_STEP_ID", step)]].concat()).unwrap().job;
     assert_ne!(step("0"), step("1"));
 }
@@ -163,7 +163,7 @@ fn torchrun_says_where_to_meet() {
 fn mpirun_goes_before_slurm_which_it_may_run_under() {
     let set =
         [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")];
-    assert_eq!(found(&set).map(|told| (told.launcher, told.rank, told.world)), Some(("mpirun", 2, 4)));
+    assert_eq!(found(&set).map(|told| (told.launcher, told.rank, told.ranks)), Some(("mpirun", 2, 4)));
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub enum Transfer<'a, T> {
         memory: Source<'a, T>,
     },
     /// A message from a rank.
-    Receive {
+    Recv {
         /// The rank.
         from: usize,
         /// Space for the elements, as many as the message has.
@@ -54,22 +54,22 @@ impl<'a, T> Transfer<'a, T> {
     }
 
     /// A message from a rank.
-    pub fn receive(memory: impl Into<Target<'a, T>>, from: usize) -> Self {
-        Self::Receive { from, memory: memory.into() }
+    pub fn recv(memory: impl Into<Target<'a, T>>, from: usize) -> Self {
+        Self::Recv { from, memory: memory.into() }
     }
 }
 
 impl<T: Element> Transfer<'_, T> {
     pub(crate) fn peer(&self) -> usize {
         match self {
-            Self::Send { to: peer, .. } | Self::Receive { from: peer, .. } => *peer,
+            Self::Send { to: peer, .. } | Self::Recv { from: peer, .. } => *peer,
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Send { memory, .. } => memory.len(),
-            Self::Receive { memory, .. } => memory.len(),
+            Self::Recv { memory, .. } => memory.len(),
         }
     }
 
@@ -81,7 +81,7 @@ impl<T: Element> Transfer<'_, T> {
     pub(crate) fn fits(&self) -> bool {
         match self {
             Self::Send { memory: Source::Tensor(tensor, count), .. }
-            | Self::Receive { memory: Target::Tensor(tensor, count), .. } => *count <= tensor.count(),
+            | Self::Recv { memory: Target::Tensor(tensor, count), .. } => *count <= tensor.count(),
             _ => true,
         }
     }
@@ -141,7 +141,7 @@ impl<'a, 'm, T: Element> Exchange<'a, 'm, T> {
                         None => sends.push(Sends { to: *to, queue: [index].into(), posted: 0, places: [None; PLACES] }),
                     }
                 }
-                Transfer::Receive { from, .. } => match receives.iter_mut().find(|receives| receives.from == *from) {
+                Transfer::Recv { from, .. } => match receives.iter_mut().find(|receives| receives.from == *from) {
                     Some(known) => known.queue.push_back(index),
                     None => receives.push(Receives { from: *from, queue: [index].into(), arrived: 0 }),
                 },
@@ -227,7 +227,7 @@ impl<'a, 'm, T: Element> Exchange<'a, 'm, T> {
     fn receive(&mut self, at: usize, links: &mut impl Links<Slice = HostSlice>) -> Result<bool, Error> {
         let (receives, mut moves) = (&mut self.receives[at], false);
         while let Some(&index) = receives.queue.front() {
-            let Transfer::Receive { memory, .. } = &mut self.transfers[index] else { break };
+            let Transfer::Recv { memory, .. } = &mut self.transfers[index] else { break };
             let (start, piece) = (receives.arrived, piece_of::<T>());
             // The links cut each piece on their part, of which the first has the head.
             let head = if start % piece == 0 { HEAD } else { 0 };

@@ -167,7 +167,7 @@ mod tests {
 
     /// Runs an operation three times, with other elements each time.
     fn check(host: &mut Host, group: &mut Group, op: Collective, job: &Job) {
-        let most = 4 * COUNT * group.world();
+        let most = 4 * COUNT * group.ranks();
         let output = host.allocate(group, most).unwrap();
         let other = host.allocate(group, most).unwrap();
         let input = if job.in_place { &output } else { &other };

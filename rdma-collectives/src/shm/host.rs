@@ -82,15 +82,15 @@ impl Host {
         let mut peers: Vec<Neighbour> = streams.into_iter().enumerate().filter_map(neighbour).collect();
         let (own, views) = share(group, &mut peers, 0, "the shared counters", clock::MEMORY)?;
         let clock = Arc::new(Clock::new(own, views, patience)?);
-        let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.world()))?;
-        let mail = Mail::new(group.rank(), group.world(), own, views);
+        let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.ranks()))?;
+        let mail = Mail::new(group.rank(), group.ranks(), own, views);
         let most = AllReduce::most_staged(peers.len() + 1);
         // A rank alone stages nothing.
         let memory = if peers.is_empty() { 1 } else { Staging::memory(most) };
         let (own, views) = share(group, &mut peers, 2, "the staging memory", memory)?;
         let staging = Staging::new(own, views, most);
-        let (is_whole, scratch) = (peers.len() + 1 == group.world(), (SCRATCH, None));
-        let (rank, domains, released) = (group.rank(), Vec::new(), vec![0; group.world()]);
+        let (is_whole, scratch) = (peers.len() + 1 == group.ranks(), (SCRATCH, None));
+        let (rank, domains, released) = (group.rank(), Vec::new(), vec![0; group.ranks()]);
         Ok(Self { rank, is_whole, domains, peers, clock, staging, mail, segments: 2, scratch, released })
     }
 
@@ -206,6 +206,7 @@ fn share(
     let given = peers.iter().try_for_each(|peer| peer.give(number, &own));
     // One wait for all: the step as a whole has a limit, and ends with the failure of any rank.
     let (patience, mut wait) = (Patience::new(group.watch(), true, group.timeout()), Wait::default());
+    patience.limit(group.time_left());
     let mut take = |peer: &mut Neighbour| peer.take(number, bytes, &mut || patience.rest(&mut wait));
     let views = given.and_then(|()| peers.iter_mut().map(|peer| Ok((peer.rank, take(peer)?))).collect());
     Ok((own, group.agree(what, views)?))
@@ -224,12 +225,19 @@ impl Neighbour {
     fn take(&mut self, number: u64, len: usize, pause: Pause<'_>) -> Result<SegmentView, Error> {
         loop {
             let (given, view) = self.receive(pause)?;
+            let size = view.bytes().len();
             if given > SCRATCH {
                 self.keep_scratch(given, view)?;
-            } else if (given, view.bytes().len()) == (number, len) {
+            } else if given != number {
+                return Err(self.astray());
+            } else if size == len {
                 return Ok(view);
             } else {
-                return Err(self.astray());
+                return Err(Error::invalid(format!(
+                    "rank {} gave other memory than agreed: {size} bytes, and {len} at this rank; give all ranks the \
+                     same sizes",
+                    self.rank
+                )));
             }
         }
     }

@@ -36,7 +36,7 @@ fn patient_ranks(
     let threads: Vec<_> = (0..world)
         .map(|rank| {
             let root = socket.take().map_or_else(|| Root::Address(address.clone()), Root::Listener);
-            let (place, body) = (Place { rank, world, root, job }, body.clone());
+            let (place, body) = (Place { rank, ranks: world, root, job }, body.clone());
             thread::spawn(move || {
                 let terms = Terms::new("test", &json!({}), Roles::Ranks, LONG);
                 let mut group = Group::meet(place, &terms).unwrap();
@@ -70,7 +70,7 @@ fn check<T: Element>(host: &mut Host, group: &mut Group, counts: &[usize], reduc
     let (input, output) = (host.allocate(group, bytes).unwrap(), host.allocate(group, bytes).unwrap());
     for &count in counts {
         for &reduction in reductions.iter().filter(|reduction| reduction.supports(T::TYPE)) {
-            let expected = expected::<T>(group.world(), count, reduction);
+            let expected = expected::<T>(group.ranks(), count, reduction);
             let elements: Vec<T> = (0..count).map(|index| element(group.rank(), index)).collect();
             for input in [&input, &output, &input, &output] {
                 input.copy_in(0, bytemuck::cast_slice(&elements)).unwrap();
@@ -78,7 +78,7 @@ fn check<T: Element>(host: &mut Host, group: &mut Group, counts: &[usize], reduc
                 AllReduce { host, input, output: &output, bytes, reduction }.run::<T>().unwrap();
                 let mut result = vec![T::zeroed(); count];
                 output.copy_out(0, bytemuck::cast_slice_mut(&mut result)).unwrap();
-                assert!(result == expected, "{} x {count}, {reduction:?}, {} ranks", T::NAME, group.world());
+                assert!(result == expected, "{} x {count}, {reduction:?}, {} ranks", T::NAME, group.ranks());
             }
         }
     }
@@ -146,7 +146,7 @@ fn check_schedules(host: &mut Host, group: &mut Group, counts: &[usize], piece: 
     let (input, output) = (host.allocate(group, most).unwrap(), host.allocate(group, most).unwrap());
     let (mut blocks, mut runs) = (Blocks::new(), 0);
     for (&algorithm, &count) in Algorithm::ALL.iter().flat_map(|a| counts.iter().map(move |c| (a, c))) {
-        let mut job = Job::new(group.rank(), group.world(), count);
+        let mut job = Job::new(group.rank(), group.ranks(), count);
         job.chunk = 1000;
         let Ok(schedule) = build(Collective::AllReduce, algorithm, &job) else { continue };
         runs += 1;
@@ -159,7 +159,7 @@ fn check_schedules(host: &mut Host, group: &mut Group, counts: &[usize], piece: 
         Execution::new(&mut links, &mut blocks, &memory, Reduction::Sum).run::<f32>(&schedule).unwrap();
         let mut result = vec![0_f32; count];
         output.copy_out(0, bytemuck::cast_slice_mut(&mut result)).unwrap();
-        assert!(result == expected::<f32>(group.world(), count, Reduction::Sum), "{algorithm:?} x {count}");
+        assert!(result == expected::<f32>(group.ranks(), count, Reduction::Sum), "{algorithm:?} x {count}");
     }
     assert!(runs >= 4 * counts.len());
 }
@@ -184,7 +184,8 @@ fn more_ranks_than_room_for_operands_on_the_stack() {
 fn a_rank_that_gives_other_memory_than_agreed_is_named() {
     ranks(2, 4, |host, group| {
         let refused = host.allocate(group, 100 + group.rank()).unwrap_err().to_string();
-        assert!(refused.contains("gave other memory than agreed"), "{refused}");
+        assert!(refused.contains("gave other memory than agreed: "), "{refused}");
+        assert!(refused.contains("100 ") && refused.contains("101 "), "{refused}");
     });
 }
 

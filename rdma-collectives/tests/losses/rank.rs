@@ -244,7 +244,7 @@ impl Worker<'_> {
             33..37 => {
                 let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
                 let (input, mut output) = (inputs(rank, count), vec![0; count]);
-                let transfers = &mut [Transfer::send(&input[..], right), Transfer::receive(&mut output[..], left)];
+                let transfers = &mut [Transfer::send(&input[..], right), Transfer::recv(&mut output[..], left)];
                 self.comm.exchange(transfers)?;
                 self.check("exchange", &output, &inputs(left, count));
             }

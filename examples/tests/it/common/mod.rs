@@ -16,7 +16,7 @@ pub fn program(name: &str) -> Command {
     let path = match name {
         "all_reduce" => env!("CARGO_BIN_EXE_all_reduce"),
         "all_gather" => env!("CARGO_BIN_EXE_all_gather"),
-        "alltoall" => env!("CARGO_BIN_EXE_alltoall"),
+        "all_to_all" => env!("CARGO_BIN_EXE_all_to_all"),
         "barrier" => env!("CARGO_BIN_EXE_barrier"),
         "broadcast" => env!("CARGO_BIN_EXE_broadcast"),
         "gather" => env!("CARGO_BIN_EXE_gather"),

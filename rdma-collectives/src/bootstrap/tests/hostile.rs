@@ -137,6 +137,7 @@ fn a_rank_that_tells_nonsense_of_operations_is_named() {
                 inbox: router.open(&GroupId::default().part(0), &members),
                 router: Arc::clone(&router),
                 watch: group.watch.of_part(),
+                limit: None,
                 _heartbeat: None,
             };
             let _recorder = part.recorder(|_| [String::new(), String::new()]);
@@ -243,7 +244,7 @@ fn strangers_of_any_kind_do_not_end_a_meeting() {
         let mut stranger = TcpStream::connect(&address).unwrap();
         drop(stranger.write_all(&sent));
     }
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
     Group::meet(place, &terms(3 * SOON)).unwrap().conclude(Ok(())).unwrap();
     zero.join().unwrap().unwrap().unwrap();
 }

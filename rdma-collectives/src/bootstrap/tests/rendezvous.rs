@@ -273,7 +273,7 @@ fn addresses_of_others_are_told() {
     let other = self::zero(listener, SOON, works);
     let said = refused(&record(&[address.parse().unwrap()]), Duration::from_millis(50));
     assert!(said.contains("give all ranks of a job the same --root and --job"), "{said}");
-    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: JOB };
+    let place = Place { rank: 1, ranks: 2, root: Root::Address(address), job: JOB };
     works(Group::meet(place, &terms(SOON)).unwrap());
     other.join().unwrap().unwrap();
 }

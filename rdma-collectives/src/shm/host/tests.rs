@@ -62,7 +62,8 @@ fn other_memory_than_agreed_is_refused() {
     assert_eq!(said(|to| give(to, SCRATCH, PAGE, fd())), astray);
     assert_eq!(said(|to| pass::send(to, &record(AGREED, PAGE), None).unwrap()), astray);
     let longer = Segment::new(2 * PAGE).unwrap();
-    assert_eq!(said(|to| give(to, AGREED, 2 * PAGE, longer.fd())), astray);
+    let sizes = format!("{astray}: {} bytes, and {PAGE} at this rank; give all ranks the same sizes", 2 * PAGE);
+    assert_eq!(said(|to| give(to, AGREED, 2 * PAGE, longer.fd())), sizes);
     for len in [0, PAGE - 1, PAGE + 1, 2 * PAGE, usize::MAX, usize::MAX - PAGE + 1, 1 << 62] {
         let text = said(|to| give(to, AGREED, len, fd()));
         assert!(text.contains("rank 1"), "{len} bytes: {text}");
