@@ -128,7 +128,7 @@
 //   path.rs, detect/, topology/     the way taken; why a NIC cannot access a GPU's memory; how
 //                                   far they are apart
 //   endpoint/                       messages in chunks: `landing` (the path and its memory),
-//                                   `sources`, `ring` (slots), `credits`, `slot`
+//                                   `sources`, `ring` (slots), `slot`
 //   pinned_region.rs, read_back.rs  pinned host memory that peers access; reads by the NIC itself
 //   reduce/                         kernels of reductions: `ptx` generates them, `mod` checks and
 //                                   launches

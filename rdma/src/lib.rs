@@ -172,6 +172,7 @@
 //                               rings of requests in flight
 //   mr/, ah/                    memory regions; address handles
 //   pd.rs, context/, device.rs  domains, open devices, the list of devices
+//   credit/                     flow control of messages, without input and output
 //   choose.rs, absence.rs       chooses a device and a port; explains why there is none
 //   handle.rs, fork.rs          the owner of a C object, which destroys, drops or leaks it;
 //                               forked children
@@ -198,6 +199,7 @@ mod choose;
 pub mod cm;
 mod context;
 mod cq;
+pub mod credit;
 mod device;
 mod errno;
 mod error;

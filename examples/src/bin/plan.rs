@@ -13,15 +13,30 @@ use rdma_collectives::{Algorithm, Collective};
 use rdma_examples::Failure;
 use rdma_examples::cli::{self, Size};
 use rdma_examples::output::{JsonOptions, Output};
-use rdma_examples::plan::{self, ALGORITHMS, Fit, FitError, Kind, Network, OPERATIONS, Report, Training, units};
+use rdma_examples::plan::{
+    self, ALGORITHMS, Fit, FitError, Kind, Members, Network, OPERATIONS, Report, System, Training, Verdict, units,
+};
 use serde_json::{Value, json};
+
+const EXIT_STATUS: &str = "Exit status: 0 success, 1 failure, 2 invalid arguments.";
+
+/// A calculation whose numbers are those that its command prints.
+const EXAMPLE: &str = "\
+Example: a step of training on 64 hosts, each with eight NICs of 400 Gb/s
+
+  $ plan --preset dgx-h100 --ranks 512 --parameters 70e9 --bytes 2 --step 200ms
+
+  70 billion parameters of 2 bytes are 140 GB. An all-reduce among N hosts moves
+  2 x 140 GB x (N-1)/N out of and into each host, 276 GB if there are 64. In a
+  step of 200 ms that is 1.38 TB/s a host, so 1.4 Tb/s for each of 8 NICs. They
+  have 400 Gb/s, and are 3.4 times too slow.";
 
 /// Predicts the time of a collective on a network: for each algorithm the time, and what limits it.
 ///
 /// Bandwidth has nccl-tests' meaning. Rates are those of one direction.
 #[derive(Clone, Parser)]
 #[command(version, args_override_self = true, long_about = None)]
-#[command(after_help = "Exit status: 0 success, 1 failure, 2 invalid arguments.")]
+#[command(after_help = EXIT_STATUS, after_long_help = format!("{EXAMPLE}\n\n{EXIT_STATUS}"))]
 struct Args {
     /// The collective
     #[arg(short, long, value_parser = cli::some_of(OPERATIONS), default_value_t = Collective::AllReduce)]
@@ -54,13 +69,16 @@ struct Args {
     svg: Option<PathBuf>,
 }
 
-/// Numbers of the network; those of the preset if they are not given.
+/// Numbers of the network; those that are not given are the preset's, or typical ones.
 #[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Network")]
 struct NetworkOptions {
     /// Shape of the network
     #[arg(short, long, value_enum, default_value_t = Kind::FatTree)]
     network: Kind,
+    /// Hosts with the numbers of a system; options below change single ones
+    #[arg(long, value_name = "SYSTEM", value_enum)]
+    preset: Option<System>,
     /// GPUs of a host (default: 8; all with --network host)
     #[arg(short = 'g', long, value_name = "N", value_parser = cli::count)]
     per_host: Option<usize>,
@@ -88,8 +106,7 @@ struct NetworkOptions {
     /// Hosts per leaf switch, set of rail switches, or router (default: 4, rail: 32)
     #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 1..=1_000_000_usize))]
     leaf_hosts: Option<usize>,
-    /// Leaf switches per pod, 0 for two levels; routers per group (default: 32, rail and dragonfly:
-    /// 16)
+    /// Leaf switches of a pod (0: none), routers of a group (default: 32; rail, dragonfly: 16)
     #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 0..=1_000_000_usize))]
     pod_leaves: Option<usize>,
     /// Oversubscription of each level, from the hosts outwards, such as 2,1.5
@@ -106,7 +123,7 @@ struct NetworkOptions {
     reduce_rate: Option<f64>,
 }
 
-/// A model whose gradients an all-reduce sums in every step; its size replaces --min and --max.
+/// A model whose gradients are summed in every step; their size replaces --min and --max.
 #[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Training")]
 struct TrainingOptions {
@@ -125,8 +142,9 @@ struct TrainingOptions {
 #[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Fit")]
 struct FitOptions {
-    /// Fit the model to runs: files that all_reduce --json wrote on this host. Runs that do not
-    /// name their algorithm are taken to be direct, above 16K in two steps
+    /// Fit the model to runs: files that all_reduce --json wrote on this host
+    ///
+    /// Runs that do not name their algorithm are taken to be direct, above 16K in two steps.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     fit: Vec<PathBuf>,
     /// Print the error of the fit on runs that it does not know
@@ -157,14 +175,22 @@ fn run(args: Args) -> Result<(), Failure> {
         None => args.network.network(args.ranks)?,
     };
     let report = Report::new(&network, args.operation, args.algo, &sizes)?;
+    let verdict = training.map(|training| Verdict::new(&training, &report)).transpose()?;
     if !args.json.is_printed() {
         fitted.iter().try_for_each(|fitted| fitted.print(&mut out))?;
-        training.iter().try_for_each(|training| writeln!(out, "# {}", training.describe(args.ranks)))?;
+        let members = Members::of(&network, report.reduces_in_network());
+        // The first sentence is about the model, the others about all-reduce.
+        let known = if args.operation == Collective::AllReduce { 3 } else { 1 };
+        let mut sentences = training.iter().flat_map(|training| training.describe(members)).take(known);
+        sentences.try_for_each(|sentence| writeln!(out, "# {sentence}"))?;
         report.print(&mut out)?;
+        verdict.iter().try_for_each(|verdict| verdict.print(&mut out))?;
     }
     if let Some(mut file) = args.json.create()? {
         let fit = fitted.as_ref().map(Fitted::json);
-        let json = json!({"program": "plan", "training": training, "fit": fit, "report": report});
+        let json = json!({
+            "program": "plan", "training": training, "fit": fit, "report": report, "verdict": verdict
+        });
         file.line(&json.to_string())?;
     }
     if let (Some(path), Some(row)) = (&args.svg, report.last_best()) {
@@ -184,6 +210,7 @@ impl NetworkOptions {
             )));
         }
         let mut network = Network::preset(self.network, ranks);
+        self.preset.into_iter().for_each(|system| network.set_system(system));
         let (leaf, pod) = self.network.tiers();
         network.set_tiers(self.leaf_hosts.unwrap_or(leaf), self.pod_leaves.unwrap_or(pod), &self.oversubscription);
         let set = |number: &mut f64, option: Option<f64>| *number = option.unwrap_or(*number);

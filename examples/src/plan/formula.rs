@@ -25,15 +25,15 @@ pub const ALGORITHMS: [(Algorithm, &str); 13] = [
     (Algorithm::Tree, "Two binary trees, each for one half of the bytes, pipelined"),
     (Algorithm::Binomial, "A binomial tree, far ranks first"),
     (Algorithm::RecursiveDoubling, "Exchanges of everything with ranks at doubling distances"),
-    (Algorithm::HalvingDoubling, "A reduce-scatter by halves and an all-gather by doubling (Rabenseifner)"),
+    (Algorithm::HalvingDoubling, "Reduce-scatter by halves, all-gather by doubling (Rabenseifner)"),
     (Algorithm::Direct, "Every rank sends directly to every other"),
     (Algorithm::TwoStep, "A reduce-scatter in one step and an all-gather in one step"),
     (Algorithm::Bruck, "Messages to ranks at doubling distances, near ranks first"),
-    (Algorithm::Pat, "Parallel aggregated trees: as Bruck, but far ranks first, so that long messages stay near"),
+    (Algorithm::Pat, "Parallel aggregated trees: as bruck, but far ranks first"),
     (Algorithm::Pairwise, "One partner after the other"),
     (Algorithm::Hierarchical, "Inside hosts in one step, between hosts by rings"),
     (Algorithm::HierarchicalHalving, "Inside hosts in one step, between hosts by halving and doubling"),
-    (Algorithm::InNetwork, "Switches reduce and multicast; hosts reduce-scatter inside before, and all-gather after"),
+    (Algorithm::InNetwork, "Switches reduce and multicast, between two steps inside hosts"),
 ];
 
 /// A phase: every rank sends messages of one length along a pattern, once or several times.

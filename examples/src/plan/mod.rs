@@ -33,12 +33,14 @@ mod trace_tests;
 mod training;
 mod tree;
 pub mod units;
+mod verdict;
 
 pub use cost::{Prediction, Traffic};
 pub use fit::{Fit, FitError, Row, read_rows};
 pub use formula::{ALGORITHMS, OPERATIONS, Phase};
-pub use network::{Kind, Level, Link, Network, Scope, Tier};
+pub use network::{Kind, Level, Link, Network, Scope, System, Tier};
 pub use pattern::Pattern;
 pub use report::{Report, ReportRow};
 pub use svg::draw;
-pub use training::Training;
+pub use training::{Members, Training};
+pub use verdict::{Fastest, LinkVerdict, Verdict};

@@ -12,19 +12,39 @@ use serde::Serialize;
 
 use crate::Failure;
 
+/// The name of the level of ranks' ports inside hosts.
+pub(super) const PORTS: &str = "ports in hosts";
+/// The name of the level of the memory that ranks of a host share.
+pub(super) const MEMORY: &str = "host memory";
+/// The name of the level of a host's NICs.
+pub(super) const NICS: &str = "NICs";
+
 /// The shape of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// One host
     Host,
-    /// Leaf switches, each for all NICs of some hosts; with pods, a third level of switches
+    /// Leaf switches, each for all NICs of some hosts; pods add a third level
     FatTree,
-    /// As fat-tree, but NIC i of each host is at the i-th of a set of leaf switches: a set serves
-    /// more hosts
+    /// As fat-tree, but NIC i of all hosts of a set is at leaf switch i of the set
     Rail,
-    /// Groups of routers; links between all routers of a group, and between all groups
+    /// Groups of routers; all routers of a group are linked, and so are all groups
     Dragonfly,
+}
+
+/// A system that is sold, whose numbers the hosts have.
+///
+/// NVIDIA publishes the number and the rate of the NICs for computing in the systems' user guides,
+/// and the rate of NVLink as the sum of both directions: 600 GB/s for an A100, 900 GB/s for an
+/// H100. A reduction reads twice and writes once, and so has a third of the rate of a GPU's memory:
+/// 2.04 TB/s (A100 with 80 GB) and 3.35 TB/s (H100, SXM).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum System {
+    /// 8 A100, 8 NICs of 200 Gb/s (InfiniBand HDR), NVLink with 300 GB/s each way
+    DgxA100,
+    /// 8 H100, 8 NICs of 400 Gb/s (InfiniBand NDR), NVLink with 450 GB/s each way
+    DgxH100,
 }
 
 /// A link in one direction; the other direction is the same.
@@ -162,6 +182,19 @@ impl Network {
         network
     }
 
+    /// Gives the hosts the numbers of a system. A network that is one host keeps its ranks.
+    pub fn set_system(&mut self, system: System) {
+        let (nic, intra, reduce) = match system {
+            System::DgxA100 => (25e9, 300e9, 0.68e12),
+            System::DgxH100 => (50e9, 450e9, 1.1e12),
+        };
+        (self.nic.rate, self.intra.rate, self.reduce_rate) = (nic, intra, reduce);
+        self.rails = 8;
+        if self.kind != Kind::Host {
+            self.per_host = 8.min(self.ranks);
+        }
+    }
+
     /// Replaces the levels of switches: `first` hosts per leaf switch (or router), and `second` of
     /// these per pod (or group); 0 for no pods. Missing oversubscriptions are 1.
     pub fn set_tiers(&mut self, first: usize, second: usize, oversubscription: &[f64]) {
@@ -239,7 +272,7 @@ impl Network {
     #[must_use]
     pub fn levels(&self) -> Vec<Level> {
         let inside = Level {
-            name: "ports in hosts",
+            name: PORTS,
             scope: Scope::Port,
             group: self.per_host,
             rate: self.intra.rate,
@@ -250,11 +283,11 @@ impl Network {
         let mut levels = Vec::new();
         if self.per_host > 1 {
             levels.push(inside);
-            levels.extend(self.memory.map(|rate| Level { name: "host memory", scope: Scope::Memory, rate, ..inside }));
+            levels.extend(self.memory.map(|rate| Level { name: MEMORY, scope: Scope::Memory, rate, ..inside }));
         }
         let of_host = self.rails as f64 * self.nic.rate;
         let mut latency = self.nic.latency;
-        let nics = Level { name: "NICs", scope: Scope::Uplink, rate: of_host, latency, ..inside };
+        let nics = Level { name: NICS, scope: Scope::Uplink, rate: of_host, latency, ..inside };
         levels.extend((self.hosts() > 1).then_some(nics));
         for tier in &self.tiers {
             latency += tier.latency;
@@ -297,6 +330,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn systems_have_their_published_numbers() {
+        for (system, nics, port) in [(System::DgxA100, 8.0 * 200e9, 600e9), (System::DgxH100, 8.0 * 400e9, 900e9)] {
+            let mut network = Network::preset(Kind::Rail, 1024);
+            network.set_system(system);
+            network.validate().unwrap();
+            assert_eq!((network.per_host, network.rails), (8, 8));
+            let levels = network.levels();
+            assert!((levels[0].rate - port / 2.0).abs() < 1.0, "{levels:?}");
+            assert!((levels[1].rate - nics / 8.0).abs() < 1.0, "{levels:?}");
+        }
+        let mut host = Network::preset(Kind::Host, 16);
+        host.set_system(System::DgxA100);
+        host.validate().unwrap();
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Predictions as a table and as JSON.
+//! Predictions as a table, with units for people, and as JSON, with exact numbers.
 
 use std::io::{self, Write};
 
@@ -9,9 +9,9 @@ use rdma_collectives::{Algorithm, Collective};
 use super::cost::{Prediction, Traffic};
 use super::formula::{self, ALGORITHMS};
 use super::network::{Network, Scope};
-use super::units::{show_bytes, show_rate, show_time};
+use super::units::{show_bits, show_bytes, show_rate, show_size, show_time};
 use crate::Failure;
-use crate::table::{bus_factor, fit};
+use crate::table::bus_factor;
 
 /// Predictions of an operation, by size and algorithm.
 #[derive(Clone, Debug, Serialize)]
@@ -89,23 +89,27 @@ impl Report {
         self.results.iter().rev().find(|row| row.auto)
     }
 
+    /// Whether switches reduce in one of the algorithms.
+    #[must_use]
+    pub fn reduces_in_network(&self) -> bool {
+        self.results.iter().any(|row| row.algorithm == Algorithm::InNetwork)
+    }
+
     /// Prints all rows, and the links of the last size's best row.
     ///
     /// # Errors
     /// If writing to `out` fails.
     pub fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         self.print_network(out)?;
-        let head = ["size", "algorithm", "time", "algbw", "busbw", "limited by", "auto"];
-        let units = ["(B)", "", "(us)", "(GB/s)", "(GB/s)", "", ""];
-        for [size, algorithm, time, alg_bw, bus_bw, limit, auto] in [head, units] {
-            let line = format!("{size:>11}  {algorithm:<20}  {time:>9}  {alg_bw:>7}  {bus_bw:>7}  {limit:<14}  {auto}");
-            writeln!(out, "# {}", line.trim_end())?;
-        }
+        let [size, algorithm, time, alg_bw, bus_bw, limit] =
+            ["size", "algorithm", "time", "algbw", "busbw", "limited by"];
+        writeln!(out, "# {size:>8}  {algorithm:<20}  {time:>9}  {alg_bw:>9}  {bus_bw:>9}  {limit:<14}  auto")?;
         for row in &self.results {
-            let (time, alg_bw, bus_bw) = (fit(row.time, 9), fit(row.alg_bw, 7), fit(row.bus_bw, 7));
-            let (size, algorithm, limit) = (row.size, row.algorithm, row.limit);
+            let (size, time) = (show_size(row.size), show_time(row.prediction.seconds));
+            let (alg_bw, bus_bw) = (show_rate(row.alg_bw * 1e9), show_rate(row.bus_bw * 1e9));
+            let (algorithm, limit) = (row.algorithm, row.limit);
             let auto = if row.auto { "  *" } else { "" };
-            let line = format!("{size:>13.0}  {algorithm:<20}  {time:>9}  {alg_bw:>7}  {bus_bw:>7}  {limit:<14}{auto}");
+            let line = format!("{size:>10}  {algorithm:<20}  {time:>9}  {alg_bw:>9}  {bus_bw:>9}  {limit:<14}{auto}");
             writeln!(out, "{}", line.trim_end())?;
         }
         self.last_best().map_or(Ok(()), |row| print_links(out, row))
@@ -137,7 +141,7 @@ fn print_links(out: &mut dyn Write, row: &ReportRow) -> io::Result<()> {
     let seconds = row.prediction.seconds;
     let algorithm = row.algorithm;
     writeln!(out, "#")?;
-    writeln!(out, "# Links with {} by {algorithm}, each way, of the busiest group:", show_bytes(row.size))?;
+    writeln!(out, "# Links with {} by {algorithm}, each way, of the busiest group:", show_size(row.size))?;
     writeln!(
         out,
         "# {:<14}  {:>9}  {:>9}  {:>9}  {:>9}  {:>5}",
@@ -153,11 +157,14 @@ fn print_links(out: &mut dyn Write, row: &ReportRow) -> io::Result<()> {
     writeln!(out, "# Messages and latency {alpha}, reduction {gamma}; limited by: {}", row.limit)
 }
 
-/// The number of ranks, hosts and NICs.
+/// The number of ranks and hosts, and their NICs.
 pub(super) fn describe(network: &Network) -> String {
     let Network { ranks, per_host, rails, .. } = *network;
     match network.hosts() {
         1 => format!("{ranks} GPUs in one host"),
-        hosts => format!("{ranks} GPUs in {hosts} hosts, each with {per_host} GPUs and {rails} NICs"),
+        hosts => {
+            let rate = show_bits(network.nic.rate);
+            format!("{ranks} GPUs in {hosts} hosts of {per_host} GPUs and {rails} NICs ({rate})")
+        }
     }
 }

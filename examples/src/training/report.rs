@@ -13,7 +13,7 @@ use super::step::Tallies;
 use crate::Failure;
 use crate::output::Output;
 use crate::plan::units::{show_bytes, show_time};
-use crate::plan::{self, Fit, Network, Training};
+use crate::plan::{self, Fit, Members, Network, Training};
 
 /// The planner's network for the groups of a grid.
 #[derive(Debug)]
@@ -191,9 +191,7 @@ impl<'a> Report<'a> {
         let Grid { dp, tp, pp, ep } = self.args.grid;
         let ranks = self.args.grid.ranks();
         writeln!(out, "# {ranks} ranks: dp {dp} x tp {tp} x pp {pp}, ep {ep}; planner: {}", self.planner.describe())?;
-        if let Some(line) = self.gradients() {
-            writeln!(out, "# {line}")?;
-        }
+        self.gradients().iter().flatten().try_for_each(|line| writeln!(out, "# {line}"))?;
         let head = ["operation", "size", "sent", "planned", "time", "waited", "planned", "wrong"];
         print_line(
             out,
@@ -209,12 +207,14 @@ impl<'a> Report<'a> {
     }
 
     /// The gradients of a rank, as the planner says it.
-    fn gradients(&self) -> Option<String> {
+    fn gradients(&self) -> Option<[String; 3]> {
         let row = self.rows.iter().find(|row| row.traffic.kind == Kind::Data)?;
         let Traffic { size, operations, ranks, .. } = row.traffic;
         let parameters = size * operations as f64 / BYTES as f64;
         let (bytes, step) = (BYTES as f64, self.args.planner.step_time);
-        Some(format!("Gradients of a rank: {}", Training { parameters, bytes, step }.describe(ranks)))
+        let mut lines = Training { parameters, bytes, step }.describe(Members::ranks(ranks));
+        lines[0].insert_str(0, "Gradients of a rank: ");
+        Some(lines)
     }
 }
 

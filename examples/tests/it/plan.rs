@@ -28,8 +28,74 @@ fn help_says_what_the_program_does() {
 fn the_traffic_of_training_is_said() {
     let args = ["--parameters", "70e9", "--bytes", "2", "--step", "200ms", "--ranks", "1024"];
     let out = succeed("plan", &args);
-    for part in ["are 140 GB", "2 x 140 GB x 1023/1024 = 280 GB a rank", "1.4 TB/s", "140000000000  ring"] {
+    for part in ["are 140 GB", "2 x 140 GB x 127/128 = 278 GB out of and into each host", "140 GB  ring"] {
         assert!(out.contains(part), "{part:?} is not in\n{out}");
+    }
+    for part in ["1.39 TB/s a host", "3.5 times too slow; 8 NICs of 1.4 Tb/s would do", "# ring takes 822 ms"] {
+        assert!(out.contains(part), "{part:?} is not in\n{out}");
+    }
+    // Exact numbers, which no unit rounds.
+    let report: Value = serde_json::from_str(&succeed("plan", &[&args[..], &["--json"]].concat())).unwrap();
+    let link = &report["verdict"]["links"][0];
+    assert_eq!((&link["name"], &link["owner"]), (&json!("NICs"), &json!("host")));
+    assert!((link["needed"].as_f64().unwrap() - 2.0 * 140e9 * 127.0 / 128.0 / 0.2).abs() < 1.0, "{link}");
+    assert!((link["rate"].as_f64().unwrap() - 400e9).abs() < 1.0, "{link}");
+    let other = succeed("plan", &[&args[..], &["-o", "alltoall"]].concat());
+    assert!(other.contains("are 140 GB") && !other.contains("all-reduce"), "{other}");
+}
+
+/// The numbers that the help says are those that its example prints.
+#[test]
+fn the_example_of_the_help_is_right() {
+    let help = succeed("plan", &["--help"]);
+    let (_, example) = help.split_once("Example: ").unwrap();
+    let command = example.lines().find_map(|line| line.trim().strip_prefix("$ plan ")).unwrap();
+    let out = succeed("plan", &command.split_whitespace().collect::<Vec<_>>());
+    let said = example.split_whitespace().collect::<Vec<_>>().join(" ");
+    let cases = [
+        ("70 billion parameters of 2 bytes are 140 GB", "70 billion parameters of 2 bytes are 140 GB"),
+        (
+            "2 x 140 GB x (N-1)/N out of and into each host, 276 GB",
+            "2 x 140 GB x 63/64 = 276 GB out of and into each host",
+        ),
+        ("64 hosts, each with eight NICs of 400 Gb/s", "64 hosts of 8 GPUs and 8 NICs (400 Gb/s)"),
+        ("1.38 TB/s a host", "NICs: needs 1.38 TB/s a host, has 0.4"),
+        ("1.4 Tb/s for each of 8 NICs", "8 NICs of 1.4 Tb/s would do"),
+        ("3.4 times too slow", "3.4 times too slow"),
+    ];
+    for (in_help, in_output) in cases {
+        assert!(said.contains(in_help), "{in_help:?} is not in\n{said}");
+        assert!(out.contains(in_output), "{in_output:?} is not in\n{out}");
+    }
+}
+
+#[test]
+fn presets_are_hosts_whose_single_numbers_options_change() {
+    let hosts = |args: &[&str]| {
+        let report: Value = serde_json::from_str(&succeed("plan", &[args, &["--json"]].concat())).unwrap();
+        let network = &report["report"]["network"];
+        let number = |value: &Value| value.as_f64().unwrap();
+        let rates = (number(&network["nic"]["rate"]) * 8e-9, number(&network["intra"]["rate"]) * 1e-9);
+        (network["per_host"].clone(), network["rails"].clone(), rates)
+    };
+    assert_eq!(hosts(&["--preset", "dgx-a100"]), (json!(8), json!(8), (200.0, 300.0)));
+    assert_eq!(hosts(&["--preset", "dgx-h100"]), (json!(8), json!(8), (400.0, 450.0)));
+    let changed = ["--preset", "dgx-a100", "--nic-rate", "100Gb/s", "--rails", "4"];
+    assert_eq!(hosts(&changed), (json!(8), json!(4), (100.0, 300.0)));
+}
+
+#[test]
+fn lines_have_at_most_100_columns() {
+    let training = ["--parameters", "1.23e12", "--bytes", "4", "--step", "1.5s"];
+    let mut outputs = vec![succeed("plan", &["--help"])];
+    for network in ["host", "fat-tree", "rail", "dragonfly"] {
+        let args = ["-n", network, "-r", "4096", "--in-network", "--memory-rate", "100GB/s"];
+        outputs.push(succeed("plan", &args));
+        outputs.push(succeed("plan", &[&args[..], &training].concat()));
+        outputs.push(succeed("plan", &[&args[..], &["-o", "reduce_scatter", "-f", "3", "-e", "512G"]].concat()));
+    }
+    for line in outputs.iter().flat_map(|out| out.lines()) {
+        assert!(line.chars().count() <= 100, "{line}");
     }
 }
 

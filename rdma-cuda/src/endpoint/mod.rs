@@ -24,9 +24,8 @@
 //! The greeting gives the peer its first credits. A chunk costs one credit, so the peer always has
 //! a receive for it. Credits are returned for half of the slots at a time, so two such messages can
 //! be on the way, and none before the greeting is received: a side needs two receives beyond those
-//! for chunks. A test of `credits` tries all orders.
+//! for chunks. The tests of [`rdma::credit`] try all orders.
 
-mod credits;
 mod landing;
 mod ring;
 mod slot;
@@ -39,9 +38,8 @@ use std::time::{Duration, Instant};
 use rdma::transport::Rc;
 use rdma::{ConnectOptions, Endpoint, ExposedSlice, InitOptions, InitializedQueuePair, ProtectionDomain, QueuePair};
 
-use crate::endpoint::credits::CONTROL_RECEIVES;
 use crate::endpoint::landing::Landing;
-use crate::endpoint::ring::{Chunk, KIB, Receives, Ring};
+use crate::endpoint::ring::{CONTROL_RECEIVES, Chunk, KIB, Receives, Ring};
 use crate::endpoint::slot::{HostSlot, Slot};
 use crate::endpoint::sources::Sources;
 use crate::error::{Error, Result};

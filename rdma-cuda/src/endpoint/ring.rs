@@ -5,17 +5,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdma::credit::{ReceiveWindow, SendWindow};
 use rdma::op::{self, Opcode};
 use rdma::transport::Rc;
 use rdma::{Buffer, ErrorKind, ExposedSlice, InitializedQueuePair, Poller, ProtectionDomain, QueuePair};
 
-use crate::endpoint::credits::Credits;
 use crate::endpoint::slot::{GpuSlot, HostSlot, Slot};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::memory::{GpuSlice, PinnedMemory};
 
 pub(super) const KIB: usize = 1024;
+/// Receives for a greeting and for credits. The peer's greeting is processed before any credits can
+/// be on the way.
+pub(super) const CONTROL_RECEIVES: u32 = ReceiveWindow::MAX_PENDING_GRANTS;
 /// The token of a message without memory.
 const CONTROL: u64 = u64::MAX;
 /// The token of a chunk that is sent from the GPU's memory.
@@ -91,7 +94,9 @@ pub(super) struct Ring {
     poller: Poller,
     timeout: Option<Duration>,
     chunk: usize,
-    credits: Credits,
+    /// The credits of chunks to send; none before the peer's greeting.
+    sends: SendWindow,
+    receives: ReceiveWindow,
     /// The memory of each slot that a queue has, by token.
     lent: Vec<Option<Lent>>,
     /// The number of slots for sending.
@@ -109,7 +114,8 @@ impl Ring {
             poller,
             timeout,
             chunk,
-            credits: Credits::new(depth),
+            sends: SendWindow::new(0, 0),
+            receives: ReceiveWindow::new(depth, depth),
             lent: Vec::new(),
             slots: 0,
             free: Vec::new(),
@@ -121,7 +127,7 @@ impl Ring {
 
     /// Makes the slots for sending, if there are none yet.
     pub(super) fn add_slots(&mut self, gpu: &Gpu, pd: &ProtectionDomain) -> Result<()> {
-        while self.slots < self.credits.depth() {
+        while self.slots < self.receives.window() {
             self.free.push(HostSlot::new(gpu, pd, self.chunk)?);
             self.slots += 1;
         }
@@ -139,7 +145,7 @@ impl Ring {
     }
 
     pub(super) fn has_credit(&self) -> bool {
-        self.credits.available() > 0
+        self.sends.available() > 0
     }
 
     /// Keeps the memory of a slot for a queue, which gets the token.
@@ -164,7 +170,7 @@ impl Ring {
 
     /// Sends the greeting, the first message.
     pub(super) fn greet(&mut self, queue_pair: &mut QueuePair<Rc>) -> Result<()> {
-        self.control(queue_pair, Message::Greeting { depth: self.credits.depth(), chunk: self.chunk })
+        self.control(queue_pair, Message::Greeting { depth: self.receives.window(), chunk: self.chunk })
     }
 
     pub(super) fn control(&mut self, queue_pair: &mut QueuePair<Rc>, message: Message) -> Result<()> {
@@ -198,7 +204,7 @@ impl Ring {
             }
             self.progress(queue_pair)?;
         }
-        self.credits.spend();
+        self.spend();
         Ok(())
     }
 
@@ -220,9 +226,15 @@ impl Ring {
             }
             self.progress(queue_pair)?;
         }
-        self.credits.spend();
+        self.spend();
         self.reading += 1;
         Ok(())
+    }
+
+    /// Counts a chunk that is sent.
+    fn spend(&mut self) {
+        let has_credit = self.sends.spend();
+        debug_assert!(has_credit, "a chunk without a credit");
     }
 
     /// Waits until the NIC has read all chunks that are sent from the GPU's memory.
@@ -242,10 +254,13 @@ impl Ring {
     /// Posts the receive of an empty slot again, and tells the peer if half of the slots are empty.
     pub(super) fn recycle(&mut self, queue_pair: &mut QueuePair<Rc>, slot: Slot) -> Result<()> {
         self.post_receive(queue_pair, slot)?;
-        match self.credits.give_back() {
-            Some(count) => self.control(queue_pair, Message::Credits(count)),
-            None => Ok(()),
+        let is_counted = self.receives.post();
+        debug_assert!(is_counted, "more slots than chunks");
+        if !self.receives.is_due() {
+            return Ok(());
         }
+        let count = self.receives.grant_count();
+        self.control(queue_pair, Message::Credits(count))
     }
 
     /// Posts the receive of an empty slot.
@@ -303,6 +318,7 @@ impl Ring {
         let imm = imm.ok_or(Error::ForeignMessage)?;
         match Message::from_imm(imm) {
             Message::Chunk { is_last } => {
+                self.receives.receive().map_err(|_| Error::ForeignMessage)?;
                 // A device that reports more bytes than the slot has is not believed.
                 let len = len.min(slot.len());
                 // Without this a peer could send chunks for ever that bring a message no further.
@@ -312,12 +328,12 @@ impl Ring {
                 self.arrived.push_back(Chunk { slot, len, is_last });
                 return Ok(None);
             }
-            Message::Credits(count) if self.credits.accept(count) => {}
+            Message::Credits(count) => self.sends.accept_count(count).map_err(|_| Error::ForeignMessage)?,
             Message::Greeting { depth, chunk } if self.peer_chunk.is_none() && depth > 0 && chunk > 0 => {
-                self.credits.greeted(depth);
+                self.sends = SendWindow::new(depth, depth);
                 self.peer_chunk = Some(chunk);
             }
-            Message::Credits(_) | Message::Greeting { .. } => return Err(Error::ForeignMessage),
+            Message::Greeting { .. } => return Err(Error::ForeignMessage),
         }
         Ok(Some(slot))
     }
@@ -325,7 +341,7 @@ impl Ring {
 
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} slots of {} bytes, {} credits", self.credits.depth(), self.chunk, self.credits.available())
+        write!(f, "{} slots of {} bytes, {} credits", self.receives.window(), self.chunk, self.sends.available())
     }
 }
 

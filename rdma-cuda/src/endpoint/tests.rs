@@ -193,6 +193,21 @@ fn credits_that_the_peer_cannot_have_are_refused() {
 }
 
 #[test]
+fn a_chunk_without_a_credit_is_refused() {
+    let [mut a, mut b] = pair([small(Staged); 2]);
+    for _ in 0..5 {
+        let chunk = a.pd.allocate(4096).unwrap();
+        let refused = a.queue_pair.post_send(op::send_imm(chunk, 0).token(u64::MAX)).err();
+        assert!(refused.is_none());
+    }
+    // The greetings of both sides, and the chunks, which have all arrived then.
+    for _ in 0..7 {
+        a.ring.progress(&mut a.queue_pair).unwrap();
+    }
+    assert_eq!(receive(&mut b, 100_000), Err(Error::ForeignMessage));
+}
+
+#[test]
 fn a_write_that_takes_a_receive_is_refused() {
     let [mut a, mut b] = pair([small(Staged); 2]);
     let nowhere = rdma::RemoteSlice::new(0, 0, 0);

@@ -9,7 +9,7 @@ mod canvas;
 use super::cost::LevelLoad;
 use super::network::{Kind, Network, Scope};
 use super::report::{Report, ReportRow, describe};
-use super::units::{show_bytes, show_rate, show_time};
+use super::units::{show_bytes, show_rate, show_size, show_time};
 use canvas::{Anchor, Canvas, Rectangle, load_color};
 
 const WIDTH: f64 = 1200.0;
@@ -81,7 +81,7 @@ fn switches(network: &Network) -> Vec<Switches> {
 impl Drawing<'_> {
     fn titles(&mut self, report: &Report) {
         let (operation, algorithm) = (report.operation, self.row.algorithm);
-        let size = show_bytes(self.row.size);
+        let size = show_size(self.row.size);
         self.canvas.text(MARGIN, 34.0, 20.0, Anchor::Start, &format!("{operation} of {size} by {algorithm}"));
         let text = format!("{}: {}", self.network.kind.name(), describe(self.network));
         self.canvas.text(MARGIN, 58.0, 14.0, Anchor::Start, &text);
