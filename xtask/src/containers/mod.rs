@@ -10,9 +10,10 @@ mod root;
 mod workflow;
 
 use std::path::Path;
+use std::process::Command;
 
 use crate::lint;
-use crate::system::{at, make, read};
+use crate::system::{make, output, read};
 use dockerfile::{Instruction, instructions};
 use root::{Machine, Root};
 use workflow::{Step, steps};
@@ -96,18 +97,16 @@ fn join(folder: &str, path: &str) -> String {
     Path::new(folder).join(path).to_string_lossy().into_owned()
 }
 
-/// Copies the files that git does not ignore into a system.
+/// Copies the files that git does not ignore into a system, with their times: cargo builds again
+/// what is newer than its result.
 fn copy_checkout(checkout: &Path, system: &Root, to: &str) -> Result<(), String> {
     let to = system.path(to);
-    for file in lint::files(checkout)? {
-        let (from, to) = (checkout.join(&file), to.join(&file));
-        // A file that is deleted but not committed yet is listed too.
-        if from.is_file() {
-            to.parent().map_or(Ok(()), make)?;
-            std::fs::copy(&from, &to).map_err(at(&from))?;
-        }
-    }
-    Ok(())
+    make(&to)?;
+    // A file that is deleted but not committed yet is listed too.
+    let files = lint::files(checkout)?.into_iter().filter(|file| checkout.join(file).is_file());
+    let mut copy = Command::new("cp");
+    copy.current_dir(checkout).args(["--parents", "--preserve=mode,timestamps", "--target-directory"]);
+    output(copy.arg(&to).args(files)).map(drop)
 }
 
 /// Runs the steps of jobs, and for this repository's action the steps of that.

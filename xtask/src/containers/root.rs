@@ -55,6 +55,7 @@ impl Machine {
         remove(&root.folder)?;
         output(Command::new("cp").args(["-a", "--reflink=auto"]).arg(self.folder.join("empty")).arg(&root.folder))?;
         write(root.path("/github-path"), "")?;
+        write(root.path("/etc/hosts"), "127.0.0.1 localhost\n")?;
         // A machine's own certificates and name servers belong to its network.
         for (from, to) in [(Some("/etc/resolv.conf".into()), "/etc/resolv.conf"), (certificates(), "/certificates")] {
             if let Some(from) = from.filter(|from: &PathBuf| from.exists()) {
