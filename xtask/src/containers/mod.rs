@@ -9,7 +9,7 @@ mod dockerfile;
 mod root;
 mod workflow;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::lint;
@@ -76,7 +76,7 @@ fn build(machine: &Machine, checkout: &Path, text: &str) -> Result<(), String> {
         match instruction {
             Instruction::From { .. } => {}
             Instruction::Run(line) => system.run(&["sh", "-c"], &line, &folder)?,
-            Instruction::WorkDir(path) => folder = path,
+            Instruction::WorkDir(path) => folder = join(&folder, &path),
             Instruction::CopyContext { to } => copy_checkout(checkout, system, &join(&folder, &to))?,
             Instruction::CopyFrom { image, from, to } => {
                 let source = images.iter().find(|(name, _)| name.as_ref() == Some(&image));
@@ -94,7 +94,8 @@ fn build(machine: &Machine, checkout: &Path, text: &str) -> Result<(), String> {
 
 /// A path of an image, seen from a folder in it.
 fn join(folder: &str, path: &str) -> String {
-    Path::new(folder).join(path).to_string_lossy().into_owned()
+    let path: PathBuf = Path::new(folder).join(path).components().collect();
+    path.to_string_lossy().into_owned()
 }
 
 /// Copies the files that git does not ignore into a system, with their times: cargo builds again
