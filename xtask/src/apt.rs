@@ -102,7 +102,7 @@ pub(crate) fn unpack_all(packages: &Path, target: &Path) -> Result<(), String> {
 }
 
 /// Finds the Debian mirror of this machine's apt.
-fn mirror() -> Result<String, String> {
+pub(crate) fn mirror() -> Result<String, String> {
     let parts = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|entry| entry.path());
     let mut files: Vec<_> = parts.chain(["/etc/apt/sources.list".into()]).collect();
     files.sort();

@@ -12,6 +12,7 @@ mod aarch64;
 mod apt;
 mod bindings;
 mod check;
+mod containers;
 mod counts;
 mod flaky;
 mod lint;
@@ -44,6 +45,9 @@ enum Command {
     Bindings(bindings::Options),
     /// Check what changed since a commit: formatting, lint, clippy, unit tests.
     Check(check::Options),
+    /// Run the commands of the Dockerfile, the GitHub action, the workflow and the guide's page on CI
+    /// in empty Debian systems (as root, by debootstrap).
+    Containers,
     /// Compare instruction counts of the data path with the table that is committed.
     Counts(counts::Options),
     /// Check dependencies (users, minimum Rust versions, C code) and prose (the length of lines,
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
         Command::Aarch64 => aarch64::run(),
         Command::Bindings(options) => bindings::run(&options),
         Command::Check(options) => check::run(&options),
+        Command::Containers => containers::run(),
         Command::Counts(options) => counts::run(&options),
         Command::Lint => lint::run(),
         Command::Msrv => msrv::run(),

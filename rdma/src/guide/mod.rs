@@ -7,6 +7,7 @@
 //! | [`queues`] | how many slots, receives and buffers a program needs |
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
 //! | [`testing`] | how to test without a NIC, and how to test failures |
+//! | [`your_ci`] | how to run them in hosted jobs, containers and images |
 //! | [`event_loop`] | RDMA in an event loop of the program's own |
 //! | [`coming_from_c`] | what each function of libibverbs and librdmacm is here |
 //! | [`coming_from_crates`] | what the names of `ibverbs`, `sideway` and `async-rdma` are here |
@@ -31,6 +32,7 @@ pages! {
     queues = "queues.md", "Sizing queues and buffers.\n\n";
     transports = "transports.md", "InfiniBand, RoCE and iWARP.\n\n";
     testing = "testing.md", "Testing without a NIC.\n\n";
+    your_ci = "your_ci.md", "Your CI.\n\n";
     event_loop = "event_loop.md", "Your event loop.\n\n";
     coming_from_c = "coming_from_c.md", "Coming from C.\n\n";
     coming_from_crates = "coming_from_crates.md", "Coming from other crates.\n\n";

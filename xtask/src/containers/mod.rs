@@ -1,0 +1,147 @@
+//! `cargo xtask containers`: runs the commands of the files that users of hosted jobs and images
+//! take, in Debian systems that have nothing else: the `RUN` lines of the Dockerfile, the `run` lines
+//! of the GitHub action and of the workflow, and those of the guide's page.
+//!
+//! A system is a folder that debootstrap fills, and a command runs there by chroot, in mount and
+//! process namespaces of its own. No image is pulled, and no service of the files' systems is used.
+
+mod dockerfile;
+mod root;
+mod workflow;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::lint;
+use crate::system::{make, output, read};
+use dockerfile::{Instruction, instructions};
+use root::{Machine, Root};
+use workflow::{Step, steps};
+
+const DOCKERFILE: &str = "Dockerfile";
+const ACTION: &str = "action.yml";
+const WORKFLOW: &str = ".github/workflows/ci.yml";
+const PAGE: &str = "rdma/src/guide/your_ci.md";
+/// The image for which the empty system stands.
+const IMAGE: &str = "debian:trixie-slim";
+/// What a hosted runner has beyond an empty system, as far as the lines use it.
+const OF_RUNNER: &str = "apt-get update -qq && apt-get install -qq --yes --no-install-recommends \
+    ca-certificates cargo gcc libc6-dev sudo";
+/// The line of the workflow that runs all of the project's own CI.
+const WHOLE_CI: &str = "bash .ci/run";
+
+/// Runs the command.
+pub(crate) fn run() -> Result<(), String> {
+    let root = crate::root();
+    let machine = Machine::new(&root.join("target/xtask/containers"))?;
+    let page = read(&root.join(PAGE))?;
+    let docker = [(DOCKERFILE, read(&root.join(DOCKERFILE))?), (PAGE, blocks(&page, "dockerfile"))];
+    for (file, text) in &docker {
+        build(&machine, &root, text).map_err(|error| format!("{file}: {error}"))?;
+    }
+    let runner = machine.system("runner")?;
+    runner.run(&["sh", "-c"], OF_RUNNER, "/")?;
+    copy_checkout(&root, &runner, "/src")?;
+    let action = steps(&read(&root.join(ACTION))?)?;
+    let workflow = read(&root.join(WORKFLOW))?;
+    if !workflow.contains(WHOLE_CI) {
+        return Err(format!("{WORKFLOW}: no line is {WHOLE_CI:?}, which is left out"));
+    }
+    for (file, text) in [(WORKFLOW, workflow), (PAGE, blocks(&page, "yaml"))] {
+        follow(&runner, &steps(&text)?, &action).map_err(|error| format!("{file}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// The contents of a page's blocks of one language.
+fn blocks(page: &str, language: &str) -> String {
+    let fence = format!("```{language}\n");
+    page.split(&fence).skip(1).filter_map(|rest| rest.split("```").next()).collect()
+}
+
+/// Follows a Dockerfile. The last image is a system in which its command has run.
+fn build(machine: &Machine, checkout: &Path, text: &str) -> Result<(), String> {
+    let mut images: Vec<(Option<String>, Root)> = Vec::new();
+    let mut folder = "/".to_owned();
+    for instruction in instructions(text)? {
+        if let Instruction::From { image, name } = instruction {
+            if image != IMAGE {
+                return Err(format!("FROM {image}: only {IMAGE} can be had"));
+            }
+            images.push((name, machine.system(&format!("image{}", images.len()))?));
+            "/".clone_into(&mut folder);
+            continue;
+        }
+        let (_, system) = images.last().ok_or("the first instruction is not FROM")?;
+        match instruction {
+            Instruction::From { .. } => {}
+            Instruction::Run(line) => system.run(&["sh", "-c"], &line, &folder)?,
+            Instruction::WorkDir(path) => folder = join(&folder, &path),
+            Instruction::CopyContext { to } => copy_checkout(checkout, system, &join(&folder, &to))?,
+            Instruction::CopyFrom { image, from, to } => {
+                let source = images.iter().find(|(name, _)| name.as_ref() == Some(&image));
+                let (_, source) = source.ok_or_else(|| format!("COPY --from={image}: there is no such image"))?;
+                system.copy(&source.path(&from), &join(&folder, &to))?;
+            }
+            Instruction::Command(words) => {
+                let (program, arguments) = words.split_first().ok_or("CMD is empty")?;
+                system.exec(program, arguments, &folder)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A path of an image, seen from a folder in it.
+fn join(folder: &str, path: &str) -> String {
+    let path: PathBuf = Path::new(folder).join(path).components().collect();
+    path.to_string_lossy().into_owned()
+}
+
+/// Copies the files that git does not ignore into a system, with their times: cargo builds again
+/// what is newer than its result.
+fn copy_checkout(checkout: &Path, system: &Root, to: &str) -> Result<(), String> {
+    let to = system.path(to);
+    make(&to)?;
+    // A file that is deleted but not committed yet is listed too.
+    let files = lint::files(checkout)?.into_iter().filter(|file| checkout.join(file).is_file());
+    let mut copy = Command::new("cp");
+    copy.current_dir(checkout).args(["--parents", "--preserve=mode,timestamps", "--target-directory"]);
+    output(copy.arg(&to).args(files)).map(drop)
+}
+
+/// Runs the steps of jobs, and for this repository's action the steps of that.
+fn follow(runner: &Root, steps: &[Step], action: &[Step]) -> Result<(), String> {
+    for step in steps {
+        match step {
+            Step::Run(line) if line == WHOLE_CI => {}
+            Step::Run(line) => runner.run(&["bash", "-eo", "pipefail", "-c"], line, "/src")?,
+            Step::Uses(name) if name == "actions/checkout" => {}
+            Step::Uses(name) if name == "./" || name == "OWNER/rdma" => follow(runner, action, &[])?,
+            Step::Uses(name) => return Err(format!("the action {name} cannot be had")),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_are_understood() {
+        let root = crate::root();
+        let page = read(&root.join(PAGE)).unwrap();
+        for text in [read(&root.join(DOCKERFILE)).unwrap(), blocks(&page, "dockerfile")] {
+            let parsed = instructions(&text).unwrap();
+            assert!(parsed.iter().filter(|one| matches!(one, Instruction::Run(_))).count() >= 3, "{parsed:?}");
+        }
+        for text in [read(&root.join(WORKFLOW)).unwrap(), blocks(&page, "yaml")] {
+            let parsed = steps(&text).unwrap();
+            assert!(parsed.iter().filter(|step| matches!(step, Step::Run(_))).count() >= 3, "{parsed:?}");
+            let uses = |step: &Step| matches!(step, Step::Uses(name) if name == "./" || name == "OWNER/rdma");
+            assert!(parsed.iter().any(uses), "{parsed:?}");
+        }
+        assert_eq!(steps(&read(&root.join(ACTION)).unwrap()).unwrap().len(), 3);
+    }
+}
