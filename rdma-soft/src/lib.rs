@@ -3,9 +3,9 @@
 //! [`ibverbs`] returns a table of functions with the names, signatures and conventions of
 //! libibverbs. The objects are real verbs objects with the op tables of `verbs.h` filled in, so
 //! every inline function of the header works on them, in C and in Rust. The device is called
-//! `soft0`; `RDMA_SOFT_DEVICES` adds `soft1` and so on. The device needs no kernel module, no root
-//! and no daemon: processes of one user find each other by queue pair number and exchange data
-//! through shared memory.
+//! `soft0`; `RDMA_SOFT_DEVICES` adds `soft1` and so on, and `RDMA_SOFT_NAMES` gives other names.
+//! The device needs no kernel module, no root and no daemon: processes of one user find each other
+//! by queue pair number and exchange data through shared memory.
 //!
 //! # Features
 //!
@@ -70,6 +70,7 @@
 //! | --- | --- |
 //! | `RDMA_SOFT=off` | the device list is empty |
 //! | `RDMA_SOFT_DEVICES` | how many devices there are, 1 (the default) to 64; the same in all processes that connect to each other |
+//! | `RDMA_SOFT_NAMES` | names of the devices, separated by commas, in place of `soft0`, `soft1` and so on; their number is that of the devices |
 //! | `RDMA_SOFT_LINK_LAYER` | `ethernet` (RoCE v2, a GID for each IPv4 address of the host; the default) or `infiniband` |
 //! | `RDMA_SOFT_PTRACER=off` | does not ask Yama to let peers prove that they may trace this process |
 //! | `RDMA_SOFT_LOG` | what a program without a `tracing` subscriber prints on standard error: `off` (the default), `links` (errors, and why a link to another process was refused or has failed, once for each process and cause), or everything down to the level `error`, `warn`, `info`, `debug` or `trace` |
@@ -136,6 +137,8 @@ use elsewhere::{cm, copier, node, os, verbs};
 pub use cm::rdmacm;
 pub use copier::CopierThreads;
 pub use os::failed_call;
+#[cfg(target_os = "linux")]
+pub use verbs::{check_device_names, device_names};
 pub use verbs::{check_environment, ibverbs, register_foreign};
 
 /// The programs of the README are doctests.

@@ -32,8 +32,8 @@ impl Finding {
 
 /// Prints the findings for this machine, and for the program if one is given.
 pub(super) fn run(options: &Options, path: &OsStr, library: &Library) -> Result<(), Failure> {
-    let mut findings = vec![environment(), loader(path, library), tracing()];
-    findings.extend(if options.sysfs { vec![namespaces(options)] } else { vec![nodes(), attributes()] });
+    let mut findings = vec![environment(options), loader(path, library), tracing()];
+    findings.extend(if options.sysfs { vec![namespaces(options)] } else { vec![nodes(options), attributes(options)] });
     match options.program.first().map(|program| executable(program)) {
         None => {}
         Some(Err(text)) => findings.push(Finding::new("program", false, text)),
@@ -53,18 +53,26 @@ pub(super) fn run(options: &Options, path: &OsStr, library: &Library) -> Result<
 }
 
 /// Whether the environment's variables, this process's limits and the kernel allow the device.
-fn environment() -> Finding {
+fn environment(options: &Options) -> Finding {
+    let known = rdma_soft::device_names();
     let opened = rdma::Device::list().and_then(|mut devices| {
-        devices.retain(|device| device.name().starts_with("soft"));
+        devices.retain(|device| known.contains(&device.name()));
         // The first starts what all have in common.
         devices.first().map(rdma::Device::open).transpose()?;
-        Ok(devices.iter().map(rdma::Device::name).collect::<Vec<_>>().join(", "))
+        let names = devices.iter().map(rdma::Device::name).collect::<Vec<_>>();
+        Ok(options.device_names().unwrap_or(names).join(", "))
     });
     match opened {
         Ok(names) if names.is_empty() => Finding::new("devices", false, "none: RDMA_SOFT=off turns the device off"),
         Ok(names) => Finding::new("devices", true, names),
         Err(error) => Finding::new("devices", false, error.to_string()),
     }
+}
+
+/// The file or folder of the first device in a folder.
+fn first_device(folder: &str, options: &Options) -> PathBuf {
+    let names = options.device_names().unwrap_or_else(rdma_soft::device_names);
+    Path::new(folder).join(names.first().map_or("soft0", String::as_str))
 }
 
 /// Whether the dynamic loader can load the library.
@@ -127,7 +135,11 @@ fn namespaces(options: &Options) -> Finding {
     let mut test = Command::new(SELF);
     options.prepare(&mut test).args(["--sysfs", SELF, "--version"]);
     match outcome_of(&mut test).and_then(|output| if output.status.success() { Ok(()) } else { Err(said(&output)) }) {
-        Ok(()) => Finding::new("sysfs", true, "--sysfs shows /sys/class/infiniband/soft0 and /dev/infiniband/soft0"),
+        Ok(()) => {
+            let [folder, node] = [sysfs::DEVICES, sysfs::NODES].map(|folder| first_device(folder, options));
+            let text = format!("--sysfs shows {} and {}", folder.display(), node.display());
+            Finding::new("sysfs", true, text)
+        }
         Err(text) => Finding::new("sysfs", false, text),
     }
 }
@@ -144,23 +156,23 @@ fn said(output: &Output) -> String {
 }
 
 /// Whether programs find the device nodes that hardware has.
-fn nodes() -> Finding {
-    let text = if Path::new("/dev/infiniband/soft0").exists() {
-        "/dev/infiniband/soft0"
-    } else {
-        "no /dev/infiniband/soft0: UCX and Mooncake ignore the device and take TCP without a word; --sysfs shows it"
-    };
-    Finding::new("node", true, text)
+fn nodes(options: &Options) -> Finding {
+    let node = first_device(sysfs::NODES, options);
+    let advice = "UCX and Mooncake ignore the device and take TCP without a word; --sysfs shows it";
+    Finding::new("node", true, found_or(&node, advice))
 }
 
 /// Whether programs find the sysfs folder that hardware has.
-fn attributes() -> Finding {
-    let text = if Path::new("/sys/class/infiniband/soft0").exists() {
-        "/sys/class/infiniband/soft0"
-    } else {
-        "no /sys/class/infiniband/soft0: NCCL needs NCCL_IB_GID_INDEX, and pyverbs skips tests; --sysfs shows it"
-    };
-    Finding::new("sysfs", true, text)
+fn attributes(options: &Options) -> Finding {
+    let folder = first_device(sysfs::DEVICES, options);
+    let advice = "NCCL needs NCCL_IB_GID_INDEX, and pyverbs skips tests; --sysfs shows it";
+    Finding::new("sysfs", true, found_or(&folder, advice))
+}
+
+/// The path if it exists, or else what lacks it.
+fn found_or(path: &Path, advice: &str) -> String {
+    let name = path.display();
+    if path.exists() { name.to_string() } else { format!("no {name}: {advice}") }
 }
 
 /// Whether the dynamic loader gives the program the library.

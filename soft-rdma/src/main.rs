@@ -22,6 +22,7 @@ use std::process::{Command, ExitCode};
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
+use rdma::Variable;
 use rdma::soft::faults::{self, FaultPlan, ParseFaultError};
 use rdma_soft_dropin::{IBVERBS, RDMACM};
 use tracing_subscriber::filter::Targets;
@@ -43,6 +44,12 @@ const LOG: &str = "RDMA_SOFT_LOG";
 
 /// The variable with the level of the log, or with levels by module.
 const RUST_LOG: &str = "RUST_LOG";
+
+/// The variable with the number of devices.
+const COUNT: &str = "RDMA_SOFT_DEVICES";
+
+/// The variable with the names of the devices.
+const NAMES: &str = "RDMA_SOFT_NAMES";
 
 /// The levels of the log.
 const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
@@ -70,7 +77,11 @@ struct Options {
     /// Number of devices: soft0, soft1 ...
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     devices: Option<u8>,
-    /// The link layer that the program sees
+    /// Names of the devices, separated by commas, in place of soft0, soft1 ...: for programs that
+    /// insist on a name, such as mlx5_0
+    #[arg(long, value_name = "NAMES", value_parser = names)]
+    device_name: Option<String>,
+    /// The link layer that the program sees: infiniband for programs that address by LID
     #[arg(long, value_name = "LAYER")]
     link_layer: Option<LinkLayer>,
     /// Faults that the program's requests meet; `help` explains what can be given
@@ -145,6 +156,7 @@ fn run(options: &Options, library: &Library) -> Result<(), Failure> {
     if options.print_sysfs {
         return sysfs::print();
     }
+    options.check_names()?;
     let folder = library.place()?;
     let mut path = folder.into_os_string();
     if let Some(others) = std::env::var_os(PATH).filter(|others| !others.is_empty()) {
@@ -158,8 +170,7 @@ fn run(options: &Options, library: &Library) -> Result<(), Failure> {
         return Err(Failure::usage("no program is given"));
     };
     // The program would hear `EINVAL`.
-    rdma_soft::check_environment()
-        .map_err(|variable| Failure::usage(rdma::ErrorKind::InvalidVariable(variable).to_string()))?;
+    rdma_soft::check_environment().map_err(invalid)?;
     if options.sysfs {
         sysfs::enter(options.prepare(&mut Command::new(SELF)).arg("--print-sysfs"), &library::lock())?;
     }
@@ -192,12 +203,46 @@ impl Options {
         }
     }
 
+    /// The names that `--device-name` lists.
+    fn device_names(&self) -> Option<Vec<String>> {
+        Some(self.device_name.as_ref()?.split(',').map(str::to_owned).collect())
+    }
+
+    /// Whether there is a name for each device: options and the environment both have a say.
+    fn check_names(&self) -> Result<(), Failure> {
+        let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+        match (&self.device_name, self.devices) {
+            (Some(names), devices) => rdma_soft::check_device_names(names, devices)
+                .map_err(|_| Failure::usage("--device-name and --devices: give a name for each device")),
+            (None, Some(devices)) => {
+                set(NAMES).map_or(Ok(()), |names| rdma_soft::check_device_names(&names, Some(devices))).map_err(invalid)
+            }
+            (None, None) => Ok(()),
+        }
+    }
+
     /// Gives a program the variables that choose its devices and its log.
     fn prepare<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.envs(self.log().map(|level| (LOG, level)));
-        command.envs(self.devices.map(|count| ("RDMA_SOFT_DEVICES", count.to_string())));
+        command.envs(self.devices.map(|count| (COUNT, count.to_string())));
+        if let Some(names) = &self.device_name {
+            command.env(NAMES, names).env(COUNT, names.split(',').count().to_string());
+        }
         command.envs(self.link_layer.map(|layer| ("RDMA_SOFT_LINK_LAYER", format!("{layer:?}").to_lowercase())))
     }
+}
+
+/// Checks the value of `--device-name`.
+fn names(text: &str) -> Result<String, String> {
+    match rdma_soft::check_device_names(text, None) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(rule) => Err(format!("it may be {}", rule.values)),
+    }
+}
+
+/// A variable with a value that the device does not take.
+fn invalid(variable: &'static Variable) -> Failure {
+    Failure::usage(rdma::ErrorKind::InvalidVariable(variable).to_string())
 }
 
 /// Whether a value of `RUST_LOG` is a level, and no list of modules.

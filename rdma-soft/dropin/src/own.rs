@@ -69,7 +69,9 @@ fn sysfs_file(dir: &[u8], file: &[u8], size: usize) -> Option<Vec<u8>> {
             text.pop();
         }
     } else {
-        let is_ours = dir.starts_with(b"/sys/class/infiniband/soft");
+        let below = dir.strip_prefix(b"/sys/class/infiniband/")?;
+        let device = below.split(|byte| *byte == b'/').next()?;
+        let is_ours = rdma_soft::device_names().iter().any(|name| name.as_bytes() == device);
         let known = DEVICE_FILES.iter().find(|(name, _)| is_ours && name.as_bytes() == file)?;
         text.extend(known.1.as_bytes());
     }

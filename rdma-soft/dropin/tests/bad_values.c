@@ -138,7 +138,8 @@ static void completion_queues(void)
 
 	FAILS(ibv_create_cq(context, 0, NULL, NULL, 0), NULL, EINVAL);
 	FAILS(ibv_create_cq(context, INT_MAX, NULL, NULL, 0), NULL, EINVAL);
-	FAILS(ibv_create_cq(context, 8, NULL, NULL, 1), NULL, EINVAL);
+	FAILS(ibv_create_cq(context, 8, NULL, NULL, context->num_comp_vectors), NULL, EINVAL);
+	FAILS(ibv_create_cq(context, 8, NULL, NULL, -1), NULL, EINVAL);
 	FAILS(ibv_create_cq_ex(context, &init), NULL, EOPNOTSUPP);
 	CHECK(ibv_resize_cq(cq, 0) == EINVAL && ibv_resize_cq(cq, -1) == EINVAL);
 	CHECK(ibv_poll_cq(cq, 1, NULL) == -EINVAL);

@@ -87,6 +87,9 @@ fn device_attr_ex(context: &ContextState) -> ibv_device_attr_ex {
         ..Default::default()
     };
     attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+    // As with a NIC's driver, `pci_atomic_caps` says that the processor's atomics count too. UCX
+    // before 1.16 takes `IBV_ATOMIC_GLOB` for a device without atomics.
+    attr.orig_attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_HCA;
     let [fetch_add, compare_swap] = [(); 2]
         .map(|()| u16::try_from(ibv_pci_atomic_op_size::IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP.0).unwrap_or(0));
     attr.pci_atomic_caps.fetch_add = fetch_add;

@@ -1,6 +1,7 @@
 //! `ibv_context`: an opened device, and the objects that live in it.
 
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
@@ -21,6 +22,10 @@ use crate::log::log;
 use crate::node::Node;
 use crate::os::fork::PerProcess;
 use crate::os::lock::Lock;
+
+/// The number of completion vectors. The device has no interrupts: programs that spread completion
+/// queues over vectors, one for each thread, get some.
+pub(super) const COMPLETION_VECTORS: u8 = 4;
 
 /// Constructors of the op tables in a context, its CQs and its QPs. `ops` passes them in at
 /// `open`, because their functions call modules that import this one.
@@ -261,7 +266,7 @@ fn make(
         ops: (tables.classic)(),
         cmd_fd: commands.as_ref().map_or(-1, Commands::raw_fd),
         async_fd: events.raw_fd(),
-        num_comp_vectors: 1,
+        num_comp_vectors: c_int::from(COMPLETION_VECTORS),
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         // `verbs.h` reads this value as "a `verbs_context` surrounds this `ibv_context`".
         abi_compat: ptr::without_provenance_mut(usize::MAX),

@@ -10,7 +10,7 @@ use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 use super::Errno;
 use super::call::{Done, Handle, Made};
 use super::channel;
-use super::context::{Child, ContextState};
+use super::context::{COMPLETION_VECTORS, Child, ContextState};
 use super::events::Entry;
 use super::gate::Gate;
 use super::object::{Object, Pointee, Public, counter, set_field};
@@ -95,8 +95,8 @@ impl Child for ibv_cq_ex {
     }
 }
 
-/// Creates a completion queue; `EINVAL` for a depth of 0 or more than `MAX_CQE`, or a vector other
-/// than 0.
+/// Creates a completion queue; `EINVAL` for a depth of 0 or more than `MAX_CQE`, or a vector that
+/// the context has not.
 pub(super) fn create(
     ibv_context: &Handle<ibv_context>,
     depth: u32,
@@ -105,7 +105,7 @@ pub(super) fn create(
     vector: u32,
 ) -> Made<ibv_cq_ex> {
     let context = ibv_context.get()?;
-    if depth == 0 || depth > limits::MAX_CQE || vector != 0 {
+    if depth == 0 || depth > limits::MAX_CQE || vector >= u32::from(COMPLETION_VECTORS) {
         return Err(Errno::INVAL);
     }
     let channel = if ibv_channel.raw().is_null() { None } else { Some(ibv_channel.get()?) };

@@ -1,5 +1,4 @@
-//! `ibv_device`: the devices before they are opened, the device list, names and environment
-//! variables.
+//! `ibv_device`: the devices before they are opened, the device list and environment variables.
 //!
 //! All devices share the process's engine, links and agent. They differ in identity only: name,
 //! GUID, GID and LID.
@@ -14,14 +13,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use rdma_sys::{Variable, ibv_device, ibv_node_type, ibv_transport_type};
 
 use super::Errno;
-use super::call::{LIST_LEN, Out, OwnList, list};
+use super::call::{Out, OwnList, list};
+use super::names::{self, MAX_DEVICES};
 use super::object::{Object, Public};
 use crate::log::stderr::{self, Verbosity};
-
-/// Name of the variable that says how many devices there are.
-const COUNT: &str = "RDMA_SOFT_DEVICES";
-/// Largest number of devices.
-const MAX_DEVICES: usize = LIST_LEN;
 
 /// The link layer that consumers see. The link layer changes only addresses: GIDs and LIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +46,9 @@ pub(crate) struct PaddedDevice {
 /// Private part of a device: the attributes that can be read without a context.
 #[derive(Debug)]
 pub(crate) struct DeviceState {
-    /// The number in the device's name.
+    /// The device's number, from 0.
     pub(crate) index: u8,
+    pub(crate) name: String,
     pub(crate) guid: u64,
     pub(crate) link_layer: LinkLayer,
 }
@@ -81,7 +77,7 @@ fn devices() -> impl ExactSizeIterator<Item = *mut PaddedDevice> {
     static COUNT: AtomicU8 = AtomicU8::new(0);
     if COUNT.load(Ordering::Relaxed) == 0 {
         // Fails if another thread has been faster.
-        let _stored = COUNT.compare_exchange(0, count(), Ordering::Relaxed, Ordering::Relaxed);
+        let _stored = COUNT.compare_exchange(0, names::count(), Ordering::Relaxed, Ordering::Relaxed);
     }
     (0..COUNT.load(Ordering::Relaxed)).map(|index| {
         let place = &DEVICES[usize::from(index)];
@@ -102,18 +98,9 @@ fn devices() -> impl ExactSizeIterator<Item = *mut PaddedDevice> {
     })
 }
 
-/// The number of devices that `RDMA_SOFT_DEVICES` asks for; 1 by default.
-fn count() -> u8 {
-    env::var(COUNT).ok().and_then(|value| device_count(&value)).unwrap_or(1)
-}
-
-fn device_count(value: &str) -> Option<u8> {
-    value.parse().ok().filter(|&count: &u8| (1..=MAX_DEVICES).contains(&usize::from(count)))
-}
-
 /// Makes the device with this number.
 fn make(index: u8) -> *mut PaddedDevice {
-    let name = format!("soft{index}");
+    let name = names::name(index);
     let mut device = ibv_device {
         node_type: ibv_node_type::IBV_NODE_CA,
         transport_type: ibv_transport_type::IBV_TRANSPORT_IB,
@@ -123,7 +110,7 @@ fn make(index: u8) -> *mut PaddedDevice {
     put(&mut device.dev_name, &name);
     put(&mut device.dev_path, &format!("/sys/class/infiniband_verbs/{name}"));
     put(&mut device.ibdev_path, &format!("/sys/class/infiniband/{name}"));
-    let state = DeviceState { index, guid: guid(index), link_layer: LinkLayer::from_env() };
+    let state = DeviceState { index, name, guid: guid(index), link_layer: LinkLayer::from_env() };
     Object::create(PaddedDevice { device, zeroes: [0; 16] }, state)
 }
 
@@ -166,7 +153,7 @@ pub fn check_environment() -> Result<(), &'static Variable> {
     type Rule = (Variable, fn(&str) -> bool);
     static RULES: [Rule; 6] = [
         (Variable { name: "RDMA_SOFT", values: "on or off" }, on_or_off),
-        (Variable { name: COUNT, values: "1 to 64" }, |value| device_count(value).is_some()),
+        (names::COUNT, |value| names::device_count(value).is_some()),
         (Variable { name: "RDMA_SOFT_LINK_LAYER", values: "ethernet or infiniband" }, link_layer),
         (Variable { name: "RDMA_SOFT_PTRACER", values: "on or off" }, on_or_off),
         (Variable { name: stderr::VARIABLE, values: stderr::VALUES }, |value| Verbosity::parse(value).is_some()),
@@ -179,7 +166,7 @@ pub fn check_environment() -> Result<(), &'static Variable> {
             return Err(variable);
         }
     }
-    Ok(())
+    names::check_environment()
 }
 
 /// Whether the environment enables the devices: `RDMA_SOFT` is not `off`.
@@ -199,6 +186,14 @@ pub(crate) fn get(ibv_device: *mut ibv_device) -> Result<&'static Object<PaddedD
 /// The attributes of all devices.
 pub(crate) fn all() -> impl Iterator<Item = &'static DeviceState> {
     devices().filter_map(|device| get(device.cast()).ok().map(|object| &**object))
+}
+
+/// The names of all devices, in the order of their numbers.
+///
+/// Also of devices that `RDMA_SOFT=off` excludes from the device list.
+#[must_use]
+pub fn device_names() -> Vec<String> {
+    all().map(|device| device.name.clone()).collect()
 }
 
 /// The devices in the order of their numbers; none if `RDMA_SOFT=off` disables them. `EINVAL` if an
@@ -269,14 +264,6 @@ mod tests {
         assert_ne!(get_device_guid(first), 0);
         // SAFETY: a list that was just made.
         unsafe { (verbs.ibv_free_device_list)(list) };
-    }
-
-    #[test]
-    fn the_number_of_devices_is_1_to_64() {
-        assert_eq!(["1", "2", "64"].map(device_count), [Some(1), Some(2), Some(64)]);
-        for text in ["", "0", "65", "256", "-1", "two", "1.5", " 2"] {
-            assert_eq!(device_count(text), None, "{text:?}");
-        }
     }
 
     #[test]

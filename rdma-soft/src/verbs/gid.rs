@@ -156,7 +156,7 @@ mod tests {
     use std::net::Ipv6Addr;
 
     fn device(index: u8, link_layer: LinkLayer) -> DeviceState {
-        DeviceState { index, guid: 0x0212_3456_789a_bcde, link_layer }
+        DeviceState { index, name: format!("soft{index}"), guid: 0x0212_3456_789a_bcde, link_layer }
     }
 
     #[test]

@@ -64,6 +64,7 @@ mod gate;
 pub(crate) mod gid;
 mod mcast;
 mod mr;
+mod names;
 pub(crate) mod object;
 mod on_demand;
 pub(crate) mod ops;
@@ -78,8 +79,9 @@ mod strings;
 mod table;
 
 pub use call::READ;
-pub use device::check_environment;
+pub use device::{check_environment, device_names};
 pub use mr::register_foreign;
+pub use names::check_device_names;
 pub(crate) use table::{GET_ASYNC_EVENT, GET_CQ_EVENT};
 pub use table::{GetAsyncEvent, GetCqEvent, ibverbs};
 

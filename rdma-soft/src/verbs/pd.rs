@@ -180,6 +180,7 @@ pub(super) fn unimport_pd(pd: Own<ibv_pd>) {
 
 /// The context's `alloc_parent_domain`. The device locks its queues whatever thread domain they
 /// belong to, and never calls the allocators: it allocates nothing that a program could place.
+/// `EOPNOTSUPP` for flags that it does not know, at which programs go on without them.
 pub(super) fn alloc_parent_domain(
     ibv_context: Handle<ibv_context>,
     attr: In<ibv_parent_domain_init_attr>,
@@ -188,7 +189,10 @@ pub(super) fn alloc_parent_domain(
     let attr = attr.get()?;
     let allocates = attr.comp_mask & Mask::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS.0 != 0;
     let known = Mask::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS.0 | Mask::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT.0;
-    if attr.comp_mask & !known != 0 || (allocates && (attr.alloc.is_none() || attr.free.is_none())) {
+    if attr.comp_mask & !known != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if allocates && (attr.alloc.is_none() || attr.free.is_none()) {
         return Err(Errno::INVAL);
     }
     // SAFETY: `from_c` requires null or a live domain during the call: promise 1 for the
@@ -241,7 +245,7 @@ impl Child for ibv_td {
 pub(super) fn alloc_td(ibv_context: Handle<ibv_context>, attr: In<ibv_td_init_attr>) -> Made<ibv_td> {
     let context = ibv_context.get()?;
     if attr.get()?.comp_mask != 0 {
-        return Err(Errno::INVAL);
+        return Err(Errno::OPNOTSUPP);
     }
     let public = ibv_td { context: ibv_context.raw() };
     Ok(context.create(public, TdState { users: Users::default(), context: Arc::clone(context) }))

@@ -68,9 +68,17 @@ fn structures_of_every_length_are_filled_as_far_as_they_go() {
     for size in [376, 384, 400] {
         assert_eq!(opened.query_device(ptr::null(), &mut device, size), 0);
         assert_eq!(device.orig_attr.phys_port_cnt, 1);
-        assert_eq!(device.orig_attr.atomic_cap, ibv_atomic_cap::IBV_ATOMIC_GLOB);
+        assert_eq!(device.orig_attr.atomic_cap, ibv_atomic_cap::IBV_ATOMIC_HCA, "what UCX looks for");
     }
     assert_eq!(device.phys_port_cnt_ex, 1);
+    let eight_bytes = u16::try_from(ibv_pci_atomic_op_size::IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP.0).unwrap();
+    let caps = device.pci_atomic_caps;
+    assert_eq!((caps.fetch_add, caps.swap, caps.compare_swap), (eight_bytes, 0, eight_bytes));
+    // Without `pci_atomic_caps`, this value alone says that the processor's atomics count too.
+    let mut plain = ibv_device_attr::default();
+    // SAFETY: an open context, and space for the attributes.
+    assert_eq!(unsafe { (verbs().ibv_query_device)(opened.0, &raw mut plain) }, 0);
+    assert_eq!(plain.atomic_cap, ibv_atomic_cap::IBV_ATOMIC_GLOB);
     let input = ibv_query_device_ex_input { comp_mask: 1 };
     assert_eq!(opened.query_device(&raw const input, &mut device, 400), libc::EINVAL);
 }

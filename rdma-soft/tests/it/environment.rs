@@ -217,6 +217,29 @@ fn there_can_be_several_devices() {
 }
 
 #[test]
+#[ignore = "run by devices_have_the_names_that_programs_insist_on"]
+fn two_names() {
+    let name = |&device: &*mut ibv_device| {
+        // SAFETY: a device of the list.
+        let name = unsafe { (verbs().ibv_get_device_name)(device) };
+        // SAFETY: a C string that is never freed.
+        unsafe { CStr::from_ptr(name) }
+    };
+    assert_eq!(devices().iter().map(name).collect::<Vec<_>>(), [c"mlx5_0", c"mlx5_1"]);
+    assert_eq!(rdma_soft::device_names(), ["mlx5_0", "mlx5_1"]);
+    let (port, _) = port_of(open_nth(1));
+    assert_eq!(port.state, ibv_port_state::IBV_PORT_ACTIVE);
+}
+
+#[test]
+fn devices_have_the_names_that_programs_insist_on() {
+    let names = ("RDMA_SOFT_NAMES", "mlx5_0,mlx5_1");
+    passes_alone(&["environment::two_names"], &[names]);
+    passes_alone(&["environment::two_names"], &[names, ("RDMA_SOFT_DEVICES", "2")]);
+    passes_alone(&["environment::refused"], &[names, ("RDMA_SOFT_DEVICES", "3")]);
+}
+
+#[test]
 #[ignore = "run by a_value_that_means_nothing_is_an_error"]
 fn refused() {
     let mut count = -1;
@@ -235,6 +258,8 @@ fn a_value_that_means_nothing_is_an_error() {
         ("RDMA_SOFT_DEVICES", "0"),
         ("RDMA_SOFT_DEVICES", "65"),
         ("RDMA_SOFT_DEVICES", "two"),
+        ("RDMA_SOFT_NAMES", "mlx5_0,mlx5_0"),
+        ("RDMA_SOFT_NAMES", "mlx5/0"),
         ("RDMA_SOFT_PTRACER", "no"),
         ("RDMA_SOFT_CM_TIMEOUT", "0"),
         ("RDMA_SOFT_LOG", "loud"),

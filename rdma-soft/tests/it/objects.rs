@@ -118,8 +118,16 @@ fn completion_queue_limits() {
         // SAFETY: an open context.
         unsafe { (verbs().ibv_create_cq)(context, cqe, ptr::null_mut(), ptr::null_mut(), vector) }
     };
-    for (cqe, vector) in [(0, 0), (-1, 0), (c_int::MAX, 0), (1, 1), (1, -1)] {
+    for (cqe, vector) in [(0, 0), (-1, 0), (c_int::MAX, 0), (1, 4), (1, c_int::MAX), (1, -1)] {
         assert_eq!(errno(create(cqe, vector)), libc::EINVAL);
+    }
+    // SAFETY: an open context, whose field never changes.
+    assert_eq!(unsafe { (*context).num_comp_vectors }, 4);
+    for vector in 1..4 {
+        let cq = create(1, vector);
+        assert!(!cq.is_null(), "vector {vector}");
+        // SAFETY: a live queue, which is not used afterwards.
+        assert_eq!(unsafe { (verbs().ibv_destroy_cq)(cq) }, 0);
     }
     let cq = create(17, 0);
     // SAFETY: a live queue.

@@ -116,7 +116,15 @@ fn domains_that_cannot_be_are_refused() {
     let attr = attributes(&a);
     let invalid = Some(Some(libc::EINVAL));
     assert_eq!(parent(&a, ibv_parent_domain_init_attr { pd: ptr::null_mut(), ..attr }).err(), invalid);
-    assert_eq!(parent(&a, ibv_parent_domain_init_attr { comp_mask: 1 << 9, ..attr }).err(), invalid);
+    let shared = ibv_parent_domain_init_attr_mask::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC.0;
+    for comp_mask in [shared, 1 << 9, shared | 1] {
+        let refused = parent(&a, ibv_parent_domain_init_attr { comp_mask, ..attr }).err();
+        assert_eq!(refused, Some(Some(libc::EOPNOTSUPP)), "{comp_mask:#x}");
+    }
+    let mut unknown = ibv_td_init_attr { comp_mask: 1 };
+    // SAFETY: an open context, and a valid structure.
+    let td = unsafe { ibv_alloc_td(a.context, &raw mut unknown) };
+    assert_eq!((td, last_errno()), (ptr::null_mut(), Some(libc::EOPNOTSUPP)));
     assert_eq!(parent(&a, ibv_parent_domain_init_attr { comp_mask: 1, ..attr }).err(), invalid, "no allocators");
     assert_eq!(parent(&a, attributes(&b)).err(), invalid, "another context's");
     let made = parent(&a, attr).unwrap();

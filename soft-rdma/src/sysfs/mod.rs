@@ -21,6 +21,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::Mode;
 
 use self::tree::{Content, FOLDERS, Tree};
+pub(super) use self::tree::{DEVICES, NODES};
 use crate::failure::Failure;
 
 /// The character device that stands for the nodes of the devices.
@@ -47,7 +48,9 @@ pub(super) fn enter(describe: &mut Command, lock: &Path) -> Result<(), Failure> 
         return Ok(());
     }
     if tree::is_marked(Path::new("/")) {
-        return Err(Failure::new("an outer soft-rdma --sysfs has other devices; give it the same --devices"));
+        return Err(Failure::new(
+            "an outer soft-rdma --sysfs has other devices; give it the same --devices and --device-name",
+        ));
     }
     namespace::enter(lock)?;
     build(&tree).map_err(|error| Failure::from(error).context("--sysfs"))

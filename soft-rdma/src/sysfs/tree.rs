@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 
 /// The folder of the devices in sysfs.
-pub(super) const DEVICES: &str = "/sys/class/infiniband";
+pub(crate) const DEVICES: &str = "/sys/class/infiniband";
 /// The folder of the devices' character devices in sysfs.
 const VERBS: &str = "/sys/class/infiniband_verbs";
 /// The folder of the device nodes.
-pub(super) const NODES: &str = "/dev/infiniband";
+pub(crate) const NODES: &str = "/dev/infiniband";
 /// The folders that the tree adds entries to.
 pub(super) const FOLDERS: [&str; 3] = [DEVICES, VERBS, NODES];
 
@@ -43,7 +43,9 @@ impl Tree {
     /// Describes the devices that this process sees.
     pub(super) fn of_devices() -> Result<Self, Failure> {
         let mut tree = Self::default();
-        for device in Device::list()?.iter().filter(|device| device.name().starts_with("soft")) {
+        let names = rdma_soft::device_names();
+        for device in Device::list()?.iter().filter(|device| names.contains(&device.name())) {
+            check_free(&Path::new(DEVICES).join(device.name()))?;
             tree.add_device(device)?;
         }
         if tree.entries.is_empty() {
@@ -172,8 +174,22 @@ impl Tree {
 
 /// Whether `root` has the files of a software device.
 pub(super) fn is_marked(root: &Path) -> bool {
-    let file = under(root, &Path::new(DEVICES).join("soft0").join(MARK.0));
-    fs::read_to_string(file).is_ok_and(|text| text.trim() == MARK.1)
+    let devices = fs::read_dir(under(root, Path::new(DEVICES)));
+    devices.into_iter().flatten().flatten().any(|device| is_software(&device.path()))
+}
+
+/// Whether a folder in sysfs is that of a software device.
+fn is_software(device: &Path) -> bool {
+    fs::read_to_string(device.join(MARK.0)).is_ok_and(|text| text.trim() == MARK.1)
+}
+
+/// Refuses the folder of a device of the host: the software device would overwrite its files.
+fn check_free(folder: &Path) -> Result<(), Failure> {
+    if folder.symlink_metadata().is_err() || is_software(folder) {
+        return Ok(());
+    }
+    let folder = folder.display();
+    Err(Failure::new(format!("{folder} is a device of this host: with --sysfs, give another --device-name")))
 }
 
 /// An absolute path below another root folder.
@@ -231,6 +247,29 @@ mod tests {
         assert_eq!(find("/sys/class/infiniband/soft0/ports/1/gids/0"), Some(&line(gid(first.ipv6()))));
         assert_eq!(find("/dev/infiniband/soft0"), Some(&Content::Node));
         assert!(!tree.is_in(Path::new("/nonexistent")));
+    }
+
+    #[test]
+    fn the_name_of_a_device_of_the_host_is_refused() {
+        let host = tempfile::tempdir().unwrap();
+        let folder = host.path().join("mlx5_0");
+        assert!(check_free(&folder).is_ok());
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("hca_type"), "MT4129\n").unwrap();
+        let refused = check_free(&folder).unwrap_err().to_string();
+        assert!(refused.contains("mlx5_0 is a device of this host") && refused.contains("--device-name"), "{refused}");
+        fs::write(folder.join("hca_type"), "rdma-soft\n").unwrap();
+        assert!(check_free(&folder).is_ok());
+    }
+
+    #[test]
+    fn a_root_with_a_software_device_of_any_name_is_marked() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("sys/class/infiniband/mlx5_0");
+        fs::create_dir_all(&folder).unwrap();
+        assert!(!is_marked(root.path()));
+        fs::write(folder.join("hca_type"), "rdma-soft\n").unwrap();
+        assert!(is_marked(root.path()));
     }
 
     #[test]

@@ -138,6 +138,39 @@ fn a_c_program_finds_the_devices() {
 }
 
 #[test]
+fn devices_get_names_that_programs_insist_on() {
+    let folder = folder("names");
+    let Some(program) = compile(&folder, "named", PROGRAM) else { return };
+    let run = |arguments: &[&str]| has_succeeded("soft-rdma", &launch(&folder, &[arguments, &[&program]].concat()));
+    assert_eq!(run(&["--device-name", "mlx5_0"]), "mlx5_0 2\n");
+    assert_eq!(run(&["--device-name", "mlx5_0,mlx5_1", "--devices", "2"]), "mlx5_0 2\nmlx5_1 2\n");
+    assert_eq!(run(&["--device-name", "mlx5_0", "--fault", "delay=1ms"]), "mlx5_0 2\n");
+    let checked = run(&["--check", "--device-name", "mlx5_0"]);
+    assert!(checked.contains("devices      mlx5_0\n") && checked.contains("no /dev/infiniband/mlx5_0: "), "{checked}");
+    // A program with the device built in finds it under the name once.
+    let inner = env!("CARGO_BIN_EXE_soft-rdma");
+    let checked = launch(&folder, &["--device-name", "mlx5_0", inner, "--check"]);
+    assert!(has_succeeded("soft-rdma", &checked).contains("devices      mlx5_0\n"), "{}", text(&checked.stdout));
+    let long = "m".repeat(64);
+    for (names, reason) in [
+        ("", "names of 1 to 63 bytes"),
+        ("a,", "names of 1 to 63 bytes"),
+        (&long, "names of 1 to 63 bytes"),
+        ("a/b", "names of letters, digits"),
+        ("a,a", "names of which none comes twice"),
+    ] {
+        let refused = launch(&folder, &["--device-name", names, "echo", "started"]);
+        has_failed("soft-rdma", &refused, reason);
+        assert_eq!((refused.status.code(), text(&refused.stdout)), (Some(2), String::new()), "{names}");
+    }
+    let refused = launch(&folder, &["--device-name", "a", "--devices", "2", "true"]);
+    has_failed("soft-rdma", &refused, "give a name for each device");
+    let mut listed = launcher(&folder, &["--devices", "3", "true"]);
+    let refused = finish(listed.env("RDMA_SOFT_NAMES", "a,b").spawn().unwrap());
+    has_failed("soft-rdma", &refused, "RDMA_SOFT_NAMES has an invalid value: it may be one name for each");
+}
+
+#[test]
 fn the_check_says_which_processes_the_device_reaches() {
     let checked = has_succeeded("soft-rdma", &launch(&folder("reach"), &["--check"]));
     for kind in ["net", "pid", "user"] {
@@ -419,6 +452,8 @@ fn a_c_program_says_why_a_peer_is_not_reached() {
 #[test]
 fn variables_without_a_meaning_are_refused() {
     let folder = folder("variables");
+    let names = finish(launcher(&folder, &["true"]).env("RDMA_SOFT_NAMES", "a/b").spawn().unwrap());
+    has_failed("RDMA_SOFT_NAMES", &names, "RDMA_SOFT_NAMES");
     for name in ["RDMA_SOFT", "RDMA_SOFT_DEVICES", "RDMA_SOFT_LOG", "RDMA_SOFT_FAULT", "RDMA_SOFT_CM_TIMEOUT"] {
         let output = finish(launcher(&folder, &["true"]).env(name, "wrong").spawn().unwrap());
         has_failed(name, &output, name);
@@ -524,9 +559,16 @@ fn the_program_sees_the_devices_in_sysfs() {
     assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("4: ACTIVE\n4: ACTIVE\n", Some(7)));
     // The host has got nothing.
     assert!(!Path::new("/dev/infiniband/soft1").exists());
+    let named = ["--sysfs", "--device-name", "mlx5_7"];
+    let script = "cat /sys/class/infiniband/mlx5_7/hca_type && test -c /dev/infiniband/mlx5_7 \
+                  && test ! -e /sys/class/infiniband/soft0";
+    let shown = launch(&folder, &[&named[..], &["sh", "-c", script]].concat());
+    assert_eq!(has_succeeded("a name", &shown), "rdma-soft\n");
     // A program under a launcher may be one itself.
     let inner = env!("CARGO_BIN_EXE_soft-rdma");
     let _out = has_succeeded("the same devices", &run(&[inner, "--sysfs", "true"]));
+    let same = launch(&folder, &[&named[..], &[inner], &named[..], &["true"]].concat());
+    let _out = has_succeeded("the same name", &same);
     has_failed("more devices", &run(&[inner, "--sysfs", "--devices", "3", "true"]), "an outer soft-rdma --sysfs");
 }
 

@@ -45,6 +45,21 @@ fn the_list_has_both() {
 }
 
 #[test]
+fn a_device_is_selected_by_the_name_that_it_was_given() {
+    passes_alone(&["devices::a_given_name"], &[("RDMA_SOFT_NAMES", "given_0,given_1")]);
+}
+
+#[test]
+#[ignore = "run by a_device_is_selected_by_the_name_that_it_was_given"]
+fn a_given_name() {
+    let selector: DeviceSelector = "given_1:1".parse().unwrap();
+    let opened = rdma::open(&selector).unwrap();
+    assert_eq!((opened.context.name().as_str(), opened.context.is_software()), ("given_1", true));
+    let error = rdma::open(&"soft0".parse().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("given_0, given_1"), "{error}");
+}
+
+#[test]
 fn every_device_reaches_every_device_of_another_process() {
     passes_alone(&["devices::rails_between_processes"], TWO);
 }

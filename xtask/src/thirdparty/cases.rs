@@ -342,4 +342,5 @@ pub(super) static CASES: &[Case] = &[
     passes(ExamplePingpong, "rc_pingpong_split", "-d soft0 -s 65536"),
     passes(ExampleCm, "cmtime", "-c 10"),
     passes(Pingpong, "valgrind", "-q --error-exitcode=9 ibv_rc_pingpong -c -n 100"),
+    passes(Alone, "valgrind", "-q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite ibv_devinfo"),
 ];
