@@ -1,6 +1,6 @@
 //! `cargo xtask containers`: runs the commands of the files that users of hosted jobs and images
-//! take, in Debian systems that have nothing else: the `RUN` lines of the Dockerfile, the `run` lines
-//! of the GitHub action and of the workflow, and those of the guide's page.
+//! take, in Debian systems that have nothing else: the `RUN` lines of the Dockerfile, the `run`
+//! lines of the GitHub action and of the workflow, and those of the guide's page.
 //!
 //! A system is a folder that debootstrap fills, and a command runs there by chroot, in mount and
 //! process namespaces of its own. No image is pulled, and no service of the files' systems is used.
