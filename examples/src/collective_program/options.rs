@@ -88,7 +88,7 @@ pub(crate) struct Args {
     #[arg(short = 'o', long, default_value = "sum", value_parser = or_all::<Reduction>())]
     #[arg(help_heading = cli::WHAT)]
     pub(super) op: String,
-    /// Element type: f32, f16, i32 ...; all: each that has the reduction
+    /// Element type: f32, f16, i32 ...; all: each in turn
     #[arg(short = 'd', long, alias = "datatype", default_value = "f32")]
     #[arg(value_parser = or_all::<DataType>())]
     #[arg(help_heading = cli::WHAT)]
