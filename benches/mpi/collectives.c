@@ -107,7 +107,7 @@ static const struct operation {
 	{ "all_reduce", all_reduce, sum_of_all, 0, 0, 0, 0, 0 },
 	{ "all_gather", all_gather, gathered, 1, 0, 1, 0, 0 },
 	{ "reduce_scatter", reduce_scatter, sum_of_block, 0, 1, 1, 0, 0 },
-	{ "all_to_all", alltoall, exchanged, 0, 0, 1, 0, 0 },
+	{ "all_to_all", all_to_all, exchanged, 0, 0, 1, 0, 0 },
 	{ "broadcast", broadcast, of_root, 0, 0, 0, 0, 0 },
 	{ "reduce", reduce, sum_of_all, 0, 0, 0, 1, 1 },
 	{ "gather", gather, gathered, 1, 0, 1, 1, 1 },

@@ -9,9 +9,9 @@ use crate::text::PeerText;
 
 /// Why an operation cannot go on, as data: a program matches on it, and no text.
 ///
-/// It is equal at all ranks: those that another rank has told of its failure have the cause that
-/// this rank had. [`Error::kind`](crate::Error::kind) says whose failure it is, and
-/// [`Error::rank`](crate::Error::rank) names the rank.
+/// It is equal at all ranks of a job that has begun: those that another rank has told of its
+/// failure have the cause that this rank had. [`Error::kind`](crate::Error::kind) says whose
+/// failure it is, and [`Error::rank`](crate::Error::rank) names the rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Cause {

@@ -1,6 +1,8 @@
 //! A communicator: the ranks of a job, connected by shared memory and by RDMA, and the collectives
 //! that they do together. It is what NCCL and MPI call a communicator.
 
+mod parts;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -51,11 +53,12 @@ const MESH: usize = 16;
 /// A rank that fails, or whose arguments make no sense, gets an error; the others wait for it until
 /// [`Tuning::stall`], unless the rank ends its job with the error
 /// ([`Group::conclude`], [`placement::run`](crate::placement::run)). They then get the reason.
+///
 /// # Operations that differ
 ///
-/// The ranks compare their operations in the background, at no cost for an operation: twice a
-/// second each rank tells rank 0 of the communicator which ones it has begun, over the connections
-/// of the job's group. If two ranks have done different ones, the operations of all ranks end with
+/// The ranks compare their operations in the background, which costs an operation a few stores.
+/// Twice a second each rank tells rank 0 of the communicator which ones it has begun, over the
+/// connections of the job's group. If two ranks have done different ones, the operations of all ranks end with
 /// `InvalidInput`, about a second after they have begun, and so does each later one of this
 /// communicator. The error names both ranks, both operations and their number, which counts the
 /// operations, allocations and splits of the communicator from 1. Other communicators go on.
@@ -279,7 +282,8 @@ impl Communicator {
     pub fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensor<T>, Error> {
         self.maker.check()?;
         self.recorder.record(signature::OF_ALLOCATION)?;
-        self.allocate_tensor(count)
+        let allocated = self.allocate_tensor(count);
+        self.or_mismatch(allocated)
     }
 
     fn allocate_tensor<T: Element>(&mut self, count: usize) -> Result<Tensor<T>, Error> {
@@ -514,7 +518,10 @@ impl Communicator {
     /// may become known a moment later.
     pub(crate) fn or_mismatch<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
         match result {
-            Err(error) if error.kind() == ErrorKind::InvalidInput => Err(self.group.known_mismatch().unwrap_or(error)),
+            // The others are told of a limit at once.
+            Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::TimedOut) => {
+                Err(self.group.known_mismatch().unwrap_or(error))
+            }
             Err(error) => Err(self.group.mismatch().unwrap_or(error)),
             result => result,
         }
@@ -569,25 +576,6 @@ impl Communicator {
     /// part of the job's group, which alone can be concluded.
     pub fn group(&mut self) -> &mut Group {
         &mut self.group
-    }
-
-    /// Connects some of the ranks by a communicator of their own: those that give the same color,
-    /// in the order of their keys, and of their ranks where keys are equal. Collective: every rank
-    /// is in the part of its color.
-    ///
-    /// This is NCCL's `ncclCommSplit` and MPI's `MPI_Comm_split`; with one color it is
-    /// `MPI_Comm_dup`.
-    ///
-    /// # Errors
-    /// If a rank has failed, or lacks the memory.
-    #[doc(alias = "ncclCommSplit")]
-    #[doc(alias = "MPI_Comm_split")]
-    #[doc(alias = "MPI_Comm_dup")]
-    pub fn split(&mut self, color: usize, key: usize) -> Result<Self, Error> {
-        self.maker.check()?;
-        self.recorder.record(signature::OF_SPLIT)?;
-        let part = self.group.split(color, key)?;
-        Self::of_group(self.rails.clone(), part, self.tuning.clone())
     }
 
     /// Divides a sum by the number of ranks if `reduction` is the average, which no schedule does:

@@ -51,8 +51,9 @@ impl Communicator {
         let (element, size) = (T::TYPE, request.size(self.ranks()));
         let bytes = size.saturating_mul(element.size()) as u64;
         let tells_place = match executor {
-            Executor::Reads => true,
-            Executor::Fused => self.host.is_some() && AllReduce::tells_place(bytes),
+            // Where a rank reads the others' blocks depends on their place.
+            Executor::Reads => matches!(request.op, Collective::AllGather | Collective::Gather),
+            Executor::Fused => self.host.is_some() && AllReduce::tells_place(bytes, self.world),
             Executor::Steps => false,
         };
         let signature = signature::of(&request, element, algorithm, executor, tells_place);

@@ -65,9 +65,11 @@ pub(crate) fn of(
     [word, all, hash.max(1)]
 }
 
-/// The signature of the same operation on slices of the program.
+/// The signature of the same operation on slices of the program, which is done out of place, and in
+/// pieces by executors of their own.
 pub(crate) fn in_slices([word, count, counts]: Signature) -> Signature {
-    [word | shifted(IN_SLICES, 1), count, counts]
+    let of_tensors = shifted(IN_PLACE, 1) | shifted(EXECUTOR, u64::MAX);
+    [word & !of_tensors | shifted(IN_SLICES, 1), count, counts]
 }
 
 /// The signature of a barrier, which is an all-reduce.
@@ -97,7 +99,7 @@ fn text([word, count, counts]: Signature, is_detailed: bool) -> String {
     if op == Collective::Barrier && !is_detailed {
         return op.to_string();
     }
-    let element = DataType::ALL.get(index(ELEMENT)).map_or_else(String::new, |element| element.rust_name());
+    let element = DataType::ALL.get(index(ELEMENT)).map_or("", |element| element.name());
     let mut text = format!("{op} of {count} x {element}");
     if counts != 0 {
         text.push_str(" in blocks of different lengths");
@@ -110,11 +112,12 @@ fn text([word, count, counts]: Signature, is_detailed: bool) -> String {
         text.push_str(&format!(" {way} rank {}", field(ROOT)));
     }
     if is_detailed {
-        let memory = if field(IN_SLICES) == 1 { "slices" } else { "tensors" };
+        let in_slices = field(IN_SLICES) == 1;
+        let memory = if in_slices { "slices" } else { "tensors" };
         let place = if field(IN_PLACE) == 1 { " in place" } else { "" };
         let algorithm = Algorithm::ALL.get(index(ALGORITHM)).map_or("an unknown algorithm", |known| known.name());
         text.push_str(&format!(" in {memory}{place} (by {algorithm}"));
-        if let Some(executor) = EXECUTORS.get(index(EXECUTOR)) {
+        if let Some(executor) = EXECUTORS.get(index(EXECUTOR)).filter(|_| !in_slices) {
             text.push_str(&format!(", {executor:?}").to_lowercase());
         }
         if counts != 0 {
@@ -153,11 +156,12 @@ mod tests {
         assert_eq!(told(bf16, own), format!("all_reduce of 1024 x bf16 by sum | {ours}"));
         assert_eq!(
             told(own, in_slices(own)),
-            format!("{ours} in tensors (by ring, steps) | {ours} in slices (by ring, steps)")
+            format!("{ours} in tensors (by ring, steps) | {ours} in slices (by ring)")
         );
+        let in_place = signature(&Request { in_place: true, ..sums.clone() });
+        assert_eq!(in_slices(own), in_slices(in_place));
         let tree = of(&sums, DataType::F32, Algorithm::Tree, Executor::Fused, true);
         assert_eq!(told(own, tree), format!("{ours} in tensors (by ring, steps) | {ours} in tensors (by tree, fused)"));
-        let in_place = signature(&Request { in_place: true, ..sums.clone() });
         assert!(told(own, in_place).contains("in tensors (by ring, steps) | "), "{}", told(own, in_place));
         assert!(told(own, in_place).contains("in tensors in place ("), "{}", told(own, in_place));
         assert_eq!(told(of_barrier(own), OF_ALLOCATION), "barrier | the allocation of a tensor");

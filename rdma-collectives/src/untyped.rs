@@ -201,8 +201,9 @@ impl UntypedTensor {
     /// Copies bytes into the tensor, the first to the element `start`.
     ///
     /// # Errors
-    /// If the bytes do not fit.
+    /// If the bytes do not fit, or are no whole elements.
     pub fn write(&self, start: usize, bytes: &[u8]) -> Result<(), Error> {
+        check_whole(self.data_type, bytes.len())?;
         struct Write<'a>(&'a UntypedTensor, usize, &'a [u8]);
         impl ElementVisitor for Write<'_> {
             type Output = Result<(), Error>;
@@ -217,8 +218,9 @@ impl UntypedTensor {
     /// Copies bytes out of the tensor, the first from the element `start`.
     ///
     /// # Errors
-    /// If the tensor has fewer.
+    /// If the tensor has fewer, or the bytes are no whole elements.
     pub fn read(&self, start: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        check_whole(self.data_type, bytes.len())?;
         struct Read<'a>(&'a UntypedTensor, usize, &'a mut [u8]);
         impl ElementVisitor for Read<'_> {
             type Output = Result<(), Error>;
@@ -345,13 +347,17 @@ fn check(data_type: DataType, bytes: &[u8]) -> Result<(), Error> {
             self.0.is_empty() || bytemuck::try_cast_slice::<u8, T>(self.0).is_ok()
         }
     }
-    let (count, size) = (bytes.len(), data_type.size());
-    if count % size != 0 {
-        return Err(Error::invalid(format!(
-            "{count} bytes are no whole number of {data_type}, which has {size} bytes"
-        )));
-    }
+    check_whole(data_type, bytes.len())?;
     if data_type.visit(IsAligned(bytes)) { Ok(()) } else { Err(misplaced(data_type)) }
+}
+
+/// Checks that so many bytes are whole elements.
+fn check_whole(data_type: DataType, bytes: usize) -> Result<(), Error> {
+    let size = data_type.size();
+    match bytes % size {
+        0 => Ok(()),
+        _ => Err(Error::invalid(format!("{bytes} bytes are no whole number of {data_type}, which has {size} bytes"))),
+    }
 }
 
 fn misplaced(data_type: DataType) -> Error {

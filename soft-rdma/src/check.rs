@@ -60,7 +60,8 @@ fn environment(options: &Options) -> Finding {
         // The first starts what all have in common.
         devices.first().map(rdma::Device::open).transpose()?;
         let names = devices.iter().map(rdma::Device::name).collect::<Vec<_>>();
-        Ok(options.device_names().unwrap_or(names).join(", "))
+        let named = options.device_names().filter(|_| !names.is_empty());
+        Ok(named.unwrap_or(names).join(", "))
     });
     match opened {
         Ok(names) if names.is_empty() => Finding::new("devices", false, "none: RDMA_SOFT=off turns the device off"),

@@ -17,12 +17,12 @@ use serde_json::json;
 
 /// Connections of a receiver: those of its senders, and of senders that end or are being refused.
 const MAX_CONNECTIONS: u32 = 2 * file_copy::MAX_SENDERS;
-/// Time in which a new sender must name its first file.
+/// Time in which a new sender must greet and name its first file.
 const FIRST_ORDER: Duration = Duration::from_secs(10);
 
 /// Copies files and directories over RDMA
 #[derive(Parser)]
-#[command(version, long_about = None, after_help = file_copy::STATUS_HELP, after_long_help = file_copy::HELP)]
+#[command(version, long_about = None, after_long_help = file_copy::HELP)]
 struct Args {
     #[command(subcommand)]
     command: Command,

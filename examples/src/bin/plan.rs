@@ -36,7 +36,7 @@ Example: a step of training on 64 hosts, each with eight NICs of 400 Gb/s
 /// Bandwidth has nccl-tests' meaning. Rates are those of one direction.
 #[derive(Clone, Parser)]
 #[command(version, args_override_self = true, long_about = None)]
-#[command(after_help = EXIT_STATUS, after_long_help = format!("{EXAMPLE}\n\n{EXIT_STATUS}"))]
+#[command(after_long_help = format!("{EXAMPLE}\n\n{EXIT_STATUS}"))]
 struct Args {
     /// The collective
     #[arg(short, long, value_parser = cli::some_of(OPERATIONS), default_value_t = Collective::AllReduce)]

@@ -33,7 +33,7 @@ impl Refusals for NcclTests {
         refused('D', Some("device_implementation"), "there is one implementation; --algo chooses the algorithm"),
         // -V is --version.
         Refused { short: None, ..refused('V', Some("device_cta_count"), "there are no CTAs; leave it out") },
-        refused('M', None, "memory is not reported; --memory says where the tensors are"),
+        refused('M', Some("memory_report"), "memory is not reported; --memory says where the tensors are"),
         refused('u', Some("unalign"), "tensors begin at a page; leave it out"),
         refused('I', Some("per_iter_timing"), "an iteration has no time of its own; -N repeats all measurements"),
         refused('K', Some("per_iter_skip"), "an iteration has no time of its own; -w sets the iterations before"),

@@ -44,12 +44,9 @@ pub const MAX_SENDERS: u32 = 32;
 /// waits for the other to read.
 pub const IN_FLIGHT: usize = 3;
 
-/// The paragraph of `-h` about exit statuses.
-pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 invalid arguments, 23 something was not copied.";
-
 /// The paragraphs of `--help` about what a copy keeps, and about exit statuses.
 pub const HELP: &str = "\
-A copy keeps what `rsync -aHS` keeps: bytes of names, contents, permissions, times of
+Of what `rsync -aHS` keeps, a copy keeps: bytes of names, contents, permissions, times of
 modification, symbolic links, hard links among what is sent, holes, and owners (by number) if
 the receiver runs as root.
 It does not keep: owners otherwise; set-user-ID, set-group-ID and sticky bits; access control

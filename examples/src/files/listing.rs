@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::attributes::Attributes;
 use super::omitted::{NotKept, Skipped, Why};
-use super::tree::UNFINISHED;
+use super::tree;
 use crate::Failure;
 use rdma_collectives::text::escaped;
 
@@ -83,7 +83,7 @@ impl Listing {
     fn add(&mut self, source: &Path, path: Vec<u8>) -> Result<(), Failure> {
         let cannot_read = |error| cannot_read(source, &error);
         let metadata = fs::symlink_metadata(source).map_err(cannot_read)?;
-        let is_unfinished = source.file_name().is_some_and(|name| name == UNFINISHED);
+        let is_unfinished = source.file_name().is_some_and(tree::is_unfinished);
         let kind = match metadata.file_type() {
             _ if is_unfinished => Err(Why::Name),
             kind if kind.is_dir() => Ok(Kind::Directory),

@@ -140,6 +140,7 @@ impl Target {
 
     /// Gives this name to what `make` makes in a folder, with another name.
     fn replace<T>(&self, make: impl Fn(&OwnedFd, &str) -> io::Result<T>) -> io::Result<T> {
+        let mut last = None;
         for _ in 0..ATTEMPTS {
             let Some(outer) = self.own_folder()? else { continue };
             let inner = match own_folder(&outer) {
@@ -161,14 +162,14 @@ impl Target {
             let _removed = unlinkat(&outer, UNFINISHED, UnlinkatFlags::RemoveDir);
             self.remove_folder();
             match made {
-                // Another copy has removed the folder.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // Another copy has removed the folder, or what is to be linked is gone.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => last = Some(error),
                 // A process of this number that was killed has left a link there.
                 Err(_) if is_taken => {}
                 made => return made,
             }
         }
-        Err(busy())
+        Err(last.unwrap_or_else(busy))
     }
 
     /// Removes the folder of unfinished files unless it has others.

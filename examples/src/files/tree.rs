@@ -18,6 +18,11 @@ use super::target::Target;
 /// The name of the folders of unfinished files: no path of a peer goes through it.
 pub(crate) const UNFINISHED: &str = ".file_copy-unfinished";
 
+/// Whether this is the name of such a folder, also on filesystems that do not tell cases apart.
+pub(crate) fn is_unfinished(name: &OsStr) -> bool {
+    name.as_bytes().eq_ignore_ascii_case(UNFINISHED.as_bytes())
+}
+
 /// Flags with which every file is opened: a symbolic link is an error, and nothing blocks.
 pub(super) const SAFE: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_CLOEXEC).union(OFlag::O_NONBLOCK);
 
@@ -69,7 +74,7 @@ impl Tree {
             if !is_name {
                 break;
             }
-            if name == UNFINISHED {
+            if is_unfinished(name) {
                 return Err(io::Error::other(format!("the name {UNFINISHED} is kept for unfinished files")));
             }
             if names.peek().is_none() {

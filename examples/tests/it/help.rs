@@ -41,7 +41,9 @@ fn pages(option: &str) -> Vec<(String, String)> {
     let of = |(name, all): &(&str, &[&[&str]])| -> Vec<(String, String)> {
         let page = |args: &&[&str]| {
             let args = [args, &[option][..]].concat();
-            (format!("{name} {args:?}"), succeed(name, &args))
+            // A terminal that is wider than the help.
+            let output = program(name).args(&args).env("COLUMNS", "300").output().unwrap();
+            (format!("{name} {args:?}"), rdma_test_support::program::has_succeeded(name, &output))
         };
         all.iter().map(page).collect()
     };

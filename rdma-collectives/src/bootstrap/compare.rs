@@ -1,9 +1,9 @@
 //! Compares the operations of a communicator's ranks, in the background.
 //!
 //! Each rank reports the new entries of its [`Journal`] to rank 0 of the communicator, twice a
-//! second while it does operations. Rank 0 compares the entries of equal numbers. If two differ it
-//! tells every rank, whose operations of this communicator then end with an error that names both;
-//! other communicators go on.
+//! second while it does operations, and less often in a job of thousands of ranks. Rank 0 compares
+//! the entries of equal numbers. If two differ it tells every rank, whose operations of this
+//! communicator then end with an error that names both; other communicators go on.
 //!
 //! Rank 0 need not take part itself: the thread that sends its heartbeats, and those that read its
 //! connections, compare. A rank that is slow or stopped has begun fewer operations than the others,
@@ -31,11 +31,6 @@ const INTERVAL_PER_RANK: Duration = Duration::from_millis(1);
 /// Time for a report to arrive, and for the news of what it has shown.
 const TRAVEL: Duration = Duration::from_millis(500);
 
-/// The interval between two reports of a rank of a job.
-pub(super) fn interval(world: usize) -> Duration {
-    INTERVAL + INTERVAL_PER_RANK * u32::try_from(world).unwrap_or(u32::MAX)
-}
-
 /// The entries that some ranks of a communicator have reported and others have not.
 #[derive(Debug)]
 struct Comparison {
@@ -43,30 +38,39 @@ struct Comparison {
     entries: BTreeMap<u64, (usize, Entry)>,
     /// The last operation that each rank has reported.
     last: Vec<u64>,
-    /// The highest number whose entries were equal at two ranks.
-    equal_up_to: u64,
+    /// For each rank, the highest number whose entry was equal to another rank's.
+    equal: Vec<u64>,
+    /// Whether a mismatch has been found: all ranks are told of the same one.
+    is_over: bool,
 }
 
 impl Comparison {
     fn new(world: usize) -> Self {
-        Self { entries: BTreeMap::new(), last: vec![0; world], equal_up_to: 0 }
+        Self { entries: BTreeMap::new(), last: vec![0; world], equal: vec![0; world], is_over: false }
     }
 
     /// Takes a rank's report, and says whether it differs from those of other ranks.
     fn take(&mut self, rank: usize, report: Report) -> Option<Mismatch> {
+        if self.is_over {
+            return None;
+        }
         let mut found: Option<Mismatch> = None;
         for entry in report.entries {
             let (other, theirs) = *self.entries.entry(entry.number).or_insert((rank, entry));
             if theirs == entry {
                 if other != rank && found.is_none() {
-                    self.equal_up_to = self.equal_up_to.max(entry.number);
+                    for at in [other, rank] {
+                        self.equal[at] = self.equal[at].max(entry.number);
+                    }
                 }
                 continue;
             }
             let pair = [(other, theirs.signature), (rank, entry.signature)];
             let pair = if other < rank { pair } else { [pair[1], pair[0]] };
             let (ranks, signatures) = (pair.map(|(rank, _)| rank), pair.map(|(_, signature)| signature));
-            let mismatch = Mismatch { number: entry.number, ranks, signatures, equal_up_to: self.equal_up_to };
+            // A rank may be compared with others up to later operations.
+            let equal_up_to = self.equal[other].min(self.equal[rank]).min(entry.number.saturating_sub(1));
+            let mismatch = Mismatch { number: entry.number, ranks, signatures, equal_up_to };
             // One that names two operations says more than one that knows hashes alone.
             let is_named = theirs.signature != entry.signature;
             found = Some(found.filter(|_| !is_named).unwrap_or(mismatch));
@@ -83,6 +87,7 @@ impl Comparison {
         while self.entries.len() > MOST_ENTRIES * 2 * self.last.len() {
             self.entries.pop_first();
         }
+        self.is_over = found.is_some();
         found
     }
 }
@@ -128,6 +133,11 @@ impl Ledgers {
 }
 
 impl Router {
+    /// The interval between two reports of a rank.
+    pub(super) fn interval(&self) -> Duration {
+        INTERVAL + INTERVAL_PER_RANK * u32::try_from(self.world).unwrap_or(u32::MAX)
+    }
+
     /// Reports the new operations of this rank.
     pub(super) fn report(&self) {
         let ledgers: Vec<_> = self.ledgers.all().values().cloned().collect();
@@ -166,7 +176,7 @@ impl Router {
     /// Compares a report with those of the other ranks, at rank 0 of the communicator.
     fn compare(&self, ledger: &Ledger, rank: usize, report: Report) {
         let compared = ledger.comparison.lock().unwrap_or_else(PoisonError::into_inner).take(rank, report);
-        let Some(mismatch) = compared.filter(|_| ledger.watch.check_part().is_ok()) else { return };
+        let Some(mismatch) = compared else { return };
         let (group, content) = (ledger.group.clone(), News::Mismatch(mismatch));
         let (from, to) = (self.rank(), ledger.members[1..].to_vec());
         self.send_news(Routed { group, from, to, content });
@@ -190,7 +200,10 @@ impl Group {
     /// The same if they become known soon: after one of them has failed. `None` if the job has
     /// failed for another reason.
     pub(crate) fn mismatch(&self) -> Option<Error> {
-        let deadline = Instant::now() + 2 * interval(self.hosts.len()) + TRAVEL;
+        if self.ranks() < 2 {
+            return None;
+        }
+        let deadline = Instant::now() + 2 * self.router.interval() + TRAVEL;
         loop {
             if let Err(mismatch) = self.watch.check_part() {
                 return Some(mismatch);
@@ -230,11 +243,12 @@ impl Group {
                      operations in the same order"
                 )
             };
-            let rank = if own == ranks[1] { ranks[0] } else { ranks[1] };
+            // To the others it is not one rank alone.
+            let rank = ranks.iter().position(|&rank| rank == own).map(|at| ranks[1 - at]);
             let cause = Cause::Mismatch { number, ranks, operations: [first, second] };
             let error = Error::invalid(text).with_cause(cause);
-            match members.get(rank) {
-                Some(&member) => error.of_rank(member, || hosts.get(rank).cloned()),
+            match rank.and_then(|rank| Some((*members.get(rank)?, hosts.get(rank)))) {
+                Some((member, host)) => error.of_rank(member, || host.cloned()),
                 None => error,
             }
         };
@@ -295,7 +309,7 @@ mod tests {
         // Nothing that all ranks have done is kept.
         let least = *done.iter().min().unwrap();
         assert!(comparison.entries.keys().all(|&number| number > least), "{:?}", comparison.entries.keys());
-        assert!(comparison.equal_up_to > least / 2, "{} of {least}", comparison.equal_up_to);
+        assert!(comparison.equal.iter().all(|&equal| equal > least / 2), "{:?} of {least}", comparison.equal);
     }
 
     #[test]
@@ -330,6 +344,25 @@ mod tests {
         let found = comparison.take(1, ranks[1].report()).unwrap();
         assert_eq!((found.ranks, found.signatures[0], found.equal_up_to), ([0, 1], found.signatures[1], 40));
         assert_eq!(found.number, 8192);
+    }
+
+    /// Two ranks are known to be equal beyond the operation in which a third differs.
+    #[test]
+    fn equal_operations_of_others_say_nothing_of_a_rank() {
+        let mut ranks = [(); 3].map(|()| Rank::new());
+        let mut comparison = Comparison::new(3);
+        for (at, rank) in ranks.iter_mut().enumerate() {
+            rank.does((0..120).map(|number| if at == 1 && number == 50 { 7 } else { 1 }));
+        }
+        assert_eq!(comparison.take(0, ranks[0].report()), None);
+        assert_eq!(comparison.take(2, ranks[2].report()), None);
+        let found = comparison.take(1, ranks[1].report()).unwrap();
+        assert!(found.equal_up_to < 51 && found.number > 51, "{found:?}");
+        // The ranks are told once.
+        ranks[1].does([9]);
+        ranks[0].does([8]);
+        assert_eq!(comparison.take(0, ranks[0].report()), None);
+        assert_eq!(comparison.take(1, ranks[1].report()), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use socket2::Socket;
 
-use super::compare::{self, Ledgers};
+use super::compare::Ledgers;
 use super::frame::{self, Content, Frame, GroupId, Loss, Routed};
 use super::journal::News;
 use super::meet::Until;
@@ -41,12 +41,11 @@ pub(super) struct NotDue(pub(super) usize);
 #[derive(Debug)]
 pub(super) struct Router {
     rank: usize,
-    world: usize,
+    pub(super) world: usize,
     pub(super) writers: Writers,
     /// Time in which the other side of a connection has to take a frame.
     limit: Duration,
-    /// Of a group that has ended only the number of its splits is kept, if it was split at all: see
-    /// [`was_opened`].
+    /// Of the groups that have not ended.
     inboxes: Mutex<Inboxes>,
     /// Locked while a failure is made known, to this rank and then to the others.
     telling: Mutex<()>,
@@ -57,15 +56,7 @@ pub(super) struct Router {
     pub(super) ledgers: Ledgers,
 }
 
-type Inboxes = HashMap<GroupId, Entry>;
-
-/// A group of this rank.
-#[derive(Debug)]
-enum Entry {
-    Open(Inbox),
-    /// A group that has ended, and the number of its splits. Its identity is not used again.
-    Ended(u32),
-}
+type Inboxes = HashMap<GroupId, Inbox>;
 
 /// The inbox of a group.
 #[derive(Debug)]
@@ -122,36 +113,27 @@ impl Router {
     pub(super) fn open(&self, group: &GroupId, members: &[usize]) -> Receiver<(usize, Frame)> {
         let mut inboxes = self.inboxes();
         if let Some((parent, split)) = group.parent() {
-            if let Some(Entry::Open(parent)) = inboxes.get_mut(&parent) {
+            if let Some(parent) = inboxes.get_mut(&parent) {
                 parent.splits = split + 1;
             }
         }
-        let new = || Entry::Open(Inbox::new(members.iter().copied()));
-        let opened = match inboxes.entry(group.clone()).or_insert_with(new) {
-            Entry::Open(inbox) => {
-                inbox.unread.retain(|member, _| members.contains(member));
-                inbox.unopened.take()
-            }
-            Entry::Ended(_) => None,
-        };
-        opened.unwrap_or_else(|| channel().1)
+        let inbox = inboxes.entry(group.clone()).or_insert_with(|| Inbox::new(members.iter().copied()));
+        inbox.unread.retain(|member, _| members.contains(member));
+        inbox.unopened.take().unwrap_or_else(|| channel().1)
     }
 
     /// Ends the inbox of a group, and that of the parts that the group will not be split into.
     pub(super) fn close(&self, group: &GroupId) {
         self.ledgers.close(group);
         let mut inboxes = self.inboxes();
-        if let Some(Entry::Open(inbox)) = inboxes.remove(group) {
+        if let Some(inbox) = inboxes.remove(group) {
             inboxes.remove(&group.part(inbox.splits));
-            if inbox.splits > 0 {
-                inboxes.insert(group.clone(), Entry::Ended(inbox.splits));
-            }
         }
     }
 
     /// Says that the frame of a rank has been read, so that the rank may send the next one.
     pub(super) fn has_read(&self, group: &GroupId, from: usize) {
-        if let Some(Entry::Open(inbox)) = self.inboxes().get_mut(group) {
+        if let Some(inbox) = self.inboxes().get_mut(group) {
             if let Some(unread) = inbox.unread.get_mut(&from) {
                 *unread = None;
             }
@@ -160,7 +142,7 @@ impl Router {
 
     /// Ends the waits of a group for values, whose watch has failed.
     pub(super) fn wake(&self, group: &GroupId) {
-        if let Some(Entry::Open(inbox)) = self.inboxes().get(group) {
+        if let Some(inbox) = self.inboxes().get(group) {
             drop(inbox.sender.send((self.rank, Frame::Lost(self.rank, Loss::new("has failed", Cause::Other)))));
         }
     }
@@ -192,20 +174,18 @@ impl Router {
         if !inboxes.contains_key(group) {
             let (parent, split) = group.parent().ok_or(NotDue(from))?;
             match inboxes.get(&parent) {
-                Some(Entry::Open(parent)) if parent.unopened.is_none() && parent.splits == split => {
+                Some(parent) if parent.unopened.is_none() && parent.splits == split => {
                     let inbox = Inbox::new(parent.unread.keys().copied());
-                    inboxes.insert(group.clone(), Entry::Open(inbox));
+                    inboxes.insert(group.clone(), inbox);
                 }
                 // A group that is dropped needs no frames, nor do its parts.
-                Some(Entry::Ended(_)) => return Ok(()),
-                None if was_opened(&inboxes, &parent) => return Ok(()),
-                Some(Entry::Open(_)) if was_opened(&inboxes, group) => return Ok(()),
+                _ if was_opened(&inboxes, group) => return Ok(()),
                 _ => return Err(NotDue(from)),
             }
         }
-        let unread = open_inboxes(&inboxes).filter_map(|inbox| *inbox.unread.get(&from)?);
+        let unread = inboxes.values().filter_map(|inbox| *inbox.unread.get(&from)?);
         let (size, unread) = (frame.size(), unread.sum::<usize>());
-        let Some(Entry::Open(inbox)) = inboxes.get_mut(group) else { return Ok(()) };
+        let Some(inbox) = inboxes.get_mut(group) else { return Ok(()) };
         match inbox.unread.get_mut(&from) {
             Some(entry @ None) if size.saturating_add(unread) <= MAX_UNREAD * self.max_length() => *entry = Some(size),
             _ => return Err(NotDue(from)),
@@ -216,7 +196,7 @@ impl Router {
 
     /// Delivers a frame to every group of this rank.
     pub(super) fn deliver_to_all(&self, from: usize, frame: &Frame) {
-        for inbox in open_inboxes(&self.inboxes()) {
+        for inbox in self.inboxes().values() {
             drop(inbox.sender.send((from, frame.clone())));
         }
     }
@@ -309,7 +289,7 @@ impl Router {
 
     /// Sends heartbeats of this rank to the others, and reports its operations, until the job ends.
     pub(super) fn beat(&self, period: Duration, end: &Receiver<()>) {
-        let interval = compare::interval(self.world);
+        let interval = self.interval();
         let (mut beat, mut report) = (Instant::now() + period, Instant::now() + interval);
         while end.recv_timeout(beat.min(report).saturating_duration_since(Instant::now()))
             == Err(RecvTimeoutError::Timeout)
@@ -353,17 +333,11 @@ impl Router {
         written
     }
 }
-
-fn open_inboxes(inboxes: &Inboxes) -> impl Iterator<Item = &Inbox> {
-    inboxes.values().filter_map(|entry| if let Entry::Open(inbox) = entry { Some(inbox) } else { None })
-}
-
 /// Whether this rank has opened a part, of which nothing may be kept any more.
 fn was_opened(inboxes: &Inboxes, part: &GroupId) -> bool {
     let Some((parent, split)) = part.parent() else { return false };
-    inboxes.get(&parent).is_some_and(|parent| match parent {
-        Entry::Open(Inbox { splits, .. }) | Entry::Ended(splits) => split < *splits,
-    })
+    // A group that is not kept has ended, with all its parts, if it has begun.
+    inboxes.get(&parent).map_or_else(|| was_opened(inboxes, &parent), |parent| split < parent.splits)
 }
 
 #[cfg(test)]
@@ -389,11 +363,11 @@ mod tests {
             // Late frames are for nobody; those of a part that is not due are refused.
             part(&leaf, "late").unwrap();
             part(&leaf.part(0), "early in a part of it").unwrap();
-            assert_eq!(part(&leaf.part(0).part(0), "far too early"), Err(NotDue(0)));
+            part(&leaf.part(0).part(0), "early in a part of that").unwrap();
             assert_eq!(part(&job.part(split + 2), "too early"), Err(NotDue(0)));
             assert_eq!(router.inboxes().len(), 1);
         }
-        // A part that was split itself leaves a number, by which late frames are told.
+        // Nor of those that were split themselves.
         let outer = job.part(100);
         let _of_outer = router.open(&outer, &members);
         for split in 0..100 {
@@ -407,6 +381,6 @@ mod tests {
             router.close(&inner);
             part(&inner, "late").unwrap();
         }
-        assert_eq!(router.inboxes().len(), 2);
+        assert_eq!(router.inboxes().len(), 1);
     }
 }

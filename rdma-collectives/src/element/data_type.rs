@@ -55,11 +55,6 @@ impl DataType {
         self.scalar().size()
     }
 
-    /// The name of the type in Rust.
-    pub(crate) fn rust_name(self) -> String {
-        format!("{self:?}").to_lowercase()
-    }
-
     /// Whether the type is one of integers.
     #[must_use]
     pub const fn is_integer(self) -> bool {

@@ -118,12 +118,13 @@ impl<M, R, E> Outcome<M, R, E> {
         success: fn(M, V) -> R,
     ) -> Result<(), Stop> {
         let Some(mut memory) = self.memory.take() else { return Ok(()) };
-        let result = comm.map_err(Stop::Failed).and_then(|comm| {
-            // Nothing uses the communicator after a panic; the program looks at the memory as it
-            // does after a failure.
-            let ran = catch_unwind(AssertUnwindSafe(|| operation(comm, &mut memory)));
-            ran.map_err(|panic| Stop::Panicked(panicked(panic)))?.map_err(Stop::Failed)
-        });
+        // Nothing uses the communicator after a panic; the program looks at the memory as it does
+        // after a failure. An operation that does not run is dropped there, too.
+        let ran = catch_unwind(AssertUnwindSafe(|| comm.and_then(|comm| operation(comm, &mut memory))));
+        let result = match ran {
+            Ok(result) => result.map_err(Stop::Failed),
+            Err(panic) => Err(Stop::Panicked(panicked(panic))),
+        };
         let (result, done) = match result {
             Ok(value) => (Ok(success(memory, value)), Ok(())),
             Err(stop) => {

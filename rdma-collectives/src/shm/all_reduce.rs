@@ -50,9 +50,10 @@ impl AllReduce<'_> {
     /// Up to this size in bytes there is one step.
     pub(crate) const ONE_STEP: usize = SMALL;
 
-    /// Whether other ranks rely on whether this rank's operand of so many bytes is in place.
-    pub(crate) fn tells_place(bytes: u64) -> bool {
-        bytes > INLINE as u64
+    /// Whether other ranks rely on whether this rank's operand of so many bytes is in place. The
+    /// shortest are given away, and the longest are reduced by shares, in place or not.
+    pub(crate) fn tells_place(bytes: u64, world: usize) -> bool {
+        bytes > INLINE as u64 && bytes.saturating_mul(world as u64) <= whole_limit(world, false) as u64
     }
 
     /// Most bytes of an operand that one of so many ranks stages.

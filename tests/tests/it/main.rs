@@ -6,6 +6,7 @@ mod cm;
 mod cm_datagram;
 mod cm_events;
 mod cm_srq;
+mod collectives;
 mod control;
 mod devices;
 mod gpu;

@@ -107,8 +107,8 @@ impl Root {
         output(&mut command).map(drop).map_err(|error| error.replace(ENTER, "…"))
     }
 
-    /// Copies a file or folder of this machine to a path of the system, as COPY does: a path that
-    /// ends with `/` is a folder, and a folder's contents are copied.
+    /// Copies a file or folder of this machine to a path of the system, as COPY does: of a folder
+    /// the contents are copied, and a file goes into a folder that is there.
     pub(super) fn copy(&self, from: &Path, to: &str) -> Result<(), String> {
         let to = self.path(to);
         make(if from.is_dir() { &to } else { to.parent().unwrap_or(&to) })?;
