@@ -58,10 +58,11 @@ const MESH: usize = 16;
 ///
 /// The ranks compare their operations in the background, which costs an operation a few stores.
 /// Twice a second each rank tells rank 0 of the communicator which ones it has begun, over the
-/// connections of the job's group. If two ranks have done different ones, the operations of all ranks end with
-/// `InvalidInput`, about a second after they have begun, and so does each later one of this
-/// communicator. The error names both ranks, both operations and their number, which counts the
-/// operations, allocations and splits of the communicator from 1. Other communicators go on.
+/// connections of the job's group; less often in a job of thousands of ranks. If two ranks have
+/// done different ones, the operations of all ranks end with `InvalidInput`, about a second after
+/// they have begun, and so does each later one of this communicator, but for messages. The error
+/// names both ranks, both operations and their number, which counts the operations, allocations and
+/// splits of the communicator from 1. Other communicators go on.
 ///
 /// The collective, the type and number of elements, the counts, the reduction, the root, the kind
 /// of memory and the algorithm are compared. So ranks are found that wait for each other, and also
