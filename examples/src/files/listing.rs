@@ -52,7 +52,7 @@ pub(crate) enum Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     pub(crate) entries: Vec<Entry>,
-    /// Devices and other things that are no files, and folders of [`UNFINISHED`] files.
+    /// Devices and other things that are no files, and folders of [`tree::UNFINISHED`] files.
     pub(crate) skipped: Vec<Skipped>,
     pub(crate) not_kept: NotKept,
     /// The first entry of each inode with several names.
