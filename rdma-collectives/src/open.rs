@@ -7,6 +7,7 @@ use rdma::DeviceSelector;
 use crate::adapter::Adapter;
 use crate::bootstrap::Group;
 use crate::communicator::Communicator;
+use crate::connect::{Method, Wanted};
 use crate::error::Error;
 use crate::fabric::Rail;
 use crate::placement::{self, Bind};
@@ -25,8 +26,8 @@ pub struct CommunicatorBuilder<'a> {
 
 impl Communicator {
     /// Connects the ranks of a group; collective, and blocking. Each rank uses its first device,
-    /// which is `soft0` where there is no NIC. Ranks of one host use shared memory. A rank that has
-    /// no core of its own waits without spinning for long.
+    /// which is `soft0` where there is no NIC. iWARP connects by the connection manager. Ranks of one
+    /// host use shared memory. A rank that has no core of its own waits without spinning for long.
     ///
     /// The communicator lives as long as the job: once the job's group has ended, its operations
     /// fail.
@@ -100,9 +101,20 @@ impl CommunicatorBuilder<'_> {
     /// If a device cannot be opened, or as for [`Communicator::on_rails`]; every rank is told.
     pub fn open(self) -> Result<Communicator, Error> {
         let Self { group, devices, bind, mut tuning } = self;
-        let open = |device| Rail::new(&Adapter::open(device)?, tuning.method);
-        let rails = devices.iter().map(open).collect();
-        let rails = group.agree("the devices", rails)?;
+        let adapters: Result<Vec<_>, _> = devices.iter().map(Adapter::open).collect();
+        let adapters = adapters.and_then(|adapters| match adapters.is_empty() {
+            true => Err(Error::invalid("a rank has no device; give at least one")),
+            false => Ok(adapters),
+        });
+        let adapters = group.agree("the devices", adapters)?;
+        let wanted = match tuning.method {
+            Method::Endpoints => Wanted::default(),
+            Method::Manager(ip) => Wanted { manager: true, address: Some(ip) },
+        };
+        tuning.method = wanted.settle(&adapters[0], group)?.method;
+        let rail = |adapter| Rail::new(adapter, wanted.method_for(adapter, tuning.method)?);
+        let rails = adapters.iter().map(rail).collect();
+        let rails = group.agree("the ways to connect the devices", rails)?;
         tuning.shared_cores |= placement::bind(group, bind).shared;
         Communicator::on_rails(rails, group, tuning)
     }
