@@ -26,8 +26,9 @@ pub struct CommunicatorBuilder<'a> {
 
 impl Communicator {
     /// Connects the ranks of a group; collective, and blocking. Each rank uses its first device,
-    /// which is `soft0` where there is no NIC. iWARP connects by the connection manager. Ranks of one
-    /// host use shared memory. A rank that has no core of its own waits without spinning for long.
+    /// which is `soft0` where there is no NIC. iWARP connects by the connection manager. Ranks of
+    /// one host use shared memory. A rank that has no core of its own waits without spinning for
+    /// long.
     ///
     /// The communicator lives as long as the job: once the job's group has ended, its operations
     /// fail.
