@@ -1,4 +1,4 @@
-//! What is nccl-tests' own: its options without a counterpart here, and the list of devices above
+//! Two things of nccl-tests: its options without a counterpart here, and the list of devices above
 //! its table.
 
 use std::fmt;
@@ -25,7 +25,7 @@ impl Refusals for NcclTests {
         refused('R', Some("local_register"), "buffers are always registered; to connect by rdma_cm, give --cm"),
         refused('y', Some("stream_null"), "there are no streams; --start runs operations in the background"),
         refused('S', Some("report_timestamps"), "rows have no time of day; leave it out"),
-        // Whoever means the GID has to hear of it, with 0 too.
+        // `-x` is refused with the value 0 too, because other programs choose the GID by it.
         Refused {
             value: Value::Yes,
             ..refused('x', Some("cta_policy"), "there are no CTAs; --gid-index chooses the GID")

@@ -52,7 +52,7 @@ the receiver runs as root.
 It does not keep: owners otherwise; set-user-ID, set-group-ID and sticky bits; access control
 lists; extended attributes; file flags; times of access; preallocated space.
 It does not copy: FIFOs; sockets; block and character devices; folders .file_copy-unfinished.
-What was left out is said on standard error, in one line for each kind.
+The sender names what it left out on standard error, in one line for each kind.
 
 Exit status: 0 success, also without some attributes; 1 failure; 2 invalid arguments; 23 success,
 but some things were not copied, or have another time of modification.

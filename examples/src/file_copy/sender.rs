@@ -114,7 +114,7 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
             reason = Some(receivers(&text));
         }
     }
-    // What has arrived stays with the receiver if it, or the way to it, is gone.
+    // The receiver keeps the bytes that have arrived when the connection breaks.
     let of_connection = |failure: Failure| if failure.is_effect() { failure.advised(GO_ON) } else { failure };
     result.map_err(|failure| reason.unwrap_or_else(|| of_connection(failure)))?;
     Ok(Summary { seconds, ..summary })

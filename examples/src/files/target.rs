@@ -130,7 +130,7 @@ impl Target {
         })
     }
 
-    /// What has this name.
+    /// The metadata of the file or directory with this name; `None` if there is none.
     fn found(&self) -> io::Result<Option<Metadata>> {
         match metadata(&self.parent, &self.name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -27,7 +27,7 @@ pub struct ReportOptions {
     pub(super) output: Option<Figure>,
 }
 
-/// What is printed in place of a table.
+/// The figure that is printed in place of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Figure {
     /// The average bandwidth

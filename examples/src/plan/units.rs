@@ -121,7 +121,7 @@ pub fn show_ratio(ratio: f64) -> String {
 #[must_use]
 pub fn round_up(value: f64) -> f64 {
     let step = 10_f64.powf(value.log10().floor() - 1.0);
-    // What is a number of two digits already is not raised by its binary error.
+    // A number that has two digits already is not raised by its binary error.
     (value / step - 1e-9).ceil() * step
 }
 

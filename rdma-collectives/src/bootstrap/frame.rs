@@ -71,7 +71,7 @@ pub(super) enum Frame {
     Bye,
 }
 
-/// What has happened to a rank.
+/// The end of a rank, or its failure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Loss {
     pub(super) what: PeerText,

@@ -65,7 +65,7 @@ pub fn differences(one: &Path, other: &Path) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// What is below a path, and itself, with paths relative to it.
+/// The entries below a path, and its own, with paths relative to it.
 struct Tree {
     entries: BTreeMap<PathBuf, Metadata>,
     /// The names of each inode with several.
