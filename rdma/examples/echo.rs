@@ -86,9 +86,8 @@ fn ask(context: &Context, server: SocketAddr) -> Result<(), Box<dyn Error>> {
     for _ in 0..2 {
         let mut done = poller.wait(Some(LIMIT))?.ok_or("no answer has come")?;
         done.status()?;
-        if done.opcode() == Opcode::Recv {
-            let (len, buffer) = (done.byte_len(), done.take_buffer().expect("each request has a buffer"));
-            println!("{}", String::from_utf8_lossy(&buffer[..len]));
+        if let Some(message) = done.received() {
+            println!("{}", String::from_utf8_lossy(&message));
         }
     }
     connection.disconnect(&qp)?;

@@ -229,8 +229,8 @@ pub use context::{
     AsyncEvent, AsyncEventKind, Context, DeviceAttr, DeviceAttrEx, EventSource, EventTap, GidEntry, PortAttr,
 };
 pub use cq::{
-    Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Pause, Pauses, Poller, Released,
-    Wakeup,
+    Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Message, Pause, Pauses, Poller,
+    Released, Wakeup,
 };
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Result, Verb};

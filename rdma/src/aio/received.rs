@@ -4,6 +4,7 @@ use rdma_sys::ibv_wc;
 
 use crate::cq::completion::{self, takes};
 use crate::cq::datagram::receives_datagrams;
+use crate::cq::message::receives_messages;
 use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
 use crate::ring::{Info, Published, Report};
 use crate::types::{Opcode, WcError};
@@ -16,11 +17,10 @@ use crate::types::{Opcode, WcError};
 /// # async fn f(qp: &mut rdma::aio::QueuePair<rdma::transport::Rc>) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut received = qp.next_received().await?;
 /// received.status()?;
-/// let len = received.byte_len();
-/// if let Some(buffer) = received.take_buffer() {
-///     println!("{:?}", buffer.get(..len));
+/// if let Some(message) = received.received() {
+///     println!("{:?}", &message[..]);
 ///     // The same memory for the next message.
-///     qp.post_recv(buffer)?;
+///     qp.post_recv(message.into_buffer())?;
 /// }
 /// # Ok(()) }
 /// ```
@@ -79,6 +79,7 @@ impl Received {
 }
 
 takes!(Received);
+receives_messages!(Received);
 receives_datagrams!(Received);
 
 debug_by_methods!(Received: status, opcode, byte_len);

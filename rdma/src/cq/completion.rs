@@ -4,6 +4,7 @@
 use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use super::held::Held;
+use super::message::receives_messages;
 use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
 use crate::ring::{Claimed, Info};
 use crate::types::{Opcode, WcError, WcStatus};
@@ -57,6 +58,7 @@ macro_rules! takes {
 }
 takes!(Completion<'_>);
 takes!(Released<'_>);
+receives_messages!(Completion<'_>);
 #[cfg(feature = "aio")]
 pub(crate) use takes;
 

@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
 use super::completion::Completion;
+use super::message::Message;
 use crate::ah::{Grh, Source};
 use crate::mr::{Buffer, Segment};
 use crate::ring::Info;
@@ -30,17 +31,13 @@ use crate::ring::Info;
 /// # Ok(()) }
 /// ```
 pub struct Datagram {
-    buffer: Buffer,
-    /// Payload bytes after the GRH; at most the buffer's length less the GRH.
-    len: usize,
+    message: Message,
     source: Source,
 }
 
 impl Datagram {
-    /// A datagram of which the device says that it has `received` bytes, in a buffer with `space`
-    /// bytes behind the GRH. The device's count is not trusted: it must not reach past the buffer.
-    pub(crate) fn new(buffer: Buffer, received: usize, space: usize, source: Source) -> Self {
-        Self { buffer, len: received.saturating_sub(Grh::LEN).min(space), source }
+    pub(crate) fn new(message: Message, source: Source) -> Self {
+        Self { message, source }
     }
 
     /// The sender's address.
@@ -52,12 +49,7 @@ impl Datagram {
     /// The whole buffer as it was posted, GRH included, to be posted again.
     #[must_use]
     pub fn into_buffer(self) -> Buffer {
-        self.buffer
-    }
-
-    /// The payload's range in the buffer, which is at least as long.
-    fn range(&self) -> std::ops::Range<usize> {
-        Grh::LEN..Grh::LEN + self.len
+        self.message.into_buffer()
     }
 }
 
@@ -66,15 +58,14 @@ impl Deref for Datagram {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        &self.buffer[self.range()]
+        &self.message
     }
 }
 
 impl DerefMut for Datagram {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        let range = self.range();
-        &mut self.buffer[range]
+        &mut self.message
     }
 }
 
@@ -86,7 +77,7 @@ impl AsRef<[u8]> for Datagram {
 
 impl fmt::Debug for Datagram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Datagram").field("len", &self.len).field("source", &self.source).finish_non_exhaustive()
+        f.debug_struct("Datagram").field("len", &self.len()).field("source", &self.source).finish_non_exhaustive()
     }
 }
 
@@ -112,11 +103,9 @@ macro_rules! receives_datagrams {
             #[must_use = "the buffer is given up otherwise"]
             pub fn take_datagram(&mut self) -> Option<$crate::Datagram> {
                 let source = self.source()?;
-                let received = self.byte_len();
-                let first = self.peek().filter(|segment| segment.kind() == $crate::mr::Kind::LocalHost)?;
-                let space = first.len.checked_sub($crate::Grh::LEN)?;
-                let buffer = self.take_buffer()?;
-                Some($crate::Datagram::new(buffer, received, space, source))
+                // A first segment that cannot hold the GRH holds no part of the payload.
+                self.peek().filter(|segment| segment.len >= $crate::Grh::LEN)?;
+                Some($crate::Datagram::new(self.received()?, source))
             }
         }
     };

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   queue.rs, poll.rs         the queue; fetches completions and routes them
-//!   completion.rs, held.rs, datagram.rs
+//!   completion.rs, held.rs, message.rs, datagram.rs
 //!                             completions hand memory back
 //!   sharing.rs                any number of pollers and scopes on one queue
 //!   capacity.rs, attached.rs  reservations; the share of a queue pair
@@ -31,6 +31,7 @@ mod channel;
 pub(crate) mod completion;
 pub(crate) mod datagram;
 mod held;
+pub(crate) mod message;
 mod poll;
 mod queue;
 mod sharing;
@@ -41,6 +42,7 @@ pub use backoff::{Backoff, Pause, Pauses};
 pub use channel::CompletionChannel;
 pub use completion::{Completion, Released};
 pub use datagram::Datagram;
+pub use message::Message;
 #[cfg(feature = "aio")]
 pub(crate) use poll::Fetched;
 pub use poll::Poller;

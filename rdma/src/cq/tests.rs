@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rdma_sys::ibv_wc;
 
 use super::{Backoff, Wakeup};
-use crate::QueuePair;
 use crate::error::{ErrorKind, Verb};
-use crate::testing;
+use crate::transport::Rc;
+use crate::{InitOptions, QueuePair, testing};
 
 #[test]
 fn a_queue_keeps_its_channel_and_device() {
@@ -149,5 +149,21 @@ fn a_wait_ends_with_a_completion_or_another_descriptor() {
         testing::complete(poller.completion_queue().as_raw(), ibv_wc { wr_id, ..ibv_wc::default() });
         let Wakeup::Completion(completion) = poller.wait_or_readable(&other, None).unwrap() else { panic!("nothing") };
         assert_eq!(completion.token(), 7);
+    }
+}
+
+#[test]
+fn a_message_ends_in_its_buffer_whatever_the_device_counts() {
+    let context = testing::context();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let mut qp = QueuePair::<Rc>::builder(&pd).cq(&cq).build().unwrap().init(&InitOptions::new()).unwrap();
+    for (counted, len) in [(0, 0), (3, 3), (8, 8), (9, 8), (u32::MAX, 8)] {
+        qp.post_recv(pd.allocate(8).unwrap(), 0).unwrap();
+        let wr_id = testing::posted(qp.qp.as_raw()).last().unwrap().wr_id;
+        testing::complete(cq.as_raw(), ibv_wc { wr_id, byte_len: counted, ..ibv_wc::default() });
+        let mut poller = cq.poller();
+        let mut message = poller.poll().unwrap().unwrap().received().unwrap();
+        assert_eq!((message.len(), message.as_ref().len(), message.iter_mut().len()), (len, len, len), "{counted}");
+        assert_eq!(message.into_buffer().len(), 8);
     }
 }

@@ -4,13 +4,18 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rdma::op::{self, Opcode};
-use rdma::{AckTimeout, ConnectOptions, ErrorKind, QpState, RemoteAccess, RnrTimer, WcStatus};
+use rdma::{AckTimeout, Completion, ConnectOptions, ErrorKind, Poller, QpState, RemoteAccess, RnrTimer, WcStatus};
 use rdma_tests::{
-    Options, Side, all_rights, buffer, pair, pattern, poll, skipped_on_iwarp, wait, wait_patiently, wait_within,
+    LIMIT, Options, Side, all_rights, buffer, pair, pattern, poll, skipped_on_iwarp, wait, wait_patiently, wait_within,
 };
 
 fn status(done: &rdma_tests::Done) -> WcStatus {
     done.status.expect_err("this request must fail").status
+}
+
+/// The next completion, as the poller returns it.
+fn wait_for(poller: &mut Poller) -> Completion<'_> {
+    poller.wait(Some(LIMIT)).expect("the queue works").expect("a completion within the limit")
 }
 
 fn small() -> (Side, Side) {
@@ -105,6 +110,50 @@ fn lists_are_gathered_and_scattered_in_order() {
     assert_eq!((received.byte_len, received.buffers.len()), (8, 2));
     assert_eq!((&received.buffers[0][..], &received.buffers[1][..5]), (&b"abc"[..], &b"defgh"[..]));
     assert_eq!(wait(&mut a.sends).buffers.len(), 3);
+}
+
+#[test]
+fn a_message_is_its_bytes_and_gives_its_buffer_back() {
+    let (mut a, mut b) = small();
+    let mut posted = b.pd.allocate(64).unwrap();
+    let address = posted.address();
+    for content in [&b"hello"[..], b"", &[7; 64]] {
+        b.qp.post_recv(posted, 1).unwrap();
+        a.qp.post_send(op::send(buffer(&a.pd, content))).unwrap();
+        let mut received = wait_for(&mut b.receives);
+        let message = received.received().expect("a message in one buffer");
+        assert_eq!(&message[..], content);
+        assert!(received.received().is_none(), "it has been taken");
+        posted = message.into_buffer();
+        assert_eq!((posted.address(), posted.len()), (address, 64));
+        assert!(wait_for(&mut a.sends).received().is_none(), "a send is no message");
+    }
+    // Of a message over two buffers, each part is taken apart.
+    b.qp.post_recv([b.pd.allocate(3).unwrap(), b.pd.allocate(10).unwrap()], 0).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"abcde"))).unwrap();
+    let mut received = wait_for(&mut b.receives);
+    assert_eq!(&received.received().expect("its first part")[..], b"abc");
+    assert_eq!(&received.take_buffer().expect("its second part")[..2], b"de");
+}
+
+#[test]
+fn the_notice_of_a_write_and_a_failed_receive_are_no_messages() {
+    let (mut a, mut b) = small();
+    if skipped_on_iwarp(&a.context, "iWARP has no immediate data") {
+        return;
+    }
+    let region = b.pd.allocate_exposed(8, RemoteAccess::WRITE).unwrap();
+    b.qp.post_recv(b.pd.allocate(8).unwrap(), 1).unwrap();
+    a.qp.post_send(op::write_imm(buffer(&a.pd, &[1; 8]), region.remote(..).unwrap(), 9)).unwrap();
+    let mut noticed = wait_for(&mut b.receives);
+    assert!(noticed.received().is_none());
+    assert!(noticed.take_buffer().is_some(), "the buffer can still be taken");
+    b.qp.post_recv(b.pd.allocate(4).unwrap(), 2).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, &[1; 8]))).unwrap();
+    let mut failed = wait_for(&mut b.receives);
+    assert!(failed.status().is_err(), "the message is longer than the buffer");
+    assert!(failed.received().is_none());
+    assert!(failed.take_buffer().is_some(), "the buffer can still be taken");
 }
 
 #[test]
@@ -348,7 +397,7 @@ fn events_wake_a_sleeper() {
     b.post_recv(pd.allocate(8).unwrap(), 0).unwrap();
     let sleeper = std::thread::spawn({
         let channel = channel.clone();
-        move || channel.next_event(Some(rdma_tests::LIMIT)).unwrap()
+        move || channel.next_event(Some(LIMIT)).unwrap()
     });
     std::thread::sleep(Duration::from_millis(20));
     a.post_send(op::send(buffer(&pd, b"wake"))).unwrap();
