@@ -67,7 +67,7 @@ fn a_message_of_one_gibibyte_arrives_whole() {
     }
     b.qp.post_recv(b.pd.allocate(LEN).unwrap(), 0).unwrap();
     a.qp.post_send(op::send(message)).unwrap();
-    let received = wait_patiently(&mut b.receives, 4 * rdma_tests::LIMIT);
+    let received = wait_patiently(&mut b.receives, 4 * LIMIT);
     assert_eq!((received.status, received.byte_len), (Ok(()), LEN));
     assert_eq!(wait(&mut a.sends).status, Ok(()));
     for (number, chunk) in received.buffer().chunks_exact(block.len()).enumerate() {
@@ -310,7 +310,7 @@ fn a_refused_request_raises_an_event_at_its_target() {
     let region = b.pd.allocate_exposed(4096, RemoteAccess::READ).unwrap();
     a.qp.post_send(op::write(buffer(&a.pd, b"no"), region.remote(..).unwrap())).unwrap();
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_ACCESS_ERR);
-    let event = b.context.next_event(Some(rdma_tests::LIMIT)).unwrap().expect("an event");
+    let event = b.context.next_event(Some(LIMIT)).unwrap().expect("an event");
     assert!(format!("{event:?}").contains("ACCESS") || format!("{event:?}").contains("Access"), "{event:?}");
 }
 
