@@ -97,7 +97,8 @@
 //   verbs/     the verbs: C objects, checks of attributes, channels and event descriptors
 //   parts.rs   the verbs that wait, in parts, for the drop-in library
 //   copier.rs  threads that copy memory which the engine does not access
-//   faults.rs  the public interface of the plan of faults
+//   faults.rs, counters.rs
+//              the public interfaces of the plan of faults and of the counters
 //   node/      the engine, its links and the agent thread behind one lock
 //   link/      rings in shared memory, doorbells, the handshake of two processes
 //   engine/    the device without input and output
@@ -110,6 +111,7 @@
 mod cm;
 #[cfg(target_os = "linux")]
 mod copier;
+mod counters;
 #[cfg(any(test, not(target_os = "linux")))]
 #[cfg_attr(test, allow(dead_code, unreachable_pub, reason = "a stand-in that a test uses in part"))]
 mod elsewhere;
@@ -136,6 +138,7 @@ use elsewhere::{cm, copier, node, os, verbs};
 
 pub use cm::rdmacm;
 pub use copier::CopierThreads;
+pub use counters::{Counters, counters};
 pub use os::failed_call;
 #[cfg(target_os = "linux")]
 pub use verbs::{check_device_names, device_names};

@@ -227,6 +227,7 @@ pub use ah::{AddressHandle, Grh, Source};
 pub use choose::{Choice, DeviceSelector, OpenError, Opened, ParseSelectorError, open};
 pub use context::{
     AsyncEvent, AsyncEventKind, Context, DeviceAttr, DeviceAttrEx, EventSource, EventTap, GidEntry, PortAttr,
+    PortCounters,
 };
 pub use cq::{
     Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Message, Pause, Pauses, Poller,

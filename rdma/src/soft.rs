@@ -32,7 +32,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! [`counters`] says what the device did in this process.
+//!
 //! The environment variable `RDMA_SOFT_FAULT` does the same for a program that is not changed, in
 //! any language.
 
-pub use rdma_soft::faults;
+pub use rdma_soft::{Counters, counters, faults};

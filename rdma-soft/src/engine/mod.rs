@@ -34,11 +34,13 @@
 //!   memory.rs                       access to registered memory
 //!   timer.rs, events.rs, errand.rs  timers; events and work for the driver
 //!   fault/                          the plan of faults
+//!   counters.rs                     counts of what was done
 //!   types.rs, limits.rs             values that cross the boundary; limits
 //! ```
 
 #![deny(unsafe_code)]
 
+mod counters;
 mod cq;
 mod directory;
 mod errand;
@@ -93,6 +95,7 @@ use tables::Tables;
 use timer::{Owner, Timers};
 use wire::{Frame, Kind};
 
+pub use counters::Counters;
 pub(crate) use directory::DIRECTORY_LEN;
 pub(crate) use errand::{Errand, Grant};
 pub(crate) use foreign::{CopyEnd, CopyId, CopyJob, CopyQueue, Direction, ForeignRegistration};
@@ -164,6 +167,7 @@ impl Engine {
                 copies: Copies::default(),
                 errands: VecDeque::new(),
                 faults: None,
+                counters: Counters::default(),
             },
         }
     }
@@ -181,6 +185,11 @@ impl Engine {
     /// Returns how often the plan of faults has picked requests.
     pub(crate) fn fault_report(&self) -> FaultReport {
         self.tables.fault_report()
+    }
+
+    /// Returns what the queue pairs did so far.
+    pub(crate) fn counters(&self) -> Counters {
+        self.tables.counters
     }
 
     /// Whether a fault has taken the port down.

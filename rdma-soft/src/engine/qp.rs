@@ -222,6 +222,9 @@ impl Qp {
     }
 
     fn complete_failed(&self, cq: CqId, wr_id: u64, opcode: ibv_wc_opcode, status: ibv_wc_status, tables: &mut Tables) {
+        let is_flushed = status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
+        let counters = &mut tables.counters;
+        *(if is_flushed { &mut counters.flushed } else { &mut counters.failed }) += 1;
         tables.cqs.push(cq, false, &mut tables.events, |wc| {
             (wc.wr_id, wc.opcode, wc.status, wc.qp_num) = (wr_id, opcode, status, self.qpn);
         });
@@ -231,6 +234,7 @@ impl Qp {
     #[inline]
     pub(super) fn complete_send(&mut self, tables: &mut Tables) {
         let wqe = self.sq.at(self.sq.head);
+        tables.counters.request(wqe.total);
         if wqe.has(SendFlags::SIGNALED) {
             self.report(&wqe.request, wqe.total, tables);
         }
@@ -240,6 +244,7 @@ impl Qp {
     /// Completes a request that was executed without a place in the queue.
     #[inline(always)]
     pub(super) fn complete_unqueued(&self, request: &SendRequest, total: u32, tables: &mut Tables) {
+        tables.counters.request(total);
         if request.flags.contains(SendFlags::SIGNALED) || self.sq.sig_all {
             self.report(request, total, tables);
         }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::counters::Counters;
 use super::cq::CqTable;
 use super::directory::Directory;
 use super::errand::{Errand, Grant};
@@ -44,6 +45,7 @@ pub(super) struct Tables {
     pub(super) errands: VecDeque<Errand>,
     /// The plan of faults, if one is set.
     pub(super) faults: Option<Box<Faults>>,
+    pub(super) counters: Counters,
 }
 
 /// The most errands that wait for the driver when a peer asks for a region. If a peer asks for more

@@ -70,6 +70,10 @@ pub(super) fn complete_receive(qp: &mut Qp, frame: &Frame, status: ibv_wc_status
     let Some(wqe) = qp.rq.pop() else { return };
     let solicited = frame.flags & wire::SOLICITED != 0;
     let (qpn, src_qp) = (qp.qpn, qp.attr.dest_qpn);
+    match status {
+        ibv_wc_status::IBV_WC_SUCCESS => tables.counters.receive(frame.total),
+        _ => tables.counters.failed += 1,
+    }
     tables.cqs.push(qp.recv_cq, solicited, &mut tables.events, |wc| {
         wc.opcode = match frame.kind {
             Kind::Send | Kind::UcSend => ibv_wc_opcode::IBV_WC_RECV,

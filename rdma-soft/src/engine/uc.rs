@@ -361,7 +361,8 @@ impl Uc {
             Delivery::Done if frame.kind == Kind::UcSend || frame.flags & wire::IMM != 0 => {
                 transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
             }
-            Delivery::Done | Delivery::Dropped => {}
+            Delivery::Done => {}
+            Delivery::Dropped => tables.counters.dropped += 1,
             Delivery::Failed => {
                 transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
                 self.fail(qp, tables);

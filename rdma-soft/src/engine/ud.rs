@@ -408,7 +408,10 @@ impl Ud {
         if tables.faults.is_some() && tables.judge_message(qp, frame).is_some() {
             return;
         }
-        let Some(Receive { wqe, list, pd }) = qp.rq.front(qp.pd, tables) else { return };
+        let Some(Receive { wqe, list, pd }) = qp.rq.front(qp.pd, tables) else {
+            tables.counters.dropped += 1;
+            return;
+        };
         #[allow(clippy::cast_possible_truncation, reason = "40")]
         const BEHIND_GRH: u32 = GRH_LEN as u32;
         let status = if wqe.total < frame.total {
@@ -421,6 +424,10 @@ impl Ud {
             ibv_wc_status::IBV_WC_LOC_PROT_ERR
         };
         qp.rq.pop();
+        match status {
+            ibv_wc_status::IBV_WC_SUCCESS => tables.counters.receive(frame.total),
+            _ => tables.counters.failed += 1,
+        }
         let solicited = frame.flags & wire::SOLICITED != 0;
         let qpn = qp.qpn;
         tables.cqs.push(qp.recv_cq, solicited, &mut tables.events, |wc| {

@@ -14,14 +14,19 @@
 
 mod async_event;
 mod attr;
+mod counters;
 mod gid;
 mod sharing;
 
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::ptr;
 use std::sync::Arc;
 
 pub use async_event::{AsyncEvent, AsyncEventKind, EventSource};
 pub use attr::{DeviceAttr, DeviceAttrEx, PortAttr};
+pub use counters::PortCounters;
 pub use gid::GidEntry;
 use rdma_sys::{Ibverbs, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr};
 pub use sharing::EventTap;
@@ -72,6 +77,17 @@ impl ContextInner {
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.fork != fork::generation()
+    }
+
+    /// The device's folder in sysfs, if the provider names one.
+    pub(crate) fn sysfs(&self) -> Option<PathBuf> {
+        // SAFETY: the reference requires a live context, which this is; `device` is constant.
+        let device = unsafe { &*self.raw.as_ptr() }.device;
+        // SAFETY: the reference requires a live device: the context's, which the context keeps. Its
+        // paths are constant.
+        let path = unsafe { &(*device).ibdev_path }.map(|byte| byte.to_ne_bytes()[0]);
+        let path = CStr::from_bytes_until_nul(&path).ok().filter(|path| !path.is_empty())?;
+        Some(PathBuf::from(OsStr::from_bytes(path.to_bytes())))
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {

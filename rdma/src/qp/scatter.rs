@@ -7,7 +7,7 @@
 //! so only those that are known not to copy are trusted.
 
 use std::env;
-use std::ffi::{CStr, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -46,13 +46,7 @@ fn scatters(driver: &Driver, variable: Option<&OsStr>) -> bool {
 
 /// The kernel's driver, from sysfs.
 fn driver(context: &ContextInner) -> Driver {
-    // SAFETY: the reference requires a live context, which this is; `device` is constant.
-    let device = unsafe { &*context.raw.as_ptr() }.device;
-    // SAFETY: the reference requires a live device: the context's, which the context keeps. Its
-    // paths are constant.
-    let path = unsafe { &(*device).ibdev_path }.map(|byte| byte.to_ne_bytes()[0]);
-    let path = CStr::from_bytes_until_nul(&path).ok().filter(|path| !path.is_empty());
-    path.map_or(Driver::Unknown, |path| driver_at(Path::new(OsStr::from_bytes(path.to_bytes()))))
+    context.sysfs().map_or(Driver::Unknown, |folder| driver_at(&folder))
 }
 
 /// The driver of the device whose folder in sysfs is `path`.

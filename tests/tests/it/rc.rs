@@ -157,6 +157,28 @@ fn the_notice_of_a_write_and_a_failed_receive_are_no_messages() {
 }
 
 #[test]
+fn the_counters_of_the_port_grow() {
+    let (mut a, mut b) = small();
+    let port = rdma_tests::open().port;
+    let before = match a.context.port_counters(port) {
+        Err(error) if error.kind() == ErrorKind::NotSupported => return rdma_tests::skip("the device has no counters"),
+        counters => counters.unwrap(),
+    };
+    b.qp.post_recv(b.pd.allocate(64).unwrap(), 1).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"counted"))).unwrap();
+    assert_eq!((wait(&mut b.receives).status, wait(&mut a.sends).status), (Ok(()), Ok(())));
+    let after = a.context.port_counters(port).unwrap();
+    let grown: Vec<_> = after.iter().filter(|&(name, value)| before.get(name) < Some(value)).collect();
+    assert!(!grown.is_empty(), "{before:?}, then {after:?}");
+    if a.context.is_software() {
+        // Other tests use the device of this process at the same time.
+        for (name, least) in [("requests", 1), ("request_bytes", 7), ("receives", 1), ("receive_bytes", 7)] {
+            assert!(after.get(name) >= before.get(name).map(|count| count + least), "{name}: {before:?}, {after:?}");
+        }
+    }
+}
+
+#[test]
 fn writes_and_reads_reach_exposed_memory() {
     let (mut a, b) = small();
     let len = 1 << 20;

@@ -516,6 +516,7 @@ impl Requester {
             }
             self.rnr_retries -= 1;
         }
+        tables.counters.rnr_waits += 1;
         self.start_waiting(qp, Wait::Rnr, rnr_nanos(code), tables);
     }
 
@@ -549,7 +550,10 @@ impl Requester {
             Wait::Silence if self.retries == 0 => {
                 return self.fail(qp, Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
             }
-            Wait::Silence => self.retries -= 1,
+            Wait::Silence => {
+                self.retries -= 1;
+                tables.counters.retries += 1;
+            }
             Wait::Death if qp.sq.is_empty() => return,
             Wait::Death => return self.fail(qp, Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables),
         }

@@ -4,6 +4,7 @@ mod pair;
 mod statuses;
 mod world;
 
+mod counters;
 mod datagram_oracle;
 mod datagrams;
 mod direct;
