@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::apt::Apt;
 use crate::system::{at, cargo, free_port, make, output, read, remove, succeeds, write};
 use crate::toolchain::{self, script};
@@ -41,12 +43,13 @@ const EXCHANGES: [[&str; 4]; 2] =
 const LIMIT: &str = "120";
 /// Time for a server to listen.
 const LISTENS: Duration = Duration::from_secs(60);
-/// The tests: arguments of `cargo test`, and of the test programs.
-const TESTS: [(&str, &str); 4] = [
-    ("-p rdma-mem --lib", ""),
-    ("-p rdma-verbs-sys --lib", ""),
-    ("-p rdma-soft --lib", "engine:: link::"),
-    ("-p rdma-verbs --lib", ""),
+/// The unit tests: packages, their folders, and the parts of the names of those that run; without a
+/// part, all run.
+const TESTS: [(&str, &str, &str); 4] = [
+    ("rdma-mem", "rdma-mem", ""),
+    ("rdma-verbs-sys", "rdma-sys", ""),
+    ("rdma-soft", "rdma-soft", "engine:: link::"),
+    ("rdma-verbs", "rdma", ""),
 ];
 /// The tests that QEMU 7.2 cannot run.
 const SKIPPED: [&str; 5] = [
@@ -66,20 +69,19 @@ const SKIPPED: [&str; 5] = [
 pub(crate) fn run() -> Result<(), String> {
     let root = crate::root();
     let tools = Tools::fetch(&root)?;
-    let mut names = String::new();
-    for (arguments, of_test) in TESTS {
-        names +=
-            &output(&mut tools.cargo(&root, &format!("test --locked {arguments} -- --list --format=terse {of_test}")))?;
-        names += "\n";
-    }
+    let programs = tools.unit_tests(&root)?;
+    let names = programs.iter().map(|program| output(tools.test(program).args(["--list", "--format=terse"])));
+    let names = names.collect::<Result<Vec<_>, _>>()?.join("\n");
     if let Some(test) = absent(&SKIPPED, &names) {
         return Err(format!("no test is named {test}, which is to be skipped"));
     }
-    for (arguments, of_test) in TESTS {
-        let skipped: String = SKIPPED.iter().map(|test| format!(" --skip {test}")).collect();
-        tools.run(&root, &format!("test --locked {arguments} -- {of_test}{skipped}"))?;
+    for program in &programs {
+        let mut tests = tools.test(program);
+        tests.args(SKIPPED.iter().flat_map(|test| ["--skip", test])).arg("--quiet");
+        succeeds(&mut tests, |status| format!("unit tests in {}, for aarch64: {status}", program.folder.display()))?;
     }
-    tools.run(&root, "build --locked -p rdma-soft-dropin")?;
+    let mut build = tools.cargo(&root, "build --locked -p rdma-soft-dropin");
+    succeeds(&mut build, |status| format!("the drop-in library, for aarch64: {status}"))?;
     tools.try_drop_in(&root.join("target/aarch64").join(TARGET).join("debug/librdma_soft_dropin.so"))
 }
 
@@ -88,6 +90,14 @@ fn absent<'a>(tests: &[&'a str], list: &str) -> Option<&'a str> {
     let is_in =
         |test: &str| list.lines().any(|line| line.strip_suffix(": test").is_some_and(|name| name.contains(test)));
     tests.iter().copied().find(|test| !is_in(test))
+}
+
+/// A program of unit tests, the folder that it runs in, and the parts of the tests' names.
+#[derive(Debug)]
+struct UnitTests {
+    program: String,
+    folder: PathBuf,
+    names: &'static str,
 }
 
 /// The programs that build for aarch64, and the one that runs what they built.
@@ -121,18 +131,39 @@ impl Tools {
     /// Creates a command for cargo, for aarch64, with these arguments, which contain no blanks.
     fn cargo(&self, root: &Path, arguments: &str) -> Command {
         let mut cargo = cargo(root);
-        cargo.args(arguments.split_whitespace());
+        // QEMU copies and sums slowly. To optimize the other packages takes longer than it saves.
+        cargo.arg("--config=profile.dev.package.rdma-mem.opt-level=1").args(arguments.split_whitespace());
         cargo.env("RUSTC", &self.rustc).env("CARGO_TARGET_DIR", root.join("target/aarch64"));
-        cargo.env("CARGO_BUILD_TARGET", TARGET);
+        cargo.env("CARGO_BUILD_TARGET", TARGET).env("CARGO_PROFILE_DEV_DEBUG", "0");
         cargo.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", &self.linker);
-        cargo.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", &self.runner);
         cargo
     }
 
-    /// Runs cargo for aarch64.
-    fn run(&self, root: &Path, arguments: &str) -> Result<(), String> {
-        let mut cargo = self.cargo(root, arguments);
-        succeeds(&mut cargo, |status| format!("cargo {arguments}, for aarch64: {status}"))
+    /// Builds the unit tests by one command, so that they share their dependencies.
+    fn unit_tests(&self, root: &Path) -> Result<Vec<UnitTests>, String> {
+        let mut build = self.cargo(root, "test --locked --lib --no-run --message-format=json-render-diagnostics");
+        build.args(TESTS.iter().flat_map(|(package, ..)| ["--package", package]));
+        build.stderr(Stdio::inherit());
+        let messages = output(&mut build)?;
+        let messages: Vec<Value> = messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let program = |(package, folder, names)| {
+            let folder = root.join(folder);
+            let manifest = folder.join("Cargo.toml");
+            let is_of_it =
+                |message: &&Value| message["manifest_path"].as_str().is_some_and(|path| manifest == Path::new(path));
+            let mut programs = messages.iter().filter(is_of_it).filter_map(|message| message["executable"].as_str());
+            let program = programs.next().ok_or_else(|| format!("cargo has built no unit tests of {package}"))?;
+            Ok(UnitTests { program: program.to_owned(), folder, names })
+        };
+        TESTS.into_iter().map(program).collect()
+    }
+
+    /// A command that runs unit tests as cargo does.
+    fn test(&self, tests: &UnitTests) -> Command {
+        let mut command = Command::new(&self.runner);
+        command.arg(&tests.program).args(tests.names.split_whitespace());
+        command.current_dir(&tests.folder).env("CARGO_MANIFEST_DIR", &tests.folder);
+        command
     }
 
     /// Starts Debian's programs on the drop-in library: every symbol of the programs and of the

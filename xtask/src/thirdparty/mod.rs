@@ -19,6 +19,9 @@ use cases::{CASES, Case, Kind, OURS, Outcome};
 use pyverbs::Tests;
 use run::{Ended, Launcher};
 
+/// Option of cargo for crates whose debug information nobody reads.
+const NO_DEBUG: &str = "--config=profile.dev.debug=0";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Run only the command lines and tests whose names contain this text.
@@ -100,10 +103,11 @@ fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
     Ok(Launcher { path, folder, crates: target.join("thirdparty") })
 }
 
-/// Builds the programs of the workspace `thirdparty`.
+/// Builds the programs of the workspace `thirdparty`: unoptimized, because they run for less time
+/// than the optimizer would take.
 fn build_crates(root: &Path, launcher: &Launcher) -> Result<(), String> {
     let mut build = cargo(&root.join("thirdparty"));
-    build.args(["build", "--quiet", "--release", "--locked", "--target-dir"]);
+    build.args(["build", "--quiet", "--locked", NO_DEBUG, "--target-dir"]);
     output(build.arg(&launcher.crates))?;
     Ok(())
 }

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::NO_DEBUG;
 use super::run::Launcher;
 use crate::system::{at, cargo, make, metadata, output, remove};
 
@@ -29,7 +30,7 @@ pub(super) fn build(root: &Path, launcher: &Launcher) -> Result<(), String> {
 /// `cargo test` of a crate.
 pub(super) fn test(launcher: &Launcher, name: &str) -> Command {
     let mut test = cargo(&launcher.sources(name));
-    test.args(["test", "--locked", "--target-dir"]).arg(&launcher.crates);
+    test.args(["test", "--locked", NO_DEBUG, "--target-dir"]).arg(&launcher.crates);
     test
 }
 

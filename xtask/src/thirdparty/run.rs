@@ -50,7 +50,7 @@ impl Launcher {
     fn program(&self, kind: Kind, name: &str) -> PathBuf {
         match kind {
             Kind::Compat if name == OURS => self.path.with_file_name(OURS),
-            Kind::Crate => self.crates.join("release").join(name),
+            Kind::Crate => self.crates.join("debug").join(name),
             Kind::Example | Kind::ExamplePingpong | Kind::ExampleCm => self.crates.join("debug/examples").join(name),
             Kind::Suite => self.sources(name),
             _ => Path::new("/usr/bin").join(name),

@@ -111,7 +111,7 @@ impl Run {
         self.kernel.map_or("host".into(), name_of)
     }
 
-    /// Whether the two run at the same time: the single guests of one kernel do.
+    /// Whether the two run at the same time in guests: the single guests of one kernel do.
     fn is_beside(self, other: Self) -> bool {
         self.kernel == other.kernel && (self.device == Device::Wire) == (other.device == Device::Wire)
     }
@@ -139,7 +139,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     })?;
     Known::check_all(&root.join("tests/vm"), built)?;
     let mut table = Table::default();
-    for group in runs.chunk_by(|a, b| a.is_beside(*b)) {
+    for group in groups(&runs) {
         for &run in group {
             println!("\n=== {} on {}", run.device_name(), run.kernel_name());
         }
@@ -171,6 +171,12 @@ fn runs(devices: &[Device], kernels: &[Kernel]) -> Vec<Run> {
         .flat_map(|kernel| [Device::Rxe, Device::Siw, Device::Wire].map(|device| Run { device, kernel: Some(kernel) }));
     let asked = soft.into_iter().chain(drivers).filter(|run| is_asked(run.device));
     asked.filter(|run| exists(run) || devices.contains(&run.device)).collect()
+}
+
+/// The runs that are started together. The software device's tests wait most of their time, so they
+/// run beside the first guests.
+fn groups(runs: &[Run]) -> impl Iterator<Item = &[Run]> {
+    runs.chunk_by(|run, next| run.device == Device::Soft || run.is_beside(*next))
 }
 
 /// A command in progress.
@@ -411,6 +417,14 @@ mod tests {
         assert_eq!(named(&[Rxe, Rxe], &[Kernel::V6_1; 2]), pairs([("rxe", "6.1")]));
         // A device that was given by name is never skipped silently.
         assert_eq!(named(&[Siw], &both[1..]), pairs([("siw", "7.2")]));
+    }
+
+    #[test]
+    fn the_software_device_runs_beside_the_first_guests() {
+        let runs = runs(&[Device::All], &[Kernel::V6_1, Kernel::V7_2]);
+        let groups: Vec<Vec<_>> =
+            groups(&runs).map(|group| group.iter().map(|run| run.device_name()).collect()).collect();
+        assert_eq!(groups, [vec!["soft", "rxe", "siw"], vec!["wire"], vec!["rxe"], vec!["wire"]]);
     }
 
     #[test]
