@@ -18,6 +18,7 @@
 //! the threads that read its connections, so that rank 0 need not take part itself.
 
 mod abort;
+mod admit;
 mod compare;
 mod directory;
 mod exchange;
@@ -132,8 +133,8 @@ impl Group {
         let Place { rank, ranks: world, root, job } = place;
         let hello = introduction(rank, world, terms)?;
         let (hosts, streams) = match (rank, root) {
-            (0, Root::Listener(listener)) => meet::gather(&listener, job, &hello, terms, || ())?,
-            (0, Root::Address(address)) => meet::gather(&listen(&address)?, job, &hello, terms, || ())?,
+            (0, Root::Listener(listener)) => admit::gather(&listener, job, &hello, terms, || ())?,
+            (0, Root::Address(address)) => admit::gather(&listen(&address)?, job, &hello, terms, || ())?,
             (_, Root::Address(address)) => meet::join(&address, job, &hello, terms)?,
             (_, Root::Listener(_)) => return Err(Error::invalid("only rank 0 listens")),
         };

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
 
+use super::admit;
 use super::exchange::{Exchange, MAX_VALUE};
 use super::frame::{Hello, VERSION};
 use super::listen::{self, Listen, MOST_ADDRESSES};
@@ -177,7 +178,7 @@ fn host(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
         drop(exchange.delete(KEY));
         return Err(told(&failure, "cannot tell the other ranks by the exchange where rank 0 listens"));
     }
-    meet::gather(&listener, record.job, own, terms, || {
+    admit::gather(&listener, record.job, own, terms, || {
         if let Err(failure) = exchange.delete(KEY) {
             // A later job finds nobody at these addresses, and waits for its own rank 0.
             let failure = told(&failure, "the exchange keeps the addresses of this job");

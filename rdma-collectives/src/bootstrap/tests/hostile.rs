@@ -76,7 +76,7 @@ fn a_rank_whose_frames_are_not_due_is_named() {
         ("two parts of one gathering", bytes(&part("the show")).repeat(2)),
         ("an introduction", bytes(&Frame::Hello(hello()))),
         ("a welcome", bytes(&Frame::Welcome(Vec::new()))),
-        ("a refusal", bytes(&Frame::Refuse("no".into()))),
+        ("a refusal", bytes(&Frame::Refuse(None, Loss::new("no", Cause::Other)))),
         ("the loss of rank 0", bytes(&Frame::Lost(0, Loss::new("has left", Cause::Other)))),
         ("the loss of no rank", bytes(&Frame::Lost(usize::MAX, Loss::new("has left", Cause::Other)))),
         ("a frame longer than the job allows", vec![u8::MAX; 4]),
