@@ -5,6 +5,10 @@
 //! goes on without it. A connection that names the job is one of its processes, so the job ends if
 //! it does not fit. The number of the job is no proof of that: who listens at rank 0's address, or
 //! reads the network, learns it.
+//!
+//! Once the meeting has failed, the ranks that have come are told at once. Rank 0 stays for a short
+//! while, so that ranks that come later are told, too. One that has been told and comes again is of
+//! the next meeting: it is sent away until rank 0 meets again.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -19,7 +23,7 @@ use super::frame::{self, Frame, Head, Hello, Loss, MAX_HELLO, VERSION};
 use super::host::HostId;
 use super::meet::{HELLO_TIME, Met, Until, other_version, prepare};
 use super::terms::{Terms, difference};
-use super::{is_timeout, spawn};
+use super::{SILENCE, is_timeout, spawn};
 use crate::Error;
 use crate::cause::Cause;
 
@@ -29,10 +33,14 @@ const MOST_UNHEARD: usize = 64;
 const MOST_REPORTED: u32 = 16;
 /// Pause between two looks for ranks that have ended before the job began.
 const LOOK: Duration = Duration::from_millis(100);
+/// Longest time for which rank 0 stays after a meeting has failed, to tell the ranks that come late.
+/// It is also a third of the timeout at most, the time of all other news.
+const LATE: Duration = Duration::from_secs(5);
 
-/// Waits until every other rank has come.
+/// Waits until every other rank has come. If the meeting fails, tells the ranks why.
 ///
-/// Calls `over` once no rank can be admitted any more, before any rank learns of that.
+/// Calls `over` once no rank can come any more: before any rank learns that all have come, and
+/// after those that have come, also late, have been told that the meeting has failed.
 pub(super) fn gather(
     listener: &Socket,
     job: u64,
@@ -41,19 +49,20 @@ pub(super) fn gather(
     over: impl FnOnce(),
 ) -> Result<Met, Error> {
     let mut ranks: Vec<Option<(Socket, HostId)>> = (0..own.world).map(|_| None).collect();
-    let arrivals = Arrivals::new(listener, job, terms);
-    let waited =
-        arrivals.map_err(Ended::from).and_then(|mut arrivals| wait_for_all(&mut arrivals, own, terms, &mut ranks));
-    over();
-    // The others are told why the job does not begin.
-    match waited {
-        Ok(()) => {}
-        Err(ended) => {
-            let (reason, error) = ended.told(terms);
-            answer_all(job, &ranks, &reason);
-            return Err(error);
+    let mut arrivals = Arrivals::new(listener, job, terms)?;
+    let waited = wait_for_all(&mut arrivals, own, terms, &mut ranks);
+    if let Err(ended) = waited {
+        let mut told = Told::new(ranks.iter().map(Option::is_some).collect());
+        if let Ended::Refused(rank, _) = ended {
+            told.add(rank);
         }
+        let (reason, error) = ended.told(terms);
+        answer_all(job, &ranks, &reason);
+        arrivals.tell_late(&reason, told, LATE.min(terms.timeout / SILENCE));
+        over();
+        return Err(error);
     }
+    over();
     let host_of = |rank: &Option<(Socket, HostId)>| rank.as_ref().map_or(&own.host, |(_, host)| host).clone();
     let hosts: Vec<HostId> = ranks.iter().map(host_of).collect();
     // A rank that has ended meanwhile is lost as later ones are: its reader tells all ranks.
@@ -66,6 +75,8 @@ pub(super) fn gather(
 enum Ended {
     /// A rank that had come has ended.
     Rank(usize),
+    /// A rank, with this number if it has told one, does not fit.
+    Refused(Option<usize>, Loss),
     Failed(Error),
 }
 
@@ -83,6 +94,10 @@ impl Ended {
                 let loss = Loss::new("ended before the job began", Cause::Ended);
                 let error = terms.lost(format!("{} {}", terms.roles.name(rank), loss.what), Cause::Ended);
                 (Frame::Lost(rank, loss), error.of_rank(rank, || None))
+            }
+            Self::Refused(_, loss) => {
+                let error = Error::new(loss.what.to_string()).with_cause(loss.cause.clone());
+                (Frame::Refuse(None, loss), error)
             }
             Self::Failed(error) => {
                 let loss = Loss::new(error.to_string(), error.cause().clone());
@@ -103,6 +118,7 @@ fn wait_for_all(
     let (mut reported, mut looked) = (0, Instant::now());
     while ranks[1..].iter().any(Option::is_none) {
         if let Some(Arrival { stream, from, hello }) = arrivals.next()? {
+            let number = hello.as_ref().ok().map(|hello| hello.rank);
             match hello.and_then(|hello| admit(hello, own, ranks, terms)) {
                 Ok((rank, host)) => ranks[rank] = Some((stream, host)),
                 Err(Rejected::Stranger(what)) if reported < MOST_REPORTED => {
@@ -114,7 +130,7 @@ fn wait_for_all(
                 Err(Rejected::Stranger(_)) => {}
                 Err(Rejected::Rank(why)) => {
                     answer(&stream, arrivals.job, &Frame::Refuse(None, why.clone()), own.world);
-                    return Err(Error::new(why.what.to_string()).with_cause(why.cause).into());
+                    return Err(Ended::Refused(number, why));
                 }
             }
         }
@@ -207,6 +223,51 @@ impl<'a> Arrivals<'a> {
         let arrived = self.hearing.recv_timeout(Duration::from_millis(1)).ok();
         self.unheard -= usize::from(arrived.is_some());
         Ok(arrived)
+    }
+
+    /// Tells the ranks that come when the meeting has failed why it has, until all have been told,
+    /// or for so long.
+    fn tell_late(&mut self, reason: &Frame, mut told: Told, time: Duration) {
+        let deadline = Instant::now() + time;
+        while told.missing > 0 && Instant::now() < deadline {
+            // Errors are ignored: there is one already.
+            let Ok(arrived) = self.next() else { return };
+            let Some(Arrival { stream, hello, .. }) = arrived else { continue };
+            let said = match hello {
+                Ok(Hello { rank, .. }) if told.add(Some(rank)) => reason.clone(),
+                Ok(_) => Frame::Over,
+                Err(Rejected::Rank(why)) => {
+                    told.add(None);
+                    Frame::Refuse(None, why)
+                }
+                Err(Rejected::Stranger(_)) => continue,
+            };
+            answer(&stream, self.job, &said, told.ranks.len());
+        }
+    }
+}
+
+/// The ranks that have been told that the meeting has failed.
+struct Told {
+    ranks: Vec<bool>,
+    /// Number of ranks that have not.
+    missing: usize,
+}
+
+impl Told {
+    /// Those that have come, and not rank 0 itself.
+    fn new(ranks: Vec<bool>) -> Self {
+        let missing = ranks.iter().skip(1).filter(|has_come| !**has_come).count();
+        Self { ranks, missing }
+    }
+
+    /// Adds a rank, whose number may be none of the job's; returns whether it is told for the first
+    /// time.
+    fn add(&mut self, rank: Option<usize>) -> bool {
+        let told = rank.and_then(|rank| self.ranks.get_mut(rank));
+        let is_first = !told.is_some_and(|told| std::mem::replace(told, true));
+        self.missing = self.missing.saturating_sub(usize::from(is_first));
+        is_first
     }
 }
 

@@ -56,6 +56,9 @@ pub(super) enum Frame {
     /// The job does not begin, or not with this rank; holds the rank that is the reason, if it is
     /// one alone and not rank 0, and the reason.
     Refuse(Option<usize>, Loss),
+    /// The meeting has failed, of which this rank has been told; it may be here for the next one,
+    /// which has not begun.
+    Over,
     /// One rank's part of a gathering: the gathering's name, and the value.
     Part(String, Json),
     /// An array of all parts of a gathering, in rank order.
@@ -226,6 +229,7 @@ mod tests {
             Frame::Hello(hello),
             Frame::Probe,
             Frame::Present,
+            Frame::Over,
             Frame::Welcome(vec![HostId::own(); 2]),
             Frame::Refuse(Some(1), Loss::new("no", Cause::TimedOut { limit: std::time::Duration::from_secs(1) })),
             Frame::Part("addresses".into(), json(json!([1, "x", null]))),

@@ -1,4 +1,7 @@
-//! The other ranks' half of the meeting: they find rank 0 and introduce themselves.
+//! The meeting of the ranks other than rank 0: they find it and introduce themselves. [`admit`] is
+//! rank 0's half.
+//!
+//! [`admit`]: super::admit
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -21,6 +24,8 @@ pub(super) const HELLO_TIME: Duration = Duration::from_secs(2);
 const GONE: Duration = Duration::from_secs(12);
 /// Longest time of one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(1);
+/// Pause between two attempts to connect.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// The hosts of all ranks, and the connections: rank 0 has one to each other rank, the others have
 /// one to rank 0.
@@ -74,14 +79,33 @@ pub(super) fn prepare(stream: &Socket) -> io::Result<()> {
 /// The other ranks' half of the meeting: finds rank 0, which may start later, and waits until rank
 /// 0 has found every rank.
 pub(super) fn join(address: &str, job: u64, own: &Hello, terms: &Terms) -> Result<Met, Error> {
-    let stream = connect(address, &terms.roles.name(0), terms.timeout).map_err(|error| error.of_rank(0, || None))?;
-    prepare(&stream)?;
-    introduce(stream, address, job, own, terms)
+    let (root, deadline) = (terms.roles.name(0), Instant::now() + terms.timeout);
+    loop {
+        let stream =
+            connect_until(address, &root, deadline, terms.timeout).map_err(|error| error.of_rank(0, || None))?;
+        prepare(&stream)?;
+        if let Some(met) = introduce(stream, address, job, own, terms)? {
+            return Ok(met);
+        }
+        if Instant::now() >= deadline {
+            let seconds = terms.timeout.as_secs();
+            let text = format!("{root} at {address} has not begun another meeting within {seconds} s");
+            return Err(Error::new(text).with_cause(Cause::TimedOut { limit: terms.timeout }).of_rank(0, || None));
+        }
+        std::thread::sleep(AGAIN);
+    }
 }
 
 /// Introduces this rank to rank 0, which listens at the address, and waits until rank 0 has found
-/// every rank.
-pub(super) fn introduce(stream: Socket, address: &str, job: u64, own: &Hello, terms: &Terms) -> Result<Met, Error> {
+/// every rank. Returns `None` if rank 0 is still at an earlier meeting that has failed, of which
+/// this rank has been told.
+pub(super) fn introduce(
+    stream: Socket,
+    address: &str,
+    job: u64,
+    own: &Hello,
+    terms: &Terms,
+) -> Result<Option<Met>, Error> {
     let root = terms.roles.name(0);
     let foreign = || Error::new(format!("what listens at {address} is not {root} of {}", own.program));
     let broken = |error: io::Error| match error.kind() {
@@ -111,7 +135,8 @@ pub(super) fn introduce(stream: Socket, address: &str, job: u64, own: &Hello, te
         }
     }
     match Frame::read(&mut input, frame::max_length(own.world)).map_err(broken)? {
-        Frame::Welcome(hosts) if hosts.len() == own.world => Ok((hosts, vec![(0, stream)])),
+        Frame::Welcome(hosts) if hosts.len() == own.world => Ok(Some((hosts, vec![(0, stream)]))),
+        Frame::Over => Ok(None),
         // Rank 0 reports the reason itself.
         Frame::Refuse(rank, Loss { what, cause }) => {
             let error = terms.lost(format!("{root} says: {what}"), cause);
@@ -157,7 +182,11 @@ pub(super) fn probe(address: SocketAddr, job: u64, limit: Duration) -> Result<So
 /// # Errors
 /// If the address does not resolve, or nobody answers in time.
 pub fn connect(address: &str, root: &str, timeout: Duration) -> Result<Socket, Error> {
-    let deadline = Instant::now() + timeout;
+    connect_until(address, root, Instant::now() + timeout, timeout)
+}
+
+/// Connects as [`connect`] does, until a deadline that ends a wait of `timeout`.
+fn connect_until(address: &str, root: &str, deadline: Instant, timeout: Duration) -> Result<Socket, Error> {
     let targets: Vec<SockAddr> = if address.starts_with('@') {
         vec![local_address(address)?]
     } else {
@@ -179,7 +208,7 @@ pub fn connect(address: &str, root: &str, timeout: Duration) -> Result<Socket, E
                 "cannot reach {root} at {address} within {seconds} s: {last}; is it running?"
             )));
         }
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(AGAIN);
     }
 }
 

@@ -2,8 +2,9 @@
 //! all ranks.
 //!
 //! Rank 0 listens, and sets its addresses and a random number of the job under one key. It deletes
-//! the key once all ranks have come, or once the meeting has failed, before any rank learns of
-//! either: so the ranks that meet next do not find it.
+//! the key once all ranks have come, before any rank learns of that: so the ranks that meet next do
+//! not find it. If the meeting has failed, it deletes the key when it has told the ranks that come
+//! late; those that meet next before that are sent away by rank 0.
 //!
 //! The key can still be one of an earlier job, whose rank 0 was killed. The others therefore ask
 //! each address whether rank 0 of the job listens there before they introduce themselves, and get
@@ -218,7 +219,10 @@ fn seek(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
         let mut each = Vec::new();
         for address in record.addresses {
             match meet::probe(address, record.job, patience.min(left().max(PATIENCE.0))) {
-                Ok(stream) => return meet::introduce(stream, &address.to_string(), record.job, own, terms),
+                Ok(stream) => match meet::introduce(stream, &address.to_string(), record.job, own, terms)? {
+                    Some(met) => return Ok(met),
+                    None => each.push(format!("{address}: a meeting that has failed ends there")),
+                },
                 Err(why) => each.push(format!("{address}: {why}")),
             }
             if left().is_zero() {

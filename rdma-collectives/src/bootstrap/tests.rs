@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::frame::{Frame, Head, Hello, MAX_HELLO, VERSION};
 use super::*;
+use crate::testing::LONG;
 
 mod hostile;
 mod rendezvous;
@@ -244,7 +245,7 @@ fn a_rank_that_is_silent_between_gatherings_is_not_waited_for() {
     let (listener, address) = listener();
     let zero = zero(listener, Duration::from_secs(2), |mut group| {
         group.barrier("the show").unwrap();
-        group.news(crate::testing::LONG).unwrap().to_string()
+        group.news(LONG).unwrap().to_string()
     });
     let mut stream = one(&address);
     put(&mut stream, &Frame::Part("the show".to_owned(), Json::of(&()).unwrap()));
@@ -453,6 +454,32 @@ fn a_rank_that_ends_before_the_job_begins_is_named_to_all() {
     assert_eq!(answer(&mut two), Frame::Lost(1, Loss::new(what, Cause::Ended)));
     let error = zero.join().unwrap();
     assert_eq!((error.to_string(), error.rank()), (format!("rank 1 {what}"), Some(1)));
+}
+
+/// The ranks that have come are told at once, and those that come later by the address that they
+/// know, or that the exchange still has.
+#[test]
+fn a_rank_that_comes_when_the_meeting_has_failed_is_told_why() {
+    let (listener, address) = listener();
+    let place = |rank, root| Place { rank, ranks: 4, root, job: JOB };
+    let root = place(0, Root::Listener(listener));
+    let root = thread::spawn(move || Group::meet(root, &terms(3 * LONG)).unwrap_err());
+    let introduced = |rank| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        introduce(&mut stream, Hello { rank, world: 4, ..hello() });
+        stream
+    };
+    let mut two = introduced(2);
+    drop(introduced(1));
+    assert_eq!(answer(&mut two), Frame::Lost(1, Loss::new("ended before the job began", Cause::Ended)));
+    // Rank 2 has been told, and is here for the next meeting.
+    assert_eq!(answer(&mut introduced(2)), Frame::Over);
+    let late = Group::meet(place(3, Root::Address(address.clone())), &terms(LONG)).unwrap_err();
+    let root = root.join().unwrap();
+    for error in [root, late] {
+        assert_eq!((error.cause(), error.rank()), (&Cause::Ended, Some(1)), "{error}");
+        assert_eq!(error.to_string(), "rank 1 ended before the job began");
+    }
 }
 
 /// Rank 0 finds out when the last rank has come, or before.
