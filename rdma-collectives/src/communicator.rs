@@ -447,7 +447,8 @@ impl Communicator {
     /// Limits the time of each operation from now on. An operation that has not ended by then ends
     /// with `TimedOut` and ends the job, so that the operations of all ranks end, with the reason.
     /// Without a limit an operation waits as long as the other ranks make progress
-    /// ([`Tuning::stall`]). Ranks may have different limits.
+    /// ([`Tuning::stall`]). Ranks may have different limits. Communicators that are split off later
+    /// begin with this limit; those that have been split off keep theirs.
     ///
     /// [`allocate`](Self::allocate) counts as an operation. [`split`](Self::split), comparisons
     /// ([`compare_operations`](Self::compare_operations)) and values of the [group](Self::group) do

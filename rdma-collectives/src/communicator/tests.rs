@@ -189,6 +189,25 @@ fn a_limit_ends_with_its_operation() {
 }
 
 #[test]
+fn a_part_begins_with_the_limit_of_its_communicator() {
+    crate::testing::start(2, Transport::Auto, |mut comm, mut group| {
+        let limit = Duration::from_millis(50);
+        let mut before = comm.split(0, comm.rank).unwrap();
+        comm.set_limit(Some(limit));
+        let parts = [comm.split(0, comm.rank).unwrap(), comm.subset(&[1, 0]).unwrap().unwrap()];
+        assert!(before.limit.is_none() && parts.iter().all(|part| part.limit == Some(limit)));
+        before.barrier().unwrap();
+        let [mut part, _other] = parts;
+        if comm.rank == 1 {
+            let error = part.recv(&mut [0_u8], 0).unwrap_err();
+            assert_eq!((error.kind(), error.cause()), (ErrorKind::TimedOut, &Cause::TimedOut { limit }), "{error}");
+        } else {
+            assert_eq!(group.barrier("the end").unwrap_err().rank(), Some(1));
+        }
+    });
+}
+
+#[test]
 fn the_ranks_of_a_part_are_named_as_those_of_the_job() {
     crate::testing::start(3, Transport::Auto, |mut comm, _| {
         let mut part = comm.split(usize::from(comm.rank > 0), 0).unwrap();
