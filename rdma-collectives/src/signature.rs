@@ -72,6 +72,13 @@ pub(crate) fn in_slices([word, count, counts]: Signature) -> Signature {
     [word & !of_tensors | shifted(IN_SLICES, 1), count, counts]
 }
 
+/// The signature of the first step of an all-to-all of different lengths, in which the ranks tell
+/// each other their counts.
+pub(crate) fn of_counts(element: DataType, in_tensors: bool) -> Signature {
+    let fields = [(OP, Collective::AllToAllV as u64), (ELEMENT, element as u64), (IN_SLICES, u64::from(!in_tensors))];
+    [fields.into_iter().fold(0, |word, (field, value)| word | shifted(field, value)), 0, 0]
+}
+
 /// The signature of a barrier, which is an all-reduce.
 pub(crate) fn of_barrier([word, count, counts]: Signature) -> Signature {
     [word & !shifted(OP, u64::MAX) | shifted(OP, Collective::Barrier as u64), count, counts]
@@ -100,6 +107,11 @@ fn text([word, count, counts]: Signature, is_detailed: bool) -> String {
         return op.to_string();
     }
     let element = DataType::ALL.get(index(ELEMENT)).map_or("", |element| element.name());
+    let in_slices = field(IN_SLICES) == 1;
+    let memory = if in_slices { "slices" } else { "tensors" };
+    if op == Collective::AllToAllV && counts == 0 {
+        return if is_detailed { format!("{op} of {element} in {memory}") } else { format!("{op} of {element}") };
+    }
     let mut text = format!("{op} of {count} x {element}");
     if counts != 0 {
         text.push_str(" in blocks of different lengths");
@@ -112,8 +124,6 @@ fn text([word, count, counts]: Signature, is_detailed: bool) -> String {
         text.push_str(&format!(" {way} rank {}", field(ROOT)));
     }
     if is_detailed {
-        let in_slices = field(IN_SLICES) == 1;
-        let memory = if in_slices { "slices" } else { "tensors" };
         let place = if field(IN_PLACE) == 1 { " in place" } else { "" };
         let algorithm = Algorithm::ALL.get(index(ALGORITHM)).map_or("an unknown algorithm", |known| known.name());
         text.push_str(&format!(" in {memory}{place} (by {algorithm}"));

@@ -98,6 +98,14 @@ const CASES: &[(Operation, Operation, [&str; 2])] = &[
         ["the allocation of a tensor", "a split of the communicator"],
     ),
     (|comm| comm.subset(&[0]).map(drop), Communicator::barrier, ["a split of the communicator", "barrier"]),
+    (
+        |comm| {
+            comm.all_to_all_v(&[1.0_f32; 3][..comm.ranks()], &[1; 3][..comm.ranks()], &mut [0.0; 3][..comm.ranks()])
+                .map(drop)
+        },
+        Communicator::barrier,
+        ["all_to_all_v of f32", "barrier"],
+    ),
     // In another order.
     (
         |comm| sums(comm).and_then(|()| comm.barrier()),
@@ -105,6 +113,53 @@ const CASES: &[(Operation, Operation, [&str; 2])] = &[
         ["all_reduce of 1024 x f32 by sum", "barrier"],
     ),
 ];
+
+/// Its first step is an all-gather of the counts.
+#[test]
+fn an_all_to_all_of_different_lengths_is_named_from_its_begin() {
+    for compares in [false, true] {
+        start(2, Transport::Auto, move |mut comm, group| {
+            comm.compare_operations(compares);
+            let is_barrier = comm.rank() == 1;
+            let error = repeat(&mut comm, |comm| match is_barrier {
+                true => comm.barrier(),
+                false => comm.all_to_all_v(&[1_i32, 2], &[1, 1], &mut [0, 0]).map(drop),
+            });
+            let Cause::Mismatch { operations, .. } = error.cause() else { panic!("{error}") };
+            let named = if compares { "all_to_all_v of elements of type i32 in slices" } else { "all_to_all_v of i32" };
+            assert_eq!(operations[0], named);
+            assert!(is_barrier || error.operation() == Some(Collective::AllToAllV), "{:?}", error.operation());
+            group.conclude(Ok(())).unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_operation_that_is_refused_has_not_scaled() {
+    for compares in [true, false] {
+        start(2, Transport::Auto, move |mut comm, group| {
+            comm.compare_operations(compares);
+            let tensor = comm.allocate::<f32>(8).unwrap();
+            if !compares {
+                // The ranks learn it by an operation before.
+                repeat(&mut comm, if group.rank() == 0 { sums } else { Communicator::barrier });
+            }
+            let (mut memory, mut elements) = ([3.0_f32; 8], [0.0; 8]);
+            tensor.write(0, &memory).unwrap();
+            let refused = match comm.rank() {
+                0 => [
+                    comm.all_reduce_scaled(&mut memory, 2.0, Reduction::Sum),
+                    comm.all_reduce_scaled(&tensor, 2.0, Reduction::Sum),
+                ],
+                _ => [comm.barrier(), comm.barrier()],
+            };
+            assert!(refused.iter().all(|refused| is_mismatch(refused.as_ref().unwrap_err())), "{refused:?}");
+            tensor.read(0, &mut elements).unwrap();
+            assert_eq!((memory, elements), ([3.0; 8], [3.0; 8]));
+            group.conclude(Ok(())).unwrap();
+        });
+    }
+}
 
 /// Whether an error names the operations of two ranks.
 fn is_mismatch(error: &Error) -> bool {
