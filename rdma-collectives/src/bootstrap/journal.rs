@@ -105,11 +105,18 @@ impl Journal {
     }
 
     /// The entries after the operation of a number; `None` if there are none.
+    ///
+    /// Entries that are written meanwhile are left to the next call: one of them may be seen and
+    /// the one before it not.
     pub(super) fn since(&self, number: u64) -> Option<Report> {
+        // The entries before this one have been written, whether this thread has seen them or not.
+        let last = self.last.iter().filter_map(Line::read).map(|entry| entry.number).max()?;
+        if last <= number {
+            return None;
+        }
         let entries = self.last.iter().chain(&self.marks).filter_map(Line::read);
-        let new = entries.filter(|entry| entry.number > number).map(|entry| (entry.number, entry));
-        let new: BTreeMap<u64, Entry> = new.collect();
-        let (&last, _) = new.last_key_value()?;
+        let new = entries.filter(|entry| (number + 1..=last).contains(&entry.number));
+        let new: BTreeMap<u64, Entry> = new.map(|entry| (entry.number, entry)).collect();
         let is_silent = self.is_silent.load(Ordering::Relaxed);
         Some(Report { last, entries: if is_silent { Vec::new() } else { new.into_values().collect() } })
     }
@@ -244,6 +251,36 @@ mod tests {
         assert_eq!(hash(&[one, two]), hash(&[one, two]));
         let others = [hash(&[one]), hash(&[two]), hash(&[two, one]), hash(&[one, one]), hash(&[[0; 3], one, two])];
         assert!(!others.contains(&hash(&[one, two])), "{others:?}");
+    }
+
+    /// A report that begins after the last one has all entries that are still there.
+    #[test]
+    fn no_entry_is_skipped_while_others_are_written() {
+        let (journal, mut recorder) = recorder();
+        let begun = Arc::new(AtomicU64::new(0));
+        let begins = Arc::clone(&begun);
+        let writer = std::thread::spawn(move || {
+            for number in 1..=500_000 {
+                begins.store(number, Ordering::SeqCst);
+                fence(Ordering::SeqCst);
+                recorder.record([number, 0, 0]).unwrap();
+                (0..number % 64).for_each(|_| std::hint::spin_loop());
+            }
+        });
+        let mut last = 0;
+        while last < 500_000 {
+            let Some(report) = journal.since(last) else { continue };
+            fence(Ordering::SeqCst);
+            // An entry is overwritten when the one 32 later begins.
+            let overwritten = begun.load(Ordering::SeqCst).saturating_sub(LAST);
+            let numbers: Vec<_> = report.entries.iter().map(|entry| entry.number).collect();
+            let kept = last.max(overwritten) + 1..=report.last;
+            for number in kept {
+                assert!(numbers.contains(&number), "{number} after {last}, not in {numbers:?}");
+            }
+            last = report.last;
+        }
+        writer.join().unwrap();
     }
 
     /// The words of an entry that is read belong together.
