@@ -253,9 +253,9 @@ impl Group {
         self.limit = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
     }
 
-    /// The time until the [limit](Self::limit).
-    pub(crate) fn time_left(&self) -> Option<Duration> {
-        self.limit.map(|(end, _)| end.saturating_duration_since(Instant::now()))
+    /// The time until the [limit](Self::limit), and the limit.
+    pub(crate) fn time_left(&self) -> Option<(Duration, Duration)> {
+        self.limit.map(|(end, limit)| (end.saturating_duration_since(Instant::now()), limit))
     }
 
     /// The end of a gathering that may take so long: the limit, if it comes first.
