@@ -227,7 +227,7 @@ fn settings_are_told_in_one_short_line() {
 fn strangers_of_any_kind_do_not_end_a_meeting() {
     let (listener, address) = listener();
     let zero = zero(listener, 3 * SOON, |group| group.conclude(Ok(())));
-    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+    let mut numbers = Numbers::of(1);
     let mut good = Vec::new();
     Head::of(JOB).write(&mut good).unwrap();
     let head = good.len();
@@ -254,7 +254,7 @@ fn strangers_of_any_kind_do_not_end_a_meeting() {
 /// once it has ended.
 #[test]
 fn frames_with_changed_bytes_do_not_keep_rank_0_waiting() {
-    let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
+    let mut numbers = Numbers::of(2);
     let good = [bytes(&part("the show")), bytes(&within(GroupId::default().part(0), 1, vec![0]))].concat();
     for _ in 0..60 {
         let mut sent = good.clone();
