@@ -66,9 +66,11 @@ const MESH: usize = 16;
 ///
 /// The collective, the type and number of elements, the counts, the reduction, the root, the kind
 /// of memory and the algorithm are compared. So ranks are found that wait for each other, and also
-/// those that do not wait and get elements that mean nothing: as long as they go on, as the last
-/// half second of a communicator is not compared. If the operations that differ are only known to
-/// lie further back than the last 32, the error says between which numbers they lie.
+/// those that do not wait and get elements that mean nothing. The last operations are compared when
+/// the communicator is dropped, and at the end of the job: [`Group::conclude`] then returns the
+/// error, to the ranks of a part of the job only if they have not ended before. If the operations
+/// that differ are only known to lie further back than the last 32, the error says between which
+/// numbers they lie.
 ///
 /// A rank that is late or stopped is not accused, since nothing is compared that it has not begun.
 /// Messages, [`run`](Self::run) and the operations of aggregators are not compared.

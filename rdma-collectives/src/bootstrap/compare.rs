@@ -8,8 +8,12 @@
 //! Rank 0 need not take part itself: the thread that sends its heartbeats, and those that read its
 //! connections, compare. A rank that is slow or stopped has begun fewer operations than the others,
 //! and its journal has nothing to compare beyond them: nobody accuses it.
+//!
+//! The last report of a communicator goes out when it is dropped, or at the end of the job. Its
+//! ledger is kept for a while, for the reports and the news of ranks that drop theirs later, and
+//! [`Group::conclude`] returns what no operation has returned.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +31,9 @@ use crate::cause::Cause;
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Time by which the interval is longer for each rank of the job, all of which may report to one.
 const INTERVAL_PER_RANK: Duration = Duration::from_millis(1);
+
+/// Most communicators that have been dropped and whose operations are still compared.
+const MOST_CLOSED: usize = 16;
 
 /// Time for a report to arrive, and for the news of what it has shown.
 const TRAVEL: Duration = Duration::from_millis(500);
@@ -115,20 +122,34 @@ impl fmt::Debug for Ledger {
 
 /// The journals of a rank, by communicator.
 #[derive(Debug, Default)]
-pub(super) struct Ledgers(Mutex<HashMap<GroupId, Arc<Ledger>>>);
+pub(super) struct Ledgers(Mutex<All>);
+
+#[derive(Debug, Default)]
+struct All {
+    open: HashMap<GroupId, Arc<Ledger>>,
+    /// Those of the communicators that were dropped last.
+    closed: VecDeque<Arc<Ledger>>,
+}
 
 impl Ledgers {
-    fn all(&self) -> MutexGuard<'_, HashMap<GroupId, Arc<Ledger>>> {
+    fn all(&self) -> MutexGuard<'_, All> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn of(&self, group: &GroupId) -> Option<Arc<Ledger>> {
-        self.all().get(group).cloned()
+    /// The ledgers of the communicators in use.
+    fn open(&self) -> Vec<Arc<Ledger>> {
+        self.all().open.values().cloned().collect()
     }
 
-    /// Ends the journal of a communicator.
-    pub(super) fn close(&self, group: &GroupId) {
-        self.all().remove(group);
+    fn of(&self, group: &GroupId) -> Option<Arc<Ledger>> {
+        let all = self.all();
+        all.open.get(group).or_else(|| all.closed.iter().find(|ledger| ledger.group == *group)).cloned()
+    }
+
+    /// A mismatch of which no operation has told.
+    pub(super) fn untold(&self) -> Option<Error> {
+        let all = self.all();
+        all.open.values().chain(&all.closed).find_map(|ledger| ledger.watch.untold())
     }
 }
 
@@ -138,29 +159,57 @@ impl Router {
         INTERVAL + INTERVAL_PER_RANK * u32::try_from(self.world).unwrap_or(u32::MAX)
     }
 
-    /// Reports the new operations of this rank.
+    /// Reports the new operations of this rank, except where the connection is in use.
     pub(super) fn report(&self) {
-        let ledgers: Vec<_> = self.ledgers.all().values().cloned().collect();
-        for ledger in ledgers {
-            let Some(report) = ledger.journal.since(ledger.reported.load(Ordering::Relaxed)) else { continue };
-            let (last, root) = (report.last, ledger.members[0]);
-            if root == self.rank() {
-                self.compare(&ledger, 0, report);
-            } else {
-                let (group, content) = (ledger.group.clone(), News::Report(report));
-                let routed = Routed { group, from: self.rank(), to: vec![root], content };
-                if !self.try_send(root, &Frame::Compare(routed)) {
-                    // The connection is in use: the next report has these entries too.
-                    continue;
-                }
-            }
-            ledger.reported.store(last, Ordering::Relaxed);
+        for ledger in self.ledgers.open() {
+            self.report_of(&ledger, |root, frame| self.try_send(root, frame));
         }
+    }
+
+    /// Reports all operations of this rank: no more follow.
+    pub(super) fn report_last(&self) {
+        self.ledgers.open().iter().for_each(|ledger| self.report_last_of(ledger));
+    }
+
+    fn report_last_of(&self, ledger: &Ledger) {
+        self.report_of(ledger, |root, frame| {
+            self.send_towards(root, frame);
+            true
+        });
+    }
+
+    /// Ends the journal of a communicator, with a last report.
+    pub(super) fn close_ledger(&self, group: &GroupId) {
+        let Some(ledger) = self.ledgers.all().open.remove(group) else { return };
+        let mut all = self.ledgers.all();
+        all.closed.push_back(Arc::clone(&ledger));
+        if all.closed.len() > MOST_CLOSED {
+            all.closed.pop_front();
+        }
+        drop(all);
+        self.report_last_of(&ledger);
+    }
+
+    /// Reports the new operations of a communicator. `send` returns whether it has sent.
+    fn report_of(&self, ledger: &Ledger, send: impl FnOnce(usize, &Frame) -> bool) {
+        let Some(report) = ledger.journal.since(ledger.reported.load(Ordering::Relaxed)) else { return };
+        let (last, root) = (report.last, ledger.members[0]);
+        if root == self.rank() {
+            self.compare(ledger, 0, report);
+        } else {
+            let (group, content) = (ledger.group.clone(), News::Report(report));
+            let routed = Routed { group, from: self.rank(), to: vec![root], content };
+            if !send(root, &Frame::Compare(routed)) {
+                // The connection is in use: the next report has these entries too.
+                return;
+            }
+        }
+        ledger.reported.fetch_max(last, Ordering::Relaxed);
     }
 
     /// Takes what a rank of the job tells about the operations of a communicator.
     pub(super) fn learn(&self, group: &GroupId, from: usize, news: News) -> Result<(), NotDue> {
-        // A communicator that this rank has dropped needs no news.
+        // A communicator that this rank has dropped long ago needs no news.
         let Some(ledger) = self.ledgers.of(group) else { return Ok(()) };
         let rank = ledger.members.iter().position(|&member| member == from).ok_or(NotDue(from))?;
         match news {
@@ -261,7 +310,7 @@ impl Group {
             watch: self.watch(),
             explain: Box::new(explain),
         };
-        self.router.ledgers.all().insert(self.id.clone(), Arc::new(ledger));
+        self.router.ledgers.all().open.insert(self.id.clone(), Arc::new(ledger));
         Recorder::new(Some(journal), self.watch())
     }
 }

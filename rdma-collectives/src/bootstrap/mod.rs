@@ -381,7 +381,9 @@ impl Group {
     /// them what went wrong. For the whole job, not for a part of it.
     ///
     /// # Errors
-    /// The error in `result`, or the loss of another rank if that explains it.
+    /// The error in `result`, or the loss of another rank if that explains it. Different operations
+    /// of a [communicator's](crate::Communicator#operations-that-differ) ranks, if no operation has
+    /// returned that error.
     pub fn conclude<T>(self, result: Result<T, Error>) -> Result<T, Error> {
         self.conclude_as(result)
     }
@@ -394,7 +396,12 @@ impl Group {
         // A forked child has no part in the job.
         self.maker.check()?;
         let result = match result {
-            Ok(value) => self.barrier("the end").map(|()| value).map_err(E::from),
+            Ok(value) => {
+                self.router.report_last();
+                // When all have come, rank 0 has all reports, and has told what they have shown.
+                let ended = self.barrier("the end").and_then(|()| self.router.ledgers.untold().map_or(Ok(()), Err));
+                ended.map(|()| value).map_err(E::from)
+            }
             Err(failure) => Err(failure),
         };
         let result = match result {

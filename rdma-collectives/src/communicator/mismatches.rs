@@ -245,6 +245,35 @@ fn one_difference_that_stops_nobody_is_found() {
     }
 }
 
+/// The last operation differs, and nobody waits for anybody, so that only the end of the job tells.
+#[test]
+fn a_difference_in_the_last_operation_is_told_at_the_end_of_the_job() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        for (world, is_dropped) in [(2, true), (2, false), (3, true)] {
+            start(world, transport, move |mut comm, group| {
+                let rank = comm.rank();
+                let (integers, floats) = (comm.allocate::<u32>(2).unwrap(), comm.allocate::<f32>(2).unwrap());
+                for _ in 0..100 {
+                    comm.all_reduce_in_place(&integers, Reduction::Max).unwrap();
+                }
+                let last = match rank {
+                    1 => comm.all_reduce_in_place(&floats, Reduction::Max),
+                    _ => comm.all_reduce_in_place(&integers, Reduction::Max),
+                };
+                let comm = (!is_dropped).then_some(comm);
+                // On a slow machine the ranks have compared already.
+                let error = last.and_then(|()| group.conclude(Ok(()))).unwrap_err();
+                let Cause::Mismatch { ranks, operations, .. } = error.cause() else { panic!("{error}") };
+                // Rank 1, and whichever other one has reported first.
+                let expected = ranks.map(|rank| if rank == 1 { "f32" } else { "u32" });
+                assert!(ranks.contains(&1), "{error}");
+                assert_eq!(*operations, expected.map(|element| format!("all_reduce of 2 x {element} by max")));
+                drop(comm);
+            });
+        }
+    }
+}
+
 /// Where rank 0 is late, the others differ from each other.
 #[test]
 fn a_difference_is_told_while_rank_0_is_busy() {
