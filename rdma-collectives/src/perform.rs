@@ -231,7 +231,7 @@ impl Communicator {
         match (executor, schedule) {
             (Executor::Fused, _) => self.fused(*algorithm, request, input, output)?,
             (Executor::Steps, Some(schedule)) => {
-                self.run(schedule, &input.part(from), &output.part(to.clone()), request.reduction)?;
+                self.run_part(schedule, &input.part(from), &output.part(to.clone()), request.reduction)?;
             }
             _ => {
                 let (host, input, output) = self.shared(input, output)?;

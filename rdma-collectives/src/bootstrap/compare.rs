@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use super::Group;
 use super::frame::{Frame, GroupId, Routed};
-use super::journal::{Entry, Journal, MOST_ENTRIES, Mismatch, News, Recorder, Report, Signature};
+use super::journal::{Entry, Journal, MOST_ENTRIES, Mismatch, NO_HASH, News, Recorder, Report, Signature};
 use super::router::{NotDue, Router};
 use super::watch::Watch;
 use crate::Error;
@@ -41,8 +41,10 @@ const TRAVEL: Duration = Duration::from_millis(500);
 /// The entries that some ranks of a communicator have reported and others have not.
 #[derive(Debug)]
 struct Comparison {
-    /// By number, with the rank that was the first to report it.
-    entries: BTreeMap<u64, (usize, Entry)>,
+    /// By number.
+    entries: BTreeMap<u64, Slot>,
+    /// The signature of an operation without numbers of elements.
+    outline: fn(Signature) -> Signature,
     /// The last operation that each rank has reported.
     last: Vec<u64>,
     /// For each rank, the highest number whose entry was equal to another rank's.
@@ -51,9 +53,27 @@ struct Comparison {
     is_over: bool,
 }
 
+/// The first reports of an operation, with their ranks: of a rank that has a hash of all operations,
+/// and of one that has none because it is or was an aggregator.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    hashed: Option<(usize, Entry)>,
+    other: Option<(usize, Entry)>,
+}
+
 impl Comparison {
-    fn new(world: usize) -> Self {
-        Self { entries: BTreeMap::new(), last: vec![0; world], equal: vec![0; world], is_over: false }
+    fn new(world: usize, outline: fn(Signature) -> Signature) -> Self {
+        Self { entries: BTreeMap::new(), outline, last: vec![0; world], equal: vec![0; world], is_over: false }
+    }
+
+    /// Whether two ranks have done the same, as far as both tell.
+    fn are_equal(&self, one: Entry, other: Entry) -> bool {
+        if one.hash != NO_HASH && other.hash != NO_HASH {
+            return one == other;
+        }
+        let [first, second] = [one, other].map(|entry| entry.signature);
+        let [short, other] = [first, second].map(self.outline);
+        if short == first || other == second { short == other } else { first == second }
     }
 
     /// Takes a rank's report, and says whether it differs from those of other ranks.
@@ -61,26 +81,35 @@ impl Comparison {
         if self.is_over {
             return None;
         }
-        let mut found: Option<Mismatch> = None;
+        let (mut found, mut is_named): (Option<Mismatch>, _) = (None, false);
         for entry in report.entries {
-            let (other, theirs) = *self.entries.entry(entry.number).or_insert((rank, entry));
-            if theirs == entry {
-                if other != rank && found.is_none() {
-                    for at in [other, rank] {
-                        self.equal[at] = self.equal[at].max(entry.number);
+            let slot = self.entries.entry(entry.number).or_default();
+            let has_hash = entry.hash != NO_HASH;
+            let same = if has_hash { &mut slot.hashed } else { &mut slot.other };
+            same.get_or_insert((rank, entry));
+            let Slot { hashed, other: unhashed } = *slot;
+            for (other, theirs) in [hashed, unhashed].into_iter().flatten().filter(|(other, _)| *other != rank) {
+                if self.are_equal(theirs, entry) {
+                    if has_hash && theirs.hash != NO_HASH && found.is_none() {
+                        for at in [other, rank] {
+                            self.equal[at] = self.equal[at].max(entry.number);
+                        }
                     }
+                    continue;
                 }
-                continue;
+                let pair = [(other, theirs.signature), (rank, entry.signature)];
+                let pair = if other < rank { pair } else { [pair[1], pair[0]] };
+                let (ranks, signatures) = (pair.map(|(rank, _)| rank), pair.map(|(_, signature)| signature));
+                // A rank may be compared with others up to later operations.
+                let equal_up_to = self.equal[other].min(self.equal[rank]).min(entry.number.saturating_sub(1));
+                let mismatch = Mismatch { number: entry.number, ranks, signatures, equal_up_to };
+                // One that names two operations says more than one that knows hashes alone.
+                is_named |= theirs.signature != entry.signature;
+                found = Some(found.filter(|_| !is_named).unwrap_or(mismatch));
+                if is_named {
+                    break;
+                }
             }
-            let pair = [(other, theirs.signature), (rank, entry.signature)];
-            let pair = if other < rank { pair } else { [pair[1], pair[0]] };
-            let (ranks, signatures) = (pair.map(|(rank, _)| rank), pair.map(|(_, signature)| signature));
-            // A rank may be compared with others up to later operations.
-            let equal_up_to = self.equal[other].min(self.equal[rank]).min(entry.number.saturating_sub(1));
-            let mismatch = Mismatch { number: entry.number, ranks, signatures, equal_up_to };
-            // One that names two operations says more than one that knows hashes alone.
-            let is_named = theirs.signature != entry.signature;
-            found = Some(found.filter(|_| !is_named).unwrap_or(mismatch));
             if is_named {
                 break;
             }
@@ -90,9 +119,10 @@ impl Comparison {
         }
         let done = self.last.iter().copied().min().unwrap_or(0);
         self.entries = self.entries.split_off(&done.saturating_add(1));
-        // No rank is so far ahead of the others, unless it breaks the protocol.
+        // No rank is so far ahead of the others, unless it waits for none. The others come to its
+        // first entries first.
         while self.entries.len() > MOST_ENTRIES * 2 * self.last.len() {
-            self.entries.pop_first();
+            self.entries.pop_last();
         }
         self.is_over = found.is_some();
         found
@@ -265,8 +295,13 @@ impl Group {
     }
 
     /// Begins the journal of the operations of this group's communicator. `describe` makes texts of
-    /// two signatures, which differ if the signatures do.
-    pub(crate) fn recorder(&self, describe: fn([Signature; 2]) -> [String; 2]) -> Recorder {
+    /// two signatures, which differ if the signatures do; `outline` makes the signature that
+    /// aggregators have in common with the ranks.
+    pub(crate) fn recorder(
+        &self,
+        describe: fn([Signature; 2]) -> [String; 2],
+        outline: fn(Signature) -> Signature,
+    ) -> Recorder {
         if self.ranks() < 2 {
             return Recorder::new(None, self.watch());
         }
@@ -306,7 +341,7 @@ impl Group {
             members: self.members.clone(),
             journal: Arc::clone(&journal),
             reported: AtomicU64::new(0),
-            comparison: Mutex::new(Comparison::new(self.ranks())),
+            comparison: Mutex::new(Comparison::new(self.ranks(), outline)),
             watch: self.watch(),
             explain: Box::new(explain),
         };
@@ -324,6 +359,11 @@ mod tests {
         journal: Arc<Journal>,
         recorder: Recorder,
         reported: u64,
+    }
+
+    /// The first word, and a mark.
+    fn short([word, ..]: Signature) -> Signature {
+        [word, 0, u64::MAX]
     }
 
     impl Rank {
@@ -346,7 +386,7 @@ mod tests {
     #[test]
     fn ranks_that_do_the_same_are_equal_however_far_each_is() {
         let mut ranks = [(); 3].map(|()| Rank::new());
-        let mut comparison = Comparison::new(3);
+        let mut comparison = Comparison::new(3, short);
         let mut done = [0; 3];
         for turn in 0..3000_u64 {
             let at = (turn % 3) as usize;
@@ -364,7 +404,7 @@ mod tests {
     #[test]
     fn the_first_different_operation_that_is_known_is_named() {
         let mut ranks = [(); 3].map(|()| Rank::new());
-        let mut comparison = Comparison::new(3);
+        let mut comparison = Comparison::new(3, short);
         for (at, rank) in ranks.iter_mut().enumerate() {
             rank.does(0..20);
             assert_eq!(comparison.take(at, rank.report()), None);
@@ -381,7 +421,7 @@ mod tests {
     #[test]
     fn a_difference_is_found_long_after_it() {
         let mut ranks = [(); 2].map(|()| Rank::new());
-        let mut comparison = Comparison::new(2);
+        let mut comparison = Comparison::new(2, short);
         for (at, rank) in ranks.iter_mut().enumerate() {
             rank.does(0..40);
             assert_eq!(comparison.take(at, rank.report()), None);
@@ -399,7 +439,7 @@ mod tests {
     #[test]
     fn equal_operations_of_others_say_nothing_of_a_rank() {
         let mut ranks = [(); 3].map(|()| Rank::new());
-        let mut comparison = Comparison::new(3);
+        let mut comparison = Comparison::new(3, short);
         for (at, rank) in ranks.iter_mut().enumerate() {
             rank.does((0..120).map(|number| if at == 1 && number == 50 { 7 } else { 1 }));
         }
@@ -414,9 +454,32 @@ mod tests {
         assert_eq!(comparison.take(1, ranks[1].report()), None);
     }
 
+    /// Whichever of them reports first.
+    #[test]
+    fn an_aggregator_is_compared_as_far_as_it_does_the_same() {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let mut ranks = [(); 3].map(|()| Rank::new());
+            let mut comparison = Comparison::new(3, short);
+            ranks[2].recorder.forget();
+            for (at, rank) in ranks.iter_mut().enumerate() {
+                // The aggregator has no elements.
+                let operation = |word| if at == 2 { short([word, 9, 9]) } else { [word, 9, 9] };
+                (0..100).for_each(|word| rank.recorder.record(operation(word)).unwrap());
+            }
+            for at in order {
+                assert_eq!(comparison.take(at, ranks[at].report()), None);
+            }
+            for (at, rank) in ranks.iter_mut().enumerate() {
+                rank.recorder.record(if at == 2 { short([7, 0, 0]) } else { [8, 9, 9] }).unwrap();
+            }
+            let found: Vec<_> = order.iter().filter_map(|&at| comparison.take(at, ranks[at].report())).collect();
+            assert!(found.len() == 1 && found[0].number == 101 && found[0].ranks[1] == 2, "{found:?}");
+        }
+    }
+
     #[test]
     fn a_rank_that_reports_nonsense_does_not_make_memory_grow() {
-        let mut comparison = Comparison::new(2);
+        let mut comparison = Comparison::new(2, short);
         for report in 0..1000 {
             let entry = |at| Entry { number: u64::MAX - report * 100 - at, hash: 0, signature: [0; 3] };
             let entries = (0..MOST_ENTRIES as u64).map(entry).collect();

@@ -10,8 +10,8 @@ use nix::unistd::Pid;
 use crate::bootstrap::{Group, Place, Roles, Root, Terms, listen_locally};
 use crate::testing::{LONG, ranks, soft0, start, tuning};
 use crate::{
-    Algorithm, Cause, Collective, Communicator, DataType, Element, Error, ErrorKind, Reduction, Request, Transport,
-    Tuning,
+    Algorithm, Cause, Collective, Communicator, DataType, Element, Error, ErrorKind, Job, Reduction, Request, Schedule,
+    Transport, Tuning, build,
 };
 
 /// An operation of a rank.
@@ -341,6 +341,68 @@ fn ranks_that_are_late_are_not_accused() {
     }
 }
 
+fn run(comm: &mut Communicator, algorithm: Algorithm, count: usize) -> Result<(), Error> {
+    let (input, output) = (comm.allocate::<f32>(100)?, comm.allocate::<f32>(300)?);
+    let schedule = build(Collective::AllGather, algorithm, &Job::new(comm.rank(), comm.ranks(), count));
+    let schedule = schedule.map_err(|error| Error::invalid(error.to_string()))?;
+    comm.run(&schedule, &input.part(0..100), &output.part(0..300), Reduction::Sum)
+}
+
+#[test]
+fn schedules_of_the_program_are_compared() {
+    let own: [(Operation, [&str; 2]); 3] = [
+        (|comm| run(comm, Algorithm::Ring, 100), ["all_gather by ring", "all_gather by bruck"]),
+        (|comm| run(comm, Algorithm::Bruck, 50), ["(identity ", "(identity "]),
+        (
+            |comm| comm.allocate::<f32>(100).and(comm.allocate::<f32>(300)).and_then(|_| comm.barrier()),
+            ["barrier", "a schedule of all_gather by bruck, of f32"],
+        ),
+    ];
+    for (operation, named) in own {
+        start(3, Transport::Auto, move |mut comm, group| {
+            let bruck: Operation = |comm| run(comm, Algorithm::Bruck, 100);
+            let is_last = comm.rank() == 2;
+            let error = repeat(&mut comm, if is_last { bruck } else { operation });
+            let Cause::Mismatch { operations, .. } = error.cause() else { panic!("{error}") };
+            assert!(operations.iter().zip(named).all(|(text, named)| text.contains(named)), "{error}");
+            group.conclude(Ok(())).unwrap();
+        });
+    }
+}
+
+/// What has no identity may be run by some ranks alone.
+#[test]
+fn schedules_that_need_not_be_run_together_are_not_accused() {
+    ranks(2, Transport::Auto, |mut comm, _| {
+        let tensor = comm.allocate::<f32>(10).unwrap();
+        for _ in 0..8 {
+            if comm.rank() == 0 {
+                let part = tensor.part(0..10);
+                comm.run(&Schedule::default(), &part, &part, Reduction::Max).unwrap();
+            }
+            comm.barrier().unwrap();
+            // The ranks compare meanwhile.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+}
+
+#[test]
+fn an_aggregator_that_does_something_else_is_named() {
+    start(3, Transport::Auto, |mut comm, group| {
+        comm.set_aggregators(1, 8).unwrap();
+        // Nobody waits for the aggregator, so that the end of the job tells.
+        let done = match comm.rank() {
+            2 => comm.broadcast(&mut [0_u8; 0], 0),
+            _ => comm.all_reduce_in_place(&mut [1_u8; 8], Reduction::Sum),
+        };
+        let error = done.and_then(|()| group.conclude(Ok(()))).unwrap_err();
+        let Cause::Mismatch { ranks, operations, .. } = error.cause() else { panic!("{error}") };
+        assert_eq!((ranks[1], operations[0].as_str()), (2, "all_reduce of u8 by sum"), "{error}");
+        assert_eq!(operations[1], "broadcast of u8 from rank 0");
+    });
+}
+
 /// Ranks that do different things where they may.
 #[test]
 fn what_may_differ_is_not_accused() {
@@ -450,5 +512,5 @@ fn a_rank_that_its_parent_stops() {
 /// Each field of a signature has space for all values.
 #[test]
 fn all_values_have_space_in_a_signature() {
-    assert!(Collective::ALL.len() < 254 && DataType::ALL.len() < 256 && Algorithm::ALL.len() < 256);
+    assert!(Collective::ALL.len() < 253 && DataType::ALL.len() < 256 && Algorithm::ALL.len() < 256);
 }

@@ -123,7 +123,7 @@ fn schedules_that_name_no_rank_are_refused() {
             let span = |place| Span { place, elements: 0..10 };
             let receive = Step::Combine { sources: vec![Source::Message { from: 2 }], into: span(Place::Output) };
             for step in [Step::Send { to: 2, span: span(Place::Input) }, receive] {
-                let schedule = Schedule { scratch: 0, steps: vec![step] };
+                let schedule = Schedule { steps: vec![step], ..Schedule::default() };
                 assert!(comm.run(&schedule, &tensor.part(0..10), &tensor.part(0..10), Reduction::Sum).is_err());
             }
             comm.barrier().unwrap();

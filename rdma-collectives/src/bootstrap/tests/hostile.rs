@@ -141,7 +141,7 @@ fn a_rank_that_tells_nonsense_of_operations_is_named() {
                 limit: None,
                 _heartbeat: None,
             };
-            let _recorder = part.recorder(|_| [String::new(), String::new()]);
+            let _recorder = part.recorder(|_| [String::new(), String::new()], |signature| signature);
             assert_eq!(router.take(1, frame), if is_due { Ok(()) } else { Err(NotDue(1)) });
             assert_eq!(router.take(1, other), Err(NotDue(1)));
             drop(part);
