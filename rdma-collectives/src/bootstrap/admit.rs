@@ -33,8 +33,8 @@ const MOST_UNHEARD: usize = 64;
 const MOST_REPORTED: u32 = 16;
 /// Pause between two looks for ranks that have ended before the job began.
 const LOOK: Duration = Duration::from_millis(100);
-/// Longest time for which rank 0 stays after a meeting has failed, to tell the ranks that come late.
-/// It is also a third of the timeout at most, the time of all other news.
+/// Longest time for which rank 0 stays after a meeting has failed, to tell the ranks that come
+/// late. It is also a third of the timeout at most, the time of all other news.
 const LATE: Duration = Duration::from_secs(5);
 
 /// Waits until every other rank has come. If the meeting fails, tells the ranks why.

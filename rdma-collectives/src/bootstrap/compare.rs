@@ -53,8 +53,8 @@ struct Comparison {
     is_over: bool,
 }
 
-/// The first reports of an operation, with their ranks: of a rank that has a hash of all operations,
-/// and of one that has none because it is or was an aggregator.
+/// The first reports of an operation, with their ranks: of a rank that has a hash of all
+/// operations, and of one that has none because it is or was an aggregator.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     hashed: Option<(usize, Entry)>,

@@ -127,9 +127,9 @@ pub struct Group {
 impl Group {
     /// Meets the other ranks: rank 0 waits for them, every other rank looks for rank 0.
     ///
-    /// If the meeting fails, because a rank does not fit, does not come or ends, the ranks that have
-    /// come learn the reason at once. Rank 0 stays for 5 s, or a third of the timeout if that is
-    /// shorter, or until all have come: so a rank that comes late learns the reason too.
+    /// If the meeting fails, because a rank does not fit, does not come or ends, the ranks that
+    /// have come learn the reason at once. Rank 0 stays for 5 s, or a third of the timeout if that
+    /// is shorter, or until all have come: so a rank that comes late learns the reason too.
     ///
     /// # Errors
     /// If ranks do not come in time, or do not agree.

@@ -228,8 +228,8 @@ fn ranks_that_do_not_agree_leave_nothing() {
     assert!(is_empty(&directory));
 }
 
-/// Rank 1 does not fit, learns it, and meets again by the same exchange, while rank 0 still waits to
-/// tell rank 2.
+/// Rank 1 does not fit, learns it, and meets again by the same exchange, while rank 0 still waits
+/// to tell rank 2.
 #[test]
 fn ranks_meet_again_after_a_meeting_that_has_failed() {
     let (directory, exchange) = directory();
