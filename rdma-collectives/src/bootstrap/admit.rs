@@ -49,12 +49,19 @@ pub(super) fn gather(
     over: impl FnOnce(),
 ) -> Result<Met, Error> {
     let mut ranks: Vec<Option<(Socket, HostId)>> = (0..own.world).map(|_| None).collect();
-    let mut arrivals = Arrivals::new(listener, job, terms)?;
+    let mut arrivals = match Arrivals::new(listener, job, terms) {
+        Ok(arrivals) => arrivals,
+        Err(error) => {
+            over();
+            return Err(error.into());
+        }
+    };
     let waited = wait_for_all(&mut arrivals, own, terms, &mut ranks);
     if let Err(ended) = waited {
         let mut told = Told::new(ranks.iter().map(Option::is_some).collect());
         if let Ended::Refused(rank, _) = ended {
-            told.add(rank);
+            // One that has the number of another is the process that will not come.
+            let _is_first = told.add(rank) || told.add(None);
         }
         let (reason, error) = ended.told(terms);
         answer_all(job, &ranks, &reason);
