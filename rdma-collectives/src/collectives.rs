@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::Error;
 use crate::communicator::Communicator;
-use crate::element::{Element, Reduction};
+use crate::element::{DataType, Element, Reduction};
 use crate::memory::{Source, Target};
 use crate::operation::{Operation, Request};
 use crate::schedule::{Collective, Job};
@@ -65,8 +65,8 @@ impl Communicator {
     /// NCCL's `PreMulSum`, if the reduction is the sum. Each rank may have a factor of its own.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce). With `InvalidInput` the memory is as it was, unless
-    /// another rank has given the reason.
+    /// As [`all_reduce`](Self::all_reduce). With `InvalidInput` the memory is as it was, unless the
+    /// ranks have begun different operations.
     pub fn all_reduce_scaled<'a, T: Element>(
         &mut self,
         memory: impl Into<Target<'a, T>>,
@@ -229,18 +229,33 @@ impl Communicator {
         if counts.len() != ranks {
             return Err(Error::invalid(format!("{} counts for {ranks} ranks: give one for each", counts.len())));
         }
-        let own: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
+        let (input, output) = (input.into(), output.into());
         let job = self.as_one(Collective::AllToAllV, |comm| {
-            let mut all = vec![0_u64; ranks * ranks];
-            comm.all_gather(&own, &mut all)?;
-            let matrix = all.iter().map(|&count| usize::try_from(count).unwrap_or(usize::MAX)).collect();
-            let request = Request { counts: matrix, ..Request::new(Collective::AllToAllV, 0) };
+            let in_tensors = matches!((&input, &output), (Source::Tensor(..), Target::Tensor(..)));
+            let counts = comm.gather_counts(counts, T::TYPE, in_tensors)?;
+            let request = Request { counts, ..Request::new(Collective::AllToAllV, 0) };
             let job = Job { counts: request.counts.clone(), ..Job::new(comm.rank(), ranks, 0) };
-            comm.two(request, input.into(), output.into())?;
+            comm.two(request, input, output)?;
             Ok(job)
         })?;
         let came = |from| if job.is_aggregator() { 0 } else { job.received(Collective::AllToAllV, from).len() };
         Ok((0..ranks).map(came).collect())
+    }
+
+    /// The counts of all ranks in an all-to-all of different lengths, of which this is the first
+    /// step. The ranks compare it as such.
+    fn gather_counts(&mut self, own: &[usize], element: DataType, in_tensors: bool) -> Result<Vec<usize>, Error> {
+        let (op, ranks) = (Collective::AllToAllV, self.ranks());
+        let own: Vec<u64> = own.iter().map(|&count| count as u64).collect();
+        let request = Request::new(Collective::AllGather, ranks);
+        let operation = self.prepare::<u64>(request.clone())?;
+        let memory = if in_tensors { "tensors" } else { "slices" };
+        self.compare(|| format!("{op} of elements of type {} in {memory}", element.name()))?;
+        let mut all = vec![0_u64; ranks * ranks];
+        self.do_recorded(op, signature::of_counts(element, in_tensors), |comm| {
+            comm.do_by_pieces(&request, &operation, &mut Operands::Two((&own).into(), (&mut all).into()))
+        })?;
+        Ok(all.into_iter().map(|count| usize::try_from(count).unwrap_or(usize::MAX)).collect())
     }
 
     /// Gives the memory of the root to all; the memory of all ranks has the same length.
@@ -413,27 +428,37 @@ impl Communicator {
             _ => self.prepare::<T>(request.clone())?,
         };
         operands.check(request, &operation)?;
-        if let Some(factor) = factor {
-            self.maker.check()?;
-            if let Operands::One(Target::Tensor(both, _)) = &operands {
-                self.check_operands(&operation, both, both)?;
-            }
-            operands.output().scale(factor)?;
-        }
-        let done = match &mut operands {
-            Operands::One(Target::Tensor(both, _)) => self.perform(&operation, both, both),
-            Operands::Two(Source::Tensor(input, _), Target::Tensor(output, _)) => {
-                self.perform(&operation, input, output)
-            }
-            operands => self.compare(|| request.describe::<T>("slices")).and_then(|()| {
-                self.begin_recorded(request.op, signature::in_slices(operation.signature))?;
-                let done = self.do_by_pieces(request, &operation, operands);
-                let done = self.or_mismatch(done);
-                self.ended(Some(request.op), done)
-            }),
-        };
+        let done = self.do_checked(request, &operation, &mut operands, factor);
         self.last = Some(operation);
         done
+    }
+
+    fn do_checked<T: Element>(
+        &mut self,
+        request: &Request,
+        operation: &Operation,
+        operands: &mut Operands<'_, T>,
+        factor: Option<T>,
+    ) -> Result<(), Error> {
+        let tensors = operands.tensors();
+        let (memory, signature) = match tensors {
+            Some([input, output]) => {
+                self.check_operands(operation, input, output)?;
+                ("tensors", self.signature_in_tensors(operation))
+            }
+            None => ("slices", signature::in_slices(operation.signature)),
+        };
+        self.compare(|| request.describe::<T>(memory))?;
+        self.do_recorded(request.op, signature, |comm| {
+            // Not before: the memory of an operation that is refused stays as it is.
+            if let Some(factor) = factor {
+                operands.output().scale(factor)?;
+            }
+            match tensors {
+                Some([input, output]) => comm.perform_part(operation, input, output),
+                None => comm.do_by_pieces(request, operation, operands),
+            }
+        })
     }
 
     /// Does an operation on memory of the program.
@@ -516,6 +541,15 @@ impl<'a, T: Element> Operands<'a, T> {
         match self {
             Self::Two(input, _) => *input,
             Self::One(both) => both.as_source(),
+        }
+    }
+
+    /// The tensors, if all of the memory is in tensors.
+    fn tensors(&self) -> Option<[&'a Tensor<T>; 2]> {
+        match self {
+            Self::One(Target::Tensor(both, _)) => Some([both, both]),
+            Self::Two(Source::Tensor(input, _), Target::Tensor(output, _)) => Some([input, output]),
+            _ => None,
         }
     }
 

@@ -66,12 +66,17 @@ const MESH: usize = 16;
 ///
 /// The collective, the type and number of elements, the counts, the reduction, the root, the kind
 /// of memory and the algorithm are compared. So ranks are found that wait for each other, and also
-/// those that do not wait and get elements that mean nothing: as long as they go on, as the last
-/// half second of a communicator is not compared. If the operations that differ are only known to
-/// lie further back than the last 32, the error says between which numbers they lie.
+/// those that do not wait and get elements that mean nothing. The last operations are compared when
+/// the communicator is dropped, and at the end of the job: [`Group::conclude`] then returns the
+/// error, to the ranks of a part of the job only if they have not ended before. If the operations
+/// that differ are only known to lie further back than the last 32, the error says between which
+/// numbers they lie.
 ///
 /// A rank that is late or stopped is not accused, since nothing is compared that it has not begun.
-/// Messages, [`run`](Self::run) and the operations of aggregators are not compared.
+/// Of an aggregator, the collective, the type of elements, the reduction, the root and the kind of
+/// memory are compared. Schedules that a program has made itself are not compared, unless it gives
+/// them an [identity](Schedule::identity). Nor are messages: a message of another length than its
+/// receiver has named is an error there, and another type of the same size is not found.
 /// [`compare_operations`](Self::compare_operations) finds a difference before anything is done.
 #[doc(alias = "ncclComm_t")]
 #[doc(alias = "MPI_Comm")]
@@ -155,7 +160,7 @@ impl Communicator {
 
     fn of_group(rails: Vec<Rail>, mut group: Group, tuning: Tuning) -> Result<Self, Error> {
         let world = group.ranks();
-        let recorder = group.recorder(signature::describe);
+        let recorder = group.recorder(signature::describe, signature::outline);
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
         let Channels { rails: channels, are_many_devices } = channels(&rails, &mut group, &tuning)?;
         let (mut host, transports) = transport::connect(&mut group, tuning.transport, patience.clone())?;
@@ -323,8 +328,12 @@ impl Communicator {
     /// [`Reduction::Avg`] it makes the sum, which [`finish`](Self::finish) divides.
     /// [`perform`](Self::perform) does both, and chooses the schedule.
     ///
+    /// The ranks [compare](Self#operations-that-differ) schedules that have an
+    /// [identity](Schedule::identity), with the type of the elements and the reduction.
+    ///
     /// # Errors
-    /// If a tensor is another communicator's or too short for the schedule, if the schedule names a
+    /// If the ranks run schedules of different identities, or another operation. If a tensor is
+    /// another communicator's or too short for the schedule, if the schedule names a
     /// rank that there is not, or if a rank fails.
     pub fn run<T: Element>(
         &mut self,
@@ -335,6 +344,22 @@ impl Communicator {
     ) -> Result<(), Error> {
         self.maker.check()?;
         self.check_tensors(input.tensor(), output.tensor())?;
+        if schedule.identity == 0 {
+            return self.run_part(schedule, input, output, reduction);
+        }
+        self.record(signature::of_run(schedule.identity, T::TYPE, reduction))?;
+        let done = self.run_part(schedule, input, output, reduction);
+        self.or_mismatch(done)
+    }
+
+    /// Runs a schedule as a part of an operation.
+    pub(crate) fn run_part<T: Element>(
+        &mut self,
+        schedule: &Schedule,
+        input: &Part<'_, T>,
+        output: &Part<'_, T>,
+        reduction: Reduction,
+    ) -> Result<(), Error> {
         if let (Some(gpu), Some(from), Some(to)) = (&mut self.gpu, input.gpu(), output.gpu()) {
             let streams = self.streams.as_mut().ok_or_else(no_streams)?;
             let links = StreamLinks { fabrics: &mut self.fabrics, streams };
@@ -438,16 +463,28 @@ impl Communicator {
             return Err(Error::invalid(format!("{aggregators} aggregators leave no rank of {} processes", self.world)));
         }
         (self.aggregators, self.radix, self.last) = (aggregators, radix, None);
-        if self.rank >= self.ranks() {
-            self.recorder.silence();
+        if self.is_aggregator() {
+            // Its elements are others than those of the ranks.
+            self.recorder.forget();
         }
         Ok(())
+    }
+
+    /// Whether this process has neither input nor output.
+    fn is_aggregator(&self) -> bool {
+        self.rank >= self.ranks()
+    }
+
+    /// Records an operation that begins, which the ranks compare.
+    fn record(&mut self, signature: Signature) -> Result<(), Error> {
+        self.recorder.record(if self.is_aggregator() { signature::outline(signature) } else { signature })
     }
 
     /// Limits the time of each operation from now on. An operation that has not ended by then ends
     /// with `TimedOut` and ends the job, so that the operations of all ranks end, with the reason.
     /// Without a limit an operation waits as long as the other ranks make progress
-    /// ([`Tuning::stall`]). Ranks may have different limits.
+    /// ([`Tuning::stall`]). Ranks may have different limits. Communicators that are split off later
+    /// begin with this limit; those that have been split off keep theirs.
     ///
     /// [`allocate`](Self::allocate) counts as an operation. [`split`](Self::split), comparisons
     /// ([`compare_operations`](Self::compare_operations)) and values of the [group](Self::group) do
@@ -475,7 +512,7 @@ impl Communicator {
 
     /// Begins an operation that the ranks compare.
     pub(crate) fn begin_recorded(&mut self, operation: Collective, signature: Signature) -> Result<(), Error> {
-        self.recorder.record(signature).map_err(|error| error.of_operation(Some(operation)))?;
+        self.record(signature).map_err(|error| error.of_operation(Some(operation)))?;
         self.begin();
         Ok(())
     }

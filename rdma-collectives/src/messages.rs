@@ -146,7 +146,7 @@ impl Communicator {
             (Some(one), None) | (None, Some(one)) => (one.clone(), one),
             (None, None) => return Ok(()),
         };
-        self.run(&Schedule { scratch: 0, steps }, &input, &output, Reduction::Sum)?;
+        self.run_part(&Schedule { steps, ..Schedule::default() }, &input, &output, Reduction::Sum)?;
         self.stats.messages += transfers.len() as u64;
         Ok(())
     }

@@ -12,6 +12,7 @@
 //! | reads | what no rank writes while another one reads | all share memory | direct |
 
 use crate::Error;
+use crate::bootstrap::Signature;
 use crate::choose::{Point, choose};
 use crate::communicator::Communicator;
 use crate::element::Element;
@@ -158,14 +159,28 @@ impl Communicator {
         let request = &operation.request;
         self.check_operands(operation, input, output)?;
         self.compare(|| request.describe::<T>("tensors"))?;
+        let signature = self.signature_in_tensors(operation);
+        self.do_recorded(request.op, signature, |comm| comm.perform_part(operation, input, output))
+    }
+
+    /// What the ranks compare of an operation on tensors.
+    pub(crate) fn signature_in_tensors(&self, operation: &Operation) -> Signature {
         // A barrier has taken the token.
         let is_barrier = self.token.is_none();
-        let signature = operation.signature;
-        let signature = if is_barrier { signature::of_barrier(signature) } else { signature };
-        self.begin_recorded(request.op, signature)?;
-        let done = self.perform_part(operation, input, output);
+        if is_barrier { signature::of_barrier(operation.signature) } else { operation.signature }
+    }
+
+    /// Does an operation that the ranks compare.
+    pub(crate) fn do_recorded(
+        &mut self,
+        op: Collective,
+        signature: Signature,
+        body: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.begin_recorded(op, signature)?;
+        let done = body(self);
         let done = self.or_mismatch(done);
-        self.ended(Some(request.op), done)
+        self.ended(Some(op), done)
     }
 
     /// Does a prepared operation as a part of one that has begun.
@@ -216,7 +231,7 @@ impl Communicator {
         match (executor, schedule) {
             (Executor::Fused, _) => self.fused(*algorithm, request, input, output)?,
             (Executor::Steps, Some(schedule)) => {
-                self.run(schedule, &input.part(from), &output.part(to.clone()), request.reduction)?;
+                self.run_part(schedule, &input.part(from), &output.part(to.clone()), request.reduction)?;
             }
             _ => {
                 let (host, input, output) = self.shared(input, output)?;

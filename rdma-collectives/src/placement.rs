@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -146,18 +147,34 @@ pub fn run_threads<T: Send, E: JobError + Send>(
     terms: &Terms,
     work: impl Fn(&mut Group) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
-    let places = Place::of_threads(ranks)?;
+    let named = |place: Place| (thread::Builder::new().name(format!("rank {}", place.rank)), place);
+    run_places(Place::of_threads(ranks)?.into_iter().map(named).collect(), terms, work)
+}
+
+/// Runs a job whose ranks are threads with these properties.
+fn run_places<T: Send, E: JobError + Send>(
+    places: Vec<(thread::Builder, Place)>,
+    terms: &Terms,
+    work: impl Fn(&mut Group) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
     let work = &work;
     thread::scope(|scope| {
-        let start = |place: Place| {
-            let thread = thread::Builder::new().name(format!("rank {}", place.rank));
-            let started = thread.spawn_scoped(scope, move || run(place, terms, work));
-            started.map_err(|error| Error::not_started("the thread of a rank", &error))
-        };
-        let started: Vec<_> = places.into_iter().map(start).collect();
+        let (mut started, mut begin) = (Vec::new(), Vec::new());
+        for (thread, place) in places {
+            // The ranks begin when all threads have started: they would wait in vain for one that
+            // has not. If the sender is dropped instead, the thread ends.
+            let (told, begins) = channel();
+            let rank = move || begins.recv().ok().map(|()| run(place, terms, work));
+            let thread = thread.spawn_scoped(scope, rank);
+            started.push(thread.map_err(|error| Error::not_started("the thread of a rank", &error))?);
+            begin.push(told);
+        }
+        for told in begin {
+            told.send(()).map_err(|_| Error::new("the thread of a rank has ended before its work began"))?;
+        }
         // All threads have ended before a panic goes on, and it goes before the errors.
-        let ended: Vec<_> = started.into_iter().map(|thread| Ok::<_, Error>(thread?.join())).collect();
-        let results = ended.into_iter().map(|ended| ended?.unwrap_or_else(|panic| resume_unwind(panic)));
+        let ended: Vec<_> = started.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        let results = ended.into_iter().filter_map(|ended| ended.unwrap_or_else(|panic| resume_unwind(panic)));
         results.collect::<Vec<_>>().into_iter().collect()
     })
 }
@@ -226,6 +243,19 @@ mod tests {
         assert_eq!(cores(Bind::Core, 3), [Some(1), Some(3), Some(1)]);
         assert_eq!(cores(Bind::None, 2), [None; 2]);
         assert_eq!(core_of(Bind::Auto, 0, 1, &[]), None);
+    }
+
+    /// The others do not wait for a rank that has no thread.
+    #[test]
+    fn a_thread_that_cannot_be_started_ends_all_at_once() {
+        let terms = Terms::new("test", &(), Roles::Ranks, crate::testing::LONG);
+        // No machine has memory for the stack of the last one.
+        let stack =
+            |place: Place| (thread::Builder::new().stack_size(if place.rank == 2 { 1 << 60 } else { 1 << 20 }), place);
+        let places = Place::of_threads(3).unwrap().into_iter().map(stack).collect();
+        let error = run_places(places, &terms, |_| Ok::<_, Error>(())).unwrap_err();
+        assert!(error.to_string().starts_with("cannot start the thread of a rank: "), "{error}");
+        assert!(matches!(error.cause(), crate::Cause::System { errno: Some(_) }), "{:?}", error.cause());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::bootstrap::Signature;
 use crate::collective::Collective;
 use crate::element::{DataType, Reduction};
 use crate::operation::{Executor, Request};
-use crate::schedule::Algorithm;
+use crate::schedule::{Algorithm, of_identity};
 
 /// A field of the first word: its lowest bit, and the number of bits.
 type Field = (u32, u32);
@@ -19,9 +19,11 @@ const ALGORITHM: Field = (24, 8);
 const EXECUTOR: Field = (32, 4);
 const IN_SLICES: Field = (36, 1);
 const IN_PLACE: Field = (37, 1);
+const OUTLINE: Field = (38, 1);
 const ROOT: Field = (40, 24);
 
 /// Values of `OP` beside those of [`Collective`].
+const RUN: u64 = 253;
 const ALLOCATION: u64 = 254;
 const SPLIT: u64 = 255;
 /// Executors by their number.
@@ -72,6 +74,29 @@ pub(crate) fn in_slices([word, count, counts]: Signature) -> Signature {
     [word & !of_tensors | shifted(IN_SLICES, 1), count, counts]
 }
 
+/// The signature of a schedule of the program.
+pub(crate) fn of_run(identity: u64, element: DataType, reduction: Reduction) -> Signature {
+    let reduces = of_identity(identity).is_none_or(|(op, _)| op.reduces());
+    let reduction = if reduces { reduction as u64 } else { 0 };
+    let fields = [(OP, RUN), (ELEMENT, element as u64), (REDUCTION, reduction)];
+    [fields.into_iter().fold(0, |word, (field, value)| word | shifted(field, value)), identity, 0]
+}
+
+/// What an aggregator does alike, which has neither input nor output: the operation without its
+/// numbers of elements, and what follows from them.
+pub(crate) fn outline([word, count, _]: Signature) -> Signature {
+    let kept = [OP, ELEMENT, REDUCTION, IN_SLICES, ROOT].into_iter().fold(0, |kept, of| kept | shifted(of, u64::MAX));
+    let is_run = (word >> OP.0) & 0xff == RUN;
+    [word & kept | shifted(OUTLINE, 1), if is_run { count } else { 0 }, 0]
+}
+
+/// The signature of the first step of an all-to-all of different lengths, in which the ranks tell
+/// each other their counts.
+pub(crate) fn of_counts(element: DataType, in_tensors: bool) -> Signature {
+    let fields = [(OP, Collective::AllToAllV as u64), (ELEMENT, element as u64), (IN_SLICES, u64::from(!in_tensors))];
+    [fields.into_iter().fold(0, |word, (field, value)| word | shifted(field, value)), 0, 0]
+}
+
 /// The signature of a barrier, which is an all-reduce.
 pub(crate) fn of_barrier([word, count, counts]: Signature) -> Signature {
     [word & !shifted(OP, u64::MAX) | shifted(OP, Collective::Barrier as u64), count, counts]
@@ -79,6 +104,8 @@ pub(crate) fn of_barrier([word, count, counts]: Signature) -> Signature {
 
 /// Texts of two operations of which other ranks have told, with what tells them apart.
 pub(crate) fn describe(pair: [Signature; 2]) -> [String; 2] {
+    let is_outline = pair.iter().any(|signature| outline(*signature) == *signature);
+    let pair = if is_outline { pair.map(outline) } else { pair };
     let [one, other] = pair.map(|signature| text(signature, false));
     if one != other || pair[0] == pair[1] { [one, other] } else { pair.map(|signature| text(signature, true)) }
 }
@@ -93,6 +120,7 @@ fn text([word, count, counts]: Signature, is_detailed: bool) -> String {
     let op = match field(OP) {
         ALLOCATION => return "the allocation of a tensor".to_owned(),
         SPLIT => return "a split of the communicator".to_owned(),
+        RUN => return text_of_run(count, field(ELEMENT), field(REDUCTION), is_detailed),
         _ => Collective::ALL.get(index(OP)),
     };
     let Some(&op) = op else { return "an unknown operation".to_owned() };
@@ -100,7 +128,13 @@ fn text([word, count, counts]: Signature, is_detailed: bool) -> String {
         return op.to_string();
     }
     let element = DataType::ALL.get(index(ELEMENT)).map_or("", |element| element.name());
-    let mut text = format!("{op} of {count} x {element}");
+    let in_slices = field(IN_SLICES) == 1;
+    let memory = if in_slices { "slices" } else { "tensors" };
+    if op == Collective::AllToAllV && counts == 0 {
+        return if is_detailed { format!("{op} of {element} in {memory}") } else { format!("{op} of {element}") };
+    }
+    let is_outline = field(OUTLINE) == 1;
+    let mut text = if is_outline { format!("{op} of {element}") } else { format!("{op} of {count} x {element}") };
     if counts != 0 {
         text.push_str(" in blocks of different lengths");
     }
@@ -111,9 +145,9 @@ fn text([word, count, counts]: Signature, is_detailed: bool) -> String {
         let way = if matches!(op, Collective::Broadcast | Collective::Scatter) { "from" } else { "to" };
         text.push_str(&format!(" {way} rank {}", field(ROOT)));
     }
-    if is_detailed {
-        let in_slices = field(IN_SLICES) == 1;
-        let memory = if in_slices { "slices" } else { "tensors" };
+    if is_detailed && is_outline {
+        text.push_str(&format!(" in {memory}"));
+    } else if is_detailed {
         let place = if field(IN_PLACE) == 1 { " in place" } else { "" };
         let algorithm = Algorithm::ALL.get(index(ALGORITHM)).map_or("an unknown algorithm", |known| known.name());
         text.push_str(&format!(" in {memory}{place} (by {algorithm}"));
@@ -124,6 +158,23 @@ fn text([word, count, counts]: Signature, is_detailed: bool) -> String {
             text.push_str(&format!(", with counts of hash {counts:016x}"));
         }
         text.push(')');
+    }
+    text
+}
+
+/// The text of a schedule of the program.
+fn text_of_run(identity: u64, element: u64, reduction: u64, is_detailed: bool) -> String {
+    let known = |index: u64| usize::try_from(index).unwrap_or(usize::MAX);
+    let element = DataType::ALL.get(known(element)).map_or("", |element| element.name());
+    let (mut text, reduces) = match of_identity(identity) {
+        Some((op, algorithm)) => (format!("a schedule of {op} by {algorithm}, of {element}"), op.reduces()),
+        None => (format!("a schedule of {element}"), true),
+    };
+    if let Some(reduction) = Reduction::ALL.get(known(reduction)).filter(|_| reduces) {
+        text.push_str(&format!(" by {reduction}"));
+    }
+    if is_detailed {
+        text.push_str(&format!(" (identity {identity:016x})"));
     }
     text
 }

@@ -106,10 +106,15 @@ impl Patience {
     /// Limits the time of an operation that begins now. Waits look at the limit when they have
     /// become naps, so an operation ends some milliseconds late.
     pub fn limit(&self, limit: Option<Duration>) {
+        self.limit_rest(limit.map(|limit| (limit, limit)));
+    }
+
+    /// The same for an operation that has begun before: the time that is left, and the limit.
+    pub(crate) fn limit_rest(&self, rest: Option<(Duration, Duration)>) {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let at = limit.map_or(0, |limit| {
+        let at = rest.map_or(0, |(left, limit)| {
             self.deadline.limit.store(nanoseconds(limit), Ordering::Relaxed);
-            nanoseconds(self.deadline.start.elapsed().saturating_add(limit))
+            nanoseconds(self.deadline.start.elapsed().saturating_add(left)).max(1)
         });
         self.deadline.at.store(at, Ordering::Relaxed);
     }

@@ -181,7 +181,7 @@ impl Hop {
     }
 
     fn run(&self, team: &mut Team, step: Step, sent: usize) -> Result<Tally, Failure> {
-        let schedule = Schedule { scratch: 0, steps: vec![step] };
+        let schedule = Schedule { steps: vec![step], ..Schedule::default() };
         let all = 0..self.count;
         let started = Instant::now();
         team.comm.run(&schedule, &self.input.part(all.clone()), &self.output.part(all), Reduction::Sum)?;

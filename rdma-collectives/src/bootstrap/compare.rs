@@ -8,8 +8,12 @@
 //! Rank 0 need not take part itself: the thread that sends its heartbeats, and those that read its
 //! connections, compare. A rank that is slow or stopped has begun fewer operations than the others,
 //! and its journal has nothing to compare beyond them: nobody accuses it.
+//!
+//! The last report of a communicator goes out when it is dropped, or at the end of the job. Its
+//! ledger is kept for a while, for the reports and the news of ranks that drop theirs later, and
+//! [`Group::conclude`] returns what no operation has returned.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use super::Group;
 use super::frame::{Frame, GroupId, Routed};
-use super::journal::{Entry, Journal, MOST_ENTRIES, Mismatch, News, Recorder, Report, Signature};
+use super::journal::{Entry, Journal, MOST_ENTRIES, Mismatch, NO_HASH, News, Recorder, Report, Signature};
 use super::router::{NotDue, Router};
 use super::watch::Watch;
 use crate::Error;
@@ -28,14 +32,19 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// Time by which the interval is longer for each rank of the job, all of which may report to one.
 const INTERVAL_PER_RANK: Duration = Duration::from_millis(1);
 
+/// Most communicators that have been dropped and whose operations are still compared.
+const MOST_CLOSED: usize = 16;
+
 /// Time for a report to arrive, and for the news of what it has shown.
 const TRAVEL: Duration = Duration::from_millis(500);
 
 /// The entries that some ranks of a communicator have reported and others have not.
 #[derive(Debug)]
 struct Comparison {
-    /// By number, with the rank that was the first to report it.
-    entries: BTreeMap<u64, (usize, Entry)>,
+    /// By number.
+    entries: BTreeMap<u64, Slot>,
+    /// The signature of an operation without numbers of elements.
+    outline: fn(Signature) -> Signature,
     /// The last operation that each rank has reported.
     last: Vec<u64>,
     /// For each rank, the highest number whose entry was equal to another rank's.
@@ -44,9 +53,27 @@ struct Comparison {
     is_over: bool,
 }
 
+/// The first reports of an operation, with their ranks: of a rank that has a hash of all
+/// operations, and of one that has none because it is or was an aggregator.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    hashed: Option<(usize, Entry)>,
+    other: Option<(usize, Entry)>,
+}
+
 impl Comparison {
-    fn new(world: usize) -> Self {
-        Self { entries: BTreeMap::new(), last: vec![0; world], equal: vec![0; world], is_over: false }
+    fn new(world: usize, outline: fn(Signature) -> Signature) -> Self {
+        Self { entries: BTreeMap::new(), outline, last: vec![0; world], equal: vec![0; world], is_over: false }
+    }
+
+    /// Whether two ranks have done the same, as far as both tell.
+    fn are_equal(&self, one: Entry, other: Entry) -> bool {
+        if one.hash != NO_HASH && other.hash != NO_HASH {
+            return one == other;
+        }
+        let [first, second] = [one, other].map(|entry| entry.signature);
+        let [short, other] = [first, second].map(self.outline);
+        if short == first || other == second { short == other } else { first == second }
     }
 
     /// Takes a rank's report, and says whether it differs from those of other ranks.
@@ -54,26 +81,35 @@ impl Comparison {
         if self.is_over {
             return None;
         }
-        let mut found: Option<Mismatch> = None;
+        let (mut found, mut is_named): (Option<Mismatch>, _) = (None, false);
         for entry in report.entries {
-            let (other, theirs) = *self.entries.entry(entry.number).or_insert((rank, entry));
-            if theirs == entry {
-                if other != rank && found.is_none() {
-                    for at in [other, rank] {
-                        self.equal[at] = self.equal[at].max(entry.number);
+            let slot = self.entries.entry(entry.number).or_default();
+            let has_hash = entry.hash != NO_HASH;
+            let same = if has_hash { &mut slot.hashed } else { &mut slot.other };
+            same.get_or_insert((rank, entry));
+            let Slot { hashed, other: unhashed } = *slot;
+            for (other, theirs) in [hashed, unhashed].into_iter().flatten().filter(|(other, _)| *other != rank) {
+                if self.are_equal(theirs, entry) {
+                    if has_hash && theirs.hash != NO_HASH && found.is_none() {
+                        for at in [other, rank] {
+                            self.equal[at] = self.equal[at].max(entry.number);
+                        }
                     }
+                    continue;
                 }
-                continue;
+                let pair = [(other, theirs.signature), (rank, entry.signature)];
+                let pair = if other < rank { pair } else { [pair[1], pair[0]] };
+                let (ranks, signatures) = (pair.map(|(rank, _)| rank), pair.map(|(_, signature)| signature));
+                // A rank may be compared with others up to later operations.
+                let equal_up_to = self.equal[other].min(self.equal[rank]).min(entry.number.saturating_sub(1));
+                let mismatch = Mismatch { number: entry.number, ranks, signatures, equal_up_to };
+                // One that names two operations says more than one that knows hashes alone.
+                is_named |= theirs.signature != entry.signature;
+                found = Some(found.filter(|_| !is_named).unwrap_or(mismatch));
+                if is_named {
+                    break;
+                }
             }
-            let pair = [(other, theirs.signature), (rank, entry.signature)];
-            let pair = if other < rank { pair } else { [pair[1], pair[0]] };
-            let (ranks, signatures) = (pair.map(|(rank, _)| rank), pair.map(|(_, signature)| signature));
-            // A rank may be compared with others up to later operations.
-            let equal_up_to = self.equal[other].min(self.equal[rank]).min(entry.number.saturating_sub(1));
-            let mismatch = Mismatch { number: entry.number, ranks, signatures, equal_up_to };
-            // One that names two operations says more than one that knows hashes alone.
-            let is_named = theirs.signature != entry.signature;
-            found = Some(found.filter(|_| !is_named).unwrap_or(mismatch));
             if is_named {
                 break;
             }
@@ -83,9 +119,10 @@ impl Comparison {
         }
         let done = self.last.iter().copied().min().unwrap_or(0);
         self.entries = self.entries.split_off(&done.saturating_add(1));
-        // No rank is so far ahead of the others, unless it breaks the protocol.
+        // No rank is so far ahead of the others, unless it waits for none. The others come to its
+        // first entries first.
         while self.entries.len() > MOST_ENTRIES * 2 * self.last.len() {
-            self.entries.pop_first();
+            self.entries.pop_last();
         }
         self.is_over = found.is_some();
         found
@@ -115,20 +152,34 @@ impl fmt::Debug for Ledger {
 
 /// The journals of a rank, by communicator.
 #[derive(Debug, Default)]
-pub(super) struct Ledgers(Mutex<HashMap<GroupId, Arc<Ledger>>>);
+pub(super) struct Ledgers(Mutex<All>);
+
+#[derive(Debug, Default)]
+struct All {
+    open: HashMap<GroupId, Arc<Ledger>>,
+    /// Those of the communicators that were dropped last.
+    closed: VecDeque<Arc<Ledger>>,
+}
 
 impl Ledgers {
-    fn all(&self) -> MutexGuard<'_, HashMap<GroupId, Arc<Ledger>>> {
+    fn all(&self) -> MutexGuard<'_, All> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn of(&self, group: &GroupId) -> Option<Arc<Ledger>> {
-        self.all().get(group).cloned()
+    /// The ledgers of the communicators in use.
+    fn open(&self) -> Vec<Arc<Ledger>> {
+        self.all().open.values().cloned().collect()
     }
 
-    /// Ends the journal of a communicator.
-    pub(super) fn close(&self, group: &GroupId) {
-        self.all().remove(group);
+    fn of(&self, group: &GroupId) -> Option<Arc<Ledger>> {
+        let all = self.all();
+        all.open.get(group).or_else(|| all.closed.iter().find(|ledger| ledger.group == *group)).cloned()
+    }
+
+    /// A mismatch of which no operation has told.
+    pub(super) fn untold(&self) -> Option<Error> {
+        let all = self.all();
+        all.open.values().chain(&all.closed).find_map(|ledger| ledger.watch.untold())
     }
 }
 
@@ -138,29 +189,57 @@ impl Router {
         INTERVAL + INTERVAL_PER_RANK * u32::try_from(self.world).unwrap_or(u32::MAX)
     }
 
-    /// Reports the new operations of this rank.
+    /// Reports the new operations of this rank, except where the connection is in use.
     pub(super) fn report(&self) {
-        let ledgers: Vec<_> = self.ledgers.all().values().cloned().collect();
-        for ledger in ledgers {
-            let Some(report) = ledger.journal.since(ledger.reported.load(Ordering::Relaxed)) else { continue };
-            let (last, root) = (report.last, ledger.members[0]);
-            if root == self.rank() {
-                self.compare(&ledger, 0, report);
-            } else {
-                let (group, content) = (ledger.group.clone(), News::Report(report));
-                let routed = Routed { group, from: self.rank(), to: vec![root], content };
-                if !self.try_send(root, &Frame::Compare(routed)) {
-                    // The connection is in use: the next report has these entries too.
-                    continue;
-                }
-            }
-            ledger.reported.store(last, Ordering::Relaxed);
+        for ledger in self.ledgers.open() {
+            self.report_of(&ledger, |root, frame| self.try_send(root, frame));
         }
+    }
+
+    /// Reports all operations of this rank: no more follow.
+    pub(super) fn report_last(&self) {
+        self.ledgers.open().iter().for_each(|ledger| self.report_last_of(ledger));
+    }
+
+    fn report_last_of(&self, ledger: &Ledger) {
+        self.report_of(ledger, |root, frame| {
+            self.send_towards(root, frame);
+            true
+        });
+    }
+
+    /// Ends the journal of a communicator, with a last report.
+    pub(super) fn close_ledger(&self, group: &GroupId) {
+        let Some(ledger) = self.ledgers.all().open.remove(group) else { return };
+        let mut all = self.ledgers.all();
+        all.closed.push_back(Arc::clone(&ledger));
+        if all.closed.len() > MOST_CLOSED {
+            all.closed.pop_front();
+        }
+        drop(all);
+        self.report_last_of(&ledger);
+    }
+
+    /// Reports the new operations of a communicator. `send` returns whether it has sent.
+    fn report_of(&self, ledger: &Ledger, send: impl FnOnce(usize, &Frame) -> bool) {
+        let Some(report) = ledger.journal.since(ledger.reported.load(Ordering::Relaxed)) else { return };
+        let (last, root) = (report.last, ledger.members[0]);
+        if root == self.rank() {
+            self.compare(ledger, 0, report);
+        } else {
+            let (group, content) = (ledger.group.clone(), News::Report(report));
+            let routed = Routed { group, from: self.rank(), to: vec![root], content };
+            if !send(root, &Frame::Compare(routed)) {
+                // The connection is in use: the next report has these entries too.
+                return;
+            }
+        }
+        ledger.reported.fetch_max(last, Ordering::Relaxed);
     }
 
     /// Takes what a rank of the job tells about the operations of a communicator.
     pub(super) fn learn(&self, group: &GroupId, from: usize, news: News) -> Result<(), NotDue> {
-        // A communicator that this rank has dropped needs no news.
+        // A communicator that this rank has dropped long ago needs no news.
         let Some(ledger) = self.ledgers.of(group) else { return Ok(()) };
         let rank = ledger.members.iter().position(|&member| member == from).ok_or(NotDue(from))?;
         match news {
@@ -216,8 +295,13 @@ impl Group {
     }
 
     /// Begins the journal of the operations of this group's communicator. `describe` makes texts of
-    /// two signatures, which differ if the signatures do.
-    pub(crate) fn recorder(&self, describe: fn([Signature; 2]) -> [String; 2]) -> Recorder {
+    /// two signatures, which differ if the signatures do; `outline` makes the signature that
+    /// aggregators have in common with the ranks.
+    pub(crate) fn recorder(
+        &self,
+        describe: fn([Signature; 2]) -> [String; 2],
+        outline: fn(Signature) -> Signature,
+    ) -> Recorder {
         if self.ranks() < 2 {
             return Recorder::new(None, self.watch());
         }
@@ -257,11 +341,11 @@ impl Group {
             members: self.members.clone(),
             journal: Arc::clone(&journal),
             reported: AtomicU64::new(0),
-            comparison: Mutex::new(Comparison::new(self.ranks())),
+            comparison: Mutex::new(Comparison::new(self.ranks(), outline)),
             watch: self.watch(),
             explain: Box::new(explain),
         };
-        self.router.ledgers.all().insert(self.id.clone(), Arc::new(ledger));
+        self.router.ledgers.all().open.insert(self.id.clone(), Arc::new(ledger));
         Recorder::new(Some(journal), self.watch())
     }
 }
@@ -275,6 +359,11 @@ mod tests {
         journal: Arc<Journal>,
         recorder: Recorder,
         reported: u64,
+    }
+
+    /// The first word, and a mark.
+    fn short([word, ..]: Signature) -> Signature {
+        [word, 0, u64::MAX]
     }
 
     impl Rank {
@@ -297,7 +386,7 @@ mod tests {
     #[test]
     fn ranks_that_do_the_same_are_equal_however_far_each_is() {
         let mut ranks = [(); 3].map(|()| Rank::new());
-        let mut comparison = Comparison::new(3);
+        let mut comparison = Comparison::new(3, short);
         let mut done = [0; 3];
         for turn in 0..3000_u64 {
             let at = (turn % 3) as usize;
@@ -315,7 +404,7 @@ mod tests {
     #[test]
     fn the_first_different_operation_that_is_known_is_named() {
         let mut ranks = [(); 3].map(|()| Rank::new());
-        let mut comparison = Comparison::new(3);
+        let mut comparison = Comparison::new(3, short);
         for (at, rank) in ranks.iter_mut().enumerate() {
             rank.does(0..20);
             assert_eq!(comparison.take(at, rank.report()), None);
@@ -332,7 +421,7 @@ mod tests {
     #[test]
     fn a_difference_is_found_long_after_it() {
         let mut ranks = [(); 2].map(|()| Rank::new());
-        let mut comparison = Comparison::new(2);
+        let mut comparison = Comparison::new(2, short);
         for (at, rank) in ranks.iter_mut().enumerate() {
             rank.does(0..40);
             assert_eq!(comparison.take(at, rank.report()), None);
@@ -350,7 +439,7 @@ mod tests {
     #[test]
     fn equal_operations_of_others_say_nothing_of_a_rank() {
         let mut ranks = [(); 3].map(|()| Rank::new());
-        let mut comparison = Comparison::new(3);
+        let mut comparison = Comparison::new(3, short);
         for (at, rank) in ranks.iter_mut().enumerate() {
             rank.does((0..120).map(|number| if at == 1 && number == 50 { 7 } else { 1 }));
         }
@@ -365,9 +454,32 @@ mod tests {
         assert_eq!(comparison.take(1, ranks[1].report()), None);
     }
 
+    /// Whichever of them reports first.
+    #[test]
+    fn an_aggregator_is_compared_as_far_as_it_does_the_same() {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let mut ranks = [(); 3].map(|()| Rank::new());
+            let mut comparison = Comparison::new(3, short);
+            ranks[2].recorder.forget();
+            for (at, rank) in ranks.iter_mut().enumerate() {
+                // The aggregator has no elements.
+                let operation = |word| if at == 2 { short([word, 9, 9]) } else { [word, 9, 9] };
+                (0..100).for_each(|word| rank.recorder.record(operation(word)).unwrap());
+            }
+            for at in order {
+                assert_eq!(comparison.take(at, ranks[at].report()), None);
+            }
+            for (at, rank) in ranks.iter_mut().enumerate() {
+                rank.recorder.record(if at == 2 { short([7, 0, 0]) } else { [8, 9, 9] }).unwrap();
+            }
+            let found: Vec<_> = order.iter().filter_map(|&at| comparison.take(at, ranks[at].report())).collect();
+            assert!(found.len() == 1 && found[0].number == 101 && found[0].ranks[1] == 2, "{found:?}");
+        }
+    }
+
     #[test]
     fn a_rank_that_reports_nonsense_does_not_make_memory_grow() {
-        let mut comparison = Comparison::new(2);
+        let mut comparison = Comparison::new(2, short);
         for report in 0..1000 {
             let entry = |at| Entry { number: u64::MAX - report * 100 - at, hash: 0, signature: [0; 3] };
             let entries = (0..MOST_ENTRIES as u64).map(entry).collect();

@@ -15,7 +15,7 @@ use crate::text::PeerText;
 /// The first bytes of every connection.
 pub(super) const MAGIC: [u8; 8] = *b"rdma-job";
 /// Version of the protocol; changes with the frames and with the values that the programs exchange.
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 /// Largest first frame of a connection, whose sender is still unknown.
 pub(super) const MAX_HELLO: usize = 16 << 10;
 /// Bytes of a frame for each rank of the job, of whose values a frame consists: the addresses of
@@ -53,8 +53,12 @@ pub(super) enum Frame {
     Present,
     /// All ranks have connected; holds the host of each.
     Welcome(Vec<HostId>),
-    /// The job does not begin, or not with this rank; holds the reason.
-    Refuse(PeerText),
+    /// The job does not begin, or not with this rank; holds the rank that is the reason, if it is
+    /// one alone and not rank 0, and the reason.
+    Refuse(Option<usize>, Loss),
+    /// The meeting has failed, of which this rank has been told; it may be here for the next one,
+    /// which has not begun.
+    Over,
     /// One rank's part of a gathering: the gathering's name, and the value.
     Part(String, Json),
     /// An array of all parts of a gathering, in rank order.
@@ -225,8 +229,9 @@ mod tests {
             Frame::Hello(hello),
             Frame::Probe,
             Frame::Present,
+            Frame::Over,
             Frame::Welcome(vec![HostId::own(); 2]),
-            Frame::Refuse("no".into()),
+            Frame::Refuse(Some(1), Loss::new("no", Cause::TimedOut { limit: std::time::Duration::from_secs(1) })),
             Frame::Part("addresses".into(), json(json!([1, "x", null]))),
             Frame::Whole(json(json!([1, u64::MAX]))),
             Frame::Within(Routed {

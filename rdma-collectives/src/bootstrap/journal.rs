@@ -18,7 +18,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,8 @@ const MARKS: u32 = u64::BITS - LAST.trailing_zeros();
 pub(super) const MOST_ENTRIES: usize = 91;
 const _: () = assert!(MOST_ENTRIES as u64 == LAST + MARKS as u64);
 
+/// The hash of a rank that has done operations without numbers of elements.
+pub(super) const NO_HASH: u64 = 0;
 /// The hash of no operation.
 const SEED: u64 = 0xcbf2_9ce4_8422_2325;
 
@@ -44,7 +46,7 @@ const SEED: u64 = 0xcbf2_9ce4_8422_2325;
 pub(super) struct Entry {
     /// Number of the operation in its communicator, from 1.
     pub(super) number: u64,
-    /// Hash of the signatures of all operations up to this one.
+    /// Hash of the signatures of all operations up to this one, or [`NO_HASH`].
     pub(super) hash: u64,
     pub(super) signature: Signature,
 }
@@ -85,14 +87,12 @@ pub(super) struct Mismatch {
 pub(super) struct Journal {
     last: Vec<Line>,
     marks: Vec<Line>,
-    /// Set if the entries are not to be compared.
-    is_silent: AtomicBool,
 }
 
 impl Journal {
     pub(super) fn new() -> Self {
         let lines = |count: u64| (0..count).map(|_| Line::default()).collect();
-        Self { last: lines(LAST), marks: lines(MARKS.into()), is_silent: AtomicBool::new(false) }
+        Self { last: lines(LAST), marks: lines(MARKS.into()) }
     }
 
     fn write(&self, entry: Entry) {
@@ -105,13 +105,19 @@ impl Journal {
     }
 
     /// The entries after the operation of a number; `None` if there are none.
+    ///
+    /// Entries that are written meanwhile are left to the next call: one of them may be seen and
+    /// the one before it not.
     pub(super) fn since(&self, number: u64) -> Option<Report> {
+        // The entries before this one have been written, whether this thread has seen them or not.
+        let last = self.last.iter().filter_map(Line::read).map(|entry| entry.number).max()?;
+        if last <= number {
+            return None;
+        }
         let entries = self.last.iter().chain(&self.marks).filter_map(Line::read);
-        let new = entries.filter(|entry| entry.number > number).map(|entry| (entry.number, entry));
-        let new: BTreeMap<u64, Entry> = new.collect();
-        let (&last, _) = new.last_key_value()?;
-        let is_silent = self.is_silent.load(Ordering::Relaxed);
-        Some(Report { last, entries: if is_silent { Vec::new() } else { new.into_values().collect() } })
+        let new = entries.filter(|entry| (number + 1..=last).contains(&entry.number));
+        let new: BTreeMap<u64, Entry> = new.map(|entry| (entry.number, entry)).collect();
+        Some(Report { last, entries: new.into_values().collect() })
     }
 }
 
@@ -172,7 +178,9 @@ impl Recorder {
         let Some(journal) = &self.journal else { return Ok(()) };
         self.watch.check_part()?;
         self.number += 1;
-        self.hash = mix(self.hash, signature);
+        if self.hash != NO_HASH {
+            self.hash = mix(self.hash, signature);
+        }
         journal.write(Entry { number: self.number, hash: self.hash, signature });
         Ok(())
     }
@@ -182,11 +190,10 @@ impl Recorder {
         self.number + 1
     }
 
-    /// Says that this rank's operations are not to be compared with those of the others.
-    pub(crate) fn silence(&self) {
-        if let Some(journal) = &self.journal {
-            journal.is_silent.store(true, Ordering::Relaxed);
-        }
+    /// Says that the signatures of this rank are not those of the others: from now on each is
+    /// compared alone, and not the hash of all.
+    pub(crate) fn forget(&mut self) {
+        self.hash = NO_HASH;
     }
 }
 
@@ -229,8 +236,10 @@ mod tests {
         assert_eq!(numbers(0), [&[512, 768, 896, 960][..], &last].concat());
         assert_eq!(numbers(998), [999, 1000]);
         assert_eq!(journal.since(1000), None);
-        recorder.silence();
-        assert_eq!(numbers(998), [0; 0]);
+        recorder.forget();
+        recorder.record([1001, 0, 0]).unwrap();
+        let hashes: Vec<_> = journal.since(999).unwrap().entries.iter().map(|entry| entry.hash != NO_HASH).collect();
+        assert_eq!(hashes, [true, false]);
     }
 
     #[test]
@@ -244,6 +253,36 @@ mod tests {
         assert_eq!(hash(&[one, two]), hash(&[one, two]));
         let others = [hash(&[one]), hash(&[two]), hash(&[two, one]), hash(&[one, one]), hash(&[[0; 3], one, two])];
         assert!(!others.contains(&hash(&[one, two])), "{others:?}");
+    }
+
+    /// A report that begins after the last one has all entries that are still there.
+    #[test]
+    fn no_entry_is_skipped_while_others_are_written() {
+        let (journal, mut recorder) = recorder();
+        let begun = Arc::new(AtomicU64::new(0));
+        let begins = Arc::clone(&begun);
+        let writer = std::thread::spawn(move || {
+            for number in 1..=500_000 {
+                begins.store(number, Ordering::SeqCst);
+                fence(Ordering::SeqCst);
+                recorder.record([number, 0, 0]).unwrap();
+                (0..number % 64).for_each(|_| std::hint::spin_loop());
+            }
+        });
+        let mut last = 0;
+        while last < 500_000 {
+            let Some(report) = journal.since(last) else { continue };
+            fence(Ordering::SeqCst);
+            // An entry is overwritten when the one 32 later begins.
+            let overwritten = begun.load(Ordering::SeqCst).saturating_sub(LAST);
+            let numbers: Vec<_> = report.entries.iter().map(|entry| entry.number).collect();
+            let kept = last.max(overwritten) + 1..=report.last;
+            for number in kept {
+                assert!(numbers.contains(&number), "{number} after {last}, not in {numbers:?}");
+            }
+            last = report.last;
+        }
+        writer.join().unwrap();
     }
 
     /// The words of an entry that is read belong together.

@@ -18,6 +18,7 @@
 //! the threads that read its connections, so that rank 0 need not take part itself.
 
 mod abort;
+mod admit;
 mod compare;
 mod directory;
 mod exchange;
@@ -126,14 +127,18 @@ pub struct Group {
 impl Group {
     /// Meets the other ranks: rank 0 waits for them, every other rank looks for rank 0.
     ///
+    /// If the meeting fails, because a rank does not fit, does not come or ends, the ranks that
+    /// have come learn the reason at once. Rank 0 stays for 5 s, or a third of the timeout if that
+    /// is shorter, or until all have come: so a rank that comes late learns the reason too.
+    ///
     /// # Errors
     /// If ranks do not come in time, or do not agree.
     pub fn meet(place: Place, terms: &Terms) -> Result<Self, Error> {
         let Place { rank, ranks: world, root, job } = place;
         let hello = introduction(rank, world, terms)?;
         let (hosts, streams) = match (rank, root) {
-            (0, Root::Listener(listener)) => meet::gather(&listener, job, &hello, terms, || ())?,
-            (0, Root::Address(address)) => meet::gather(&listen(&address)?, job, &hello, terms, || ())?,
+            (0, Root::Listener(listener)) => admit::gather(&listener, job, &hello, terms, || ())?,
+            (0, Root::Address(address)) => admit::gather(&listen(&address)?, job, &hello, terms, || ())?,
             (_, Root::Address(address)) => meet::join(&address, job, &hello, terms)?,
             (_, Root::Listener(_)) => return Err(Error::invalid("only rank 0 listens")),
         };
@@ -248,9 +253,9 @@ impl Group {
         self.limit = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
     }
 
-    /// The time until the [limit](Self::limit).
-    pub(crate) fn time_left(&self) -> Option<Duration> {
-        self.limit.map(|(end, _)| end.saturating_duration_since(Instant::now()))
+    /// The time until the [limit](Self::limit), and the limit.
+    pub(crate) fn time_left(&self) -> Option<(Duration, Duration)> {
+        self.limit.map(|(end, limit)| (end.saturating_duration_since(Instant::now()), limit))
     }
 
     /// The end of a gathering that may take so long: the limit, if it comes first.
@@ -376,7 +381,9 @@ impl Group {
     /// them what went wrong. For the whole job, not for a part of it.
     ///
     /// # Errors
-    /// The error in `result`, or the loss of another rank if that explains it.
+    /// The error in `result`, or the loss of another rank if that explains it. Different operations
+    /// of a [communicator's](crate::Communicator#operations-that-differ) ranks, if no operation has
+    /// returned that error.
     pub fn conclude<T>(self, result: Result<T, Error>) -> Result<T, Error> {
         self.conclude_as(result)
     }
@@ -389,7 +396,12 @@ impl Group {
         // A forked child has no part in the job.
         self.maker.check()?;
         let result = match result {
-            Ok(value) => self.barrier("the end").map(|()| value).map_err(E::from),
+            Ok(value) => {
+                self.router.report_last();
+                // When all have come, rank 0 has all reports, and has told what they have shown.
+                let ended = self.barrier("the end").and_then(|()| self.router.ledgers.untold().map_or(Ok(()), Err));
+                ended.map(|()| value).map_err(E::from)
+            }
             Err(failure) => Err(failure),
         };
         let result = match result {

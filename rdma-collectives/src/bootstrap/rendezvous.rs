@@ -2,8 +2,9 @@
 //! all ranks.
 //!
 //! Rank 0 listens, and sets its addresses and a random number of the job under one key. It deletes
-//! the key once all ranks have come, or once the meeting has failed, before any rank learns of
-//! either: so the ranks that meet next do not find it.
+//! the key once all ranks have come, before any rank learns of that: so the ranks that meet next do
+//! not find it. If the meeting has failed, it deletes the key when it has told the ranks that come
+//! late; those that meet next before that are sent away by rank 0.
 //!
 //! The key can still be one of an earlier job, whose rank 0 was killed. The others therefore ask
 //! each address whether rank 0 of the job listens there before they introduce themselves, and get
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
 
+use super::admit;
 use super::exchange::{Exchange, MAX_VALUE};
 use super::frame::{Hello, VERSION};
 use super::listen::{self, Listen, MOST_ADDRESSES};
@@ -177,7 +179,7 @@ fn host(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
         drop(exchange.delete(KEY));
         return Err(told(&failure, "cannot tell the other ranks by the exchange where rank 0 listens"));
     }
-    meet::gather(&listener, record.job, own, terms, || {
+    admit::gather(&listener, record.job, own, terms, || {
         if let Err(failure) = exchange.delete(KEY) {
             // A later job finds nobody at these addresses, and waits for its own rank 0.
             let failure = told(&failure, "the exchange keeps the addresses of this job");
@@ -217,7 +219,10 @@ fn seek(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
         let mut each = Vec::new();
         for address in record.addresses {
             match meet::probe(address, record.job, patience.min(left().max(PATIENCE.0))) {
-                Ok(stream) => return meet::introduce(stream, &address.to_string(), record.job, own, terms),
+                Ok(stream) => match meet::introduce(stream, &address.to_string(), record.job, own, terms)? {
+                    Some(met) => return Ok(met),
+                    None => each.push(format!("{address}: a meeting that has failed ends there")),
+                },
                 Err(why) => each.push(format!("{address}: {why}")),
             }
             if left().is_zero() {

@@ -124,7 +124,7 @@ impl Router {
 
     /// Ends the inbox of a group, and that of the parts that the group will not be split into.
     pub(super) fn close(&self, group: &GroupId) {
-        self.ledgers.close(group);
+        self.close_ledger(group);
         let mut inboxes = self.inboxes();
         if let Some(inbox) = inboxes.remove(group) {
             inboxes.remove(&group.part(inbox.splits));
@@ -279,12 +279,24 @@ impl Router {
 
     /// Sends a frame towards a rank; returns whether the connection was free.
     pub(super) fn try_send(&self, to: usize, frame: &Frame) -> bool {
-        let next = if self.rank == 0 { to } else { 0 };
-        let Some((_, writer)) = self.writers.iter().find(|(peer, _)| *peer == next) else { return false };
-        let Ok(writer) = writer.try_lock() else { return false };
+        let Some(Ok(writer)) = self.writer_towards(to).map(Mutex::try_lock) else { return false };
         // Errors are ignored: the reader of the connection learns that the rank is lost.
         drop(self.write_to(&writer, frame));
         true
+    }
+
+    /// Sends a frame towards a rank.
+    pub(super) fn send_towards(&self, to: usize, frame: &Frame) {
+        if let Some(writer) = self.writer_towards(to) {
+            // Errors are ignored: the reader of the connection learns that the rank is lost.
+            drop(self.write(writer, frame));
+        }
+    }
+
+    /// The connection to a rank, or to rank 0, which passes frames on.
+    fn writer_towards(&self, to: usize) -> Option<&Mutex<Socket>> {
+        let next = if self.rank == 0 { to } else { 0 };
+        self.writers.iter().find(|(peer, _)| *peer == next).map(|(_, writer)| writer)
     }
 
     /// Sends heartbeats of this rank to the others, and reports its operations, until the job ends.

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::frame::{Frame, Head, Hello, MAX_HELLO, VERSION};
 use super::*;
+use crate::testing::LONG;
 
 mod hostile;
 mod rendezvous;
@@ -244,7 +245,7 @@ fn a_rank_that_is_silent_between_gatherings_is_not_waited_for() {
     let (listener, address) = listener();
     let zero = zero(listener, Duration::from_secs(2), |mut group| {
         group.barrier("the show").unwrap();
-        group.news(crate::testing::LONG).unwrap().to_string()
+        group.news(LONG).unwrap().to_string()
     });
     let mut stream = one(&address);
     put(&mut stream, &Frame::Part("the show".to_owned(), Json::of(&()).unwrap()));
@@ -319,15 +320,51 @@ fn ranks_of_this_host_need_no_network() {
 /// Connects to rank 0 of two and sends `first`; returns the message of rank 0, and its answer on
 /// the socket.
 fn rank_zero_meets(first: impl FnOnce(&mut TcpStream)) -> (String, String) {
+    let (error, answer) = rank_zero_refuses(first);
+    (error.to_string(), answer.what.to_string())
+}
+
+/// The same with the causes.
+fn rank_zero_refuses(first: impl FnOnce(&mut TcpStream)) -> (Error, Loss) {
     let (listener, address) = listener();
     let root = zero(listener, SOON, drop);
     let mut stream = TcpStream::connect(address).unwrap();
     first(&mut stream);
     let answer = match answer(&mut stream) {
-        Frame::Refuse(why) => why.to_string(),
+        Frame::Refuse(None, why) => why,
         other => panic!("{other:?}"),
     };
-    (root.join().unwrap().unwrap_err().to_string(), answer)
+    (root.join().unwrap().unwrap_err(), answer)
+}
+
+/// Rank 0, the rank that is refused and a rank that has come have the same cause.
+#[test]
+fn a_refusal_has_a_cause() {
+    let other_world = |stream: &mut TcpStream| introduce(stream, Hello { world: 3, ..hello() });
+    let other_version = |stream: &mut TcpStream| Head { version: 77, job: JOB }.write(stream).unwrap();
+    let refused =
+        [(rank_zero_refuses(other_world), Cause::InvalidInput), (rank_zero_refuses(other_version), Cause::Protocol)];
+    for ((root, told), cause) in refused {
+        assert_eq!((root.cause(), told.cause), (&cause, cause.clone()), "{root}");
+    }
+    // Rank 1 has come, and rank 2 does not.
+    let (listener, address) = listener();
+    let limit = Duration::from_secs(2);
+    let mut stream = TcpStream::connect(&address).unwrap();
+    introduce(&mut stream, Hello { world: 3, ..hello() });
+    let place = |rank, root| Place { rank, ranks: 3, root, job: JOB };
+    let root = Group::meet(place(0, Root::Listener(listener)), &terms(limit)).unwrap_err();
+    assert_eq!((root.cause(), root.rank()), (&Cause::TimedOut { limit }, Some(2)), "{root}");
+    let refusal = answer(&mut stream);
+    assert_eq!(refusal, Frame::Refuse(Some(2), Loss::new(root.to_string(), root.cause().clone())));
+    let (listener, address) = self::listener();
+    let one = place(1, Root::Address(address));
+    let one = thread::spawn(move || Group::meet(one, &terms(SOON)).unwrap_err());
+    let (mut stream, _) = listener.accept().unwrap();
+    Head::of(JOB).write(&mut stream).unwrap();
+    refusal.write(&mut stream, MAX_HELLO).unwrap();
+    let told = one.join().unwrap();
+    assert_eq!((told.cause(), told.rank()), (root.cause(), root.rank()), "{told}");
 }
 
 #[test]
@@ -384,7 +421,7 @@ fn strangers_are_ignored() {
             for version in [VERSION - 1, VERSION, 77] {
                 let mut other = TcpStream::connect(&address).unwrap();
                 Head { version, job: 6 }.write(&mut other).unwrap();
-                assert!(matches!(answer(&mut other), Frame::Refuse(_)));
+                assert!(matches!(answer(&mut other), Frame::Refuse(..)));
                 // The head of an older version had no job.
                 let mut older = TcpStream::connect(&address).unwrap();
                 older.write_all(&[&frame::MAGIC[..], &version.to_be_bytes()].concat()).unwrap();
@@ -417,6 +454,32 @@ fn a_rank_that_ends_before_the_job_begins_is_named_to_all() {
     assert_eq!(answer(&mut two), Frame::Lost(1, Loss::new(what, Cause::Ended)));
     let error = zero.join().unwrap();
     assert_eq!((error.to_string(), error.rank()), (format!("rank 1 {what}"), Some(1)));
+}
+
+/// The ranks that have come are told at once, and those that come later by the address that they
+/// know, or that the exchange still has.
+#[test]
+fn a_rank_that_comes_when_the_meeting_has_failed_is_told_why() {
+    let (listener, address) = listener();
+    let place = |rank, root| Place { rank, ranks: 4, root, job: JOB };
+    let root = place(0, Root::Listener(listener));
+    let root = thread::spawn(move || Group::meet(root, &terms(3 * LONG)).unwrap_err());
+    let introduced = |rank| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        introduce(&mut stream, Hello { rank, world: 4, ..hello() });
+        stream
+    };
+    let mut two = introduced(2);
+    drop(introduced(1));
+    assert_eq!(answer(&mut two), Frame::Lost(1, Loss::new("ended before the job began", Cause::Ended)));
+    // Rank 2 has been told, and is here for the next meeting.
+    assert_eq!(answer(&mut introduced(2)), Frame::Over);
+    let late = Group::meet(place(3, Root::Address(address.clone())), &terms(LONG)).unwrap_err();
+    let root = root.join().unwrap();
+    for error in [root, late] {
+        assert_eq!((error.cause(), error.rank()), (&Cause::Ended, Some(1)), "{error}");
+        assert_eq!(error.to_string(), "rank 1 ended before the job began");
+    }
 }
 
 /// Rank 0 finds out when the last rank has come, or before.

@@ -34,6 +34,8 @@ struct State {
 struct Reason {
     failed: AtomicBool,
     why: OnceLock<Error>,
+    /// Whether a caller has got the reason.
+    is_told: AtomicBool,
 }
 
 impl Reason {
@@ -49,6 +51,7 @@ impl Reason {
         if !self.failed.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.is_told.store(true, Ordering::Relaxed);
         Err(self.why.get().cloned().unwrap_or_else(|| Error::peer("another rank has failed")))
     }
 }
@@ -73,6 +76,12 @@ impl Watch {
     /// The same for this part of the job alone.
     pub(super) fn fail_part(&self, why: Error) -> bool {
         self.part.set(why)
+    }
+
+    /// The reason why this part of the job alone has failed, if no caller has got it yet.
+    pub(super) fn untold(&self) -> Option<Error> {
+        let why = self.part.why.get()?;
+        (!self.part.is_told.swap(true, Ordering::Relaxed)).then(|| why.clone())
     }
 
     pub(super) fn close(&self) {

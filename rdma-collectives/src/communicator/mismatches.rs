@@ -10,8 +10,8 @@ use nix::unistd::Pid;
 use crate::bootstrap::{Group, Place, Roles, Root, Terms, listen_locally};
 use crate::testing::{LONG, ranks, soft0, start, tuning};
 use crate::{
-    Algorithm, Cause, Collective, Communicator, DataType, Element, Error, ErrorKind, Reduction, Request, Transport,
-    Tuning,
+    Algorithm, Cause, Collective, Communicator, DataType, Element, Error, ErrorKind, Job, Reduction, Request, Schedule,
+    Transport, Tuning, build,
 };
 
 /// An operation of a rank.
@@ -98,6 +98,14 @@ const CASES: &[(Operation, Operation, [&str; 2])] = &[
         ["the allocation of a tensor", "a split of the communicator"],
     ),
     (|comm| comm.subset(&[0]).map(drop), Communicator::barrier, ["a split of the communicator", "barrier"]),
+    (
+        |comm| {
+            comm.all_to_all_v(&[1.0_f32; 3][..comm.ranks()], &[1; 3][..comm.ranks()], &mut [0.0; 3][..comm.ranks()])
+                .map(drop)
+        },
+        Communicator::barrier,
+        ["all_to_all_v of f32", "barrier"],
+    ),
     // In another order.
     (
         |comm| sums(comm).and_then(|()| comm.barrier()),
@@ -105,6 +113,53 @@ const CASES: &[(Operation, Operation, [&str; 2])] = &[
         ["all_reduce of 1024 x f32 by sum", "barrier"],
     ),
 ];
+
+/// Its first step is an all-gather of the counts.
+#[test]
+fn an_all_to_all_of_different_lengths_is_named_from_its_begin() {
+    for compares in [false, true] {
+        start(2, Transport::Auto, move |mut comm, group| {
+            comm.compare_operations(compares);
+            let is_barrier = comm.rank() == 1;
+            let error = repeat(&mut comm, |comm| match is_barrier {
+                true => comm.barrier(),
+                false => comm.all_to_all_v(&[1_i32, 2], &[1, 1], &mut [0, 0]).map(drop),
+            });
+            let Cause::Mismatch { operations, .. } = error.cause() else { panic!("{error}") };
+            let named = if compares { "all_to_all_v of elements of type i32 in slices" } else { "all_to_all_v of i32" };
+            assert_eq!(operations[0], named);
+            assert!(is_barrier || error.operation() == Some(Collective::AllToAllV), "{:?}", error.operation());
+            group.conclude(Ok(())).unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_operation_that_is_refused_has_not_scaled() {
+    for compares in [true, false] {
+        start(2, Transport::Auto, move |mut comm, group| {
+            comm.compare_operations(compares);
+            let tensor = comm.allocate::<f32>(8).unwrap();
+            if !compares {
+                // The ranks learn it by an operation before.
+                repeat(&mut comm, if group.rank() == 0 { sums } else { Communicator::barrier });
+            }
+            let (mut memory, mut elements) = ([3.0_f32; 8], [0.0; 8]);
+            tensor.write(0, &memory).unwrap();
+            let refused = match comm.rank() {
+                0 => [
+                    comm.all_reduce_scaled(&mut memory, 2.0, Reduction::Sum),
+                    comm.all_reduce_scaled(&tensor, 2.0, Reduction::Sum),
+                ],
+                _ => [comm.barrier(), comm.barrier()],
+            };
+            assert!(refused.iter().all(|refused| is_mismatch(refused.as_ref().unwrap_err())), "{refused:?}");
+            tensor.read(0, &mut elements).unwrap();
+            assert_eq!((memory, elements), ([3.0; 8], [3.0; 8]));
+            group.conclude(Ok(())).unwrap();
+        });
+    }
+}
 
 /// Whether an error names the operations of two ranks.
 fn is_mismatch(error: &Error) -> bool {
@@ -190,6 +245,35 @@ fn one_difference_that_stops_nobody_is_found() {
     }
 }
 
+/// The last operation differs, and nobody waits for anybody, so that only the end of the job tells.
+#[test]
+fn a_difference_in_the_last_operation_is_told_at_the_end_of_the_job() {
+    for transport in [Transport::Shm, Transport::Verbs] {
+        for (world, is_dropped) in [(2, true), (2, false), (3, true)] {
+            start(world, transport, move |mut comm, group| {
+                let rank = comm.rank();
+                let (integers, floats) = (comm.allocate::<u32>(2).unwrap(), comm.allocate::<f32>(2).unwrap());
+                for _ in 0..100 {
+                    comm.all_reduce_in_place(&integers, Reduction::Max).unwrap();
+                }
+                let last = match rank {
+                    1 => comm.all_reduce_in_place(&floats, Reduction::Max),
+                    _ => comm.all_reduce_in_place(&integers, Reduction::Max),
+                };
+                let comm = (!is_dropped).then_some(comm);
+                // On a slow machine the ranks have compared already.
+                let error = last.and_then(|()| group.conclude(Ok(()))).unwrap_err();
+                let Cause::Mismatch { ranks, operations, .. } = error.cause() else { panic!("{error}") };
+                // Rank 1, and whichever other one has reported first.
+                let expected = ranks.map(|rank| if rank == 1 { "f32" } else { "u32" });
+                assert!(ranks.contains(&1), "{error}");
+                assert_eq!(*operations, expected.map(|element| format!("all_reduce of 2 x {element} by max")));
+                drop(comm);
+            });
+        }
+    }
+}
+
 /// Where rank 0 is late, the others differ from each other.
 #[test]
 fn a_difference_is_told_while_rank_0_is_busy() {
@@ -255,6 +339,68 @@ fn ranks_that_are_late_are_not_accused() {
             }
         });
     }
+}
+
+fn run(comm: &mut Communicator, algorithm: Algorithm, count: usize) -> Result<(), Error> {
+    let (input, output) = (comm.allocate::<f32>(100)?, comm.allocate::<f32>(300)?);
+    let schedule = build(Collective::AllGather, algorithm, &Job::new(comm.rank(), comm.ranks(), count));
+    let schedule = schedule.map_err(|error| Error::invalid(error.to_string()))?;
+    comm.run(&schedule, &input.part(0..100), &output.part(0..300), Reduction::Sum)
+}
+
+#[test]
+fn schedules_of_the_program_are_compared() {
+    let own: [(Operation, [&str; 2]); 3] = [
+        (|comm| run(comm, Algorithm::Ring, 100), ["all_gather by ring", "all_gather by bruck"]),
+        (|comm| run(comm, Algorithm::Bruck, 50), ["(identity ", "(identity "]),
+        (
+            |comm| comm.allocate::<f32>(100).and(comm.allocate::<f32>(300)).and_then(|_| comm.barrier()),
+            ["barrier", "a schedule of all_gather by bruck, of f32"],
+        ),
+    ];
+    for (operation, named) in own {
+        start(3, Transport::Auto, move |mut comm, group| {
+            let bruck: Operation = |comm| run(comm, Algorithm::Bruck, 100);
+            let is_last = comm.rank() == 2;
+            let error = repeat(&mut comm, if is_last { bruck } else { operation });
+            let Cause::Mismatch { operations, .. } = error.cause() else { panic!("{error}") };
+            assert!(operations.iter().zip(named).all(|(text, named)| text.contains(named)), "{error}");
+            group.conclude(Ok(())).unwrap();
+        });
+    }
+}
+
+/// What has no identity may be run by some ranks alone.
+#[test]
+fn schedules_that_need_not_be_run_together_are_not_accused() {
+    ranks(2, Transport::Auto, |mut comm, _| {
+        let tensor = comm.allocate::<f32>(10).unwrap();
+        for _ in 0..8 {
+            if comm.rank() == 0 {
+                let part = tensor.part(0..10);
+                comm.run(&Schedule::default(), &part, &part, Reduction::Max).unwrap();
+            }
+            comm.barrier().unwrap();
+            // The ranks compare meanwhile.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+}
+
+#[test]
+fn an_aggregator_that_does_something_else_is_named() {
+    start(3, Transport::Auto, |mut comm, group| {
+        comm.set_aggregators(1, 8).unwrap();
+        // Nobody waits for the aggregator, so that the end of the job tells.
+        let done = match comm.rank() {
+            2 => comm.broadcast(&mut [0_u8; 0], 0),
+            _ => comm.all_reduce_in_place(&mut [1_u8; 8], Reduction::Sum),
+        };
+        let error = done.and_then(|()| group.conclude(Ok(()))).unwrap_err();
+        let Cause::Mismatch { ranks, operations, .. } = error.cause() else { panic!("{error}") };
+        assert_eq!((ranks[1], operations[0].as_str()), (2, "all_reduce of u8 by sum"), "{error}");
+        assert_eq!(operations[1], "broadcast of u8 from rank 0");
+    });
 }
 
 /// Ranks that do different things where they may.
@@ -366,5 +512,5 @@ fn a_rank_that_its_parent_stops() {
 /// Each field of a signature has space for all values.
 #[test]
 fn all_values_have_space_in_a_signature() {
-    assert!(Collective::ALL.len() < 254 && DataType::ALL.len() < 256 && Algorithm::ALL.len() < 256);
+    assert!(Collective::ALL.len() < 253 && DataType::ALL.len() < 256 && Algorithm::ALL.len() < 256);
 }

@@ -13,6 +13,9 @@ impl Communicator {
     /// This is NCCL's `ncclCommSplit` and MPI's `MPI_Comm_split`; with one color it is
     /// `MPI_Comm_dup`.
     ///
+    /// The part begins with the [limit](Self::set_limit) that this communicator has now, and each
+    /// can be given another one afterwards.
+    ///
     /// # Errors
     /// If a rank has failed, or lacks the memory.
     #[doc(alias = "ncclCommSplit")]
@@ -23,7 +26,7 @@ impl Communicator {
         self.recorder.record(signature::OF_SPLIT)?;
         let part = self.group.split(color, key);
         let part = self.or_mismatch(part)?;
-        Self::of_group(self.rails.clone(), part, self.tuning.clone())
+        self.part(part)
     }
 
     /// Connects the ranks of a list by a communicator of their own, in the order of the list; the
@@ -40,7 +43,14 @@ impl Communicator {
         self.recorder.record(signature::OF_SPLIT)?;
         let part = self.group_of(ranks);
         let (part, is_member) = self.or_mismatch(part)?;
-        is_member.then(|| Self::of_group(self.rails.clone(), part, self.tuning.clone())).transpose()
+        is_member.then(|| self.part(part)).transpose()
+    }
+
+    /// Connects the ranks of a part.
+    fn part(&self, group: Group) -> Result<Self, Error> {
+        let mut part = Self::of_group(self.rails.clone(), group, self.tuning.clone())?;
+        part.limit = self.limit;
+        Ok(part)
     }
 
     /// The part of the group that this rank is in, and whether that is the list.

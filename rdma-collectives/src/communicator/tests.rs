@@ -123,7 +123,7 @@ fn schedules_that_name_no_rank_are_refused() {
             let span = |place| Span { place, elements: 0..10 };
             let receive = Step::Combine { sources: vec![Source::Message { from: 2 }], into: span(Place::Output) };
             for step in [Step::Send { to: 2, span: span(Place::Input) }, receive] {
-                let schedule = Schedule { scratch: 0, steps: vec![step] };
+                let schedule = Schedule { steps: vec![step], ..Schedule::default() };
                 assert!(comm.run(&schedule, &tensor.part(0..10), &tensor.part(0..10), Reduction::Sum).is_err());
             }
             comm.barrier().unwrap();
@@ -185,6 +185,25 @@ fn a_limit_ends_with_its_operation() {
         let mut wait = Wait::default();
         while comm.patience.pause(&mut wait).unwrap().is_none() {}
         group.barrier("the naps").unwrap();
+    });
+}
+
+#[test]
+fn a_part_begins_with_the_limit_of_its_communicator() {
+    crate::testing::start(2, Transport::Auto, |mut comm, mut group| {
+        let limit = Duration::from_millis(50);
+        let mut before = comm.split(0, comm.rank).unwrap();
+        comm.set_limit(Some(limit));
+        let parts = [comm.split(0, comm.rank).unwrap(), comm.subset(&[1, 0]).unwrap().unwrap()];
+        assert!(before.limit.is_none() && parts.iter().all(|part| part.limit == Some(limit)));
+        before.barrier().unwrap();
+        let [mut part, _other] = parts;
+        if comm.rank == 1 {
+            let error = part.recv(&mut [0_u8], 0).unwrap_err();
+            assert_eq!((error.kind(), error.cause()), (ErrorKind::TimedOut, &Cause::TimedOut { limit }), "{error}");
+        } else {
+            assert_eq!(group.barrier("the end").unwrap_err().rank(), Some(1));
+        }
     });
 }
 

@@ -86,7 +86,7 @@ impl Bed {
     }
 
     fn run(&mut self, steps: Vec<Step>) -> Result<Traffic, Error> {
-        let schedule = Schedule { scratch: 8, steps };
+        let schedule = Schedule { scratch: 8, steps, ..Schedule::default() };
         let mut blocks = Blocks::new();
         Execution::new(&mut self.script, &mut blocks, &self.memory, Reduction::Sum).run::<u32>(&schedule)
     }
@@ -160,7 +160,7 @@ fn a_rank_that_sends_nothing_is_named() {
 fn a_reduction_that_the_type_lacks_is_refused_before_anything_is_sent() {
     let mut bed = Bed::new();
     let steps = vec![Step::Send { to: 1, span: span(Place::Input, 0..4) }];
-    let (schedule, mut blocks) = (Schedule { scratch: 8, steps }, Blocks::new());
+    let (schedule, mut blocks) = (Schedule { scratch: 8, steps, ..Schedule::default() }, Blocks::new());
     let execution = Execution::new(&mut bed.script, &mut blocks, &bed.memory, Reduction::And);
     let refused = execution.run::<f32>(&schedule).unwrap_err().to_string();
     assert_eq!(refused, "the bitwise reduction and is for integers, not for f32");

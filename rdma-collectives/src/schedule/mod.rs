@@ -160,14 +160,31 @@ pub fn build(op: Collective, algorithm: Algorithm, job: &Job) -> Result<Schedule
     algorithm.supports(op, job)?;
     let mut builder = Builder::new(op, job);
     if job.is_aggregator() && algorithm != Algorithm::InNetwork {
-        return Ok(builder.finish());
-    }
-    if job.ranks == 1 {
+        // It is idle.
+    } else if job.ranks == 1 {
         builder.copy_input_to_output();
     } else {
         emit(&mut builder, op, algorithm);
     }
-    Ok(builder.finish())
+    Ok(Schedule { identity: identity(op, algorithm, job), ..builder.finish() })
+}
+
+/// The identity of the schedules of a job, from what is equal at all of its ranks: the collective
+/// and the algorithm in two bytes, and a hash of the parameters.
+fn identity(op: Collective, algorithm: Algorithm, job: &Job) -> u64 {
+    let Job { ranks, aggregators, radix, count, root, counts, .. } = job;
+    let root = if op.has_root() { *root } else { 0 };
+    let radix = if *aggregators > 0 { *radix } else { 0 };
+    let words = [*ranks, *aggregators, radix, *count, root].into_iter().chain(counts.iter().copied());
+    let hash = words.fold(0, |hash: u64, word| (hash.rotate_left(7) ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    // 0 is the identity of no job.
+    hash << 16 | (algorithm as u64) << 8 | (op as u64 + 1)
+}
+
+/// The collective and the algorithm of an identity.
+pub(crate) fn of_identity(identity: u64) -> Option<(Collective, Algorithm)> {
+    let [op, algorithm, ..] = identity.to_le_bytes().map(usize::from);
+    Some((*Collective::ALL.get(op.checked_sub(1)?)?, *Algorithm::ALL.get(algorithm)?))
 }
 
 /// Adds the steps of an algorithm for at least two ranks.

@@ -75,6 +75,11 @@ pub struct Schedule {
     pub scratch: usize,
     /// The steps, in the order of execution.
     pub steps: Vec<Step>,
+    /// Equal at all ranks whose schedules belong together, which [`run`] compares; 0 if the ranks
+    /// need not run schedules together. [`build`](crate::build()) sets it.
+    ///
+    /// [`run`]: crate::Communicator::run
+    pub identity: u64,
 }
 
 impl Schedule {

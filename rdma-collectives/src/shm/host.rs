@@ -205,11 +205,17 @@ fn share(
     let own = group.agree(what, Segment::new(bytes).map_err(Error::from))?;
     let given = peers.iter().try_for_each(|peer| peer.give(number, &own));
     // One wait for all: the step as a whole has a limit, and ends with the failure of any rank.
-    let (patience, mut wait) = (Patience::new(group.watch(), true, group.timeout()), Wait::default());
-    patience.limit(group.time_left());
+    let (patience, mut wait) = (patience_of(group), Wait::default());
     let mut take = |peer: &mut Neighbour| peer.take(number, bytes, &mut || patience.rest(&mut wait));
     let views = given.and_then(|()| peers.iter_mut().map(|peer| Ok((peer.rank, take(peer)?))).collect());
     Ok((own, group.agree(what, views)?))
+}
+
+/// The waits of a step of an operation, which has the limit of the operation if there is one.
+fn patience_of(group: &Group) -> Patience {
+    let patience = Patience::new(group.watch(), true, group.timeout());
+    patience.limit_rest(group.time_left());
+    patience
 }
 
 impl Neighbour {

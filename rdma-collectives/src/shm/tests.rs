@@ -208,7 +208,7 @@ fn announcements_of_any_words_name_memory_or_fail() {
     patient_ranks(2, 7, Duration::from_millis(20), |host, group| {
         let tensor = host.allocate(group, 4096).unwrap();
         host.scratch(5000).unwrap();
-        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+        let mut numbers = Numbers::of(1);
         let mut found = 0;
         for _ in 0..20 {
             group.barrier("announcements").unwrap();
@@ -244,7 +244,7 @@ fn announcements_of_any_words_name_memory_or_fail() {
 fn counters_of_any_value_let_the_others_end() {
     patient_ranks(2, 8, Duration::from_millis(20), |host, group| {
         let tensor = host.allocate(group, 8192).unwrap();
-        let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
+        let mut numbers = Numbers::of(2);
         for round in 0..20 {
             group.barrier("counters").unwrap();
             if group.rank() == 1 {

@@ -14,6 +14,8 @@
 
 #![cfg(feature = "soft")]
 
+#[path = "../../src/numbers.rs"]
+mod numbers;
 mod rank;
 
 use std::collections::BTreeMap;
@@ -26,7 +28,8 @@ use std::time::{Duration, Instant};
 use rdma_collectives::Transport;
 use rdma_test_support::{Peer, say};
 
-use crate::rank::{Numbers, Plan};
+use crate::numbers::Numbers;
+use crate::rank::Plan;
 
 /// Jobs at a time of the campaign: more processes than cores.
 const LANES: usize = 3;
@@ -165,14 +168,7 @@ impl Ended {
 
     /// Whether a report is a failure of the victim.
     fn names_victim(&self, report: &str) -> bool {
-        let names = |report: &str, rank: usize| report.contains(&format!("rank: Some({rank})"));
-        // To ranks that have not met, rank 0 tells in words which rank is missing. A rank that
-        // comes when rank 0 has given up already does not find it.
-        let is_told = || {
-            report.contains(&format!("(missing: {})", self.victim))
-                || names(report, 0) && names(&self.reports[0], self.victim)
-        };
-        report.starts_with(rank::FAILED) && (names(report, self.victim) || self.job.is_early && is_told())
+        report.starts_with(rank::FAILED) && report.contains(&format!("rank: Some({})", self.victim))
     }
 }
 

@@ -11,6 +11,8 @@ use rdma_collectives::bootstrap::{Directory, Group, Roles, Terms};
 use rdma_collectives::{Adapter, Communicator, Error, Reduction, Tensor, Transfer, Transport, Tuning};
 use rdma_test_support::first;
 
+use crate::numbers::Numbers;
+
 /// The report of a rank that has begun its operations.
 pub(crate) const RUNNING: &str = "running";
 /// The beginning of the report of a rank that has done all operations.
@@ -61,32 +63,6 @@ impl FromStr for Plan {
             abort: abort.parse().ok().map(Duration::from_micros),
             aborts_early: aborts_early == "true",
         })
-    }
-}
-
-/// Numbers that look random (xorshift).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Numbers(u64);
-
-impl Numbers {
-    /// The numbers of a seed. Neighbouring seeds give different numbers.
-    pub(crate) fn of(seed: u64) -> Self {
-        let mut numbers = Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        for _ in 0..8 {
-            numbers.next();
-        }
-        numbers
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        usize::try_from((self.next() >> 11) % limit as u64).expect("below a usize")
     }
 }
 

@@ -76,7 +76,7 @@ fn a_rank_whose_frames_are_not_due_is_named() {
         ("two parts of one gathering", bytes(&part("the show")).repeat(2)),
         ("an introduction", bytes(&Frame::Hello(hello()))),
         ("a welcome", bytes(&Frame::Welcome(Vec::new()))),
-        ("a refusal", bytes(&Frame::Refuse("no".into()))),
+        ("a refusal", bytes(&Frame::Refuse(None, Loss::new("no", Cause::Other)))),
         ("the loss of rank 0", bytes(&Frame::Lost(0, Loss::new("has left", Cause::Other)))),
         ("the loss of no rank", bytes(&Frame::Lost(usize::MAX, Loss::new("has left", Cause::Other)))),
         ("a frame longer than the job allows", vec![u8::MAX; 4]),
@@ -141,7 +141,7 @@ fn a_rank_that_tells_nonsense_of_operations_is_named() {
                 limit: None,
                 _heartbeat: None,
             };
-            let _recorder = part.recorder(|_| [String::new(), String::new()]);
+            let _recorder = part.recorder(|_| [String::new(), String::new()], |signature| signature);
             assert_eq!(router.take(1, frame), if is_due { Ok(()) } else { Err(NotDue(1)) });
             assert_eq!(router.take(1, other), Err(NotDue(1)));
             drop(part);
@@ -227,7 +227,7 @@ fn settings_are_told_in_one_short_line() {
 fn strangers_of_any_kind_do_not_end_a_meeting() {
     let (listener, address) = listener();
     let zero = zero(listener, 3 * SOON, |group| group.conclude(Ok(())));
-    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+    let mut numbers = Numbers::of(1);
     let mut good = Vec::new();
     Head::of(JOB).write(&mut good).unwrap();
     let head = good.len();
@@ -254,7 +254,7 @@ fn strangers_of_any_kind_do_not_end_a_meeting() {
 /// once it has ended.
 #[test]
 fn frames_with_changed_bytes_do_not_keep_rank_0_waiting() {
-    let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
+    let mut numbers = Numbers::of(2);
     let good = [bytes(&part("the show")), bytes(&within(GroupId::default().part(0), 1, vec![0]))].concat();
     for _ in 0..60 {
         let mut sent = good.clone();

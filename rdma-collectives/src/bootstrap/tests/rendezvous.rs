@@ -228,6 +228,34 @@ fn ranks_that_do_not_agree_leave_nothing() {
     assert!(is_empty(&directory));
 }
 
+/// Rank 1 does not fit, learns it, and meets again by the same exchange, while rank 0 still waits
+/// to tell rank 2.
+#[test]
+fn ranks_meet_again_after_a_meeting_that_has_failed() {
+    let (directory, exchange) = directory();
+    let (told, has_told) = channel();
+    let start = |rank: usize, told: Option<Sender<String>>, wait: Option<Receiver<String>>| {
+        let mut exchange = exchange.clone();
+        thread::spawn(move || {
+            let before = wait.map(|wait| wait.recv().unwrap());
+            let other = Terms::new("other", &(), Roles::Ranks, LONG).listens_at("127.0.0.1:0".parse().unwrap());
+            let first = if rank == 1 { other } else { near(LONG) };
+            let error = Group::meet_by(&mut exchange, rank, 3, &first).unwrap_err().to_string();
+            if let Some(told) = told {
+                told.send(error.clone()).unwrap();
+            }
+            assert!(before.is_none_or(|before| before == error), "{error}");
+            assert!(error.contains("run the same program everywhere"), "{error}");
+            works(Group::meet_by(&mut exchange, rank, 3, &near(LONG)).unwrap())
+        })
+    };
+    let ranks = [start(0, None, None), start(1, Some(told), None), start(2, None, Some(has_told))];
+    for rank in ranks {
+        assert_eq!(rank.join().unwrap(), [0, 1, 2]);
+    }
+    assert!(is_empty(&directory));
+}
+
 #[test]
 fn a_value_that_rank_0_does_not_set_is_refused_at_once() {
     let good = String::from_utf8(record(&[deserted()])).unwrap();

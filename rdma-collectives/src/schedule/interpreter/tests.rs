@@ -32,7 +32,7 @@ fn message(from: usize) -> Source {
 
 /// Verifies steps of two ranks as an all-reduce of 4 elements.
 fn flaw(steps: [Vec<Step>; 2], in_place: bool) -> Flaw {
-    let schedules = steps.map(|steps| Schedule { scratch: 4, steps });
+    let schedules = steps.map(|steps| Schedule { scratch: 4, steps, ..Schedule::default() });
     let job = Job { in_place, ..Job::new(0, 2, 4) };
     verify(Collective::AllReduce, &job, &schedules, 1).unwrap_err()
 }
@@ -92,7 +92,7 @@ fn an_exchange_in_place_deadlocks() {
         vec![send(peer, input(0..4)), combine(sources, output(0..4))]
     };
     assert_eq!(flaw([steps(1), steps(0)], true), Flaw::Deadlock { rank: 0, step: 1 });
-    let schedules = [steps(1), steps(0)].map(|steps| Schedule { scratch: 0, steps });
+    let schedules = [steps(1), steps(0)].map(|steps| Schedule { steps, ..Schedule::default() });
     verify(Collective::AllReduce, &Job::new(0, 2, 4), &schedules, 1).unwrap();
 }
 
@@ -123,7 +123,7 @@ fn every_message_is_received() {
 fn a_barrier_hears_of_every_rank() {
     let empty = || span(Place::Scratch, 0..0);
     let schedules = [vec![send(1, empty())], vec![combine(vec![message(0)], empty())]];
-    let schedules = schedules.map(|steps| Schedule { scratch: 0, steps });
+    let schedules = schedules.map(|steps| Schedule { steps, ..Schedule::default() });
     let flaw = verify(Collective::Barrier, &Job::new(0, 2, 0), &schedules, 1).unwrap_err();
     assert_eq!(flaw, Flaw::Barrier { rank: 0, heard: 1 });
 }

@@ -12,7 +12,8 @@ use nix::sys::stat::Mode;
 use nix::unistd::ftruncate;
 
 use super::*;
-use crate::bootstrap::Watch;
+use crate::bootstrap::{Place, Roles, Terms, Watch};
+use crate::cause::Cause;
 
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
@@ -130,6 +131,19 @@ fn the_whole_step_has_a_limit() {
     assert!(late.starts_with("cannot get memory from rank 1: ") && late.contains("no progress"), "{late}");
     drop(peer);
     giving.join().unwrap();
+}
+
+/// The error has the limit, and not the time that was left of it.
+#[test]
+fn the_limit_of_the_operation_is_told() {
+    let terms = Terms::new("test", &(), Roles::Ranks, LONG);
+    let mut group = Group::meet(Place::of_threads(1).unwrap().remove(0), &terms).unwrap();
+    let limit = Duration::from_millis(100);
+    group.limit(Some(limit));
+    thread::sleep(limit / 2);
+    let (mut peer, _other) = pair();
+    let error = take(&mut peer, &patience_of(&group)).err().unwrap();
+    assert_eq!(error.cause(), &Cause::TimedOut { limit }, "{error}");
 }
 
 #[test]
