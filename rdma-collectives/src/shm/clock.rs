@@ -110,8 +110,8 @@ impl Clock {
         self.wait_for_end(self.now())
     }
 
-    /// Waits until every other rank has done `step` steps, of which the last one may be the end of a
-    /// collective.
+    /// Waits until every other rank has done `step` steps, of which the last one may be the end of
+    /// a collective.
     pub(super) fn wait_for_end(&self, step: u64) -> Result<(), Error> {
         self.peers.iter().try_for_each(|(rank, view)| self.wait(*rank, view, &[COUNTER, ENDED], step))
     }
