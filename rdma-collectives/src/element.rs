@@ -18,6 +18,7 @@ use rdma_mem::{Operation, Scalar};
 use crate::Error;
 use crate::named::named;
 pub use data_type::DataType;
+pub(crate) use data_type::by_type;
 
 named! {
     /// A reduction.
@@ -152,18 +153,7 @@ impl DataType {
     /// assert_eq!(data_type.visit(OneMoreThan(127)), "-128");
     /// ```
     pub fn visit<V: ElementVisitor>(self, visitor: V) -> V::Output {
-        match self {
-            Self::F32 => visitor.visit::<f32>(),
-            Self::F64 => visitor.visit::<f64>(),
-            Self::F16 => visitor.visit::<f16>(),
-            Self::Bf16 => visitor.visit::<bf16>(),
-            Self::I8 => visitor.visit::<i8>(),
-            Self::U8 => visitor.visit::<u8>(),
-            Self::I32 => visitor.visit::<i32>(),
-            Self::U32 => visitor.visit::<u32>(),
-            Self::I64 => visitor.visit::<i64>(),
-            Self::U64 => visitor.visit::<u64>(),
-        }
+        by_type!(self, T => visitor.visit::<T>())
     }
 }
 

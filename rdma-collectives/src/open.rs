@@ -116,7 +116,7 @@ impl CommunicatorBuilder<'_> {
         let rail = |adapter| Rail::new(adapter, wanted.method_for(adapter, tuning.method)?);
         let rails = adapters.iter().map(rail).collect();
         let rails = group.agree("the ways to connect the devices", rails)?;
-        tuning.shared_cores |= placement::bind(group, bind).shared;
+        tuning.shared_cores |= placement::bind(group, bind)?.shared;
         Communicator::on_rails(rails, group, tuning)
     }
 }

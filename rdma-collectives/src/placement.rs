@@ -1,7 +1,9 @@
 //! The place of a process in its job, by hand or by a launcher's environment, and on the cores of
 //! its machine.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -188,9 +190,12 @@ pub struct Cores {
     pub pinned: Option<usize>,
 }
 
-/// Pins this rank as `bind` asks, if the kernel permits it.
-#[must_use]
-pub fn bind(group: &Group, bind: Bind) -> Cores {
+/// Pins this rank as `bind` asks, if the kernel permits it; collective. A rank that is pinned
+/// already, by a launcher or by an earlier call, stays on its cores.
+///
+/// # Errors
+/// If another rank has failed.
+pub fn bind(group: &mut Group, bind: Bind) -> Result<Cores, Error> {
     let us = Pid::from_raw(0);
     let (place, ranks) = group.place_on_machine();
     let cores: Vec<usize> = sched_getaffinity(us).map_or_else(
@@ -198,7 +203,10 @@ pub fn bind(group: &Group, bind: Bind) -> Cores {
         |_| Vec::new(),
         |allowed| (0..CpuSet::count()).filter(|&core| allowed.is_set(core).unwrap_or(false)).collect(),
     );
-    let shared = ranks > if cores.is_empty() { parallelism() } else { cores.len() };
+    // No rank is pinned before every rank has looked.
+    let all = group.all_gather("the cores of the ranks", &ranges(&cores))?;
+    let on_machine = all.into_iter().enumerate().filter(|(rank, _)| group.is_on_machine(*rank)).map(|(_, own)| own);
+    let shared = ranks > number_of_cores(on_machine, parallelism());
     let wanted = core_of(bind, place, ranks, &cores);
     let pin = |core: usize| {
         let mut set = CpuSet::new();
@@ -209,7 +217,32 @@ pub fn bind(group: &Group, bind: Bind) -> Cores {
     if bind == Bind::Core && !is_pinned {
         (group.notices())(&format!("rank {} is not pinned to a core: the kernel refuses", group.rank()));
     }
-    Cores { shared, pinned: wanted.filter(|_| is_pinned) }
+    Ok(Cores { shared, pinned: wanted.filter(|_| is_pinned) })
+}
+
+/// Increasing numbers of cores as ranges.
+fn ranges(cores: &[usize]) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for &core in cores {
+        match ranges.last_mut() {
+            Some(last) if last.end == core => last.end += 1,
+            _ => ranges.push(core..core + 1),
+        }
+    }
+    ranges
+}
+
+/// The number of cores that ranks have together; `all` if one of them does not know its own.
+fn number_of_cores(ranks: impl Iterator<Item = Vec<Range<usize>>>, all: usize) -> usize {
+    let mut cores = BTreeSet::new();
+    for own in ranks {
+        if own.is_empty() {
+            return all;
+        }
+        // A peer may say anything.
+        cores.extend(own.into_iter().flat_map(|range| range.start..range.end.min(CpuSet::count())));
+    }
+    cores.len()
 }
 
 /// The core of the `place`-th of some ranks; `None` if it is not pinned.
@@ -256,6 +289,32 @@ mod tests {
         let error = run_places(places, &terms, |_| Ok::<_, Error>(())).unwrap_err();
         assert!(error.to_string().starts_with("cannot start the thread of a rank: "), "{error}");
         assert!(matches!(error.cause(), crate::Cause::System { errno: Some(_) }), "{:?}", error.cause());
+    }
+
+    #[test]
+    fn ranks_on_cores_of_their_own_share_none() {
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), [0..3, 5..6, 7..9]);
+        let number = |ranks: &[&[usize]]| number_of_cores(ranks.iter().map(|own| ranges(own)), 77);
+        assert_eq!(number(&[&[4], &[9]]), 2);
+        assert_eq!(number(&[&[4, 5], &[5, 4]]), 2);
+        assert_eq!(number(&[&[4], &[4, 5, 6]]), 3);
+        assert_eq!(number(&[&[4], &[]]), 77);
+        assert_eq!(number_of_cores(std::iter::once(vec![1..3, 5..usize::MAX]), 77), CpuSet::count() - 3);
+    }
+
+    /// The second call finds ranks that are pinned.
+    #[test]
+    fn ranks_that_are_pinned_already_share_cores_only_with_each_other() {
+        let ranks = parallelism().min(2);
+        let terms = Terms::new("test", &(), Roles::Ranks, crate::testing::LONG);
+        let both = |group: &mut Group| {
+            let [first, second] = [bind(group, Bind::Core)?, bind(group, Bind::Core)?];
+            Ok::<_, Error>((first, second))
+        };
+        for (first, second) in run_threads(ranks, &terms, both).unwrap() {
+            assert!(!first.shared && !second.shared, "{first:?}, {second:?}");
+            assert_eq!(first.pinned, second.pinned);
+        }
     }
 
     #[test]

@@ -139,7 +139,7 @@ fn connect(
         TensorPlace::Gpu | TensorPlace::GpuStaged => args.device.clone().near_gpu(group.position_on_host()),
     };
     let chosen = device.open_rails(settings.rails, group)?;
-    let cores = placement::bind(group, args.placement.bind);
+    let cores = placement::bind(group, args.placement.bind)?;
     if is_first {
         chosen.iter().try_for_each(|chosen| announce(&chosen.using(), stdout_taken))?;
     }

@@ -84,7 +84,7 @@ fn rank(args: &Args, planner: Planner, group: &mut Group) -> Result<(), Failure>
     let json = group.agree("the file of the report", json)?;
     let (is_first, stdout_taken) = (group.rank() == 0, args.json.is_printed());
     let chosen = args.device.open_together(group)?;
-    let cores = placement::bind(group, args.placement.bind);
+    let cores = placement::bind(group, args.placement.bind)?;
     if is_first {
         announce(&chosen.using(), stdout_taken)?;
     }

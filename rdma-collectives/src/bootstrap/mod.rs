@@ -220,6 +220,11 @@ impl Group {
         (alike(&self.hosts[..self.rank]), alike(&self.hosts))
     }
 
+    /// Whether a rank of the group is on this rank's machine.
+    pub(crate) fn is_on_machine(&self, rank: usize) -> bool {
+        self.hosts.get(rank).is_some_and(|host| host.is_same_machine(&self.hosts[self.rank]))
+    }
+
     /// The name of a rank of the group in messages, which give its rank in the job.
     fn name(&self, rank: usize) -> String {
         self.terms.roles.name(self.members[rank])

@@ -78,3 +78,21 @@ impl DataType {
         }
     }
 }
+
+/// Runs code with `$type` as the type that a data type names.
+macro_rules! by_type {
+    ($data_type:expr, $type:ident => $code:expr) => {
+        $crate::element::by_type!(@ $data_type, $type, $code,
+            F32 f32, F64 f64, F16 half::f16, Bf16 half::bf16, I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64)
+    };
+    (@ $data_type:expr, $type:ident, $code:expr, $($variant:ident $named:ty),+) => {
+        match $data_type {
+            $($crate::DataType::$variant => {
+                type $type = $named;
+                $code
+            })+
+        }
+    };
+}
+
+pub(crate) use by_type;

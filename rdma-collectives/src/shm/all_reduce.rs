@@ -30,7 +30,7 @@ const LINE: usize = 64;
 /// saved, and more bytes are read.
 const WHOLE: usize = 256 << 10;
 /// The same of two ranks, which transfer no more bytes so than by shares.
-const WHOLE_OF_TWO: usize = 2 << 20;
+const WHOLE_OF_TWO: usize = 2 * methods::LONGEST;
 /// Bytes of all inputs up to which more than two ranks do so in place, which costs copies.
 const WHOLE_IN_PLACE: usize = 64 << 10;
 /// Ranks whose operands need no allocation.
@@ -110,7 +110,7 @@ impl AllReduce<'_> {
             }
             self.reduce::<T>(output, operands, stores)
         })?;
-        clock.publish(ready + 1)
+        clock.end(ready + 1)
     }
 
     /// Reduces copies of the other ranks' inputs, in the memory of this rank's input.
@@ -167,7 +167,7 @@ impl AllReduce<'_> {
             }
         }
         self.copy_results(shares, shares.blocks() - 1, ready, stores)?;
-        clock.publish(ready + 1 + shares.blocks() as u64)
+        clock.end(ready + 1 + shares.blocks() as u64)
     }
 
     /// Copies the other ranks' shares of a block.

@@ -20,10 +20,13 @@ const LINE: usize = 64;
 pub(super) const INLINE: usize = LINE - 8;
 /// Bytes of a slot: a line with the number of a small message, and the lines of a longer one.
 const SLOT: usize = LINE + SMALL;
-/// Byte offset of a rank's counter.
+/// Byte offset of a rank's counter. What follows lies two lines further, since processors fetch
+/// lines in pairs.
 const COUNTER: usize = 0;
-/// Byte offset of the first slot. Two lines further, since processors fetch lines in pairs.
-const SLOTS: usize = 2 * LINE;
+/// Byte offset of the step that ended the rank's last collective.
+const ENDED: usize = 2 * LINE;
+/// Byte offset of the first slot.
+const SLOTS: usize = 4 * LINE;
 /// Byte offset of the words in which a rank says its choices between methods.
 const CHOICES: usize = SLOTS + 2 * SLOT;
 /// Bytes of the memory of a clock.
@@ -31,7 +34,10 @@ pub(super) const MEMORY: usize = CHOICES + methods::SIZES * size_of::<u64>();
 
 /// The counters and the small messages of all ranks.
 ///
-/// All ranks count the same steps in the same order. A rank's counter says how many it has done.
+/// All ranks count the same steps in the same order. A rank's counter says how many it has done,
+/// but for the last step of a collective: other ranks watch the counter, so a store to it waits for
+/// their caches, and the counter of the next collective follows at once. The last step, for which
+/// only a rank waits that changes its memory, stands in a line that no rank watches.
 #[derive(Debug)]
 pub(crate) struct Clock {
     maker: Maker,
@@ -90,21 +96,35 @@ impl Clock {
         self.own.bytes().store_u64(COUNTER, step).map_err(failed)
     }
 
+    /// Says that this rank has done `step` steps, of which the last one ends a collective: only
+    /// [`settle`](Self::settle) and [`wait_for_end`](Self::wait_for_end) wait for it.
+    pub(super) fn end(&self, step: u64) -> Result<(), Error> {
+        self.now.store(step, Ordering::Relaxed);
+        self.own.bytes().store_u64(ENDED, step).map_err(failed)
+    }
+
     /// Waits until every other rank has done as many steps as this one: no rank reads this rank's
     /// memory any more.
     #[inline]
     pub(crate) fn settle(&self) -> Result<(), Error> {
-        self.wait_for_all(self.now())
+        self.wait_for_end(self.now())
     }
 
+    /// Waits until every other rank has done `step` steps, of which the last one may be the end of
+    /// a collective.
+    pub(super) fn wait_for_end(&self, step: u64) -> Result<(), Error> {
+        self.peers.iter().try_for_each(|(rank, view)| self.wait(*rank, view, &[COUNTER, ENDED], step))
+    }
+
+    /// Waits until every other rank has done `step` steps, none of which ends a later collective.
     pub(super) fn wait_for_all(&self, step: u64) -> Result<(), Error> {
-        self.peers.iter().try_for_each(|(rank, view)| self.wait(*rank, view, COUNTER, step))
+        self.peers.iter().try_for_each(|(rank, view)| self.wait(*rank, view, &[COUNTER], step))
     }
 
     /// Waits until a rank has done `step` steps.
     pub(super) fn wait_for(&self, rank: usize, step: u64) -> Result<(), Error> {
         let peer = self.peers.iter().find(|(peer, _)| *peer == rank);
-        peer.map_or(Ok(()), |(rank, view)| self.wait(*rank, view, COUNTER, step))
+        peer.map_or(Ok(()), |(rank, view)| self.wait(*rank, view, &[COUNTER], step))
     }
 
     /// Gives a small message to all ranks, which all give one.
@@ -129,16 +149,18 @@ impl Clock {
         mut show: impl FnMut(usize, SharedSlice<'a>),
     ) -> Result<(), Error> {
         for (rank, view) in &self.peers {
-            self.wait(*rank, view, given.at, given.number)?;
+            self.wait(*rank, view, &[given.at], given.number)?;
             show(*rank, view.bytes().slice(given.bytes.clone()).map_err(failed)?);
         }
         Ok(())
     }
 
-    /// Waits until a word of a rank has reached a value.
+    /// Waits until one of some words of a rank has reached a value.
     #[inline]
-    fn wait(&self, rank: usize, view: &SegmentView, at: usize, value: u64) -> Result<(), Error> {
-        let is_reached = || -> Result<bool, SliceError> { Ok(view.bytes().load_u64(at)? >= value) };
+    fn wait(&self, rank: usize, view: &SegmentView, words: &[usize], value: u64) -> Result<(), Error> {
+        let is_reached = || -> Result<bool, SliceError> {
+            words.iter().try_fold(false, |is_reached, &at| Ok(is_reached || view.bytes().load_u64(at)? >= value))
+        };
         let mut wait = Wait::default();
         while !is_reached().map_err(failed)? {
             let waiting = |error: Error| error.context(format!("waiting for rank {rank}")).waits_for(rank);
@@ -161,4 +183,32 @@ pub(super) struct Given {
     /// Byte offset of the number.
     at: usize,
     bytes: Range<usize>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::tests::ranks;
+
+    /// The counter's line is watched by the other ranks' caches, so each store to it counts.
+    #[test]
+    fn the_end_of_a_collective_leaves_the_counter_and_settles_it() {
+        ranks(2, 12, |host, group| {
+            let clock = host.clock();
+            let before = clock.own.bytes().as_shared().load_u64(COUNTER).unwrap();
+            let ended = clock.now() + 1;
+            assert!(before < ended);
+            clock.end(ended).unwrap();
+            assert_eq!(clock.own.bytes().as_shared().load_u64(COUNTER).unwrap(), before);
+            clock.settle().unwrap();
+            for (_, peer) in &clock.peers {
+                assert_eq!(peer.bytes().load_u64(ENDED).unwrap(), ended);
+            }
+            group.barrier("the end").unwrap();
+            // The next step stands in the counter, which is enough to settle the one before.
+            clock.publish(ended + 1).unwrap();
+            clock.wait_for_all(ended + 1).unwrap();
+            clock.settle().unwrap();
+        });
+    }
 }

@@ -52,7 +52,7 @@ impl DirectReads<'_> {
             Collective::Reduce => self.reduce_at_root::<T>(stores),
             _ => self.copy_blocks::<T>(stores),
         })?;
-        clock.publish(ready + 1)?;
+        clock.end(ready + 1)?;
         self.input.used();
         self.output.used();
         Ok(())

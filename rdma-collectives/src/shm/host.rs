@@ -329,7 +329,7 @@ impl SharedTensor {
     /// may go on meanwhile.
     pub(crate) fn copy_in(&self, at: usize, bytes: &[u8]) -> Result<(), Error> {
         self.clock.maker().check()?;
-        self.clock.wait_for_all(self.last_use.load(Ordering::Relaxed))?;
+        self.clock.wait_for_end(self.last_use.load(Ordering::Relaxed))?;
         let place = self.own.bytes().slice(at..at.saturating_add(bytes.len())).map_err(failed)?;
         place.copy_from(bytes.into()).map_err(failed)
     }

@@ -22,8 +22,10 @@ const RUNS: usize = 32 + 48 + COUNTED;
 const COUNTED: usize = 9;
 /// Runs after which the trials begin again.
 const AGAIN: usize = 4096;
-/// Sizes, by their power of two.
-pub(super) const SIZES: usize = usize::BITS as usize;
+/// Bytes of the longest tensor of which both methods are tried.
+pub(super) const LONGEST: usize = 1 << 20;
+/// Sizes from `STAGED` to `LONGEST`, by their power of two.
+pub(super) const SIZES: usize = index(LONGEST) + 1;
 
 /// A way to do an all-reduce in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,7 +80,7 @@ impl Methods {
         bytes: usize,
         run: impl FnOnce(Method) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let size = bytes.max(1).ilog2() as usize;
+        let size = index(bytes.clamp(STAGED, LONGEST));
         let (stage, method) = self.with(size, |trial| trial.next());
         match stage {
             Stage::Chosen => return run(method),
@@ -107,6 +109,11 @@ impl Methods {
         let mut trials = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         body(&mut trials[size])
     }
+}
+
+/// The index of a size of at least `STAGED` bytes.
+const fn index(bytes: usize) -> usize {
+    (bytes.ilog2() - STAGED.ilog2()) as usize
 }
 
 /// What a run is for.
@@ -175,7 +182,7 @@ mod tests {
     fn ranks_do_the_same_whatever_each_has_measured() {
         ranks(2, 11, |host, group| {
             let (clock, methods) = (host.clock(), Methods::default());
-            for size in [5000, 9000] {
+            for size in [100_000, 200_000] {
                 let mut done = Vec::new();
                 for run in 0..AGAIN + 2 * RUNS + 2 {
                     let step = |method| {
@@ -186,15 +193,15 @@ mod tests {
                     };
                     methods.run(clock, group.rank(), size, step).unwrap();
                     // Rank 0 finds shares faster for one size, and rank 1 for the other one.
-                    let finds_shares = (group.rank() == 0) == (size == 5000);
+                    let finds_shares = (group.rank() == 0) == (size == 100_000);
                     if run % AGAIN == 2 * RUNS - 1 {
                         let times = [2, 1].map(|time| [Duration::from_secs(time); COUNTED]);
                         let [one, other] = times;
                         let times = if finds_shares { times } else { [other, one] };
-                        methods.with(size.ilog2() as usize, |trial| trial.times = times);
+                        methods.with(index(size), |trial| trial.times = times);
                     }
                 }
-                let chosen = if size == 5000 { Method::Shares } else { Method::Whole };
+                let chosen = if size == 100_000 { Method::Shares } else { Method::Whole };
                 assert!(done[2 * RUNS + 1..AGAIN].iter().all(|&method| method == chosen), "{size}");
                 assert_eq!(done[AGAIN..AGAIN + RUNS], [Method::Whole; RUNS]);
                 assert_eq!(done.last(), Some(&chosen));

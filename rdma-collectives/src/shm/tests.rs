@@ -248,7 +248,10 @@ fn counters_of_any_value_let_the_others_end() {
         for round in 0..20 {
             group.barrier("counters").unwrap();
             if group.rank() == 1 {
-                (0..100).for_each(|_| host.clock().publish(word(&mut numbers, &[u64::MAX, 1])).unwrap());
+                for _ in 0..100 {
+                    host.clock().publish(word(&mut numbers, &[u64::MAX, 1])).unwrap();
+                    host.clock().end(word(&mut numbers, &[u64::MAX, 1])).unwrap();
+                }
             } else {
                 let bytes = if round % 2 == 0 { 64 } else { 8192 };
                 let all = AllReduce { host, input: &tensor, output: &tensor, bytes, reduction: Reduction::Sum };

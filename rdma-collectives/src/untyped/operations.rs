@@ -3,7 +3,7 @@
 use super::{UntypedSource, UntypedTarget, UntypedTensor, other_type, tensor_of};
 use crate::Error;
 use crate::communicator::Communicator;
-use crate::element::{DataType, Element, ElementVisitor, Reduction};
+use crate::element::{DataType, Element, ElementVisitor, Reduction, by_type};
 use crate::memory::Source;
 use crate::messages::Transfer;
 use crate::operation::{Operation, Request};
@@ -31,35 +31,6 @@ impl Communicator {
     pub fn untyped(&mut self) -> Untyped<'_> {
         Untyped(self)
     }
-}
-
-/// Runs code with `$type` as the type that a data type names.
-macro_rules! by_type {
-    ($data_type:expr, $type:ident => $code:expr) => {
-        by_type!(@ $data_type, $type, $code, F32 F64 F16 Bf16 I8 U8 I32 U32 I64 U64)
-    };
-    (@ $data_type:expr, $type:ident, $code:expr, $($variant:ident)+) => {
-        match $data_type {
-            $(DataType::$variant => {
-                type $type = types::$variant;
-                $code
-            })+
-        }
-    };
-}
-
-/// The type of each data type, by the data type's name.
-mod types {
-    pub(super) type F32 = f32;
-    pub(super) type F64 = f64;
-    pub(super) type F16 = half::f16;
-    pub(super) type Bf16 = half::bf16;
-    pub(super) type I8 = i8;
-    pub(super) type U8 = u8;
-    pub(super) type I32 = i32;
-    pub(super) type U32 = u32;
-    pub(super) type I64 = i64;
-    pub(super) type U64 = u64;
 }
 
 /// Defines operations with an input and an output.
