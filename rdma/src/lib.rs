@@ -236,8 +236,8 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;
 pub use mr::{
-    Buffer, CopierThreads, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner,
-    Placement, RemoteSlice, RemoteSliceError, RevokeError, SinkSlice,
+    Buffer, CopierThreads, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner, Pages,
+    Placement, RawOwner, RegisterOptions, RemoteSlice, RemoteSliceError, RevokeError, SinkSlice,
 };
 pub use pd::ProtectionDomain;
 pub use qp::{

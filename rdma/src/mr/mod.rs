@@ -12,7 +12,8 @@
 //!   exposed.rs, remote.rs  exposed regions; slices of them for peers
 //!   gpu.rs, copier.rs      GPU memory (type parameter `Gpu`); threads that copy it for the
 //!                          software device
-//!   memory.rs              owners of memory
+//!   memory.rs              the contract of owners of memory, and an owner that is taken apart
+//!   owners.rs, raw.rs      owners: vectors, boxes, pages; memory that something else keeps
 //! ```
 //!
 //! # Invariants
@@ -40,6 +41,8 @@ mod exposed;
 mod gpu;
 mod local;
 mod memory;
+mod owners;
+mod raw;
 mod remote;
 
 use std::fmt;
@@ -57,6 +60,8 @@ pub(crate) use local::Lent;
 pub use local::{LentSlice, LentSliceMut};
 use memory::RawMemory;
 pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement};
+pub use owners::Pages;
+pub use raw::{RawOwner, RegisterOptions};
 pub use remote::{RemoteSlice, RemoteSliceError};
 
 use crate::error::{Error, ErrorKind, Result, Verb};
