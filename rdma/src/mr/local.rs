@@ -134,6 +134,20 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
+    /// The memory of a whole region.
+    pub(super) fn whole(region: &Region) -> Self {
+        let &Region { address, len, lkey, domain, .. } = region;
+        Self { pointer: address, len, lkey, domain }
+    }
+
+    /// A part, whose range must lie in the memory.
+    pub(super) fn part(self, range: Range<usize>) -> Self {
+        // SAFETY: NonNull::add requires a result inside the allocation or one past its end: the
+        // caller checked the range against the length of memory that lies in its region (M3).
+        let pointer = unsafe { self.pointer.add(range.start) };
+        Self { pointer, len: range.len(), ..self }
+    }
+
     fn new(buffer: &Buffer<Host>, range: Range<usize>) -> Self {
         let segment = buffer.segment();
         // SAFETY: NonNull::add requires a result inside the allocation or one past its end: the
@@ -145,6 +159,11 @@ impl Lent {
 }
 
 impl<'a> LentSlice<'a> {
+    /// Requires bytes that are borrowed for `'a`.
+    pub(super) fn of_lent(lent: Lent) -> Self {
+        Self { lent, buffer: PhantomData }
+    }
+
     /// Requires that `range` lies in the buffer.
     fn new(buffer: &'a Buffer<Host>, range: Range<usize>) -> Self {
         Self { lent: Lent::new(buffer, range), buffer: PhantomData }
@@ -152,6 +171,11 @@ impl<'a> LentSlice<'a> {
 }
 
 impl<'a> LentSliceMut<'a> {
+    /// Requires bytes that are borrowed exclusively for `'a`.
+    pub(super) fn of_lent(lent: Lent) -> Self {
+        Self { lent, buffer: PhantomData }
+    }
+
     /// Requires that `range` lies in the buffer.
     fn new(buffer: &'a mut Buffer<Host>, range: Range<usize>) -> Self {
         Self { lent: Lent::new(buffer, range), buffer: PhantomData }

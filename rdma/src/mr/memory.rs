@@ -7,6 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::{io, slice};
 
+use super::source::SourceOwner;
 use crate::error::{Error, ErrorKind, Result, Verb};
 
 mod sealed {
@@ -121,6 +122,24 @@ impl<O: MemoryOwner> AnyParts for Parts<O> {
     }
 }
 
+/// The owner of a source, whole: its bytes lie outside of it. In a box, so that moves of the parts
+/// do not move the owner.
+struct Source<O>(Box<O>);
+
+impl<O: SourceOwner> AnyParts for Source<O> {
+    fn owner_type(&self) -> TypeId {
+        TypeId::of::<O>()
+    }
+
+    unsafe fn reassemble(self: Box<Self>, _: NonNull<u8>, _: usize) -> Box<dyn Any + Send> {
+        self.0
+    }
+
+    fn make_private(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// An owner of any type, taken apart.
 pub(super) struct RawMemory {
     address: NonNull<u8>,
@@ -131,6 +150,8 @@ pub(super) struct RawMemory {
 
 // SAFETY: the value owns its memory (the contract of MemoryOwner), and the parts are Send.
 unsafe impl Send for RawMemory {}
+// SAFETY: a shared reference gives the address, the length and the type of the owner alone.
+unsafe impl Sync for RawMemory {}
 
 impl RawMemory {
     /// Takes an owner apart. Of a [`Memory`] it takes the contents, so that registering memory
@@ -147,6 +168,19 @@ impl RawMemory {
         }
     }
 
+    /// The memory of a source.
+    pub(super) fn of_source<O: SourceOwner>(owner: O) -> Self {
+        let owner = Box::new(owner);
+        let bytes = owner.bytes();
+        let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
+        Self { address, len, parts: Some(Box::new(Source(owner))) }
+    }
+
+    /// Memory that a caller has borrowed, and whose borrow ends after deregistration.
+    pub(super) fn borrowed(address: NonNull<u8>, len: usize) -> Self {
+        Self { address, len, parts: None }
+    }
+
     pub(super) fn address(&self) -> NonNull<u8> {
         self.address
     }
@@ -157,7 +191,7 @@ impl RawMemory {
 
     /// Whether [`give_back`](Self::give_back) returns an owner of type `O` that is not a
     /// [`Memory`].
-    pub(super) fn is_of<O: MemoryOwner>(&self) -> bool {
+    pub(super) fn is_of<O: 'static>(&self) -> bool {
         self.parts.as_ref().is_some_and(|parts| parts.owner_type() == TypeId::of::<O>())
     }
 
@@ -175,6 +209,16 @@ impl RawMemory {
         }
         let owner = memory.and_then(|memory| memory.into_owner().ok());
         owner.expect("the caller knows the type of the owner")
+    }
+
+    /// The owner of a source that is not registered any more, whose type is `O`.
+    ///
+    /// # Panics
+    ///
+    /// If the owner is of another type.
+    pub(super) fn give_back_source<O: SourceOwner>(mut self) -> O {
+        let owner = self.reassemble().and_then(|owner| owner.downcast::<O>().ok());
+        *owner.expect("the caller knows the type of the owner")
     }
 
     /// Ends every access to the memory but the device's: afterwards its contents may be lent.

@@ -62,6 +62,26 @@ unsafe impl<T: Pod + Send> MemoryOwner for Vec<T> {
     }
 }
 
+#[cfg(feature = "bytes")]
+// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
+// access: a BytesMut holds an address, so moving it asserts nothing; its `len` bytes are
+// initialised, and stay where they are while it is not used; the other handles to its allocation
+// have other bytes. The parts are the value itself.
+unsafe impl MemoryOwner for bytes::BytesMut {
+    type Placement = Host;
+    type Parts = Self;
+
+    fn into_parts(mut self) -> (NonNull<u8>, usize, Self) {
+        let (start, len) = (self.as_mut_ptr(), self.len());
+        // SAFETY: new_unchecked requires a non-null pointer: that of a slice never is null.
+        (unsafe { NonNull::new_unchecked(start) }, len, self)
+    }
+
+    unsafe fn from_parts(_: NonNull<u8>, _: usize, parts: Self) -> Self {
+        parts
+    }
+}
+
 /// Zeroed pages of their own: a private anonymous mapping, which no other data shares.
 ///
 /// A device pins whole pages. Memory of an allocator shares its first and last page with other

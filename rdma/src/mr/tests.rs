@@ -6,6 +6,8 @@ use crate::testing;
 use crate::types::RemoteAccess;
 
 mod owners;
+mod scoped;
+mod sources;
 
 #[test]
 fn memory_that_the_device_does_not_release_comes_back_registered() {

@@ -196,3 +196,27 @@ fn elements_are_aligned_and_whole() {
     assert_eq!((error.verb(), error.kind()), (Verb::Access, ErrorKind::InvalidInput));
     assert_eq!(odd.elements::<u8>().unwrap().len(), 31);
 }
+
+#[test]
+#[cfg(not(miri))] // which has no fork
+fn a_forked_child_gets_no_owner_back_and_frees_nothing() {
+    let pd = domain();
+    let shared: Arc<[u8]> = Arc::from([7; 64]);
+    let source = pd.register_source(Arc::clone(&shared), RemoteAccess::empty()).unwrap();
+    let buffer = pd.register(vec![1_u8; 64]).unwrap();
+    let (at, bomb, dropped) = raw();
+    let region = register(&pd, (at, bomb)).unwrap();
+    let quiet = rdma_test_support::holds_in_child(|| {
+        let calls = testing::calls().len();
+        let Err(buffer) = buffer.deregister::<Vec<u8>>() else { return false };
+        let Err(region) = region.deregister::<RawOwner<Bomb>>() else { return false };
+        let Err(source) = source.deregister::<Arc<[u8]>>() else { return false };
+        let kinds = [buffer.error.kind(), region.error.kind(), source.error.kind()];
+        let refused = pd.register(vec![2_u8; 3]).err().is_some_and(|failed| failed.object == [2; 3]);
+        let readable = buffer.object[..] == [1; 64] && source.object[..] == [7; 64];
+        drop((buffer, region, source));
+        let kept = Arc::strong_count(&shared) == 2 && dropped.load(Ordering::Relaxed) == 0;
+        kinds == [ErrorKind::Forked; 3] && refused && readable && kept && testing::calls().len() == calls
+    });
+    assert!(quiet);
+}
