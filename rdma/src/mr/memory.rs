@@ -1,4 +1,4 @@
-//! The contract of owners of a region's memory, and an owner that is taken apart.
+//! The contracts of owners of a region's memory, and an owner that is taken apart.
 
 use std::any::{Any, TypeId};
 use std::fmt;
@@ -7,7 +7,6 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::{io, slice};
 
-use super::source::SourceOwner;
 use crate::error::{Error, ErrorKind, Result, Verb};
 
 mod sealed {
@@ -67,6 +66,10 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     /// The rest of the owner while its memory is registered.
     type Parts: Send + 'static;
 
+    /// Whether an access of the processor may fault, so that a software device has the kernel copy.
+    #[doc(hidden)]
+    const MAY_FAULT: bool = false;
+
     /// Takes the owner apart.
     fn into_parts(self) -> (NonNull<u8>, usize, Self::Parts);
 
@@ -86,10 +89,30 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     /// # Errors
     ///
     /// The reason why other access could not be ended: the contents are then not lent, and the
-    /// owner is dropped. `Unsupported` if other access to this memory can never be ended.
+    /// owner is dropped or returned. `Unsupported` if other access to this memory can never be
+    /// ended.
     fn make_private(_parts: &mut Self::Parts) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// An owner of memory that nobody writes.
+///
+/// # Safety
+///
+/// An implementation must guarantee, while a region has the value, or forever if it leaks:
+///
+/// * [`bytes`](Self::bytes) returns the same bytes at the same address, wherever the value itself
+///   is moved to.
+/// * Nobody writes to them: no code of this process, no other process, no device. The map of a file
+///   needs a file that nobody writes or shortens.
+pub unsafe trait SourceOwner: Sized + Send + 'static {
+    /// Whether an access of the processor may fault, so that a software device has the kernel copy.
+    #[doc(hidden)]
+    const MAY_FAULT: bool = false;
+
+    /// The memory.
+    fn bytes(&self) -> &[u8];
 }
 
 /// The parts of an owner of any type.
@@ -144,6 +167,8 @@ impl<O: SourceOwner> AnyParts for Source<O> {
 pub(super) struct RawMemory {
     address: NonNull<u8>,
     len: usize,
+    /// Whether an access of the processor may fault.
+    may_fault: bool,
     /// `Some` until drop or `reassemble`.
     parts: Option<Box<dyn AnyParts>>,
 }
@@ -163,8 +188,10 @@ impl RawMemory {
             return raw.raw;
         }
         match owner.map(MemoryOwner::into_parts) {
-            Some((address, len, parts)) => Self { address, len, parts: Some(Box::new(Parts::<O>(parts))) },
-            None => Self { address: NonNull::dangling(), len: 0, parts: None },
+            Some((address, len, parts)) => {
+                Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Parts::<O>(parts))) }
+            }
+            None => Self::borrowed(NonNull::dangling(), 0),
         }
     }
 
@@ -173,12 +200,12 @@ impl RawMemory {
         let owner = Box::new(owner);
         let bytes = owner.bytes();
         let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
-        Self { address, len, parts: Some(Box::new(Source(owner))) }
+        Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Source(owner))) }
     }
 
     /// Memory that a caller has borrowed, and whose borrow ends after deregistration.
     pub(super) fn borrowed(address: NonNull<u8>, len: usize) -> Self {
-        Self { address, len, parts: None }
+        Self { address, len, may_fault: false, parts: None }
     }
 
     pub(super) fn address(&self) -> NonNull<u8> {
@@ -187,6 +214,10 @@ impl RawMemory {
 
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    pub(super) fn may_fault(&self) -> bool {
+        self.may_fault
     }
 
     /// Whether [`give_back`](Self::give_back) returns an owner of type `O` that is not a

@@ -15,6 +15,7 @@
 //!                          software device
 //!   memory.rs              the contract of owners of memory, and an owner that is taken apart
 //!   owners.rs, raw.rs,     owners: vectors, boxes, pages; memory that something else keeps;
+//!   file_map.rs            maps of files;
 //!   shared_owner.rs        one owner for several regions
 //!   source.rs, scoped.rs   sources; memory that is registered while it is borrowed
 //! ```
@@ -45,6 +46,7 @@
 mod buffer;
 mod copier;
 mod exposed;
+mod file_map;
 mod gpu;
 mod local;
 mod memory;
@@ -66,16 +68,17 @@ pub use buffer::Buffer;
 pub(crate) use buffer::resolve;
 pub use copier::CopierThreads;
 pub use exposed::{ExposedRegion, ExposedSlice, RevokeError, SinkSlice};
+pub use file_map::{FileMap, FileSource};
 pub(crate) use local::Lent;
 pub use local::{LentSlice, LentSliceMut};
 use memory::RawMemory;
-pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement};
+pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement, SourceOwner};
 pub use owners::Pages;
 pub use raw::{RawOwner, RegisterOptions};
 pub use remote::{RemoteSlice, RemoteSliceError};
 pub use scoped::ScopedMemory;
 pub use shared_owner::SharedOwner;
-pub use source::{RawSource, SourceOwner, SourceSlice};
+pub use source::{RawSource, SourceSlice};
 
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
@@ -175,7 +178,11 @@ impl Region {
         }
         // Keep only the rights: other bits of ibv_access_flags change the meaning of the keys.
         let access = access & RemoteAccess::all();
-        let flags = kind.local_flags() | access.bits();
+        let mut flags = kind.local_flags() | access.bits();
+        if memory.may_fault() && pd.context.device.is_software() {
+            // By copies of the kernel: a fault ends a request, and not the process.
+            flags |= ibv_access_flags::IBV_ACCESS_ON_DEMAND.0;
+        }
         let register = |flags| match reach {
             Reach::Address => register_address(pd, &memory, flags),
             Reach::Mapping(mapping) => register_mapping(pd, &memory, mapping, flags),

@@ -84,6 +84,7 @@ impl<O> Clone for SharedOwner<O> {
 unsafe impl<O: MemoryOwner<Placement = Host>> MemoryOwner for SharedOwner<O> {
     type Placement = Host;
     type Parts = Self;
+    const MAY_FAULT: bool = O::MAY_FAULT;
 
     fn into_parts(self) -> (NonNull<u8>, usize, Self) {
         (self.memory.address(), self.memory.len(), self)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::buffer::resolve;
-use super::memory::RawMemory;
+use super::memory::{RawMemory, SourceOwner};
 use super::owners::Pages;
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
@@ -16,21 +16,6 @@ use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::Handle;
 use crate::pd::ProtectionDomain;
 use crate::types::RemoteAccess;
-
-/// An owner of memory that nobody writes.
-///
-/// # Safety
-///
-/// An implementation must guarantee, while a region has the value, or forever if it leaks:
-///
-/// * [`bytes`](Self::bytes) returns the same bytes at the same address, wherever the value itself
-///   is moved to.
-/// * Nobody writes to them: no code of this process, no other process, no device. The map of a file
-///   needs a file that nobody writes or shortens.
-pub unsafe trait SourceOwner: Sized + Send + 'static {
-    /// The memory.
-    fn bytes(&self) -> &[u8];
-}
 
 macro_rules! slices {
     ($([$($bounds:tt)*] $owner:ty;)*) => { $(
@@ -55,6 +40,8 @@ slices! {
 // SAFETY: SourceOwner requires bytes that stay in place and are not written: the owner in the Arc
 // promises that, and while the region has a clone, nobody gets the owner out of it.
 unsafe impl<O: SourceOwner + Sync> SourceOwner for Arc<O> {
+    const MAY_FAULT: bool = O::MAY_FAULT;
+
     fn bytes(&self) -> &[u8] {
         O::bytes(self)
     }

@@ -1,12 +1,14 @@
 //! Memory that the program already has: owners, sources, memory of several regions, memory that is
 //! registered while it is borrowed. On the device under test.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma::{Pages, RawOwner, RegisterOptions, RemoteAccess, SharedOwner, WcStatus, op};
-use rdma_tests::{LIMIT, LOCAL, Options, all_rights, buffer, pair, pattern, read, skipped_on_iwarp, wait};
+use rdma::{FileMap, FileSource, Pages, RawOwner, RegisterOptions, RemoteAccess, SharedOwner, WcStatus, op};
+use rdma_tests::{LIMIT, LOCAL, Options, all_rights, buffer, pair, pattern, poll, read, skipped_on_iwarp, wait};
 
 const NONE: RemoteAccess = RemoteAccess::empty();
 
@@ -52,6 +54,8 @@ fn sources_are_sent_and_written_from_while_they_are_read() {
     let mut written = vec![0; PROGRAM.len()];
     region.copy_out(0, &mut written).unwrap();
     assert_eq!(written, PROGRAM);
+    // The poller keeps the memory of its latest completion until it is used again.
+    assert!(poll(&mut a.sends).is_none());
     program.deregister::<&[u8]>().unwrap();
     assert!(Arc::ptr_eq(&shared.deregister::<Arc<[u8]>>().unwrap(), &table));
 }
@@ -142,4 +146,48 @@ fn peers_reach_memory_that_something_else_keeps() {
     assert_eq!(bytes, [33_u64.to_ne_bytes(), 4_u64.to_ne_bytes()].concat());
     let owner: RawOwner<Arc<[AtomicU64]>> = region.deregister().unwrap();
     assert_eq!(Arc::strong_count(&owner.into_keep_alive()), 2);
+}
+
+#[test]
+fn a_file_that_is_shortened_fails_requests_and_not_the_process() {
+    let (mut a, mut b) = pair(Options::default());
+    let file = File::from(rdma::mem::shared::memfd(c"shortened").unwrap());
+    file.set_len(16384).unwrap();
+    // SAFETY: FileMap::new requires a file that nobody shortens, because an access of this process
+    // would raise SIGBUS: this test shortens it, and then no code but the device's accesses it.
+    let map = unsafe { FileMap::new(&file) }.unwrap();
+    let access = RemoteAccess::READ | RemoteAccess::WRITE;
+    let registered = b.pd.register_exposed(map, access);
+    let Ok(region) = registered else {
+        assert!(!b.context.is_software(), "{:?}", registered.err());
+        rdma_tests::skip("the kernel pins no file of this file system");
+        return;
+    };
+    let remote = region.remote(8192..).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, &pattern(5000, 5)), remote)).unwrap();
+    assert_eq!(wait(&mut a.sends).status, Ok(()));
+    let mut written = vec![0; 5000];
+    file.read_exact_at(&mut written, 8192).unwrap();
+    assert_eq!(written, pattern(5000, 5));
+    b.qp.post_recv(region.slice(..100).unwrap(), 0).unwrap();
+    a.qp.post_send(op::send(buffer(&a.pd, b"received into the file"))).unwrap();
+    assert_eq!(wait(&mut b.receives).status, Ok(()));
+    wait(&mut a.sends);
+    if !b.context.is_software() {
+        // Its pages are pinned, and it goes on.
+        return;
+    }
+    file.set_len(8192).unwrap();
+    a.qp.post_send(op::write(buffer(&a.pd, &pattern(5000, 6)), remote)).unwrap();
+    assert_eq!(wait(&mut a.sends).status.unwrap_err().status, WcStatus::REM_ACCESS_ERR);
+    region.deregister::<FileMap>().unwrap();
+
+    // As the local memory of a request, too.
+    let (mut a, _b) = pair(Options::default());
+    // SAFETY: as above: once the file is shortened, only the device accesses it.
+    let map = unsafe { FileSource::new(&file) }.unwrap();
+    let source = a.pd.register_source(map, NONE).unwrap();
+    file.set_len(0).unwrap();
+    a.qp.post_send(op::send(source)).unwrap();
+    assert_eq!(wait(&mut a.sends).status.unwrap_err().status, WcStatus::LOC_PROT_ERR);
 }

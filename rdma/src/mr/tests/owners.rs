@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
 use crate::error::{ErrorKind, Failed, Verb};
-use crate::mr::{Memory, MemoryOwner, Pages, RawOwner, RegisterOptions};
+use crate::mr::{FileMap, Memory, MemoryOwner, Pages, RawOwner, RegisterOptions};
 use crate::pd::ProtectionDomain;
 use crate::testing;
 use crate::types::RemoteAccess;
@@ -62,6 +62,29 @@ fn every_owner_comes_back_as_it_was() {
     comes_back(pages, |owner| owner.len() == 5000 && owner[4999] == 9);
     #[cfg(not(miri))] // which has no memfd
     comes_back(crate::mem::SharedMemory::new(64).unwrap(), |owner| owner.len() == 64);
+}
+
+#[test]
+#[cfg(not(miri))] // which maps no files
+fn a_file_is_exposed_and_never_lent() {
+    let (pd, file) = (domain(), tempfile::tempfile().unwrap());
+    // SAFETY: FileMap::new requires a file that nobody shortens: this test alone has it.
+    let map = |file: &std::fs::File| unsafe { FileMap::new(file) };
+    let Failed { error, object: empty } = pd.register_exposed(map(&file).unwrap(), RemoteAccess::READ).unwrap_err();
+    assert_eq!((error.kind(), empty.bytes().len()), (ErrorKind::InvalidInput, 0));
+    file.set_len(100).unwrap();
+    let Failed { error, object: owner } = pd.register(map(&file).unwrap()).unwrap_err();
+    assert_eq!((error.verb(), error.kind()), (Verb::MakePrivate, ErrorKind::NotSupported));
+    testing::fail("reg_mr", libc::EFAULT);
+    let owner = pd.register_exposed(owner, RemoteAccess::WRITE).unwrap_err().object;
+    let region = pd.register_exposed(owner, RemoteAccess::WRITE).unwrap();
+    region.copy_in(92, b"the file").unwrap();
+    let owner: FileMap = region.deregister().unwrap();
+    let mut seen = [0; 8];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut seen, 92).unwrap();
+    assert_eq!((&seen, owner.bytes().len(), testing::live("mr")), (b"the file", 100, 0));
+    let read_only = std::fs::File::open("/proc/self/exe").unwrap();
+    assert_eq!(map(&read_only).unwrap_err().kind(), ErrorKind::PermissionDenied);
 }
 
 #[test]
@@ -126,11 +149,16 @@ impl Drop for Bomb {
     }
 }
 
-/// A raw owner of the same 64 static bytes, and the number of times that it was dropped.
+/// 64 static bytes, in atomic words.
+fn words() -> NonNull<u8> {
+    static WORDS: [AtomicU64; 8] = [const { AtomicU64::new(1) }; 8];
+    NonNull::from(&WORDS).cast()
+}
+
+/// Raw memory, what keeps it, and the number of times that the latter was dropped.
 fn raw() -> (NonNull<u8>, Bomb, Arc<AtomicUsize>) {
-    static WORDS: [std::sync::atomic::AtomicU64; 8] = [const { std::sync::atomic::AtomicU64::new(1) }; 8];
     let dropped = Arc::new(AtomicUsize::new(0));
-    (NonNull::from(&WORDS).cast(), Bomb(Arc::clone(&dropped)), dropped)
+    (words(), Bomb(Arc::clone(&dropped)), dropped)
 }
 
 /// # Safety
@@ -138,7 +166,7 @@ fn raw() -> (NonNull<u8>, Bomb, Arc<AtomicUsize>) {
 /// None: the memory is static.
 fn register(pd: &ProtectionDomain, (at, bomb): (NonNull<u8>, Bomb)) -> Result<crate::ExposedRegion, Failed<Bomb>> {
     // SAFETY: register_raw requires initialised memory that stays valid, accessed in atomic words:
-    // `raw` has a static of atomic words.
+    // `words` is a static of atomic words.
     unsafe { pd.register_raw(at, 64, bomb, &RegisterOptions::new().remote_access(RemoteAccess::READ)) }
 }
 
@@ -204,18 +232,20 @@ fn a_forked_child_gets_no_owner_back_and_frees_nothing() {
     let shared: Arc<[u8]> = Arc::from([7; 64]);
     let source = pd.register_source(Arc::clone(&shared), RemoteAccess::empty()).unwrap();
     let buffer = pd.register(vec![1_u8; 64]).unwrap();
-    let (at, bomb, dropped) = raw();
-    let region = register(&pd, (at, bomb)).unwrap();
+    let keep = Arc::new(());
+    // SAFETY: as in `register`: a static of atomic words stays valid.
+    let owner = unsafe { RawOwner::new(words(), 64, Arc::clone(&keep)) };
+    let region = pd.register_exposed(owner, RemoteAccess::READ).unwrap();
     let quiet = rdma_test_support::holds_in_child(|| {
         let calls = testing::calls().len();
         let Err(buffer) = buffer.deregister::<Vec<u8>>() else { return false };
-        let Err(region) = region.deregister::<RawOwner<Bomb>>() else { return false };
+        let Err(region) = region.deregister::<RawOwner<Arc<()>>>() else { return false };
         let Err(source) = source.deregister::<Arc<[u8]>>() else { return false };
         let kinds = [buffer.error.kind(), region.error.kind(), source.error.kind()];
         let refused = pd.register(vec![2_u8; 3]).err().is_some_and(|failed| failed.object == [2; 3]);
         let readable = buffer.object[..] == [1; 64] && source.object[..] == [7; 64];
         drop((buffer, region, source));
-        let kept = Arc::strong_count(&shared) == 2 && dropped.load(Ordering::Relaxed) == 0;
+        let kept = Arc::strong_count(&shared) == 2 && Arc::strong_count(&keep) == 2;
         kinds == [ErrorKind::Forked; 3] && refused && readable && kept && testing::calls().len() == calls
     });
     assert!(quiet);

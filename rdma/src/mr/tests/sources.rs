@@ -8,7 +8,7 @@ use std::thread;
 use rdma_sys::ibv_access_flags;
 
 use crate::error::{ErrorKind, Failed, Verb};
-use crate::mr::{Pages, RawSource, SharedOwner, SourceOwner};
+use crate::mr::{FileSource, Pages, RawSource, SharedOwner, SourceOwner};
 use crate::pd::ProtectionDomain;
 use crate::testing;
 use crate::types::RemoteAccess;
@@ -54,6 +54,12 @@ fn every_source_comes_back_as_it_was() {
     static BYTES: &[u8] = b"static";
     comes_back(BYTES, |owner| std::ptr::eq(*owner, BYTES));
     comes_back(Pages::new(4097).unwrap(), |owner| owner.len() == 4097);
+    #[cfg(not(miri))] // which maps no files
+    {
+        let program = std::fs::File::open("/proc/self/exe").unwrap();
+        // SAFETY: FileSource::new requires a file that nobody changes: a program that runs.
+        comes_back(unsafe { FileSource::new(&program) }.unwrap(), |owner| owner.bytes().starts_with(b"\x7fELF"));
+    }
     assert_eq!(Arc::strong_count(&shared), 1);
 }
 
