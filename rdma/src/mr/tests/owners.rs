@@ -56,7 +56,7 @@ fn every_owner_comes_back_as_it_was() {
     comes_back(owner, |owner| *owner == [1, 2] && owner.capacity() == 7 && owner.as_ptr() == at);
     comes_back(vector([1.5_f64, 2.5]), |owner| *owner == [1.5, 2.5] && owner.capacity() == 7);
     comes_back(vector([[1_u16; 3]; 2]), |owner| owner.len() == 2 && owner.capacity() == 7);
-    comes_back(Box::from([1_u128, 2, 3]), |owner: &Box<[u128]>| **owner == [1, 2, 3]);
+    comes_back::<Box<[u128]>>(Box::from([1, 2, 3]), |owner| **owner == [1, 2, 3]);
     let mut pages = Pages::new(5000).unwrap();
     pages[4999] = 9;
     comes_back(pages, |owner| owner.len() == 5000 && owner[4999] == 9);

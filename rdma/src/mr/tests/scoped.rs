@@ -17,9 +17,7 @@ fn memory_is_registered_while_the_body_runs() {
     let sum = pd.register_scoped(&mut words, |memory| {
         assert_eq!((testing::live("mr"), memory.len()), (1, 3));
         memory[2] = 4;
-        let lent = memory.lend_mut(1..);
-        assert_eq!(lent.lent.len, 8);
-        drop(lent);
+        assert_eq!(memory.lend_mut(1..).lent.len, 8);
         assert_eq!(memory.lend(..1).lent.len, 4);
         memory.iter().sum::<u32>()
     });

@@ -47,7 +47,7 @@ fn every_source_comes_back_as_it_was() {
     let mut vector = Vec::with_capacity(7);
     vector.extend([1.5_f32, 2.5]);
     comes_back(vector, |owner| *owner == [1.5, 2.5] && owner.capacity() == 7);
-    comes_back(Box::from([1_u16, 2, 3]), |owner: &Box<[u16]>| **owner == [1, 2, 3]);
+    comes_back::<Box<[u16]>>(Box::from([1, 2, 3]), |owner| **owner == [1, 2, 3]);
     let shared: Arc<[u64]> = Arc::from([1, 2, 3]);
     comes_back(Arc::clone(&shared), |owner| Arc::ptr_eq(owner, &shared));
     comes_back(Arc::new(vec![7_u8; 3]), |owner| ***owner == [7; 3]);
