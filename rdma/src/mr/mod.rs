@@ -14,8 +14,8 @@
 //!   gpu.rs, copier.rs      GPU memory (type parameter `Gpu`); threads that copy it for the
 //!                          software device
 //!   memory.rs              the contract of owners of memory, and an owner that is taken apart
-//!   owners.rs, raw.rs,     owners: vectors, boxes, pages; memory that something else keeps;
-//!   file_map.rs            maps of files;
+//!   owners.rs, raw.rs      owners: vectors, boxes, pages; memory that something else keeps
+//!   file_map.rs            maps of files
 //!   shared_owner.rs        one owner for several regions
 //!   source.rs, scoped.rs   sources; memory that is registered while it is borrowed
 //! ```
