@@ -25,8 +25,8 @@
 //! * **M1.** A region's memory is valid for reads and writes of `len` bytes from `address` until
 //!   the region is dropped: the contract of its [`MemoryOwner`], which was taken apart, so that no
 //!   other code accesses the memory, unless through `rdma_mem` while it is not private. The memory
-//!   of a [scope](ProtectionDomain::register_scoped) is borrowed until then. A source is valid for
-//!   reads: the contract of its [`SourceOwner`].
+//!   of a [scope](crate::ProtectionDomain::register_scoped) is borrowed until then. A source is
+//!   valid for reads: the contract of its [`SourceOwner`].
 //! * **M2.** The region is registered before the `Region` exists and until its drop. Its drop
 //!   deregisters the memory before the owner gets it back; if deregistration fails, owner and
 //!   parents leak. In a forked child they leak too.
