@@ -47,12 +47,11 @@ impl PinnedRegion {
     ///
     /// # Errors
     ///
-    /// [`Error::BufferSize`] for 0 bytes; errors of the driver and the device, which refuses a
-    /// region without a right.
+    /// [`Error::BufferSize`] for 0 bytes; errors of the driver and the device.
     pub fn new(gpu: &Gpu, pd: &ProtectionDomain, len: usize, access: RemoteAccess) -> Result<Self> {
         let pinned = PinnedBuffer::<u8>::new(gpu, len)?;
         let memory = pinned.memory();
-        Ok(Self { region: pd.register_exposed(pinned, access)?, memory })
+        Ok(Self { region: pd.register_exposed(pinned, access).map_err(|failed| failed.error)?, memory })
     }
 
     /// The registered memory.

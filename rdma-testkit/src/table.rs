@@ -247,7 +247,8 @@ unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     errno
 }
 
-unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, _access: c_int) -> *mut ibv_mr {
+unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    world(|world| world.accesses.push(access));
     if fails("reg_mr") {
         return ptr::null_mut();
     }

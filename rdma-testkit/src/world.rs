@@ -11,6 +11,8 @@ pub(crate) struct World {
     live: HashMap<&'static str, isize>,
     pub(crate) post_fault: Option<(usize, i32, BadWr)>,
     pub(crate) dma_bufs: Vec<DmaBuf>,
+    /// The access flags of each call of `ibv_reg_mr`.
+    pub(crate) accesses: Vec<i32>,
     pub(crate) port_is_down: bool,
     /// The names of the devices beside `fake0`.
     pub(crate) more_devices: Vec<&'static str>,
@@ -85,6 +87,12 @@ pub fn calls() -> Vec<&'static str> {
 #[must_use]
 pub fn dma_bufs() -> Vec<DmaBuf> {
     world(|world| world.dma_bufs.clone())
+}
+
+/// The access flags of the calls of `ibv_reg_mr` in this thread, oldest first.
+#[must_use]
+pub fn accesses() -> Vec<i32> {
+    world(|world| world.accesses.clone())
 }
 
 /// How many objects of a kind are alive.

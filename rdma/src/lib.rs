@@ -20,6 +20,7 @@
 //! | [`CompletionQueue`] | the reports of finished requests | its context and channel |
 //! | [`Buffer`] | memory for messages, exclusive to its holder | its region and domain |
 //! | [`ExposedRegion`] | memory that peers may read or write | its domain |
+//! | [`SourceSlice`] | memory that nobody writes | its region and domain |
 //! | [`QueuePair`] | one side of a connection ([`Rc`], or [`Uc`] without acknowledgements), or an endpoint of datagrams from and to many ([`Ud`]) | its domain and completion queues |
 //! | [`SharedReceiveQueue`] | receives that several queue pairs share | its domain |
 //! | [`cm::EventChannel`], [`cm::Id`] | events of the connection manager; one side of its connections | an id its channel, a channel the context that it was made of, if any |
@@ -118,7 +119,8 @@
 //! Posting moves a [`Buffer`] into the queue; a [`Poller`] returns it with its [`Completion`]. A
 //! buffer belongs to a local region: no peer can reach it. An [`ExposedRegion`] is never lent as a
 //! slice; bytes are copied in and out, and the region stays usable while requests on its slices are
-//! in flight.
+//! in flight. A [`SourceSlice`] is memory that nobody writes: it is sent from and read at the same
+//! time. [`guide::memory`] says how memory that a program already has becomes one of them.
 //!
 //! | What happens | Where the buffer is then |
 //! | --- | --- |
@@ -158,6 +160,7 @@
 //! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. The
 //! module `soft` lets its requests fail, so that a program can test how it handles errors. `aio`
 //! adds futures for any executor; `tokio` and `smol` let them wait on these executors' descriptors.
+//! With `bytes`, `BytesMut` and `Bytes` can be registered.
 //!
 //! [`Rc`]: transport::Rc
 //! [`Uc`]: transport::Uc
@@ -237,8 +240,9 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;
 pub use mr::{
-    Buffer, CopierThreads, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner,
-    Placement, RemoteSlice, RemoteSliceError, RevokeError, SinkSlice,
+    Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, LentSlice, LentSliceMut,
+    Memory, MemoryOwner, Pages, Placement, RawOwner, RawSource, RegisterOptions, RemoteSlice, RemoteSliceError,
+    RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice,
 };
 pub use pd::ProtectionDomain;
 pub use qp::{

@@ -41,3 +41,11 @@ fn example_atomics() {
         "64 bytes were written, with 0xcafe\n5 was added to 0\n7 was added to 5\n12 became 100\n"
     );
 }
+
+#[test]
+fn example_memory() {
+    assert_eq!(
+        run("memory", &[]),
+        "the sum of 100 numbers is 4950\nthe square of 12 is 144\na half begins with 0\na half begins with 50\n"
+    );
+}

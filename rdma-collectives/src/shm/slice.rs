@@ -144,8 +144,8 @@ pub(super) struct OwnMemory {
 impl OwnMemory {
     pub(super) fn new(segment: Segment, number: u64, domains: &[ProtectionDomain]) -> Result<Self, Error> {
         let segment = Arc::new(segment);
-        // The device only reads it: the peers need no access, but an exposed region gives some.
-        let register = |pd: &ProtectionDomain| pd.register_exposed(Arc::clone(&segment), RemoteAccess::READ);
+        // The device sends it: peers of other hosts need no access.
+        let register = |pd: &ProtectionDomain| pd.register_exposed(Arc::clone(&segment), RemoteAccess::empty());
         let registered = domains.iter().map(register).collect::<Result<_, _>>()?;
         Ok(Self { number, segment, registered })
     }

@@ -56,7 +56,7 @@ impl HostSlot {
     pub(super) fn new(gpu: &Gpu, pd: &ProtectionDomain, size: usize) -> Result<Self> {
         let pinned = PinnedBuffer::<u8>::new(gpu, size)?;
         let memory = pinned.memory();
-        Ok(Self { buffer: pd.register(pinned)?, memory })
+        Ok(Self { buffer: pd.register(pinned).map_err(|failed| failed.error)?, memory })
     }
 
     /// Begins a copy from the GPU to the front of the slot.

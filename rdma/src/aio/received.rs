@@ -5,7 +5,7 @@ use rdma_sys::ibv_wc;
 use crate::cq::completion::{self, takes};
 use crate::cq::datagram::receives_datagrams;
 use crate::cq::message::receives_messages;
-use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
+use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment, SourceSlice};
 use crate::ring::{Info, Published, Report};
 use crate::types::{Opcode, WcError};
 

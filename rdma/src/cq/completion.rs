@@ -5,7 +5,7 @@ use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use super::held::Held;
 use super::message::receives_messages;
-use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
+use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment, SourceSlice};
 use crate::ring::{Claimed, Info};
 use crate::types::{Opcode, WcError, WcStatus};
 
@@ -43,6 +43,15 @@ macro_rules! takes {
                 // SAFETY: ExposedSlice::from_segment requires a segment of this kind: `take_if`
                 // returns no other.
                 Some(unsafe { ExposedSlice::from_segment(segment) })
+            }
+
+            /// Takes the request's next segment, if it is a slice of a source.
+            #[must_use = "the slice is given up otherwise"]
+            pub fn take_source(&mut self) -> Option<SourceSlice> {
+                let segment = self.take_if(Kind::Source)?;
+                // SAFETY: SourceSlice::from_segment requires a segment of this kind: `take_if`
+                // returns no other.
+                Some(unsafe { SourceSlice::from_segment(segment) })
             }
 
             /// Takes the request's next segment, if it is a slice of a region of GPU memory.

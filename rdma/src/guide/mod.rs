@@ -5,6 +5,7 @@
 //! | [`verbs`] | steps 4 to 6: completions by hand, connecting by hand, raw requests |
 //! | [`operations`] | when to send, when to write, when to read |
 //! | [`queues`] | how many slots, receives and buffers a program needs |
+//! | [`memory`] | how to register memory that a program already has |
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
 //! | [`testing`] | how to test without a NIC, and how to test failures |
 //! | [`your_ci`] | how to run them in hosted jobs, containers and images |
@@ -30,6 +31,7 @@ pages! {
     verbs = "verbs.md", "Steps 4 to 6: verbs.\n\n";
     operations = "operations.md", "Choosing between send, write and read.\n\n";
     queues = "queues.md", "Sizing queues and buffers.\n\n";
+    memory = "memory.md", "Memory that you already have.\n\n";
     transports = "transports.md", "InfiniBand, RoCE and iWARP.\n\n";
     testing = "testing.md", "Testing without a NIC.\n\n";
     your_ci = "your_ci.md", "Your CI.\n\n";

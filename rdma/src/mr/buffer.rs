@@ -6,7 +6,9 @@ use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
 use std::slice;
 use std::sync::Arc;
 
-use super::memory::{Host, Memory, Placement};
+use bytemuck::{AnyBitPattern, Pod};
+
+use super::memory::{Host, Memory, MemoryOwner, Placement};
 use super::{Kind, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::Handle;
@@ -160,6 +162,31 @@ impl<M: Placement> Buffer<M> {
         Ok(())
     }
 
+    /// Deregisters the region and returns its owner, if this buffer is the region's only one.
+    ///
+    /// # Errors
+    ///
+    /// Returns the buffer: as for [`into_memory`](Self::into_memory), and `InvalidInput` if the
+    /// owner is not an `O` (a [`Memory`] was registered as its own owner).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let buffer = pd.register(vec![0.5_f32; 1024])?;
+    /// let failed = buffer.deregister::<Vec<u32>>().unwrap_err();
+    /// let floats: Vec<f32> = failed.object.deregister()?;
+    /// assert_eq!(floats.len(), 1024);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn deregister<O: MemoryOwner<Placement = M>>(self) -> Result<O, Failed<Self>> {
+        if !self.segment.region.memory.is_of::<O>() {
+            return Err(Failed::new(Error::new(Verb::DeregisterMr, ErrorKind::InvalidInput), self));
+        }
+        self.into_memory().map(Memory::give_back)
+    }
+
     /// Deregisters the region and returns its memory, if this buffer is the region's only one.
     ///
     /// # Errors
@@ -228,6 +255,39 @@ impl DerefMut for Buffer<Host> {
         // M3 and M6, as in `deref`; nobody else has the bytes while `self` is borrowed exclusively
         // (M4).
         unsafe { slice::from_raw_parts_mut(self.segment.pointer.as_ptr(), self.segment.len) }
+    }
+}
+
+impl Buffer<Host> {
+    /// The bytes as elements of type `T`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the elements would not be aligned, if the length is not a multiple of
+    /// their size, or if they have no bytes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let mut buffer = pd.allocate(64)?;
+    /// buffer.elements_mut::<u64>()?[7] = 42;
+    /// let words = buffer.split_off(56);
+    /// assert_eq!(words.elements::<u64>()?, [42]);
+    /// assert!(words.elements::<[u64; 2]>().is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn elements<T: AnyBitPattern>(&self) -> Result<&[T]> {
+        bytemuck::try_cast_slice(self).map_err(|_| Error::new(Verb::Access, ErrorKind::InvalidInput))
+    }
+
+    /// The bytes as elements of type `T`, to change.
+    ///
+    /// # Errors
+    ///
+    /// As for [`elements`](Self::elements).
+    pub fn elements_mut<T: Pod>(&mut self) -> Result<&mut [T]> {
+        bytemuck::try_cast_slice_mut(self).map_err(|_| Error::new(Verb::Access, ErrorKind::InvalidInput))
     }
 }
 

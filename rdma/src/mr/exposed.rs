@@ -42,22 +42,26 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_exposed(&self, len: usize, access: RemoteAccess) -> Result<ExposedRegion> {
-        if len == 0 {
+        if len == 0 || access.is_empty() {
             return Err(Error::new(Verb::Allocate, ErrorKind::InvalidInput));
         }
         #[cfg(not(miri))]
-        let memory = rdma_mem::SharedMemory::new(len).map_err(|error| super::memory::refused(&error))?;
+        let memory = rdma_mem::SharedMemory::new(len).map_err(|error| super::owners::refused(&error))?;
         #[cfg(miri)] // which has no memfd
-        let memory = super::memory::Pages::new(len)?;
-        self.register_exposed(memory, access)
+        let memory = super::owners::Pages::new(len)?;
+        Ok(self.register_exposed(memory, access)?)
     }
 
-    /// Registers memory with its owner, and lets peers access it. [`revoke`](ExposedRegion::revoke)
-    /// returns the owner; if registration fails, the owner is dropped.
+    /// Registers memory with its owner, and lets peers access it.
+    ///
+    /// [`deregister`](ExposedRegion::deregister) returns the owner, and
+    /// [`revoke`](ExposedRegion::revoke) the contents. Without rights, memory is registered that
+    /// only this device and other holders of the memory access: a mapping that processes share, or
+    /// an owner of several regions.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if no rights are asked for; errors of the device.
+    /// With the owner: `InvalidInput` if it has no bytes; errors of the device.
     ///
     /// # Examples
     ///
@@ -70,15 +74,12 @@ impl ProtectionDomain {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "ibv_reg_mr")]
-    pub fn register_exposed<O>(&self, owner: O, access: RemoteAccess) -> Result<ExposedRegion>
+    pub fn register_exposed<O>(&self, owner: O, access: RemoteAccess) -> Result<ExposedRegion, Failed<O>>
     where
         O: MemoryOwner<Placement = Host>,
     {
-        if access.is_empty() {
-            return Err(Error::new(Verb::RegisterMr, ErrorKind::InvalidInput));
-        }
         let region = Region::new(&self.inner, RawMemory::new(owner), Kind::ExposedHost, access, Reach::Address);
-        region.map(ExposedRegion::new).map_err(|(error, _)| error)
+        region.map(ExposedRegion::new).map_err(|(error, memory)| Failed::new(error, memory.give_back()))
     }
 }
 
@@ -547,6 +548,40 @@ impl<M: Placement> ExposedRegion<M> {
         // SAFETY: from_raw requires memory that is not registered and lies where `M` says: the
         // region is deregistered (M2) and private now, and was of `M`'s kind.
         Ok(unsafe { Memory::from_raw(memory) })
+    }
+
+    /// Ends all access by peers and returns the owner, as it is: memory that others access stays
+    /// theirs, too.
+    ///
+    /// # Errors
+    ///
+    /// With the region: `InUse` while slices of it exist, also in requests in flight;
+    /// `InvalidInput` if the owner is not an `O` (a [`Memory`] was registered as its own owner);
+    /// errors of the device.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// # use rdma::RemoteAccess;
+    /// use std::sync::Arc;
+    ///
+    /// use rdma::mem::Segment;
+    ///
+    /// let segment = Arc::new(Segment::new(4096)?);
+    /// let region = pd.register_exposed(Arc::clone(&segment), RemoteAccess::READ)?;
+    /// // Other processes may have mapped it, so its bytes are never lent: `revoke` would fail.
+    /// let back: Arc<Segment> = region.deregister()?;
+    /// assert!(Arc::ptr_eq(&segment, &back));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn deregister<O: MemoryOwner<Placement = M>>(self) -> Result<O, Failed<Self>> {
+        if !self.region.memory.is_of::<O>() {
+            return Err(Failed::new(Error::new(Verb::DeregisterMr, ErrorKind::InvalidInput), self));
+        }
+        // `give_back` requires a Memory to be private: `is_of` finds no Memory.
+        Handle::close(self.region).map(|region| region.memory.give_back()).map_err(|failed| failed.map(Self::new))
     }
 }
 

@@ -6,9 +6,10 @@ use std::ops::{Range, RangeBounds};
 use std::ptr::NonNull;
 
 use super::buffer::{Buffer, resolve};
-use super::memory::{Host, MemoryOwner, Pages, RawMemory};
+use super::memory::{Host, MemoryOwner, RawMemory};
+use super::owners::Pages;
 use super::{Kind, Reach, Region};
-use crate::error::Result;
+use crate::error::{Failed, Result};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::RemoteAccess;
 
@@ -33,21 +34,20 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
-        self.register(Pages::new(len)?)
+        Ok(self.register(Pages::new(len)?)?)
     }
 
     /// Registers memory with its owner for the local device only.
     ///
-    /// Shared memory is made private first: peers that have mapped it keep the old pages.
-    /// [`Buffer::into_memory`] returns the owner. If registration fails, the owner is dropped. GPU
-    /// memory is registered by its address, as by
+    /// [`Buffer::deregister`] returns the owner. Shared memory is made private first: peers that
+    /// have mapped it keep the old pages. GPU memory is registered by its address, as by
     /// [`register_peer_memory`](Self::register_peer_memory).
     ///
     /// # Errors
     ///
-    /// Errors of the device: most often the memlock limit is too low. `NotSupported` of
-    /// [`MakePrivate`](crate::Verb::MakePrivate): others keep their access to the memory, as
-    /// to a [`Segment`](rdma_mem::Segment).
+    /// With the owner: `InvalidInput` if it has no bytes; errors of the device, most often because
+    /// the memlock limit is too low. `NotSupported` of [`MakePrivate`](crate::Verb::MakePrivate):
+    /// others keep their access to the memory, as to a [`Segment`](rdma_mem::Segment).
     ///
     /// # Examples
     ///
@@ -55,21 +55,26 @@ impl ProtectionDomain {
     /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
     /// let buffer = pd.register(vec![7_u8; 4096])?;
     /// assert_eq!(buffer[0], 7);
-    /// let memory = buffer.into_memory()?;
-    /// let vector: Vec<u8> = memory.into_owner().expect("it was a Vec");
+    /// let vector: Vec<u8> = buffer.deregister()?;
     /// assert_eq!(vector.len(), 4096);
+    ///
+    /// // A failure gives the owner back, too.
+    /// let failed = pd.register(Vec::<u8>::with_capacity(4096)).unwrap_err();
+    /// assert_eq!((failed.error.kind(), failed.object.capacity()), (rdma::ErrorKind::InvalidInput, 4096));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "ibv_reg_mr")]
-    pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>> {
+    pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>, Failed<O>> {
         let mut memory = RawMemory::new(owner);
         // Buffers lend references, so no other process may have the memory mapped; other processes
         // may have obtained SharedMemory's file.
-        memory.make_private()?;
+        if let Err(error) = memory.make_private() {
+            return Err(Failed::new(error, memory.give_back()));
+        }
         let region =
             Region::new(&self.inner, memory, Kind::local::<O::Placement>(), RemoteAccess::empty(), Reach::Address);
         // `Buffer::whole` requires a region of `M`'s kind: the kind was made from the placement.
-        region.map(Buffer::whole).map_err(|(error, _)| error)
+        region.map(Buffer::whole).map_err(|(error, memory)| Failed::new(error, memory.give_back()))
     }
 }
 
@@ -129,6 +134,20 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
+    /// The memory of a whole region.
+    pub(super) fn whole(region: &Region) -> Self {
+        let &Region { address, len, lkey, domain, .. } = region;
+        Self { pointer: address, len, lkey, domain }
+    }
+
+    /// A part, whose range must lie in the memory.
+    pub(super) fn part(self, range: Range<usize>) -> Self {
+        // SAFETY: NonNull::add requires a result inside the allocation or one past its end: the
+        // caller checked the range against the length of memory that lies in its region (M3).
+        let pointer = unsafe { self.pointer.add(range.start) };
+        Self { pointer, len: range.len(), ..self }
+    }
+
     fn new(buffer: &Buffer<Host>, range: Range<usize>) -> Self {
         let segment = buffer.segment();
         // SAFETY: NonNull::add requires a result inside the allocation or one past its end: the
@@ -140,6 +159,11 @@ impl Lent {
 }
 
 impl<'a> LentSlice<'a> {
+    /// Requires bytes that are borrowed for `'a`.
+    pub(super) fn of_lent(lent: Lent) -> Self {
+        Self { lent, buffer: PhantomData }
+    }
+
     /// Requires that `range` lies in the buffer.
     fn new(buffer: &'a Buffer<Host>, range: Range<usize>) -> Self {
         Self { lent: Lent::new(buffer, range), buffer: PhantomData }
@@ -147,6 +171,11 @@ impl<'a> LentSlice<'a> {
 }
 
 impl<'a> LentSliceMut<'a> {
+    /// Requires bytes that are borrowed exclusively for `'a`.
+    pub(super) fn of_lent(lent: Lent) -> Self {
+        Self { lent, buffer: PhantomData }
+    }
+
     /// Requires that `range` lies in the buffer.
     fn new(buffer: &'a mut Buffer<Host>, range: Range<usize>) -> Self {
         Self { lent: Lent::new(buffer, range), buffer: PhantomData }

@@ -1,18 +1,11 @@
-//! Owners of a region's memory.
+//! The contracts of owners of a region's memory, and an owner that is taken apart.
 
-use std::alloc::{self, Layout};
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::{io, slice};
-
-#[cfg(not(miri))]
-use rdma_mem::SharedMemoryError;
-use rdma_mem::{Segment, SharedMemory};
 
 use crate::error::{Error, ErrorKind, Result, Verb};
 
@@ -73,6 +66,10 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     /// The rest of the owner while its memory is registered.
     type Parts: Send + 'static;
 
+    /// Whether an access of the processor may fault, so that a software device has the kernel copy.
+    #[doc(hidden)]
+    const MAY_FAULT: bool = false;
+
     /// Takes the owner apart.
     fn into_parts(self) -> (NonNull<u8>, usize, Self::Parts);
 
@@ -92,167 +89,36 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     /// # Errors
     ///
     /// The reason why other access could not be ended: the contents are then not lent, and the
-    /// owner is dropped. `Unsupported` if other access to this memory can never be ended.
+    /// owner is dropped or returned. `Unsupported` if other access to this memory can never be
+    /// ended.
     fn make_private(_parts: &mut Self::Parts) -> io::Result<()> {
         Ok(())
     }
 }
 
-// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
-// access: Box::into_raw gives up the box's claim; the allocation stays valid and in place until
-// from_raw; its bytes are initialised. The parts are empty.
-unsafe impl MemoryOwner for Box<[u8]> {
-    type Placement = Host;
-    type Parts = ();
+/// An owner of memory that nobody writes.
+///
+/// # Safety
+///
+/// An implementation must guarantee, while a region has the value, or forever if it leaks:
+///
+/// * [`bytes`](Self::bytes) returns the same bytes at the same address, wherever the value itself
+///   is moved to.
+/// * Nobody writes to them: no code of this process, no other process, no device. The map of a file
+///   needs a file that nobody writes or shortens.
+pub unsafe trait SourceOwner: Sized + Send + 'static {
+    /// Whether an access of the processor may fault, so that a software device has the kernel copy.
+    #[doc(hidden)]
+    const MAY_FAULT: bool = false;
 
-    fn into_parts(self) -> (NonNull<u8>, usize, ()) {
-        let len = self.len();
-        let pointer = Self::into_raw(self).cast::<u8>();
-        // SAFETY: new_unchecked requires a non-null pointer: a box's pointer is never null.
-        (unsafe { NonNull::new_unchecked(pointer) }, len, ())
-    }
-
-    unsafe fn from_parts(address: NonNull<u8>, len: usize, (): ()) -> Self {
-        // SAFETY: Box::from_raw requires a pointer from Box::into_raw, once: `into_parts` made it
-        // of a slice of this length, and this function's contract allows one call.
-        unsafe { Self::from_raw(std::ptr::slice_from_raw_parts_mut(address.as_ptr(), len)) }
-    }
-}
-
-// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
-// access: a ManuallyDrop<Vec> is taken apart into its raw pointer, length and capacity, and only
-// the initialised bytes are used.
-unsafe impl MemoryOwner for Vec<u8> {
-    type Placement = Host;
-    type Parts = usize;
-
-    fn into_parts(self) -> (NonNull<u8>, usize, usize) {
-        let mut this = ManuallyDrop::new(self);
-        let (pointer, len, capacity) = (this.as_mut_ptr(), this.len(), this.capacity());
-        // SAFETY: new_unchecked requires a non-null pointer: a vector's pointer is never null.
-        (unsafe { NonNull::new_unchecked(pointer) }, len, capacity)
-    }
-
-    unsafe fn from_parts(address: NonNull<u8>, len: usize, capacity: usize) -> Self {
-        // SAFETY: Vec::from_raw_parts requires the parts of one vector, once: `into_parts` took
-        // them from one vector, and this function's contract allows one call.
-        unsafe { Self::from_raw_parts(address.as_ptr(), len, capacity) }
-    }
-}
-
-/// The error of memory that could not be made. A refusal names the system call: it concerns no
-/// device.
-#[cfg(not(miri))]
-#[cold]
-pub(super) fn refused(error: &SharedMemoryError) -> Error {
-    let failure = Error::from_errno(Verb::Allocate, error.raw_os_error().unwrap_or(libc::ENOMEM));
-    match (error, failure.kind()) {
-        (SharedMemoryError::System { call, .. }, ErrorKind::PermissionDenied | ErrorKind::NotSupported) => {
-            failure.with_kind(ErrorKind::RefusedCall(call))
-        }
-        _ => failure,
-    }
-}
-
-// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
-// access: SharedMemory holds an address, not a reference, so moving it asserts nothing; the kernel
-// initialises the mapping, which stays while the value lives. Other processes may have its file,
-// but make_private ends their access before references are made. The parts are the value itself.
-unsafe impl MemoryOwner for SharedMemory {
-    type Placement = Host;
-    type Parts = Self;
-
-    fn into_parts(self) -> (NonNull<u8>, usize, Self) {
-        // SAFETY: new_unchecked requires a non-null pointer: the address of a mapping is never
-        // null.
-        (unsafe { NonNull::new_unchecked(self.as_ptr()) }, self.len(), self)
-    }
-
-    unsafe fn from_parts(_: NonNull<u8>, _: usize, parts: Self) -> Self {
-        parts
-    }
-
-    fn make_private(parts: &mut Self) -> io::Result<()> {
-        Ok(parts.make_private()?)
-    }
-}
-
-// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
-// access: a Segment holds the address of a mapping that the kernel initialises and that stays while
-// the value lives. Other holders of the Arc, and processes that map the segment, access it as
-// rdma_mem does; make_private always fails, so references are never made. The parts are the value
-// itself.
-unsafe impl MemoryOwner for Arc<Segment> {
-    type Placement = Host;
-    type Parts = Self;
-
-    fn into_parts(self) -> (NonNull<u8>, usize, Self) {
-        let start = self.bytes().as_mut_ptr();
-        // SAFETY: new_unchecked requires a non-null pointer: the address of a mapping is never
-        // null.
-        (unsafe { NonNull::new_unchecked(start) }, self.len(), self)
-    }
-
-    unsafe fn from_parts(_: NonNull<u8>, _: usize, parts: Self) -> Self {
-        parts
-    }
-
-    /// Fails: whoever has mapped the segment reads it for as long as it wants.
-    fn make_private(_: &mut Self) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-}
-
-/// Zeroed pages of their own allocation, so that no other data shares a page that a device has
-/// pinned.
-pub(crate) struct Pages {
-    address: NonNull<u8>,
-    len: usize,
-    layout: Layout,
-}
-
-// SAFETY: the value owns its allocation, which any thread may use and free.
-unsafe impl Send for Pages {}
-
-impl Pages {
-    const ALIGN: usize = 4096;
-
-    pub(crate) fn new(len: usize) -> Result<Self> {
-        let error = Error::new(Verb::Allocate, ErrorKind::OutOfMemory);
-        let size = len.max(1).checked_next_multiple_of(Self::ALIGN).ok_or(error)?;
-        let layout = Layout::from_size_align(size, Self::ALIGN).map_err(|_| error)?;
-        // SAFETY: alloc_zeroed requires a size other than zero: `len.max(1)` rounded up.
-        let address = unsafe { alloc::alloc_zeroed(layout) };
-        Ok(Self { address: NonNull::new(address).ok_or(error)?, len, layout })
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: dealloc requires a live allocation of this layout: made in `new`, freed once,
-        // here.
-        unsafe { alloc::dealloc(self.address.as_ptr(), self.layout) }
-    }
-}
-
-// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
-// access: Pages holds a raw pointer, so moving it asserts nothing; the allocation is zeroed and
-// lives as long as the value.
-unsafe impl MemoryOwner for Pages {
-    type Placement = Host;
-    type Parts = Self;
-
-    fn into_parts(self) -> (NonNull<u8>, usize, Self) {
-        (self.address, self.len, self)
-    }
-
-    unsafe fn from_parts(_: NonNull<u8>, _: usize, parts: Self) -> Self {
-        parts
-    }
+    /// The memory.
+    fn bytes(&self) -> &[u8];
 }
 
 /// The parts of an owner of any type.
 trait AnyParts: Send {
+    /// The type of the owner.
+    fn owner_type(&self) -> TypeId;
     /// # Safety
     ///
     /// The contract of [`MemoryOwner::from_parts`].
@@ -263,6 +129,10 @@ trait AnyParts: Send {
 struct Parts<O: MemoryOwner>(O::Parts);
 
 impl<O: MemoryOwner> AnyParts for Parts<O> {
+    fn owner_type(&self) -> TypeId {
+        TypeId::of::<O>()
+    }
+
     unsafe fn reassemble(self: Box<Self>, address: NonNull<u8>, len: usize) -> Box<dyn Any + Send> {
         // SAFETY: MemoryOwner::from_parts requires the results of one `into_parts`, once, and
         // memory that no device accesses: `reassemble` has the same contract, and `Box<Self>` is
@@ -275,16 +145,38 @@ impl<O: MemoryOwner> AnyParts for Parts<O> {
     }
 }
 
+/// The owner of a source, whole: its bytes lie outside of it. In a box, so that moves of the parts
+/// do not move the owner.
+struct Source<O>(Box<O>);
+
+impl<O: SourceOwner> AnyParts for Source<O> {
+    fn owner_type(&self) -> TypeId {
+        TypeId::of::<O>()
+    }
+
+    unsafe fn reassemble(self: Box<Self>, _: NonNull<u8>, _: usize) -> Box<dyn Any + Send> {
+        self.0
+    }
+
+    fn make_private(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// An owner of any type, taken apart.
 pub(super) struct RawMemory {
     address: NonNull<u8>,
     len: usize,
+    /// Whether an access of the processor may fault.
+    may_fault: bool,
     /// `Some` until drop or `reassemble`.
     parts: Option<Box<dyn AnyParts>>,
 }
 
 // SAFETY: the value owns its memory (the contract of MemoryOwner), and the parts are Send.
 unsafe impl Send for RawMemory {}
+// SAFETY: a shared reference gives the address, the length and the type of the owner alone.
+unsafe impl Sync for RawMemory {}
 
 impl RawMemory {
     /// Takes an owner apart. Of a [`Memory`] it takes the contents, so that registering memory
@@ -296,9 +188,24 @@ impl RawMemory {
             return raw.raw;
         }
         match owner.map(MemoryOwner::into_parts) {
-            Some((address, len, parts)) => Self { address, len, parts: Some(Box::new(Parts::<O>(parts))) },
-            None => Self { address: NonNull::dangling(), len: 0, parts: None },
+            Some((address, len, parts)) => {
+                Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Parts::<O>(parts))) }
+            }
+            None => Self::borrowed(NonNull::dangling(), 0),
         }
+    }
+
+    /// The memory of a source.
+    pub(super) fn of_source<O: SourceOwner>(owner: O) -> Self {
+        let owner = Box::new(owner);
+        let bytes = owner.bytes();
+        let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
+        Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Source(owner))) }
+    }
+
+    /// Memory that a caller has borrowed, and whose borrow ends after deregistration.
+    pub(super) fn borrowed(address: NonNull<u8>, len: usize) -> Self {
+        Self { address, len, may_fault: false, parts: None }
     }
 
     pub(super) fn address(&self) -> NonNull<u8> {
@@ -307,6 +214,42 @@ impl RawMemory {
 
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    pub(super) fn may_fault(&self) -> bool {
+        self.may_fault
+    }
+
+    /// Whether [`give_back`](Self::give_back) returns an owner of type `O` that is not a
+    /// [`Memory`].
+    pub(super) fn is_of<O: 'static>(&self) -> bool {
+        self.parts.as_ref().is_some_and(|parts| parts.owner_type() == TypeId::of::<O>())
+    }
+
+    /// The owner that [`new`](Self::new) took apart, whose type is `O`. The memory must not be
+    /// registered, and if `O` is a [`Memory`], it must be private.
+    ///
+    /// # Panics
+    ///
+    /// If the owner is of another type.
+    pub(super) fn give_back<O: MemoryOwner>(self) -> O {
+        let mut memory = Some(Memory::<O::Placement> { raw: self, placement: PhantomData });
+        let any: &mut dyn Any = &mut memory;
+        if let Some(memory) = any.downcast_mut::<Option<O>>().and_then(Option::take) {
+            return memory;
+        }
+        let owner = memory.and_then(|memory| memory.into_owner().ok());
+        owner.expect("the caller knows the type of the owner")
+    }
+
+    /// The owner of a source that is not registered any more, whose type is `O`.
+    ///
+    /// # Panics
+    ///
+    /// If the owner is of another type.
+    pub(super) fn give_back_source<O: SourceOwner>(mut self) -> O {
+        let owner = self.reassemble().and_then(|owner| owner.downcast::<O>().ok());
+        *owner.expect("the caller knows the type of the owner")
     }
 
     /// Ends every access to the memory but the device's: afterwards its contents may be lent.
@@ -353,6 +296,11 @@ impl<M: Placement> Memory<M> {
     /// The memory is not registered, and lies where `M` says.
     pub(super) unsafe fn from_raw(raw: RawMemory) -> Self {
         Self { raw, placement: PhantomData }
+    }
+
+    /// The owner, as [`RawMemory::give_back`] returns it.
+    pub(super) fn give_back<O: MemoryOwner>(self) -> O {
+        self.raw.give_back()
     }
 
     /// The number of bytes.

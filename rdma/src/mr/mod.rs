@@ -3,7 +3,8 @@
 //! A region owns its memory through any [`MemoryOwner`]. *Local* regions give no right to peers;
 //! they are split into [`Buffer`]s, each exclusive, and posting moves a buffer into the queue.
 //! *Exposed* regions ([`ExposedRegion`]) give rights to peers; references into them do not exist,
-//! only copies and atomic words. Regions of GPU memory (`gpu`) have neither.
+//! only copies and atomic words. Regions of GPU memory (`gpu`) have neither. *Sources* are only
+//! read: their slices ([`SourceSlice`]) share the bytes with the program.
 //!
 //! # Files
 //!
@@ -12,14 +13,20 @@
 //!   exposed.rs, remote.rs  exposed regions; slices of them for peers
 //!   gpu.rs, copier.rs      GPU memory (type parameter `Gpu`); threads that copy it for the
 //!                          software device
-//!   memory.rs              owners of memory
+//!   memory.rs              the contract of owners of memory, and an owner that is taken apart
+//!   owners.rs, raw.rs      owners: vectors, boxes, pages; memory that something else keeps
+//!   file_map.rs            maps of files
+//!   shared_owner.rs        one owner for several regions
+//!   source.rs, scoped.rs   sources; memory that is registered while it is borrowed
 //! ```
 //!
 //! # Invariants
 //!
 //! * **M1.** A region's memory is valid for reads and writes of `len` bytes from `address` until
 //!   the region is dropped: the contract of its [`MemoryOwner`], which was taken apart, so that no
-//!   other code accesses the memory, unless through `rdma_mem` while it is not private.
+//!   other code accesses the memory, unless through `rdma_mem` while it is not private. The memory
+//!   of a [scope](crate::ProtectionDomain::register_scoped) is borrowed until then. A source is
+//!   valid for reads: the contract of its [`SourceOwner`].
 //! * **M2.** The region is registered before the `Region` exists and until its drop. Its drop
 //!   deregisters the memory before the owner gets it back; if deregistration fails, owner and
 //!   parents leak. In a forked child they leak too.
@@ -33,14 +40,22 @@
 //!   at any time.
 //! * **M6.** Host memory is initialised, by the contract of its owner. The processor never
 //!   dereferences GPU memory.
+//! * **M7.** Nobody writes to a source: its owner promises that for the program, it is registered
+//!   without a right to write, and its slices are the memory of no request that writes.
 
 mod buffer;
 mod copier;
 mod exposed;
+mod file_map;
 mod gpu;
 mod local;
 mod memory;
+mod owners;
+mod raw;
 mod remote;
+mod scoped;
+mod shared_owner;
+mod source;
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -53,11 +68,17 @@ pub use buffer::Buffer;
 pub(crate) use buffer::resolve;
 pub use copier::CopierThreads;
 pub use exposed::{ExposedRegion, ExposedSlice, RevokeError, SinkSlice};
+pub use file_map::{FileMap, FileSource};
 pub(crate) use local::Lent;
 pub use local::{LentSlice, LentSliceMut};
 use memory::RawMemory;
-pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement};
+pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement, SourceOwner};
+pub use owners::Pages;
+pub use raw::{RawOwner, RegisterOptions};
 pub use remote::{RemoteSlice, RemoteSliceError};
+pub use scoped::ScopedMemory;
+pub use shared_owner::SharedOwner;
+pub use source::{RawSource, SourceSlice};
 
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
@@ -71,6 +92,8 @@ pub(crate) enum Kind {
     LocalGpu,
     ExposedHost,
     ExposedGpu,
+    /// Host memory that nobody writes.
+    Source,
 }
 
 impl Kind {
@@ -83,7 +106,12 @@ impl Kind {
     }
 
     fn is_host(self) -> bool {
-        matches!(self, Self::LocalHost | Self::ExposedHost)
+        !matches!(self, Self::LocalGpu | Self::ExposedGpu)
+    }
+
+    /// The device's right to write.
+    fn local_flags(self) -> u32 {
+        if self == Self::Source { 0 } else { ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 }
     }
 
     /// Access flags beyond the rights. Relaxed ordering lets PCIe writes of GPU memory overtake
@@ -150,7 +178,11 @@ impl Region {
         }
         // Keep only the rights: other bits of ibv_access_flags change the meaning of the keys.
         let access = access & RemoteAccess::all();
-        let flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | access.bits();
+        let mut flags = kind.local_flags() | access.bits();
+        if memory.may_fault() && pd.context.device.is_software() {
+            // By copies of the kernel: a fault ends a request, and not the process.
+            flags |= ibv_access_flags::IBV_ACCESS_ON_DEMAND.0;
+        }
         let register = |flags| match reach {
             Reach::Address => register_address(pd, &memory, flags),
             Reach::Mapping(mapping) => register_mapping(pd, &memory, mapping, flags),
@@ -236,14 +268,16 @@ pub(crate) struct Segment {
 }
 
 // SAFETY: a segment of a local region is exclusive access to its bytes, like a Box (M4); a segment
-// of an exposed region gives only atomic accesses (M5). Its region is Send and Sync.
+// of an exposed region gives only atomic accesses (M5), and of a source shared references (M7). Its
+// region is Send and Sync.
 unsafe impl Send for Segment {}
-// SAFETY: `&Segment` of a local region gives shared references, like `&Box<[u8]>` (M4); of an
-// exposed region it gives only atomic accesses (M5).
+// SAFETY: `&Segment` of a local region or a source gives shared references, like `&Box<[u8]>` (M4,
+// M7); of an exposed region it gives only atomic accesses (M5).
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// A segment of the whole region, which must be exposed or have no other segment (M4).
+    /// A segment of the whole region, which must be exposed, a source, or have no other segment
+    /// (M4).
     fn whole(region: Arc<Handle<Region>>) -> Self {
         let (pointer, len) = (region.address, region.len);
         Self { region, pointer, len }
@@ -278,7 +312,7 @@ impl Segment {
         }
         // SAFETY: copy requires two valid ranges that do not overlap: the segment is valid for `N`
         // bytes (M1, M3) and `bytes` is a local array. In a local region nobody else accesses the
-        // bytes (M4); in an exposed one all accesses are atomic (M5).
+        // bytes (M4); in an exposed one all accesses are atomic (M5); a source is only read (M7).
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.pointer.as_ptr(), N) };
         Some(bytes)
     }

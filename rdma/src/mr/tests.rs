@@ -5,6 +5,10 @@ use crate::error::{ErrorKind, Verb};
 use crate::testing;
 use crate::types::RemoteAccess;
 
+mod owners;
+mod scoped;
+mod sources;
+
 #[test]
 fn memory_that_the_device_does_not_release_comes_back_registered() {
     let pd = testing::context().alloc_pd().unwrap();

@@ -8,7 +8,8 @@ use rdma_sys::{ibv_send_flags, ibv_sge};
 
 use crate::error::ErrorKind;
 use crate::mr::{
-    Buffer, ExposedSlice, Host, Kind, Lent, LentSlice, LentSliceMut, Placement, Segment, SinkSlice, resolve,
+    Buffer, ExposedSlice, Host, Kind, Lent, LentSlice, LentSliceMut, Placement, Segment, SinkSlice, SourceSlice,
+    resolve,
 };
 use crate::pd::PdInner;
 use crate::ring::{ReturnedMemory, Vacant};
@@ -243,12 +244,11 @@ unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize)
 }
 
 macro_rules! segments {
-    ($([$($generics:tt)*] $memory:ty, $kind:expr, $from_segment:path, |$this:ident| $is_open:expr;)*) => { $(
+    ($([$($generics:tt)*] $memory:ty, $on_gpu:expr, $kind:expr, $from_segment:path, |$this:ident| $is_open:expr;)*) => { $(
         impl<$($generics)*> Sendable for $memory {}
-        impl<$($generics)*> Writable for $memory {}
 
         impl<$($generics)*> Local for $memory {
-            const ON_GPU: bool = !M::IS_HOST;
+            const ON_GPU: bool = $on_gpu;
 
             #[inline(always)]
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
@@ -286,11 +286,15 @@ macro_rules! segments {
     )* };
 }
 segments! {
-    [M: Placement] Buffer<M>, Kind::local::<M>(), Self::from_segment, |_buffer| false;
-    [M: Placement] ExposedSlice<M>, Kind::exposed::<M>(), Self::from_segment, |slice| slice.access().contains(RemoteAccess::WRITE);
+    [M: Placement] Buffer<M>, !M::IS_HOST, Kind::local::<M>(), Self::from_segment, |_buffer| false;
+    [M: Placement] ExposedSlice<M>, !M::IS_HOST, Kind::exposed::<M>(), Self::from_segment, |slice| slice.access().contains(RemoteAccess::WRITE);
+    [] SourceSlice, false, Kind::Source, Self::from_segment, |_source| false;
 }
 
+impl<M: Placement> Writable for Buffer<M> {}
+impl<M: Placement> Writable for ExposedSlice<M> {}
 impl HostBytes for Buffer {}
+impl HostBytes for SourceSlice {}
 
 impl<M: Placement> Writable for SinkSlice<M> {}
 

@@ -12,6 +12,7 @@ mod devices;
 mod gpu;
 mod gpu_driver;
 mod hostile;
+mod memory;
 mod net_attacks;
 mod net_http;
 mod net_tls;

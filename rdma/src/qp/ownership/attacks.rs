@@ -77,18 +77,18 @@ impl Drop for Bomb {
 // from_parts are those of `Box<[u8]>`.
 unsafe impl MemoryOwner for Bomb {
     type Placement = crate::Host;
-    type Parts = ();
+    type Parts = usize;
 
-    fn into_parts(mut self) -> (NonNull<u8>, usize, ()) {
+    fn into_parts(mut self) -> (NonNull<u8>, usize, usize) {
         let memory = std::mem::take(&mut self.0);
         let _armed = std::mem::ManuallyDrop::new(self);
         memory.into_parts()
     }
 
-    unsafe fn from_parts(address: NonNull<u8>, len: usize, (): ()) -> Self {
+    unsafe fn from_parts(address: NonNull<u8>, len: usize, parts: usize) -> Self {
         // SAFETY: Box::from_parts requires parts that into_parts of such a box returned: the
         // contract of this function.
-        Self(unsafe { Box::from_parts(address, len, ()) })
+        Self(unsafe { Box::from_parts(address, len, parts) })
     }
 }
 

@@ -9,6 +9,7 @@ mod limits;
 mod pollers;
 mod rows;
 mod scopes;
+mod sources;
 mod threads;
 
 use rdma_sys::{ibv_send_flags, ibv_wc, ibv_wc_opcode, ibv_wc_status};
