@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use rdma_sys::ibv_qp_attr;
+
 /// The state of one test's provider.
 #[derive(Default)]
 pub(crate) struct World {
@@ -15,6 +17,8 @@ pub(crate) struct World {
     /// The names of the devices beside `fake0`.
     pub(crate) more_devices: Vec<&'static str>,
     pub(crate) datagrams: Datagrams,
+    /// What `ibv_modify_qp` was given, with the mask, in order.
+    pub(crate) modified: Vec<(ibv_qp_attr, u32)>,
 }
 
 /// The arguments of a call of `ibv_reg_dmabuf_mr`.
@@ -85,6 +89,12 @@ pub fn calls() -> Vec<&'static str> {
 #[must_use]
 pub fn dma_bufs() -> Vec<DmaBuf> {
     world(|world| world.dma_bufs.clone())
+}
+
+/// The attributes that `ibv_modify_qp` was given in successful calls, each with its mask, in order.
+#[must_use]
+pub fn modified() -> Vec<(ibv_qp_attr, u32)> {
+    world(|world| world.modified.clone())
 }
 
 /// How many objects of a kind are alive.
