@@ -9,7 +9,7 @@ use rdma::cm::blocking::{self, ConnectError, ListenOptions, Listener, ResolveOpt
 use rdma::cm::{ConnOptions, EventChannel, RejectReason};
 use rdma::op;
 use rdma::transport::Rc;
-use rdma::{AckTimeout, Context, ErrorKind, QpState, QueuePair};
+use rdma::{AckTimeout, Context, ErrorKind, PathOptions, QpState, QueuePair};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{
     End, MOMENT, accept, address, address6, any_port, available, connect, connect_pair, listen, wait_accepted,
