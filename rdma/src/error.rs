@@ -487,9 +487,7 @@ impl fmt::Display for ErrorKind {
             Self::InvalidVariable(Variable { name, values }) => {
                 return write!(f, "the environment variable {name} has an invalid value: it may be {values}");
             }
-            Self::InvalidOption(OptionLimit { name, values }) => {
-                return write!(f, "the option {name} has an invalid value: it may be {values}");
-            }
+            Self::InvalidOption(limit) => return limit.fmt(f),
             Self::NoCompletionVector(count) => {
                 let last = count.saturating_sub(1);
                 return write!(f, "the option completion_vector has an invalid value: it may be 0 to {last}");

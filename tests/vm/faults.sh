@@ -1,6 +1,6 @@
 #!/bin/bash
 # cases: lost packets (netem) and links set down: tests and programs must pass, and the kernel must
-# have retransmitted. rxe: two devices on a veth pair in one network namespace, with real packets
+# have retransmitted. Also what only packets show: their traffic class and hop limit. rxe: two devices on a veth pair in one network namespace, with real packets
 # between them. siw: its connections between addresses of one host go over lo, on every device.
 set -uo pipefail
 LOSS=2%
@@ -9,7 +9,7 @@ TESTS="messages_of_all_sizes_arrive_whole writes_and_reads_reach_exposed_memory 
 
 if [ "$1" = list ]; then
   case $2 in
-    rxe) printf '%s\n' loss_rc loss_random loss_pingpong loss_all_reduce killed_rank far_link_down far_peer_killed ;;
+    rxe) printf '%s\n' loss_rc loss_random loss_pingpong loss_all_reduce killed_rank far_link_down far_peer_killed priorities ;;
     siw) printf '%s\n' loss_rc loss_processes ;;
   esac
   exit
@@ -105,6 +105,8 @@ case $2 in
   killed_rank) killed_rank ;;
   far_link_down) tests faults a_link_set_down_in_mid_transfer_ends_it_and_comes_back ;;
   far_peer_killed) tests faults a_peer_killed_in_mid_transfer_ends_it ;;
+  priorities)
+    tests capture packets_of_a_connection_have_its_class_and_hop_limit packets_of_a_service_have_its_class_and_hop_limit ;;
   *) echo "no case $2"; exit 2 ;;
 esac
 status=$?

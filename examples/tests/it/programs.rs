@@ -276,6 +276,11 @@ mod all_reduce {
             ("RDMA_SERVICE_LEVEL", "16", "give 0 to 15"),
             ("RDMA_ACK_TIMEOUT", "x", "give 0 to 31"),
             ("RDMA_RETRY_COUNT", "8", "give 0 to 7"),
+            ("RDMA_RNR_RETRY_COUNT", "8", "give 0 to 7"),
+            ("RDMA_MIN_RNR_TIMER", "32", "give 0 to 31"),
+            ("RDMA_FLOW_LABEL", "1048576", "give 0 to 1048575"),
+            ("RDMA_UDP_SOURCE_PORT", "4791", "give 49152 to 65535"),
+            ("RDMA_HOP_LIMIT", "-1", "give 0 to 255"),
             ("RDMA_GID_INDEX", "256", "give -1 to 255"),
             ("RDMA_GID_INDEX", "200", "no GID 200"),
             ("RDMA_DEVICE", "^soft,mlx5,rxe,siw", "leaves no device"),
@@ -284,7 +289,9 @@ mod all_reduce {
             let ended = with(&[], &[(name, value)]);
             has_failed(&format!("{name}={value}"), &ended, said);
         }
-        has_failed("--cm", &with(&["--cm", "--sl", "1"], &[]), "--service-level");
+        assert!(first_line(&["--cm", "--sl", "1", "--hop-limit", "9"], &[]).contains("soft0"));
+        let both = [("RDMA_FLOW_LABEL", "1"), ("RDMA_UDP_SOURCE_PORT", "50000")];
+        has_failed("a label and a port", &with(&[], &both), "the option udp_source_port");
         let output = with(&["--log", "info"], &[]);
         let logged = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && logged.contains("INFO") && logged.contains("soft0"), "{logged}");

@@ -1,6 +1,8 @@
 //! Options of the path to a peer: one type for endpoints, for the connection manager, and for the
 //! crates above.
 
+use std::fmt;
+
 use super::kind::TransportType;
 use super::mtu::Mtu;
 use super::path::Path;
@@ -36,23 +38,29 @@ impl OptionLimit {
     }
 }
 
+impl fmt::Display for OptionLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the option {} has an invalid value: it may be {}", self.name, self.values)
+    }
+}
+
+impl std::error::Error for OptionLimit {}
+
 static SERVICE_LEVEL: OptionLimit = OptionLimit::new("service_level", "0 to 15");
 static RETRY_COUNT: OptionLimit = OptionLimit::new("retry_count", "0 to 7");
 static RNR_RETRY_COUNT: OptionLimit = OptionLimit::new("rnr_retry_count", "0 to 7");
 static MTU: OptionLimit = OptionLimit::new("mtu", "256, 512, 1024, 2048 or 4096 bytes");
 static FLOW_LABEL: OptionLimit = OptionLimit::new("flow_label", "0 to 1048575 (20 bits)");
 static SOURCE_PORT: OptionLimit = OptionLimit::new("udp_source_port", "49152 to 65535");
-static LABEL_AND_PORT: OptionLimit = OptionLimit::new(
-    "udp_source_port",
-    "49152 to 65535, and not given beside a flow_label, which chooses the port too",
-);
+static LABEL_AND_PORT: OptionLimit =
+    OptionLimit::new("udp_source_port", "left out only: the flow_label that is given chooses the port");
 
 /// What iWARP cannot be told: its packets are TCP's.
 static ON_IWARP: [OptionLimit; 4] = [
-    OptionLimit::new("service_level", "not given on iWARP, which has none"),
-    OptionLimit::new("flow_label", "not given on iWARP, where it is TCP's"),
-    OptionLimit::new("udp_source_port", "not given on iWARP, which runs over TCP"),
-    OptionLimit::new("hop_limit", "not given on iWARP, where it is TCP's"),
+    OptionLimit::new("service_level", "left out only: iWARP has none"),
+    OptionLimit::new("flow_label", "left out only: on iWARP it is TCP's"),
+    OptionLimit::new("udp_source_port", "left out only: iWARP runs over TCP"),
+    OptionLimit::new("hop_limit", "left out only: on iWARP it is TCP's"),
 ];
 
 /// Setters of the options of a path, which the type has in the field `path`, or itself.

@@ -41,9 +41,12 @@ fn ready_attributes() -> [ibv_qp_attr; 2] {
     })
 }
 
-/// Traffic class, flow label, hop limit, service level, MTU and RNR timer; timeout, retries and RNR
-/// retries.
-fn values() -> ((u8, u32, u8, u8, u32, u8), (u8, u8, u8)) {
+/// Traffic class, flow label, hop limit, service level, MTU and RNR timer.
+type OfRtr = (u8, u32, u8, u8, u32, u8);
+/// Timeout, retries and RNR retries.
+type OfRts = (u8, u8, u8);
+
+fn values() -> (OfRtr, OfRts) {
     let [rtr, rts] = ready_attributes();
     let (ah, grh) = (rtr.ah_attr, rtr.ah_attr.grh);
     // The rest of the route stays librdmacm's.
@@ -52,7 +55,7 @@ fn values() -> ((u8, u32, u8, u8, u32, u8), (u8, u8, u8)) {
     (first, (rts.timeout, rts.retry_cnt, rts.rnr_retry))
 }
 
-const ALL: ((u8, u32, u8, u8, u32, u8), (u8, u8, u8)) = ((0x6a, 0xabcde, 7, 5, 2, 9), (17, 3, 2));
+const ALL: (OfRtr, OfRts) = ((0x6a, 0xabcde, 7, 5, 2, 9), (17, 3, 2));
 
 fn ready(path: PathOptions) -> (Resolved, InitializedQueuePair<Rc>) {
     fake::answer();
