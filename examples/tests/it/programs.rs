@@ -58,6 +58,34 @@ mod devinfo {
     }
 
     #[test]
+    fn prints_the_options_of_paths() {
+        let with = |args: &[&str]| {
+            let mut command = program("devinfo");
+            let command = command.args(args).env("RDMA_TRAFFIC_CLASS", "104").env("RDMA_RETRY_COUNT", "8");
+            rdma_test_support::program::has_succeeded(&format!("devinfo {args:?}"), &finish(command.spawn().unwrap()))
+        };
+        let all = with(&["-d", "soft0"]);
+        let line = |name: &str| {
+            let found = all.lines().find(|line| line.trim_start().starts_with(&format!("{name}:")));
+            found
+                .unwrap_or_else(|| panic!("{name} is not in\n{all}"))
+                .split_whitespace()
+                .skip(1)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(line("traffic_class"), "104 (RDMA_TRAFFIC_CLASS)");
+        assert_eq!(line("hop_limit"), "64 (default; RDMA_HOP_LIMIT)");
+        assert!(line("retry_count").starts_with("invalid: RDMA_RETRY_COUNT is \"8\""), "{all}");
+        let brief = with(&["--brief"]);
+        assert!(brief.contains("104 (RDMA_TRAFFIC_CLASS)") && !brief.contains("hop_limit"), "{brief}");
+        let report: Value = serde_json::from_str(&with(&["--json"])).unwrap();
+        let path = report["path"].as_array().unwrap();
+        let class = path.iter().find(|option| option["option"] == "traffic_class").unwrap();
+        assert_eq!((&class["value"], &class["from"]), (&104.into(), &"RDMA_TRAFFIC_CLASS".into()));
+    }
+
+    #[test]
     fn says_why_there_is_no_hardware() {
         let said = succeed("devinfo", &["--why"]);
         let mut lines: Vec<_> = said.lines().flat_map(|line| line.split(": ")).map(str::trim).collect();
