@@ -77,7 +77,7 @@ killed_rank() {
 # The count of objects at the start of the run: the previous case may still be freeing its objects.
 before=$(</tmp/resources)
 interface=lo
-undo() { { tc qdisc del dev lo root; ip link set lo mtu 65536 gso_max_segs 65535; rdma link del rxe1; rdma link del rxe2; ip link del v1; } 2>/dev/null; }
+undo() { { echo 64 >/proc/sys/net/ipv4/ip_default_ttl; tc qdisc del dev lo root; ip link set lo mtu 65536 gso_max_segs 65535; rdma link del rxe1; rdma link del rxe2; ip link del v1; } 2>/dev/null; }
 trap undo EXIT
 if [[ $RDMA_DEVICE == rxe* && $2 != killed* ]]; then
   veth || exit
@@ -106,7 +106,10 @@ case $2 in
   far_link_down) tests faults a_link_set_down_in_mid_transfer_ends_it_and_comes_back ;;
   far_peer_killed) tests faults a_peer_killed_in_mid_transfer_ends_it ;;
   priorities)
-    tests capture packets_of_a_connection_have_its_class_and_hop_limit packets_of_a_service_have_its_class_and_hop_limit ;;
+    # Linux takes the hop limit of RoCE from the route.
+    echo 9 >/proc/sys/net/ipv4/ip_default_ttl
+    tests capture packets_of_a_connection_have_its_class_and_a_hop_limit_of_the_route \
+      packets_of_a_service_have_its_class_and_a_hop_limit_of_the_route ;;
   *) echo "no case $2"; exit 2 ;;
 esac
 status=$?

@@ -80,8 +80,8 @@ case $2 in
       all_reduce --root "$FIRST:$RDMA_TEST_PORT" --algo hierarchical "${SHORT[@]}" ;;
   priorities)
     # The connection manager sets the connection up; a test captures its packets.
-    line="pingpong --cm --op send --size 64 -n 50 --traffic-class 104 --hop-limit 7"
-    test=capture::packets_of_two_hosts_have_the_class_and_hop_limit_of_their_job
+    line="pingpong --cm --op send --size 64 -n 50 --traffic-class 104"
+    test=capture::packets_of_two_hosts_have_the_class_of_their_job
     it=$(awk '$1 == "it" { print $2 }' target/vm/tests.txt)
     RDMA_TEST_CAPTURE=eth0 "$it" --exact "$test" --nocapture >/tmp/capture 2>&1 & capture=$!
     until grep -q capturing /tmp/capture; do kill -0 $capture || { cat /tmp/capture; exit 1; }; sleep 0.1; done

@@ -132,8 +132,9 @@ macro_rules! path_setters {
             self
         }
 
-        /// The number of routers that packets may cross: on RoCE v2 over IPv4 the TTL. By default
-        /// 64; with the connection manager the route's.
+        /// The number of routers that packets may cross. By default 64; with the connection manager
+        /// the route's. On RoCE Linux replaces it by the hop limit of the route to the peer
+        /// (`ip route`), which is the TTL on IPv4.
         pub fn hop_limit(mut self, limit: u8) -> Self {
             self$(.$holder)?.hop_limit = Some(limit);
             self

@@ -1,4 +1,6 @@
-//! What is on the wire: the packets of a connection carry its traffic class and its hop limit.
+//! What is on the wire: the packets of a connection carry its traffic class, and the hop limit of
+//! the route. Linux replaces the hop limit of a queue pair on RoCE by that of the route to the peer
+//! (`ib_resolve_eth_dmac`), whatever the program gives.
 //!
 //! rxe sends no packets between two sides of one device, so these tests need a second device
 //! (`RDMA_TEST_PEER_DEVICE`), whose interface is `RDMA_TEST_NETDEV`, and the right to capture there.
@@ -6,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io::{self, Read};
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +20,7 @@ use rdma_tests::{LIMIT, Options, buffer, open, open_peer, skip, wait};
 
 /// DSCP 26.
 const CLASS: u8 = 26 << 2;
+/// What the program asks for.
 const HOPS: u8 = 7;
 /// The UDP port of RoCE v2.
 const ROCE: u16 = 4791;
@@ -40,6 +43,7 @@ fn interface() -> Option<String> {
 /// A packet to a queue pair.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Packet {
+    source: IpAddr,
     qpn: u32,
     class: u8,
     hops: u8,
@@ -54,11 +58,15 @@ impl Packet {
             6 => (*bytes.get(6)?, first << 4 | second >> 4, *bytes.get(7)?, 40),
             _ => return None,
         };
+        let source = match first >> 4 {
+            4 => Ipv4Addr::from(<[u8; 4]>::try_from(bytes.get(12..16)?).ok()?).into(),
+            _ => Ipv6Addr::from(<[u8; 16]>::try_from(bytes.get(8..24)?).ok()?).into(),
+        };
         let udp = bytes.get(len..)?;
         let port = u16::from_be_bytes([*udp.get(2)?, *udp.get(3)?]);
         let qpn = udp.get(8 + 5..8 + 8)?;
         let is_roce = protocol == 17 && port == ROCE;
-        is_roce.then(|| Self { qpn: u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]), class, hops })
+        is_roce.then(|| Self { source, qpn: u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]), class, hops })
     }
 }
 
@@ -92,12 +100,11 @@ impl Capture {
         Self(socket)
     }
 
-    /// The packets to queue pairs of programs, until there are some to as many queue pairs as
-    /// `queue_pairs`.
-    fn packets(mut self, queue_pairs: usize) -> BTreeSet<Packet> {
+    /// The packets to queue pairs of programs, until there are some of two sides.
+    fn packets(mut self) -> BTreeSet<Packet> {
         let (mut seen, begin) = (BTreeSet::new(), Instant::now());
         let mut bytes = vec![0; 1 << 16];
-        while seen.iter().map(|packet: &Packet| packet.qpn).collect::<BTreeSet<_>>().len() < queue_pairs {
+        while seen.iter().map(|packet: &Packet| packet.source).collect::<BTreeSet<_>>().len() < 2 {
             assert!(begin.elapsed() < LIMIT, "only {seen:?}");
             match self.0.read(&mut bytes) {
                 Ok(len) => seen.extend(Packet::from_bytes(&bytes[..len]).filter(|packet| packet.qpn > MANAGER)),
@@ -108,14 +115,20 @@ impl Capture {
     }
 }
 
-/// All packets have the class and the hop limit.
+/// All packets have the class, and the hop limit that routes have on this system.
 fn are_right(packets: &BTreeSet<Packet>) {
-    assert!(packets.iter().all(|packet| (packet.class, packet.hops) == (CLASS, HOPS)), "{packets:?}");
-    eprintln!("NOTE traffic class {CLASS:#x} and hop limit {HOPS}: {packets:?}");
+    let setting = |path| std::fs::read_to_string(path).unwrap().trim().parse::<u8>().unwrap();
+    let of_route = |packet: &Packet| match packet.source {
+        IpAddr::V4(_) => setting("/proc/sys/net/ipv4/ip_default_ttl"),
+        IpAddr::V6(_) => setting("/proc/sys/net/ipv6/conf/default/hop_limit"),
+    };
+    let is_right = |packet: &Packet| packet.class == CLASS && packet.hops == of_route(packet);
+    assert!(packets.iter().all(is_right), "{packets:?}");
+    eprintln!("NOTE traffic class {CLASS:#x}: {packets:?}");
 }
 
 #[test]
-fn packets_of_a_connection_have_its_class_and_hop_limit() {
+fn packets_of_a_connection_have_its_class_and_a_hop_limit_of_the_route() {
     let Some(interface) = interface() else { return };
     let capture = Capture::on(&interface);
     let options = Options { connect: rdma::ConnectOptions::new().path(path()), ..Options::default() };
@@ -125,7 +138,7 @@ fn packets_of_a_connection_have_its_class_and_hop_limit() {
     assert_eq!(wait(&mut b.receives).status, Ok(()));
     assert_eq!(wait(&mut a.sends).status, Ok(()));
     // A message one way, and its acknowledgement the other way.
-    are_right(&capture.packets(2));
+    are_right(&capture.packets());
 }
 
 fn node(context: &Context) -> (Node, thread::JoinHandle<rdma::Result<()>>) {
@@ -135,7 +148,7 @@ fn node(context: &Context) -> (Node, thread::JoinHandle<rdma::Result<()>>) {
 }
 
 #[test]
-fn packets_of_a_service_have_its_class_and_hop_limit() {
+fn packets_of_a_service_have_its_class_and_a_hop_limit_of_the_route() {
     let Some(interface) = interface() else { return };
     let capture = Capture::on(&interface);
     let ((client, one), (server, two)) = (node(&open().context), node(&open_peer().context));
@@ -158,7 +171,7 @@ fn packets_of_a_service_have_its_class_and_hop_limit() {
     })
     .unwrap();
     serving.join().unwrap().unwrap();
-    are_right(&capture.packets(2));
+    are_right(&capture.packets());
     drop((client, server));
     for driver in [one, two] {
         driver.join().unwrap().unwrap();
@@ -167,11 +180,11 @@ fn packets_of_a_service_have_its_class_and_hop_limit() {
 
 /// Waits for the packets of a job of two hosts on the interface that `RDMA_TEST_CAPTURE` names.
 #[test]
-fn packets_of_two_hosts_have_the_class_and_hop_limit_of_their_job() {
+fn packets_of_two_hosts_have_the_class_of_their_job() {
     let Ok(interface) = std::env::var("RDMA_TEST_CAPTURE") else {
         return skip("no interface to another host");
     };
     let capture = Capture::on(&interface);
     println!("capturing");
-    are_right(&capture.packets(2));
+    are_right(&capture.packets());
 }
