@@ -119,8 +119,8 @@ impl Report {
     }
 }
 
-/// Prints the options of the programs' paths, as the environment gives them; without `verbose`, those
-/// that it gives.
+/// Prints the options of the programs' paths, as the environment gives them; without `verbose`,
+/// those that it gives.
 ///
 /// # Errors
 /// If writing to `out` fails.

@@ -123,8 +123,8 @@ impl Failure {
         if let Cause::Refuse(code, _) = self.cause { Some(code) } else { None }
     }
 
-    /// The error of a call, if one is the cause: of the device, of the connection manager, or of the
-    /// exchange over TCP.
+    /// The error of a call, if one is the cause: of the device, of the connection manager, or of
+    /// the exchange over TCP.
     #[must_use]
     pub fn as_error(&self) -> Option<Error> {
         if let Cause::Error(error) = self.cause { Some(error) } else { None }
@@ -213,8 +213,8 @@ impl fmt::Debug for Failure {
 }
 
 impl std::error::Error for Failure {
-    /// The [`Error`], the [`WcError`] or the [`Violation`] that is the cause. The text of the failure
-    /// has its text too.
+    /// The [`Error`], the [`WcError`] or the [`Violation`] that is the cause. The text of the
+    /// failure has its text too.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.cause {
             Cause::Error(error) => Some(error),

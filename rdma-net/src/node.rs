@@ -36,9 +36,9 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for options out of range, `InvalidOption` for one of the path, which it names,
-    /// and `NoCompletionVector`; errors of the device, of its connection manager,
-    /// and of descriptors; `NotSupported` for an exchange over TCP on iWARP.
+    /// `InvalidInput` for options out of range, `InvalidOption` for one of the path, which it
+    /// names, and `NoCompletionVector`; errors of the device, of its connection manager, and of
+    /// descriptors; `NotSupported` for an exchange over TCP on iWARP.
     pub fn new(context: &Context, options: &NodeOptions) -> Result<(Self, Driver)> {
         options.check(context.device().transport())?;
         let events = Events::new(context, options)?;

@@ -15,8 +15,8 @@ pub(super) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Default length above which messages are read, in bytes, where the window does not say less.
 const EAGER_LIMIT: usize = 64 << 10;
 
-/// The retries for lack of a receive, which never lacks: 7 would retry for ever, and hide a peer that
-/// breaks the protocol.
+/// The retries for lack of a receive, which never lacks: 7 would retry for ever, and hide a peer
+/// that breaks the protocol.
 const MAX_RNR_RETRIES: u8 = 6;
 static RNR_RETRY_COUNT: OptionLimit = OptionLimit::new("rnr_retry_count", "0 to 6 on connections of a node");
 
@@ -126,9 +126,9 @@ impl NodeOptions {
         timeout(time: Duration) = time.min(LONGEST);
         /// Time for a dropped connection to send its last messages.
         linger(time: Duration) = time.min(LONGEST);
-        /// The path of the node's connections, both those that it makes and those that its listeners
-        /// accept: traffic class, service level, timeouts and retries. On a lossless network the
-        /// traffic class decides whether packets are lost:
+        /// The path of the node's connections, both those that it makes and those that its
+        /// listeners accept: traffic class, service level, timeouts and retries. On a lossless
+        /// network the traffic class decides whether packets are lost:
         /// [`priorities`](rdma::guide::priorities).
         ///
         /// `rnr_retry_count` is 0 to 6 here, and 6 by default. The protocol never lets a message
@@ -276,7 +276,7 @@ impl ListenOptions {
         ///
         /// No honest peer finds the queue empty. The messages of a peer that ignores its credits
         /// may fill it until that connection has failed: others then repeat theirs
-        /// ([`rnr_retry_count`](NodeOptions::rnr_retry_count)), but on iWARP, which cannot repeat,
+        /// ([`rnr_retry_count`](PathOptions::rnr_retry_count)), but on iWARP, which cannot repeat,
         /// their connections break. Use it there only among peers that you trust.
         shared_receives(count: u32) = Some(count);
     }

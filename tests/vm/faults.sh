@@ -1,7 +1,8 @@
 #!/bin/bash
 # cases: lost packets (netem) and links set down: tests and programs must pass, and the kernel must
-# have retransmitted. Also what only packets show: their traffic class and hop limit. rxe: two devices on a veth pair in one network namespace, with real packets
-# between them. siw: its connections between addresses of one host go over lo, on every device.
+# have retransmitted. Also what only packets show: their traffic class and hop limit. rxe: two
+# devices on a veth pair in one network namespace, with real packets between them. siw: its
+# connections between addresses of one host go over lo, on every device.
 set -uo pipefail
 LOSS=2%
 TESTS="messages_of_all_sizes_arrive_whole writes_and_reads_reach_exposed_memory lists_are_gathered_and_scattered_in_order

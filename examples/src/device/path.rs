@@ -81,8 +81,8 @@ pub struct PathOptions {
     #[arg(long, value_name = "49152..65535", global = true, hide_short_help = true)]
     #[arg(value_parser = value_parser!(u16).range(49152..))]
     pub udp_source_port: Option<u16>,
-    /// How many routers the packets may cross; on RoCE Linux takes the route's [env: RDMA_HOP_LIMIT]
-    /// (default: 64)
+    /// How many routers the packets may cross; on RoCE Linux takes the route's [env:
+    /// RDMA_HOP_LIMIT] (default: 64)
     #[arg(long, value_name = "0..255", global = true, hide_short_help = true)]
     pub hop_limit: Option<u8>,
 }

@@ -75,9 +75,9 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// `InvalidOption` for a service level or a flow label out of its range; errors of the provider:
-    /// `InvalidInput` for a port or GID index that does not exist;
-    /// `NotSupported` on iWARP; on Ethernet, an address that cannot be resolved.
+    /// `InvalidOption` for a service level or a flow label out of its range; errors of the
+    /// provider: `InvalidInput` for a port or GID index that does not exist; `NotSupported` on
+    /// iWARP; on Ethernet, an address that cannot be resolved.
     ///
     /// # Examples
     ///

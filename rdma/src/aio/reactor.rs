@@ -111,7 +111,8 @@ impl Reactor {
     ///
     /// # Errors
     ///
-    /// `NoCompletionVector`; errors of creating the completion queue and its channel; too many open files.
+    /// `NoCompletionVector`; errors of creating the completion queue and its channel; too many open
+    /// files.
     pub fn new(device: &Device, options: &DriverOptions) -> Result<Self> {
         let channel = device.create_completion_channel()?;
         let cq = device.cq_builder(options.depth).channel(&channel);

@@ -282,8 +282,8 @@ impl Id<Rc> {
     ///
     /// # Errors
     ///
-    /// `InvalidOption` for an option of the path, before anything is done; `InvalidInput` if no route
-    /// was resolved; `WrongDevice`; `TooLong` for the private data; on iWARP `NotListening`.
+    /// `InvalidOption` for an option of the path, before anything is done; `InvalidInput` if no
+    /// route was resolved; `WrongDevice`; `TooLong` for the private data; on iWARP `NotListening`.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, qp: &InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<()> {
         let context = qp.qp.context();

@@ -149,8 +149,9 @@ impl ConnectRequest<Rc> {
     /// # Errors
     ///
     /// The error returns the request and the queue pair. The queue pair may be connected already:
-    /// [`reset`](InitializedQueuePair::reset) it before using it again. `InvalidOption` for an option
-    /// of the path, before anything is done; `TooLong` for the private data; `WrongDevice`; errors of librdmacm or the provider.
+    /// [`reset`](InitializedQueuePair::reset) it before using it again. `InvalidOption` for an
+    /// option of the path, before anything is done; `TooLong` for the private data; `WrongDevice`;
+    /// errors of librdmacm or the provider.
     #[doc(alias = "rdma_accept")]
     #[allow(clippy::type_complexity, reason = "request and queue pair come back")]
     pub fn accept(

@@ -189,8 +189,8 @@ impl CqBuilder {
     }
 
     /// The completion vector that raises the queue's events: less than
-    /// [`Context::completion_vectors`], 0 by default. Vectors are interrupts, which the system gives
-    /// to cores: one queue for each core, with a vector of its own, keeps events there.
+    /// [`Context::completion_vectors`], 0 by default. Vectors are interrupts, which the system
+    /// gives to cores: one queue for each core, with a vector of its own, keeps events there.
     pub fn completion_vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
@@ -200,8 +200,8 @@ impl CqBuilder {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if the device does not support this depth, or if the channel belongs to another
-    /// device; `NoCompletionVector`; `OutOfMemory`.
+    /// `InvalidInput` if the device does not support this depth, or if the channel belongs to
+    /// another device; `NoCompletionVector`; `OutOfMemory`.
     #[doc(alias = "ibv_create_cq")]
     pub fn build(mut self) -> Result<CompletionQueue> {
         let vectors = self.context.completion_vectors();

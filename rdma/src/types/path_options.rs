@@ -75,8 +75,9 @@ macro_rules! path_setters {
             self
         }
 
-        /// The service level: 0 to 15. On InfiniBand it chooses the virtual lane, on RoCE with VLANs
-        /// the priority of a frame. By default 0; with the connection manager that of the route.
+        /// The service level: 0 to 15. On InfiniBand it chooses the virtual lane, on RoCE with
+        /// VLANs the priority of a frame. By default 0; with the connection manager that of the
+        /// route.
         pub fn service_level(mut self, level: u8) -> Self {
             self$(.$holder)?.service_level = Some(level);
             self

@@ -3,7 +3,8 @@
 //! (`ib_resolve_eth_dmac`), whatever the program gives.
 //!
 //! rxe sends no packets between two sides of one device, so these tests need a second device
-//! (`RDMA_TEST_PEER_DEVICE`), whose interface is `RDMA_TEST_NETDEV`, and the right to capture there.
+//! (`RDMA_TEST_PEER_DEVICE`), whose interface is `RDMA_TEST_NETDEV`, and the right to capture
+//! there.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
