@@ -85,6 +85,7 @@ case $2 in
     it=$(awk '$1 == "it" { print $2 }' target/vm/tests.txt)
     RDMA_TEST_CAPTURE=eth0 "$it" --exact "$test" --nocapture >/tmp/capture 2>&1 & capture=$!
     until grep -q capturing /tmp/capture; do kill -0 $capture || { cat /tmp/capture; exit 1; }; sleep 0.1; done
+    # shellcheck disable=SC2086
     $line --server "$FIRST:$RDMA_TEST_PORT" & server=$!
     sleep 1
     remote "$line $FIRST:$RDMA_TEST_PORT" && wait $server && wait $capture
