@@ -7,7 +7,6 @@ use rdma_collectives::connect::{Method, Wanted};
 
 use crate::Failure;
 use crate::device::{Chosen, announce};
-use crate::failure::Kind;
 
 /// The options that say how to connect; the same in every program.
 #[derive(Clone, Debug, clap::Args)]
@@ -43,7 +42,7 @@ impl ConnectionOptions {
         speaker: usize,
         stdout_taken: bool,
     ) -> Result<Method, Failure> {
-        let settled = self.wanted().settle(&chosen.adapter, group).map_err(|error| self.named(chosen, error.into()))?;
+        let settled = self.wanted().settle(&chosen.adapter, group).map_err(|error| self.named(error.into()))?;
         if settled.is_forced && group.rank() == speaker {
             announce("iWARP connects by the connection manager only: as with --cm", stdout_taken)?;
         }
@@ -55,15 +54,12 @@ impl ConnectionOptions {
     /// # Errors
     /// If the device cannot connect by this method.
     pub fn method_for(&self, chosen: &Chosen, settled: Method) -> Result<Method, Failure> {
-        self.wanted().method_for(&chosen.adapter, settled).map_err(|error| self.named(chosen, error.into()))
+        self.wanted().method_for(&chosen.adapter, settled).map_err(|error| self.named(error.into()))
     }
 
     /// Names the option that a failure may be due to.
-    fn named(&self, chosen: &Chosen, failure: Failure) -> Failure {
+    fn named(&self, failure: Failure) -> Failure {
         match self.cm_address {
-            _ if failure.kind() == Kind::Usage && chosen.adapter.path.service_level.is_some() => {
-                failure.context("--service-level or RDMA_SERVICE_LEVEL")
-            }
             Some(ip) => failure.context(format_args!("--cm-address {ip}")),
             None => failure,
         }

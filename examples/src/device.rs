@@ -13,6 +13,7 @@ use rdma_collectives::Adapter;
 use rdma_collectives::bootstrap::Group;
 
 pub use self::list::{DeviceList, Wanted};
+pub(crate) use self::path::InEffect;
 pub use self::path::PathOptions;
 pub use self::rails::{RailCount, RailOptions, RailSettings};
 use crate::failure::say;
@@ -105,7 +106,6 @@ impl DeviceOptions {
             line = format!("{line}; port {port} as asked");
         }
         let gid = self.gid(&context, port)?;
-        let path = path.settings();
         Ok(Chosen { adapter: Adapter { context, port, gid, path }, line, named })
     }
 

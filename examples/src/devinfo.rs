@@ -6,6 +6,7 @@ use rdma::{Context, Device, PortAttr};
 use serde_json::{Map, Value, json};
 
 use crate::Failure;
+use crate::device::InEffect;
 
 /// A line of the report: its name, its value for JSON, and its value as text.
 type Line = (&'static str, Value, String);
@@ -116,6 +117,29 @@ impl Report {
         device.insert("ports".to_owned(), ports.collect());
         Value::Object(device)
     }
+}
+
+/// Prints the options of the programs' paths, as the environment gives them; without `verbose`,
+/// those that it gives.
+///
+/// # Errors
+/// If writing to `out` fails.
+pub fn print_path(out: &mut dyn Write, verbose: bool) -> io::Result<()> {
+    let shown: Vec<InEffect> = InEffect::all().filter(|option| verbose || option.is_given()).collect();
+    if shown.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "path options of the programs:")?;
+    for option in shown {
+        writeln!(out, "\t{:<32}{option}", format!("{}:", option.name))?;
+    }
+    writeln!(out)
+}
+
+/// The options of the programs' paths, as JSON.
+#[must_use]
+pub fn path_to_json() -> Value {
+    InEffect::all().map(|option| option.to_json()).collect()
 }
 
 fn device_lines(device: &Device, context: &Context) -> Vec<Line> {

@@ -13,9 +13,9 @@ use rdma_net::{Driver, Exchange, FailureKind, Incoming, ListenOptions, Listener,
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::device::DeviceOptions;
+use crate::device::{DeviceOptions, PathOptions};
 use crate::failure::say;
-use crate::{Failure, address};
+use crate::{Failure, address, environment};
 
 /// Longest time in which the last messages of a program leave.
 const LINGER: Duration = Duration::from_secs(2);
@@ -32,6 +32,12 @@ pub struct ServiceOptions {
     /// The way to set up connections; both sides must use the same
     #[arg(long, global = true, value_name = "WAY", default_value = "cm")]
     exchange: ExchangeOption,
+    /// The path of the connections.
+    #[command(flatten)]
+    path: PathOptions,
+    /// Completion vector that wakes the program [env: RDMA_COMPLETION_VECTOR] (default: 0)
+    #[arg(long, value_name = "N", global = true, hide_short_help = true)]
+    completion_vector: Option<u32>,
     /// Print one JSON object
     #[arg(long, global = true, help_heading = crate::cli::OUTPUT)]
     pub json: bool,
@@ -50,14 +56,20 @@ impl ServiceOptions {
     /// Creates a node on the device.
     ///
     /// # Errors
-    /// If there is no such device; errors of the device.
+    /// If there is no such device, or an option of the path or a variable has a value that is not
+    /// allowed; errors of the device.
     pub fn node(&self, options: NodeOptions) -> Result<(Node, Driver), Failure> {
+        let path = self.path.or_environment()?;
+        let vector = match self.completion_vector {
+            Some(vector) => vector,
+            None => environment::setting("RDMA_COMPLETION_VECTOR", 0..=u32::MAX)?.unwrap_or(0),
+        };
         let context = DeviceOptions::named(self.device.clone()).open()?.adapter.context;
         let exchange = match self.exchange {
             ExchangeOption::Cm => Exchange::ConnectionManager,
             ExchangeOption::Tcp => Exchange::Tcp,
         };
-        Ok(Node::new(&context, &options.exchange(exchange))?)
+        Ok(Node::new(&context, &options.exchange(exchange).path(path).completion_vector(vector))?)
     }
 
     /// Runs a program's future with a node on the device: [`run`].

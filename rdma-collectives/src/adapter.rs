@@ -1,10 +1,6 @@
-//! A device with a port and an address, and the settings of the path to the peers.
+//! A device with a port and an address, and the options of the path to the peers.
 
-use rdma::cm::ConnOptions;
-use rdma::cm::blocking::ResolveOptions;
-use rdma::{
-    AckTimeout, ConnectOptions, Context, DatagramOptions, DeviceSelector, GidEntry, InitOptions, Path, RemoteAccess,
-};
+use rdma::{Context, DatagramOptions, DeviceSelector, GidEntry, InitOptions, PathOptions, RemoteAccess};
 
 use crate::Error;
 
@@ -17,24 +13,8 @@ pub struct Adapter {
     pub port: u8,
     /// The GID table entry; `None` is possible on InfiniBand ports.
     pub gid: Option<GidEntry>,
-    /// The settings of the path to the peers.
-    pub path: PathSettings,
-}
-
-/// Settings of the path to the peers, which become attributes of the queue pairs. `None` stands for
-/// the default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathSettings {
-    /// Traffic class of the packets; 0 by default.
-    pub traffic_class: Option<u8>,
-    /// Service level of the packets, from 0 to 15; 0 by default.
-    pub service_level: Option<u8>,
-    /// Time until a packet without acknowledgement is sent again, as an exponent from 0 to 31:
-    /// 4.096 us * 2^N, and never for 0. 14 by default, which is 67 ms; the connection manager has
-    /// its own.
-    pub ack_timeout: Option<u8>,
-    /// How often a packet is sent again before its peer counts as gone, from 0 to 7; 7 by default.
-    pub retry_count: Option<u8>,
+    /// The options of the path to the peers.
+    pub path: PathOptions,
 }
 
 impl Adapter {
@@ -53,7 +33,7 @@ impl Adapter {
     /// If the port's GID table cannot be read.
     pub fn new(context: &Context, port: u8) -> Result<Self, Error> {
         let gid = context.best_gid(port)?;
-        Ok(Self { context: context.clone(), port, gid, path: PathSettings::default() })
+        Ok(Self { context: context.clone(), port, gid, path: PathOptions::new() })
     }
 
     /// The device and the port: `mlx5_0:1`.
@@ -79,47 +59,10 @@ impl Adapter {
     }
 }
 
-impl PathSettings {
-    fn timeout(&self) -> Option<AckTimeout> {
-        self.ack_timeout.and_then(AckTimeout::from_code)
-    }
-
-    /// Options to connect by an exchange of endpoints.
-    pub fn connect_options(&self) -> ConnectOptions {
-        let options = ConnectOptions::new();
-        let options = self.traffic_class.into_iter().fold(options, ConnectOptions::traffic_class);
-        let options = self.service_level.into_iter().fold(options, ConnectOptions::service_level);
-        let options = self.timeout().into_iter().fold(options, ConnectOptions::ack_timeout);
-        self.retry_count.into_iter().fold(options, ConnectOptions::retry_count)
-    }
-
-    /// Options to resolve a route by the connection manager.
-    ///
-    /// # Errors
-    /// If a service level is set, which the connection manager cannot be told.
-    pub fn resolve_options(&self) -> Result<ResolveOptions, Error> {
-        if self.service_level.is_some() {
-            return Err(Error::invalid(
-                "the connection manager takes the service level from the traffic class; give a traffic class in place \
-                 of the service level, or connect without the connection manager",
-            ));
-        }
-        let options = self.traffic_class.into_iter().fold(ResolveOptions::new(), ResolveOptions::tos);
-        Ok(self.timeout().into_iter().fold(options, ResolveOptions::ack_timeout))
-    }
-
-    /// Options to connect by the connection manager.
-    pub fn conn_options(&self) -> ConnOptions {
-        self.retry_count.into_iter().fold(ConnOptions::new(), ConnOptions::retry_count)
-    }
-
-    /// Changes the path of datagrams.
-    pub fn apply_to(&self, path: &mut Path) {
-        path.service_level = self.service_level.unwrap_or(path.service_level);
-        if let Some(route) = &mut path.route {
-            route.traffic_class = self.traffic_class.unwrap_or(route.traffic_class);
-        }
-    }
+/// Refuses options of the path that are out of range, or that a device's transport cannot be told.
+pub(crate) fn check_path(adapter: &Adapter) -> Result<(), Error> {
+    let transport = adapter.context.device().transport();
+    adapter.path.check_for(transport).map_err(|limit| Error::invalid(limit.to_string()))
 }
 
 #[cfg(test)]
@@ -127,9 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_connection_manager_cannot_be_told_a_service_level() {
-        let path = PathSettings { service_level: Some(1), ..PathSettings::default() };
-        assert!(path.resolve_options().unwrap_err().to_string().contains("traffic class"));
-        assert!(PathSettings::default().resolve_options().is_ok());
+    fn an_option_of_the_path_out_of_range_is_named() {
+        let mut adapter = crate::testing::soft0();
+        assert!(check_path(&adapter).is_ok());
+        adapter.path = PathOptions::new().service_level(16);
+        let error = check_path(&adapter).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::InvalidInput);
+        assert_eq!(error.to_string(), "the option service_level has an invalid value: it may be 0 to 15");
     }
 }

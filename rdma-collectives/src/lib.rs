@@ -149,7 +149,7 @@ pub mod wait;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use adapter::{Adapter, PathSettings};
+pub use adapter::Adapter;
 pub use cause::Cause;
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
 pub use collective::Collective;

@@ -32,6 +32,7 @@ async fn connect_by_manager(tables: &Tables, events: &EventChannel, to: SocketAd
     let shared = &tables.shared;
     let timeout = shared.options.timeout;
     let id = events.create_id::<Rc>()?;
+    id.set_path(&shared.options.path_options())?;
     let attempt = Attempt::new(tables, id.key())?;
     id.resolve_addr(None, to, timeout)?;
     attempt.wait(timeout * 2, |event| matches!(event, EventKind::AddrResolved).then_some(())).await?;

@@ -164,7 +164,7 @@ impl Request {
 /// The options of the connection manager at both sides.
 pub(super) fn conn_options(shared: &Shared, shares: bool) -> ConnOptions {
     let hello = shared.hello(shares).to_bytes();
-    ConnOptions::new().private_data(&hello).rnr_retry_count(shared.options.rnr_retry_count)
+    ConnOptions::new().private_data(&hello).path(shared.options.path_options())
 }
 
 /// The options of a queue pair that an exchange over TCP connects.
@@ -181,7 +181,7 @@ pub(super) fn bring_up(
     kind: Kind,
     body: &[u8],
 ) -> Result<Link, Failed<Remains>> {
-    let options = ConnectOptions::new().rnr_retry_count(shared.options.rnr_retry_count);
+    let options = ConnectOptions::new().path(shared.options.path_options());
     let qp = match qp.connect(peer, &options) {
         Ok(qp) => qp,
         Err(Failed { error, object, .. }) => return Err(failed(error, (end, object))),

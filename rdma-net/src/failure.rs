@@ -123,6 +123,19 @@ impl Failure {
         if let Cause::Refuse(code, _) = self.cause { Some(code) } else { None }
     }
 
+    /// The error of a call, if one is the cause: of the device, of the connection manager, or of
+    /// the exchange over TCP.
+    #[must_use]
+    pub fn as_error(&self) -> Option<Error> {
+        if let Cause::Error(error) = self.cause { Some(error) } else { None }
+    }
+
+    /// The error of a completion, if a request that failed is the cause.
+    #[must_use]
+    pub fn as_wc_error(&self) -> Option<WcError> {
+        if let Cause::Completion(error) = self.cause { Some(error) } else { None }
+    }
+
     /// The rule of the protocol that the peer broke, if it broke one.
     #[must_use]
     pub fn as_violation(&self) -> Option<Violation> {
@@ -199,7 +212,18 @@ impl fmt::Debug for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for Failure {
+    /// The [`Error`], the [`WcError`] or the [`Violation`] that is the cause. The text of the
+    /// failure has its text too.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.cause {
+            Cause::Error(error) => Some(error),
+            Cause::Completion(error) => Some(error),
+            Cause::Violation(violation) => Some(violation),
+            Cause::None | Cause::Code(_) | Cause::Refuse(..) | Cause::Event(_) => None,
+        }
+    }
+}
 
 impl From<Failure> for io::Error {
     fn from(failure: Failure) -> Self {
@@ -230,6 +254,28 @@ mod tests {
         assert_eq!(failure.as_violation(), Some(Violation::NoCredit));
         assert!(failure.to_string().ends_with("a data message came without a credit"));
         assert_eq!(Failure::closed(7).code(), Some(7));
+    }
+
+    #[test]
+    fn a_failure_gives_its_cause_as_data() {
+        use std::error::Error as _;
+        let error = Error::from_errno(rdma::Verb::RegisterMr, libc::ENOMEM);
+        let failure = Failure::from(error);
+        assert_eq!((failure.as_error(), failure.as_wc_error()), (Some(error), None));
+        assert_eq!(failure.source().and_then(|source| source.downcast_ref::<Error>()), Some(&error));
+        let error = WcError::new(WcStatus::RETRY_EXC_ERR, 0x81);
+        let failure = Failure::completion(error);
+        assert_eq!((failure.as_error(), failure.as_wc_error()), (None, Some(error)));
+        assert_eq!(failure.source().and_then(|source| source.downcast_ref::<WcError>()), Some(&error));
+        assert!(failure.to_string().contains(&error.to_string()), "a log without sources loses nothing");
+        let failure = Failure::violation(Violation::NoCredit);
+        assert_eq!(failure.source().and_then(|source| source.downcast_ref()), Some(&Violation::NoCredit));
+        for failure in [Failure::new(FailureKind::PeerGone), Failure::closed(7)] {
+            assert!(failure.source().is_none() && failure.as_error().is_none() && failure.as_wc_error().is_none());
+        }
+        // Of an error of the standard library too.
+        let io = io::Error::from(Failure::completion(error));
+        assert!(io.source().is_some_and(|source| source.is::<WcError>()));
     }
 
     #[test]

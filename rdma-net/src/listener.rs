@@ -103,6 +103,11 @@ fn bind(tables: &Tables, at: SocketAddr, requests: &Arc<Requests>) -> Result<Lis
     match &tables.events {
         Events::Manager(events) => {
             let id = events.create_id::<Rc>()?;
+            // On iWARP the accepted sockets have the class of the listener. Each connection takes
+            // the options of its own node when it is accepted.
+            if let Some(class) = tables.shared.options.path_options().traffic_class {
+                id.set_tos(class)?;
+            }
             id.bind_addr(at)?;
             route(id.key())?;
             let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma::{Context, Error, ErrorKind, ProtectionDomain, Result, Verb};
+use rdma::{Context, ProtectionDomain, Result, Verb};
 
 use super::connect;
 use super::connection::Connection;
@@ -36,13 +36,11 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for options out of range; errors of the device, of its connection manager,
-    /// and of descriptors; `NotSupported` for an exchange over TCP on iWARP.
+    /// `InvalidInput` for options out of range, `InvalidOption` for one of the path, which it
+    /// names, and `NoCompletionVector`; errors of the device, of its connection manager, and of
+    /// descriptors; `NotSupported` for an exchange over TCP on iWARP.
     pub fn new(context: &Context, options: &NodeOptions) -> Result<(Self, Driver)> {
-        if let Err(reason) = options.hello(false, false).check() {
-            tracing::debug!(reason, "options of a node are out of range");
-            return Err(Error::new(Verb::CreateQp, ErrorKind::InvalidInput));
-        }
+        options.check(context.device().transport())?;
         let events = Events::new(context, options)?;
         let (shared, reactor) = Shared::new(context, options, events.as_fd())?;
         let tables = Arc::new(Tables::new(shared, events));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use rdma::InitOptions;
 use rdma::aio::Strategy;
+use rdma::{Error, ErrorKind, InitOptions, OptionLimit, PathOptions, Result, TransportType, Verb};
 
 use super::link::{MAX_OPERATIONS, MAX_READS};
 use super::protocol::{Agreed, HEADER_LEN, Hello, RESERVE, receive_size};
@@ -14,6 +14,11 @@ pub(super) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Default length above which messages are read, in bytes, where the window does not say less.
 const EAGER_LIMIT: usize = 64 << 10;
+
+/// The retries for lack of a receive, which never lacks: 7 would retry for ever, and hide a peer
+/// that breaks the protocol.
+const MAX_RNR_RETRIES: u8 = 6;
+static RNR_RETRY_COUNT: OptionLimit = OptionLimit::new("rnr_retry_count", "0 to 6 on connections of a node");
 
 /// Most data messages in flight on a connection that shares receives.
 const SHARING_SENDS: u32 = 4;
@@ -60,7 +65,8 @@ pub struct NodeOptions {
     pub(super) max_connections: u32,
     pub(super) timeout: Duration,
     pub(super) linger: Duration,
-    pub(super) rnr_retry_count: u8,
+    path: PathOptions,
+    pub(super) completion_vector: u32,
     pub(super) strategy: Strategy,
     pub(super) exchange: Exchange,
     pub(super) separate_domains: bool,
@@ -78,7 +84,8 @@ impl Default for NodeOptions {
             max_connections: 256,
             timeout: Duration::from_secs(5),
             linger: Duration::from_secs(1),
-            rnr_retry_count: 6,
+            path: PathOptions::new(),
+            completion_vector: 0,
             strategy: Strategy::default(),
             exchange: Exchange::default(),
             separate_domains: false,
@@ -119,9 +126,17 @@ impl NodeOptions {
         timeout(time: Duration) = time.min(LONGEST);
         /// Time for a dropped connection to send its last messages.
         linger(time: Duration) = time.min(LONGEST);
-        /// How often the device retries a message for which the peer has no receive: 0 to 6. The
-        /// protocol never lets that happen, so 0 finds errors.
-        rnr_retry_count(count: u8) = count.min(6);
+        /// The path of the node's connections, both those that it makes and those that its
+        /// listeners accept: traffic class, service level, timeouts and retries. On a lossless
+        /// network the traffic class decides whether packets are lost:
+        /// [`priorities`](rdma::guide::priorities).
+        ///
+        /// `rnr_retry_count` is 0 to 6 here, and 6 by default. The protocol never lets a message
+        /// come without a receive, so 0 finds errors.
+        path(path: PathOptions) = path;
+        /// The [completion vector](rdma::CqBuilder::completion_vector) that wakes the driver: 0 by
+        /// default. Nodes whose drivers run on different cores take different vectors.
+        completion_vector(vector: u32) = vector;
         /// When the driver sleeps: by default after 20 turns without a completion.
         /// [`BusyPoll`](Strategy::BusyPoll) has the lowest latency, and keeps a core busy.
         strategy(strategy: Strategy) = strategy;
@@ -135,6 +150,25 @@ impl NodeOptions {
         /// Port, GID index and P_Key of queue pairs that an exchange over TCP connects. The
         /// connection manager takes them from the addresses.
         init_options(options: InitOptions) = options;
+    }
+
+    /// Refuses values out of range, and options that a transport cannot be told.
+    pub(super) fn check(&self, transport: TransportType) -> Result<()> {
+        let invalid = |kind| Error::new(Verb::CreateQp, kind);
+        if let Err(reason) = self.hello(false, false).check() {
+            tracing::debug!(reason, "options of a node are out of range");
+            return Err(invalid(ErrorKind::InvalidInput));
+        }
+        self.path.check_for(transport).map_err(|limit| invalid(ErrorKind::InvalidOption(limit)))?;
+        if self.path.rnr_retry_count.is_some_and(|count| count > MAX_RNR_RETRIES) {
+            return Err(invalid(ErrorKind::InvalidOption(&RNR_RETRY_COUNT)));
+        }
+        Ok(())
+    }
+
+    /// The options of the path, with the default of a node.
+    pub(super) fn path_options(&self) -> PathOptions {
+        self.path.or(PathOptions::new().rnr_retry_count(MAX_RNR_RETRIES))
     }
 
     /// Length of a buffer for a fragment, in bytes.
@@ -242,7 +276,7 @@ impl ListenOptions {
         ///
         /// No honest peer finds the queue empty. The messages of a peer that ignores its credits
         /// may fill it until that connection has failed: others then repeat theirs
-        /// ([`rnr_retry_count`](NodeOptions::rnr_retry_count)), but on iWARP, which cannot repeat,
+        /// ([`rnr_retry_count`](PathOptions::rnr_retry_count)), but on iWARP, which cannot repeat,
         /// their connections break. Use it there only among peers that you trust.
         shared_receives(count: u32) = Some(count);
     }

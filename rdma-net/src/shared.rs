@@ -54,7 +54,11 @@ impl Shared {
     /// With the reactor of the node's driver. `events` is the descriptor of the node's events.
     pub(super) fn new(context: &Context, options: &NodeOptions, events: BorrowedFd<'_>) -> Result<(Self, Reactor)> {
         let entries = options.completions(context.device_attr().max_cqe());
-        let driving = DriverOptions::new().depth(entries).strategy(options.strategy).budget(BUDGET);
+        let driving = DriverOptions::new()
+            .depth(entries)
+            .completion_vector(options.completion_vector)
+            .strategy(options.strategy)
+            .budget(BUDGET);
         let reactor = Reactor::new(context, &driving.yields(Duration::ZERO))?;
         let device_events = EventTap::new(context)?;
         reactor.watch(events)?;

@@ -66,12 +66,18 @@ pub struct Given {
     pub initiator_depth: u8,
     /// The number of the queue pair.
     pub qpn: u32,
+    /// The retries without an answer.
+    pub retry_count: u8,
+    /// The retries while no receive is posted.
+    pub rnr_retry_count: u8,
 }
 
 #[derive(Default)]
 struct CmWorld {
     events: VecDeque<(usize, rdma_cm_event, Vec<u8>)>,
     given: Option<Given>,
+    /// The numbers and values of the options of one byte that were set, in order.
+    options: Vec<(c_int, u8)>,
     /// The contexts given to joins of groups.
     joined: Vec<usize>,
     local_ece: Option<ibv_ece>,
@@ -105,6 +111,12 @@ pub fn bind_to(device: &'static str) {
 #[must_use]
 pub fn given() -> Given {
     cm(|cm| cm.given.clone()).unwrap_or_default()
+}
+
+/// The numbers and values of the options of one byte that were set, in order.
+#[must_use]
+pub fn options() -> Vec<(c_int, u8)> {
+    cm(|cm| cm.options.clone())
 }
 
 /// The contexts of the groups that were joined.
@@ -348,6 +360,8 @@ unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'st
         responder_resources: param.responder_resources,
         initiator_depth: param.initiator_depth,
         qpn: param.qp_num,
+        retry_count: param.retry_count,
+        rnr_retry_count: param.rnr_retry_count,
     };
     cm(|cm| cm.given = Some(given));
     simple(operation)
@@ -448,9 +462,15 @@ unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     0
 }
 
-unsafe extern "C" fn set_option(_: *mut rdma_cm_id, _: c_int, _: c_int, _: *mut c_void, len: usize) -> c_int {
+unsafe extern "C" fn set_option(_: *mut rdma_cm_id, _: c_int, option: c_int, value: *mut c_void, len: usize) -> c_int {
     assert!(len == 1 || len == 4);
-    simple("set_option")
+    let result = simple("set_option");
+    if result == 0 && len == 1 {
+        // SAFETY: the caller gives a value of this length.
+        let value = unsafe { *value.cast::<u8>() };
+        cm(|cm| cm.options.push((option, value)));
+    }
+    result
 }
 
 unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {

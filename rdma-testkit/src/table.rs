@@ -420,7 +420,12 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> 
 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     let errno = called("modify_qp");
-    if errno == 0 && u32::try_from(mask).unwrap() & ibv_qp_attr_mask::IBV_QP_STATE.0 != 0 {
+    let mask = u32::try_from(mask).unwrap();
+    if errno == 0 {
+        // SAFETY: the caller gives valid attributes.
+        world(|world| world.modified.push((unsafe { *attr }, mask)));
+    }
+    if errno == 0 && mask & ibv_qp_attr_mask::IBV_QP_STATE.0 != 0 {
         // SAFETY: the caller gives a live queue pair of this provider (1).
         let fake = unsafe { &*qp.cast::<FakeQp>() };
         // SAFETY: the caller gives valid attributes.

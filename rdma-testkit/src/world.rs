@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use rdma_sys::ibv_qp_attr;
+
 /// The state of one test's provider.
 #[derive(Default)]
 pub(crate) struct World {
@@ -17,6 +19,8 @@ pub(crate) struct World {
     /// The names of the devices beside `fake0`.
     pub(crate) more_devices: Vec<&'static str>,
     pub(crate) datagrams: Datagrams,
+    /// What `ibv_modify_qp` was given, with the mask, in order.
+    pub(crate) modified: Vec<(ibv_qp_attr, u32)>,
 }
 
 /// The arguments of a call of `ibv_reg_dmabuf_mr`.
@@ -93,6 +97,12 @@ pub fn dma_bufs() -> Vec<DmaBuf> {
 #[must_use]
 pub fn accesses() -> Vec<i32> {
     world(|world| world.accesses.clone())
+}
+
+/// The attributes that `ibv_modify_qp` was given in successful calls, each with its mask, in order.
+#[must_use]
+pub fn modified() -> Vec<(ibv_qp_attr, u32)> {
+    world(|world| world.modified.clone())
 }
 
 /// How many objects of a kind are alive.

@@ -13,7 +13,7 @@ use rdma_sys::Variable;
 
 use crate::errno;
 use crate::platform::{HAS_DEVICES, NEEDS_LINUX};
-use crate::types::{QpAttrMask, QpState, RejectReason, WrongDevice};
+use crate::types::{OptionLimit, QpAttrMask, QpState, RejectReason, WrongDevice};
 
 macro_rules! verbs {
     ($($(#[$meta:meta])* $name:ident = $verb:literal,)*) => {
@@ -158,6 +158,10 @@ pub enum ErrorKind {
     NotFound,
     /// An environment variable has an invalid value.
     InvalidVariable(&'static Variable),
+    /// An option has a value that it may not have here, or contradicts another one.
+    InvalidOption(&'static OptionLimit),
+    /// The device has only this number of completion vectors.
+    NoCompletionVector(u32),
     /// The kernel refuses this system call to the process: a seccomp filter or a setting of its
     /// container. The software device reports this, and waits do.
     RefusedCall(&'static str),
@@ -303,6 +307,11 @@ impl Error {
             Some(libc::EAGAIN | libc::EINTR) => Ok(None),
             _ => Err(self),
         }
+    }
+
+    /// The error of an option that a check has refused.
+    pub(crate) fn check_option(verb: Verb, checked: Result<(), &'static OptionLimit>) -> Result<()> {
+        checked.map_err(|limit| Self::new(verb, ErrorKind::InvalidOption(limit)))
     }
 
     /// Calls a function that returns 0, or an `errno` of either sign, or -1 and sets `errno`.
@@ -477,6 +486,11 @@ impl fmt::Display for ErrorKind {
             Self::NotFound => "not found",
             Self::InvalidVariable(Variable { name, values }) => {
                 return write!(f, "the environment variable {name} has an invalid value: it may be {values}");
+            }
+            Self::InvalidOption(limit) => return limit.fmt(f),
+            Self::NoCompletionVector(count) => {
+                let last = count.saturating_sub(1);
+                return write!(f, "the option completion_vector has an invalid value: it may be 0 to {last}");
             }
             Self::RefusedCall(call) => return write!(f, "the kernel refuses the system call {call}"),
             Self::PortDown => "the port is not active",

@@ -11,7 +11,7 @@ use rdma::aio::block_on;
 use rdma::cm::{ConnOptions, blocking};
 use rdma::op;
 use rdma::transport::Rc;
-use rdma::{Context, ErrorKind, QueuePair, RemoteAccess, RemoteSlice};
+use rdma::{Context, ErrorKind, PathOptions, QueuePair, RemoteAccess, RemoteSlice};
 use rdma_net::{Connection, Exchange, Failure, FailureKind, ListenOptions, Listener, Node, NodeOptions, Violation};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{address, any_port, available};
@@ -27,7 +27,12 @@ fn device() -> Option<Context> {
 }
 
 fn options() -> NodeOptions {
-    NodeOptions::new().window(8).timeout(LIMIT).linger(LIMIT).rnr_retry_count(0).max_connections(16)
+    NodeOptions::new()
+        .window(8)
+        .timeout(LIMIT)
+        .linger(LIMIT)
+        .path(PathOptions::new().rnr_retry_count(0))
+        .max_connections(16)
 }
 
 /// A node whose driver runs on a thread of its own, until the last handle is dropped.
@@ -215,7 +220,7 @@ fn a_hostile_peer_fails_its_connection_alone_although_it_shares_receives() {
 /// Connects an honest peer, then hostile ones, one after the other.
 fn survive(context: &Context, limits: &ListenOptions) {
     // A peer that ignores credits meets RNR: its device must repeat the message.
-    let (node, driver) = node(context, &options().rnr_retry_count(6));
+    let (node, driver) = node(context, &options().path(PathOptions::new().rnr_retry_count(6)));
     let mut listener = node.listen(any_port(address(context)), limits).unwrap();
     let to = listener.local_addr();
     let (mut honest, echoing) = connect(&node, &mut listener);

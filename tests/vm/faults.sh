@@ -1,7 +1,8 @@
 #!/bin/bash
 # cases: lost packets (netem) and links set down: tests and programs must pass, and the kernel must
-# have retransmitted. rxe: two devices on a veth pair in one network namespace, with real packets
-# between them. siw: its connections between addresses of one host go over lo, on every device.
+# have retransmitted. Also what only packets show: their traffic class and hop limit. rxe: two
+# devices on a veth pair in one network namespace, with real packets between them. siw: its
+# connections between addresses of one host go over lo, on every device.
 set -uo pipefail
 LOSS=2%
 TESTS="messages_of_all_sizes_arrive_whole writes_and_reads_reach_exposed_memory lists_are_gathered_and_scattered_in_order
@@ -9,7 +10,7 @@ TESTS="messages_of_all_sizes_arrive_whole writes_and_reads_reach_exposed_memory 
 
 if [ "$1" = list ]; then
   case $2 in
-    rxe) printf '%s\n' loss_rc loss_random loss_pingpong loss_all_reduce killed_rank far_link_down far_peer_killed ;;
+    rxe) printf '%s\n' loss_rc loss_random loss_pingpong loss_all_reduce killed_rank far_link_down far_peer_killed priorities ;;
     siw) printf '%s\n' loss_rc loss_processes ;;
   esac
   exit
@@ -77,7 +78,7 @@ killed_rank() {
 # The count of objects at the start of the run: the previous case may still be freeing its objects.
 before=$(</tmp/resources)
 interface=lo
-undo() { { tc qdisc del dev lo root; ip link set lo mtu 65536 gso_max_segs 65535; rdma link del rxe1; rdma link del rxe2; ip link del v1; } 2>/dev/null; }
+undo() { { echo 64 >/proc/sys/net/ipv4/ip_default_ttl; tc qdisc del dev lo root; ip link set lo mtu 65536 gso_max_segs 65535; rdma link del rxe1; rdma link del rxe2; ip link del v1; } 2>/dev/null; }
 trap undo EXIT
 if [[ $RDMA_DEVICE == rxe* && $2 != killed* ]]; then
   veth || exit
@@ -105,6 +106,11 @@ case $2 in
   killed_rank) killed_rank ;;
   far_link_down) tests faults a_link_set_down_in_mid_transfer_ends_it_and_comes_back ;;
   far_peer_killed) tests faults a_peer_killed_in_mid_transfer_ends_it ;;
+  priorities)
+    # Linux takes the hop limit of RoCE from the route.
+    echo 9 >/proc/sys/net/ipv4/ip_default_ttl
+    tests capture packets_of_a_connection_have_its_class_and_a_hop_limit_of_the_route \
+      packets_of_a_service_have_its_class_and_a_hop_limit_of_the_route ;;
   *) echo "no case $2"; exit 2 ;;
 esac
 status=$?

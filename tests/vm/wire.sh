@@ -6,7 +6,7 @@ set -uo pipefail
 FIRST=10.9.0.1 SECOND=10.9.0.2 REQUESTS=/out/second/requests
 
 if [ "$1" = list ]; then
-  [ "$2" != wire ] || printf '%s\n' pingpong by_hand hierarchical rails rails_all_to_all cross_rail mpirun lost_host
+  [ "$2" != wire ] || printf '%s\n' pingpong by_hand hierarchical rails rails_all_to_all cross_rail mpirun lost_host priorities
   exit
 fi
 
@@ -78,6 +78,20 @@ case $2 in
     mpirun --mca plm_rsh_agent "bash tests/vm/wire.sh agent" --mca oob_tcp_if_include eth0 --bind-to none \
       --host "$FIRST:2,$SECOND:2" -n 4 -x PATH -x RDMA_DEVICE \
       all_reduce --root "$FIRST:$RDMA_TEST_PORT" --algo hierarchical "${SHORT[@]}" ;;
+  priorities)
+    # The connection manager sets the connection up; a test captures its packets.
+    line="pingpong --cm --op send --size 64 -n 50 --traffic-class 104"
+    test=capture::packets_of_two_hosts_have_the_class_of_their_job
+    it=$(awk '$1 == "it" { print $2 }' target/vm/tests.txt)
+    RDMA_TEST_CAPTURE=eth0 "$it" --exact "$test" --nocapture >/tmp/capture 2>&1 & capture=$!
+    until grep -q capturing /tmp/capture; do kill -0 $capture || { cat /tmp/capture; exit 1; }; sleep 0.1; done
+    # shellcheck disable=SC2086
+    $line --server "$FIRST:$RDMA_TEST_PORT" & server=$!
+    sleep 1
+    remote "$line $FIRST:$RDMA_TEST_PORT" && wait $server && wait $capture
+    status=$?
+    cat /tmp/capture
+    exit $status ;;
   lost_host)
     # The second guest's wires are cut in the middle; the ranks of the first end and name the cause.
     line="--world 2 --root $FIRST:$RDMA_TEST_PORT --min 64K --max 64K --iters 1000000 --timeout 6"

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use rdma::{Device, HardwareAbsence};
 use rdma_examples::device::{DeviceList, Wanted};
-use rdma_examples::devinfo::Report;
+use rdma_examples::devinfo::{self, Report};
 use rdma_examples::{Failure, cli};
 use serde_json::json;
 
@@ -72,12 +72,13 @@ fn run(args: Args) -> Result<(), Failure> {
     let reports = devices.iter().map(|device| Report::of(device, only_port)).collect::<Result<Vec<_>, _>>()?;
     if args.json {
         let all: Vec<_> = reports.iter().map(Report::to_json).collect();
-        writeln!(out, "{:#}", json!({ "devices": all }))?;
+        writeln!(out, "{:#}", json!({ "devices": all, "path": devinfo::path_to_json() }))?;
         return Ok(());
     }
     for report in &reports {
         report.print(&mut out, !args.brief)?;
     }
+    devinfo::print_path(&mut out, !args.brief)?;
     if devices.iter().all(Device::is_software) {
         writeln!(out, "No hardware; devinfo --why says why.")?;
     }

@@ -1,6 +1,6 @@
 //! Messages between two GPUs through pinned host memory.
 
-use rdma::{Endpoint, RemoteAccess};
+use rdma::{ConnectOptions, Endpoint, RemoteAccess};
 use rdma_cuda::{GpuBuffer, GpuEndpoint, GpuEndpointOptions, Policy, Preference, Ready, Stream};
 
 use super::{Bench, End, failure, upload};
@@ -36,7 +36,7 @@ pub(super) fn connect(bench: &Bench<'_>, group: &mut Group) -> Result<impl End +
     let own = end.endpoint().to_bytes().to_vec();
     let peer = group.all_gather("the endpoints", &own)?.swap_remove(1 - group.rank());
     let connected = Endpoint::from_bytes(&peer).map_err(Failure::from);
-    let options = bench.chosen.adapter.path.connect_options().rnr_retry_count(7);
+    let options = ConnectOptions::new().path(bench.chosen.adapter.path);
     let connected = connected.and_then(|peer| end.connect(&peer, &options).map_err(failure));
     let end = group.agree("the connections", connected)?;
     Ok(Staged { end, stream, buffer, answer })

@@ -14,7 +14,7 @@ impl Refusals for Perftest {
         with('X', "vector", Value::Yes, "events come by the device's first completion vector; leave it out"),
         flag('g', "mcg", "there is no multicast here; -c UD sends datagrams to one peer"),
         with('M', "MGID", Value::Yes, "there is no multicast here; -c UD sends datagrams to one peer"),
-        with('L', "hop_limit", Value::Yes, "the hop limit is the device's; leave it out"),
+        with('L', "hop_limit", Value::Yes, "the hop limit is --hop-limit"),
         flag('O', "dualport", "one port is measured; run a second pingpong on the other (-i)"),
         with('T', "tos", Value::Yes, "the traffic class is --tclass, with -R too"),
         with('W', "report-counters", Value::Yes, "no counters are reported; they are in /sys/class/infiniband"),

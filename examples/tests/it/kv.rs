@@ -213,6 +213,23 @@ fn load_is_measured_over_both_transports() {
     assert!(out.contains("open loop of 500 requests/s") && out.lines().count() == 4, "{out}");
 }
 
+#[test]
+fn the_options_of_the_path_stand_anywhere_and_are_checked() {
+    let server = Server::start("kv", &["serve", "127.0.0.1", "--traffic-class", "104", "--hop-limit", "9"]);
+    kv(&server, "put", &["--traffic-class=104", "a", "1"]);
+    for (args, said) in [
+        (["--rnr-retry-count=7", "--hop-limit=1"], "the option rnr_retry_count has an invalid value: it may be 0 to 6"),
+        (["--flow-label=1", "--udp-source-port=50000"], "the option udp_source_port"),
+        (["--udp-source-port=4791", "--hop-limit=1"], "--udp-source-port <49152..65535>"),
+        (
+            ["--completion-vector=4", "--hop-limit=1"],
+            "the option completion_vector has an invalid value: it may be 0 to 3",
+        ),
+    ] {
+        refused(&server, "get", &[&["a"][..], &args].concat(), said);
+    }
+}
+
 /// A server that may have a few open files only.
 fn server_with_few_files(option: &str) -> Server {
     let mut command = Command::new("/bin/sh");

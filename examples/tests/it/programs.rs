@@ -58,6 +58,34 @@ mod devinfo {
     }
 
     #[test]
+    fn prints_the_options_of_paths() {
+        let with = |args: &[&str]| {
+            let mut command = program("devinfo");
+            let command = command.args(args).env("RDMA_TRAFFIC_CLASS", "104").env("RDMA_RETRY_COUNT", "8");
+            rdma_test_support::program::has_succeeded(&format!("devinfo {args:?}"), &finish(command.spawn().unwrap()))
+        };
+        let all = with(&["-d", "soft0"]);
+        let line = |name: &str| {
+            let found = all.lines().find(|line| line.trim_start().starts_with(&format!("{name}:")));
+            found
+                .unwrap_or_else(|| panic!("{name} is not in\n{all}"))
+                .split_whitespace()
+                .skip(1)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(line("traffic_class"), "104 (RDMA_TRAFFIC_CLASS)");
+        assert_eq!(line("hop_limit"), "64 (default; RDMA_HOP_LIMIT)");
+        assert!(line("retry_count").starts_with("invalid: RDMA_RETRY_COUNT is \"8\""), "{all}");
+        let brief = with(&["--brief"]);
+        assert!(brief.contains("104 (RDMA_TRAFFIC_CLASS)") && !brief.contains("hop_limit"), "{brief}");
+        let report: Value = serde_json::from_str(&with(&["--json"])).unwrap();
+        let path = report["path"].as_array().unwrap();
+        let class = path.iter().find(|option| option["option"] == "traffic_class").unwrap();
+        assert_eq!((&class["value"], &class["from"]), (&104.into(), &"RDMA_TRAFFIC_CLASS".into()));
+    }
+
+    #[test]
     fn says_why_there_is_no_hardware() {
         let said = succeed("devinfo", &["--why"]);
         let mut lines: Vec<_> = said.lines().flat_map(|line| line.split(": ")).map(str::trim).collect();
@@ -276,6 +304,11 @@ mod all_reduce {
             ("RDMA_SERVICE_LEVEL", "16", "give 0 to 15"),
             ("RDMA_ACK_TIMEOUT", "x", "give 0 to 31"),
             ("RDMA_RETRY_COUNT", "8", "give 0 to 7"),
+            ("RDMA_RNR_RETRY_COUNT", "8", "give 0 to 7"),
+            ("RDMA_MIN_RNR_TIMER", "32", "give 0 to 31"),
+            ("RDMA_FLOW_LABEL", "1048576", "give 0 to 1048575"),
+            ("RDMA_UDP_SOURCE_PORT", "4791", "give 49152 to 65535"),
+            ("RDMA_HOP_LIMIT", "-1", "give 0 to 255"),
             ("RDMA_GID_INDEX", "256", "give -1 to 255"),
             ("RDMA_GID_INDEX", "200", "no GID 200"),
             ("RDMA_DEVICE", "^soft,mlx5,rxe,siw", "leaves no device"),
@@ -284,7 +317,9 @@ mod all_reduce {
             let ended = with(&[], &[(name, value)]);
             has_failed(&format!("{name}={value}"), &ended, said);
         }
-        has_failed("--cm", &with(&["--cm", "--sl", "1"], &[]), "--service-level");
+        assert!(first_line(&["--cm", "--sl", "1", "--hop-limit", "9"], &[]).contains("soft0"));
+        let both = [("RDMA_FLOW_LABEL", "1"), ("RDMA_UDP_SOURCE_PORT", "50000")];
+        has_failed("a label and a port", &with(&[], &both), "the option udp_source_port");
         let output = with(&["--log", "info"], &[]);
         let logged = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && logged.contains("INFO") && logged.contains("soft0"), "{logged}");

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rdma::QueuePair;
 use rdma::cm::ConnOptions;
-use rdma::cm::blocking::{self, Connection, IncomingConnection, ListenOptions, Listener};
+use rdma::cm::blocking::{self, Connection, IncomingConnection, ListenOptions, Listener, ResolveOptions};
 use rdma::transport::Rc;
 
 use super::{Connected, End, How, Unconnected};
@@ -134,8 +134,7 @@ impl Work<'_> {
 
     fn options(&self, to: usize) -> ConnOptions {
         let identity = Identity::new(self.job, self.rank, to);
-        let options = self.adapter.path.conn_options();
-        options.rnr_retry_count(7).min_rnr_timer(self.how.min_rnr_timer).private_data(identity.to_text().as_bytes())
+        ConnOptions::new().path(self.how.path_of(self.adapter)).private_data(identity.to_text().as_bytes())
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -147,8 +146,8 @@ impl Work<'_> {
     fn call(&self, source: SocketAddr, target: SocketAddr, unconnected: Unconnected) -> Result<Connected, Error> {
         self.check()?;
         let peer = unconnected.peer;
-        let Adapter { context, path, .. } = self.adapter;
-        let route = blocking::resolve_with(context, Some(source), target, STEP, &path.resolve_options()?)?;
+        let options = ResolveOptions::new().path(self.how.path_of(self.adapter));
+        let route = blocking::resolve_with(&self.adapter.context, Some(source), target, STEP, &options)?;
         let (connection, qp) = self.connect(End::Active(route), unconnected)?;
         if Identity::from_bytes(connection.private_data()) != Some(Identity::new(self.job, peer, self.rank)) {
             return Err(Error::new("somebody else has answered"));

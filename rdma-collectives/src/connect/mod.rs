@@ -11,10 +11,10 @@ use rdma::cm::blocking::{ConnectError, Connection, IncomingConnection, Resolved}
 use rdma::transport::{Rc, Transport, Ud};
 use rdma::{
     AddressHandle, Buffer, ConnectOptions, DatagramEndpoint, Endpoint, ErrorKind, Gid, InitializedQueuePair, Lid, Mtu,
-    PreparedQueuePair, ProtectionDomain, QueuePair, RemoteAccess, RnrTimer,
+    PathOptions, PreparedQueuePair, ProtectionDomain, QueuePair, RemoteAccess, RnrTimer,
 };
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, check_path};
 use crate::bootstrap::Group;
 use crate::{Error, address};
 
@@ -61,7 +61,7 @@ impl Wanted {
         if !any_managed && !any_asked {
             return Ok(Settled { method: Method::Endpoints, is_forced: false });
         }
-        let found = adapter.path.resolve_options().and_then(|_| self.address(adapter));
+        let found = check_path(adapter).and_then(|()| self.address(adapter));
         let method = group.agree("the addresses of the devices", found).map(Method::Manager)?;
         Ok(Settled { method, is_forced: !any_asked })
     }
@@ -178,10 +178,19 @@ pub struct How {
     pub method: Method,
     /// The remote access that peers get.
     pub access: RemoteAccess,
-    /// The path MTU; the connection manager chooses its own.
+    /// The largest MTU of the path.
     pub mtu: Option<Mtu>,
     /// The time after which a peer that had no receive for a message is to send it again.
     pub min_rnr_timer: RnrTimer,
+}
+
+impl How {
+    /// The options of an adapter's path. The MTU of these parameters goes before the adapter's, and
+    /// the adapter's RNR timer before that of these parameters.
+    fn path_of(&self, adapter: &Adapter) -> PathOptions {
+        let mtu = self.mtu.into_iter().fold(PathOptions::new(), PathOptions::mtu);
+        mtu.or(adapter.path).or(PathOptions::new().min_rnr_timer(self.min_rnr_timer))
+    }
 }
 
 /// A queue pair that is connected to a rank.
@@ -274,9 +283,7 @@ fn one_by_endpoint<T: rdma::transport::Connected>(
     how: &How,
 ) -> Result<Connected<T>, Error> {
     let (local, remote) = (qp.endpoint(), Endpoint::from_bytes(endpoint)?);
-    let options = adapter.path.connect_options().rnr_retry_count(7).min_rnr_timer(how.min_rnr_timer);
-    let options = how.mtu.into_iter().fold(options, ConnectOptions::mtu);
-    let qp = qp.connect(&remote, &options)?;
+    let qp = qp.connect(&remote, &ConnectOptions::new().path(how.path_of(adapter)))?;
     let text = |end: &Endpoint| text(end.lid, end.qpn, end.psn, end.gid);
     let ends = (text(&local), text(&remote));
     Ok(Connected { peer, qp, connection: None, is_active, ends })
@@ -319,6 +326,7 @@ pub fn exchange_datagrams(
         return Ok(Vec::new());
     }
     let ready = exchange(group, queue_pairs, |qp, receives| {
+        check_path(adapter)?;
         let mut qp = qp.init(&adapter.datagram_options(QKEY))?;
         receives.post(&mut qp)?;
         let qp = qp.ready()?;
@@ -338,16 +346,17 @@ pub fn exchange_datagrams(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PathSettings;
 
-    const PATH: PathSettings =
-        PathSettings { traffic_class: Some(106), service_level: Some(5), ack_timeout: Some(17), retry_count: Some(3) };
+    fn path() -> PathOptions {
+        let timeout = rdma::AckTimeout::from_code(17).unwrap();
+        PathOptions::new().traffic_class(106).service_level(5).ack_timeout(timeout).retry_count(3)
+    }
 
     /// `soft0` with the last entry of its GID table.
     fn adapter() -> Adapter {
         let adapter = crate::testing::soft0();
         let gid = adapter.context.gid_table(adapter.port).unwrap().pop();
-        Adapter { gid, path: PATH, ..adapter }
+        Adapter { gid, path: path(), ..adapter }
     }
 
     #[test]

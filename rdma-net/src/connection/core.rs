@@ -195,6 +195,12 @@ impl Core {
         self.with(|flow, _| flow.raw_queue_pair())
     }
 
+    /// The attributes of the queue pair of an established connection.
+    #[cfg(test)]
+    pub(crate) fn attributes(&self) -> Option<rdma_sys::ibv_qp_attr> {
+        self.with(|flow, _| flow.attributes())
+    }
+
     /// Fails the connection if the peer does not send its first message in a time, or a later one.
     pub(crate) fn limit_silence(&self, first: Option<Duration>, idle: Option<Duration>) {
         self.with(|flow, now| flow.limit_silence(first, idle, now));

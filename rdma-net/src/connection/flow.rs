@@ -189,6 +189,11 @@ impl Flow {
         self.link.as_ref().map(|link| link.qp.as_raw())
     }
 
+    #[cfg(test)]
+    pub(super) fn attributes(&self) -> Option<rdma_sys::ibv_qp_attr> {
+        self.link.as_ref().map(|link| *link.qp.query().unwrap().as_raw())
+    }
+
     /// Makes the connection able to send.
     pub(super) fn set_link(&mut self, link: Link, now: Instant) {
         self.link = Some(link);

@@ -5,6 +5,7 @@ mod domains;
 mod ends;
 mod forks;
 mod messages;
+mod path;
 mod random;
 mod remote;
 mod set_up;
@@ -20,8 +21,8 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rdma::Context;
 use rdma::aio::{Strategy, block_on};
+use rdma::{Context, PathOptions};
 
 use super::*;
 
@@ -33,7 +34,13 @@ fn context() -> Context {
 }
 
 fn options() -> NodeOptions {
-    NodeOptions::new().window(4).payload(256).timeout(LONG).linger(LONG).rnr_retry_count(0).max_connections(8)
+    NodeOptions::new()
+        .window(4)
+        .payload(256)
+        .timeout(LONG)
+        .linger(LONG)
+        .path(PathOptions::new().rnr_retry_count(0))
+        .max_connections(8)
 }
 
 /// Options for each way to set up connections.

@@ -329,7 +329,11 @@ fn a_bring_up_that_fails_is_logged_under_no_lock() {
 
 /// Two nodes on the test provider that exchange over TCP, and a connection of them.
 pub(super) fn on_test_provider(limits: &ListenOptions) -> (Driven, Connection, Connection) {
-    let options = options().exchange(Exchange::Tcp);
+    on_test_provider_with(&options(), limits)
+}
+
+pub(super) fn on_test_provider_with(options: &NodeOptions, limits: &ListenOptions) -> (Driven, Connection, Connection) {
+    let options = options.clone().exchange(Exchange::Tcp);
     let [(client, one), (server, two)] = [(); 2].map(|()| Node::new(&testing::context(), &options).unwrap());
     let listener = server.listen(any_port(), limits).unwrap();
     let mut world = Driven { nodes: [client, server], drivers: [one, two], listener };

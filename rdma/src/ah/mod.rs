@@ -18,7 +18,7 @@ pub use source::Source;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
-use crate::types::Path;
+use crate::types::{Path, PathOptions};
 
 /// The destination of datagrams: a port, described by a [`Path`].
 ///
@@ -75,8 +75,9 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// Errors of the provider: `InvalidInput` for a port or GID index that does not exist;
-    /// `NotSupported` on iWARP; on Ethernet, an address that cannot be resolved.
+    /// `InvalidOption` for a service level or a flow label out of its range; errors of the
+    /// provider: `InvalidInput` for a port or GID index that does not exist; `NotSupported` on
+    /// iWARP; on Ethernet, an address that cannot be resolved.
     ///
     /// # Examples
     ///
@@ -101,6 +102,9 @@ impl ProtectionDomain {
             // Providers index tables of ports, possibly without a check.
             return Err(Error::new(Verb::CreateAh, ErrorKind::InvalidInput));
         }
+        let mut given = PathOptions::new().service_level(path.service_level);
+        given.flow_label = path.route.map(|route| route.flow_label);
+        Error::check_option(Verb::CreateAh, given.check())?;
         let mut attr = path.to_raw();
         // SAFETY: ibv_create_ah requires a live domain, which `self` keeps, and attributes that
         // live during the call.

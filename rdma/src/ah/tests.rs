@@ -49,6 +49,16 @@ fn a_handle_that_cannot_be_destroyed_comes_back_or_leaks_with_its_domain() {
 }
 
 #[test]
+fn a_path_out_of_range_names_the_option_and_does_not_reach_the_provider() {
+    let pd = testing::context().alloc_pd().unwrap();
+    let error = pd.create_ah(&path().service_level(16)).unwrap_err();
+    assert!(error.to_string().ends_with("the option service_level has an invalid value: it may be 0 to 15"), "{error}");
+    let error = pd.create_ah(&path().route(Route::default().flow_label(1 << 20))).unwrap_err();
+    assert!(error.to_string().contains("the option flow_label"), "{error}");
+    assert!(!testing::calls().contains(&"create_ah"));
+}
+
+#[test]
 fn a_handle_that_cannot_be_made_says_why() {
     let pd = testing::context().alloc_pd().unwrap();
     fail("create_ah", libc::ETIMEDOUT);

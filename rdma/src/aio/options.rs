@@ -31,6 +31,7 @@ impl Default for Strategy {
 #[must_use]
 pub struct DriverOptions {
     pub(super) depth: u32,
+    pub(super) completion_vector: u32,
     pub(super) strategy: Strategy,
     pub(super) yields: Duration,
     pub(super) budget: usize,
@@ -39,13 +40,17 @@ pub struct DriverOptions {
 impl DriverOptions {
     /// 1024 entries, and 20 turns before the driver sleeps.
     pub fn new() -> Self {
-        Self { depth: 1024, strategy: Strategy::default(), yields: Duration::from_micros(200), budget: 256 }
+        let (strategy, yields) = (Strategy::default(), Duration::from_micros(200));
+        Self { depth: 1024, completion_vector: 0, strategy, yields, budget: 256 }
     }
 
     setters! {
         /// Sets the number of entries of the completion queue: the depths of all its queue pairs
         /// together. 1024 by default.
         depth(entries: u32) = entries;
+        /// Sets the [completion vector](crate::CqBuilder::completion_vector) that wakes the driver:
+        /// 0 by default.
+        completion_vector(vector: u32) = vector;
         /// Sets how the driver waits: 20 turns, then sleep, by default.
         strategy(strategy: Strategy) = strategy;
         /// Sets how long [`Driver::wait`](super::Driver::wait) yields its core to other threads,

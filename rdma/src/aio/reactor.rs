@@ -111,10 +111,12 @@ impl Reactor {
     ///
     /// # Errors
     ///
-    /// Errors of creating the completion queue and its channel; too many open files.
+    /// `NoCompletionVector`; errors of creating the completion queue and its channel; too many open
+    /// files.
     pub fn new(device: &Device, options: &DriverOptions) -> Result<Self> {
         let channel = device.create_completion_channel()?;
-        let cq = device.cq_builder(options.depth).channel(&channel).build()?;
+        let cq = device.cq_builder(options.depth).channel(&channel);
+        let cq = cq.completion_vector(options.completion_vector).build()?;
         let (epoll, timer, bell) = (wait::epoll()?, Timer::new()?, Bell::new()?);
         for fd in [channel.inner.fd(), timer.fd.as_fd(), bell.0.as_fd()] {
             wait::watch(&epoll, fd)?;

@@ -17,6 +17,7 @@ use crate::errno;
 use crate::error::{Result, Verb};
 use crate::fork;
 use crate::handle::{Handle, Object, Raw};
+use crate::types::PathOptions;
 use crate::wait::EventDescriptor;
 
 /// Key of an id in its events. Keys are unique in a process, so a late event cannot name a newer
@@ -113,6 +114,8 @@ pub(super) struct ChannelState {
 pub(super) struct Known {
     pub(super) key: IdKey,
     pub(super) datagram: bool,
+    /// The options of the path, which ids of requests have from their listener.
+    pub(super) path: PathOptions,
     /// The multicast groups that the id joined, with the number that names each in events.
     pub(super) groups: Vec<(u64, SocketAddr)>,
 }

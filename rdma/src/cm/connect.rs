@@ -10,11 +10,15 @@ use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair};
 use crate::transport::Rc;
-use crate::types::{Ece, QpAttrMask, QpState, RemoteAccess, RnrTimer, TransportType};
+use crate::types::{
+    Ece, Mtu, Path, PathOptions, QpAttrMask, QpState, RemoteAccess, RnrTimer, TransportType, path_setters,
+};
 
 /// Default number of reads and atomics outstanding at a time, limited by the device: enough to keep
 /// a link busy.
 const READ_DEPTH: u8 = 16;
+/// Default number of retries: the largest.
+const MAX_RETRIES: u8 = 7;
 
 /// Options of a connection, for both sides. Unset options have the values that most programs use.
 ///
@@ -32,11 +36,9 @@ pub struct ConnOptions {
     private_data: Vec<u8>,
     responder_resources: Option<u8>,
     initiator_depth: Option<u8>,
-    retry_count: u8,
-    rnr_retry_count: u8,
     flow_control: bool,
     srq: bool,
-    min_rnr_timer: RnrTimer,
+    path: PathOptions,
 }
 
 impl Default for ConnOptions {
@@ -45,11 +47,9 @@ impl Default for ConnOptions {
             private_data: Vec::new(),
             responder_resources: None,
             initiator_depth: None,
-            retry_count: 7,
-            rnr_retry_count: 7,
             flow_control: true,
             srq: false,
-            min_rnr_timer: RnrTimer::DEFAULT,
+            path: PathOptions::new(),
         }
     }
 }
@@ -70,26 +70,26 @@ impl ConnOptions {
         /// How many reads and atomics to have outstanding; limited by the device and by the number
         /// that the peer serves.
         initiator_depth(count: u8) = Some(count);
-        /// How often both sides retry when no answer comes: 0 to 7. The connecting side decides.
-        retry_count(count: u8) = count.min(7);
-        /// How often the peer retries while we have no receive posted: 0 to 6, or 7 for no limit.
-        rnr_retry_count(count: u8) = count.min(7);
         /// Whether to tell the peer that we control the flow of messages end to end.
         flow_control(control: bool) = control;
         /// Whether to tell the peer that our receives come from a shared receive queue. A queue
         /// pair that [takes its receives from one](crate::QpBuilder::shared_receives) tells in any
         /// case.
         srq(srq: bool) = srq;
-        /// How long the peer shall wait before it retries, when we have no receive posted. Not used
-        /// on iWARP.
-        min_rnr_timer(timer: RnrTimer) = timer;
+        /// All options of the path at once, in place of those that were set before. They hold for
+        /// the queue pair of this side, before those of [`Id::set_path`], and before what the peer
+        /// asks for. The peer is told the retries, and uses them where it has set none.
+        path(path: PathOptions) = path;
     }
+
+    path_setters!(path);
 
     /// Converts to C's form, for a queue pair. `offered_by_peer` holds, when accepting, the peer's
     /// request: how many reads and atomics we are to serve, and how many the peer serves.
     pub(super) fn to_raw(
         &self,
         InitializedQueuePair { qp, .. }: &InitializedQueuePair<Rc>,
+        path: &PathOptions,
         offered_by_peer: Option<(u8, u8)>,
     ) -> rdma_conn_param {
         let context = qp.context();
@@ -112,15 +112,19 @@ impl ConnOptions {
             responder_resources: choose(self.responder_resources, serve, device(attr.max_qp_rd_atom())),
             initiator_depth: choose(self.initiator_depth, ask, device(attr.max_qp_init_rd_atom())),
             flow_control: self.flow_control.into(),
-            retry_count: self.retry_count,
-            rnr_retry_count: self.rnr_retry_count,
+            retry_count: path.retry_count.unwrap_or(MAX_RETRIES),
+            rnr_retry_count: path.rnr_retry_count.unwrap_or(MAX_RETRIES),
             srq: (self.srq || qp.control.has_srq()).into(),
             qp_num: qp.qpn(),
         }
     }
 
-    pub(super) fn rnr_timer(&self) -> RnrTimer {
-        self.min_rnr_timer
+    /// The options of the path of an id: these, and where they are not set those of the id.
+    /// Refuses values out of range, and those that the device's transport cannot be told.
+    pub(super) fn path_of(&self, operation: Verb, id: &RawId, context: &Context) -> Result<PathOptions> {
+        let path = id.path(self.path, operation)?;
+        Error::check_option(operation, path.check_for(context.device().transport()))?;
+        Ok(path)
     }
 
     pub(super) fn check_len(&self, operation: Verb, context: &Context, limit: usize) -> Result<()> {
@@ -162,19 +166,21 @@ impl RawId {
         }
     }
 
-    /// Moves the queue pair to RTR and RTS with the agreed parameters. Does nothing on iWARP, where
-    /// the kernel does this as part of connecting.
-    pub(super) fn bring_up(&self, qp: &InitializedQueuePair<Rc>, limits: Limits, timer: RnrTimer) -> Result<()> {
+    /// Moves the queue pair to RTR and RTS with the agreed parameters, and with the options of the
+    /// path that are set. Does nothing on iWARP, where the kernel does this as part of connecting.
+    pub(super) fn bring_up(&self, qp: &InitializedQueuePair<Rc>, limits: Limits, path: &PathOptions) -> Result<()> {
         let qp = &qp.qp;
         if !qp.control.context.capabilities().manual_connect {
             return Ok(());
         }
         let attr = self.qp_attr(QpState::RTR)?;
         let serve = attr.as_raw().max_dest_rd_atomic.min(limits.responder_resources);
-        qp.control.modify(&attr.max_dest_rd_atomic(serve).min_rnr_timer(timer))?;
+        let timer = path.min_rnr_timer.unwrap_or(RnrTimer::DEFAULT);
+        let attr = path.ready_to_receive(attr.max_dest_rd_atomic(serve).min_rnr_timer(timer));
+        qp.control.modify(&attr)?;
         let attr = self.qp_attr(QpState::RTS)?;
         let ask = attr.as_raw().max_rd_atomic.min(limits.initiator_depth);
-        qp.control.modify(&attr.max_rd_atomic(ask))
+        qp.control.modify(&path.ready_to_send(attr.max_rd_atomic(ask)))
     }
 
     pub(super) fn remote_ece(&self) -> Result<Ece> {
@@ -220,6 +226,25 @@ impl RawId {
     }
 }
 
+impl PathOptions {
+    /// Changes what librdmacm gives for RTR by the options that are set.
+    fn ready_to_receive(&self, attr: QpAttr) -> QpAttr {
+        let raw = attr.as_raw();
+        let (known, agreed) = (Path::from_raw(&raw.ah_attr), Mtu::from_raw(raw.path_mtu.0));
+        let mut path = known;
+        self.apply_to(&mut path);
+        let attr = if path == known { attr } else { attr.path(path) };
+        self.mtu.filter(|&mtu| mtu < agreed).into_iter().fold(attr, QpAttr::path_mtu)
+    }
+
+    /// Changes what librdmacm gives for RTS by the options that are set.
+    fn ready_to_send(&self, attr: QpAttr) -> QpAttr {
+        let attr = self.ack_timeout.into_iter().fold(attr, QpAttr::timeout);
+        let attr = self.retry_count.into_iter().fold(attr, QpAttr::retry_count);
+        self.rnr_retry_count.into_iter().fold(attr, QpAttr::rnr_retry)
+    }
+}
+
 /// Limits on the reads and atomics of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
@@ -257,14 +282,15 @@ impl Id<Rc> {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if no route was resolved; `WrongDevice`; `TooLong` for the private data; on
-    /// iWARP `NotListening`.
+    /// `InvalidOption` for an option of the path, before anything is done; `InvalidInput` if no
+    /// route was resolved; `WrongDevice`; `TooLong` for the private data; on iWARP `NotListening`.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, qp: &InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<()> {
         let context = qp.qp.context();
+        let path = options.path_of(Verb::Connect, &self.raw, &context)?;
         options.check_len(Verb::Connect, &context, super::CONNECT_PRIVATE_DATA)?;
         self.raw.check_device(Verb::Connect, &context)?;
-        self.raw.connect(options.to_raw(qp, None))
+        self.raw.connect(options.to_raw(qp, &path, None))
     }
 
     /// Completes the connection once the peer has accepted it, on `ConnectResponse`: brings the
@@ -284,9 +310,9 @@ impl Id<Rc> {
         options: &ConnOptions,
     ) -> Result<QueuePair<Rc>, Failed<InitializedQueuePair<Rc>>> {
         let context = qp.qp.context();
-        let limits = Limits::from(&options.to_raw(&qp, None));
         let done = (self.raw.check_device(Verb::Establish, &context))
-            .and_then(|()| self.raw.bring_up(&qp, limits, options.min_rnr_timer))
+            .and_then(|()| options.path_of(Verb::Establish, &self.raw, &context))
+            .and_then(|path| self.raw.bring_up(&qp, Limits::from(&options.to_raw(&qp, &path, None)), &path))
             .and_then(|()| if context.capabilities().manual_connect { self.tell_established() } else { Ok(()) });
         match done {
             Ok(()) => Ok(qp.into_manual()),

@@ -328,7 +328,8 @@ fn sort(
             None => Taken::Stray(None),
         };
     }
-    let listener = state.ids.get(&raw.listen_id.addr()).map(|listener| (listener.key, listener.datagram));
+    let listener =
+        state.ids.get(&raw.listen_id.addr()).map(|listener| (listener.key, listener.datagram, listener.path));
     // A second owner of an id that lives would destroy it twice (5).
     let Some(new) = NonNull::new(raw.id).filter(|new| !state.ids.contains_key(&new.as_ptr().addr())) else {
         return Taken::Stray(None);
@@ -339,9 +340,9 @@ fn sort(
     if on != channel.raw.as_ptr() {
         return Taken::Elsewhere;
     }
-    let datagram = listener.is_some_and(|(_, datagram)| datagram);
-    let id = adopt(channel, state, new, datagram);
-    let Some((listener, _)) = listener else {
+    let (datagram, path) = listener.map_or_else(Default::default, |(_, datagram, path)| (datagram, path));
+    let id = adopt(channel, state, new, (datagram, path));
+    let Some((listener, ..)) = listener else {
         return Taken::Stray(Some(id));
     };
     let kind = if datagram {

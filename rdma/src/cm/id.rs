@@ -21,7 +21,7 @@ use crate::context::AsyncEventKind;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
-use crate::types::{AckTimeout, TransportType, WrongDevice};
+use crate::types::{AckTimeout, PathOptions, TransportType, WrongDevice};
 
 /// The owner of a librdmacm id (2).
 pub(crate) struct RawId {
@@ -181,6 +181,26 @@ impl RawId {
         Ok(())
     }
 
+    /// The options of the path: those given, and those of the id where these are not set.
+    pub(super) fn path(&self, given: PathOptions, operation: Verb) -> Result<PathOptions> {
+        let mut locked = self.lock(operation)?;
+        Ok(locked.known().map_or(given, |known| given.or(known.path)))
+    }
+
+    fn set_path(&self, path: &PathOptions) -> Result<()> {
+        Error::check_option(Verb::SetOption, path.check())?;
+        if let Some(class) = path.traffic_class {
+            self.set_option(RDMA_OPTION_ID_TOS, class)?;
+        }
+        if let Some(timeout) = path.ack_timeout {
+            self.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, timeout.code())?;
+        }
+        if let Some(known) = self.lock(Verb::SetOption)?.known() {
+            known.path = *path;
+        }
+        Ok(())
+    }
+
     fn set_option<T>(&self, option: u32, mut value: T) -> Result<()> {
         #[allow(clippy::cast_possible_wrap, reason = "small constants")]
         let (level, option) = (RDMA_OPTION_ID as c_int, option as c_int);
@@ -225,10 +245,10 @@ pub(super) fn adopt(
     channel: &Arc<Handle<EventChannelInner>>,
     state: &mut ChannelState,
     raw: NonNull<rdma_cm_id>,
-    datagram: bool,
+    (datagram, path): (bool, PathOptions),
 ) -> Handle<RawId> {
     let key = IdKey::fresh();
-    state.ids.insert(raw.as_ptr().addr(), Known { key, datagram, groups: Vec::new() });
+    state.ids.insert(raw.as_ptr().addr(), Known { key, datagram, path, groups: Vec::new() });
     Handle::new(RawId { raw: Raw::new(raw.as_ptr()), channel: Arc::clone(channel), key })
 }
 
@@ -294,7 +314,7 @@ impl EventChannel {
         };
         reason::check(Verb::CreateId, call)?;
         let raw = NonNull::new(raw).ok_or(Error::new(Verb::CreateId, ErrorKind::Unknown))?;
-        Ok(Id::new(adopt(channel, &mut state, raw, T::DATAGRAM)))
+        Ok(Id::new(adopt(channel, &mut state, raw, (T::DATAGRAM, PathOptions::new()))))
     }
 }
 
@@ -491,6 +511,37 @@ impl<T: PortSpace> Id<T> {
         device_name: Option<String> = this.raw.device_name();
         /// The device's port that the id is bound to, if it is bound.
         port: Option<u8> = this.raw.port();
+    }
+
+    /// Sets the options of the path, in place of those set before. Call it before the route is
+    /// resolved, or before listening: the requests of a listener have its options.
+    ///
+    /// The traffic class and the timeout are told to librdmacm, which tells the peer. All options
+    /// that are set hold for the queue pair of this side, unless those of [`ConnOptions`] say
+    /// otherwise.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidOption`, before anything is done; errors of librdmacm: `NotSupported` for a timeout
+    /// on Linux before 5.1, and `InvalidInput` for a timeout of datagrams.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::of(&context)?;
+    /// use rdma::{PathOptions, transport::Rc};
+    ///
+    /// let id = channel.create_id::<Rc>()?;
+    /// // DSCP 26 is a class of its own on many lossless networks.
+    /// id.set_path(&PathOptions::new().traffic_class(26 << 2))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`ConnOptions`]: super::ConnOptions
+    #[doc(alias = "rdma_set_option")]
+    pub fn set_path(&self, path: &PathOptions) -> Result<()> {
+        self.raw.set_path(path)
     }
 
     /// Sets the type of service: the TOS byte of the IP header, or its translation on InfiniBand.

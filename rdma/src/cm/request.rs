@@ -149,8 +149,9 @@ impl ConnectRequest<Rc> {
     /// # Errors
     ///
     /// The error returns the request and the queue pair. The queue pair may be connected already:
-    /// [`reset`](InitializedQueuePair::reset) it before using it again. `TooLong` for the private
-    /// data; `WrongDevice`; errors of librdmacm or the provider.
+    /// [`reset`](InitializedQueuePair::reset) it before using it again. `InvalidOption` for an
+    /// option of the path, before anything is done; `TooLong` for the private data; `WrongDevice`;
+    /// errors of librdmacm or the provider.
     #[doc(alias = "rdma_accept")]
     #[allow(clippy::type_complexity, reason = "request and queue pair come back")]
     pub fn accept(
@@ -177,11 +178,12 @@ impl ConnectRequest<Rc> {
 
     fn try_accept(&self, qp: &InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<()> {
         let context = qp.qp.context();
+        let path = options.path_of(Verb::Accept, &self.id.raw, &context)?;
         options.check_len(Verb::Accept, &context, ACCEPT_PRIVATE_DATA)?;
         self.id.raw.check_device(Verb::Accept, &context)?;
         let offered = (self.parameters.responder_resources, self.parameters.initiator_depth);
-        let param = options.to_raw(qp, Some(offered));
-        self.id.raw.bring_up(qp, Limits::from(&param), options.rnr_timer())?;
+        let param = options.to_raw(qp, &path, Some(offered));
+        self.id.raw.bring_up(qp, Limits::from(&param), &path)?;
         self.id.raw.accept(param)
     }
 }

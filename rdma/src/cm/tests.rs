@@ -1,6 +1,7 @@
 //! Ids, events and connections over a fake librdmacm that returns hostile values.
 
 mod devices;
+mod path;
 mod steps;
 
 use std::net::SocketAddr;

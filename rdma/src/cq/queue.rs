@@ -159,7 +159,7 @@ impl Object for CqInner {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
 /// // Capacity for the requests of its queue pairs, and a channel to sleep on.
-/// let cq = context.cq_builder(256).events().vector(0).build()?;
+/// let cq = context.cq_builder(256).events().completion_vector(0).build()?;
 /// assert!(cq.depth() >= 256 && cq.channel().is_some());
 /// # Ok(()) }
 /// ```
@@ -188,8 +188,10 @@ impl CqBuilder {
         self
     }
 
-    /// The completion vector that raises the queue's events; 0 by default.
-    pub fn vector(mut self, vector: u32) -> Self {
+    /// The completion vector that raises the queue's events: less than
+    /// [`Context::completion_vectors`], 0 by default. Vectors are interrupts, which the system
+    /// gives to cores: one queue for each core, with a vector of its own, keeps events there.
+    pub fn completion_vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
     }
@@ -198,10 +200,15 @@ impl CqBuilder {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if the device does not support this depth or vector, or if the channel
-    /// belongs to another device; `OutOfMemory`.
+    /// `InvalidInput` if the device does not support this depth, or if the channel belongs to
+    /// another device; `NoCompletionVector`; `OutOfMemory`.
     #[doc(alias = "ibv_create_cq")]
     pub fn build(mut self) -> Result<CompletionQueue> {
+        let vectors = self.context.completion_vectors();
+        // Vector 0 is the default, also of a device that reports none.
+        if self.vector > 0 && self.vector >= vectors {
+            return Err(Error::new(Verb::CreateCq, ErrorKind::NoCompletionVector(vectors)));
+        }
         if self.events && self.channel.is_none() {
             self.channel = Some(self.context.create_completion_channel()?);
         }

@@ -87,7 +87,10 @@ fn sizes_and_channels_that_make_no_sense_do_not_reach_the_provider() {
     let other = testing::context().create_completion_channel().unwrap();
     assert_eq!(context.create_cq(0).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(context.create_cq(u32::MAX).unwrap_err().kind(), ErrorKind::InvalidInput);
-    assert_eq!(context.cq_builder(8).vector(u32::MAX).build().unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(
+        context.cq_builder(8).completion_vector(u32::MAX).build().unwrap_err().kind(),
+        ErrorKind::NoCompletionVector(1)
+    );
     assert_eq!(context.cq_builder(8).channel(&other).build().unwrap_err().kind(), ErrorKind::InvalidInput);
     assert!(!testing::calls().contains(&"create_cq"));
 }

@@ -7,6 +7,7 @@
 //! | [`queues`] | how many slots, receives and buffers a program needs |
 //! | [`memory`] | how to register memory that a program already has |
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
+//! | [`priorities`] | which traffic class connections take on a lossless network, and how to check it |
 //! | [`testing`] | how to test without a NIC, and how to test failures |
 //! | [`your_ci`] | how to run them in hosted jobs, containers and images |
 //! | [`event_loop`] | RDMA in an event loop of the program's own |
@@ -33,6 +34,7 @@ pages! {
     queues = "queues.md", "Sizing queues and buffers.\n\n";
     memory = "memory.md", "Memory that you already have.\n\n";
     transports = "transports.md", "InfiniBand, RoCE and iWARP.\n\n";
+    priorities = "priorities.md", "Priorities on a lossless network.\n\n";
     testing = "testing.md", "Testing without a NIC.\n\n";
     your_ci = "your_ci.md", "Your CI.\n\n";
     event_loop = "event_loop.md", "Your event loop.\n\n";

@@ -8,15 +8,19 @@ use std::hash::{BuildHasher, Hasher};
 use super::QueuePair;
 use super::attr::QpAttr;
 use super::endpoint::Endpoint;
-use super::port::{Chosen, HOP_LIMIT};
+use super::port::Chosen;
 use super::transport::{Rc, Transport};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
-use crate::types::{AckTimeout, AtomicCapability, Capabilities, Mtu, QpState, RemoteAccess, RnrTimer};
+use crate::types::{
+    AckTimeout, AtomicCapability, Capabilities, PathOptions, QpState, RemoteAccess, RnrTimer, path_setters,
+};
 
 /// The number of reads and atomics in service at a time, unless the device supports fewer: enough
 /// to keep a link busy.
 const READ_DEPTH: u32 = 16;
+/// Default number of retries: the largest.
+const MAX_RETRIES: u8 = 7;
 
 /// Options to bind a queue pair to a port. Options that are not set are chosen from the device's
 /// attributes.
@@ -75,36 +79,11 @@ impl InitOptions {
 /// // Give up after two unanswered attempts.
 /// let options = ConnectOptions::new().retry_count(1).mtu(Mtu::MTU_1024);
 /// ```
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[must_use]
 pub struct ConnectOptions {
-    mtu: Option<Mtu>,
-    ack_timeout: AckTimeout,
-    retry_count: u8,
-    rnr_retry_count: u8,
-    min_rnr_timer: RnrTimer,
+    path: PathOptions,
     initiator_depth: Option<u8>,
-    service_level: u8,
-    traffic_class: u8,
-    hop_limit: u8,
-    flow_label: u32,
-}
-
-impl Default for ConnectOptions {
-    fn default() -> Self {
-        Self {
-            mtu: None,
-            ack_timeout: AckTimeout::DEFAULT,
-            retry_count: 7,
-            rnr_retry_count: 7,
-            min_rnr_timer: RnrTimer::DEFAULT,
-            initiator_depth: None,
-            service_level: 0,
-            traffic_class: 0,
-            hop_limit: HOP_LIMIT,
-            flow_label: 0,
-        }
-    }
 }
 
 impl ConnectOptions {
@@ -115,39 +94,15 @@ impl ConnectOptions {
     }
 
     setters! {
-        /// An MTU smaller than both sides' active MTUs. A larger one has no effect.
-        mtu(mtu: Mtu) = Some(mtu);
-
-        /// The time to wait for an answer before a retry.
-        ack_timeout(timeout: AckTimeout) = timeout;
-
-        /// The number of retries without an answer: 0 to 7. Linux's software device rxe treats 7 as
-        /// unlimited, and then never notices that a peer is gone. It counts every lost packet of a
-        /// message as a retry, so large messages on a lossy network need 7 there.
-        retry_count(count: u8) = count.min(7);
-
-        /// The number of retries while the peer has no receive posted: 0 to 6; 7 retries for ever.
-        rnr_retry_count(count: u8) = count.min(7);
-
-        /// The time that the peer waits before a retry when no receive is posted here.
-        min_rnr_timer(timer: RnrTimer) = timer;
+        /// All options of the path at once, in place of those that were set before.
+        path(path: PathOptions) = path;
 
         /// The number of reads and atomics outstanding at a time, limited to the number that the
         /// peer serves.
         initiator_depth(depth: u8) = Some(depth);
-
-        /// The service level: 0 to 15.
-        service_level(level: u8) = level;
-
-        /// The traffic class; on RoCE v2, that of the IP header.
-        traffic_class(class: u8) = class;
-
-        /// The number of routers that packets may cross.
-        hop_limit(limit: u8) = limit;
-
-        /// The flow label: 20 bits.
-        flow_label(label: u32) = label & 0xf_ffff;
     }
+
+    path_setters!(path);
 }
 
 /// A new queue pair, in the RESET state. The next step binds it to a port.
@@ -293,14 +248,16 @@ impl Connected for Rc {
     }
 
     fn ready_to_receive(attr: QpAttr, ends: &Endpoints, options: &ConnectOptions) -> QpAttr {
-        attr.max_dest_rd_atomic(ends.local.responder_resources).min_rnr_timer(options.min_rnr_timer)
+        attr.max_dest_rd_atomic(ends.local.responder_resources)
+            .min_rnr_timer(options.path.min_rnr_timer.unwrap_or(RnrTimer::DEFAULT))
     }
 
     fn ready_to_send(attr: QpAttr, ends: &Endpoints, options: &ConnectOptions) -> QpAttr {
         let depth = ends.max_initiator_depth.min(ends.remote.responder_resources);
-        attr.timeout(options.ack_timeout)
-            .retry_count(options.retry_count)
-            .rnr_retry(options.rnr_retry_count)
+        let path = &options.path;
+        attr.timeout(path.ack_timeout.unwrap_or(AckTimeout::DEFAULT))
+            .retry_count(path.retry_count.unwrap_or(MAX_RETRIES))
+            .rnr_retry(path.rnr_retry_count.unwrap_or(MAX_RETRIES))
             .max_rd_atomic(options.initiator_depth.map_or(depth, |wanted| wanted.min(depth)))
     }
 }
@@ -407,9 +364,10 @@ impl<T: Connected> InitializedQueuePair<T> {
     ///
     /// # Errors
     ///
-    /// With the queue pair: `Incompatible` when the two sides have no common kind of address,
-    /// `Timeout` when the peer's address cannot be resolved, `NotSupported` on iWARP. The queue
-    /// pair may then be in RTR, ready to receive only; go back with [`reset`](Self::reset).
+    /// With the queue pair: `InvalidOption` for an option out of its range, before anything is
+    /// done; `Incompatible` when the two sides have no common kind of address, `Timeout` when the
+    /// peer's address cannot be resolved, `NotSupported` on iWARP. The queue pair may then be in
+    /// RTR, ready to receive only; go back with [`reset`](Self::reset).
     pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<QueuePair<T>, Failed<Self>> {
         match connect(&self.qp, &self.local, remote, options) {
             Ok(()) => Ok(self.qp),
@@ -419,15 +377,11 @@ impl<T: Connected> InitializedQueuePair<T> {
 }
 
 fn connect<T: Connected>(qp: &QueuePair<T>, local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
+    Error::check_option(Verb::ModifyQp, options.path.check())?;
     require_endpoints(qp)?;
     let mut path = local.chosen.path_to((remote.gid, remote.lid), Verb::ModifyQp)?;
-    path.service_level = options.service_level;
-    if let Some(route) = &mut path.route {
-        route.hop_limit = options.hop_limit;
-        route.traffic_class = options.traffic_class;
-        route.flow_label = options.flow_label;
-    }
-    let mtu = [Some(remote.mtu), options.mtu].into_iter().flatten().fold(local.endpoint.mtu, Ord::min);
+    options.path.apply_to(&mut path);
+    let mtu = [Some(remote.mtu), options.path.mtu].into_iter().flatten().fold(local.endpoint.mtu, Ord::min);
     let device = qp.control.context.device_attr.max_qp_init_rd_atom();
     let max_initiator_depth = u8::try_from(device).unwrap_or(u8::MAX);
     let ends = Endpoints { local: local.endpoint, remote: *remote, max_initiator_depth };

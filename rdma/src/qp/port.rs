@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::types::{Gid, Lid, LinkLayer, Mtu, Path, PortState, Route};
 
 /// The number of routers that a packet may cross by default.
-pub(super) const HOP_LIMIT: u8 = 64;
+const HOP_LIMIT: u8 = 64;
 
 /// The port and GID that a queue pair uses.
 #[derive(Debug, Clone, Copy)]

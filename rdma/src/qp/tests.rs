@@ -1,11 +1,11 @@
 //! Bring-up, modify and destroy, over the test provider.
 
-use rdma_sys::ibv_qp_attr_mask as Mask;
+use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask};
 
 use super::*;
 use crate::error::ErrorKind;
 use crate::testing;
-use crate::types::{Gid, Lid, Mtu, RemoteAccess};
+use crate::types::{AckTimeout, Gid, Lid, Mtu, PathOptions, RemoteAccess, RnrTimer};
 
 struct Bench {
     context: Context,
@@ -75,6 +75,69 @@ fn the_requester_keeps_to_what_the_peer_serves() {
     let qp = bench.prepared().init(&InitOptions::new()).unwrap().connect(&peer(), &options).unwrap();
     let info = qp.query().unwrap();
     assert_eq!((info.as_raw().max_rd_atomic, info.as_raw().rnr_retry), (4, 3));
+}
+
+/// The attributes of RTR and of RTS, as the provider got them.
+fn ready_attributes() -> (ibv_qp_attr, ibv_qp_attr) {
+    let all = testing::modified();
+    let to = |state: QpState| {
+        let found =
+            all.iter().rfind(|(attr, mask)| attr.qp_state.0 == state.as_raw() && mask & Mask::IBV_QP_STATE.0 != 0);
+        found.unwrap().0
+    };
+    (to(QpState::RTR), to(QpState::RTS))
+}
+
+#[test]
+fn every_option_of_the_path_reaches_the_provider() {
+    let bench = Bench::new();
+    let options = ConnectOptions::new()
+        .traffic_class(0x6a)
+        .service_level(5)
+        .ack_timeout(AckTimeout::from_code(17).unwrap())
+        .retry_count(3)
+        .rnr_retry_count(2)
+        .min_rnr_timer(RnrTimer::from_code(9).unwrap())
+        .mtu(Mtu::MTU_256)
+        .flow_label(0xabcde)
+        .hop_limit(7);
+    let connected = bench.prepared().init(&InitOptions::new()).unwrap().connect(&peer(), &options).unwrap();
+    let (rtr, rts) = ready_attributes();
+    let grh = rtr.ah_attr.grh;
+    assert_eq!((grh.traffic_class, grh.flow_label, grh.hop_limit, rtr.ah_attr.sl), (0x6a, 0xabcde, 7, 5));
+    assert_eq!((rtr.path_mtu.0, rtr.min_rnr_timer), (Mtu::MTU_256.as_raw(), 9));
+    assert_eq!((rts.timeout, rts.retry_cnt, rts.rnr_retry), (17, 3, 2));
+    drop(connected);
+
+    let port = ConnectOptions::new().path(PathOptions::new().udp_source_port(50000));
+    let connected = bench.prepared().init(&InitOptions::new()).unwrap().connect(&peer(), &port).unwrap();
+    let (rtr, rts) = ready_attributes();
+    let grh = rtr.ah_attr.grh;
+    assert_eq!((grh.traffic_class, grh.flow_label, grh.hop_limit, rtr.ah_attr.sl), (0, 50000 - 49152, 64, 0));
+    assert_eq!((rtr.path_mtu.0, rtr.min_rnr_timer), (Mtu::MTU_512.as_raw(), 12), "the defaults");
+    assert_eq!((rts.timeout, rts.retry_cnt, rts.rnr_retry), (14, 7, 7), "the defaults");
+    drop(connected);
+}
+
+#[test]
+fn an_option_out_of_range_gives_the_queue_pair_back_before_anything_is_done() {
+    let bench = Bench::new();
+    let mut qp = bench.prepared().init(&InitOptions::new()).unwrap();
+    let changes = testing::modified().len();
+    let options = ConnectOptions::new;
+    for (options, text) in [
+        (options().service_level(16), "the option service_level has an invalid value: it may be 0 to 15"),
+        (options().retry_count(8), "the option retry_count has an invalid value: it may be 0 to 7"),
+        (options().rnr_retry_count(255), "the option rnr_retry_count has an invalid value: it may be 0 to 7"),
+        (options().flow_label(1 << 20), "the option flow_label has an invalid value: it may be 0 to 1048575"),
+        (options().udp_source_port(1024), "the option udp_source_port has an invalid value: it may be 49152 to 65535"),
+    ] {
+        let failed = qp.connect(&peer(), &options).unwrap_err();
+        assert!(matches!(failed.error.kind(), ErrorKind::InvalidOption(_)), "{failed}");
+        assert!(failed.to_string().contains(text), "{failed}");
+        qp = failed.object;
+    }
+    assert_eq!(testing::modified().len(), changes, "the provider was asked");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use rdma::cm::blocking::{self, ConnectError, ListenOptions, Listener, ResolveOpt
 use rdma::cm::{ConnOptions, EventChannel, RejectReason};
 use rdma::op;
 use rdma::transport::Rc;
-use rdma::{AckTimeout, Context, ErrorKind, QpState, QueuePair};
+use rdma::{AckTimeout, Context, ErrorKind, PathOptions, QpState, QueuePair};
 use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{
     End, MOMENT, accept, address, address6, any_port, available, connect, connect_pair, listen, wait_accepted,
@@ -396,9 +396,10 @@ fn waiting_ends_at_the_deadline() {
 #[test]
 fn options_are_taken() {
     let Some(context) = device() else { return };
-    let listening = ListenOptions::new().reuse_addr(true).tos(8);
+    let listening = ListenOptions::new().reuse_addr(true).path(PathOptions::new().traffic_class(8));
     let listener: Listener = Listener::bind(&context, any_port(address(&context)), &listening).unwrap();
-    let options = ResolveOptions::new().tos(8).ack_timeout(AckTimeout::at_least(Duration::from_millis(500)));
+    let options = PathOptions::new().traffic_class(8).ack_timeout(AckTimeout::at_least(Duration::from_millis(500)));
+    let options = ResolveOptions::new().path(options);
     thread::scope(|scope| {
         scope.spawn(|| accept(&listener, End::new(&context).qp(), &ConnOptions::new()));
         let from = Some(any_port(address(&context)));

@@ -196,7 +196,7 @@ fn more_than_the_device_has_is_an_error() {
     let error = opened.context.create_cq(too_deep).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::OutOfMemory), "{error}");
     let vectors = opened.context.completion_vectors();
-    assert!(opened.context.cq_builder(8).vector(vectors + 1000).build().is_err());
+    assert!(opened.context.cq_builder(8).completion_vector(vectors + 1000).build().is_err());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod aio;
 mod attacks;
+mod capture;
 mod cm;
 mod cm_datagram;
 mod cm_events;

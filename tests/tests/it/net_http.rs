@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::{Request, Response, client, server, service::service_fn};
+use rdma::PathOptions;
 use rdma_net::{ListenOptions, Node, NodeOptions, Stream};
 use rdma_tests::cm::{address, any_port, available};
 use rdma_tests::{LIMIT, open};
@@ -65,7 +66,7 @@ fn hyper_serves_requests_over_a_stream() {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(tokio::task::LocalSet::new().run_until(async {
-        let options = NodeOptions::new().rnr_retry_count(0).timeout(LIMIT).linger(LIMIT);
+        let options = NodeOptions::new().path(PathOptions::new().rnr_retry_count(0)).timeout(LIMIT).linger(LIMIT);
         let (node, driver) = Node::new(&context, &options).unwrap();
         let readable = rdma::aio::tokio::Readable::new(&driver).unwrap();
         let driving = tokio::spawn(driver.run(readable));

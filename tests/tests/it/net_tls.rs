@@ -5,6 +5,7 @@ use std::arch::is_aarch64_feature_detected;
 use std::io;
 use std::sync::Arc;
 
+use rdma::PathOptions;
 use rdma_net::{ListenOptions, Node, NodeOptions};
 use rdma_tests::cm::{address, any_port, available};
 use rdma_tests::{LIMIT, open};
@@ -64,7 +65,7 @@ fn shout(name: &'static str, request: Vec<u8>) -> io::Result<Vec<u8>> {
     let context = open().context;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let options = NodeOptions::new().rnr_retry_count(0).timeout(LIMIT).linger(LIMIT);
+        let options = NodeOptions::new().path(PathOptions::new().rnr_retry_count(0)).timeout(LIMIT).linger(LIMIT);
         let (node, driver) = Node::new(&context, &options)?;
         let readable = rdma::aio::tokio::Readable::new(&driver)?;
         drop(tokio::spawn(driver.run(readable)));

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rdma::transport::Connected;
-use rdma::{Endpoint, LinkLayer, QueuePair, SharedReceiveQueue};
+use rdma::{ConnectOptions, Endpoint, LinkLayer, QueuePair, SharedReceiveQueue};
 use serde_json::json;
 
 use super::options::{Connection, Sides};
@@ -215,7 +215,7 @@ fn run_side<T: Connected>(
     }
     let connect = |remote: &[Address]| {
         check_addresses(remote, is_ethernet, options)?;
-        let how = chosen.adapter.path.connect_options().mtu(mtu).rnr_retry_count(7);
+        let how = ConnectOptions::new().path(chosen.adapter.path).mtu(mtu);
         let remote: Vec<Endpoint> = remote.iter().map(|address| address.endpoint(mtu)).collect();
         prepared.connect(&remote, &how).map_err(|failure| failure.context("cannot connect"))
     };

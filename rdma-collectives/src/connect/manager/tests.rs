@@ -1,6 +1,5 @@
 use super::super::Receives;
 use super::*;
-use crate::PathSettings;
 
 #[test]
 fn identities_survive_the_wire_and_its_filling() {
@@ -76,8 +75,8 @@ fn strangers_are_rejected_and_told_why() {
 #[test]
 fn the_settings_become_attributes_of_the_queue_pairs() {
     let mut adapter = adapter();
-    adapter.path =
-        PathSettings { traffic_class: Some(106), service_level: None, ack_timeout: Some(17), retry_count: Some(3) };
+    let timeout = rdma::AckTimeout::from_code(17).unwrap();
+    adapter.path = rdma::PathOptions::new().traffic_class(106).service_level(5).ack_timeout(timeout).retry_count(3);
     let ip = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
     let how = how(ip);
     let listener: Listener = Listener::bind(&adapter.context, SocketAddr::new(ip, 0), &ListenOptions::new()).unwrap();
@@ -93,6 +92,7 @@ fn the_settings_become_attributes_of_the_queue_pairs() {
         let info = end.qp.query().unwrap();
         let attr = info.as_raw();
         assert_eq!((attr.timeout, attr.retry_cnt, attr.ah_attr.grh.traffic_class), (17, 3, 106));
+        assert_eq!((attr.ah_attr.sl, attr.rnr_retry), (5, 7));
     }
 }
 

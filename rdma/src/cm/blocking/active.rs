@@ -13,15 +13,14 @@ use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
 use crate::transport::Rc;
-use crate::types::{AckTimeout, RemoteAccess};
+use crate::types::{PathOptions, RemoteAccess};
 use crate::wait::Deadline;
 
 /// Options that take effect before an address is resolved.
 #[derive(Debug, Clone, Copy, Default)]
 #[must_use]
 pub struct ResolveOptions {
-    tos: Option<u8>,
-    ack_timeout: Option<AckTimeout>,
+    path: PathOptions,
 }
 
 impl ResolveOptions {
@@ -31,11 +30,8 @@ impl ResolveOptions {
     }
 
     setters! {
-        /// The type of service.
-        tos(tos: u8) = Some(tos);
-        /// How long the queue pair waits for an acknowledgement; the default comes from the
-        /// resolved route.
-        ack_timeout(timeout: AckTimeout) = Some(timeout);
+        /// The options of the path: [`Id::set_path`].
+        path(path: PathOptions) = path;
     }
 }
 
@@ -83,7 +79,7 @@ pub fn resolve<T: PortSpace>(
 ///
 /// # Errors
 ///
-/// As for [`resolve`].
+/// As for [`resolve`], and those of [`Id::set_path`].
 pub fn resolve_with<T: PortSpace>(
     context: &Context,
     source: Option<SocketAddr>,
@@ -146,12 +142,7 @@ fn resolve_id<T: PortSpace>(
     options: &ResolveOptions,
 ) -> Result<Resolved<T>> {
     let id = channel.create_id::<T>()?;
-    if let Some(tos) = options.tos {
-        id.set_tos(tos)?;
-    }
-    if let Some(timeout) = options.ack_timeout {
-        id.set_ack_timeout(timeout)?;
-    }
+    id.set_path(&options.path)?;
     id.resolve_addr(source, destination, timeout)?;
     let resolved = |kind| matches!(kind, EventKind::AddrResolved).then_some(());
     wait_for((&channel, id.key()), Verb::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;

@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
 use crate::transport::Rc;
-use crate::types::RemoteAccess;
+use crate::types::{PathOptions, RemoteAccess};
 use crate::wait::Deadline;
 
 /// Options of a listener.
@@ -33,12 +33,12 @@ pub struct ListenOptions {
     backlog: u32,
     reuse_addr: bool,
     af_only: bool,
-    tos: Option<u8>,
+    path: PathOptions,
 }
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 128, reuse_addr: false, af_only: false, tos: None }
+        Self { backlog: 128, reuse_addr: false, af_only: false, path: PathOptions::new() }
     }
 }
 
@@ -55,8 +55,8 @@ impl ListenOptions {
         reuse_addr(reuse: bool) = reuse;
         /// Whether the unspecified IPv6 address stands for IPv6 only.
         af_only(only: bool) = only;
-        /// The type of service of the listener's connections.
-        tos(tos: u8) = Some(tos);
+        /// The options of the path of the listener's connections: [`Id::set_path`].
+        path(path: PathOptions) = path;
     }
 }
 
@@ -93,7 +93,8 @@ impl<T: PortSpace> Listener<T> {
     /// # Errors
     ///
     /// `NoRoute` if no RDMA device of this host has the address; `WrongDevice` if another device
-    /// than the context's has it; `AddressInUse`; the errors of [`EventChannel::of`].
+    /// than the context's has it; `AddressInUse`; the errors of [`Id::set_path`] and of
+    /// [`EventChannel::of`].
     ///
     /// # Examples
     ///
@@ -160,14 +161,12 @@ impl<T: PortSpace> Listener<T> {
         options: &ListenOptions,
     ) -> Result<Self> {
         let id = channel.create_id::<T>()?;
+        id.set_path(&options.path)?;
         if options.reuse_addr {
             id.set_reuse_addr(true)?;
         }
         if options.af_only {
             id.set_af_only(true)?;
-        }
-        if let Some(tos) = options.tos {
-            id.set_tos(tos)?;
         }
         id.bind_addr(address)?;
         if let Some(context) = only.as_ref().filter(|_| id.device_name().is_some()) {
