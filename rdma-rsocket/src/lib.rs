@@ -50,12 +50,14 @@
 //                                 connection data
 //   verbs/                        the only module that calls the libraries
 //   settings.rs, buffers.rs       options of a socket; positions in lists of buffers
+//   number.rs                     numbers of sockets in `rsocket.h`
 //   process.rs                    tells a forked child from its parent
 
 mod buffers;
 mod datagram;
 mod descriptors;
 mod epoll;
+mod number;
 mod poll;
 mod process;
 mod settings;

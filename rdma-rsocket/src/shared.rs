@@ -11,6 +11,7 @@ use libc::{c_int, c_short};
 use nix::errno::Errno;
 use nix::sys::socket::MsgFlags;
 
+use crate::number::Number;
 use crate::process::Owner;
 use crate::settings::Settings;
 use crate::wait::{Bell, Polled, SPIN, Sleepers};
@@ -60,7 +61,7 @@ pub(crate) trait Waiting {
 /// A socket's state, which threads share.
 #[derive(Debug)]
 pub(crate) struct Shared<S> {
-    fd: RawFd,
+    number: Number,
     /// The process whose socket it is.
     owner: Owner,
     state: Mutex<S>,
@@ -68,13 +69,13 @@ pub(crate) struct Shared<S> {
 
 impl<S: Waiting> Shared<S> {
     /// A socket with a number.
-    pub(crate) fn of(fd: RawFd, state: S) -> Self {
-        Self { fd, owner: Owner::current(), state: Mutex::new(state) }
+    pub(crate) fn of(number: Number, state: S) -> Self {
+        Self { number, owner: Owner::current(), state: Mutex::new(state) }
     }
 
     /// The socket's number.
     pub(crate) fn fd(&self) -> RawFd {
-        self.fd
+        self.number.get()
     }
 
     /// Whether the socket belongs to the parent of this process.
@@ -291,7 +292,8 @@ mod tests {
     fn what_comes_before_a_sleep_is_seen() {
         let state =
             Scripted { sleepers: Sleepers::default(), settings: Settings::default(), ready: vec![libc::POLLIN, 0] };
-        let (shared, bell, mut sources) = (Shared::of(-1, state), Arc::new(Bell::new().unwrap()), Vec::new());
+        let (shared, bell, mut sources) =
+            (Shared::of(Number::Shared(-1), state), Arc::new(Bell::new().unwrap()), Vec::new());
         assert_eq!(shared.ready(libc::POLLIN), 0);
         assert!(!shared.prepare_sleep(libc::POLLIN, &bell, &mut sources), "the thread would sleep for ever");
         assert!(shared.prepare_sleep(libc::POLLIN, &bell, &mut sources));

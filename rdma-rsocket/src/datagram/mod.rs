@@ -17,14 +17,12 @@ mod wire;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_short};
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
-};
+use nix::sys::socket::{MsgFlags, SockaddrStorage, bind, setsockopt, sockopt};
 use rdma_sys::{RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
 
 use self::destinations::Destinations;
@@ -32,6 +30,7 @@ use self::locals::Locals;
 use self::queue::{BUFFER, LocalQueue, Received};
 use self::wire::{Operation, PACKET_HEADER_MOST, PacketHeader, plain};
 use crate::buffers::{Sink, Source};
+use crate::number::{Number, duplicate, udp_socket};
 use crate::settings::{Effect, Settings};
 use crate::shared::{Shared, Wait, Waiting};
 use crate::verbs::{Completion, Libraries};
@@ -94,10 +93,9 @@ impl Message {
 impl Datagram {
     /// A socket of an address family that is neither bound nor connected.
     pub(crate) fn new(libraries: Libraries, is_v6: bool, settings: Settings) -> Result<Self, Errno> {
-        let family = if is_v6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let udp = UdpSocket::from(socket(family, SockType::Datagram, flags, None)?);
-        let fd = udp.as_raw_fd();
+        let low = udp_socket(!is_v6)?;
+        let udp = UdpSocket::from(duplicate(low.as_fd()).unwrap_or(low));
+        let number = Number::Shared(udp.as_raw_fd());
         let endpoint = Endpoint {
             libraries,
             settings,
@@ -110,7 +108,7 @@ impl Datagram {
             error: None,
             sleepers: Sleepers::default(),
         };
-        Ok(Self::of(fd, endpoint))
+        Ok(Self::of(number, endpoint))
     }
 
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
@@ -256,7 +254,7 @@ impl Endpoint {
             local = udp.local_addr().map_err(errno)?;
         }
         if local.ip().is_unspecified() {
-            let probe = UdpSocket::bind(any(to.is_ipv4())).map_err(errno)?;
+            let probe = UdpSocket::from(udp_socket(to.is_ipv4())?);
             probe.connect(to).map_err(errno)?;
             local.set_ip(probe.local_addr().map_err(errno)?.ip());
         }

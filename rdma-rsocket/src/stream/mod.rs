@@ -21,6 +21,7 @@ use self::connect::Phase;
 use self::connection::Connection;
 use self::listen::Listener;
 use crate::buffers::{Sink, Source};
+use crate::number::Number;
 use crate::settings::{Effect, Settings};
 use crate::shared::{Shared, Wait, Waiting};
 use crate::verbs::{Id, Libraries};
@@ -55,7 +56,7 @@ impl Stream {
     }
 
     fn with(id: Id, connection: Option<Connection>, phase: Phase, settings: Settings) -> Self {
-        let fd = id.fd();
+        let number = Number::of(id.descriptor());
         let state = State {
             connection,
             listener: None,
@@ -67,7 +68,7 @@ impl Stream {
             is_closing: false,
             is_closed: false,
         };
-        Self::of(fd, state)
+        Self::of(number, state)
     }
 
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {

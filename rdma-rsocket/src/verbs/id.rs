@@ -1,7 +1,7 @@
 //! Connection identifiers and their event channels.
 
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -166,9 +166,16 @@ impl Id {
         Ok(Self { raw: RawId::new(libraries, id, Arc::clone(&channel))?, channel })
     }
 
-    /// The number of the socket: the channel's descriptor.
+    /// The channel's descriptor.
     pub(crate) fn fd(&self) -> RawFd {
         self.channel.fd
+    }
+
+    /// The channel's descriptor, open as long as the id exists.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: borrow_raw requires an open descriptor for the borrow's time: that of a live
+        // channel (2), which the id holds (3).
+        unsafe { BorrowedFd::borrow_raw(self.channel.fd) }
     }
 
     pub(crate) fn libraries(&self) -> Libraries {

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use rdma_rsocket::{PollEntry, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, Socket, poll};
 use rdma_test_support::{LIMIT, Peer, first, passes_alone, role, until};
 
-use crate::common::{errno, listener, pair, pair_with, set_int, stream};
+use crate::common::{errno, libraries, listener, pair, pair_with, set_int, stream};
 
 fn pattern(len: usize) -> Vec<u8> {
     (0..=250).cycle().take(len).collect()
@@ -256,6 +256,30 @@ fn a_connection_that_has_ended_is_accepted_with_its_data_and_its_end() {
     assert_eq!(received, b"last words");
     assert_eq!(wait_for(&server, 0), POLLHUP);
     drop(listener.accept().expect("the second connection"));
+}
+
+/// As by librspreload 44, whose `select` takes a ready rsocket for a number below the program's
+/// descriptor: descriptors that are closed meanwhile give no socket a lower number.
+#[test]
+fn a_number_is_above_the_descriptors_that_were_open() {
+    passes_alone(&["streams::numbers_beside_closed_descriptors"], &[]);
+}
+
+#[test]
+#[ignore = "counts its descriptors; `a_number_is_above_the_descriptors_that_were_open` runs it"]
+fn numbers_beside_closed_descriptors() {
+    let (listener, address) = listener();
+    let open = || std::fs::File::open("/dev/null").expect("a descriptor");
+    let below: Vec<_> = std::iter::repeat_with(open).take(40).collect();
+    let opened = open();
+    drop(below);
+    let client = stream();
+    client.connect(address).expect("a connection");
+    let (server, _) = listener.accept().expect("the connection");
+    let datagrams = Socket::datagram(libraries(), false).expect("a socket");
+    for socket in [&client, &server, &datagrams] {
+        assert!(socket.number() > opened.as_raw_fd(), "{} stands for {}", opened.as_raw_fd(), socket.number());
+    }
 }
 
 /// As by librspreload: the number of an accepted socket is made by the accept and not before.

@@ -1,12 +1,14 @@
 //! Addresses: conversion from and to C's `sockaddr`, source addresses, and local addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::{io, ptr};
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
-use nix::sys::socket::SockaddrStorage;
+use nix::sys::socket::{SockaddrStorage, bind};
 
 use crate::engine::Errno;
+use crate::os::socket::kernel_socket;
 use crate::verbs::call::Argument;
 
 /// Reads a C socket address. `EINVAL` for null, or a family other than IPv4 and IPv6.
@@ -106,12 +108,25 @@ pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
 /// choice, or loopback if there is no route, because the device does not need one.
 pub(super) fn source_for(destination: &SocketAddr) -> SocketAddr {
     let by_route = || -> io::Result<SocketAddr> {
-        let socket = UdpSocket::bind(any_of(destination))?;
+        let socket = udp_socket(destination)?;
         // Connecting a UDP socket sends nothing, so the port is arbitrary.
         socket.connect(with_port(*destination, 9))?;
         socket.local_addr()
     };
     with_port(by_route().unwrap_or_else(|_| loopback_of(destination)), 0)
+}
+
+/// Makes a UDP socket of an address's family.
+fn udp_socket(like: &SocketAddr) -> io::Result<UdpSocket> {
+    let family = if like.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    Ok(kernel_socket(family, libc::SOCK_DGRAM)?.into())
+}
+
+/// Makes a UDP socket and binds it to an address.
+fn bound_to(address: &SocketAddr) -> io::Result<UdpSocket> {
+    let socket = udp_socket(address)?;
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(*address))?;
+    Ok(socket)
 }
 
 /// Whether an address is one of this host's; its port is ignored. Binds a UDP socket to the address
@@ -129,7 +144,7 @@ pub(super) fn is_local(address: &SocketAddr) -> Result<bool, Errno> {
     if ip.is_loopback() {
         return Ok(true);
     }
-    match UdpSocket::bind(with_port(*address, 0)) {
+    match bound_to(&with_port(*address, 0)) {
         // A socket can be bound to a broadcast address too, but not connected to it.
         Ok(socket) => Ok(!socket
             .connect(with_port(*address, 9))

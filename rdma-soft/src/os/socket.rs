@@ -8,9 +8,10 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use libc::c_int;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, sockopt};
+use nix::sys::socket::{self, Backlog, ControlMessage, MsgFlags, SockFlag, UnixAddr, sockopt};
 use rdma_mem::pass;
 
 use super::private::Private;
@@ -46,11 +47,21 @@ pub(crate) struct Packet {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
+/// Makes a socket of a family and a type by a system call: with a library that is preloaded for
+/// rsockets (librspreload), `socket` of libc makes an rsocket, which is made of this device again.
+pub(crate) fn kernel_socket(family: c_int, kind: c_int) -> nix::Result<OwnedFd> {
+    // SAFETY: socket(2) has no requirement.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_socket, family, kind | libc::SOCK_CLOEXEC, 0) })?;
+    let fd = c_int::try_from(fd).map_err(|_| Errno::EMFILE)?;
+    // SAFETY: `from_raw_fd` requires an open descriptor that nothing else owns: socket(2) has made
+    // it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 impl Socket {
     /// Makes a socket without a name.
     pub(crate) fn new() -> Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let make = || socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).named("socket");
+        let make = || kernel_socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK).named("socket");
         Private::make(make).map(Self)
     }
 
@@ -58,7 +69,8 @@ impl Socket {
     #[cfg(test)]
     pub(crate) fn pair() -> [Self; 2] {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let (one, other) = socket::socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        let (one, other) =
+            socket::socketpair(socket::AddressFamily::Unix, socket::SockType::SeqPacket, None, flags).unwrap();
         [one, other].map(|fd| Self(Private::make(|| Ok(fd)).unwrap()))
     }
 

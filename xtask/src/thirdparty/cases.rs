@@ -95,7 +95,7 @@ impl Kind {
             Self::ExampleCm => pair(format!("-b 127.0.0.1 -p {port}"), "-s 127.0.0.1"),
             Self::CmGroup => (String::new(), "-s".to_owned()),
             Self::CmPair => pair(format!("-p {port}"), "-s 127.0.0.1"),
-            Self::Rsockets => (format!("-s -1 -p {port}"), format!("-c 127.0.0.1 -p {port} -n 64M")),
+            Self::Rsockets => (format!("-s -1 -p {port}"), format!("-c 127.0.0.1 -p {port} -n 64M -P 3")),
             Self::Fabric => (format!("-B {port}"), format!("-P {port} 127.0.0.1")),
             Self::Ucx => pair(format!("-p {port}"), "127.0.0.1"),
         }
