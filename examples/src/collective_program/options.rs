@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(short = 'm', long, alias = "agg_iters", value_name = "N", default_value_t = 1, value_parser = cli::count)]
     #[arg(help_heading = cli::SIZES, hide_short_help = true)]
     pub(super) agg_iters: usize,
-    /// Number of times that all sizes are measured; 0: without end
+    /// Number of times that all sizes are measured; 0: without end, not with --json and --plot
     #[arg(short = 'N', long, alias = "run_cycles", value_name = "N", default_value_t = 1)]
     #[arg(help_heading = cli::SIZES, hide_short_help = true)]
     pub(super) run_cycles: usize,
@@ -285,6 +285,12 @@ impl Args {
         }
         if self.plot.is_some() && collective == Collective::Barrier {
             return Err(Failure::usage("--plot draws times by size, and a barrier has no sizes"));
+        }
+        for (option, is_given) in [("--json", self.json.is_given()), ("--plot", self.plot.is_some())] {
+            if is_given && self.run_cycles == 0 {
+                let text = "--run-cycles 0 has no end, at which it would be written; --csv writes each row at once";
+                return Err(Failure::usage(format!("{option}: {text}")));
+            }
         }
         for (option, is_given) in [("--aggregators", self.aggregators.is_some()), ("--radix", self.radix.is_some())] {
             if is_given && self.algorithm() != Some(Algorithm::InNetwork) {
