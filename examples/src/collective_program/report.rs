@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::nccl_tests::{self, RankDevice};
-use super::options::Args;
+use super::options::{Args, SizeStep};
 use super::plot;
 use crate::Failure;
 use crate::failure::is_launched;
@@ -79,9 +79,9 @@ impl Report {
         // Each process that another launcher has started is a rank.
         let gpus = if is_launched() { ranks / threads } else { 1 };
         let iters = args.iters.map_or_else(|| "auto".to_owned(), |n| n.to_string());
-        let step = match args.step_bytes {
-            Some(step) => format!("{}(bytes)", step.0),
-            None => format!("{}(factor)", args.factor),
+        let step = match args.step() {
+            SizeStep::Bytes(step) => format!("{}(bytes)", step.0),
+            SizeStep::Factor(factor) => format!("{factor}(factor)"),
         };
         writeln!(out, "# Collective test starting: {}", self.name)?;
         writeln!(
