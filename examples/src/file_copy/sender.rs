@@ -108,8 +108,8 @@ impl Summary {
 ///
 /// # Errors
 /// If two paths have the same last name, or nothing of what is named can be copied; if a read of an
-/// open file fails; if its length or its times of change say that it changes while it is read, or it
-/// has other bytes than its length says, as files of `/proc` have; the receiver's reason; if the
+/// open file fails; if its length or its times of change say that it changes while it is read, or
+/// it has other bytes than its length says, as files of `/proc` have; the receiver's reason; if the
 /// connection fails.
 pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Result<Summary, Failure> {
     let Listing { entries, skipped, not_kept, .. } = Listing::of(paths)?;

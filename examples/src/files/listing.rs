@@ -64,7 +64,8 @@ impl Listing {
     /// Lists paths and all that is below them.
     ///
     /// # Errors
-    /// If a path cannot be found or the system lacks files, or if two paths would have the same place at the receiver.
+    /// If a path cannot be found or the system lacks files, or if two paths would have the same
+    /// place at the receiver.
     pub(crate) fn of(paths: &[PathBuf]) -> Result<Self, Failure> {
         let mut listing = Self::default();
         let mut named: HashMap<OsString, &Path> = HashMap::new();
