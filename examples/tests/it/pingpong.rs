@@ -210,6 +210,8 @@ fn letters_of_perftest_mean_what_they_mean_there() {
     for (args, said) in [
         (&["-l", "8"][..], "perftest has -l: each message is posted by itself"),
         (&["-z"], "-R connects by rdma_cm"),
+        (&["--rate_limit", "10"], "perftest has --rate_limit: messages are sent as fast as they go"),
+        (&["--force-link", "IB"], "the link layer is the port's"),
         (&["--use_cuda", "0"], "gpu_bw measures between the memories of GPUs"),
         (&["-o", "4"], "--outs is for reads and atomic operations"),
         (&["-f", "1"], "--duration"),
