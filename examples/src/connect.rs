@@ -6,6 +6,7 @@ use rdma_collectives::bootstrap::Group;
 use rdma_collectives::connect::{Method, Wanted};
 
 use crate::Failure;
+use crate::address::resolve;
 use crate::device::{Chosen, announce};
 
 /// The options that say how to connect; the same in every program.
@@ -16,7 +17,9 @@ pub struct ConnectionOptions {
     #[arg(short = 'R', long, visible_alias = "rdma_cm")]
     pub cm: bool,
     /// Our address for the connection manager (default: one that leads to the device)
-    #[arg(long, value_name = "IP", hide_short_help = true)]
+    ///
+    /// Each connection has a port of its own; one behind the address is accepted and not used.
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = own_address, hide_short_help = true)]
     pub cm_address: Option<IpAddr>,
 }
 
@@ -64,4 +67,9 @@ impl ConnectionOptions {
             None => failure,
         }
     }
+}
+
+/// Parses an address of this host, whose port says nothing.
+fn own_address(text: &str) -> Result<IpAddr, String> {
+    resolve(text, 0).map(|address| address.ip()).map_err(|failure| failure.to_string())
 }

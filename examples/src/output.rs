@@ -20,6 +20,12 @@ impl JsonOptions {
         Self { json: Some("-".into()) }
     }
 
+    /// Whether the option was given.
+    #[must_use]
+    pub fn is_given(&self) -> bool {
+        self.json.is_some()
+    }
+
     /// Whether the object goes to standard output, in place of the table.
     #[must_use]
     pub fn is_printed(&self) -> bool {

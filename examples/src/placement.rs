@@ -129,6 +129,16 @@ impl PlacementOptions {
         }
     }
 
+    /// The option that gave this many local ranks, as it was given.
+    pub(crate) fn named(&self, ranks: usize) -> String {
+        match (self.gpus, self.threads) {
+            (None, None) => format!("--ranks {ranks}"),
+            (Some(gpus), None) => format!("-g {gpus}"),
+            (None, Some(threads)) => format!("-t {threads}"),
+            (Some(gpus), Some(threads)) => format!("-g {gpus} times -t {threads}"),
+        }
+    }
+
     /// nccl-tests' number of threads.
     pub(crate) fn threads(&self) -> usize {
         self.threads.unwrap_or(1)
@@ -266,6 +276,10 @@ pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<
 fn awaited(place: &Place) -> String {
     let others = if place.ranks == 2 { "the other process" } else { "the other ranks" };
     match (&place.root, place.rank) {
+        // Only `pingpong --server` listens on all addresses by itself.
+        (Root::Address(address), 0) if place.ranks == 2 && address.starts_with("0.0.0.0:") => {
+            format!("a client on port {}", &address["0.0.0.0:".len()..])
+        }
         (Root::Address(address), 0) if !address.starts_with('@') => format!("{others} at {address}"),
         (_, 0) => others.to_owned(),
         (Root::Address(address), _) if !address.starts_with('@') => address.clone(),
@@ -299,6 +313,15 @@ pub(crate) fn with_port(address: &str, port: u16) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_on_all_addresses_waits_for_a_client() {
+        for (address, awaits) in
+            [("0.0.0.0:5", "a client on port 5"), ("127.0.0.1:5", "the other process at 127.0.0.1:5")]
+        {
+            assert_eq!(awaited(&Place::by_hand(0, 2, address, None).unwrap()), awaits);
+        }
+    }
 
     #[test]
     fn addresses_get_the_usual_port() {

@@ -135,16 +135,47 @@ pub fn traffic_line(out: &mut dyn Write, row: &CollectiveRow) -> io::Result<()> 
     writeln!(out, "# Bytes of a rank's messages at size {}: {sent} sent, {received} received", row.size)
 }
 
+/// The sums over all columns of all rows, and the last row.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    last: Option<CollectiveRow>,
+    columns: u64,
+    bus_bw: f64,
+    wrong: u64,
+}
+
+impl Totals {
+    /// Adds a row.
+    pub fn add(&mut self, row: CollectiveRow) {
+        for time in [row.out_of_place, row.in_place].into_iter().flatten() {
+            self.columns += 1;
+            self.bus_bw += time.bus_bw;
+            self.wrong = self.wrong.saturating_add(time.nwrong.unwrap_or_default());
+        }
+        self.last = Some(row);
+    }
+
+    /// Number of elements with a wrong value.
+    #[must_use]
+    pub fn wrong(&self) -> u64 {
+        self.wrong
+    }
+
+    /// The row that was added last.
+    #[must_use]
+    pub fn last(&self) -> Option<&CollectiveRow> {
+        self.last.as_ref()
+    }
+}
+
 /// Prints nccl-tests' closing lines; the average is over all columns of all rows.
 ///
 /// # Errors
 /// If writing to `out` fails.
-pub fn collective_foot(out: &mut dyn Write, rows: &[CollectiveRow]) -> io::Result<()> {
-    let columns = || rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten();
-    let wrong: u64 = columns().filter_map(|t| t.nwrong).sum();
-    let n = columns().count().max(1) as f64;
-    let average = columns().map(|t| t.bus_bw).sum::<f64>() / n;
-    let verdict = if wrong == 0 { "OK" } else { "FAILED" };
+pub fn collective_foot(out: &mut dyn Write, totals: &Totals) -> io::Result<()> {
+    let Totals { columns, bus_bw, wrong, .. } = totals;
+    let average = bus_bw / (*columns).max(1) as f64;
+    let verdict = if *wrong == 0 { "OK" } else { "FAILED" };
     writeln!(out, "# Out of bounds values : {wrong} {verdict}")?;
     writeln!(out, "# Avg bus bandwidth    : {} ", significant(average))?;
     writeln!(out, "#")
@@ -239,8 +270,11 @@ mod tests {
     #[test]
     fn footer_says_what_was_wrong() {
         let time = CollectiveTime::new(1e-6, (1000.0, 1.0), Some(3));
-        let row = row(1000, time);
-        let foot = text(|out| collective_foot(out, std::slice::from_ref(&row)));
+        let mut totals = Totals::default();
+        totals.add(row(1000, time));
+        totals.add(row(2000, CollectiveTime { nwrong: None, ..time }));
+        let foot = text(|out| collective_foot(out, &totals));
+        assert_eq!((totals.wrong(), totals.last().map(|row| row.size)), (3, Some(2000)));
         assert!(foot.contains("# Out of bounds values : 3 FAILED"), "{foot}");
         assert!(foot.contains("# Avg bus bandwidth    : 1 "), "{foot}");
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use rdma::aio::block_on;
 use rdma_examples::failure::say;
-use rdma_examples::file_copy::{self, Receiver, Summary};
+use rdma_examples::file_copy::{self, Receiver};
 use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::{Failure, address, cli};
 use rdma_net::{ListenOptions, Node};
@@ -109,15 +109,9 @@ fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
     let summary = block_on(file_copy::send(&node, receiver, paths));
     let summary = summary
         .map_err(|failure| failure.explained(service::EXPLANATION).context(format_args!("copy to {receiver}")))?;
-    for line in summary.lines().iter().filter(|_| !args.service.json) {
+    for line in summary.lines() {
         say(&format!("file_copy: {line}"));
     }
-    let Summary { files, directories, links, hard_links, bytes, kept, sent, seconds, .. } = &summary;
-    let rate = *sent as f64 / 1e6 / seconds.max(1e-9);
-    let text = format!(
-        "{files} files, {hard_links} further names, {links} symbolic links and {directories} directories of {bytes} \
-         bytes, {kept} of which were there before; {sent} bytes sent; {seconds:.3} s, {rate:.1} MB/s"
-    );
-    args.service.print(&json!(summary), &text)?;
+    args.service.print(&json!(summary), &summary.sentence())?;
     summary.complete()
 }

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), Failure> {
     args.options.validate()?;
-    args.report.check(&args.options)?;
+    args.report.check(&args.options, args.local.json)?;
     let Some(place) = args.sides.place()? else { return Ok(()) };
     let terms = placement::terms("pingpong", &args.options, Roles::ServerAndClient, args.sides.timeout);
     placement::run(place, &terms, |group| pingpong::run(&args.local, &args.report, &args.options, group))

@@ -173,7 +173,7 @@ fn steps(collective: Collective, args: &Args, roots: usize) -> Result<usize, Fai
         sizes += if collective == Collective::Barrier { 1 } else { args.sizes(dtype.size())?.len() };
     }
     let reductions = if collective.reduces() { args.reductions().len() } else { 1 };
-    Ok(sizes * reductions * roots * args.run_cycles.max(1))
+    Ok((sizes * reductions * roots).saturating_mul(args.run_cycles.max(1)))
 }
 
 /// The table of algorithms that rank 0 was given, if any.

@@ -50,13 +50,13 @@ pub(crate) struct Args {
     #[arg(help_heading = cli::SIZES)]
     pub(crate) max: Size,
     /// Bytes from one size to the next (default: --factor)
-    #[arg(short = 'i', long, alias = "stepbytes", value_name = "SIZE", conflicts_with = "factor")]
+    #[arg(short = 'i', long, alias = "stepbytes", value_name = "SIZE")]
     #[arg(help_heading = cli::SIZES)]
     pub(super) step_bytes: Option<Size>,
-    /// Each size is this many times the one before
-    #[arg(short = 'f', long, alias = "stepfactor", value_name = "N", default_value_t = 2)]
+    /// Each size is this many times the one before (default: 2); 1: -i
+    #[arg(short = 'f', long, alias = "stepfactor", value_name = "N")]
     #[arg(help_heading = cli::SIZES)]
-    pub(super) factor: usize,
+    factor: Option<usize>,
     /// Timed iterations of each size (default: 20 to 1000)
     ///
     /// By default more for small sizes, and fewer where they take long.
@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(short = 'm', long, alias = "agg_iters", value_name = "N", default_value_t = 1, value_parser = cli::count)]
     #[arg(help_heading = cli::SIZES, hide_short_help = true)]
     pub(super) agg_iters: usize,
-    /// Number of times that all sizes are measured; 0: without end
+    /// Number of times that all sizes are measured; 0: without end, not with --json and --plot
     #[arg(short = 'N', long, alias = "run_cycles", value_name = "N", default_value_t = 1)]
     #[arg(help_heading = cli::SIZES, hide_short_help = true)]
     pub(super) run_cycles: usize,
@@ -286,6 +286,16 @@ impl Args {
         if self.plot.is_some() && collective == Collective::Barrier {
             return Err(Failure::usage("--plot draws times by size, and a barrier has no sizes"));
         }
+        if let (Some(factor @ 2..), Some(step)) = (self.factor, self.step_bytes.filter(|step| step.0 > 0)) {
+            let text = format!("--step-bytes {step} cannot be used with --factor {factor}, which nccl-tests follows");
+            return Err(Failure::usage(format!("{text}; leave one of them out")));
+        }
+        for (option, is_given) in [("--json", self.json.is_given()), ("--plot", self.plot.is_some())] {
+            if is_given && self.run_cycles == 0 {
+                let text = "--run-cycles 0 has no end, at which it would be written; --csv writes each row at once";
+                return Err(Failure::usage(format!("{option}: {text}")));
+            }
+        }
         for (option, is_given) in [("--aggregators", self.aggregators.is_some()), ("--radix", self.radix.is_some())] {
             if is_given && self.algorithm() != Some(Algorithm::InNetwork) {
                 return Err(Failure::usage(format!("{option} needs --algo in-network")));
@@ -350,9 +360,18 @@ impl Args {
     /// # Errors
     /// If the options contradict each other.
     pub(super) fn sizes(&self, element: usize) -> Result<Vec<usize>, Failure> {
-        match self.step_bytes {
-            None => cli::size_steps(self.min, self.max, self.factor, element),
-            Some(step) => cli::size_increments(self.min, self.max, step, element),
+        match self.step() {
+            SizeStep::Factor(factor) => cli::size_steps(self.min, self.max, factor, element),
+            SizeStep::Bytes(step) => cli::size_increments(self.min, self.max, step, element),
+        }
+    }
+
+    /// The step from one size to the next. As in nccl-tests, a factor of 1 leaves it to the bytes,
+    /// and bytes of 0 leave it to the factor.
+    pub(super) fn step(&self) -> SizeStep {
+        match (self.factor, self.step_bytes) {
+            (None | Some(1), Some(step)) if step.0 > 0 || self.factor.is_none() => SizeStep::Bytes(step),
+            (factor, _) => SizeStep::Factor(factor.unwrap_or(2)),
         }
     }
 
@@ -409,6 +428,15 @@ impl Args {
     }
 }
 
+/// The step from one size to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SizeStep {
+    /// Each size is this many times the one before.
+    Factor(usize),
+    /// Each size has this many bytes more.
+    Bytes(Size),
+}
+
 /// A step of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
@@ -433,6 +461,24 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+
+    #[test]
+    fn a_factor_of_one_and_bytes_of_zero_leave_the_step_to_the_other() {
+        let (factor, bytes) = (SizeStep::Factor, |count| SizeStep::Bytes(Size(count)));
+        let cases: [(&[&str], SizeStep); 6] = [
+            (&[], factor(2)),
+            (&["-f", "4"], factor(4)),
+            (&["-i", "64"], bytes(64)),
+            (&["-i", "64", "-f", "1"], bytes(64)),
+            (&["-i", "0", "-f", "2"], factor(2)),
+            (&["-i", "0"], bytes(0)),
+        ];
+        for (args, step) in cases {
+            let args = Args::try_parse_from([&["all_reduce"], args].concat()).unwrap();
+            assert_eq!(args.step(), step);
+            assert!(args.check(Collective::AllReduce).is_ok());
+        }
+    }
 
     /// As in nccl-tests, which synchronizes inside the loop of aggregated operations.
     #[test]

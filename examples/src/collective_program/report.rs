@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::nccl_tests::{self, RankDevice};
-use super::options::Args;
+use super::options::{Args, SizeStep};
 use super::plot;
 use crate::Failure;
 use crate::failure::is_launched;
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::table::{self, CSV_HEAD, CollectiveRow};
+use crate::table::{self, CSV_HEAD, CollectiveRow, Totals};
 
-/// The report of rank 0. The other ranks keep the rows only.
+/// The report of rank 0. The other ranks keep the totals only.
 #[derive(Debug)]
 pub(super) struct Report {
     name: &'static str,
@@ -26,7 +26,9 @@ pub(super) struct Report {
     plot: Option<Output>,
     /// Names and reports of earlier runs.
     earlier: Vec<(String, Value)>,
+    /// The rows, if a file needs them at the end: a run may have no end.
     rows: Vec<CollectiveRow>,
+    totals: Totals,
     progress: Progress,
     done: usize,
 }
@@ -55,6 +57,7 @@ impl Report {
             plot,
             earlier,
             rows,
+            totals: Totals::default(),
             progress,
             done: 0,
         })
@@ -76,9 +79,9 @@ impl Report {
         // Each process that another launcher has started is a rank.
         let gpus = if is_launched() { ranks / threads } else { 1 };
         let iters = args.iters.map_or_else(|| "auto".to_owned(), |n| n.to_string());
-        let step = match args.step_bytes {
-            Some(step) => format!("{}(bytes)", step.0),
-            None => format!("{}(factor)", args.factor),
+        let step = match args.step() {
+            SizeStep::Bytes(step) => format!("{}(bytes)", step.0),
+            SizeStep::Factor(factor) => format!("{factor}(factor)"),
         };
         writeln!(out, "# Collective test starting: {}", self.name)?;
         writeln!(
@@ -124,7 +127,10 @@ impl Report {
         if let Some(csv) = &mut self.csv {
             csv.line(&table::csv_row(&row))?;
         }
-        self.rows.push(row);
+        if self.json.is_some() || self.plot.is_some() {
+            self.rows.push(row.clone());
+        }
+        self.totals.add(row);
         Ok(())
     }
 
@@ -148,14 +154,14 @@ impl Report {
             }
             if !self.is_json_printed {
                 let mut out = io::stdout();
-                if let Some(last) = self.rows.last() {
+                if let Some(last) = self.totals.last() {
                     table::traffic_line(&mut out, last)?;
                 }
-                table::collective_foot(&mut out, &self.rows)?;
+                table::collective_foot(&mut out, &self.totals)?;
                 writeln!(out, "# Collective test concluded: {}", self.name)?;
             }
         }
-        verdict(&self.rows, self.is_first)
+        verdict(self.totals.wrong(), self.is_first)
     }
 }
 
@@ -164,11 +170,37 @@ fn stem(path: &Path) -> String {
     path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
 }
 
-fn verdict(rows: &[CollectiveRow], is_first: bool) -> Result<(), Failure> {
-    let wrong: u64 = rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten().filter_map(|t| t.nwrong).sum();
+fn verdict(wrong: u64, is_first: bool) -> Result<(), Failure> {
     match (wrong, is_first) {
         (0, _) => Ok(()),
         (_, true) => Err(Failure::new(format!("{wrong} elements have wrong values"))),
         (_, false) => Err(Failure::peer("there are wrong values")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::table::CollectiveTime;
+
+    #[test]
+    fn rows_are_kept_for_files_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("report.json");
+        for (words, kept) in [(vec!["all_reduce", "-N", "0"], 0), (vec!["all_reduce", "-J", file.to_str().unwrap()], 9)]
+        {
+            let args = Args::try_parse_from(words).unwrap();
+            let mut report = Report::new("all_reduce", &args, true, 9).unwrap();
+            report.is_json_printed = true;
+            for size in 0..9 {
+                let out_of_place = Some(CollectiveTime::new(1e-6, (1000.0, 1.0), Some(1)));
+                let (dtype, redop, algo) = ("float", "sum", "ring");
+                let row = CollectiveRow { size, count: 1, dtype, redop, root: -1, algo, out_of_place, in_place: None };
+                report.row(row).unwrap();
+            }
+            assert_eq!((report.rows.len(), report.totals.wrong()), (kept, 9));
+        }
     }
 }

@@ -51,7 +51,8 @@ modification, symbolic links, hard links among what is sent, holes, and owners (
 the receiver runs as root.
 It does not keep: owners otherwise; set-user-ID, set-group-ID and sticky bits; access control
 lists; extended attributes; file flags; times of access; preallocated space.
-It does not copy: FIFOs; sockets; block and character devices; folders .file_copy-unfinished.
+It does not copy: FIFOs; sockets; block and character devices; folders .file_copy-unfinished;
+files and directories that the sender may not read.
 The sender names what it left out on standard error, in one line for each kind.
 
 Exit status: 0 success, also without some attributes; 1 failure; 2 invalid arguments; 23 success,

@@ -1,6 +1,6 @@
 //! The sender.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::Failure;
 use crate::files::attributes::Unset;
 use crate::files::extents::Extent;
 use crate::files::listing::{Entry, Identity, Kind, Listing, cannot_read};
-use crate::files::omitted::{NotKept, Skipped, skipped_lines};
+use crate::files::omitted::{NotKept, Skipped, Why, skipped_lines};
 use crate::files::source::Source;
 use crate::files::sum::{Reading, Sum};
 use crate::message::{decode, encode};
@@ -48,8 +48,8 @@ pub struct Summary {
     pub kept: u64,
     /// Bytes that were sent: neither the receiver had them before, nor were they in holes.
     pub sent: u64,
-    /// Devices and other things that are no files, and folders of unfinished files; they were not
-    /// copied.
+    /// Devices and other things that are no files, folders of unfinished files, and what could not
+    /// be read; they were not copied.
     skipped: Vec<Skipped>,
     /// How many entries lack which attributes.
     not_kept: NotKept,
@@ -65,13 +65,37 @@ impl Summary {
         [skipped_lines(&self.skipped), self.not_kept.lines()].concat()
     }
 
+    /// Entries that the receiver has now.
+    fn copied(&self) -> usize {
+        self.files + self.directories + self.links + self.hard_links
+    }
+
+    /// What was copied, as a sentence.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let counted =
+            |count: usize, one: &str, several: &str| format!("{count} {}", if count == 1 { one } else { several });
+        let rate = self.sent as f64 / 1e6 / self.seconds.max(1e-9);
+        format!(
+            "{}, {}, {} and {} of {} bytes, {} of which were there before; {} bytes sent; {:.3} s, {rate:.1} MB/s",
+            counted(self.files, "file", "files"),
+            counted(self.hard_links, "further name", "further names"),
+            counted(self.links, "symbolic link", "symbolic links"),
+            counted(self.directories, "directory", "directories"),
+            self.bytes,
+            self.kept,
+            self.sent,
+            self.seconds,
+        )
+    }
+
     /// The failure of a copy that lacks something, with a count.
     ///
     /// # Errors
     /// If there is something that was not copied, or a time of modification that was not kept.
     pub fn complete(&self) -> Result<(), Failure> {
         let (skipped, times) = (self.skipped.len(), self.not_kept.times);
-        let copied = self.files + self.directories + self.links + self.hard_links;
+        let copied = self.copied();
         match (skipped, times) {
             (0, 0) => Ok(()),
             (0, times) => Err(Failure::partial(format!("{times} of {copied} copied entries have another time"))),
@@ -83,9 +107,9 @@ impl Summary {
 /// Copies files and directories to a receiver, and shows the progress on a terminal.
 ///
 /// # Errors
-/// If two paths have the same last name, or nothing of what is named can be copied; if a file
-/// cannot be read; if its length or its times of change say that it changes while it is read, or it
-/// has other bytes than its length says, as files of `/proc` have; the receiver's reason; if the
+/// If two paths have the same last name, or nothing of what is named can be copied; if a read of an
+/// open file fails; if its length or its times of change say that it changes while it is read, or
+/// it has other bytes than its length says, as files of `/proc` have; the receiver's reason; if the
 /// connection fails.
 pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Result<Summary, Failure> {
     let Listing { entries, skipped, not_kept, .. } = Listing::of(paths)?;
@@ -100,7 +124,8 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
         return Err(Failure::new("the receiver takes shorter messages only; it is another program"));
     }
     let summary = Summary { skipped, not_kept, ..Summary::default() };
-    let mut copy = Copy { to, from, offered: VecDeque::new(), finished: 0, progress, summary };
+    let (offered, unreadable) = (VecDeque::new(), HashSet::new());
+    let mut copy = Copy { to, from, offered, unreadable, finished: 0, progress, summary };
     let start = Instant::now();
     let result = copy.run(&entries).await;
     let seconds = start.elapsed().as_secs_f64();
@@ -117,6 +142,9 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
     // The receiver keeps the bytes that have arrived when the connection breaks.
     let of_connection = |failure: Failure| if failure.is_effect() { failure.advised(GO_ON) } else { failure };
     result.map_err(|failure| reason.unwrap_or_else(|| of_connection(failure)))?;
+    if summary.copied() == 0 {
+        return Err(Failure::new(format!("nothing can be copied: {}", skipped_lines(&summary.skipped).join("; "))));
+    }
     Ok(Summary { seconds, ..summary })
 }
 
@@ -126,6 +154,8 @@ struct Copy<'a> {
     from: Receiver,
     /// Files that the receiver knows of and that were not sent yet, oldest first.
     offered: VecDeque<Offer<'a>>,
+    /// Numbers of the entries that could not be opened.
+    unreadable: HashSet<usize>,
     /// Files that the receiver has confirmed.
     finished: usize,
     progress: Bytes,
@@ -140,13 +170,13 @@ struct Offer<'a> {
 impl<'a> Copy<'a> {
     async fn run(&mut self, entries: &'a [Entry]) -> Result<(), Failure> {
         self.greet().await?;
-        for entry in entries {
+        for (number, entry) in entries.iter().enumerate() {
             match &entry.kind {
                 Kind::Directory => {
                     self.give(&Order::Directory(entry.attributes.mode, &entry.path)).await?;
                     self.summary.directories += 1;
                 }
-                Kind::File { .. } => self.offer(entry).await?,
+                Kind::File { .. } => self.offer(number, entry).await?,
                 Kind::Link(to) => {
                     self.give(&Order::Link(entry.attributes, &entry.path, to)).await?;
                     self.summary.links += 1;
@@ -159,8 +189,10 @@ impl<'a> Copy<'a> {
         }
         // The files are there now of which these are other names.
         for entry in entries {
-            if let Kind::HardLink(first) = entry.kind {
-                self.send_hard_link(entry, &entries[first]).await?;
+            match entry.kind {
+                Kind::HardLink(first) if self.unreadable.contains(&first) => self.skip(entry, Why::NameOfSkipped),
+                Kind::HardLink(first) => self.send_hard_link(entry, &entries[first]).await?,
+                _ => {}
             }
         }
         // A directory that nobody may write gets its permissions, and each its time, after those
@@ -202,14 +234,26 @@ impl<'a> Copy<'a> {
         Ok(self.to.send(encode(order)?).await?)
     }
 
-    async fn offer(&mut self, entry: &'a Entry) -> Result<(), Failure> {
-        let source = Source::open(&entry.source).map_err(|error| cannot_read(&entry.source, &error))?;
+    async fn offer(&mut self, number: usize, entry: &'a Entry) -> Result<(), Failure> {
+        let source = match Source::open(&entry.source) {
+            Ok(source) => source,
+            Err(error) => {
+                let why = Why::refused(&error).ok_or_else(|| cannot_read(&entry.source, &error))?;
+                self.unreadable.insert(number);
+                self.skip(entry, why);
+                return Ok(());
+            }
+        };
         if entry.shared.is_some_and(|listed| listed != source.identity()) {
             return Err(replaced(entry));
         }
         self.give(&Order::File(source.attributes(), source.len(), &entry.path)).await?;
         self.offered.push_back(Offer { entry, source });
         if self.offered.len() < IN_FLIGHT { Ok(()) } else { self.send_oldest().await }
+    }
+
+    fn skip(&mut self, entry: &Entry, why: Why) {
+        self.summary.skipped.push(Skipped { path: entry.source.clone(), why });
     }
 
     async fn send_hard_link(&mut self, entry: &Entry, first: &Entry) -> Result<(), Failure> {
@@ -464,6 +508,18 @@ mod tests {
         });
         assert_eq!(block_on(send(&node(&node_options(1)), address, &[path])).unwrap().kept, 2 * COMPARED);
         assert_eq!(receiving.join().unwrap(), 2);
+    }
+
+    #[test]
+    fn a_file_that_is_removed_meanwhile_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = old_file(folder.path());
+        fs::write(folder.path().join("other"), "contents").unwrap();
+        let remove = move || fs::remove_file(&path).unwrap();
+        let summary = copy_of(folder.path(), remove, || {}).unwrap();
+        assert_eq!((summary.files, summary.skipped.len()), (1, 1));
+        assert!(summary.lines()[0].contains("No such file"), "{:?}", summary.lines());
+        assert!(summary.complete().unwrap_err().to_string().contains("1 of 3 entries were not copied"));
     }
 
     #[test]

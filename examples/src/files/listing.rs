@@ -52,7 +52,8 @@ pub(crate) enum Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     pub(crate) entries: Vec<Entry>,
-    /// Devices and other things that are no files, and folders of [`tree::UNFINISHED`] files.
+    /// Devices and other things that are no files, folders of [`tree::UNFINISHED`] files, and what
+    /// cannot be read.
     pub(crate) skipped: Vec<Skipped>,
     pub(crate) not_kept: NotKept,
     /// The first entry of each inode with several names.
@@ -63,7 +64,8 @@ impl Listing {
     /// Lists paths and all that is below them.
     ///
     /// # Errors
-    /// If something cannot be read, or if two paths would have the same place at the receiver.
+    /// If a path cannot be found or the system lacks files, or if two paths would have the same
+    /// place at the receiver.
     pub(crate) fn of(paths: &[PathBuf]) -> Result<Self, Failure> {
         let mut listing = Self::default();
         let mut named: HashMap<OsString, &Path> = HashMap::new();
@@ -81,16 +83,19 @@ impl Listing {
     }
 
     fn add(&mut self, source: &Path, path: Vec<u8>) -> Result<(), Failure> {
-        let cannot_read = |error| cannot_read(source, &error);
-        let metadata = fs::symlink_metadata(source).map_err(cannot_read)?;
+        let metadata = match fs::symlink_metadata(source) {
+            Ok(metadata) => metadata,
+            Err(error) => return self.skip(source, &error),
+        };
         let is_unfinished = source.file_name().is_some_and(tree::is_unfinished);
         let kind = match metadata.file_type() {
             _ if is_unfinished => Err(Why::Name),
             kind if kind.is_dir() => Ok(Kind::Directory),
             kind if kind.is_file() => Ok(Kind::File { len: metadata.len() }),
-            kind if kind.is_symlink() => {
-                Ok(Kind::Link(fs::read_link(source).map_err(cannot_read)?.into_os_string().into_vec()))
-            }
+            kind if kind.is_symlink() => match fs::read_link(source) {
+                Ok(to) => Ok(Kind::Link(to.into_os_string().into_vec())),
+                Err(error) => return self.skip(source, &error),
+            },
             _ => Err(Why::of(&metadata)),
         };
         let kind = match kind {
@@ -114,9 +119,25 @@ impl Listing {
             return Ok(());
         }
         let children = fs::read_dir(source).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        let mut names: Vec<_> = children.map_err(cannot_read)?.iter().map(fs::DirEntry::file_name).collect();
+        let children = match children {
+            Ok(children) => children,
+            Err(error) => {
+                let why = Why::refused(&error).ok_or_else(|| cannot_read(source, &error))?;
+                let why = if let Why::Unreadable(number) = why { Why::Unlisted(number) } else { why };
+                self.skipped.push(Skipped { path: source.to_owned(), why });
+                return Ok(());
+            }
+        };
+        let mut names: Vec<_> = children.iter().map(fs::DirEntry::file_name).collect();
         names.sort();
         names.iter().try_for_each(|name| self.add(&source.join(name), [&path, &b"/"[..], name.as_bytes()].concat()))
+    }
+
+    /// Leaves out what the system refuses to read.
+    fn skip(&mut self, source: &Path, error: &std::io::Error) -> Result<(), Failure> {
+        let why = Why::refused(error).ok_or_else(|| cannot_read(source, error))?;
+        self.skipped.push(Skipped { path: source.to_owned(), why });
+        Ok(())
     }
 
     /// Bytes of all files.

@@ -1,20 +1,24 @@
 //! What a copy leaves out: things that are neither files nor directories nor links, and attributes
 //! that it does not keep.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fs::Metadata;
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rdma_collectives::text::escaped;
 use rustix::fs::llistxattr;
 use rustix::io::Errno;
+use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
 /// Most bytes of the names of a file's extended attributes (`XATTR_LIST_MAX`).
 const LIST: usize = 64 << 10;
 
-/// Why something is not copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why something is not copied; lines have this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
     Fifo,
     Socket,
@@ -24,11 +28,21 @@ pub(crate) enum Why {
     Unknown,
     /// It has the name of the folders of unfinished files.
     Name,
+    /// The system refuses to open it, with this error number.
+    Unreadable(i32),
+    /// A directory whose contents the system refuses to list, with this error number.
+    Unlisted(i32),
+    /// Another name of something that is not copied.
+    NameOfSkipped,
 }
 
 impl Why {
-    const ALL: [Self; 6] =
-        [Self::Fifo, Self::Socket, Self::BlockDevice, Self::CharacterDevice, Self::Unknown, Self::Name];
+    /// The reason if the system refuses to open one file, where others may go on; `None` for a
+    /// lack of files or memory, and for what this program has found itself.
+    pub(crate) fn refused(error: &io::Error) -> Option<Self> {
+        let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOMEM].map(Errno::raw_os_error);
+        error.raw_os_error().filter(|number| !lacks.contains(number)).map(Self::Unreadable)
+    }
 
     /// The reason for something that is neither a file nor a directory nor a link.
     pub(crate) fn of(metadata: &Metadata) -> Self {
@@ -43,8 +57,8 @@ impl Why {
     }
 
     /// The reason in words, for one thing and for several.
-    fn words(self) -> [&'static str; 2] {
-        match self {
+    fn words(self) -> [Cow<'static, str>; 2] {
+        let words = match self {
             Self::Fifo => [
                 "it is neither a file nor a directory, but a FIFO",
                 "they are neither files nor directories, but FIFOs",
@@ -66,8 +80,22 @@ impl Why {
                 "its name is kept for folders of unfinished files",
                 "their names are kept for folders of unfinished files",
             ],
-        }
+            Self::NameOfSkipped => {
+                ["it is another name of a file that was not", "they are other names of files that were not"]
+            }
+            Self::Unreadable(number) => return cannot_be_read(["it", "they"], number),
+            Self::Unlisted(number) => {
+                let what = ["it is a directory whose contents", "they are directories whose contents"];
+                return cannot_be_read(what, number);
+            }
+        };
+        words.map(Cow::Borrowed)
     }
+}
+
+fn cannot_be_read(what: [&str; 2], number: i32) -> [Cow<'static, str>; 2] {
+    let error = io::Error::from_raw_os_error(number);
+    what.map(|what| format!("{what} cannot be read: {error}").into())
 }
 
 /// Something that is not copied.
@@ -80,7 +108,11 @@ pub(crate) struct Skipped {
 /// JSON has no bytes but those of text.
 impl Serialize for Skipped {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(&self.path.to_string_lossy())
+        let [why, _] = self.why.words();
+        let mut object = to.serialize_struct("Skipped", 2)?;
+        object.serialize_field("path", &self.path.to_string_lossy())?;
+        object.serialize_field("why", &why)?;
+        object.end()
     }
 }
 
@@ -95,7 +127,8 @@ pub(crate) fn skipped_lines(skipped: &[Skipped]) -> Vec<String> {
             more => format!("{first} and {more} more were not copied: {several}"),
         })
     };
-    Why::ALL.into_iter().filter_map(line).collect()
+    let kinds: BTreeSet<Why> = skipped.iter().map(|skipped| skipped.why).collect();
+    kinds.into_iter().filter_map(line).collect()
 }
 
 /// How many entries have attributes that a copy does not keep.

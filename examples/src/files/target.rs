@@ -9,16 +9,17 @@
 //! too: what stood there before is replaced at once, or stays.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, Metadata, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, openat, readlinkat, renameat};
+use nix::sys::signal::kill;
 use nix::sys::stat::{Mode, fstatat, mkdirat};
-use nix::unistd::{UnlinkatFlags, geteuid, linkat, symlinkat, unlinkat};
+use nix::unistd::{Pid, UnlinkatFlags, geteuid, linkat, symlinkat, unlinkat};
 
 use super::attributes::{Attributes, Unset};
 use super::tree::{SAFE, UNFINISHED};
@@ -124,6 +125,12 @@ impl Target {
         if self.found()?.is_some_and(|found| (found.dev(), found.ino()) == (of.dev(), of.ino())) {
             return Ok(());
         }
+        // Another name may lie where more users reach the program.
+        if of.is_file() && of.mode() & 0o6000 != 0 {
+            return Err(io::Error::other(
+                "the receiver has a set-user-ID or set-group-ID program there, which gets no further name",
+            ));
+        }
         // Without AT_SYMLINK_FOLLOW: the name of a symbolic link is one of that link.
         self.replace(|folder, name| {
             linkat(&first.parent, first.name.as_os_str(), folder, name, AtFlags::empty()).map_err(Into::into)
@@ -155,16 +162,16 @@ impl Target {
                 renameat(&inner, name.as_str(), &self.parent, self.name.as_os_str())?;
                 Ok(made)
             });
+            // If a process of this number that was killed has left a link there, that goes too.
             let is_taken = made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists);
-            if made.is_err() && !is_taken {
+            if made.is_err() {
                 let _removed = unlinkat(&inner, name.as_str(), UnlinkatFlags::NoRemoveDir);
             }
-            let _removed = unlinkat(&outer, UNFINISHED, UnlinkatFlags::RemoveDir);
+            remove_links(&outer, &inner);
             self.remove_folder();
             match made {
                 // Another copy has removed the folder, or what is to be linked is gone.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => last = Some(error),
-                // A process of this number that was killed has left a link there.
                 Err(_) if is_taken => {}
                 made => return made,
             }
@@ -202,7 +209,7 @@ impl Partial {
     fn is_own(&self) -> io::Result<bool> {
         let metadata = self.file.metadata()?;
         let is_own = metadata.is_file() && metadata.uid() == geteuid().as_raw() && metadata.nlink() == 1;
-        if is_own && metadata.mode() & 0o777 != 0o600 {
+        if is_own && metadata.mode() & 0o7777 != 0o600 {
             self.file.set_permissions(Permissions::from_mode(0o600))?;
         }
         Ok(is_own)
@@ -246,6 +253,47 @@ fn own_folder(parent: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     Ok(Some(folder.into()))
 }
 
+/// Removes what a copy that was killed has left of its links in a directory, and the folders of
+/// unfinished files if they have no others.
+pub(super) fn remove_stale(parent: &impl AsFd) {
+    let open = |folder: BorrowedFd<'_>| openat(folder, UNFINISHED, SAFE | OFlag::O_DIRECTORY, Mode::empty());
+    if let Ok(outer) = open(parent.as_fd()) {
+        if let Ok(inner) = open(outer.as_fd()) {
+            remove_links(&outer, &inner);
+        }
+        let _removed = unlinkat(parent, UNFINISHED, UnlinkatFlags::RemoveDir);
+    }
+}
+
+/// Removes the folder of links unless it has others. Links of processes that were killed are
+/// removed with it: a living one whose link is taken for one of these makes it again.
+fn remove_links(outer: &OwnedFd, inner: &OwnedFd) {
+    let remove = || unlinkat(outer, UNFINISHED, UnlinkatFlags::RemoveDir);
+    if remove() != Err(Errno::ENOTEMPTY) {
+        return;
+    }
+    // This very folder, wherever its name leads by now.
+    let listed = fs::read_dir(format!("/proc/self/fd/{}", inner.as_raw_fd()));
+    for entry in listed.into_iter().flatten().filter_map(Result::ok) {
+        let name = entry.file_name();
+        if name.to_str().is_some_and(is_stale) {
+            let _removed = unlinkat(inner, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
+        }
+    }
+    let _removed = remove();
+}
+
+/// Whether a link's first name is one of a process that has ended.
+fn is_stale(name: &str) -> bool {
+    let Some((pid, number)) = name.split_once('-') else { return false };
+    let (Ok(pid), Ok(number)) = (pid.parse::<i32>(), number.parse::<u64>()) else { return false };
+    if u32::try_from(pid) == Ok(std::process::id()) {
+        // An earlier process had this number: this one has not come so far.
+        return number >= LINKS.load(Ordering::Relaxed);
+    }
+    pid > 0 && kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH)
+}
+
 /// Metadata of what has a name in a folder; a symbolic link is not followed.
 fn metadata(folder: &OwnedFd, name: &OsStr) -> io::Result<Metadata> {
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -265,7 +313,6 @@ fn busy() -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::{chown, symlink};
 
     use super::super::tree::Tree;
@@ -427,6 +474,49 @@ mod tests {
         assert!(hard_link("new", "folder").is_err() && hard_link("new", "missing").is_err());
         let names: Vec<_> = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names.len(), 4, "{names:?}");
+    }
+
+    #[test]
+    fn links_of_a_process_that_was_killed_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join(UNFINISHED).join(UNFINISHED);
+        let leave = |name: String| {
+            fs::create_dir_all(&inner).unwrap();
+            for folder in [inner.parent().unwrap(), &inner] {
+                fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
+            }
+            symlink("nowhere", inner.join(name)).unwrap();
+        };
+        let ours = format!("{}-{}", std::process::id(), u64::MAX);
+        let living = format!("{}-0", nix::unistd::getppid());
+        let tree = Tree::open(dir.path()).unwrap();
+        for name in ["99999999-3".to_owned(), ours.clone()] {
+            leave(name);
+            tree.target(b"link").unwrap().link("to".as_ref(), &attributes(0o777)).unwrap();
+            assert!(!dir.path().join(UNFINISHED).exists());
+            fs::remove_file(dir.path().join("link")).unwrap();
+        }
+        leave(living.clone());
+        leave(ours);
+        remove_stale(&File::open(dir.path()).unwrap());
+        assert!(fs::symlink_metadata(inner.join(&living)).is_ok());
+        assert_eq!(fs::read_dir(&inner).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_set_user_id_program_gets_no_further_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
+        fs::write(&path, "program").unwrap();
+        let tree = Tree::open(dir.path()).unwrap();
+        let link = || tree.target(b"other").unwrap().hard_link(&tree.target(b"program").unwrap());
+        for mode in [0o4700, 0o2710] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            assert!(link().unwrap_err().to_string().contains("gets no further name"));
+            assert!(!dir.path().join("other").exists() && !dir.path().join(UNFINISHED).exists());
+        }
+        fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        link().unwrap();
     }
 
     #[test]

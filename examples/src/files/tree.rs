@@ -1,11 +1,11 @@
 //! A directory to which a peer's paths lead, and nowhere else.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -13,7 +13,7 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 
 use super::attributes::{Attributes, Unset, set_mode};
-use super::target::Target;
+use super::target::{Target, remove_stale};
 
 /// The name of the folders of unfinished files: no path of a peer goes through it.
 pub(crate) const UNFINISHED: &str = ".file_copy-unfinished";
@@ -44,7 +44,11 @@ impl Tree {
         let Place { parent, name } = self.place(path)?;
         match mkdirat(&parent, name, Mode::S_IRWXU) {
             Err(Errno::EEXIST) => {
-                let directory = File::from(descend(&parent, name)?);
+                let directory = match descend(&parent, name) {
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => open_own(&parent, name)?,
+                    found => found?,
+                };
+                let directory = File::from(directory);
                 let now = directory.metadata()?.mode();
                 set_mode(&directory, now & mode | 0o700)
             }
@@ -55,7 +59,10 @@ impl Tree {
     /// Gives a directory its attributes, after its contents.
     pub(crate) fn finish_directory(&self, path: &[u8], attributes: &Attributes) -> io::Result<Unset> {
         let Place { parent, name } = self.place(path)?;
-        attributes.set(&File::from(descend(&parent, name)?))
+        let directory = File::from(descend(&parent, name)?);
+        // Before the time is set.
+        remove_stale(&directory);
+        attributes.set(&directory)
     }
 
     /// Opens the place of a file or a link.
@@ -95,6 +102,18 @@ fn descend(parent: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
     Ok(openat(parent, name, SAFE | OFlag::O_DIRECTORY, Mode::empty())?)
 }
 
+/// Opens a directory that this user owns and may not read, by giving this user the permissions.
+fn open_own(parent: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
+    // Needs no permission to read, and is no link.
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let place = File::from(openat(parent, name, flags, Mode::empty())?);
+    let now = place.metadata()?.mode();
+    // fchmod(2) refuses such a descriptor.
+    let itself = format!("/proc/self/fd/{}", place.as_raw_fd());
+    fs::set_permissions(itself, Permissions::from_mode(now & 0o7777 | 0o700))?;
+    descend(parent, name)
+}
+
 fn directory(file: File) -> io::Result<File> {
     if file.metadata()?.is_dir() { Ok(file) } else { Err(Errno::ENOTDIR.into()) }
 }
@@ -107,13 +126,13 @@ mod tests {
     fn hostile_paths_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
-        std::fs::create_dir(&root).unwrap();
-        std::fs::create_dir(dir.path().join("outside")).unwrap();
+        fs::create_dir(&root).unwrap();
+        fs::create_dir(dir.path().join("outside")).unwrap();
         std::os::unix::fs::symlink("../outside", root.join("link")).unwrap();
         let tree = Tree::open(&root).unwrap();
         tree.create_directory(b"inside", 0o755).unwrap();
         tree.create_directory(b"inside", 0o755).unwrap();
-        std::fs::create_dir(root.join(UNFINISHED)).unwrap();
+        fs::create_dir(root.join(UNFINISHED)).unwrap();
         let below = format!("{UNFINISHED}/x");
         let hostile =
             ["", ".", "..", "/", "/etc/x", "../x", "inside/../../x", "inside//x", "inside/", "link/x", "link/", "a\0b"];
@@ -128,6 +147,6 @@ mod tests {
         }
         assert!(tree.create_directory(b"link", 0o755).is_err(), "a link to a directory is none");
         assert!(tree.target(b"nowhere/x").is_err());
-        assert!(std::fs::read_dir(dir.path().join("outside")).unwrap().next().is_none());
+        assert!(fs::read_dir(dir.path().join("outside")).unwrap().next().is_none());
     }
 }

@@ -48,6 +48,7 @@ pub fn run(local: &LocalOptions, wanted: &ReportOptions, options: &Options, grou
     let prints = is_client && !local.json;
     let has_table = is_client && !stdout_taken;
     let mut rows: [Vec<Row>; 2] = Default::default();
+    let mut latencies = Vec::new();
     for test in options.tests() {
         let (what, rows) = if test == Test::Lat { ("latency", &mut rows[0]) } else { ("bandwidth", &mut rows[1]) };
         let mut sizes = options.sizes(test);
@@ -65,6 +66,9 @@ pub fn run(local: &LocalOptions, wanted: &ReportOptions, options: &Options, grou
                 progress.print(|| report::line(&mut io::stdout(), &measured, wanted, options))?;
             }
             rows.push(measured.row);
+            if local.json && test == Test::Lat {
+                latencies.extend(wanted.latencies(measured.samples));
+            }
         }
         if has_table {
             progress.print(report::foot)?;
@@ -72,10 +76,13 @@ pub fn run(local: &LocalOptions, wanted: &ReportOptions, options: &Options, grou
     }
     if is_client && local.json {
         let [latency, bandwidth] = rows;
-        let report = json!({
+        let mut report = json!({
             "program": "pingpong", "op": options.op, "connection": options.connection, "device": chosen.line,
             "latency": latency, "bandwidth": &bandwidth,
         });
+        for (at, latencies) in latencies.into_iter().enumerate() {
+            report["latency"][at]["latencies"] = json!(latencies);
+        }
         writeln!(io::stdout(), "{report}")?;
         return limits(wanted, &bandwidth);
     }

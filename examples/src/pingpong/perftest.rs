@@ -30,6 +30,16 @@ impl Refusals for Perftest {
         long("mr_per_qp", Value::No, "the queue pairs share a region; leave it out"),
         long("ipv6", Value::No, "the GID of an address is chosen with --gid-index"),
         long("ipv6-addr", Value::No, "an IPv6 address is taken as it is; leave it out"),
+        long("rate_limit", Value::Yes, "messages are sent as fast as they go; -t limits how many are in flight"),
+        long("burst_size", Value::Yes, "messages are sent as fast as they go; -t limits how many are in flight"),
+        long("latency_gap", Value::Yes, "a message follows the answer at once; leave it out"),
+        long("flows", Value::Yes, "each queue pair has one flow; -q gives their number"),
+        long("recv_post_list", Value::Unless("1"), "each receive is posted by itself; -r says how many there are"),
+        long("inline_recv", Value::Yes, "receives have memory of their own; -I is for what is sent"),
+        long("use_hugepages", Value::No, "the system's pages are used; leave it out"),
+        long("dont_xchg_versions", Value::No, "the sides always compare their settings; leave it out"),
+        long("force-link", Value::Yes, "the link layer is the port's; -d and -i choose the port"),
+        long("report-per-port", Value::No, "one port is measured; run a second pingpong on the other (-i)"),
         long("bind_source_ip", Value::Yes, "the routing table chooses; with -R, --cm-address is our address"),
     ];
 }

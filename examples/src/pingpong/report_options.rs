@@ -16,10 +16,10 @@ pub struct ReportOptions {
     /// Fail if no size has this rate, in millions of messages per second
     #[arg(short = 'y', long = "limit_msgrate", value_name = "RATE", value_parser = limit, hide_short_help = true)]
     pub(super) limit_msgrate: Option<f64>,
-    /// Print the latency of each message, sorted
+    /// Print the latency of each message, sorted; with --json as "latencies"
     #[arg(short = 'H', long = "report-histogram", hide_short_help = true)]
     pub(super) histogram: bool,
-    /// Print the latency of each message, in the order of the messages
+    /// Print the latency of each message, in the order of the messages; with --json as "latencies"
     #[arg(short = 'U', long = "report-unsorted", hide_short_help = true)]
     pub(super) unsorted: bool,
     /// Print this figure alone, a line for each size
@@ -42,11 +42,22 @@ pub enum Figure {
 }
 
 impl ReportOptions {
+    /// The latencies that are to be printed once, from those in the order of the messages.
+    pub(super) fn latencies(&self, mut samples: Vec<f64>) -> Option<Vec<f64>> {
+        if self.histogram && !self.unsorted {
+            samples.sort_unstable_by(f64::total_cmp);
+        }
+        (self.histogram || self.unsorted).then_some(samples)
+    }
+
     /// Refuses options that mean nothing for the measurement.
     ///
     /// # Errors
     /// If one was given.
-    pub fn check(&self, options: &Options) -> Result<(), Failure> {
+    pub fn check(&self, options: &Options, is_json: bool) -> Result<(), Failure> {
+        if self.output.is_some() && is_json {
+            return Err(Failure::usage("--output prints one figure, and --json all of them; leave one of them out"));
+        }
         let is_latency = match self.output {
             Some(figure) => figure == Figure::Latency,
             None => options.test == Test::Lat,

@@ -53,7 +53,7 @@ fn tune(args: &Args) -> Result<(), Failure> {
 fn tune_here(args: &Args, sizes: &[Size]) -> Result<(), Failure> {
     let most = args.placement.local_ranks()?;
     if most < 2 {
-        return Err(Failure::usage(format!("--ranks {most}: one rank has no choice; give 2 or more")));
+        return Err(Failure::usage(format!("{}: one rank has no choice; give 2 or more", args.placement.named(most))));
     }
     check_memory(most, sizes.last().copied().unwrap_or(Size(0)), true)?;
     let files = Files::open(args)?;

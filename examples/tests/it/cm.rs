@@ -74,6 +74,7 @@ fn the_address_can_be_chosen() {
     let out = succeed("pingpong", &["--cm-address", "127.0.0.9", "--size", "64", "-n", "20", "--test", "lat"]);
     assert!(out.contains("local address: 127.0.0.9:"), "{out}");
     is_right(&all_reduce(&["--ranks", "2", "--cm-address", "::1"]), 2);
+    is_right(&all_reduce(&["--ranks", "2", "--cm-address", "[::1]:7471"]), 2);
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn refuses_bad_input() {
     let cases: [(&str, &[&str], &str); 5] = [
         ("pingpong", &["--cm", "--mtu", "512"], "--mtu 512"),
         ("pingpong", &["--cm", "--compat"], "'--cm'"),
-        ("pingpong", &["--cm-address", "localhost"], "localhost"),
+        ("pingpong", &["--cm-address", "no such host"], "no such host is not an address"),
         // An address of a documentation network, which no host has.
         ("all_reduce", &["--ranks", "2", "--cm-address", "203.0.113.7"], "--cm-address 203.0.113.7"),
         ("all_reduce", &["--ranks", "1", "--cm-address", "203.0.113.7"], "--cm-address 203.0.113.7"),

@@ -277,6 +277,8 @@ fn reports_are_written_to_files() {
 fn options_that_mean_nothing_are_refused() {
     for (program, args, part) in [
         ("broadcast", &["--uneven"][..], "--uneven means nothing for broadcast"),
+        ("all_reduce", &["-N", "0", "-J"], "--json: --run-cycles 0 has no end"),
+        ("all_reduce", &["-N", "0", "--plot", "/nonexistent/x"], "--plot: --run-cycles 0 has no end"),
         ("all_gather", &["--op", "max"], "--op means nothing for all_gather"),
         ("all_reduce", &["--op", "xor"], "--op xor: the bitwise reduction xor is for integers, not for f32"),
         ("all_to_all", &["--root-rank", "1"], "--root-rank means nothing for all_to_all"),

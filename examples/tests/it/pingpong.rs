@@ -181,6 +181,18 @@ fn completions_are_moderated() {
 }
 
 #[test]
+fn the_object_has_the_latencies_that_are_asked_for() {
+    for (letter, is_sorted) in [("-U", false), ("-H", true)] {
+        let report = report(&["--test", "lat", "-s", "64", "-n", "20", letter]);
+        let latencies: Vec<f64> =
+            report["latency"][0]["latencies"].as_array().unwrap().iter().map(|one| one.as_f64().unwrap()).collect();
+        assert_eq!(latencies.len(), 20);
+        assert!(!is_sorted || latencies.is_sorted(), "{latencies:?}");
+    }
+    assert!(report(&["--test", "lat", "-s", "64", "-n", "20"])["latency"][0].get("latencies").is_none());
+}
+
+#[test]
 fn limits_are_checked() {
     let few = ["--test", "bw", "-s", "64", "-n", "20"];
     succeed("pingpong", &[&few[..], &["-w", "0.000001", "-y", "0.000001"]].concat());
@@ -198,6 +210,8 @@ fn letters_of_perftest_mean_what_they_mean_there() {
     for (args, said) in [
         (&["-l", "8"][..], "perftest has -l: each message is posted by itself"),
         (&["-z"], "-R connects by rdma_cm"),
+        (&["--rate_limit", "10"], "perftest has --rate_limit: messages are sent as fast as they go"),
+        (&["--force-link", "IB"], "the link layer is the port's"),
         (&["--use_cuda", "0"], "gpu_bw measures between the memories of GPUs"),
         (&["-o", "4"], "--outs is for reads and atomic operations"),
         (&["-f", "1"], "--duration"),
@@ -206,6 +220,7 @@ fn letters_of_perftest_mean_what_they_mean_there() {
         (&["--output", "latency", "--test", "bw"], "--test bw has bandwidth and message_rate"),
         (&["-w", "1", "--test", "lat"], "are for bandwidth tests"),
         (&["-H", "--test", "bw"], "print the latency of each message"),
+        (&["--output", "latency", "--test", "lat", "--json"], "--output prints one figure, and --json all of them"),
     ] {
         fail("pingpong", args, said);
     }

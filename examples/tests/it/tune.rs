@@ -123,7 +123,8 @@ fn bad_files_and_arguments_are_refused() {
     fail("tune", &["--table", "/nonexistent/table.json"], "cannot write the table of algorithms");
     let table = folder.file("table.json");
     fail("tune", &["--table", &table, "--json", "/nonexistent/x"], "cannot create /nonexistent/x");
-    fail("tune", &["-g", "1"], "one rank has no choice");
+    fail("tune", &["-g", "1"], "-g 1: one rank has no choice");
+    fail("tune", &["--ranks", "1"], "--ranks 1: one rank has no choice");
     fail("tune", &["--sizes", "2"], "--sizes 2 is less than one element");
     fail("tune", &["--ops", "magic"], "invalid value 'magic'");
     fail("tune", &["--ops", "sendrecv"], "--ops sendrecv: there is one algorithm");

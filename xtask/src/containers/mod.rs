@@ -1,24 +1,28 @@
 //! `cargo xtask containers`: runs the commands of the files that users of hosted jobs and images
-//! take, in Debian systems that have nothing else: the `RUN` lines of the Dockerfile, the `run`
-//! lines of the GitHub action and of the workflow, and those of the guide's page.
+//! take, in Debian systems that have nothing else: the `RUN` lines of the Dockerfile, the commands
+//! of the compose file, the `run` lines of the GitHub action and of the workflow, and those of the
+//! guide's page.
 //!
 //! A system is a folder that debootstrap fills, and a command runs there by chroot, in mount and
 //! process namespaces of its own. No image is pulled, and no service of the files' systems is used.
 
+mod compose;
 mod dockerfile;
 mod root;
 mod workflow;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::lint;
 use crate::system::{make, output, read};
+use compose::{Service, services};
 use dockerfile::{Instruction, instructions};
-use root::{Machine, Root};
+use root::{Machine, Pod, Root};
 use workflow::{Step, steps};
 
 const DOCKERFILE: &str = "Dockerfile";
+const COMPOSE: &str = "compose.yaml";
 const ACTION: &str = "action.yml";
 const WORKFLOW: &str = ".github/workflows/ci.yml";
 const PAGE: &str = "rdma/src/guide/your_ci.md";
@@ -39,10 +43,10 @@ pub(crate) fn run() -> Result<(), String> {
     let root = crate::root();
     let machine = Machine::new(&root.join("target/xtask/containers"))?;
     let page = read(&root.join(PAGE))?;
-    let docker = [(DOCKERFILE, read(&root.join(DOCKERFILE))?), (PAGE, blocks(&page, "dockerfile"))];
-    for (file, text) in &docker {
-        build(&machine, &root, text).map_err(|error| format!("{file}: {error}"))?;
-    }
+    let of = |file: &'static str| move |error: String| format!("{file}: {error}");
+    let image = build(&machine, &root, &read(&root.join(DOCKERFILE))?).map_err(of(DOCKERFILE))?;
+    compose(&services(&read(&root.join(COMPOSE))?)?, &image).map_err(of(COMPOSE))?;
+    build(&machine, &root, &blocks(&page, "dockerfile")).map_err(of(PAGE))?;
     let runner = machine.system("runner")?;
     runner.run(&["sh", "-c"], OF_RUNNER, "/")?;
     copy_checkout(&root, &runner, "/src")?;
@@ -52,7 +56,35 @@ pub(crate) fn run() -> Result<(), String> {
         return Err(format!("{WORKFLOW}: no line is {line:?}, which is left out"));
     }
     for (file, text) in [(WORKFLOW, workflow), (PAGE, blocks(&page, "yaml"))] {
-        follow(&runner, &steps(&text)?, &action).map_err(|error| format!("{file}: {error}"))?;
+        follow(&runner, &steps(&text)?, &action).map_err(of(file))?;
+    }
+    Ok(())
+}
+
+/// Starts the services of a compose file, each in a system of its own, and waits for all but the
+/// first, which holds the namespaces of the others.
+fn compose(services: &[Service], image: &Root) -> Result<(), String> {
+    let (host, others) = services.split_first().ok_or("there is no service")?;
+    if host.host()?.is_some() {
+        return Err(format!("{}, the first service, has no namespaces of its own", host.name));
+    }
+    let pod = Pod::new()?;
+    let mut running = Vec::new();
+    for service in others {
+        if service.host()? != Some(&host.name) {
+            return Err(format!("{} is not in the namespaces of {}", service.name, host.name));
+        }
+        let mut command = image.duplicate(&service.name)?.command_in(&pod, &service.command);
+        println!("{}", service.command.join(" "));
+        let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        running.push((service, started.map_err(|error| format!("cannot run {:?}: {error}", command.get_program()))?));
+    }
+    // Their output is short: none of them waits for its pipe to be read.
+    for (service, child) in running {
+        let output = child.wait_with_output().map_err(|error| format!("{}: {error}", service.name))?;
+        if !output.status.success() {
+            return Err(format!("{}: {}", service.name, String::from_utf8_lossy(&output.stderr).trim()));
+        }
     }
     Ok(())
 }
@@ -63,8 +95,8 @@ fn blocks(page: &str, language: &str) -> String {
     page.split(&fence).skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
-/// Follows a Dockerfile. The last image is a system in which its command has run.
-fn build(machine: &Machine, checkout: &Path, text: &str) -> Result<(), String> {
+/// Follows a Dockerfile. Returns the last image, a system in which its command has run.
+fn build(machine: &Machine, checkout: &Path, text: &str) -> Result<Root, String> {
     let mut images: Vec<(Option<String>, Root)> = Vec::new();
     let mut folder = "/".to_owned();
     for instruction in instructions(text)? {
@@ -93,7 +125,7 @@ fn build(machine: &Machine, checkout: &Path, text: &str) -> Result<(), String> {
             }
         }
     }
-    Ok(())
+    images.pop().map(|(_, system)| system).ok_or_else(|| "there is no instruction".to_owned())
 }
 
 /// A path of an image, seen from a folder in it.
@@ -147,5 +179,9 @@ mod tests {
             assert!(parsed.iter().any(uses), "{parsed:?}");
         }
         assert_eq!(steps(&read(&root.join(ACTION)).unwrap()).unwrap().len(), 3);
+        let services = services(&read(&root.join(COMPOSE)).unwrap()).unwrap();
+        let [host, others @ ..] = &services[..] else { panic!("there is no service") };
+        assert_eq!((others.len(), host.host()), (2, Ok(None)));
+        assert!(others.iter().all(|service| service.host() == Ok(Some(&host.name))), "{services:?}");
     }
 }

@@ -1,8 +1,9 @@
 //! Debian systems in folders.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use crate::apt;
 use crate::system::{at, make, output, remove, write};
@@ -19,6 +20,10 @@ mount -t tmpfs tmpfs "$1/dev/shm"
 mkdir -p "$1/shared"
 mount --bind "$2" "$1/shared"
 exec chroot "$1" bash -c 'PATH=$PATH:$(tr "\n" : <"$GITHUB_PATH"); cd "$0"; exec "$@"' "${@:3}""#;
+
+/// Holds a network and a pid namespace of its own, whose processes are killed with it. Prints its
+/// number in the pid namespace of its caller, whose `/proc` it still sees.
+const HOLD: &str = "set -e; ip link set lo up; read -r pid rest </proc/self/stat; echo $pid; exec sleep infinity";
 
 /// Makes systems.
 #[derive(Debug)]
@@ -66,6 +71,35 @@ impl Machine {
     }
 }
 
+/// A network and a pid namespace, in which systems run programs at the same time.
+#[derive(Debug)]
+pub(super) struct Pod {
+    /// The holder of the namespaces.
+    holder: Child,
+    /// The number of the first process of the pid namespace.
+    first: String,
+}
+
+impl Pod {
+    pub(super) fn new() -> Result<Self, String> {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--net", "--pid", "--fork", "--kill-child", "bash", "-c", HOLD]).stdout(Stdio::piped());
+        let holder = unshare.spawn().map_err(|error| format!("cannot run unshare: {error}"))?;
+        let mut pod = Self { holder, first: String::new() };
+        let out = pod.holder.stdout.take().ok_or("unshare has no output")?;
+        BufReader::new(out).read_line(&mut pod.first).map_err(|error| error.to_string())?;
+        pod.first.truncate(pod.first.trim_end().len());
+        if pod.first.is_empty() { Err("cannot make a network and a pid namespace".to_owned()) } else { Ok(pod) }
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        // The kernel kills all processes of the pid namespace with its first.
+        let _killed = self.holder.kill().and_then(|()| self.holder.wait());
+    }
+}
+
 /// The certificates that this machine's programs are told to use.
 fn certificates() -> Option<PathBuf> {
     std::env::var_os("SSL_CERT_FILE").map(PathBuf::from)
@@ -89,8 +123,24 @@ impl Root {
     pub(super) fn exec(&self, program: &str, arguments: &[String], folder: &str) -> Result<(), String> {
         make(&self.path(folder))?;
         let mut command = Command::new("timeout");
-        command.args([LIMIT, "unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", ENTER, "enter"]);
-        command.arg(&self.folder).arg(&self.shared).arg(folder).arg(program).args(arguments);
+        command.args([LIMIT, "unshare", "--mount", "--pid", "--fork", "--kill-child"]);
+        self.enter(&mut command, folder).arg(program).args(arguments);
+        output(&mut command).map(drop).map_err(|error| error.replace(ENTER, "…"))
+    }
+
+    /// A command for a program in the namespaces of a pod and, as a container has them, in mount,
+    /// ipc, host name and cgroup namespaces of its own.
+    pub(super) fn command_in(&self, pod: &Pod, words: &[String]) -> Command {
+        let mut command = Command::new("timeout");
+        command.args([LIMIT, "nsenter", "--target", &pod.first, "--net", "--pid"]);
+        command.args(["unshare", "--mount", "--ipc", "--uts", "--cgroup"]);
+        self.enter(&mut command, "/").args(words);
+        command
+    }
+
+    /// Adds the words that enter the system, and sets its environment.
+    fn enter<'a>(&self, command: &'a mut Command, folder: &str) -> &'a mut Command {
+        command.args(["bash", "-c", ENTER, "enter"]).arg(&self.folder).arg(&self.shared).arg(folder);
         command.env_clear().envs([
             ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
             ("HOME", "/root"),
@@ -104,7 +154,15 @@ impl Root {
         if self.path("/certificates").exists() {
             command.env("CARGO_HTTP_CAINFO", "/certificates");
         }
-        output(&mut command).map(drop).map_err(|error| error.replace(ENTER, "…"))
+        command
+    }
+
+    /// A copy of the system, in another folder beside it.
+    pub(super) fn duplicate(&self, name: &str) -> Result<Self, String> {
+        let folder = self.folder.with_file_name(name);
+        remove(&folder)?;
+        output(Command::new("cp").args(["-a", "--reflink=auto"]).arg(&self.folder).arg(&folder))?;
+        Ok(Self { folder, shared: self.shared.clone() })
     }
 
     /// Copies a file or folder of this machine to a path of the system, as COPY does: of a folder

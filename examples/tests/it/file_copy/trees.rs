@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
 use nix::sys::stat::{Mode, UtimensatFlags, utimensat};
@@ -214,10 +215,10 @@ fn a_receiver_that_is_not_root_says_that_it_keeps_no_owners() {
         chown(tree.join(name), Some(12345), None).unwrap();
     }
     let receiver = program("file_copy");
-    let mut limited = std::process::Command::new("setpriv");
+    let mut limited = Command::new("setpriv");
     limited.args(["--bounding-set=-chown", "--inh-caps=-chown"]).arg(receiver.get_program());
     limited.args(["serve", "127.0.0.1", to.to_str().unwrap()]).env("RDMA_DEVICE", "soft0");
-    let has_setpriv = std::process::Command::new("setpriv").arg("--version").output().is_ok();
+    let has_setpriv = Command::new("setpriv").arg("--version").output().is_ok();
     if !has_setpriv {
         rdma_test_support::lacks("there is no setpriv");
         return;
@@ -228,6 +229,78 @@ fn a_receiver_that_is_not_root_says_that_it_keeps_no_owners() {
     assert!(output.status.success(), "{err}");
     assert!(err.contains("owner or group of 2 entries was not kept"), "{err}");
     assert_eq!(fs::metadata(to.join("tree/a")).unwrap().uid(), 0);
+}
+
+/// A command for a `file_copy` whose user permissions bind, also if it is root's; `None` if there
+/// is no program to take root's rights away.
+fn bound_by_permissions() -> Option<Command> {
+    let program = program("file_copy");
+    if !nix::unistd::geteuid().is_root() {
+        return Some(program);
+    }
+    if Command::new("setpriv").arg("--version").output().is_err() {
+        rdma_test_support::lacks("there is no setpriv");
+        return None;
+    }
+    let mut command = Command::new("setpriv");
+    let rights = "-dac_override,-dac_read_search";
+    command.args([format!("--bounding-set={rights}"), format!("--inh-caps={rights}")]).arg(program.get_program());
+    command.env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).stderr(Stdio::piped());
+    Some(command)
+}
+
+#[test]
+fn what_cannot_be_read_is_left_out_and_counted() {
+    let world = World::new();
+    let Some(mut sender) = bound_by_permissions() else { return };
+    let tree = world.from("tree");
+    fs::create_dir_all(tree.join("shut")).unwrap();
+    for name in ["closed", "open", "shut/file"] {
+        fs::write(tree.join(name), "contents").unwrap();
+    }
+    fs::hard_link(tree.join("closed"), tree.join("closed too")).unwrap();
+    for name in ["closed", "shut"] {
+        set_mode(&tree.join(name), 0);
+    }
+    let port = format!("--port={}", world.receiver.address.port());
+    let child = sender.args(["send", "127.0.0.1", &port, "--json"]).arg(&tree).spawn().unwrap();
+    let output = finish(child);
+    for name in ["from/tree/shut", "to/tree/shut"] {
+        set_mode(&world.folder.path().join(name), 0o755);
+    }
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(23), "{err}");
+    for line in [
+        "closed was not copied: it cannot be read: Permission denied",
+        "shut was not copied: it is a directory whose contents cannot be read: Permission denied",
+        "closed too was not copied: it is another name of a file that was not",
+        "file_copy: 3 of 6 entries were not copied",
+    ] {
+        assert!(err.contains(line), "{line:?} is not in {err}");
+    }
+    assert!(world.to("tree/open").exists() && !world.to("tree/closed").exists());
+}
+
+#[test]
+fn a_directory_that_its_owner_may_not_read_is_copied_again() {
+    let world = World::new();
+    if !nix::unistd::geteuid().is_root() {
+        rdma_test_support::skip("only root reads such a directory");
+        return;
+    }
+    let Some(mut receiver) = bound_by_permissions() else { return };
+    let (tree, to) = (world.from("tree"), world.folder.path().join("other"));
+    for folder in [&tree, &to] {
+        fs::create_dir(folder).unwrap();
+    }
+    fs::write(tree.join("file"), "contents").unwrap();
+    set_mode(&tree, 0o311);
+    let receiver = Server::of(receiver.args(["serve", "127.0.0.1", to.to_str().unwrap()]));
+    for _again in 0..2 {
+        let output = receiver.client("file_copy", "send", &[tree.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(fs::metadata(to.join("tree")).unwrap().mode() & 0o7777, 0o311);
+    }
 }
 
 #[test]
@@ -246,7 +319,7 @@ fn what_is_left_out_is_said_in_one_line_for_each_kind() {
     drop(socket);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(23), "{err}");
-    assert!(out.starts_with("1 files, 0 further names, 0 symbolic links and 1 directories of 8 bytes"), "{out}");
+    assert!(out.starts_with("1 file, 0 further names, 0 symbolic links and 1 directory of 8 bytes"), "{out}");
     // On a loaded machine, the sender may also say that it waits for the receiver.
     let lines: Vec<_> = err.lines().filter(|line| !line.starts_with("waiting for ")).collect();
     let expected = [
@@ -263,5 +336,9 @@ fn what_is_left_out_is_said_in_one_line_for_each_kind() {
     let output = world.receiver.client("file_copy", "send", &[tree.to_str().unwrap(), "--json"]);
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(23));
+    assert!(text(&output.stderr).contains("FIFOs"), "{}", text(&output.stderr));
+    let first = &summary["skipped"][0];
+    assert!(first["path"].as_str().unwrap().ends_with("fifo 1"), "{first}");
+    assert_eq!(first["why"], "it is neither a file nor a directory, but a FIFO");
     assert_eq!((summary["skipped"].as_array().unwrap().len(), &summary["not_kept"]["special_bits"]), (4, &1.into()));
 }
