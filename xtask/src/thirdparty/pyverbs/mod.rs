@@ -36,8 +36,8 @@ struct Suite {
 }
 
 const SUITES: [Suite; 2] = [
-    Suite { prefix: "", debian: "bookworm", of_machine: true, version: "44", bar: 105 },
-    Suite { prefix: "newest ", debian: "sid", of_machine: false, version: "65", bar: 120 },
+    Suite { prefix: "", debian: "bookworm", of_machine: true, version: "44", bar: 115 },
+    Suite { prefix: "newest ", debian: "sid", of_machine: false, version: "65", bar: 135 },
 ];
 
 /// The tests, and Python to run them.
