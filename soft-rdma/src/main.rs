@@ -5,8 +5,8 @@
 //!
 //! Files: `library` puts the drop-in library into a folder of the user, `copies` stands in for
 //! renamed libraries, `check` is `--check`, `sysfs` is `--sysfs` (`tree` describes the files of the
-//! devices, `namespace` finds or makes the namespaces, `link` answers `rdma link show`), `failure` ends
-//! the launcher.
+//! devices, `namespace` finds or makes the namespaces, `link` answers `rdma link show`), `failure`
+//! ends the launcher.
 #![forbid(unsafe_code)]
 
 mod check;
