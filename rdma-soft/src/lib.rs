@@ -62,7 +62,8 @@
 //! A forked child can open the device, also after its parent has opened it. In the child, the
 //! parent's objects fail with `ENODEV`.
 //!
-//! Missing features fail with `EOPNOTSUPP`: other transports, memory windows, device memory.
+//! Device memory is memory of the process. Timestamps of completions are nanoseconds of the
+//! system's monotonic clock. Missing features fail with `EOPNOTSUPP`: other transports, memory windows.
 //!
 //! # Environment
 //!

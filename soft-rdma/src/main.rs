@@ -5,7 +5,8 @@
 //!
 //! Files: `library` puts the drop-in library into a folder of the user, `copies` stands in for
 //! renamed libraries, `check` is `--check`, `sysfs` is `--sysfs` (`tree` describes the files of the
-//! devices, `namespace` finds or makes the namespaces), `failure` ends the launcher.
+//! devices, `namespace` finds or makes the namespaces, `link` answers `rdma link show`), `failure`
+//! ends the launcher.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -139,6 +140,9 @@ impl FromStr for FaultOption {
 }
 
 fn main() -> ExitCode {
+    if sysfs::link::is_called() {
+        return sysfs::link::run().map_or_else(|failure| failure.report(), |()| ExitCode::SUCCESS);
+    }
     let library = Library { bytes: rdma_soft_dropin_embed::library!(), names: [IBVERBS, RDMACM] };
     match parse().and_then(|options| options.map_or(Ok(()), |options| run(&options, &library))) {
         Ok(()) => ExitCode::SUCCESS,
@@ -158,7 +162,7 @@ fn run(options: &Options, library: &Library) -> Result<(), Failure> {
     }
     options.check_names()?;
     let folder = library.place()?;
-    let mut path = folder.into_os_string();
+    let mut path = folder.clone().into_os_string();
     if let Some(others) = std::env::var_os(PATH).filter(|others| !others.is_empty()) {
         path.push(":");
         path.push(others);
@@ -176,6 +180,9 @@ fn run(options: &Options, library: &Library) -> Result<(), Failure> {
     }
     let mut command = Command::new(program);
     options.prepare(&mut command).args(arguments).env(PATH, path);
+    if options.sysfs {
+        command.envs(sysfs::link::path(&folder)?.map(|path| ("PATH", path)));
+    }
     if options.preload {
         // A name, because the list ends a path at a space.
         let others = std::env::var_os(PRELOAD).unwrap_or_default();

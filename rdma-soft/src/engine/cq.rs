@@ -6,7 +6,7 @@ use rdma_sys::{ibv_event_type, ibv_wc, ibv_wc_flags, ibv_wc_status};
 
 use super::events::Events;
 use super::limits::{MAX_CQ, MAX_CQE};
-use super::types::{CqId, Element, Errno, Event};
+use super::types::{CqId, Element, Errno, Event, Time};
 
 /// The completions for which a queue raises its next event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +16,17 @@ enum Armed {
     Any,
 }
 
+/// The times of the completions in a ring, at the same positions.
+struct Times {
+    clock: fn() -> Time,
+    ring: Box<[Time]>,
+}
+
 /// A completion queue.
 pub(super) struct Cq {
     ring: Box<[ibv_wc]>,
+    /// For queues with timestamps.
+    times: Option<Times>,
     limit: u32,
     head: u64,
     tail: u64,
@@ -58,11 +66,14 @@ fn make_ring(depth: u32) -> Result<Box<[ibv_wc]>, Errno> {
     if depth == 0 || depth > MAX_CQE {
         return Err(Errno::INVAL);
     }
-    let len = depth.next_power_of_two() as usize;
-    let mut ring = Vec::new();
-    ring.try_reserve_exact(len).map_err(|_| Errno::NOMEM)?;
-    ring.resize(len, ibv_wc::default());
-    Ok(ring.into_boxed_slice())
+    make_slots(depth.next_power_of_two() as usize)
+}
+
+fn make_slots<T: Clone + Default>(len: usize) -> Result<Box<[T]>, Errno> {
+    let mut slots = Vec::new();
+    slots.try_reserve_exact(len).map_err(|_| Errno::NOMEM)?;
+    slots.resize(len, T::default());
+    Ok(slots.into_boxed_slice())
 }
 
 /// All completion queues of an engine.
@@ -82,9 +93,35 @@ impl CqTable {
             self.slots.push(None);
         }
         let (head, tail, announced) = (0, 0, 0);
-        self.slots[index] =
-            Some(Cq { ring, limit: depth, head, tail, announced, armed: Armed::No, failed: false, users: 0, token });
+        self.slots[index] = Some(Cq {
+            ring,
+            times: None,
+            limit: depth,
+            head,
+            tail,
+            announced,
+            armed: Armed::No,
+            failed: false,
+            users: 0,
+            token,
+        });
         Ok(CqId(id))
+    }
+
+    /// Gives the completions of a new queue the time at which they were added.
+    pub(super) fn keep_times(&mut self, id: CqId, clock: fn() -> Time) -> Result<(), Errno> {
+        let cq = self.get(id)?;
+        cq.times = Some(Times { clock, ring: make_slots(cq.ring.len())? });
+        Ok(())
+    }
+
+    /// The time of the completion that was polled last; the origin for a queue without times.
+    pub(super) fn polled_time(&mut self, id: CqId) -> Time {
+        let polled = self.get(id).ok().and_then(|cq| {
+            let index = cq.index(cq.head.checked_sub(1)?);
+            cq.times.as_ref()?.ring.get(index).copied()
+        });
+        polled.unwrap_or_default()
     }
 
     fn get(&mut self, id: CqId) -> Result<&mut Cq, Errno> {
@@ -108,6 +145,13 @@ impl CqTable {
         }
         for (to, position) in ring.iter_mut().zip(cq.head..cq.tail) {
             *to = cq.ring[cq.index(position)];
+        }
+        if let Some(times) = &cq.times {
+            let mut moved = make_slots(ring.len())?;
+            for (to, position) in moved.iter_mut().zip(cq.head..cq.tail) {
+                *to = times.ring[cq.index(position)];
+            }
+            cq.times = Some(Times { clock: times.clock, ring: moved });
         }
         cq.tail -= cq.head;
         cq.announced = cq.announced.saturating_sub(cq.head);
@@ -185,6 +229,9 @@ impl CqTable {
         *wc = ibv_wc::default();
         fill(wc);
         let failed = wc.status != ibv_wc_status::IBV_WC_SUCCESS;
+        if let Some(times) = &mut cq.times {
+            times.ring[index] = (times.clock)();
+        }
         cq.tail += 1;
         if cq.armed == Armed::Any || (cq.armed == Armed::Solicited && (solicited || failed)) {
             cq.raise(id, events);
@@ -211,6 +258,10 @@ impl CqTable {
             if wc.qp_num != qpn {
                 let to = cq.index(kept);
                 cq.ring[to] = wc;
+                let from = cq.index(position);
+                if let Some(times) = &mut cq.times {
+                    times.ring[to] = times.ring[from];
+                }
                 kept += 1;
                 if position < cq.announced {
                     announced = kept;
@@ -266,6 +317,32 @@ mod tests {
         }
         assert_eq!(table.create(0, 0), Err(Errno::INVAL));
         assert_eq!(table.create(MAX_CQE + 1, 0), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn the_time_of_a_completion_stays_with_it() {
+        use core::sync::atomic::{AtomicU64, Ordering};
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut table = CqTable::default();
+        let cq = table.create(4, 0).unwrap();
+        table.keep_times(cq, || Time(NEXT.fetch_add(1, Ordering::Relaxed))).unwrap();
+        let one = |table: &mut CqTable| {
+            let mut out = [ibv_wc::default()];
+            assert_eq!(table.poll(cq, &mut out), Ok(1));
+            (out[0].wr_id, table.polled_time(cq).0)
+        };
+        for (wr_id, qpn) in [(1, 1), (2, 1), (3, 2), (4, 1)] {
+            push(&mut table, cq, wr_id, qpn);
+        }
+        assert_eq!(one(&mut table), (1, 1));
+        table.purge(cq, 2);
+        table.resize(cq, 2).unwrap();
+        assert_eq!(one(&mut table), (2, 2));
+        push(&mut table, cq, 5, 1);
+        assert_eq!([one(&mut table), one(&mut table)], [(4, 4), (5, 5)]);
+        let plain = table.create(4, 0).unwrap();
+        push(&mut table, plain, 1, 1);
+        assert_eq!((poll(&mut table, plain), table.polled_time(plain)), (vec![1], Time(0)));
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
 pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 /// Most regions of one engine.
 pub(crate) const MAX_MR: u32 = 1 << 20;
+/// Most bytes of one allocation of device memory.
+pub(crate) const MAX_DM: usize = 1 << 20;
 /// Most completion queues of one engine.
 pub(crate) const MAX_CQ: u32 = 1 << 16;
 /// Most shared receive queues of one engine.

@@ -222,6 +222,11 @@ impl Engine {
         self.tables.cqs.poll(cq, out)
     }
 
+    /// The time of the completion that was polled last; the origin for a queue without times.
+    pub(crate) fn polled_time(&mut self, cq: CqId) -> Time {
+        self.tables.cqs.polled_time(cq)
+    }
+
     /// Requests one event for the next completion (or the next solicited or failed one). If any
     /// completion will do and the queue holds one that no event has announced, the event is raised
     /// at once.

@@ -8,7 +8,7 @@ use super::service::{QueuePair, Service};
 use super::tables::Tables;
 use super::{
     CqId, Engine, Errno, Gid, ModifyQp, MrKeys, PdId, QpId, QpInit, QpState, QpStatus, Registration, SrqId, SrqInit,
-    SrqStatus, limits,
+    SrqStatus, Time, limits,
 };
 
 impl Engine {
@@ -121,6 +121,15 @@ impl Engine {
     /// queues.
     pub(crate) fn create_cq(&mut self, depth: u32, token: u64) -> Result<CqId, Errno> {
         self.tables.cqs.create(depth, token)
+    }
+
+    /// Gives the completions of a new queue the time at which they are added, by this clock.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such queue. `ENOMEM`: no memory.
+    pub(crate) fn keep_times(&mut self, cq: CqId, clock: fn() -> Time) -> Result<(), Errno> {
+        self.tables.cqs.keep_times(cq, clock)
     }
 
     /// Destroys a completion queue and drops its unpolled events.

@@ -11,7 +11,7 @@ use rdma_sys::ibv_wc;
 use super::faults;
 use super::source::Source;
 use super::state::{Sink, State};
-use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, QpId};
+use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, QpId, Time};
 use crate::link::Link;
 use crate::link::handshake::Local;
 use crate::link::slot::{self, Listener};
@@ -180,6 +180,15 @@ impl Node {
     #[inline(always)]
     pub(crate) fn poll_cq(&self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.lock().poll_cq(cq, out)
+    }
+
+    /// Polls one completion of a queue with times, with its time; makes progress if it is empty.
+    ///
+    /// # Errors
+    ///
+    /// The errors of `Engine::poll_cq`.
+    pub(crate) fn poll_timed(&self, cq: CqId, wc: &mut ibv_wc) -> Result<Option<Time>, Errno> {
+        self.lock().poll_timed(cq, wc)
     }
 
     /// Tells the node that the application is about to wait for an event instead of polling, so

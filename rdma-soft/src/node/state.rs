@@ -208,6 +208,12 @@ impl State {
         }
     }
 
+    /// Like [`poll_cq`](Self::poll_cq) for one completion of a queue with times, with its time.
+    pub(crate) fn poll_timed(&mut self, cq: CqId, wc: &mut ibv_wc) -> Result<Option<Time>, Errno> {
+        let taken = self.poll_cq(cq, core::slice::from_mut(wc))?;
+        Ok((taken != 0).then(|| self.engine.polled_time(cq)))
+    }
+
     /// Handles a poll of an empty queue: makes progress and polls again.
     #[inline(never)]
     fn turn_and_poll(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {

@@ -7,16 +7,17 @@ use rdma_sys::{
     _compat_ibv_port_attr, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, ibv_atomic_cap, ibv_context,
     ibv_device_attr, ibv_device_attr_ex, ibv_device_cap_flags, ibv_gid, ibv_gid_entry, ibv_mtu, ibv_odp_caps,
     ibv_odp_general_caps, ibv_odp_transport_cap_bits, ibv_pci_atomic_op_size, ibv_port_attr, ibv_port_cap_flags,
-    ibv_port_state, ibv_query_device_ex_input,
+    ibv_port_state, ibv_query_device_ex_input, ibv_values_ex, ibv_values_mask,
 };
 
-use super::call::{Done, Handle, InConst, MinusOne, Out};
+use super::call::{Done, Handle, InConst, InOut, MinusOne, Out};
 use super::context::ContextState;
 use super::device::LinkLayer;
 use super::qp_state::Limits;
 use super::{Errno, on_demand};
 use crate::engine::limits;
 use crate::node::Node;
+use crate::os;
 
 /// Number of the device's only port.
 pub(crate) const PORT: u8 = 1;
@@ -95,6 +96,9 @@ fn device_attr_ex(context: &ContextState) -> ibv_device_attr_ex {
     attr.pci_atomic_caps.fetch_add = fetch_add;
     attr.pci_atomic_caps.compare_swap = compare_swap;
     attr.odp_caps = odp_caps();
+    attr.max_dm_size = limits::MAX_DM as u64;
+    // Completions have the time of the system's monotonic clock, in nanoseconds: 10^6 kHz.
+    (attr.completion_timestamp_mask, attr.hca_core_clock) = (u64::MAX, 1_000_000);
     attr
 }
 
@@ -182,6 +186,22 @@ pub(super) fn query_device_ex(
 
 pub(super) fn check_port(port: u32) -> Done {
     if port == u32::from(PORT) { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+/// The context's `query_rt_values`: the device's clock, which completions with timestamps have.
+pub(super) fn query_rt_values(context: Handle<ibv_context>, mut values: InOut<ibv_values_ex>) -> Done {
+    context.get()?;
+    let values = values.get()?;
+    let clock = ibv_values_mask::IBV_VALUES_MASK_RAW_CLOCK.0;
+    if values.comp_mask & !clock != 0 {
+        return Err(Errno::INVAL);
+    }
+    if values.comp_mask & clock != 0 {
+        // As with mlx5, the second half has the whole value.
+        let nanos = libc::c_long::try_from(os::now().0).unwrap_or(libc::c_long::MAX);
+        (values.raw_clock.tv_sec, values.raw_clock.tv_nsec) = (0, nanos);
+    }
+    Ok(())
 }
 
 /// The context's `query_port`.

@@ -14,17 +14,32 @@ use super::context::{COMPLETION_VECTORS, Child, ContextState};
 use super::events::Entry;
 use super::gate::Gate;
 use super::object::{Object, Pointee, Public, counter, set_field};
-use crate::engine::{CqId, limits};
+use super::pd::ParentUse;
+use crate::engine::{CqId, Time, limits};
 use crate::node::Node;
+use crate::os;
 
 /// The completion whose fields the `ibv_wc_read_*` functions return.
 #[derive(Default)]
-pub(super) struct Current(pub(super) ibv_wc);
+pub(super) struct Current {
+    pub(super) wc: ibv_wc,
+    /// Zero in a queue without timestamps.
+    pub(super) time: Time,
+}
 
 impl std::fmt::Debug for Current {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "wr_id {:#x}", self.0.wr_id)
+        write!(f, "wr_id {:#x}", self.wc.wr_id)
     }
+}
+
+/// What the extended interface asks for.
+#[derive(Debug, Default)]
+pub(super) struct Extras {
+    /// Whether completions have timestamps.
+    pub(super) has_times: bool,
+    /// The parent domain through which the queue was made.
+    pub(super) parent: Option<ParentUse>,
 }
 
 /// Private part of a completion queue.
@@ -34,6 +49,7 @@ pub(crate) struct CqState {
     entry: Arc<Entry>,
     context: Arc<ContextState>,
     channel: AtomicPtr<ibv_comp_channel>,
+    pub(super) extras: Extras,
     /// Held by one poll of the extended interface at a time, from `start_poll` to `end_poll`.
     pub(super) current: Gate<Current>,
 }
@@ -103,6 +119,7 @@ pub(super) fn create(
     user: *mut c_void,
     ibv_channel: &Handle<ibv_comp_channel>,
     vector: u32,
+    extras: Extras,
 ) -> Made<ibv_cq_ex> {
     let context = ibv_context.get()?;
     if depth == 0 || depth > limits::MAX_CQE || vector >= u32::from(COMPLETION_VECTORS) {
@@ -113,7 +130,12 @@ pub(super) fn create(
         return Err(Errno::INVAL);
     }
     let entry = Entry::new(channel.map(|channel| Arc::clone(channel.events())), Arc::clone(context.events()));
-    let id = Node::get()?.with(|engine| engine.create_cq(depth, entry.token()))?;
+    let id = Node::get()?.with(|engine| {
+        let id = engine.create_cq(depth, entry.token())?;
+        let kept = if extras.has_times { engine.keep_times(id, os::now) } else { Ok(()) };
+        // Fails only for a queue that does not exist.
+        kept.inspect_err(|_| _ = engine.destroy_cq(id)).map(|()| id)
+    })?;
     let public = ibv_cq_ex {
         context: ibv_context.raw(),
         channel: ibv_channel.raw(),
@@ -129,6 +151,7 @@ pub(super) fn create(
         entry: Arc::clone(&entry),
         context: Arc::clone(context),
         channel: AtomicPtr::new(ibv_channel.raw()),
+        extras,
         current: Gate::default(),
     };
     let cq = context.create(public, state);
@@ -148,7 +171,7 @@ pub(super) fn create_cq(
     vector: c_int,
 ) -> Made<ibv_cq> {
     let unsigned = |value| u32::try_from(value).map_err(|_| Errno::INVAL);
-    create(&context, unsigned(cqe)?, user, &channel, unsigned(vector)?).map(<*mut ibv_cq_ex>::cast)
+    create(&context, unsigned(cqe)?, user, &channel, unsigned(vector)?, Extras::default()).map(<*mut ibv_cq_ex>::cast)
 }
 
 /// `ibv_resize_cq`.

@@ -9,19 +9,25 @@ use std::mem::offset_of;
 use std::slice;
 
 use rdma_sys::{
-    ibv_comp_channel, ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc, ibv_wc_opcode,
-    ibv_wc_tm_info,
+    ibv_comp_channel, ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_create_cq_wc_flags, ibv_pd, ibv_poll_cq_attr,
+    ibv_wc, ibv_wc_opcode, ibv_wc_tm_info,
 };
 
 use super::call::fast::{call1, call2};
 use super::call::{Argument, Handle, In, Made, Out};
+use super::cq::{Current, Extras};
 use super::object::{Object, set_field};
+use super::pd::ParentUse;
 use super::{Errno, cq};
+use crate::engine::Time;
 use crate::node::Node;
 
+/// The field with the time at which a completion was added.
+const TIMESTAMP: u64 = ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0 as u64;
 /// Fields that `wc_flags` may request: all that completions of this device have.
-const KNOWN_FIELDS: u64 = rdma_sys::IBV_WC_STANDARD_FLAGS as u64;
+const KNOWN_FIELDS: u64 = rdma_sys::IBV_WC_STANDARD_FLAGS as u64 | TIMESTAMP;
 const MASK_FLAGS: u32 = 1;
+const MASK_PD: u32 = 2;
 const SINGLE_THREADED: u32 = 1;
 
 /// The context's `create_cq_ex`.
@@ -30,19 +36,27 @@ pub(super) fn create_cq_ex(context: Handle<ibv_context>, attr: In<ibv_cq_init_at
     // of `OldestAttr`: these are the fields of its first version (the layout is asserted below).
     let asked = unsafe { attr.get_as::<OldestAttr>() }?;
     let flags = if asked.comp_mask & MASK_FLAGS != 0 { asked.flags } else { 0 };
-    let unknown =
-        asked.comp_mask & !MASK_FLAGS != 0 || asked.wc_flags & !KNOWN_FIELDS != 0 || flags & !SINGLE_THREADED != 0;
+    let unknown = asked.comp_mask & !(MASK_FLAGS | MASK_PD) != 0
+        || asked.wc_flags & !KNOWN_FIELDS != 0
+        || flags & !SINGLE_THREADED != 0;
     if unknown {
         return Err(Errno::OPNOTSUPP);
     }
     // SAFETY: `from_c` requires null or a channel that is alive during the call: promise 2 covers
     // the pointers in the structure.
     let channel = unsafe { Handle::from_c(asked.channel) };
-    cq::create(&context, asked.cqe, asked.cq_context, &channel, asked.comp_vector)
+    let mut extras = Extras { has_times: asked.wc_flags & TIMESTAMP != 0, parent: None };
+    if asked.comp_mask & MASK_PD != 0 {
+        // SAFETY: `from_c` requires null or a domain that is alive during the call: promise 2
+        // covers the pointers in the structure, which has this one: its bit is set.
+        let pd = unsafe { Handle::<ibv_pd>::from_c(attr.get()?.parent_domain) };
+        extras.parent = Some(ParentUse::new(pd.get()?, context.get()?)?);
+    }
+    cq::create(&context, asked.cqe, asked.cq_context, &channel, asked.comp_vector, extras)
 }
 
 /// The first version of `ibv_cq_init_attr_ex`. A later version adds a parent domain, under a mask
-/// bit that this device refuses.
+/// bit.
 #[repr(C)]
 struct OldestAttr {
     cqe: u32,
@@ -72,7 +86,7 @@ pub(super) fn slots() -> ibv_cq_ex {
         read_slid: Some(call1(|cq: Queue| read(&cq, |wc| u32::from(wc.slid)))),
         read_sl: Some(call1(|cq: Queue| read(&cq, |wc| wc.sl))),
         read_dlid_path_bits: Some(call1(|cq: Queue| read(&cq, |wc| wc.dlid_path_bits))),
-        read_completion_ts: Some(call1(|_: Queue| 0_u64)),
+        read_completion_ts: Some(call1(read_time)),
         read_cvlan: Some(call1(|_: Queue| 0_u16)),
         read_flow_tag: Some(call1(|_: Queue| 0_u32)),
         read_tm_info: Some(call2(read_tm_info)),
@@ -85,13 +99,16 @@ type Queue = Handle<ibv_cq_ex>;
 
 /// Polls the next completion and makes it the current one; `ENOENT` if the CQ is empty.
 fn advance(queue: &Object<ibv_cq_ex>) -> Result<(), Errno> {
-    let mut wc = ibv_wc::default();
-    if Node::get()?.poll_cq(queue.id(), slice::from_mut(&mut wc))? == 0 {
-        return Err(Errno(libc::ENOENT));
-    }
+    let (node, mut wc) = (Node::get()?, ibv_wc::default());
+    let time = if queue.extras.has_times {
+        node.poll_timed(queue.id(), &mut wc)?
+    } else {
+        (node.poll_cq(queue.id(), slice::from_mut(&mut wc))? != 0).then(Time::default)
+    };
+    let time = time.ok_or(Errno(libc::ENOENT))?;
     set_field!(queue, status, wc.status);
     set_field!(queue, wr_id, wc.wr_id);
-    queue.current.with(|current| current.0 = wc);
+    queue.current.with(|current| *current = Current { wc, time });
     Ok(())
 }
 
@@ -117,7 +134,12 @@ fn end_poll(cq: Queue) {
 
 /// Reads a field of the current completion; zero if `cq` is not a live CQ.
 fn read<R: Default>(cq: &Queue, field: impl FnOnce(&ibv_wc) -> R) -> R {
-    cq.get().map_or_else(|_| R::default(), |queue| queue.current.with(|current| field(&current.0)))
+    cq.get().map_or_else(|_| R::default(), |queue| queue.current.with(|current| field(&current.wc)))
+}
+
+/// The time of the current completion, in nanoseconds.
+fn read_time(cq: Queue) -> u64 {
+    cq.get().map_or(0, |queue| queue.current.with(|current| current.time.0))
 }
 
 fn imm_data(wc: &ibv_wc) -> u32 {

@@ -57,6 +57,7 @@ pub(crate) mod context;
 mod cq;
 mod cq_ex;
 pub(crate) mod device;
+mod dm;
 pub(crate) mod errno;
 pub(crate) mod event_queue;
 pub(crate) mod events;

@@ -4,16 +4,18 @@
 //! objects; the others then fail with `EINVAL`.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::mem::offset_of;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use rdma_mem::SharedMemory;
 use rdma_sys::{
     IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-    IBV_ADVISE_MR_FLAG_FLUSH, ib_uverbs_advise_mr_advice, ibv_access_flags, ibv_mr, ibv_pd, ibv_rereg_mr_err_code,
-    ibv_rereg_mr_flags, ibv_sge,
+    IBV_ADVISE_MR_FLAG_FLUSH, ib_uverbs_advise_mr_advice, ibv_access_flags, ibv_mr, ibv_mr_init_attr,
+    ibv_mr_init_attr_mask, ibv_pd, ibv_rereg_mr_err_code, ibv_rereg_mr_flags, ibv_sge,
 };
 
-use super::call::{Answer, Argument, Done, Handle, ListMut, Made, Memory, Own};
+use super::call::{Answer, Argument, Done, Handle, In, ListMut, Made, Memory, Own};
 use super::context::{Child, ContextState, discard};
 use super::object::{Object, Public, get_field, set_field};
 use super::pd::PdUse;
@@ -49,15 +51,17 @@ struct Registered {
     pd: PdUse,
     iova: u64,
     len: usize,
-    /// The flags that C has asked for; `None` for memory of a copier, which cannot be registered
-    /// again.
+    /// The flags that C has asked for; `None` for memory of a copier or of the device, which cannot
+    /// be registered again.
     access: Option<u32>,
+    /// The memory of the device, which stays mapped as long as the region may use it.
+    device_memory: Option<Arc<SharedMemory>>,
     has_ended: bool,
 }
 
 impl Registered {
     fn new(keys: MrKeys, pd: PdUse, iova: u64, len: usize, access: Option<u32>) -> Self {
-        Self { lkey: keys.lkey, pd, iova, len, access, has_ended: false }
+        Self { lkey: keys.lkey, pd, iova, len, access, device_memory: None, has_ended: false }
     }
 
     /// The region's key. `EINVAL` if the region has ended.
@@ -358,6 +362,58 @@ pub(super) fn reg_mr_iova(pd: Handle<ibv_pd>, memory: Memory, len: usize, iova: 
 /// `ibv_reg_mr_iova2`.
 pub(super) fn reg_mr_iova2(pd: Handle<ibv_pd>, memory: Memory, len: usize, iova: u64, access: c_uint) -> Made<ibv_mr> {
     register(&pd, memory, len, iova, access)
+}
+
+/// The first fields of `ibv_mr_init_attr`; those behind them are of memory that the device refuses.
+#[repr(C)]
+struct MrInit {
+    length: usize,
+    access: c_int,
+    comp_mask: u64,
+    iova: u64,
+    addr: *mut c_void,
+}
+
+const _: () = assert!(offset_of!(MrInit, addr) == offset_of!(ibv_mr_init_attr, addr));
+
+/// `ibv_reg_mr_ex`. `EOPNOTSUPP` for dma-bufs, DMA handles and buffers of an allocator, `EINVAL`
+/// without an address.
+pub(super) fn reg_mr_ex(pd: Handle<ibv_pd>, attr: In<ibv_mr_init_attr>) -> Made<ibv_mr> {
+    const IOVA: u64 = ibv_mr_init_attr_mask::IBV_REG_MR_MASK_IOVA.0 as u64;
+    const ADDR: u64 = ibv_mr_init_attr_mask::IBV_REG_MR_MASK_ADDR.0 as u64;
+    // SAFETY: `get_as` requires that every version of the structure begins with these fields: they
+    // are of its first version (the layout is asserted above).
+    let attr = unsafe { attr.get_as::<MrInit>() }?;
+    if attr.comp_mask & !(IOVA | ADDR) != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if attr.comp_mask & ADDR == 0 {
+        return Err(Errno::INVAL);
+    }
+    // C makes promise 3 for the memory of the structure as for that of `ibv_reg_mr`.
+    let memory = Memory(attr.addr);
+    let iova = if attr.comp_mask & IOVA != 0 { attr.iova } else { memory.0.addr() as u64 };
+    register(&pd, memory, attr.length, iova, attr.access as u32)
+}
+
+/// Registers `len` bytes of the device's memory at `start`; the region's addresses begin at 0.
+pub(super) fn register_device_memory(
+    ibv_pd: &Handle<ibv_pd>,
+    memory: &Arc<SharedMemory>,
+    start: *mut u8,
+    len: usize,
+    access: u32,
+) -> Made<ibv_mr> {
+    if access & ZERO_BASED == 0 || access & ON_DEMAND != 0 {
+        return Err(Errno::INVAL);
+    }
+    let pd = ibv_pd.get()?;
+    // The memory stays mapped as promise 3 says: the region keeps it below, and a region that is
+    // not ended is not freed.
+    let range = Range { memory: Memory(start.cast()), len, iova: 0 };
+    let (mut registered, keys) = enroll(&pd.context, pd.hold()?, range, access)?;
+    (registered.access, registered.device_memory) = (None, Some(Arc::clone(memory)));
+    create(ibv_pd, ptr::null_mut(), len, registered, keys)
 }
 
 fn register_copied(

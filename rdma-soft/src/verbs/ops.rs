@@ -8,12 +8,12 @@
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_qp, ibv_td, ibv_xrcd, verbs_context,
+    ibv_context, ibv_context_ops, ibv_device, ibv_dm, ibv_mw, ibv_mw_bind, ibv_qp, ibv_td, ibv_xrcd, verbs_context,
 };
 
 use super::call::{Made, call1, call2, call3, call4, call5, fast};
 use super::context::{self, ContextState, Tables};
-use super::{Errno, attr, cq, cq_ex, device, mr, pd, post, qp_ex};
+use super::{Errno, attr, cq, cq_ex, device, dm, mr, pd, post, qp_ex};
 
 static TABLES: Tables = Tables { classic, extended, cq: cq_ex::slots, qp: qp_ex::slots };
 
@@ -51,6 +51,10 @@ fn extended() -> verbs_context {
         dealloc_td: Some(call1(context::destroy::<ibv_td>)),
         alloc_parent_domain: Some(call2(pd::alloc_parent_domain)),
         query_device_ex: Some(call4(attr::query_device_ex)),
+        alloc_dm: Some(call2(dm::alloc_dm)),
+        free_dm: Some(call1(context::destroy::<ibv_dm>)),
+        reg_dm_mr: Some(call5(dm::reg_dm_mr)),
+        query_rt_values: Some(call2(attr::query_rt_values)),
         create_cq_ex: Some(call2(cq_ex::create_cq_ex)),
         create_qp_ex: Some(call2(qp_ex::create_qp_ex)),
         close_xrcd: Some(call1(|_: *mut ibv_xrcd| Errno::OPNOTSUPP.0)),

@@ -103,6 +103,22 @@ impl PdState {
     }
 }
 
+/// Keeps C from deallocating a parent domain, which fails with `EBUSY` while the value exists.
+#[derive(Debug)]
+pub(crate) struct ParentUse {
+    _user: Arc<()>,
+}
+
+impl ParentUse {
+    /// `EINVAL` for a protection domain, or one of another context.
+    pub(crate) fn new(pd: &PdState, context: &Arc<ContextState>) -> Result<Self, Errno> {
+        match &pd.kind {
+            Kind::Parent { users, .. } if Arc::ptr_eq(&pd.context, context) => Ok(Self { _user: users.enter() }),
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
+
 /// Keeps C from deallocating a protection domain, which fails with `EBUSY` while the value exists.
 #[derive(Debug)]
 pub(crate) struct PdPin {

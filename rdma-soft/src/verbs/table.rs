@@ -59,6 +59,7 @@ pub const fn ibverbs() -> &'static Ibverbs {
         ibv_reg_mr: call4(mr::reg_mr),
         ibv_reg_mr_iova: call5(mr::reg_mr_iova),
         ibv_reg_mr_iova2: call5(mr::reg_mr_iova2),
+        ibv_reg_mr_ex: call2(mr::reg_mr_ex),
         ibv_rereg_mr: call6(mr::rereg_mr),
         ibv_dereg_mr: call1(context::destroy),
         ibv_import_mr: call2(mr::import_mr),

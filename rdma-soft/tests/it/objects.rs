@@ -300,6 +300,24 @@ fn a_region_may_have_another_address_for_its_users() {
     assert_eq!(a.post(&write.clone().remote(0x1000_0000 + 10, rkey)), 0);
     a.success(1);
     assert_eq!(b.peek(10, 5), b"there");
+    let base = ibv_mr_init_attr { length: 4096, access: 0xf, addr, iova: 0x2000_0000, ..Default::default() };
+    let extended = |comp_mask| {
+        let mut attr = ibv_mr_init_attr { comp_mask, ..base };
+        // SAFETY: a live domain, and valid attributes of memory that lives longer.
+        unsafe { (verbs().ibv_reg_mr_ex)(b.pd, &raw mut attr) }
+    };
+    assert_eq!(errno(extended(1)), libc::EINVAL, "no address");
+    assert_eq!(errno(extended(2 | 4)), libc::EOPNOTSUPP, "a dma-buf");
+    for (comp_mask, iova) in [(1 | 2, 0x2000_0000), (2, b.addr(0))] {
+        let other = extended(comp_mask);
+        // SAFETY: a live region.
+        let key = unsafe { (*other).rkey };
+        assert_eq!(a.post(&write.clone().remote(iova + 20, key)), 0);
+        a.success(1);
+        assert_eq!(b.peek(20, 5), b"there");
+        // SAFETY: alive, and not used any more.
+        assert_eq!(unsafe { (verbs().ibv_dereg_mr)(other) }, 0);
+    }
     // SAFETY: alive, and not used any more.
     assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
     assert_eq!(a.post(&write.remote(0x1000_0000 + 10, rkey)), 0);

@@ -96,6 +96,27 @@ fn a_parent_domain_in_use_stays() {
 }
 
 #[test]
+fn a_completion_queue_keeps_its_parent_domain() {
+    let (a, _b) = pair(Config::default());
+    let parent = parent(&a, attributes(&a)).unwrap();
+    let mask = ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_PD.0;
+    let create = |domain| {
+        let mut init = ibv_cq_init_attr_ex { cqe: 4, comp_mask: mask, parent_domain: domain, ..Default::default() };
+        // SAFETY: an open context, and attributes of live objects.
+        unsafe { ibv_create_cq_ex(a.context, &raw mut init) }
+    };
+    for no_parent in [ptr::null_mut(), a.pd] {
+        assert_eq!((create(no_parent), last_errno()), (ptr::null_mut(), Some(libc::EINVAL)));
+    }
+    let cq = create(parent);
+    assert!(!cq.is_null());
+    assert_eq!(dealloc(parent), libc::EBUSY);
+    // SAFETY: a live queue, which is not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_destroy_cq)(cq.cast()) }, 0);
+    assert_eq!(dealloc(parent), 0);
+}
+
+#[test]
 fn a_protection_domain_outlives_its_parent_domains() {
     let context = common::open();
     // SAFETY: an open context.

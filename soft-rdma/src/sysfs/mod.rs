@@ -6,6 +6,7 @@
 //! folder does not exist, its parent is replaced. Devices that appear in `/dev` after the start are
 //! then not visible to the program.
 
+pub(super) mod link;
 mod namespace;
 mod tree;
 

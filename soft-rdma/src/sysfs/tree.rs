@@ -179,7 +179,7 @@ pub(super) fn is_marked(root: &Path) -> bool {
 }
 
 /// Whether a folder in sysfs is that of a software device.
-fn is_software(device: &Path) -> bool {
+pub(super) fn is_software(device: &Path) -> bool {
     fs::read_to_string(device.join(MARK.0)).is_ok_and(|text| text.trim() == MARK.1)
 }
 

@@ -564,6 +564,14 @@ fn the_program_sees_the_devices_in_sysfs() {
                   && test ! -e /sys/class/infiniband/soft0";
     let shown = launch(&folder, &[&named[..], &["sh", "-c", script]].concat());
     assert_eq!(has_succeeded("a name", &shown), "rdma-soft\n");
+    // Of the host's links there may be others.
+    let links = has_succeeded("rdma", &run(&["rdma", "link", "show", "-j"]));
+    for device in ["soft0", "soft1"] {
+        assert!(links.contains(&format!("\"ifname\":\"{device}\"")), "{links}");
+    }
+    let named_link = launch(&folder, &[&named[..], &["rdma", "link", "show", "mlx5_7/1"]].concat());
+    let line = has_succeeded("rdma", &named_link);
+    assert!(line.starts_with("link mlx5_7/1 state ACTIVE physical_state LINK_UP netdev "), "{line}");
     // A program under a launcher may be one itself.
     let inner = env!("CARGO_BIN_EXE_soft-rdma");
     let _out = has_succeeded("the same devices", &run(&[inner, "--sysfs", "true"]));

@@ -192,6 +192,13 @@ const fn ucx(variable: &'static str, options: &'static str) -> Case {
     Case { variable, ..passes(Ucx, "ucx_perftest", options) }
 }
 
+/// A test of UCX's transport alone.
+macro_rules! uct {
+    ($options:literal) => {
+        ucx("", concat!("-x rc_verbs -d soft0:1 ", $options))
+    };
+}
+
 const fn mpi(options: &'static str) -> Case {
     Case { variable: "UCX_NET_DEVICES=soft0:1", ..passes(Mpi, "mpirun", options) }
 }
@@ -207,8 +214,8 @@ pub(super) static CASES: &[Case] = &[
     passes(Pingpong, "ibv_rc_pingpong", "-o -c"),
     passes(Pingpong, "ibv_rc_pingpong", "-o -P"),
     passes(Pingpong, "ibv_rc_pingpong", "-O -P -c"),
-    lacks(Pingpong, "ibv_rc_pingpong", "-t", "no timestamps of completions"),
-    lacks(Pingpong, "ibv_rc_pingpong", "-j", "no device memory"),
+    passes(Pingpong, "ibv_rc_pingpong", "-t"),
+    passes(Pingpong, "ibv_rc_pingpong", "-j"),
     passes(Pingpong, "ibv_ud_pingpong", ""),
     passes(Pingpong, "ibv_ud_pingpong", "-e -s 4096"),
     passes(Pingpong, "ibv_uc_pingpong", ""),
@@ -318,6 +325,28 @@ pub(super) static CASES: &[Case] = &[
     ucx(UCX_RC, "-t tag_bw -s 1048576 -n 50"),
     ucx(UCX_RC, "-t tag_lat -E sleep -n 100"),
     ucx(UCX_UD, "-t tag_lat -E sleep -n 100"),
+    uct!("-t am_lat -D short -n 200"),
+    uct!("-t am_lat -D shortiov -n 200"),
+    uct!("-t am_lat -D bcopy -n 200"),
+    uct!("-t am_lat -D bcopy -s 4096 -n 100"),
+    uct!("-t am_lat -D zcopy -n 200"),
+    uct!("-t am_bw -D short -n 200"),
+    uct!("-t am_bw -D shortiov -n 200"),
+    uct!("-t am_bw -D bcopy -n 200"),
+    uct!("-t am_bw -D zcopy -s 8192 -n 100"),
+    uct!("-t put_lat -D short -n 200"),
+    uct!("-t put_lat -D bcopy -n 200"),
+    uct!("-t put_lat -D zcopy -n 200"),
+    uct!("-t put_bw -D short -n 200"),
+    uct!("-t put_bw -D bcopy -n 200"),
+    uct!("-t put_bw -D zcopy -s 1048576 -n 50"),
+    uct!("-t get -D bcopy -n 200"),
+    uct!("-t get -D zcopy -s 1048576 -n 50"),
+    uct!("-t add_lat -n 200"),
+    uct!("-t add_mr -n 200"),
+    uct!("-t fadd -n 200"),
+    uct!("-t cswap -n 200"),
+    Case { outcome: Outcome::Lacks("verbs have no atomic that swaps without a comparison"), ..uct!("-t swap -n 200") },
     mpi("-x UCX_TLS=rc_v,self --mca pml ucx"),
     mpi("-x UCX_TLS=ud_v,self --mca pml ucx"),
     mpi("--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm"),
@@ -338,7 +367,7 @@ pub(super) static CASES: &[Case] = &[
     passes(Example, "ibv_devinfo", ""),
     passes(Example, "show_gids", ""),
     passes(ExamplePingpong, "rc_pingpong", ""),
-    lacks(ExamplePingpong, "rc_pingpong", "-t", "no timestamps of completions"),
+    passes(ExamplePingpong, "rc_pingpong", "-t"),
     passes(ExamplePingpong, "rc_pingpong_split", "-d soft0 -s 65536"),
     passes(ExampleCm, "cmtime", "-c 10"),
     passes(Pingpong, "valgrind", "-q --error-exitcode=9 ibv_rc_pingpong -c -n 100"),

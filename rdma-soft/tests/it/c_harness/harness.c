@@ -216,8 +216,10 @@ static int classic(const struct table *t, struct ibv_context *context)
 static int extended(const struct table *t, struct ibv_context *context)
 {
 	char memory[64] __attribute__((aligned(8))) = "extended";
-	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 8, .wc_flags = IBV_WC_STANDARD_FLAGS };
-	struct ibv_cq_init_attr_ex clock_attr = { .cqe = 8, .wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP };
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 8, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP };
+	struct ibv_cq_init_attr_ex clock_attr = { .cqe = 8, .wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK };
+	struct ibv_values_ex before = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK }, after = before;
+	struct ibv_device_attr_ex device;
 	struct ibv_poll_cq_attr poll_attr = { 0 };
 	struct ibv_pd *pd = t->alloc_pd(context);
 	struct ibv_cq_ex *cq;
@@ -227,6 +229,12 @@ static int extended(const struct table *t, struct ibv_context *context)
 	int result;
 
 	CHECK(ibv_create_cq_ex(context, &clock_attr) == NULL && errno == EOPNOTSUPP);
+	CHECK(ibv_query_device_ex(context, NULL, &device) == 0);
+	CHECK(device.completion_timestamp_mask == UINT64_MAX && device.hca_core_clock == 1000000);
+	after.comp_mask = 4;
+	CHECK(ibv_query_rt_values_ex(context, &after) == EINVAL);
+	after.comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
+	CHECK(ibv_query_rt_values_ex(context, &before) == 0 && before.raw_clock.tv_nsec > 0);
 	cq = ibv_create_cq_ex(context, &cq_attr);
 	CHECK(pd && cq);
 	mr = t->reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
@@ -274,6 +282,9 @@ static int extended(const struct table *t, struct ibv_context *context)
 		;
 	CHECK(result == 0 && cq->status == IBV_WC_SUCCESS && cq->wr_id == 2);
 	CHECK(ibv_wc_read_opcode(cq) == IBV_WC_RDMA_WRITE && ibv_wc_read_qp_num(cq) == qp->qp_num);
+	CHECK(ibv_query_rt_values_ex(context, &after) == 0);
+	CHECK(ibv_wc_read_completion_ts(cq) >= (uint64_t)before.raw_clock.tv_nsec);
+	CHECK(ibv_wc_read_completion_ts(cq) <= (uint64_t)after.raw_clock.tv_nsec);
 	{
 		int sends = 0, receives = 0;
 
@@ -324,6 +335,80 @@ static int extended(const struct table *t, struct ibv_context *context)
 	CHECK(t->destroy_qp(qp) == 0);
 	CHECK(t->dereg_mr(mr) == 0);
 	CHECK(t->destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
+	CHECK(t->dealloc_pd(pd) == 0);
+	return 0;
+}
+
+/* Device memory: written and read by the processor, and by a queue pair that is connected to itself. */
+static int device_memory(const struct table *t, struct ibv_context *context)
+{
+	char memory[64] = "to the device";
+	struct ibv_device_attr_ex device;
+	struct ibv_alloc_dm_attr attr = { .length = 64, .log_align_req = 6 };
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 4 };
+	struct ibv_pd *pd = t->alloc_pd(context);
+	struct ibv_cq *cq = ibv_cq_ex_to_cq(ibv_create_cq_ex(context, &cq_attr));
+	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED;
+	struct ibv_qp_init_attr init = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+	struct ibv_qp *qp;
+	struct ibv_mr *mr, *host;
+	struct ibv_dm *dm;
+
+	CHECK(pd && cq);
+	CHECK(ibv_query_device_ex(context, NULL, &device) == 0 && device.max_dm_size >= 64);
+	attr.comp_mask = 1;
+	CHECK(ibv_alloc_dm(context, &attr) == NULL && errno == EOPNOTSUPP);
+	attr = (struct ibv_alloc_dm_attr){ .length = device.max_dm_size + 1 };
+	CHECK(ibv_alloc_dm(context, &attr) == NULL && errno == EINVAL);
+	attr = (struct ibv_alloc_dm_attr){ .length = 64, .log_align_req = 13 };
+	CHECK(ibv_alloc_dm(context, &attr) == NULL && errno == EINVAL);
+	attr.log_align_req = 6;
+	dm = ibv_alloc_dm(context, &attr);
+	CHECK(dm);
+	CHECK(ibv_memcpy_to_dm(dm, 0, memory, 16) == 0);
+	CHECK(ibv_memcpy_to_dm(dm, 64, memory, 4) == EINVAL && ibv_memcpy_to_dm(dm, 0, memory, 68) == EINVAL);
+	CHECK(ibv_memcpy_to_dm(dm, 2, memory, 4) == EINVAL && ibv_memcpy_from_dm(memory, dm, 0, 2) == EINVAL);
+	CHECK(ibv_memcpy_to_dm(dm, UINT64_MAX, memory, 4) == EINVAL && ibv_memcpy_from_dm(NULL, dm, 0, 4) == EINVAL);
+	CHECK(ibv_reg_dm_mr(pd, dm, 4, 64, access) == NULL && errno == EINVAL);
+	CHECK(ibv_reg_dm_mr(pd, dm, 0, 64, access & ~IBV_ACCESS_ZERO_BASED) == NULL && errno == EINVAL);
+	mr = ibv_reg_dm_mr(pd, dm, 4, 60, access);
+	host = t->reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr && host && mr->length == 60);
+	CHECK(ibv_free_dm(dm) == EBUSY);
+
+	qp = t->create_qp(pd, &init);
+	CHECK(qp && connect_qp(t, qp, qp->qp_num) == 0);
+	{
+		/* A write from the device's memory to itself, whose addresses begin at 0. */
+		struct ibv_sge from = { .addr = 0, .length = 8, .lkey = mr->lkey };
+		struct ibv_send_wr wr = { .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+		struct ibv_wc wc;
+		int result;
+
+		wr.wr.rdma.rkey = mr->rkey;
+		wr.wr.rdma.remote_addr = 20;
+		CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+		while ((result = ibv_poll_cq(cq, 1, &wc)) == 0)
+			;
+		CHECK(result == 1 && wc.status == IBV_WC_SUCCESS);
+		from = (struct ibv_sge){ .addr = (uintptr_t)memory, .length = 8, .lkey = host->lkey };
+		wr.opcode = IBV_WR_RDMA_READ;
+		CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+		while ((result = ibv_poll_cq(cq, 1, &wc)) == 0)
+			;
+		CHECK(result == 1 && wc.status == IBV_WC_SUCCESS && memcmp(memory, "he devic", 8) == 0);
+	}
+	CHECK(ibv_memcpy_from_dm(memory + 32, dm, 24, 8) == 0 && memcmp(memory + 32, "he devic", 8) == 0);
+
+	CHECK(t->destroy_qp(qp) == 0);
+	CHECK(t->dereg_mr(mr) == 0 && t->dereg_mr(host) == 0);
+	CHECK(ibv_free_dm(dm) == 0);
+	CHECK(t->destroy_cq(cq) == 0);
 	CHECK(t->dealloc_pd(pd) == 0);
 	return 0;
 }
@@ -380,7 +465,8 @@ int harness(const struct table *t, struct ibv_context *context)
 {
 	int line;
 
-	if ((line = classic(t, context)) || (line = extended(t, context)) || (line = lacking(context)))
+	if ((line = classic(t, context)) || (line = extended(t, context)) || (line = device_memory(t, context)) ||
+	    (line = lacking(context)))
 		return line;
 	return 0;
 }
