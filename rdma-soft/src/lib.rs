@@ -63,7 +63,8 @@
 //! parent's objects fail with `ENODEV`.
 //!
 //! Device memory is memory of the process. Timestamps of completions are nanoseconds of the
-//! system's monotonic clock. Missing features fail with `EOPNOTSUPP`: other transports, memory windows.
+//! system's monotonic clock. Missing features fail with `EOPNOTSUPP`: other transports, memory
+//! windows.
 //!
 //! # Environment
 //!
