@@ -265,7 +265,7 @@ pub fn terms(program: &'static str, settings: &impl Serialize, roles: Roles, tim
 pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
     // Of many ranks that another launcher starts, two are enough.
     let speaks = place.rank < 2 || matches!(launchers::job_place(), Ok(None));
-    let waiting = speaks.then(|| Waiting::for_peer(awaited(&place)));
+    let waiting = speaks.then(|| Waiting::for_peer(awaited(&place, terms.roles())));
     rdma_collectives::placement::run(place, terms, |group| {
         drop(waiting);
         work(group)
@@ -273,11 +273,11 @@ pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<
 }
 
 /// What a rank waits for before the job begins.
-fn awaited(place: &Place) -> String {
+fn awaited(place: &Place, roles: Roles) -> String {
     let others = if place.ranks == 2 { "the other process" } else { "the other ranks" };
     match (&place.root, place.rank) {
-        // Only `pingpong --server` listens on all addresses by itself.
-        (Root::Address(address), 0) if place.ranks == 2 && address.starts_with("0.0.0.0:") => {
+        // `pingpong --server` listens on all addresses, unless it is told otherwise.
+        (Root::Address(address), 0) if roles == Roles::ServerAndClient && address.starts_with("0.0.0.0:") => {
             format!("a client on port {}", &address["0.0.0.0:".len()..])
         }
         (Root::Address(address), 0) if !address.starts_with('@') => format!("{others} at {address}"),
@@ -316,10 +316,12 @@ mod tests {
 
     #[test]
     fn a_server_on_all_addresses_waits_for_a_client() {
-        for (address, awaits) in
-            [("0.0.0.0:5", "a client on port 5"), ("127.0.0.1:5", "the other process at 127.0.0.1:5")]
-        {
-            assert_eq!(awaited(&Place::by_hand(0, 2, address, None).unwrap()), awaits);
+        for (address, roles, awaits) in [
+            ("0.0.0.0:5", Roles::ServerAndClient, "a client on port 5"),
+            ("0.0.0.0:5", Roles::Ranks, "the other process at 0.0.0.0:5"),
+            ("127.0.0.1:5", Roles::ServerAndClient, "the other process at 127.0.0.1:5"),
+        ] {
+            assert_eq!(awaited(&Place::by_hand(0, 2, address, None).unwrap(), roles), awaits);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The place of a process in its job, by hand or by a launcher's environment, and on the cores of
 //! its machine.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -197,7 +197,6 @@ pub struct Cores {
 /// If another rank has failed.
 pub fn bind(group: &mut Group, bind: Bind) -> Result<Cores, Error> {
     let us = Pid::from_raw(0);
-    let (place, ranks) = group.place_on_machine();
     let cores: Vec<usize> = sched_getaffinity(us).map_or_else(
         // A sandbox may refuse this call.
         |_| Vec::new(),
@@ -205,9 +204,12 @@ pub fn bind(group: &mut Group, bind: Bind) -> Result<Cores, Error> {
     );
     // No rank is pinned before every rank has looked.
     let all = group.all_gather("the cores of the ranks", &ranges(&cores))?;
-    let on_machine = all.into_iter().enumerate().filter(|(rank, _)| group.is_on_machine(*rank)).map(|(_, own)| own);
-    let shared = ranks > number_of_cores(on_machine, parallelism());
-    let wanted = core_of(bind, place, ranks, &cores);
+    let on_machine = all.into_iter().enumerate().filter(|(rank, _)| group.is_on_machine(*rank));
+    let (ranks, sets): (Vec<usize>, Vec<Vec<Range<usize>>>) = on_machine.unzip();
+    let spread = Spread::new(&sets, parallelism());
+    let place = ranks.iter().position(|&rank| rank == group.rank()).unwrap_or(0);
+    let wanted = if cores.is_empty() { None } else { spread.core_of(bind, place) };
+    let shared = spread.is_shared();
     let pin = |core: usize| {
         let mut set = CpuSet::new();
         set.set(core)?;
@@ -232,30 +234,58 @@ fn ranges(cores: &[usize]) -> Vec<Range<usize>> {
     ranges
 }
 
-/// The number of cores that ranks have together; `all` if one of them does not know its own.
-fn number_of_cores(ranks: impl Iterator<Item = Vec<Range<usize>>>, all: usize) -> usize {
-    let mut cores = BTreeSet::new();
-    for own in ranks {
-        if own.is_empty() {
-            return all;
-        }
-        // A peer may say anything.
-        cores.extend(own.into_iter().flat_map(|range| range.start..range.end.min(CpuSet::count())));
-    }
-    cores.len()
+/// The ranks of a machine on their cores. Every rank computes the same.
+struct Spread {
+    /// The cores on which each rank may run.
+    sets: Vec<Vec<usize>>,
+    /// The core of each rank.
+    cores: Vec<usize>,
+    /// The number of ranks on each core that has some.
+    loads: BTreeMap<usize, usize>,
 }
 
-/// The core of the `place`-th of some ranks; `None` if it is not pinned.
-///
-/// Ranks that share cores evenly are pinned too: they wait for each other, so if the scheduler put
-/// one more on a core, all would wait for that core, half as long again with 4 ranks on 2 cores.
-fn core_of(bind: Bind, place: usize, ranks: usize, cores: &[usize]) -> Option<usize> {
-    let count = cores.len().max(1);
-    let is_even = ranks <= count || ranks % count == 0;
-    match bind {
-        Bind::None => None,
-        Bind::Auto if !is_even => None,
-        Bind::Auto | Bind::Core => cores.get(place % count).copied(),
+impl Spread {
+    /// Gives each rank the core of its own on which the fewest ranks are. Those with the fewest
+    /// cores come first, because they have no choice. A rank that does not know its cores has
+    /// `unknown` of them.
+    fn new(ranks: &[Vec<Range<usize>>], unknown: usize) -> Self {
+        let cores_of = |ranges: &Vec<Range<usize>>| -> Vec<usize> {
+            // A peer may say anything.
+            let known = ranges.iter().flat_map(|range| range.start..range.end.min(CpuSet::count()));
+            let known: BTreeSet<usize> = known.collect();
+            if known.is_empty() { (0..unknown.max(1)).collect() } else { known.into_iter().collect() }
+        };
+        let sets: Vec<Vec<usize>> = ranks.iter().map(cores_of).collect();
+        let mut order: Vec<usize> = (0..sets.len()).collect();
+        order.sort_by_key(|&rank| sets[rank].len());
+        let (mut cores, mut loads) = (vec![0; sets.len()], BTreeMap::new());
+        for rank in order {
+            let load = |core: &&usize| loads.get(*core).copied().unwrap_or(0);
+            cores[rank] = sets[rank].iter().min_by_key(load).copied().unwrap_or(0);
+            *loads.entry(cores[rank]).or_insert(0) += 1;
+        }
+        Self { sets, cores, loads }
+    }
+
+    /// Whether two ranks are on one core.
+    fn is_shared(&self) -> bool {
+        self.loads.values().any(|&load| load > 1)
+    }
+
+    /// The core of a rank; `None` if it is not pinned.
+    ///
+    /// Ranks that share cores evenly are pinned too: they wait for each other, so if the scheduler
+    /// put one more on a core, all would wait for that core, half as long again with 4 ranks on 2
+    /// cores.
+    fn core_of(&self, bind: Bind, rank: usize) -> Option<usize> {
+        let load = |core: &usize| self.loads.get(core).copied().unwrap_or(0);
+        let loads: Vec<usize> = self.sets.get(rank)?.iter().map(load).collect();
+        let is_even = loads.iter().all(|&load| load <= 1) || loads.iter().all(|&load| load == loads[0]);
+        match bind {
+            Bind::None => None,
+            Bind::Auto if !is_even => None,
+            Bind::Auto | Bind::Core => self.cores.get(rank).copied(),
+        }
     }
 }
 
@@ -267,15 +297,34 @@ fn parallelism() -> usize {
 mod tests {
     use super::*;
 
+    /// The cores of ranks with these sets of cores, and whether they share some.
+    fn spread(bind: Bind, sets: &[&[usize]]) -> (Vec<Option<usize>>, bool) {
+        let sets: Vec<_> = sets.iter().map(|cores| ranges(cores)).collect();
+        let spread = Spread::new(&sets, 2);
+        ((0..sets.len()).map(|rank| spread.core_of(bind, rank)).collect(), spread.is_shared())
+    }
+
     #[test]
     fn ranks_that_share_cores_evenly_are_pinned() {
-        let cores = |bind, ranks| (0..ranks).map(|place| core_of(bind, place, ranks, &[1, 3])).collect::<Vec<_>>();
-        assert_eq!(cores(Bind::Auto, 2), [Some(1), Some(3)]);
-        assert_eq!(cores(Bind::Auto, 4), [Some(1), Some(3), Some(1), Some(3)]);
-        assert_eq!(cores(Bind::Auto, 3), [None; 3]);
-        assert_eq!(cores(Bind::Core, 3), [Some(1), Some(3), Some(1)]);
-        assert_eq!(cores(Bind::None, 2), [None; 2]);
-        assert_eq!(core_of(Bind::Auto, 0, 1, &[]), None);
+        let cores = |bind, ranks| spread(bind, &vec![&[1, 3][..]; ranks]);
+        assert_eq!(cores(Bind::Auto, 2), (vec![Some(1), Some(3)], false));
+        assert_eq!(cores(Bind::Auto, 4), (vec![Some(1), Some(3), Some(1), Some(3)], true));
+        assert_eq!(cores(Bind::Auto, 3), (vec![None; 3], true));
+        assert_eq!(cores(Bind::Core, 3), (vec![Some(1), Some(3), Some(1)], true));
+        assert_eq!(cores(Bind::None, 2), (vec![None; 2], false));
+    }
+
+    /// As launchers bind them: to sockets by turns, to cores, or not at all.
+    #[test]
+    fn ranks_with_different_cores_are_spread_over_them() {
+        let (low, high): (&[usize], &[usize]) = (&[0, 1], &[2, 3]);
+        let in_turns = spread(Bind::Auto, &[low, high, low, high]);
+        assert_eq!(in_turns, (vec![Some(0), Some(2), Some(1), Some(3)], false));
+        assert_eq!(spread(Bind::Auto, &[low, low, low, high]), (vec![None, None, None, Some(2)], true));
+        assert_eq!(spread(Bind::Auto, &[&[4, 5], &[4]]), (vec![Some(5), Some(4)], false));
+        assert_eq!(spread(Bind::Core, &[&[4], &[4], &[5, 6]]), (vec![Some(4), Some(4), Some(5)], true));
+        // A rank that does not know its cores may be on any.
+        assert!(!spread(Bind::None, &[&[], &[0]]).1 && spread(Bind::None, &[&[], &[0], &[1]]).1);
     }
 
     /// The others do not wait for a rank that has no thread.
@@ -292,14 +341,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_on_cores_of_their_own_share_none() {
+    fn ranges_hold_cores_and_a_peer_may_claim_any() {
         assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), [0..3, 5..6, 7..9]);
-        let number = |ranks: &[&[usize]]| number_of_cores(ranks.iter().map(|own| ranges(own)), 77);
-        assert_eq!(number(&[&[4], &[9]]), 2);
-        assert_eq!(number(&[&[4, 5], &[5, 4]]), 2);
-        assert_eq!(number(&[&[4], &[4, 5, 6]]), 3);
-        assert_eq!(number(&[&[4], &[]]), 77);
-        assert_eq!(number_of_cores(std::iter::once(vec![1..3, 5..usize::MAX]), 77), CpuSet::count() - 3);
+        let spread = Spread::new(&[vec![1..3, 5..usize::MAX]], 2);
+        assert_eq!((spread.sets[0].len(), spread.cores[0]), (CpuSet::count() - 3, 1));
     }
 
     /// The second call finds ranks that are pinned.

@@ -37,6 +37,11 @@ const LOOK: Duration = Duration::from_millis(100);
 /// late. It is also a third of the timeout at most, the time of all other news.
 const LATE: Duration = Duration::from_secs(5);
 
+/// Longest time, after that, for connections that have not yet introduced themselves.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// The same if there are none.
+const QUIET: Duration = Duration::from_millis(20);
+
 /// Waits until every other rank has come. If the meeting fails, tells the ranks why.
 ///
 /// Calls `over` once no rank can come any more: before any rank learns that all have come, and
@@ -236,7 +241,17 @@ impl<'a> Arrivals<'a> {
     /// or for so long.
     fn tell_late(&mut self, reason: &Frame, mut told: Told, time: Duration) {
         let deadline = Instant::now() + time;
-        while told.missing > 0 && Instant::now() < deadline {
+        let mut ends: Option<Instant> = None;
+        loop {
+            if ends.is_none() && (told.missing == 0 || Instant::now() >= deadline) {
+                ends = Some(Instant::now());
+            }
+            // A rank that comes again meanwhile is sent away: the end of its connection without a
+            // word would mean to it that rank 0 has ended.
+            let rest = if self.unheard > 0 { FAREWELL } else { QUIET };
+            if ends.is_some_and(|ends| ends.elapsed() >= rest) {
+                return;
+            }
             // Errors are ignored: there is one already.
             let Ok(arrived) = self.next() else { return };
             let Some(Arrival { stream, hello, .. }) = arrived else { continue };

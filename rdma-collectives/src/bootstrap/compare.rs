@@ -210,8 +210,9 @@ impl Router {
 
     /// Ends the journal of a communicator, with a last report.
     pub(super) fn close_ledger(&self, group: &GroupId) {
-        let Some(ledger) = self.ledgers.all().open.remove(group) else { return };
+        // Under one lock: a report that comes meanwhile finds the journal in one of both places.
         let mut all = self.ledgers.all();
+        let Some(ledger) = all.open.remove(group) else { return };
         all.closed.push_back(Arc::clone(&ledger));
         if all.closed.len() > MOST_CLOSED {
             all.closed.pop_front();
@@ -254,8 +255,9 @@ impl Router {
 
     /// Compares a report with those of the other ranks, at rank 0 of the communicator.
     fn compare(&self, ledger: &Ledger, rank: usize, report: Report) {
-        let compared = ledger.comparison.lock().unwrap_or_else(PoisonError::into_inner).take(rank, report);
-        let Some(mismatch) = compared else { return };
+        let mut comparison = ledger.comparison.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mismatch) = comparison.take(rank, report) else { return };
+        // Under the lock: a thread that finds the comparison over may rely on all being told.
         let (group, content) = (ledger.group.clone(), News::Mismatch(mismatch));
         let (from, to) = (self.rank(), ledger.members[1..].to_vec());
         self.send_news(Routed { group, from, to, content });

@@ -80,13 +80,15 @@ pub(super) fn prepare(stream: &Socket) -> io::Result<()> {
 /// 0 has found every rank.
 pub(super) fn join(address: &str, job: u64, own: &Hello, terms: &Terms) -> Result<Met, Error> {
     let (root, deadline) = (terms.roles.name(0), Instant::now() + terms.timeout);
+    let mut was_sent_away = false;
     loop {
         let stream =
             connect_until(address, &root, deadline, terms.timeout).map_err(|error| error.of_rank(0, || None))?;
         prepare(&stream)?;
-        if let Some(met) = introduce(stream, address, job, own, terms)? {
+        if let Some(met) = introduce(stream, address, job, own, terms, was_sent_away)? {
             return Ok(met);
         }
+        was_sent_away = true;
         if Instant::now() >= deadline {
             let seconds = terms.timeout.as_secs();
             let text = format!("{root} at {address} has not begun another meeting within {seconds} s");
@@ -98,13 +100,14 @@ pub(super) fn join(address: &str, job: u64, own: &Hello, terms: &Terms) -> Resul
 
 /// Introduces this rank to rank 0, which listens at the address, and waits until rank 0 has found
 /// every rank. Returns `None` if rank 0 is still at an earlier meeting that has failed, of which
-/// this rank has been told.
+/// this rank has been told, or has left it now that this rank `was_sent_away` from it.
 pub(super) fn introduce(
     stream: Socket,
     address: &str,
     job: u64,
     own: &Hello,
     terms: &Terms,
+    was_sent_away: bool,
 ) -> Result<Option<Met>, Error> {
     let root = terms.roles.name(0);
     let foreign = || Error::new(format!("what listens at {address} is not {root} of {}", own.program));
@@ -121,20 +124,31 @@ pub(super) fn introduce(
             terms.lost(text, Cause::Ended).of_rank(0, || None)
         }
     };
-    let mut out = Until(&stream, Instant::now() + HELLO_TIME);
-    let sent = Head::of(job).write(&mut out).and_then(|()| Frame::Hello(own.clone()).write(&mut out, MAX_HELLO));
-    sent.map_err(broken)?;
-    // Rank 0 answers when the last rank has come, and may have started its own wait when this rank
-    // did.
-    let mut input = Until(&stream, Instant::now() + terms.timeout + HELLO_TIME);
-    match Head::read(&mut input).map_err(broken)? {
-        None => return Err(foreign()),
-        Some(Head { version: VERSION, .. }) => {}
-        Some(Head { version, .. }) => {
+    let answer = || {
+        let mut out = Until(&stream, Instant::now() + HELLO_TIME);
+        Head::of(job).write(&mut out)?;
+        Frame::Hello(own.clone()).write(&mut out, MAX_HELLO)?;
+        // Rank 0 answers when the last rank has come, and may have started its own wait when this
+        // rank did.
+        let mut input = Until(&stream, Instant::now() + terms.timeout + HELLO_TIME);
+        let head = Head::read(&mut input)?;
+        let is_ours = head.as_ref().is_some_and(|head| head.version == VERSION);
+        let frame = if is_ours { Some(Frame::read(&mut input, frame::max_length(own.world))?) } else { None };
+        Ok((head, frame))
+    };
+    let (head, frame) = match answer() {
+        // Rank 0 has left the meeting that has failed.
+        Err(error) if was_sent_away && is_end(&error) => return Ok(None),
+        answer => answer.map_err(broken)?,
+    };
+    let frame = match (head, frame) {
+        (_, Some(frame)) => frame,
+        (Some(Head { version, .. }), None) => {
             return Err(Error::new(other_version(&root, version)).with_cause(Cause::Protocol));
         }
-    }
-    match Frame::read(&mut input, frame::max_length(own.world)).map_err(broken)? {
+        (None, None) => return Err(foreign()),
+    };
+    match frame {
         Frame::Welcome(hosts) if hosts.len() == own.world => Ok(Some((hosts, vec![(0, stream)]))),
         Frame::Over => Ok(None),
         // Rank 0 reports the reason itself.
@@ -150,6 +164,12 @@ pub(super) fn introduce(
         }
         _ => Err(foreign()),
     }
+}
+
+/// Whether an error is the end of a connection.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe)
 }
 
 /// Connects to an address at which rank 0 of the job may listen, which has to answer within

@@ -403,9 +403,10 @@ impl Group {
         let result = match result {
             Ok(value) => {
                 self.router.report_last();
-                // When all have come, rank 0 has all reports, and has told what they have shown.
-                let ended = self.barrier("the end").and_then(|()| self.router.ledgers.untold().map_or(Ok(()), Err));
-                ended.map(|()| value).map_err(E::from)
+                // When all have come, rank 0 has all reports, and has told what they have shown. It
+                // is also the reason for a rank that has left without waiting for the others.
+                let ended = self.barrier("the end");
+                self.router.ledgers.untold().map_or(ended, Err).map(|()| value).map_err(E::from)
             }
             Err(failure) => Err(failure),
         };

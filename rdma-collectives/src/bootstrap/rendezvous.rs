@@ -201,6 +201,7 @@ fn seek(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
         );
         Error::new(text).of_rank(0, || None)
     };
+    let mut sent_away = None;
     // The listeners that answered at the addresses of the last record.
     let mut found = String::new();
     loop {
@@ -219,10 +220,14 @@ fn seek(exchange: &mut dyn Exchange, own: &Hello, terms: &Terms) -> Result<Met, 
         let mut each = Vec::new();
         for address in record.addresses {
             match meet::probe(address, record.job, patience.min(left().max(PATIENCE.0))) {
-                Ok(stream) => match meet::introduce(stream, &address.to_string(), record.job, own, terms)? {
-                    Some(met) => return Ok(met),
-                    None => each.push(format!("{address}: a meeting that has failed ends there")),
-                },
+                Ok(stream) => {
+                    let at = address.to_string();
+                    match meet::introduce(stream, &at, record.job, own, terms, sent_away == Some(record.job))? {
+                        Some(met) => return Ok(met),
+                        None => each.push(format!("{at}: a meeting that has failed ends there")),
+                    }
+                    sent_away = Some(record.job);
+                }
                 Err(why) => each.push(format!("{address}: {why}")),
             }
             if left().is_zero() {

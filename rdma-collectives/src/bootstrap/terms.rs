@@ -102,6 +102,12 @@ impl Terms {
         Self { program, settings, roles, timeout, are_options, way, listen, is_supervised, notice }
     }
 
+    /// The kind of job.
+    #[must_use]
+    pub fn roles(&self) -> Roles {
+        self.roles
+    }
+
     /// Says that the settings are options of a command line, which messages name as `--world`.
     #[must_use]
     pub fn options(self) -> Self {

@@ -76,7 +76,8 @@ pub struct Schedule {
     /// The steps, in the order of execution.
     pub steps: Vec<Step>,
     /// Equal at all ranks whose schedules belong together, which [`run`] compares; 0 if the ranks
-    /// need not run schedules together. [`build`](crate::build()) sets it.
+    /// need not run schedules together. [`build`](crate::build()) sets it, with the collective and
+    /// the algorithm in the lowest 16 bits, which are 0 in an identity of the program's own.
     ///
     /// [`run`]: crate::Communicator::run
     pub identity: u64,

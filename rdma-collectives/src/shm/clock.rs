@@ -37,7 +37,7 @@ pub(super) const MEMORY: usize = CHOICES + methods::SIZES * size_of::<u64>();
 /// All ranks count the same steps in the same order. A rank's counter says how many it has done,
 /// but for the last step of a collective: other ranks watch the counter, so a store to it waits for
 /// their caches, and the counter of the next collective follows at once. The last step, for which
-/// only a rank waits that changes its memory, stands in a line that no rank watches.
+/// only a rank waits that changes its memory, stands in a line that others read only then.
 #[derive(Debug)]
 pub(crate) struct Clock {
     maker: Maker,

@@ -1,8 +1,8 @@
 //! Shared memory between the ranks of a host.
 //!
 //! A tensor is a segment of its rank, which the other ranks have mapped to read. Each rank reads
-//! its peers' elements where they lie, writes its own memory alone, and counts its progress in a
-//! line that the others watch. Operands that are overwritten at once are copied first (`staging`).
+//! its peers' elements where they lie, writes its own memory alone, and counts its progress in
+//! lines that the others read. Operands that are overwritten at once are copied first (`staging`).
 //! If some ranks are on other hosts, the segments are also registered with a device, which sends
 //! from them: a message is copied once, into memory of its receiver.
 

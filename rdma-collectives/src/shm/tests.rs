@@ -205,7 +205,7 @@ fn word(numbers: &mut Numbers, of: &[u64]) -> u64 {
 #[test]
 fn announcements_of_any_words_name_memory_or_fail() {
     const LEN: usize = 64;
-    patient_ranks(2, 7, Duration::from_millis(20), |host, group| {
+    patient_ranks(2, 12, Duration::from_millis(20), |host, group| {
         let tensor = host.allocate(group, 4096).unwrap();
         host.scratch(5000).unwrap();
         let mut numbers = Numbers::of(1);

@@ -102,11 +102,14 @@ fn memory_is_lent_for_a_function() {
     let received = wait(&mut b.receives);
     assert_eq!((received.byte_len, received.buffer().elements::<u64>().unwrap()[..2].to_vec()), (16, vec![2, 3]));
 
-    a.qp.post_send(op::send(buffer(&a.pd, &[9; 6]))).unwrap();
     let (pd, qp, poller) = (&b.pd, &mut b.qp, &mut b.receives);
     pd.register_scoped(&mut sink, |memory| {
         let lent = memory.lend_mut(2..5);
-        qp.scope(poller, LIMIT, |scope| scope.post_recv(lent).map_err(|refused| refused.error()))
+        qp.scope(poller, LIMIT, |scope| {
+            scope.post_recv(lent).map_err(|refused| refused.error())?;
+            // Not before: on iWARP, a message without a receive ends the connection.
+            a.qp.post_send(op::send(buffer(&a.pd, &[9; 6]))).map_err(|refused| refused.error())
+        })
     })
     .unwrap()
     .unwrap()
