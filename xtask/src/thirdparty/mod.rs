@@ -62,7 +62,8 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let programs: BTreeSet<&str> = CASES.iter().map(|case| case.program).collect();
         let programs = programs.into_iter().collect::<Vec<_>>().join(", ");
         let only = only.unwrap_or_default();
-        return Err(format!("no test of pyverbs and no program matches {only:?}; programs: {programs}"));
+        let skipped: String = python.skipped().map(|skipped| format!("; {skipped}")).collect();
+        return Err(format!("no test of pyverbs and no program matches {only:?}; programs: {programs}{skipped}"));
     }
     if wanted.iter().any(|case| case.kind == Kind::Crate) {
         build_crates(&root, &launcher)?;

@@ -66,8 +66,8 @@ struct Version {
 pub(super) struct Report {
     /// Those of each version, which stands before them.
     versions: Vec<(u32, Ends)>,
-    /// The reason why a suite of Debian is skipped.
-    skipped: Vec<(&'static str, String)>,
+    /// The reason why a suite is skipped.
+    skipped: Vec<String>,
     /// The number of suites that have run in their known version.
     known: usize,
     /// What is wrong with a whole version.
@@ -129,6 +129,11 @@ impl<'a> Tests<'a> {
         self.versions.iter().flat_map(names).collect()
     }
 
+    /// The reasons why suites are skipped.
+    pub(super) fn skipped(&self) -> impl Iterator<Item = String> {
+        self.skipped.iter().map(|(suite, why)| format!("pyverbs of {}: skipped: {why}", suite.debian))
+    }
+
     /// Whether the test with this name may be gone: nobody has looked at the version that its suite
     /// has now, or the suite is skipped.
     pub(super) fn may_lack(&self, name: &str) -> bool {
@@ -140,8 +145,7 @@ impl<'a> Tests<'a> {
 
     /// Runs tests, the modules of a version in two threads.
     pub(super) fn run(&self, names: &[&str]) -> Report {
-        let skipped = self.skipped.iter().map(|(suite, why)| (suite.debian, why.clone()));
-        let mut report = Report { skipped: skipped.collect(), ..Report::default() };
+        let mut report = Report { skipped: self.skipped().collect(), ..Report::default() };
         for Version { suite, package, .. } in &self.versions {
             let ends = self.run_modules(package, &of_suite(suite, names));
             report.add(suite, package.version, ends);
@@ -348,8 +352,8 @@ impl Report {
                 println!("         failed, but rdma-core {version} is newer than the known one: {name}: {error}");
             }
         }
-        for (suite, why) in &self.skipped {
-            println!("\npyverbs of {suite}: skipped: {why}");
+        for skipped in &self.skipped {
+            println!("\n{skipped}");
         }
         for Failed { name, error, .. } in &self.failed {
             println!("         FAILED: {name}: {error}");
@@ -428,7 +432,7 @@ mod tests {
         assert!(tests.add(&SUITES[0], Err("no mirror".into())).is_err());
         tests.add(&SUITES[1], Err("no mirror".into())).unwrap();
         let report = tests.run(&[]);
-        assert_eq!(report.skipped, [("sid", "no mirror".to_owned())]);
+        assert_eq!(report.skipped, ["pyverbs of sid: skipped: no mirror"]);
         assert!(tests.names().is_empty() && tests.may_lack("newest tests.a.A.a") && !tests.may_lack("ib_send_lat"));
         report.is_whole().unwrap();
     }
