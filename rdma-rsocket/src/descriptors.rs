@@ -91,7 +91,7 @@ impl Descriptors {
 
     fn insert(&self, socket: Socket) -> c_int {
         let number = socket.number();
-        // A number is a descriptor that the socket owns, so no other socket has it.
+        // The socket is open, and so is the descriptor with its number: no other socket has it.
         self.sockets.get().write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(socket));
         number
     }
@@ -174,7 +174,8 @@ impl Descriptors {
         if let Some(()) = self.close_list(socket) {
             return 0;
         }
-        // Removed first: the number may be given to another socket during the close.
+        // Removed first: a close that ends the state's descriptor frees a number that it shares,
+        // and another socket may get it before the close has returned.
         let removed = self.sockets.get().write().unwrap_or_else(PoisonError::into_inner).remove(&socket);
         done(removed.ok_or_else(|| Errno::EBADF.into()).and_then(|socket| socket.close()))
     }

@@ -17,12 +17,13 @@ use nix::fcntl::{FcntlArg, fcntl};
 /// programs have, and in the first half of what an `fd_set` holds.
 const FIRST: RawFd = 512;
 
-/// The number of a socket. While it exists, no other socket and no other file has the number.
+/// The number of a socket. No other socket and no other file has it as long as its descriptor is
+/// open.
 #[derive(Debug)]
 pub(crate) enum Number {
-    /// A descriptor of the number's own.
+    /// A descriptor of the number's own, open as long as this value exists.
     Own(OwnedFd),
-    /// A descriptor of the socket's state.
+    /// A descriptor of the socket's state, open until the socket closes.
     Shared(RawFd),
 }
 

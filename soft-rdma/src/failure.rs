@@ -40,6 +40,11 @@ impl Failure {
         }
         ExitCode::from(self.status)
     }
+
+    /// Prints a failure with which the launcher goes on.
+    pub(crate) fn warn(&self) {
+        eprintln!("soft-rdma: warning: {self}");
+    }
 }
 
 /// On one line.

@@ -181,7 +181,11 @@ fn run(options: &Options, library: &Library) -> Result<(), Failure> {
     let mut command = Command::new(program);
     options.prepare(&mut command).args(arguments).env(PATH, path);
     if options.sysfs {
-        command.envs(sysfs::link::path(&folder)?.map(|path| ("PATH", path)));
+        // The program may never call `rdma`.
+        match sysfs::link::path(&folder) {
+            Ok(path) => _ = command.envs(path.map(|path| ("PATH", path))),
+            Err(error) => Failure::from(error).context("`rdma link` shows no software device").warn(),
+        }
     }
     if options.preload {
         // A name, because the list ends a path at a space.

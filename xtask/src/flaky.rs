@@ -69,11 +69,15 @@ impl List {
     /// Fails if the list has a case of the scope that is not among its cases.
     pub(crate) fn check<'a>(&self, scope: &str, cases: impl IntoIterator<Item = &'a str>) -> Result<(), String> {
         let cases: BTreeSet<&str> = cases.into_iter().collect();
-        let names = self.0.iter().filter_map(|entry| entry.case.strip_prefix(scope)?.strip_prefix(' '));
-        match names.into_iter().find(|name| !cases.contains(name)) {
+        match self.names(scope).find(|name| !cases.contains(name)) {
             Some(gone) => Err(format!("{LIST}: {scope} has no case {gone}")),
             None => Ok(()),
         }
+    }
+
+    /// The names of the list's cases of a scope.
+    pub(crate) fn names(&self, scope: &str) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(move |entry| entry.case.strip_prefix(scope)?.strip_prefix(' '))
     }
 
     fn lines(&self, scope: &str, name: &str) -> usize {

@@ -20,7 +20,7 @@ pub struct Counters {
     /// How often requests were sent again because their peer did not answer.
     pub retries: u64,
     /// Messages without a reliable connection that were dropped because no fitting receive was
-    /// posted.
+    /// posted, and writes without one that were not allowed.
     pub dropped: u64,
     /// Requests and receives that failed, flushed ones not included.
     pub failed: u64,

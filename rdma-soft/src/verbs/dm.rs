@@ -1,11 +1,18 @@
 //! `ibv_dm`: device memory, which is shared memory of this process.
 //!
-//! A region of device memory keeps the memory, so it stays mapped until the region has ended.
+//! # Safety
+//!
+//! The invariant that the blocks of `mr` cite:
+//!
+//! 1. Device memory stays mapped, readable and writable, until the engine has deregistered its
+//!    regions. Each region keeps the memory, and gives it up only after the engine has deregistered
+//!    the region: a region that the engine still has is not freed, or, when its context is closed,
+//!    is leaked with the memory.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
-use rdma_mem::SharedMemory;
+use rdma_mem::{SharedMemory, SharedMemoryError};
 use rdma_sys::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 
 use super::call::{Done, Handle, In, Made, call4};
@@ -64,7 +71,8 @@ impl Child for ibv_dm {
 }
 
 /// The context's `alloc_dm`. `EINVAL` for no bytes, more than `MAX_DM`, or an alignment beyond a
-/// page's; `EOPNOTSUPP` for attributes that the device does not know.
+/// page's; `EOPNOTSUPP` for attributes that the device does not know; the error of the system call
+/// that made no memory, such as `EMFILE`.
 pub(super) fn alloc_dm(ibv_context: Handle<ibv_context>, attr: In<ibv_alloc_dm_attr>) -> Made<ibv_dm> {
     let (context, attr) = (ibv_context.get()?, attr.get()?);
     if attr.comp_mask != 0 {
@@ -73,7 +81,8 @@ pub(super) fn alloc_dm(ibv_context: Handle<ibv_context>, attr: In<ibv_alloc_dm_a
     if attr.length == 0 || attr.length > limits::MAX_DM || attr.log_align_req > MAX_LOG_ALIGN {
         return Err(Errno::INVAL);
     }
-    let memory = Arc::new(SharedMemory::new(attr.length).map_err(|_| Errno::NOMEM)?);
+    let failed = |error: SharedMemoryError| error.raw_os_error().map_or(Errno::NOMEM, Errno);
+    let memory = Arc::new(SharedMemory::new(attr.length).map_err(failed)?);
     let public = ibv_dm {
         context: ibv_context.raw(),
         memcpy_to_dm: Some(call4(memcpy_to_dm)),

@@ -54,7 +54,8 @@ struct Registered {
     /// The flags that C has asked for; `None` for memory of a copier or of the device, which cannot
     /// be registered again.
     access: Option<u32>,
-    /// The memory of the device, which stays mapped as long as the region may use it.
+    /// The memory of the device, which stays mapped until the engine has deregistered the region
+    /// (invariant 1 of `dm`).
     device_memory: Option<Arc<SharedMemory>>,
     has_ended: bool,
 }
@@ -67,6 +68,13 @@ impl Registered {
     /// The region's key. `EINVAL` if the region has ended.
     fn lkey(&self) -> Result<u32, Errno> {
         if self.has_ended { Err(Errno::INVAL) } else { Ok(self.lkey) }
+    }
+
+    /// The engine has deregistered the region: all its objects have ended, and give up the memory
+    /// of the device.
+    fn end(&mut self) {
+        self.has_ended = true;
+        self.device_memory = None;
     }
 }
 
@@ -85,7 +93,7 @@ impl Child for ibv_mr {
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
         let lkey = object.lock().lkey()?;
         deregister(node, lkey, None)?;
-        object.lock().has_ended = true;
+        object.lock().end();
         Ok(())
     }
 
@@ -95,8 +103,11 @@ impl Child for ibv_mr {
         }
         let Ok(lkey) = object.lock().lkey() else { return };
         // Fails only if a copy does not end. No other copy of the region begins.
-        let _ended = wait_and_end(node, |engine| engine.deregister(lkey));
-        object.lock().has_ended = true;
+        match wait_and_end(node, |engine| engine.deregister(lkey)) {
+            Ok(()) => object.lock().end(),
+            // The copy may use the memory of the device, which the object keeps.
+            Err(_) => object.lock().has_ended = true,
+        }
     }
 }
 
@@ -177,7 +188,8 @@ fn enroll(context: &ContextState, pd: PdUse, range: Range, access: u32) -> Resul
     let backing = rdma_mem::shared::find(addr.addr(), len);
     let what = Registration { addr: addr.cast(), len, iova, access: rights, backing };
     // SAFETY: `Engine::register` requires memory that stays mapped with these rights until it is
-    // deregistered: promise 3, which `Memory` carries. Work requests and their completions order
+    // deregistered: promise 3, which `Memory` carries, and for memory of the device invariant 1 of
+    // `dm`. Work requests and their completions order
     // the accesses of the device and of C.
     let keys = node.with(|engine| unsafe { engine.register(id, &what) })?;
     Ok(registered(keys))
@@ -408,8 +420,7 @@ pub(super) fn register_device_memory(
         return Err(Errno::INVAL);
     }
     let pd = ibv_pd.get()?;
-    // The memory stays mapped as promise 3 says: the region keeps it below, and a region that is
-    // not ended is not freed.
+    // The memory stays mapped as promise 3 says: invariant 1 of `dm`.
     let range = Range { memory: Memory(start.cast()), len, iova: 0 };
     let (mut registered, keys) = enroll(&pd.context, pd.hold()?, range, access)?;
     (registered.access, registered.device_memory) = (None, Some(Arc::clone(memory)));

@@ -9,6 +9,7 @@ mod attributes;
 mod c_harness;
 mod channels;
 mod cm_processes;
+mod device_memory;
 mod environment;
 mod foreign;
 mod fork;

@@ -13,6 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::SystemTime;
 
 use nix::net::if_::if_nametoindex;
 use serde_json::{Value, json};
@@ -58,33 +59,40 @@ pub(crate) fn path(parent: &Path) -> io::Result<Option<OsString>> {
     let Some(others) = env::var_os("PATH") else { return Ok(None) };
     let folder = parent.join(FOLDER);
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-    let (program, link) = (fs::read_link(SELF)?, folder.join(PROGRAM));
-    if fs::read_link(&link).ok().as_ref() != Some(&program) {
-        // By a rename, so that a program that runs with the old link always finds one.
-        let new = folder.join(format!("{PROGRAM}.{}", std::process::id()));
-        symlink(program, &new)?;
-        fs::rename(&new, &link)?;
-    }
+    place(&folder, &fs::read_link(SELF)?)?;
     let mut path = folder.into_os_string();
     path.push(":");
     path.push(others);
     Ok(Some(path))
 }
 
+/// Makes the stand-in in a folder a link to `program`.
+fn place(folder: &Path, program: &Path) -> io::Result<()> {
+    let link = folder.join(PROGRAM);
+    if fs::read_link(&link).is_ok_and(|found| found == program) {
+        return Ok(());
+    }
+    // By a rename, so that a program that runs with the old link always finds one. Process numbers
+    // repeat, so the time is in the name too.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let new = folder.join(format!("{PROGRAM}.{}.{now}", std::process::id()));
+    symlink(program, &new)?;
+    fs::rename(&new, &link).inspect_err(|_| {
+        let _removed = fs::remove_file(&new);
+    })
+}
+
 /// Answers `rdma link show`, or becomes the host's `rdma`.
 pub(crate) fn run() -> Result<(), Failure> {
     let arguments: Vec<String> = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    let (host, links) = (host(), links(Path::new(DEVICES)));
+    let (mut host, links) = (host(), links(Path::new(DEVICES)));
     let query = Query::parse(&arguments);
     let wanted: Vec<&Link> =
         links.iter().filter(|link| query.as_ref().is_some_and(|query| query.names(link))).collect();
-    let Some(query) = query.filter(|query| query.name.is_none() || !wanted.is_empty()) else {
-        let Some(mut host) = host else {
-            return Err(Failure::new(
-                "rdma of iproute2 is not installed; --sysfs answers `rdma [-j] link [show [DEVICE[/PORT]]]` alone",
-            ));
-        };
-        return Err(host.args(env::args_os().skip(1)).exec().into());
+    let query = match (query, host.as_mut()) {
+        (Some(query), _) if query.name.is_none() || !wanted.is_empty() => query,
+        (_, Some(host)) => return Err(host.args(env::args_os().skip(1)).exec().into()),
+        (query, None) => return Err(Failure::new(refusal(query.as_ref()))),
     };
     // Without RDMA the kernel refuses netlink to the host's program: then there is no other link.
     let others = host.filter(|_| query.name.is_none()).and_then(|mut host| {
@@ -93,6 +101,16 @@ pub(crate) fn run() -> Result<(), Failure> {
     });
     let text = query.print(&others.unwrap_or_default(), &wanted).map_err(|error| Failure::new(error.to_string()))?;
     Ok(io::stdout().write_all(text.as_bytes())?)
+}
+
+/// Why a command has no answer where the host has no `rdma`.
+fn refusal(query: Option<&Query>) -> String {
+    match query.and_then(|query| query.name.as_ref()) {
+        Some((device, None)) => format!("there is no link {device}"),
+        Some((device, Some(port))) => format!("there is no link {device}/{port}"),
+        None => "rdma of iproute2 is not installed; --sysfs answers `rdma [-j] link [show [DEVICE[/PORT]]]` alone"
+            .to_owned(),
+    }
 }
 
 impl Query {
@@ -275,6 +293,29 @@ mod tests {
         assert!(query("link show soft0/1").unwrap().names(&soft0()));
         assert!(!query("link show soft0/2").unwrap().names(&soft0()));
         assert!(!query("link show soft1").unwrap().names(&soft0()));
+    }
+
+    #[test]
+    fn the_stand_in_is_placed_whatever_an_earlier_run_has_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let (folder, link) = (folder.path(), folder.path().join(PROGRAM));
+        symlink("left", folder.join(format!("{PROGRAM}.{}", std::process::id()))).unwrap();
+        for program in ["/one", "/other", "/other"] {
+            place(folder, Path::new(program)).unwrap();
+            assert_eq!(fs::read_link(&link).unwrap(), Path::new(program));
+        }
+        // A link does not replace a folder, and none is left.
+        fs::remove_file(&link).unwrap();
+        fs::create_dir(&link).unwrap();
+        assert!(place(folder, Path::new("/one")).is_err());
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_link_that_does_not_exist_is_named() {
+        assert_eq!(refusal(query("link show soft9").as_ref()), "there is no link soft9");
+        assert_eq!(refusal(query("link show soft0/7").as_ref()), "there is no link soft0/7");
+        assert!(refusal(query("dev show").as_ref()).contains("iproute2"));
     }
 
     #[test]

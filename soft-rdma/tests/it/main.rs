@@ -572,6 +572,15 @@ fn the_program_sees_the_devices_in_sysfs() {
     let named_link = launch(&folder, &[&named[..], &["rdma", "link", "show", "mlx5_7/1"]].concat());
     let line = has_succeeded("rdma", &named_link);
     assert!(line.starts_with("link mlx5_7/1 state ACTIVE physical_state LINK_UP netdev "), "{line}");
+    // A program starts without the stand-in if it cannot be placed.
+    let copies = std::fs::read_dir(folder.join("soft-rdma")).unwrap().map(|entry| entry.unwrap().path());
+    let placed = copies.map(|copy| copy.join("soft-rdma-bin/rdma")).find(|link| link.is_symlink()).unwrap();
+    std::fs::remove_file(&placed).unwrap();
+    std::fs::create_dir(&placed).unwrap();
+    let without = run(&["true"]);
+    std::fs::remove_dir(&placed).unwrap();
+    let _out = has_succeeded("no stand-in", &without);
+    assert!(text(&without.stderr).contains("warning: `rdma link` shows no software device"));
     // A program under a launcher may be one itself.
     let inner = env!("CARGO_BIN_EXE_soft-rdma");
     let _out = has_succeeded("the same devices", &run(&[inner, "--sysfs", "true"]));

@@ -24,7 +24,8 @@ const NO_DEBUG: &str = "--config=profile.dev.debug=0";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Run only the command lines and tests whose names contain this text.
+    /// Run only the command lines and tests whose names contain this text. Tests of pyverbs run
+    /// with it if it has `tests.` or `newest`, or if no command line contains it.
     #[arg(value_name = "TEXT")]
     only: Option<String>,
     /// Run `soft-rdma` as the development profile builds it, which is quicker to build.
@@ -44,20 +45,25 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let (root, only) = (crate::root(), options.only.as_deref());
     let list = List::read(&root)?;
     let launcher = build(&root, options.dev)?;
-    let python = Tests::fetch(&launcher)?;
-    let tests = python.names()?;
-    if only.is_none() {
-        let cases: Vec<String> = CASES.iter().map(Case::text).collect();
-        list.check(THIRDPARTY, cases.iter().chain(&tests).map(String::as_str))?;
-    }
     let is_wanted = |name: &str| only.is_none_or(|only| name.contains(only));
     let wanted: Vec<&Case> = CASES.iter().filter(|case| is_wanted(&case.text())).collect();
+    let python = match only {
+        Some(text) if !wanted.is_empty() && !pyverbs::is_named(text) => Tests::none(&launcher),
+        _ => Tests::fetch(&launcher)?,
+    };
+    let tests = python.names();
+    if only.is_none() {
+        let cases: Vec<String> = CASES.iter().map(Case::text).collect();
+        let unknown = list.names(THIRDPARTY).filter(|name| python.may_lack(name));
+        list.check(THIRDPARTY, cases.iter().chain(&tests).map(String::as_str).chain(unknown))?;
+    }
     let tests: Vec<&str> = tests.iter().map(String::as_str).filter(|name| is_wanted(name)).collect();
     if wanted.is_empty() && tests.is_empty() {
         let programs: BTreeSet<&str> = CASES.iter().map(|case| case.program).collect();
         let programs = programs.into_iter().collect::<Vec<_>>().join(", ");
         let only = only.unwrap_or_default();
-        return Err(format!("no test of pyverbs and no program matches {only:?}; programs: {programs}"));
+        let skipped: String = python.skipped().map(|skipped| format!("; {skipped}")).collect();
+        return Err(format!("no test of pyverbs and no program matches {only:?}; programs: {programs}{skipped}"));
     }
     if wanted.iter().any(|case| case.kind == Kind::Crate) {
         build_crates(&root, &launcher)?;

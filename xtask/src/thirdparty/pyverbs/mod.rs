@@ -1,5 +1,6 @@
-//! rdma-core's own tests in Python on the software device: those of the version that this machine's
-//! Debian has, and those of the newest one.
+//! rdma-core's own tests in Python on the software device: those of Debian bookworm, which this
+//! machine's Python runs, and those of Debian sid, which bring a Python. Sid may be broken at any
+//! time: if its tests cannot be fetched or listed, they are skipped, and the report says so.
 //!
 //! The tests of a module run in one process. If it dies or hangs in a test, that test has failed,
 //! and another process runs those after it.
@@ -9,6 +10,7 @@ mod skips;
 
 use std::collections::BTreeMap;
 use std::iter;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 
@@ -17,8 +19,9 @@ use super::run::Launcher;
 use crate::system::output;
 use package::Package;
 
-/// Seconds of the tests of a module.
-const LIMIT: &str = "120";
+/// Seconds of a process that runs tests, and the seconds that each of them adds.
+const LIMIT: usize = 60;
+const LIMIT_OF_TEST: usize = 10;
 
 /// A version of the tests.
 #[derive(Debug)]
@@ -29,28 +32,44 @@ struct Suite {
     debian: &'static str,
     /// Whether its modules are built for this machine's Python.
     of_machine: bool,
+    /// Whether the tests are skipped if they cannot be fetched or listed.
+    is_optional: bool,
     /// The version with these ends.
-    version: &'static str,
+    version: u32,
     /// Tests that pass at least.
     bar: usize,
 }
 
 const SUITES: [Suite; 2] = [
-    Suite { prefix: "", debian: "bookworm", of_machine: true, version: "44", bar: 115 },
-    Suite { prefix: "newest ", debian: "sid", of_machine: false, version: "65", bar: 135 },
+    Suite { prefix: "", debian: "bookworm", of_machine: true, is_optional: false, version: 44, bar: 115 },
+    Suite { prefix: "newest ", debian: "sid", of_machine: false, is_optional: true, version: 65, bar: 135 },
 ];
 
 /// The tests, and Python to run them.
 pub(super) struct Tests<'a> {
     launcher: &'a Launcher,
-    packages: Vec<(&'static Suite, Package)>,
+    versions: Vec<Version>,
+    /// The reason why a suite is skipped.
+    skipped: Vec<(&'static Suite, String)>,
+}
+
+/// The tests of a suite.
+struct Version {
+    suite: &'static Suite,
+    package: Package,
+    /// The names of all tests, without the suite's prefix.
+    names: Vec<String>,
 }
 
 /// The ends of the tests of all versions.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     /// Those of each version, which stands before them.
-    versions: Vec<(String, Ends)>,
+    versions: Vec<(u32, Ends)>,
+    /// The reason why a suite is skipped.
+    skipped: Vec<String>,
+    /// The number of suites that have run in their known version.
+    known: usize,
     /// What is wrong with a whole version.
     faults: Vec<String>,
     /// Each test that failed.
@@ -76,39 +95,60 @@ enum End {
 }
 
 impl<'a> Tests<'a> {
+    /// No tests.
+    pub(super) fn none(launcher: &'a Launcher) -> Self {
+        Self { launcher, versions: Vec::new(), skipped: Vec::new() }
+    }
+
     /// Fetches the tests.
     pub(super) fn fetch(launcher: &'a Launcher) -> Result<Self, String> {
-        let packages = SUITES.iter().map(|suite| {
+        let mut tests = Self::none(launcher);
+        for suite in &SUITES {
             let folder = launcher.folder.join("pyverbs").join(suite.debian);
-            Ok((suite, Package::fetch(&folder, suite.debian, suite.of_machine)?))
-        });
-        Ok(Self { launcher, packages: packages.collect::<Result<_, String>>()? })
+            tests.add(suite, Version::fetch(launcher, suite, &folder))?;
+        }
+        Ok(tests)
+    }
+
+    /// Adds the tests of a suite.
+    fn add(&mut self, suite: &'static Suite, fetched: Result<Version, String>) -> Result<(), String> {
+        match fetched {
+            Ok(version) => self.versions.push(version),
+            Err(why) if suite.is_optional => self.skipped.push((suite, why)),
+            Err(why) => return Err(why),
+        }
+        Ok(())
     }
 
     /// The names of all tests.
-    pub(super) fn names(&self) -> Result<Vec<String>, String> {
-        let mut all = Vec::new();
-        for (suite, package) in &self.packages {
-            let names = output(&mut self.python(package, &[])?)?;
-            all.extend(names.lines().map(|name| format!("{}{name}", suite.prefix)));
-        }
-        Ok(all)
+    pub(super) fn names(&self) -> Vec<String> {
+        let names = |version: &Version| {
+            let prefix = version.suite.prefix;
+            version.names.iter().map(move |name| format!("{prefix}{name}")).collect::<Vec<_>>()
+        };
+        self.versions.iter().flat_map(names).collect()
     }
 
-    /// Python with the program that runs tests.
-    fn python(&self, package: &Package, names: &[&str]) -> Result<Command, String> {
-        let mut command = self.launcher.command(&["--sysfs"], "timeout");
-        command.arg(LIMIT).args(package.python()?).arg("tests/lines.py").args(names);
-        package.prepare(&mut command);
-        Ok(command)
+    /// The reasons why suites are skipped.
+    pub(super) fn skipped(&self) -> impl Iterator<Item = String> {
+        self.skipped.iter().map(|(suite, why)| format!("pyverbs of {}: skipped: {why}", suite.debian))
+    }
+
+    /// Whether the test with this name may be gone: nobody has looked at the version that its suite
+    /// has now, or the suite is skipped.
+    pub(super) fn may_lack(&self, name: &str) -> bool {
+        let is_known = |version: &Version| version.package.version == version.suite.version;
+        let mut known = self.versions.iter().filter(|version| is_known(version)).map(|version| version.suite);
+        let suite = SUITES.iter().find(|suite| !of_suite(suite, &[name]).is_empty());
+        suite.is_some_and(|suite| known.all(|known| known.debian != suite.debian))
     }
 
     /// Runs tests, the modules of a version in two threads.
     pub(super) fn run(&self, names: &[&str]) -> Report {
-        let mut report = Report::default();
-        for (suite, package) in &self.packages {
+        let mut report = Report { skipped: self.skipped().collect(), ..Report::default() };
+        for Version { suite, package, .. } in &self.versions {
             let ends = self.run_modules(package, &of_suite(suite, names));
-            report.add(suite, &package.version, ends);
+            report.add(suite, package.version, ends);
         }
         report
     }
@@ -134,14 +174,16 @@ impl<'a> Tests<'a> {
         let mut left = names.to_vec();
         while !left.is_empty() {
             let (lines, log) = self.lines(package, &left);
-            for (name, end) in ends(&lines).filter(|(name, _)| names.contains(name)) {
+            let (ends, others) = worst(&lines, &left);
+            for (name, end) in ends {
                 tell(name, end, &log);
                 left.retain(|left| *left != name);
             }
             // The process has run its tests in this order.
             if !left.is_empty() {
                 let last = log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no output");
-                tell(left.remove(0), End::Failed(format!("the process has ended: {last}")), &log);
+                let why = others.unwrap_or_else(|| format!("the process has ended: {last}"));
+                tell(left.remove(0), End::Failed(why), &log);
             }
         }
     }
@@ -149,24 +191,53 @@ impl<'a> Tests<'a> {
     /// Runs tests in one process; returns its standard output and its standard error.
     fn lines(&self, package: &Package, names: &[&str]) -> (String, String) {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let ended =
-            self.python(package, names).and_then(|mut python| python.output().map_err(|error| error.to_string()));
+        let ended = python(self.launcher, package, names)
+            .and_then(|mut python| python.output().map_err(|error| error.to_string()));
         match ended {
             Ok(ended) => (text(&ended.stdout), format!("{}\n{}", text(&ended.stderr), ended.status)),
             Err(error) => (String::new(), error),
         }
     }
 
-    /// Runs a test once more, by itself: whether it passes, and what it prints.
+    /// Runs a test once more, by itself: whether it passes, or ends as the table says, and what it
+    /// prints.
     pub(super) fn run_again(&self, name: &str) -> (bool, String) {
         let mut last = (false, String::new());
-        for (suite, package) in &self.packages {
+        for Version { suite, package, .. } in &self.versions {
             if let [name] = of_suite(suite, &[name])[..] {
-                self.run_module(package, &[name], |_, end, log| last = (end == End::Passed, log.to_owned()));
+                self.run_module(package, &[name], |name, end, log| {
+                    let mut ends = Ends::default();
+                    ends.add(name, end, log);
+                    last = (ends.failed.is_empty(), log.to_owned());
+                });
             }
         }
         last
     }
+}
+
+impl Version {
+    /// Fetches the tests of a suite, unless they are in `folder`.
+    fn fetch(launcher: &Launcher, suite: &'static Suite, folder: &Path) -> Result<Self, String> {
+        let package = Package::fetch(folder, suite.debian, suite.of_machine, suite.version)?;
+        let names = output(&mut python(launcher, &package, &[])?)?;
+        Ok(Self { suite, package, names: names.lines().map(str::to_owned).collect() })
+    }
+}
+
+/// Python with the program that runs tests.
+fn python(launcher: &Launcher, package: &Package, names: &[&str]) -> Result<Command, String> {
+    let mut command = launcher.command(&["--sysfs"], "timeout");
+    let limit = LIMIT + LIMIT_OF_TEST * names.len();
+    command.arg(limit.to_string()).args(package.python()?).arg("tests/lines.py").args(names);
+    package.prepare(&mut command);
+    Ok(command)
+}
+
+/// Whether a text is written as the names of tests are.
+pub(super) fn is_named(text: &str) -> bool {
+    let prefixes = SUITES.iter().map(|suite| suite.prefix.trim_end());
+    ["tests."].into_iter().chain(prefixes.filter(|prefix| !prefix.is_empty())).any(|part| text.contains(part))
 }
 
 /// The names of a suite's tests among others, without its prefix.
@@ -201,6 +272,38 @@ fn ends(text: &str) -> impl Iterator<Item = (&str, End)> {
     })
 }
 
+/// The worst end of each of these tests in what `lines.py` prints, in its order: a test that fails
+/// may fail once more when it cleans up. Then the first end that is of no test, such as that of a
+/// class or of a module that cannot be imported.
+fn worst<'a>(text: &'a str, names: &[&str]) -> (Vec<(&'a str, End)>, Option<String>) {
+    let (mut all, mut others): (Vec<(&str, End)>, _) = (Vec::new(), None);
+    for (name, end) in ends(text) {
+        if !names.contains(&name) {
+            if let End::Skipped(why) | End::Failed(why) = end {
+                others.get_or_insert_with(|| format!("{name}: {why}"));
+            }
+            continue;
+        }
+        match all.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) if end.rank() > known.rank() => *known = end,
+            Some(_) => (),
+            None => all.push((name, end)),
+        }
+    }
+    (all, others)
+}
+
+impl End {
+    /// How bad the end is.
+    fn rank(&self) -> u8 {
+        match self {
+            Self::Passed => 0,
+            Self::Skipped(_) => 1,
+            Self::Failed(_) => 2,
+        }
+    }
+}
+
 impl Ends {
     fn add(&mut self, name: &str, end: End, log: &str) {
         let mut fail = |error| {
@@ -221,18 +324,19 @@ impl Ends {
 impl Report {
     /// Adds the ends of a version. A version that is newer than the known one may have tests that
     /// nobody has looked at: their failures are printed, and do not count.
-    fn add(&mut self, suite: &Suite, version: &str, mut ends: Ends) {
+    fn add(&mut self, suite: &Suite, version: u32, mut ends: Ends) {
         for failed in &mut ends.failed {
             failed.name = format!("{}{}", suite.prefix, failed.name);
         }
-        if version == suite.version {
+        if version <= suite.version {
             let ran = ends.passed + ends.failed.len();
             if ran < suite.bar {
                 self.faults.push(format!("{ran} tests of pyverbs {version} were run, fewer than {}", suite.bar));
             }
             self.failed.append(&mut ends.failed);
         }
-        self.versions.push((version.to_owned(), ends));
+        self.known += usize::from(version == suite.version);
+        self.versions.push((version, ends));
     }
 
     /// Prints the results.
@@ -248,16 +352,20 @@ impl Report {
                 println!("         failed, but rdma-core {version} is newer than the known one: {name}: {error}");
             }
         }
+        for skipped in &self.skipped {
+            println!("\n{skipped}");
+        }
         for Failed { name, error, .. } in &self.failed {
             println!("         FAILED: {name}: {error}");
         }
     }
 
     /// Fails if too few tests were run for a run of all tests, or if the table has a cause that is
-    /// no test's.
+    /// no test's. The table is that of the known versions: others may lack its causes.
     pub(super) fn is_whole(&self) -> Result<(), String> {
         match self.faults.first() {
             Some(fault) => Err(fault.clone()),
+            None if self.known < SUITES.len() => Ok(()),
             None => skips::are_used(self.versions.iter().flat_map(|(_, ends)| ends.skipped.keys())),
         }
     }
@@ -300,8 +408,48 @@ mod tests {
         let enough = report(suite.bar - 1, suite.version);
         assert!(enough.faults.is_empty(), "the failure is one by itself");
         assert_eq!((&*enough.failed[0].error, &*enough.failed[0].log), ("why", "log"));
-        let newer = report(0, "999");
+        let newer = report(0, 999);
         assert!(newer.faults.is_empty() && newer.failed.is_empty(), "nobody has looked at this version");
+        assert_eq!(report(0, 9).faults.len(), 1, "an older version");
+    }
+
+    #[test]
+    fn causes_are_those_of_the_known_versions() {
+        let mut report = Report::default();
+        let ends = |suite: &Suite| Ends { passed: suite.bar, ..Ends::default() };
+        report.add(&SUITES[0], SUITES[0].version, ends(&SUITES[0]));
+        report.is_whole().unwrap();
+        report.add(&SUITES[1], SUITES[1].version + 1, ends(&SUITES[1]));
+        report.is_whole().unwrap();
+        report.add(&SUITES[1], SUITES[1].version, ends(&SUITES[1]));
+        assert!(report.is_whole().is_err(), "the tests of all known versions skip for no cause");
+    }
+
+    #[test]
+    fn a_suite_that_cannot_be_fetched_is_skipped_if_it_is_optional() {
+        let launcher = Launcher { path: "soft-rdma".into(), folder: "folder".into(), crates: "crates".into() };
+        let mut tests = Tests::none(&launcher);
+        assert!(tests.add(&SUITES[0], Err("no mirror".into())).is_err());
+        tests.add(&SUITES[1], Err("no mirror".into())).unwrap();
+        let report = tests.run(&[]);
+        assert_eq!(report.skipped, ["pyverbs of sid: skipped: no mirror"]);
+        assert!(tests.names().is_empty() && tests.may_lack("newest tests.a.A.a") && !tests.may_lack("ib_send_lat"));
+        report.is_whole().unwrap();
+    }
+
+    #[test]
+    fn a_text_with_which_names_begin_is_that_of_tests() {
+        assert!(["tests.test_mr", "newest", "newest tests.a"].into_iter().all(is_named));
+        assert!(!["", "ib_send_lat", "srq"].into_iter().any(is_named));
+    }
+
+    #[test]
+    fn a_test_ends_as_its_worst_line_says() {
+        let text = "skipped\ta\twhy\nfailed\ta\tfirst\nfailed\ta\tlast\npassed\tb\t\n\
+                    skipped\tsetUpClass (c)\tno device\nfailed\tsetUpClass (d)\tmore\n";
+        let (ends, others) = worst(text, &["a", "b", "c.c"]);
+        assert_eq!(ends, [("a", End::Failed("first".into())), ("b", End::Passed)]);
+        assert_eq!(others.as_deref(), Some("setUpClass (c): no device"));
     }
 
     #[test]

@@ -22,17 +22,19 @@ const BY_LOADER: &str = "of=$1; shift; exec \"$0\" --library-path \"$LD_LIBRARY_
 pub(super) struct Package {
     folder: PathBuf,
     /// The version of rdma-core.
-    pub(super) version: String,
+    pub(super) version: u32,
     /// The folder of the libraries that came with the package, if it has a Python of its own.
     libraries: Option<PathBuf>,
 }
 
 impl Package {
-    /// Fetches the package of a Debian suite, unless it is in `folder`. `of_machine` says that the
-    /// modules are built for this machine's Python.
-    pub(super) fn fetch(folder: &Path, suite: &str, of_machine: bool) -> Result<Self, String> {
+    /// Fetches the package of a Debian suite, unless it is in `folder`, and not older than the
+    /// version `known`: an older one is an error. `of_machine` says that the modules are built for
+    /// this machine's Python.
+    pub(super) fn fetch(folder: &Path, suite: &str, of_machine: bool, known: u32) -> Result<Self, String> {
         let (root, tests, version) = (folder.join("root"), folder.join("tests"), folder.join("version"));
-        if !tests.exists() || !version.exists() {
+        let cached = || read(&version).ok()?.trim().parse::<u32>().ok();
+        if !tests.exists() || cached().is_none_or(|cached| cached < known) {
             let apt = Apt::new(&folder.join("apt"), &[suite])?;
             let about = apt.cache(&["show", &format!("{PACKAGE}/{suite}")])?;
             let mut packages = vec![PACKAGE.to_owned()];
@@ -42,15 +44,19 @@ impl Package {
                 packages.extend([format!("lib{python}-stdlib"), format!("{python}-minimal")]);
                 packages.extend(LIBRARIES.map(str::to_owned));
             }
+            let number = number(&about).ok_or_else(|| format!("{PACKAGE} of {suite} has no version"))?;
+            if number < known {
+                return Err(format!("{PACKAGE} of {suite} is of rdma-core {number}, older than {known}"));
+            }
             remove(&root)?;
             apt.unpack(packages.iter().map(|package| format!("{package}/{suite}")), &root)?;
             unpack(&root, &tests)?;
-            let number = field(&about, "Version").and_then(|version| version.split('.').next());
-            write(version.clone(), number.unwrap_or_default())?;
+            write(version.clone(), &number.to_string())?;
         }
         write(tests.join("lines.py"), LINES)?;
         let libraries = if of_machine { None } else { Some(libraries(&root)?) };
-        Ok(Self { folder: folder.to_owned(), version: read(&version)?, libraries })
+        let version = cached().ok_or_else(|| format!("{} has no version", version.display()))?;
+        Ok(Self { folder: folder.to_owned(), version, libraries })
     }
 
     /// The program and the arguments that start Python.
@@ -118,6 +124,11 @@ fn field<'a>(about: &'a str, name: &str) -> Option<&'a str> {
     about.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
+/// The first number of a package's version.
+fn number(about: &str) -> Option<u32> {
+    field(about, "Version")?.split('.').next()?.parse().ok()
+}
+
 /// The Python that a package depends on, such as `python3.14`.
 fn python(about: &str) -> Option<&str> {
     let names = field(about, "Depends")?.split(", ").filter_map(|name| name.split(' ').next());
@@ -133,7 +144,18 @@ mod tests {
         let about = "Package: python3-pyverbs\nVersion: 65.0-1.1\n\
                      Depends: rdma-core (>= 21), python3 (<< 3.15), python3:any, libpython3.14 (>= 3.14.1)\n";
         assert_eq!(python(about), Some("python3.14"));
-        assert_eq!(field(about, "Version"), Some("65.0-1.1"));
+        assert_eq!(number(about), Some(65));
+        assert_eq!((number("Version: \n"), number("Package: rdma-core\n")), (None, None));
         assert_eq!(python("Depends: libc6 (>= 2.14)\n"), None);
+    }
+
+    #[test]
+    fn a_package_that_is_there_is_not_fetched() {
+        let folder = tempfile::tempdir().unwrap();
+        make(&folder.path().join("tests")).unwrap();
+        write(folder.path().join("version"), "100\n").unwrap();
+        // The suite does not exist.
+        let package = Package::fetch(folder.path(), "no-such-suite", true, 99).unwrap();
+        assert_eq!(package.version, 100);
     }
 }
