@@ -177,7 +177,8 @@ pub(super) struct RawMemory {
 
 // SAFETY: the value owns its memory (the contract of MemoryOwner), and the parts are Send.
 unsafe impl Send for RawMemory {}
-// SAFETY: a shared reference gives the address, the length and the type of the owner alone.
+// SAFETY: a shared reference gives the address, the length and the type of the owner alone; that of
+// a `Memory` also gives `&[u8]` of memory that the value owns.
 unsafe impl Sync for RawMemory {}
 
 impl RawMemory {
@@ -189,12 +190,9 @@ impl RawMemory {
         if let Some(raw) = any.downcast_mut::<Option<Memory<O::Placement>>>().and_then(Option::take) {
             return raw.raw;
         }
-        match owner.map(MemoryOwner::into_parts) {
-            Some((address, len, parts)) => {
-                Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Parts::<O>(parts))) }
-            }
-            None => Self::borrowed(NonNull::dangling(), 0),
-        }
+        let owner = owner.expect("only a `Memory` was taken out");
+        let (address, len, parts) = owner.into_parts();
+        Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Parts::<O>(parts))) }
     }
 
     /// The memory of a source.
@@ -288,9 +286,6 @@ pub struct Memory<M: Placement = Host> {
     raw: RawMemory,
     placement: PhantomData<M>,
 }
-
-// SAFETY: `&Memory` gives `&[u8]` of memory that the value owns, and no access to the parts.
-unsafe impl<M: Placement> Sync for Memory<M> {}
 
 impl<M: Placement> Memory<M> {
     /// # Safety
