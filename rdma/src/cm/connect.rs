@@ -78,8 +78,8 @@ impl ConnOptions {
         /// the queue pair of this side, before those of [`Id::set_path`], and before what the peer
         /// asks for. The peer is told the retries, and uses them where it has set none.
         ///
-        /// On iWARP none of them has an effect, because the kernel brings the queue pair up, and some
-        /// are errors (see [`PathOptions`]). [`Id::set_path`] sets the traffic class there.
+        /// On iWARP none of them has an effect, because the kernel brings the queue pair up, and
+        /// some are errors (see [`PathOptions`]). [`Id::set_path`] sets the traffic class there.
         path(path: PathOptions) = path;
     }
 

@@ -20,8 +20,8 @@ use crate::error::{Error, Result, Verb};
 /// `soft0` has the kernel copy to and from the map, which is slower than a copy of its own. Only
 /// reliable connections reach the map there: unreliable ones and datagrams do not, and atomic
 /// operations are refused. Registration fails with `NotSupported` where a seccomp filter forbids
-/// `process_vm_readv` or `process_vm_writev` on this process. Kernels since 6.5 register a writable map with a NIC
-/// only if the file is in tmpfs or hugetlbfs (`Os` with `EFAULT` otherwise).
+/// `process_vm_readv` or `process_vm_writev` on this process. Kernels since 6.5 register a writable
+/// map with a NIC only if the file is in tmpfs or hugetlbfs (`Os` with `EFAULT` otherwise).
 ///
 /// # Examples
 ///
@@ -138,8 +138,8 @@ impl FileSource {
     ///
     /// Until the value is dropped, no process writes to the file or shortens it. The program has
     /// its bytes as `&[u8]`, and behind its end an access of this process raises `SIGBUS`, also
-    /// that of a post of [`copied`](crate::op::Work::copied) data; any other request of the software
-    /// device ends with an access error.
+    /// that of a post of [`copied`](crate::op::Work::copied) data; any other request of the
+    /// software device ends with an access error.
     #[doc(alias = "mmap")]
     pub unsafe fn new(file: &File) -> Result<Self> {
         // SAFETY: Mmap::map requires a file that nobody changes: this function's contract.

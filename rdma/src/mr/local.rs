@@ -47,8 +47,8 @@ impl ProtectionDomain {
     ///
     /// With the owner: `InvalidInput` if it has no bytes; errors of the device, most often because
     /// the memlock limit is too low. `NotSupported` of [`MakePrivate`](crate::Verb::MakePrivate):
-    /// others keep their access to the memory, as to a [`Segment`](rdma_mem::Segment). Shared memory
-    /// that the device refuses has been made private, and stays so.
+    /// others keep their access to the memory, as to a [`Segment`](rdma_mem::Segment). Shared
+    /// memory that the device refuses has been made private, and stays so.
     ///
     /// # Examples
     ///

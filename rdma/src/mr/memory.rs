@@ -56,8 +56,9 @@ impl Placement for Gpu {
 ///   which no reference exists. Until [`make_private`](Self::make_private) succeeds, other code may
 ///   access host memory too, by the functions of [`rdma_mem`] alone. Moving the parts must not
 ///   assert unique access either, so a `Box` must be taken apart into its raw pointer.
-/// * Host memory is initialised. The device, peers and safe code may write any bytes: every value of
-///   every byte is valid for whoever reads the memory meanwhile or afterwards.
+/// * Host memory is initialised.
+/// * The device, peers and safe code may write any bytes: every value of every byte is valid for
+///   whoever reads the memory meanwhile or afterwards.
 /// * Dropping the parts without `from_parts` leaks the memory. It must not unmap, free or reuse the
 ///   memory, unless freeing is sound at that time (the device has no access any more when parts are
 ///   dropped).

@@ -118,8 +118,8 @@ impl<K: Send + 'static> RawOwner<K> {
     /// * The bytes are valid for reads and writes, initialised, and stay in place. For the map of a
     ///   file this means that no process shortens the file: an access behind its end raises
     ///   `SIGBUS`.
-    /// * The device, peers and safe code may write any bytes: every value of every byte is valid for
-    ///   whoever reads the memory meanwhile or afterwards.
+    /// * The device, peers and safe code may write any bytes: every value of every byte is valid
+    ///   for whoever reads the memory meanwhile or afterwards.
     /// * Other code, of this process and of others, may access them at any time by the functions of
     ///   [`rdma_mem`] or in atomic words. Any other access, and any reference to them, ends before
     ///   a [`SharedOwner`](crate::SharedOwner) of the value exists, a request that uses these bytes

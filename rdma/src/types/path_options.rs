@@ -158,7 +158,8 @@ pub(crate) use path_setters;
 /// Within an InfiniBand subnet packets have no global header: traffic class, flow label and hop
 /// limit have no effect there. On iWARP the path is TCP's: timeouts, retries and the MTU have no
 /// effect, and a service level, a flow label, a source port or a hop limit is an error. The traffic
-/// class has an effect there only as an option of an id ([`Id::set_path`](crate::cm::Id::set_path)).
+/// class has an effect there only as an option of an id
+/// ([`Id::set_path`](crate::cm::Id::set_path)).
 ///
 /// # Examples
 ///
