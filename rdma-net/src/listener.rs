@@ -104,7 +104,7 @@ fn bind(tables: &Tables, at: SocketAddr, requests: &Arc<Requests>) -> Result<Lis
         Events::Manager(events) => {
             let id = events.create_id::<Rc>()?;
             // On iWARP the accepted sockets have the class of the listener. Each connection takes
-            // the options of its own node when it is accepted.
+            // the options of its own node when it is accepted, which go before this class.
             if let Some(class) = tables.shared.options.path_options().traffic_class {
                 id.set_tos(class)?;
             }

@@ -73,6 +73,11 @@ impl Received {
         self.report.memory.peek()
     }
 
+    /// Whether no segment was taken.
+    fn is_untouched(&self) -> bool {
+        self.report.memory.is_untouched()
+    }
+
     pub(crate) fn take_if(&mut self, kind: Kind) -> Option<Segment> {
         self.report.memory.take_if(kind)
     }

@@ -11,14 +11,12 @@ use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair};
 use crate::transport::Rc;
 use crate::types::{
-    Ece, Mtu, Path, PathOptions, QpAttrMask, QpState, RemoteAccess, RnrTimer, TransportType, path_setters,
+    Ece, MAX_RETRIES, Mtu, Path, PathOptions, QpAttrMask, QpState, RemoteAccess, RnrTimer, TransportType, path_setters,
 };
 
 /// Default number of reads and atomics outstanding at a time, limited by the device: enough to keep
 /// a link busy.
 const READ_DEPTH: u8 = 16;
-/// Default number of retries: the largest.
-const MAX_RETRIES: u8 = 7;
 
 /// Options of a connection, for both sides. Unset options have the values that most programs use.
 ///
@@ -79,6 +77,9 @@ impl ConnOptions {
         /// All options of the path at once, in place of those that were set before. They hold for
         /// the queue pair of this side, before those of [`Id::set_path`], and before what the peer
         /// asks for. The peer is told the retries, and uses them where it has set none.
+        ///
+        /// On iWARP none of them has an effect, because the kernel brings the queue pair up, and
+        /// some are errors (see [`PathOptions`]). [`Id::set_path`] sets the traffic class there.
         path(path: PathOptions) = path;
     }
 

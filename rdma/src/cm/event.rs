@@ -164,12 +164,9 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
             // SAFETY: a union read requires bytes that are a valid value: integers and pointers may
             // have any.
             let ud = unsafe { raw.param.ud };
-            EventKind::UdEstablished(UdPeer {
-                path: Path::from_raw(&ud.ah_attr),
-                qpn: ud.qp_num,
-                qkey: ud.qkey,
-                private_data,
-            })
+            let mut path = Path::from_raw(&ud.ah_attr);
+            known.path.apply_to(&mut path);
+            EventKind::UdEstablished(UdPeer { path, qpn: ud.qp_num, qkey: ud.qkey, private_data })
         }
         Code::RDMA_CM_EVENT_ESTABLISHED => EventKind::Established(accepted(private_data)),
         Code::RDMA_CM_EVENT_DISCONNECTED => EventKind::Disconnected,

@@ -195,8 +195,13 @@ impl RawId {
         if let Some(timeout) = path.ack_timeout {
             self.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, timeout.code())?;
         }
+        self.update_path(|known| *known = *path)
+    }
+
+    /// Changes the recorded options of the path.
+    fn update_path(&self, change: impl FnOnce(&mut PathOptions)) -> Result<()> {
         if let Some(known) = self.lock(Verb::SetOption)?.known() {
-            known.path = *path;
+            change(&mut known.path);
         }
         Ok(())
     }
@@ -516,9 +521,15 @@ impl<T: PortSpace> Id<T> {
     /// Sets the options of the path, in place of those set before. Call it before the route is
     /// resolved, or before listening: the requests of a listener have its options.
     ///
-    /// The traffic class and the timeout are told to librdmacm, which tells the peer. All options
-    /// that are set hold for the queue pair of this side, unless those of [`ConnOptions`] say
-    /// otherwise.
+    /// The traffic class and the timeout are told to librdmacm, which tells the peer. librdmacm
+    /// cannot be told to forget them: options without them leave the values of an earlier call with
+    /// it. All options that are set hold for the queue pair of this side, unless those of
+    /// [`ConnOptions`] say otherwise.
+    ///
+    /// For datagrams, the options of a route ([`apply_to`](PathOptions::apply_to)) change the path
+    /// of [`UdPeer`](super::UdPeer), and the others have no effect. The path of a
+    /// [`MulticastGroup`](super::MulticastGroup) is the group's: only the traffic class, as
+    /// librdmacm applies it, holds there.
     ///
     /// # Errors
     ///
@@ -545,7 +556,8 @@ impl<T: PortSpace> Id<T> {
     }
 
     /// Sets the type of service: the TOS byte of the IP header, or its translation on InfiniBand.
-    /// Call it before the route is resolved.
+    /// It replaces the traffic class of [`set_path`](Self::set_path). Call it before the route is
+    /// resolved.
     ///
     /// # Errors
     ///
@@ -553,11 +565,12 @@ impl<T: PortSpace> Id<T> {
     #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_TOS")]
     pub fn set_tos(&self, tos: u8) -> Result<()> {
-        self.raw.set_option(RDMA_OPTION_ID_TOS, tos)
+        self.raw.set_option(RDMA_OPTION_ID_TOS, tos)?;
+        self.raw.update_path(|path| path.traffic_class = Some(tos))
     }
 
-    /// Sets how long the queue pair waits for an acknowledgement. Call it before connecting or
-    /// accepting.
+    /// Sets how long the queue pair waits for an acknowledgement. It replaces the timeout of
+    /// [`set_path`](Self::set_path). Call it before connecting or accepting.
     ///
     /// # Errors
     ///
@@ -565,7 +578,8 @@ impl<T: PortSpace> Id<T> {
     #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
     pub fn set_ack_timeout(&self, timeout: AckTimeout) -> Result<()> {
-        self.raw.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, timeout.code())
+        self.raw.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, timeout.code())?;
+        self.raw.update_path(|path| path.ack_timeout = Some(timeout))
     }
 
     /// Sets whether other ids that allow it too may bind to the same address. Call it before

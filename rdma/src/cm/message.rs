@@ -109,7 +109,8 @@ impl Rejection {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UdPeer {
-    /// The path to the peer, for an address handle.
+    /// The path to the peer, for an address handle, with the options of
+    /// [`Id::set_path`](super::Id::set_path).
     pub path: Path,
     /// The peer's queue pair number.
     pub qpn: u32,

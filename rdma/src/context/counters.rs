@@ -48,7 +48,8 @@ impl Context {
     /// `ports/PORT/hw_counters` of the device's folder in `/sys/class/infiniband`, of all
     /// processes together. `port_xmit_data` and `port_rcv_data` count units of 4 bytes, as the
     /// InfiniBand specification has it; the kernel's documentation and the driver's explain the
-    /// others. Counters that the device does not keep are left out.
+    /// others. Counters that the device does not keep are left out. The kernel may read the device
+    /// less often than this is called: values may be some milliseconds old.
     ///
     /// On `soft0`, these are [`soft::Counters`](crate::soft::Counters), which count what this
     /// process did on all software devices.

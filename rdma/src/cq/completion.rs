@@ -217,6 +217,11 @@ impl<'a> Completion<'a> {
         self.held.peek()
     }
 
+    /// Whether no segment was taken.
+    fn is_untouched(&self) -> bool {
+        self.held.is_untouched()
+    }
+
     #[inline(always)]
     fn take_if(&mut self, kind: Kind) -> Option<Segment> {
         self.held.take_if(kind)

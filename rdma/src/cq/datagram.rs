@@ -97,7 +97,7 @@ macro_rules! receives_datagrams {
             }
 
             /// Takes the datagram with its buffer, if this is a successful receive of a datagram
-            /// queue pair and its next segment is a [`Buffer`].
+            /// queue pair and its first segment is a [`Buffer`] that has not been taken.
             ///
             /// If the message was scattered over several segments, the result holds the first one.
             #[must_use = "the buffer is given up otherwise"]

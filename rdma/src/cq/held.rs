@@ -68,6 +68,14 @@ impl Held {
         }
     }
 
+    /// Whether the next segment is the request's first one.
+    pub(super) fn is_untouched(&self) -> bool {
+        match &self.request {
+            Some((claimed, _)) => claimed.is_untouched(),
+            None => self.single.is_some(),
+        }
+    }
+
     /// Takes the next segment, if it is of kind `kind`.
     #[inline(always)]
     pub(super) fn take_if(&mut self, kind: Kind) -> Option<Segment> {

@@ -86,15 +86,17 @@ impl fmt::Debug for Message {
 macro_rules! receives_messages {
     ($type:ty) => {
         impl $type {
-            /// Takes the message with its buffer, if this is a successful receive and its next
-            /// segment is a [`Buffer`].
+            /// Takes the message with its buffer, if this is a successful receive and its first
+            /// segment is a [`Buffer`] that has not been taken.
             ///
-            /// If the message was scattered over several segments, the result holds the part in
-            /// the first one. A datagram is returned without its GRH. The notice of a write
-            /// ([`Opcode::RecvWriteImm`]) is no message: the peer wrote elsewhere.
+            /// If the message was scattered over several segments, the result holds the part in the
+            /// first one, and [`take_buffer`](Self::take_buffer) and its siblings return the
+            /// others: the rest of the [bytes](Self::byte_len) fills these in order. A datagram is
+            /// returned without its GRH. The notice of a write ([`Opcode::RecvWriteImm`]) is no
+            /// message: the peer wrote elsewhere.
             #[must_use = "the buffer is given up otherwise"]
             pub fn received(&mut self) -> Option<$crate::Message> {
-                if self.opcode() != Opcode::Recv || self.status().is_err() {
+                if self.opcode() != Opcode::Recv || self.status().is_err() || !self.is_untouched() {
                     return None;
                 }
                 let received = self.byte_len();

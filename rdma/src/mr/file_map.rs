@@ -17,9 +17,11 @@ use crate::error::{Error, Result, Verb};
 /// processes may write to the file: [`register`](crate::ProtectionDomain::register) and
 /// [`revoke`](crate::ExposedRegion::revoke) fail with `NotSupported`.
 ///
-/// `soft0` has the kernel copy to and from the map, which is slower than a copy of its own. Atomic
-/// operations and datagrams on it are refused. Kernels since 6.5 register a writable map with a NIC
-/// only if the file is in tmpfs or hugetlbfs (`Os` with `EFAULT` otherwise).
+/// `soft0` has the kernel copy to and from the map, which is slower than a copy of its own. Only
+/// reliable connections reach the map there: unreliable ones and datagrams do not, and atomic
+/// operations are refused. Registration fails with `NotSupported` where a seccomp filter forbids
+/// `process_vm_readv` or `process_vm_writev` on this process. Kernels since 6.5 register a writable
+/// map with a NIC only if the file is in tmpfs or hugetlbfs (`Os` with `EFAULT` otherwise).
 ///
 /// # Examples
 ///
@@ -104,6 +106,9 @@ unsafe impl MemoryOwner for FileMap {
 
 /// A file that is mapped to be a source: nobody changes it.
 ///
+/// On `soft0`, reliable connections alone reach the map, and a seccomp filter may forbid it, as for
+/// a [`FileMap`].
+///
 /// # Examples
 ///
 /// ```
@@ -132,8 +137,9 @@ impl FileSource {
     /// # Safety
     ///
     /// Until the value is dropped, no process writes to the file or shortens it. The program has
-    /// its bytes as `&[u8]`, and behind its end an access of this process raises `SIGBUS`; a
-    /// request of the software device ends with an access error.
+    /// its bytes as `&[u8]`, and behind its end an access of this process raises `SIGBUS`, also
+    /// that of a post of [`copied`](crate::op::Work::copied) data; any other request of the
+    /// software device ends with an access error.
     #[doc(alias = "mmap")]
     pub unsafe fn new(file: &File) -> Result<Self> {
         // SAFETY: Mmap::map requires a file that nobody changes: this function's contract.

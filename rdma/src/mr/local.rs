@@ -9,7 +9,7 @@ use super::buffer::{Buffer, resolve};
 use super::memory::{Host, MemoryOwner, RawMemory};
 use super::owners::Pages;
 use super::{Kind, Reach, Region};
-use crate::error::{Failed, Result};
+use crate::error::{Failed, Result, Verb};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::RemoteAccess;
 
@@ -47,7 +47,8 @@ impl ProtectionDomain {
     ///
     /// With the owner: `InvalidInput` if it has no bytes; errors of the device, most often because
     /// the memlock limit is too low. `NotSupported` of [`MakePrivate`](crate::Verb::MakePrivate):
-    /// others keep their access to the memory, as to a [`Segment`](rdma_mem::Segment).
+    /// others keep their access to the memory, as to a [`Segment`](rdma_mem::Segment). Shared
+    /// memory that the device refuses has been made private, and stays so.
     ///
     /// # Examples
     ///
@@ -67,8 +68,9 @@ impl ProtectionDomain {
     pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>, Failed<O>> {
         let mut memory = RawMemory::new(owner);
         // Buffers lend references, so no other process may have the memory mapped; other processes
-        // may have obtained SharedMemory's file.
-        if let Err(error) = memory.make_private() {
+        // may have obtained SharedMemory's file. Private memory stays so: check first.
+        let private = Region::check(&self.inner, &memory, Verb::RegisterMr).and_then(|()| memory.make_private());
+        if let Err(error) = private {
             return Err(Failed::new(error, memory.give_back()));
         }
         let region =

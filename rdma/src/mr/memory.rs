@@ -57,6 +57,8 @@ impl Placement for Gpu {
 ///   access host memory too, by the functions of [`rdma_mem`] alone. Moving the parts must not
 ///   assert unique access either, so a `Box` must be taken apart into its raw pointer.
 /// * Host memory is initialised.
+/// * The device, peers and safe code may write any bytes: every value of every byte is valid for
+///   whoever reads the memory meanwhile or afterwards.
 /// * Dropping the parts without `from_parts` leaks the memory. It must not unmap, free or reuse the
 ///   memory, unless freeing is sound at that time (the device has no access any more when parts are
 ///   dropped).
@@ -100,7 +102,8 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
 ///
 /// # Safety
 ///
-/// An implementation must guarantee, while a region has the value, or forever if it leaks:
+/// An implementation must guarantee, while a region has the value or an [`Arc`](std::sync::Arc) of
+/// it, or forever if it leaks:
 ///
 /// * [`bytes`](Self::bytes) returns the same bytes at the same address, wherever the value itself
 ///   is moved to.
@@ -175,7 +178,8 @@ pub(super) struct RawMemory {
 
 // SAFETY: the value owns its memory (the contract of MemoryOwner), and the parts are Send.
 unsafe impl Send for RawMemory {}
-// SAFETY: a shared reference gives the address, the length and the type of the owner alone.
+// SAFETY: a shared reference gives the address, the length and the type of the owner alone; that of
+// a `Memory` also gives `&[u8]` of memory that the value owns.
 unsafe impl Sync for RawMemory {}
 
 impl RawMemory {
@@ -187,12 +191,9 @@ impl RawMemory {
         if let Some(raw) = any.downcast_mut::<Option<Memory<O::Placement>>>().and_then(Option::take) {
             return raw.raw;
         }
-        match owner.map(MemoryOwner::into_parts) {
-            Some((address, len, parts)) => {
-                Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Parts::<O>(parts))) }
-            }
-            None => Self::borrowed(NonNull::dangling(), 0),
-        }
+        let owner = owner.expect("only a `Memory` was taken out");
+        let (address, len, parts) = owner.into_parts();
+        Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Parts::<O>(parts))) }
     }
 
     /// The memory of a source.
@@ -286,9 +287,6 @@ pub struct Memory<M: Placement = Host> {
     raw: RawMemory,
     placement: PhantomData<M>,
 }
-
-// SAFETY: `&Memory` gives `&[u8]` of memory that the value owns, and no access to the parts.
-unsafe impl<M: Placement> Sync for Memory<M> {}
 
 impl<M: Placement> Memory<M> {
     /// # Safety

@@ -157,6 +157,12 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
+    /// Fails in a forked child, and for memory without bytes.
+    fn check(pd: &PdInner, memory: &RawMemory, operation: Verb) -> Result<()> {
+        pd.context.check(operation)?;
+        if memory.len() == 0 { Err(Error::new(operation, ErrorKind::InvalidInput)) } else { Ok(()) }
+    }
+
     /// Registers memory, in the given way. On failure returns the memory, which
     /// must be of `kind`, and in the dma-buf.
     fn new(
@@ -170,11 +176,8 @@ impl Region {
             Reach::DmaBuf { .. } => Verb::RegisterDmaBuf,
             Reach::Address | Reach::Mapping(_) | Reach::Copies(_) => Verb::RegisterMr,
         };
-        if let Err(error) = pd.context.check(operation) {
+        if let Err(error) = Self::check(pd, &memory, operation) {
             return Err((error, memory));
-        }
-        if memory.len() == 0 {
-            return Err((Error::new(operation, ErrorKind::InvalidInput), memory));
         }
         // Keep only the rights: other bits of ibv_access_flags change the meaning of the keys.
         let access = access & RemoteAccess::all();

@@ -69,8 +69,8 @@ impl ProtectionDomain {
     /// let counters: Arc<[AtomicU64]> = (0..512).map(AtomicU64::new).collect();
     /// let (at, len) = (NonNull::from(&counters[..]).cast(), size_of_val(&counters[..]));
     /// let options = RegisterOptions::new().remote_access(RemoteAccess::READ);
-    /// // SAFETY: the counters stay in place while an Arc keeps them, they are initialised, and this
-    /// // program accesses them in atomic words alone, as the region does.
+    /// // SAFETY: the counters stay in place while an Arc keeps them, they are initialised integers,
+    /// // and this program accesses them in atomic words alone, as the region does.
     /// let region = unsafe { pd.register_raw(at, len, Arc::clone(&counters), &options)? };
     /// assert_eq!(region.load_u64(8, std::sync::atomic::Ordering::Relaxed)?, 1);
     ///
@@ -118,11 +118,13 @@ impl<K: Send + 'static> RawOwner<K> {
     /// * The bytes are valid for reads and writes, initialised, and stay in place. For the map of a
     ///   file this means that no process shortens the file: an access behind its end raises
     ///   `SIGBUS`.
+    /// * The device, peers and safe code may write any bytes: every value of every byte is valid
+    ///   for whoever reads the memory meanwhile or afterwards.
     /// * Other code, of this process and of others, may access them at any time by the functions of
     ///   [`rdma_mem`] or in atomic words. Any other access, and any reference to them, ends before
-    ///   a request that uses these bytes is posted, a peer is told of them, or the region accesses
-    ///   them, and begins only after that: the compiler and other threads may rely on plain memory
-    ///   to stay as it is.
+    ///   a [`SharedOwner`](crate::SharedOwner) of the value exists, a request that uses these bytes
+    ///   is posted, a peer is told of them, or this crate accesses them, and begins only after
+    ///   that: the compiler and other threads may rely on plain memory to stay as it is.
     pub unsafe fn new(at: NonNull<u8>, len: usize, keep_alive: K) -> Self {
         Self { at, len, keep_alive }
     }
@@ -134,10 +136,10 @@ impl<K: Send + 'static> RawOwner<K> {
     }
 }
 
-// SAFETY: MemoryOwner requires memory that is valid, initialised, in place, and accessed by others
-// only as rdma_mem does until make_private succeeds: the contract of `RawOwner::new`, as long as
-// the parts, which hold `keep_alive`, are not dropped; make_private never succeeds. Moving an
-// address asserts nothing.
+// SAFETY: MemoryOwner requires memory that is valid, initialised, of which all bytes that are
+// written are values, in place, and accessed by others only as rdma_mem does until make_private
+// succeeds: the contract of `RawOwner::new`, as long as the parts, which hold `keep_alive`, are not
+// dropped; make_private never succeeds. Moving an address asserts nothing.
 unsafe impl<K: Send + 'static> MemoryOwner for RawOwner<K> {
     type Placement = Host;
     type Parts = Self;

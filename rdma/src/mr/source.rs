@@ -37,8 +37,8 @@ slices! {
     [NoUninit + Sync] &'static [T];
 }
 
-// SAFETY: SourceOwner requires bytes that stay in place and are not written: the owner in the Arc
-// promises that, and while the region has a clone, nobody gets the owner out of it.
+// SAFETY: SourceOwner requires bytes that stay in place and are not written: the owner promises
+// that for as long as a region has an Arc of it, and nobody gets the owner out of that Arc.
 unsafe impl<O: SourceOwner + Sync> SourceOwner for Arc<O> {
     const MAY_FAULT: bool = O::MAY_FAULT;
 

@@ -13,14 +13,12 @@ use super::transport::{Rc, Transport};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::types::{
-    AckTimeout, AtomicCapability, Capabilities, PathOptions, QpState, RemoteAccess, RnrTimer, path_setters,
+    AckTimeout, AtomicCapability, Capabilities, MAX_RETRIES, PathOptions, QpState, RemoteAccess, RnrTimer, path_setters,
 };
 
 /// The number of reads and atomics in service at a time, unless the device supports fewer: enough
 /// to keep a link busy.
 const READ_DEPTH: u32 = 16;
-/// Default number of retries: the largest.
-const MAX_RETRIES: u8 = 7;
 
 /// Options to bind a queue pair to a port. Options that are not set are chosen from the device's
 /// attributes.

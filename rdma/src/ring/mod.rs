@@ -484,6 +484,11 @@ impl Claimed {
         Some(unsafe { &*segment })
     }
 
+    /// Whether no segment was taken.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.taken == 0
+    }
+
     /// Takes the next segment.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Segment> {

@@ -36,6 +36,12 @@ impl ReturnedMemory {
         self.first.as_ref().or_else(|| self.rest.as_ref()?.as_slice().first())
     }
 
+    /// Whether the next segment is the request's first one.
+    #[cfg(feature = "aio")]
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.first.is_some()
+    }
+
     /// Takes the next segment, if it is of kind `kind`.
     #[inline]
     pub(crate) fn take_if(&mut self, kind: Kind) -> Option<Segment> {

@@ -24,7 +24,7 @@ pub use completion::{CqId, Opcode, SrqId, WcError, WcStatus};
 pub use kind::{AtomicCapability, GidKind, LinkLayer, NodeType, TransportType};
 pub use mtu::Mtu;
 pub use path::{Path, Route};
-pub(crate) use path_options::path_setters;
+pub(crate) use path_options::{MAX_RETRIES, path_setters};
 pub use path_options::{OptionLimit, PathOptions};
 pub use qp::{Ece, QpAttrMask, QpState};
 pub use reject::{RejectReason, WrongDevice};

@@ -10,8 +10,8 @@ use super::timer::{AckTimeout, RnrTimer};
 
 /// Largest service level: 4 bits.
 const MAX_SERVICE_LEVEL: u8 = 15;
-/// Largest retry count: 3 bits.
-const MAX_RETRIES: u8 = 7;
+/// Largest retry count, and the default: 3 bits.
+pub(crate) const MAX_RETRIES: u8 = 7;
 /// Largest flow label: 20 bits.
 const MAX_FLOW_LABEL: u32 = 0xf_ffff;
 /// The smallest source port of RoCE v2. The lower 14 bits of a port come from the flow label.
@@ -157,7 +157,9 @@ pub(crate) use path_setters;
 ///
 /// Within an InfiniBand subnet packets have no global header: traffic class, flow label and hop
 /// limit have no effect there. On iWARP the path is TCP's: timeouts, retries and the MTU have no
-/// effect, and a service level, a flow label, a source port or a hop limit is an error.
+/// effect, and a service level, a flow label, a source port or a hop limit is an error. The traffic
+/// class has an effect there only as an option of an id
+/// ([`Id::set_path`](crate::cm::Id::set_path)).
 ///
 /// # Examples
 ///

@@ -51,6 +51,8 @@ fn sources_are_sent_and_written_from_while_they_are_read() {
     assert_eq!(shared[..], table[..]);
     assert_eq!(wait(&mut b.receives).buffer()[..], table[..]);
     assert_eq!(wait(&mut a.sends).status, Ok(()));
+    // On iWARP a write completes once it is sent; a read ends after it has arrived.
+    assert_eq!(read(&mut a, region.remote(..1).unwrap()), PROGRAM[..1]);
     let mut written = vec![0; PROGRAM.len()];
     region.copy_out(0, &mut written).unwrap();
     assert_eq!(written, PROGRAM);
@@ -169,6 +171,8 @@ fn a_file_that_is_shortened_fails_requests_and_not_the_process() {
     let remote = region.remote(8192..).unwrap();
     a.qp.post_send(op::write(buffer(&a.pd, &pattern(5000, 5)), remote)).unwrap();
     assert_eq!(wait(&mut a.sends).status, Ok(()));
+    // On iWARP a write completes once it is sent; a read ends after it has arrived.
+    assert_eq!(read(&mut a, remote.slice(..1).unwrap()), pattern(1, 5));
     let mut written = vec![0; 5000];
     file.read_exact_at(&mut written, 8192).unwrap();
     assert_eq!(written, pattern(5000, 5));

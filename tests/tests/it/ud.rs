@@ -98,6 +98,20 @@ fn immediate_data_arrives_in_host_order() {
 }
 
 #[test]
+fn a_segment_behind_that_of_the_header_is_no_datagram() {
+    let Some((mut a, mut b)) = two() else { return };
+    let address = a.address_of(&b);
+    b.qp.post_recv([b.pd.allocate(Grh::LEN).unwrap(), b.pd.allocate(1000).unwrap()], 0).unwrap();
+    let content = pattern(100, 4);
+    a.qp.post_send(op::send(buffer(&a.pd, &content)).to(&address, b.endpoint.qpn, QKEY)).unwrap();
+    let mut received = b.receives.wait(Some(LIMIT)).unwrap().expect("a datagram");
+    assert_eq!((received.status(), received.byte_len()), (Ok(()), Grh::LEN + 100));
+    assert!(received.received().expect("the segment of the header").is_empty());
+    assert!(received.received().is_none() && received.take_datagram().is_none());
+    assert!(received.take_buffer().expect("the segment of the payload")[..100] == content[..]);
+}
+
+#[test]
 fn another_queue_key_is_dropped_and_nobody_is_told() {
     let Some((mut a, mut b)) = two() else { return };
     let address = a.address_of(&b);

@@ -106,6 +106,19 @@ fn received_messages_wait_in_order() {
     assert_eq!(regions(), 1);
 }
 
+#[test]
+fn the_second_part_of_a_message_is_no_message() {
+    let mut rig = Rig::new();
+    let parts = [rig.pd.allocate(3).unwrap(), rig.buffer()];
+    rig.qp.post_recv(parts).unwrap();
+    rig.succeed(0);
+    rig.turn();
+    let mut received = ready(rig.qp.next_received()).unwrap();
+    assert_eq!((received.byte_len(), received.received().unwrap().len()), (5, 3));
+    assert!(received.received().is_none());
+    assert_eq!(received.take_buffer().unwrap().len(), 16);
+}
+
 /// A queue pair that is not connected yet, with two receives. The first has got a message.
 fn with_an_early_message(rig: &mut Rig) -> crate::InitializedQueuePair<Rc> {
     let cq = rig.handle.completion_queue().clone();

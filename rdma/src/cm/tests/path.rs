@@ -155,3 +155,34 @@ fn options_out_of_range_are_refused_before_anything_is_done() {
     let Failed { error, .. } = id.establish(qp, &ConnOptions::new().path(wrong)).map(drop).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidOption(_)), "{error}");
 }
+
+#[test]
+fn a_single_option_replaces_that_of_the_path() {
+    let id = channel().create_id::<Rc>().unwrap();
+    id.set_path(&all()).unwrap();
+    id.set_tos(8).unwrap();
+    let timeout = AckTimeout::from_code(14).unwrap();
+    id.set_ack_timeout(timeout).unwrap();
+    let known = || id.raw.path(PathOptions::new(), Verb::Connect).unwrap();
+    assert_eq!(known(), all().traffic_class(8).ack_timeout(timeout));
+    testing::fail("set_option", libc::EINVAL);
+    assert!(id.set_tos(9).is_err());
+    assert_eq!(known().traffic_class, Some(8), "librdmacm did not take the other");
+}
+
+#[test]
+fn the_path_of_datagrams_has_the_options_of_its_id() {
+    let channel = channel();
+    let id = channel.create_id::<Ud>().unwrap();
+    let established = || {
+        let ud = rdma_ud_param { ah_attr: agreed().ah_attr, qp_num: 9, ..Default::default() };
+        let param = rdma_cm_event__bindgen_ty_1 { ud };
+        raise(&channel, rdma_cm_event { param, ..event(raw_id(&id), Code::RDMA_CM_EVENT_ESTABLISHED) }, b"");
+        let EventKind::UdEstablished(peer) = next(&channel).kind else { panic!() };
+        let route = peer.path.route.unwrap();
+        (peer.path.service_level, route.traffic_class, route.flow_label, route.hop_limit, route.source_index)
+    };
+    assert_eq!(established(), (1, 0x20, 0, 1, 3));
+    id.set_path(&PathOptions::new().service_level(5).flow_label(0xabcde).hop_limit(7)).unwrap();
+    assert_eq!(established(), (5, 0x20, 0xabcde, 7, 3));
+}

@@ -200,6 +200,11 @@ fn raw_memory_is_never_lent() {
     let owner = unsafe { RawOwner::new(at, 64, bomb) };
     let Failed { error, object: owner } = pd.register(owner).unwrap_err();
     assert_eq!((error.verb(), error.kind()), (Verb::MakePrivate, ErrorKind::NotSupported));
+    // What cannot be registered anyway is not made private before.
+    // SAFETY: RawOwner::new requires memory that stays valid: any address is, for no bytes.
+    let empty = unsafe { RawOwner::new(NonNull::dangling(), 0, ()) };
+    let error = pd.register(empty).unwrap_err().error;
+    assert_eq!((error.verb(), error.kind()), (Verb::RegisterMr, ErrorKind::InvalidInput));
     let region = pd.register_exposed(owner, RemoteAccess::READ).unwrap();
     let owner: RawOwner<Bomb> = region.deregister().unwrap();
     let region = pd.register_exposed(owner, RemoteAccess::READ).unwrap();
@@ -243,6 +248,9 @@ fn a_forked_child_gets_no_owner_back_and_frees_nothing() {
         let Err(source) = source.deregister::<Arc<[u8]>>() else { return false };
         let kinds = [buffer.error.kind(), region.error.kind(), source.error.kind()];
         let refused = pd.register(vec![2_u8; 3]).err().is_some_and(|failed| failed.object == [2; 3]);
+        // SAFETY: as in `register`: a static of atomic words stays valid.
+        let raw = unsafe { RawOwner::new(words(), 64, ()) };
+        let refused = refused && pd.register(raw).is_err_and(|failed| failed.error.kind() == ErrorKind::Forked);
         let readable = buffer.object[..] == [1; 64] && source.object[..] == [7; 64];
         drop((buffer, region, source));
         let kept = Arc::strong_count(&shared) == 2 && Arc::strong_count(&keep) == 2;
