@@ -434,7 +434,20 @@ mod tests {
         assert_eq!(comparison.take(0, ranks[0].report()), None);
         let found = comparison.take(1, ranks[1].report()).unwrap();
         assert_eq!((found.ranks, found.signatures[0], found.equal_up_to), ([0, 1], found.signatures[1], 40));
-        assert_eq!(found.number, 8192);
+        assert_eq!(found.number, 8191);
+    }
+
+    /// Ranks that repeat two operations, of which one differs, and the other one is at all marks.
+    #[test]
+    fn one_of_two_operations_is_named_long_after_it() {
+        let mut ranks = [(); 2].map(|()| Rank::new());
+        let mut comparison = Comparison::new(2, short);
+        for (at, count) in [(0, 5_000), (1, 6_173)] {
+            ranks[at].does((1..=count).map(|number| if number % 2 == 0 { 7 } else { at as u64 }));
+        }
+        assert_eq!(comparison.take(0, ranks[0].report()), None);
+        let found = comparison.take(1, ranks[1].report()).unwrap();
+        assert_eq!((found.number, found.signatures), (4095, [[0, 0, 0], [1, 0, 0]]));
     }
 
     /// Two ranks are known to be equal beyond the operation in which a third differs.

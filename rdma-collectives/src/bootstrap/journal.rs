@@ -12,9 +12,10 @@
 //!
 //! Between two reports a rank may do a million operations, and two ranks report at different
 //! moments. So a journal keeps the last entries, and *marks*: the last entry whose number is a
-//! multiple of 32, 64, 128 and so on. The journals of two ranks have a mark in common, unless one
-//! has done half as many operations again as the other. An entry also holds a hash of all
-//! operations up to its own, so an equal mark says that all operations before it were equal.
+//! multiple of 32, 64, 128 and so on, each with the entry before it: of ranks that repeat two
+//! operations, multiples alone would name one. The journals of two ranks have a mark in common,
+//! unless one has done half as many operations again as the other. An entry also holds a hash of
+//! all operations up to its own, so an equal mark says that all operations before it were equal.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,11 +31,13 @@ pub(crate) type Signature = [u64; 3];
 
 /// Last entries that a journal keeps.
 const LAST: u64 = 32;
+/// Place of the entry before a mark among the last ones.
+const BEFORE_MARK: u64 = LAST - 1;
 /// Marks that a journal keeps: one for each power of two from `LAST` on.
 const MARKS: u32 = u64::BITS - LAST.trailing_zeros();
 /// Most entries of a report.
-pub(super) const MOST_ENTRIES: usize = 91;
-const _: () = assert!(MOST_ENTRIES as u64 == LAST + MARKS as u64);
+pub(super) const MOST_ENTRIES: usize = 150;
+const _: () = assert!(MOST_ENTRIES as u64 == LAST + 2 * MARKS as u64);
 
 /// The hash of a rank that has done operations without numbers of elements.
 pub(super) const NO_HASH: u64 = 0;
@@ -86,22 +89,26 @@ pub(super) struct Mismatch {
 #[derive(Debug)]
 pub(super) struct Journal {
     last: Vec<Line>,
-    marks: Vec<Line>,
+    /// The entry before each mark, and the mark.
+    marks: [Vec<Line>; 2],
 }
 
 impl Journal {
     pub(super) fn new() -> Self {
         let lines = |count: u64| (0..count).map(|_| Line::default()).collect();
-        Self { last: lines(LAST), marks: lines(MARKS.into()) }
+        Self { last: lines(LAST), marks: [MARKS, MARKS].map(|count| lines(count.into())) }
     }
 
     fn write(&self, entry: Entry) {
-        let at = (entry.number % LAST) as usize;
-        self.last[at].write(entry);
-        if at == 0 {
-            let mark = entry.number.trailing_zeros() - LAST.trailing_zeros();
-            self.marks[mark as usize].write(entry);
-        }
+        let at = entry.number % LAST;
+        self.last[at as usize].write(entry);
+        let (which, mark) = match at {
+            0 => (1, entry.number),
+            BEFORE_MARK => (0, entry.number + 1),
+            _ => return,
+        };
+        let place = mark.trailing_zeros() - LAST.trailing_zeros();
+        self.marks[which][place as usize].write(entry);
     }
 
     /// The entries after the operation of a number; `None` if there are none.
@@ -114,7 +121,7 @@ impl Journal {
         if last <= number {
             return None;
         }
-        let entries = self.last.iter().chain(&self.marks).filter_map(Line::read);
+        let entries = self.last.iter().chain(self.marks.iter().flatten()).filter_map(Line::read);
         let new = entries.filter(|entry| (number + 1..=last).contains(&entry.number));
         let new: BTreeMap<u64, Entry> = new.map(|entry| (entry.number, entry)).collect();
         Some(Report { last, entries: new.into_values().collect() })
@@ -233,7 +240,7 @@ mod tests {
             report.entries.iter().map(|entry| entry.number).collect::<Vec<_>>()
         };
         let last: Vec<u64> = (969..=1000).collect();
-        assert_eq!(numbers(0), [&[512, 768, 896, 960][..], &last].concat());
+        assert_eq!(numbers(0), [&[511, 512, 767, 768, 895, 896, 959, 960][..], &last].concat());
         assert_eq!(numbers(998), [999, 1000]);
         assert_eq!(journal.since(1000), None);
         recorder.forget();
