@@ -70,7 +70,7 @@ impl Summary {
         self.files + self.directories + self.links + self.hard_links
     }
 
-    /// What was copied, as a sentence.
+    /// A sentence that counts the copied entries and bytes.
     #[must_use]
     pub fn sentence(&self) -> String {
         let counted =

@@ -370,7 +370,7 @@ fn schedules_of_the_program_are_compared() {
     }
 }
 
-/// What has no identity may be run by some ranks alone.
+/// A schedule without an identity may be run by some ranks alone.
 #[test]
 fn schedules_that_need_not_be_run_together_are_not_accused() {
     ranks(2, Transport::Auto, |mut comm, _| {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result, Verb};
 
 /// A file that is mapped to be exposed: devices, peers and other processes read and write it.
 ///
-/// What is written to the map is in the file. The map is never lent as bytes, because other
+/// A write to the map changes the file. The map is never lent as bytes, because other
 /// processes may write to the file: [`register`](crate::ProtectionDomain::register) and
 /// [`revoke`](crate::ExposedRegion::revoke) fail with `NotSupported`.
 ///

@@ -1,5 +1,5 @@
-//! What is on the wire: the packets of a connection carry its traffic class, and the hop limit of
-//! the route. Linux replaces the hop limit of a queue pair on RoCE by that of the route to the peer
+//! Packets on the wire: those of a connection carry its traffic class, and the hop limit of the
+//! route. Linux replaces the hop limit of a queue pair on RoCE by that of the route to the peer
 //! (`ib_resolve_eth_dmac`), whatever the program gives.
 //!
 //! rxe sends no packets between two sides of one device, so these tests need a second device

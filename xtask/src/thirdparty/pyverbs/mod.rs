@@ -70,7 +70,7 @@ pub(super) struct Report {
     skipped: Vec<String>,
     /// The number of suites that have run in their known version.
     known: usize,
-    /// What is wrong with a whole version.
+    /// Faults of a whole version.
     faults: Vec<String>,
     /// Each test that failed.
     pub(super) failed: Vec<Failed>,
