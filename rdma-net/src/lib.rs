@@ -160,7 +160,7 @@ mod waiters;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Connection, Fetched, Message, Permit, Receiver, Remote, Sender};
+pub use connection::{Batch, Connection, Fetched, Message, Notifications, Outcome, Permit, Receiver, Remote, Sender};
 pub use driver::Driver;
 pub use failure::{Failure, FailureKind};
 pub use listener::{Incoming, Listener};

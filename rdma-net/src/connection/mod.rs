@@ -10,12 +10,17 @@
 //!   flow/wakeups.rs            the tasks to wake
 //!   sender.rs, receiver.rs, remote.rs
 //!                              the handles
+//!   batch.rs, notifications.rs operations under one doorbell; the peer's writes with immediate data
 //!   operations.rs, fetched.rs  one-sided operations in flight; buffers of `Remote::fetch`
+//!   flow/one_sided.rs, flow/arrivals.rs
+//!                              both under the lock
 //! ```
 
+mod batch;
 mod core;
 mod fetched;
 mod flow;
+mod notifications;
 mod operations;
 mod receiver;
 mod remote;
@@ -26,8 +31,10 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+pub use self::batch::{Batch, Outcome};
 pub(super) use self::core::{Core, Parts, Pool};
 pub use self::fetched::Fetched;
+pub use self::notifications::Notifications;
 pub use self::receiver::{Message, Receiver};
 pub use self::remote::Remote;
 pub use self::sender::{Permit, Sender};
@@ -124,6 +131,12 @@ impl Connection {
     #[must_use]
     pub fn remote(&self) -> Remote {
         self.sender.remote()
+    }
+
+    /// The notifications of the peer: [`Receiver::notifications`].
+    #[must_use]
+    pub fn notifications(&self) -> Notifications {
+        self.receiver.notifications()
     }
 
     /// Sends a message: [`Sender::send`].

@@ -1,11 +1,13 @@
 //! Connections on the software device, between two nodes of one process.
 
+mod batches;
 mod blame;
 mod domains;
 mod drivers;
 mod ends;
 mod forks;
 mod messages;
+mod notifications;
 mod path;
 mod random;
 mod remote;
