@@ -127,14 +127,14 @@ impl NodeOptions {
         eager_limit(len: u32) = Some(len);
         /// Idle time after which the peer must answer; zero for never.
         keep_alive(time: Duration) = time.min(LONGEST);
-        /// One-sided operations ([`Remote`](super::Remote)) of each connection that may be in flight:
-        /// 1 to 4096, 16 by default. A [batch](super::Remote::batch) has at most as many. Each takes
-        /// a slot of the send queue, of which a device has a limit, and the connection keeps a
-        /// buffer for as many reads.
+        /// One-sided operations ([`Remote`](super::Remote)) of each connection that may be in
+        /// flight: 1 to 4096, 16 by default. A [batch](super::Remote::batch) has at most as many.
+        /// Each takes a slot of the send queue, of which a device has a limit, and the connection
+        /// keeps a buffer for as many reads.
         operations(count: u16) = count;
-        /// Notifications of the peer ([`Remote::write_imm`](super::Remote::write_imm)) that may wait
-        /// for the program, for each connection; by default 0, and the peer can send none. Equal
-        /// ones that follow each other count as one.
+        /// Notifications of the peer ([`Remote::write_imm`](super::Remote::write_imm)) that may
+        /// wait for the program, for each connection; by default 0, and the peer can send none.
+        /// Equal ones that follow each other count as one.
         ///
         /// When as many wait, the connection posts no receives, so that the peer has to wait, with
         /// its messages too. A device on iWARP takes none.

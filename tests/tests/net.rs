@@ -257,7 +257,7 @@ fn survive(context: &Context, limits: &ListenOptions) {
     let exposed = node.domain().allocate_exposed(64, RemoteAccess::WRITE).unwrap();
     if context.capabilities().write_with_immediate {
         let write = Message::Written(vec![0; 32], exposed.remote(..).unwrap());
-        attacks.push((Violation::TooShort, vec![Message::Sent(empty), write]));
+        attacks.push((Violation::UnexpectedNotification, vec![Message::Sent(empty), write]));
     }
     for (violation, messages) in attacks {
         let (accepted, is_accepted) = mpsc::channel();

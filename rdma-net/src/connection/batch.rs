@@ -16,10 +16,10 @@ static LENGTH: OptionLimit = OptionLimit::new("operations", "no less than the op
 
 /// One-sided operations that are posted together: [`Remote::batch`](super::Remote::batch).
 ///
-/// Nothing is posted before [`submit`](Self::submit); a batch that is dropped drops its buffers. The
-/// operations have one doorbell and one wake-up, whatever their kinds. Those of a batch that follow
-/// a notification ([`write_imm`](Self::write_imm)) for which the peer has no receive wait with it,
-/// and are posted later, in their order.
+/// Nothing is posted before [`submit`](Self::submit); a batch that is dropped drops its buffers.
+/// The operations have one doorbell and one wake-up, whatever their kinds. Those of a batch that
+/// follow a notification ([`write_imm`](Self::write_imm)) for which the peer has no receive wait
+/// with it, and are posted later, in their order.
 #[must_use = "nothing is posted before `submit`"]
 pub struct Batch {
     core: Arc<Core>,
@@ -125,8 +125,8 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// `Local` with `InvalidOption` if the batch is full, with `OutOfBounds` for a slice or a buffer
-    /// that is too short. The buffer is lost.
+    /// `Local` with `InvalidOption` if the batch is full, with `OutOfBounds` for a slice or a
+    /// buffer that is too short. The buffer is lost.
     pub fn write(&mut self, to: RemoteSlice, from: Buffer, len: usize) -> Result<(), Failure> {
         check_write(to, &from, len)?;
         self.push(Request::Write(to, len), Some(from))
@@ -170,8 +170,8 @@ impl Batch {
     }
 
     /// Posts the operations, once slots for all are free, and waits for their results, which it
-    /// returns in the order of the operations. The device may execute reads and atomic operations in
-    /// any order.
+    /// returns in the order of the operations. The device may execute reads and atomic operations
+    /// in any order.
     ///
     /// Dropping the future drops the results; operations that were posted happen.
     ///

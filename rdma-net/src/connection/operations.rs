@@ -1,8 +1,8 @@
 //! The one-sided operations of a connection, from their begin to their result.
 //!
 //! An operation takes a slot, and is posted at once, unless it or one before it is a notification
-//! that has no credit: then it is queued. Operations that begin together share a doorbell. The first
-//! of them, their leader, has the task that waits for all, and each names the next one.
+//! that has no credit: then it is queued. Operations that begin together share a doorbell. The
+//! first of them, their leader, has the task that waits for all, and each names the next one.
 
 use std::collections::VecDeque;
 use std::task::{Poll, Waker};

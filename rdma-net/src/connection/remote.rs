@@ -24,8 +24,9 @@ use crate::waiters::Place;
 /// Clones use the same connection. Up to [`max_operations`](Self::max_operations) operations are in
 /// flight; others wait in the order in which they came, also behind a notification that waits for
 /// the peer ([`write_imm`](Self::write_imm)). Operations of one task that waits for each of them
-/// happen in order; the order of operations in flight at the same time is undefined, and so is their
-/// order to messages. A [`batch`](Self::batch) costs one doorbell and one wake-up for many of them.
+/// happen in order; the order of operations in flight at the same time is undefined, and so is
+/// their order to messages. A [`batch`](Self::batch) costs one doorbell and one wake-up for many of
+/// them.
 #[derive(Clone, Debug)]
 pub struct Remote {
     core: Arc<Core>,
@@ -156,15 +157,15 @@ impl Remote {
     /// immediate data of the write: [`Notifications`](super::Notifications) has it once the bytes
     /// are there.
     ///
-    /// A notification takes a receive of the peer, as a message does: this call waits while the peer
-    /// has none, or while as many notifications wait there as its node
+    /// A notification takes a receive of the peer, as a message does: this call waits while the
+    /// peer has none, or while as many notifications wait there as its node
     /// [allows](crate::NodeOptions::notifications). Dropping the future before the write is posted
     /// takes it back.
     ///
     /// # Errors
     ///
-    /// As for [`write`](Self::write); `Local` with `NotSupported`, before anything is posted, if the
-    /// peer's node takes no notifications or is on iWARP ([`can_notify`](Self::can_notify)).
+    /// As for [`write`](Self::write); `Local` with `NotSupported`, before anything is posted, if
+    /// the peer's node takes no notifications or is on iWARP ([`can_notify`](Self::can_notify)).
     ///
     /// # Examples
     ///

@@ -8,8 +8,8 @@
 //! Each side posts W data receives, or fewer at the start, and [`RESERVE`] control receives before
 //! the connection exists.
 //!
-//! * **N1.** DATA, OFFER, DONE and notifications need a credit. Control messages (UPDATE, PING, PONG,
-//!   CLOSE) need none.
+//! * **N1.** DATA, OFFER, DONE and notifications need a credit. Control messages (UPDATE, PING,
+//!   PONG, CLOSE) need none.
 //! * **N2.** Every message with a header carries the sender's current limit. A receive is posted
 //!   before the limit that counts it is sent.
 //! * **N3.** A limit never goes back, and is at most W ahead of the data sent.
@@ -27,8 +27,8 @@
 //!   for the DONE of each OFFER.
 //! * **N12.** The first failure fails the connection.
 //! * **N13.** A notification is a write with immediate data: it takes a data receive and has no
-//!   header. It goes only to a side whose HELLO takes notifications. It may lie between fragments and
-//!   follow FIN, and does not follow CLOSE.
+//!   header. It goes only to a side whose HELLO takes notifications. It may lie between fragments
+//!   and follow FIN, and does not follow CLOSE.
 //!
 //! W + [`RESERVE`] receives suffice even while the peer's processor sleeps: at most W data messages
 //! are not replaced (N1, N2, N8), and at most one control message of each kind is not processed
