@@ -240,9 +240,9 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;
 pub use mr::{
-    Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, LentSlice, LentSliceMut,
-    Memory, MemoryOwner, Pages, Placement, RawOwner, RawSource, RegisterOptions, RemoteSlice, RemoteSliceError,
-    RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice,
+    Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, HugePages, ImplicitRegion,
+    LentSlice, LentSliceMut, Memory, MemoryOwner, Pages, Placement, Prefetch, RawOwner, RawSource, RegisterOptions,
+    RemoteSlice, RemoteSliceError, RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice,
 };
 pub use pd::ProtectionDomain;
 pub use qp::{

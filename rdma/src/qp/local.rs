@@ -62,6 +62,14 @@ pub trait Local {
     #[doc(hidden)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal>;
 
+    /// Whether the processor cannot write some of the memory at the address that the device knows:
+    /// it is on a GPU, or has a chosen address.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn is_out_of_reach(&self) -> bool {
+        Self::ON_GPU
+    }
+
     /// Whether all of the memory may be the sink of a read on iWARP.
     #[doc(hidden)]
     fn is_open_to_writes(&self) -> bool {
@@ -244,7 +252,7 @@ unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize)
 }
 
 macro_rules! segments {
-    ($([$($generics:tt)*] $memory:ty, $on_gpu:expr, $kind:expr, $from_segment:path, |$this:ident| $is_open:expr;)*) => { $(
+    ($([$($generics:tt)*] $memory:ty, $on_gpu:expr, $kind:expr, $from_segment:path, |$this:ident| $is_moved:expr, $is_open:expr;)*) => { $(
         impl<$($generics)*> Sendable for $memory {}
 
         impl<$($generics)*> Local for $memory {
@@ -253,6 +261,12 @@ macro_rules! segments {
             #[inline(always)]
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
                 list.push_segment(self.segment(), 0..self.segment().len)
+            }
+
+            #[inline(always)]
+            fn is_out_of_reach(&self) -> bool {
+                let $this = self;
+                Self::ON_GPU || $is_moved
             }
 
             fn is_open_to_writes(&self) -> bool {
@@ -286,9 +300,9 @@ macro_rules! segments {
     )* };
 }
 segments! {
-    [M: Placement] Buffer<M>, !M::IS_HOST, Kind::local::<M>(), Self::from_segment, |_buffer| false;
-    [M: Placement] ExposedSlice<M>, !M::IS_HOST, Kind::exposed::<M>(), Self::from_segment, |slice| slice.access().contains(RemoteAccess::WRITE);
-    [] SourceSlice, false, Kind::Source, Self::from_segment, |_source| false;
+    [M: Placement] Buffer<M>, !M::IS_HOST, Kind::local::<M>(), Self::from_segment, |_buffer| false, false;
+    [M: Placement] ExposedSlice<M>, !M::IS_HOST, Kind::exposed::<M>(), Self::from_segment, |slice| slice.segment().is_moved(), slice.access().contains(RemoteAccess::WRITE);
+    [] SourceSlice, false, Kind::Source, Self::from_segment, |_source| false, false;
 }
 
 impl<M: Placement> Writable for Buffer<M> {}
@@ -304,6 +318,11 @@ impl<M: Placement> Local for SinkSlice<M> {
     #[inline(always)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         self.slice().describe(list)
+    }
+
+    #[inline(always)]
+    fn is_out_of_reach(&self) -> bool {
+        self.slice().is_out_of_reach()
     }
 
     fn is_open_to_writes(&self) -> bool {
@@ -469,6 +488,11 @@ macro_rules! lists {
                 self.iter().try_for_each(|piece| piece.describe(list))
             }
 
+            #[inline]
+            fn is_out_of_reach(&self) -> bool {
+                self.iter().any(L::is_out_of_reach)
+            }
+
             fn is_open_to_writes(&self) -> bool {
                 self.iter().all(L::is_open_to_writes)
             }
@@ -549,6 +573,11 @@ macro_rules! tuples {
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
                 $(self.$index.describe(list)?;)*
                 Ok(())
+            }
+
+            #[inline]
+            fn is_out_of_reach(&self) -> bool {
+                $(self.$index.is_out_of_reach())||*
             }
 
             fn is_open_to_writes(&self) -> bool {
