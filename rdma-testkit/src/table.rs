@@ -267,7 +267,7 @@ unsafe extern "C" fn reg_mr_iova2(
 ) -> *mut ibv_mr {
     world(|world| world.iovas.push(iova));
     // SAFETY: reg_mr requires a live domain of this provider (1): the caller gives one.
-    unsafe { reg_mr(pd, addr, length, access.cast_signed()) }
+    unsafe { reg_mr(pd, addr, length, i32::try_from(access).unwrap()) }
 }
 
 unsafe extern "C" fn reg_mr_iova(
@@ -278,7 +278,7 @@ unsafe extern "C" fn reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: reg_mr_iova2 requires a live domain of this provider (1): the caller gives one.
-    unsafe { reg_mr_iova2(pd, addr, length, iova, access.cast_unsigned()) }
+    unsafe { reg_mr_iova2(pd, addr, length, iova, u32::try_from(access).unwrap()) }
 }
 
 unsafe extern "C" fn reg_dmabuf_mr(

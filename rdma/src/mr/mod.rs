@@ -45,6 +45,11 @@
 //!   dereferences GPU memory.
 //! * **M7.** Nobody writes to a source: its owner promises that for the program, it is registered
 //!   without a right to write, and its slices are the memory of no request that writes.
+//! * **M8.** The device knows the byte at `pointer` by the address `pointer + shift`, where the
+//!   processor may have other memory. Only exposed host memory has a shift that is not 0. The
+//!   provider is given that address only for accesses of the device: exposed memory is never
+//!   copied when a request is posted (`HostBytes`), and it is not written by requests of queues
+//!   whose provider may write with the processor (`Local::is_out_of_reach`).
 
 mod buffer;
 mod copier;

@@ -16,9 +16,9 @@ use crate::pd::ProtectionDomain;
 use crate::testing;
 use crate::types::RemoteAccess;
 
-const RELAXED: i32 = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0.cast_signed();
-const LOCAL_WRITE: i32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0.cast_signed();
-const WRITE: i32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0.cast_signed();
+const RELAXED: i32 = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0 as i32;
+const LOCAL_WRITE: i32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 as i32;
+const WRITE: i32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 as i32;
 
 fn domain() -> ProtectionDomain {
     testing::context().alloc_pd().unwrap()
@@ -211,7 +211,7 @@ fn an_address_that_may_not_be_is_refused() {
 fn threads_touch_every_page_and_change_no_byte() {
     let pd = domain();
     let len = 3 * STEP + 12_345;
-    let filled: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+    let filled: Vec<u8> = (0..=250).cycle().take(len).collect();
     for threads in [1, 3, 1000] {
         let options = options().touch_threads(threads);
         let buffer = pd.register_with(filled.clone(), &options).unwrap();
@@ -232,7 +232,8 @@ fn threads_touch_every_page_and_change_no_byte() {
 #[test]
 fn each_part_of_a_range_is_touched_once() {
     let vector = vec![3_u8; 5000];
-    for (len, threads, step) in [(5000, 4, 1), (5000, 3, 4096), (1, 9, 1), (5000, 0, usize::MAX), (5000, usize::MAX, 1)] {
+    for (len, threads, step) in [(5000, 4, 1), (5000, 3, 4096), (1, 9, 1), (5000, 0, usize::MAX), (5000, usize::MAX, 1)]
+    {
         for writes in [false, true] {
             let how = Touch { writes, may_fault: false };
             // SAFETY: touch requires valid memory that others access atomically, if at all: the
@@ -307,7 +308,8 @@ fn huge_pages_are_there_or_the_error_says_why_not() {
                 assert_eq!(buffer.deregister::<Pages>().unwrap().len(), 5000);
             }
             Err(error) => {
-                let is_named = matches!(error.kind(), ErrorKind::UnsupportedOption(limit) if limit.name == "huge_pages");
+                let is_named =
+                    matches!(error.kind(), ErrorKind::UnsupportedOption(limit) if limit.name == "huge_pages");
                 assert!(is_named || error.kind() == ErrorKind::OutOfMemory, "{error}");
                 assert!(error.to_string().contains("/sys/kernel/mm/hugepages"), "{error}");
             }

@@ -87,9 +87,13 @@ fn a_source_is_registered_without_a_right_to_write() {
     let source = pd.register_source(vec![0_u8; 4], NONE).unwrap();
     let read = pd.register_source(vec![0_u8; 4], RemoteAccess::READ).unwrap();
     let buffer = pd.register(vec![0_u8; 4]).unwrap();
-    let flags = |flags: ibv_access_flags| (flags.0 | ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0).cast_signed();
-    let expected =
-        [flags(ibv_access_flags(0)), flags(ibv_access_flags::IBV_ACCESS_REMOTE_READ), flags(ibv_access_flags::IBV_ACCESS_LOCAL_WRITE)];
+    let relaxed = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+    let flags = |flags: ibv_access_flags| i32::try_from(flags.0 | relaxed).unwrap();
+    let expected = [
+        flags(ibv_access_flags(0)),
+        flags(ibv_access_flags::IBV_ACCESS_REMOTE_READ),
+        flags(ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
+    ];
     assert_eq!(testing::accesses(), expected);
     assert_eq!((source.access(), read.access()), (NONE, RemoteAccess::READ));
     drop(buffer);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::error::ErrorKind;
 use crate::testing::fail;
-use crate::{Memory, RemoteAccess};
+use crate::{Memory, Pages, RegisterOptions, RemoteAccess};
 
 fn kind<O: op::Operation, L: Owned>(rig: &mut Rig, work: op::Work<O, L>) -> ErrorKind {
     let before = rig.posted().len();
