@@ -11,9 +11,9 @@ use rdma_mem::SharedSliceMut;
 use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
 use super::options::RegisterOptions;
-use super::pages::Pages;
+use super::pages::{self, Pages};
 #[cfg(not(miri))]
-use super::pages::{Placed, bind};
+use super::placed::Placed;
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb, gives_back};
@@ -83,10 +83,10 @@ impl ProtectionDomain {
             let memory = rdma_mem::SharedMemory::new(len).map_err(|error| super::owners::refused(&error))?;
             let memory = RawMemory::new(memory);
             if let Some(node) = options.numa_node {
-                bind(memory.address(), memory.len(), node)?;
+                pages::bind(memory.address(), memory.len(), node)?;
             }
             let placed = Placed { numa_node: options.numa_node, ..memory.placed() };
-            return self.expose(memory.with_placed(placed), options).map_err(|(error, _)| error);
+            return self.expose(memory.with_placed(Some(placed)), options).map_err(|(error, _)| error);
         }
         Ok(self.register_exposed_with(Pages::with_options(len, options)?, options)?)
     }
@@ -146,7 +146,7 @@ impl ProtectionDomain {
     where
         O: MemoryOwner<Placement = Host>,
     {
-        let region = self.expose(RawMemory::new(owner), options);
+        let region = self.expose(pages::take_apart(owner), options);
         region.map_err(|(error, memory)| Failed::new(error, memory.give_back()))
     }
 

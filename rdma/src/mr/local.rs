@@ -6,9 +6,9 @@ use std::ops::{Range, RangeBounds};
 use std::ptr::NonNull;
 
 use super::buffer::{Buffer, resolve};
-use super::memory::{Host, MemoryOwner, RawMemory};
+use super::memory::{Host, MemoryOwner};
 use super::options::RegisterOptions;
-use super::pages::Pages;
+use super::pages::{self, Pages};
 use super::{Kind, Reach, Region};
 use crate::error::{Failed, Result, Verb};
 use crate::pd::{PdInner, ProtectionDomain};
@@ -135,7 +135,7 @@ impl ProtectionDomain {
         owner: O,
         options: &RegisterOptions,
     ) -> Result<Buffer<O::Placement>, Failed<O>> {
-        let mut memory = RawMemory::new(owner);
+        let mut memory = pages::take_apart(owner);
         let kind = Kind::local::<O::Placement>();
         // Buffers lend references, so no other process may have the memory mapped; other processes
         // may have obtained SharedMemory's file. Private memory stays so: check first.

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::{io, slice};
 
-use super::pages::{Pages, Placed};
+use super::placed::Placed;
 use crate::error::{Error, ErrorKind, Result, Verb};
 
 mod sealed {
@@ -167,12 +167,6 @@ impl<O: SourceOwner> AnyParts for Source<O> {
     }
 }
 
-/// How the memory of an owner was allocated.
-fn placed<O: 'static>(owner: &O) -> Placed {
-    let any: &dyn Any = owner;
-    any.downcast_ref::<Pages>().map_or(Placed::default(), Pages::placed)
-}
-
 /// An owner of any type, taken apart.
 pub(super) struct RawMemory {
     address: NonNull<u8>,
@@ -200,9 +194,14 @@ impl RawMemory {
             return raw.raw;
         }
         let owner = owner.expect("only a `Memory` was taken out");
-        let placed = placed(&owner);
         let (address, len, parts) = owner.into_parts();
-        Self { address, len, may_fault: O::MAY_FAULT, placed, parts: Some(Box::new(Parts::<O>(parts))) }
+        Self {
+            address,
+            len,
+            may_fault: O::MAY_FAULT,
+            placed: Placed::default(),
+            parts: Some(Box::new(Parts::<O>(parts))),
+        }
     }
 
     /// The memory of a source.
@@ -210,8 +209,7 @@ impl RawMemory {
         let owner = Box::new(owner);
         let bytes = owner.bytes();
         let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
-        let placed = placed(&*owner);
-        Self { address, len, may_fault: O::MAY_FAULT, placed, parts: Some(Box::new(Source(owner))) }
+        Self { address, len, may_fault: O::MAY_FAULT, placed: Placed::default(), parts: Some(Box::new(Source(owner))) }
     }
 
     /// Memory that a caller has borrowed, and whose borrow ends after deregistration.
@@ -236,9 +234,9 @@ impl RawMemory {
         self.placed
     }
 
-    /// The same memory, which was allocated in this way.
-    pub(super) fn with_placed(mut self, placed: Placed) -> Self {
-        self.placed = placed;
+    /// The same memory, with how it was allocated if that is given.
+    pub(super) fn with_placed(mut self, placed: Option<Placed>) -> Self {
+        self.placed = placed.unwrap_or(self.placed);
         self
     }
 

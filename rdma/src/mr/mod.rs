@@ -15,7 +15,7 @@
 //!                          software device
 //!   memory.rs              the contract of owners of memory, and an owner that is taken apart
 //!   owners.rs, raw.rs      owners: vectors, boxes; memory that something else keeps
-//!   pages.rs               pages of their own: size, node, threads that allocate them
+//!   pages.rs, placed.rs    pages of their own: size, node, threads that allocate them
 //!   options.rs             options of a registration, and which memory and device may have them
 //!   on_demand.rs           pages that are fetched before their use; all memory as one region
 //!   file_map.rs            maps of files
@@ -62,6 +62,7 @@ mod on_demand;
 mod options;
 mod owners;
 mod pages;
+mod placed;
 mod raw;
 mod remote;
 mod scoped;
@@ -85,9 +86,10 @@ pub use local::{LentSlice, LentSliceMut};
 use memory::RawMemory;
 pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement, SourceOwner};
 pub use on_demand::{ImplicitRegion, Prefetch};
-pub use options::{HugePages, RegisterOptions};
+pub use options::RegisterOptions;
 pub use pages::Pages;
 use pages::{STEP, Touch, touch};
+pub use placed::HugePages;
 pub use raw::RawOwner;
 pub use remote::{RemoteSlice, RemoteSliceError};
 pub use scoped::ScopedMemory;

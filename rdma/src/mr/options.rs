@@ -4,6 +4,7 @@ use rdma_sys::{ibv_access_flags, ibv_odp_transport_cap_bits};
 
 use super::Kind;
 use super::memory::RawMemory;
+use super::placed::HugePages;
 use crate::context::ContextInner;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::pd::PdInner;
@@ -36,43 +37,6 @@ pub(super) static HUGE_PAGES_SIZE: OptionLimit =
     OptionLimit::new("huge_pages", "a size of /sys/kernel/mm/hugepages only");
 pub(super) static NUMA_NODE: OptionLimit =
     OptionLimit::new("numa_node", "a node of /sys/devices/system/node/has_memory that the cpuset allows only");
-
-/// The size of huge pages.
-///
-/// The administrator reserves them: `hugepagesz=` and `hugepages=` on the kernel's command line, or
-/// `/sys/kernel/mm/hugepages`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum HugePages {
-    /// 2 MiB.
-    #[doc(alias = "MAP_HUGE_2MB")]
-    Size2M,
-    /// 1 GiB.
-    #[doc(alias = "MAP_HUGE_1GB")]
-    Size1G,
-}
-
-impl HugePages {
-    /// The size of a page, in bytes.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// assert_eq!(rdma::HugePages::Size2M.bytes(), 2 << 20);
-    /// ```
-    #[must_use]
-    pub const fn bytes(self) -> usize {
-        1 << self.bits()
-    }
-
-    /// The binary logarithm of the size.
-    pub(super) const fn bits(self) -> u8 {
-        match self {
-            Self::Size2M => 21,
-            Self::Size1G => 30,
-        }
-    }
-}
 
 /// How memory is allocated and registered: the options of
 /// [`allocate_with`](crate::ProtectionDomain::allocate_with),

@@ -1,5 +1,6 @@
 //! Pages of their own: where they are, how large they are, and which threads allocate them.
 
+use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,8 +9,9 @@ use std::{io, ptr, thread};
 use memmap2::{MmapMut, MmapOptions};
 use nix::errno::Errno;
 
-use super::memory::{Host, MemoryOwner};
-use super::options::{HUGE_PAGES_SIZE, HugePages, NUMA_NODE, RegisterOptions};
+use super::memory::{Host, MemoryOwner, RawMemory, SourceOwner};
+use super::options::{HUGE_PAGES_SIZE, NUMA_NODE, RegisterOptions};
+use super::placed::{HugePages, Placed};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::os;
 
@@ -38,15 +40,6 @@ pub struct Pages {
     map: MmapMut,
     len: usize,
     placed: Placed,
-}
-
-/// How memory was allocated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Placed {
-    pub(super) huge_pages: Option<HugePages>,
-    pub(super) numa_node: Option<u32>,
-    /// Whether the pages are there already.
-    pub(super) is_touched: bool,
 }
 
 impl Pages {
@@ -117,10 +110,23 @@ impl Pages {
         }
         Ok(pages)
     }
+}
 
-    pub(super) fn placed(&self) -> Placed {
-        self.placed
-    }
+/// Takes an owner apart, as [`RawMemory::new`], and keeps how its memory was allocated.
+pub(super) fn take_apart<O: MemoryOwner>(owner: O) -> RawMemory {
+    let placed = placed(&owner);
+    RawMemory::new(owner).with_placed(placed)
+}
+
+/// The memory of a source, as [`RawMemory::of_source`], with how it was allocated.
+pub(super) fn of_source<O: SourceOwner>(owner: O) -> RawMemory {
+    let placed = placed(&owner);
+    RawMemory::of_source(owner).with_placed(placed)
+}
+
+fn placed<O: 'static>(owner: &O) -> Option<Placed> {
+    let any: &dyn Any = owner;
+    any.downcast_ref().map(|pages: &Pages| pages.placed)
 }
 
 /// The error of a mapping that could not be made.

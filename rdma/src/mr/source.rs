@@ -8,9 +8,9 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::buffer::resolve;
-use super::memory::{RawMemory, SourceOwner};
+use super::memory::SourceOwner;
 use super::options::RegisterOptions;
-use super::pages::Pages;
+use super::pages::{self, Pages};
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
@@ -184,7 +184,7 @@ impl ProtectionDomain {
         owner: O,
         options: &RegisterOptions,
     ) -> Result<SourceSlice, Failed<O>> {
-        let region = Region::new(&self.inner, RawMemory::of_source(owner), Kind::Source, options, Reach::Address);
+        let region = Region::new(&self.inner, pages::of_source(owner), Kind::Source, options, Reach::Address);
         let whole = |region| SourceSlice { segment: Segment::whole(region) };
         region.map(whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
     }
