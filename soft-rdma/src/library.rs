@@ -78,8 +78,8 @@ impl Library {
                 return Err(error);
             }
         }
-        // A program that loads the library at run time may ask for the name without a version first,
-        // as NCCL does, and would find the system's where the files for development are installed.
+        // A program that loads the library at run time may ask for the name without a version
+        // first, as NCCL does, and would find the system's with the files for development.
         let unversioned = self.names.iter().filter_map(|name| name.strip_suffix(".1"));
         for link in unversioned.chain([link]) {
             match symlink(file, folder.join(link)) {

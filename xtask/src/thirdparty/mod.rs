@@ -1,7 +1,7 @@
 //! `cargo xtask thirdparty`: runs Debian's RDMA programs, programs over other Rust crates (the
-//! workspace `thirdparty`), these crates' own tests and examples, a program that calls libibverbs as
-//! NCCL does (`nccl`), and rdma-core's tests in Python on the software device, through `soft-rdma`,
-//! and prints tables.
+//! workspace `thirdparty`), these crates' own tests and examples, a program that calls libibverbs
+//! as NCCL does (`nccl`), and rdma-core's tests in Python on the software device, through
+//! `soft-rdma`, and prints tables.
 
 mod again;
 mod cases;
