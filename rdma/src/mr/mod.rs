@@ -45,8 +45,8 @@
 //!   dereferences GPU memory.
 //! * **M7.** Nobody writes to a source: its owner promises that for the program, it is registered
 //!   without a right to write, and its slices are the memory of no request that writes.
-//! * **M8.** A chunk of a pool is a local region within a slab, which is registered for as long as a
-//!   chunk of it exists. Chunks do not overlap, and the slab's own regions lend nothing. Whoever
+//! * **M8.** A chunk of a pool is a local region within a slab, which is registered for as long as
+//!   a chunk of it exists. Chunks do not overlap, and the slab's own regions lend nothing. Whoever
 //!   has the only reference to a chunk may make its one segment; the pool has it while no segment
 //!   exists.
 

@@ -7,6 +7,7 @@ use std::thread;
 
 use super::exposed::{ExposedRegion, ExposedSlice};
 use super::memory::Placement;
+use super::pool::{Padded, seat_number};
 use super::remote::RemoteSlice;
 use super::source::SourceSlice;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
@@ -118,13 +119,12 @@ impl<R: MappedRegion> MappedRegion for Arc<R> {
 /// ```
 pub struct RegionMap<R: MappedRegion = ExposedRegion> {
     /// A reference to the same table for each thread that looks, on a line of its own.
-    tables: Box<[Padded<RwLock<Arc<Table<R>>>>]>,
+    tables: Box<[Place<R>]>,
     /// Held while the table changes.
     changes: Mutex<()>,
 }
 
-#[repr(align(128))]
-struct Padded<T>(T);
+type Place<R> = Padded<RwLock<Arc<Table<R>>>>;
 
 /// By address. Spans do not overlap.
 type Table<R> = Vec<Entry<R>>;
@@ -260,7 +260,7 @@ impl<R: MappedRegion> RegionMap<R> {
 
     /// The table, by this thread's lock.
     fn present(&self) -> RwLockReadGuard<'_, Arc<Table<R>>> {
-        let own = super::pool::seat_number() & (self.tables.len() - 1);
+        let own = seat_number() & (self.tables.len() - 1);
         self.tables[own].0.read().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -20,13 +20,14 @@ mod stock;
 mod wait;
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
 use class::Class;
 pub(crate) use class::Home;
 pub use stats::PoolStats;
-pub(super) use stock::seat_number;
+pub(super) use stock::{Padded, seat_number};
 pub use wait::TakeBuffer;
 
 use super::Buffer;
@@ -73,8 +74,10 @@ static CLASS: OptionLimit = OptionLimit::new(
 /// a.post_send(op::send(message))?;
 ///
 /// for _ in 0..2 {
-///     // The completion has the buffer, and drops it into the pool.
-///     poller.wait(None)?.expect("no time limit").status()?;
+///     let mut completion = poller.wait(None)?.expect("no time limit");
+///     completion.status()?;
+///     // The buffer that was posted: dropped, it goes home.
+///     drop(completion.take_buffer());
 /// }
 /// let [small, large] = pool.stats()[..] else { panic!("two classes") };
 /// assert_eq!((small.taken, small.returned, large.slabs), (2, 2, 0));
@@ -97,7 +100,7 @@ impl Drop for Owner {
         for class in &self.classes {
             if class.made_in.is_forked() {
                 // The parent's: a thread of the parent may have been about to change it.
-                std::mem::forget(Arc::clone(class));
+                let _leaked = ManuallyDrop::new(Arc::clone(class));
             } else {
                 class.close();
             }
@@ -107,7 +110,6 @@ impl Drop for Owner {
 
 impl Pool {
     /// Begins a pool in a domain. It needs at least one [class](PoolBuilder::class).
-    #[must_use]
     pub fn builder(pd: &ProtectionDomain) -> PoolBuilder {
         PoolBuilder { domains: vec![pd.clone()], classes: Vec::new(), slab: 1 << 20 }
     }

@@ -47,7 +47,7 @@ const WAITER: usize = 2;
 /// Keeps what one core writes away from the lines of others: two lines, because processors fetch
 /// them in pairs.
 #[repr(align(128))]
-struct Padded<T>(T);
+pub(in crate::mr) struct Padded<T>(pub(in crate::mr) T);
 
 /// One thread's items, a stack, and its counts.
 struct Cache<T> {

@@ -357,7 +357,7 @@ fn a_forgotten_waiter_costs_a_buffer_and_nothing_else() {
     let mut buffers = take_all(&pool, 64);
     let mut forgotten = Box::pin(pool.take_async(64));
     assert!(poll(forgotten.as_mut(), &Arc::default()).is_pending());
-    std::mem::forget(forgotten);
+    let _forgotten = ManuallyDrop::new(forgotten);
     buffers.pop();
     assert_eq!(pool.take(64).unwrap_err().kind(), ErrorKind::WouldBlock, "the waiter has it");
     buffers.pop();
@@ -366,7 +366,7 @@ fn a_forgotten_waiter_costs_a_buffer_and_nothing_else() {
     let buffers = take_all(&pool, 64);
     let mut forgotten = Box::pin(pool.take_async(64));
     assert!(poll(forgotten.as_mut(), &Arc::default()).is_pending());
-    std::mem::forget(forgotten);
+    let _forgotten = ManuallyDrop::new(forgotten);
     drop(pool);
     drop(buffers);
     assert_eq!(testing::live("mr"), 1);

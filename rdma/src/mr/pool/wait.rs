@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::mem;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -61,7 +61,7 @@ impl TakeBuffer<'_> {
         if let (Ok(class), Some(waiter)) = (self.class, self.waiter.take()) {
             if class.made_in.is_forked() {
                 // The parent's, which a thread of the parent may have been about to change.
-                mem::forget(waiter);
+                let _leaked = ManuallyDrop::new(waiter);
             } else {
                 class.leave(&waiter);
             }
