@@ -241,8 +241,9 @@ pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;
 pub use mr::{
     Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, HugePages, ImplicitRegion,
-    LentSlice, LentSliceMut, Memory, MemoryOwner, Pages, Placement, Prefetch, RawOwner, RawSource, RegisterOptions,
-    RemoteSlice, RemoteSliceError, RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice,
+    LentSlice, LentSliceMut, MappedRegion, Memory, MemoryOwner, Pages, Placement, Pool, PoolBuilder, PoolStats,
+    Prefetch, RawOwner, RawSource, RegionMap, RegisterOptions, RemoteSlice, RemoteSliceError, RevokeError,
+    ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice, TakeBuffer,
 };
 pub use pd::ProtectionDomain;
 pub use qp::{

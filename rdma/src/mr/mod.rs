@@ -21,6 +21,9 @@
 //!   file_map.rs            maps of files
 //!   shared_owner.rs        one owner for several regions
 //!   source.rs, scoped.rs   sources; memory that is registered while it is borrowed
+//!   pool/                  pools of buffers
+//!   region_ref.rs          references to regions; the way of a pool's chunk back to it
+//!   region_map.rs          the registered region that holds an address
 //! ```
 //!
 //! # Invariants
@@ -45,7 +48,11 @@
 //!   dereferences GPU memory.
 //! * **M7.** Nobody writes to a source: its owner promises that for the program, it is registered
 //!   without a right to write, and its slices are the memory of no request that writes.
-//! * **M8.** The device knows the byte at `pointer` by the address `pointer + shift`, where the
+//! * **M8.** A chunk of a pool is a local region within a slab, which is registered for as long as
+//!   a chunk of it exists. Chunks do not overlap, and the slab's own regions lend nothing. Whoever
+//!   has the only reference to a chunk may make its one segment; the pool has it while no segment
+//!   exists.
+//! * **M9.** The device knows the byte at `pointer` by the address `pointer + shift`, where the
 //!   processor may have other memory. Only exposed host memory has a shift that is not 0. The
 //!   provider is given that address only for accesses of the device: exposed memory is never
 //!   copied when a request is posted (`HostBytes`), and it is not written by requests of queues
@@ -63,7 +70,10 @@ mod options;
 mod owners;
 mod pages;
 mod placed;
+mod pool;
 mod raw;
+mod region_map;
+mod region_ref;
 mod remote;
 mod scoped;
 mod shared_owner;
@@ -90,7 +100,11 @@ pub use options::RegisterOptions;
 pub use pages::Pages;
 use pages::{STEP, Touch, touch};
 pub use placed::HugePages;
+use pool::Home;
+pub use pool::{Pool, PoolBuilder, PoolStats, TakeBuffer};
 pub use raw::RawOwner;
+pub use region_map::{MappedRegion, RegionMap};
+pub(crate) use region_ref::RegionRef;
 pub use remote::{RemoteSlice, RemoteSliceError};
 pub use scoped::ScopedMemory;
 pub use shared_owner::SharedOwner;
@@ -168,6 +182,8 @@ pub(crate) struct Region {
     raw: Raw<ibv_mr>,
     memory: RawMemory,
     pd: Arc<Handle<PdInner>>,
+    /// The pool of a chunk, whose `raw` and `memory` are the slab's (M8).
+    home: Option<Home>,
 }
 
 // SAFETY: the memory belongs to the region (M1) and may be used from any thread, because its owner
@@ -234,7 +250,9 @@ impl Region {
         let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
         let (pd, domain) = (Arc::clone(pd), pd.identity());
         let is_on_demand = beyond & ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 != 0;
-        let region = Self { address, len, lkey, rkey, shift, kind, is_on_demand, access, domain, raw, memory, pd };
+        let home = None;
+        let region =
+            Self { address, len, lkey, rkey, shift, kind, is_on_demand, access, domain, raw, memory, pd, home };
         Ok(Arc::new(Handle::new(region)))
     }
 }
@@ -305,6 +323,9 @@ impl Object for Region {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
+        if self.home.is_some() {
+            return Ok(());
+        }
         // SAFETY: ibv_dereg_mr requires a live region of this table: this function's contract.
         Error::check(Self::DESTROY, || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
     }
@@ -312,7 +333,7 @@ impl Object for Region {
 
 /// A part of a region (M3), exclusive or not according to the region's kind (M4, M5).
 pub(crate) struct Segment {
-    pub(crate) region: Arc<Handle<Region>>,
+    pub(crate) region: RegionRef,
     pub(crate) pointer: NonNull<u8>,
     pub(crate) len: usize,
 }
@@ -330,7 +351,7 @@ impl Segment {
     /// (M4).
     fn whole(region: Arc<Handle<Region>>) -> Self {
         let (pointer, len) = (region.address, region.len);
-        Self { region, pointer, len }
+        Self { region: region.into(), pointer, len }
     }
 
     #[inline]
@@ -343,16 +364,23 @@ impl Segment {
         self.region.lkey
     }
 
+    /// The local key in another domain than [`domain`](Self::domain), if the segment is a chunk of
+    /// a pool of several domains.
+    #[cold]
+    pub(crate) fn lkey_in(&self, domain: *const PdInner) -> Option<u32> {
+        self.region.home.as_ref()?.lkey_in(domain)
+    }
+
     /// The address as the device sees it.
     #[inline]
     pub(crate) fn iova(&self) -> u64 {
-        (self.pointer.as_ptr().addr() as u64).wrapping_add(self.region.shift)
+        (self.pointer.as_ptr().addr() as u64).wrapping_add(self.shift())
     }
 
-    /// Whether the processor finds other memory, or none, at the address that the device knows.
+    /// The difference between the address for the device and the memory's, modulo 2^64 (M9).
     #[inline]
-    pub(crate) fn is_moved(&self) -> bool {
-        self.region.shift != 0
+    pub(crate) fn shift(&self) -> u64 {
+        self.region.shift
     }
 
     /// The segment's 8 bytes as a number, if it is exactly 8 bytes of host memory.

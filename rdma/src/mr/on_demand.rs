@@ -248,7 +248,7 @@ impl ImplicitRegion {
     fn lent(&self, pointer: NonNull<u8>, len: usize) -> Lent {
         // The device accesses the memory by its numeric address.
         pointer.as_ptr().expose_provenance();
-        Lent { pointer, len, lkey: self.lkey, domain: self.inner.pd.identity() }
+        Lent::of_key(pointer, len, self.lkey, self.inner.pd.identity())
     }
 
     /// Asks the device to fetch the pages of elements before requests need them.

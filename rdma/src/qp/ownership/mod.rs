@@ -7,6 +7,7 @@ mod failures;
 mod gpu;
 mod limits;
 mod pollers;
+mod pools;
 mod rows;
 mod scopes;
 mod sources;
