@@ -18,6 +18,7 @@
 //!   file_map.rs            maps of files
 //!   shared_owner.rs        one owner for several regions
 //!   source.rs, scoped.rs   sources; memory that is registered while it is borrowed
+//!   foreign.rs             memory that other code has registered
 //! ```
 //!
 //! # Invariants
@@ -29,7 +30,9 @@
 //!   valid for reads: the contract of its [`SourceOwner`].
 //! * **M2.** The region is registered before the `Region` exists and until its drop. Its drop
 //!   deregisters the memory before the owner gets it back; if deregistration fails, owner and
-//!   parents leak. In a forked child they leak too.
+//!   parents leak. In a forked child they leak too. Memory that other code has registered, and
+//!   deregisters itself, is not accessed by its device any more when the owner gets it back: the
+//!   promise of the caller of `from_raw`.
 //! * **M3.** A [`Segment`] lies within its region and keeps it alive.
 //! * **M4.** Segments of a local region never overlap, so the holder of a segment has exclusive
 //!   access to its bytes. While the device has access, the segment is parked in a ring and has no
@@ -47,6 +50,7 @@ mod buffer;
 mod copier;
 mod exposed;
 mod file_map;
+mod foreign;
 mod gpu;
 mod local;
 mod memory;
@@ -81,7 +85,7 @@ pub use shared_owner::SharedOwner;
 pub use source::{RawSource, SourceSlice};
 
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::handle::{Handle, Object, Raw};
+use crate::handle::{Handle, Object, Ownership, Raw};
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
 
@@ -148,6 +152,7 @@ pub(crate) struct Region {
     raw: Raw<ibv_mr>,
     memory: RawMemory,
     pd: Arc<Handle<PdInner>>,
+    ownership: Ownership,
 }
 
 // SAFETY: the memory belongs to the region (M1) and may be used from any thread, because its owner
@@ -202,16 +207,27 @@ impl Region {
             Ok(raw) => raw,
             Err(error) => return Err((error, memory)),
         };
+        Ok(Self::of(pd, raw, memory, (kind, access), Ownership::Destroy))
+    }
+
+    /// The handle of memory that is registered.
+    fn of(
+        pd: &Arc<Handle<PdInner>>,
+        raw: Raw<ibv_mr>,
+        memory: RawMemory,
+        (kind, access): (Kind, RemoteAccess),
+        ownership: Ownership,
+    ) -> Arc<Handle<Self>> {
         // The region's address is the owner's: the C object of a dma-buf has its offset in place of
         // the address.
         let (address, len) = (memory.address(), memory.len());
         // The device accesses the memory by its numeric address.
         address.as_ptr().expose_provenance();
-        // SAFETY: the reference requires a live region that nobody writes to: it was just
-        // registered, and its keys are constant.
+        // SAFETY: the reference requires a live region that nobody writes to: it is registered, and
+        // its fields are constant.
         let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
         let (pd, domain) = (Arc::clone(pd), pd.identity());
-        Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd })))
+        Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd, ownership }))
     }
 }
 
@@ -259,7 +275,9 @@ impl Object for Region {
 
     unsafe fn destroy(&mut self) -> Result<()> {
         // SAFETY: ibv_dereg_mr requires a live region of this table: this function's contract.
-        Error::check(Self::DESTROY, || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
+        let call = || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) };
+        // A value that keeps the region ends it here: before the owner gets the memory back (M2).
+        self.ownership.end(|| Error::check(Self::DESTROY, call))
     }
 }
 

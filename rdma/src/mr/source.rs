@@ -171,8 +171,7 @@ impl ProtectionDomain {
             return Err(Failed::new(Error::new(Verb::RegisterMr, ErrorKind::InvalidInput), owner));
         }
         let region = Region::new(&self.inner, RawMemory::of_source(owner), Kind::Source, access, Reach::Address);
-        let whole = |region| SourceSlice { segment: Segment::whole(region) };
-        region.map(whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
+        region.map(SourceSlice::whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
     }
 }
 
@@ -186,6 +185,11 @@ pub struct SourceSlice {
 }
 
 impl SourceSlice {
+    /// Requires a region of a source.
+    pub(super) fn whole(region: Arc<Handle<Region>>) -> Self {
+        Self { segment: Segment::whole(region) }
+    }
+
     /// # Safety
     ///
     /// The segment belongs to a source.
