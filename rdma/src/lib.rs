@@ -261,9 +261,9 @@ pub use rdma_mem::{Copier, CopyFailed};
 pub use rdma_sys as sys;
 pub use rdma_sys::{Variable, trusted_variable};
 pub use types::{
-    AckTimeout, AtomicCapability, Capabilities, CqId, ForeignObject, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, OptionLimit,
-    ParseGidError, Path, PathOptions, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, SrqId,
-    TransportType, WcError, WcStatus, WireError,
+    AckTimeout, AtomicCapability, Capabilities, CqId, ForeignObject, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType,
+    OptionLimit, ParseGidError, Path, PathOptions, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer,
+    Route, SrqId, TransportType, WcError, WcStatus, WireError,
 };
 
 /// The programs of the README are doctests.

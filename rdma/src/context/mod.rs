@@ -221,14 +221,17 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// As for [`from_raw`](Self::from_raw). The descriptor is used no longer than the context lives.
+    /// As for [`from_raw`](Self::from_raw). The descriptor is used no longer than the context
+    /// lives.
     unsafe fn adopt(device: &Device, raw: *mut ibv_context) -> Result<(EventDescriptor, DeviceAttr)> {
         require_some(raw)?;
         // `constants` requires a live object: not NULL, so this function's contract says so.
         let (opened, async_fd) = constants!(raw => device, async_fd);
-        // SAFETY: from_ptr requires a NUL-terminated string: the name of a live device, which an
-        // open context keeps.
-        let name = unsafe { CStr::from_ptr((device.table().ibv_get_device_name)(opened)) };
+        // SAFETY: ibv_get_device_name requires a live device: that of an open context.
+        let name = unsafe { (device.table().ibv_get_device_name)(opened) };
+        // SAFETY: from_ptr requires a NUL-terminated string: the name of a device, which the
+        // context keeps.
+        let name = unsafe { CStr::from_ptr(name) };
         require(name.to_bytes() == device.name().as_bytes(), ForeignObject::OtherContext)?;
         let mut attr = ibv_device_attr::default();
         // SAFETY: ibv_query_device requires an open context (1) and space for the attributes.

@@ -28,9 +28,9 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// With the `Ownership`; the queue is as it was. `Foreign` for NULL, for a queue or a channel of
-    /// another context, for a queue with another channel, and for one with fewer entries than asked
-    /// for; `Forked`.
+    /// With the `Ownership`; the queue is as it was. `Foreign` for NULL, for a queue or a channel
+    /// of another context, for a queue with another channel, and for one with fewer entries than
+    /// asked for; `Forked`.
     ///
     /// # Safety
     ///

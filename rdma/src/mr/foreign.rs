@@ -23,10 +23,10 @@ impl<M: Placement> Buffer<M> {
     ///
     /// # Errors
     ///
-    /// With the owner and the `Ownership`; the region is as it was. `Foreign` for NULL, for a region
-    /// of another context or domain, and for memory outside of the region; `InvalidInput` if there
-    /// are no bytes; `NotSupported` of [`MakePrivate`](Verb::MakePrivate) for memory to which others
-    /// keep their access; `Forked`.
+    /// With the owner and the `Ownership`; the region is as it was. `Foreign` for NULL, for a
+    /// region of another context or domain, and for memory outside of the region; `InvalidInput`
+    /// if there are no bytes; `NotSupported` of [`MakePrivate`](Verb::MakePrivate) for memory to
+    /// which others keep their access; `Forked`.
     ///
     /// # Safety
     ///

@@ -31,8 +31,8 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// With the `Ownership`; the queue pair is as it was. `Foreign` for NULL, for a queue pair of
-    /// another context or domain, with other queues, or of another transport than `T`; `InvalidInput`
-    /// for a limit that is more than the queue pair has; `NoCompletionQueue`;
+    /// another context or domain, with other queues, or of another transport than `T`;
+    /// `InvalidInput` for a limit that is more than the queue pair has; `NoCompletionQueue`;
     /// `CompletionQueueTooSmall`; `NotSupported`; `Forked`; errors of the provider.
     ///
     /// # Safety

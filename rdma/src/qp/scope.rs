@@ -339,7 +339,8 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         panics.catch(|| {
             if let Err(error) = self.qp.end_requests() {
                 is_refused = true;
-                tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
+                let text = "the device keeps access to memory that was only lent to it; the process is aborted";
+                tracing::error!(%error, "{text}");
             }
         });
         // A slot that another thread's poller has just claimed is not parked any more; that poller

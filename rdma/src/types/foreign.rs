@@ -39,7 +39,9 @@ impl fmt::Display for ForeignObject {
             Self::OtherCompletionQueue => "the queue pair has other completion queues than those given",
             Self::OtherSharedReceives => "the queue pair's shared receive queue is not the one given",
             Self::OtherChannel => "the completion queue has another channel than the one given",
-            Self::OtherTransport(found) => return write!(f, "the queue pair is of another transport: ibv_qp_type {found}"),
+            Self::OtherTransport(found) => {
+                return write!(f, "the queue pair is of another transport: ibv_qp_type {found}");
+            }
             Self::NotReset => "the queue pair is not in the state RESET",
             Self::TooFewEntries(found) => return write!(f, "the queue has {found} entries, fewer than asked for"),
             Self::OtherMemory => "the owner's memory does not lie in the memory region",

@@ -6,14 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rdma_sys::{ibv_cq, ibv_mr, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type, ibv_srq};
+use rdma_sys::{
+    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type,
+    ibv_srq,
+};
 
 use super::*;
 use crate::handle::Ownership;
 use crate::mr::RawOwner;
 use crate::testing::{calls, fail, live};
-use crate::types::{ForeignObject, Path, RemoteAccess};
-use crate::{AddressHandle, ExposedRegion, SharedReceiveQueue, SourceSlice};
+use crate::types::{ForeignObject as Is, Path, RemoteAccess};
+use crate::{AddressHandle, CompletionChannel, CqBuilder, Device, ExposedRegion, SourceSlice};
 
 /// The objects of C code, which destroys them itself.
 struct Code {
@@ -97,8 +100,71 @@ fn counted() -> (Ownership, impl Fn() -> usize) {
     (Ownership::keep_alive(Counter(drops)), move || seen.load(Ordering::Relaxed))
 }
 
+type Made<T> = Result<T, Failed<Ownership>>;
+
+// The objects that the tests give to these functions live, or are NULL, and are nobody else's.
+
+fn adopt<T: Transport>(builder: &QpBuilder<T>, raw: *mut ibv_qp) -> Made<QueuePair<T>> {
+    // SAFETY: from_raw requires a live queue pair that nobody else uses: as above.
+    unsafe { QueuePair::from_raw(builder, raw, Ownership::Destroy) }
+}
+
+fn adopt_prepared(builder: &QpBuilder<Rc>, raw: *mut ibv_qp) -> Made<PreparedQueuePair<Rc>> {
+    // SAFETY: from_raw requires a live queue pair that nobody else uses: as above.
+    unsafe { PreparedQueuePair::from_raw(builder, raw, Ownership::Destroy) }
+}
+
+fn adopt_cq(builder: &CqBuilder, raw: *mut ibv_cq) -> Made<CompletionQueue> {
+    // SAFETY: from_raw requires a live queue that nobody else uses: as above.
+    unsafe { CompletionQueue::from_raw(builder, raw, Ownership::Destroy) }
+}
+
+fn adopt_raw_cq(builder: &CqBuilder, raw: *mut ibv_cq) -> Made<RawCompletionQueue> {
+    // SAFETY: from_raw requires a live queue that nobody else uses: as above.
+    unsafe { RawCompletionQueue::from_raw(builder, raw, Ownership::Destroy) }
+}
+
+fn adopt_srq(builder: &SrqBuilder<Rc>, raw: *mut ibv_srq, ownership: Ownership) -> Made<SharedReceiveQueue> {
+    // SAFETY: from_raw requires a live queue that nobody else uses: as above.
+    unsafe { SharedReceiveQueue::from_raw(builder, raw, ownership) }
+}
+
+fn adopt_pd(context: &Context, raw: *mut ibv_pd) -> Made<ProtectionDomain> {
+    // SAFETY: from_raw requires a live domain that nobody else uses: as above.
+    unsafe { ProtectionDomain::from_raw(context, raw, Ownership::Destroy) }
+}
+
+fn adopt_ah(pd: &ProtectionDomain, raw: *mut ibv_ah, ownership: Ownership) -> Made<AddressHandle> {
+    // SAFETY: from_raw requires a live address handle that nobody else uses: as above.
+    unsafe { AddressHandle::from_raw(pd, raw, &Path::new(2), ownership) }
+}
+
+fn adopt_channel(context: &Context, raw: *mut ibv_comp_channel) -> Made<CompletionChannel> {
+    // SAFETY: from_raw requires a live channel that nobody else uses: as above.
+    unsafe { CompletionChannel::from_raw(context, raw, Ownership::Destroy) }
+}
+
+fn adopt_context(device: &Device, raw: *mut ibv_context) -> Made<Context> {
+    // SAFETY: from_raw requires an open context that nobody else uses: as above.
+    unsafe { Context::from_raw(device, raw, Ownership::Destroy) }
+}
+
+type Owned<O> = Result<O, (Error, Vec<u8>)>;
+
+fn adopt_buffer(pd: &ProtectionDomain, raw: *mut ibv_mr, bytes: Vec<u8>) -> Owned<Buffer> {
+    // SAFETY: from_raw requires a live region of the bytes that nobody else uses: as above.
+    let made = unsafe { Buffer::from_raw(pd, raw, bytes, Ownership::Destroy) };
+    made.map_err(|failed| (failed.error, failed.object.0))
+}
+
+fn adopt_source(pd: &ProtectionDomain, raw: *mut ibv_mr, bytes: Vec<u8>, access: RemoteAccess) -> Owned<SourceSlice> {
+    // SAFETY: from_raw requires a live region of the bytes that nobody else uses: as above.
+    let made = unsafe { SourceSlice::from_raw(pd, raw, bytes, access, Ownership::Destroy) };
+    made.map_err(|failed| (failed.error, failed.object.0))
+}
+
 #[track_caller]
-fn is_refused<T>(made: Result<T, Failed<Ownership>>, reason: ForeignObject) {
+fn is_refused<T>(made: Made<T>, reason: Is) {
     let Err(Failed { error, object, .. }) = made else { panic!("made of a wrong object") };
     assert_eq!((error.verb(), error.kind()), (Verb::FromRaw, ErrorKind::Foreign(reason)));
     assert!(matches!(object, Ownership::Destroy), "the caller has the object again");
@@ -109,29 +175,31 @@ fn null_and_objects_of_others_are_errors_that_leave_the_object_as_it_is() {
     let (code, other) = (Code::new(), Code::new());
     let cq = code.context.create_cq(64).unwrap();
     let (alien_cq, alien_qp, alien_srq) = (other.cq(64), other.rc(other.cq(64)), other.srq());
-    let depth = || code.context.cq_builder(64);
-    let builder = || QueuePair::builder(&code.pd).cq(&cq);
-    let receives = || SharedReceiveQueue::builder(&code.pd);
-    let make = Ownership::default;
-    use ForeignObject as Is;
-    // SAFETY: NULL keeps the contract of each from_raw, and so do the objects of another context,
-    // which live and are nobody's.
-    unsafe {
-        is_refused(CompletionQueue::from_raw(&depth(), ptr::null_mut(), make()), Is::Null);
-        is_refused(QueuePair::from_raw(&builder(), ptr::null_mut(), make()), Is::Null);
-        is_refused(PreparedQueuePair::from_raw(&builder(), ptr::null_mut(), make()), Is::Null);
-        is_refused(SharedReceiveQueue::from_raw(&receives(), ptr::null_mut(), make()), Is::Null);
-        is_refused(ProtectionDomain::from_raw(&code.context, ptr::null_mut(), make()), Is::Null);
-        is_refused(AddressHandle::from_raw(&code.pd, ptr::null_mut(), &Path::new(2), make()), Is::Null);
-        is_refused(crate::CompletionChannel::from_raw(&code.context, ptr::null_mut(), make()), Is::Null);
-        is_refused(Context::from_raw(code.context.device(), ptr::null_mut(), make()), Is::Null);
-        is_refused(crate::RawCompletionQueue::from_raw(&depth(), ptr::null_mut(), make()), Is::Null);
+    let depth = code.context.cq_builder(64);
+    let builder = QueuePair::builder(&code.pd).cq(&cq);
+    let receives = SharedReceiveQueue::builder(&code.pd);
+    is_refused(adopt_cq(&depth, ptr::null_mut()), Is::Null);
+    is_refused(adopt_raw_cq(&depth, ptr::null_mut()), Is::Null);
+    is_refused(adopt(&builder, ptr::null_mut()), Is::Null);
+    is_refused(adopt_prepared(&builder, ptr::null_mut()), Is::Null);
+    is_refused(adopt_srq(&receives, ptr::null_mut(), Ownership::Destroy), Is::Null);
+    is_refused(adopt_pd(&code.context, ptr::null_mut()), Is::Null);
+    is_refused(adopt_ah(&code.pd, ptr::null_mut(), Ownership::Destroy), Is::Null);
+    is_refused(adopt_channel(&code.context, ptr::null_mut()), Is::Null);
+    is_refused(adopt_context(code.context.device(), ptr::null_mut()), Is::Null);
 
-        is_refused(CompletionQueue::from_raw(&depth(), alien_cq, make()), Is::OtherContext);
-        is_refused(QueuePair::from_raw(&builder(), alien_qp, make()), Is::OtherContext);
-        is_refused(SharedReceiveQueue::from_raw(&receives(), alien_srq, make()), Is::OtherContext);
-        is_refused(ProtectionDomain::from_raw(&code.context, other.pd.as_raw(), make()), Is::OtherContext);
-    }
+    is_refused(adopt_cq(&depth, alien_cq), Is::OtherContext);
+    is_refused(adopt(&builder, alien_qp), Is::OtherContext);
+    is_refused(adopt_srq(&receives, alien_srq, Ownership::Destroy), Is::OtherContext);
+    is_refused(adopt_pd(&code.context, other.pd.as_raw()), Is::OtherContext);
+    let alien = other.context.create_completion_channel().unwrap();
+    is_refused(adopt_channel(&code.context, alien.as_raw()), Is::OtherContext);
+    testing::add_device("nic_foreign");
+    let second = testing::devices().unwrap().remove(1);
+    is_refused(adopt_context(&second, code.context.as_raw()), Is::OtherContext);
+    fail("query_device", libc::EIO);
+    let failed = adopt_context(code.context.device(), code.context.as_raw()).unwrap_err();
+    assert_eq!((failed.error.verb(), failed.error.errno()), (Verb::QueryDevice, Some(libc::EIO)));
     assert_eq!(live("qp"), 1, "nothing was destroyed");
     assert!(!calls().iter().any(|call| call.starts_with("destroy")), "{:?}", calls());
 }
@@ -146,42 +214,34 @@ fn a_queue_pair_is_what_its_builder_says() {
     let driver = code.qp(cq.as_raw(), ptr::null_mut(), ibv_qp_type::IBV_QPT_DRIVER);
     let shares = code.qp(cq.as_raw(), srq.as_raw(), ibv_qp_type::IBV_QPT_RC);
     let builder = || QueuePair::builder(pd).cq(&cq);
-    let make = Ownership::default;
-    use ForeignObject as Is;
-    // SAFETY: the queue pairs live and are nobody's: the contract of each from_raw.
-    unsafe {
-        is_refused(QueuePair::from_raw(&QueuePair::builder(&other_pd).cq(&cq), raw, make()), Is::OtherDomain);
-        is_refused(QueuePair::from_raw(&builder(), ud, make()), Is::OtherTransport(ibv_qp_type::IBV_QPT_UD.0));
-        is_refused(QueuePair::from_raw(&builder(), driver, make()), Is::OtherTransport(0xff));
-        let unreliable = QueuePair::unreliable(pd).cq(&cq);
-        is_refused(QueuePair::from_raw(&unreliable, raw, make()), Is::OtherTransport(ibv_qp_type::IBV_QPT_RC.0));
-        is_refused(QueuePair::from_raw(&builder().cq(&second), raw, make()), Is::OtherCompletionQueue);
-        is_refused(QueuePair::from_raw(&builder().recv_cq(&second), raw, make()), Is::OtherCompletionQueue);
-        is_refused(QueuePair::from_raw(&builder().shared_receives(&srq), raw, make()), Is::OtherSharedReceives);
-        is_refused(QueuePair::from_raw(&builder(), shares, make()), Is::OtherSharedReceives);
-        for limited in [builder().max_send_wr(SEND_DEPTH + 1), builder().max_recv_sge(3)] {
-            let failed = QueuePair::from_raw(&limited, raw, make()).unwrap_err();
-            assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
-        }
-        let none = QueuePair::from_raw(&QueuePair::builder(pd).send_cq(&cq), raw, make()).unwrap_err();
-        assert_eq!(none.error.kind(), ErrorKind::NoCompletionQueue);
-        fail("query_qp", libc::EIO);
-        let failed = QueuePair::from_raw(&builder(), raw, make()).unwrap_err();
-        assert_eq!((failed.error.verb(), failed.error.errno()), (Verb::QueryQp, Some(libc::EIO)));
-        let small = code.context.create_cq(4).unwrap();
-        let crowded = QueuePair::from_raw(&QueuePair::builder(pd).cq(&small), code.rc(small.as_raw()), make());
-        let needed = ErrorKind::CompletionQueueTooSmall { needed: SEND_DEPTH, free: 4 };
-        assert_eq!(crowded.unwrap_err().error.kind(), needed);
-
-        let qp = PreparedQueuePair::from_raw(&builder().max_send_wr(3), raw, make()).unwrap();
-        assert_eq!((qp.qp.send.depth(), qp.qp.recv.depth()), (3, RECV_DEPTH));
-        assert_eq!(qp.qp.send.max_inline_data(), 16);
-        let qp = qp.init(&InitOptions::new()).unwrap();
-        let again = QueuePair::from_raw(&builder(), code.rc(cq.as_raw()), make()).unwrap();
-        again.control.modify(&QpAttr::to(QpState::ERR)).unwrap();
-        is_refused(PreparedQueuePair::from_raw(&builder(), again.as_raw(), make()), Is::NotReset);
-        drop((qp, again));
+    is_refused(adopt(&QueuePair::builder(&other_pd).cq(&cq), raw), Is::OtherDomain);
+    is_refused(adopt(&builder(), ud), Is::OtherTransport(ibv_qp_type::IBV_QPT_UD.0));
+    is_refused(adopt(&builder(), driver), Is::OtherTransport(ibv_qp_type::IBV_QPT_DRIVER.0));
+    let unreliable = QueuePair::unreliable(pd).cq(&cq);
+    is_refused(adopt(&unreliable, raw), Is::OtherTransport(ibv_qp_type::IBV_QPT_RC.0));
+    is_refused(adopt(&builder().cq(&second), raw), Is::OtherCompletionQueue);
+    is_refused(adopt(&builder().recv_cq(&second), raw), Is::OtherCompletionQueue);
+    is_refused(adopt(&builder().shared_receives(&srq), raw), Is::OtherSharedReceives);
+    is_refused(adopt(&builder(), shares), Is::OtherSharedReceives);
+    for limited in [builder().max_send_wr(SEND_DEPTH + 1), builder().max_recv_sge(3)] {
+        assert_eq!(adopt(&limited, raw).unwrap_err().error.kind(), ErrorKind::InvalidInput);
     }
+    let none = adopt(&QueuePair::builder(pd).send_cq(&cq), raw).unwrap_err();
+    assert_eq!(none.error.kind(), ErrorKind::NoCompletionQueue);
+    fail("query_qp", libc::EIO);
+    let failed = adopt(&builder(), raw).unwrap_err();
+    assert_eq!((failed.error.verb(), failed.error.errno()), (Verb::QueryQp, Some(libc::EIO)));
+    let small = code.context.create_cq(4).unwrap();
+    let crowded = adopt(&QueuePair::builder(pd).cq(&small), code.rc(small.as_raw())).unwrap_err();
+    assert_eq!(crowded.error.kind(), ErrorKind::CompletionQueueTooSmall { needed: SEND_DEPTH, free: 4 });
+
+    let qp = adopt_prepared(&builder().max_send_wr(3), raw).unwrap();
+    assert_eq!((qp.qp.send.depth(), qp.qp.recv.depth(), qp.qp.send.max_inline_data()), (3, RECV_DEPTH, 16));
+    let qp = qp.init(&InitOptions::new()).unwrap();
+    let ended = adopt(&builder(), code.rc(cq.as_raw())).unwrap();
+    ended.set_error().unwrap();
+    is_refused(adopt_prepared(&builder(), ended.as_raw()), Is::NotReset);
+    drop((qp, ended));
     assert_eq!(live("qp"), 4, "the refused ones are still there");
     [ud, driver, shares].into_iter().for_each(|raw| code.destroy_qp(raw));
 }
@@ -205,8 +265,7 @@ fn the_owner_destroys_or_lets_go_and_the_keep_alive_ends_last() {
 
     let raw = code.srq();
     let (ownership, drops) = counted();
-    // SAFETY: from_raw requires a queue that nobody else uses: just created.
-    let srq = unsafe { SharedReceiveQueue::from_raw(&SharedReceiveQueue::builder(&code.pd), raw, ownership) }.unwrap();
+    let srq = adopt_srq(&SharedReceiveQueue::builder(&code.pd), raw, ownership).unwrap();
     // The provider grants twice what was asked for.
     assert_eq!((srq.depth(), drops()), (8, 0));
     srq.close().unwrap();
@@ -250,18 +309,15 @@ fn a_kept_shared_queue_with_receives_in_flight_is_not_let_go_of() {
     let (ownership, drops) = counted();
     let raw = code.srq();
     let builder = SharedReceiveQueue::builder(&code.pd).max_wr(3);
-    // SAFETY: from_raw requires a queue that nobody else uses: just created.
-    let mut srq = unsafe { SharedReceiveQueue::from_raw(&builder, raw, ownership).unwrap() };
+    let mut srq = adopt_srq(&builder, raw, ownership).unwrap();
     assert_eq!(srq.depth(), 3);
     srq.post_recv(code.pd.allocate(16).unwrap(), 1).unwrap();
     let failed = srq.close().unwrap_err();
     assert_eq!((failed.error.kind(), regions(), drops()), (ErrorKind::InUse, 1, 0));
     drop(failed.object);
     assert_eq!((regions(), drops(), live("srq")), (1, 0, 1), "all of it leaks");
-    // SAFETY: from_raw requires a queue whose foreign requests have numbers below the limit, which
-    // this one has not: nothing completes them, in this test of a limit.
-    let more = unsafe { SharedReceiveQueue::from_raw(&SharedReceiveQueue::builder(&code.pd).max_wr(9), raw, Ownership::Keep) };
-    assert_eq!(more.unwrap_err().error.kind(), ErrorKind::Foreign(ForeignObject::TooFewEntries(8)));
+    let builder = SharedReceiveQueue::builder(&code.pd).max_wr(9);
+    is_refused(adopt_srq(&builder, code.srq(), Ownership::Destroy), Is::TooFewEntries(8));
 }
 
 #[test]
@@ -300,11 +356,8 @@ fn completions_of_foreign_requests_are_dropped_and_counted() {
 fn a_foreign_queue_leaves_entries_to_other_code() {
     let code = Code::new();
     let raw = code.cq(64);
-    // SAFETY: from_raw requires a queue that nobody else uses: just created.
-    let refused = unsafe { CompletionQueue::from_raw(&code.context.cq_builder(65), raw, Ownership::Destroy) };
-    is_refused(refused, ForeignObject::TooFewEntries(64));
-    // SAFETY: as above.
-    let cq = unsafe { CompletionQueue::from_raw(&code.context.cq_builder(16), raw, Ownership::Destroy) }.unwrap();
+    is_refused(adopt_cq(&code.context.cq_builder(65), raw), Is::TooFewEntries(64));
+    let cq = adopt_cq(&code.context.cq_builder(16), raw).unwrap();
     assert_eq!(cq.depth(), 16);
     let build = || QueuePair::builder(&code.pd).cq(&cq).max_send_wr(8).max_recv_wr(8).build();
     let qp = build().unwrap();
@@ -321,11 +374,8 @@ fn a_foreign_queue_leaves_entries_to_other_code() {
     // SAFETY: ibv_create_cq requires an open context, and a channel of it.
     let raw = unsafe { create(code.context.as_raw(), 16, ptr::without_provenance_mut(77), channel.as_raw(), 0) };
     let builder = code.context.cq_builder(16);
-    // SAFETY: from_raw requires a queue that nobody else uses: just created.
-    let refused = unsafe { CompletionQueue::from_raw(&builder.clone().channel(&other), raw, Ownership::Destroy) };
-    is_refused(refused, ForeignObject::OtherChannel);
-    // SAFETY: as above.
-    let cq = unsafe { CompletionQueue::from_raw(&builder.channel(&channel), raw, Ownership::Destroy) }.unwrap();
+    is_refused(adopt_cq(&builder.clone().channel(&other), raw), Is::OtherChannel);
+    let cq = adopt_cq(&builder.channel(&channel), raw).unwrap();
     cq.request_notify(false).unwrap();
     testing::complete(cq.as_raw(), wc(3, ibv_wc_status::IBV_WC_SUCCESS, 7));
     assert_eq!(channel.next_event(Some(Duration::ZERO)).unwrap(), Some(cq.id()));
@@ -352,8 +402,7 @@ fn a_foreign_region_ends_before_its_owner_has_the_memory_back() {
     let code = Code::new();
     let bytes = vec![7_u8; 64];
     let raw = code.mr(bytes.as_ptr(), 64);
-    // SAFETY: from_raw requires a region of the owner's memory that nobody else uses.
-    let buffer = unsafe { Buffer::from_raw(&code.pd, raw, bytes, Ownership::Destroy) }.unwrap();
+    let buffer = adopt_buffer(&code.pd, raw, bytes).unwrap();
     assert_eq!((buffer.len(), buffer[63]), (64, 7));
     assert_eq!(buffer.deregister::<Vec<u8>>().unwrap(), [7; 64]);
     assert_eq!(regions(), 0);
@@ -385,7 +434,6 @@ fn a_region_that_is_not_the_owners_gives_the_owner_back() {
     let (code, other) = (Code::new(), Code::new());
     let bytes = vec![7_u8; 64];
     let at = bytes.as_ptr();
-    use ForeignObject as Is;
     let part = code.mr(at, 63);
     let wrong = [
         (ptr::null_mut(), Is::Null),
@@ -396,18 +444,14 @@ fn a_region_that_is_not_the_owners_gives_the_owner_back() {
     ];
     let mut owner = bytes;
     for (raw, reason) in wrong {
-        // SAFETY: from_raw requires a live region that nobody else uses, or NULL.
-        let failed = unsafe { Buffer::from_raw(&code.pd, raw, owner, Ownership::Keep) }.unwrap_err();
-        assert_eq!(failed.error.kind(), ErrorKind::Foreign(reason));
-        // SAFETY: as above.
-        let failed = unsafe { SourceSlice::from_raw(&code.pd, raw, failed.object.0, RemoteAccess::READ, Ownership::Keep) };
-        let failed = failed.unwrap_err();
-        assert_eq!(failed.error.kind(), ErrorKind::Foreign(reason));
-        owner = failed.object.0;
+        let (error, bytes) = adopt_buffer(&code.pd, raw, owner).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Foreign(reason));
+        let (error, bytes) = adopt_source(&code.pd, raw, bytes, RemoteAccess::READ).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Foreign(reason));
+        owner = bytes;
     }
-    // SAFETY: as above.
-    let failed = unsafe { SourceSlice::from_raw(&code.pd, part, owner, RemoteAccess::WRITE, Ownership::Keep) };
-    assert_eq!(failed.unwrap_err().error.kind(), ErrorKind::InvalidInput);
+    let (error, _) = adopt_source(&code.pd, part, owner, RemoteAccess::WRITE).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
 
     // A part of what is registered.
     let text = *b"the registered bytes";
@@ -435,17 +479,13 @@ fn a_foreign_address_handle_lives_as_long_as_its_datagrams() {
     let cq = code.context.create_cq(64).unwrap();
     let qp = QueuePair::datagram(&code.pd).cq(&cq).build().unwrap();
     let mut qp = qp.init(&DatagramOptions::new(1)).unwrap().ready().unwrap();
-    let path = Path::new(2);
-    let mut attr = path.to_raw();
+    let mut attr = Path::new(2).to_raw();
     // SAFETY: ibv_create_ah requires a live domain, and attributes that live during the call.
     let raw = unsafe { (code.context.table().ibv_create_ah)(code.pd.as_raw(), &raw mut attr) };
     let (ownership, drops) = counted();
     let other = code.context.alloc_pd().unwrap();
-    // SAFETY: from_raw requires a live address handle that nobody else has.
-    let refused = unsafe { AddressHandle::from_raw(&other, raw, &path, Ownership::Destroy) };
-    is_refused(refused, ForeignObject::OtherDomain);
-    // SAFETY: as above.
-    let address = unsafe { AddressHandle::from_raw(&code.pd, raw, &path, ownership) }.unwrap();
+    is_refused(adopt_ah(&other, raw, Ownership::Destroy), Is::OtherDomain);
+    let address = adopt_ah(&code.pd, raw, ownership).unwrap();
     qp.post_send(op::send_inline(b"").to(&address, 1, 1)).unwrap();
     drop(address);
     assert_eq!(drops(), 0);
