@@ -162,8 +162,8 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// If requests are unfinished after `timeout`, the queue pair is moved to the error state,
     /// which flushes them. If they still do not finish, the queue pair is destroyed and cannot be
-    /// used any more; one that other code destroys is reset. If even that fails, the device may still access borrowed memory, and the
-    /// process is aborted.
+    /// used any more; one that other code destroys is reset. If even that fails, the device may
+    /// still access borrowed memory, and the process is aborted.
     ///
     /// A panic of the body, or of a waker or an owner of memory whose completion the scope fetches,
     /// goes on once all requests have ended.
