@@ -11,6 +11,7 @@ mod pollers;
 mod rows;
 mod scopes;
 mod sources;
+mod stats;
 mod threads;
 
 use rdma_sys::{ibv_send_flags, ibv_wc, ibv_wc_opcode, ibv_wc_status};
