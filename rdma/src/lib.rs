@@ -242,8 +242,9 @@ pub use fork::MadeIn;
 pub use handle::Ownership;
 pub use mr::{
     Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, LentSlice, LentSliceMut,
-    Memory, MemoryOwner, Pages, Placement, RawOwner, RawSource, RegisterOptions, RemoteSlice, RemoteSliceError,
-    RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice,
+    MappedRegion, Memory, MemoryOwner, Pages, Placement, Pool, PoolBuilder, PoolStats, RawOwner, RawSource, RegionMap,
+    RegisterOptions, RemoteSlice, RemoteSliceError, RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner,
+    SourceSlice, TakeBuffer,
 };
 pub use pd::ProtectionDomain;
 pub use qp::{

@@ -8,6 +8,7 @@ mod foreign;
 mod gpu;
 mod limits;
 mod pollers;
+mod pools;
 mod rows;
 mod scopes;
 mod sources;
