@@ -13,7 +13,7 @@ use rdma_sys::Variable;
 
 use crate::errno;
 use crate::platform::{HAS_DEVICES, NEEDS_LINUX};
-use crate::types::{OptionLimit, QpAttrMask, QpState, RejectReason, WrongDevice};
+use crate::types::{ForeignObject, OptionLimit, QpAttrMask, QpState, RejectReason, WrongDevice};
 
 macro_rules! verbs {
     ($($(#[$meta:meta])* $name:ident = $verb:literal,)*) => {
@@ -108,6 +108,8 @@ verbs! {
     GetRemoteEce = "rdma_get_remote_ece",
     ConnectTcp = "connect by TCP",
     ListenTcp = "listen on TCP",
+    /// Makes an object of this crate of a C object: `from_raw`.
+    FromRaw = "from_raw",
 }
 
 impl Verb {
@@ -217,6 +219,8 @@ pub enum ErrorKind {
     Disconnected,
     /// The address belongs to a device other than the open one.
     WrongDevice(WrongDevice),
+    /// The C object cannot become an object of this crate.
+    Foreign(ForeignObject),
     /// Another error of the operating system or the provider: see [`Error::errno`].
     Os,
     /// The provider broke the interface's rules, or failed without saying why.
@@ -546,6 +550,7 @@ impl fmt::Display for ErrorKind {
             Self::Rejected(reason) => return write!(f, "rejected by the peer: {reason}"),
             Self::Disconnected => "disconnected",
             Self::WrongDevice(devices) => return devices.fmt(f),
+            Self::Foreign(reason) => return reason.fmt(f),
             Self::Os => "operating system error",
             Self::Unknown => "the provider failed without saying why",
         })

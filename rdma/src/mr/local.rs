@@ -140,7 +140,8 @@ impl ProtectionDomain {
         let kind = Kind::local::<O::Placement>();
         // Buffers lend references, so no other process may have the memory mapped; other processes
         // may have obtained SharedMemory's file. Private memory stays so: check first.
-        let checked = Region::check(&self.inner, &memory, kind, options, Verb::RegisterMr);
+        let checked = Region::check(&self.inner, &memory, Verb::RegisterMr)
+            .and_then(|()| options.check(&self.inner, &memory, kind));
         if let Err(error) = checked.and_then(|()| memory.make_private()) {
             return Err(Failed::new(error, memory.give_back()));
         }

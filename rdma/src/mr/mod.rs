@@ -21,6 +21,7 @@
 //!   file_map.rs            maps of files
 //!   shared_owner.rs        one owner for several regions
 //!   source.rs, scoped.rs   sources; memory that is registered while it is borrowed
+//!   foreign.rs             memory that other code has registered
 //!   pool/                  pools of buffers
 //!   region_ref.rs          references to regions; the way of a pool's chunk back to it
 //!   region_map.rs          the registered region that holds an address
@@ -35,7 +36,9 @@
 //!   valid for reads: the contract of its [`SourceOwner`].
 //! * **M2.** The region is registered before the `Region` exists and until its drop. Its drop
 //!   deregisters the memory before the owner gets it back; if deregistration fails, owner and
-//!   parents leak. In a forked child they leak too.
+//!   parents leak. In a forked child they leak too. Memory that other code has registered, and
+//!   deregisters itself, is not accessed by its device any more when the owner gets it back: the
+//!   promise of the caller of `from_raw`.
 //! * **M3.** A [`Segment`] lies within its region and keeps it alive.
 //! * **M4.** Segments of a local region never overlap, so the holder of a segment has exclusive
 //!   access to its bytes. While the device has access, the segment is parked in a ring and has no
@@ -62,6 +65,7 @@ mod buffer;
 mod copier;
 mod exposed;
 mod file_map;
+mod foreign;
 mod gpu;
 mod local;
 mod memory;
@@ -111,7 +115,7 @@ pub use shared_owner::SharedOwner;
 pub use source::{RawSource, SourceSlice};
 
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::handle::{Handle, Object, Raw};
+use crate::handle::{Handle, Object, Ownership, Raw};
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
 
@@ -182,6 +186,7 @@ pub(crate) struct Region {
     raw: Raw<ibv_mr>,
     memory: RawMemory,
     pd: Arc<Handle<PdInner>>,
+    ownership: Ownership,
     /// The pool of a chunk, whose `raw` and `memory` are the slab's (M8).
     home: Option<Home>,
 }
@@ -193,14 +198,10 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Fails in a forked child, for memory without bytes, and for options that the memory or the
-    /// device may not have.
-    fn check(pd: &PdInner, memory: &RawMemory, kind: Kind, options: &RegisterOptions, operation: Verb) -> Result<()> {
+    /// Fails in a forked child, and for memory without bytes.
+    fn check(pd: &PdInner, memory: &RawMemory, operation: Verb) -> Result<()> {
         pd.context.check(operation)?;
-        if memory.len() == 0 {
-            return Err(Error::new(operation, ErrorKind::InvalidInput));
-        }
-        options.check(pd, memory, kind)
+        if memory.len() == 0 { Err(Error::new(operation, ErrorKind::InvalidInput)) } else { Ok(()) }
     }
 
     /// Registers memory, in the given way. On failure returns the memory, which
@@ -216,7 +217,7 @@ impl Region {
             Reach::DmaBuf { .. } => Verb::RegisterDmaBuf,
             Reach::Address | Reach::Mapping(_) | Reach::Copies(_) => Verb::RegisterMr,
         };
-        let checked = Self::check(pd, &memory, kind, options, operation);
+        let checked = Self::check(pd, &memory, operation).and_then(|()| options.check(pd, &memory, kind));
         if let Err(error) = checked.and_then(|()| touch_all(&memory, kind, options)) {
             return Err((error, memory));
         }
@@ -240,20 +241,46 @@ impl Region {
             Ok(raw) => raw,
             Err(error) => return Err((error, memory)),
         };
+        let is_on_demand = beyond & ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 != 0;
+        Ok(Self::of(pd, raw, memory, (kind, access), (shift, is_on_demand), Ownership::Destroy))
+    }
+
+    /// The handle of memory that is registered, with the shift (M9).
+    fn of(
+        pd: &Arc<Handle<PdInner>>,
+        raw: Raw<ibv_mr>,
+        memory: RawMemory,
+        (kind, access): (Kind, RemoteAccess),
+        (shift, is_on_demand): (u64, bool),
+        ownership: Ownership,
+    ) -> Arc<Handle<Self>> {
         // The region's address is the owner's: the C object of a dma-buf has its offset in place of
         // the address.
         let (address, len) = (memory.address(), memory.len());
         // The device accesses the memory by its numeric address.
         address.as_ptr().expose_provenance();
-        // SAFETY: the reference requires a live region that nobody writes to: it was just
-        // registered, and its keys are constant.
+        // SAFETY: the reference requires a live region that nobody writes to: it is registered, and
+        // its fields are constant.
         let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
         let (pd, domain) = (Arc::clone(pd), pd.identity());
-        let is_on_demand = beyond & ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 != 0;
         let home = None;
-        let region =
-            Self { address, len, lkey, rkey, shift, kind, is_on_demand, access, domain, raw, memory, pd, home };
-        Ok(Arc::new(Handle::new(region)))
+        let new = Self {
+            address,
+            len,
+            lkey,
+            rkey,
+            shift,
+            kind,
+            is_on_demand,
+            access,
+            domain,
+            raw,
+            memory,
+            pd,
+            ownership,
+            home,
+        };
+        Arc::new(Handle::new(new))
     }
 }
 
@@ -327,7 +354,9 @@ impl Object for Region {
             return Ok(());
         }
         // SAFETY: ibv_dereg_mr requires a live region of this table: this function's contract.
-        Error::check(Self::DESTROY, || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
+        let call = || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) };
+        // A value that keeps the region ends it here: before the owner gets the memory back (M2).
+        self.ownership.end(|| Error::check(Self::DESTROY, call))
     }
 }
 

@@ -197,7 +197,7 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_reg_mr")]
     #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
     pub fn register_implicit(&self) -> Result<ImplicitRegion> {
-        let PdInner { context, raw } = &**self.inner;
+        let PdInner { context, raw, .. } = &**self.inner;
         context.check(Verb::RegisterMr)?;
         let unsupported = Error::new(Verb::RegisterMr, ErrorKind::UnsupportedOption(&IMPLICIT));
         let caps = self.context().device_attr_ex().map_err(|_| unsupported)?.as_raw().odp_caps.general_caps;

@@ -185,8 +185,7 @@ impl ProtectionDomain {
         options: &RegisterOptions,
     ) -> Result<SourceSlice, Failed<O>> {
         let region = Region::new(&self.inner, pages::of_source(owner), Kind::Source, options, Reach::Address);
-        let whole = |region| SourceSlice { segment: Segment::whole(region) };
-        region.map(whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
+        region.map(SourceSlice::whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
     }
 }
 
@@ -200,6 +199,11 @@ pub struct SourceSlice {
 }
 
 impl SourceSlice {
+    /// Requires a region of a source.
+    pub(super) fn whole(region: Arc<Handle<Region>>) -> Self {
+        Self { segment: Segment::whole(region) }
+    }
+
     /// # Safety
     ///
     /// The segment belongs to a source.

@@ -10,7 +10,7 @@ use super::stats::PoolStats;
 use super::stock::{Stock, WaiterHandle};
 use crate::error::Result;
 use crate::fork::MadeIn;
-use crate::handle::{Handle, Raw};
+use crate::handle::{Handle, Ownership, Raw};
 use crate::mr::Pages;
 use crate::mr::memory::{Host, MemoryOwner, RawMemory};
 use crate::mr::{Buffer, Kind, Region, Segment};
@@ -196,6 +196,7 @@ impl Class {
             raw: Raw::new(ptr::null_mut()),
             memory: RawMemory::borrowed(address, len),
             pd: Arc::clone(&whole.region.pd),
+            ownership: Ownership::Destroy,
             home: Some(home),
         })))
     }
