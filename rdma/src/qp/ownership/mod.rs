@@ -4,12 +4,15 @@
 mod attacks;
 mod datagrams;
 mod failures;
+mod foreign;
 mod gpu;
 mod limits;
 mod pollers;
+mod pools;
 mod rows;
 mod scopes;
 mod sources;
+mod stats;
 mod threads;
 
 use rdma_sys::{ibv_send_flags, ibv_wc, ibv_wc_opcode, ibv_wc_status};
