@@ -2,7 +2,8 @@
 //! processes on the software device, without a GPU.
 //!
 //! The library calls its transport only for GPUs; `transport.c` looks it up in the library's file
-//! and calls it, as NCCL's thread for the network does. The variables of each run are NCCL's.
+//! and calls it, as NCCL's thread for the network does. The variables of each run are NCCL's. Where
+//! a GPU is, two ranks on it reduce by NCCL itself, too (`all_reduce.c`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -55,7 +56,7 @@ const FAILOVER: &[(&str, &str)] = &[
 static RUNS: &[Run] = &[
     passes(&[], USING),
     passes(&[("NCCL_IB_QPS_PER_CONNECTION", "4"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")], USING),
-    // NCCL asks for inline space for the credit of one message only, also if a request has several.
+    // NCCL asks for inline space for the credit of one message, also if a request has several.
     Run { group: "1", ..passes(&[("NCCL_IB_USE_INLINE", "1")], USING) },
     passes(&[("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_TC", "106"), ("NCCL_IB_SL", "3")], USING),
     passes(&[("NCCL_IB_PCI_RELAXED_ORDERING", "0")], "NET/IB : Using [0]soft0:1/RoCE ;"),
@@ -81,6 +82,21 @@ static RUNS: &[Run] = &[
     Run { fails: true, ..passes(&[("NCCL_IB_HCA", "^soft0")], "NET/IB : No device found.") },
 ];
 
+/// Two ranks on one GPU use the network if they may not share memory. The level keeps the device
+/// from the GPU's memory, which NCCL believes possible where nvidia-peermem is loaded.
+const ALL_REDUCE: Run = passes(
+    &[
+        ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),
+        ("NCCL_SHM_DISABLE", "1"),
+        ("NCCL_P2P_DISABLE", "1"),
+        ("NCCL_NET", "IB"),
+        ("NCCL_NET_GDR_LEVEL", "LOC"),
+    ],
+    USING,
+);
+/// The exit status of `all_reduce` without a GPU.
+const NO_GPU: i32 = 77;
+
 impl Run {
     fn text(&self) -> String {
         let variables = self.variables.iter().map(|(name, value)| format!("{name}={value}"));
@@ -88,14 +104,16 @@ impl Run {
         variables.chain(options).collect::<Vec<_>>().join(" ")
     }
 
-    /// Runs the program; the result is what both processes have printed, and the reason of a
-    /// failure.
-    fn examine(&self, launcher: &Path, program: &Path, library: &Path) -> Result<(String, Option<String>), String> {
+    /// Runs a program; the result is what both processes have printed, and the reason of a failure.
+    fn examine(&self, launcher: &Path, program: &Path, library: &Path) -> Result<Ended, String> {
         let mut command = Command::new(launcher);
         command.args(self.options).args([program, library]).arg(self.group).stdin(Stdio::null());
         command.envs([("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT,NET")]).envs(self.variables.iter().copied());
         let output = command.output().map_err(|error| format!("{}: {error}", launcher.display()))?;
         let printed = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        if output.status.code() == Some(NO_GPU) {
+            return Ok(Ended::NoGpu);
+        }
         let failure = if output.status.success() == self.fails {
             Some(output.status.to_string())
         } else if printed.contains(self.log) {
@@ -103,8 +121,15 @@ impl Run {
         } else {
             Some(format!("NCCL's log has no {:?}", self.log))
         };
-        Ok((printed, failure))
+        Ok(failure.map_or(Ended::AsExpected, |why| Ended::Failed { why, printed }))
     }
+}
+
+/// The end of a run.
+enum Ended {
+    AsExpected,
+    NoGpu,
+    Failed { why: String, printed: String },
 }
 
 /// Runs the command.
@@ -116,20 +141,28 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         Some(library) => std::path::absolute(library).map_err(|error| error.to_string())?,
         None => fetch(&folder)?,
     };
-    let program = compile(&root, &folder)?;
+    let [transport, all_reduce] = ["transport", "all_reduce"].map(|name| compile(&root, &folder, name));
+    let (transport, all_reduce) = (transport?, all_reduce?);
     output(cargo(&root).args(["build", "--quiet", "--package", "soft-rdma"]))?;
     let launcher = target(&root)?.join("debug/soft-rdma");
     let mut failed = Vec::new();
     println!("{:>7}  {:<7}  variables and options", "seconds", "result");
-    for (number, run) in RUNS.iter().enumerate() {
+    let all = RUNS.iter().map(|run| (run, &transport)).chain([(&ALL_REDUCE, &all_reduce)]);
+    for (number, (run, program)) in all.enumerate() {
         let start = Instant::now();
-        let (printed, failure) = run.examine(&launcher, &program, &library)?;
-        let result = if failure.is_none() { "passes" } else { "FAILED" };
+        let result = match run.examine(&launcher, program, &library)? {
+            Ended::AsExpected => "passes",
+            Ended::NoGpu => {
+                println!("there is no GPU, so the all-reduce of two ranks on one GPU has not run");
+                continue;
+            }
+            Ended::Failed { why, printed } => {
+                let log = write(folder.join(format!("{number}.log")), &printed)?;
+                failed.push(format!("{}: {why} ({})", run.text(), log.display()));
+                "FAILED"
+            }
+        };
         println!("{:7.1}  {result:<7}  {}", start.elapsed().as_secs_f64(), run.text());
-        if let Some(why) = failure {
-            let log = write(folder.join(format!("{number}.log")), &printed)?;
-            failed.push(format!("{}: {why} ({})", run.text(), log.display()));
-        }
     }
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
@@ -147,10 +180,12 @@ fn fetch(folder: &Path) -> Result<PathBuf, String> {
     Ok(library)
 }
 
-fn compile(root: &Path, folder: &Path) -> Result<PathBuf, String> {
-    let program = folder.join("transport");
+/// Compiles a program of this folder.
+fn compile(root: &Path, folder: &Path, name: &str) -> Result<PathBuf, String> {
+    let program = folder.join(name);
+    let source = root.join("xtask/src/nccl").join(name).with_extension("c");
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I"]).arg(root.join("rdma-soft/dropin/tests"));
-    output(cc.arg("-o").arg(&program).arg(root.join("xtask/src/nccl/transport.c")).arg("-ldl"))?;
+    output(cc.arg("-o").arg(&program).arg(source).arg("-ldl"))?;
     Ok(program)
 }

@@ -17,7 +17,7 @@
 #include "check.h"
 
 /* The limit is in seconds: a process whose peer has failed waits for it without end. */
-enum { HANDLE = 128, RECEIVES = 8, HOST_MEMORY = 1, GUARD = 64, LIMIT = 120 };
+enum { HANDLE = 128, RECEIVES = 8, HOST_MEMORY = 1, GUARD = 64, LIMIT = 300 };
 
 /* Several devices that are used as one. */
 struct merged {
