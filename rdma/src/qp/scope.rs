@@ -219,7 +219,10 @@ impl<T: Transport> QueuePair<T> {
         // Log only now, with nothing in flight: a log subscriber may panic.
         if forced {
             let qpn = scope.qp.qpn();
-            tracing::warn!(qpn, "a scope's requests did not finish in time; its queue pair went to the error state");
+            tracing::warn!(
+                name: "scope_timed_out", target: "rdma",
+                qpn, "a scope's requests did not finish in time; its queue pair went to the error state"
+            );
         }
         match result {
             Ok(value) => finished.map(|()| value),
@@ -337,7 +340,10 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         // A successful destroy releases the parked slots, and so ends the requests.
         panics.catch(|| {
             if let Err(error) = self.qp.destroy() {
-                tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
+                tracing::error!(
+                    name: "lent_memory_kept", target: "rdma",
+                    %error, "the device keeps access to memory that was only lent to it; the process is aborted"
+                );
             }
         });
         // A slot that another thread's poller has just claimed is not parked any more; that poller
