@@ -4,9 +4,11 @@
 mod attacks;
 mod datagrams;
 mod failures;
+mod foreign;
 mod gpu;
 mod limits;
 mod pollers;
+mod pools;
 mod rows;
 mod scopes;
 mod sources;
