@@ -224,7 +224,7 @@ impl SendQueue {
             if flags & INLINE != 0 && len > u64::from(limits.max_inline) {
                 return Err(Refusal::TooLong);
             }
-            if L::ON_GPU && limits.processor_writes && O::OPCODE.writes_local() {
+            if O::OPCODE.writes_local() && limits.processor_writes && work.local.is_out_of_reach() {
                 return Err(Refusal::NotSupported);
             }
             if matches!(O::OPCODE, Opcode::Read) && limits.capabilities.read_needs_exposed_sink {
