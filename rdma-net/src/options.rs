@@ -179,7 +179,7 @@ impl NodeOptions {
     pub(super) fn check(&self, transport: TransportType) -> Result<()> {
         let invalid = |kind| Error::new(Verb::CreateQp, kind);
         if let Err(reason) = self.hello(false, false, false).check() {
-            tracing::debug!(reason, "options of a node are out of range");
+            tracing::debug!(name: "options_refused", target: "rdma_net", reason, "options of a node are out of range");
             return Err(invalid(ErrorKind::InvalidInput));
         }
         if !(1..=MAX_OPERATIONS).contains(&self.operations) {

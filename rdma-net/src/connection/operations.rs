@@ -112,7 +112,8 @@ impl Leftover {
 /// What [`Operations::post`] has done.
 #[derive(Debug, Default)]
 pub(super) struct Posted {
-    /// Notifications.
+    /// Operations, of which some are notifications.
+    pub(super) operations: u32,
     pub(super) notifications: u32,
     /// Operations that were refused, with their memory.
     pub(super) refused: Vec<(u32, Option<Buffer>, Error)>,
@@ -204,6 +205,7 @@ impl Operations {
             let error = failed.error();
             posted.failed = Some(failed.without_requests());
             while let Some(mut rejected) = failed.next_rejected() {
+                posted.operations -= 1;
                 posted.refused.push((number(rejected.token()), rejected.take_buffer(), error));
             }
         }
@@ -228,6 +230,7 @@ impl Operations {
                 Request::FetchAdd(at, add) => batch.push(op::fetch_add(memory, at, add).token(token)),
             };
             let Err(refused) = pushed else {
+                posted.operations += 1;
                 posted.notifications += u32::from(request.is_notification());
                 continue;
             };

@@ -8,6 +8,7 @@ mod ends;
 mod forks;
 mod messages;
 mod notifications;
+mod observing;
 mod path;
 mod random;
 mod remote;

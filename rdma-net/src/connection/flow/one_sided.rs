@@ -76,6 +76,7 @@ impl Flow {
         let Some(link) = self.link.as_mut().filter(|_| self.operations.has_queued()) else { return };
         let credits = self.protocol.notification_room().saturating_sub(self.reserved);
         let posted = self.operations.post(link, self.token, credits);
+        self.counts.operations += u64::from(posted.operations);
         for _ in 0..posted.notifications {
             self.protocol.notify();
         }
