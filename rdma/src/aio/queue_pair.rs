@@ -3,14 +3,16 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use super::driver::Handle;
-use super::{Error, InFlight, Received};
+use super::{Error, InFlight, Received, RecvHalf, SendHalf};
 use crate::error::{Error as VerbError, ErrorKind, Failed, Result as VerbResult, Verb};
 use crate::panics::Panics;
+use crate::qp::divided::Divided;
 use crate::qp::op::{Operation, Work};
-use crate::qp::{self, InitializedQueuePair, Owned, PostError, Writable};
+use crate::qp::{self, InitializedQueuePair, Owned, PostError, RecvQueue, SendQueue, Writable};
 use crate::ring::{Report, Results};
 use crate::transport::Transport;
 
@@ -36,10 +38,18 @@ use crate::transport::Transport;
 /// # Ok(()) }
 /// ```
 pub struct QueuePair<T: Transport> {
+    /// Declared first: dropped before the queue pair is destroyed.
+    registered: Registered,
     inner: qp::QueuePair<T>,
-    sent: &'static Results<Report>,
-    received: &'static Results<Report>,
+}
+
+/// A queue pair's place at its driver. Its drop, before the queue pair ends, gives it up.
+pub(super) struct Registered {
+    pub(super) sent: &'static Results<Report>,
+    pub(super) received: &'static Results<Report>,
     handle: Handle,
+    /// Whether a [`Requester`](super::Requester) refuses requests.
+    is_ended: AtomicBool,
 }
 
 /// A free slot for one request: [`QueuePair::reserve`].
@@ -65,8 +75,8 @@ impl Handle {
         let sent = qp.send.results();
         let received = qp.recv.results();
         self.shared().add([sent, received]);
-        let handle = self.clone();
-        Ok(QueuePair { inner: qp, sent, received, handle })
+        let registered = Registered { sent, received, handle: self.clone(), is_ended: AtomicBool::new(false) };
+        Ok(QueuePair { registered, inner: qp })
     }
 
     /// Posts a receive to a queue pair that is not connected yet, so that it is ready for the
@@ -150,10 +160,7 @@ impl<T: Transport> QueuePair<T> {
         &mut self,
         work: Work<O, L>,
     ) -> Result<InFlight<L::Returned>, PostError<L::Returned>> {
-        // Vectors of segments that cannot be told apart do not compile.
-        let _ = const { L::SEGMENTS };
-        let ticket = self.inner.send.post_routed::<T, O, L>(work)?;
-        Ok(InFlight::new(self.sent, ticket, L::collect))
+        Registered::start::<T, O, L>(self.registered.sent, &mut self.inner.send, work)
     }
 
     /// Waits for a free slot for a request. Dropping the future loses nothing.
@@ -182,10 +189,7 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// As for [`reserve`](Self::reserve).
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let Self { inner, sent, .. } = self;
-        // Sends end in order, so the oldest frees its slot first.
-        let oldest = inner.send.oldest_routed();
-        poll_owner(sent, cx, oldest, || inner.send.has_room())
+        Registered::poll_room(self.registered.sent, &mut self.inner.send, cx)
     }
 
     /// Posts a receive: memory for one message.
@@ -235,10 +239,7 @@ impl<T: Transport> QueuePair<T> {
     /// As for [`next_received`](Self::next_received).
     #[inline]
     pub fn poll_received(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, Error>> {
-        if self.received.is_forked() {
-            return Poll::Ready(Err(Error::Forked));
-        }
-        self.inner.recv.poll_routed(cx).map(|report| report.map(Received::new).ok_or(Error::DriverGone))
+        Registered::poll_received(self.registered.received, &mut self.inner.recv, cx)
     }
 
     /// Ends all requests: moves the queue pair to the error state, and waits until every request in
@@ -269,21 +270,13 @@ impl<T: Transport> QueuePair<T> {
     /// # Ok(()) }
     /// ```
     pub async fn shutdown(&mut self) -> VerbResult<()> {
-        self.inner.set_error()?;
-        for is_send in [true, false] {
-            // Without a driver the drop of the queue pair ends the requests.
-            let _driven = poll_fn(|cx| self.poll_ended(cx, is_send)).await;
-        }
+        let Self { registered, inner } = self;
+        registered.end();
+        inner.set_error()?;
+        // Without a driver the drop of the queue pair ends the requests.
+        let _driven = poll_fn(|cx| registered.poll_sends_ended(&inner.send, cx)).await;
+        let _driven = poll_fn(|cx| registered.poll_receives_ended(&inner.recv, cx)).await;
         Ok(())
-    }
-
-    fn poll_ended(&mut self, cx: &mut Context<'_>, is_send: bool) -> Poll<Result<(), Error>> {
-        let Self { inner, sent, received, .. } = self;
-        if is_send {
-            poll_owner(sent, cx, None, || inner.send.room() == inner.send.depth())
-        } else {
-            poll_owner(received, cx, None, || inner.recv.room() == inner.recv.depth())
-        }
     }
 
     /// The number of requests whose future was dropped and that have not ended.
@@ -303,7 +296,39 @@ impl<T: Transport> QueuePair<T> {
     /// ```
     #[must_use]
     pub fn abandoned(&self) -> usize {
-        if self.sent.is_forked() { 0 } else { self.sent.abandoned() }
+        self.registered.abandoned()
+    }
+
+    /// Splits the queue pair into two halves for two tasks: one starts requests, the other awaits
+    /// messages. [`SendHalf::into_requester`] lets several tasks start requests.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/aio.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ends { pd, a, mut b } = ends()?;
+    /// # b.post_recv(pd.allocate(16)?)?;
+    /// let (mut send, mut recv) = a.into_split();
+    /// recv.post_recv(pd.allocate(16)?)?;
+    /// // Another task, or another thread.
+    /// let receiving = std::thread::spawn(move || block_on(recv.next_received()).map(|_| recv));
+    /// block_on(send.start(rdma::op::send_inline(b"question"))?).into_memory()?;
+    /// # block_on(b.next_received())?.status()?;
+    /// # block_on(b.start(rdma::op::send_inline(b"answer"))?).into_memory()?;
+    /// let recv = receiving.join().expect("no panic")?;
+    /// let a = send.reunite(recv)?;
+    /// # drop(a);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn into_split(self) -> (SendHalf<T>, RecvHalf<T>) {
+        SendHalf::split(Divided::divide(self.inner, self.registered))
+    }
+
+    /// The queue pair that two parts make.
+    pub(super) fn whole((inner, registered): (qp::QueuePair<T>, Registered)) -> Self {
+        Self { registered, inner }
     }
 
     /// The queue pair, for inspection.
@@ -327,6 +352,96 @@ impl<T: Transport> Slot<'_, T> {
     }
 }
 
+impl Registered {
+    /// Posts a request to the send queue: [`QueuePair::start`].
+    #[inline]
+    pub(super) fn start<T: Transport, O: Operation<T>, L: Owned>(
+        sent: &'static Results<Report>,
+        queue: &mut SendQueue,
+        work: Work<O, L>,
+    ) -> Result<InFlight<L::Returned>, PostError<L::Returned>> {
+        // Vectors of segments that cannot be told apart do not compile.
+        let _ = const { L::SEGMENTS };
+        let ticket = queue.post_routed::<T, O, L>(work)?;
+        Ok(InFlight::new(sent, ticket, L::collect))
+    }
+
+    /// Polls until a slot of the send queue is free: [`QueuePair::poll_room`].
+    pub(super) fn poll_room(
+        sent: &'static Results<Report>,
+        queue: &mut SendQueue,
+        cx: &Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        // Sends end in order, so the oldest frees its slot first.
+        let oldest = queue.routed_after(0);
+        poll_owner(sent, cx, oldest, || queue.has_room_after(0))
+    }
+
+    /// Polls for the next message: [`QueuePair::poll_received`].
+    #[inline]
+    pub(super) fn poll_received(
+        received: &'static Results<Report>,
+        queue: &mut RecvQueue,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Received, Error>> {
+        if received.is_forked() {
+            return Poll::Ready(Err(Error::Forked));
+        }
+        queue.poll_routed(cx).map(|report| report.map(Received::new).ok_or(Error::DriverGone))
+    }
+
+    /// Polls until no send is in flight.
+    pub(super) fn poll_sends_ended(&self, queue: &SendQueue, cx: &Context<'_>) -> Poll<Result<(), Error>> {
+        poll_owner(self.sent, cx, None, || queue.room() == queue.depth())
+    }
+
+    /// Polls until no receive is in flight.
+    pub(super) fn poll_receives_ended(&self, queue: &RecvQueue, cx: &Context<'_>) -> Poll<Result<(), Error>> {
+        poll_owner(self.received, cx, None, || queue.room() == queue.depth())
+    }
+
+    /// The number of requests that were abandoned and have not ended.
+    pub(super) fn abandoned(&self) -> usize {
+        if self.is_forked() { 0 } else { self.sent.abandoned() }
+    }
+
+    /// Whether this is a forked child, in which the results' locks may not be taken.
+    #[inline]
+    pub(super) fn is_forked(&self) -> bool {
+        self.sent.is_forked()
+    }
+
+    /// Has requesters refuse further requests.
+    pub(super) fn end(&self) {
+        self.is_ended.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn is_ended(&self) -> bool {
+        self.is_ended.load(Ordering::Relaxed)
+    }
+
+    /// Drops the waker of the task that waited for the send queue.
+    pub(super) fn forget_owner(&self) {
+        if !self.is_forked() {
+            self.sent.forget_tasks();
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // The destroy, which follows, ends what is in flight.
+        if !self.is_forked() {
+            self.handle.shared().remove([self.sent, self.received]);
+            let mut panics = Panics::default();
+            panics.catch(|| self.sent.forget_tasks());
+            panics.catch(|| self.received.forget_tasks());
+            panics.resume();
+        }
+    }
+}
+
 /// Polls until requests have ended: as [`Results::poll_owner`].
 fn poll_owner(
     results: &Results<Report>,
@@ -339,20 +454,6 @@ fn poll_owner(
     }
     let driven = results.poll_owner(cx, first, is_ready);
     driven.map(|is_driven| if is_driven { Ok(()) } else { Err(Error::DriverGone) })
-}
-
-impl<T: Transport> Drop for QueuePair<T> {
-    fn drop(&mut self) {
-        // The destroy, which follows, ends what is in flight.
-        if !self.sent.is_forked() {
-            self.handle.shared().remove([self.sent, self.received]);
-            let mut panics = Panics::default();
-            panics.catch(|| self.inner.recv.give_up_routed());
-            panics.catch(|| self.sent.forget_tasks());
-            panics.catch(|| self.received.forget_tasks());
-            panics.resume();
-        }
-    }
 }
 
 impl<T: Transport> fmt::Debug for QueuePair<T> {

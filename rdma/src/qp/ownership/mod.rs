@@ -10,6 +10,7 @@ mod pollers;
 mod rows;
 mod scopes;
 mod sources;
+mod split;
 mod threads;
 
 use rdma_sys::{ibv_send_flags, ibv_wc, ibv_wc_opcode, ibv_wc_status};
