@@ -13,7 +13,7 @@ use rdma_sys::Variable;
 
 use crate::errno;
 use crate::platform::{HAS_DEVICES, NEEDS_LINUX};
-use crate::types::{OptionLimit, QpAttrMask, QpState, RejectReason, WrongDevice};
+use crate::types::{ForeignObject, OptionLimit, QpAttrMask, QpState, RejectReason, WrongDevice};
 
 macro_rules! verbs {
     ($($(#[$meta:meta])* $name:ident = $verb:literal,)*) => {
@@ -51,6 +51,12 @@ verbs! {
     /// Ends every access to memory but the device's, before it is lent as bytes.
     MakePrivate = "make the memory private",
     Access = "access memory",
+    /// Of a [`Pool`](crate::Pool).
+    TakeBuffer = "take a buffer of the pool",
+    /// Of a [`Pool`](crate::Pool).
+    BuildPool = "make a pool",
+    /// Of a [`RegionMap`](crate::RegionMap).
+    MapRegion = "put a region into the map",
     CreateChannel = "ibv_create_comp_channel",
     DestroyChannel = "ibv_destroy_comp_channel",
     GetCqEvent = "ibv_get_cq_event",
@@ -101,6 +107,8 @@ verbs! {
     GetRemoteEce = "rdma_get_remote_ece",
     ConnectTcp = "connect by TCP",
     ListenTcp = "listen on TCP",
+    /// Makes an object of this crate of a C object: `from_raw`.
+    FromRaw = "from_raw",
 }
 
 impl Verb {
@@ -208,6 +216,8 @@ pub enum ErrorKind {
     Disconnected,
     /// The address belongs to a device other than the open one.
     WrongDevice(WrongDevice),
+    /// The C object cannot become an object of this crate.
+    Foreign(ForeignObject),
     /// Another error of the operating system or the provider: see [`Error::errno`].
     Os,
     /// The provider broke the interface's rules, or failed without saying why.
@@ -418,6 +428,12 @@ impl Error {
             (Verb::MakePrivate, ErrorKind::NotSupported) => {
                 "others keep their access to this memory: use it through its owner"
             }
+            (Verb::TakeBuffer, ErrorKind::TooLong) => "the pool's largest class has shorter buffers",
+            (Verb::TakeBuffer, ErrorKind::InvalidInput) => "a buffer has at least one byte",
+            (Verb::TakeBuffer, ErrorKind::WouldBlock | ErrorKind::Timeout) => {
+                "all buffers of this class are in use: give some back, or raise the class's count"
+            }
+            (Verb::MapRegion, ErrorKind::InUse) => "the region overlaps one that is in the map",
             (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
             (_, ErrorKind::QueueFull) => "poll completions before posting more",
             (_, ErrorKind::Ended) => "drop its handles, and connect again with a new one",
@@ -523,6 +539,7 @@ impl fmt::Display for ErrorKind {
             Self::Rejected(reason) => return write!(f, "rejected by the peer: {reason}"),
             Self::Disconnected => "disconnected",
             Self::WrongDevice(devices) => return devices.fmt(f),
+            Self::Foreign(reason) => return reason.fmt(f),
             Self::Os => "operating system error",
             Self::Unknown => "the provider failed without saying why",
         })

@@ -2,6 +2,7 @@
 
 mod blame;
 mod domains;
+mod drivers;
 mod ends;
 mod forks;
 mod messages;
@@ -17,7 +18,8 @@ mod wakers;
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 

@@ -10,6 +10,7 @@
 //! | [`priorities`] | which traffic class connections take on a lossless network, and how to check it |
 //! | [`testing`] | how to test without a NIC, and how to test failures |
 //! | [`your_ci`] | how to run them in hosted jobs, containers and images |
+//! | [`foreign`] | how to use objects that C code or another library has made |
 //! | [`event_loop`] | RDMA in an event loop of the program's own |
 //! | [`coming_from_c`] | what each function of libibverbs and librdmacm is here |
 //! | [`coming_from_crates`] | what the names of `ibverbs`, `sideway` and `async-rdma` are here |
@@ -37,6 +38,7 @@ pages! {
     priorities = "priorities.md", "Priorities on a lossless network.\n\n";
     testing = "testing.md", "Testing without a NIC.\n\n";
     your_ci = "your_ci.md", "Your CI.\n\n";
+    foreign = "foreign.md", "Objects of other libraries.\n\n";
     event_loop = "event_loop.md", "Your event loop.\n\n";
     coming_from_c = "coming_from_c.md", "Coming from C.\n\n";
     coming_from_crates = "coming_from_crates.md", "Coming from other crates.\n\n";

@@ -18,6 +18,10 @@
 //!   file_map.rs            maps of files
 //!   shared_owner.rs        one owner for several regions
 //!   source.rs, scoped.rs   sources; memory that is registered while it is borrowed
+//!   foreign.rs             memory that other code has registered
+//!   pool/                  pools of buffers
+//!   region_ref.rs          references to regions; the way of a pool's chunk back to it
+//!   region_map.rs          the registered region that holds an address
 //! ```
 //!
 //! # Invariants
@@ -29,7 +33,9 @@
 //!   valid for reads: the contract of its [`SourceOwner`].
 //! * **M2.** The region is registered before the `Region` exists and until its drop. Its drop
 //!   deregisters the memory before the owner gets it back; if deregistration fails, owner and
-//!   parents leak. In a forked child they leak too.
+//!   parents leak. In a forked child they leak too. Memory that other code has registered, and
+//!   deregisters itself, is not accessed by its device any more when the owner gets it back: the
+//!   promise of the caller of `from_raw`.
 //! * **M3.** A [`Segment`] lies within its region and keeps it alive.
 //! * **M4.** Segments of a local region never overlap, so the holder of a segment has exclusive
 //!   access to its bytes. While the device has access, the segment is parked in a ring and has no
@@ -42,16 +48,24 @@
 //!   dereferences GPU memory.
 //! * **M7.** Nobody writes to a source: its owner promises that for the program, it is registered
 //!   without a right to write, and its slices are the memory of no request that writes.
+//! * **M8.** A chunk of a pool is a local region within a slab, which is registered for as long as
+//!   a chunk of it exists. Chunks do not overlap, and the slab's own regions lend nothing. Whoever
+//!   has the only reference to a chunk may make its one segment; the pool has it while no segment
+//!   exists.
 
 mod buffer;
 mod copier;
 mod exposed;
 mod file_map;
+mod foreign;
 mod gpu;
 mod local;
 mod memory;
 mod owners;
+mod pool;
 mod raw;
+mod region_map;
+mod region_ref;
 mod remote;
 mod scoped;
 mod shared_owner;
@@ -74,14 +88,18 @@ pub use local::{LentSlice, LentSliceMut};
 use memory::RawMemory;
 pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement, SourceOwner};
 pub use owners::Pages;
+use pool::Home;
+pub use pool::{Pool, PoolBuilder, PoolStats, TakeBuffer};
 pub use raw::{RawOwner, RegisterOptions};
+pub use region_map::{MappedRegion, RegionMap};
+pub(crate) use region_ref::RegionRef;
 pub use remote::{RemoteSlice, RemoteSliceError};
 pub use scoped::ScopedMemory;
 pub use shared_owner::SharedOwner;
 pub use source::{RawSource, SourceSlice};
 
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::handle::{Handle, Object, Raw};
+use crate::handle::{Handle, Object, Ownership, Raw};
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
 
@@ -148,6 +166,9 @@ pub(crate) struct Region {
     raw: Raw<ibv_mr>,
     memory: RawMemory,
     pd: Arc<Handle<PdInner>>,
+    ownership: Ownership,
+    /// The pool of a chunk, whose `raw` and `memory` are the slab's (M8).
+    home: Option<Home>,
 }
 
 // SAFETY: the memory belongs to the region (M1) and may be used from any thread, because its owner
@@ -202,16 +223,28 @@ impl Region {
             Ok(raw) => raw,
             Err(error) => return Err((error, memory)),
         };
+        Ok(Self::of(pd, raw, memory, (kind, access), Ownership::Destroy))
+    }
+
+    /// The handle of memory that is registered.
+    fn of(
+        pd: &Arc<Handle<PdInner>>,
+        raw: Raw<ibv_mr>,
+        memory: RawMemory,
+        (kind, access): (Kind, RemoteAccess),
+        ownership: Ownership,
+    ) -> Arc<Handle<Self>> {
         // The region's address is the owner's: the C object of a dma-buf has its offset in place of
         // the address.
         let (address, len) = (memory.address(), memory.len());
         // The device accesses the memory by its numeric address.
         address.as_ptr().expose_provenance();
-        // SAFETY: the reference requires a live region that nobody writes to: it was just
-        // registered, and its keys are constant.
+        // SAFETY: the reference requires a live region that nobody writes to: it is registered, and
+        // its fields are constant.
         let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
         let (pd, domain) = (Arc::clone(pd), pd.identity());
-        Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd })))
+        let new = Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd, ownership, home: None };
+        Arc::new(Handle::new(new))
     }
 }
 
@@ -258,14 +291,19 @@ impl Object for Region {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
+        if self.home.is_some() {
+            return Ok(());
+        }
         // SAFETY: ibv_dereg_mr requires a live region of this table: this function's contract.
-        Error::check(Self::DESTROY, || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
+        let call = || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) };
+        // A value that keeps the region ends it here: before the owner gets the memory back (M2).
+        self.ownership.end(|| Error::check(Self::DESTROY, call))
     }
 }
 
 /// A part of a region (M3), exclusive or not according to the region's kind (M4, M5).
 pub(crate) struct Segment {
-    pub(crate) region: Arc<Handle<Region>>,
+    pub(crate) region: RegionRef,
     pub(crate) pointer: NonNull<u8>,
     pub(crate) len: usize,
 }
@@ -283,7 +321,7 @@ impl Segment {
     /// (M4).
     fn whole(region: Arc<Handle<Region>>) -> Self {
         let (pointer, len) = (region.address, region.len);
-        Self { region, pointer, len }
+        Self { region: region.into(), pointer, len }
     }
 
     #[inline]
@@ -294,6 +332,13 @@ impl Segment {
     #[inline]
     pub(crate) fn lkey(&self) -> u32 {
         self.region.lkey
+    }
+
+    /// The local key in another domain than [`domain`](Self::domain), if the segment is a chunk of
+    /// a pool of several domains.
+    #[cold]
+    pub(crate) fn lkey_in(&self, domain: *const PdInner) -> Option<u32> {
+        self.region.home.as_ref()?.lkey_in(domain)
     }
 
     /// The address as the device sees it.

@@ -171,8 +171,7 @@ impl ProtectionDomain {
             return Err(Failed::new(Error::new(Verb::RegisterMr, ErrorKind::InvalidInput), owner));
         }
         let region = Region::new(&self.inner, RawMemory::of_source(owner), Kind::Source, access, Reach::Address);
-        let whole = |region| SourceSlice { segment: Segment::whole(region) };
-        region.map(whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
+        region.map(SourceSlice::whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
     }
 }
 
@@ -186,6 +185,11 @@ pub struct SourceSlice {
 }
 
 impl SourceSlice {
+    /// Requires a region of a source.
+    pub(super) fn whole(region: Arc<Handle<Region>>) -> Self {
+        Self { segment: Segment::whole(region) }
+    }
+
     /// # Safety
     ///
     /// The segment belongs to a source.
@@ -276,7 +280,8 @@ impl SourceSlice {
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister<O: SourceOwner>(self) -> Result<O, Failed<Self>> {
         let Segment { region, pointer, len } = self.segment;
-        let this = |region| Self { segment: Segment { region, pointer, len } };
+        let region = region.into_arc();
+        let this = |region: Arc<Handle<Region>>| Self { segment: Segment { region: region.into(), pointer, len } };
         if !region.memory.is_of::<O>() {
             return Err(Failed::new(Error::new(Verb::DeregisterMr, ErrorKind::InvalidInput), this(region)));
         }

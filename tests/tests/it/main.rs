@@ -10,6 +10,7 @@ mod cm_srq;
 mod collectives;
 mod control;
 mod devices;
+mod foreign;
 mod gpu;
 mod gpu_driver;
 mod hostile;
