@@ -241,10 +241,10 @@ pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;
 pub use handle::Ownership;
 pub use mr::{
-    Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, LentSlice, LentSliceMut,
-    MappedRegion, Memory, MemoryOwner, Pages, Placement, Pool, PoolBuilder, PoolStats, RawOwner, RawSource, RegionMap,
-    RegisterOptions, RemoteSlice, RemoteSliceError, RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner,
-    SourceSlice, TakeBuffer,
+    Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, HugePages, ImplicitRegion,
+    LentSlice, LentSliceMut, MappedRegion, Memory, MemoryOwner, Pages, Placement, Pool, PoolBuilder, PoolStats,
+    Prefetch, RawOwner, RawSource, RegionMap, RegisterOptions, RemoteSlice, RemoteSliceError, RevokeError,
+    ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice, TakeBuffer,
 };
 pub use pd::ProtectionDomain;
 pub use qp::{
