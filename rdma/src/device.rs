@@ -108,13 +108,13 @@ impl Device {
         let listed = match Ibverbs::system() {
             Ok(table) => Self::list_of(table, None, false),
             Err(error) if HAS_DEVICES && rdma_sys::trusted_variable(error.variable().name).is_some() => {
-                tracing::warn!(%error, "no hardware devices");
+                tracing::warn!(name: "library_not_loaded", target: "rdma", %error, "no hardware devices");
                 return Err(Error::new(Verb::LoadLibrary, ErrorKind::InvalidVariable(error.variable())));
             }
             Err(_) => Err(Error::new(Verb::LoadLibrary, ErrorKind::NotSupported)),
         };
         Ok(listed.unwrap_or_else(|error| {
-            tracing::debug!(%error, "no hardware devices");
+            tracing::debug!(name: "no_hardware", target: "rdma", %error, "no hardware devices");
             Vec::new()
         }))
     }

@@ -151,7 +151,10 @@ impl Context {
         let unlocked = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
         if !device.is_software() && ["MLX5_SINGLE_THREADED", "MLX4_SINGLE_THREADED"].into_iter().any(unlocked) {
             // With this setting the provider omits the locks that make our handles Send and Sync.
-            tracing::error!("MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it");
+            tracing::error!(
+                name: "unsafe_provider_setting", target: "rdma",
+                "MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it"
+            );
             return Err(Error::new(Verb::OpenDevice, ErrorKind::NotSupported));
         }
         let table = device.table();

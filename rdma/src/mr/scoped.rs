@@ -111,7 +111,10 @@ fn end(region: Arc<Handle<Region>>) {
     let error = failed.error;
     // A subscriber may panic.
     let logged = panic::catch_unwind(|| {
-        tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
+        tracing::error!(
+            name: "lent_memory_kept", target: "rdma",
+            %error, "the device keeps access to memory that was only lent to it; the process is aborted"
+        );
     });
     let _ = ManuallyDrop::new(logged);
     process::abort();

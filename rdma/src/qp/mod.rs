@@ -431,7 +431,10 @@ impl<T: Transport> Drop for QueuePair<T> {
             self.send.half.leak();
         }
         if let Err(error) = &result {
-            tracing::warn!(%error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked");
+            tracing::warn!(
+                name: "queue_pair_not_destroyed", target: "rdma",
+                %error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked"
+            );
         }
     }
 }

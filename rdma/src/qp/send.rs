@@ -194,8 +194,9 @@ impl SendQueue {
         self.bytes -= rejected.map(|at| self.half.chain.bytes(at as usize)).sum::<u64>();
     }
 
-    /// Stages request `at`, with `run` unsignaled requests directly before it, and counts its bytes.
-    /// Returns its slot and the number of unsignaled requests directly before the next request.
+    /// Stages request `at`, with `run` unsignaled requests directly before it, and counts its
+    /// bytes. Returns its slot and the number of unsignaled requests directly before the next
+    /// request.
     ///
     /// # Safety
     ///
