@@ -177,8 +177,8 @@ impl Guest {
             .map_err(|error| format!("cannot run qemu-system-x86_64: {error}"))
     }
 
-    /// The memory in MiB, QEMU's options that divide it into nodes, and the kernel's for huge pages.
-    /// Two guests have no second node: they have no tests of memory, and the host may be small.
+    /// The memory in MiB, QEMU's options that divide it, and the kernel's for huge pages.
+    /// Two guests have no second node: the host may be small, and they have no tests of memory.
     fn memory(&self) -> (u32, String, &'static str) {
         if !self.wires.is_empty() {
             return (self.memory, String::new(), "");
