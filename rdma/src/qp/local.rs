@@ -198,12 +198,17 @@ impl<'a> SgeList<'a> {
     /// Adds `range` of a segment; the range must lie within the segment.
     #[inline(always)]
     fn push_segment(&mut self, segment: &Segment, range: Range<usize>) -> Result<(), Refusal> {
-        let lkey = if ptr::eq(segment.domain(), self.domain) {
-            segment.lkey()
-        } else {
-            segment.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?
-        };
-        self.push(segment.iova().wrapping_add(range.start as u64), range.len(), lkey)
+        let at = self.count;
+        self.push(segment.iova().wrapping_add(range.start as u64), range.len(), segment.lkey())?;
+        if ptr::eq(segment.domain(), self.domain) {
+            return Ok(());
+        }
+        // The key is put right afterwards, and not chosen before, to keep the common path short.
+        let lkey = segment.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?;
+        if let Some(sge) = self.list.get_mut(at) {
+            sge.lkey = lkey;
+        }
+        Ok(())
     }
 
     fn push_lent(&mut self, lent: &Lent) -> Result<(), Refusal> {
