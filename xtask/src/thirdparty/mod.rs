@@ -1,6 +1,7 @@
 //! `cargo xtask thirdparty`: runs Debian's RDMA programs, programs over other Rust crates (the
-//! workspace `thirdparty`), these crates' own tests and examples, and rdma-core's tests in Python
-//! on the software device, through `soft-rdma`, and prints tables.
+//! workspace `thirdparty`), these crates' own tests and examples, a program that calls libibverbs
+//! as NCCL does (`nccl`), and rdma-core's tests in Python on the software device, through
+//! `soft-rdma`, and prints tables.
 
 mod again;
 mod cases;
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::flaky::{Failure, List, Summary, THIRDPARTY, first_error};
-use crate::system::{cargo, make, output};
+use crate::system::{cargo, make, output, target};
 use again::{Failed, Subject};
 use cases::{CASES, Case, Kind, OURS, Outcome};
 use pyverbs::Tests;
@@ -101,12 +102,11 @@ fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
     let mut build = cargo(root);
     build.args(["build", "--quiet", "--workspace", "--bin", "soft-rdma", "--bin", OURS, "--profile", profile]);
     output(&mut build)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
-    let target = std::path::absolute(target).map_err(|error| error.to_string())?;
+    let target = target(root)?;
     let folder = target.join("xtask/thirdparty");
     make(&folder)?;
     let path = target.join(if dev { "debug" } else { "release" }).join("soft-rdma");
-    Ok(Launcher { path, folder, crates: target.join("thirdparty") })
+    Ok(Launcher::new(path, folder, target.join("thirdparty")))
 }
 
 /// Builds the programs of the workspace `thirdparty`: unoptimized, because they run for less time
