@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-pub(super) use self::offers::Offers;
+pub(super) use self::offers::{Offers, Way};
 use rdma::Buffer;
 use rdma::op;
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 use rdma::{Buffer, Error, ErrorKind, ExposedSlice, ProtectionDomain, RemoteAccess, Verb};
 
 use super::core::Core;
-use super::flow::Flow;
+use super::flow::{Flow, Way};
 use super::remote::Remote;
 use super::sink::Polled;
 use crate::failure::{Failure, FailureKind};
@@ -94,6 +94,10 @@ impl Sender {
     /// until the peer has read it, or until the connection ends: its region cannot be revoked
     /// meanwhile. The peer learns the region's key. On iWARP, which has no such reads, the contents
     /// are copied and sent as by [`send`](Self::send).
+    ///
+    /// The peer confirms with one of its credits. It has none while it waits for this side to take
+    /// its messages, so another task must take them: a task that does both by turns may wait here
+    /// for ever. ([`send`](Self::send) needs no confirmation.)
     ///
     /// Dropping the future sends all of the message or nothing, and keeps the slice held.
     ///
@@ -191,9 +195,12 @@ impl Sender {
         if len <= core.eager_limit {
             return poll_turn(core, place, cx, Flow::has_room, |flow, now| flow.write(slices, now));
         }
-        let has_room = |flow: &Flow| flow.has_room_to_offer(len);
-        let offer = |flow: &mut Flow, now| flow.offer_copy(slices, len, now).map(|()| len);
-        poll_turn(core, place, cx, has_room, offer).map(|offered| offered?)
+        let way = |flow: &Flow| flow.way_of_long(len);
+        let write = |flow: &mut Flow, now| match way(flow) {
+            Some(Way::Fragments) => Ok(flow.write(slices, now)),
+            _ => flow.offer_copy(slices, len, now).map(|()| len),
+        };
+        poll_turn(core, place, cx, |flow| way(flow).is_some(), write).map(|written| written?)
     }
 
     /// Ends the data of this side, also for other clones.
@@ -289,9 +296,17 @@ pub(super) fn poll_message(
     if message.len() <= core.eager_limit {
         return poll_turn(core, place, cx, Flow::has_room, |flow, now| flow.start(message, now));
     }
-    let has_room = |flow: &Flow| flow.has_room_to_offer(message.len());
-    let offer = |flow: &mut Flow, now| flow.offer_copy(&[IoSlice::new(message)], message.len(), now);
-    poll_turn(core, place, cx, has_room, offer).map(|offered| offered?)
+    let has_room = |flow: &Flow| flow.way_of_long(message.len()).is_some();
+    poll_turn(core, place, cx, has_room, |flow, now| send_long(flow, message, now)).map(|sent| sent?)
+}
+
+/// Sends a message for which there is a way.
+fn send_long(flow: &mut Flow, message: &[u8], now: Instant) -> Result<(), Failure> {
+    if flow.way_of_long(message.len()) == Some(Way::Fragments) {
+        flow.start(message, now);
+        return Ok(());
+    }
+    flow.offer_copy(&[IoSlice::new(message)], message.len(), now)
 }
 
 /// Sends a message, or returns false if it would have to wait.
@@ -303,7 +318,7 @@ pub(super) fn try_message(core: &Core, place: &mut Option<Place>, message: &[u8]
         if let Some(failure) = flow.send_failure() {
             return Err(failure);
         }
-        let has_room = if is_eager { flow.has_room() } else { flow.has_room_to_offer(message.len()) };
+        let has_room = if is_eager { flow.has_room() } else { flow.way_of_long(message.len()).is_some() };
         if !flow.senders.is_turn(*place) || !has_room {
             return Ok(false);
         }
@@ -311,7 +326,7 @@ pub(super) fn try_message(core: &Core, place: &mut Option<Place>, message: &[u8]
         if is_eager {
             flow.start(message, now);
         } else {
-            flow.offer_copy(&[IoSlice::new(message)], message.len(), now)?;
+            send_long(flow, message, now)?;
         }
         Ok(true)
     })
