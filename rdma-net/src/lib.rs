@@ -114,6 +114,7 @@
 //   attempt.rs, mailbox.rs          one attempt to connect or to accept, and the events that it
 //                                   waits for
 //   requests.rs                     requests of peers that wait at a listener
+//   load.rs                         which driver of a node takes the next connection
 //   tables.rs                       the connections of a node, and the receivers of events
 //   device_events.rs                asynchronous events of the device
 //   connection/                     the protocol, a queue pair and buffers under one lock, and
@@ -146,6 +147,7 @@ mod failure;
 pub mod guide;
 mod link;
 mod listener;
+mod load;
 mod mailbox;
 mod node;
 mod options;

@@ -51,6 +51,12 @@ verbs! {
     /// Ends every access to memory but the device's, before it is lent as bytes.
     MakePrivate = "make the memory private",
     Access = "access memory",
+    /// Of a [`Pool`](crate::Pool).
+    TakeBuffer = "take a buffer of the pool",
+    /// Of a [`Pool`](crate::Pool).
+    BuildPool = "make a pool",
+    /// Of a [`RegionMap`](crate::RegionMap).
+    MapRegion = "put a region into the map",
     CreateChannel = "ibv_create_comp_channel",
     DestroyChannel = "ibv_destroy_comp_channel",
     GetCqEvent = "ibv_get_cq_event",
@@ -416,6 +422,12 @@ impl Error {
             (Verb::MakePrivate, ErrorKind::NotSupported) => {
                 "others keep their access to this memory: use it through its owner"
             }
+            (Verb::TakeBuffer, ErrorKind::TooLong) => "the pool's largest class has shorter buffers",
+            (Verb::TakeBuffer, ErrorKind::InvalidInput) => "a buffer has at least one byte",
+            (Verb::TakeBuffer, ErrorKind::WouldBlock | ErrorKind::Timeout) => {
+                "all buffers of this class are in use: give some back, or raise the class's count"
+            }
+            (Verb::MapRegion, ErrorKind::InUse) => "the region overlaps one that is in the map",
             (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
             (_, ErrorKind::QueueFull) => "poll completions before posting more",
             (_, ErrorKind::SharedReceives) => "post to the shared receive queue",

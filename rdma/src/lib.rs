@@ -233,23 +233,25 @@ pub use context::{
     PortCounters,
 };
 pub use cq::{
-    Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Message, Pause, Pauses, Poller,
-    Released, Wakeup,
+    Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, CqStats, Datagram, Message, Pause, Pauses,
+    Poller, Released, Wakeup,
 };
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;
 pub use mr::{
     Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, LentSlice, LentSliceMut,
-    Memory, MemoryOwner, Pages, Placement, RawOwner, RawSource, RegisterOptions, RemoteSlice, RemoteSliceError,
-    RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice,
+    MappedRegion, Memory, MemoryOwner, Pages, Placement, Pool, PoolBuilder, PoolStats, RawOwner, RawSource, RegionMap,
+    RegisterOptions, RemoteSlice, RemoteSliceError, RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner,
+    SourceSlice, TakeBuffer,
 };
 pub use pd::ProtectionDomain;
 pub use qp::{
     Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, HostBytes, InitOptions,
     InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part, PostError, PreparedQueuePair,
-    QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, RecvHalf,
-    RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Sendable, SharedReceiveQueue, SrqBuilder, Writable,
+    QpAttr, QpBuilder, QpInfo, QpStats, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, RecvHalf,
+    RecvQueue, RecvStats, Scope, ScopeError, SendHalf, SendQueue, SendStats, Sendable, SharedReceiveQueue, SrqBuilder,
+    Writable,
 };
 pub use qp::{op, transport};
 /// Memory that others write to at the same time: the types with which exposed regions are made and

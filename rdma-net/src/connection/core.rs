@@ -15,6 +15,7 @@ use super::flow::{Buffers, Flow, Memory, Offers};
 use super::operations::WORD;
 use crate::failure::{Failure, FailureKind};
 use crate::link::{Draining, Link, MAX_OPERATIONS, Remains};
+use crate::load::LoadShare;
 use crate::options::NodeOptions;
 use crate::panics::Panics;
 use crate::protocol::{MAX_OFFER_LEN, Protocol};
@@ -54,6 +55,8 @@ pub(crate) struct Core {
     shared: Arc<Shared>,
     /// The place among the connections of a listener.
     _ticket: Option<Ticket>,
+    /// The place among the connections of a driver.
+    _load: LoadShare,
 }
 
 /// The parts of a new connection.
@@ -67,13 +70,14 @@ pub(crate) struct Parts {
     pub(crate) protocol: Protocol,
     pub(crate) pool: Pool,
     pub(crate) ticket: Option<Ticket>,
+    pub(crate) load: LoadShare,
     /// The part in a pool of shared receives, and the number of the queue pair.
     pub(crate) sharing: Option<(Stake, u32)>,
 }
 
 impl Core {
     pub(crate) fn new(shared: &Arc<Shared>, parts: Parts) -> Arc<Self> {
-        let Parts { key, id, port, local_addr, peer_addr, protocol, pool, ticket, sharing } = parts;
+        let Parts { key, id, port, local_addr, peer_addr, protocol, pool, ticket, load, sharing } = parts;
         let (stake, sharing_qpn) = sharing.unzip();
         let agreed = protocol.agreed();
         let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
@@ -105,6 +109,7 @@ impl Core {
             flow,
             shared,
             _ticket: ticket,
+            _load: load,
         })
     }
 

@@ -5,6 +5,7 @@ mod blame;
 mod bytes;
 mod closing;
 mod domains;
+mod drivers;
 mod ends;
 mod forks;
 mod messages;
@@ -21,7 +22,8 @@ mod wakers;
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 

@@ -10,6 +10,7 @@
 //!   completion.rs, held.rs, message.rs, datagram.rs
 //!                             completions hand memory back
 //!   sharing.rs                any number of pollers and scopes on one queue
+//!   stats.rs                  what the queue and its pollers have done
 //!   capacity.rs, attached.rs  reservations; the share of a queue pair
 //!   wait.rs, backoff.rs, channel.rs
 //!                             waits: spin, yield, sleep
@@ -35,6 +36,7 @@ pub(crate) mod message;
 mod poll;
 mod queue;
 mod sharing;
+mod stats;
 mod wait;
 
 pub(crate) use attached::{Attached, Reservation};
@@ -50,6 +52,7 @@ pub(crate) use queue::CqInner;
 pub use queue::{CompletionQueue, CqBuilder};
 #[cfg(feature = "aio")]
 pub(crate) use sharing::FETCH;
+pub use stats::CqStats;
 pub use wait::Wakeup;
 
 #[cfg(test)]

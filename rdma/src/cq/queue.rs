@@ -10,6 +10,7 @@ use rdma_sys::ibv_cq;
 use super::capacity::Capacity;
 use super::channel::{ChannelInner, CompletionChannel};
 use super::sharing::Sharing;
+use super::stats::CqStats;
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
@@ -266,6 +267,35 @@ impl CompletionQueue {
     #[must_use]
     pub fn stale_completions(&self) -> u64 {
         self.inner.stale.load(Ordering::Relaxed)
+    }
+
+    /// What the queue has done since its creation. Pollers go on meanwhile: counters may be some
+    /// completions apart from each other. All are 0 in a forked child.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma_testkit::{Pair, pair};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, cq, mut poller, mut a, mut b, .. } = pair()?;
+    /// a.post_recv(pd.allocate(16)?, 1)?;
+    /// a.set_error()?;
+    /// let completion = poller.wait(None)?.expect("no time limit");
+    /// assert!(completion.status().is_err());
+    /// let stats = cq.stats();
+    /// assert_eq!((stats.completions, stats.failed, stats.flushed), (1, 1, 1));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> CqStats {
+        let Self { inner } = self;
+        if inner.context.is_forked() {
+            // Another thread of the parent may have held the lock at the time of the fork.
+            return CqStats::default();
+        }
+        let mut stats = CqStats { stale: self.stale_completions(), ..CqStats::default() };
+        inner.sharing.add_to(&mut stats);
+        stats
     }
 
     /// Changes the number of completions that the queue can hold, and returns the new number: at

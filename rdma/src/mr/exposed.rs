@@ -156,6 +156,12 @@ macro_rules! ranges {
             self.len() == 0
         }
 
+        /// The address of the first byte, in this program.
+        #[must_use]
+        pub fn address(&self) -> u64 {
+            $whole(self).0.as_ptr().addr() as u64
+        }
+
         /// A counted part of the range. It keeps the region from being revoked.
         ///
         /// # Errors
@@ -176,7 +182,7 @@ macro_rules! ranges {
         pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<ExposedSlice<M>> {
             let range = resolve(range, self.len()).ok_or(Error::new(Verb::Access, ErrorKind::OutOfBounds))?;
             let pointer = $whole(self).0.map_addr(|address| address.saturating_add(range.start));
-            let segment = Segment { region: self.region().clone(), pointer, len: range.len() };
+            let segment = Segment { region: Arc::clone(self.region()).into(), pointer, len: range.len() };
             Ok(ExposedSlice { segment, placement: PhantomData })
         }
 

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use super::buffer::{Buffer, resolve};
 use super::memory::{Host, MemoryOwner, RawMemory};
 use super::owners::Pages;
+use super::pool::Home;
 use super::{Kind, Reach, Region};
 use crate::error::{Failed, Result, Verb};
 use crate::pd::{PdInner, ProtectionDomain};
@@ -126,11 +127,13 @@ pub(crate) struct Lent {
     pub(crate) len: usize,
     pub(crate) lkey: u32,
     pub(crate) domain: *const PdInner,
+    /// The other keys of a pool's buffer.
+    home: Option<NonNull<Home>>,
 }
 
-// SAFETY: the fields are an address, a length, a key and a domain that is only compared. The slice
-// types that contain a `Lent` borrow the bytes, so moving one to another thread is like moving
-// `&[u8]` or `&mut [u8]`.
+// SAFETY: the fields are an address, a length, a key, a domain that is only compared, and a `Home`
+// that is only read and is Sync. The slice types that contain a `Lent` borrow the bytes, so moving
+// one to another thread is like moving `&[u8]` or `&mut [u8]`.
 unsafe impl Send for Lent {}
 // SAFETY: a shared `Lent` gives copies of its fields and no access to the bytes.
 unsafe impl Sync for Lent {}
@@ -139,7 +142,7 @@ impl Lent {
     /// The memory of a whole region.
     pub(super) fn whole(region: &Region) -> Self {
         let &Region { address, len, lkey, domain, .. } = region;
-        Self { pointer: address, len, lkey, domain }
+        Self { pointer: address, len, lkey, domain, home: None }
     }
 
     /// A part, whose range must lie in the memory.
@@ -156,7 +159,16 @@ impl Lent {
         // caller checked the range against the buffer's length, and the buffer lies in its region
         // (M3).
         let pointer = unsafe { segment.pointer.add(range.start) };
-        Self { pointer, len: range.len(), lkey: segment.lkey(), domain: segment.domain() }
+        let home = segment.region.home.as_ref().map(NonNull::from);
+        Self { pointer, len: range.len(), lkey: segment.lkey(), domain: segment.domain(), home }
+    }
+
+    /// The local key in another domain than its own.
+    #[cold]
+    pub(crate) fn lkey_in(&self, domain: *const PdInner) -> Option<u32> {
+        // SAFETY: as_ref requires a valid value: it lies in the buffer's region, which the buffer
+        // keeps, and the slice type that contains `self` borrows the buffer.
+        unsafe { self.home?.as_ref() }.lkey_in(domain)
     }
 }
 

@@ -18,6 +18,9 @@
 //!   file_map.rs            maps of files
 //!   shared_owner.rs        one owner for several regions
 //!   source.rs, scoped.rs   sources; memory that is registered while it is borrowed
+//!   pool/                  pools of buffers
+//!   region_ref.rs          references to regions; the way of a pool's chunk back to it
+//!   region_map.rs          the registered region that holds an address
 //! ```
 //!
 //! # Invariants
@@ -42,6 +45,10 @@
 //!   dereferences GPU memory.
 //! * **M7.** Nobody writes to a source: its owner promises that for the program, it is registered
 //!   without a right to write, and its slices are the memory of no request that writes.
+//! * **M8.** A chunk of a pool is a local region within a slab, which is registered for as long as
+//!   a chunk of it exists. Chunks do not overlap, and the slab's own regions lend nothing. Whoever
+//!   has the only reference to a chunk may make its one segment; the pool has it while no segment
+//!   exists.
 
 mod buffer;
 mod copier;
@@ -51,7 +58,10 @@ mod gpu;
 mod local;
 mod memory;
 mod owners;
+mod pool;
 mod raw;
+mod region_map;
+mod region_ref;
 mod remote;
 mod scoped;
 mod shared_owner;
@@ -74,7 +84,11 @@ pub use local::{LentSlice, LentSliceMut};
 use memory::RawMemory;
 pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement, SourceOwner};
 pub use owners::Pages;
+use pool::Home;
+pub use pool::{Pool, PoolBuilder, PoolStats, TakeBuffer};
 pub use raw::{RawOwner, RegisterOptions};
+pub use region_map::{MappedRegion, RegionMap};
+pub(crate) use region_ref::RegionRef;
 pub use remote::{RemoteSlice, RemoteSliceError};
 pub use scoped::ScopedMemory;
 pub use shared_owner::SharedOwner;
@@ -148,6 +162,8 @@ pub(crate) struct Region {
     raw: Raw<ibv_mr>,
     memory: RawMemory,
     pd: Arc<Handle<PdInner>>,
+    /// The pool of a chunk, whose `raw` and `memory` are the slab's (M8).
+    home: Option<Home>,
 }
 
 // SAFETY: the memory belongs to the region (M1) and may be used from any thread, because its owner
@@ -211,7 +227,7 @@ impl Region {
         // registered, and its keys are constant.
         let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
         let (pd, domain) = (Arc::clone(pd), pd.identity());
-        Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd })))
+        Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd, home: None })))
     }
 }
 
@@ -258,6 +274,9 @@ impl Object for Region {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
+        if self.home.is_some() {
+            return Ok(());
+        }
         // SAFETY: ibv_dereg_mr requires a live region of this table: this function's contract.
         Error::check(Self::DESTROY, || unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
     }
@@ -265,7 +284,7 @@ impl Object for Region {
 
 /// A part of a region (M3), exclusive or not according to the region's kind (M4, M5).
 pub(crate) struct Segment {
-    pub(crate) region: Arc<Handle<Region>>,
+    pub(crate) region: RegionRef,
     pub(crate) pointer: NonNull<u8>,
     pub(crate) len: usize,
 }
@@ -283,7 +302,7 @@ impl Segment {
     /// (M4).
     fn whole(region: Arc<Handle<Region>>) -> Self {
         let (pointer, len) = (region.address, region.len);
-        Self { region, pointer, len }
+        Self { region: region.into(), pointer, len }
     }
 
     #[inline]
@@ -294,6 +313,13 @@ impl Segment {
     #[inline]
     pub(crate) fn lkey(&self) -> u32 {
         self.region.lkey
+    }
+
+    /// The local key in another domain than [`domain`](Self::domain), if the segment is a chunk of
+    /// a pool of several domains.
+    #[cold]
+    pub(crate) fn lkey_in(&self, domain: *const PdInner) -> Option<u32> {
+        self.region.home.as_ref()?.lkey_in(domain)
     }
 
     /// The address as the device sees it.

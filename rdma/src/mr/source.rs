@@ -276,7 +276,8 @@ impl SourceSlice {
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister<O: SourceOwner>(self) -> Result<O, Failed<Self>> {
         let Segment { region, pointer, len } = self.segment;
-        let this = |region| Self { segment: Segment { region, pointer, len } };
+        let region = region.into_arc();
+        let this = |region: Arc<Handle<Region>>| Self { segment: Segment { region: region.into(), pointer, len } };
         if !region.memory.is_of::<O>() {
             return Err(Failed::new(Error::new(Verb::DeregisterMr, ErrorKind::InvalidInput), this(region)));
         }

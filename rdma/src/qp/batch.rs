@@ -49,6 +49,8 @@ pub struct Batch<'q, 'd, T: Transport = Rc> {
     /// the producer touches them.
     len: u32,
     run: u32,
+    /// The bytes of the requests.
+    bytes: u64,
     inline: PhantomData<&'d [u8]>,
     transport: PhantomData<T>,
 }
@@ -56,7 +58,7 @@ pub struct Batch<'q, 'd, T: Transport = Rc> {
 impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     pub(super) fn new(queue: &'q mut SendQueue) -> Self {
         let run = queue.half.attached.producer.run();
-        Self { queue, len: 0, run, inline: PhantomData, transport: PhantomData }
+        Self { queue, len: 0, run, bytes: 0, inline: PhantomData, transport: PhantomData }
     }
 
     /// The number of requests in the batch.
@@ -79,12 +81,15 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     /// is full.
     #[inline]
     pub fn push<O: Operation<T>, L: Owned + 'd>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
+        let before = self.queue.bytes;
         // SAFETY: `stage` requires that the parked copies are not used unless the original is
         // forgotten: on success `surrender` forgets it, and a failed `stage` leaves no copy in use.
         match unsafe { self.queue.stage::<T, O, L>(self.len, self.run, &work, &Segments(&work.local)) } {
             Ok((_, run)) => {
                 self.len += 1;
                 self.run = run;
+                // Counted once they are posted.
+                self.bytes += std::mem::replace(&mut self.queue.bytes, before) - before;
                 work.local.surrender();
                 Ok(())
             }
@@ -101,7 +106,7 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     #[doc(alias = "ibv_post_send")]
     pub fn submit(self) -> Result<(), BatchError<'q>> {
         let mut this = ManuallyDrop::new(self);
-        let (len, run) = (this.len, this.run);
+        let (len, run, bytes) = (this.len, this.run, this.bytes);
         // SAFETY: ptr::read requires that the value is moved out once: `this` is not dropped, and
         // its `queue` is not used again.
         let queue = unsafe { ptr::read(&raw const this.queue) };
@@ -112,13 +117,16 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
         let first = queue.half.attached.producer.staged(0);
         // SAFETY: the callee requires that as many requests were staged and not submitted: `push`
         // staged them and counted them in `len`.
-        match unsafe { queue.half.submit_all(len, run) } {
+        let submitted = unsafe { queue.half.submit_all(len, run) };
+        queue.bytes += bytes;
+        match submitted {
             Ok(()) => Ok(()),
             Err((error, posted)) => {
                 if let Err(ended) = posted {
                     PostError::<()>::ended(error, ended).log();
                 }
                 let next = posted.unwrap_or(len);
+                queue.uncount(next..len);
                 Err(BatchError { error, queue, first, next, len, current: None, restored: false })
             }
         }

@@ -198,17 +198,21 @@ impl<'a> SgeList<'a> {
     /// Adds `range` of a segment; the range must lie within the segment.
     #[inline(always)]
     fn push_segment(&mut self, segment: &Segment, range: Range<usize>) -> Result<(), Refusal> {
-        if !ptr::eq(segment.domain(), self.domain) {
-            return Err(Refusal::InvalidInput);
-        }
-        self.push(segment.iova().wrapping_add(range.start as u64), range.len(), segment.lkey())
+        let lkey = if ptr::eq(segment.domain(), self.domain) {
+            segment.lkey()
+        } else {
+            segment.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?
+        };
+        self.push(segment.iova().wrapping_add(range.start as u64), range.len(), lkey)
     }
 
     fn push_lent(&mut self, lent: &Lent) -> Result<(), Refusal> {
-        if lent.domain != self.domain {
-            return Err(Refusal::InvalidInput);
-        }
-        self.push(lent.pointer.as_ptr().addr() as u64, lent.len, lent.lkey)
+        let lkey = if lent.domain == self.domain {
+            lent.lkey
+        } else {
+            lent.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?
+        };
+        self.push(lent.pointer.as_ptr().addr() as u64, lent.len, lkey)
     }
 }
 

@@ -27,6 +27,7 @@
 //!   srq/, multicast.rs           shared receive queues; multicast groups
 //!   raw.rs                       posts and polls without bookkeeping
 //!   shortcut.rs                  fills a receive queue
+//!   stats.rs                     what the queues have done
 //!   transition.rs, scatter.rs    explains refused changes of state; which providers copy by
 //!                                processor
 //!   ownership/                   tests of who owns memory in flight
@@ -67,6 +68,7 @@ pub(crate) mod scope;
 pub(crate) mod send;
 mod shortcut;
 mod srq;
+mod stats;
 mod transition;
 pub mod transport;
 mod unreliable;
@@ -92,6 +94,7 @@ pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 pub use srq::{SharedReceiveQueue, SrqBuilder};
+pub use stats::{QpStats, RecvStats, SendStats};
 use transport::{Rc, Transport, Uc, Ud};
 
 use crate::context::Context;

@@ -7,9 +7,11 @@ mod failures;
 mod gpu;
 mod limits;
 mod pollers;
+mod pools;
 mod rows;
 mod scopes;
 mod sources;
+mod stats;
 mod threads;
 
 use rdma_sys::{ibv_send_flags, ibv_wc, ibv_wc_opcode, ibv_wc_status};
