@@ -128,6 +128,7 @@
 //                                   reads
 //   protocol/                       the protocol without input and output
 //   options.rs, failure.rs          options; the error of a connection
+//   stats.rs                        what connections and nodes have done
 //   waiters.rs, panics.rs           queues of tasks; panics of user code
 //   wait.rs, wait/                  sockets that have changed: on Linux, elsewhere
 
@@ -158,6 +159,7 @@ mod receives;
 mod requests;
 mod shared;
 mod shutdown;
+mod stats;
 mod stream;
 mod tables;
 mod tcp;
@@ -176,6 +178,7 @@ pub use node::Node;
 pub use options::{Exchange, ListenOptions, NodeOptions};
 pub use protocol::{RefuseCode, Violation};
 pub use shutdown::CutOff;
+pub use stats::{ConnectionStats, NodeStats};
 pub use stream::Stream;
 
 /// The programs of the README are doctests.

@@ -91,12 +91,18 @@ fn listen(nodes: &[Node], at: SocketAddr, options: &ListenOptions) -> Result<Lis
 fn seat(tables: &Tables, first: &Tables, options: &ListenOptions) -> Result<Seat> {
     tables.check(Verb::Listen)?;
     if options.shared_receives.is_some() && tables.shared.options.separate_domains {
-        tracing::debug!("receives of one domain cannot be shared by connections that have domains of their own");
+        tracing::debug!(
+            name: "listen_refused", target: "rdma_net",
+            "receives of one domain cannot be shared by connections that have domains of their own"
+        );
         return Err(Error::new(Verb::CreateSrq, ErrorKind::InvalidInput));
     }
     let context = tables.shared.domain.pd.context();
     if !tables.events.is_like(&first.events) || !are_siblings(&context, &first.shared.domain.pd.context()) {
-        tracing::debug!("nodes with different ways to connect cannot share a listener");
+        tracing::debug!(
+            name: "listen_refused", target: "rdma_net",
+            "nodes with different ways to connect cannot share a listener"
+        );
         return Err(Error::new(Verb::Listen, ErrorKind::InvalidInput));
     }
     let pool = options.shared_receives.map(|count| tables.new_pool(count)).transpose()?;

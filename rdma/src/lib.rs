@@ -239,11 +239,12 @@ pub use cq::{
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;
+pub use handle::Ownership;
 pub use mr::{
-    Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, LentSlice, LentSliceMut,
-    MappedRegion, Memory, MemoryOwner, Pages, Placement, Pool, PoolBuilder, PoolStats, RawOwner, RawSource, RegionMap,
-    RegisterOptions, RemoteSlice, RemoteSliceError, RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner,
-    SourceSlice, TakeBuffer,
+    Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, HugePages, ImplicitRegion,
+    LentSlice, LentSliceMut, MappedRegion, Memory, MemoryOwner, Pages, Placement, Pool, PoolBuilder, PoolStats,
+    Prefetch, RawOwner, RawSource, RegionMap, RegisterOptions, RemoteSlice, RemoteSliceError, RevokeError,
+    ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice, TakeBuffer,
 };
 pub use pd::ProtectionDomain;
 pub use qp::{
@@ -262,9 +263,9 @@ pub use rdma_mem::{Copier, CopyFailed};
 pub use rdma_sys as sys;
 pub use rdma_sys::{Variable, trusted_variable};
 pub use types::{
-    AckTimeout, AtomicCapability, Capabilities, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, OptionLimit,
-    ParseGidError, Path, PathOptions, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, SrqId,
-    TransportType, WcError, WcStatus, WireError,
+    AckTimeout, AtomicCapability, Capabilities, CqId, ForeignObject, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType,
+    OptionLimit, ParseGidError, Path, PathOptions, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer,
+    Route, SrqId, TransportType, WcError, WcStatus, WireError,
 };
 
 /// The programs of the README are doctests.

@@ -9,6 +9,7 @@ mod drivers;
 mod ends;
 mod forks;
 mod messages;
+mod observing;
 mod path;
 mod random;
 mod remote;

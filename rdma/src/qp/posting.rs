@@ -83,13 +83,22 @@ impl<M> PostError<M> {
         match self.ended {
             None => {}
             Some(Ended::QueuePair(0)) => {
-                tracing::error!(%error, "a post failed without saying where; the queue pair was moved to the error state");
+                tracing::error!(
+                    name: "post_failed", target: "rdma",
+                    %error, "a post failed without saying where; the queue pair was moved to the error state"
+                );
             }
             Some(Ended::QueuePair(result)) => {
-                tracing::error!(%error, result, "a post failed without saying where; the queue pair could not be moved to the error state");
+                tracing::error!(
+                    name: "queue_pair_not_failed", target: "rdma",
+                    %error, result, "a post failed without saying where; the queue pair could not be moved to the error state"
+                );
             }
             Some(Ended::SharedReceives) => {
-                tracing::error!(%error, "a post to a shared receive queue failed without saying where; the queue has ended");
+                tracing::error!(
+                    name: "post_failed", target: "rdma",
+                    %error, "a post to a shared receive queue failed without saying where; the queue has ended"
+                );
             }
         }
     }

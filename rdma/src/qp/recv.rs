@@ -161,7 +161,7 @@ impl RecvQueue {
         token: u64,
         keep: &impl Keep,
     ) -> Outcome {
-        if L::ON_GPU && self.processor_writes {
+        if self.processor_writes && local.is_out_of_reach() {
             return Outcome::Returned(self.half.refused(Refusal::NotSupported));
         }
         let fill = |_: &mut ibv_recv_wr, list: &mut SgeList<'_>| {

@@ -194,8 +194,9 @@ impl SendQueue {
         self.bytes -= rejected.map(|at| self.half.chain.bytes(at as usize)).sum::<u64>();
     }
 
-    /// Stages request `at`, with `run` unsignaled requests directly before it, and counts its bytes.
-    /// Returns its slot and the number of unsignaled requests directly before the next request.
+    /// Stages request `at`, with `run` unsignaled requests directly before it, and counts its
+    /// bytes. Returns its slot and the number of unsignaled requests directly before the next
+    /// request.
     ///
     /// # Safety
     ///
@@ -223,7 +224,7 @@ impl SendQueue {
             if flags & INLINE != 0 && len > u64::from(limits.max_inline) {
                 return Err(Refusal::TooLong);
             }
-            if L::ON_GPU && limits.processor_writes && O::OPCODE.writes_local() {
+            if O::OPCODE.writes_local() && limits.processor_writes && work.local.is_out_of_reach() {
                 return Err(Refusal::NotSupported);
             }
             if matches!(O::OPCODE, Opcode::Read) && limits.capabilities.read_needs_exposed_sink {

@@ -4,6 +4,7 @@
 mod attacks;
 mod datagrams;
 mod failures;
+mod foreign;
 mod gpu;
 mod limits;
 mod pollers;
