@@ -23,6 +23,7 @@ use super::tcp::{Kind, Sockets, offer, split_offer};
 /// Connects to a listener.
 pub(super) async fn connect(tables: &Tables, to: SocketAddr) -> Result<Connection, Failure> {
     tables.check(Verb::Connect)?;
+    tracing::debug!(name: "connect_started", target: "rdma_net", %to, "a connection is asked for");
     let load = tables.shared.load.share();
     match &tables.events {
         Events::Manager(events) => connect_by_manager(tables, events, load, to).await,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::{self, Poll};
 use std::time::Instant;
 
 use rdma::cm::{EventKind, IdKey};
@@ -90,12 +91,18 @@ fn listen(nodes: &[Node], at: SocketAddr, options: &ListenOptions) -> Result<Lis
 fn seat(tables: &Tables, first: &Tables, options: &ListenOptions) -> Result<Seat> {
     tables.check(Verb::Listen)?;
     if options.shared_receives.is_some() && tables.shared.options.separate_domains {
-        tracing::debug!("receives of one domain cannot be shared by connections that have domains of their own");
+        tracing::debug!(
+            name: "listen_refused", target: "rdma_net",
+            "receives of one domain cannot be shared by connections that have domains of their own"
+        );
         return Err(Error::new(Verb::CreateSrq, ErrorKind::InvalidInput));
     }
     let context = tables.shared.domain.pd.context();
     if !tables.events.is_like(&first.events) || !are_siblings(&context, &first.shared.domain.pd.context()) {
-        tracing::debug!("nodes with different ways to connect cannot share a listener");
+        tracing::debug!(
+            name: "listen_refused", target: "rdma_net",
+            "nodes with different ways to connect cannot share a listener"
+        );
         return Err(Error::new(Verb::Listen, ErrorKind::InvalidInput));
     }
     let pool = options.shared_receives.map(|count| tables.new_pool(count)).transpose()?;
@@ -226,7 +233,19 @@ impl Listener {
     /// # Ok(()) }
     /// ```
     pub async fn accept(&mut self) -> Result<Incoming, Failure> {
-        let pending = poll_fn(|cx| self.requests.poll_next(cx)).await?;
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// Polls for the next request, as [`accept`](Self::accept) does, for futures of one's own.
+    ///
+    /// # Errors
+    ///
+    /// As for [`accept`](Self::accept).
+    pub fn poll_accept(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<Incoming, Failure>> {
+        self.requests.poll_next(cx).map(|pending| self.incoming(pending?))
+    }
+
+    fn incoming(&self, pending: Pending) -> Result<Incoming, Failure> {
         let Seating { node, tables } = self.seats.get(pending.seat).ok_or(unknown())?;
         let (node, tables) = (node.clone(), Arc::clone(tables));
         Ok(Incoming { node, tables, pending, options: self.requests.options.clone() })

@@ -17,6 +17,7 @@ use super::failure::Failure;
 use super::options::{LONGEST, NodeOptions};
 use super::shared::{Domain, Shared};
 use super::shutdown::CutOff;
+use super::stats::NodeStats;
 use super::tables::{Handle, Tables};
 use super::waiters::Place;
 use crate::panics::Panics;
@@ -222,6 +223,32 @@ impl Node {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.handle.all().map(|tables| tables.connections()).sum()
+    }
+
+    /// What the node has done since its creation. The call looks at each connection. All is 0 in a
+    /// forked child.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (mut listener, node) = (listener()?, node()?);
+    /// # let address = listener.local_addr();
+    /// # let server = std::thread::spawn(move || block_on(async { listener.accept().await?.accept().await?.next().await }));
+    /// let connection = block_on(node.connect(address))?;
+    /// block_on(connection.send("hello"))?;
+    /// let stats = node.stats();
+    /// assert_eq!((stats.connections, stats.opened, stats.traffic.sent), (1, 1, 1));
+    /// println!("{} of {} connections have failed", stats.failed, stats.opened);
+    /// # server.join().expect("no panic")?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> NodeStats {
+        let mut sum = NodeStats::default();
+        self.handle.all().for_each(|tables| sum.add(&tables.stats()));
+        sum
     }
 }
 

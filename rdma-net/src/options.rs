@@ -158,7 +158,7 @@ impl NodeOptions {
     pub(super) fn check(&self, transport: TransportType) -> Result<()> {
         let invalid = |kind| Error::new(Verb::CreateQp, kind);
         if let Err(reason) = self.hello(false, false).check() {
-            tracing::debug!(reason, "options of a node are out of range");
+            tracing::debug!(name: "options_refused", target: "rdma_net", reason, "options of a node are out of range");
             return Err(invalid(ErrorKind::InvalidInput));
         }
         self.path.check_for(transport).map_err(|limit| invalid(ErrorKind::InvalidOption(limit)))?;

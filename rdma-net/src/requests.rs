@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use rdma::{MadeIn, Result, Verb};
+use tracing::field;
 
 use super::exchange::Request;
 use super::failure::Failure;
@@ -125,6 +126,8 @@ impl Requests {
             Ok(checked) => checked,
             Err(refuse) => return reject(request, &refuse),
         };
+        let peer = request.peer_addr().map(field::display);
+        tracing::debug!(name: "request_received", target: "rdma_net", peer, "a peer asks for a connection");
         let pending = Pending { seat, load, request, hello, ticket, stake };
         match self.wait_for_application(pending) {
             Ok(waker) => waker.into_iter().for_each(Waker::wake),
@@ -202,9 +205,12 @@ impl Requests {
 
 /// Refuses a request with a reason.
 pub(super) fn reject(request: Request, refuse: &Refuse) {
-    let peer = request.peer_addr();
+    let peer = request.peer_addr().map(field::display);
     let rejected = request.reject(refuse);
-    tracing::debug!(?peer, code = ?refuse.code, ?rejected, "a request to connect was refused");
+    tracing::debug!(
+        name: "request_refused", target: "rdma_net",
+        peer, code = ?refuse.code, ?rejected, "a request to connect was refused"
+    );
 }
 
 #[cfg(test)]

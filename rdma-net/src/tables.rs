@@ -19,6 +19,7 @@ use super::receives::ReceivePool;
 use super::requests::Requests;
 use super::shared::Shared;
 use super::shutdown::{CutOff, Shutdown};
+use super::stats::NodeStats;
 use super::waiters::{Place, Task};
 use crate::panics::Panics;
 
@@ -43,6 +44,8 @@ struct Entries {
     /// The reason why nothing works any more: the driver is gone, or the device has failed.
     ended: Option<Failure>,
     shutdown: Option<Shutdown>,
+    /// What was done: the connections that have ended, and the number of all.
+    done: NodeStats,
 }
 
 /// The user of a receive of a pool.
@@ -123,6 +126,7 @@ impl Tables {
             has_handles: true,
             ended: None,
             shutdown: None,
+            done: NodeStats::default(),
         });
         Self { shared: Arc::new(shared), events, entries, made_in: MadeIn::default() }
     }
@@ -157,6 +161,22 @@ impl Tables {
         self.lock().cores.len()
     }
 
+    /// What the connections of this driver have done; nothing in a forked child.
+    pub(super) fn stats(&self) -> NodeStats {
+        if self.is_forked() {
+            return NodeStats::default();
+        }
+        // A connection that ends meanwhile is counted once: as one that was there.
+        let (mut stats, cores) = {
+            let entries = self.lock();
+            (entries.done, entries.cores.values().cloned().collect::<Vec<_>>())
+        };
+        stats.connections = cores.len();
+        cores.iter().for_each(|core| stats.traffic.add(&core.stats()));
+        stats.completions = self.shared.cq.stats();
+        stats
+    }
+
     /// The number of ids whose events have a receiver.
     #[cfg(test)]
     pub(super) fn routes(&self) -> usize {
@@ -182,6 +202,7 @@ impl Tables {
         let mut entries = self.lock();
         entries.check()?;
         entries.cores.insert(core.key, Arc::clone(core));
+        entries.done.opened += 1;
         entries.keys.extend(core.sharing_qpn.map(|qpn| (qpn, core.key)));
         Ok(())
     }
@@ -272,6 +293,9 @@ impl Tables {
         let ended: Vec<_> = {
             let mut entries = self.lock();
             let ended: Vec<_> = keys.iter().filter_map(|key| entries.cores.remove(key)).collect();
+            for core in &ended {
+                entries.done.count_ended(core.has_failed(), &core.stats());
+            }
             if let Some(shutdown) = &mut entries.shutdown {
                 let cut_off = ended.iter().filter(|core| core.is_cut_off());
                 shutdown.cut_off.extend(cut_off.map(|core| CutOff { peer_addr: core.peer_addr }));

@@ -26,6 +26,7 @@ pub(crate) static TABLE: Ibverbs = Ibverbs {
     ibv_alloc_pd: alloc_pd,
     ibv_dealloc_pd: dealloc_pd,
     ibv_reg_mr: reg_mr,
+    ibv_reg_mr_iova: reg_mr_iova,
     ibv_reg_mr_iova2: reg_mr_iova2,
     ibv_reg_dmabuf_mr: reg_dmabuf_mr,
     ibv_dereg_mr: dereg_mr,
@@ -261,11 +262,23 @@ unsafe extern "C" fn reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
-    _iova: u64,
-    _access: u32,
+    iova: u64,
+    access: u32,
 ) -> *mut ibv_mr {
+    world(|world| world.iovas.push(iova));
     // SAFETY: reg_mr requires a live domain of this provider (1): the caller gives one.
-    unsafe { reg_mr(pd, addr, length, 0) }
+    unsafe { reg_mr(pd, addr, length, i32::try_from(access).unwrap()) }
+}
+
+unsafe extern "C" fn reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: reg_mr_iova2 requires a live domain of this provider (1): the caller gives one.
+    unsafe { reg_mr_iova2(pd, addr, length, iova, u32::try_from(access).unwrap()) }
 }
 
 unsafe extern "C" fn reg_dmabuf_mr(

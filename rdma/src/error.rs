@@ -46,6 +46,7 @@ verbs! {
     DeallocPd = "ibv_dealloc_pd",
     RegisterMr = "ibv_reg_mr",
     RegisterDmaBuf = "ibv_reg_dmabuf_mr",
+    AdviseMr = "ibv_advise_mr",
     DeregisterMr = "ibv_dereg_mr",
     Allocate = "allocate memory",
     /// Ends every access to memory but the device's, before it is lent as bytes.
@@ -168,6 +169,10 @@ pub enum ErrorKind {
     InvalidVariable(&'static Variable),
     /// An option has a value that it may not have here, or contradicts another one.
     InvalidOption(&'static OptionLimit),
+    /// An option has a value that the device or the system lacks.
+    UnsupportedOption(&'static OptionLimit),
+    /// A region would be longer than the device's longest, which has this number of bytes.
+    RegionTooLong(u64),
     /// The device has only this number of completion vectors.
     NoCompletionVector(u32),
     /// The kernel refuses this system call to the process: a seccomp filter or a setting of its
@@ -204,6 +209,8 @@ pub enum ErrorKind {
     Incompatible,
     /// No RDMA device, or no route, leads to this address or from it.
     NoRoute,
+    /// The queue pair was closed or shut down by another of its handles.
+    Ended,
     /// Another id is bound to this address.
     AddressInUse,
     /// No listener is at this address.
@@ -371,6 +378,9 @@ impl Error {
             (Verb::RegisterMr, ErrorKind::Os) if self.errno() == Some(libc::EFAULT) => {
                 "the memory is not mapped, or not writable"
             }
+            (Verb::Allocate, ErrorKind::OutOfMemory) => {
+                "ask for less; huge pages are reserved in /sys/kernel/mm/hugepages, for a node in its folder of /sys/devices/system/node"
+            }
             (Verb::ConnectTcp | Verb::ListenTcp, ErrorKind::NotSupported) => {
                 "iWARP connects by the connection manager only"
             }
@@ -381,7 +391,8 @@ impl Error {
                 "offset and length must lie in the dma-buf, and address and offset at the same place of a page"
             }
             (Verb::PostRecv, ErrorKind::NotSupported) => {
-                "the provider may copy short messages to GPU memory with the processor; on mlx5, set MLX5_SCATTER_TO_CQE=0"
+                "the provider may copy short messages with the processor, which cannot reach GPU memory and memory with a \
+                 chosen iova; on mlx5, set MLX5_SCATTER_TO_CQE=0"
             }
             (Verb::ModifyQp, ErrorKind::Timeout) => {
                 "the peer's address could not be resolved: check the GID index and the route to the peer's GID"
@@ -434,6 +445,7 @@ impl Error {
             (Verb::MapRegion, ErrorKind::InUse) => "the region overlaps one that is in the map",
             (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
             (_, ErrorKind::QueueFull) => "poll completions before posting more",
+            (_, ErrorKind::Ended) => "drop its handles, and connect again with a new one",
             (_, ErrorKind::SharedReceives) => "post to the shared receive queue",
             (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
             (Verb::ListDevices | Verb::OpenDevice, ErrorKind::PermissionDenied) => {
@@ -504,6 +516,12 @@ impl fmt::Display for ErrorKind {
                 return write!(f, "the environment variable {name} has an invalid value: it may be {values}");
             }
             Self::InvalidOption(limit) => return limit.fmt(f),
+            Self::UnsupportedOption(OptionLimit { name, values }) => {
+                return write!(f, "the option {name} is not supported: here it may be {values}");
+            }
+            Self::RegionTooLong(max) => {
+                return write!(f, "the memory is too long: a region of this device has at most {max} bytes");
+            }
             Self::NoCompletionVector(count) => {
                 let last = count.saturating_sub(1);
                 return write!(f, "the option completion_vector has an invalid value: it may be 0 to {last}");
@@ -530,6 +548,7 @@ impl fmt::Display for ErrorKind {
             }
             Self::Incompatible => "the two ends cannot work together",
             Self::NoRoute => "no RDMA device or no route for this address",
+            Self::Ended => "the queue pair was closed or shut down",
             Self::AddressInUse => "the address is in use",
             Self::NotListening => "nobody listens at this address",
             Self::Rejected(reason) => return write!(f, "rejected by the peer: {reason}"),
@@ -565,12 +584,12 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match error.kind {
             ErrorKind::QueueFull | ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
-            ErrorKind::NotSupported | ErrorKind::Forked => io::ErrorKind::Unsupported,
+            ErrorKind::NotSupported | ErrorKind::UnsupportedOption(_) | ErrorKind::Forked => io::ErrorKind::Unsupported,
             ErrorKind::Timeout => io::ErrorKind::TimedOut,
             ErrorKind::PermissionDenied | ErrorKind::RefusedCall(_) => io::ErrorKind::PermissionDenied,
             ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::NoDevice | ErrorKind::NotFound => io::ErrorKind::NotFound,
-            ErrorKind::PortDown | ErrorKind::Disconnected => io::ErrorKind::NotConnected,
+            ErrorKind::PortDown | ErrorKind::Disconnected | ErrorKind::Ended => io::ErrorKind::NotConnected,
             ErrorKind::InUse | ErrorKind::AddressInUse => io::ErrorKind::AddrInUse,
             ErrorKind::NoRoute => io::ErrorKind::AddrNotAvailable,
             ErrorKind::NotListening | ErrorKind::Rejected(_) => io::ErrorKind::ConnectionRefused,

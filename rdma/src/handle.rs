@@ -244,7 +244,10 @@ impl<T: Object> Drop for Handle<T> {
             Ok(object) => drop(object),
             Err(error) if error.kind() == ErrorKind::Forked => {}
             // Log only once the object is leaked (3): a subscriber may panic.
-            Err(error) => tracing::warn!(%error, "{} could not be destroyed; it and what it uses are leaked", T::NAME),
+            Err(error) => tracing::warn!(
+                name: "destroy_failed", target: "rdma",
+                %error, "{} could not be destroyed; it and what it uses are leaked", T::NAME
+            ),
         }
     }
 }

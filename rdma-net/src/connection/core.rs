@@ -1,6 +1,7 @@
 //! The shared part of a connection: its state behind a lock.
 
 use std::fmt;
+use std::mem::{self, ManuallyDrop};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rdma::cm::IdKey;
 use rdma::{Buffer, Failed, MadeIn, ProtectionDomain, Result, Verb};
+use tracing::{Span, field};
 
 use super::fetched::FetchBuffers;
 use super::flow::{Buffers, Flow, Memory, Offers};
@@ -22,7 +24,8 @@ use crate::protocol::{MAX_OFFER_LEN, Protocol};
 use crate::receives::Stake;
 use crate::requests::Ticket;
 use crate::shared::{Domain, Shared};
-use crate::waiters::Task;
+use crate::stats::ConnectionStats;
+use crate::waiters::{Place, Task};
 
 /// A connection, as its handles and the driver share it.
 pub(crate) struct Core {
@@ -43,6 +46,8 @@ pub(crate) struct Core {
     pub(super) senders: AtomicUsize,
     /// Whether messages waited for the application when the lock was released: a hint.
     pub(super) has_messages: AtomicBool,
+    /// Whether a sender needed not wait when the lock was released: a hint.
+    pub(super) may_send: AtomicBool,
     /// Whether the connection was closed without waiting for the peer.
     is_cut_off: AtomicBool,
     pub(super) fetch_buffers: Arc<FetchBuffers>,
@@ -55,6 +60,8 @@ pub(crate) struct Core {
     _ticket: Option<Ticket>,
     /// The place among the connections of a driver.
     _load: LoadShare,
+    /// The span of the connection's events.
+    span: Span,
 }
 
 /// The parts of a new connection.
@@ -86,6 +93,11 @@ impl Core {
         let memory = Memory { buffers: pool.buffers, offers, stake };
         let flow = Mutex::new(Flow::new(key.into(), protocol, memory, shared.options.linger));
         let (shared, senders) = (Arc::clone(shared), AtomicUsize::new(1));
+        // Without a parent: the program's current span would live as long as the connection.
+        let span = tracing::debug_span!(
+            target: "rdma_net", parent: None, "connection",
+            key, local = local_addr.map(field::display), peer = peer_addr.map(field::display)
+        );
         Arc::new(Self {
             key,
             id,
@@ -99,6 +111,7 @@ impl Core {
             eager_limit,
             senders,
             has_messages: AtomicBool::new(false),
+            may_send: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             fetch_buffers: Arc::default(),
             pd,
@@ -107,6 +120,7 @@ impl Core {
             shared,
             _ticket: ticket,
             _load: load,
+            span,
         })
     }
 
@@ -114,24 +128,54 @@ impl Core {
     /// driver if it has something to do. A task that panics when it is woken keeps neither others
     /// nor the driver from that.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut Flow, Instant) -> R) -> R {
-        let (result, wakeups, deadline, has_ended) = {
+        let (result, wakeups, deadline, end) = {
             let mut flow = self.flow.lock().unwrap_or_else(PoisonError::into_inner);
             let had_ended = flow.outcome().is_some();
             let result = work(&mut flow, Instant::now());
-            let has_ended = !had_ended && flow.outcome().is_some();
+            let end = flow.outcome().filter(|_| !had_ended).map(|failure| (failure.clone(), flow.stats()));
             self.has_messages.store(flow.has_messages(), Ordering::Relaxed);
-            (result, std::mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), has_ended)
+            self.may_send.store(flow.may_send, Ordering::Relaxed);
+            (result, mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), end)
         };
         let mut panics = Panics::default();
         wakeups.wake(&mut panics);
         if let Some(deadline) = deadline {
             self.shared.note_deadline(deadline);
         }
-        if has_ended {
+        if let Some((failure, stats)) = end {
             self.shared.note_end(self.key);
+            panics.catch(|| self.log_end(&failure, &stats));
         }
         panics.resume();
         result
+    }
+
+    /// Logs that the connection is established. The caller holds no lock.
+    fn log_opened(&self) {
+        let Self { max_message, max_payload, .. } = self;
+        tracing::debug!(
+            name: "connection_opened", target: "rdma_net", parent: &self.span,
+            max_message, max_payload, "a connection is established"
+        );
+    }
+
+    /// Logs why the connection has ended, and what it has done. The caller holds no lock.
+    #[cold]
+    fn log_end(&self, failure: &Failure, stats: &ConnectionStats) {
+        let ConnectionStats { sent, sent_bytes, received, received_bytes, operations, send_waits, .. } = stats;
+        if failure.kind() == FailureKind::Closed {
+            tracing::debug!(
+                name: "connection_closed", target: "rdma_net", parent: &self.span,
+                code = failure.code(), sent, sent_bytes, received, received_bytes, operations, send_waits,
+                "a connection has closed"
+            );
+        } else {
+            tracing::debug!(
+                name: "connection_failed", target: "rdma_net", parent: &self.span,
+                %failure, sent, sent_bytes, received, received_bytes, operations, send_waits,
+                "a connection has failed"
+            );
+        }
     }
 
     /// Keeps the lock while `work` runs.
@@ -183,7 +227,10 @@ impl Core {
     /// Fails the connection if it was not established, unless the peer has closed it already: its
     /// messages wait for the application.
     pub(crate) fn check(&self, established: Result<(), Failure>) -> Result<(), Failure> {
-        let Err(failure) = established else { return Ok(()) };
+        let Err(failure) = established else {
+            self.log_opened();
+            return Ok(());
+        };
         self.fail(failure.clone());
         let is_closed = self.failure().is_some_and(|failure| failure.kind() == FailureKind::Closed);
         if is_closed { Ok(()) } else { Err(failure) }
@@ -221,6 +268,22 @@ impl Core {
 
     pub(crate) fn operated(&self, id: u32, buffer: Buffer, old_value: Option<u64>) {
         self.with(|flow, now| flow.operated(id, buffer, old_value, now));
+    }
+
+    /// What the connection has done; nothing in a forked child. Runs no code of tasks, so the
+    /// caller may hold a lock.
+    pub(crate) fn stats(&self) -> ConnectionStats {
+        if self.made_in.is_forked() {
+            return ConnectionStats::default();
+        }
+        self.flow.lock().unwrap_or_else(PoisonError::into_inner).stats()
+    }
+
+    /// Whether the connection has ended although neither side has closed it. Runs no code of tasks,
+    /// so the caller may hold a lock.
+    pub(crate) fn has_failed(&self) -> bool {
+        let flow = self.flow.lock().unwrap_or_else(PoisonError::into_inner);
+        flow.outcome().is_some_and(|failure| failure.kind() != FailureKind::Closed)
     }
 
     /// The reason of the end, once the connection has ended.
@@ -271,15 +334,17 @@ impl Core {
     }
 
     /// Waits until the connection has closed; returns the peer's code.
-    pub(super) fn poll_closed(&self, cx: &Context<'_>) -> Poll<Result<u32, Failure>> {
+    pub(super) fn poll_closed(&self, place: &mut Option<Place>, cx: &Context<'_>) -> Poll<Result<u32, Failure>> {
         self.poll(cx, true, |flow, _, task| {
-            let Some(failure) = flow.outcome() else {
-                flow.wait_for_end(task);
+            let Some(failure) = flow.outcome().cloned() else {
+                flow.wait_for_end(place, task);
                 return Poll::Pending;
             };
+            // All tasks have left with the end.
+            *place = None;
             match (failure.kind(), failure.code()) {
                 (FailureKind::Closed, Some(code)) => Poll::Ready(Ok(code)),
-                _ => Poll::Ready(Err(failure.clone())),
+                _ => Poll::Ready(Err(failure)),
             }
         })
     }
@@ -288,6 +353,15 @@ impl Core {
     pub(super) fn drop_sender(&self) {
         if self.senders.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.tell(Flow::finish);
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.made_in.is_forked() {
+            // In a forked child a lock of the subscriber may be held for ever.
+            let _open = ManuallyDrop::new(mem::replace(&mut self.span, Span::none()));
         }
     }
 }
@@ -327,6 +401,6 @@ impl Pool {
 
     /// Takes the buffers of the first receives.
     pub(crate) fn take_receives(&mut self) -> Vec<Buffer> {
-        std::mem::take(&mut self.receives)
+        mem::take(&mut self.receives)
     }
 }

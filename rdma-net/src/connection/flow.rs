@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-pub(super) use self::offers::Offers;
+pub(super) use self::offers::{Offers, Way};
 use rdma::Buffer;
 use rdma::op;
 
@@ -21,6 +21,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::link::{Link, READ_BIT};
 use crate::protocol::{HEADER_LEN, Protocol, Received, Silent};
 use crate::receives::{ReceivePool, Stake};
+use crate::stats::ConnectionStats;
 use crate::waiters::{Task, Waiters};
 
 /// Memory of reassembled messages that wait for the application, in bytes, before receives are no
@@ -73,10 +74,15 @@ pub(super) struct Flow {
     /// Whether the peer has sent a whole message.
     has_spoken: bool,
 
+    /// What the connection has done; of what there is now, only the high-water mark.
+    pub(super) counts: ConnectionStats,
     pub(super) operations: Operations,
     pub(super) senders: Waiters,
+    /// Whether a sender need not wait, as far as the last [`pump`](Self::pump) has seen: a hint.
+    pub(super) may_send: bool,
     receiver: Option<Waker>,
-    closer: Option<Waker>,
+    /// Tasks that wait for the end.
+    closers: Waiters,
     pub(super) wakeups: Wakeups,
 }
 
@@ -157,10 +163,12 @@ impl Flow {
             message_by: None,
             idle: None,
             has_spoken: false,
+            counts: ConnectionStats::default(),
             operations,
             senders: Waiters::default(),
+            may_send: false,
             receiver: None,
-            closer: None,
+            closers: Waiters::default(),
             wakeups: Wakeups::default(),
         }
     }
@@ -224,6 +232,12 @@ impl Flow {
         self.outcome.as_ref()
     }
 
+    /// What the connection has done, and what there is now.
+    pub(super) fn stats(&self) -> ConnectionStats {
+        let credits = if self.outcome.is_some() { 0 } else { self.protocol.room() };
+        ConnectionStats { credits, unread: self.inbox.len(), ..self.counts }
+    }
+
     /// The link of a connection that has ended, to be disconnected.
     pub(super) fn take_link(&mut self) -> Option<(Link, Option<Stake>)> {
         self.outcome.as_ref()?;
@@ -237,6 +251,7 @@ impl Flow {
             return;
         }
         self.outcome = Some(self.protocol.peer_code().map_or(failure, Failure::closed));
+        self.may_send = false;
         self.outgoing = None;
         self.assembly = Vec::new();
         self.end_offers();
@@ -280,6 +295,7 @@ impl Flow {
                 if fragment.is_end || self.receiver_is_gone {
                     self.buffers.spares.push(buffer);
                 } else if fragment.is_first && fragment.is_last {
+                    self.counts.count_received(fragment.payload.len());
                     self.inbox.push_back(Stored::Whole(buffer, fragment.payload));
                 } else {
                     self.assembly.extend_from_slice(&buffer[fragment.payload]);
@@ -301,12 +317,14 @@ impl Flow {
             }
             Received::Control | Received::Close => {}
         }
+        self.counts.note_unread(self.inbox.len());
         self.replace_receives();
     }
 
     fn finish_assembly(&mut self) {
         let message = std::mem::take(&mut self.assembly);
         self.inbox_bytes += memory_of(&message);
+        self.counts.count_received(message.len());
         self.inbox.push_back(Stored::Assembled(message));
     }
 
@@ -373,9 +391,11 @@ impl Flow {
         if self.outcome.is_some() {
             return;
         }
+        let has_room = self.has_room();
+        self.may_send = has_room && self.ending == Ending::None && self.senders.is_empty();
         if self.protocol.is_closed() && self.protocol.is_drained() {
             self.fail(Failure::new(FailureKind::Closed));
-        } else if self.has_room() {
+        } else if has_room {
             self.wake_sender();
         }
     }
@@ -468,6 +488,7 @@ impl Flow {
         let len = message.len().min(self.protocol.agreed().max_payload());
         let (first, rest) = message.split_at(len);
         let Some(header) = self.protocol.data(len, length(rest.len()), 0) else { return };
+        self.counts.count_sent(message.len());
         if !rest.is_empty() {
             self.outgoing = Some(Outgoing { bytes: rest.to_vec(), sent: 0 });
         }
@@ -494,6 +515,7 @@ impl Flow {
             self.fail(Failure::new(FailureKind::Local));
             return 0;
         };
+        self.counts.count_sent(len);
         self.post(header, buffer, len);
         self.pump(now);
         len
@@ -513,6 +535,7 @@ impl Flow {
             self.cancel_permit(buffer, now);
             return Err(failure);
         }
+        self.counts.count_sent(len);
         self.filled.push_back((buffer, len));
         self.pump(now);
         Ok(())
@@ -538,6 +561,7 @@ impl Flow {
         };
         let started = self.operations.start(link, self.token, request, buffer);
         self.wake_operator();
+        self.counts.operations += u64::from(started.is_ok());
         started.map_err(|refused| self.wakeups.refused(refused).into())
     }
 
@@ -634,6 +658,7 @@ impl Flow {
         for stored in std::mem::take(&mut self.inbox) {
             self.discard(stored);
         }
+        self.wake_receiver();
         self.replace_receives();
         if self.ending == Ending::Data {
             return self.close(0, now, self.linger);
@@ -664,6 +689,7 @@ impl Flow {
     pub(super) fn close(&mut self, code: u32, now: Instant, time: Duration) {
         if !matches!(self.ending, Ending::Connection(_)) {
             self.ending = Ending::Connection(code);
+            self.wake_all_senders();
         }
         let by = now + time;
         self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
@@ -765,7 +791,12 @@ mod tests {
         let memory = Memory { buffers, offers: Offers::new(&pd, &Arc::default(), 0), stake: None };
         let mut flow = Flow::new(1, protocol, memory, Duration::from_secs(1));
         let count = Arc::new(Count(AtomicU32::new(0)));
-        flow.closer = Some(Arc::clone(&count).into());
+        let waker = Arc::clone(&count).into();
+        let waiting = Task::poll(&waker, true, |task| {
+            flow.wait_for_end(&mut None, task);
+            Poll::<()>::Pending
+        });
+        assert!(waiting.is_pending());
         // CLOSE wakes all tasks, and then the end of the connection does.
         flow.wake_all();
         flow.fail(Failure::new(FailureKind::Closed));

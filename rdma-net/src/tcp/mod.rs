@@ -308,7 +308,7 @@ fn is_of_one_peer(error: &io::Error) -> bool {
 
 fn log_failures(failures: &[Error]) {
     for error in failures {
-        tracing::warn!(%error, "a TCP connection could not be accepted");
+        tracing::warn!(name: "accept_failed", target: "rdma_net", %error, "a TCP connection could not be accepted");
     }
 }
 

@@ -1,17 +1,22 @@
 //! Connections on the software device, between two nodes of one process.
 
 mod blame;
+#[cfg(feature = "bytes")]
+mod bytes;
+mod closing;
 mod domains;
 mod drivers;
 mod ends;
 mod forks;
 mod messages;
+mod observing;
 mod path;
 mod random;
 mod remote;
 mod set_up;
 mod several_nodes;
 mod shared_receives;
+mod sinks;
 mod stream;
 mod turns;
 mod wakers;

@@ -19,8 +19,7 @@ mod counters;
 mod gid;
 mod sharing;
 
-use std::ffi::{CStr, OsStr};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::CStr;
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::Arc;
@@ -36,7 +35,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::fork;
 use crate::handle::{Handle, Object, Ownership, Raw, constants, require, require_some};
-use crate::types::{Capabilities, ForeignObject, Gid, PortState};
+use crate::types::{Capabilities, ForeignObject, Gid, PortState, TransportType};
 use crate::wait::EventDescriptor;
 
 /// An open device. Clones are handles to the same device.
@@ -81,15 +80,23 @@ impl ContextInner {
         self.fork != fork::generation()
     }
 
-    /// The device's folder in sysfs, if the provider names one.
-    pub(crate) fn sysfs(&self) -> Option<PathBuf> {
-        // SAFETY: the reference requires a live context, which this is; `device` is constant.
-        let device = unsafe { &*self.raw.as_ptr() }.device;
-        // SAFETY: the reference requires a live device: the context's, which the context keeps. Its
-        // paths are constant.
-        let path = unsafe { &(*device).ibdev_path }.map(|byte| byte.to_ne_bytes()[0]);
-        let path = CStr::from_bytes_until_nul(&path).ok().filter(|path| !path.is_empty())?;
-        Some(PathBuf::from(OsStr::from_bytes(path.to_bytes())))
+    /// Whether the device is the kernel's software device for iWARP, which has a vendor of its own.
+    pub(crate) fn is_siw(&self) -> bool {
+        /// `SIW_VENDOR_ID` of the kernel: "bmt".
+        const VENDOR: u32 = 0x62_6d74;
+        let is_virtual = |folder: PathBuf| folder.join("device").symlink_metadata().is_err();
+        self.device.transport() == TransportType::IWARP
+            && (self.device_attr.vendor_id() == VENDOR || self.device.sysfs().is_some_and(is_virtual))
+    }
+
+    pub(crate) fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
+        self.check(Verb::QueryDevice)?;
+        let mut attr = ibv_device_attr_ex::default();
+        // SAFETY: ibv_query_device_ex requires an open context (1, 2), an input or NULL, and space
+        // for the attributes; this is no forked child (4).
+        let call = || unsafe { self.table.ibv_query_device_ex(self.raw.as_ptr(), ptr::null(), &raw mut attr) };
+        Error::check(Verb::QueryDevice, call)?;
+        Ok(DeviceAttrEx::from_raw(attr))
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -147,7 +154,10 @@ impl Context {
         let unlocked = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
         if !device.is_software() && ["MLX5_SINGLE_THREADED", "MLX4_SINGLE_THREADED"].into_iter().any(unlocked) {
             // With this setting the provider omits the locks that make our handles Send and Sync.
-            tracing::error!("MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it");
+            tracing::error!(
+                name: "unsafe_provider_setting", target: "rdma",
+                "MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it"
+            );
             return Err(Error::new(Verb::OpenDevice, ErrorKind::NotSupported));
         }
         let table = device.table();
@@ -296,13 +306,7 @@ impl Context {
     /// ```
     #[doc(alias = "ibv_query_device_ex")]
     pub fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
-        self.inner.check(Verb::QueryDevice)?;
-        let mut attr = ibv_device_attr_ex::default();
-        // SAFETY: ibv_query_device_ex requires an open context (1, 2), an input or NULL, and space
-        // for the attributes; this is no forked child (4).
-        let call = || unsafe { self.inner.table.ibv_query_device_ex(self.as_raw(), ptr::null(), &raw mut attr) };
-        Error::check(Verb::QueryDevice, call)?;
-        Ok(DeviceAttrEx::from_raw(attr))
+        self.inner.device_attr_ex()
     }
 
     getters! { |this|

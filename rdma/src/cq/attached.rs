@@ -84,6 +84,11 @@ impl Attached {
     pub(crate) fn unused(cq: &Arc<Handle<CqInner>>) -> Result<Self> {
         Ok(Self { producer: attach(1, 1)?, reserved: 0, cq: Arc::clone(cq) })
     }
+
+    /// Whether the work queue reports to this completion queue.
+    pub(crate) fn is_of(&self, cq: &Arc<Handle<CqInner>>) -> bool {
+        Arc::ptr_eq(&self.cq, cq)
+    }
 }
 
 impl Drop for Attached {
@@ -98,7 +103,10 @@ impl Drop for Attached {
             detach(&self.producer);
             self.cq.retire(self.reserved);
         } else {
-            tracing::warn!(parked, "requests are still in flight; their memory is leaked");
+            tracing::warn!(
+                name: "requests_leaked", target: "rdma",
+                parked, "requests are still in flight; their memory is leaked"
+            );
         }
     }
 }

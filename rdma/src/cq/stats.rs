@@ -4,14 +4,13 @@
 //! threads write to one line. The queue has one more for the threads that work for scopes and
 //! drivers, and for the counts of pollers that have gone.
 
+use std::ops::Add;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rdma_sys::ibv_wc_status;
 
-#[cfg(doc)]
-use super::CompletionQueue;
-
-/// What a completion queue has done since its creation: [`CompletionQueue::stats`].
+/// What a completion queue has done since its creation:
+/// [`CompletionQueue::stats`](crate::CompletionQueue::stats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CqStats {
@@ -28,8 +27,8 @@ pub struct CqStats {
     /// The failed completions of requests for which the peer had no receive posted, however often
     /// the device sent them (`RNR_RETRY_EXC_ERR`). Only grows.
     pub rnr_retries_exceeded: u64,
-    /// Completions that named no request in flight: [`CompletionQueue::stale_completions`]. Only
-    /// grows.
+    /// Completions that named no request in flight: [those that the queue
+    /// counts](crate::CompletionQueue::stale_completions). Only grows.
     pub stale: u64,
     /// Polls of the device that found no completion. Only grows.
     pub empty_polls: u64,
@@ -43,6 +42,27 @@ pub struct CqStats {
     /// Completions that were fetched for a poller that no longer polls alone, or has gone, and that
     /// the next poll hands out. Goes up and down.
     pub backlog: usize,
+}
+
+impl Add for CqStats {
+    type Output = Self;
+
+    /// The sums for two queues; of the high-water marks, the larger.
+    fn add(self, other: Self) -> Self {
+        Self {
+            completions: self.completions + other.completions,
+            failed: self.failed + other.failed,
+            flushed: self.flushed + other.flushed,
+            retries_exceeded: self.retries_exceeded + other.retries_exceeded,
+            rnr_retries_exceeded: self.rnr_retries_exceeded + other.rnr_retries_exceeded,
+            stale: self.stale + other.stale,
+            empty_polls: self.empty_polls + other.empty_polls,
+            sleeps: self.sleeps + other.sleeps,
+            most_at_once: self.most_at_once.max(other.most_at_once),
+            pollers: self.pollers + other.pollers,
+            backlog: self.backlog + other.backlog,
+        }
+    }
 }
 
 /// The counters of one poller, or those that several threads share. They are far from wrapping:

@@ -8,6 +8,7 @@
 //! | [`memory`] | how to register memory that a program already has |
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
 //! | [`priorities`] | which traffic class connections take on a lossless network, and how to check it |
+//! | [`observing`] | counters and log events, and what to look at for which symptom |
 //! | [`testing`] | how to test without a NIC, and how to test failures |
 //! | [`your_ci`] | how to run them in hosted jobs, containers and images |
 //! | [`foreign`] | how to use objects that C code or another library has made |
@@ -17,6 +18,9 @@
 //!
 //! Steps 1 to 3 are in the guide of `rdma_net`, the crate above this one: messages, one-sided
 //! access and futures. Its pages on executors, errors and security hold for verbs too.
+
+#[cfg(test)]
+mod tests;
 
 macro_rules! pages {
     ($($name:ident = $file:literal, $title:literal;)*) => {
@@ -36,6 +40,7 @@ pages! {
     memory = "memory.md", "Memory that you already have.\n\n";
     transports = "transports.md", "InfiniBand, RoCE and iWARP.\n\n";
     priorities = "priorities.md", "Priorities on a lossless network.\n\n";
+    observing = "observing.md", "Observing.\n\n";
     testing = "testing.md", "Testing without a NIC.\n\n";
     your_ci = "your_ci.md", "Your CI.\n\n";
     foreign = "foreign.md", "Objects of other libraries.\n\n";

@@ -77,7 +77,9 @@ impl<M: Placement> Buffer<M> {
     getters! { |this|
         /// The address of the first byte, as the device sees it.
         address: u64 = this.segment.iova();
-        /// The region's local key, for requests of a raw queue pair.
+        /// The region's local key, for requests of a raw queue pair. A program that polls the bytes
+        /// in place of completions registers them without
+        /// [relaxed ordering](crate::RegisterOptions::relaxed_ordering).
         lkey: u32 = this.segment.lkey();
     }
 

@@ -190,7 +190,7 @@ impl Region {
             if matches!(kind, Kind::LocalHost | Kind::LocalGpu) { memory.make_private() } else { Ok(()) }
         };
         match check() {
-            Ok(()) => Ok(Self::of(pd, Raw::new(raw), memory, (kind, access), ownership)),
+            Ok(()) => Ok(Self::of(pd, Raw::new(raw), memory, (kind, access), (0, false), ownership)),
             Err(error) => Err(Failed::new(error, (memory, ownership))),
         }
     }

@@ -269,7 +269,10 @@ impl Drop for QpInner {
             self.leak();
         } else if let Err(error) = self.destroy() {
             self.leak();
-            tracing::warn!(%error, qpn = self.qpn, "a queue pair could not be destroyed; it and what it uses are leaked");
+            tracing::warn!(
+                name: "queue_pair_not_destroyed", target: "rdma",
+                %error, qpn = self.qpn, "a queue pair could not be destroyed; it and what it uses are leaked"
+            );
         }
     }
 }

@@ -62,6 +62,14 @@ pub trait Local {
     #[doc(hidden)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal>;
 
+    /// Whether the processor cannot write some of the memory at the address that the device knows:
+    /// it is on a GPU, or has a chosen address.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn is_out_of_reach(&self) -> bool {
+        Self::ON_GPU
+    }
+
     /// Whether all of the memory may be the sink of a read on iWARP.
     #[doc(hidden)]
     fn is_open_to_writes(&self) -> bool {
@@ -195,15 +203,22 @@ impl<'a> SgeList<'a> {
         Ok(())
     }
 
-    /// Adds `range` of a segment; the range must lie within the segment.
+    /// Adds `range` of a segment; the range must lie within the segment, and `shift` is the
+    /// segment's (M9), which is 0 for most.
     #[inline(always)]
-    fn push_segment(&mut self, segment: &Segment, range: Range<usize>) -> Result<(), Refusal> {
-        let lkey = if ptr::eq(segment.domain(), self.domain) {
-            segment.lkey()
-        } else {
-            segment.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?
-        };
-        self.push(segment.iova().wrapping_add(range.start as u64), range.len(), lkey)
+    fn push_segment(&mut self, segment: &Segment, range: Range<usize>, shift: u64) -> Result<(), Refusal> {
+        let at = self.count;
+        let address = (segment.pointer.as_ptr().addr() as u64).wrapping_add(shift);
+        self.push(address.wrapping_add(range.start as u64), range.len(), segment.lkey())?;
+        if ptr::eq(segment.domain(), self.domain) {
+            return Ok(());
+        }
+        // The key is put right afterwards, and not chosen before, to keep the common path short.
+        let lkey = segment.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?;
+        if let Some(sge) = self.list.get_mut(at) {
+            sge.lkey = lkey;
+        }
+        Ok(())
     }
 
     fn push_lent(&mut self, lent: &Lent) -> Result<(), Refusal> {
@@ -248,7 +263,7 @@ unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize)
 }
 
 macro_rules! segments {
-    ($([$($generics:tt)*] $memory:ty, $on_gpu:expr, $kind:expr, $from_segment:path, |$this:ident| $is_open:expr;)*) => { $(
+    ($([$($generics:tt)*] $memory:ty, $on_gpu:expr, $kind:expr, $from_segment:path, |$this:ident| $shift:expr, $is_open:expr;)*) => { $(
         impl<$($generics)*> Sendable for $memory {}
 
         impl<$($generics)*> Local for $memory {
@@ -256,7 +271,14 @@ macro_rules! segments {
 
             #[inline(always)]
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
-                list.push_segment(self.segment(), 0..self.segment().len)
+                let $this = self;
+                list.push_segment(self.segment(), 0..self.segment().len, $shift)
+            }
+
+            #[inline(always)]
+            fn is_out_of_reach(&self) -> bool {
+                let $this = self;
+                Self::ON_GPU || $shift != 0
             }
 
             fn is_open_to_writes(&self) -> bool {
@@ -290,9 +312,9 @@ macro_rules! segments {
     )* };
 }
 segments! {
-    [M: Placement] Buffer<M>, !M::IS_HOST, Kind::local::<M>(), Self::from_segment, |_buffer| false;
-    [M: Placement] ExposedSlice<M>, !M::IS_HOST, Kind::exposed::<M>(), Self::from_segment, |slice| slice.access().contains(RemoteAccess::WRITE);
-    [] SourceSlice, false, Kind::Source, Self::from_segment, |_source| false;
+    [M: Placement] Buffer<M>, !M::IS_HOST, Kind::local::<M>(), Self::from_segment, |_buffer| 0, false;
+    [M: Placement] ExposedSlice<M>, !M::IS_HOST, Kind::exposed::<M>(), Self::from_segment, |slice| slice.segment().shift(), slice.access().contains(RemoteAccess::WRITE);
+    [] SourceSlice, false, Kind::Source, Self::from_segment, |_source| 0, false;
 }
 
 impl<M: Placement> Writable for Buffer<M> {}
@@ -308,6 +330,11 @@ impl<M: Placement> Local for SinkSlice<M> {
     #[inline(always)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         self.slice().describe(list)
+    }
+
+    #[inline(always)]
+    fn is_out_of_reach(&self) -> bool {
+        self.slice().is_out_of_reach()
     }
 
     fn is_open_to_writes(&self) -> bool {
@@ -374,7 +401,7 @@ impl<M: Placement> Local for Part<M> {
 
     #[inline(always)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
-        list.push_segment(self.buffer.segment(), self.range.clone())
+        list.push_segment(self.buffer.segment(), self.range.clone(), 0)
     }
 }
 
@@ -473,6 +500,11 @@ macro_rules! lists {
                 self.iter().try_for_each(|piece| piece.describe(list))
             }
 
+            #[inline]
+            fn is_out_of_reach(&self) -> bool {
+                self.iter().any(L::is_out_of_reach)
+            }
+
             fn is_open_to_writes(&self) -> bool {
                 self.iter().all(L::is_open_to_writes)
             }
@@ -553,6 +585,11 @@ macro_rules! tuples {
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
                 $(self.$index.describe(list)?;)*
                 Ok(())
+            }
+
+            #[inline]
+            fn is_out_of_reach(&self) -> bool {
+                $(self.$index.is_out_of_reach())||*
             }
 
             fn is_open_to_writes(&self) -> bool {

@@ -8,6 +8,7 @@
 //!
 //! * **S1.** A queue half belongs to a queue pair that lives at least as long: the queue pair
 //!   destroys the C object before it releases its halves, and the halves cannot be moved out of it.
+//!   Owned halves reach them in their place (D1 of [`divided`](super::divided)).
 //! * **S2.** Memory that a posted request names is parked in the ring, lent by a scope, or was
 //!   copied while the request was posted.
 //! * **S3.** A request's memory is returned without a completion only if the device cannot have
@@ -83,13 +84,22 @@ impl<M> PostError<M> {
         match self.ended {
             None => {}
             Some(Ended::QueuePair(0)) => {
-                tracing::error!(%error, "a post failed without saying where; the queue pair was moved to the error state");
+                tracing::error!(
+                    name: "post_failed", target: "rdma",
+                    %error, "a post failed without saying where; the queue pair was moved to the error state"
+                );
             }
             Some(Ended::QueuePair(result)) => {
-                tracing::error!(%error, result, "a post failed without saying where; the queue pair could not be moved to the error state");
+                tracing::error!(
+                    name: "queue_pair_not_failed", target: "rdma",
+                    %error, result, "a post failed without saying where; the queue pair could not be moved to the error state"
+                );
             }
             Some(Ended::SharedReceives) => {
-                tracing::error!(%error, "a post to a shared receive queue failed without saying where; the queue has ended");
+                tracing::error!(
+                    name: "post_failed", target: "rdma",
+                    %error, "a post to a shared receive queue failed without saying where; the queue has ended"
+                );
             }
         }
     }

@@ -142,12 +142,6 @@ impl RecvQueue {
         Poll::Ready(self.routed.pop_front().and_then(Ticket::published))
     }
 
-    /// Gives up the messages of routed receives.
-    #[cfg(feature = "aio")]
-    pub(crate) fn give_up_routed(&mut self) {
-        self.routed.clear();
-    }
-
     /// Posts memory that `keep` keeps valid.
     ///
     /// # Safety
@@ -161,7 +155,7 @@ impl RecvQueue {
         token: u64,
         keep: &impl Keep,
     ) -> Outcome {
-        if L::ON_GPU && self.processor_writes {
+        if self.processor_writes && local.is_out_of_reach() {
             return Outcome::Returned(self.half.refused(Refusal::NotSupported));
         }
         let fill = |_: &mut ibv_recv_wr, list: &mut SgeList<'_>| {

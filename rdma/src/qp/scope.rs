@@ -219,7 +219,10 @@ impl<T: Transport> QueuePair<T> {
         // Log only now, with nothing in flight: a log subscriber may panic.
         if forced {
             let qpn = scope.qp.qpn();
-            tracing::warn!(qpn, "a scope's requests did not finish in time; its queue pair went to the error state");
+            tracing::warn!(
+                name: "scope_timed_out", target: "rdma",
+                qpn, "a scope's requests did not finish in time; its queue pair went to the error state"
+            );
         }
         match result {
             Ok(value) => finished.map(|()| value),
@@ -340,7 +343,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
             if let Err(error) = self.qp.end_requests() {
                 is_refused = true;
                 let text = "the device keeps access to memory that was only lent to it; the process is aborted";
-                tracing::error!(%error, "{text}");
+                tracing::error!(name: "lent_memory_kept", target: "rdma", %error, "{text}");
             }
         });
         // A slot that another thread's poller has just claimed is not parked any more; that poller

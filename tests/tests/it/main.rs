@@ -23,6 +23,7 @@ mod processes;
 mod random;
 mod rc;
 mod reconnects;
+mod registration;
 mod rsockets;
 mod srq;
 mod transitions;

@@ -11,8 +11,8 @@ use super::stock::{Stock, WaiterHandle};
 use crate::error::Result;
 use crate::fork::MadeIn;
 use crate::handle::{Handle, Ownership, Raw};
+use crate::mr::Pages;
 use crate::mr::memory::{Host, MemoryOwner, RawMemory};
-use crate::mr::owners::Pages;
 use crate::mr::{Buffer, Kind, Region, Segment};
 use crate::panics::Panics;
 use crate::pd::{PdInner, ProtectionDomain};
@@ -188,6 +188,8 @@ impl Class {
             len,
             lkey: whole.lkey(),
             rkey: 0,
+            shift: 0,
+            is_on_demand: false,
             kind: Kind::LocalHost,
             access: RemoteAccess::empty(),
             domain: whole.domain(),
