@@ -17,6 +17,7 @@ mod counts;
 mod flaky;
 mod lint;
 mod msrv;
+mod nccl;
 mod platforms;
 mod ptx;
 mod publish;
@@ -55,6 +56,9 @@ enum Command {
     Lint,
     /// Check the workspace with the oldest supported Rust, of Debian's packages (on x86_64).
     Msrv,
+    /// Run the network transport of NVIDIA's NCCL library on the software device, without a GPU
+    /// (on x86_64).
+    Nccl(nccl::Options),
     /// Check rdma, rdma-net and programs over them for macOS and for musl (on x86_64). What cannot
     /// be had, sources or a standard library, is skipped, with a line on standard output.
     Platforms,
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         Command::Counts(options) => counts::run(&options),
         Command::Lint => lint::run(),
         Command::Msrv => msrv::run(),
+        Command::Nccl(options) => nccl::run(&options),
         Command::Platforms => platforms::run(),
         Command::Ptx(options) => ptx::run(&options),
         Command::Publish => publish::run(),

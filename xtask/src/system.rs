@@ -55,6 +55,12 @@ pub(crate) fn cargo(root: &Path) -> Command {
     cargo
 }
 
+/// The target folder of the workspace.
+pub(crate) fn target(root: &Path) -> Result<PathBuf, String> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
+    std::path::absolute(target).map_err(|error| error.to_string())
+}
+
 /// Runs cargo, whose output is this program's; `fault` says what it means if cargo fails.
 pub(crate) fn succeeds(cargo: &mut Command, fault: impl FnOnce(ExitStatus) -> String) -> Result<(), String> {
     match cargo.status() {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::flaky::{Failure, List, Summary, THIRDPARTY, first_error};
-use crate::system::{cargo, make, output};
+use crate::system::{cargo, make, output, target};
 use again::{Failed, Subject};
 use cases::{CASES, Case, Kind, OURS, Outcome};
 use pyverbs::Tests;
@@ -102,8 +102,7 @@ fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
     let mut build = cargo(root);
     build.args(["build", "--quiet", "--workspace", "--bin", "soft-rdma", "--bin", OURS, "--profile", profile]);
     output(&mut build)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
-    let target = std::path::absolute(target).map_err(|error| error.to_string())?;
+    let target = target(root)?;
     let folder = target.join("xtask/thirdparty");
     make(&folder)?;
     let path = target.join(if dev { "debug" } else { "release" }).join("soft-rdma");
