@@ -1,6 +1,9 @@
 //! Connections on the software device, between two nodes of one process.
 
 mod blame;
+#[cfg(feature = "bytes")]
+mod bytes;
+mod closing;
 mod domains;
 mod drivers;
 mod ends;
@@ -13,6 +16,7 @@ mod remote;
 mod set_up;
 mod several_nodes;
 mod shared_receives;
+mod sinks;
 mod stream;
 mod turns;
 mod wakers;
