@@ -57,6 +57,7 @@ pub mod kv;
 mod launcher;
 pub mod load;
 pub mod message;
+pub mod metrics;
 pub mod output;
 pub mod pingpong;
 pub mod placement;

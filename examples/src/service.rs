@@ -130,7 +130,22 @@ impl ServiceOptions {
     /// # Errors
     /// If writing fails.
     pub fn print_address(&self, address: SocketAddr) -> Result<(), Failure> {
-        self.print(&json!({ "address": address.to_string() }), &format!("listening on {address}"))
+        self.print_addresses(address, None)
+    }
+
+    /// As [`print_address`](Self::print_address), with the address of the server's metrics.
+    ///
+    /// # Errors
+    /// If writing fails.
+    pub fn print_addresses(&self, address: SocketAddr, metrics: Option<SocketAddr>) -> Result<(), Failure> {
+        let (address, metrics) = (address.to_string(), metrics.map(|at| format!("http://{at}/metrics")));
+        match metrics {
+            None => self.print(&json!({ "address": address }), &format!("listening on {address}")),
+            Some(metrics) => {
+                let text = format!("listening on {address}\nmetrics at {metrics}");
+                self.print(&json!({ "address": address, "metrics": metrics }), &text)
+            }
+        }
     }
 }
 

@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdma::DeviceSelector;
-use rdma::aio::tokio::Readable;
 use rdma_net::{Failure, Incoming, ListenOptions, Listener, Node, NodeOptions, Receiver, Sender};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -48,8 +47,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 fn node(device: &DeviceSelector) -> Result<Node, Box<dyn Error>> {
     let context = rdma::open(device)?.context;
     let (node, driver) = Node::new(&context, &NodeOptions::new())?;
-    let readable = Readable::new(&driver)?;
-    tokio::spawn(driver.run(readable));
+    driver.spawn()?;
     Ok(node)
 }
 

@@ -15,7 +15,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma::DeviceSelector;
-use rdma::aio::tokio::Readable;
 use rdma_net::{Failure, Incoming, ListenOptions, Listener, Node, NodeOptions};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
@@ -57,8 +56,7 @@ type Running = (Node, JoinHandle<rdma::Result<()>>);
 fn run(device: &DeviceSelector, options: &NodeOptions) -> Result<Running, Box<dyn Error>> {
     let context = rdma::open(device)?.context;
     let (node, driver) = Node::new(&context, options)?;
-    let readable = Readable::new(&driver)?;
-    Ok((node, tokio::spawn(driver.run(readable))))
+    Ok((node, driver.spawn()?))
 }
 
 fn listen(device: &DeviceSelector, at: SocketAddr) -> Result<(Running, Listener), Box<dyn Error>> {

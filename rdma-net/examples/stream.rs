@@ -14,7 +14,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma::DeviceSelector;
-use rdma::aio::tokio::Readable;
 use rdma_net::{ListenOptions, Listener, Node, NodeOptions};
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -51,8 +50,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 fn node(device: &DeviceSelector) -> Result<Node, Box<dyn Error>> {
     let context = rdma::open(device)?.context;
     let (node, driver) = Node::new(&context, &NodeOptions::new())?;
-    let readable = Readable::new(&driver)?;
-    tokio::spawn(driver.run(readable));
+    driver.spawn()?;
     Ok(node)
 }
 

@@ -195,6 +195,44 @@ impl Driver {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl Driver {
+    /// Runs as a task of the current runtime of tokio, as [`run`](Self::run) does. The task ends
+    /// once neither a handle of the node nor a connection is left, with the error if there was one.
+    ///
+    /// Dropping the handle leaves the task running; aborting it drops the driver.
+    ///
+    /// # Errors
+    ///
+    /// Too many open files; no runtime, or one that is shutting down.
+    ///
+    /// # Panics
+    ///
+    /// If the runtime was built without I/O (`enable_io`).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma_net::{Node, NodeOptions};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// let (node, driver) = Node::new(&context, &NodeOptions::new())?;
+    /// let driving = driver.spawn()?;
+    /// println!("{} connections", node.connections());
+    /// // The driver ends with the node.
+    /// drop(node);
+    /// driving.await??;
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn spawn(self) -> std::io::Result<tokio::task::JoinHandle<Result<()>>> {
+        let readable = rdma::aio::tokio::Readable::new(&self)?;
+        Ok(tokio::spawn(self.run(readable)))
+    }
+}
+
 impl Handler for NodeHandler {
     fn turn(&mut self, budget: usize) -> Result<usize> {
         self.tables.check(Verb::PollCq)?;

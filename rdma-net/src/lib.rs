@@ -64,8 +64,9 @@
 //!
 //! Dropping the [`Sender`] ends the data of one direction: the peer's [`Receiver::next`] returns
 //! `None` after the last message. [`Connection::close`] waits until the peer has confirmed all of
-//! it. A peer that breaks the protocol, dies or falls silent fails this connection and no other;
-//! all waits then return the same [`Failure`].
+//! it; [`Sender::close_with`] does the same from one of the halves, and [`Sender::closed`] waits
+//! for the end whatever its reason. A peer that breaks the protocol, dies or falls silent fails
+//! this connection and no other; all waits then return the same [`Failure`].
 //!
 //! [`Node::shutdown`] ends a whole node.
 //!
@@ -88,9 +89,16 @@
 //!
 //! # Features
 //!
-//! `soft` (default) builds the software device in. With `tokio` and `smol` a driver sleeps on a
-//! descriptor of these executors; with `tokio` and `futures-io` byte streams have the traits of
-//! these crates.
+//! | Feature | What it adds |
+//! | --- | --- |
+//! | `soft` (default) | the software device is built in |
+//! | `tokio` | a driver as a task (`Driver::spawn`), the traits of tokio for byte streams |
+//! | `smol` | a driver sleeps on a descriptor of async-io |
+//! | `futures` | `Stream` and `Sink` of messages: [`Receiver`], [`Sender`], [`Connection`] |
+//! | `futures-io` | the traits of `futures-io` for byte streams |
+//! | `bytes` | a [`Message`] becomes `Bytes` without a copy |
+//!
+//! [`Receiver::poll_next`], [`Sender::poll_ready`] and the methods beside them need no feature.
 //!
 //! The [`guide`] has programs for each page; the crate's folder `examples` has seven to start from.
 
@@ -162,7 +170,9 @@ mod waiters;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Batch, Connection, Fetched, Message, Notifications, Outcome, Permit, Receiver, Remote, Sender};
+pub use connection::{
+    Batch, Connection, Fetched, Message, Notifications, Outcome, Permit, Receiver, Remote, ReuniteError, Sender,
+};
 pub use driver::Driver;
 pub use failure::{Failure, FailureKind};
 pub use listener::{Incoming, Listener};

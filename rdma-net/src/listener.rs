@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::{self, Poll};
 use std::time::Instant;
 
 use rdma::cm::{EventKind, IdKey};
@@ -232,7 +233,19 @@ impl Listener {
     /// # Ok(()) }
     /// ```
     pub async fn accept(&mut self) -> Result<Incoming, Failure> {
-        let pending = poll_fn(|cx| self.requests.poll_next(cx)).await?;
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// Polls for the next request, as [`accept`](Self::accept) does, for futures of one's own.
+    ///
+    /// # Errors
+    ///
+    /// As for [`accept`](Self::accept).
+    pub fn poll_accept(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<Incoming, Failure>> {
+        self.requests.poll_next(cx).map(|pending| self.incoming(pending?))
+    }
+
+    fn incoming(&self, pending: Pending) -> Result<Incoming, Failure> {
         let Seating { node, tables } = self.seats.get(pending.seat).ok_or(unknown())?;
         let (node, tables) = (node.clone(), Arc::clone(tables));
         Ok(Incoming { node, tables, pending, options: self.requests.options.clone() })

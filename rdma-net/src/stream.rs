@@ -7,7 +7,6 @@ use std::net::SocketAddr;
 use std::task::{Context, Poll, ready};
 
 use super::connection::{Connection, Message, Receiver, Sender};
-use super::waiters::Place;
 
 /// A connection as a stream of bytes; both sides must use it as one.
 ///
@@ -42,8 +41,6 @@ pub struct Stream {
     receiver: Receiver,
     /// The message that is being read, and the number of its bytes that have been read.
     front: Option<(Message, usize)>,
-    /// This side's place among the waiting senders.
-    place: Option<Place>,
 }
 
 impl Connection {
@@ -51,7 +48,7 @@ impl Connection {
     #[must_use]
     pub fn into_stream(self) -> Stream {
         let (sender, receiver) = self.split();
-        Stream { sender, receiver, front: None, place: None }
+        Stream { sender, receiver, front: None }
     }
 }
 
@@ -133,7 +130,7 @@ impl Stream {
         self.sender.peer_addr()
     }
 
-    fn poll_read_into(&mut self, cx: &Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+    fn poll_read_into(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         if into.is_empty() {
             return Poll::Ready(Ok(0));
         }
@@ -145,7 +142,7 @@ impl Stream {
     }
 
     /// The received bytes that are next; none at the end of the stream.
-    fn poll_front(&mut self, cx: &Context<'_>) -> Poll<io::Result<&[u8]>> {
+    fn poll_front(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         while self.front.as_ref().is_none_or(|(message, read)| *read == message.len()) {
             self.front = None;
             match ready!(self.receiver.poll_next(cx))? {
@@ -170,13 +167,7 @@ impl Stream {
         if slices.iter().all(|slice| slice.is_empty()) {
             return Poll::Ready(Ok(0));
         }
-        self.sender.poll_write(&mut self.place, cx, slices).map_err(io::Error::from)
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        self.sender.leave(&mut self.place);
+        self.sender.poll_write(cx, slices).map_err(io::Error::from)
     }
 }
 

@@ -109,6 +109,11 @@ impl Waiters {
         self.queue.iter().find(|waiter| is_own(waiter) || waiter.stage != Stage::PassedBy).is_none_or(is_own)
     }
 
+    /// Whether no task waits, but that with this place.
+    pub(super) fn is_alone(&self, place: Option<Place>) -> bool {
+        self.queue.iter().all(|waiter| place == Some(Place(waiter.id)))
+    }
+
     /// Adds a task at the end, or replaces its waker.
     pub(super) fn wait(&mut self, place: &mut Option<Place>, task: &mut Task<'_>) {
         let known = place.and_then(|Place(id)| self.queue.iter_mut().find(|known| known.id == id));

@@ -209,6 +209,8 @@ pub enum ErrorKind {
     Incompatible,
     /// No RDMA device, or no route, leads to this address or from it.
     NoRoute,
+    /// The queue pair was closed or shut down by another of its handles.
+    Ended,
     /// Another id is bound to this address.
     AddressInUse,
     /// No listener is at this address.
@@ -443,6 +445,7 @@ impl Error {
             (Verb::MapRegion, ErrorKind::InUse) => "the region overlaps one that is in the map",
             (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
             (_, ErrorKind::QueueFull) => "poll completions before posting more",
+            (_, ErrorKind::Ended) => "drop its handles, and connect again with a new one",
             (_, ErrorKind::SharedReceives) => "post to the shared receive queue",
             (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
             (Verb::ListDevices | Verb::OpenDevice, ErrorKind::PermissionDenied) => {
@@ -545,6 +548,7 @@ impl fmt::Display for ErrorKind {
             }
             Self::Incompatible => "the two ends cannot work together",
             Self::NoRoute => "no RDMA device or no route for this address",
+            Self::Ended => "the queue pair was closed or shut down",
             Self::AddressInUse => "the address is in use",
             Self::NotListening => "nobody listens at this address",
             Self::Rejected(reason) => return write!(f, "rejected by the peer: {reason}"),
@@ -585,7 +589,7 @@ impl From<Error> for io::Error {
             ErrorKind::PermissionDenied | ErrorKind::RefusedCall(_) => io::ErrorKind::PermissionDenied,
             ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::NoDevice | ErrorKind::NotFound => io::ErrorKind::NotFound,
-            ErrorKind::PortDown | ErrorKind::Disconnected => io::ErrorKind::NotConnected,
+            ErrorKind::PortDown | ErrorKind::Disconnected | ErrorKind::Ended => io::ErrorKind::NotConnected,
             ErrorKind::InUse | ErrorKind::AddressInUse => io::ErrorKind::AddrInUse,
             ErrorKind::NoRoute => io::ErrorKind::AddrNotAvailable,
             ErrorKind::NotListening | ErrorKind::Rejected(_) => io::ErrorKind::ConnectionRefused,

@@ -249,10 +249,10 @@ pub use mr::{
 pub use pd::ProtectionDomain;
 pub use qp::{
     Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, HostBytes, InitOptions,
-    InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part, PostError, PreparedQueuePair,
-    QpAttr, QpBuilder, QpInfo, QpStats, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, RecvHalf,
-    RecvQueue, RecvStats, Scope, ScopeError, SendHalf, SendQueue, SendStats, Sendable, SharedReceiveQueue, SrqBuilder,
-    Writable,
+    InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, OwnedHalf, OwnedRecvHalf,
+    OwnedSendHalf, Part, PostError, PreparedQueuePair, QpAttr, QpBuilder, QpControl, QpInfo, QpStats, QueueHalf,
+    QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, RecvHalf, RecvQueue, RecvStats, ReuniteError, Scope,
+    ScopeError, SendHalf, SendQueue, SendStats, Sendable, SharedReceiveQueue, SrqBuilder, Writable,
 };
 pub use qp::{op, transport};
 /// Memory that others write to at the same time: the types with which exposed regions are made and

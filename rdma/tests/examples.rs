@@ -49,3 +49,23 @@ fn example_memory() {
         "the sum of 100 numbers is 4950\nthe square of 12 is 144\na half begins with 0\na half begins with 50\n"
     );
 }
+
+#[test]
+fn example_registration() {
+    let out = run("registration", &[]);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines[0], "1024 numbers, 10 triples and 65536 bytes came back", "{out}");
+    assert!(lines[1].starts_with("ibv_reg_mr: ") && lines[1].ends_with("100 numbers of capacity came back"), "{out}");
+    assert_eq!(
+        lines[2..],
+        [
+            "the second device reads 42",
+            "a file of 4096 bytes, registered without a right to write",
+            "2 parts; the word at the address is 700",
+            "8 long buffers",
+            "of 256 bytes: 1 taken, 0 in use",
+            "of 65536 bytes: 9 taken, 0 in use",
+        ],
+        "{out}"
+    );
+}

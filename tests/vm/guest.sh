@@ -34,6 +34,9 @@ device() {
     *) active "${1}0" || return ;;
   esac
   export RDMA_TEST_ADDRESS=10.9.0.1 RDMA_TEST_ADDRESS6=fd09::1 RDMA_TEST_NETDEV=d0
+  # As the guest was started: see xtask/src/vm/guest.rs.
+  export RDMA_TEST_NODES=2 RDMA_TEST_HUGE_PAGES=2M
+  ! grep -qw pdpe1gb /proc/cpuinfo || RDMA_TEST_HUGE_PAGES=2M,1G
   # The counts with which leftovers.sh compares must not be empty.
   rdma resource show >/tmp/resources && grep -q "${1}0: .*qp" /tmp/resources
 }

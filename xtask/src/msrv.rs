@@ -24,10 +24,14 @@ pub(crate) fn run() -> Result<(), String> {
     // A copy, because other programs use this folder's Cargo.lock meanwhile.
     let copy = root.join("target/xtask/oldest");
     copy_files(&root, &copy)?;
-    let tokio = format!("{}.0", tokio_version(&read(&root.join("Cargo.toml"))?)?);
+    let manifest = read(&root.join("Cargo.toml"))?;
+    let [tokio, bytes] = ["tokio", "bytes"].map(|name| oldest(&manifest, name));
+    let (tokio, bytes) = (tokio?, bytes?);
     output(cargo(&copy).args(["update", "tokio", "--precise", &tokio]))?;
-    let fault = format!("rdma and rdma-net do not build with tokio {tokio}");
-    check(&copy, &["-p", "rdma-verbs", "-p", "rdma-net", "--features", "rdma-net/tokio"], &fault)
+    output(cargo(&copy).args(["update", "bytes", "--precise", &bytes]))?;
+    let fault = format!("rdma and rdma-net do not build with tokio {tokio} and bytes {bytes}");
+    let features = "rdma-net/tokio,rdma-net/bytes,rdma-net/futures,rdma-verbs/bytes";
+    check(&copy, &["-p", "rdma-verbs", "-p", "rdma-net", "--features", features], &fault)
 }
 
 /// Copies the files that git does not ignore.
@@ -44,11 +48,12 @@ fn copy_files(root: &Path, copy: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The oldest minor release of tokio that the workspace's manifest allows.
-fn tokio_version(manifest: &str) -> Result<String, String> {
-    let line = manifest.lines().find_map(|line| line.strip_prefix("tokio = { version = \""));
+/// The oldest minor release of a crate that the workspace's manifest allows.
+fn oldest(manifest: &str, name: &str) -> Result<String, String> {
+    let start = format!("{name} = {{ version = \"");
+    let line = manifest.lines().find_map(|line| line.strip_prefix(&start));
     let version = line.and_then(|line| line.split('"').next());
-    version.map(str::to_owned).ok_or_else(|| "Cargo.toml names no version of tokio".into())
+    version.map(|version| format!("{version}.0")).ok_or_else(|| format!("Cargo.toml names no version of {name}"))
 }
 
 #[cfg(test)]
@@ -56,8 +61,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_manifest_names_tokio_s_version() {
+    fn the_manifest_names_the_oldest_releases() {
         let manifest = read(&crate::root().join("Cargo.toml")).unwrap();
-        assert!(tokio_version(&manifest).unwrap().starts_with("1."));
+        for name in ["tokio", "bytes"] {
+            let version = oldest(&manifest, name).unwrap();
+            assert!(version.starts_with("1.") && version.split('.').count() == 3, "{version}");
+        }
+        assert!(oldest(&manifest, "no_such_crate").is_err());
     }
 }

@@ -33,7 +33,7 @@ debug = false
 
 [dependencies]
 rdma = { package = "rdma-verbs", path = "../../../../rdma", features = ["tokio"] }
-rdma-net = { path = "../../../../rdma-net", features = ["tokio", "futures-io"] }
+rdma-net = { path = "../../../../rdma-net", features = ["tokio", "bytes", "futures", "futures-io"] }
 tokio = { version = "1", features = ["fs", "io-util", "macros", "rt-multi-thread", "signal", "sync", "time"] }
 "#;
 

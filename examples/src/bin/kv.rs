@@ -9,6 +9,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use rdma_examples::exposed_table::Refusal;
 use rdma_examples::kv::{self, Client, ServerOptions, load};
+use rdma_examples::metrics::MetricsOptions;
 use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::waiting::Waiting;
 use rdma_examples::{Failure, address, cli};
@@ -38,6 +39,8 @@ enum Command {
         address: String,
         #[command(flatten)]
         options: ServerOptions,
+        #[command(flatten)]
+        metrics: MetricsOptions,
     },
     /// Print the value of a key
     Get {
@@ -87,13 +90,15 @@ fn run(args: Args) -> Result<(), Failure> {
     let service = &args.service;
     let resolve = |address: &str| address::resolve(address, args.port);
     match &args.command {
-        Command::Serve { address, options } => {
-            serve(service, resolve(address)?, options, |address| service.print_address(address))
+        Command::Serve { address, options, metrics } => {
+            serve(service, resolve(address)?, options, *metrics, |at, metrics| service.print_addresses(at, metrics))
         }
         Command::Load { address, options } => {
             let options = &options.clone().of_server(address.is_some());
             let server = options.server();
-            let start = || service.start(move |service, at, started| serve(service, at, &server, started));
+            let none = MetricsOptions::default();
+            let start =
+                || service.start(move |service, at, started| serve(service, at, &server, none, |at, _| started(at)));
             let server = address.as_deref().map_or_else(start, resolve)?;
             service.run(kv::node_options(options.connections()), |node| async move {
                 load::run(&node, server, options, service.json).await
@@ -115,12 +120,13 @@ fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-/// Serves clients, and tells `started` the address.
+/// Serves clients, and tells `started` the address and that of the metrics.
 fn serve(
     service: &ServiceOptions,
     address: SocketAddr,
     options: &ServerOptions,
-    started: impl FnOnce(SocketAddr) -> Result<(), Failure>,
+    metrics: MetricsOptions,
+    started: impl FnOnce(SocketAddr, Option<SocketAddr>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     service.run(kv::node_options(kv::MAX_CLIENTS), |node| async move {
         let table = Arc::new(options.table(node.domain())?);
@@ -133,7 +139,7 @@ fn serve(
         } else {
             listen(address)?
         };
-        started(listener.local_addr())?;
+        started(listener.local_addr(), metrics.serve(&node)?)?;
         kv::serve(listener, table).await
     })
 }

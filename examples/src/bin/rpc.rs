@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use rdma_examples::load::LoadRow;
+use rdma_examples::metrics::MetricsOptions;
 use rdma_examples::rpc::{self, Method, load};
 use rdma_examples::service::{self, ServiceOptions};
 use rdma_examples::{Failure, address, cli};
@@ -41,6 +42,8 @@ enum Command {
         #[arg(long, value_name = "N", default_value = "300", value_parser = cli::seconds)]
         #[arg(help_heading = cli::WHAT)]
         idle: Duration,
+        #[command(flatten)]
+        metrics: MetricsOptions,
     },
     /// Call a method and print the result
     Call {
@@ -77,8 +80,9 @@ fn run(args: Args) -> Result<(), Failure> {
     let service = &args.service;
     let resolve = |address: &str| address::resolve(address, args.port);
     match &args.command {
-        Command::Serve { address, receives, idle } => {
-            serve(service, resolve(address)?, *receives, *idle, |address| service.print_address(address))
+        Command::Serve { address, receives, idle, metrics } => {
+            let limits = (*receives, *idle);
+            serve(service, resolve(address)?, limits, *metrics, |at, metrics| service.print_addresses(at, metrics))
         }
         Command::Call { address, method, body, deadline } => {
             let (server, time) = (resolve(address)?, Duration::from_millis((*deadline).into()));
@@ -91,7 +95,9 @@ fn run(args: Args) -> Result<(), Failure> {
             service.print(&json!({ "result": text }), &text)
         }
         Command::Load { address, options } => {
-            let start = || service.start(|service, at, started| serve(service, at, RECEIVES, rpc::IDLE, started));
+            let (limits, none) = ((RECEIVES, rpc::IDLE), MetricsOptions::default());
+            let start =
+                || service.start(move |service, at, started| serve(service, at, limits, none, |at, _| started(at)));
             let server = address.as_deref().map_or_else(start, resolve)?;
             let row = service.run(rpc::node_options(options.connections()), |node| async move {
                 load::run(&node, server, options).await
@@ -102,17 +108,17 @@ fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-/// Serves clients, and tells `started` the address.
+/// Serves clients, and tells `started` the address and that of the metrics.
 fn serve(
     service: &ServiceOptions,
     address: SocketAddr,
-    receives: u32,
-    idle: Duration,
-    started: impl FnOnce(SocketAddr) -> Result<(), Failure>,
+    (receives, idle): (u32, Duration),
+    metrics: MetricsOptions,
+    started: impl FnOnce(SocketAddr, Option<SocketAddr>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     service.run(rpc::node_options(rpc::MAX_CLIENTS), |node| async move {
         let listener = service::listen(&node, address, &rpc::listen_options(receives))?;
-        started(listener.local_addr())?;
+        started(listener.local_addr(), metrics.serve(&node)?)?;
         rpc::serve(listener, idle).await
     })
 }

@@ -19,6 +19,7 @@ mod in_network;
 mod interruptions;
 mod kv;
 mod launchers;
+mod metrics;
 mod pairs;
 mod pingpong;
 mod plan;

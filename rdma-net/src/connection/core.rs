@@ -25,7 +25,7 @@ use crate::receives::Stake;
 use crate::requests::Ticket;
 use crate::shared::{Domain, Shared};
 use crate::stats::ConnectionStats;
-use crate::waiters::Task;
+use crate::waiters::{Place, Task};
 
 /// A connection, as its handles and the driver share it.
 pub(crate) struct Core {
@@ -50,6 +50,8 @@ pub(crate) struct Core {
     pub(super) senders: AtomicUsize,
     /// Whether messages waited for the application when the lock was released: a hint.
     pub(super) has_messages: AtomicBool,
+    /// Whether a sender needed not wait when the lock was released: a hint.
+    pub(super) may_send: AtomicBool,
     /// Whether the connection was closed without waiting for the peer.
     is_cut_off: AtomicBool,
     pub(super) fetch_buffers: Arc<FetchBuffers>,
@@ -119,6 +121,7 @@ impl Core {
             eager_limit,
             senders,
             has_messages: AtomicBool::new(false),
+            may_send: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             fetch_buffers: Arc::new(FetchBuffers::new(max_operations)),
             pd,
@@ -141,6 +144,7 @@ impl Core {
             let result = work(&mut flow, Instant::now());
             let end = flow.outcome().filter(|_| !had_ended).map(|failure| (failure.clone(), flow.stats()));
             self.has_messages.store(flow.has_messages(), Ordering::Relaxed);
+            self.may_send.store(flow.may_send, Ordering::Relaxed);
             (result, mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), end)
         };
         let mut panics = Panics::default();
@@ -345,15 +349,17 @@ impl Core {
     }
 
     /// Waits until the connection has closed; returns the peer's code.
-    pub(super) fn poll_closed(&self, cx: &Context<'_>) -> Poll<Result<u32, Failure>> {
+    pub(super) fn poll_closed(&self, place: &mut Option<Place>, cx: &Context<'_>) -> Poll<Result<u32, Failure>> {
         self.poll(cx, true, |flow, _, task| {
-            let Some(failure) = flow.outcome() else {
-                flow.wait_for_end(task);
+            let Some(failure) = flow.outcome().cloned() else {
+                flow.wait_for_end(place, task);
                 return Poll::Pending;
             };
+            // All tasks have left with the end.
+            *place = None;
             match (failure.kind(), failure.code()) {
                 (FailureKind::Closed, Some(code)) => Poll::Ready(Ok(code)),
-                _ => Poll::Ready(Err(failure.clone())),
+                _ => Poll::Ready(Err(failure)),
             }
         })
     }

@@ -14,7 +14,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 pub(super) use self::arrivals::Arrivals;
-pub(super) use self::offers::Offers;
+pub(super) use self::offers::{Offers, Way};
 use rdma::Buffer;
 use rdma::op;
 
@@ -82,8 +82,11 @@ pub(super) struct Flow {
     pub(super) operations: Operations,
     arrivals: Arrivals,
     pub(super) senders: Waiters,
+    /// Whether a sender need not wait, as far as the last [`pump`](Self::pump) has seen: a hint.
+    pub(super) may_send: bool,
     receiver: Option<Waker>,
-    closer: Option<Waker>,
+    /// Tasks that wait for the end.
+    closers: Waiters,
     pub(super) wakeups: Wakeups,
 }
 
@@ -167,8 +170,9 @@ impl Flow {
             operations,
             arrivals,
             senders: Waiters::default(),
+            may_send: false,
             receiver: None,
-            closer: None,
+            closers: Waiters::default(),
             wakeups: Wakeups::default(),
         }
     }
@@ -251,6 +255,7 @@ impl Flow {
             return;
         }
         self.outcome = Some(self.protocol.peer_code().map_or(failure, Failure::closed));
+        self.may_send = false;
         self.outgoing = None;
         self.assembly = Vec::new();
         self.end_offers();
@@ -392,9 +397,11 @@ impl Flow {
         if self.outcome.is_some() {
             return;
         }
+        let has_room = self.has_room();
+        self.may_send = has_room && self.ending == Ending::None && self.senders.is_empty();
         if self.protocol.is_closed() && self.protocol.is_drained() {
             self.fail(Failure::new(FailureKind::Closed));
-        } else if self.has_room() {
+        } else if has_room {
             self.wake_sender();
         }
     }
@@ -617,6 +624,7 @@ impl Flow {
         for stored in std::mem::take(&mut self.inbox) {
             self.discard(stored);
         }
+        self.wake_receiver();
         self.replace_receives();
         if self.ending == Ending::Data {
             return self.close(0, now, self.linger);
@@ -647,6 +655,7 @@ impl Flow {
     pub(super) fn close(&mut self, code: u32, now: Instant, time: Duration) {
         if !matches!(self.ending, Ending::Connection(_)) {
             self.ending = Ending::Connection(code);
+            self.wake_all_senders();
         }
         let by = now + time;
         self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
@@ -718,11 +727,12 @@ fn length(len: usize) -> u32 {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::Wake;
+    use std::task::{Poll, Wake};
 
     use super::*;
     use crate::panics::Panics;
     use crate::protocol::Agreed;
+    use crate::waiters::Task;
 
     struct Count(AtomicU32);
 
@@ -758,7 +768,12 @@ mod tests {
         };
         let mut flow = Flow::new(1, protocol, memory, Duration::from_secs(1));
         let count = Arc::new(Count(AtomicU32::new(0)));
-        flow.closer = Some(Arc::clone(&count).into());
+        let waker = Arc::clone(&count).into();
+        let waiting = Task::poll(&waker, true, |task| {
+            flow.wait_for_end(&mut None, task);
+            Poll::<()>::Pending
+        });
+        assert!(waiting.is_pending());
         // CLOSE wakes all tasks, and then the end of the connection does.
         flow.wake_all();
         flow.fail(Failure::new(FailureKind::Closed));

@@ -11,12 +11,15 @@
 //!   sender.rs, receiver.rs, remote.rs
 //!                              the handles
 //!   batch.rs, notifications.rs operations under one doorbell; the peer's writes with immediate data
+//!   closing.rs                 closing by any handle, and waiting for the end
+//!   sink.rs                    messages by `poll_ready` and `start_send`; the traits of `futures`
 //!   operations.rs, fetched.rs  one-sided operations in flight; buffers of `Remote::fetch`
 //!   flow/one_sided.rs, flow/arrivals.rs
 //!                              both under the lock
 //! ```
 
 mod batch;
+mod closing;
 mod core;
 mod fetched;
 mod flow;
@@ -25,13 +28,14 @@ mod operations;
 mod receiver;
 mod remote;
 mod sender;
+mod sink;
 
 use std::fmt;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub use self::batch::{Batch, Outcome};
+pub use self::closing::ReuniteError;
 pub(super) use self::core::{Core, Parts, Pool};
 pub use self::fetched::Fetched;
 pub use self::notifications::Notifications;
@@ -105,8 +109,6 @@ impl Connection {
         (self.sender, self.receiver)
     }
 
-    /// The number of the queue pair.
-    #[cfg(test)]
     pub(super) fn core(&self) -> &Arc<Core> {
         self.sender.core()
     }
@@ -156,57 +158,6 @@ impl Connection {
     /// As for [`Receiver::next`].
     pub async fn next(&mut self) -> Result<Option<Message>, Failure> {
         self.receiver.next().await
-    }
-
-    /// Closes the connection with code 0: [`close_with`](Self::close_with).
-    ///
-    /// # Errors
-    ///
-    /// As for [`close_with`](Self::close_with).
-    pub async fn close(self) -> Result<u32, Failure> {
-        self.close_with(0).await
-    }
-
-    /// Ends this side's data, discards what the peer still sends, and waits until both sides have
-    /// closed. The peer learns the code, whose meaning is the application's. Returns the peer's
-    /// code.
-    ///
-    /// A peer that has not closed after the node's [`timeout`](super::NodeOptions::timeout) is cut
-    /// off, and has [`linger`](super::NodeOptions::linger) to confirm that. A server under load
-    /// that must not look lost needs a longer timeout.
-    ///
-    /// # Errors
-    ///
-    /// The reason why the connection failed before, or `Timeout`: the peer may have all messages
-    /// nevertheless. If the peer confirms with success, it has received all messages.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let (client, mut server) = connected()?;
-    /// const DONE: u32 = 1;
-    /// const BUSY: u32 = 2;
-    ///
-    /// let server = std::thread::spawn(move || {
-    ///     block_on(async {
-    ///         assert!(server.next().await?.is_none(), "the end of the data");
-    ///         // Each side learns the other's code.
-    ///         server.close_with(BUSY).await
-    ///     })
-    /// });
-    /// assert_eq!(block_on(client.close_with(DONE))?, BUSY);
-    /// assert_eq!(server.join().expect("no panic")?, DONE);
-    /// # Ok(()) }
-    /// ```
-    pub async fn close_with(self, code: u32) -> Result<u32, Failure> {
-        let core = self.sender.core();
-        core.tell(|flow, now| {
-            flow.stop_receiving(now);
-            flow.close(code, now, core.close_time());
-        });
-        poll_fn(|cx| core.poll_closed(cx)).await
     }
 
     /// The local address.

@@ -16,11 +16,22 @@ use crate::failure::Failure;
 #[derive(Debug)]
 pub struct Receiver {
     core: Arc<Core>,
+    /// Whether the stream of the feature `futures` has ended.
+    #[cfg(feature = "futures")]
+    pub(super) has_ended: bool,
 }
 
 impl Receiver {
     pub(super) fn new(core: &Arc<Core>) -> Self {
-        Self { core: Arc::clone(core) }
+        Self {
+            core: Arc::clone(core),
+            #[cfg(feature = "futures")]
+            has_ended: false,
+        }
+    }
+
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
     }
 
     /// The notifications of the peer, which its [`write_imm`](super::Remote::write_imm) sends, if
@@ -68,7 +79,13 @@ impl Receiver {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    pub(crate) fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Result<Option<Message>, Failure>> {
+    /// Polls for the next message, as [`next`](Self::next) does, for futures of one's own. With the
+    /// feature `futures` a receiver is a `Stream` of messages.
+    ///
+    /// # Errors
+    ///
+    /// As for [`next`](Self::next).
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Message>, Failure>> {
         let is_likely_to_wait = !self.core.has_messages.load(Ordering::Relaxed);
         let stored = self.core.poll(cx, is_likely_to_wait, |flow, now, task| {
             if let Some(stored) = flow.take(now) {
@@ -102,6 +119,51 @@ pub struct Message {
     /// Present until the drop.
     stored: Option<Stored>,
     core: Arc<Core>,
+}
+
+/// Without a copy, for code that keeps messages or hands them on as `Bytes`.
+///
+/// The bytes hold what the message holds: a message of one fragment is in its receive buffer, so
+/// the peer must wait once the program holds twice the window of them. [`Message::into_bytes`]
+/// copies short messages instead. The buffer goes back when the last clone or slice is dropped.
+///
+/// # Examples
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (client, mut server) = connected()?;
+/// use bytes::Bytes;
+///
+/// # block_on(client.send("head body"))?;
+/// let message = block_on(server.next())?.expect("a message");
+/// let bytes = Bytes::from(message);
+/// let body = bytes.slice(5..);
+/// drop(bytes);
+/// assert_eq!(&body[..], b"body");
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "bytes")]
+impl From<Message> for bytes::Bytes {
+    fn from(mut message: Message) -> Self {
+        if let Some(Stored::Assembled(bytes)) = &mut message.stored {
+            return std::mem::take(bytes).into();
+        }
+        Self::from_owner(message)
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl Message {
+    /// The message as `Bytes`, which is copied if it has at most `copy_up_to` bytes, and otherwise
+    /// holds the memory of the message.
+    ///
+    /// A copy gives the receive buffer back at once, so that a program may keep any number of short
+    /// messages while the peer sends on. It costs an allocation, as the other way does.
+    #[must_use]
+    pub fn into_bytes(self, copy_up_to: usize) -> bytes::Bytes {
+        if self.len() <= copy_up_to { bytes::Bytes::copy_from_slice(&self) } else { self.into() }
+    }
 }
 
 impl Deref for Message {

@@ -12,8 +12,9 @@ use std::time::Instant;
 use rdma::{Buffer, Error, ErrorKind, ExposedSlice, ProtectionDomain, RemoteAccess, Verb};
 
 use super::core::Core;
-use super::flow::Flow;
+use super::flow::{Flow, Way};
 use super::remote::Remote;
+use super::sink::Polled;
 use crate::failure::{Failure, FailureKind};
 use crate::protocol::{HEADER_LEN, MAX_OFFER_LEN};
 use crate::stats::ConnectionStats;
@@ -27,14 +28,14 @@ const LONGEST_WRITE: usize = 128 << 10;
 /// Clones send on the same connection; the order of messages of several clones is undefined, but
 /// each message stays whole. Waiting senders are served in the order in which they came; one whose
 /// task is woken and does not poll it for 50 ms is passed by, until it is polled.
-#[derive(Debug)]
 pub struct Sender {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
+    pub(super) polled: Polled,
 }
 
 impl Sender {
     pub(super) fn new(core: &Arc<Core>) -> Self {
-        Self { core: Arc::clone(core) }
+        Self { core: Arc::clone(core), polled: Polled::default() }
     }
 
     pub(super) fn core(&self) -> &Arc<Core> {
@@ -106,17 +107,11 @@ impl Sender {
     /// `TooLong`; `Closed`; the reason why the connection failed. Success does not mean that the
     /// peer has received the message: [`close`](super::Connection::close) confirms that.
     pub async fn send(&self, message: impl AsRef<[u8]>) -> Result<(), Failure> {
+        self.check_open()?;
         let message = message.as_ref();
-        if message.len() as u64 > self.core.max_message {
-            return Err(Failure::new(FailureKind::TooLong));
-        }
+        check_len(&self.core, message)?;
         let mut turn = Turn { core: &self.core, place: None };
-        if message.len() <= self.core.eager_limit {
-            return poll_fn(|cx| turn.poll(cx, |flow, now| flow.start(message, now))).await;
-        }
-        let has_room = |flow: &Flow| flow.has_room_to_offer(message.len());
-        let offer = |flow: &mut Flow, now| flow.offer_copy(&[IoSlice::new(message)], message.len(), now);
-        poll_fn(|cx| turn.poll_with(cx, has_room, offer)).await?
+        poll_fn(|cx| poll_message(turn.core, &mut turn.place, cx, message)).await
     }
 
     /// Sends the contents of exposed memory of the connection's [domain](Self::domain) as a
@@ -127,6 +122,10 @@ impl Sender {
     /// until the peer has read it, or until the connection ends: its region cannot be revoked
     /// meanwhile. The peer learns the region's key. On iWARP, which has no such reads, the contents
     /// are copied and sent as by [`send`](Self::send).
+    ///
+    /// The peer confirms with one of its credits. It has none while it waits for this side to take
+    /// its messages, so another task must take them: a task that does both by turns may wait here
+    /// for ever. ([`send`](Self::send) needs no confirmation.)
     ///
     /// Dropping the future sends all of the message or nothing, and keeps the slice held.
     ///
@@ -149,6 +148,7 @@ impl Sender {
     /// # }
     /// ```
     pub async fn send_exposed(&self, slice: ExposedSlice) -> Result<(), Failure> {
+        self.check_open()?;
         let len = slice.len() as u64;
         if len > self.core.max_message {
             return Err(Failure::new(FailureKind::TooLong));
@@ -198,6 +198,7 @@ impl Sender {
     /// # Ok(()) }
     /// ```
     pub async fn reserve(&self) -> Result<Permit<'_>, Failure> {
+        self.check_open()?;
         poll_fn({
             let mut turn = Turn { core: &self.core, place: None };
             move |cx| self.poll_reserve(&mut turn, cx)
@@ -214,27 +215,20 @@ impl Sender {
 
     /// Sends bytes of the slices, as one fragment or, if they are more than the eager limit, as one
     /// offer; returns how many.
-    pub(crate) fn poll_write(
-        &self,
-        place: &mut Option<Place>,
-        cx: &Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<Result<usize, Failure>> {
-        let core = &self.core;
+    pub(crate) fn poll_write(&mut self, cx: &Context<'_>, slices: &[IoSlice<'_>]) -> Poll<Result<usize, Failure>> {
+        let (core, place) = (&self.core, &mut self.polled.place);
         let max_message = usize::try_from(core.max_message).unwrap_or(usize::MAX);
         let all = slices.iter().fold(0_usize, |sum, slice| sum.saturating_add(slice.len()));
         let len = all.min(LONGEST_WRITE).min(max_message);
         if len <= core.eager_limit {
             return poll_turn(core, place, cx, Flow::has_room, |flow, now| flow.write(slices, now));
         }
-        let has_room = |flow: &Flow| flow.has_room_to_offer(len);
-        let offer = |flow: &mut Flow, now| flow.offer_copy(slices, len, now).map(|()| len);
-        poll_turn(core, place, cx, has_room, offer).map(|offered| offered?)
-    }
-
-    /// Gives a place among the waiting senders up.
-    pub(crate) fn leave(&self, place: &mut Option<Place>) {
-        leave(&self.core, place);
+        let way = |flow: &Flow| flow.way_of_long(len);
+        let write = |flow: &mut Flow, now| match way(flow) {
+            Some(Way::Fragments) => Ok(flow.write(slices, now)),
+            _ => flow.offer_copy(slices, len, now).map(|()| len),
+        };
+        poll_turn(core, place, cx, |flow| way(flow).is_some(), write).map(|written| written?)
     }
 
     /// Ends the data of this side, also for other clones.
@@ -251,16 +245,27 @@ impl Sender {
     }
 }
 
+/// A message that the sender keeps ([`Sender::start_send`]) is not cloned.
 impl Clone for Sender {
     fn clone(&self) -> Self {
-        self.core.senders.fetch_add(1, Ordering::Relaxed);
-        Self { core: Arc::clone(&self.core) }
+        let mut clone = Self::new(&self.core);
+        clone.polled.is_ended = self.polled.is_ended;
+        if !clone.polled.is_ended {
+            self.core.senders.fetch_add(1, Ordering::Relaxed);
+        }
+        clone
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.core.drop_sender();
+        self.end();
+    }
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").field("core", &self.core).finish_non_exhaustive()
     }
 }
 
@@ -305,6 +310,56 @@ impl Drop for Turn<'_> {
     }
 }
 
+fn check_len(core: &Core, message: &[u8]) -> Result<(), Failure> {
+    if message.len() as u64 > core.max_message { Err(Failure::new(FailureKind::TooLong)) } else { Ok(()) }
+}
+
+/// Sends a message, once the task with this place is first and the peer can take the message.
+pub(super) fn poll_message(
+    core: &Core,
+    place: &mut Option<Place>,
+    cx: &Context<'_>,
+    message: &[u8],
+) -> Poll<Result<(), Failure>> {
+    if message.len() <= core.eager_limit {
+        return poll_turn(core, place, cx, Flow::has_room, |flow, now| flow.start(message, now));
+    }
+    let has_room = |flow: &Flow| flow.way_of_long(message.len()).is_some();
+    poll_turn(core, place, cx, has_room, |flow, now| send_long(flow, message, now)).map(|sent| sent?)
+}
+
+/// Sends a message for which there is a way.
+fn send_long(flow: &mut Flow, message: &[u8], now: Instant) -> Result<(), Failure> {
+    if flow.way_of_long(message.len()) == Some(Way::Fragments) {
+        flow.start(message, now);
+        return Ok(());
+    }
+    flow.offer_copy(&[IoSlice::new(message)], message.len(), now)
+}
+
+/// Sends a message, or returns false if it would have to wait.
+pub(super) fn try_message(core: &Core, place: &mut Option<Place>, message: &[u8]) -> Result<bool, Failure> {
+    check_len(core, message)?;
+    core.check_process()?;
+    let is_eager = message.len() <= core.eager_limit;
+    core.with(|flow, now| {
+        if let Some(failure) = flow.send_failure() {
+            return Err(failure);
+        }
+        let has_room = if is_eager { flow.has_room() } else { flow.way_of_long(message.len()).is_some() };
+        if !flow.senders.is_turn(*place) || !has_room {
+            return Ok(false);
+        }
+        flow.leave_senders(place);
+        if is_eager {
+            flow.start(message, now);
+        } else {
+            send_long(flow, message, now)?;
+        }
+        Ok(true)
+    })
+}
+
 /// Does `work` once the task with this place is first and may send.
 fn poll_turn<R>(
     core: &Core,
@@ -328,7 +383,7 @@ fn poll_turn<R>(
 }
 
 /// Passes the turn on, if the task waits.
-fn leave(core: &Core, place: &mut Option<Place>) {
+pub(super) fn leave(core: &Core, place: &mut Option<Place>) {
     if place.is_some() {
         core.tell(|flow, now| {
             flow.leave_senders(place);

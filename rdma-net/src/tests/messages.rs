@@ -264,7 +264,7 @@ fn permits_send_without_waiting_and_keep_messages_whole() {
 fn a_permit_or_a_write_of_a_stream_is_no_longer_than_the_longest_message() {
     let mut world = World::with(&options(), &options().max_message(100), &ListenOptions::new());
     let (client, mut server) = world.pair();
-    let (to, from) = client.split();
+    let (mut to, from) = client.split();
     assert_eq!((to.max_payload(), to.max_message()), (100, 100));
     block_on(async {
         let long = to.reserve().await.unwrap().send(&bytes(101)).unwrap_err();
@@ -272,7 +272,7 @@ fn a_permit_or_a_write_of_a_stream_is_no_longer_than_the_longest_message() {
         to.reserve().await.unwrap().send(&bytes(100)).unwrap();
         assert!(server.next().await.unwrap().unwrap()[..] == bytes(100));
         let slices = [std::io::IoSlice::new(&[7; 90]), std::io::IoSlice::new(&[8; 90])];
-        let written = std::future::poll_fn(|cx| to.poll_write(&mut None, cx, &slices)).await;
+        let written = std::future::poll_fn(|cx| to.poll_write(cx, &slices)).await;
         assert_eq!(written, Ok(100));
         assert_eq!(server.next().await.unwrap().unwrap().len(), 100);
     });

@@ -2,6 +2,9 @@
 
 mod batches;
 mod blame;
+#[cfg(feature = "bytes")]
+mod bytes;
+mod closing;
 mod domains;
 mod drivers;
 mod ends;
@@ -15,6 +18,7 @@ mod remote;
 mod set_up;
 mod several_nodes;
 mod shared_receives;
+mod sinks;
 mod stream;
 mod turns;
 mod wakers;

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Poll, Waker};
 use std::time::Instant;
@@ -60,6 +60,12 @@ impl End {
                 match way {
                     0 => self.to.send(message).await?,
                     1 => self.to.reserve().await?.send(&message[..len.min(200)])?,
+                    2 => {
+                        let mut sink = self.to.clone();
+                        poll_fn(|cx| sink.poll_ready(cx)).await?;
+                        sink.start_send(message)?;
+                        poll_fn(|cx| sink.poll_flush(cx)).await?;
+                    }
                     _ => {
                         let region = self.node.domain().allocate_exposed(len, RemoteAccess::READ)?;
                         region.copy_in(0, &message)?;
@@ -72,9 +78,9 @@ impl End {
             Box::pin(sending) as Work<'_>
         };
         let (remote, slice, domain) = (&self.remote, self.slice, self.node.domain());
-        match random.below(12) {
-            way @ 0..3 => sends(way),
-            3 => sends(0),
+        match random.below(13) {
+            way @ 0..4 => sends(way),
+            12 => Box::pin(async move { self.to.closed().await.map(drop) }),
             4 => Box::pin(async move { remote.fetch(slice.slice(64..).unwrap()).await.map(drop) }),
             5 => Box::pin(async move { remote.read(slice, domain.allocate(100)?).await.map(drop) }),
             6 => Box::pin(

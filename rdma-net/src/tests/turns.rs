@@ -45,6 +45,33 @@ fn a_send_that_is_forgotten_stops_no_other() {
 }
 
 #[test]
+fn an_echo_of_long_messages_stops_no_client_that_receives() {
+    without_deadlock(|| {
+        let mut world = Driven::new(&options());
+        let (client, server) = world.pair();
+        let ((to_server, mut from_server), (to_client, mut from_client)) = (client.split(), server.split());
+        // The client uses all credits, so it can confirm no long message.
+        for _ in 0..8 {
+            world.run(to_server.send("request")).unwrap();
+        }
+        assert!(poll(pin!(to_server.send("request")), Waker::noop()).is_pending());
+        // The server takes the next request only once its answers are sent; the first ones occupy
+        // all memory for long ones.
+        let long = bytes(1000);
+        for _ in 0..6 {
+            let receive = async {
+                assert!(from_server.next().await.unwrap().unwrap()[..] == long);
+            };
+            let (sent, ()) = world.run(join(to_client.send(&long), receive));
+            sent.unwrap();
+        }
+        for _ in 0..8 {
+            assert_eq!(world.run(from_client.next()).unwrap().as_deref(), Some(&b"request"[..]));
+        }
+    });
+}
+
+#[test]
 fn results_that_nobody_takes_occupy_no_slot() {
     without_deadlock(|| {
         let mut world = Driven::new(&options());

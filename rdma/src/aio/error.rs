@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::error::ErrorKind;
+use crate::error::{Error as VerbError, ErrorKind};
 use crate::types::WcError;
 
 /// The reason why a future gave no success.
@@ -16,6 +16,9 @@ pub enum Error {
     /// The memory of requests in flight comes free when their queue pair is dropped.
     #[error("the driver of the queue pair is gone: keep it running until the end")]
     DriverGone,
+    /// The request was not posted.
+    #[error(transparent)]
+    Refused(#[from] VerbError),
     /// The future belongs to the parent of this forked process.
     #[error("{}", ErrorKind::Forked)]
     Forked,

@@ -63,11 +63,23 @@
 //! | [`InFlight`] | the request goes on; its completion frees its memory |
 //! | [`QueuePair::next_received`], [`QueuePair::reserve`], [`Events::next`] | none: no message, slot or event is lost |
 //! | [`QueuePair::shutdown`] | the queue pair is in the error state; its requests end meanwhile |
-//! | [`QueuePair`] | all its requests end; futures get their memory back |
+//! | [`Requester::post`], [`Requester::reserve`], [`ReservedSlot`] | the next task has the slot; a request that was posted goes on |
+//! | [`QueuePair`], or the last of its halves and requesters | all its requests end; futures get their memory back |
 //! | [`Driver`], or the task that runs it | futures end with [`Error::DriverGone`]; memory in flight comes free with its queue pair |
 //!
 //! Verbs cannot cancel a single request. A deadline therefore ends only the wait: the memory of an
 //! abandoned request stays with the device until the request has ended.
+//!
+//! # Several tasks
+//!
+//! | A queue pair of | Type | Lock |
+//! | --- | --- | --- |
+//! | one task | [`QueuePair`] | none |
+//! | a task that sends and one that receives | [`SendHalf`], [`RecvHalf`]: [`QueuePair::into_split`] | none |
+//! | several tasks that send, each awaiting its own requests | [`Requester`], which is `Clone`: [`SendHalf::into_requester`] | one, held for a post |
+//!
+//! Tasks that find the send queue full wait for a slot in the order of their coming. All handles
+//! keep the queue pair; [`Requester::close`] and `shutdown` of a half end it for all of them.
 //!
 //! # Waiting
 //!
@@ -80,8 +92,9 @@
 // Files:
 //
 //   reactor.rs, options.rs     turns, arms, sleeps and wakes, whatever a turn delivers
-//   driver.rs                  fetches completions, whose sinks wake futures
-//   queue_pair.rs              starts requests, awaits messages
+//   driver.rs, registered.rs   fetches completions, whose sinks wake futures
+//   queue_pair.rs, halves.rs   starts requests, awaits messages; the same in two tasks
+//   requester.rs, turns.rs     starts requests of several tasks; who has the next free slot
 //   in_flight.rs, received.rs  the future of a request; a received message
 //   events.rs                  events of connections, devices and completion channels
 //   readiness.rs               what an executor provides; `tokio.rs` and `smol.rs` implement it
@@ -91,27 +104,33 @@ mod block_on;
 mod driver;
 mod error;
 mod events;
+mod halves;
 mod in_flight;
 mod options;
 mod queue_pair;
 mod reactor;
 mod readiness;
 mod received;
+mod registered;
+mod requester;
 #[cfg(feature = "smol")]
 pub mod smol;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+mod turns;
 
 pub use block_on::block_on;
 pub use driver::{Driver, Handle};
 pub use error::Error;
 pub use events::{Events, Source};
+pub use halves::{RecvHalf, SendHalf};
 pub use in_flight::{Done, Finished, InFlight};
 pub use options::{DriverOptions, Strategy};
 pub use queue_pair::{QueuePair, Slot};
 pub use reactor::{Bell, Handler, Reactor};
 pub use readiness::Readiness;
 pub use received::Received;
+pub use requester::{Requester, ReservedSlot};
 
 #[cfg(test)]
 mod tests;

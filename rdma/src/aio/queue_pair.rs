@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::driver::Handle;
-use super::{Error, InFlight, Received};
+use super::registered::Registered;
+use super::{Error, InFlight, Received, RecvHalf, SendHalf};
 use crate::error::{Error as VerbError, ErrorKind, Failed, Result as VerbResult, Verb};
-use crate::panics::Panics;
+use crate::qp::divided::Divided;
 use crate::qp::op::{Operation, Work};
 use crate::qp::{self, InitializedQueuePair, Owned, PostError, Writable};
-use crate::ring::{Report, Results};
 use crate::transport::Transport;
 
 /// A queue pair whose requests are futures, and whose received messages are awaited.
@@ -36,10 +36,9 @@ use crate::transport::Transport;
 /// # Ok(()) }
 /// ```
 pub struct QueuePair<T: Transport> {
+    /// Declared first: dropped before the queue pair is destroyed.
+    registered: Registered,
     inner: qp::QueuePair<T>,
-    sent: &'static Results<Report>,
-    received: &'static Results<Report>,
-    handle: Handle,
 }
 
 /// A free slot for one request: [`QueuePair::reserve`].
@@ -62,11 +61,8 @@ impl Handle {
         if let Err(error) = self.check(&qp) {
             return Err(Failed::new(error, qp));
         }
-        let sent = qp.send.results();
-        let received = qp.recv.results();
-        self.shared().add([sent, received]);
-        let handle = self.clone();
-        Ok(QueuePair { inner: qp, sent, received, handle })
+        let registered = Registered::new(self, qp.send.results(), qp.recv.results());
+        Ok(QueuePair { registered, inner: qp })
     }
 
     /// Posts a receive to a queue pair that is not connected yet, so that it is ready for the
@@ -150,10 +146,7 @@ impl<T: Transport> QueuePair<T> {
         &mut self,
         work: Work<O, L>,
     ) -> Result<InFlight<L::Returned>, PostError<L::Returned>> {
-        // Vectors of segments that cannot be told apart do not compile.
-        let _ = const { L::SEGMENTS };
-        let ticket = self.inner.send.post_routed::<T, O, L>(work)?;
-        Ok(InFlight::new(self.sent, ticket, L::collect))
+        Registered::start::<T, O, L>(self.registered.sent, &mut self.inner.send, work)
     }
 
     /// Waits for a free slot for a request. Dropping the future loses nothing.
@@ -182,10 +175,7 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// As for [`reserve`](Self::reserve).
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let Self { inner, sent, .. } = self;
-        // Sends end in order, so the oldest frees its slot first.
-        let oldest = inner.send.oldest_routed();
-        poll_owner(sent, cx, oldest, || inner.send.has_room())
+        Registered::poll_room(self.registered.sent, &mut self.inner.send, cx)
     }
 
     /// Posts a receive: memory for one message.
@@ -235,10 +225,7 @@ impl<T: Transport> QueuePair<T> {
     /// As for [`next_received`](Self::next_received).
     #[inline]
     pub fn poll_received(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, Error>> {
-        if self.received.is_forked() {
-            return Poll::Ready(Err(Error::Forked));
-        }
-        self.inner.recv.poll_routed(cx).map(|report| report.map(Received::new).ok_or(Error::DriverGone))
+        Registered::poll_received(self.registered.received, &mut self.inner.recv, cx)
     }
 
     /// Ends all requests: moves the queue pair to the error state, and waits until every request in
@@ -269,21 +256,13 @@ impl<T: Transport> QueuePair<T> {
     /// # Ok(()) }
     /// ```
     pub async fn shutdown(&mut self) -> VerbResult<()> {
-        self.inner.set_error()?;
-        for is_send in [true, false] {
-            // Without a driver the drop of the queue pair ends the requests.
-            let _driven = poll_fn(|cx| self.poll_ended(cx, is_send)).await;
-        }
+        let Self { registered, inner } = self;
+        registered.end();
+        inner.set_error()?;
+        // Without a driver the drop of the queue pair ends the requests.
+        let _driven = poll_fn(|cx| registered.poll_sends_ended(&inner.send, cx)).await;
+        let _driven = poll_fn(|cx| registered.poll_receives_ended(&inner.recv, cx)).await;
         Ok(())
-    }
-
-    fn poll_ended(&mut self, cx: &mut Context<'_>, is_send: bool) -> Poll<Result<(), Error>> {
-        let Self { inner, sent, received, .. } = self;
-        if is_send {
-            poll_owner(sent, cx, None, || inner.send.room() == inner.send.depth())
-        } else {
-            poll_owner(received, cx, None, || inner.recv.room() == inner.recv.depth())
-        }
     }
 
     /// The number of requests whose future was dropped and that have not ended.
@@ -303,7 +282,39 @@ impl<T: Transport> QueuePair<T> {
     /// ```
     #[must_use]
     pub fn abandoned(&self) -> usize {
-        if self.sent.is_forked() { 0 } else { self.sent.abandoned() }
+        self.registered.abandoned()
+    }
+
+    /// Splits the queue pair into two halves for two tasks: one starts requests, the other awaits
+    /// messages. [`SendHalf::into_requester`] lets several tasks start requests.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/aio.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ends { pd, a, mut b } = ends()?;
+    /// # b.post_recv(pd.allocate(16)?)?;
+    /// let (mut send, mut recv) = a.into_split();
+    /// recv.post_recv(pd.allocate(16)?)?;
+    /// // Another task, or another thread.
+    /// let receiving = std::thread::spawn(move || block_on(recv.next_received()).map(|_| recv));
+    /// block_on(send.start(rdma::op::send_inline(b"question"))?).into_memory()?;
+    /// # block_on(b.next_received())?.status()?;
+    /// # block_on(b.start(rdma::op::send_inline(b"answer"))?).into_memory()?;
+    /// let recv = receiving.join().expect("no panic")?;
+    /// let a = send.reunite(recv)?;
+    /// # drop(a);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn into_split(self) -> (SendHalf<T>, RecvHalf<T>) {
+        SendHalf::split(Divided::divide(self.inner, self.registered))
+    }
+
+    /// The queue pair that two parts make.
+    pub(super) fn whole((inner, registered): (qp::QueuePair<T>, Registered)) -> Self {
+        Self { registered, inner }
     }
 
     /// The queue pair, for inspection.
@@ -324,34 +335,6 @@ impl<T: Transport> Slot<'_, T> {
         work: Work<O, L>,
     ) -> Result<InFlight<L::Returned>, PostError<L::Returned>> {
         self.qp.start(work)
-    }
-}
-
-/// Polls until requests have ended: as [`Results::poll_owner`].
-fn poll_owner(
-    results: &Results<Report>,
-    cx: &Context<'_>,
-    first: Option<u64>,
-    is_ready: impl FnMut() -> bool,
-) -> Poll<Result<(), Error>> {
-    if results.is_forked() {
-        return Poll::Ready(Err(Error::Forked));
-    }
-    let driven = results.poll_owner(cx, first, is_ready);
-    driven.map(|is_driven| if is_driven { Ok(()) } else { Err(Error::DriverGone) })
-}
-
-impl<T: Transport> Drop for QueuePair<T> {
-    fn drop(&mut self) {
-        // The destroy, which follows, ends what is in flight.
-        if !self.sent.is_forked() {
-            self.handle.shared().remove([self.sent, self.received]);
-            let mut panics = Panics::default();
-            panics.catch(|| self.inner.recv.give_up_routed());
-            panics.catch(|| self.sent.forget_tasks());
-            panics.catch(|| self.received.forget_tasks());
-            panics.resume();
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::id::{Id, RawId};
 use super::reason;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QpControl, QueuePair};
 use crate::transport::Rc;
 use crate::types::{
     Ece, MAX_RETRIES, Mtu, Path, PathOptions, QpAttrMask, QpState, RemoteAccess, RnrTimer, TransportType, path_setters,
@@ -327,16 +327,17 @@ impl Id<Rc> {
     }
 
     /// Ends the connection: requests in flight on the queue pair are flushed, and `Disconnected`
-    /// follows at both sides.
+    /// follows at both sides. `qp` is the queue pair, or the control of one of its halves.
     ///
     /// # Errors
     ///
     /// `Disconnected` if there is no connection.
     #[doc(alias = "rdma_disconnect")]
-    pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
+    pub fn disconnect<'a>(&self, qp: impl Into<QpControl<'a, Rc>>) -> Result<()> {
+        let qp = qp.into();
         // On iWARP the kernel first sends what is queued and closes the connection in order, then
         // moves the queue pair to the error state.
-        if qp.control.context.capabilities().manual_connect {
+        if qp.inner.context.capabilities().manual_connect {
             qp.set_error()?;
         }
         self.tell_disconnected()

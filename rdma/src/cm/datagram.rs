@@ -14,7 +14,7 @@ use super::request::ConnectRequest;
 use super::sockaddr::RawAddr;
 use super::{UD_ACCEPT_PRIVATE_DATA, UD_CONNECT_PRIVATE_DATA};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpControl};
 use crate::transport::Ud;
 use crate::types::{QpAttrMask, QpState};
 
@@ -219,7 +219,8 @@ impl ConnectRequest<Ud> {
     ///
     /// Returns the request. `WrongDevice`; `TooLong` for the private data; errors of librdmacm.
     #[doc(alias = "rdma_accept")]
-    pub fn accept(self, qp: &QueuePair<Ud>, options: &UdOptions) -> Result<Id<Ud>, Failed<Self>> {
+    pub fn accept<'a>(self, qp: impl Into<QpControl<'a, Ud>>, options: &UdOptions) -> Result<Id<Ud>, Failed<Self>> {
+        let qp = qp.into();
         let done = (self.id().raw.check_device(Verb::Accept, &qp.context()))
             .and_then(|()| options.to_raw(Verb::Accept, &self.id().raw, UD_ACCEPT_PRIVATE_DATA, qp.qpn()))
             .and_then(|param| self.id().raw.accept(param));

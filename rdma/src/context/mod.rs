@@ -80,10 +80,13 @@ impl ContextInner {
         self.fork != fork::generation()
     }
 
-    /// Whether the device is the kernel's software device for iWARP.
+    /// Whether the device is the kernel's software device for iWARP, which has a vendor of its own.
     pub(crate) fn is_siw(&self) -> bool {
-        let has_no_hardware = |folder: PathBuf| folder.join("device").symlink_metadata().is_err();
-        self.device.transport() == TransportType::IWARP && self.device.sysfs().is_some_and(has_no_hardware)
+        /// `SIW_VENDOR_ID` of the kernel: "bmt".
+        const VENDOR: u32 = 0x62_6d74;
+        let is_virtual = |folder: PathBuf| folder.join("device").symlink_metadata().is_err();
+        self.device.transport() == TransportType::IWARP
+            && (self.device_attr.vendor_id() == VENDOR || self.device.sysfs().is_some_and(is_virtual))
     }
 
     pub(crate) fn device_attr_ex(&self) -> Result<DeviceAttrEx> {

@@ -84,6 +84,11 @@ impl Attached {
     pub(crate) fn unused(cq: &Arc<Handle<CqInner>>) -> Result<Self> {
         Ok(Self { producer: attach(1, 1)?, reserved: 0, cq: Arc::clone(cq) })
     }
+
+    /// Whether the work queue reports to this completion queue.
+    pub(crate) fn is_of(&self, cq: &Arc<Handle<CqInner>>) -> bool {
+        Arc::ptr_eq(&self.cq, cq)
+    }
 }
 
 impl Drop for Attached {

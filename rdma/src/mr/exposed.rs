@@ -12,8 +12,6 @@ use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
 use super::options::RegisterOptions;
 use super::pages::{self, Pages};
-#[cfg(not(miri))]
-use super::placed::Placed;
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb, gives_back};
@@ -52,7 +50,8 @@ impl ProtectionDomain {
     /// Allocates and registers memory as [`allocate_exposed`](Self::allocate_exposed) does, with
     /// options: a chosen address, huge pages, a NUMA node, threads that allocate the pages.
     ///
-    /// Memory of huge pages is not shared: a peer on this host reaches it with this process's help.
+    /// Memory of huge pages or of a chosen node is not shared: a peer on this host reaches it with
+    /// this process's help.
     ///
     /// # Errors
     ///
@@ -77,16 +76,11 @@ impl ProtectionDomain {
         if len == 0 || options.access().is_empty() {
             return Err(Error::new(Verb::Allocate, ErrorKind::InvalidInput));
         }
-        // Miri has no memfd.
+        // Shared memory has its pages as soon as it exists, wherever they are. Miri has no memfd.
         #[cfg(not(miri))]
-        if options.huge_pages.is_none() {
+        if options.huge_pages.is_none() && options.numa_node.is_none() {
             let memory = rdma_mem::SharedMemory::new(len).map_err(|error| super::owners::refused(&error))?;
-            let memory = RawMemory::new(memory);
-            if let Some(node) = options.numa_node {
-                pages::bind(memory.address(), memory.len(), node)?;
-            }
-            let placed = Placed { numa_node: options.numa_node, ..memory.placed() };
-            return self.expose(memory.with_placed(Some(placed)), options).map_err(|(error, _)| error);
+            return Ok(self.register_exposed_with(memory, options)?);
         }
         Ok(self.register_exposed_with(Pages::with_options(len, options)?, options)?)
     }

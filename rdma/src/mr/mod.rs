@@ -341,6 +341,15 @@ fn register_dma_buf(
     Raw::created(Verb::RegisterDmaBuf, call)
 }
 
+impl Region {
+    /// The local key in another domain, of a chunk.
+    #[cold]
+    #[inline(never)]
+    fn lkey_in(&self, domain: *const PdInner) -> Option<u32> {
+        self.home.as_ref()?.lkey_in(domain)
+    }
+}
+
 impl Object for Region {
     const DESTROY: Verb = Verb::DeregisterMr;
     const NAME: &'static str = "a memory region";
@@ -395,9 +404,10 @@ impl Segment {
 
     /// The local key in another domain than [`domain`](Self::domain), if the segment is a chunk of
     /// a pool of several domains.
-    #[cold]
+    #[inline(always)]
     pub(crate) fn lkey_in(&self, domain: *const PdInner) -> Option<u32> {
-        self.region.home.as_ref()?.lkey_in(domain)
+        // Of the region, so that a segment in registers stays there.
+        self.region.lkey_in(domain)
     }
 
     /// The address as the device sees it.

@@ -143,8 +143,8 @@ impl RegisterOptions {
     /// Allocates the memory on a NUMA node, and nowhere else. [`Device::numa_node`] names the
     /// device's.
     ///
-    /// This is an option of allocations, and the pages are taken at once, as for
-    /// [`huge_pages`](Self::huge_pages).
+    /// This is an option of allocations, the pages are taken at once, and exposed memory is not
+    /// shared, as for [`huge_pages`](Self::huge_pages).
     ///
     /// [`Device::numa_node`]: crate::Device::numa_node
     #[must_use]

@@ -142,7 +142,7 @@ fn not_mapped(error: &io::Error, huge_pages: Option<HugePages>) -> Error {
 }
 
 /// Puts the pages of a new mapping on a node.
-pub(super) fn bind(start: NonNull<u8>, len: usize, node: u32) -> Result<()> {
+fn bind(start: NonNull<u8>, len: usize, node: u32) -> Result<()> {
     os::bind(start, len, node).map_err(|errno| match errno {
         Errno::EINVAL => Error::new(Verb::Allocate, ErrorKind::UnsupportedOption(&NUMA_NODE)),
         errno => Error::of_call(Verb::Allocate, "mbind", errno as i32),

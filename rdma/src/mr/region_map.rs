@@ -1,8 +1,9 @@
 //! The registered region that holds an address.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 
 use super::exposed::{ExposedRegion, ExposedSlice};
@@ -11,6 +12,7 @@ use super::pool::{Padded, seat_number};
 use super::remote::RemoteSlice;
 use super::source::SourceSlice;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
+use crate::fork::MadeIn;
 
 mod sealed {
     use super::{Arc, ExposedRegion, Placement, SourceSlice};
@@ -91,7 +93,8 @@ impl<R: MappedRegion> MappedRegion for Arc<R> {
 /// and gives them back. Regions of one memory on several devices are in several maps.
 ///
 /// Looking up is cheap and concurrent: a thread reads a lock of its own and searches a sorted
-/// table, which other threads read too. A change makes a new table.
+/// table, which other threads read too. A change makes a new table. In a forked child the map finds
+/// nothing, and takes and gives no region.
 ///
 /// # Examples
 ///
@@ -122,6 +125,8 @@ pub struct RegionMap<R: MappedRegion = ExposedRegion> {
     tables: Box<[Place<R>]>,
     /// Held while the table changes.
     changes: Mutex<()>,
+    /// The locks may be held for ever in a child.
+    made_in: MadeIn,
 }
 
 type Place<R> = Padded<RwLock<Arc<Table<R>>>>;
@@ -153,14 +158,14 @@ impl<R: MappedRegion> RegionMap<R> {
         let threads = thread::available_parallelism().map_or(1, usize::from).next_power_of_two().min(64);
         let table = Arc::new(Table::new());
         let tables = (0..threads).map(|_| Padded(RwLock::new(Arc::clone(&table)))).collect();
-        Self { tables, changes: Mutex::new(()) }
+        Self { tables, changes: Mutex::new(()), made_in: MadeIn::default() }
     }
 
     /// Adds a region.
     ///
     /// # Errors
     ///
-    /// With the region: `InUse` if it overlaps one that is in the map.
+    /// With the region: `InUse` if it overlaps one that is in the map; `Forked`.
     ///
     /// # Examples
     ///
@@ -182,9 +187,11 @@ impl<R: MappedRegion> RegionMap<R> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn insert(&self, region: R) -> Result<(), Failed<R>> {
+        let Some(_changes) = self.change() else {
+            return Err(Failed::new(Error::new(Verb::MapRegion, ErrorKind::Forked), region));
+        };
         let span = region.span();
-        let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut table = Table::clone(&self.present());
+        let mut table = self.copy();
         let place = table.partition_point(|entry| entry.span.end <= span.start);
         if table.get(place).is_some_and(|next| next.span.start < span.end) {
             return Err(Failed::new(Error::new(Verb::MapRegion, ErrorKind::InUse), region));
@@ -198,8 +205,8 @@ impl<R: MappedRegion> RegionMap<R> {
     ///
     /// Slices of it stay valid, and keep it registered.
     pub fn remove(&self, address: u64) -> Option<R> {
-        let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut table = Table::clone(&self.present());
+        let _changes = self.change()?;
+        let mut table = self.copy();
         let place = table.iter().position(|entry| entry.span.contains(&address))?;
         let entry = table.remove(place);
         self.replace(table);
@@ -209,8 +216,8 @@ impl<R: MappedRegion> RegionMap<R> {
 
     /// Takes out all regions, by address.
     pub fn drain(&self) -> Vec<R> {
-        let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let table = Table::clone(&self.present());
+        let Some(_changes) = self.change() else { return Vec::new() };
+        let table = self.copy();
         self.replace(Table::new());
         table.into_iter().filter_map(|entry| Arc::into_inner(entry.region)).collect()
     }
@@ -232,7 +239,7 @@ impl<R: MappedRegion> RegionMap<R> {
     /// The region that holds an address: its first address and its length.
     #[must_use]
     pub fn span(&self, address: u64) -> Option<(u64, usize)> {
-        let table = self.present();
+        let table = self.present()?;
         let Range { start, end } = holder(&table, address)?.span;
         Some((start, usize::try_from(end - start).ok()?))
     }
@@ -240,7 +247,7 @@ impl<R: MappedRegion> RegionMap<R> {
     /// The number of regions.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.present().len()
+        self.present().map_or(0, |table| table.len())
     }
 
     /// Whether there is no region.
@@ -251,17 +258,33 @@ impl<R: MappedRegion> RegionMap<R> {
 
     /// Calls a function of this crate with the region that holds the whole range.
     fn look_up<S>(&self, address: u64, len: usize, part: impl FnOnce(&R, Range<usize>) -> Option<S>) -> Option<S> {
-        let table = self.present();
+        let table = self.present()?;
         let Entry { span, region } = holder(&table, address)?;
         let start = usize::try_from(address - span.start).ok()?;
         // A range that reaches behind the region is out of its bounds.
         part(region, start..start.checked_add(len)?)
     }
 
-    /// The table, by this thread's lock.
-    fn present(&self) -> RwLockReadGuard<'_, Arc<Table<R>>> {
+    /// The right to change the table; none in a forked child.
+    fn change(&self) -> Option<MutexGuard<'_, ()>> {
+        if self.made_in.is_forked() {
+            return None;
+        }
+        Some(self.changes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A copy of the table, to be changed.
+    fn copy(&self) -> Table<R> {
+        self.present().map(|table| Table::clone(&table)).unwrap_or_default()
+    }
+
+    /// The table, by this thread's lock; none in a forked child.
+    fn present(&self) -> Option<RwLockReadGuard<'_, Arc<Table<R>>>> {
+        if self.made_in.is_forked() {
+            return None;
+        }
         let own = seat_number() & (self.tables.len() - 1);
-        self.tables[own].0.read().unwrap_or_else(PoisonError::into_inner)
+        Some(self.tables[own].0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sets the table for all threads.
@@ -281,9 +304,18 @@ fn holder<R>(table: &Table<R>, address: u64) -> Option<&Entry<R>> {
     table.get(place).filter(|entry| entry.span.start <= address)
 }
 
+impl<R: MappedRegion> Drop for RegionMap<R> {
+    fn drop(&mut self) {
+        if self.made_in.is_forked() {
+            // The parent's: a thread of the parent may have been about to change it.
+            let _leaked = ManuallyDrop::new(std::mem::take(&mut self.tables));
+        }
+    }
+}
+
 impl<R: MappedRegion> fmt::Debug for RegionMap<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.present().iter().map(|entry| &entry.span)).finish()
+        f.debug_list().entries(self.present().iter().flat_map(|table| table.iter()).map(|entry| &entry.span)).finish()
     }
 }
 

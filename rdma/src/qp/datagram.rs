@@ -8,7 +8,7 @@ use super::multicast::MulticastAttachment;
 use super::port::Chosen;
 use super::send::{LONGEST_DATAGRAM, SendQueue};
 use super::transport::{Transport, Ud};
-use super::{QpBuilder, QueuePair};
+use super::{QpBuilder, QpControl, QueuePair};
 use crate::ah::{AddressHandle, Source};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::pd::ProtectionDomain;
@@ -103,8 +103,13 @@ fn unbind(control: &mut QpInner, send: &mut SendQueue) {
     }
 }
 
+/// The length of the longest datagram of a port, in bytes.
+fn longest(chosen: &Chosen) -> u32 {
+    chosen.mtu.bytes().unwrap_or(LONGEST_DATAGRAM)
+}
+
 fn bind(control: &mut QpInner, send: &mut SendQueue, chosen: Chosen, qkey: u32) {
-    send.set_max_message(chosen.mtu.bytes().unwrap_or(LONGEST_DATAGRAM));
+    send.set_max_message(longest(&chosen));
     if let Some(datagrams) = &mut control.datagrams {
         datagrams.bound = Some((chosen, qkey));
     }
@@ -176,8 +181,79 @@ impl InitializedQueuePair<Ud> {
 }
 
 impl QueuePair<Ud> {
-    fn bound(&self, operation: Verb) -> Result<&(Chosen, u32)> {
-        let bound = self.control.datagrams.as_ref().and_then(|datagrams| datagrams.bound.as_ref());
+    /// The address to give to peers, so that they can send to this queue pair.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the queue pair is not bound to a port yet.
+    pub fn endpoint(&self) -> Result<DatagramEndpoint> {
+        self.control().endpoint()
+    }
+
+    /// The port that the queue pair is bound to.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the queue pair is not bound to a port yet.
+    pub fn port(&self) -> Result<u8> {
+        self.control().port()
+    }
+
+    /// The length of the longest message that the queue pair can send, in bytes: the port's MTU.
+    #[must_use]
+    pub fn max_message(&self) -> usize {
+        self.send.max_message() as usize
+    }
+
+    /// The path to a peer, for an [`AddressHandle`].
+    ///
+    /// # Errors
+    ///
+    /// `Incompatible` when the two sides have no common kind of address; `InvalidInput` if the
+    /// queue pair is not bound to a port yet.
+    pub fn path_to(&self, peer: &DatagramEndpoint) -> Result<Path> {
+        self.control().path_to(peer)
+    }
+
+    /// Creates the address handle of a peer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`path_to`](Self::path_to) and [`ProtectionDomain::create_ah`].
+    pub fn address_of(&self, peer: &DatagramEndpoint) -> Result<AddressHandle> {
+        self.control().address_of(peer)
+    }
+
+    /// Creates the address handle of a datagram's sender, to answer it: `op::send(..).to(&address,
+    /// source.qpn, qkey)`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ProtectionDomain::create_ah`] and [`Source::query_path`].
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn answer(&self, source: &Source) -> Result<AddressHandle> {
+        self.control().answer(source)
+    }
+
+    /// Joins a multicast group: the queue pair also receives the group's messages, if they are sent
+    /// with its Q_Key.
+    ///
+    /// The fabric must route the group's messages to this port. On InfiniBand and RoCE, joining
+    /// through the connection manager does this and returns the GID and LID; within one port no
+    /// such step is needed. Attachments are counted; dropping the last one leaves the group.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the GID is no multicast GID; any other error that the provider reports.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_multicast(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
+        self.control().attach_multicast(gid, lid)
+    }
+}
+
+impl<'a> QpControl<'a, Ud> {
+    fn bound(&self, operation: Verb) -> Result<&'a (Chosen, u32)> {
+        let bound = self.inner.datagrams.as_ref().and_then(|datagrams| datagrams.bound.as_ref());
         bound.ok_or(Error::new(operation, ErrorKind::InvalidInput))
     }
 
@@ -203,7 +279,8 @@ impl QueuePair<Ud> {
     /// The length of the longest message that the queue pair can send, in bytes: the port's MTU.
     #[must_use]
     pub fn max_message(&self) -> usize {
-        self.send.max_message() as usize
+        let bound = self.inner.datagrams.as_ref().and_then(|datagrams| datagrams.bound.as_ref());
+        bound.map_or(LONGEST_DATAGRAM, |(chosen, _)| longest(chosen)) as usize
     }
 
     /// The path to a peer, for an [`AddressHandle`].
@@ -257,15 +334,15 @@ impl QueuePair<Ud> {
     /// `InvalidInput` if the GID is no multicast GID; any other error that the provider reports.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
-        self.control.check(Verb::AttachMulticast)?;
-        let Some(datagrams) = &self.control.datagrams else {
+        self.inner.check(Verb::AttachMulticast)?;
+        let Some(datagrams) = &self.inner.datagrams else {
             return Err(Error::new(Verb::AttachMulticast, ErrorKind::NotSupported));
         };
         datagrams.groups.attach(gid, lid)
     }
 
     fn domain(&self) -> ProtectionDomain {
-        ProtectionDomain { inner: std::sync::Arc::clone(&self.control.pd) }
+        ProtectionDomain { inner: std::sync::Arc::clone(&self.inner.pd) }
     }
 }
 

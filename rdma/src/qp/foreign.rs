@@ -105,8 +105,10 @@ impl<T: Transport> PreparedQueuePair<T> {
         // SAFETY: `adopt` has the same contract as this function.
         let adopted = unsafe { adopt(builder, raw) };
         let adopted = adopted.and_then(|(qp, state)| {
-            let is_reset = require(state == QpState::RESET, ForeignObject::NotReset);
-            is_reset.map(|()| qp)
+            // iWARP has no reset state: drivers report INIT for a queue pair without a connection.
+            let has_reset = qp.control.context.capabilities().reset_ends_requests;
+            let is_reset = state == QpState::RESET || (state == QpState::INIT && !has_reset);
+            require(is_reset, ForeignObject::NotReset).map(|()| qp)
         });
         match adopted {
             Ok(mut qp) => {

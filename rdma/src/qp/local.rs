@@ -207,13 +207,18 @@ impl<'a> SgeList<'a> {
     /// segment's (M9), which is 0 for most.
     #[inline(always)]
     fn push_segment(&mut self, segment: &Segment, range: Range<usize>, shift: u64) -> Result<(), Refusal> {
-        let lkey = if ptr::eq(segment.domain(), self.domain) {
-            segment.lkey()
-        } else {
-            segment.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?
-        };
+        let at = self.count;
         let address = (segment.pointer.as_ptr().addr() as u64).wrapping_add(shift);
-        self.push(address.wrapping_add(range.start as u64), range.len(), lkey)
+        self.push(address.wrapping_add(range.start as u64), range.len(), segment.lkey())?;
+        if ptr::eq(segment.domain(), self.domain) {
+            return Ok(());
+        }
+        // The key is put right afterwards, and not chosen before, to keep the common path short.
+        let lkey = segment.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?;
+        if let Some(sge) = self.list.get_mut(at) {
+            sge.lkey = lkey;
+        }
+        Ok(())
     }
 
     fn push_lent(&mut self, lent: &Lent) -> Result<(), Refusal> {

@@ -14,6 +14,7 @@
 //!
 //! ```text
 //!   mod.rs, control.rs, attr.rs  the queue pair; modify, query, destroy; attributes
+//!   view.rs                      what can be done without a work queue
 //!   transport.rs                 the transports
 //!   builder.rs, bring_up.rs      creation; the steps to RTS (`Connected` shares them between `Rc`
 //!                                and `Uc`)
@@ -24,6 +25,7 @@
 //!   op.rs, local.rs              operations; their local memory
 //!   post.rs, batch.rs, scope.rs  the ways to post: one request, several, borrowed memory
 //!   send.rs, recv.rs             the two halves, to which all of these post
+//!   split.rs, divided.rs         owned halves; the queue pair that they share
 //!   posting.rs, chain.rs         stage, park, submit; the C work requests
 //!   srq/, multicast.rs           shared receive queues; multicast groups
 //!   raw.rs                       posts and polls without bookkeeping
@@ -55,6 +57,7 @@ mod chain;
 mod control;
 mod datagram;
 mod datagram_endpoint;
+pub(crate) mod divided;
 mod endpoint;
 mod foreign;
 mod local;
@@ -71,11 +74,13 @@ mod scatter;
 pub(crate) mod scope;
 pub(crate) mod send;
 mod shortcut;
+pub(crate) mod split;
 mod srq;
 mod stats;
 mod transition;
 pub mod transport;
 mod unreliable;
+mod view;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -97,9 +102,11 @@ pub use raw::{RawCompletionQueue, RawPostError, RawQueuePair};
 pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
+pub use split::{OwnedHalf, OwnedRecvHalf, OwnedSendHalf, ReuniteError};
 pub use srq::{SharedReceiveQueue, SrqBuilder};
 pub use stats::{QpStats, RecvStats, SendStats};
 use transport::{Rc, Transport, Uc, Ud};
+pub use view::QpControl;
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
@@ -170,6 +177,12 @@ impl<T: Transport> QueuePair<T> {
     #[must_use]
     pub fn context(&self) -> Context {
         self.control.context()
+    }
+
+    /// The queue pair without its work queues, as each half of a split queue pair has it too.
+    #[must_use]
+    pub fn control(&self) -> QpControl<'_, T> {
+        QpControl::new(&self.control)
     }
 
     /// The state that the device reports.

@@ -81,6 +81,12 @@ impl<O, L> Work<O, L> {
         Self { operation, local, token: 0, flags: SIGNALED }
     }
 
+    /// The memory of a request that is not posted.
+    #[cfg(feature = "aio")]
+    pub(crate) fn into_local(self) -> L {
+        self.local
+    }
+
     /// Sets a number chosen by the caller, which the completion carries; 0 by default.
     #[inline]
     pub fn token(mut self, token: u64) -> Self {

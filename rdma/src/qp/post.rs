@@ -3,7 +3,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch::Batch;
@@ -93,23 +92,9 @@ impl<T: Transport> QueuePair<T> {
         work: Work<O, L>,
         poller: &mut Poller,
         timeout: Duration,
-        mut on_completion: impl FnMut(Completion<'_>),
+        on_completion: impl FnMut(Completion<'_>),
     ) -> Result<(), PostError<L::Returned>> {
-        let start = Instant::now();
-        while self.send.half.attached.producer.vacant().is_none() && start.elapsed() < timeout {
-            if !Arc::ptr_eq(&poller.cq, &self.control.send_cq) {
-                let wrong = Error::new(Verb::PostSend, ErrorKind::InvalidInput);
-                return Err(PostError::new(wrong, Some(work.local.give_back())));
-            }
-            // Wake up now and then: another poller of the queue may free slots too.
-            let patience = timeout.saturating_sub(start.elapsed()).min(Duration::from_millis(1));
-            match poller.wait(Some(patience)) {
-                Ok(Some(completion)) => on_completion(completion),
-                Ok(None) => {}
-                Err(error) => return Err(PostError::new(error, Some(work.local.give_back()))),
-            }
-        }
-        self.post_send(work)
+        self.split_mut().0.post_or_wait(work, poller, timeout, on_completion)
     }
 
     /// Posts a receive: memory for one message. The memory is a [`Buffer`](crate::Buffer), an
@@ -227,7 +212,7 @@ pub struct QueueHalf<'a, Q, T: Transport> {
 }
 
 impl<'a, Q, T: Transport> QueueHalf<'a, Q, T> {
-    fn new(queue: &'a mut Q) -> Self {
+    pub(super) fn new(queue: &'a mut Q) -> Self {
         Self { queue, transport: PhantomData }
     }
 }
@@ -242,6 +227,36 @@ impl<T: Transport> SendHalf<'_, T> {
     #[inline]
     pub fn post<O: Operation<T>, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
         self.queue.post::<T, O, L>(work).inspect_err(PostError::log)
+    }
+
+    /// Posts a request, and waits for a free slot if the queue is full:
+    /// [`QueuePair::post_send_or_wait`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`QueuePair::post_send_or_wait`].
+    pub fn post_or_wait<O: Operation<T>, L: Owned>(
+        &mut self,
+        work: Work<O, L>,
+        poller: &mut Poller,
+        timeout: Duration,
+        mut on_completion: impl FnMut(Completion<'_>),
+    ) -> Result<(), PostError<L::Returned>> {
+        let start = Instant::now();
+        while self.queue.half.attached.producer.vacant().is_none() && start.elapsed() < timeout {
+            if !self.queue.half.attached.is_of(&poller.cq) {
+                let wrong = Error::new(Verb::PostSend, ErrorKind::InvalidInput);
+                return Err(PostError::new(wrong, Some(work.local.give_back())));
+            }
+            // Wake up now and then: another poller of the queue may free slots too.
+            let patience = timeout.saturating_sub(start.elapsed()).min(Duration::from_millis(1));
+            match poller.wait(Some(patience)) {
+                Ok(Some(completion)) => on_completion(completion),
+                Ok(None) => {}
+                Err(error) => return Err(PostError::new(error, Some(work.local.give_back()))),
+            }
+        }
+        self.post(work)
     }
 
     /// Starts a batch of requests, posted with one doorbell.

@@ -8,6 +8,7 @@
 //!
 //! * **S1.** A queue half belongs to a queue pair that lives at least as long: the queue pair
 //!   destroys the C object before it releases its halves, and the halves cannot be moved out of it.
+//!   Owned halves reach them in their place (D1 of [`divided`](super::divided)).
 //! * **S2.** Memory that a posted request names is parked in the ring, lent by a scope, or was
 //!   copied while the request was posted.
 //! * **S3.** A request's memory is returned without a completion only if the device cannot have

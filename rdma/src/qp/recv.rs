@@ -142,12 +142,6 @@ impl RecvQueue {
         Poll::Ready(self.routed.pop_front().and_then(Ticket::published))
     }
 
-    /// Gives up the messages of routed receives.
-    #[cfg(feature = "aio")]
-    pub(crate) fn give_up_routed(&mut self) {
-        self.routed.clear();
-    }
-
     /// Posts memory that `keep` keeps valid.
     ///
     /// # Safety

@@ -119,16 +119,17 @@ impl SendQueue {
         self.half.results()
     }
 
-    /// Whether a request can be posted now.
+    /// Whether more than `reserved` requests can be posted now, where `reserved` can.
     #[cfg(feature = "aio")]
-    pub(crate) fn has_room(&mut self) -> bool {
-        self.half.attached.producer.vacant().is_some()
+    pub(crate) fn has_room_after(&mut self, reserved: u32) -> bool {
+        reserved < self.depth() && self.half.attached.producer.vacant_after(reserved).is_some()
     }
 
-    /// The token of the request at the head, if it is routed: its end frees a slot.
+    /// The token of the request in the slot after the `reserved` next ones, if it is routed: its
+    /// end frees the slot.
     #[cfg(feature = "aio")]
-    pub(crate) fn oldest_routed(&self) -> Option<u64> {
-        self.half.attached.producer.oldest_routed()
+    pub(crate) fn routed_after(&self, reserved: u32) -> Option<u64> {
+        self.half.attached.producer.routed_after(reserved)
     }
 
     /// Posts a request whose completion goes to the queue's results.
@@ -143,16 +144,27 @@ impl SendQueue {
         O: Operation<T>,
         L: Owned,
     {
+        self.submit_routed::<T, O, L>(work)?.settle()
+    }
+
+    /// As [`post_routed`](Self::post_routed), for a caller that holds a lock: runs no code of the
+    /// program. The rest is [`Submitted::settle`].
+    #[cfg(feature = "aio")]
+    #[inline(always)]
+    pub(crate) fn submit_routed<T, O, L>(&mut self, work: Work<O, L>) -> Result<Submitted<L>, PostError<L::Returned>>
+    where
+        T: Transport,
+        O: Operation<T>,
+        L: Owned,
+    {
         let Some(ticket) = self.half.begin() else { return Err(Half::<ibv_send_wr>::forked(work.local)) };
         // If posting panics, leak the memory: the slot may own it by then.
         let work = std::mem::ManuallyDrop::new(work.signaled(true).token(ticket.index().into()));
         // SAFETY: post_kept requires that the parked memory is not used unless it was returned:
         // `settle` forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = unsafe { self.post_kept::<T, O, L>(&work, &Routed(&work.local)) };
-        let posted = outcome.settle(std::mem::ManuallyDrop::into_inner(work).local, L::surrender, L::give_back);
-        let posted = posted.inspect_err(PostError::log);
-        // SAFETY: posted requires the outcome of the ticket's request: it was just posted.
-        unsafe { Half::<ibv_send_wr>::posted(ticket, posted) }
+        let local = std::mem::ManuallyDrop::new(std::mem::ManuallyDrop::into_inner(work).local);
+        Ok(Submitted { ticket, outcome, local })
     }
 
     /// Posts a request whose memory `keep` keeps valid.
@@ -260,6 +272,29 @@ impl SendQueue {
     /// The maximum length of a datagram, in bytes.
     pub(super) fn max_message(&self) -> u32 {
         self.limits.max_message
+    }
+}
+
+/// A routed request that was submitted, and whose memory still has two owners: this value, which
+/// leaks it if it is dropped, and the slot.
+#[cfg(feature = "aio")]
+#[must_use]
+pub(crate) struct Submitted<L> {
+    ticket: Ticket<'static, Report>,
+    outcome: Outcome,
+    local: std::mem::ManuallyDrop<L>,
+}
+
+#[cfg(feature = "aio")]
+impl<L: Owned> Submitted<L> {
+    /// Surrenders the memory to the slot, or returns it, and logs the end of the queue.
+    #[inline(always)]
+    pub(crate) fn settle(self) -> Result<Ticket<'static, Report>, PostError<L::Returned>> {
+        let Self { ticket, outcome, local } = self;
+        let posted = outcome.settle(std::mem::ManuallyDrop::into_inner(local), L::surrender, L::give_back);
+        let posted = posted.inspect_err(PostError::log);
+        // SAFETY: posted requires the outcome of the ticket's request: `submit_routed` posted it.
+        unsafe { Half::<ibv_send_wr>::posted(ticket, posted) }
     }
 }
 

@@ -231,12 +231,12 @@ impl Producer {
         }
     }
 
-    /// The token of the request in the slot at the head, if it is routed.
+    /// The token of the request in the slot `ahead` places after the head, if it is routed. `ahead`
+    /// is less than the depth.
     #[cfg(feature = "aio")]
-    pub(crate) fn oldest_routed(&self) -> Option<u64> {
-        // SAFETY: as_ref requires a valid slot: the head is a slot of the ring (P1), which is never
-        // freed (R4).
-        let entry = unsafe { self.head.as_ref() }.entry.get();
+    pub(crate) fn routed_after(&self, ahead: u32) -> Option<u64> {
+        let (index, _) = self.place(ahead);
+        let entry = self.ring().slots.get(index as usize)?.entry.get();
         // SAFETY: the reference requires an initialised entry that no thread writes: it is from the
         // ring's creation on, and only this producer writes to it (R1).
         let entry = unsafe { &*entry };

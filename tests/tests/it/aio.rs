@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use rdma::aio::{self, Driver, DriverOptions, Handle, InFlight, Strategy};
 use rdma::op::{self, Opcode};
 use rdma::transport::{Rc, Ud};
-use rdma::{Buffer, InitOptions, InitializedQueuePair, Opened, ProtectionDomain, QueuePair, RemoteAccess, WcStatus};
+use rdma::{
+    Buffer, ErrorKind, InitOptions, InitializedQueuePair, Opened, ProtectionDomain, QueuePair, RemoteAccess, WcStatus,
+};
 use rdma_tests::{LIMIT, MANAGED, all_rights, buffer, pattern};
 
 const DEPTH: u32 = 8;
@@ -255,6 +257,53 @@ fn futures_are_dropped_at_any_point() {
     // All that was abandoned has ended.
     run(&mut driver, poll_fn(|_| if a.abandoned() == 0 { Poll::Ready(()) } else { Poll::Pending }));
     assert_eq!((a.queue_pair().send_queue().room(), b.queue_pair().recv_queue().room()), (DEPTH, DEPTH));
+}
+
+/// Four threads read and write over one queue pair, whose queue has fewer slots than they want.
+#[test]
+fn several_tasks_share_a_queue_pair() {
+    const TASKS: u8 = 4;
+    const ROUNDS: u8 = 50;
+    let Some((mut driver, World { pd, a, b })) = world(Strategy::default()) else { return };
+    let driving = thread::spawn(move || {
+        while driver.is_used() {
+            driver.wait(None).expect("a working device");
+        }
+    });
+    let region = pd.allocate_exposed(usize::from(TASKS) * 64, all_rights()).unwrap();
+    let remote = region.remote(..).unwrap();
+    let (send, recv) = a.into_split();
+    let requester = send.into_requester();
+    // All slots but two are taken, so that the tasks wait for each other.
+    let held: Vec<_> = (2..DEPTH).map(|_| aio::block_on(requester.reserve()).unwrap()).collect();
+    thread::scope(|scope| {
+        for task in 0..TASKS {
+            let (requester, pd) = (requester.clone(), &pd);
+            let place = remote.slice(usize::from(task) * 64..usize::from(task + 1) * 64).unwrap();
+            scope.spawn(move || {
+                let mut read = pd.allocate(64).unwrap();
+                for round in 0..ROUNDS {
+                    let content = pattern(64, task * ROUNDS + round);
+                    let written = aio::block_on(requester.post(op::write(buffer(pd, &content), place)));
+                    assert_eq!(written.status.unwrap().opcode, Opcode::Write);
+                    let finished = aio::block_on(requester.post(op::read(read, place)));
+                    read = finished.into_memory().unwrap();
+                    assert_eq!(read[..], content);
+                }
+            });
+        }
+    });
+    drop(held);
+    assert_eq!(requester.abandoned(), 0);
+    requester.close().unwrap();
+    assert_eq!(requester.start(op::send(())).unwrap_err().kind(), ErrorKind::Ended);
+    // The halves of either side end on their own.
+    let (send, mut other) = b.into_split();
+    drop((recv, send));
+    drop(requester);
+    aio::block_on(other.shutdown()).unwrap();
+    drop(other);
+    driving.join().unwrap();
 }
 
 /// A future with a time limit on tokio; the limit abandons the receive's wait and loses nothing.

@@ -296,10 +296,12 @@ fn is_node_count(word: &str) -> bool {
     node.parse::<u32>().is_ok() && pages.parse::<u64>().is_ok()
 }
 
+/// The mapping that holds an address: neighbours of one policy are one mapping.
 fn numa_maps_of(address: u64) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
-    let begin = format!("{address:x} ");
-    maps.lines().find(|line| line.starts_with(&begin)).map(str::to_owned)
+    let start = |line: &str| u64::from_str_radix(line.split(' ').next()?, 16).ok();
+    let before = |line: &&str| start(line).is_some_and(|start| start <= address);
+    maps.lines().filter(before).max_by_key(|line| start(line)).map(str::to_owned)
 }
 
 #[test]

@@ -21,6 +21,14 @@ const EMULATED: &str = "max,la57=off,erms=off,fsrm=off,smap=off,smep=off";
 /// for each clock access, one processor at a time.
 const EMULATED_CLOCK: &str = "tsc=reliable";
 
+/// The memory, in MiB, that a guest alone has beside its own: above the address 4 GiB a second NUMA
+/// node, with a huge page of 1 GiB, and below it the rest of what QEMU puts there. The host gives
+/// only what the guest touches.
+const SECOND_NODE: u32 = 1280;
+const BELOW_4_GIB: u32 = 2048;
+/// Huge pages of both sizes. The one of 1 GiB is on the second node (1).
+const HUGE_PAGES: &str = "hugepagesz=2M hugepages=16 hugepagesz=1G hugepages=1:1";
+
 /// The time in which the first of two guests makes its ends of the wires.
 const WIRING: Duration = Duration::from_secs(30);
 
@@ -135,12 +143,13 @@ impl Guest {
         // which is no fault. The watchdog and the check for a stopped timer are therefore disabled.
         let settings =
             "console=ttyS0 quiet log_buf_len=4M nowatchdog no_timer_check panic=-1 mitigations=off random.trust_cpu=on";
-        let machine = format!("-accel {accelerator} -cpu {processor} -smp {} -m {}", self.processors, self.memory);
+        let (memory, nodes, pages) = self.memory();
+        let machine = format!("-accel {accelerator} -cpu {processor} -smp {} -m {memory}{nodes}", self.processors);
         let fixed = "-M q35 -no-reboot -nodefaults -display none -device isa-debug-exit,iobase=0xf4,iosize=1";
         let Image { kernel, initrd, packages } = &self.image;
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args(machine.split(' ')).args(fixed.split(' ')).arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
-        qemu.args(["-append", &format!("{settings} {clock}")]);
+        qemu.args(["-append", &format!("{settings} {clock} {pages}")]);
         qemu.args(["-serial", &format!("file:{}", self.console_path().display()), "-serial", "stdio"]);
         qemu.args(share(Path::new("/"), "host", "readonly=on,")).args(share(packages, "packages", "readonly=on,"));
         qemu.args(share(&self.out, "out", ""));
@@ -166,6 +175,22 @@ impl Guest {
             .stdout(stdout)
             .spawn()
             .map_err(|error| format!("cannot run qemu-system-x86_64: {error}"))
+    }
+
+    /// The memory in MiB, QEMU's options that divide it, and the kernel's for huge pages.
+    /// Two guests have no second node: the host may be small, and they have no tests of memory.
+    fn memory(&self) -> (u32, String, &'static str) {
+        if !self.wires.is_empty() {
+            return (self.memory, String::new(), "");
+        }
+        let first = self.memory.max(BELOW_4_GIB);
+        let node = |number, mebibytes, processors: &str| {
+            let object = format!("-object memory-backend-ram,id=m{number},size={mebibytes}M");
+            format!(" {object} -numa node,nodeid={number},memdev=m{number}{processors}")
+        };
+        let processors = format!(",cpus=0-{}", self.processors.saturating_sub(1));
+        let nodes = node(0, first, &processors) + &node(1, SECOND_NODE, "");
+        (first + SECOND_NODE, nodes, HUGE_PAGES)
     }
 
     /// The emulation mode for this number of processors. Guests with more processors than the

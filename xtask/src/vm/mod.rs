@@ -51,7 +51,7 @@ pub(crate) struct Options {
     /// The number of the guest's processors: with one, programs that poll starve the other side.
     #[arg(long, default_value_t = 2, value_name = "N")]
     processors: u8,
-    /// The guest's memory in MiB.
+    /// The guest's memory in MiB. A guest alone has a second node beside it.
     #[arg(long, default_value_t = 1024, value_name = "MIB")]
     memory: u32,
     /// Seconds until the guest is stopped.

@@ -108,6 +108,8 @@ pub fn send(signal: Signal, pid: u32) {
 pub struct Server {
     pub child: Child,
     pub address: SocketAddr,
+    /// The object that it has printed.
+    pub fields: serde_json::Value,
 }
 
 impl Server {
@@ -125,7 +127,7 @@ impl Server {
             panic!("the server ended: {:?}", finish(child));
         }
         let fields: serde_json::Value = serde_json::from_str(&line).expect("the server prints its address");
-        Self { child, address: fields["address"].as_str().unwrap().parse().unwrap() }
+        Self { child, address: fields["address"].as_str().unwrap().parse().unwrap(), fields }
     }
 
     /// Runs a client: `command`, the server's address, and more arguments.

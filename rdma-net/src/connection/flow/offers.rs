@@ -59,6 +59,15 @@ pub(in crate::connection) struct Offers {
     buffers: ReadShare,
 }
 
+/// The way of a long message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::connection) enum Way {
+    /// As a copy that the peer reads.
+    Offer,
+    /// In fragments, as a short one.
+    Fragments,
+}
+
 /// The memory of an open offer.
 #[derive(Debug)]
 enum Open {
@@ -146,9 +155,20 @@ impl Offers {
 
 /// The offers of this side.
 impl Flow {
-    /// Whether a message of `len` bytes may be copied and offered.
-    pub(in crate::connection) fn has_room_to_offer(&self, len: usize) -> bool {
-        self.has_room() && self.protocol.can_offer() && self.offers.staging.has_room(len)
+    /// The way of a message of `len` bytes that is longer than the eager limit; none while it must
+    /// wait.
+    ///
+    /// Memory for a further offer comes free with a DONE, which needs a credit. A peer without one
+    /// gets it when this side's application takes a message; but the application may do that only
+    /// once this message is sent. So to such a peer the message goes in fragments.
+    pub(in crate::connection) fn way_of_long(&self, len: usize) -> Option<Way> {
+        if !self.has_room() {
+            return None;
+        }
+        if self.protocol.can_offer() && self.offers.staging.has_room(len) {
+            return Some(Way::Offer);
+        }
+        self.protocol.is_used_up().then_some(Way::Fragments)
     }
 
     /// Whether memory of the application may be offered.
@@ -157,7 +177,7 @@ impl Flow {
     }
 
     /// Offers a copy of the first `len` bytes of the slices, which have as many;
-    /// [`has_room_to_offer`](Self::has_room_to_offer) is true.
+    /// [`way_of_long`](Self::way_of_long) is an offer.
     pub(in crate::connection) fn offer_copy(
         &mut self,
         slices: &[IoSlice<'_>],

@@ -16,7 +16,6 @@ use crate::waiters::{Place, Task};
 pub(in crate::connection) struct Wakeups {
     sender: Option<Waker>,
     receiver: Option<Waker>,
-    closer: Option<Waker>,
     operator: Option<Waker>,
     /// Tasks that wait for the peer's DONE; all other waiting tasks, when the connection ends.
     pub(super) all: Vec<Waker>,
@@ -67,7 +66,7 @@ impl Wakeups {
     /// Wakes the tasks, logs, and drops the rest. All of that is other people's code, which may
     /// panic.
     pub(in crate::connection) fn wake(self, panics: &mut Panics) {
-        let Self { sender, receiver, closer, operator, all, stale, retired } = self;
+        let Self { sender, receiver, operator, all, stale, retired } = self;
         let mut wake = |waker: Option<Waker>| {
             if let Some(waker) = waker {
                 panics.catch(|| waker.wake());
@@ -76,7 +75,6 @@ impl Wakeups {
         // One after the other: a chain of iterators takes hundreds of instructions each time.
         wake(sender);
         wake(receiver);
-        wake(closer);
         wake(operator);
         all.into_iter().for_each(|waker| wake(Some(waker)));
         stale.into_iter().for_each(|waker| panics.catch(|| drop(waker)));
@@ -90,9 +88,14 @@ impl Flow {
         task.leave(&mut self.receiver);
     }
 
-    /// Leaves the waker of the task that waits for the end.
-    pub(in crate::connection) fn wait_for_end(&mut self, task: &mut Task<'_>) {
-        task.leave(&mut self.closer);
+    /// Leaves the waker of a task that waits for the end.
+    pub(in crate::connection) fn wait_for_end(&mut self, place: &mut Option<Place>, task: &mut Task<'_>) {
+        self.closers.wait(place, task);
+    }
+
+    /// Gives a place among the tasks that wait for the end up.
+    pub(in crate::connection) fn leave_closers(&mut self, place: &mut Option<Place>) {
+        self.wakeups.stale.extend(self.closers.leave(place));
     }
 
     /// Leaves the waker of a task that waits to send.
@@ -127,6 +130,11 @@ impl Flow {
         }
     }
 
+    /// Wakes all tasks that wait to send: none can any more.
+    pub(super) fn wake_all_senders(&mut self) {
+        self.wakeups.all.extend(self.senders.take_all());
+    }
+
     /// Wakes the first task that waits to begin one-sided operations, if there is space for them.
     pub(in crate::connection) fn wake_operator(&mut self) {
         if !self.operations.waiters.is_empty() && self.operations.has_room(self.operations.wanted) {
@@ -138,14 +146,10 @@ impl Flow {
 
     /// Wakes all tasks.
     pub(super) fn wake_all(&mut self) {
-        self.wakeups.all.extend(self.senders.take_all());
+        self.wake_all_senders();
         self.wakeups.all.extend(self.operations.take_wakers());
         self.wakeups.all.extend(self.arrivals.take_wakers());
-        // The peer's CLOSE may end the connection at once: the second call must not forget the
-        // first.
-        if let Some(waker) = self.closer.take() {
-            self.wakeups.closer = Some(waker);
-        }
+        self.wakeups.all.extend(self.closers.take_all());
         self.wake_receiver();
     }
 

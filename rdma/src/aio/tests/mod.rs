@@ -4,6 +4,7 @@ mod attacks;
 mod random;
 mod reactor;
 mod results;
+mod tasks;
 
 use std::future::Future;
 use std::pin::{Pin, pin};

@@ -10,7 +10,7 @@ use crate::cm::event::{Event, EventKind};
 use crate::cm::id::Id;
 use crate::cm::message::{ConnectionParameters, PrivateData};
 use crate::error::{Error, Result, gives_back};
-use crate::qp::{InitializedQueuePair, QueuePair};
+use crate::qp::{InitializedQueuePair, QpControl};
 use crate::transport::Rc;
 use crate::wait::Deadline;
 
@@ -106,7 +106,7 @@ impl Connection {
     /// # }
     /// ```
     #[doc(alias = "rdma_disconnect")]
-    pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
+    pub fn disconnect<'a>(&self, qp: impl Into<QpControl<'a, Rc>>) -> Result<()> {
         self.id.disconnect(qp)
     }
 

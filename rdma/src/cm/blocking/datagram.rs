@@ -13,7 +13,7 @@ use crate::cm::message::{MulticastGroup, UdPeer};
 use crate::cm::{EventChannel, Membership, UdOptions};
 use crate::context::Context;
 use crate::error::{Failed, Result, Verb};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpControl};
 use crate::transport::Ud;
 
 impl Resolved<Ud> {
@@ -64,7 +64,7 @@ impl IncomingConnection<Ud> {
     ///
     /// `WrongDevice`; `TooLong` for the private data; errors of librdmacm. The request is consumed.
     #[doc(alias = "rdma_accept")]
-    pub fn accept(self, qp: &QueuePair<Ud>, options: &UdOptions) -> Result<Id<Ud>> {
+    pub fn accept<'a>(self, qp: impl Into<QpControl<'a, Ud>>, options: &UdOptions) -> Result<Id<Ud>> {
         self.request.accept(qp, options).map_err(|failed| failed.error)
     }
 }

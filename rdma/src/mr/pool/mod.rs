@@ -163,9 +163,12 @@ impl Pool {
         self.class(len)?.reserve(count)
     }
 
-    /// The counts of each class, by size.
+    /// The counts of each class, by size; none in a forked child.
     #[must_use]
     pub fn stats(&self) -> Vec<PoolStats> {
+        if self.owner.classes.iter().any(|class| class.made_in.is_forked()) {
+            return Vec::new();
+        }
         self.owner.classes.iter().map(|class| class.stats()).collect()
     }
 

@@ -414,6 +414,7 @@ fn a_forked_child_neither_takes_nor_returns() {
     if child == 0 {
         let forked = |error: Error| error.kind() == ErrorKind::Forked;
         let inert = pool.take(64).is_err_and(forked)
+            && pool.stats().is_empty()
             && pool.reserve(64, 1).is_err_and(forked)
             && pool.take_blocking(64, None).is_err_and(forked)
             && Pool::builder(&pd).class(64, 1).build().is_err_and(forked)

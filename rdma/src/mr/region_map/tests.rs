@@ -131,3 +131,37 @@ fn lookups_go_on_while_regions_come_and_go() {
     drop(map);
     assert_eq!(Arc::strong_count(&arena), 1, "every region has ended");
 }
+
+#[test]
+#[cfg(not(miri))] // which has no fork
+fn a_forked_child_finds_nothing_and_ends_nothing() {
+    let pd = domain();
+    let map = RegionMap::new();
+    let region = pd.allocate_exposed(64, RemoteAccess::READ).unwrap();
+    let at = region.address();
+    map.insert(region).unwrap();
+    let other = pd.allocate_exposed(64, RemoteAccess::READ).unwrap();
+    // SAFETY: fork requires a child that calls no function that needs a lock of another thread: the
+    // child makes only the calls under test, which take none there, and _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let inert = map.find(at, 1).is_none()
+            && map.find_remote(at, 1).is_none()
+            && map.span(at).is_none()
+            && map.remove(at).is_none()
+            && map.is_empty()
+            && map.drain().is_empty()
+            && map.insert(other).is_err_and(|failed| failed.error.kind() == ErrorKind::Forked);
+        drop(map);
+        let quiet = testing::live("mr") == 2;
+        // SAFETY: _exit has no requirements.
+        unsafe { libc::_exit(if inert && quiet { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waitpid requires space for a status: a local.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!((status, map.find(at, 64).unwrap().len()), (0, 64));
+    drop(map);
+    drop(other);
+    assert_eq!(testing::live("mr"), 0);
+}

@@ -12,6 +12,7 @@ mod pools;
 mod rows;
 mod scopes;
 mod sources;
+mod split;
 mod stats;
 mod threads;
 
