@@ -95,7 +95,7 @@ fn at_a_time<T>(batches: u32, make: impl Fn() -> T) -> f64 {
 }
 
 /// This core takes, and the other one returns, at the same time.
-fn across<T: Send>(batches: u32, other: usize, make: impl Fn() -> T) -> Result<f64, Box<dyn Error>> {
+fn across<T: Send + 'static>(batches: u32, other: usize, make: impl Fn() -> T) -> Result<f64, Box<dyn Error>> {
     thread::scope(|scope| {
         let (full, arriving): (SyncSender<Vec<T>>, Receiver<_>) = mpsc::sync_channel(ON_THEIR_WAY);
         let (empty, coming_back) = mpsc::sync_channel(ON_THEIR_WAY);
