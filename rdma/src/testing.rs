@@ -2,12 +2,23 @@
 
 pub(crate) use rdma_testkit::*;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use rdma_sys::ibv_qp;
 
 use crate::context::Context;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::Gid;
+
+/// Sets a flag at its end, so that threads that run until it is set end though the test panics.
+pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
 
 /// The devices of the provider in memory.
 pub(crate) fn devices() -> Result<Vec<Device>> {

@@ -11,7 +11,7 @@ use rdma_mem::SharedSliceMut;
 use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
 use super::options::RegisterOptions;
-use super::pages::{self, Pages};
+use super::pages::Pages;
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb, gives_back};
@@ -76,6 +76,7 @@ impl ProtectionDomain {
         if len == 0 || options.access().is_empty() {
             return Err(Error::new(Verb::Allocate, ErrorKind::InvalidInput));
         }
+        options.check_allocation(&self.inner, len, Kind::ExposedHost)?;
         // Shared memory has its pages as soon as it exists, wherever they are. Miri has no memfd.
         #[cfg(not(miri))]
         if options.huge_pages.is_none() && options.numa_node.is_none() {
@@ -140,7 +141,7 @@ impl ProtectionDomain {
     where
         O: MemoryOwner<Placement = Host>,
     {
-        let region = self.expose(pages::take_apart(owner), options);
+        let region = self.expose(RawMemory::new(owner), options);
         region.map_err(|(error, memory)| Failed::new(error, memory.give_back()))
     }
 

@@ -178,7 +178,7 @@ impl Region {
     ) -> Result<Arc<Handle<Self>>, Failed<(RawMemory, Ownership)>> {
         let (pd, context) = (&pd.inner, &pd.inner.context);
         let mut check = || {
-            Self::check(pd, &memory, Verb::FromRaw)?;
+            Self::check(pd, memory.len(), Verb::FromRaw)?;
             require_some(raw)?;
             // `constants` requires a live object: not NULL, so this function's contract says so.
             let (of, domain, address, length) = constants!(raw => context, pd, addr, length);

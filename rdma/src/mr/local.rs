@@ -6,9 +6,9 @@ use std::ops::{Range, RangeBounds};
 use std::ptr::NonNull;
 
 use super::buffer::{Buffer, resolve};
-use super::memory::{Host, MemoryOwner};
+use super::memory::{Host, MemoryOwner, RawMemory};
 use super::options::RegisterOptions;
-use super::pages::{self, Pages};
+use super::pages::Pages;
 use super::pool::Home;
 use super::{Kind, Reach, Region};
 use crate::error::{Failed, Result, Verb};
@@ -64,6 +64,7 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_with(&self, len: usize, options: &RegisterOptions) -> Result<Buffer> {
+        options.check_allocation(&self.inner, len, Kind::LocalHost)?;
         Ok(self.register_with(Pages::with_options(len, options)?, options)?)
     }
 
@@ -136,11 +137,11 @@ impl ProtectionDomain {
         owner: O,
         options: &RegisterOptions,
     ) -> Result<Buffer<O::Placement>, Failed<O>> {
-        let mut memory = pages::take_apart(owner);
+        let mut memory = RawMemory::new(owner);
         let kind = Kind::local::<O::Placement>();
         // Buffers lend references, so no other process may have the memory mapped; other processes
         // may have obtained SharedMemory's file. Private memory stays so: check first.
-        let checked = Region::check(&self.inner, &memory, Verb::RegisterMr)
+        let checked = Region::check(&self.inner, memory.len(), Verb::RegisterMr)
             .and_then(|()| options.check(&self.inner, &memory, kind));
         if let Err(error) = checked.and_then(|()| memory.make_private()) {
             return Err(Failed::new(error, memory.give_back()));

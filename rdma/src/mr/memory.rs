@@ -73,6 +73,12 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     #[doc(hidden)]
     const MAY_FAULT: bool = false;
 
+    /// How the memory was allocated, as far as this crate did that.
+    #[doc(hidden)]
+    fn placed(&self) -> Placed {
+        Placed::default()
+    }
+
     /// Takes the owner apart.
     fn into_parts(self) -> (NonNull<u8>, usize, Self::Parts);
 
@@ -114,6 +120,12 @@ pub unsafe trait SourceOwner: Sized + Send + 'static {
     /// Whether an access of the processor may fault, so that a software device has the kernel copy.
     #[doc(hidden)]
     const MAY_FAULT: bool = false;
+
+    /// How the memory was allocated, as far as this crate did that.
+    #[doc(hidden)]
+    fn placed(&self) -> Placed {
+        Placed::default()
+    }
 
     /// The memory.
     fn bytes(&self) -> &[u8];
@@ -194,22 +206,18 @@ impl RawMemory {
             return raw.raw;
         }
         let owner = owner.expect("only a `Memory` was taken out");
+        let placed = owner.placed();
         let (address, len, parts) = owner.into_parts();
-        Self {
-            address,
-            len,
-            may_fault: O::MAY_FAULT,
-            placed: Placed::default(),
-            parts: Some(Box::new(Parts::<O>(parts))),
-        }
+        Self { address, len, may_fault: O::MAY_FAULT, placed, parts: Some(Box::new(Parts::<O>(parts))) }
     }
 
     /// The memory of a source.
     pub(super) fn of_source<O: SourceOwner>(owner: O) -> Self {
+        let placed = owner.placed();
         let owner = Box::new(owner);
         let bytes = owner.bytes();
         let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
-        Self { address, len, may_fault: O::MAY_FAULT, placed: Placed::default(), parts: Some(Box::new(Source(owner))) }
+        Self { address, len, may_fault: O::MAY_FAULT, placed, parts: Some(Box::new(Source(owner))) }
     }
 
     /// Memory that a caller has borrowed, and whose borrow ends after deregistration.
@@ -232,12 +240,6 @@ impl RawMemory {
     /// How the memory was allocated, as far as this crate did that.
     pub(super) fn placed(&self) -> Placed {
         self.placed
-    }
-
-    /// The same memory, with how it was allocated if that is given.
-    pub(super) fn with_placed(mut self, placed: Option<Placed>) -> Self {
-        self.placed = placed.unwrap_or(self.placed);
-        self
     }
 
     /// Whether [`give_back`](Self::give_back) returns an owner of type `O` that is not a

@@ -199,9 +199,9 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Fails in a forked child, and for memory without bytes.
-    fn check(pd: &PdInner, memory: &RawMemory, operation: Verb) -> Result<()> {
+    fn check(pd: &PdInner, len: usize, operation: Verb) -> Result<()> {
         pd.context.check(operation)?;
-        if memory.len() == 0 { Err(Error::new(operation, ErrorKind::InvalidInput)) } else { Ok(()) }
+        if len == 0 { Err(Error::new(operation, ErrorKind::InvalidInput)) } else { Ok(()) }
     }
 
     /// Registers memory, in the given way. On failure returns the memory, which
@@ -217,7 +217,7 @@ impl Region {
             Reach::DmaBuf { .. } => Verb::RegisterDmaBuf,
             Reach::Address | Reach::Mapping(_) | Reach::Copies(_) => Verb::RegisterMr,
         };
-        let checked = Self::check(pd, &memory, operation).and_then(|()| options.check(pd, &memory, kind));
+        let checked = Self::check(pd, memory.len(), operation).and_then(|()| options.check(pd, &memory, kind));
         if let Err(error) = checked.and_then(|()| touch_all(&memory, kind, options)) {
             return Err((error, memory));
         }
@@ -293,7 +293,7 @@ fn touch_all(memory: &RawMemory, kind: Kind, options: &RegisterOptions) -> Resul
     let how = Touch { writes: kind != Kind::Source, may_fault: memory.may_fault() };
     // SAFETY: touch requires memory that is valid for reads, and for writes if it is no source, and
     // that others access atomically: M1, and the contracts of the owners; borrowed memory is
-    // borrowed exclusively.
+    // borrowed exclusively. Nobody writes a source (M7).
     let touched = unsafe { touch(memory.address(), memory.len(), threads, STEP, how) };
     touched.map_err(|errno| Error::from_errno(Verb::RegisterMr, errno as i32))
 }

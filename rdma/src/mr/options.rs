@@ -2,9 +2,9 @@
 
 use rdma_sys::{ibv_access_flags, ibv_odp_transport_cap_bits};
 
-use super::Kind;
 use super::memory::RawMemory;
 use super::placed::HugePages;
+use super::{Kind, Region};
 use crate::context::ContextInner;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::pd::PdInner;
@@ -23,7 +23,7 @@ static IOVA_LOCAL: OptionLimit = OptionLimit::new(
     "left out only: local memory and sources keep their address, at which requests copy; exposed memory may have another",
 );
 static IOVA_PAGE: OptionLimit = OptionLimit::new("iova", "an address at the place of its page where the memory is");
-static IOVA_END: OptionLimit = OptionLimit::new("iova", "2^64 less the length at most");
+static IOVA_END: OptionLimit = OptionLimit::new("iova", "below 2^64 less the length");
 static IOVA_SIW: OptionLimit = OptionLimit::new("iova", "left out only: siw knows no other address than the memory's");
 static HUGE_PAGES_ELSEWHERE: OptionLimit = OptionLimit::new(
     "huge_pages",
@@ -86,7 +86,7 @@ impl RegisterOptions {
     }
 
     /// Allows or forbids the device to write the memory in any order. By default it is allowed for
-    /// local memory and sources, and forbidden for exposed memory.
+    /// local memory, sources and memory of a GPU, and forbidden for exposed memory of the host.
     ///
     /// On a machine whose bus or processor keeps the order of writes at a price, relaxed ordering
     /// is much faster. The man page of `ibv_reg_mr` says: "Relaxed ordering allows network
@@ -132,6 +132,11 @@ impl RegisterOptions {
     /// [`Pages::with_options`](crate::Pages::with_options). The pages are taken at once, so an
     /// error tells that there are none, and no later access does. Exposed memory of huge pages is
     /// not shared with peers on this host.
+    ///
+    /// A kernel of before Linux 5.14, or a sandbox that refuses `MADV_POPULATE_WRITE`, only reserves
+    /// them: a device that pins takes them at registration, and others at the first access. A
+    /// reservation ignores the node and the limit of a cgroup (`hugetlb`), and an access for which
+    /// these leave no page ends the process by `SIGBUS`.
     #[must_use]
     #[doc(alias = "MAP_HUGETLB")]
     #[doc(alias = "IBV_ACCESS_HUGETLB")]
@@ -156,7 +161,8 @@ impl RegisterOptions {
 
     /// Lets up to this many threads allocate the pages at the same time, before the one
     /// registration: that is what takes the time of a large region. 0, the default, leaves it to
-    /// the registration, which does it alone. The threads end before the call returns.
+    /// the registration, which does it alone. The threads end before the call returns. Of memory
+    /// that the program brings they may write each page, atomically and without a change.
     #[must_use]
     #[doc(alias = "MADV_POPULATE_WRITE")]
     pub fn touch_threads(mut self, count: usize) -> Self {
@@ -212,13 +218,7 @@ impl RegisterOptions {
     /// Fails if an option may not be so for this memory, or on this device.
     pub(super) fn check(&self, pd: &PdInner, memory: &RawMemory, kind: Kind) -> Result<()> {
         let invalid = |limit| Err(Error::new(Verb::RegisterMr, ErrorKind::InvalidOption(limit)));
-        let unsupported = |limit| Err(Error::new(Verb::RegisterMr, ErrorKind::UnsupportedOption(limit)));
-        let access = self.access();
-        match kind {
-            Kind::LocalHost | Kind::LocalGpu if !access.is_empty() => return invalid(&LOCAL_ACCESS),
-            Kind::Source if !RemoteAccess::READ.contains(access) => return invalid(&SOURCE_ACCESS),
-            _ => {}
-        }
+        self.check_rights(kind)?;
         let placed = memory.placed();
         if self.huge_pages.is_some() && self.huge_pages != placed.huge_pages {
             return invalid(&HUGE_PAGES_ELSEWHERE);
@@ -227,32 +227,60 @@ impl RegisterOptions {
             return invalid(&NUMA_NODE_ELSEWHERE);
         }
         if let Some(iova) = self.iova.filter(|_| self.shift(memory) != 0) {
-            let page = rdma_mem::page_size() as u64;
-            if kind != Kind::ExposedHost {
-                return invalid(&IOVA_LOCAL);
-            }
-            if self.shift(memory) % page != 0 {
-                return invalid(&IOVA_PAGE);
-            }
-            if iova.checked_add(memory.len() as u64).is_none() {
-                return invalid(&IOVA_END);
-            }
-            if pd.context.is_siw() {
-                return unsupported(&IOVA_SIW);
-            }
+            check_iova(pd, iova, self.shift(memory), memory.len(), kind)?;
         }
+        self.check_device(pd, memory.len())
+    }
+
+    /// As [`check`](Self::check), for memory that is to be allocated with these options.
+    pub(super) fn check_allocation(&self, pd: &PdInner, len: usize, kind: Kind) -> Result<()> {
+        Region::check(pd, len, Verb::RegisterMr)?;
+        self.check_rights(kind)?;
+        if let Some(iova) = self.iova {
+            // The memory is to begin with a page, so the distance to it has the place of the
+            // address.
+            check_iova(pd, iova, iova, len, kind)?;
+        }
+        self.check_device(pd, len)
+    }
+
+    fn check_rights(&self, kind: Kind) -> Result<()> {
+        let limit = match kind {
+            Kind::LocalHost | Kind::LocalGpu if !self.access().is_empty() => &LOCAL_ACCESS,
+            Kind::Source if !RemoteAccess::READ.contains(self.access()) => &SOURCE_ACCESS,
+            _ => return Ok(()),
+        };
+        Err(Error::new(Verb::RegisterMr, ErrorKind::InvalidOption(limit)))
+    }
+
+    fn check_device(&self, pd: &PdInner, len: usize) -> Result<()> {
         let max = pd.context.device_attr.max_mr_size();
-        if max != 0 && memory.len() as u64 > max {
+        if max != 0 && len as u64 > max {
             return Err(Error::new(Verb::RegisterMr, ErrorKind::RegionTooLong(max)));
         }
-        if self.on_demand {
-            let rights = rights_on_demand(&pd.context)?;
-            if !rights.contains(access) {
-                return unsupported(&ON_DEMAND_RIGHTS);
-            }
+        if self.on_demand && !rights_on_demand(&pd.context)?.contains(self.access()) {
+            return Err(Error::new(Verb::RegisterMr, ErrorKind::UnsupportedOption(&ON_DEMAND_RIGHTS)));
         }
         Ok(())
     }
+}
+
+/// Checks an address for the device that is not the memory's, and the distance between the two.
+fn check_iova(pd: &PdInner, iova: u64, shift: u64, len: usize, kind: Kind) -> Result<()> {
+    let invalid = |limit| Err(Error::new(Verb::RegisterMr, ErrorKind::InvalidOption(limit)));
+    if kind != Kind::ExposedHost {
+        return invalid(&IOVA_LOCAL);
+    }
+    if shift % rdma_mem::page_size() as u64 != 0 {
+        return invalid(&IOVA_PAGE);
+    }
+    if iova.checked_add(len as u64).is_none() {
+        return invalid(&IOVA_END);
+    }
+    if pd.context.is_siw() {
+        return Err(Error::new(Verb::RegisterMr, ErrorKind::UnsupportedOption(&IOVA_SIW)));
+    }
+    Ok(())
 }
 
 /// Checks that the device pages on demand. Returns the rights that peers may have to such memory.

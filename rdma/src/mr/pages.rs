@@ -1,6 +1,5 @@
 //! Pages of their own: where they are, how large they are, and which threads allocate them.
 
-use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -9,7 +8,7 @@ use std::{io, ptr, thread};
 use memmap2::{MmapMut, MmapOptions};
 use nix::errno::Errno;
 
-use super::memory::{Host, MemoryOwner, RawMemory, SourceOwner};
+use super::memory::{Host, MemoryOwner};
 use super::options::{HUGE_PAGES_SIZE, NUMA_NODE, RegisterOptions};
 use super::placed::{HugePages, Placed};
 use crate::error::{Error, ErrorKind, Result, Verb};
@@ -39,7 +38,7 @@ pub struct Pages {
     /// At least `len` bytes: a mapping of huge pages has whole ones.
     map: MmapMut,
     len: usize,
-    placed: Placed,
+    pub(super) placed: Placed,
 }
 
 impl Pages {
@@ -48,7 +47,7 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// `OutOfMemory`.
+    /// `InvalidInput` if no bytes are asked for; `OutOfMemory`.
     #[doc(alias = "mmap")]
     pub fn new(len: usize) -> Result<Self> {
         Self::with_options(len, &RegisterOptions::new())
@@ -59,9 +58,9 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// `UnsupportedOption` if the system has no such pages or no such node; `OutOfMemory`, also if
-    /// too few huge pages are reserved, or the node has no memory left; `RefusedCall` if the kernel
-    /// refuses `mbind`.
+    /// `InvalidInput` if no bytes are asked for; `UnsupportedOption` if the system has no such pages
+    /// or no such node; `OutOfMemory`, also if too few huge pages are reserved, or the node has no
+    /// memory left; `RefusedCall` if the kernel refuses `mbind`.
     ///
     /// # Examples
     ///
@@ -84,6 +83,11 @@ impl Pages {
     /// ```
     pub fn with_options(len: usize, options: &RegisterOptions) -> Result<Self> {
         let &RegisterOptions { huge_pages, numa_node, touch_threads, .. } = options;
+        // A mapping of no bytes is one page, which memmap2 would unmap as one byte: the kernel
+        // refuses that for a huge page.
+        if len == 0 {
+            return Err(Error::new(Verb::Allocate, ErrorKind::InvalidInput));
+        }
         let out_of_memory = Error::from_errno(Verb::Allocate, libc::ENOMEM);
         // A mapping of huge pages is unmapped by whole ones.
         let mapped = huge_pages.map_or(Some(len), |huge| len.checked_next_multiple_of(huge.bytes()));
@@ -101,8 +105,8 @@ impl Pages {
         }
         if is_touched {
             let step = huge_pages.map_or(STEP, HugePages::bytes);
-            // A fault for which there is no huge page raises SIGBUS, so an old kernel leaves these
-            // pages to the registration, which fails.
+            // A fault for which there is no huge page raises SIGBUS, so a kernel that cannot be
+            // asked for pages leaves these to the first access, or to a device that pins them.
             let how = Touch { writes: true, may_fault: huge_pages.is_some() };
             // SAFETY: touch requires memory that is valid for reads and writes and that others
             // access atomically: the mapping is new, and nobody else has it.
@@ -110,23 +114,6 @@ impl Pages {
         }
         Ok(pages)
     }
-}
-
-/// Takes an owner apart, as [`RawMemory::new`], and keeps how its memory was allocated.
-pub(super) fn take_apart<O: MemoryOwner>(owner: O) -> RawMemory {
-    let placed = placed(&owner);
-    RawMemory::new(owner).with_placed(placed)
-}
-
-/// The memory of a source, as [`RawMemory::of_source`], with how it was allocated.
-pub(super) fn of_source<O: SourceOwner>(owner: O) -> RawMemory {
-    let placed = placed(&owner);
-    RawMemory::of_source(owner).with_placed(placed)
-}
-
-fn placed<O: 'static>(owner: &O) -> Option<Placed> {
-    let any: &dyn Any = owner;
-    any.downcast_ref().map(|pages: &Pages| pages.placed)
 }
 
 /// The error of a mapping that could not be made.
@@ -155,7 +142,7 @@ pub(super) const STEP: usize = 2 << 20;
 /// A way to touch pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Touch {
-    /// For writes, which change nothing, or for reads.
+    /// For writes, which change nothing, or for reads, of memory that nobody writes.
     pub(super) writes: bool,
     /// Whether an access may fault: only the kernel is asked for the pages.
     pub(super) may_fault: bool,
@@ -167,7 +154,8 @@ pub(super) struct Touch {
 /// # Safety
 ///
 /// The bytes are valid for reads, and for writes if `how` says so, unless `how` says that they may
-/// fault. Other threads access them atomically, if at all.
+/// fault. Other threads access them atomically, if at all; nobody writes them if `how` is not for
+/// writes.
 pub(super) unsafe fn touch(start: NonNull<u8>, len: usize, threads: usize, step: usize, how: Touch) -> nix::Result<()> {
     let each = len.div_ceil(threads.max(1)).checked_next_multiple_of(step).unwrap_or(len).max(1);
     let first = start.as_ptr().expose_provenance();
@@ -209,10 +197,16 @@ unsafe fn touch_part(start: usize, len: usize, how: Touch) -> nix::Result<()> {
     }
     for at in (first..end).step_by(page) {
         let byte = ptr::with_exposed_provenance_mut::<u8>(at.max(start));
-        // SAFETY: from_ptr requires a byte that is valid for the accesses below, without accesses
-        // that are not atomic: this function's contract; `at` or `start` lies in the range.
-        let byte = unsafe { AtomicU8::from_ptr(byte) };
-        let _byte = if how.writes { byte.fetch_or(0, Ordering::Relaxed) } else { byte.load(Ordering::Relaxed) };
+        if how.writes {
+            // SAFETY: from_ptr requires a byte that is valid for reads and writes, without accesses
+            // that are not atomic: this function's contract; `at` or `start` lies in the range.
+            unsafe { AtomicU8::from_ptr(byte) }.fetch_or(0, Ordering::Relaxed);
+        } else {
+            // Of read-only memory no atomic may be made.
+            // SAFETY: read_volatile requires an initialised byte that is valid for reads, and that
+            // nobody writes at the same time: this function's contract, as above.
+            let _byte = unsafe { byte.read_volatile() };
+        }
     }
     Ok(())
 }
@@ -237,6 +231,10 @@ impl DerefMut for Pages {
 unsafe impl MemoryOwner for Pages {
     type Placement = Host;
     type Parts = Self;
+
+    fn placed(&self) -> Placed {
+        self.placed
+    }
 
     fn into_parts(mut self) -> (NonNull<u8>, usize, Self) {
         let (start, len) = (self.map.as_mut_ptr(), self.len);

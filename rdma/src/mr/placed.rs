@@ -37,11 +37,11 @@ impl HugePages {
     }
 }
 
-/// How memory was allocated.
+/// How memory was allocated. Public in this private module: hidden items of public traits name it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Placed {
-    pub(super) huge_pages: Option<HugePages>,
-    pub(super) numa_node: Option<u32>,
+pub struct Placed {
+    pub(in crate::mr) huge_pages: Option<HugePages>,
+    pub(in crate::mr) numa_node: Option<u32>,
     /// Whether the pages are there already.
-    pub(super) is_touched: bool,
+    pub(in crate::mr) is_touched: bool,
 }

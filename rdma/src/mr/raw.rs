@@ -96,6 +96,8 @@ impl<K: Send + 'static> RawOwner<K> {
     ///   a [`SharedOwner`](crate::SharedOwner) of the value exists, a request that uses these bytes
     ///   is posted, a peer is told of them, or this crate accesses them, and begins only after
     ///   that: the compiler and other threads may rely on plain memory to stay as it is.
+    ///   Registration itself accesses them: it may read each page, or write it with the bytes that
+    ///   it has ([`touch_threads`](RegisterOptions::touch_threads)).
     pub unsafe fn new(at: NonNull<u8>, len: usize, keep_alive: K) -> Self {
         Self { at, len, keep_alive }
     }

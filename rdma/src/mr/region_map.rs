@@ -165,7 +165,8 @@ impl<R: MappedRegion> RegionMap<R> {
     ///
     /// # Errors
     ///
-    /// With the region: `InUse` if it overlaps one that is in the map; `Forked`.
+    /// With the region: `InUse` if it overlaps one that is in the map; `InvalidInput` if it has no
+    /// bytes, and so no address; `Forked`.
     ///
     /// # Examples
     ///
@@ -191,6 +192,9 @@ impl<R: MappedRegion> RegionMap<R> {
             return Err(Failed::new(Error::new(Verb::MapRegion, ErrorKind::Forked), region));
         };
         let span = region.span();
+        if span.is_empty() {
+            return Err(Failed::new(Error::new(Verb::MapRegion, ErrorKind::InvalidInput), region));
+        }
         let mut table = self.copy();
         let place = table.partition_point(|entry| entry.span.end <= span.start);
         if table.get(place).is_some_and(|next| next.span.start < span.end) {

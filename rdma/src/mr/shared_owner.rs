@@ -9,6 +9,7 @@ use std::sync::Arc;
 use rdma_mem::SharedSliceMut;
 
 use super::memory::{Host, MemoryOwner, RawMemory};
+use super::placed::Placed;
 
 /// An owner that several regions share, to register one memory with several devices or domains.
 ///
@@ -85,6 +86,10 @@ unsafe impl<O: MemoryOwner<Placement = Host>> MemoryOwner for SharedOwner<O> {
     type Placement = Host;
     type Parts = Self;
     const MAY_FAULT: bool = O::MAY_FAULT;
+
+    fn placed(&self) -> Placed {
+        self.memory.placed()
+    }
 
     fn into_parts(self) -> (NonNull<u8>, usize, Self) {
         (self.memory.address(), self.memory.len(), self)

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::buffer::resolve;
-use super::memory::SourceOwner;
+use super::memory::{RawMemory, SourceOwner};
 use super::options::RegisterOptions;
-use super::pages::{self, Pages};
+use super::pages::Pages;
+use super::placed::Placed;
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
@@ -43,6 +44,10 @@ slices! {
 unsafe impl<O: SourceOwner + Sync> SourceOwner for Arc<O> {
     const MAY_FAULT: bool = O::MAY_FAULT;
 
+    fn placed(&self) -> Placed {
+        O::placed(self)
+    }
+
     fn bytes(&self) -> &[u8] {
         O::bytes(self)
     }
@@ -51,6 +56,10 @@ unsafe impl<O: SourceOwner + Sync> SourceOwner for Arc<O> {
 // SAFETY: SourceOwner requires bytes that stay in place and are not written: the mapping is
 // private, and safe code writes to it only through an exclusive reference to the value.
 unsafe impl SourceOwner for Pages {
+    fn placed(&self) -> Placed {
+        self.placed
+    }
+
     fn bytes(&self) -> &[u8] {
         self
     }
@@ -184,7 +193,7 @@ impl ProtectionDomain {
         owner: O,
         options: &RegisterOptions,
     ) -> Result<SourceSlice, Failed<O>> {
-        let region = Region::new(&self.inner, pages::of_source(owner), Kind::Source, options, Reach::Address);
+        let region = Region::new(&self.inner, RawMemory::of_source(owner), Kind::Source, options, Reach::Address);
         region.map(SourceSlice::whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
     }
 }

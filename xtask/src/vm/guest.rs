@@ -183,7 +183,8 @@ impl Guest {
         if !self.wires.is_empty() {
             return (self.memory, String::new(), "");
         }
-        let first = self.memory.max(BELOW_4_GIB);
+        // The second node begins with a whole page of 1 GiB.
+        let first = self.memory.max(BELOW_4_GIB).next_multiple_of(1024);
         let node = |number, mebibytes, processors: &str| {
             let object = format!("-object memory-backend-ram,id=m{number},size={mebibytes}M");
             format!(" {object} -numa node,nodeid={number},memdev=m{number}{processors}")

@@ -102,6 +102,19 @@ fn shared_regions_and_sources_are_found_too() {
 }
 
 #[test]
+fn a_slice_without_bytes_is_refused_and_comes_back() {
+    let map = RegionMap::new();
+    let whole = domain().register_source(vec![1_u8; 64], RemoteAccess::empty()).unwrap();
+    let at = whole.as_ptr().addr() as u64;
+    let empty = whole.slice(8..8).unwrap();
+    let refused = map.insert(empty).unwrap_err();
+    assert_eq!((refused.error.kind(), refused.object.len()), (ErrorKind::InvalidInput, 0));
+    map.insert(whole).unwrap();
+    assert_eq!(map.insert(refused.object).unwrap_err().error.kind(), ErrorKind::InvalidInput);
+    assert_eq!(map.remove(at).map(|slice| slice.len()), Some(64));
+}
+
+#[test]
 fn lookups_go_on_while_regions_come_and_go() {
     let (pd, arena) = (domain(), arena());
     let start = arena.as_ptr().addr() as u64;
@@ -109,6 +122,7 @@ fn lookups_go_on_while_regions_come_and_go() {
     map.insert(register(&pd, &arena, 0..64)).unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _ends = testing::SetOnDrop(&done);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -126,7 +140,6 @@ fn lookups_go_on_while_regions_come_and_go() {
             // A lookup may have a slice of it for a moment.
             drop(region);
         }
-        done.store(true, Ordering::Relaxed);
     });
     drop(map);
     assert_eq!(Arc::strong_count(&arena), 1, "every region has ended");

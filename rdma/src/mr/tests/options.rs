@@ -10,6 +10,7 @@ use std::thread;
 use rdma_sys::ibv_access_flags;
 
 use crate::error::{Error, ErrorKind, Failed, Verb};
+use crate::mr::memory::RawMemory;
 use crate::mr::pages::{STEP, Touch, touch};
 use crate::mr::{FileMap, FileSource, HugePages, Pages, Prefetch, RegisterOptions, SharedOwner};
 use crate::pd::ProtectionDomain;
@@ -195,7 +196,7 @@ fn an_address_that_may_not_be_is_refused() {
     let end = u64::MAX - 4095;
     let Failed { error, object } =
         pd.register_exposed_with(Pages::new(4096).unwrap(), &options().iova(end)).unwrap_err();
-    is_refused(error, "iova", "2^64 less the length", false);
+    is_refused(error, "iova", "below 2^64 less the length", false);
     // Requests copy from the address of local memory and of sources, so it is the processor's.
     let other = own(&object).wrapping_add(1 << 30);
     let Failed { error, object } = pd.register_with(object, &options().iova(other)).unwrap_err();
@@ -251,6 +252,7 @@ fn touching_loses_no_concurrent_write() {
     let (at, len) = (NonNull::from(&words[..]).cast(), size_of_val(&words[..]));
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {
+        let end = testing::SetOnDrop(&ends);
         let writer = scope.spawn(|| {
             let mut count = 0;
             while !ends.load(Ordering::Relaxed) {
@@ -266,7 +268,7 @@ fn touching_loses_no_concurrent_write() {
             // words: the Arc keeps it, and all accesses are those.
             drop(unsafe { pd.register_raw(at, len, Arc::clone(&words), &options) }.unwrap());
         }
-        ends.store(true, Ordering::Relaxed);
+        drop(end);
         let count = writer.join().unwrap();
         assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == count));
     });
@@ -295,6 +297,50 @@ fn touching_the_map_of_a_file_that_ends_early_fails() {
     let program = File::open(std::env::current_exe().unwrap()).unwrap();
     // SAFETY: FileSource::new requires a file that nobody changes: a program that runs.
     drop(pd.register_source_with(unsafe { FileSource::new(&program) }.unwrap(), &touched).unwrap());
+}
+
+/// More bytes than there are addresses: an allocation would fail in another way.
+#[test]
+fn an_allocation_that_is_refused_allocates_nothing() {
+    let (pd, long) = (domain(), usize::MAX / 2);
+    let read = options().remote_access(RemoteAccess::READ);
+    is_refused(pd.allocate_with(long, &read).unwrap_err(), "remote_access", "local", false);
+    for iova in [0, 4096] {
+        is_refused(pd.allocate_with(long, &options().iova(iova)).unwrap_err(), "iova", "requests copy", false);
+    }
+    let refused = |options: &RegisterOptions| pd.allocate_exposed_with(long, options).unwrap_err();
+    is_refused(refused(&read.clone().iova(1)), "iova", "at the place of its page", false);
+    is_refused(refused(&read.clone().iova(u64::MAX - 4095)), "iova", "2^64 less the length", false);
+    // No such node either, which only the allocation would find.
+    let on_demand = options().on_demand(true).numa_node(1023);
+    is_refused(pd.allocate_with(4, &on_demand).unwrap_err(), "on_demand", "no on-demand paging", true);
+    let on_demand = on_demand.remote_access(RemoteAccess::READ);
+    is_refused(pd.allocate_exposed_with(4, &on_demand).unwrap_err(), "on_demand", "no on-demand paging", true);
+}
+
+#[test]
+fn pages_of_no_bytes_are_refused() {
+    for options in
+        [options(), options().touch_threads(1), options().numa_node(0), options().huge_pages(HugePages::Size2M)]
+    {
+        assert_eq!(Pages::with_options(0, &options).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(domain().allocate_with(0, &options).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn an_owner_of_pages_knows_how_they_were_allocated() {
+    for threads in [0, 1] {
+        let pages = || Pages::with_options(100, &options().touch_threads(threads)).unwrap();
+        let placed = RawMemory::new(pages()).placed();
+        assert_eq!(placed.is_touched, threads == 1);
+        let memory = || domain().register(pages()).unwrap().into_memory().unwrap();
+        assert_eq!(RawMemory::new(memory()).placed(), placed);
+        assert_eq!(RawMemory::new(SharedOwner::new(pages())).placed(), placed);
+        assert_eq!(RawMemory::new(SharedOwner::new(memory()).clone()).placed(), placed);
+        assert_eq!(RawMemory::of_source(pages()).placed(), placed);
+        assert_eq!(RawMemory::of_source(Arc::new(pages())).placed(), placed);
+    }
 }
 
 #[test]

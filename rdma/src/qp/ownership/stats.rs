@@ -180,6 +180,7 @@ fn counters_only_grow_while_pollers_come_and_go() {
     let is_over = AtomicBool::new(false);
     let (cq, rounds) = (rig.cq.clone(), 400);
     thread::scope(|threads| {
+        let ends = testing::SetOnDrop(&is_over);
         let watcher = threads.spawn(|| {
             let mut last = 0;
             while !is_over.load(Ordering::Acquire) {
@@ -194,7 +195,7 @@ fn counters_only_grow_while_pollers_come_and_go() {
             assert!(rig.next().is_some());
             rig.poller = rig.cq.poller();
         }
-        is_over.store(true, Ordering::Release);
+        drop(ends);
         watcher.join().unwrap();
     });
     assert_eq!(cq.stats().completions, rounds as u64);
