@@ -608,17 +608,27 @@ impl Flow {
 
     /// Ends this side's data after the last message.
     pub(super) fn finish(&mut self, now: Instant) {
-        if self.receiver_is_gone {
-            return self.close(0, now, self.linger);
-        }
-        if self.ending == Ending::None {
-            self.ending = Ending::Data;
+        match self.ending {
+            // A close that is under way keeps its code and its time.
+            Ending::Connection(_) => {}
+            _ if self.receiver_is_gone => return self.close(0, now, self.linger),
+            Ending::None | Ending::Data => self.ending = Ending::Data,
         }
         self.pump(now);
     }
 
-    /// Discards received messages from now on.
+    /// Discards received messages from now on, and closes the connection if this side's data has
+    /// ended: then no handle is left to close it.
     pub(super) fn stop_receiving(&mut self, now: Instant) {
+        self.discard_received();
+        if self.ending == Ending::Data {
+            return self.close(0, now, self.linger);
+        }
+        self.pump(now);
+    }
+
+    /// Discards received messages from now on. The caller pumps.
+    pub(super) fn discard_received(&mut self) {
         self.receiver_is_gone = true;
         self.assembly = Vec::new();
         for stored in std::mem::take(&mut self.inbox) {
@@ -626,10 +636,6 @@ impl Flow {
         }
         self.wake_receiver();
         self.replace_receives();
-        if self.ending == Ending::Data {
-            return self.close(0, now, self.linger);
-        }
-        self.pump(now);
     }
 
     /// Ends the data of the peer for the application, after the messages that have come, and cuts
