@@ -342,7 +342,9 @@ impl Flow {
             }
             return;
         }
-        while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && !self.arrivals.is_full() && self.link.is_some() {
+        // A close needs the peer's FIN, which takes a receive: notifications do not hold it up.
+        let is_held_up = self.arrivals.is_full() && !self.is_closing();
+        while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && !is_held_up && self.link.is_some() {
             let Some(buffer) = self.buffers.spares.pop() else { break };
             self.owed -= 1;
             let kept = if let Some(stake) = &mut self.stake { stake.shrink(buffer) } else { Ok(Some(buffer)) };
@@ -656,12 +658,18 @@ impl Flow {
         self.protocol.has_aborted()
     }
 
+    /// Whether this side has begun to close the connection.
+    fn is_closing(&self) -> bool {
+        matches!(self.ending, Ending::Connection(_))
+    }
+
     /// Closes the connection after the last message, in this time. A close that is under way keeps
     /// its code.
     pub(super) fn close(&mut self, code: u32, now: Instant, time: Duration) {
-        if !matches!(self.ending, Ending::Connection(_)) {
+        if !self.is_closing() {
             self.ending = Ending::Connection(code);
             self.wake_all_senders();
+            self.replace_receives();
         }
         let by = now + time;
         self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));

@@ -140,6 +140,29 @@ fn notifications_that_nobody_takes_hold_the_peer_up_and_none_is_lost() {
 }
 
 #[test]
+fn notifications_that_nobody_takes_hold_no_close_up() {
+    let mut world = Driven::new(&notified());
+    let (client, server) = world.pair();
+    let (region, at) = exposed(&world.nodes[1]);
+    let notifications = server.notifications();
+    // Until the client has no credit, and gets none.
+    let mut posting: Vec<_> = (0..30).map(|number| Box::pin(notify(&client, at, number))).collect();
+    let start = Instant::now();
+    while notifications.waiting() < u64::from(LIMIT) || client.stats().credits > 0 {
+        assert!(start.elapsed() < LONG, "{} wait, {} credits", notifications.waiting(), client.stats().credits);
+        posting.retain_mut(|one| poll(one.as_mut(), Waker::noop()).is_pending());
+        world.turn();
+    }
+    drop(posting);
+    // The time to close is long: an end by it fails with `Timeout`.
+    assert_eq!(world.run(join(client.close_with(1), server.close_with(2))), (Ok(2), Ok(1)));
+    for number in 0..LIMIT {
+        assert_eq!(world.run(async { notifications.next().await }), Ok(number));
+    }
+    drop(region);
+}
+
+#[test]
 fn equal_notifications_that_nobody_takes_are_counted_and_hold_nobody_up() {
     let mut world = World::new(&notified());
     let (client, server) = world.pair();
