@@ -63,6 +63,8 @@
 //! | [`InFlight`] | the request goes on; its completion frees its memory |
 //! | [`QueuePair::next_received`], [`QueuePair::reserve`], [`Events::next`] | none: no message, slot or event is lost |
 //! | [`QueuePair::shutdown`] | the queue pair is in the error state; its requests end meanwhile |
+//! | [`connect`], [`Incoming::accept`] | the queue pair and the id are destroyed; the peer learns of it |
+//! | [`Listener::next`], [`Connection::disconnected`] | none: no request and no event is lost |
 //! | [`Requester::post`], [`Requester::reserve`], [`ReservedSlot`] | the next task has the slot; a request that was posted goes on |
 //! | [`QueuePair`], or the last of its halves and requesters | all its requests end; futures get their memory back |
 //! | [`Driver`], or the task that runs it | futures end with [`Error::DriverGone`]; memory in flight comes free with its queue pair |
@@ -98,9 +100,11 @@
 //   in_flight.rs, received.rs  the future of a request; a received message
 //   events.rs                  events of connections, devices and completion channels
 //   readiness.rs               what an executor provides; `tokio.rs` and `smol.rs` implement it
+//   connection.rs              connects and accepts queue pairs
 //   block_on.rs                the smallest executor
 
 mod block_on;
+mod connection;
 mod driver;
 mod error;
 mod events;
@@ -120,6 +124,7 @@ pub mod tokio;
 mod turns;
 
 pub use block_on::block_on;
+pub use connection::{Connection, ConnectionError, ConnectionOptions, Incoming, Listener, Setup, connect};
 pub use driver::{Driver, Handle};
 pub use error::Error;
 pub use events::{Events, Source};
