@@ -2,7 +2,8 @@
 //!
 //! Each attempt has an event channel of its own, as in [`blocking`]: it disturbs no other, and its
 //! drop destroys its id and its queue pair. A timer that the channel's descriptor watches ends it at
-//! its deadline, so the executor needs no timer.
+//! its deadline, so the executor needs no timer. Nothing relies on the drop of a future: one that is
+//! leaked keeps its objects, and no more.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -18,7 +19,7 @@ use crate::cm::{ConnOptions, EventChannel, EventKind, Id, IdKey, PrivateData};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::os::TimerFd;
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpBuilder, QueuePair};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpBuilder, QpControl, QueuePair};
 use crate::transport::Rc;
 use crate::types::RemoteAccess;
 use crate::wait;
@@ -122,6 +123,9 @@ impl Setup<'_> {
 ///
 /// Dropping the future gives up: the queue pair and the id are destroyed, and the peer learns of it.
 ///
+/// On iWARP the system call that connects ends when TCP has reached the peer, or not: it holds the
+/// executor's thread, and the timeout does not end it.
+///
 /// # Errors
 ///
 /// A [`ConnectionError`] that names the peer: `NoRoute`; `NotListening`; `Rejected`, with the peer's
@@ -129,26 +133,61 @@ impl Setup<'_> {
 ///
 /// # Examples
 ///
-#[cfg_attr(feature = "tokio", doc = "```no_run")]
-#[cfg_attr(not(feature = "tokio"), doc = "```ignore")]
-/// # async fn f(context: &rdma::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// use rdma::QueuePair;
-/// use rdma::aio::{self, ConnectionOptions, Driver, DriverOptions};
+/// A client and a server in one program, on tokio:
 ///
-/// let (driver, handle) = Driver::new(context, &DriverOptions::new())?;
+#[cfg_attr(feature = "tokio", doc = "```")]
+#[cfg_attr(not(feature = "tokio"), doc = "```ignore")]
+/// use std::os::fd::BorrowedFd;
+///
+/// use rdma::aio::{self, ConnectionOptions, Driver, DriverOptions, Listener};
+/// use rdma::cm::blocking::ListenOptions;
+/// use rdma::cm::{ConnOptions, EventChannel};
+/// use rdma::{Context, QueuePair, op};
+///
+/// async fn serve(context: &Context, mut listener: Listener<aio::tokio::Readable>) -> Result<(), rdma::Error> {
+///     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+///     let incoming = listener.next().await?;
+///     if !incoming.private_data().starts_with(b"version 1") {
+///         return incoming.reject(b"version 1 only");
+///     }
+///     let accepted = incoming.accept(&ConnectionOptions::new(), |fd| aio::tokio::Readable::new(fd), |setup| {
+///         let mut qp = setup.init(QueuePair::builder(&pd).cq(&cq))?;
+///         qp.post_recv(pd.allocate(64)?, 1)?;
+///         Ok(qp)
+///     });
+///     let (mut connection, _qp) = accepted.await?;
+///     // The drop of the connection answers the peer that has ended it.
+///     connection.disconnected().await
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let context = rdma::open(&"soft0".parse()?)?.context;
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let wait = |fd: BorrowedFd<'_>| aio::tokio::Readable::new(fd);
+/// let channel = EventChannel::of(&context)?;
+/// let listener = Listener::bind(channel, "127.0.0.1:0".parse()?, &ListenOptions::new(), wait)?;
+/// let address = listener.local_addr();
+/// # let of_server = context.clone();
+/// let server = tokio::spawn(async move { serve(&of_server, listener).await });
+///
+/// let (driver, handle) = Driver::new(&context, &DriverOptions::new())?;
 /// tokio::spawn(driver.run(aio::tokio::Readable::new(&driver)?));
 /// # let driver = ();
-/// let (pd, options) = (context.alloc_pd()?, ConnectionOptions::new().context(context));
-/// let to = "192.0.2.1:7174".parse()?;
-/// let (connection, qp) = aio::connect(to, &options, |fd| aio::tokio::Readable::new(fd), |setup| {
-///     let mut qp = setup.init(QueuePair::builder(&pd).cq(handle.completion_queue()))?;
+/// let pd = context.alloc_pd()?;
+/// let options = ConnectionOptions::new().context(&context).parameters(ConnOptions::new().private_data(b"version 1"));
+/// let connecting = aio::connect(address, &options, wait, |setup| {
+///     let builder = QueuePair::builder(&pd).cq(handle.completion_queue()).max_inline_data(16);
+///     let mut qp = setup.init(builder)?;
 ///     handle.post_recv(&mut qp, pd.allocate(64)?)?;
 ///     Ok(qp)
-/// })
-/// .await?;
-/// let qp = handle.queue_pair(qp)?;
-/// # drop((connection, qp, driver));
-/// # Ok(()) }
+/// });
+/// let (mut connection, qp) = connecting.await?;
+/// let mut qp = handle.queue_pair(qp)?;
+/// qp.start(op::send_inline(b"hello"))?.await.into_memory()?;
+/// connection.disconnect(qp.queue_pair())?;
+/// connection.disconnected().await?;
+/// server.await??;
+/// # Ok(()) })}
 /// ```
 #[doc(alias = "rdma_connect")]
 pub async fn connect<R: Readiness>(
@@ -186,7 +225,7 @@ async fn connect_to<R: Readiness>(
     let accepted = attempt.wait(route.id().key(), Verb::Connect, answer).await?;
     let established = route.establish(qp, &options.parameters, ours, accepted);
     let (inner, qp) = established.map_err(|failed| (failed.error, failed.private_data))?;
-    Ok((Connection { inner, readiness: attempt.readiness }, qp))
+    Ok((Connection { inner, readiness: attempt.end() }, qp))
 }
 
 /// Waits for the events of one id, with a deadline.
@@ -195,7 +234,7 @@ struct Attempt<R> {
     deadline: Option<Instant>,
     readiness: R,
     /// Makes the channel's descriptor readable at the deadline.
-    _timer: TimerFd,
+    timer: TimerFd,
 }
 
 impl<R: Readiness> Attempt<R> {
@@ -206,7 +245,7 @@ impl<R: Readiness> Attempt<R> {
         let deadline = Instant::now().checked_add(timeout);
         timer.set(deadline.map(|_| timeout)).map_err(wait::failed("timerfd_settime"))?;
         let readiness = wait(channel.as_fd()).map_err(|error| Error::from_io(Verb::WatchDescriptor, &error))?;
-        Ok(Self { channel: channel.clone(), deadline, readiness, _timer: timer })
+        Ok(Self { channel: channel.clone(), deadline, readiness, timer })
     }
 
     /// Waits for the event of the id that `wanted` accepts.
@@ -227,19 +266,30 @@ impl<R: Readiness> Attempt<R> {
         wanted: &mut impl FnMut(EventKind) -> Option<T>,
     ) -> Poll<Result<T, Failure>> {
         loop {
-            if let Some(event) = self.channel.try_next_event().map_err(failure)? {
-                if event.id == id {
-                    if let Some(found) = wanted(outcome(event.kind, operation)?) {
-                        return Poll::Ready(Ok(found));
-                    }
+            let event = self.channel.try_next_event().map_err(failure)?;
+            let pending = event.is_some();
+            if let Some(event) = event.filter(|event| event.id == id) {
+                if let Some(found) = wanted(outcome(event.kind, operation)?) {
+                    return Poll::Ready(Ok(found));
                 }
-            } else if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            }
+            // A stream of events must not extend the deadline.
+            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Poll::Ready(Err(failure(Error::new(operation, ErrorKind::Timeout))));
-            } else {
+            }
+            if !pending {
                 let readable = ready!(self.readiness.poll_readable(cx));
                 readable.map_err(|error| failure(Error::from_io(Verb::WatchDescriptor, &error)))?;
             }
         }
+    }
+
+    /// Ends the deadline; the channel's descriptor goes on.
+    fn end(self) -> R {
+        // The drop takes the timer from the channel's epoll, except in a process that has forked
+        // meanwhile: the child keeps it.
+        let _stopped = self.timer.set(None);
+        self.readiness
     }
 }
 
@@ -405,7 +455,7 @@ impl Incoming {
         let accepting = accepting.map_err(|failed| (failed.error, failed.private_data))?;
         let established = attempt.wait(accepting.id.key(), Verb::Accept, is_established).await;
         let (inner, qp) = accepting.finish(established).map_err(|failed| (failed.error, failed.private_data))?;
-        Ok((Connection { inner, readiness: attempt.readiness }, qp))
+        Ok((Connection { inner, readiness: attempt.end() }, qp))
     }
 }
 
@@ -430,16 +480,23 @@ impl<R: Readiness> Connection<R> {
         connection: &blocking::Connection = &this.inner;
     }
 
-    /// Ends the connection: [`blocking::Connection::disconnect`].
+    /// Ends the connection, or answers the peer that has ended it:
+    /// [`blocking::Connection::disconnect`]. `qp` is the queue pair, or the control of one of its
+    /// halves.
     ///
     /// # Errors
     ///
     /// As for [`Id::disconnect`].
-    pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect<'a>(&self, qp: impl Into<QpControl<'a, Rc>>) -> Result<()> {
         self.inner.disconnect(qp)
     }
 
     /// Waits until either side has ended the connection. Dropping the future loses nothing.
+    ///
+    /// The side that ends the connection waits for the answer of the other: that side calls
+    /// [`disconnect`](Self::disconnect) too, or drops its connection. Without an answer the wait
+    /// lasts until the connection manager gives up, some minutes.
     ///
     /// # Errors
     ///
@@ -448,7 +505,12 @@ impl<R: Readiness> Connection<R> {
         poll_fn(|cx| self.poll_disconnected(cx)).await
     }
 
-    fn poll_disconnected(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<()>> {
+    /// Polls whether either side has ended the connection: [`disconnected`](Self::disconnected).
+    ///
+    /// # Errors
+    ///
+    /// As for [`disconnected`](Self::disconnected).
+    pub fn poll_disconnected(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<()>> {
         loop {
             if self.inner.wait_disconnected(Some(Duration::ZERO))? {
                 return Poll::Ready(Ok(()));

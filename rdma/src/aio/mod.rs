@@ -3,7 +3,8 @@
 //! A [`Driver`] fetches the completions of one completion queue, and wakes for each the one task
 //! that waits for it. Its [`Handle`] turns a connected queue pair into a [`QueuePair`], whose
 //! requests are futures ([`InFlight`]) and whose messages are awaited. [`Events`] are the events of
-//! connections and of devices.
+//! connections and of devices. [`connect`] and a [`Listener`] make connections, by the connection
+//! manager.
 //!
 //! A library that delivers completions to something else than futures, for example to connections,
 //! stands on the [`Reactor`] under the driver.
@@ -56,7 +57,8 @@
 //!
 //! # Cancellation
 //!
-//! Every future may be dropped at any time. The call neither waits nor makes a system call.
+//! Every future may be dropped at any time. The drop neither waits nor makes a system call, except
+//! that of an attempt to connect, which destroys objects.
 //!
 //! | Dropped | Effect |
 //! | --- | --- |
