@@ -1,9 +1,9 @@
 //! Connections of the connection manager, each connected or accepted in one await.
 //!
 //! Each attempt has an event channel of its own, as in [`blocking`]: it disturbs no other, and its
-//! drop destroys its id and its queue pair. A timer that the channel's descriptor watches ends it at
-//! its deadline, so the executor needs no timer. Nothing relies on the drop of a future: one that is
-//! leaked keeps its objects, and no more.
+//! drop destroys its id and its queue pair. A timer that the channel's descriptor watches ends it
+//! at its deadline, so the executor needs no timer. Nothing relies on the drop of a future: one that
+//! is leaked keeps its objects, and no more.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -121,15 +121,16 @@ impl Setup<'_> {
 /// `wait` registers a descriptor with the executor, for example by `tokio::Readable::new`. `setup`
 /// makes the queue pair on the device of the [`Setup`], and posts its first receives.
 ///
-/// Dropping the future gives up: the queue pair and the id are destroyed, and the peer learns of it.
+/// Dropping the future gives up: the queue pair and the id are destroyed, and the peer learns of
+/// it.
 ///
 /// On iWARP the system call that connects ends when TCP has reached the peer, or not: it holds the
 /// executor's thread, and the timeout does not end it.
 ///
 /// # Errors
 ///
-/// A [`ConnectionError`] that names the peer: `NoRoute`; `NotListening`; `Rejected`, with the peer's
-/// private data; `Timeout`; errors of `setup`, of the connection manager and of the executor.
+/// A [`ConnectionError`] that names the peer: `NoRoute`; `NotListening`; `Rejected`, with the
+/// peer's private data; `Timeout`; errors of `setup`, of the connection manager and of the executor.
 ///
 /// # Examples
 ///
@@ -144,13 +145,17 @@ impl Setup<'_> {
 /// use rdma::cm::{ConnOptions, EventChannel};
 /// use rdma::{Context, QueuePair, op};
 ///
-/// async fn serve(context: &Context, mut listener: Listener<aio::tokio::Readable>) -> Result<(), rdma::Error> {
+/// type Listening = Listener<aio::tokio::Readable>;
+///
+/// async fn serve(context: &Context, mut listener: Listening) -> Result<(), rdma::Error> {
 ///     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
 ///     let incoming = listener.next().await?;
 ///     if !incoming.private_data().starts_with(b"version 1") {
 ///         return incoming.reject(b"version 1 only");
 ///     }
-///     let accepted = incoming.accept(&ConnectionOptions::new(), |fd| aio::tokio::Readable::new(fd), |setup| {
+///     let options = ConnectionOptions::new();
+///     let wait = |fd: BorrowedFd<'_>| aio::tokio::Readable::new(fd);
+///     let accepted = incoming.accept(&options, wait, |setup| {
 ///         let mut qp = setup.init(QueuePair::builder(&pd).cq(&cq))?;
 ///         qp.post_recv(pd.allocate(64)?, 1)?;
 ///         Ok(qp)
@@ -174,7 +179,8 @@ impl Setup<'_> {
 /// tokio::spawn(driver.run(aio::tokio::Readable::new(&driver)?));
 /// # let driver = ();
 /// let pd = context.alloc_pd()?;
-/// let options = ConnectionOptions::new().context(&context).parameters(ConnOptions::new().private_data(b"version 1"));
+/// let version = ConnOptions::new().private_data(b"version 1");
+/// let options = ConnectionOptions::new().context(&context).parameters(version);
 /// let connecting = aio::connect(address, &options, wait, |setup| {
 ///     let builder = QueuePair::builder(&pd).cq(handle.completion_queue()).max_inline_data(16);
 ///     let mut qp = setup.init(builder)?;
@@ -311,7 +317,8 @@ impl<R: Readiness> Attempt<R> {
 ///
 /// let wait = |fd: std::os::fd::BorrowedFd<'_>| aio::tokio::Readable::new(fd);
 /// let address = "0.0.0.0:7174".parse()?;
-/// let mut listener = aio::Listener::bind(EventChannel::new()?, address, &ListenOptions::new(), wait)?;
+/// let (channel, options) = (EventChannel::new()?, ListenOptions::new());
+/// let mut listener = aio::Listener::bind(channel, address, &options, wait)?;
 /// let mut devices = HashMap::new();
 /// loop {
 ///     let incoming = listener.next().await?;
@@ -338,8 +345,8 @@ pub struct Listener<R> {
 
 impl<R: Readiness> Listener<R> {
     /// Listens at an address of any device of the channel's connection manager, or, with the
-    /// unspecified address, at all addresses of all devices: [`blocking::Listener::on`]. The channel
-    /// becomes the listener's own.
+    /// unspecified address, at all addresses of all devices: [`blocking::Listener::on`]. The
+    /// channel becomes the listener's own.
     ///
     /// # Errors
     ///
@@ -424,8 +431,8 @@ impl Incoming {
     /// pair on the device that the request arrived on, and posts its first receives. Of `options`,
     /// the parameters and the timeout apply.
     ///
-    /// Dropping the future gives up: the queue pair and the id are destroyed, and the peer learns of
-    /// it. A server accepts each peer in a task of its own, so that none delays others.
+    /// Dropping the future gives up: the queue pair and the id are destroyed, and the peer learns
+    /// of it. A server accepts each peer in a task of its own, so that none delays others.
     ///
     /// # Errors
     ///
