@@ -2,8 +2,8 @@
 //!
 //! Each attempt has an event channel of its own, as in [`blocking`]: it disturbs no other, and its
 //! drop destroys its id and its queue pair. A timer that the channel's descriptor watches ends it
-//! at its deadline, so the executor needs no timer. Nothing relies on the drop of a future: one that
-//! is leaked keeps its objects, and no more.
+//! at its deadline, so the executor needs no timer. Nothing relies on the drop of a future: one
+//! that is leaked keeps its objects, and no more.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -130,7 +130,8 @@ impl Setup<'_> {
 /// # Errors
 ///
 /// A [`ConnectionError`] that names the peer: `NoRoute`; `NotListening`; `Rejected`, with the
-/// peer's private data; `Timeout`; errors of `setup`, of the connection manager and of the executor.
+/// peer's private data; `Timeout`; errors of `setup`, of the connection manager and of the
+/// executor.
 ///
 /// # Examples
 ///
