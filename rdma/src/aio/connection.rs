@@ -137,8 +137,7 @@ impl Setup<'_> {
 ///
 /// A client and a server in one program, on tokio:
 ///
-#[cfg_attr(feature = "tokio", doc = "```")]
-#[cfg_attr(not(feature = "tokio"), doc = "```ignore")]
+/// ```ignore
 /// use std::os::fd::BorrowedFd;
 ///
 /// use rdma::aio::{self, ConnectionOptions, Driver, DriverOptions, Listener};
@@ -306,8 +305,7 @@ impl<R: Readiness> Attempt<R> {
 ///
 /// A server on all NICs of a host, with a domain and a completion queue on each:
 ///
-#[cfg_attr(feature = "tokio", doc = "```no_run")]
-#[cfg_attr(not(feature = "tokio"), doc = "```ignore")]
+/// ```ignore
 /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::collections::HashMap;
 ///
