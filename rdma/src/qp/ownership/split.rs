@@ -42,7 +42,7 @@ fn halves_are_looked_at_in_two_threads_and_post_in_turn() {
     let (mut send, mut recv) = qp.into_split();
     let mut memory = pd.allocate(2 * 8).unwrap();
     let (mut sent, mut received) = (memory.split_to(8), memory);
-    // The test provider is of one thread, so this one posts. The device tests post in two threads.
+    // The test provider is of one thread, so this one posts.
     for round in 0..ROUNDS {
         let calls = thread::scope(|scope| {
             let one = scope.spawn(|| send.room());
