@@ -200,7 +200,8 @@ impl Driver {
     /// Runs as a task of the current runtime of tokio, as [`run`](Self::run) does. The task ends
     /// once neither a handle of the node nor a connection is left, with the error if there was one.
     ///
-    /// Dropping the handle leaves the task running; aborting it drops the driver.
+    /// Dropping the handle leaves the task running; aborting it drops the driver, and so does an
+    /// error: the connections of the node fail with `DriverGone`.
     ///
     /// # Errors
     ///

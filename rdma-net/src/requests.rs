@@ -165,8 +165,8 @@ impl Requests {
         Ok((hello, ticket, self.seat(request.device_name().as_deref())?))
     }
 
-    /// Seats a request that arrived on a device. A request over TCP names no device, and its
-    /// listener has one seat.
+    /// Seats a request that arrived on a device. A request over TCP names no device: any seat of
+    /// its listener fits, which has one for each driver.
     fn seat(&self, device: Option<&str>) -> Result<Seated, Refuse> {
         let fits = |&at: &usize| device.is_none_or(|name| self.seats[at].device == name);
         let mut seats: Vec<usize> = (0..self.seats.len()).filter(fits).collect();

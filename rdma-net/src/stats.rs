@@ -18,7 +18,7 @@ pub struct ConnectionStats {
     pub received: u64,
     /// Bytes of these messages. Only grows.
     pub received_bytes: u64,
-    /// One-sided operations of [`Remote`](crate::Remote) that were begun. Only grows.
+    /// One-sided operations of [`Remote`](crate::Remote) that were posted. Only grows.
     pub operations: u64,
     /// Sends that had to wait: the peer had no receive for them (no credit), this side's send
     /// queue was full, or other tasks were first. Only grows.

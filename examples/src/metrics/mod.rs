@@ -123,7 +123,7 @@ fn of_node(page: &mut Page, stats: &NodeStats) {
         ("rdma_connections_sent_bytes_total", "Bytes of the messages that were sent.", traffic.sent_bytes),
         ("rdma_connections_received_messages_total", "Messages that have arrived.", traffic.received),
         ("rdma_connections_received_bytes_total", "Bytes of the messages that have arrived.", traffic.received_bytes),
-        ("rdma_connections_operations_total", "One-sided operations that were begun.", traffic.operations),
+        ("rdma_connections_operations_total", "One-sided operations that were posted.", traffic.operations),
         ("rdma_connections_send_waits_total", "Sends that waited for a credit or a slot.", traffic.send_waits),
         ("rdma_completions_total", "Completions of the node.", completions.completions),
         ("rdma_completions_stale_total", "Completions of no request in flight.", completions.stale),

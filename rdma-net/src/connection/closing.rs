@@ -80,7 +80,8 @@ impl Sender {
     ///
     /// Clones fail with `Closed` from now on. The [`Receiver`] returns `None`: messages that it has
     /// not taken are discarded. A message that is not [flushed](Self::poll_flush) yet is discarded,
-    /// too. Dropping the future stops only the wait.
+    /// too. The close begins with the first poll of the future; dropping the future later stops
+    /// only the wait. A future that was never polled drops only its handle.
     ///
     /// # Errors
     ///
@@ -187,8 +188,9 @@ impl Receiver {
     }
 
     /// Closes the connection, also for its senders, as [`Connection::close_with`] does: what they
-    /// have sent still goes, and then they fail with `Closed`. Dropping the future stops only the
-    /// wait.
+    /// have sent still goes, and then they fail with `Closed`. The close begins with the first poll
+    /// of the future; dropping the future later stops only the wait. A future that was never polled
+    /// drops only its handle.
     ///
     /// # Errors
     ///
@@ -233,7 +235,7 @@ impl std::error::Error for ReuniteError {}
 /// Closes the connection, and waits for its end.
 async fn close(core: &Core, code: u32) -> Result<u32, Failure> {
     core.tell(|flow, now| {
-        flow.stop_receiving(now);
+        flow.discard_received();
         flow.close(code, now, core.close_time());
     });
     closed(core).await

@@ -1,5 +1,6 @@
 //! The results of reads, and the buffers that a connection keeps for further reads.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,10 +14,37 @@ const MIN_LEN: usize = 4096;
 /// longest ones. Slices may be longer than messages, for which the node keeps other buffers.
 #[derive(Debug)]
 pub(super) struct FetchBuffers {
-    spares: Mutex<Vec<Buffer>>,
+    spares: Mutex<Spares>,
     /// Buffers that are kept.
     most: usize,
     made_in: MadeIn,
+}
+
+#[derive(Debug, Default)]
+struct Spares {
+    /// By length, which is a power of two but for huge ones: so there are few lengths. A length
+    /// stays here without a buffer, too.
+    by_len: BTreeMap<usize, Vec<Buffer>>,
+    count: usize,
+}
+
+impl Spares {
+    /// Takes the shortest buffer of at least `len` bytes.
+    fn take(&mut self, len: usize) -> Option<Buffer> {
+        let buffer = self.by_len.range_mut(len..).find_map(|(_, buffers)| buffers.pop())?;
+        self.count -= 1;
+        Some(buffer)
+    }
+
+    fn push(&mut self, buffer: Buffer) {
+        self.by_len.entry(buffer.len()).or_default().push(buffer);
+        self.count += 1;
+    }
+
+    /// The length of the shortest buffer.
+    fn shortest(&self) -> Option<usize> {
+        self.by_len.iter().find(|(_, buffers)| !buffers.is_empty()).map(|(len, _)| *len)
+    }
 }
 
 impl FetchBuffers {
@@ -24,36 +52,31 @@ impl FetchBuffers {
         Self { spares: Mutex::default(), most: most as usize, made_in: MadeIn::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
+    fn lock(&self) -> MutexGuard<'_, Spares> {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the shortest buffer of at least `len` bytes, or a new one.
     pub(super) fn take(&self, pd: &ProtectionDomain, len: usize) -> Result<Buffer> {
         self.made_in.check(Verb::PostSend)?;
-        let spare = {
-            let mut spares = self.lock();
-            let long_enough = spares.iter().enumerate().filter(|(_, buffer)| buffer.len() >= len);
-            let at = long_enough.min_by_key(|(_, buffer)| buffer.len()).map(|(at, _)| at);
-            at.map(|at| spares.swap_remove(at))
-        };
+        let spare = self.lock().take(len);
         let new_len = len.checked_next_power_of_two().unwrap_or(len).max(MIN_LEN);
         spare.map_or_else(|| pd.allocate(new_len), Ok)
     }
 
     /// Keeps a buffer, and returns one that is not needed.
-    fn put(&self, mut buffer: Buffer) -> Option<Buffer> {
+    fn put(&self, buffer: Buffer) -> Option<Buffer> {
         let mut spares = self.lock();
-        if spares.len() < self.most {
+        if spares.count < self.most {
             spares.push(buffer);
             return None;
         }
-        if let Some(shortest) = spares.iter_mut().min_by_key(|spare| spare.len()) {
-            if shortest.len() < buffer.len() {
-                std::mem::swap(shortest, &mut buffer);
-            }
+        if spares.shortest().is_none_or(|len| len >= buffer.len()) {
+            return Some(buffer);
         }
-        Some(buffer)
+        let shortest = spares.take(0);
+        spares.push(buffer);
+        shortest
     }
 }
 

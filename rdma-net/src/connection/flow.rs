@@ -342,7 +342,9 @@ impl Flow {
             }
             return;
         }
-        while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && !self.arrivals.is_full() && self.link.is_some() {
+        // A close needs the peer's FIN, which takes a receive: notifications do not hold it up.
+        let is_held_up = self.arrivals.is_full() && !self.is_closing();
+        while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && !is_held_up && self.link.is_some() {
             let Some(buffer) = self.buffers.spares.pop() else { break };
             self.owed -= 1;
             let kept = if let Some(stake) = &mut self.stake { stake.shrink(buffer) } else { Ok(Some(buffer)) };
@@ -608,17 +610,27 @@ impl Flow {
 
     /// Ends this side's data after the last message.
     pub(super) fn finish(&mut self, now: Instant) {
-        if self.receiver_is_gone {
-            return self.close(0, now, self.linger);
-        }
-        if self.ending == Ending::None {
-            self.ending = Ending::Data;
+        match self.ending {
+            // A close that is under way keeps its code and its time.
+            Ending::Connection(_) => {}
+            _ if self.receiver_is_gone => return self.close(0, now, self.linger),
+            Ending::None | Ending::Data => self.ending = Ending::Data,
         }
         self.pump(now);
     }
 
-    /// Discards received messages from now on.
+    /// Discards received messages from now on, and closes the connection if this side's data has
+    /// ended: then no handle is left to close it.
     pub(super) fn stop_receiving(&mut self, now: Instant) {
+        self.discard_received();
+        if self.ending == Ending::Data {
+            return self.close(0, now, self.linger);
+        }
+        self.pump(now);
+    }
+
+    /// Discards received messages from now on. The caller pumps.
+    pub(super) fn discard_received(&mut self) {
         self.receiver_is_gone = true;
         self.assembly = Vec::new();
         for stored in std::mem::take(&mut self.inbox) {
@@ -626,10 +638,6 @@ impl Flow {
         }
         self.wake_receiver();
         self.replace_receives();
-        if self.ending == Ending::Data {
-            return self.close(0, now, self.linger);
-        }
-        self.pump(now);
     }
 
     /// Ends the data of the peer for the application, after the messages that have come, and cuts
@@ -650,12 +658,18 @@ impl Flow {
         self.protocol.has_aborted()
     }
 
+    /// Whether this side has begun to close the connection.
+    fn is_closing(&self) -> bool {
+        matches!(self.ending, Ending::Connection(_))
+    }
+
     /// Closes the connection after the last message, in this time. A close that is under way keeps
     /// its code.
     pub(super) fn close(&mut self, code: u32, now: Instant, time: Duration) {
-        if !matches!(self.ending, Ending::Connection(_)) {
+        if !self.is_closing() {
             self.ending = Ending::Connection(code);
             self.wake_all_senders();
+            self.replace_receives();
         }
         let by = now + time;
         self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));

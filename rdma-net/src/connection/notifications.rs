@@ -17,7 +17,8 @@ use crate::waiters::Place;
 ///
 /// Numbers for which nobody waits are kept, up to
 /// [`NodeOptions::notifications`](crate::NodeOptions::notifications); then the peer has to wait.
-/// They survive the end of the connection. Clones are handles to the same notifications.
+/// Once this side closes the connection, those beyond the limit are discarded instead. The others
+/// survive the end of the connection. Clones are handles to the same notifications.
 #[derive(Clone, Debug)]
 pub struct Notifications {
     core: Arc<Core>,

@@ -79,6 +79,7 @@ struct Queued {
 #[derive(Debug)]
 struct Running {
     is_atomic: bool,
+    is_notification: bool,
     /// Whether the future was dropped, so that nobody takes the result.
     is_abandoned: bool,
     result: Option<Result<Finished, Failure>>,
@@ -115,6 +116,8 @@ pub(super) struct Posted {
     /// Operations, of which some are notifications.
     pub(super) operations: u32,
     pub(super) notifications: u32,
+    /// Notifications among them that the doorbell has rejected.
+    pub(super) lost: u32,
     /// Operations that were refused, with their memory.
     pub(super) refused: Vec<(u32, Option<Buffer>, Error)>,
     /// The error of the doorbell, to be logged once no lock is held.
@@ -172,6 +175,7 @@ impl Operations {
         let is_atomic = request.is_atomic();
         let running = Running {
             is_atomic,
+            is_notification: request.is_notification(),
             is_abandoned: false,
             result: None,
             leader: after.map_or(id, |(leader, _)| leader),
@@ -205,8 +209,10 @@ impl Operations {
             let error = failed.error();
             posted.failed = Some(failed.without_requests());
             while let Some(mut rejected) = failed.next_rejected() {
+                let id = number(rejected.token());
                 posted.operations -= 1;
-                posted.refused.push((number(rejected.token()), rejected.take_buffer(), error));
+                posted.lost += u32::from(self.get(id).is_some_and(|running| running.is_notification));
+                posted.refused.push((id, rejected.take_buffer(), error));
             }
         }
         posted

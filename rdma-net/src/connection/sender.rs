@@ -176,6 +176,10 @@ impl Sender {
     ///
     /// Sending with the permit never waits, and its buffer can be filled without another copy.
     ///
+    /// A permit keeps its part of the window until it is used or dropped. A side that holds all of
+    /// the window in permits cannot tell the peer that it has read a long message, so the peer may
+    /// have to wait with its next one.
+    ///
     /// # Errors
     ///
     /// `Closed`; the reason why the connection failed.

@@ -129,6 +129,44 @@ fn halves_are_joined_if_they_are_of_one_connection() {
     world.end();
 }
 
+#[test]
+fn a_close_after_the_end_of_the_data_keeps_its_code() {
+    for by_receiver in [false, true] {
+        // The time of handles that were dropped would be over at once.
+        let mut world = Driven::new(&options().linger(Duration::from_millis(1)).keep_alive(Duration::ZERO));
+        let (client, mut server) = world.pair();
+        let mut closing: Closing = if by_receiver {
+            let (to, from) = client.split();
+            drop(to);
+            Box::pin(from.close_with(7))
+        } else {
+            client.clone_sender().finish();
+            Box::pin(client.close_with(7))
+        };
+        assert!(poll(closing.as_mut(), Waker::noop()).is_pending());
+        assert!(world.run(server.next()).unwrap().is_none());
+        thread::sleep(Duration::from_millis(5));
+        assert_eq!(world.run(join(closing, server.close_with(8))), (Ok(8), Ok(7)));
+    }
+}
+
+#[test]
+fn a_close_that_nobody_waits_for_keeps_its_code_and_its_time() {
+    let mut world = Driven::new(&options().linger(Duration::from_millis(1)).keep_alive(Duration::ZERO));
+    let (client, mut server) = world.pair();
+    let (to, from) = client.split();
+    {
+        let mut closing = pin!(to.close_with(7));
+        assert!(poll(closing.as_mut(), Waker::noop()).is_pending());
+    }
+    drop(from);
+    // Longer than the linger: the peer may still send, and learns the code.
+    thread::sleep(Duration::from_millis(5));
+    assert!(world.run(server.next()).unwrap().is_none());
+    world.run(server.send("still open")).unwrap();
+    assert_eq!(world.run(server.close_with(8)), Ok(7));
+}
+
 type Closing = Pin<Box<dyn Future<Output = Result<u32, Failure>>>>;
 
 /// Handles of both sides are dropped, or close and wait, in any order; each future is dropped after
@@ -185,7 +223,9 @@ fn close_at_random(random: &mut Random) {
         }
     }
     for done in ended {
-        assert!(done.as_ref().is_ok_and(|code| [0, 7].contains(code)), "{done:?}");
+        // Handles that were dropped give the peer only the linger, which a busy machine may exceed.
+        let is_late = done.as_ref().is_err_and(|failure| failure.kind() == FailureKind::Timeout);
+        assert!(is_late || done.as_ref().is_ok_and(|code| [0, 7].contains(code)), "{done:?}");
     }
     let start = Instant::now();
     while world.nodes.iter().any(|node| node.connections() > 0) {

@@ -1,6 +1,7 @@
 //! Writes that notify the peer.
 
 use std::task::{Poll, Waker};
+use std::time::Instant;
 
 use rdma::{ErrorKind, ExposedRegion, RemoteAccess, RemoteSlice};
 
@@ -96,9 +97,17 @@ fn notifications_that_nobody_takes_hold_the_peer_up_and_none_is_lost() {
     let notifications = server.notifications();
     // Different numbers, so that no two count as one.
     let mut posting: Vec<_> = (0..30).map(|number| Box::pin(notify(&client, at, number))).collect();
-    for _ in 0..200 {
+    let start = Instant::now();
+    let mut turns_left = 50;
+    while turns_left > 0 {
+        assert!(start.elapsed() < LONG, "{} wait, {} are posted", notifications.waiting(), posting.len());
         posting.retain_mut(|one| poll(one.as_mut(), Waker::noop()).is_pending());
         world.turn();
+        let waiting = notifications.waiting();
+        // Some more turns, in which nothing may change.
+        if waiting >= u64::from(LIMIT) && posting.len() as u64 == 30 - waiting {
+            turns_left -= 1;
+        }
     }
     // The limit, and the window that was granted before.
     let waiting = notifications.waiting();
@@ -128,6 +137,29 @@ fn notifications_that_nobody_takes_hold_the_peer_up_and_none_is_lost() {
     });
     assert_eq!(all, Ok(()));
     drop((client, server, region));
+}
+
+#[test]
+fn notifications_that_nobody_takes_hold_no_close_up() {
+    let mut world = Driven::new(&notified());
+    let (client, server) = world.pair();
+    let (region, at) = exposed(&world.nodes[1]);
+    let notifications = server.notifications();
+    // Until the client has no credit, and gets none.
+    let mut posting: Vec<_> = (0..30).map(|number| Box::pin(notify(&client, at, number))).collect();
+    let start = Instant::now();
+    while notifications.waiting() < u64::from(LIMIT) || client.stats().credits > 0 {
+        assert!(start.elapsed() < LONG, "{} wait, {} credits", notifications.waiting(), client.stats().credits);
+        posting.retain_mut(|one| poll(one.as_mut(), Waker::noop()).is_pending());
+        world.turn();
+    }
+    drop(posting);
+    // The time to close is long: an end by it fails with `Timeout`.
+    assert_eq!(world.run(join(client.close_with(1), server.close_with(2))), (Ok(2), Ok(1)));
+    for number in 0..LIMIT {
+        assert_eq!(world.run(async { notifications.next().await }), Ok(number));
+    }
+    drop(region);
 }
 
 #[test]

@@ -82,8 +82,8 @@ impl<T: Transport> SendHalf<T> {
     /// An error of the change to the error state.
     pub async fn shutdown(&mut self) -> VerbResult<()> {
         let registered = self.part.divided().extra();
-        registered.end();
         self.control().set_error()?;
+        registered.end();
         // Without a driver the drop of the queue pair ends the requests.
         let _driven = poll_fn(|cx| registered.poll_sends_ended(self.part.queue(), cx)).await;
         Ok(())
@@ -180,8 +180,8 @@ impl<T: Transport> RecvHalf<T> {
     /// An error of the change to the error state.
     pub async fn shutdown(&mut self) -> VerbResult<()> {
         let registered = self.part.divided().extra();
-        registered.end();
         self.control().set_error()?;
+        registered.end();
         // Without a driver the drop of the queue pair ends the requests.
         let _driven = poll_fn(|cx| registered.poll_receives_ended(self.part.queue(), cx)).await;
         Ok(())

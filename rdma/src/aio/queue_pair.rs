@@ -257,8 +257,8 @@ impl<T: Transport> QueuePair<T> {
     /// ```
     pub async fn shutdown(&mut self) -> VerbResult<()> {
         let Self { registered, inner } = self;
-        registered.end();
         inner.set_error()?;
+        registered.end();
         // Without a driver the drop of the queue pair ends the requests.
         let _driven = poll_fn(|cx| registered.poll_sends_ended(&inner.send, cx)).await;
         let _driven = poll_fn(|cx| registered.poll_receives_ended(&inner.recv, cx)).await;

@@ -180,12 +180,12 @@ impl<T: Transport> Requester<T> {
     ///
     /// # Errors
     ///
-    /// An error of the change to the error state.
+    /// An error of the change to the error state; the queue pair then goes on as before.
     pub fn close(&self) -> VerbResult<()> {
+        self.control().set_error()?;
         self.shared.divided.extra().end();
-        let closed = self.control().set_error();
         self.shared.grant();
-        closed
+        Ok(())
     }
 
     /// The number of requests whose future was dropped and that have not ended.

@@ -360,7 +360,7 @@ pub(super) static CASES: &[Case] = &[
     mpi("-x UCX_TLS=rc_v,self --mca pml ucx"),
     mpi("-x UCX_TLS=ud_v,self --mca pml ucx"),
     mpi("--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm"),
-    nccl("", ""),
+    nccl("", "-c"),
     nccl("", "-i -q 4 -s"),
     nccl("", "-a -o -T 106 -S 3"),
     nccl("", "-m -q 3 -s"),

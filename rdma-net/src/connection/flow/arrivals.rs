@@ -130,7 +130,7 @@ impl Arrivals {
         counting.chain(self.waiters.take_all()).collect()
     }
 
-    /// The time at which [`pass_by`](Self::pass_by) is due.
+    /// The time at which [`pass_by_notified`](Flow::pass_by_notified) is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waiters.deadline()
     }
@@ -151,7 +151,9 @@ impl Flow {
         }
         self.owed += 1;
         self.buffers.spares.push(buffer);
-        let wakers = self.arrivals.push(number);
+        // A side that closes holds the peer up no longer, so it keeps no more than the limit.
+        let is_too_many = self.is_closing() && self.arrivals.is_full();
+        let wakers = if is_too_many { self.arrivals.give(number, 1).1 } else { self.arrivals.push(number) };
         self.wakeups.all.extend(wakers);
         self.wake_notified();
         self.replace_receives();

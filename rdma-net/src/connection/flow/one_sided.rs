@@ -86,7 +86,7 @@ impl Flow {
         }
         let Some(failed) = posted.failed else { return };
         let error = self.wakeups.refused(failed);
-        if posted.notifications > 0 {
+        if posted.lost > 0 {
             // The peer will never see a notification that has used a credit.
             self.fail(error.into());
         }

@@ -193,6 +193,20 @@ fn a_closed_queue_pair_says_so() {
 }
 
 #[test]
+fn a_queue_pair_that_could_not_be_ended_takes_requests() {
+    let mut tasks = Tasks::new();
+    let requester = tasks.requester.clone();
+    testing::fail("modify_qp", libc::EIO);
+    assert_eq!(requester.close().unwrap_err().errno(), Some(libc::EIO));
+    assert!(requester.start(op::send(tasks.buffer())).is_ok());
+    testing::fail("modify_qp", libc::EIO);
+    assert_eq!(ready(tasks.recv.shutdown()).unwrap_err().errno(), Some(libc::EIO));
+    assert!(requester.start(op::send(tasks.buffer())).is_ok());
+    assert!(ready(tasks.recv.shutdown()).is_ok());
+    assert_eq!(requester.start(op::send(tasks.buffer())).unwrap_err().kind(), ErrorKind::Ended);
+}
+
+#[test]
 fn a_slot_that_was_reserved_before_the_end_is_refused() {
     let mut tasks = Tasks::new();
     let requester = tasks.requester.clone();

@@ -3,7 +3,8 @@
 //! A thread takes from and returns to the cache in its *seat*. Threads have different seats as long
 //! as there are enough, and a thread that finds its seat taken moves on, so in the common case no
 //! two cores write to one line. Caches exchange batches with the *depot*, the stack that all share.
-//! A taker that finds both empty looks into every cache, so an item is refused only if all are out.
+//! A taker that finds both empty looks into every cache, one after the other: an item is refused if
+//! all are out, and may be refused while other threads take and return.
 //!
 //! # No lost wake-up
 //!
@@ -192,7 +193,7 @@ impl<T> Stock<T> {
         self.seats[number & mask].0.lock()
     }
 
-    /// An item, unless all are out.
+    /// An item, unless all are out, or come and go while this thread looks for one.
     #[inline]
     pub(super) fn take(&self) -> Option<T> {
         let mut cache = self.seat();

@@ -35,14 +35,14 @@ fn the_second_half_to_go_ends_the_queue_pair() {
 }
 
 #[test]
-fn halves_post_in_two_threads() {
+fn halves_are_looked_at_in_two_threads_and_post_in_turn() {
     const ROUNDS: u64 = if cfg!(miri) { 20 } else { 2000 };
     let Rig { pd, cq, mut poller, qp } = Rig::new();
     let raw = qp.as_raw().expose_provenance();
     let (mut send, mut recv) = qp.into_split();
     let mut memory = pd.allocate(2 * 8).unwrap();
     let (mut sent, mut received) = (memory.split_to(8), memory);
-    // The test provider is of one thread: the halves take turns, each on a thread of its own.
+    // The test provider is of one thread, so this one posts.
     for round in 0..ROUNDS {
         let calls = thread::scope(|scope| {
             let one = scope.spawn(|| send.room());

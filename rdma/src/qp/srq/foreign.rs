@@ -15,8 +15,10 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// Makes a queue of one that was created elsewhere.
     ///
     /// The depth and the number of segments are what the device reports; those that are set in
-    /// `builder` limit what this crate uses of them. At most 32768 receives are in flight. The
-    /// address of the queue's user context is its [`id`](Self::id).
+    /// `builder` limit what this crate uses of them. At most 32768 receives are in flight.
+    /// [`resizable_to`](SrqBuilder::resizable_to) is ignored: the depth is also the limit of
+    /// [`resize`](Self::resize). The address of the queue's user context is its [`id`](Self::id),
+    /// by which events name the queue.
     ///
     /// # Errors
     ///
@@ -30,7 +32,9 @@ impl<T: Transport> SharedReceiveQueue<T> {
     ///
     /// 5. Receives that this crate has not posted carry a `wr_id` of less than
     ///    [`FOREIGN_WR_IDS`](crate::CompletionQueue::FOREIGN_WR_IDS): those in flight by now, and
-    ///    those that other code posts later.
+    ///    those that other code posts later. The completion queues of the queue pairs that take
+    ///    them have entries for them beside their [depth](crate::CompletionQueue::depth): a queue
+    ///    that overruns loses completions, or stops.
     /// 6. The queue is a basic one: it was made by `ibv_create_srq`, or with the type
     ///    `IBV_SRQT_BASIC`.
     ///

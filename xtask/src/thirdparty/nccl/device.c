@@ -141,6 +141,10 @@ void open_devices(void)
 	for (int i = 0; i < options.devices; i++) {
 		struct device *device = &devices[i];
 
+		/* NCCL closes a device that it does not use. */
+		CHECK(device->context = verbs.open_device(list[i]));
+		CHECK(verbs.query_device(device->context, &attr) == 0);
+		CHECK(verbs.close_device(device->context) == 0);
 		CHECK(device->context = verbs.open_device(list[i]));
 		CHECK(list[i]->name[0] && !strcmp(list[i]->name, verbs.get_device_name(list[i])));
 		memset(&attr, 0, sizeof attr);

@@ -22,6 +22,7 @@ struct options {
 	int service_level;  /* -S: NCCL_IB_SL */
 	int largest;        /* -l: the largest message */
 	int broken;         /* -e: ends with a wrong key */
+	int complete;       /* -c: the library must have each function that NCCL looks up */
 	int port;           /* -p: the TCP port of the server */
 };
 

@@ -295,7 +295,7 @@ static void parse(int argc, char **argv)
 {
 	int letter;
 
-	while ((letter = getopt(argc, argv, "d:g:q:siaomT:S:l:ep:")) != -1) {
+	while ((letter = getopt(argc, argv, "d:g:q:siaomT:S:l:ecp:")) != -1) {
 		int value = optarg ? atoi(optarg) : 1;
 
 		switch (letter) {
@@ -311,6 +311,7 @@ static void parse(int argc, char **argv)
 		case 'S': options.service_level = value; break;
 		case 'l': options.largest = value; break;
 		case 'e': options.broken = 1; break;
+		case 'c': options.complete = 1; break;
 		case 'p': options.port = value; break;
 		default: exit(2);
 		}
@@ -329,7 +330,7 @@ int main(int argc, char **argv)
 
 	parse(argc, argv);
 	is_server = !argv[optind];
-	symbols = load_verbs();
+	symbols = load_verbs(options.complete);
 	open_devices();
 	meet_at(argv[optind], sockets);
 	/* The first socket's connection goes from the client to the server, the second one's back. */

@@ -45,7 +45,7 @@ extern struct verbs {
 	SYMBOLS(MEMBER)
 } verbs;
 
-/* Loads the library, and returns how many of the functions it has. */
-int load_verbs(void);
+/* Loads the library, and returns how many of the functions it has. A complete one has all. */
+int load_verbs(int complete);
 
 #endif
