@@ -11,7 +11,8 @@
 //!    it. In a forked child no object is destroyed, so every object leaks.
 //! 4. An object with an [`Ownership`] other than `Destroy` is destroyed by other code, after its
 //!    handle has ended: the promise of the caller of its `from_raw`. Its handle ends only once no
-//!    request of this crate uses it.
+//!    request of this crate uses it. Its parents may end here before it: the verb that destroys
+//!    them refuses while it is there, and they leak. It receives nothing by then (that promise).
 
 use std::any::Any;
 use std::fmt;
@@ -93,6 +94,9 @@ pub(crate) trait Object {
 ///    an event of it is missing. With `Keep`, other code destroys it only after the last handle and
 ///    the last object that uses it here have gone; with `KeepAlive`, only after that value was
 ///    dropped. The same holds for what the object itself uses: its context, domain and queues.
+///    With `Keep`, the object is destroyed before the last handles of the domain, queues and
+///    context that it uses are dropped, and receives nothing until then: a verb that destroys one
+///    of them would find it in use.
 /// 3. **One handle.** No other object of this crate stands for the same C object meanwhile: what
 ///    this crate has made itself is not given to a `from_raw`.
 /// 4. **Any thread.** The object's functions may be called by any thread, and by several at a time.
@@ -127,6 +131,10 @@ pub enum Ownership {
     ///
     /// A queue that still has requests of this crate in flight cannot be let go of: `close` fails
     /// with [`ErrorKind::InUse`], and a drop leaks the memory of these requests.
+    ///
+    /// A [scope](crate::QueuePair::scope) whose requests do not end resets such a queue pair
+    /// instead of destroying it. On iWARP no reset ends requests: the scope then aborts the
+    /// process.
     Keep,
     /// As `Keep`. The value is dropped once this crate has let go of the object: it may be what
     /// owns the object, and destroys it. If the object cannot be let go of, the value leaks.

@@ -58,8 +58,9 @@ impl Object for PdInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_dealloc_pd requires a live domain of this table that has no children: this
-        // function's contract.
+        // SAFETY: ibv_dealloc_pd requires a live domain of this table, which nothing uses any more:
+        // this function's contract. It refuses while a kept child of other code is still there,
+        // and the domain leaks (promise 2 of `Ownership`).
         let call = || unsafe { (self.context.table.ibv_dealloc_pd)(self.raw.as_ptr()) };
         self.ownership.end(|| Error::check(Self::DESTROY, call))
     }

@@ -162,9 +162,10 @@ impl Object for CqInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_destroy_cq requires a live queue of this table without queue pairs: the
-        // contract of this function. It blocks until the queue's events are acknowledged, which
-        // they are at once (2).
+        // SAFETY: ibv_destroy_cq requires a live queue of this table, which nothing uses any more:
+        // the contract of this function. It refuses while a kept queue pair of other code is still
+        // there, and the queue leaks (promise 2 of `Ownership`). It blocks until the queue's events
+        // are acknowledged, which they are at once (2).
         let call = || unsafe { (self.context.table.ibv_destroy_cq)(self.raw) };
         self.ownership.end(|| Error::check(Self::DESTROY, call))
     }

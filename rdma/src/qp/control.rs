@@ -23,6 +23,9 @@ use crate::types::{Ece, Mtu, QpAttrMask, QpState};
 /// The owned C queue pair (1).
 pub(crate) struct QpInner {
     pub(crate) raw: *mut ibv_qp,
+    /// Before the parents: fields end in this order, and the value of a `KeepAlive` may destroy the
+    /// queue pair.
+    ownership: Ownership,
     pub(crate) context: Arc<Handle<ContextInner>>,
     pub(crate) pd: Arc<Handle<PdInner>>,
     pub(crate) send_cq: Arc<Handle<CqInner>>,
@@ -36,7 +39,6 @@ pub(crate) struct QpInner {
     pub(super) datagrams: Option<Box<Datagrams>>,
     /// Whether other code has made the queue pair.
     pub(super) is_foreign: bool,
-    ownership: Ownership,
     /// Whether the queue pair was destroyed or leaked.
     done: bool,
 }
@@ -106,6 +108,7 @@ impl QpInner {
         let is_datagram = qp_type == ibv_qp_type::IBV_QPT_UD;
         Self {
             raw,
+            ownership: Ownership::Destroy,
             context: Arc::clone(context),
             pd: Arc::clone(pd),
             send_cq: Arc::clone(send_cq),
@@ -116,7 +119,6 @@ impl QpInner {
             cap,
             datagrams: is_datagram.then(|| Box::new(Datagrams { groups: Groups::new(raw, context), bound: None })),
             is_foreign: false,
-            ownership: Ownership::Destroy,
             done: false,
         }
     }

@@ -42,7 +42,9 @@ impl<T: Transport> QueuePair<T> {
     /// 5. Requests that this crate has not posted carry a `wr_id` of less than
     ///    [`FOREIGN_WR_IDS`](crate::CompletionQueue::FOREIGN_WR_IDS): those in flight by now, and
     ///    those that other code posts later. Their memory is the concern of that code, which gets
-    ///    no completions of them while pollers of this crate poll.
+    ///    no completions of them while pollers of this crate poll. The completion queues have
+    ///    entries for them beside their [depth](crate::CompletionQueue::depth), which is for
+    ///    requests of this crate: a queue that overruns loses completions, or stops.
     /// 6. Requests of the send queue end in the order in which they were posted, as they do unless
     ///    a provider's own functions have changed it, and `ibv_post_send` and `ibv_post_recv` work
     ///    on the queue pair.

@@ -119,15 +119,23 @@ debug_is_display!(WcError);
 
 impl std::error::Error for WcError {}
 
-/// The identifier of a completion queue in events, unique in the process.
+/// The identifier of a completion queue in events, unique among the queues that this crate has
+/// made.
+///
+/// That of a queue of [`from_raw`](crate::CompletionQueue::from_raw) is the address of its user
+/// context, which other code chose: it may be that of another queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CqId(pub(crate) u64);
 
-/// The identifier of a shared receive queue in events, unique in the process.
+/// The identifier of a shared receive queue in events, unique among the queues that this crate has
+/// made.
+///
+/// That of a queue of [`from_raw`](crate::SharedReceiveQueue::from_raw) is the address of its user
+/// context, which other code chose: it may be that of another queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SrqId(pub(crate) u64);
 
-/// An identifier that no other queue has had or will have.
+/// An identifier that no other queue of this crate has had or will have.
 fn fresh() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -32,6 +32,7 @@ pub use wait::TakeBuffer;
 
 use super::Buffer;
 use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::panics::Panics;
 use crate::pd::ProtectionDomain;
 use crate::types::OptionLimit;
 
@@ -97,14 +98,17 @@ struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        let mut panics = Panics::default();
         for class in &self.classes {
             if class.made_in.is_forked() {
                 // The parent's: a thread of the parent may have been about to change it.
                 let _leaked = ManuallyDrop::new(Arc::clone(class));
             } else {
-                class.close();
+                // A log subscriber may panic, and a class that is not closed leaks.
+                panics.catch(|| class.close());
             }
         }
+        panics.resume();
     }
 }
 

@@ -3,7 +3,8 @@
 //! A thread takes from and returns to the cache in its *seat*. Threads have different seats as long
 //! as there are enough, and a thread that finds its seat taken moves on, so in the common case no
 //! two cores write to one line. Caches exchange batches with the *depot*, the stack that all share.
-//! A taker that finds both empty looks into every cache, so an item is refused only if all are out.
+//! A taker that finds both empty looks into every cache, one after the other: an item is refused if
+//! all are out, and may be refused while other threads take and return.
 //!
 //! # No lost wake-up
 //!
@@ -192,7 +193,7 @@ impl<T> Stock<T> {
         self.seats[number & mask].0.lock()
     }
 
-    /// An item, unless all are out.
+    /// An item, unless all are out, or come and go while this thread looks for one.
     #[inline]
     pub(super) fn take(&self) -> Option<T> {
         let mut cache = self.seat();
@@ -283,9 +284,16 @@ impl<T> Stock<T> {
             if let Some(waiter) = queue.waiting.pop_front() {
                 queue.handed += 1;
                 self.attention.0.fetch_sub(WAITER, Ordering::Relaxed);
-                let mut slot = waiter.slot();
-                slot.item = Some(item);
-                return Ok(slot.waker.take());
+                let waker = {
+                    let mut slot = waiter.slot();
+                    slot.item = Some(item);
+                    slot.waker.take()
+                };
+                // Before the waiter: this may be its last handle, and a waker's drop is a caller's
+                // code, which runs under no lock.
+                drop(queue);
+                drop(waiter);
+                return Ok(waker);
             }
             drop(queue);
             // SAFETY: `put` requires a stock that stays valid: it is borrowed.
@@ -296,19 +304,14 @@ impl<T> Stock<T> {
         }
     }
 
-    /// Adds new items. Returns those that somebody waits for, for [`put_slow`](Self::put_slow).
-    pub(super) fn add(&self, items: Vec<T>) -> Vec<T> {
+    /// Adds new items. Nobody waits yet: waiters join once there are no more items to add.
+    pub(super) fn add(&self, items: Vec<T>) {
         let mut depot = self.depot();
         depot.registered += items.len();
         // For all items, so that no return allocates.
         let away = depot.registered - depot.items.len();
         depot.items.reserve(away);
-        // As in `put`, for a waiter that has looked into the depot.
-        if self.attention.0.load(Ordering::Relaxed) != 0 {
-            return items;
-        }
         depot.items.extend(items);
-        Vec::new()
     }
 
     /// Joins the waiters. The caller must then look for an item once more, and
@@ -354,8 +357,10 @@ impl<T> Stock<T> {
         let mut slot = waiter.slot();
         std::mem::swap(&mut slot.waker, &mut waker);
         let item = slot.item.take();
+        // The wait is over, and the last handle of the waiter may end anywhere.
+        let unused = if item.is_some() { slot.waker.take() } else { None };
         drop(slot);
-        drop(waker);
+        drop((waker, unused));
         item
     }
 

@@ -15,14 +15,16 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// Makes a queue of one that was created elsewhere.
     ///
     /// The depth and the number of segments are what the device reports; those that are set in
-    /// `builder` limit what this crate uses of them. At most 32768 receives are in flight. The
-    /// address of the queue's user context is its [`id`](Self::id).
+    /// `builder` limit what this crate uses of them. At most 32768 receives are in flight.
+    /// [`resizable_to`](SrqBuilder::resizable_to) is ignored: the depth is also the limit of
+    /// [`resize`](Self::resize). The address of the queue's user context is its [`id`](Self::id),
+    /// by which events name the queue.
     ///
     /// # Errors
     ///
     /// With the `Ownership`; the queue is as it was. `Foreign` for NULL, for a queue of another
-    /// context or domain, and for one with fewer entries than asked for; `NotSupported`; `Forked`;
-    /// errors of the provider.
+    /// context or domain, and for one with fewer entries than asked for; `InvalidInput` for more
+    /// segments than the queue has, or none; `NotSupported`; `Forked`; errors of the provider.
     ///
     /// # Safety
     ///
@@ -30,7 +32,9 @@ impl<T: Transport> SharedReceiveQueue<T> {
     ///
     /// 5. Receives that this crate has not posted carry a `wr_id` of less than
     ///    [`FOREIGN_WR_IDS`](crate::CompletionQueue::FOREIGN_WR_IDS): those in flight by now, and
-    ///    those that other code posts later.
+    ///    those that other code posts later. The completion queues of the queue pairs that take
+    ///    them have entries for them beside their [depth](crate::CompletionQueue::depth): a queue
+    ///    that overruns loses completions, or stops.
     /// 6. The queue is a basic one: it was made by `ibv_create_srq`, or with the type
     ///    `IBV_SRQT_BASIC`.
     ///
@@ -95,11 +99,13 @@ unsafe fn adopt<T: Transport>(builder: &SrqBuilder<T>, raw: *mut ibv_srq) -> Res
     let call = || unsafe { (context.table.ibv_query_srq)(raw, &raw mut has) };
     Error::check(Verb::QuerySrq, call)?;
     let choose = |asked: Option<u32>, has: u32| {
-        let is_enough = has > 0 && asked.is_none_or(|asked| (1..=has).contains(&asked));
-        require(is_enough, ForeignObject::TooFewEntries(has)).map(|()| asked.unwrap_or(has))
+        let chosen = asked.unwrap_or(has);
+        (1..=has).contains(&chosen).then_some(chosen)
     };
-    let depth = choose(builder.max_wr, has.max_wr)?.min(MAX_SLOTS / 2);
-    let max_sge = choose(builder.max_sge, has.max_sge)?;
+    let few = Error::new(Verb::FromRaw, ErrorKind::Foreign(ForeignObject::TooFewEntries(has.max_wr)));
+    let depth = choose(builder.max_wr, has.max_wr).ok_or(few)?.min(MAX_SLOTS / 2);
+    let invalid = Error::new(Verb::FromRaw, ErrorKind::InvalidInput);
+    let max_sge = choose(builder.max_sge, has.max_sge).ok_or(invalid)?;
     let device = u32::try_from(context.device_attr.as_raw().max_srq_sge).unwrap_or(0).max(1);
     Ok((SrqId(name.addr() as u64), depth, max_sge.min(device)))
 }

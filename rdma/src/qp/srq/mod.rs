@@ -136,9 +136,11 @@ impl Object for SrqInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_destroy_srq requires a live queue of this table without queue pairs: this
-        // function's contract, since each queue pair keeps the handle (1). The events of the queue
-        // are acknowledged as they are taken, so the call does not block.
+        // SAFETY: ibv_destroy_srq requires a live queue of this table, which nothing uses any more:
+        // this function's contract, since each queue pair keeps the handle (1). It refuses while a
+        // kept queue pair of other code is still there, and the queue leaks (promise 2 of
+        // `Ownership`). The events of the queue are acknowledged as they are taken, so the call
+        // does not block.
         let call = || unsafe { (self.pd.context.table.ibv_destroy_srq)(self.raw.as_ptr()) };
         if self.ownership.is_kept() && self.parked.lock().as_ref().is_some_and(|producer| producer.busy() > 0) {
             // The device may still write to the memory of the receives (2).

@@ -138,7 +138,8 @@ fn objects_work_and_are_let_go_of(code: &Code, shares: bool) {
     region.copy_in(LEN, &pattern(LEN, 3)).unwrap();
     let written = region.remote(2 * LEN..3 * LEN).unwrap();
     a.post_send(op::write(region.slice(LEN..2 * LEN).unwrap(), written).token(12)).unwrap();
-    assert_eq!((wait(&mut poller).status, 12), (Ok(()), 12));
+    let done = wait(&mut poller);
+    assert_eq!((done.status, done.token), (Ok(()), 12));
     a.post_send(op::read(region.slice(3 * LEN..).unwrap(), written).token(13)).unwrap();
     let done = wait(&mut poller);
     assert_eq!((done.status, done.token, done.opcode), (Ok(()), 13, Opcode::Read));

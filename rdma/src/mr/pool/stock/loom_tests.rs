@@ -21,7 +21,7 @@ type Item = Box<u32>;
 
 fn stock(items: u32, seats: usize) -> Arc<Stock<Item>> {
     let stock = Stock::new(items as usize, seats);
-    assert!(stock.add((0..items).map(Box::new).collect()).is_empty());
+    stock.add((0..items).map(Box::new).collect());
     Arc::new(stock)
 }
 
@@ -163,23 +163,16 @@ fn an_item_that_comes_back_while_the_stock_closes_is_refused_or_handed_out() {
     });
 }
 
-/// A stock that its only item keeps, as a chunk keeps its class.
+/// A stock that its only item keeps, as a chunk keeps its class. Its locks' ends are noticed by loom
+/// unless they come after all accesses to the caches.
 struct Kept {
     stock: Stock<Arc<Kept>>,
-    /// Noticed by loom if the stock is freed while it is used.
-    freed: loom::cell::UnsafeCell<()>,
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.freed.with_mut(|_| ());
-    }
 }
 
 #[test]
 fn a_stock_that_ends_with_its_last_item_is_not_used_afterwards() {
     loom::model(|| {
-        let kept = Arc::new(Kept { stock: Stock::new(1, 1), freed: loom::cell::UnsafeCell::new(()) });
+        let kept = Arc::new(Kept { stock: Stock::new(1, 1) });
         let returning = {
             let item = Arc::clone(&kept);
             thread::spawn(move || {
