@@ -3,7 +3,8 @@
 //! A [`Driver`] fetches the completions of one completion queue, and wakes for each the one task
 //! that waits for it. Its [`Handle`] turns a connected queue pair into a [`QueuePair`], whose
 //! requests are futures ([`InFlight`]) and whose messages are awaited. [`Events`] are the events of
-//! connections and of devices.
+//! connections and of devices. [`connect`] and a [`Listener`] make connections, by the connection
+//! manager.
 //!
 //! A library that delivers completions to something else than futures, for example to connections,
 //! stands on the [`Reactor`] under the driver.
@@ -56,13 +57,16 @@
 //!
 //! # Cancellation
 //!
-//! Every future may be dropped at any time. The call neither waits nor makes a system call.
+//! Every future may be dropped at any time. The drop neither waits nor makes a system call, except
+//! that of an attempt to connect, which destroys objects.
 //!
 //! | Dropped | Effect |
 //! | --- | --- |
 //! | [`InFlight`] | the request goes on; its completion frees its memory |
 //! | [`QueuePair::next_received`], [`QueuePair::reserve`], [`Events::next`] | none: no message, slot or event is lost |
 //! | [`QueuePair::shutdown`] | the queue pair is in the error state; its requests end meanwhile |
+//! | [`connect`], [`Incoming::accept`] | the queue pair and the id are destroyed; the peer learns of it |
+//! | [`Listener::next`], [`Connection::disconnected`] | none: no request and no event is lost |
 //! | [`Requester::post`], [`Requester::reserve`], [`ReservedSlot`] | the next task has the slot; a request that was posted goes on |
 //! | [`QueuePair`], or the last of its halves and requesters | all its requests end; futures get their memory back |
 //! | [`Driver`], or the task that runs it | futures end with [`Error::DriverGone`]; memory in flight comes free with its queue pair |
@@ -98,9 +102,11 @@
 //   in_flight.rs, received.rs  the future of a request; a received message
 //   events.rs                  events of connections, devices and completion channels
 //   readiness.rs               what an executor provides; `tokio.rs` and `smol.rs` implement it
+//   connection.rs              connects and accepts queue pairs
 //   block_on.rs                the smallest executor
 
 mod block_on;
+mod connection;
 mod driver;
 mod error;
 mod events;
@@ -120,6 +126,7 @@ pub mod tokio;
 mod turns;
 
 pub use block_on::block_on;
+pub use connection::{Connection, ConnectionError, ConnectionOptions, Incoming, Listener, Setup, connect};
 pub use driver::{Driver, Handle};
 pub use error::Error;
 pub use events::{Events, Source};

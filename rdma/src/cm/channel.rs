@@ -212,6 +212,12 @@ impl EventChannel {
         Self::with(self.inner.manager.clone())
     }
 
+    /// Makes the channel's descriptor readable while another one is, too.
+    #[cfg(feature = "aio")]
+    pub(crate) fn watch_too(&self, other: std::os::fd::BorrowedFd<'_>) -> Result<()> {
+        self.inner.events.watch_too(other)
+    }
+
     fn with(manager: Manager) -> Result<Self> {
         let table = manager.table;
         // SAFETY: rdma_create_event_channel has no requirements.

@@ -8,7 +8,8 @@
 //!
 //! [`blocking`] does each step in one call. The level below serves event loops: an [`EventChannel`]
 //! has a descriptor, each method of an [`Id`] starts a step, and [`EventChannel::try_next_event`]
-//! returns the step's outcome.
+//! returns the step's outcome. For tasks of an executor, `aio::connect` and `aio::Listener` do all
+//! steps in one await.
 //!
 //! # Devices
 //!

@@ -30,7 +30,7 @@ impl<T: PortSpace> ConnectRequest<T> {
         Self { id, listener, private_data, parameters }
     }
 
-    pub(super) fn id(&self) -> &Id<T> {
+    pub(crate) fn id(&self) -> &Id<T> {
         &self.id
     }
 

@@ -1,6 +1,7 @@
 //! Device tests that may share a process with one another.
 
 mod aio;
+mod aio_connect;
 mod attacks;
 mod capture;
 mod cm;

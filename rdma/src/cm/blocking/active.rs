@@ -184,6 +184,14 @@ impl<T: PortSpace> Resolved<T> {
     }
 }
 
+impl<T: PortSpace> Resolved<T> {
+    /// The id, whose route is resolved, on a channel of its own.
+    #[cfg(feature = "aio")]
+    pub(crate) fn from_parts(id: Id<T>, channel: EventChannel) -> Self {
+        Self { id, channel }
+    }
+}
+
 impl Resolved<Rc> {
     /// Binds a queue pair to the port that leads to the peer, and allows all remote operations that
     /// the device supports.
@@ -243,7 +251,7 @@ impl Resolved<Rc> {
         timeout: Duration,
     ) -> Result<(Connection, QueuePair<Rc>), ConnectError> {
         let deadline = deadline(timeout);
-        let ours = match self.offer_ece(&qp).and_then(|ours| self.id.connect(&qp, options).map(|()| ours)) {
+        let ours = match self.request(&qp, options) {
             Ok(ours) => ours,
             Err(error) => return Err(ConnectError::new(error, qp)),
         };
@@ -251,10 +259,26 @@ impl Resolved<Rc> {
             EventKind::ConnectResponse(accepted) | EventKind::Established(accepted) => Some(accepted),
             _ => None,
         });
-        let Accepted { private_data, parameters } = match answer {
-            Ok(accepted) => accepted,
-            Err((error, private_data)) => return Err(ConnectError { private_data, ..ConnectError::new(error, qp) }),
-        };
+        match answer {
+            Ok(accepted) => self.establish(qp, options, ours, accepted),
+            Err((error, private_data)) => Err(ConnectError { private_data, ..ConnectError::new(error, qp) }),
+        }
+    }
+
+    /// Asks the peer for the connection. Returns the ECE options that were offered.
+    pub(crate) fn request(&self, qp: &InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<crate::cm::Ece> {
+        let ours = self.offer_ece(qp)?;
+        self.id.connect(qp, options).map(|()| ours)
+    }
+
+    /// Completes the connection that the peer has accepted.
+    pub(crate) fn establish(
+        self,
+        qp: InitializedQueuePair<Rc>,
+        options: &ConnOptions,
+        ours: crate::cm::Ece,
+        Accepted { private_data, parameters }: Accepted,
+    ) -> Result<(Connection, QueuePair<Rc>), ConnectError> {
         if let Err(error) = self.take_ece(&qp, ours) {
             return Err(ConnectError::new(error, qp));
         }

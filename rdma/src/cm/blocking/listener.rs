@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::connection::{ConnectError, Connection};
-use super::{LAST_LOOKS, apply_ece, deadline, ece, wait_for};
+use super::{Failure, LAST_LOOKS, apply_ece, deadline, ece, wait_for};
 use crate::cm::event::EventKind;
 use crate::cm::id::Id;
-use crate::cm::message::ConnectionParameters;
+use crate::cm::message::{ConnectionParameters, PrivateData};
 use crate::cm::request::ConnectRequest;
 use crate::cm::{ConnOptions, EventChannel, PortSpace};
 use crate::context::Context;
@@ -386,25 +386,55 @@ impl IncomingConnection<Rc> {
         timeout: Duration,
     ) -> Result<(Connection, QueuePair<Rc>), ConnectError> {
         let deadline = deadline(timeout);
+        let accepting = self.begin(qp, options)?;
+        let established = wait_for((&accepting.channel, accepting.id.key()), Verb::Accept, deadline, is_established);
+        accepting.finish(established)
+    }
+
+    /// Tells the peer that the request is accepted.
+    pub(crate) fn begin(self, qp: InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<Accepting, ConnectError> {
         let (request, channel) = (self.request, self.channel);
         if let Err(error) = answer_ece(&request, &qp) {
             return Err(ConnectError::new(error, qp));
         }
         let (private_data, peer) = (request.private_data().clone(), *request.parameters());
-        let (id, qp) = match request.accept_keeping(qp, options) {
-            Ok(accepted) => accepted,
+        match request.accept_keeping(qp, options) {
+            Ok((id, qp)) => Ok(Accepting { id, channel, qp, private_data, peer }),
             Err(failed) => {
                 let (request, qp) = failed.object;
                 drop(request);
-                return Err(ConnectError::new(failed.error, qp));
+                Err(ConnectError::new(failed.error, qp))
             }
-        };
-        let established = wait_for((&channel, id.key()), Verb::Accept, deadline, |kind| match kind {
-            EventKind::Established(accepted) => Some(accepted),
-            _ => None,
-        });
+        }
+    }
+
+    /// The id of the connection to be, and its channel.
+    #[cfg(feature = "aio")]
+    pub(crate) fn id(&self) -> (&Id<Rc>, &EventChannel) {
+        (self.request.id(), &self.channel)
+    }
+}
+
+/// Whether the connection of an accepted request is there.
+pub(crate) fn is_established(kind: EventKind) -> Option<()> {
+    matches!(kind, EventKind::Established(_)).then_some(())
+}
+
+/// An accepted request whose connection is not there yet.
+pub(crate) struct Accepting {
+    pub(crate) id: Id<Rc>,
+    channel: EventChannel,
+    qp: InitializedQueuePair<Rc>,
+    private_data: PrivateData,
+    peer: ConnectionParameters,
+}
+
+impl Accepting {
+    /// The connection, or the reason why it was not established.
+    pub(crate) fn finish(self, established: Result<(), Failure>) -> Result<(Connection, QueuePair<Rc>), ConnectError> {
+        let Self { id, channel, qp, private_data, peer } = self;
         match established {
-            Ok(_) => Ok((Connection::new(id, channel, private_data, peer), qp.into_manual())),
+            Ok(()) => Ok((Connection::new(id, channel, private_data, peer), qp.into_manual())),
             Err((error, private_data)) => {
                 // A peer that rejects an accepted request has given up.
                 let gone = matches!(error.kind(), ErrorKind::Rejected(_) | ErrorKind::NotListening);

@@ -53,6 +53,8 @@ use std::time::Duration;
 pub use active::{ResolveOptions, Resolved, resolve, resolve_on, resolve_with};
 pub use connection::{ConnectError, Connection};
 pub use datagram::{Joined, join};
+#[cfg(feature = "aio")]
+pub(crate) use listener::is_established;
 pub use listener::{IncomingConnection, ListenOptions, Listener};
 
 use super::event::{Event, EventKind};
@@ -69,9 +71,9 @@ use crate::wait::Deadline;
 const LAST_LOOKS: u32 = 1024;
 
 /// The reason why an awaited event does not come, with the private data of a peer that refused.
-type Failure = (Error, PrivateData);
+pub(crate) type Failure = (Error, PrivateData);
 
-fn failure(error: Error) -> Failure {
+pub(crate) fn failure(error: Error) -> Failure {
     (error, PrivateData::default())
 }
 
@@ -87,6 +89,11 @@ fn next(channel: &EventChannel, own: IdKey, operation: Verb, deadline: Deadline)
             _ => {}
         }
     };
+    outcome(kind, operation)
+}
+
+/// The event, or the failure that it reports.
+pub(crate) fn outcome(kind: EventKind, operation: Verb) -> Result<EventKind, Failure> {
     let error = match kind {
         EventKind::AddrError(error)
         | EventKind::RouteError(error)

@@ -13,7 +13,7 @@ use crate::fork::MadeIn;
 use crate::handle::{Handle, Ownership, Raw};
 use crate::mr::Pages;
 use crate::mr::memory::{Host, MemoryOwner, RawMemory};
-use crate::mr::{Buffer, Kind, Region, Segment};
+use crate::mr::{Buffer, Kind, Region, RegisterOptions, Segment};
 use crate::panics::Panics;
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::RemoteAccess;
@@ -67,22 +67,31 @@ impl Slab {
     ///
     /// With what was registered before the failure. Its end may be logged, which runs code of the
     /// program: it is for a caller that holds no lock.
-    fn new(domains: &[ProtectionDomain], len: usize) -> Result<Self, Failed<Self>> {
-        let mut slab = Self { regions: Vec::with_capacity(domains.len()) };
-        match slab.register(domains, len) {
+    fn new(of: &SlabOptions, len: usize) -> Result<Self, Failed<Self>> {
+        let mut slab = Self { regions: Vec::with_capacity(of.domains.len()) };
+        match slab.register(of, len) {
             Ok(()) => Ok(slab),
             Err(error) => Err(Failed::new(error, slab)),
         }
     }
 
-    fn register(&mut self, domains: &[ProtectionDomain], len: usize) -> Result<()> {
-        let (at, len, pages) = Pages::new(len)?.into_parts();
+    fn register(&mut self, of: &SlabOptions, len: usize) -> Result<()> {
+        let (at, len, pages) = Pages::with_options(len, &of.options)?.into_parts();
         let memory = SlabMemory { at, len, _pages: Arc::new(pages) };
-        for domain in domains {
-            self.regions.push(domain.register(memory.clone())?);
+        let options = of.options.of_allocated();
+        for domain in &of.domains {
+            self.regions.push(domain.register_with(memory.clone(), &options)?);
         }
         Ok(())
     }
+}
+
+/// Where and how slabs are registered.
+pub(super) struct SlabOptions {
+    pub(super) domains: Vec<ProtectionDomain>,
+    pub(super) options: RegisterOptions,
+    /// Bytes that are registered at a time.
+    pub(super) bytes: usize,
 }
 
 /// The buffers of one size.
@@ -94,7 +103,7 @@ pub(super) struct Class {
     stride: usize,
     /// Chunks in a slab, except the last one.
     per_slab: usize,
-    domains: Arc<[ProtectionDomain]>,
+    slabs_of: Arc<SlabOptions>,
     pub(super) made_in: MadeIn,
     stock: Stock<Chunk>,
     /// The chunks that exist. Locked while a slab is registered, by threads that wait for it; no
@@ -111,7 +120,7 @@ pub(super) type Waiter = WaiterHandle<Chunk>;
 
 impl Class {
     /// `stride` is at least `size`, and `limit * stride` does not overflow.
-    pub(super) fn new(size: usize, limit: usize, slab: usize, domains: &Arc<[ProtectionDomain]>) -> Self {
+    pub(super) fn new(size: usize, limit: usize, slabs_of: &Arc<SlabOptions>) -> Self {
         let stride = size.next_multiple_of(if size < PAGE { LINE } else { PAGE });
         // Some more seats than cores, so that threads that come and go rarely share one.
         let threads = thread::available_parallelism().map_or(1, usize::from) * 2;
@@ -119,8 +128,8 @@ impl Class {
             size,
             limit,
             stride,
-            per_slab: (slab / stride).clamp(1, limit),
-            domains: Arc::clone(domains),
+            per_slab: (slabs_of.bytes / stride).clamp(1, limit),
+            slabs_of: Arc::clone(slabs_of),
             made_in: MadeIn::default(),
             stock: Stock::new(limit, threads),
             chunks: Mutex::default(),
@@ -184,7 +193,7 @@ impl Class {
     /// Registers one more slab.
     fn grow(self: &Arc<Self>, chunks: &mut usize) -> Result<(), Failed<Slab>> {
         let count = self.per_slab.min(self.limit - *chunks);
-        let slab = Arc::new(Slab::new(&self.domains, count * self.stride)?);
+        let slab = Arc::new(Slab::new(&self.slabs_of, count * self.stride)?);
         *chunks += count;
         self.slabs.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(count * self.stride, Ordering::Relaxed);

@@ -80,7 +80,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// The end is an access to the value, which loom notices if it is not ordered with the others.
+/// Tells loom that the value is freed: no access of another thread may be concurrent.
 #[cfg(loom)]
 impl<T> Drop for Lock<T> {
     fn drop(&mut self) {
