@@ -255,7 +255,9 @@ impl SendQueue {
                     return Err(Refusal::TooLong);
                 }
             }
-            wr.send_flags = if forced { flags | SIGNALED } else { flags };
+            // Also where the device signals all: of a foreign queue pair that is only the builder's
+            // or the driver's word.
+            wr.send_flags = if asked || forced { flags | SIGNALED } else { flags };
             Ok(())
         };
         // SAFETY: `Half::stage` has the same contract as this function.

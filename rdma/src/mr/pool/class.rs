@@ -1,14 +1,14 @@
 //! The buffers of one size: slabs that are registered as they are needed, cut into chunks.
 
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::thread;
 
 use super::stats::PoolStats;
 use super::stock::{Stock, WaiterHandle};
-use crate::error::Result;
+use crate::error::{Failed, Result};
 use crate::fork::MadeIn;
 use crate::handle::{Handle, Ownership, Raw};
 use crate::mr::Pages;
@@ -63,12 +63,26 @@ unsafe impl MemoryOwner for SlabMemory {
 }
 
 impl Slab {
-    fn new(domains: &[ProtectionDomain], len: usize, options: &RegisterOptions) -> Result<Self> {
-        let (at, len, pages) = Pages::with_options(len, options)?.into_parts();
+    /// # Errors
+    ///
+    /// With what was registered before the failure. Its end may be logged, which runs code of the
+    /// program: it is for a caller that holds no lock.
+    fn new(of: &SlabOptions, len: usize) -> Result<Self, Failed<Self>> {
+        let mut slab = Self { regions: Vec::with_capacity(of.domains.len()) };
+        match slab.register(of, len) {
+            Ok(()) => Ok(slab),
+            Err(error) => Err(Failed::new(error, slab)),
+        }
+    }
+
+    fn register(&mut self, of: &SlabOptions, len: usize) -> Result<()> {
+        let (at, len, pages) = Pages::with_options(len, &of.options)?.into_parts();
         let memory = SlabMemory { at, len, _pages: Arc::new(pages) };
-        let options = options.of_allocated();
-        let register = |domain: &ProtectionDomain| Ok(domain.register_with(memory.clone(), &options)?);
-        Ok(Self { regions: domains.iter().map(register).collect::<Result<_>>()? })
+        let options = of.options.of_allocated();
+        for domain in &of.domains {
+            self.regions.push(domain.register_with(memory.clone(), &options)?);
+        }
+        Ok(())
     }
 }
 
@@ -92,16 +106,13 @@ pub(super) struct Class {
     slabs_of: Arc<SlabOptions>,
     pub(super) made_in: MadeIn,
     stock: Stock<Chunk>,
-    growth: Mutex<Growth>,
-    /// All chunks exist.
+    /// The chunks that exist. Locked while a slab is registered, by threads that wait for it; no
+    /// code of the program runs meanwhile.
+    chunks: Mutex<usize>,
+    /// All chunks exist, and were in the stock.
     is_full: AtomicBool,
-}
-
-#[derive(Default)]
-struct Growth {
-    chunks: usize,
-    slabs: usize,
-    bytes: usize,
+    slabs: AtomicUsize,
+    bytes: AtomicUsize,
 }
 
 /// A taker that waits for a buffer of a class.
@@ -121,8 +132,10 @@ impl Class {
             slabs_of: Arc::clone(slabs_of),
             made_in: MadeIn::default(),
             stock: Stock::new(limit, threads),
-            growth: Mutex::default(),
+            chunks: Mutex::default(),
             is_full: AtomicBool::new(false),
+            slabs: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
         }
     }
 
@@ -135,55 +148,60 @@ impl Class {
         }
     }
 
+    /// As [`take`](Self::take), for a caller that found the stock empty.
     #[cold]
-    fn take_new(self: &Arc<Self>, len: usize) -> Result<Option<Buffer>> {
-        if self.is_full.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        let mut growth = self.growth();
-        // Another thread may have made new chunks while this one waited for the lock.
-        if let Some(chunk) = self.stock.take() {
-            return Ok(Some(chunk.into_buffer(len)));
-        }
+    pub(super) fn take_new(self: &Arc<Self>, len: usize) -> Result<Option<Buffer>> {
+        // Acquire: the second look finds the chunks that the store followed. The first look may
+        // have come before them.
+        let taken = if self.is_full.load(Ordering::Acquire) { self.stock.take() } else { self.take_or_grow()? };
+        Ok(taken.map(|chunk| chunk.into_buffer(len)))
+    }
+
+    /// A chunk, of a new slab if the stock is empty.
+    fn take_or_grow(self: &Arc<Self>) -> Result<Option<Chunk>, Failed<Slab>> {
+        let mut chunks = self.chunks();
         loop {
-            if growth.chunks == self.limit {
+            // Another thread may have made new chunks while this one waited for the lock, and
+            // others may have taken all that this one has made.
+            if let Some(chunk) = self.stock.take() {
+                return Ok(Some(chunk));
+            }
+            if *chunks == self.limit {
                 return Ok(None);
             }
-            self.grow(&mut growth)?;
-            // Others may have taken all of the new ones.
-            if let Some(chunk) = self.stock.take() {
-                return Ok(Some(chunk.into_buffer(len)));
-            }
+            self.grow(&mut chunks)?;
         }
     }
 
     /// Registers slabs until there are `count` chunks.
     pub(super) fn reserve(self: &Arc<Self>, count: usize) -> Result<()> {
-        let mut growth = self.growth();
-        while growth.chunks < count.min(self.limit) {
-            self.grow(&mut growth)?;
+        Ok(self.grow_to(count.min(self.limit))?)
+    }
+
+    fn grow_to(self: &Arc<Self>, count: usize) -> Result<(), Failed<Slab>> {
+        let mut chunks = self.chunks();
+        while *chunks < count {
+            self.grow(&mut chunks)?;
         }
         Ok(())
     }
 
-    fn growth(&self) -> MutexGuard<'_, Growth> {
-        self.growth.lock().unwrap_or_else(PoisonError::into_inner)
+    fn chunks(&self) -> MutexGuard<'_, usize> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers one more slab.
-    fn grow(self: &Arc<Self>, growth: &mut Growth) -> Result<()> {
-        let count = self.per_slab.min(self.limit - growth.chunks);
-        let SlabOptions { domains, options, .. } = &*self.slabs_of;
-        let slab = Arc::new(Slab::new(domains, count * self.stride, options)?);
-        growth.chunks += count;
-        growth.slabs += 1;
-        growth.bytes += count * self.stride;
-        let chunks = (0..count).map(|number| self.chunk(&slab, number * self.stride)).collect();
-        for chunk in self.stock.add(chunks) {
-            self.put_slow(chunk);
-        }
-        if growth.chunks == self.limit {
-            self.is_full.store(true, Ordering::Relaxed);
+    fn grow(self: &Arc<Self>, chunks: &mut usize) -> Result<(), Failed<Slab>> {
+        let count = self.per_slab.min(self.limit - *chunks);
+        let slab = Arc::new(Slab::new(&self.slabs_of, count * self.stride)?);
+        *chunks += count;
+        self.slabs.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(count * self.stride, Ordering::Relaxed);
+        // Nobody waits: a taker that finds a chunk to make does not become a waiter.
+        self.stock.add((0..count).map(|number| self.chunk(&slab, number * self.stride)).collect());
+        if *chunks == self.limit {
+            // Release: as the load in `take_new` says.
+            self.is_full.store(true, Ordering::Release);
         }
         Ok(())
     }
@@ -243,7 +261,7 @@ impl Class {
     }
 
     pub(super) fn stats(&self) -> PoolStats {
-        let Growth { slabs, bytes, .. } = *self.growth();
+        let (slabs, bytes) = (self.slabs.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
         PoolStats::new(self.size, self.limit, slabs, bytes, self.stock.counts())
     }
 }

@@ -284,9 +284,16 @@ impl<T> Stock<T> {
             if let Some(waiter) = queue.waiting.pop_front() {
                 queue.handed += 1;
                 self.attention.0.fetch_sub(WAITER, Ordering::Relaxed);
-                let mut slot = waiter.slot();
-                slot.item = Some(item);
-                return Ok(slot.waker.take());
+                let waker = {
+                    let mut slot = waiter.slot();
+                    slot.item = Some(item);
+                    slot.waker.take()
+                };
+                // Before the waiter: this may be its last handle, and a waker's drop is a caller's
+                // code, which runs under no lock.
+                drop(queue);
+                drop(waiter);
+                return Ok(waker);
             }
             drop(queue);
             // SAFETY: `put` requires a stock that stays valid: it is borrowed.
@@ -297,19 +304,14 @@ impl<T> Stock<T> {
         }
     }
 
-    /// Adds new items. Returns those that somebody waits for, for [`put_slow`](Self::put_slow).
-    pub(super) fn add(&self, items: Vec<T>) -> Vec<T> {
+    /// Adds new items. Nobody waits yet: waiters join once there are no more items to add.
+    pub(super) fn add(&self, items: Vec<T>) {
         let mut depot = self.depot();
         depot.registered += items.len();
         // For all items, so that no return allocates.
         let away = depot.registered - depot.items.len();
         depot.items.reserve(away);
-        // As in `put`, for a waiter that has looked into the depot.
-        if self.attention.0.load(Ordering::Relaxed) != 0 {
-            return items;
-        }
         depot.items.extend(items);
-        Vec::new()
     }
 
     /// Joins the waiters. The caller must then look for an item once more, and
@@ -355,8 +357,10 @@ impl<T> Stock<T> {
         let mut slot = waiter.slot();
         std::mem::swap(&mut slot.waker, &mut waker);
         let item = slot.item.take();
+        // The wait is over, and the last handle of the waiter may end anywhere.
+        let unused = if item.is_some() { slot.waker.take() } else { None };
         drop(slot);
-        drop(waker);
+        drop((waker, unused));
         item
     }
 

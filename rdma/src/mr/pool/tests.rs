@@ -226,6 +226,49 @@ fn a_slab_that_cannot_be_registered_is_an_error_and_the_pool_goes_on() {
 }
 
 #[test]
+fn a_taker_that_looked_before_the_last_slab_was_made_looks_again() {
+    let pool = pool(&domain(), 64, 1);
+    // The look at an empty stock has come before this.
+    pool.reserve(64, 1).unwrap();
+    let class = pool.class(64).unwrap();
+    let buffer = class.take_new(64).unwrap().unwrap();
+    assert!(class.take_new(64).unwrap().is_none());
+    drop(buffer);
+}
+
+#[test]
+fn a_log_subscriber_uses_the_pool_while_a_slab_fails() {
+    let (first, second) = (domain(), domain());
+    let pool = Pool::builder(&first).domain(&second).class(64, 1).build().unwrap();
+    // The second region cannot be registered, and the first then not be deregistered.
+    testing::fail("reg_mr", 0);
+    testing::fail("reg_mr", libc::ENOMEM);
+    testing::fail("dereg_mr", libc::EBUSY);
+    let seen = Arc::new(AtomicUsize::new(0));
+    let subscriber = {
+        let (pool, seen) = (pool.clone(), Arc::clone(&seen));
+        rdma_test_support::OnEvent(move |_: &tracing::Event<'_>| {
+            assert_eq!(pool.stats()[0].buffers, 0);
+            drop(pool.take(64).unwrap());
+            seen.fetch_add(1, Ordering::Relaxed);
+        })
+    };
+    let error = tracing::subscriber::with_default(subscriber, || pool.take(64).unwrap_err());
+    assert_eq!((error.kind(), seen.load(Ordering::Relaxed)), (ErrorKind::OutOfMemory, 1));
+    assert_eq!((pool.stats()[0].slabs, testing::live("mr")), (1, 3));
+}
+
+#[test]
+fn all_classes_end_though_the_end_of_one_panics() {
+    let pd = domain();
+    let pool = Pool::builder(&pd).class(64, 1).class(128, 1).build().unwrap();
+    [64, 128].map(|size| pool.reserve(size, 1).unwrap());
+    testing::fail("dereg_mr", libc::EBUSY);
+    assert!(rdma_test_support::where_logging_panics(|| drop(pool)).is_err());
+    assert_eq!(testing::live("mr"), 1, "the region that the device did not release");
+}
+
+#[test]
 fn every_buffer_can_be_taken_wherever_it_came_back() {
     let pd = domain();
     let pool = pool(&pd, 64, 256);

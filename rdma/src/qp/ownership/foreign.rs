@@ -3,7 +3,7 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rdma_sys::{
@@ -318,6 +318,48 @@ fn a_kept_shared_queue_with_receives_in_flight_is_not_let_go_of() {
     assert_eq!((regions(), drops(), live("srq")), (1, 0, 1), "all of it leaks");
     let builder = SharedReceiveQueue::builder(&code.pd).max_wr(9);
     is_refused(adopt_srq(&builder, code.srq(), Ownership::Destroy), Is::TooFewEntries(8));
+    let builder = SharedReceiveQueue::builder(&code.pd).max_sge(100);
+    let refused = adopt_srq(&builder, code.srq(), Ownership::Destroy).unwrap_err();
+    assert_eq!(refused.error.kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn the_value_that_destroys_a_queue_pair_ends_before_what_the_queue_pair_uses() {
+    /// Destroys the queue pair, and counts the domains and completion queues that live by then.
+    struct Destroys(AtomicPtr<ibv_qp>, &'static rdma_sys::Ibverbs, Arc<AtomicUsize>);
+    impl Drop for Destroys {
+        fn drop(&mut self) {
+            let parents = live("pd") + live("cq");
+            // SAFETY: ibv_destroy_qp requires a live queue pair that nobody uses: this crate has
+            // let go of it.
+            assert_eq!(unsafe { (self.1.ibv_destroy_qp)(*self.0.get_mut()) }, 0);
+            self.2.store(parents.try_into().unwrap(), Ordering::Relaxed);
+        }
+    }
+    let code = Code::new();
+    let cq = code.context.create_cq(64).unwrap();
+    let (raw, parents) = (code.rc(cq.as_raw()), Arc::new(AtomicUsize::new(9)));
+    let owner = Destroys(raw.into(), code.context.table(), Arc::clone(&parents));
+    let builder = QueuePair::builder(&code.pd).cq(&cq);
+    // SAFETY: from_raw requires a queue pair that nobody else uses: just created.
+    let qp: QueuePair<Rc> = unsafe { QueuePair::from_raw(&builder, raw, Ownership::keep_alive(owner)).unwrap() };
+    let (half, rest) = qp.into_split();
+    drop((builder, cq, code, half));
+    assert_eq!((parents.load(Ordering::Relaxed), live("qp")), (9, 1));
+    drop(rest);
+    assert_eq!((parents.load(Ordering::Relaxed), live("qp"), live("pd"), live("cq")), (2, 0, 0, 0));
+}
+
+#[test]
+fn a_request_is_signaled_where_only_the_builder_says_that_all_are() {
+    let code = Code::new();
+    let cq = code.context.create_cq(64).unwrap();
+    let raw = code.rc(cq.as_raw());
+    // The queue pair was made without `sq_sig_all`.
+    let mut qp = adopt(&QueuePair::builder(&code.pd).cq(&cq).signal_all(true), raw).unwrap();
+    qp.post_send(op::send(code.pd.allocate(16).unwrap()).unsignaled()).unwrap();
+    let signaled = ibv_send_flags::IBV_SEND_SIGNALED.0;
+    assert_eq!(testing::posted(raw)[0].flags & signaled, signaled);
 }
 
 #[test]

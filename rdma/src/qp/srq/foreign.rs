@@ -23,8 +23,8 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// # Errors
     ///
     /// With the `Ownership`; the queue is as it was. `Foreign` for NULL, for a queue of another
-    /// context or domain, and for one with fewer entries than asked for; `NotSupported`; `Forked`;
-    /// errors of the provider.
+    /// context or domain, and for one with fewer entries than asked for; `InvalidInput` for more
+    /// segments than the queue has, or none; `NotSupported`; `Forked`; errors of the provider.
     ///
     /// # Safety
     ///
@@ -99,11 +99,13 @@ unsafe fn adopt<T: Transport>(builder: &SrqBuilder<T>, raw: *mut ibv_srq) -> Res
     let call = || unsafe { (context.table.ibv_query_srq)(raw, &raw mut has) };
     Error::check(Verb::QuerySrq, call)?;
     let choose = |asked: Option<u32>, has: u32| {
-        let is_enough = has > 0 && asked.is_none_or(|asked| (1..=has).contains(&asked));
-        require(is_enough, ForeignObject::TooFewEntries(has)).map(|()| asked.unwrap_or(has))
+        let chosen = asked.unwrap_or(has);
+        (1..=has).contains(&chosen).then_some(chosen)
     };
-    let depth = choose(builder.max_wr, has.max_wr)?.min(MAX_SLOTS / 2);
-    let max_sge = choose(builder.max_sge, has.max_sge)?;
+    let few = Error::new(Verb::FromRaw, ErrorKind::Foreign(ForeignObject::TooFewEntries(has.max_wr)));
+    let depth = choose(builder.max_wr, has.max_wr).ok_or(few)?.min(MAX_SLOTS / 2);
+    let invalid = Error::new(Verb::FromRaw, ErrorKind::InvalidInput);
+    let max_sge = choose(builder.max_sge, has.max_sge).ok_or(invalid)?;
     let device = u32::try_from(context.device_attr.as_raw().max_srq_sge).unwrap_or(0).max(1);
     Ok((SrqId(name.addr() as u64), depth, max_sge.min(device)))
 }
