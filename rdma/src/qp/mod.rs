@@ -80,7 +80,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 pub use attr::QpAttr;
-pub use batch::{Batch, BatchError};
+pub use batch::{Batch, BatchError, RecvBatch};
 pub use bring_up::{ConnectOptions, InitOptions, InitializedQueuePair, PreparedQueuePair};
 pub use builder::QpBuilder;
 pub use control::QpInfo;
@@ -97,7 +97,7 @@ pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 pub use split::{OwnedHalf, OwnedRecvHalf, OwnedSendHalf, ReuniteError};
-pub use srq::{SharedReceiveQueue, SrqBuilder};
+pub use srq::{SharedReceiveQueue, SrqBatch, SrqBuilder, SrqPoster};
 use transport::{Rc, Transport, Uc, Ud};
 pub use view::QpControl;
 

@@ -14,6 +14,10 @@
 //!    depth from the start, and bounds the receives in flight whatever depth the provider grants.
 
 mod post;
+mod poster;
+
+pub use post::SrqBatch;
+pub use poster::SrqPoster;
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -21,6 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rdma_sys::{ibv_device_cap_flags, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
 
+use super::batch::MAX_BATCH;
 use super::chain::Chain;
 use super::{Rc, Transport, Uc, Ud, scatter};
 use crate::context::ContextInner;
@@ -28,14 +33,14 @@ use crate::cq::{CqInner, Reservation};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
-use crate::ring::{MAX_SLOTS, SharedProducer, attach_shared, detach_shared};
+use crate::ring::{MAX_SLOTS, SharedProducer, Staged, attach_shared, detach_shared};
 use crate::types::SrqId;
 
 /// A receive queue from which several queue pairs of one domain take their receives.
 ///
 /// A server with many clients posts as many receives as messages may arrive at a time, not as many
-/// for each client. Receives are posted to this handle, of which there is one; messages take them
-/// in order, and complete on the completion queue of the queue pair that took them.
+/// for each client. Receives are posted to this handle, of which there is one
+/// ([`into_poster`](Self::into_poster) makes one for several threads); messages take them in order, and complete on the completion queue of the queue pair that took them.
 /// [`Completion::qpn`](crate::Completion::qpn) tells from which connection a message came.
 ///
 /// Dropping the handle does not end the queue: the queue pairs that use it keep it, and the
@@ -64,6 +69,8 @@ pub struct SharedReceiveQueue<T: Transport = Rc> {
     /// `None` only while the handle ends.
     held: Option<Held>,
     chain: Chain<ibv_recv_wr>,
+    /// The slots of the batch that is staged, or was not posted.
+    batch: Vec<Staged>,
     /// Fork generation that may post; `NEVER` after a post whose outcome is unknown.
     live_in: u32,
     /// Whether the provider may write received data with the processor.
@@ -153,6 +160,11 @@ impl SrqInner {
         // during the call: a local.
         let call = || unsafe { (self.context().table.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, mask) };
         Error::check(Verb::ModifySrq, call)
+    }
+
+    fn arm_limit(&self, limit: u32) -> Result<()> {
+        let attr = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
+        self.modify(attr, ibv_srq_attr_mask::IBV_SRQ_LIMIT)
     }
 
     fn query(&self) -> Result<ibv_srq_attr> {
@@ -317,10 +329,12 @@ impl<T: Transport> SrqBuilder<T> {
         let slots = (2 * max_depth).next_power_of_two();
         let (reservations, parked) = (Mutex::default(), Parked(Mutex::default()));
         let inner = Arc::new(Handle::new(SrqInner { raw, pd: Arc::clone(pd), id, slots, reservations, parked }));
+        let batch = max_depth.min(MAX_BATCH) as usize;
         let producer = attach_shared(slots, max_sge).map_err(|error| refused(error.kind()))?;
         Ok(SharedReceiveQueue {
             held: Some(Held { producer, inner }),
-            chain: Chain::new(1, max_sge as usize, pd.identity()),
+            chain: Chain::new(batch, max_sge as usize, pd.identity()),
+            batch: Vec::with_capacity(batch),
             live_in: context.fork,
             processor_writes: scatter::processor_writes(context),
             depth,
@@ -409,8 +423,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// ```
     #[doc(alias = "ibv_modify_srq")]
     pub fn arm_limit(&self, limit: u32) -> Result<()> {
-        let attr = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
-        self.inner().modify(attr, ibv_srq_attr_mask::IBV_SRQ_LIMIT)
+        self.inner().arm_limit(limit)
     }
 
     /// The limit that is armed; 0 if none is.
