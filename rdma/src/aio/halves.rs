@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
-use super::queue_pair::Registered;
+use super::registered::Registered;
 use super::{Error, InFlight, QueuePair, Received, Requester};
 use crate::error::Result as VerbResult;
 use crate::qp::divided::{Divided, Part, Parts};

@@ -92,7 +92,7 @@
 // Files:
 //
 //   reactor.rs, options.rs     turns, arms, sleeps and wakes, whatever a turn delivers
-//   driver.rs                  fetches completions, whose sinks wake futures
+//   driver.rs, registered.rs   fetches completions, whose sinks wake futures
 //   queue_pair.rs, halves.rs   starts requests, awaits messages; the same in two tasks
 //   requester.rs, turns.rs     starts requests of several tasks; who has the next free slot
 //   in_flight.rs, received.rs  the future of a request; a received message
@@ -111,6 +111,7 @@ mod queue_pair;
 mod reactor;
 mod readiness;
 mod received;
+mod registered;
 mod requester;
 #[cfg(feature = "smol")]
 pub mod smol;

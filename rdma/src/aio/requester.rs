@@ -5,8 +5,7 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
-use super::halves::SendHalf;
-use super::queue_pair::Registered;
+use super::registered::Registered;
 use super::turns::{Turn, Turns};
 use super::{Error, Finished, InFlight};
 use crate::error::{Error as VerbError, ErrorKind, Result as VerbResult, Verb};
@@ -20,8 +19,8 @@ use crate::transport::Transport;
 /// The send half of a queue pair that several tasks post to: each awaits its own requests.
 ///
 /// Clones are handles to the same half. It has a lock, as `ibv_post_send` has one; a half that one
-/// task posts to needs none: [`SendHalf`]. The queue pair ends when all requesters and its
-/// [`RecvHalf`](super::RecvHalf) are gone, or with an error when one of them
+/// task posts to needs none: [`SendHalf`](super::SendHalf). The queue pair ends when all requesters
+/// and its [`RecvHalf`](super::RecvHalf) are gone, or with an error when one of them
 /// [closes](Self::close) it.
 ///
 /// # Examples
@@ -393,11 +392,5 @@ impl<T: Transport> fmt::Debug for Requester<T> {
 impl<T: Transport> fmt::Debug for ReservedSlot<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReservedSlot").finish_non_exhaustive()
-    }
-}
-
-impl<T: Transport> From<SendHalf<T>> for Requester<T> {
-    fn from(half: SendHalf<T>) -> Self {
-        half.into_requester()
     }
 }

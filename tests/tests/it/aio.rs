@@ -262,14 +262,15 @@ fn futures_are_dropped_at_any_point() {
 /// Four threads read and write over one queue pair, whose queue has fewer slots than they want.
 #[test]
 fn several_tasks_share_a_queue_pair() {
-    const TASKS: usize = 4;
+    const TASKS: u8 = 4;
+    const ROUNDS: u8 = 50;
     let Some((mut driver, World { pd, a, b })) = world(Strategy::default()) else { return };
     let driving = thread::spawn(move || {
         while driver.is_used() {
             driver.wait(None).expect("a working device");
         }
     });
-    let region = pd.allocate_exposed(TASKS * 64, all_rights()).unwrap();
+    let region = pd.allocate_exposed(usize::from(TASKS) * 64, all_rights()).unwrap();
     let remote = region.remote(..).unwrap();
     let (send, recv) = a.into_split();
     let requester = send.into_requester();
@@ -278,11 +279,11 @@ fn several_tasks_share_a_queue_pair() {
     thread::scope(|scope| {
         for task in 0..TASKS {
             let (requester, pd) = (requester.clone(), &pd);
-            let place = remote.slice(task * 64..(task + 1) * 64).unwrap();
+            let place = remote.slice(usize::from(task) * 64..usize::from(task + 1) * 64).unwrap();
             scope.spawn(move || {
                 let mut read = pd.allocate(64).unwrap();
-                for round in 0..50 {
-                    let content = pattern(64, (task * 50 + round) as u8);
+                for round in 0..ROUNDS {
+                    let content = pattern(64, task * ROUNDS + round);
                     let written = aio::block_on(requester.post(op::write(buffer(pd, &content), place)));
                     assert_eq!(written.status.unwrap().opcode, Opcode::Write);
                     let finished = aio::block_on(requester.post(op::read(read, place)));

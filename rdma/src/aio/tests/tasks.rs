@@ -376,11 +376,13 @@ fn requesters_are_inert_in_a_forked_child() {
     assert_eq!(status, 0);
 }
 
+type Post<'a> = Pin<Box<dyn Future<Output = Finished<Buffer>> + 'a>>;
+
 /// One random program of tasks that post, wait, and are dropped at any point.
 fn run(random: &mut Random) {
     let mut tasks = Tasks::new();
     let requesters = [tasks.requester.clone(), tasks.requester.clone()];
-    let mut posts: Vec<(Arc<Task>, Waker, Pin<Box<dyn Future<Output = Finished<Buffer>> + '_>>)> = Vec::new();
+    let mut posts: Vec<(Arc<Task>, Waker, Post<'_>)> = Vec::new();
     let mut slots = Vec::new();
     for _ in 0..300 {
         match random.below(8) {
