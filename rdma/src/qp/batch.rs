@@ -11,9 +11,9 @@ use super::op::{Operation, Work};
 use super::posting::{Ended, NotPosted, PostError, Segments};
 use super::recv::RecvQueue;
 use super::send::SendQueue;
+use super::transport::{Rc, Transport};
 #[cfg(doc)]
 use super::{QueuePair, SharedReceiveQueue};
-use super::transport::{Rc, Transport};
 use crate::cq::Released;
 use crate::error::{Error, Result};
 use crate::ring::{Claimed, Staged};
