@@ -13,6 +13,7 @@ use super::connection::{Connection, Core, Parts, Pool};
 use super::exchange::{Events, bring_up, conn_options, init_options};
 use super::failure::Failure;
 use super::link::{Link, LinkEnd, Remains, failed};
+use super::load::LoadShare;
 use super::protocol::{Hello, Protocol};
 use super::receives::Stake;
 use super::shared::Shared;
@@ -22,13 +23,20 @@ use super::tcp::{Kind, Sockets, offer, split_offer};
 /// Connects to a listener.
 pub(super) async fn connect(tables: &Tables, to: SocketAddr) -> Result<Connection, Failure> {
     tables.check(Verb::Connect)?;
+    tracing::debug!(name: "connect_started", target: "rdma_net", %to, "a connection is asked for");
+    let load = tables.shared.load.share();
     match &tables.events {
-        Events::Manager(events) => connect_by_manager(tables, events, to).await,
-        Events::Tcp(sockets) => connect_by_tcp(tables, sockets, to).await,
+        Events::Manager(events) => connect_by_manager(tables, events, load, to).await,
+        Events::Tcp(sockets) => connect_by_tcp(tables, sockets, load, to).await,
     }
 }
 
-async fn connect_by_manager(tables: &Tables, events: &EventChannel, to: SocketAddr) -> Result<Connection, Failure> {
+async fn connect_by_manager(
+    tables: &Tables,
+    events: &EventChannel,
+    load: LoadShare,
+    to: SocketAddr,
+) -> Result<Connection, Failure> {
     let shared = &tables.shared;
     let timeout = shared.options.timeout;
     let id = events.create_id::<Rc>()?;
@@ -47,14 +55,19 @@ async fn connect_by_manager(tables: &Tables, events: &EventChannel, to: SocketAd
     let accepted = attempt.wait(timeout, accepted).await?;
     let port = qp.port();
     let answer =
-        Answer { key, id: id.key(), port, addresses: (id.local_addr(), to), pool, hello: &accepted.private_data };
+        Answer { key, id: id.key(), port, addresses: (id.local_addr(), to), load, pool, hello: &accepted.private_data };
     answer.establish(tables, attempt, || match id.establish(qp, &options) {
         Ok(qp) => Ok(Link { end: LinkEnd::Manager(id), qp }),
         Err(Failed { error, object, .. }) => Err(failed(error, (id, object))),
     })
 }
 
-async fn connect_by_tcp(tables: &Tables, sockets: &Arc<Sockets>, to: SocketAddr) -> Result<Connection, Failure> {
+async fn connect_by_tcp(
+    tables: &Tables,
+    sockets: &Arc<Sockets>,
+    load: LoadShare,
+    to: SocketAddr,
+) -> Result<Connection, Failure> {
     let shared = &tables.shared;
     let (id, key) = (IdKey::fresh(), tables.new_key());
     let attempt = Attempt::new(tables, id)?;
@@ -65,7 +78,7 @@ async fn connect_by_tcp(tables: &Tables, sockets: &Arc<Sockets>, to: SocketAddr)
     let accepted = attempt.wait(shared.options.timeout, accepted).await?;
     let port = qp.port();
     let (peer, hello) = split_offer(&accepted.private_data).map_err(|refuse| Failure::refused(&refuse))?;
-    let answer = Answer { key, id, port, addresses: (end.local_addr, to), pool, hello };
+    let answer = Answer { key, id, port, addresses: (end.local_addr, to), load, pool, hello };
     answer.establish(tables, attempt, || bring_up(shared, end, qp, &peer, Kind::Ready, &[]))
 }
 
@@ -85,6 +98,7 @@ struct Answer<'a> {
     port: u8,
     /// The local address and the peer's.
     addresses: (Option<SocketAddr>, SocketAddr),
+    load: LoadShare,
     pool: Pool,
     hello: &'a [u8],
 }
@@ -98,12 +112,12 @@ impl Answer<'_> {
         link: impl FnOnce() -> Result<Link, Failed<Remains>>,
     ) -> Result<Connection, Failure> {
         let shared = &tables.shared;
-        let Self { key, id, port, addresses: (local_addr, peer_addr), pool, hello } = self;
+        let Self { key, id, port, addresses: (local_addr, peer_addr), load, pool, hello } = self;
         let peer = Hello::from_bytes(hello).map_err(|refuse| Failure::refused(&refuse))?;
         let agreed = shared.hello(false).agree(&peer);
         let protocol = Protocol::new(agreed, shared.options.slots(false), Instant::now());
         let peer_addr = Some(peer_addr);
-        let parts = Parts { key, id, port, local_addr, peer_addr, protocol, pool, ticket: None, sharing: None };
+        let parts = Parts { key, id, port, local_addr, peer_addr, protocol, pool, ticket: None, load, sharing: None };
         let core = Core::new(shared, parts);
         tables.add(&core)?;
         core.connect(link)?;

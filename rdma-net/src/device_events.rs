@@ -35,5 +35,8 @@ fn handle_event(tables: &Tables, event: AsyncEvent) {
         }
         _ => {}
     }
-    tracing::debug!(kind = %event.kind, source = ?event.source, "an event of the device");
+    tracing::debug!(
+        name: "device_event", target: "rdma_net",
+        kind = %event.kind, source = ?event.source, "an event of the device"
+    );
 }

@@ -31,10 +31,10 @@ const EVENT_TURNS: u32 = 64;
 /// Does the work of a [`Node`](super::Node): it delivers completions and events, and keeps the
 /// time.
 ///
-/// A program runs one driver for each node, in one of three ways: as a task ([`run`](Self::run)),
-/// on a thread ([`run_blocking`](Self::run_blocking)), or in a loop of its own
-/// ([`turn`](Self::turn), [`wait`](Self::wait)). If the driver is dropped, all connections of the
-/// node fail with `DriverGone`.
+/// A program runs one driver for each node, or [several](super::Node::with_drivers), in one of
+/// three ways: as a task ([`run`](Self::run)), on a thread ([`run_blocking`](Self::run_blocking)),
+/// or in a loop of its own ([`turn`](Self::turn), [`wait`](Self::wait)). If the driver is dropped,
+/// all of its connections fail with `DriverGone`.
 ///
 /// The descriptor ([`AsFd`]) is readable when the driver has work, once it is [armed](Self::arm).
 pub struct Driver {

@@ -106,10 +106,11 @@ impl Request {
         }
     }
 
-    /// Moves the request to the events of another node.
+    /// Moves the request to the events of another driver.
     pub(super) fn move_to(&mut self, events: &Events) -> Result<()> {
         match (self, events) {
             (Self::Manager(request), Events::Manager(channel)) => request.migrate(channel),
+            (Self::Tcp(request), Events::Tcp(sockets)) => request.end.migrate(sockets),
             _ => Ok(()),
         }
     }

@@ -106,6 +106,7 @@
 //   attempt.rs, mailbox.rs          one attempt to connect or to accept, and the events that it
 //                                   waits for
 //   requests.rs                     requests of peers that wait at a listener
+//   load.rs                         which driver of a node takes the next connection
 //   tables.rs                       the connections of a node, and the receivers of events
 //   device_events.rs                asynchronous events of the device
 //   connection/                     the protocol, a queue pair and buffers under one lock, and
@@ -119,6 +120,7 @@
 //                                   reads
 //   protocol/                       the protocol without input and output
 //   options.rs, failure.rs          options; the error of a connection
+//   stats.rs                        what connections and nodes have done
 //   waiters.rs, panics.rs           queues of tasks; panics of user code
 //   wait.rs, wait/                  sockets that have changed: on Linux, elsewhere
 
@@ -138,6 +140,7 @@ mod failure;
 pub mod guide;
 mod link;
 mod listener;
+mod load;
 mod mailbox;
 mod node;
 mod options;
@@ -148,6 +151,7 @@ mod receives;
 mod requests;
 mod shared;
 mod shutdown;
+mod stats;
 mod stream;
 mod tables;
 mod tcp;
@@ -166,6 +170,7 @@ pub use node::Node;
 pub use options::{Exchange, ListenOptions, NodeOptions};
 pub use protocol::{RefuseCode, Violation};
 pub use shutdown::CutOff;
+pub use stats::{ConnectionStats, NodeStats};
 pub use stream::Stream;
 
 /// The programs of the README are doctests.

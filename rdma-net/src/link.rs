@@ -35,7 +35,10 @@ impl Link {
     /// all messages that took shared receives have completed.
     pub(super) fn disconnect(self, key: u32, stake: Option<Stake>) -> Option<Draining> {
         if let Err(error) = self.end.disconnect(&self.qp) {
-            tracing::debug!(%error, "a connection that has ended could not be disconnected");
+            tracing::debug!(
+                name: "disconnect_failed", target: "rdma_net",
+                %error, "a connection that has ended could not be disconnected"
+            );
         }
         let mut draining = Draining { link: self, stake: stake? };
         // On iWARP a send after the end may never complete; the end flushes the receives itself.

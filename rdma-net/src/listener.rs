@@ -27,11 +27,18 @@ use super::tables::{Route, Tables};
 ///
 /// Dropping the listener refuses the requests that wait; its connections stay.
 pub struct Listener {
-    /// The first one's events are the listener's.
-    nodes: Vec<Node>,
+    seats: Vec<Seating>,
+    /// The driver by whose events the requests come.
+    tables: Arc<Tables>,
     listening: Listening,
     local_addr: SocketAddr,
     requests: Arc<Requests>,
+}
+
+/// A driver that accepts requests of a listener, and its node, which lives as long.
+struct Seating {
+    node: Node,
+    tables: Arc<Tables>,
 }
 
 impl Node {
@@ -61,34 +68,44 @@ impl Node {
 
 /// Listens at an address, for one or more nodes.
 fn listen(nodes: &[Node], at: SocketAddr, options: &ListenOptions) -> Result<Listener> {
-    let first = nodes.first().ok_or(Error::new(Verb::Listen, ErrorKind::InvalidInput))?;
-    let seats = nodes.iter().map(|node| seat(node, first, options)).collect::<Result<_>>()?;
-    if nodes.len() > 1 && matches!(first.handle.tables.events, Events::Tcp(_)) {
+    let first = nodes.first().ok_or(Error::new(Verb::Listen, ErrorKind::InvalidInput))?.handle.first();
+    let seating = |node: &Node| node.handle.all().map(|tables| (node.clone(), Arc::clone(tables))).collect::<Vec<_>>();
+    let seats: Vec<_> = nodes.iter().flat_map(seating).map(|(node, tables)| Seating { node, tables }).collect();
+    let parts = seats.iter().map(|seating| seat(&seating.tables, first, options)).collect::<Result<_>>()?;
+    if nodes.len() > 1 && matches!(first.events, Events::Tcp(_)) {
         // The connection of a socket says nothing of the device that its peer will reach.
         return Err(Error::new(Verb::Listen, ErrorKind::NotSupported));
     }
-    let requests = Arc::new(Requests::new(options.clone(), seats));
-    let listening = bind(&first.handle.tables, at, &requests)?;
-    let mut listener = Listener { nodes: nodes.to_vec(), local_addr: at, listening, requests };
+    let requests = Arc::new(Requests::new(options.clone(), parts));
+    // The first driver that lives: the listener of one that is gone would hear of no request.
+    let living = seats.iter().find(|seating| seating.tables.shared.load.is_open());
+    let tables = Arc::clone(living.map_or(first, |seating| &seating.tables));
+    let listening = bind(&tables, at, &requests)?;
+    let mut listener = Listener { seats, tables, local_addr: at, listening, requests };
     listener.local_addr = listener.listening.local_addr().ok_or(unknown())?;
     Ok(listener)
 }
 
-/// The part of a node in a listener whose events come from the first one.
-fn seat(node: &Node, first: &Node, options: &ListenOptions) -> Result<Seat> {
-    let (tables, first) = (&node.handle.tables, &first.handle.tables);
+/// The part of a driver in a listener of others like the first.
+fn seat(tables: &Tables, first: &Tables, options: &ListenOptions) -> Result<Seat> {
     tables.check(Verb::Listen)?;
     if options.shared_receives.is_some() && tables.shared.options.separate_domains {
-        tracing::debug!("receives of one domain cannot be shared by connections that have domains of their own");
+        tracing::debug!(
+            name: "listen_refused", target: "rdma_net",
+            "receives of one domain cannot be shared by connections that have domains of their own"
+        );
         return Err(Error::new(Verb::CreateSrq, ErrorKind::InvalidInput));
     }
     let context = tables.shared.domain.pd.context();
     if !tables.events.is_like(&first.events) || !are_siblings(&context, &first.shared.domain.pd.context()) {
-        tracing::debug!("nodes with different ways to connect cannot share a listener");
+        tracing::debug!(
+            name: "listen_refused", target: "rdma_net",
+            "nodes with different ways to connect cannot share a listener"
+        );
         return Err(Error::new(Verb::Listen, ErrorKind::InvalidInput));
     }
     let pool = options.shared_receives.map(|count| tables.new_pool(count)).transpose()?;
-    Ok(Seat::new(context.name(), pool))
+    Ok(Seat::new(context.name(), pool, Arc::clone(&tables.shared.load)))
 }
 
 /// Whether two devices are of one library, and so of one connection manager.
@@ -132,12 +149,12 @@ impl Listener {
     /// port.
     ///
     /// A request becomes a connection of a node on the device that it arrives on:
-    /// [`Incoming::node`] says which. Nodes on one device take turns, so that their drivers share
-    /// the load. A request on any other device is refused. With
-    /// [shared receives](ListenOptions::shared_receives), each node has as many.
+    /// [`Incoming::node`] says which. Of several nodes on one device, the one with the fewest
+    /// connections takes the next, so that their drivers share the load; a node that has ended
+    /// takes none. A request on any other device is refused. With
+    /// [shared receives](ListenOptions::shared_receives), each driver of each node has as many.
     ///
-    /// The driver of the first node takes the requests of all; the listener ends when that node
-    /// ends. Requests for another node that has ended are refused when they are accepted.
+    /// The first driver that lives takes the requests of all; the listener ends with it.
     ///
     /// # Errors
     ///
@@ -216,16 +233,15 @@ impl Listener {
     /// ```
     pub async fn accept(&mut self) -> Result<Incoming, Failure> {
         let pending = poll_fn(|cx| self.requests.poll_next(cx)).await?;
-        let node = self.nodes.get(pending.seat).ok_or(unknown())?.clone();
-        Ok(Incoming { node, pending, options: self.requests.options.clone() })
+        let Seating { node, tables } = self.seats.get(pending.seat).ok_or(unknown())?;
+        let (node, tables) = (node.clone(), Arc::clone(tables));
+        Ok(Incoming { node, tables, pending, options: self.requests.options.clone() })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(first) = self.nodes.first() {
-            first.handle.tables.remove_route(self.listening.key());
-        }
+        self.tables.remove_route(self.listening.key());
     }
 }
 
@@ -238,6 +254,8 @@ impl fmt::Debug for Listener {
 /// A peer's request to connect. Accept or refuse it; dropping it refuses.
 pub struct Incoming {
     node: Node,
+    /// Those of the driver that will have the connection.
+    tables: Arc<Tables>,
     pending: Pending,
     options: ListenOptions,
 }
@@ -290,8 +308,8 @@ impl Incoming {
     /// `Timeout`; `DriverGone`; `Local` for errors of the device, and if the node has no space for
     /// another connection. The peer learns of these as a refusal: `Busy`, or `Unavailable`.
     pub async fn accept(self) -> Result<Connection, Failure> {
-        let (tables, shared) = (&self.node.handle.tables, &self.node.handle.tables.shared);
-        let Pending { mut request, hello, ticket, stake, seat: _ } = self.pending;
+        let (tables, shared) = (&self.tables, &self.tables.shared);
+        let Pending { mut request, hello, ticket, load, stake, seat: _ } = self.pending;
         let shares = stake.is_some();
         // The route comes first: with the request, its events move to the node's channel.
         let moved = Attempt::new(tables, request.key())
@@ -326,6 +344,7 @@ impl Incoming {
             protocol: Protocol::new(agreed, shared.options.slots(shares), Instant::now()),
             pool,
             ticket: Some(ticket),
+            load,
             sharing: stake.map(|stake| (stake, qp.qpn())),
         };
         let core = Core::new(shared, parts);

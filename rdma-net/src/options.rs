@@ -119,7 +119,8 @@ impl NodeOptions {
         /// Idle time after which the peer must answer; zero for never.
         keep_alive(time: Duration) = time.min(LONGEST);
         /// Most connections of the node. Its completion queue has space for them, or for as many as
-        /// the device's largest holds: one more connection fails, or is refused.
+        /// the device's largest holds: one more connection fails, or is refused. Each of
+        /// [several drivers](super::Node::with_drivers) has space for its share of them.
         max_connections(count: u32) = count;
         /// Time for each step of connecting and accepting, and for
         /// [`Connection::close`](super::Connection::close).
@@ -135,7 +136,8 @@ impl NodeOptions {
         /// come without a receive, so 0 finds errors.
         path(path: PathOptions) = path;
         /// The [completion vector](rdma::CqBuilder::completion_vector) that wakes the driver: 0 by
-        /// default. Nodes whose drivers run on different cores take different vectors.
+        /// default. Nodes whose drivers run on different cores take different vectors. Of [several
+        /// drivers](super::Node::with_drivers), the others have the vectors after this one.
         completion_vector(vector: u32) = vector;
         /// When the driver sleeps: by default after 20 turns without a completion.
         /// [`BusyPoll`](Strategy::BusyPoll) has the lowest latency, and keeps a core busy.
@@ -156,7 +158,7 @@ impl NodeOptions {
     pub(super) fn check(&self, transport: TransportType) -> Result<()> {
         let invalid = |kind| Error::new(Verb::CreateQp, kind);
         if let Err(reason) = self.hello(false, false).check() {
-            tracing::debug!(reason, "options of a node are out of range");
+            tracing::debug!(name: "options_refused", target: "rdma_net", reason, "options of a node are out of range");
             return Err(invalid(ErrorKind::InvalidInput));
         }
         self.path.check_for(transport).map_err(|limit| invalid(ErrorKind::InvalidOption(limit)))?;
@@ -200,10 +202,10 @@ impl NodeOptions {
         }
     }
 
-    /// Entries of the completion queue of all connections, on a device whose queues have at most
-    /// this many.
-    pub(super) fn completions(&self, most: u32) -> u32 {
-        self.max_connections.saturating_mul(self.receives() + self.send_slots(false)).min(most)
+    /// Entries of the completion queue of each driver, on a device whose queues have at most this
+    /// many.
+    pub(super) fn completions(&self, drivers: u32, most: u32) -> u32 {
+        self.max_connections.div_ceil(drivers).saturating_mul(self.receives() + self.send_slots(false)).min(most)
     }
 
     /// Receives of a connection.

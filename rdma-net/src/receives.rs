@@ -52,7 +52,10 @@ impl ReceivePool {
         let entries = queue.depth().saturating_mul(2).next_power_of_two();
         let most = pd.context().device_attr().max_cqe();
         if let Err(error) = cq.resize(cq.depth().saturating_add(entries).min(most)) {
-            tracing::debug!(%error, "the completion queue keeps its depth");
+            tracing::debug!(
+                name: "completion_queue_not_grown", target: "rdma_net",
+                %error, "the completion queue keeps its depth"
+            );
         }
         let mut region = pd.allocate(size * count as usize)?;
         let token = u64::from(POOL_OPERATION) << 32 | u64::from(key);
@@ -192,5 +195,5 @@ impl Drop for Stake {
 /// holds no lock.
 pub(super) fn log_lost(refused: &PostError<Buffer>) {
     refused.log();
-    tracing::error!(error = %refused.error(), "a shared receive is lost");
+    tracing::error!(name: "receive_lost", target: "rdma_net", error = %refused.error(), "a shared receive is lost");
 }

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use rdma::{MadeIn, Result, Verb};
+use tracing::field;
 
 use super::exchange::Request;
 use super::failure::Failure;
+use super::load::{self, Load, LoadShare};
 use super::options::ListenOptions;
 use super::protocol::{Hello, Refuse, RefuseCode};
 use super::receives::{ReceivePool, Stake};
@@ -35,28 +37,30 @@ struct State {
     failure: Option<Failure>,
 }
 
-/// The part of a node in a listener.
+/// The part of a driver in a listener.
 pub(super) struct Seat {
     /// The name of the node's device.
     device: String,
     pool: Option<Arc<ReceivePool>>,
+    load: Arc<Load>,
     /// In the first seat of a device: how many requests have come there. Its seats take turns.
     seated: AtomicUsize,
 }
 
 impl Seat {
-    pub(super) fn new(device: String, pool: Option<Arc<ReceivePool>>) -> Self {
-        Self { device, pool, seated: AtomicUsize::new(0) }
+    pub(super) fn new(device: String, pool: Option<Arc<ReceivePool>>, load: Arc<Load>) -> Self {
+        Self { device, pool, load, seated: AtomicUsize::new(0) }
     }
 }
 
-/// The number of a seat, and a request's part of its receives.
-type Seated = (usize, Option<Stake>);
+/// The number of a seat, a request's share of its load, and its part of the seat's receives.
+type Seated = (usize, LoadShare, Option<Stake>);
 
 /// A request with a valid HELLO.
 pub(super) struct Pending {
-    /// The number of the node that accepts it.
+    /// The number of the seat that accepts it.
     pub(super) seat: usize,
+    pub(super) load: LoadShare,
     pub(super) request: Request,
     pub(super) hello: Hello,
     pub(super) ticket: Ticket,
@@ -118,11 +122,13 @@ impl Requests {
 
     /// Adds a peer's request, or refuses it.
     pub(super) fn push(&self, request: Request) {
-        let (hello, ticket, (seat, stake)) = match self.check(&request) {
+        let (hello, ticket, (seat, load, stake)) = match self.check(&request) {
             Ok(checked) => checked,
             Err(refuse) => return reject(request, &refuse),
         };
-        let pending = Pending { seat, request, hello, ticket, stake };
+        let peer = request.peer_addr().map(field::display);
+        tracing::debug!(name: "request_received", target: "rdma_net", peer, "a peer asks for a connection");
+        let pending = Pending { seat, load, request, hello, ticket, stake };
         match self.wait_for_application(pending) {
             Ok(waker) => waker.into_iter().for_each(Waker::wake),
             Err(late) => reject(late.request, &Refuse::new(RefuseCode::Unavailable, NO_MORE)),
@@ -163,16 +169,21 @@ impl Requests {
     /// listener has one seat.
     fn seat(&self, device: Option<&str>) -> Result<Seated, Refuse> {
         let fits = |&at: &usize| device.is_none_or(|name| self.seats[at].device == name);
-        let seats: Vec<usize> = (0..self.seats.len()).filter(fits).collect();
+        let mut seats: Vec<usize> = (0..self.seats.len()).filter(fits).collect();
         let Some(&first) = seats.first() else {
             return Err(Refuse::new(RefuseCode::Unavailable, "the listener does not serve the device of this address"));
         };
-        let turn = self.seats[first].seated.fetch_add(1, Ordering::Relaxed) % seats.len();
-        let take = |at: usize| match &self.seats[at].pool {
-            Some(pool) => Some((at, Some(pool.join()?))),
-            None => Some((at, None)),
+        let turn = self.seats[first].seated.fetch_add(1, Ordering::Relaxed);
+        load::order(&mut seats, turn, |&at| &self.seats[at].load);
+        let take = |&at: &usize| {
+            let Seat { pool, load, .. } = &self.seats[at];
+            let stake = match pool {
+                Some(pool) => Some(pool.join()?),
+                None => None,
+            };
+            Some((at, load.share(), stake))
         };
-        let taken = seats[turn..].iter().chain(&seats[..turn]).find_map(|&at| take(at));
+        let taken = seats.iter().find_map(take);
         taken.ok_or(Refuse::new(RefuseCode::Busy, "no receives are free for another connection"))
     }
 
@@ -194,9 +205,12 @@ impl Requests {
 
 /// Refuses a request with a reason.
 pub(super) fn reject(request: Request, refuse: &Refuse) {
-    let peer = request.peer_addr();
+    let peer = request.peer_addr().map(field::display);
     let rejected = request.reject(refuse);
-    tracing::debug!(?peer, code = ?refuse.code, ?rejected, "a request to connect was refused");
+    tracing::debug!(
+        name: "request_refused", target: "rdma_net",
+        peer, code = ?refuse.code, ?rejected, "a request to connect was refused"
+    );
 }
 
 #[cfg(test)]
@@ -205,9 +219,9 @@ mod tests {
 
     #[test]
     fn the_seats_of_each_device_take_turns() {
-        let seats = ["a", "a", "b", "b"].map(|device| Seat::new(device.into(), None));
+        let seats = ["a", "a", "b", "b"].map(|device| Seat::new(device.into(), None, Arc::default()));
         let requests = Requests::new(ListenOptions::new(), seats.into());
-        let seat = |device| requests.seat(Some(device)).map(|(seat, _)| seat).ok();
+        let seat = |device| requests.seat(Some(device)).map(|(seat, ..)| seat).ok();
         // A peer with two NICs uses them by turns.
         let seats: Vec<_> = ["a", "b", "a", "b", "a", "b"].into_iter().filter_map(seat).collect();
         assert_eq!(seats, [0, 2, 1, 3, 0, 2]);

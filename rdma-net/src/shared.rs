@@ -1,4 +1,4 @@
-//! What the connections of a node share: its device, and what they tell its driver.
+//! What the connections of a driver share: the device, and what they tell the driver.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,6 +8,7 @@ use rdma::aio::{Bell, DriverOptions, Reactor};
 use rdma::{CompletionQueue, Context, Error, ErrorKind, EventTap, PortState, ProtectionDomain, Result, Verb};
 
 use super::failure::Failure;
+use super::load::Load;
 use super::options::NodeOptions;
 use super::protocol::Hello;
 use super::read_buffers::ReadBuffers;
@@ -24,12 +25,17 @@ pub(super) struct Domain {
 }
 
 impl Domain {
-    fn new(context: &Context) -> Result<Self> {
+    pub(super) fn new(context: &Context) -> Result<Self> {
         Ok(Self { pd: context.alloc_pd()?, read_buffers: Arc::default() })
+    }
+
+    /// The same protection domain, with buffers of its own: drivers share no lock.
+    fn of_another_driver(&self) -> Self {
+        Self { pd: self.pd.clone(), read_buffers: Arc::default() }
     }
 }
 
-/// The part of a node that its connections share.
+/// The part of a node that the connections of one driver share.
 pub(super) struct Shared {
     pub(super) options: NodeOptions,
     /// The domain of all connections, unless each has its own.
@@ -39,6 +45,7 @@ pub(super) struct Shared {
     pub(super) device_events: EventTap,
     /// Wakes the driver.
     pub(super) bell: Bell,
+    pub(super) load: Arc<Load>,
     notes: Mutex<Notes>,
 }
 
@@ -51,21 +58,30 @@ struct Notes {
 }
 
 impl Shared {
-    /// With the reactor of the node's driver. `events` is the descriptor of the node's events.
-    pub(super) fn new(context: &Context, options: &NodeOptions, events: BorrowedFd<'_>) -> Result<(Self, Reactor)> {
-        let entries = options.completions(context.device_attr().max_cqe());
-        let driving = DriverOptions::new()
-            .depth(entries)
-            .completion_vector(options.completion_vector)
-            .strategy(options.strategy)
-            .budget(BUDGET);
+    /// With the reactor of driver `number` of `drivers`. `events` is the descriptor of its events.
+    pub(super) fn new(
+        domain: &Domain,
+        options: &NodeOptions,
+        (number, drivers): (u32, u32),
+        events: BorrowedFd<'_>,
+    ) -> Result<(Self, Reactor)> {
+        let context = &domain.pd.context();
+        let entries = options.completions(drivers, context.device_attr().max_cqe());
+        // The first driver has the vector of the options, and an error if there is none.
+        let vector = match number {
+            0 => options.completion_vector,
+            _ => options.completion_vector.wrapping_add(number) % context.completion_vectors().max(1),
+        };
+        let driving =
+            DriverOptions::new().depth(entries).completion_vector(vector).strategy(options.strategy).budget(BUDGET);
         let reactor = Reactor::new(context, &driving.yields(Duration::ZERO))?;
         let device_events = EventTap::new(context)?;
         reactor.watch(events)?;
         reactor.watch(&device_events)?;
         let (cq, bell) = (reactor.completion_queue().clone(), reactor.bell());
-        let (options, domain, notes) = (options.clone(), Domain::new(context)?, Mutex::default());
-        Ok((Self { options, domain, cq, device_events, bell, notes }, reactor))
+        let (options, domain) = (options.clone(), domain.of_another_driver());
+        let (load, notes) = (Arc::default(), Mutex::default());
+        Ok((Self { options, domain, cq, device_events, bell, load, notes }, reactor))
     }
 
     /// The failure of a connection whose queue pair is at a port: while the port is down, no peer

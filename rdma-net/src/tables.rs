@@ -1,6 +1,7 @@
-//! The tables of a node: its connections, and the receivers of events.
+//! The tables of a driver of a node: its connections, and the receivers of events.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -12,15 +13,17 @@ use super::connection::Core;
 use super::exchange::Events;
 use super::failure::{Failure, FailureKind};
 use super::link::Draining;
+use super::load;
 use super::mailbox::Mailbox;
 use super::receives::ReceivePool;
 use super::requests::Requests;
 use super::shared::Shared;
 use super::shutdown::{CutOff, Shutdown};
+use super::stats::NodeStats;
 use super::waiters::{Place, Task};
 use crate::panics::Panics;
 
-/// The part of a node that its handles and its driver share.
+/// The part of a node that its handles and one of its drivers share.
 pub(super) struct Tables {
     pub(super) shared: Arc<Shared>,
     pub(super) events: Events,
@@ -41,6 +44,8 @@ struct Entries {
     /// The reason why nothing works any more: the driver is gone, or the device has failed.
     ended: Option<Failure>,
     shutdown: Option<Shutdown>,
+    /// What was done: the connections that have ended, and the number of all.
+    done: NodeStats,
 }
 
 /// The user of a receive of a pool.
@@ -61,18 +66,51 @@ pub(super) enum Route {
     Connection(Arc<Core>),
 }
 
-/// Tells the driver when the last handle is gone.
+/// Tells the drivers when the last handle is gone.
 pub(super) struct Handle {
-    pub(super) tables: Arc<Tables>,
+    /// Those of the first driver.
+    first: Arc<Tables>,
+    /// Those of the other drivers.
+    others: Box<[Arc<Tables>]>,
+    /// Connections that were begun: drivers with equal loads take turns.
+    turn: AtomicUsize,
+}
+
+impl Handle {
+    pub(super) fn new(first: Arc<Tables>, others: Vec<Arc<Tables>>) -> Self {
+        Self { first, others: others.into(), turn: AtomicUsize::new(0) }
+    }
+
+    /// The tables of each driver.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Tables>> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// The tables of the first driver.
+    pub(super) fn first(&self) -> &Arc<Tables> {
+        &self.first
+    }
+
+    /// The tables of the driver that takes the next connection.
+    pub(super) fn choose(&self) -> &Arc<Tables> {
+        if self.others.is_empty() {
+            return &self.first;
+        }
+        let mut all: Vec<_> = self.all().collect();
+        load::order(&mut all, self.turn.fetch_add(1, Ordering::Relaxed), |&tables| &tables.shared.load);
+        all.first().copied().unwrap_or(&self.first)
+    }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.tables.is_forked() {
+        if self.first.is_forked() {
             return;
         }
-        self.tables.lock().has_handles = false;
-        self.tables.shared.bell.ring();
+        for tables in self.all() {
+            tables.lock().has_handles = false;
+            tables.shared.bell.ring();
+        }
     }
 }
 
@@ -88,6 +126,7 @@ impl Tables {
             has_handles: true,
             ended: None,
             shutdown: None,
+            done: NodeStats::default(),
         });
         Self { shared: Arc::new(shared), events, entries, made_in: MadeIn::default() }
     }
@@ -122,6 +161,22 @@ impl Tables {
         self.lock().cores.len()
     }
 
+    /// What the connections of this driver have done; nothing in a forked child.
+    pub(super) fn stats(&self) -> NodeStats {
+        if self.is_forked() {
+            return NodeStats::default();
+        }
+        // A connection that ends meanwhile is counted once: as one that was there.
+        let (mut stats, cores) = {
+            let entries = self.lock();
+            (entries.done, entries.cores.values().cloned().collect::<Vec<_>>())
+        };
+        stats.connections = cores.len();
+        cores.iter().for_each(|core| stats.traffic.add(&core.stats()));
+        stats.completions = self.shared.cq.stats();
+        stats
+    }
+
     /// The number of ids whose events have a receiver.
     #[cfg(test)]
     pub(super) fn routes(&self) -> usize {
@@ -147,6 +202,7 @@ impl Tables {
         let mut entries = self.lock();
         entries.check()?;
         entries.cores.insert(core.key, Arc::clone(core));
+        entries.done.opened += 1;
         entries.keys.extend(core.sharing_qpn.map(|qpn| (qpn, core.key)));
         Ok(())
     }
@@ -237,6 +293,9 @@ impl Tables {
         let ended: Vec<_> = {
             let mut entries = self.lock();
             let ended: Vec<_> = keys.iter().filter_map(|key| entries.cores.remove(key)).collect();
+            for core in &ended {
+                entries.done.count_ended(core.has_failed(), &core.stats());
+            }
             if let Some(shutdown) = &mut entries.shutdown {
                 let cut_off = ended.iter().filter(|core| core.is_cut_off());
                 shutdown.cut_off.extend(cut_off.map(|core| CutOff { peer_addr: core.peer_addr }));
@@ -258,6 +317,7 @@ impl Tables {
     pub(super) fn shut_down(&self, by: Instant) {
         let (cores, routes, by) = {
             let mut entries = self.lock();
+            self.shared.load.end();
             let shutdown = entries.shutdown.get_or_insert_with(|| Shutdown::new(by));
             shutdown.by = shutdown.by.min(by);
             let by = shutdown.by;
@@ -354,6 +414,7 @@ impl Tables {
     pub(super) fn stop(&self, failure: Failure) {
         let (cores, routes, failure) = {
             let mut entries = self.lock();
+            self.shared.load.end();
             let failure = entries.ended.get_or_insert(failure).clone();
             let routes: Vec<_> = entries.routes.drain().map(|(_, route)| route).collect();
             (entries.cores.values().cloned().collect::<Vec<_>>(), routes, failure)

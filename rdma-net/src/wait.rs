@@ -31,6 +31,11 @@ impl ReadySet {
         self.epoll.add(socket, EpollEvent::new(events, token)).map_err(failed("epoll_ctl"))
     }
 
+    /// Removes a socket, which stays open.
+    pub(crate) fn remove(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        self.epoll.delete(socket).map_err(failed("epoll_ctl"))
+    }
+
     /// The tokens of some sockets that have changed; none if no socket has.
     pub(crate) fn take(&self) -> Result<Vec<u64>> {
         let mut events = [EpollEvent::empty(); Self::BATCH];

@@ -76,6 +76,9 @@ pub(crate) struct CqState {
 #[derive(Default)]
 pub(crate) struct QpState {
     pub(crate) attr: Option<ibv_qp_attr>,
+    /// What the queue pair was created with.
+    pub(crate) cap: ibv_qp_cap,
+    pub(crate) sq_sig_all: c_int,
     pub(crate) posted: Vec<Posted>,
     /// The multicast groups that the queue pair is attached to.
     pub(crate) groups: Vec<(Ipv6Addr, u16)>,

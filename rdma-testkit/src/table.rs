@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use rdma_sys::*;
 
-use super::objects::{FakeChannel, FakeContext, FakeCq, FakeQp, boxed, eventfd, fails, unboxed};
+use super::objects::{FakeChannel, FakeContext, FakeCq, FakeQp, QpState, boxed, eventfd, fails, unboxed};
 use super::world::{DmaBuf, called, set_errno, world};
 use super::{data_path, datagrams};
 
@@ -26,6 +26,7 @@ pub(crate) static TABLE: Ibverbs = Ibverbs {
     ibv_alloc_pd: alloc_pd,
     ibv_dealloc_pd: dealloc_pd,
     ibv_reg_mr: reg_mr,
+    ibv_reg_mr_iova: reg_mr_iova,
     ibv_reg_mr_iova2: reg_mr_iova2,
     ibv_reg_dmabuf_mr: reg_dmabuf_mr,
     ibv_dereg_mr: dereg_mr,
@@ -261,11 +262,23 @@ unsafe extern "C" fn reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
-    _iova: u64,
-    _access: u32,
+    iova: u64,
+    access: u32,
 ) -> *mut ibv_mr {
+    world(|world| world.iovas.push(iova));
     // SAFETY: reg_mr requires a live domain of this provider (1): the caller gives one.
-    unsafe { reg_mr(pd, addr, length, 0) }
+    unsafe { reg_mr(pd, addr, length, i32::try_from(access).unwrap()) }
+}
+
+unsafe extern "C" fn reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: reg_mr_iova2 requires a live domain of this provider (1): the caller gives one.
+    unsafe { reg_mr_iova2(pd, addr, length, iova, u32::try_from(access).unwrap()) }
 }
 
 unsafe extern "C" fn reg_dmabuf_mr(
@@ -415,7 +428,8 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> 
         qp_type: init.qp_type,
         ..ibv_qp::default()
     };
-    boxed("qp", FakeQp { base, state: Mutex::default() })
+    let state = QpState { cap: init.cap, sq_sig_all: init.sq_sig_all, ..QpState::default() };
+    boxed("qp", FakeQp { base, state: Mutex::new(state) })
 }
 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
@@ -438,12 +452,16 @@ unsafe extern "C" fn query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     _mask: c_int,
-    _init: *mut ibv_qp_init_attr,
+    init: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: the caller gives a live queue pair of this provider (1).
     let fake = unsafe { &*qp.cast::<FakeQp>() };
+    let state = fake.state.lock().unwrap();
     // SAFETY: the caller gives space for the attributes.
-    unsafe { *attr = fake.state.lock().unwrap().attr.unwrap_or_default() };
+    unsafe { *attr = state.attr.unwrap_or_default() };
+    let (cap, sq_sig_all) = (state.cap, state.sq_sig_all);
+    // SAFETY: the caller gives space for the attributes.
+    unsafe { *init = ibv_qp_init_attr { cap, sq_sig_all, ..ibv_qp_init_attr::default() } };
     called("query_qp")
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct World {
     pub(crate) dma_bufs: Vec<DmaBuf>,
     /// The access flags of each call of `ibv_reg_mr`.
     pub(crate) accesses: Vec<i32>,
+    /// The addresses of calls of `ibv_reg_mr_iova` and `ibv_reg_mr_iova2`.
+    pub(crate) iovas: Vec<u64>,
     pub(crate) port_is_down: bool,
     /// The names of the devices beside `fake0`.
     pub(crate) more_devices: Vec<&'static str>,
@@ -93,10 +95,17 @@ pub fn dma_bufs() -> Vec<DmaBuf> {
     world(|world| world.dma_bufs.clone())
 }
 
-/// The access flags of the calls of `ibv_reg_mr` in this thread, oldest first.
+/// The access flags of the calls of `ibv_reg_mr` and its like in this thread, oldest first.
 #[must_use]
 pub fn accesses() -> Vec<i32> {
     world(|world| world.accesses.clone())
+}
+
+/// The addresses for the device of the calls that name one (`ibv_reg_mr_iova2`), in this thread,
+/// oldest first.
+#[must_use]
+pub fn iovas() -> Vec<u64> {
+    world(|world| world.iovas.clone())
 }
 
 /// The attributes that `ibv_modify_qp` was given in successful calls, each with its mask, in order.

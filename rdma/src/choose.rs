@@ -296,9 +296,9 @@ fn check_system(system: &str) -> Result<(), OpenError> {
 fn announce(choice: &Choice) {
     let Choice { device, port, software, hardware_is_unusable, .. } = choice;
     if *hardware_is_unusable {
-        tracing::warn!(device, port, software, "{choice}");
+        tracing::warn!(name: "software_fallback", target: "rdma", device, port, software, "{choice}");
     } else {
-        tracing::info!(device, port, software, "{choice}");
+        tracing::info!(name: "device_chosen", target: "rdma", device, port, software, "{choice}");
     }
 }
 

@@ -11,7 +11,9 @@
 //!    then all devices in the array are valid and constant.
 //! 2. Functions of a table are only called with objects that the same table made.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rdma_sys::{Ibverbs, RdmaCm, ibv_device};
@@ -106,13 +108,13 @@ impl Device {
         let listed = match Ibverbs::system() {
             Ok(table) => Self::list_of(table, None, false),
             Err(error) if HAS_DEVICES && rdma_sys::trusted_variable(error.variable().name).is_some() => {
-                tracing::warn!(%error, "no hardware devices");
+                tracing::warn!(name: "library_not_loaded", target: "rdma", %error, "no hardware devices");
                 return Err(Error::new(Verb::LoadLibrary, ErrorKind::InvalidVariable(error.variable())));
             }
             Err(_) => Err(Error::new(Verb::LoadLibrary, ErrorKind::NotSupported)),
         };
         Ok(listed.unwrap_or_else(|error| {
-            tracing::debug!(%error, "no hardware devices");
+            tracing::debug!(name: "no_hardware", target: "rdma", %error, "no hardware devices");
             Vec::new()
         }))
     }
@@ -233,6 +235,32 @@ impl Device {
     pub fn transport(&self) -> TransportType {
         // SAFETY: the read requires a valid device that nobody writes to (1).
         TransportType::from_raw(unsafe { (*self.raw.as_ptr()).transport_type }.0)
+    }
+
+    /// The device's folder in sysfs, if the provider names one.
+    pub(crate) fn sysfs(&self) -> Option<PathBuf> {
+        // SAFETY: the reference requires a live device, whose path nobody writes to (1).
+        let path = unsafe { &(*self.raw.as_ptr()).ibdev_path }.map(|byte| byte.to_ne_bytes()[0]);
+        let path = CStr::from_bytes_until_nul(&path).ok().filter(|path| !path.is_empty())?;
+        Some(PathBuf::from(OsStr::from_bytes(path.to_bytes())))
+    }
+
+    /// The NUMA node that the device is near to, if it has one and the system knows it: memory
+    /// [there](crate::RegisterOptions::numa_node) is the nearest. Software devices have none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// for device in rdma::Device::list()? {
+    ///     println!("{}: node {:?}", device.name(), device.numa_node());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn numa_node(&self) -> Option<u32> {
+        let node = std::fs::read_to_string(self.sysfs()?.join("device/numa_node")).ok()?;
+        // -1 is no node.
+        node.trim().parse().ok()
     }
 
     /// Whether the device is this crate's software device.

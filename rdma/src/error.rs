@@ -13,7 +13,7 @@ use rdma_sys::Variable;
 
 use crate::errno;
 use crate::platform::{HAS_DEVICES, NEEDS_LINUX};
-use crate::types::{OptionLimit, QpAttrMask, QpState, RejectReason, WrongDevice};
+use crate::types::{ForeignObject, OptionLimit, QpAttrMask, QpState, RejectReason, WrongDevice};
 
 macro_rules! verbs {
     ($($(#[$meta:meta])* $name:ident = $verb:literal,)*) => {
@@ -46,11 +46,18 @@ verbs! {
     DeallocPd = "ibv_dealloc_pd",
     RegisterMr = "ibv_reg_mr",
     RegisterDmaBuf = "ibv_reg_dmabuf_mr",
+    AdviseMr = "ibv_advise_mr",
     DeregisterMr = "ibv_dereg_mr",
     Allocate = "allocate memory",
     /// Ends every access to memory but the device's, before it is lent as bytes.
     MakePrivate = "make the memory private",
     Access = "access memory",
+    /// Of a [`Pool`](crate::Pool).
+    TakeBuffer = "take a buffer of the pool",
+    /// Of a [`Pool`](crate::Pool).
+    BuildPool = "make a pool",
+    /// Of a [`RegionMap`](crate::RegionMap).
+    MapRegion = "put a region into the map",
     CreateChannel = "ibv_create_comp_channel",
     DestroyChannel = "ibv_destroy_comp_channel",
     GetCqEvent = "ibv_get_cq_event",
@@ -101,6 +108,8 @@ verbs! {
     GetRemoteEce = "rdma_get_remote_ece",
     ConnectTcp = "connect by TCP",
     ListenTcp = "listen on TCP",
+    /// Makes an object of this crate of a C object: `from_raw`.
+    FromRaw = "from_raw",
 }
 
 impl Verb {
@@ -160,6 +169,10 @@ pub enum ErrorKind {
     InvalidVariable(&'static Variable),
     /// An option has a value that it may not have here, or contradicts another one.
     InvalidOption(&'static OptionLimit),
+    /// An option has a value that the device or the system lacks.
+    UnsupportedOption(&'static OptionLimit),
+    /// A region would be longer than the device's longest, which has this number of bytes.
+    RegionTooLong(u64),
     /// The device has only this number of completion vectors.
     NoCompletionVector(u32),
     /// The kernel refuses this system call to the process: a seccomp filter or a setting of its
@@ -208,6 +221,8 @@ pub enum ErrorKind {
     Disconnected,
     /// The address belongs to a device other than the open one.
     WrongDevice(WrongDevice),
+    /// The C object cannot become an object of this crate.
+    Foreign(ForeignObject),
     /// Another error of the operating system or the provider: see [`Error::errno`].
     Os,
     /// The provider broke the interface's rules, or failed without saying why.
@@ -363,6 +378,9 @@ impl Error {
             (Verb::RegisterMr, ErrorKind::Os) if self.errno() == Some(libc::EFAULT) => {
                 "the memory is not mapped, or not writable"
             }
+            (Verb::Allocate, ErrorKind::OutOfMemory) => {
+                "ask for less; huge pages are reserved in /sys/kernel/mm/hugepages, for a node in its folder of /sys/devices/system/node"
+            }
             (Verb::ConnectTcp | Verb::ListenTcp, ErrorKind::NotSupported) => {
                 "iWARP connects by the connection manager only"
             }
@@ -373,7 +391,8 @@ impl Error {
                 "offset and length must lie in the dma-buf, and address and offset at the same place of a page"
             }
             (Verb::PostRecv, ErrorKind::NotSupported) => {
-                "the provider may copy short messages to GPU memory with the processor; on mlx5, set MLX5_SCATTER_TO_CQE=0"
+                "the provider may copy short messages with the processor, which cannot reach GPU memory and memory with a \
+                 chosen iova; on mlx5, set MLX5_SCATTER_TO_CQE=0"
             }
             (Verb::ModifyQp, ErrorKind::Timeout) => {
                 "the peer's address could not be resolved: check the GID index and the route to the peer's GID"
@@ -418,6 +437,12 @@ impl Error {
             (Verb::MakePrivate, ErrorKind::NotSupported) => {
                 "others keep their access to this memory: use it through its owner"
             }
+            (Verb::TakeBuffer, ErrorKind::TooLong) => "the pool's largest class has shorter buffers",
+            (Verb::TakeBuffer, ErrorKind::InvalidInput) => "a buffer has at least one byte",
+            (Verb::TakeBuffer, ErrorKind::WouldBlock | ErrorKind::Timeout) => {
+                "all buffers of this class are in use: give some back, or raise the class's count"
+            }
+            (Verb::MapRegion, ErrorKind::InUse) => "the region overlaps one that is in the map",
             (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
             (_, ErrorKind::QueueFull) => "poll completions before posting more",
             (_, ErrorKind::Ended) => "drop its handles, and connect again with a new one",
@@ -491,6 +516,12 @@ impl fmt::Display for ErrorKind {
                 return write!(f, "the environment variable {name} has an invalid value: it may be {values}");
             }
             Self::InvalidOption(limit) => return limit.fmt(f),
+            Self::UnsupportedOption(OptionLimit { name, values }) => {
+                return write!(f, "the option {name} is not supported: here it may be {values}");
+            }
+            Self::RegionTooLong(max) => {
+                return write!(f, "the memory is too long: a region of this device has at most {max} bytes");
+            }
             Self::NoCompletionVector(count) => {
                 let last = count.saturating_sub(1);
                 return write!(f, "the option completion_vector has an invalid value: it may be 0 to {last}");
@@ -523,6 +554,7 @@ impl fmt::Display for ErrorKind {
             Self::Rejected(reason) => return write!(f, "rejected by the peer: {reason}"),
             Self::Disconnected => "disconnected",
             Self::WrongDevice(devices) => return devices.fmt(f),
+            Self::Foreign(reason) => return reason.fmt(f),
             Self::Os => "operating system error",
             Self::Unknown => "the provider failed without saying why",
         })
@@ -552,7 +584,7 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match error.kind {
             ErrorKind::QueueFull | ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
-            ErrorKind::NotSupported | ErrorKind::Forked => io::ErrorKind::Unsupported,
+            ErrorKind::NotSupported | ErrorKind::UnsupportedOption(_) | ErrorKind::Forked => io::ErrorKind::Unsupported,
             ErrorKind::Timeout => io::ErrorKind::TimedOut,
             ErrorKind::PermissionDenied | ErrorKind::RefusedCall(_) => io::ErrorKind::PermissionDenied,
             ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,

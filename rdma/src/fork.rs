@@ -56,7 +56,10 @@ pub(crate) fn watch() {
         return;
     }
     if let Err(error) = HANDLERS.register() {
-        tracing::warn!(%error, "forked children will not be told apart from this process");
+        tracing::warn!(
+            name: "forks_not_detected", target: "rdma",
+            %error, "forked children will not be told apart from this process"
+        );
     }
 }
 

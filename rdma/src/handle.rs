@@ -9,14 +9,20 @@
 //!    its children.
 //! 3. An object that could not be destroyed is never dropped: the parents that it holds leak with
 //!    it. In a forked child no object is destroyed, so every object leaks.
+//! 4. An object with an [`Ownership`] other than `Destroy` is destroyed by other code, after its
+//!    handle has ended: the promise of the caller of its `from_raw`. Its handle ends only once no
+//!    request of this crate uses it.
 
-use std::mem::ManuallyDrop;
+use std::any::Any;
+use std::fmt;
+use std::mem::{self, ManuallyDrop};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::errno;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::fork;
+use crate::types::ForeignObject;
 
 /// A pointer to a C object, for types that are used from several threads.
 #[derive(Debug)]
@@ -70,6 +76,116 @@ pub(crate) trait Object {
     /// that created it.
     unsafe fn destroy(&mut self) -> Result<()>;
 }
+
+/// Who destroys a C object that other code has made and that a `from_raw` of this crate takes.
+///
+/// Every `from_raw` checks what can be checked: NULL, an object of another context or domain, a
+/// queue pair of another transport or with other queues is an error
+/// ([`ErrorKind::Foreign`]), which leaves the object as it is and gives the `Ownership` back.
+///
+/// # Contract
+///
+/// The caller of each `from_raw` promises, beside what the function adds:
+///
+/// 1. **Live.** The pointer is NULL, or points to an object that lives and that the functions of
+///    the context's [`table`](crate::Context::table) have made in this process.
+/// 2. **One owner.** With `Destroy`, no other code destroys the object, and no acknowledgement of
+///    an event of it is missing. With `Keep`, other code destroys it only after the last handle and
+///    the last object that uses it here have gone; with `KeepAlive`, only after that value was
+///    dropped. The same holds for what the object itself uses: its context, domain and queues.
+/// 3. **One handle.** No other object of this crate stands for the same C object meanwhile: what
+///    this crate has made itself is not given to a `from_raw`.
+/// 4. **Any thread.** The object's functions may be called by any thread, and by several at a time.
+///    That is so unless the object was made without locks: in a thread domain
+///    (`ibv_alloc_td`), as a single-threaded completion queue
+///    (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`), or with `MLX5_SINGLE_THREADED` in the environment.
+///
+/// # Examples
+///
+/// A domain that C code has made, and that it frees itself:
+///
+/// ```
+/// # let context = rdma::open(&"soft0".parse()?)?.context;
+/// use rdma::{Ownership, ProtectionDomain};
+///
+/// // SAFETY: ibv_alloc_pd requires an open context, which `context` keeps open.
+/// let raw = unsafe { (context.table().ibv_alloc_pd)(context.as_raw()) };
+/// // SAFETY: the domain was just made in this context; it is freed below, after the handle.
+/// let pd = unsafe { ProtectionDomain::from_raw(&context, raw, Ownership::Keep)? };
+/// drop((pd.allocate(4096)?, pd));
+/// // SAFETY: ibv_dealloc_pd requires a live domain that nothing uses any more.
+/// assert_eq!(unsafe { (context.table().ibv_dealloc_pd)(raw) }, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Default)]
+#[non_exhaustive]
+pub enum Ownership {
+    /// The last handle destroys the object.
+    #[default]
+    Destroy,
+    /// Other code destroys the object. The last handle only lets go of it.
+    ///
+    /// A queue that still has requests of this crate in flight cannot be let go of: `close` fails
+    /// with [`ErrorKind::InUse`], and a drop leaks the memory of these requests.
+    Keep,
+    /// As `Keep`. The value is dropped once this crate has let go of the object: it may be what
+    /// owns the object, and destroys it. If the object cannot be let go of, the value leaks.
+    KeepAlive(Box<dyn Any + Send + Sync>),
+}
+
+impl Ownership {
+    /// Other code destroys the object, after `owner` was dropped: [`Ownership::KeepAlive`].
+    pub fn keep_alive(owner: impl Send + Sync + 'static) -> Self {
+        Self::KeepAlive(Box::new(owner))
+    }
+
+    /// Whether other code destroys the object.
+    pub(crate) fn is_kept(&self) -> bool {
+        !matches!(self, Self::Destroy)
+    }
+
+    /// Ends the object: destroys it with `destroy`, or drops the value that keeps it.
+    pub(crate) fn end(&mut self, destroy: impl FnOnce() -> Result<()>) -> Result<()> {
+        if !self.is_kept() {
+            return destroy();
+        }
+        drop(mem::replace(self, Self::Keep));
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Ownership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Destroy => "Destroy",
+            Self::Keep => "Keep",
+            Self::KeepAlive(_) => "KeepAlive",
+        })
+    }
+}
+
+/// Fails with `reason` unless `is_right`.
+pub(crate) fn require(is_right: bool, reason: ForeignObject) -> Result<()> {
+    if is_right { Ok(()) } else { Err(Error::new(Verb::FromRaw, ErrorKind::Foreign(reason))) }
+}
+
+/// Fails for NULL.
+pub(crate) fn require_some<C>(raw: *mut C) -> Result<()> {
+    require(!raw.is_null(), ForeignObject::Null)
+}
+
+/// Reads fields of a C object through a pointer of which the caller knows that the object lives,
+/// and that no code writes to these fields.
+macro_rules! constants {
+    ($raw:expr => $($field:ident),+) => {
+        ($(
+            // SAFETY: the read requires a live object whose field no thread writes: the caller of
+            // the macro knows both.
+            unsafe { (*$raw).$field }
+        ),+)
+    };
+}
+pub(crate) use constants;
 
 /// Owns an object, and destroys it when dropped.
 pub(crate) struct Handle<T: Object>(ManuallyDrop<T>);
@@ -128,7 +244,10 @@ impl<T: Object> Drop for Handle<T> {
             Ok(object) => drop(object),
             Err(error) if error.kind() == ErrorKind::Forked => {}
             // Log only once the object is leaked (3): a subscriber may panic.
-            Err(error) => tracing::warn!(%error, "{} could not be destroyed; it and what it uses are leaked", T::NAME),
+            Err(error) => tracing::warn!(
+                name: "destroy_failed", target: "rdma",
+                %error, "{} could not be destroyed; it and what it uses are leaked", T::NAME
+            ),
         }
     }
 }

@@ -233,24 +233,27 @@ pub use context::{
     PortCounters,
 };
 pub use cq::{
-    Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Message, Pause, Pauses, Poller,
-    Released, Wakeup,
+    Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, CqStats, Datagram, Message, Pause, Pauses,
+    Poller, Released, Wakeup,
 };
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Result, Verb};
 pub use fork::MadeIn;
+pub use handle::Ownership;
 pub use mr::{
-    Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, LentSlice, LentSliceMut,
-    Memory, MemoryOwner, Pages, Placement, RawOwner, RawSource, RegisterOptions, RemoteSlice, RemoteSliceError,
-    RevokeError, ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice,
+    Buffer, CopierThreads, ExposedRegion, ExposedSlice, FileMap, FileSource, Gpu, Host, HugePages, ImplicitRegion,
+    LentSlice, LentSliceMut, MappedRegion, Memory, MemoryOwner, Pages, Placement, Pool, PoolBuilder, PoolStats,
+    Prefetch, RawOwner, RawSource, RegionMap, RegisterOptions, RemoteSlice, RemoteSliceError, RevokeError,
+    ScopedMemory, SharedOwner, SinkSlice, SourceOwner, SourceSlice, TakeBuffer,
 };
 pub use pd::ProtectionDomain;
 pub use qp::{
     Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, HostBytes, InitOptions,
     InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, OwnedHalf, OwnedRecvHalf,
-    OwnedSendHalf, Part, PostError, PreparedQueuePair, QpAttr, QpBuilder, QpControl, QpInfo, QueueHalf, QueuePair,
-    RawCompletionQueue, RawPostError, RawQueuePair, RecvBatch, RecvHalf, RecvQueue, ReuniteError, Scope, ScopeError,
-    SendHalf, SendQueue, Sendable, SharedReceiveQueue, SrqBatch, SrqBuilder, SrqPoster, Writable,
+    OwnedSendHalf, Part, PostError, PreparedQueuePair, QpAttr, QpBuilder, QpControl, QpInfo, QpStats, QueueHalf,
+    QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, RecvBatch, RecvHalf, RecvQueue, RecvStats, ReuniteError,
+    Scope, ScopeError, SendHalf, SendQueue, SendStats, Sendable, SharedReceiveQueue, SrqBatch, SrqBuilder, SrqPoster,
+    Writable,
 };
 pub use qp::{op, transport};
 /// Memory that others write to at the same time: the types with which exposed regions are made and
@@ -261,9 +264,9 @@ pub use rdma_mem::{Copier, CopyFailed};
 pub use rdma_sys as sys;
 pub use rdma_sys::{Variable, trusted_variable};
 pub use types::{
-    AckTimeout, AtomicCapability, Capabilities, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, OptionLimit,
-    ParseGidError, Path, PathOptions, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, SrqId,
-    TransportType, WcError, WcStatus, WireError,
+    AckTimeout, AtomicCapability, Capabilities, CqId, ForeignObject, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType,
+    OptionLimit, ParseGidError, Path, PathOptions, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer,
+    Route, SrqId, TransportType, WcError, WcStatus, WireError,
 };
 
 /// The programs of the README are doctests.

@@ -2,7 +2,7 @@
 //! file on other systems.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -113,4 +113,39 @@ pub(crate) fn poll(polled: &mut [libc::pollfd], timeout: Option<Duration>) -> ni
 pub(crate) fn memlock_limit() -> Option<u64> {
     let (limit, _hard) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
     (limit != RLIM_INFINITY).then_some(limit)
+}
+
+/// Faults in the pages of a range of whole pages, to be written if `writes`. `EINVAL` before Linux
+/// 5.14.
+pub(crate) fn populate(start: usize, len: usize, writes: bool) -> nix::Result<()> {
+    if cfg!(miri) {
+        return Err(Errno::ENOSYS);
+    }
+    let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    loop {
+        // SAFETY: madvise requires advice that breaks no memory in use: populating changes no
+        // contents and no mapping, whatever is mapped in the range.
+        let done = unsafe { libc::madvise(ptr::with_exposed_provenance_mut(start), len, advice) };
+        match Errno::result(done) {
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            done => return done.map(drop),
+        }
+    }
+}
+
+/// The number of nodes that the mask of [`bind`] has: more than any kernel.
+const NODES: usize = 1024;
+
+/// Lets a mapping, whose pages nobody has touched, have pages of this NUMA node alone. `EINVAL` if
+/// the node has no memory.
+pub(crate) fn bind(start: NonNull<u8>, len: usize, node: u32) -> nix::Result<()> {
+    let node = usize::try_from(node).ok().filter(|node| *node < NODES).ok_or(Errno::EINVAL)?;
+    let bits = libc::c_ulong::BITS as usize;
+    let mut mask = [0 as libc::c_ulong; NODES / 32];
+    mask[node / bits] = 1 << (node % bits);
+    let (start, nodes): (*mut libc::c_void, _) = (start.as_ptr().cast(), NODES as libc::c_ulong + 1);
+    // SAFETY: mbind requires a mask of as many bits as the number says, less one, and it changes no
+    // contents: the mask has at least `NODES` bits and lives during the call.
+    let done = unsafe { libc::syscall(libc::SYS_mbind, start, len, libc::MPOL_BIND, mask.as_ptr(), nodes, 0) };
+    Errno::result(done).map(drop)
 }

@@ -7,7 +7,8 @@ use rdma_sys::ibv_pd;
 
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, Failed, Result, Verb};
-use crate::handle::{Handle, Object, Raw};
+use crate::handle::{Handle, Object, Ownership, Raw, constants, require, require_some};
+use crate::types::ForeignObject;
 
 /// A protection domain: memory regions and queue pairs work together only within one domain.
 ///
@@ -37,6 +38,7 @@ pub struct ProtectionDomain {
 pub(crate) struct PdInner {
     pub(crate) raw: Raw<ibv_pd>,
     pub(crate) context: Arc<Handle<ContextInner>>,
+    ownership: Ownership,
 }
 
 impl PdInner {
@@ -59,7 +61,7 @@ impl Object for PdInner {
         // SAFETY: ibv_dealloc_pd requires a live domain of this table that has no children: this
         // function's contract.
         let call = || unsafe { (self.context.table.ibv_dealloc_pd)(self.raw.as_ptr()) };
-        Error::check(Self::DESTROY, call)
+        self.ownership.end(|| Error::check(Self::DESTROY, call))
     }
 }
 
@@ -84,23 +86,40 @@ impl Context {
         self.inner.check(Verb::AllocPd)?;
         // SAFETY: ibv_alloc_pd requires an open context, which `self` keeps open.
         let call = || unsafe { (self.inner.table.ibv_alloc_pd)(self.as_raw()) };
-        Raw::created(Verb::AllocPd, call).map(|raw| ProtectionDomain::new(self, raw))
+        Raw::created(Verb::AllocPd, call).map(|raw| ProtectionDomain::new(self, raw, Ownership::Destroy))
     }
 }
 
 impl ProtectionDomain {
-    /// Takes ownership of a domain that was allocated elsewhere.
+    /// Makes a handle of a domain that was allocated elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// With the `Ownership`; the domain is as it was. `Foreign` for NULL and for a domain of
+    /// another context; `Forked`.
     ///
     /// # Safety
     ///
-    /// `raw` was allocated in this context, and no other code frees it.
-    #[must_use]
-    pub unsafe fn from_raw(context: &Context, raw: *mut ibv_pd) -> Self {
-        Self::new(context, Raw::new(raw))
+    /// Promises 1 to 4 of [`Ownership`].
+    pub unsafe fn from_raw(
+        context: &Context,
+        raw: *mut ibv_pd,
+        ownership: Ownership,
+    ) -> Result<Self, Failed<Ownership>> {
+        let check = || {
+            context.inner.check(Verb::FromRaw)?;
+            require_some(raw)?;
+            // `constants` requires a live object: not NULL, so this function's contract says so.
+            require(constants!(raw => context) == context.as_raw(), ForeignObject::OtherContext)
+        };
+        match check() {
+            Ok(()) => Ok(Self::new(context, Raw::new(raw), ownership)),
+            Err(error) => Err(Failed::new(error, ownership)),
+        }
     }
 
-    fn new(context: &Context, raw: Raw<ibv_pd>) -> Self {
-        Self { inner: Arc::new(Handle::new(PdInner { raw, context: Arc::clone(&context.inner) })) }
+    fn new(context: &Context, raw: Raw<ibv_pd>, ownership: Ownership) -> Self {
+        Self { inner: Arc::new(Handle::new(PdInner { raw, context: Arc::clone(&context.inner), ownership })) }
     }
 
     /// The open device.

@@ -23,8 +23,8 @@ const UNUSED: Duration = Duration::from_secs(7 * 24 * 3600);
 pub(super) struct Library {
     /// The file's contents; empty in a program that was only checked.
     pub(super) bytes: &'static [u8],
-    /// The name of the file, and a second name, which becomes a link to the first: the dynamic
-    /// loader takes both for one library.
+    /// The name of the file, and a second name, which becomes a link to the first, as do both names
+    /// without their version: the dynamic loader takes all for one library.
     pub(super) names: [&'static str; 2],
 }
 
@@ -78,10 +78,16 @@ impl Library {
                 return Err(error);
             }
         }
-        match symlink(file, folder.join(link)) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
+        // A program that loads the library at run time may ask for the name without a version
+        // first, as NCCL does, and would find the system's with the files for development.
+        let unversioned = self.names.iter().filter_map(|name| name.strip_suffix(".1"));
+        for link in unversioned.chain([link]) {
+            match symlink(file, folder.join(link)) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => (),
+            }
         }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! `soft-rdma`: the launcher of programs that use libibverbs or librdmacm.
 //!
-//! The launcher carries the drop-in library, puts it into a folder of the user under the two names
-//! that programs load, and becomes the program: exit status and signals are the program's.
+//! The launcher carries the drop-in library, puts it into a folder of the user under the names that
+//! programs load, and becomes the program: exit status and signals are the program's.
 //!
 //! Files: `library` puts the drop-in library into a folder of the user, `copies` stands in for
 //! renamed libraries, `check` is `--check`, `sysfs` is `--sysfs` (`tree` describes the files of the

@@ -1,6 +1,7 @@
 //! The shared part of a connection: its state behind a lock.
 
 use std::fmt;
+use std::mem::{self, ManuallyDrop};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,18 +10,21 @@ use std::time::{Duration, Instant};
 
 use rdma::cm::IdKey;
 use rdma::{Buffer, Failed, MadeIn, ProtectionDomain, Result, Verb};
+use tracing::{Span, field};
 
 use super::fetched::FetchBuffers;
 use super::flow::{Buffers, Flow, Memory, Offers};
 use super::operations::WORD;
 use crate::failure::{Failure, FailureKind};
 use crate::link::{Draining, Link, MAX_OPERATIONS, Remains};
+use crate::load::LoadShare;
 use crate::options::NodeOptions;
 use crate::panics::Panics;
 use crate::protocol::{MAX_OFFER_LEN, Protocol};
 use crate::receives::Stake;
 use crate::requests::Ticket;
 use crate::shared::{Domain, Shared};
+use crate::stats::ConnectionStats;
 use crate::waiters::Task;
 
 /// A connection, as its handles and the driver share it.
@@ -52,6 +56,10 @@ pub(crate) struct Core {
     shared: Arc<Shared>,
     /// The place among the connections of a listener.
     _ticket: Option<Ticket>,
+    /// The place among the connections of a driver.
+    _load: LoadShare,
+    /// The span of the connection's events.
+    span: Span,
 }
 
 /// The parts of a new connection.
@@ -65,13 +73,14 @@ pub(crate) struct Parts {
     pub(crate) protocol: Protocol,
     pub(crate) pool: Pool,
     pub(crate) ticket: Option<Ticket>,
+    pub(crate) load: LoadShare,
     /// The part in a pool of shared receives, and the number of the queue pair.
     pub(crate) sharing: Option<(Stake, u32)>,
 }
 
 impl Core {
     pub(crate) fn new(shared: &Arc<Shared>, parts: Parts) -> Arc<Self> {
-        let Parts { key, id, port, local_addr, peer_addr, protocol, pool, ticket, sharing } = parts;
+        let Parts { key, id, port, local_addr, peer_addr, protocol, pool, ticket, load, sharing } = parts;
         let (stake, sharing_qpn) = sharing.unzip();
         let agreed = protocol.agreed();
         let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
@@ -82,6 +91,11 @@ impl Core {
         let memory = Memory { buffers: pool.buffers, offers, stake };
         let flow = Mutex::new(Flow::new(key.into(), protocol, memory, shared.options.linger));
         let (shared, senders) = (Arc::clone(shared), AtomicUsize::new(1));
+        // Without a parent: the program's current span would live as long as the connection.
+        let span = tracing::debug_span!(
+            target: "rdma_net", parent: None, "connection",
+            key, local = local_addr.map(field::display), peer = peer_addr.map(field::display)
+        );
         Arc::new(Self {
             key,
             id,
@@ -102,6 +116,8 @@ impl Core {
             flow,
             shared,
             _ticket: ticket,
+            _load: load,
+            span,
         })
     }
 
@@ -109,24 +125,53 @@ impl Core {
     /// driver if it has something to do. A task that panics when it is woken keeps neither others
     /// nor the driver from that.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut Flow, Instant) -> R) -> R {
-        let (result, wakeups, deadline, has_ended) = {
+        let (result, wakeups, deadline, end) = {
             let mut flow = self.flow.lock().unwrap_or_else(PoisonError::into_inner);
             let had_ended = flow.outcome().is_some();
             let result = work(&mut flow, Instant::now());
-            let has_ended = !had_ended && flow.outcome().is_some();
+            let end = flow.outcome().filter(|_| !had_ended).map(|failure| (failure.clone(), flow.stats()));
             self.has_messages.store(flow.has_messages(), Ordering::Relaxed);
-            (result, std::mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), has_ended)
+            (result, mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), end)
         };
         let mut panics = Panics::default();
         wakeups.wake(&mut panics);
         if let Some(deadline) = deadline {
             self.shared.note_deadline(deadline);
         }
-        if has_ended {
+        if let Some((failure, stats)) = end {
             self.shared.note_end(self.key);
+            panics.catch(|| self.log_end(&failure, &stats));
         }
         panics.resume();
         result
+    }
+
+    /// Logs that the connection is established. The caller holds no lock.
+    fn log_opened(&self) {
+        let Self { max_message, max_payload, .. } = self;
+        tracing::debug!(
+            name: "connection_opened", target: "rdma_net", parent: &self.span,
+            max_message, max_payload, "a connection is established"
+        );
+    }
+
+    /// Logs why the connection has ended, and what it has done. The caller holds no lock.
+    #[cold]
+    fn log_end(&self, failure: &Failure, stats: &ConnectionStats) {
+        let ConnectionStats { sent, sent_bytes, received, received_bytes, operations, send_waits, .. } = stats;
+        if failure.kind() == FailureKind::Closed {
+            tracing::debug!(
+                name: "connection_closed", target: "rdma_net", parent: &self.span,
+                code = failure.code(), sent, sent_bytes, received, received_bytes, operations, send_waits,
+                "a connection has closed"
+            );
+        } else {
+            tracing::debug!(
+                name: "connection_failed", target: "rdma_net", parent: &self.span,
+                %failure, sent, sent_bytes, received, received_bytes, operations, send_waits,
+                "a connection has failed"
+            );
+        }
     }
 
     /// Keeps the lock while `work` runs.
@@ -178,7 +223,10 @@ impl Core {
     /// Fails the connection if it was not established, unless the peer has closed it already: its
     /// messages wait for the application.
     pub(crate) fn check(&self, established: Result<(), Failure>) -> Result<(), Failure> {
-        let Err(failure) = established else { return Ok(()) };
+        let Err(failure) = established else {
+            self.log_opened();
+            return Ok(());
+        };
         self.fail(failure.clone());
         let is_closed = self.failure().is_some_and(|failure| failure.kind() == FailureKind::Closed);
         if is_closed { Ok(()) } else { Err(failure) }
@@ -216,6 +264,22 @@ impl Core {
 
     pub(crate) fn operated(&self, id: u32, buffer: Buffer, old_value: Option<u64>) {
         self.with(|flow, now| flow.operated(id, buffer, old_value, now));
+    }
+
+    /// What the connection has done; nothing in a forked child. Runs no code of tasks, so the
+    /// caller may hold a lock.
+    pub(crate) fn stats(&self) -> ConnectionStats {
+        if self.made_in.is_forked() {
+            return ConnectionStats::default();
+        }
+        self.flow.lock().unwrap_or_else(PoisonError::into_inner).stats()
+    }
+
+    /// Whether the connection has ended although neither side has closed it. Runs no code of tasks,
+    /// so the caller may hold a lock.
+    pub(crate) fn has_failed(&self) -> bool {
+        let flow = self.flow.lock().unwrap_or_else(PoisonError::into_inner);
+        flow.outcome().is_some_and(|failure| failure.kind() != FailureKind::Closed)
     }
 
     /// The reason of the end, once the connection has ended.
@@ -287,6 +351,15 @@ impl Core {
     }
 }
 
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.made_in.is_forked() {
+            // In a forked child a lock of the subscriber may be held for ever.
+            let _open = ManuallyDrop::new(mem::replace(&mut self.span, Span::none()));
+        }
+    }
+}
+
 impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core").field("key", &self.key).field("peer_addr", &self.peer_addr).finish_non_exhaustive()
@@ -322,6 +395,6 @@ impl Pool {
 
     /// Takes the buffers of the first receives.
     pub(crate) fn take_receives(&mut self) -> Vec<Buffer> {
-        std::mem::take(&mut self.receives)
+        mem::take(&mut self.receives)
     }
 }

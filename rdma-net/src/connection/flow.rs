@@ -21,6 +21,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::link::{Link, READ_BIT};
 use crate::protocol::{HEADER_LEN, Protocol, Received, Silent};
 use crate::receives::{ReceivePool, Stake};
+use crate::stats::ConnectionStats;
 use crate::waiters::{Task, Waiters};
 
 /// Memory of reassembled messages that wait for the application, in bytes, before receives are no
@@ -73,6 +74,8 @@ pub(super) struct Flow {
     /// Whether the peer has sent a whole message.
     has_spoken: bool,
 
+    /// What the connection has done; of what there is now, only the high-water mark.
+    pub(super) counts: ConnectionStats,
     pub(super) operations: Operations,
     pub(super) senders: Waiters,
     receiver: Option<Waker>,
@@ -157,6 +160,7 @@ impl Flow {
             message_by: None,
             idle: None,
             has_spoken: false,
+            counts: ConnectionStats::default(),
             operations,
             senders: Waiters::default(),
             receiver: None,
@@ -224,6 +228,12 @@ impl Flow {
         self.outcome.as_ref()
     }
 
+    /// What the connection has done, and what there is now.
+    pub(super) fn stats(&self) -> ConnectionStats {
+        let credits = if self.outcome.is_some() { 0 } else { self.protocol.room() };
+        ConnectionStats { credits, unread: self.inbox.len(), ..self.counts }
+    }
+
     /// The link of a connection that has ended, to be disconnected.
     pub(super) fn take_link(&mut self) -> Option<(Link, Option<Stake>)> {
         self.outcome.as_ref()?;
@@ -280,6 +290,7 @@ impl Flow {
                 if fragment.is_end || self.receiver_is_gone {
                     self.buffers.spares.push(buffer);
                 } else if fragment.is_first && fragment.is_last {
+                    self.counts.count_received(fragment.payload.len());
                     self.inbox.push_back(Stored::Whole(buffer, fragment.payload));
                 } else {
                     self.assembly.extend_from_slice(&buffer[fragment.payload]);
@@ -301,12 +312,14 @@ impl Flow {
             }
             Received::Control | Received::Close => {}
         }
+        self.counts.note_unread(self.inbox.len());
         self.replace_receives();
     }
 
     fn finish_assembly(&mut self) {
         let message = std::mem::take(&mut self.assembly);
         self.inbox_bytes += memory_of(&message);
+        self.counts.count_received(message.len());
         self.inbox.push_back(Stored::Assembled(message));
     }
 
@@ -468,6 +481,7 @@ impl Flow {
         let len = message.len().min(self.protocol.agreed().max_payload());
         let (first, rest) = message.split_at(len);
         let Some(header) = self.protocol.data(len, length(rest.len()), 0) else { return };
+        self.counts.count_sent(message.len());
         if !rest.is_empty() {
             self.outgoing = Some(Outgoing { bytes: rest.to_vec(), sent: 0 });
         }
@@ -494,6 +508,7 @@ impl Flow {
             self.fail(Failure::new(FailureKind::Local));
             return 0;
         };
+        self.counts.count_sent(len);
         self.post(header, buffer, len);
         self.pump(now);
         len
@@ -513,6 +528,7 @@ impl Flow {
             self.cancel_permit(buffer, now);
             return Err(failure);
         }
+        self.counts.count_sent(len);
         self.filled.push_back((buffer, len));
         self.pump(now);
         Ok(())
@@ -538,6 +554,7 @@ impl Flow {
         };
         let started = self.operations.start(link, self.token, request, buffer);
         self.wake_operator();
+        self.counts.operations += u64::from(started.is_ok());
         started.map_err(|refused| self.wakeups.refused(refused).into())
     }
 

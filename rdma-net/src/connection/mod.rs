@@ -35,6 +35,7 @@ pub use self::sender::{Permit, Sender};
 use rdma::ProtectionDomain;
 
 use super::failure::Failure;
+use super::stats::ConnectionStats;
 
 /// A connection to a peer: messages in both directions, in order.
 ///
@@ -205,6 +206,12 @@ impl Connection {
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.sender.core().peer_addr
+    }
+
+    /// What the connection has done: [`Sender::stats`].
+    #[must_use]
+    pub fn stats(&self) -> ConnectionStats {
+        self.sender.stats()
     }
 
     /// Longest message that the peer accepts, in bytes.

@@ -16,6 +16,7 @@ use super::flow::Flow;
 use super::remote::Remote;
 use crate::failure::{Failure, FailureKind};
 use crate::protocol::{HEADER_LEN, MAX_OFFER_LEN};
+use crate::stats::ConnectionStats;
 use crate::waiters::Place;
 
 /// Most bytes of one write to a stream: the copies of both sides stay in the processors' caches.
@@ -64,6 +65,33 @@ impl Sender {
     #[must_use]
     pub fn remote(&self) -> Remote {
         Remote::new(&self.core)
+    }
+
+    /// What the connection has done since it was made, in both directions. All is 0 in a forked
+    /// child.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, mut server) = connected()?;
+    /// block_on(async {
+    ///     client.send("hello").await?;
+    ///     server.next().await?;
+    ///     let (sent, received) = (client.stats(), server.stats());
+    ///     assert_eq!((sent.sent, sent.sent_bytes), (1, 5));
+    ///     assert_eq!((received.received, received.received_bytes, received.unread), (1, 5, 0));
+    ///     if sent.send_waits > 0 {
+    ///         println!("the receiver is slower than the sender");
+    ///     }
+    ///     Ok::<(), Failure>(())
+    /// })?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> ConnectionStats {
+        self.core.stats()
     }
 
     /// Sends a message, which is copied, and returns once it is on its way: posted, or, if it has

@@ -6,6 +6,7 @@
 //! | [`sizes`] | windows, fragments and buffers: memory against speed |
 //! | [`asynchronous`] | executors, drivers, cancellation, shutdown |
 //! | [`errors`] | what each failure means, and how the death of a peer shows |
+//! | [`observing`] | counters and log events, and what to look at for which symptom |
 //! | [`security`] | what an attacker can do, what the crates do, and TLS |
 //!
 //! The guide of verbs, [`rdma::guide`], goes on with steps 4 to 6, below connections. Its pages on
@@ -41,5 +42,6 @@ pages! {
     sizes = "sizes.md", "Sizing windows and buffers.\n\n";
     asynchronous = "asynchronous.md", "Executors, drivers, cancellation and shutdown.\n\n";
     errors = "errors.md", "Errors, and the death of a peer.\n\n";
+    observing = "observing.md", "Observing.\n\n";
     security = "security.md", "Security.\n\n";
 }

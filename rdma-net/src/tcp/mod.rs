@@ -258,6 +258,20 @@ impl End {
         socket.send(kind, body)
     }
 
+    /// Moves the socket to the events of other sockets. If it fails, the socket is closed.
+    pub(super) fn migrate(&mut self, to: &Arc<Sockets>) -> Result<()> {
+        if Arc::ptr_eq(&self.sockets, to) {
+            return Ok(());
+        }
+        let gone = disconnected(Verb::Establish);
+        let socket = self.sockets.lock().sockets.remove(&self.key).ok_or(gone)?;
+        // An event that was taken before finds no socket of its key.
+        self.sockets.ready.remove(socket.stream.as_fd())?;
+        self.sockets = Arc::clone(to);
+        // What the socket has is reported again there.
+        to.lock().add(&to.ready, self.key, socket)
+    }
+
     /// Closes the socket now.
     pub(super) fn shut_down(&self) {
         self.sockets.lock().sockets.remove(&self.key);
@@ -294,7 +308,7 @@ fn is_of_one_peer(error: &io::Error) -> bool {
 
 fn log_failures(failures: &[Error]) {
     for error in failures {
-        tracing::warn!(%error, "a TCP connection could not be accepted");
+        tracing::warn!(name: "accept_failed", target: "rdma_net", %error, "a TCP connection could not be accepted");
     }
 }
 

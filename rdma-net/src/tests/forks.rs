@@ -48,7 +48,7 @@ fn a_forked_child_waits_for_no_lock_and_changes_nothing() {
             move || block_on(client.connect(at))
         });
         let incoming = block_on(world.listener.accept()).unwrap();
-        let (node, core) = (world.server.clone(), std::sync::Arc::clone(server.core()));
+        let (node, core) = (world.server.clone(), Arc::clone(server.core()));
         let sender = server.clone_sender();
         let permit = block_on(sender.reserve()).unwrap();
         let (_to, mut from) = client.split();

@@ -2,9 +2,11 @@
 
 mod blame;
 mod domains;
+mod drivers;
 mod ends;
 mod forks;
 mod messages;
+mod observing;
 mod path;
 mod random;
 mod remote;
@@ -17,7 +19,8 @@ mod wakers;
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 

@@ -68,21 +68,25 @@ fn each_node_has_shared_receives_of_its_own() {
 }
 
 #[test]
-fn requests_for_a_node_that_has_ended_are_refused_and_others_go_on() {
+fn requests_go_to_the_nodes_that_have_not_ended() {
     let (nodes, mut listener, client, drivers) = world(2, &ListenOptions::new());
     let to = listener.local_addr();
+    // A request that waits while its node ends is refused.
+    let [first, second] = [(); 2].map(|()| {
+        let connecting = connect(&client, to);
+        (connecting, block_on(listener.accept()).unwrap())
+    });
     block_on(nodes[1].shutdown(LONG)).unwrap();
-    for turn in 0..4 {
+    assert_eq!(block_on(second.1.accept()).unwrap_err().kind(), FailureKind::Closed);
+    assert_eq!(second.0.join().unwrap().unwrap_err().refuse_code(), Some(RefuseCode::Unavailable));
+    let accepted = block_on(first.1.accept()).unwrap();
+    drop(first.0.join().unwrap().unwrap());
+    block_on(accepted.close()).unwrap();
+    for _ in 0..4 {
         let connecting = connect(&client, to);
         let accepted = block_on(async { listener.accept().await.unwrap().accept().await });
-        let connected = connecting.join().unwrap();
-        if turn % 2 == 0 {
-            drop(connected.unwrap());
-            block_on(accepted.unwrap().close()).unwrap();
-        } else {
-            assert_eq!(accepted.unwrap_err().kind(), FailureKind::Closed);
-            assert_eq!(connected.unwrap_err().refuse_code(), Some(RefuseCode::Unavailable));
-        }
+        drop(connecting.join().unwrap().unwrap());
+        block_on(accepted.unwrap().close()).unwrap();
     }
     block_on(nodes[0].shutdown(LONG)).unwrap();
     assert_eq!(block_on(listener.accept()).unwrap_err().kind(), FailureKind::Closed);
@@ -93,7 +97,7 @@ fn requests_for_a_node_that_has_ended_are_refused_and_others_go_on() {
 fn a_request_on_a_device_without_a_node_is_refused() {
     // A node of the provider in memory beside soft0's would be of another connection manager; a
     // seat of a name that no device has stands for a device without a node.
-    let seat = requests::Seat::new("nic7".into(), None);
+    let seat = requests::Seat::new("nic7".into(), None, Arc::default());
     let requests = requests::Requests::new(ListenOptions::new(), vec![seat]);
     let (node, driver) = node(&options());
     let channel = rdma::cm::EventChannel::of(&context()).unwrap();

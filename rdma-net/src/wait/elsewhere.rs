@@ -18,6 +18,10 @@ impl ReadySet {
         match self.0 {}
     }
 
+    pub(crate) fn remove(&self, _socket: BorrowedFd<'_>) -> Result<()> {
+        match self.0 {}
+    }
+
     pub(crate) fn take(&self) -> Result<Vec<u64>> {
         match self.0 {}
     }

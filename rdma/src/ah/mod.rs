@@ -6,6 +6,7 @@
 //!    A1 of [`posting`](crate::qp::posting). For raw queue pairs this is the caller's duty.
 
 mod cache;
+mod foreign;
 mod grh;
 mod source;
 
@@ -18,7 +19,7 @@ pub use grh::Grh;
 pub use source::Source;
 
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
-use crate::handle::{Handle, Object, Raw};
+use crate::handle::{Handle, Object, Ownership, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::{Path, PathOptions};
 
@@ -53,6 +54,7 @@ pub(crate) struct AhInner {
     pub(crate) raw: Raw<ibv_ah>,
     path: Path,
     pd: Arc<Handle<PdInner>>,
+    ownership: Ownership,
 }
 
 impl Object for AhInner {
@@ -67,7 +69,7 @@ impl Object for AhInner {
         // SAFETY: ibv_destroy_ah requires a live handle of this table (this function's contract)
         // that no request in flight names (1).
         let call = || unsafe { (self.pd.context.table.ibv_destroy_ah)(self.raw.as_ptr()) };
-        Error::check(Self::DESTROY, call)
+        self.ownership.end(|| Error::check(Self::DESTROY, call))
     }
 }
 
@@ -113,8 +115,7 @@ impl ProtectionDomain {
         // live during the call.
         let call = || unsafe { (context.table.ibv_create_ah)(self.as_raw(), &raw mut attr) };
         let raw = Raw::created(Verb::CreateAh, call)?;
-        let inner = AhInner { raw, path: *path, pd: Arc::clone(&self.inner) };
-        Ok(AddressHandle { inner: Arc::new(Handle::new(inner)) })
+        Ok(AddressHandle::new(raw, *path, &self.inner, Ownership::Destroy))
     }
 
     /// Creates an address handle for the sender of a datagram, to answer it. `port` is the port
@@ -135,6 +136,10 @@ impl ProtectionDomain {
 }
 
 impl AddressHandle {
+    fn new(raw: Raw<ibv_ah>, path: Path, pd: &Arc<Handle<PdInner>>, ownership: Ownership) -> Self {
+        Self { inner: Arc::new(Handle::new(AhInner { raw, path, pd: Arc::clone(pd), ownership })) }
+    }
+
     /// The path that the handle was made for.
     #[must_use]
     pub fn path(&self) -> Path {

@@ -249,7 +249,10 @@ impl EventChannel {
                 Taken::Event(event) => return Ok(Some(event)),
                 Taken::Stray(_) => {}
                 Taken::Elsewhere => {
-                    tracing::warn!("a request came while its listener moved to another channel; it is left unanswered");
+                    tracing::warn!(
+                        name: "request_unanswered", target: "rdma",
+                        "a request came while its listener moved to another channel; it is left unanswered"
+                    );
                 }
             }
         }

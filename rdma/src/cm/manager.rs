@@ -159,7 +159,7 @@ fn table(device: &Device) -> Result<&'static RdmaCm> {
         return software();
     }
     RdmaCm::system().map_err(|error| {
-        tracing::debug!(%error, "no connection manager");
+        tracing::debug!(name: "no_connection_manager", target: "rdma", %error, "no connection manager");
         Error::new(Verb::LoadLibrary, ErrorKind::NotSupported)
     })
 }

@@ -66,7 +66,7 @@ impl Context {
         if self.inner.device.is_software() {
             return of_software();
         }
-        let folder = self.inner.sysfs().ok_or_else(|| Error::new(Verb::QueryPort, ErrorKind::NotSupported))?;
+        let folder = self.inner.device.sysfs().ok_or_else(|| Error::new(Verb::QueryPort, ErrorKind::NotSupported))?;
         of_port(&folder.join("ports").join(port.to_string()))
     }
 }

@@ -5,8 +5,9 @@
 //!
 //! # Safety
 //!
-//! 1. A [`ContextInner`] owns a context that its table's `ibv_open_device` returned. Its children
-//!    hold an `Arc` of its [`Handle`], so the context is closed after them.
+//! 1. A [`ContextInner`] owns a context that its table's `ibv_open_device` returned, or has it from
+//!    the caller of `from_raw`, who keeps it open. Its children hold an `Arc` of its [`Handle`], so
+//!    the context is closed after them.
 //! 2. Functions of the table are only called with objects that the same table made.
 //! 3. The descriptor of asynchronous events is non-blocking and is not lent. A caller could make it
 //!    blocking or fill it, which would block the code that takes or raises an event.
@@ -18,8 +19,7 @@ mod counters;
 mod gid;
 mod sharing;
 
-use std::ffi::{CStr, OsStr};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::CStr;
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ pub use sharing::EventTap;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::fork;
-use crate::handle::{Handle, Object, Raw};
-use crate::types::{Capabilities, Gid, PortState};
+use crate::handle::{Handle, Object, Ownership, Raw, constants, require, require_some};
+use crate::types::{Capabilities, ForeignObject, Gid, PortState, TransportType};
 use crate::wait::EventDescriptor;
 
 /// An open device. Clones are handles to the same device.
@@ -63,6 +63,7 @@ pub(crate) struct ContextInner {
     /// An epoll descriptor that watches the one of asynchronous events, which is not lent (3).
     events: EventDescriptor,
     sharing: sharing::EventSharing,
+    ownership: Ownership,
     pub(crate) fork: u32,
 }
 
@@ -79,15 +80,20 @@ impl ContextInner {
         self.fork != fork::generation()
     }
 
-    /// The device's folder in sysfs, if the provider names one.
-    pub(crate) fn sysfs(&self) -> Option<PathBuf> {
-        // SAFETY: the reference requires a live context, which this is; `device` is constant.
-        let device = unsafe { &*self.raw.as_ptr() }.device;
-        // SAFETY: the reference requires a live device: the context's, which the context keeps. Its
-        // paths are constant.
-        let path = unsafe { &(*device).ibdev_path }.map(|byte| byte.to_ne_bytes()[0]);
-        let path = CStr::from_bytes_until_nul(&path).ok().filter(|path| !path.is_empty())?;
-        Some(PathBuf::from(OsStr::from_bytes(path.to_bytes())))
+    /// Whether the device is the kernel's software device for iWARP.
+    pub(crate) fn is_siw(&self) -> bool {
+        let has_no_hardware = |folder: PathBuf| folder.join("device").symlink_metadata().is_err();
+        self.device.transport() == TransportType::IWARP && self.device.sysfs().is_some_and(has_no_hardware)
+    }
+
+    pub(crate) fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
+        self.check(Verb::QueryDevice)?;
+        let mut attr = ibv_device_attr_ex::default();
+        // SAFETY: ibv_query_device_ex requires an open context (1, 2), an input or NULL, and space
+        // for the attributes; this is no forked child (4).
+        let call = || unsafe { self.table.ibv_query_device_ex(self.raw.as_ptr(), ptr::null(), &raw mut attr) };
+        Error::check(Verb::QueryDevice, call)?;
+        Ok(DeviceAttrEx::from_raw(attr))
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -104,9 +110,10 @@ impl Object for ContextInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
+        let Self { raw, table, .. } = *self;
         // SAFETY: ibv_close_device requires an open context of this table that has no children:
         // this function's contract.
-        Error::check(Self::DESTROY, || unsafe { (self.table.ibv_close_device)(self.raw.as_ptr()) })
+        self.ownership.end(|| Error::check(Self::DESTROY, || unsafe { (table.ibv_close_device)(raw.as_ptr()) }))
     }
 }
 
@@ -144,7 +151,10 @@ impl Context {
         let unlocked = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
         if !device.is_software() && ["MLX5_SINGLE_THREADED", "MLX4_SINGLE_THREADED"].into_iter().any(unlocked) {
             // With this setting the provider omits the locks that make our handles Send and Sync.
-            tracing::error!("MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it");
+            tracing::error!(
+                name: "unsafe_provider_setting", target: "rdma",
+                "MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it"
+            );
             return Err(Error::new(Verb::OpenDevice, ErrorKind::NotSupported));
         }
         let table = device.table();
@@ -154,47 +164,90 @@ impl Context {
         let raw = Raw::created(Verb::OpenDevice, call)?.as_ptr();
         // SAFETY: from_raw requires a context of this device that nobody else closes or takes
         // events of: just opened from this device, and nobody else has the pointer.
-        unsafe { Self::from_raw(device, raw) }
+        unsafe { Self::from_raw(device, raw, Ownership::Destroy) }.map_err(|failed| {
+            // SAFETY: ibv_close_device requires an open context of this table without children: it
+            // was just opened, and nobody else has the pointer.
+            unsafe { (table.ibv_close_device)(raw) };
+            failed.error
+        })
     }
 
-    /// Takes ownership of a context that was opened elsewhere.
+    /// Makes a handle of a context that was opened elsewhere. The descriptor of its asynchronous
+    /// events becomes non-blocking.
     ///
     /// # Errors
     ///
-    /// The device cannot be queried; the context is closed in that case.
+    /// With the `Ownership`; the context is as it was. `Foreign` for NULL, and for a context of a
+    /// device of another name; errors of querying the device and of creating an epoll.
     ///
     /// # Safety
     ///
-    /// 1. `raw` was opened, from `device` or the same device of another list, by the functions of
-    ///    the device's [`table`](Device::table), and no other code closes it.
-    /// 2. No other code takes its asynchronous events.
-    pub unsafe fn from_raw(device: &Device, raw: *mut ibv_context) -> Result<Self> {
-        let table = device.table();
-        // SAFETY: the read requires an open context (this function's contract); the field is
-        // constant.
-        let async_fd = unsafe { (*raw).async_fd };
-        // SAFETY: EventDescriptor::new requires a descriptor that stays open: the new value owns
-        // the context (1).
-        let events = unsafe { EventDescriptor::new(async_fd) }.inspect_err(|_| {
-            // SAFETY: ibv_close_device requires an open context of this table without children:
-            // this function's contract.
-            unsafe { (table.ibv_close_device)(raw) };
-        })?;
-        let mut inner = Handle::new(ContextInner {
-            raw: Raw::new(raw),
-            table,
-            device: device.clone(),
-            device_attr: DeviceAttr::default(),
-            events,
-            sharing: sharing::EventSharing::default(),
-            fork: fork::generation(),
-        });
+    /// Promises 1 to 4 of [`Ownership`], where the functions are those of the device's
+    /// [`table`](Device::table); and:
+    ///
+    /// 5. No other code takes the context's asynchronous events while the handle lives.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let soft0 = rdma::open(&"soft0".parse()?)?.context.device().clone();
+    /// use rdma::{Context, Ownership};
+    ///
+    /// // SAFETY: ibv_open_device requires a device of the same table, which `soft0` keeps.
+    /// let raw = unsafe { (soft0.table().ibv_open_device)(soft0.as_raw()) };
+    /// // SAFETY: the context was just opened, and nobody else has it.
+    /// let context = unsafe { Context::from_raw(&soft0, raw, Ownership::Destroy)? };
+    /// assert_eq!(context.name(), "soft0");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub unsafe fn from_raw(
+        device: &Device,
+        raw: *mut ibv_context,
+        ownership: Ownership,
+    ) -> Result<Self, Failed<Ownership>> {
+        // SAFETY: `adopt` has the same contract as this function.
+        match unsafe { Self::adopt(device, raw) } {
+            Ok((events, device_attr)) => {
+                let inner = ContextInner {
+                    raw: Raw::new(raw),
+                    table: device.table(),
+                    device: device.clone(),
+                    device_attr,
+                    events,
+                    sharing: sharing::EventSharing::default(),
+                    ownership,
+                    fork: fork::generation(),
+                };
+                Ok(Self { inner: Arc::new(Handle::new(inner)) })
+            }
+            Err(error) => Err(Failed::new(error, ownership)),
+        }
+    }
+
+    /// What a handle needs of a context.
+    ///
+    /// # Safety
+    ///
+    /// As for [`from_raw`](Self::from_raw). The descriptor is used no longer than the context
+    /// lives.
+    unsafe fn adopt(device: &Device, raw: *mut ibv_context) -> Result<(EventDescriptor, DeviceAttr)> {
+        require_some(raw)?;
+        // `constants` requires a live object: not NULL, so this function's contract says so.
+        let (opened, async_fd) = constants!(raw => device, async_fd);
+        // SAFETY: ibv_get_device_name requires a live device: that of an open context.
+        let name = unsafe { (device.table().ibv_get_device_name)(opened) };
+        // SAFETY: from_ptr requires a NUL-terminated string: the name of a device, which the
+        // context keeps.
+        let name = unsafe { CStr::from_ptr(name) };
+        require(name.to_bytes() == device.name().as_bytes(), ForeignObject::OtherContext)?;
         let mut attr = ibv_device_attr::default();
         // SAFETY: ibv_query_device requires an open context (1) and space for the attributes.
-        let call = || unsafe { (table.ibv_query_device)(raw, &raw mut attr) };
+        let call = || unsafe { (device.table().ibv_query_device)(raw, &raw mut attr) };
         Error::check(Verb::QueryDevice, call)?;
-        inner.device_attr = DeviceAttr::from_raw(attr);
-        Ok(Self { inner: Arc::new(inner) })
+        // SAFETY: EventDescriptor::new requires a descriptor that stays open while it is used: that
+        // of the context, which the new value keeps open (1).
+        let events = unsafe { EventDescriptor::new(async_fd) }?;
+        Ok((events, DeviceAttr::from_raw(attr)))
     }
 
     /// The device that was opened.
@@ -250,13 +303,7 @@ impl Context {
     /// ```
     #[doc(alias = "ibv_query_device_ex")]
     pub fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
-        self.inner.check(Verb::QueryDevice)?;
-        let mut attr = ibv_device_attr_ex::default();
-        // SAFETY: ibv_query_device_ex requires an open context (1, 2), an input or NULL, and space
-        // for the attributes; this is no forked child (4).
-        let call = || unsafe { self.inner.table.ibv_query_device_ex(self.as_raw(), ptr::null(), &raw mut attr) };
-        Error::check(Verb::QueryDevice, call)?;
-        Ok(DeviceAttrEx::from_raw(attr))
+        self.inner.device_attr_ex()
     }
 
     getters! { |this|

@@ -103,7 +103,10 @@ impl Drop for Attached {
             detach(&self.producer);
             self.cq.retire(self.reserved);
         } else {
-            tracing::warn!(parked, "requests are still in flight; their memory is leaked");
+            tracing::warn!(
+                name: "requests_leaked", target: "rdma",
+                parked, "requests are still in flight; their memory is leaked"
+            );
         }
     }
 }

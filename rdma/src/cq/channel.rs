@@ -2,8 +2,9 @@
 //!
 //! # Safety
 //!
-//! 1. A [`ChannelInner`] owns a channel that its context's function table created. Its completion
-//!    queues hold an `Arc` of its [`Handle`], so the channel is destroyed after them.
+//! 1. A [`ChannelInner`] owns a channel that its context's function table created, or has it from
+//!    the caller of `from_raw`, who keeps it. Its completion queues hold an `Arc` of its
+//!    [`Handle`], so the channel is destroyed after them.
 //! 2. The queue pointer that an event carries is used only to acknowledge the event, at once: the
 //!    library keeps the queue alive until its events are acknowledged.
 //! 3. The channel's descriptor is non-blocking and is not lent. A borrower could make it blocking
@@ -19,8 +20,8 @@ use rdma_sys::ibv_comp_channel;
 
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, Failed, Result, Verb};
-use crate::handle::{Handle, Object, Raw};
-use crate::types::CqId;
+use crate::handle::{Handle, Object, Ownership, Raw, constants, require, require_some};
+use crate::types::{CqId, ForeignObject};
 use crate::wait::{Deadline, EventDescriptor};
 
 /// A source of events for any number of completion queues.
@@ -62,6 +63,7 @@ pub(crate) struct ChannelInner {
     pub(crate) context: Arc<Handle<ContextInner>>,
     /// The channel's descriptor (3).
     events: EventDescriptor,
+    ownership: Ownership,
 }
 
 // SAFETY: moving a channel to another thread is sound: libibverbs' functions may be called on one
@@ -110,7 +112,8 @@ impl Object for ChannelInner {
     unsafe fn destroy(&mut self) -> Result<()> {
         // SAFETY: ibv_destroy_comp_channel requires a live channel of this table without queues:
         // the contract of this function.
-        Error::check(Self::DESTROY, || unsafe { (self.context.table.ibv_destroy_comp_channel)(self.raw) })
+        let call = || unsafe { (self.context.table.ibv_destroy_comp_channel)(self.raw) };
+        self.ownership.end(|| Error::check(Self::DESTROY, call))
     }
 }
 
@@ -128,36 +131,51 @@ impl Context {
         let raw = Raw::created(Verb::CreateChannel, call)?.as_ptr();
         // SAFETY: `from_raw` requires a channel of this context that no other code destroys: it was
         // just created here.
-        unsafe { CompletionChannel::from_raw(self, raw) }
+        unsafe { CompletionChannel::from_raw(self, raw, Ownership::Destroy) }.map_err(|failed| {
+            // SAFETY: ibv_destroy_comp_channel requires a live channel of this table without
+            // queues: it was just created, and nobody else has the pointer.
+            unsafe { (self.inner.table.ibv_destroy_comp_channel)(raw) };
+            failed.error
+        })
     }
 }
 
 impl CompletionChannel {
-    /// Takes ownership of a channel that was created elsewhere, and makes it non-blocking.
+    /// Makes a handle of a channel that was created elsewhere, and makes its descriptor
+    /// non-blocking.
+    ///
+    /// Events of completion queues that this crate did not create are acknowledged when they are
+    /// taken, and are named by the address of the queue's user context.
     ///
     /// # Errors
     ///
-    /// Any error of creating the epoll that watches the channel's descriptor. The channel is then
-    /// destroyed.
+    /// With the `Ownership`; the channel is not destroyed. `Foreign` for NULL and for a channel of
+    /// another context; `Forked`; errors of creating the epoll that watches the channel's
+    /// descriptor.
     ///
     /// # Safety
     ///
-    /// `raw` is a live channel of this context, and no other code destroys it. Events of completion
-    /// queues that this crate did not create are acknowledged when they are taken, and are named by
-    /// the address of the queue's user context.
-    pub unsafe fn from_raw(context: &Context, raw: *mut ibv_comp_channel) -> Result<Self> {
-        // SAFETY: the read requires a live channel whose `fd` no thread writes: the caller promises
-        // a live channel, and the field never changes.
-        let fd = unsafe { (*raw).fd };
-        // SAFETY: EventDescriptor::new requires a descriptor that stays open: the new value owns
-        // the channel (1).
-        let events = unsafe { EventDescriptor::new(fd) }.inspect_err(|_| {
-            // SAFETY: ibv_destroy_comp_channel requires a live channel of this table that no other
-            // code destroys: the caller's promise. It refuses (EBUSY) a channel that a queue still
-            // uses.
-            unsafe { (context.inner.table.ibv_destroy_comp_channel)(raw) };
-        })?;
-        let inner = Handle::new(ChannelInner { raw, context: Arc::clone(&context.inner), events });
+    /// Promises 1 to 4 of [`Ownership`].
+    pub unsafe fn from_raw(
+        context: &Context,
+        raw: *mut ibv_comp_channel,
+        ownership: Ownership,
+    ) -> Result<Self, Failed<Ownership>> {
+        let adopt = || {
+            context.inner.check(Verb::FromRaw)?;
+            require_some(raw)?;
+            // `constants` requires a live object: not NULL, so this function's contract says so.
+            let (of, fd) = constants!(raw => context, fd);
+            require(of == context.as_raw(), ForeignObject::OtherContext)?;
+            // SAFETY: EventDescriptor::new requires a descriptor that stays open while it is used:
+            // that of the channel, which the new value keeps (1).
+            unsafe { EventDescriptor::new(fd) }
+        };
+        let events = match adopt() {
+            Ok(events) => events,
+            Err(error) => return Err(Failed::new(error, ownership)),
+        };
+        let inner = Handle::new(ChannelInner { raw, context: Arc::clone(&context.inner), events, ownership });
         Ok(Self { inner: Arc::new(inner) })
     }
 

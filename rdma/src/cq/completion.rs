@@ -194,11 +194,14 @@ impl<'a> Completion<'a> {
     /// use rdma::{RemoteAccess, op};
     ///
     /// let counter = pd.allocate_exposed(8, RemoteAccess::ATOMIC)?;
+    /// let mut old = Some(pd.allocate(8)?);
     /// for expected in 0..3 {
-    ///     a.post_send(op::fetch_add(pd.allocate(8)?, counter.remote(..)?, 1))?;
-    ///     let completion = poller.wait(None)?.expect("without a timeout there is a completion");
+    ///     let local = old.take().expect("the buffer came back");
+    ///     a.post_send(op::fetch_add(local, counter.remote(..)?, 1))?;
+    ///     let mut completion = poller.wait(None)?.expect("no time limit");
     ///     completion.status()?;
     ///     assert_eq!(completion.old_value(), Some(expected));
+    ///     old = completion.take_buffer();
     /// }
     /// # Ok(()) }
     /// ```

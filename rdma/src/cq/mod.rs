@@ -9,7 +9,9 @@
 //!   queue.rs, poll.rs         the queue; fetches completions and routes them
 //!   completion.rs, held.rs, message.rs, datagram.rs
 //!                             completions hand memory back
+//!   foreign.rs                queues that other code has made
 //!   sharing.rs                any number of pollers and scopes on one queue
+//!   stats.rs                  what the queue and its pollers have done
 //!   capacity.rs, attached.rs  reservations; the share of a queue pair
 //!   wait.rs, backoff.rs, channel.rs
 //!                             waits: spin, yield, sleep
@@ -17,7 +19,8 @@
 //!
 //! # Safety
 //!
-//! 1. A [`CqInner`] owns a completion queue that its context's function table created. Queue pairs
+//! 1. A [`CqInner`] owns a completion queue that its context's function table created, or has it
+//!    from the caller of a `from_raw`, who keeps it. Queue pairs
 //!    attached to it hold an `Arc` of its [`Handle`](crate::handle::Handle), so the completion
 //!    queue is destroyed after them.
 //! 2. Events are acknowledged before they are returned, so destroying a queue does not block on a
@@ -30,11 +33,13 @@ mod capacity;
 mod channel;
 pub(crate) mod completion;
 pub(crate) mod datagram;
+mod foreign;
 mod held;
 pub(crate) mod message;
 mod poll;
 mod queue;
 mod sharing;
+mod stats;
 mod wait;
 
 pub(crate) use attached::{Attached, Reservation};
@@ -50,6 +55,7 @@ pub(crate) use queue::CqInner;
 pub use queue::{CompletionQueue, CqBuilder};
 #[cfg(feature = "aio")]
 pub(crate) use sharing::FETCH;
+pub use stats::CqStats;
 pub use wait::Wakeup;
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rdma_sys::{ibv_cq, ibv_wc};
+use rdma_sys::{ibv_cq, ibv_wc, ibv_wc_status};
 
 use super::backoff::Backoff;
 use super::completion::Completion;
@@ -49,7 +49,7 @@ pub struct Poller {
     pub(super) backoff: Backoff,
     /// Invariant **F1**: all entries are initialised. While `source` is not `Open`, only this
     /// poller accesses them; while it is `Open`, no thread writes them.
-    batch: Arc<Batch<ibv_wc>>,
+    pub(super) batch: Arc<Batch<ibv_wc>>,
     /// Declared last, so that the queue outlives `raw`.
     pub(crate) cq: Arc<Handle<CqInner>>,
 }
@@ -154,7 +154,13 @@ impl Poller {
         // SAFETY: the reference requires an initialised entry that no thread writes while it is
         // borrowed: `wc` is in the batch, and only this poller writes the batch (F1), through `&mut
         // self`.
-        Completion::new(unsafe { wc.as_ref() }, token, info, &mut self.held)
+        let wc = unsafe { wc.as_ref() };
+        let tally = &self.batch.tally;
+        tally.completed();
+        if wc.status != ibv_wc_status::IBV_WC_SUCCESS {
+            tally.failed(wc.status);
+        }
+        Completion::new(wc, token, info, &mut self.held)
     }
 
     /// The next completion, if there is one. The way of a request with at most one segment has no
@@ -265,6 +271,7 @@ impl Poller {
         }
         let claimed = ring::claimed(grabbed, wc.wr_id, &self.cached);
         if claimed.has_sink() {
+            self.cq.count_delivered(wc);
             claimed.finish(wc);
             return None;
         }
@@ -313,8 +320,12 @@ impl Poller {
     fn fetched_other(&mut self, count: i32, room: i32) -> Result<Option<NonNull<ibv_wc>>> {
         let first = self.next;
         match count {
-            0 => Ok(None),
+            0 => {
+                self.batch.tally.found(0);
+                Ok(None)
+            }
             2.. if count <= room => {
+                self.batch.tally.found(count.unsigned_abs());
                 self.open(count.unsigned_abs() - 1);
                 Ok(Some(first))
             }
@@ -425,6 +436,7 @@ impl CqInner {
         if count == 0 {
             self.found_empty(retired);
         }
+        self.sharing.tally.found_shared(count);
         // Fetched completions must all be delivered, even if user code panics.
         let mut panics = Panics::default();
         for wc in &wcs[..count] {
@@ -443,11 +455,24 @@ impl CqInner {
     /// Delivers a completion to its request's sink. Panics of user code go to `panics`.
     #[inline(always)]
     fn deliver(&self, wc: &ibv_wc, cached: &mut Cached, panics: &mut Panics) {
-        match ring::grab(wc.wr_id, cached) {
+        let grabbed = ring::grab(wc.wr_id, cached);
+        if grabbed.is_some() {
+            self.count_delivered(wc);
+        }
+        match grabbed {
             #[cfg(feature = "aio")]
             Some(grabbed) if grabbed.read().1.is_routed_single() => ring::publish_single(grabbed, wc, cached, panics),
             Some(grabbed) => panics.catch(|| ring::claimed(grabbed, wc.wr_id, cached).finish(wc)),
             None => self.count_stale(),
+        }
+    }
+
+    /// Counts a completion that is delivered to a sink.
+    #[inline(always)]
+    fn count_delivered(&self, wc: &ibv_wc) {
+        self.sharing.tally.completed_shared();
+        if wc.status != ibv_wc_status::IBV_WC_SUCCESS {
+            self.sharing.tally.failed(wc.status);
         }
     }
 

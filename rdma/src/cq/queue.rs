@@ -10,9 +10,10 @@ use rdma_sys::ibv_cq;
 use super::capacity::Capacity;
 use super::channel::{ChannelInner, CompletionChannel};
 use super::sharing::Sharing;
+use super::stats::CqStats;
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
-use crate::handle::{Handle, Object, Raw};
+use crate::handle::{Handle, Object, Ownership, Raw};
 use crate::types::CqId;
 
 /// A completion queue, shared by any number of queue pairs.
@@ -58,6 +59,9 @@ pub(crate) struct CqInner {
     /// Whether a driver sleeps on the channel, whose events no other code may take.
     is_driven: AtomicBool,
     id: CqId,
+    /// Entries of the C queue that are for requests of other code.
+    others: u32,
+    ownership: Ownership,
 }
 
 // SAFETY: libibverbs' functions may be called on one queue from any thread: providers lock their
@@ -97,7 +101,19 @@ impl CqInner {
         // SAFETY: the read requires a live queue whose `cqe` no thread writes: the queue is new,
         // and no other thread can resize it yet.
         let depth = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(depth);
-        Ok(Self {
+        Ok(Self::of(raw, context, channel, id, (depth, 0), Ownership::Destroy))
+    }
+
+    /// The owner of a queue with entries for this crate's requests and for those of other code.
+    pub(super) fn of(
+        raw: *mut ibv_cq,
+        context: &Arc<Handle<ContextInner>>,
+        channel: Option<&Arc<Handle<ChannelInner>>>,
+        id: CqId,
+        (depth, others): (u32, u32),
+        ownership: Ownership,
+    ) -> Self {
+        Self {
             raw,
             context: Arc::clone(context),
             capacity: Capacity::new(depth),
@@ -107,7 +123,9 @@ impl CqInner {
             is_raw: false,
             is_driven: AtomicBool::new(false),
             id,
-        })
+            others,
+            ownership,
+        }
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -147,7 +165,8 @@ impl Object for CqInner {
         // SAFETY: ibv_destroy_cq requires a live queue of this table without queue pairs: the
         // contract of this function. It blocks until the queue's events are acknowledged, which
         // they are at once (2).
-        Error::check(Self::DESTROY, || unsafe { (self.context.table.ibv_destroy_cq)(self.raw) })
+        let call = || unsafe { (self.context.table.ibv_destroy_cq)(self.raw) };
+        self.ownership.end(|| Error::check(Self::DESTROY, call))
     }
 }
 
@@ -166,9 +185,9 @@ impl Object for CqInner {
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct CqBuilder {
-    context: Context,
-    depth: u32,
-    channel: Option<CompletionChannel>,
+    pub(super) context: Context,
+    pub(super) depth: u32,
+    pub(super) channel: Option<CompletionChannel>,
     vector: u32,
     events: bool,
 }
@@ -268,6 +287,35 @@ impl CompletionQueue {
         self.inner.stale.load(Ordering::Relaxed)
     }
 
+    /// What the queue has done since its creation. Pollers go on meanwhile: counters may be some
+    /// completions apart from each other. All are 0 in a forked child.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma_testkit::{Pair, pair};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, cq, mut poller, mut a, mut b, .. } = pair()?;
+    /// a.post_recv(pd.allocate(16)?, 1)?;
+    /// a.set_error()?;
+    /// let completion = poller.wait(None)?.expect("no time limit");
+    /// assert!(completion.status().is_err());
+    /// let stats = cq.stats();
+    /// assert_eq!((stats.completions, stats.failed, stats.flushed), (1, 1, 1));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> CqStats {
+        let Self { inner } = self;
+        if inner.context.is_forked() {
+            // Another thread of the parent may have held the lock at the time of the fork.
+            return CqStats::default();
+        }
+        let mut stats = CqStats { stale: self.stale_completions(), ..CqStats::default() };
+        inner.sharing.add_to(&mut stats);
+        stats
+    }
+
     /// Changes the number of completions that the queue can hold, and returns the new number: at
     /// least `depth`.
     ///
@@ -291,7 +339,7 @@ impl CompletionQueue {
     pub fn resize(&self, depth: u32) -> Result<u32> {
         let Self { inner } = self;
         inner.context.check(Verb::ResizeCq)?;
-        let cqe = i32::try_from(depth).ok().filter(|&cqe| cqe > 0);
+        let cqe = depth.checked_add(inner.others).and_then(|cqe| i32::try_from(cqe).ok()).filter(|_| depth > 0);
         let cqe = cqe.ok_or(Error::new(Verb::ResizeCq, ErrorKind::InvalidInput))?;
         inner.capacity.resize(depth, || {
             // SAFETY: ibv_resize_cq requires a live queue (1) outside a forked child (3, checked
@@ -300,7 +348,8 @@ impl CompletionQueue {
             Error::check(Verb::ResizeCq, call)?;
             // SAFETY: the read requires a live queue (1) whose `cqe` no other thread writes: only
             // this function changes the field, under the lock of the reservations.
-            Ok(u32::try_from(unsafe { (*inner.raw).cqe }).unwrap_or(depth))
+            let cqe = u32::try_from(unsafe { (*inner.raw).cqe });
+            Ok(cqe.map_or(depth, |cqe| cqe.saturating_sub(inner.others)))
         })
     }
 

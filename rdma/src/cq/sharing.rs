@@ -35,6 +35,7 @@ use std::{
 
 use rdma_sys::ibv_wc;
 
+use super::stats::{CqStats, Tally};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::fork;
 use crate::ring::has_sink;
@@ -58,6 +59,8 @@ const COPIED: u32 = u32::MAX - 1;
 pub(super) struct Batch<T> {
     state: AtomicU32,
     entries: UnsafeCell<[T; FETCH]>,
+    /// What the owner has done. Only the owner writes to it.
+    pub(super) tally: Tally,
     /// Represents the entries in loom's models.
     #[cfg(loom)]
     watched: loom::cell::UnsafeCell<()>,
@@ -72,6 +75,7 @@ impl<T: Copy + Default> Batch<T> {
         Self {
             state: AtomicU32::new(CLOSED),
             entries: UnsafeCell::new([T::default(); FETCH]),
+            tally: Tally::default(),
             #[cfg(loom)]
             watched: loom::cell::UnsafeCell::new(()),
         }
@@ -201,6 +205,8 @@ pub(super) struct Waiting {
 /// State shared by the pollers of one completion queue.
 pub(crate) struct Sharing {
     pub(super) crowd: Crowd,
+    /// The counts of scopes, of drivers, and of pollers that have gone.
+    pub(super) tally: Tally,
     lists: Mutex<Lists>,
     /// A semaphore that wakes sleeping pollers. It is created when the first poller sleeps while
     /// there are others.
@@ -231,7 +237,7 @@ impl Lists {
 
 impl Sharing {
     pub(super) fn new() -> Self {
-        Self { crowd: Crowd::new(), lists: Mutex::default(), bell: OnceLock::new() }
+        Self { crowd: Crowd::new(), tally: Tally::default(), lists: Mutex::default(), bell: OnceLock::new() }
     }
 
     fn lists(&self) -> MutexGuard<'_, Lists> {
@@ -259,11 +265,22 @@ impl Sharing {
     pub(super) fn leave(&self, batch: &Arc<Batch<ibv_wc>>, rest: &[ibv_wc]) {
         let mut lists = self.lists();
         lists.batches.retain(|other| !Arc::ptr_eq(other, batch));
+        // Under the lock, so that a sum has the counts once.
+        self.tally.absorb(&batch.tally);
         for &wc in rest.iter().filter(|wc| !has_sink(wc.wr_id)).rev() {
             lists.backlog.push_front(Waiting { wc, is_copy: false });
         }
         self.crowd.change(POLLER.wrapping_neg());
         self.publish(lists, rest.len());
+    }
+
+    /// Adds what the pollers and the other threads have counted, and what there is now.
+    pub(super) fn add_to(&self, stats: &mut CqStats) {
+        let lists = self.lists();
+        self.tally.add_to(stats);
+        lists.batches.iter().for_each(|batch| batch.tally.add_to(stats));
+        stats.pollers = u32::try_from(lists.batches.len()).unwrap_or(u32::MAX);
+        stats.backlog = lists.backlog.len();
     }
 
     /// Copies a batch to the backlog, because its owner is no longer alone.

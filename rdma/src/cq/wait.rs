@@ -166,6 +166,7 @@ impl Poller {
             if bell.is_none() && !cq.sharing.crowd.is_alone() {
                 continue;
             }
+            self.batch.tally.slept();
             let fds = [Some(channel.fd()), bell.map(AsFd::as_fd), other];
             wait::any_readable(Verb::GetCqEvent, fds, deadline)?;
             if let Some(bell) = bell {

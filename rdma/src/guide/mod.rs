@@ -8,14 +8,19 @@
 //! | [`memory`] | how to register memory that a program already has |
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
 //! | [`priorities`] | which traffic class connections take on a lossless network, and how to check it |
+//! | [`observing`] | counters and log events, and what to look at for which symptom |
 //! | [`testing`] | how to test without a NIC, and how to test failures |
 //! | [`your_ci`] | how to run them in hosted jobs, containers and images |
+//! | [`foreign`] | how to use objects that C code or another library has made |
 //! | [`event_loop`] | RDMA in an event loop of the program's own |
 //! | [`coming_from_c`] | what each function of libibverbs and librdmacm is here |
 //! | [`coming_from_crates`] | what the names of `ibverbs`, `sideway` and `async-rdma` are here |
 //!
 //! Steps 1 to 3 are in the guide of `rdma_net`, the crate above this one: messages, one-sided
 //! access and futures. Its pages on executors, errors and security hold for verbs too.
+
+#[cfg(test)]
+mod tests;
 
 macro_rules! pages {
     ($($name:ident = $file:literal, $title:literal;)*) => {
@@ -35,8 +40,10 @@ pages! {
     memory = "memory.md", "Memory that you already have.\n\n";
     transports = "transports.md", "InfiniBand, RoCE and iWARP.\n\n";
     priorities = "priorities.md", "Priorities on a lossless network.\n\n";
+    observing = "observing.md", "Observing.\n\n";
     testing = "testing.md", "Testing without a NIC.\n\n";
     your_ci = "your_ci.md", "Your CI.\n\n";
+    foreign = "foreign.md", "Objects of other libraries.\n\n";
     event_loop = "event_loop.md", "Your event loop.\n\n";
     coming_from_c = "coming_from_c.md", "Coming from C.\n\n";
     coming_from_crates = "coming_from_crates.md", "Coming from other crates.\n\n";

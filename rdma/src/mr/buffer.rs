@@ -12,6 +12,7 @@ use super::memory::{Host, Memory, MemoryOwner, Placement};
 use super::{Kind, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::Handle;
+use crate::pd::ProtectionDomain;
 
 /// An exclusive piece of registered memory.
 ///
@@ -76,8 +77,18 @@ impl<M: Placement> Buffer<M> {
     getters! { |this|
         /// The address of the first byte, as the device sees it.
         address: u64 = this.segment.iova();
-        /// The region's local key, for requests of a raw queue pair.
+        /// The region's local key, for requests of a raw queue pair. A program that polls the bytes
+        /// in place of completions registers them without
+        /// [relaxed ordering](crate::RegisterOptions::relaxed_ordering).
         lkey: u32 = this.segment.lkey();
+    }
+
+    /// The local key in a domain: of a [`Pool`](super::Pool)'s buffer in any domain of the pool,
+    /// and of others in their region's.
+    #[must_use]
+    pub fn lkey_in(&self, pd: &ProtectionDomain) -> Option<u32> {
+        let domain = pd.inner.identity();
+        if std::ptr::eq(self.segment.domain(), domain) { Some(self.lkey()) } else { self.segment.lkey_in(domain) }
     }
 
     /// Splits off and returns the first `at` bytes, or all bytes if there are fewer.
@@ -191,8 +202,8 @@ impl<M: Placement> Buffer<M> {
     ///
     /// # Errors
     ///
-    /// Returns the buffer: `InUse` if it does not span its region or if the region has other
-    /// buffers; errors of the device.
+    /// Returns the buffer: `InUse` if it does not span its region, if the region has other buffers,
+    /// or if it is a [`Pool`](super::Pool)'s; errors of the device.
     ///
     /// # Examples
     ///
@@ -207,10 +218,12 @@ impl<M: Placement> Buffer<M> {
     pub fn into_memory(self) -> Result<Memory<M>, Failed<Self>> {
         let in_use = Error::new(Verb::DeregisterMr, ErrorKind::InUse);
         let region = &self.segment.region;
-        if self.segment.pointer != region.address || self.segment.len != region.len {
+        let is_whole = self.segment.pointer == region.address && self.segment.len == region.len;
+        // The memory of a chunk is its pool's.
+        if !is_whole || region.home.is_some() {
             return Err(Failed::new(in_use, self));
         }
-        match Handle::close(self.segment.region) {
+        match Handle::close(self.segment.region.into_arc()) {
             // SAFETY: from_raw requires memory that is not registered and lies where `M` says: the
             // region was just deregistered (M2), and was of `M`'s kind.
             Ok(region) => Ok(unsafe { Memory::from_raw(region.memory) }),

@@ -10,6 +10,10 @@ use rdma_mem::SharedSliceMut;
 
 use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
+use super::options::RegisterOptions;
+use super::pages::{self, Pages};
+#[cfg(not(miri))]
+use super::placed::Placed;
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb, gives_back};
@@ -42,14 +46,49 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_exposed(&self, len: usize, access: RemoteAccess) -> Result<ExposedRegion> {
-        if len == 0 || access.is_empty() {
+        self.allocate_exposed_with(len, &RegisterOptions::new().remote_access(access))
+    }
+
+    /// Allocates and registers memory as [`allocate_exposed`](Self::allocate_exposed) does, with
+    /// options: a chosen address, huge pages, a NUMA node, threads that allocate the pages.
+    ///
+    /// Memory of huge pages is not shared: a peer on this host reaches it with this process's help.
+    ///
+    /// # Errors
+    ///
+    /// Options that contradict each other, or that the device or the system lacks; otherwise as for
+    /// [`allocate_exposed`](Self::allocate_exposed) and [`Pages::with_options`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// use rdma::{RegisterOptions, RemoteAccess};
+    ///
+    /// // Peers name bytes by their offsets.
+    /// let options = RegisterOptions::new().remote_access(RemoteAccess::READ).iova(0);
+    /// let table = pd.allocate_exposed_with(4096, &options)?;
+    /// assert_eq!(table.remote(100..)?.address(), 100);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "ibv_reg_mr")]
+    #[doc(alias = "ibv_reg_mr_iova")]
+    pub fn allocate_exposed_with(&self, len: usize, options: &RegisterOptions) -> Result<ExposedRegion> {
+        if len == 0 || options.access().is_empty() {
             return Err(Error::new(Verb::Allocate, ErrorKind::InvalidInput));
         }
+        // Miri has no memfd.
         #[cfg(not(miri))]
-        let memory = rdma_mem::SharedMemory::new(len).map_err(|error| super::owners::refused(&error))?;
-        #[cfg(miri)] // which has no memfd
-        let memory = super::owners::Pages::new(len)?;
-        Ok(self.register_exposed(memory, access)?)
+        if options.huge_pages.is_none() {
+            let memory = rdma_mem::SharedMemory::new(len).map_err(|error| super::owners::refused(&error))?;
+            let memory = RawMemory::new(memory);
+            if let Some(node) = options.numa_node {
+                pages::bind(memory.address(), memory.len(), node)?;
+            }
+            let placed = Placed { numa_node: options.numa_node, ..memory.placed() };
+            return self.expose(memory.with_placed(Some(placed)), options).map_err(|(error, _)| error);
+        }
+        Ok(self.register_exposed_with(Pages::with_options(len, options)?, options)?)
     }
 
     /// Registers memory with its owner, and lets peers access it.
@@ -78,8 +117,42 @@ impl ProtectionDomain {
     where
         O: MemoryOwner<Placement = Host>,
     {
-        let region = Region::new(&self.inner, RawMemory::new(owner), Kind::ExposedHost, access, Reach::Address);
-        region.map(ExposedRegion::new).map_err(|(error, memory)| Failed::new(error, memory.give_back()))
+        self.register_exposed_with(owner, &RegisterOptions::new().remote_access(access))
+    }
+
+    /// Registers memory as [`register_exposed`](Self::register_exposed) does, with options, the
+    /// rights of peers among them.
+    ///
+    /// # Errors
+    ///
+    /// With the owner: options that the memory may not have, or that the device lacks; otherwise as
+    /// for [`register_exposed`](Self::register_exposed).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// use rdma::{Pages, RegisterOptions, RemoteAccess};
+    ///
+    /// // Peers write blocks, and tell by a message when they have written one.
+    /// let options = RegisterOptions::new().remote_access(RemoteAccess::WRITE).relaxed_ordering(true);
+    /// let blocks = pd.register_exposed_with(Pages::new(1 << 20)?, &options)?;
+    /// # let _ = blocks;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "ibv_reg_mr")]
+    #[doc(alias = "ibv_reg_mr_iova")]
+    pub fn register_exposed_with<O>(&self, owner: O, options: &RegisterOptions) -> Result<ExposedRegion, Failed<O>>
+    where
+        O: MemoryOwner<Placement = Host>,
+    {
+        let region = self.expose(pages::take_apart(owner), options);
+        region.map_err(|(error, memory)| Failed::new(error, memory.give_back()))
+    }
+
+    /// Requires host memory.
+    fn expose(&self, memory: RawMemory, options: &RegisterOptions) -> Result<ExposedRegion, (Error, RawMemory)> {
+        Region::new(&self.inner, memory, Kind::ExposedHost, options, Reach::Address).map(ExposedRegion::new)
     }
 }
 
@@ -156,6 +229,12 @@ macro_rules! ranges {
             self.len() == 0
         }
 
+        /// The address of the first byte, in this program.
+        #[must_use]
+        pub fn address(&self) -> u64 {
+            $whole(self).0.as_ptr().addr() as u64
+        }
+
         /// A counted part of the range. It keeps the region from being revoked.
         ///
         /// # Errors
@@ -176,7 +255,7 @@ macro_rules! ranges {
         pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<ExposedSlice<M>> {
             let range = resolve(range, self.len()).ok_or(Error::new(Verb::Access, ErrorKind::OutOfBounds))?;
             let pointer = $whole(self).0.map_addr(|address| address.saturating_add(range.start));
-            let segment = Segment { region: self.region().clone(), pointer, len: range.len() };
+            let segment = Segment { region: Arc::clone(self.region()).into(), pointer, len: range.len() };
             Ok(ExposedSlice { segment, placement: PhantomData })
         }
 
@@ -502,7 +581,7 @@ impl<M: Placement> ExposedRegion<M> {
     }
 
     #[inline]
-    fn region(&self) -> &Arc<Handle<Region>> {
+    pub(super) fn region(&self) -> &Arc<Handle<Region>> {
         &self.region
     }
 

@@ -13,6 +13,7 @@ use rdma_sys::ibv_access_flags;
 
 use super::exposed::ExposedRegion;
 use super::memory::{Gpu, Memory, MemoryOwner, RawMemory};
+use super::options::RegisterOptions;
 use super::{CopierThreads, Kind, Reach, Region};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::Raw;
@@ -168,7 +169,8 @@ impl ProtectionDomain {
         access: RemoteAccess,
         reach: Reach<'_>,
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
-        let region = Region::new(&self.inner, memory, Kind::ExposedGpu, access, reach);
+        let options = RegisterOptions::new().remote_access(access);
+        let region = Region::new(&self.inner, memory, Kind::ExposedGpu, &options, reach);
         region.map(ExposedRegion::new).map_err(|(error, memory)| failed(error, memory))
     }
 }

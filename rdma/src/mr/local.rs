@@ -6,12 +6,13 @@ use std::ops::{Range, RangeBounds};
 use std::ptr::NonNull;
 
 use super::buffer::{Buffer, resolve};
-use super::memory::{Host, MemoryOwner, RawMemory};
-use super::owners::Pages;
+use super::memory::{Host, MemoryOwner};
+use super::options::RegisterOptions;
+use super::pages::{self, Pages};
+use super::pool::Home;
 use super::{Kind, Reach, Region};
 use crate::error::{Failed, Result, Verb};
 use crate::pd::{PdInner, ProtectionDomain};
-use crate::types::RemoteAccess;
 
 impl ProtectionDomain {
     /// Allocates zeroed, page-aligned memory and registers it for the local device only. Returns
@@ -34,7 +35,36 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
-        Ok(self.register(Pages::new(len)?)?)
+        self.allocate_with(len, &RegisterOptions::new())
+    }
+
+    /// Allocates and registers memory as [`allocate`](Self::allocate) does, with options: huge
+    /// pages, a NUMA node, threads that allocate the pages.
+    ///
+    /// # Errors
+    ///
+    /// Options that local memory may not have, or that the device or the system lacks; otherwise as
+    /// for [`allocate`](Self::allocate) and [`Pages::with_options`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let opened = rdma::open(&rdma::DeviceSelector::Any)?;
+    /// # let pd = opened.context.alloc_pd()?;
+    /// use rdma::RegisterOptions;
+    ///
+    /// let mut options = RegisterOptions::new().touch_threads(4);
+    /// // The node of the device, if it has one.
+    /// if let Some(node) = opened.context.device().numa_node() {
+    ///     options = options.numa_node(node);
+    /// }
+    /// let buffer = pd.allocate_with(1 << 20, &options)?;
+    /// # let _ = buffer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate_with(&self, len: usize, options: &RegisterOptions) -> Result<Buffer> {
+        Ok(self.register_with(Pages::with_options(len, options)?, options)?)
     }
 
     /// Registers memory with its owner for the local device only.
@@ -66,15 +96,56 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>, Failed<O>> {
-        let mut memory = RawMemory::new(owner);
+        self.register_with(owner, &RegisterOptions::new())
+    }
+
+    /// Registers memory as [`register`](Self::register) does, with options.
+    ///
+    /// # Errors
+    ///
+    /// With the owner: options that local memory may not have, or that the device lacks; otherwise
+    /// as for [`register`](Self::register).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&"soft0".parse()?)?.context.alloc_pd()?;
+    /// use rdma::{ErrorKind, Prefetch, RegisterOptions, RemoteAccess};
+    ///
+    /// // No page is pinned; those of the first kilobyte are to be there all the same.
+    /// let options = RegisterOptions::new().on_demand(true);
+    /// let mut buffer = match pd.register_with(vec![0_u8; 1 << 20], &options) {
+    ///     Ok(buffer) => buffer,
+    ///     Err(failed) if matches!(failed.error.kind(), ErrorKind::UnsupportedOption(_)) => {
+    ///         pd.register(failed.object)?
+    ///     }
+    ///     Err(failed) => return Err(failed.into()),
+    /// };
+    /// let head = buffer.split_to(1024);
+    /// head.prefetch(Prefetch::Write)?;
+    ///
+    /// // Peers do not reach local memory.
+    /// let options = RegisterOptions::new().remote_access(RemoteAccess::READ);
+    /// let failed = pd.register_with(vec![0_u8; 64], &options).unwrap_err();
+    /// assert!(failed.error.to_string().contains("remote_access"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_with<O: MemoryOwner>(
+        &self,
+        owner: O,
+        options: &RegisterOptions,
+    ) -> Result<Buffer<O::Placement>, Failed<O>> {
+        let mut memory = pages::take_apart(owner);
+        let kind = Kind::local::<O::Placement>();
         // Buffers lend references, so no other process may have the memory mapped; other processes
         // may have obtained SharedMemory's file. Private memory stays so: check first.
-        let private = Region::check(&self.inner, &memory, Verb::RegisterMr).and_then(|()| memory.make_private());
-        if let Err(error) = private {
+        let checked = Region::check(&self.inner, &memory, Verb::RegisterMr)
+            .and_then(|()| options.check(&self.inner, &memory, kind));
+        if let Err(error) = checked.and_then(|()| memory.make_private()) {
             return Err(Failed::new(error, memory.give_back()));
         }
-        let region =
-            Region::new(&self.inner, memory, Kind::local::<O::Placement>(), RemoteAccess::empty(), Reach::Address);
+        let region = Region::new(&self.inner, memory, kind, options, Reach::Address);
         // `Buffer::whole` requires a region of `M`'s kind: the kind was made from the placement.
         region.map(Buffer::whole).map_err(|(error, memory)| Failed::new(error, memory.give_back()))
     }
@@ -126,20 +197,27 @@ pub(crate) struct Lent {
     pub(crate) len: usize,
     pub(crate) lkey: u32,
     pub(crate) domain: *const PdInner,
+    /// The other keys of a pool's buffer.
+    home: Option<NonNull<Home>>,
 }
 
-// SAFETY: the fields are an address, a length, a key and a domain that is only compared. The slice
-// types that contain a `Lent` borrow the bytes, so moving one to another thread is like moving
-// `&[u8]` or `&mut [u8]`.
+// SAFETY: the fields are an address, a length, a key, a domain that is only compared, and a `Home`
+// that is only read and is Sync. The slice types that contain a `Lent` borrow the bytes, so moving
+// one to another thread is like moving `&[u8]` or `&mut [u8]`.
 unsafe impl Send for Lent {}
 // SAFETY: a shared `Lent` gives copies of its fields and no access to the bytes.
 unsafe impl Sync for Lent {}
 
 impl Lent {
+    /// Bytes of a region that is no pool's.
+    pub(super) fn of_key(pointer: NonNull<u8>, len: usize, lkey: u32, domain: *const PdInner) -> Self {
+        Self { pointer, len, lkey, domain, home: None }
+    }
+
     /// The memory of a whole region.
     pub(super) fn whole(region: &Region) -> Self {
         let &Region { address, len, lkey, domain, .. } = region;
-        Self { pointer: address, len, lkey, domain }
+        Self { pointer: address, len, lkey, domain, home: None }
     }
 
     /// A part, whose range must lie in the memory.
@@ -156,7 +234,16 @@ impl Lent {
         // caller checked the range against the buffer's length, and the buffer lies in its region
         // (M3).
         let pointer = unsafe { segment.pointer.add(range.start) };
-        Self { pointer, len: range.len(), lkey: segment.lkey(), domain: segment.domain() }
+        let home = segment.region.home.as_ref().map(NonNull::from);
+        Self { pointer, len: range.len(), lkey: segment.lkey(), domain: segment.domain(), home }
+    }
+
+    /// The local key in another domain than its own.
+    #[cold]
+    pub(crate) fn lkey_in(&self, domain: *const PdInner) -> Option<u32> {
+        // SAFETY: as_ref requires a valid value: it lies in the buffer's region, which the buffer
+        // keeps, and the slice type that contains `self` borrows the buffer.
+        unsafe { self.home?.as_ref() }.lkey_in(domain)
     }
 }
 

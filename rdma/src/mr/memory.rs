@@ -7,6 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::{io, slice};
 
+use super::placed::Placed;
 use crate::error::{Error, ErrorKind, Result, Verb};
 
 mod sealed {
@@ -172,6 +173,7 @@ pub(super) struct RawMemory {
     len: usize,
     /// Whether an access of the processor may fault.
     may_fault: bool,
+    placed: Placed,
     /// `Some` until drop or `reassemble`.
     parts: Option<Box<dyn AnyParts>>,
 }
@@ -193,7 +195,13 @@ impl RawMemory {
         }
         let owner = owner.expect("only a `Memory` was taken out");
         let (address, len, parts) = owner.into_parts();
-        Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Parts::<O>(parts))) }
+        Self {
+            address,
+            len,
+            may_fault: O::MAY_FAULT,
+            placed: Placed::default(),
+            parts: Some(Box::new(Parts::<O>(parts))),
+        }
     }
 
     /// The memory of a source.
@@ -201,12 +209,12 @@ impl RawMemory {
         let owner = Box::new(owner);
         let bytes = owner.bytes();
         let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
-        Self { address, len, may_fault: O::MAY_FAULT, parts: Some(Box::new(Source(owner))) }
+        Self { address, len, may_fault: O::MAY_FAULT, placed: Placed::default(), parts: Some(Box::new(Source(owner))) }
     }
 
     /// Memory that a caller has borrowed, and whose borrow ends after deregistration.
     pub(super) fn borrowed(address: NonNull<u8>, len: usize) -> Self {
-        Self { address, len, may_fault: false, parts: None }
+        Self { address, len, may_fault: false, placed: Placed::default(), parts: None }
     }
 
     pub(super) fn address(&self) -> NonNull<u8> {
@@ -219,6 +227,17 @@ impl RawMemory {
 
     pub(super) fn may_fault(&self) -> bool {
         self.may_fault
+    }
+
+    /// How the memory was allocated, as far as this crate did that.
+    pub(super) fn placed(&self) -> Placed {
+        self.placed
+    }
+
+    /// The same memory, with how it was allocated if that is given.
+    pub(super) fn with_placed(mut self, placed: Option<Placed>) -> Self {
+        self.placed = placed.unwrap_or(self.placed);
+        self
     }
 
     /// Whether [`give_back`](Self::give_back) returns an owner of type `O` that is not a

@@ -1,19 +1,18 @@
-//! Memory owners: vectors, boxes, pages, and memory that other processes map.
+//! Memory owners: vectors, boxes, and memory that other processes map.
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use memmap2::MmapMut;
 #[cfg(not(miri))]
 use rdma_mem::SharedMemoryError;
 use rdma_mem::{Segment, SharedMemory};
 
 use super::memory::{Host, MemoryOwner};
-use crate::error::{Error, ErrorKind, Result, Verb};
+#[cfg(not(miri))]
+use crate::error::{Error, ErrorKind, Verb};
 
 // SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
 // access: Box::into_raw gives up the box's claim; the allocation stays valid and in place until
@@ -74,75 +73,6 @@ unsafe impl MemoryOwner for bytes::BytesMut {
     fn into_parts(mut self) -> (NonNull<u8>, usize, Self) {
         let (start, len) = (self.as_mut_ptr(), self.len());
         // SAFETY: new_unchecked requires a non-null pointer: that of a slice never is null.
-        (unsafe { NonNull::new_unchecked(start) }, len, self)
-    }
-
-    unsafe fn from_parts(_: NonNull<u8>, _: usize, parts: Self) -> Self {
-        parts
-    }
-}
-
-/// Zeroed pages of their own: a private anonymous mapping, which no other data shares.
-///
-/// A device pins whole pages. Memory of an allocator shares its first and last page with other
-/// data; pages of their own do not.
-///
-/// # Examples
-///
-/// ```
-/// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
-/// use rdma::Pages;
-///
-/// let mut pages = Pages::new(1 << 16)?;
-/// pages[..5].copy_from_slice(b"hello");
-/// let buffer = pd.register(pages)?;
-/// assert_eq!(buffer.address() % 4096, 0);
-/// let pages: Pages = buffer.deregister()?;
-/// assert_eq!(&pages[..5], b"hello");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug)]
-pub struct Pages(MmapMut);
-
-impl Pages {
-    /// Maps pages for `len` bytes. The kernel allocates a page when it is first touched, which
-    /// registration does.
-    ///
-    /// # Errors
-    ///
-    /// `OutOfMemory`.
-    #[doc(alias = "mmap")]
-    pub fn new(len: usize) -> Result<Self> {
-        let error = |error: io::Error| Error::from_errno(Verb::Allocate, error.raw_os_error().unwrap_or(libc::ENOMEM));
-        MmapMut::map_anon(len).map(Self).map_err(error)
-    }
-}
-
-impl Deref for Pages {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl DerefMut for Pages {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-}
-
-// SAFETY: MemoryOwner requires a valid, fixed, initialised allocation without a claim to unique
-// access: a mapping is held by its address, so moving it asserts nothing; the kernel zeroes it, and
-// it lives as long as the value. It is private and of no file. The parts are the value itself.
-unsafe impl MemoryOwner for Pages {
-    type Placement = Host;
-    type Parts = Self;
-
-    fn into_parts(mut self) -> (NonNull<u8>, usize, Self) {
-        let (start, len) = (self.0.as_mut_ptr(), self.0.len());
-        // SAFETY: new_unchecked requires a non-null pointer: the address of a mapping is never
-        // null.
         (unsafe { NonNull::new_unchecked(start) }, len, self)
     }
 

@@ -6,39 +6,9 @@ use std::ptr::NonNull;
 
 use super::exposed::ExposedRegion;
 use super::memory::{Host, MemoryOwner};
+use super::options::RegisterOptions;
 use crate::error::{Failed, Result};
 use crate::pd::ProtectionDomain;
-use crate::types::RemoteAccess;
-
-/// How memory is registered.
-///
-/// # Examples
-///
-/// ```
-/// use rdma::{RegisterOptions, RemoteAccess};
-///
-/// let options = RegisterOptions::new().remote_access(RemoteAccess::READ);
-/// # let _ = options;
-/// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RegisterOptions {
-    access: RemoteAccess,
-}
-
-impl RegisterOptions {
-    /// Registration for the local device alone.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Sets the operations that peers may do.
-    #[must_use]
-    pub fn remote_access(mut self, access: RemoteAccess) -> Self {
-        self.access = access;
-        self
-    }
-}
 
 impl ProtectionDomain {
     /// Registers memory that something else keeps: a part of an arena, of an allocator's heap, of a
@@ -49,7 +19,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// With `keep_alive`: `InvalidInput` if `len` is 0; errors of the device.
+    /// With `keep_alive`: `InvalidInput` if `len` is 0; options that the memory may not have, or
+    /// that the device lacks; errors of the device.
     ///
     /// # Safety
     ///
@@ -88,7 +59,7 @@ impl ProtectionDomain {
     ) -> Result<ExposedRegion, Failed<K>> {
         // SAFETY: `RawOwner::new` has the same contract as this function.
         let owner = unsafe { RawOwner::new(at, len, keep_alive) };
-        self.register_exposed(owner, options.access).map_err(|failed| failed.map(RawOwner::into_keep_alive))
+        self.register_exposed_with(owner, options).map_err(|failed| failed.map(RawOwner::into_keep_alive))
     }
 }
 

@@ -15,11 +15,11 @@ use bytemuck::Pod;
 use super::buffer::resolve;
 use super::local::{Lent, LentSlice, LentSliceMut};
 use super::memory::RawMemory;
+use super::options::RegisterOptions;
 use super::{Kind, Reach, Region};
 use crate::error::{ErrorKind, Result};
 use crate::handle::Handle;
 use crate::pd::ProtectionDomain;
-use crate::types::RemoteAccess;
 
 impl ProtectionDomain {
     /// Registers memory of the caller for the duration of `body`, for the local device only. Its
@@ -67,12 +67,29 @@ impl ProtectionDomain {
         memory: &mut [T],
         body: impl FnOnce(&mut ScopedMemory<'_, T>) -> R,
     ) -> Result<R> {
+        self.register_scoped_with(memory, &RegisterOptions::new(), body)
+    }
+
+    /// Registers memory for the duration of `body` as [`register_scoped`](Self::register_scoped)
+    /// does, with options.
+    ///
+    /// # Errors
+    ///
+    /// `body` was not called: options that local memory may not have, or that the device lacks;
+    /// otherwise as for [`register_scoped`](Self::register_scoped).
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_scoped_with<T: Pod, R>(
+        &self,
+        memory: &mut [T],
+        options: &RegisterOptions,
+        body: impl FnOnce(&mut ScopedMemory<'_, T>) -> R,
+    ) -> Result<R> {
         let (len, count) = (size_of_val(memory), memory.len());
         let pointer = NonNull::from(memory).cast::<u8>();
         // The memory of the region is borrowed until the region has ended, or the process has: no
         // statement in between returns or unwinds (M1).
         let memory = RawMemory::borrowed(pointer, len);
-        let region = Region::new(&self.inner, memory, Kind::LocalHost, RemoteAccess::empty(), Reach::Address);
+        let region = Region::new(&self.inner, memory, Kind::LocalHost, options, Reach::Address);
         let region = region.map_err(|(error, _)| error)?;
         let mut scoped = ScopedMemory { lent: Lent::whole(&region), count, memory: PhantomData, scope: PhantomData };
         let result = panic::catch_unwind(AssertUnwindSafe(|| body(&mut scoped)));
@@ -94,7 +111,10 @@ fn end(region: Arc<Handle<Region>>) {
     let error = failed.error;
     // A subscriber may panic.
     let logged = panic::catch_unwind(|| {
-        tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
+        tracing::error!(
+            name: "lent_memory_kept", target: "rdma",
+            %error, "the device keeps access to memory that was only lent to it; the process is aborted"
+        );
     });
     let _ = ManuallyDrop::new(logged);
     process::abort();

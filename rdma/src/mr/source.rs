@@ -8,8 +8,9 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::buffer::resolve;
-use super::memory::{RawMemory, SourceOwner};
-use super::owners::Pages;
+use super::memory::SourceOwner;
+use super::options::RegisterOptions;
+use super::pages::{self, Pages};
 use super::remote::RemoteSlice;
 use super::{Kind, Reach, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
@@ -140,7 +141,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// With the owner: `InvalidInput` if it has no bytes, or for other rights than
+    /// With the owner: `InvalidInput` if it has no bytes; `InvalidOption` for other rights than
     /// [`RemoteAccess::READ`]; errors of the device.
     ///
     /// # Examples
@@ -167,12 +168,24 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_source<O: SourceOwner>(&self, owner: O, access: RemoteAccess) -> Result<SourceSlice, Failed<O>> {
-        if !RemoteAccess::READ.contains(access) {
-            return Err(Failed::new(Error::new(Verb::RegisterMr, ErrorKind::InvalidInput), owner));
-        }
-        let region = Region::new(&self.inner, RawMemory::of_source(owner), Kind::Source, access, Reach::Address);
-        let whole = |region| SourceSlice { segment: Segment::whole(region) };
-        region.map(whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
+        self.register_source_with(owner, &RegisterOptions::new().remote_access(access))
+    }
+
+    /// Registers memory as [`register_source`](Self::register_source) does, with options, the right
+    /// of peers among them.
+    ///
+    /// # Errors
+    ///
+    /// With the owner: options that a source may not have, or that the device lacks; otherwise as
+    /// for [`register_source`](Self::register_source).
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_source_with<O: SourceOwner>(
+        &self,
+        owner: O,
+        options: &RegisterOptions,
+    ) -> Result<SourceSlice, Failed<O>> {
+        let region = Region::new(&self.inner, pages::of_source(owner), Kind::Source, options, Reach::Address);
+        region.map(SourceSlice::whole).map_err(|(error, memory)| Failed::new(error, memory.give_back_source()))
     }
 }
 
@@ -186,6 +199,11 @@ pub struct SourceSlice {
 }
 
 impl SourceSlice {
+    /// Requires a region of a source.
+    pub(super) fn whole(region: Arc<Handle<Region>>) -> Self {
+        Self { segment: Segment::whole(region) }
+    }
+
     /// # Safety
     ///
     /// The segment belongs to a source.
@@ -276,7 +294,8 @@ impl SourceSlice {
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister<O: SourceOwner>(self) -> Result<O, Failed<Self>> {
         let Segment { region, pointer, len } = self.segment;
-        let this = |region| Self { segment: Segment { region, pointer, len } };
+        let region = region.into_arc();
+        let this = |region: Arc<Handle<Region>>| Self { segment: Segment { region: region.into(), pointer, len } };
         if !region.memory.is_of::<O>() {
             return Err(Failed::new(Error::new(Verb::DeregisterMr, ErrorKind::InvalidInput), this(region)));
         }

@@ -5,6 +5,7 @@ use crate::error::{ErrorKind, Verb};
 use crate::testing;
 use crate::types::RemoteAccess;
 
+mod options;
 mod owners;
 mod scoped;
 mod sources;

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -60,4 +61,12 @@ pub(crate) fn poll(_polled: &mut [libc::pollfd], _timeout: Option<Duration>) -> 
 
 pub(crate) fn memlock_limit() -> Option<u64> {
     None
+}
+
+pub(crate) fn populate(_start: usize, _len: usize, _writes: bool) -> nix::Result<()> {
+    Err(Errno::ENOSYS)
+}
+
+pub(crate) fn bind(_start: NonNull<u8>, _len: usize, _node: u32) -> nix::Result<()> {
+    Err(Errno::ENOSYS)
 }

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::ptr;
 
 use super::local::{Owned, Writable};
@@ -52,10 +53,14 @@ pub(super) trait BatchQueue {
     fn restore(&mut self, _claimed: &mut Claimed) -> bool {
         true
     }
+
+    /// Counts the bytes of a batch that was submitted, of which the device has not accepted the
+    /// requests `rejected`.
+    fn count(&mut self, _bytes: u64, _rejected: Range<u32>) {}
 }
 
 macro_rules! batch_queues {
-    ($($queue:ty),*) => {$(
+    ($($queue:ty { $($count:item)? })*) => {$(
         impl BatchQueue for $queue {
             type First = Staged;
 
@@ -80,10 +85,22 @@ macro_rules! batch_queues {
             fn restore(&mut self, claimed: &mut Claimed) -> bool {
                 self.half.restore_keep_alive(claimed)
             }
+
+            $($count)?
         }
     )*};
 }
-batch_queues!(SendQueue, RecvQueue);
+batch_queues! {
+    SendQueue {
+        fn count(&mut self, bytes: u64, rejected: Range<u32>) {
+            self.bytes += bytes;
+            if !rejected.is_empty() {
+                self.uncount(rejected);
+            }
+        }
+    }
+    RecvQueue {}
+}
 
 /// Requests that are posted together, with one doorbell: for a send queue
 /// ([`QueuePair::batch`]), a receive queue ([`QueuePair::recv_batch`]) or a shared receive queue
@@ -122,6 +139,8 @@ pub struct Batch<'q, 'd, T: Transport = Rc, Q: BatchQueue = SendQueue> {
     first: Q::First,
     len: u32,
     run: u32,
+    /// The bytes of the requests.
+    bytes: u64,
     inline: PhantomData<&'d [u8]>,
     transport: PhantomData<T>,
 }
@@ -138,12 +157,15 @@ impl<'d, T: Transport> Batch<'_, 'd, T> {
     /// is full.
     #[inline]
     pub fn push<O: Operation<T>, L: Owned + 'd>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
+        let before = self.queue.bytes;
         // SAFETY: `stage` requires that the parked copies are not used unless the original is
         // forgotten: on success `surrender` forgets it, and a failed `stage` leaves no copy in use.
         match unsafe { self.queue.stage::<T, O, L>(self.len, self.run, &work, &Segments(&work.local)) } {
             Ok((_, run)) => {
                 self.len += 1;
                 self.run = run;
+                // Counted once they are posted.
+                self.bytes += std::mem::replace(&mut self.queue.bytes, before) - before;
                 work.local.surrender();
                 Ok(())
             }
@@ -174,7 +196,7 @@ impl<T: Transport> RecvBatch<'_, T> {
 impl<'q, T: Transport, Q: BatchQueue> Batch<'q, '_, T, Q> {
     pub(super) fn new(queue: &'q mut Q) -> Self {
         let (first, run) = queue.begin();
-        Self { queue, first, len: 0, run, inline: PhantomData, transport: PhantomData }
+        Self { queue, first, len: 0, run, bytes: 0, inline: PhantomData, transport: PhantomData }
     }
 
     /// The queue, and the number of requests that were staged.
@@ -228,7 +250,7 @@ impl<'q, T: Transport, Q: BatchQueue> Batch<'q, '_, T, Q> {
     /// As [`submit`](Self::submit), without a line in the log: also returns the end of the queue.
     pub(super) fn submit_unlogged(self) -> Result<(), (BatchError<'q, Q>, Option<Ended>)> {
         let mut this = ManuallyDrop::new(self);
-        let (first, len, run) = (this.first, this.len, this.run);
+        let (first, len, run, bytes) = (this.first, this.len, this.run, this.bytes);
         // SAFETY: ptr::read requires that the value is moved out once: `this` is not dropped, and
         // its `queue` is not used again.
         let queue = unsafe { ptr::read(&raw const this.queue) };
@@ -239,9 +261,13 @@ impl<'q, T: Transport, Q: BatchQueue> Batch<'q, '_, T, Q> {
         // SAFETY: the callee requires that as many requests were staged and not submitted: `push`
         // staged them and counted them in `len`.
         match unsafe { queue.submit(len, run) } {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                queue.count(bytes, len..len);
+                Ok(())
+            }
             Err((error, posted)) => {
                 let (next, ended) = posted.map_or_else(|ended| (len, Some(ended)), |posted| (posted, None));
+                queue.count(bytes, next..len);
                 Err((BatchError { error, queue, first, next, len, current: None, restored: false }, ended))
             }
         }

@@ -61,19 +61,19 @@ pub struct QpBuilder<T: Transport> {
     pub(crate) pd: ProtectionDomain,
     pub(crate) send_cq: Option<CompletionQueue>,
     pub(crate) recv_cq: Option<CompletionQueue>,
-    pub(crate) max_send_wr: u32,
-    pub(crate) max_recv_wr: u32,
-    pub(crate) max_send_sge: u32,
-    pub(crate) max_recv_sge: u32,
+    pub(super) max_send_wr: Option<u32>,
+    pub(super) max_recv_wr: Option<u32>,
+    pub(super) max_send_sge: Option<u32>,
+    pub(super) max_recv_sge: Option<u32>,
     pub(crate) max_inline_data: u32,
     pub(crate) signal_all: bool,
-    srq: Option<SharedReceives>,
+    pub(super) srq: Option<SharedReceives>,
     pub(crate) transport: PhantomData<T>,
 }
 
 /// A shared receive queue in a configuration.
 #[derive(Clone)]
-struct SharedReceives(Arc<Handle<SrqInner>>);
+pub(super) struct SharedReceives(pub(super) Arc<Handle<SrqInner>>);
 
 impl fmt::Debug for SharedReceives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -87,10 +87,10 @@ impl<T: Transport> QpBuilder<T> {
             pd: pd.clone(),
             send_cq: None,
             recv_cq: None,
-            max_send_wr: 16,
-            max_recv_wr: 16,
-            max_send_sge: 1,
-            max_recv_sge: 1,
+            max_send_wr: None,
+            max_recv_wr: None,
+            max_send_sge: None,
+            max_recv_sge: None,
             max_inline_data: 0,
             signal_all: false,
             srq: None,
@@ -107,17 +107,17 @@ impl<T: Transport> QpBuilder<T> {
 
         /// The number of sends that can be outstanding; 16 by default. [How many a program
         /// needs](Self#sizing).
-        max_send_wr(count: u32) = count;
+        max_send_wr(count: u32) = Some(count);
 
         /// The number of receives that can be outstanding; 16 by default. [How many a program
         /// needs](Self#sizing).
-        max_recv_wr(count: u32) = count;
+        max_recv_wr(count: u32) = Some(count);
 
         /// The number of segments that a send can gather from; 1 by default.
-        max_send_sge(count: u32) = count;
+        max_send_sge(count: u32) = Some(count);
 
         /// The number of segments that a receive can scatter to; 1 by default.
-        max_recv_sge(count: u32) = count;
+        max_recv_sge(count: u32) = Some(count);
 
         /// The number of bytes that a send can carry inline; 0 by default.
         max_inline_data(bytes: u32) = bytes;
@@ -147,10 +147,10 @@ impl<T: Transport> QpBuilder<T> {
 
     pub(crate) fn cap(&self) -> ibv_qp_cap {
         ibv_qp_cap {
-            max_send_wr: self.max_send_wr,
-            max_recv_wr: self.max_recv_wr,
-            max_send_sge: self.max_send_sge.max(1),
-            max_recv_sge: self.max_recv_sge.max(1),
+            max_send_wr: self.max_send_wr.unwrap_or(16),
+            max_recv_wr: self.max_recv_wr.unwrap_or(16),
+            max_send_sge: self.max_send_sge.unwrap_or(1).max(1),
+            max_recv_sge: self.max_recv_sge.unwrap_or(1).max(1),
             max_inline_data: self.max_inline_data,
         }
     }
@@ -189,22 +189,35 @@ impl<T: Transport> QpBuilder<T> {
             None => (Attached::new(recv_cq, cap.max_recv_wr, cap.max_recv_sge)?, None),
             Some(SharedReceives(srq)) => (Attached::unused(recv_cq)?, Some(SrqUse::new(srq, pd, recv_cq)?)),
         };
-        let is_shared = srq.is_some();
         let control = QpInner::create(pd, send_cq, recv_cq, srq, T::TYPE, cap, self.signal_all)?;
-        let processor_writes = scatter::processor_writes(&pd.context);
-        let limits = SendLimits {
-            max_sge: cap.max_send_sge,
-            max_inline: control.cap.max_inline_data,
-            signal_all: self.signal_all,
-            processor_writes: processor_writes && self.signal_all,
-            capabilities: pd.context.capabilities(),
-            max_message: LONGEST_DATAGRAM,
-        };
-        let send = SendQueue::new(control.raw, send_ring, pd, limits);
-        let mut recv = RecvQueue::new(control.raw, recv_ring, pd, cap.max_recv_sge, processor_writes);
-        if is_shared {
-            recv.set_shared();
-        }
-        Ok(PreparedQueuePair::new(QueuePair { control, send, recv, transport: PhantomData }))
+        let granted = ibv_qp_cap { max_inline_data: control.cap.max_inline_data, ..cap };
+        Ok(PreparedQueuePair::new(assemble(control, (send_ring, recv_ring), granted, self.signal_all)))
     }
+}
+
+/// Puts a queue pair together from its C object and the rings of its queues. `cap` says how many
+/// segments and bytes of inline data a request may have.
+pub(super) fn assemble<T: Transport>(
+    control: QpInner,
+    (send_ring, recv_ring): (Attached, Attached),
+    cap: ibv_qp_cap,
+    signal_all: bool,
+) -> QueuePair<T> {
+    let pd = &control.pd;
+    let processor_writes = scatter::processor_writes(&pd.context);
+    let limits = SendLimits {
+        max_sge: cap.max_send_sge,
+        max_inline: cap.max_inline_data,
+        signal_all,
+        // Other code may have asked the provider for this whether or not all requests are signaled.
+        processor_writes: processor_writes && (signal_all || control.is_foreign),
+        capabilities: pd.context.capabilities(),
+        max_message: LONGEST_DATAGRAM,
+    };
+    let send = SendQueue::new(control.raw, send_ring, pd, limits);
+    let mut recv = RecvQueue::new(control.raw, recv_ring, pd, cap.max_recv_sge, processor_writes);
+    if control.has_srq() {
+        recv.set_shared();
+    }
+    QueuePair { control, send, recv, transport: PhantomData }
 }

@@ -21,6 +21,9 @@ pub(super) trait WorkRequest: Default + Copy {
     /// Sets the identifier and the number of list elements.
     fn describe(&mut self, wr_id: u64, segments: i32);
 
+    /// The number of list elements.
+    fn segments(&self) -> i32;
+
     fn set_next(&mut self, next: *mut Self);
 
     /// # Safety
@@ -43,6 +46,10 @@ macro_rules! work_requests {
             fn describe(&mut self, wr_id: u64, segments: i32) {
                 self.wr_id = wr_id;
                 self.num_sge = segments;
+            }
+
+            fn segments(&self) -> i32 {
+                self.num_sge
             }
 
             fn set_next(&mut self, next: *mut Self) {
@@ -142,6 +149,13 @@ impl<W: WorkRequest> Chain<W> {
         // SAFETY: assert_unchecked requires a true condition: `segments` is at least 1 (X1).
         unsafe { hint::assert_unchecked(!list.is_empty()) };
         (wr, list)
+    }
+
+    /// The number of bytes of request `at`, which was described.
+    pub(super) fn bytes(&mut self, at: usize) -> u64 {
+        let Some((wr, list)) = self.request(at) else { return 0 };
+        let segments = usize::try_from(wr.segments()).unwrap_or(0);
+        list.iter().take(segments).map(|sge| u64::from(sge.length)).sum()
     }
 
     /// Links the first `count` requests to one chain, or separates them.

@@ -16,7 +16,7 @@ use super::transition;
 use crate::context::{Context, ContextInner};
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::handle::{Handle, Raw};
+use crate::handle::{Handle, Ownership, Raw};
 use crate::pd::PdInner;
 use crate::types::{Ece, Mtu, QpAttrMask, QpState};
 
@@ -34,6 +34,9 @@ pub(crate) struct QpInner {
     pub(crate) cap: ibv_qp_cap,
     /// The port, Q_Key and groups of a datagram queue pair.
     pub(super) datagrams: Option<Box<Datagrams>>,
+    /// Whether other code has made the queue pair.
+    pub(super) is_foreign: bool,
+    ownership: Ownership,
     /// Whether the queue pair was destroyed or leaked.
     done: bool,
 }
@@ -44,6 +47,10 @@ unsafe impl Send for QpInner {}
 // SAFETY: sharing a queue pair is sound: libibverbs locks the state that its functions change, and
 // `&QpInner` changes no field of its own.
 unsafe impl Sync for QpInner {}
+
+/// The objects that a queue pair uses: its domain, the completion queues of sends and of receives,
+/// and its shared receive queue.
+type Parents<'a> = (&'a Arc<Handle<PdInner>>, &'a Arc<Handle<CqInner>>, &'a Arc<Handle<CqInner>>, Option<SrqUse>);
 
 /// The port, Q_Key and groups of a datagram queue pair.
 pub(super) struct Datagrams {
@@ -83,11 +90,21 @@ impl QpInner {
         // that live during the call: a local.
         let call = || unsafe { (context.table.ibv_create_qp)(pd.raw.as_ptr(), &raw mut init) };
         let raw = Raw::created(Verb::CreateQp, call)?.as_ptr();
-        // SAFETY: the read requires a live queue pair whose `qp_num` no thread writes: it was just
-        // created, and its number never changes.
+        Ok(Self::of(raw, (pd, send_cq, recv_cq, srq), (qp_type, init.cap)))
+    }
+
+    /// The owner of a live queue pair with these parents (1).
+    pub(super) fn of(
+        raw: *mut ibv_qp,
+        (pd, send_cq, recv_cq, srq): Parents<'_>,
+        (qp_type, cap): (ibv_qp_type, ibv_qp_cap),
+    ) -> Self {
+        let context = &pd.context;
+        // SAFETY: the read requires a live queue pair whose `qp_num` no thread writes: the caller
+        // has one (1), and its number never changes.
         let qpn = unsafe { (*raw).qp_num };
         let is_datagram = qp_type == ibv_qp_type::IBV_QPT_UD;
-        Ok(Self {
+        Self {
             raw,
             context: Arc::clone(context),
             pd: Arc::clone(pd),
@@ -96,10 +113,22 @@ impl QpInner {
             srq,
             qpn,
             qp_type,
-            cap: init.cap,
+            cap,
             datagrams: is_datagram.then(|| Box::new(Datagrams { groups: Groups::new(raw, context), bound: None })),
+            is_foreign: false,
+            ownership: Ownership::Destroy,
             done: false,
-        })
+        }
+    }
+
+    /// Marks a queue pair that other code has made, and says who destroys it.
+    pub(super) fn set_foreign(&mut self, ownership: Ownership) {
+        (self.is_foreign, self.ownership) = (true, ownership);
+    }
+
+    /// Whether other code destroys the queue pair.
+    pub(super) fn is_kept(&self) -> bool {
+        self.ownership.is_kept()
     }
 
     #[inline]
@@ -161,7 +190,7 @@ impl QpInner {
         self.query_raw(if self.datagrams.is_some() { datagram } else { connected }.bits())
     }
 
-    fn query_raw(&self, mask: u32) -> Result<QpInfo> {
+    pub(super) fn query_raw(&self, mask: u32) -> Result<QpInfo> {
         self.check(Verb::QueryQp)?;
         let mask = i32::try_from(mask).map_err(|_| Error::new(Verb::QueryQp, ErrorKind::InvalidInput))?;
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
@@ -198,7 +227,8 @@ impl QpInner {
         }
     }
 
-    /// Destroys the queue pair. On failure the queue pair still exists.
+    /// Destroys the queue pair, or lets go of one that other code destroys, which then has no
+    /// requests of this crate in flight. On failure the queue pair still exists.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         self.check(Verb::DestroyQp)?;
         self.rescue_receives();
@@ -206,7 +236,7 @@ impl QpInner {
         // and it was not destroyed before (`done`). This is not a forked child (3, checked above).
         // Its events are acknowledged as they are taken, so the call does not block.
         let call = || unsafe { (self.context.table.ibv_destroy_qp)(self.raw) };
-        let destroy = || Error::check(Verb::DestroyQp, call);
+        let destroy = || if self.is_kept() { Ok(()) } else { Error::check(Verb::DestroyQp, call) };
         match &self.datagrams {
             Some(datagrams) => datagrams.groups.end(destroy)?,
             None => destroy()?,
@@ -225,6 +255,7 @@ impl QpInner {
             std::mem::forget(Arc::clone(&self.send_cq));
             std::mem::forget(Arc::clone(&self.recv_cq));
             std::mem::forget(self.srq.clone());
+            std::mem::forget(std::mem::take(&mut self.ownership));
         }
     }
 }
@@ -238,7 +269,10 @@ impl Drop for QpInner {
             self.leak();
         } else if let Err(error) = self.destroy() {
             self.leak();
-            tracing::warn!(%error, qpn = self.qpn, "a queue pair could not be destroyed; it and what it uses are leaked");
+            tracing::warn!(
+                name: "queue_pair_not_destroyed", target: "rdma",
+                %error, qpn = self.qpn, "a queue pair could not be destroyed; it and what it uses are leaked"
+            );
         }
     }
 }

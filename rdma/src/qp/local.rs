@@ -62,6 +62,14 @@ pub trait Local {
     #[doc(hidden)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal>;
 
+    /// Whether the processor cannot write some of the memory at the address that the device knows:
+    /// it is on a GPU, or has a chosen address.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn is_out_of_reach(&self) -> bool {
+        Self::ON_GPU
+    }
+
     /// Whether all of the memory may be the sink of a read on iWARP.
     #[doc(hidden)]
     fn is_open_to_writes(&self) -> bool {
@@ -195,20 +203,26 @@ impl<'a> SgeList<'a> {
         Ok(())
     }
 
-    /// Adds `range` of a segment; the range must lie within the segment.
+    /// Adds `range` of a segment; the range must lie within the segment, and `shift` is the
+    /// segment's (M9), which is 0 for most.
     #[inline(always)]
-    fn push_segment(&mut self, segment: &Segment, range: Range<usize>) -> Result<(), Refusal> {
-        if !ptr::eq(segment.domain(), self.domain) {
-            return Err(Refusal::InvalidInput);
-        }
-        self.push(segment.iova().wrapping_add(range.start as u64), range.len(), segment.lkey())
+    fn push_segment(&mut self, segment: &Segment, range: Range<usize>, shift: u64) -> Result<(), Refusal> {
+        let lkey = if ptr::eq(segment.domain(), self.domain) {
+            segment.lkey()
+        } else {
+            segment.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?
+        };
+        let address = (segment.pointer.as_ptr().addr() as u64).wrapping_add(shift);
+        self.push(address.wrapping_add(range.start as u64), range.len(), lkey)
     }
 
     fn push_lent(&mut self, lent: &Lent) -> Result<(), Refusal> {
-        if lent.domain != self.domain {
-            return Err(Refusal::InvalidInput);
-        }
-        self.push(lent.pointer.as_ptr().addr() as u64, lent.len, lent.lkey)
+        let lkey = if lent.domain == self.domain {
+            lent.lkey
+        } else {
+            lent.lkey_in(self.domain).ok_or(Refusal::InvalidInput)?
+        };
+        self.push(lent.pointer.as_ptr().addr() as u64, lent.len, lkey)
     }
 }
 
@@ -244,7 +258,7 @@ unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize)
 }
 
 macro_rules! segments {
-    ($([$($generics:tt)*] $memory:ty, $on_gpu:expr, $kind:expr, $from_segment:path, |$this:ident| $is_open:expr;)*) => { $(
+    ($([$($generics:tt)*] $memory:ty, $on_gpu:expr, $kind:expr, $from_segment:path, |$this:ident| $shift:expr, $is_open:expr;)*) => { $(
         impl<$($generics)*> Sendable for $memory {}
 
         impl<$($generics)*> Local for $memory {
@@ -252,7 +266,14 @@ macro_rules! segments {
 
             #[inline(always)]
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
-                list.push_segment(self.segment(), 0..self.segment().len)
+                let $this = self;
+                list.push_segment(self.segment(), 0..self.segment().len, $shift)
+            }
+
+            #[inline(always)]
+            fn is_out_of_reach(&self) -> bool {
+                let $this = self;
+                Self::ON_GPU || $shift != 0
             }
 
             fn is_open_to_writes(&self) -> bool {
@@ -286,9 +307,9 @@ macro_rules! segments {
     )* };
 }
 segments! {
-    [M: Placement] Buffer<M>, !M::IS_HOST, Kind::local::<M>(), Self::from_segment, |_buffer| false;
-    [M: Placement] ExposedSlice<M>, !M::IS_HOST, Kind::exposed::<M>(), Self::from_segment, |slice| slice.access().contains(RemoteAccess::WRITE);
-    [] SourceSlice, false, Kind::Source, Self::from_segment, |_source| false;
+    [M: Placement] Buffer<M>, !M::IS_HOST, Kind::local::<M>(), Self::from_segment, |_buffer| 0, false;
+    [M: Placement] ExposedSlice<M>, !M::IS_HOST, Kind::exposed::<M>(), Self::from_segment, |slice| slice.segment().shift(), slice.access().contains(RemoteAccess::WRITE);
+    [] SourceSlice, false, Kind::Source, Self::from_segment, |_source| 0, false;
 }
 
 impl<M: Placement> Writable for Buffer<M> {}
@@ -304,6 +325,11 @@ impl<M: Placement> Local for SinkSlice<M> {
     #[inline(always)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         self.slice().describe(list)
+    }
+
+    #[inline(always)]
+    fn is_out_of_reach(&self) -> bool {
+        self.slice().is_out_of_reach()
     }
 
     fn is_open_to_writes(&self) -> bool {
@@ -370,7 +396,7 @@ impl<M: Placement> Local for Part<M> {
 
     #[inline(always)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
-        list.push_segment(self.buffer.segment(), self.range.clone())
+        list.push_segment(self.buffer.segment(), self.range.clone(), 0)
     }
 }
 
@@ -469,6 +495,11 @@ macro_rules! lists {
                 self.iter().try_for_each(|piece| piece.describe(list))
             }
 
+            #[inline]
+            fn is_out_of_reach(&self) -> bool {
+                self.iter().any(L::is_out_of_reach)
+            }
+
             fn is_open_to_writes(&self) -> bool {
                 self.iter().all(L::is_open_to_writes)
             }
@@ -549,6 +580,11 @@ macro_rules! tuples {
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
                 $(self.$index.describe(list)?;)*
                 Ok(())
+            }
+
+            #[inline]
+            fn is_out_of_reach(&self) -> bool {
+                $(self.$index.is_out_of_reach())||*
             }
 
             fn is_open_to_writes(&self) -> bool {

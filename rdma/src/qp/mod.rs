@@ -18,6 +18,7 @@
 //!   transport.rs                 the transports
 //!   builder.rs, bring_up.rs      creation; the steps to RTS (`Connected` shares them between `Rc`
 //!                                and `Uc`)
+//!   foreign.rs                   queue pairs that other code has made
 //!   unreliable.rs, datagram.rs   bring-up of `Uc` and of `Ud`
 //!   endpoint.rs, datagram_endpoint.rs, port.rs
 //!                                addresses of queue pairs, and their wire formats
@@ -29,6 +30,7 @@
 //!   srq/, multicast.rs           shared receive queues; multicast groups
 //!   raw.rs                       posts and polls without bookkeeping
 //!   shortcut.rs                  fills a receive queue
+//!   stats.rs                     what the queues have done
 //!   transition.rs, scatter.rs    explains refused changes of state; which providers copy by
 //!                                processor
 //!   ownership/                   tests of who owns memory in flight
@@ -36,11 +38,13 @@
 //!
 //! # Safety
 //!
-//! 1. A [`QpInner`] owns a queue pair that its context's function table created, and destroys it
-//!    once. It keeps its domain and completion queues alive.
+//! 1. A [`QpInner`] owns a queue pair that its context's function table created, or has it from the
+//!    caller of `from_raw`, who keeps it. The queue pair is destroyed once, by the owner or, if it
+//!    is kept, by other code later. It keeps its domain and completion queues alive.
 //! 2. Buffers and address handles in flight are released only by completions, or after the destroy
 //!    or the reset succeeded. If a destroy fails, the rings, the parents and the latest address
-//!    handle are leaked.
+//!    handle are leaked. A queue pair that other code destroys is let go of when nothing is in
+//!    flight; otherwise that counts as a destroy that fails.
 //! 3. No provider function is called in a forked child.
 //! 4. A queue pair on iWARP is not reset while requests are in flight. iWARP has no reset state:
 //!    drivers report success, but the receives stay posted and the next connection would fill them.
@@ -55,6 +59,7 @@ mod datagram;
 mod datagram_endpoint;
 pub(crate) mod divided;
 mod endpoint;
+mod foreign;
 mod local;
 mod multicast;
 pub mod op;
@@ -71,6 +76,7 @@ pub(crate) mod send;
 mod shortcut;
 pub(crate) mod split;
 mod srq;
+mod stats;
 mod transition;
 pub mod transport;
 mod unreliable;
@@ -98,6 +104,7 @@ pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 pub use split::{OwnedHalf, OwnedRecvHalf, OwnedSendHalf, ReuniteError};
 pub use srq::{SharedReceiveQueue, SrqBatch, SrqBuilder, SrqPoster};
+pub use stats::{QpStats, RecvStats, SendStats};
 use transport::{Rc, Transport, Uc, Ud};
 pub use view::QpControl;
 
@@ -288,7 +295,7 @@ impl<T: Transport> QueuePair<T> {
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr) -> Result<()> {
         let resets = attr.target() == Some(QpState::RESET);
-        let is_ended = || self.send.half.in_flight() + self.recv.half.in_flight() == 0;
+        let is_ended = || self.in_flight() == 0;
         if resets && !self.send.limits.capabilities.reset_ends_requests && !is_ended() {
             // On iWARP a reset would not end the requests in flight (4).
             return Err(Error::new(Verb::ModifyQp, ErrorKind::InUse));
@@ -369,7 +376,10 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// Any error that the provider reports, with the queue pair, which has left its multicast
     /// groups. On the software device it may be in the error state: `InUse` if a copy of GPU memory
-    /// takes too long.
+    /// takes too long. `InUse` for a queue pair that other code destroys ([`Ownership::Keep`]),
+    /// while requests are in flight: [`set_error`](Self::set_error) and polling end them.
+    ///
+    /// [`Ownership::Keep`]: crate::Ownership::Keep
     ///
     /// # Examples
     ///
@@ -388,7 +398,20 @@ impl<T: Transport> QueuePair<T> {
         }
     }
 
+    /// The number of requests that the device may still have.
+    fn in_flight(&self) -> usize {
+        self.send.half.in_flight() + self.recv.half.in_flight()
+    }
+
+    /// Ends all requests in flight without their completions.
+    fn end_requests(&mut self) -> Result<()> {
+        if self.control.is_kept() { self.modify(&QpAttr::to(QpState::RESET)) } else { self.destroy() }
+    }
+
     fn destroy(&mut self) -> Result<()> {
+        if self.control.is_kept() && self.in_flight() > 0 {
+            return Err(Error::new(Verb::DestroyQp, ErrorKind::InUse));
+        }
         self.control.destroy()?;
         // The device no longer accesses any request's memory (2). An owner's drop may panic, and
         // the other queue must be free all the same.
@@ -421,7 +444,10 @@ impl<T: Transport> Drop for QueuePair<T> {
             self.send.half.leak();
         }
         if let Err(error) = &result {
-            tracing::warn!(%error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked");
+            tracing::warn!(
+                name: "queue_pair_not_destroyed", target: "rdma",
+                %error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked"
+            );
         }
     }
 }

@@ -201,7 +201,10 @@ impl Drop for MulticastAttachment {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Forked => {}
             Err(error) => {
-                tracing::warn!(%error, gid = %self.gid, "a queue pair could not be detached from a multicast group");
+                tracing::warn!(
+                    name: "detach_failed", target: "rdma",
+                    %error, gid = %self.gid, "a queue pair could not be detached from a multicast group"
+                );
             }
         }
     }

@@ -266,8 +266,43 @@ operations! {
 
     /// Writes `local` to the front of `remote`, and consumes one of the peer's receives.
     ///
-    /// The completion of that receive carries the 32 bits of immediate data. The receive needs no
-    /// memory: post `()` for it.
+    /// The completion of that receive has the opcode [`RecvWriteImm`](Opcode::RecvWriteImm), the 32
+    /// bits of immediate data, and the length of the write. The bytes go to `remote` and not to the
+    /// receive's memory, so the receive needs none: post `()` for it. Its completion says that the
+    /// bytes are there. Without a posted receive the write waits as a send does (RNR). A receive
+    /// that is posted with memory gives it back unchanged; a message may use it as well, so a peer
+    /// that gets both posts memory for each.
+    ///
+    /// ```
+    /// # use rdma_testkit::{Pair, pair};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, mut poller, mut a, mut b, .. } = pair()?;
+    /// use rdma::op::{self, Opcode};
+    ///
+    /// // Side `b` exposes memory, and posts receives without memory for the notices.
+    /// let region = pd.allocate_exposed(4096, rdma::RemoteAccess::WRITE)?;
+    /// let mut buffer = Some(pd.allocate(64)?);
+    /// for number in 0..3 {
+    ///     b.post_recv((), 0)?;
+    ///     let mut local = buffer.take().expect("the buffer came back");
+    ///     local.fill(number);
+    ///     let target = region.remote(64 * usize::from(number)..)?;
+    ///     a.post_send(op::write_imm(local, target, number.into()))?;
+    ///     for _ in 0..2 {
+    ///         let mut completion = poller.wait(None)?.expect("no time limit");
+    ///         completion.status()?;
+    ///         match completion.opcode() {
+    ///             Opcode::RecvWriteImm => assert_eq!(completion.imm(), Some(number.into())),
+    ///             // The write: its buffer is free for the next.
+    ///             _ => buffer = completion.take_buffer(),
+    ///         }
+    ///     }
+    ///     let mut arrived = [0; 64];
+    ///     region.copy_out(64 * usize::from(number), &mut arrived)?;
+    ///     assert_eq!(arrived, [number; 64]);
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     write_imm(Sendable) -> WriteImmRequest = WriteImmOp { remote: RemoteSlice, imm: u32 }, Write, |this, wr, size| {
         wr.__bindgen_anon_1.imm_data = this.imm.to_be();
@@ -306,11 +341,19 @@ operations! {
     /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, old: Buffer, lock: RemoteSlice, poller: &mut Poller)
     /// #     -> Result<(), Box<dyn std::error::Error>> {
-    /// // From 0, free, to our number.
-    /// qp.post_send(rdma::op::compare_swap(old, lock, 0, 7))?;
-    /// let completion = poller.wait(None)?.expect("no time limit");
-    /// completion.status()?;
-    /// println!("{}", if completion.old_value() == Some(0) { "locked" } else { "another has it" });
+    /// let mut old = Some(old);
+    /// loop {
+    ///     // From 0, free, to our number. Each try uses the buffer of the one before.
+    ///     let local = old.take().expect("the buffer came back");
+    ///     qp.post_send(rdma::op::compare_swap(local, lock, 0, 7))?;
+    ///     let mut completion = poller.wait(None)?.expect("no time limit");
+    ///     completion.status()?;
+    ///     if completion.old_value() == Some(0) {
+    ///         break;
+    ///     }
+    ///     old = completion.take_buffer();
+    /// }
+    /// println!("locked");
     /// # Ok(()) }
     /// ```
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
@@ -328,10 +371,16 @@ operations! {
     /// # use rdma::transport::Rc;
     /// # fn f(qp: &mut QueuePair<Rc>, old: Buffer, counter: RemoteSlice, poller: &mut Poller)
     /// #     -> Result<(), Box<dyn std::error::Error>> {
-    /// qp.post_send(rdma::op::fetch_add(old, counter, 1))?;
-    /// let completion = poller.wait(None)?.expect("no time limit");
-    /// completion.status()?;
-    /// println!("it was {}", completion.old_value().expect("it went well"));
+    /// let mut old = Some(old);
+    /// for _ in 0..10 {
+    ///     let local = old.take().expect("the buffer came back");
+    ///     qp.post_send(rdma::op::fetch_add(local, counter, 1))?;
+    ///     let mut completion = poller.wait(None)?.expect("no time limit");
+    ///     completion.status()?;
+    ///     println!("it was {}", completion.old_value().expect("it went well"));
+    ///     // For the next operation: a buffer of its own would be a region of its own.
+    ///     old = completion.take_buffer();
+    /// }
     /// # Ok(()) }
     /// ```
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]

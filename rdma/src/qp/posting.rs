@@ -88,13 +88,22 @@ impl<M> PostError<M> {
         match self.ended {
             None => {}
             Some(Ended::QueuePair(0)) => {
-                tracing::error!(%error, "a post failed without saying where; the queue pair was moved to the error state");
+                tracing::error!(
+                    name: "post_failed", target: "rdma",
+                    %error, "a post failed without saying where; the queue pair was moved to the error state"
+                );
             }
             Some(Ended::QueuePair(result)) => {
-                tracing::error!(%error, result, "a post failed without saying where; the queue pair could not be moved to the error state");
+                tracing::error!(
+                    name: "queue_pair_not_failed", target: "rdma",
+                    %error, result, "a post failed without saying where; the queue pair could not be moved to the error state"
+                );
             }
             Some(Ended::SharedReceives) => {
-                tracing::error!(%error, "a post to a shared receive queue failed without saying where; the queue has ended");
+                tracing::error!(
+                    name: "post_failed", target: "rdma",
+                    %error, "a post to a shared receive queue failed without saying where; the queue has ended"
+                );
             }
         }
     }
@@ -260,6 +269,9 @@ pub(super) struct Half<W> {
     context: Arc<Handle<ContextInner>>,
     /// The address handle of the latest datagram (A1).
     address: Option<KeepAlive>,
+    /// Slots that the ring's head has passed although the device did not accept their requests.
+    skipped: u64,
+    pub(super) refused: Refused,
     /// Where the next routed request looks for its sink.
     #[cfg(feature = "aio")]
     cursor: Cursor<'static, Report>,
@@ -288,6 +300,8 @@ impl<W: WorkRequest> Half<W> {
             ended: ErrorKind::NoDevice,
             context: Arc::clone(&pd.context),
             address: None,
+            skipped: 0,
+            refused: Refused::default(),
             #[cfg(feature = "aio")]
             cursor: Cursor::new(),
         }
@@ -389,19 +403,25 @@ impl<W: WorkRequest> Half<W> {
         if self.live_in != fork::generation() {
             // The process has forked since the requests were staged.
             self.attached.producer.set_run(run + len);
+            self.skipped += u64::from(len);
             return Err((self.refused(Refusal::Ended), Ok(0)));
         }
         self.chain.link(len, true);
         let result = self.ring_doorbell();
         self.chain.link(len, false);
         let Err((result, bad)) = result else { return Ok(()) };
+        let error = post_error(W::VERB, result);
         let posted = self.chain.position(bad, len).ok_or_else(|| self.fail());
         if posted.is_ok() {
             // The rejected requests can be taken back (S3). The signaled request may be among them,
             // so the next signaled completion must look back over all of the batch.
             self.attached.producer.set_run(run + len);
         }
-        Err((post_error(W::VERB, result), posted))
+        if let Ok(posted) = posted {
+            self.skipped += u64::from(len - posted);
+            self.refused.count(error.kind(), len - posted);
+        }
+        Err((error, posted))
     }
 
     #[inline(always)]
@@ -427,6 +447,8 @@ impl<W: WorkRequest> Half<W> {
                 self.attached.producer.set_run(claimed.info.run() + 1);
                 self.restore_keep_alive(&mut claimed);
                 claimed.forget_segments();
+                self.skipped += 1;
+                self.refused.count(error.kind(), 1);
                 Outcome::Returned(error)
             }
             // The provider reported a completion of a request that it also refused.
@@ -446,10 +468,13 @@ impl<W: WorkRequest> Half<W> {
         Ended::QueuePair(result)
     }
 
+    /// Counts a refused post, and returns its error.
     #[cold]
-    pub(super) fn refused(&self, refusal: Refusal) -> Error {
+    pub(super) fn refused(&mut self, refusal: Refusal) -> Error {
         let ended = if self.context.is_forked() { ErrorKind::Forked } else { self.ended };
-        Error::new(W::VERB, refusal.kind(ended))
+        let kind = refusal.kind(ended);
+        self.refused.count(kind, 1);
+        Error::new(W::VERB, kind)
     }
 
     /// Puts back the keep-alive of a request that the device did not accept. Called until the first
@@ -487,6 +512,12 @@ impl<W: WorkRequest> Half<W> {
         self.attached.producer.parked()
     }
 
+    /// The number of requests that were posted so far, and of those in flight.
+    pub(super) fn requests(&self) -> (u64, u32) {
+        let posted = self.attached.producer.passed() - self.skipped;
+        (posted, u32::try_from(self.in_flight()).unwrap_or(u32::MAX))
+    }
+
     /// Releases all requests in flight. The queue pair was reset, so the device no longer accesses
     /// their memory.
     pub(super) fn reclaim(&mut self) {
@@ -505,6 +536,24 @@ impl<W: WorkRequest> Half<W> {
     #[allow(clippy::mem_forget, reason = "requests that the device still has need it")]
     pub(super) fn leak(&mut self) {
         mem::forget(self.address.take());
+    }
+}
+
+/// The refused posts of one queue.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Refused {
+    /// All refused posts.
+    pub(super) all: u64,
+    /// Those that found the queue full.
+    pub(super) full: u64,
+}
+
+impl Refused {
+    pub(super) fn count(&mut self, kind: ErrorKind, posts: u32) {
+        self.all += u64::from(posts);
+        if kind == ErrorKind::QueueFull {
+            self.full += u64::from(posts);
+        }
     }
 }
 

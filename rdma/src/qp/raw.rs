@@ -13,9 +13,9 @@ use rdma_sys::{ibv_recv_wr, ibv_send_wr, ibv_wc};
 use super::transport::Transport;
 use super::{QpBuilder, QueuePair};
 use crate::context::Context;
-use crate::cq::{CompletionChannel, CompletionQueue, CqInner};
+use crate::cq::{CompletionChannel, CompletionQueue, CqBuilder, CqInner};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb, gives_back};
-use crate::handle::Handle;
+use crate::handle::{Handle, Ownership};
 
 /// A completion queue for raw queue pairs.
 #[doc(alias = "ibv_cq")]
@@ -39,6 +39,29 @@ impl Context {
 }
 
 impl RawCompletionQueue {
+    /// Makes a handle of a completion queue that was created elsewhere, for raw queue pairs:
+    /// [`CompletionQueue::from_raw`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`CompletionQueue::from_raw`].
+    ///
+    /// # Safety
+    ///
+    /// Promises 1 to 4 of [`Ownership`]; and `ibv_poll_cq` polls the queue.
+    pub unsafe fn from_raw(
+        builder: &CqBuilder,
+        raw: *mut rdma_sys::ibv_cq,
+        ownership: Ownership,
+    ) -> Result<Self, Failed<Ownership>> {
+        // SAFETY: `adopt` requires the contract of `CompletionQueue::from_raw`: the caller keeps
+        // its part but for the numbers and the count of foreign completions, which concern pollers
+        // alone.
+        let mut inner = unsafe { CqInner::adopt(builder, raw, ownership) }?;
+        inner.is_raw = true;
+        Ok(Self { inner: Arc::new(Handle::new(inner)) })
+    }
+
     /// Polls completions into `room`, and returns the part of `room` that was filled.
     ///
     /// # Errors

@@ -184,7 +184,7 @@ impl RecvQueue {
         (local, token): (&L, u64),
         keep: &impl Keep,
     ) -> Result<Vacant<'_>, Refusal> {
-        if L::ON_GPU && self.processor_writes {
+        if self.processor_writes && local.is_out_of_reach() {
             return Err(Refusal::NotSupported);
         }
         let fill = |_: &mut ibv_recv_wr, list: &mut SgeList<'_>| {

@@ -46,7 +46,7 @@ fn scatters(driver: &Driver, variable: Option<&OsStr>) -> bool {
 
 /// The kernel's driver, from sysfs.
 fn driver(context: &ContextInner) -> Driver {
-    context.sysfs().map_or(Driver::Unknown, |folder| driver_at(&folder))
+    context.device.sysfs().map_or(Driver::Unknown, |folder| driver_at(&folder))
 }
 
 /// The driver of the device whose folder in sysfs is `path`.

@@ -162,8 +162,8 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// If requests are unfinished after `timeout`, the queue pair is moved to the error state,
     /// which flushes them. If they still do not finish, the queue pair is destroyed and cannot be
-    /// used any more. If even that fails, the device may still access borrowed memory, and the
-    /// process is aborted.
+    /// used any more; one that other code destroys is reset. If even that fails, the device may
+    /// still access borrowed memory, and the process is aborted.
     ///
     /// A panic of the body, or of a waker or an owner of memory whose completion the scope fetches,
     /// goes on once all requests have ended.
@@ -219,7 +219,10 @@ impl<T: Transport> QueuePair<T> {
         // Log only now, with nothing in flight: a log subscriber may panic.
         if forced {
             let qpn = scope.qp.qpn();
-            tracing::warn!(qpn, "a scope's requests did not finish in time; its queue pair went to the error state");
+            tracing::warn!(
+                name: "scope_timed_out", target: "rdma",
+                qpn, "a scope's requests did not finish in time; its queue pair went to the error state"
+            );
         }
         match result {
             Ok(value) => finished.map(|()| value),
@@ -334,16 +337,19 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         if self.shared.is_done() {
             return (result, true);
         }
-        // A successful destroy releases the parked slots, and so ends the requests.
+        // A destroy or reset that succeeds releases the parked slots, and so ends the requests.
+        let mut is_refused = false;
         panics.catch(|| {
-            if let Err(error) = self.qp.destroy() {
-                tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
+            if let Err(error) = self.qp.end_requests() {
+                is_refused = true;
+                let text = "the device keeps access to memory that was only lent to it; the process is aborted";
+                tracing::error!(name: "lent_memory_kept", target: "rdma", %error, "{text}");
             }
         });
         // A slot that another thread's poller has just claimed is not parked any more; that poller
         // tells the sink in a moment.
         let patience = Instant::now() + GRACE;
-        while self.qp.control.is_destroyed() && !self.shared.is_done() && Instant::now() < patience {
+        while !is_refused && !self.shared.is_done() && Instant::now() < patience {
             thread::yield_now();
         }
         (result, true)

@@ -1,5 +1,6 @@
 //! The send half of a queue pair. S and A are the invariants of [`posting`](super::posting).
 
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
@@ -45,13 +46,15 @@ pub(crate) struct SendLimits {
 pub struct SendQueue {
     pub(super) half: Half<ibv_send_wr>,
     pub(super) limits: SendLimits,
+    /// The bytes of all requests that were posted.
+    pub(super) bytes: u64,
 }
 
 impl SendQueue {
     /// Creates the send half of a new queue pair (S1).
     pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<Handle<PdInner>>, limits: SendLimits) -> Self {
         let batch = attached.producer.depth().min(MAX_BATCH);
-        Self { half: Half::new(raw, attached, pd, batch, limits.max_sge), limits }
+        Self { half: Half::new(raw, attached, pd, batch, limits.max_sge), limits, bytes: 0 }
     }
 
     /// The number of requests that the queue can hold.
@@ -185,14 +188,26 @@ impl SendQueue {
                 let parked = unsafe { slot.park() };
                 // SAFETY: submit_one requires that request 0 was staged last, and its slot parked:
                 // just done.
-                unsafe { self.half.submit_one(parked, run_after) }
+                let outcome = unsafe { self.half.submit_one(parked, run_after) };
+                if matches!(outcome, Outcome::Returned(_)) {
+                    self.uncount(0..1);
+                }
+                outcome
             }
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }
     }
 
-    /// Stages request `at`, with `run` unsignaled requests directly before it. Returns its slot and
-    /// the number of unsignaled requests directly before the next request.
+    /// Takes the bytes of requests that the device did not accept out of the count. The chain still
+    /// has the requests.
+    #[cold]
+    pub(super) fn uncount(&mut self, rejected: Range<u32>) {
+        self.bytes -= rejected.map(|at| self.half.chain.bytes(at as usize)).sum::<u64>();
+    }
+
+    /// Stages request `at`, with `run` unsignaled requests directly before it, and counts its
+    /// bytes. Returns its slot and the number of unsignaled requests directly before the next
+    /// request.
     ///
     /// # Safety
     ///
@@ -205,20 +220,22 @@ impl SendQueue {
         work: &Work<O, L>,
         keep: &impl Keep,
     ) -> Result<(Vacant<'_>, u32), Refusal> {
-        let Self { half, limits } = self;
+        let Self { half, limits, bytes } = self;
         // The provider copies inline data, which is only borrowed (S2).
         let flags = work.flags | L::INLINE;
         let asked = flags & SIGNALED != 0 || limits.signal_all;
         let forced = !asked && half.attached.producer.must_signal(run);
         let (domain, address) = (half.chain.domain, work.operation.address());
         let info = Info::new(run, 0, O::OPCODE);
+        let mut total = 0;
         let fill = |wr: &mut ibv_send_wr, list: &mut super::local::SgeList<'_>| {
             let len = list.total();
+            total = len;
             work.operation.fill(wr, len, list.count())?;
             if flags & INLINE != 0 && len > u64::from(limits.max_inline) {
                 return Err(Refusal::TooLong);
             }
-            if L::ON_GPU && limits.processor_writes && O::OPCODE.writes_local() {
+            if O::OPCODE.writes_local() && limits.processor_writes && work.local.is_out_of_reach() {
                 return Err(Refusal::NotSupported);
             }
             if matches!(O::OPCODE, Opcode::Read) && limits.capabilities.read_needs_exposed_sink {
@@ -242,6 +259,7 @@ impl SendQueue {
         };
         // SAFETY: `Half::stage` has the same contract as this function.
         let slot = unsafe { half.stage(at, (&work.local, work.token), keep, fill, (info, address)) }?;
+        *bytes += total;
         Ok((slot, if asked || forced { 0 } else { run + 1 }))
     }
 

@@ -77,6 +77,8 @@ use crate::types::Opcode;
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;
 /// The number of bits of a `wr_id` below the queue's number.
 const USE_BITS: u32 = 44;
+/// A `wr_id` less than this has the queue number 0, which is no queue's.
+pub(crate) const FOREIGN_IDS: u64 = 1 << USE_BITS;
 /// The topmost of these bits: set for a request with a sink, so that the thread that fetches its
 /// completion need not access the slot. The bits below are the lap and then the slot, which takes
 /// as many bits as the ring needs.

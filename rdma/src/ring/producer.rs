@@ -28,6 +28,8 @@ pub(crate) struct Producer {
     /// The queue's number, shifted to its place in a `wr_id`.
     queue_bits: u64,
     lap: Lap,
+    /// How often the head came to the end of the ring.
+    turns: u64,
 }
 
 // SAFETY: moving a producer to another thread is sound: it is exclusive access to the free slots of
@@ -66,7 +68,7 @@ impl Producer {
         // their number (the contract of this function).
         let end = unsafe { slots.add(depth as usize) };
         let queue_bits = u64::from(queue) << USE_BITS;
-        let mut this = Self { slots, head: slots, end, next_id: 0, depth, run: 0, ring, queue_bits, lap };
+        let mut this = Self { slots, head: slots, end, next_id: 0, depth, run: 0, ring, queue_bits, lap, turns: 0 };
         this.start(lap);
         this
     }
@@ -183,6 +185,12 @@ impl Producer {
     fn turn(&mut self) {
         let lap = self.next_lap();
         self.start(lap);
+        self.turns += 1;
+    }
+
+    /// The number of slots that the head has passed so far.
+    pub(crate) fn passed(&self) -> u64 {
+        self.turns * u64::from(self.depth) + u64::from(self.head())
     }
 
     #[cfg(test)]

@@ -138,6 +138,32 @@ fn a_c_program_finds_the_devices() {
 }
 
 #[test]
+fn a_program_that_loads_the_library_without_a_version_finds_the_device() {
+    let source = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <infiniband/verbs.h>
+int main(void) {
+    void *verbs = dlopen("libibverbs.so", RTLD_NOW), *cm = dlopen("librdmacm.so", RTLD_NOW);
+    if (!verbs || verbs != cm) return 1;
+    struct ibv_device **(*list)(int *) = dlvsym(verbs, "ibv_get_device_list", "IBVERBS_1.1");
+    const char *(*name)(struct ibv_device *) = dlvsym(verbs, "ibv_get_device_name", "IBVERBS_1.1");
+    int count = 0;
+    struct ibv_device **devices = list(&count);
+    if (count != 1) return 2;
+    puts(name(devices[0]));
+    return 0;
+}
+"#;
+    let folder = folder("unversioned");
+    let Some(compiler) = Compiler::find(&folder) else { return };
+    let program = compiler.output("loads");
+    let _out = has_succeeded("cc", &compiler.run("loads", source, &["-o", &program, "-ldl"]).unwrap());
+    assert_eq!(has_succeeded("soft-rdma", &launch(&folder, &[&program])), "soft0\n");
+}
+
+#[test]
 fn devices_get_names_that_programs_insist_on() {
     let folder = folder("names");
     let Some(program) = compile(&folder, "named", PROGRAM) else { return };

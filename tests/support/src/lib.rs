@@ -8,6 +8,7 @@
 //! * [`signals`]: signals that interrupt system calls.
 //! * [`trees`]: compares trees of files; `compare_trees` is the program.
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
+//! * [`LoggedEvent`]: the log events of a crate, in its source and in its docs.
 //! * [`OnEvent`] and [`where_logging_panics`]: log subscribers from a function.
 //! * [`skip`] and [`lacks`]: report tests that cannot run here; [`has_recorded_compiler`] asks for
 //!   the compiler of the tests that must not compile.
@@ -18,6 +19,7 @@
 mod alone;
 mod channel;
 mod compiler;
+mod events;
 pub mod example;
 mod forked;
 mod peer;
@@ -32,6 +34,7 @@ use std::time::{Duration, Instant};
 pub use alone::{alone, passes_alone};
 pub use channel::Channel;
 pub use compiler::Compiler;
+pub use events::{LoggedEvent, assert_documented};
 pub use forked::holds_in_child;
 pub use peer::{Peer, first, role};
 pub use subscriber::{OnEvent, where_logging_panics};

@@ -1,12 +1,15 @@
 //! The command lines, and what is known to fail.
 
 use Kind::{
-    Alone, CmClient, CmGroup, CmPair, CmService, Compat, Crate, Example, ExampleCm, ExamplePingpong, Fabric, Mpi,
+    Alone, CmClient, CmGroup, CmPair, CmService, Compat, Crate, Example, ExampleCm, ExamplePingpong, Fabric, Mpi, Nccl,
     Perftest, Pingpong, Rping, Rsockets, Suite, Ucx,
 };
 
 /// The workspace's program that is a peer of `ibv_*_pingpong`.
 pub(super) const OURS: &str = "pingpong";
+
+/// The program in the folder `nccl`, which calls libibverbs as NCCL does.
+pub(super) const NCCL_NET: &str = "nccl_net";
 
 /// The expected end of a case.
 #[derive(Debug)]
@@ -68,12 +71,14 @@ pub(super) enum Kind {
     Ucx,
     /// `mpirun` of the test program
     Mpi,
+    /// [`NCCL_NET`]
+    Nccl,
 }
 
 impl Kind {
     /// The launcher's options.
     pub(super) fn launch_options(self) -> &'static [&'static str] {
-        if matches!(self, Ucx | Mpi | Suite) { &["--sysfs"] } else { &[] }
+        if matches!(self, Ucx | Mpi | Nccl | Suite) { &["--sysfs"] } else { &[] }
     }
 
     /// Whether the program is of a crate from the registry.
@@ -97,7 +102,7 @@ impl Kind {
             Self::CmPair => pair(format!("-p {port}"), "-s 127.0.0.1"),
             Self::Rsockets => (format!("-s -1 -p {port}"), format!("-c 127.0.0.1 -p {port} -n 64M -P 3")),
             Self::Fabric => (format!("-B {port}"), format!("-P {port} 127.0.0.1")),
-            Self::Ucx => pair(format!("-p {port}"), "127.0.0.1"),
+            Self::Ucx | Self::Nccl => pair(format!("-p {port}"), "127.0.0.1"),
         }
     }
 }
@@ -161,6 +166,7 @@ impl Case {
             (Fabric, _) => "libfabric-bin",
             (Ucx, _) => "ucx-utils",
             (Mpi, _) => "openmpi-bin and libopenmpi-dev",
+            (Nccl, _) => "gcc and libibverbs-dev",
         }
     }
 }
@@ -201,6 +207,10 @@ macro_rules! uct {
 
 const fn mpi(options: &'static str) -> Case {
     Case { variable: "UCX_NET_DEVICES=soft0:1", ..passes(Mpi, "mpirun", options) }
+}
+
+const fn nccl(variable: &'static str, options: &'static str) -> Case {
+    Case { variable, ..passes(Nccl, NCCL_NET, options) }
 }
 
 pub(super) static CASES: &[Case] = &[
@@ -350,6 +360,13 @@ pub(super) static CASES: &[Case] = &[
     mpi("-x UCX_TLS=rc_v,self --mca pml ucx"),
     mpi("-x UCX_TLS=ud_v,self --mca pml ucx"),
     mpi("--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm"),
+    nccl("", ""),
+    nccl("", "-i -q 4 -s"),
+    nccl("", "-a -o -T 106 -S 3"),
+    nccl("", "-m -q 3 -s"),
+    nccl("", "-e"),
+    nccl("RDMA_SOFT_DEVICES=2", "-d 2 -q 2"),
+    nccl("RDMA_SOFT_LINK_LAYER=infiniband", "-q 2"),
     passes(Crate, "ibverbs_pingpong", ""),
     passes(Crate, "sideway_pingpong", ""),
     passes(Crate, "post_poll", ""),
@@ -371,5 +388,6 @@ pub(super) static CASES: &[Case] = &[
     passes(ExamplePingpong, "rc_pingpong_split", "-d soft0 -s 65536"),
     passes(ExampleCm, "cmtime", "-c 10"),
     passes(Pingpong, "valgrind", "-q --error-exitcode=9 ibv_rc_pingpong -c -n 100"),
+    passes(Nccl, "valgrind", "-q --error-exitcode=9 ./nccl_net -l 8193 -e"),
     passes(Alone, "valgrind", "-q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite ibv_devinfo"),
 ];

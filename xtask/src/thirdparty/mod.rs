@@ -1,6 +1,7 @@
 //! `cargo xtask thirdparty`: runs Debian's RDMA programs, programs over other Rust crates (the
-//! workspace `thirdparty`), these crates' own tests and examples, and rdma-core's tests in Python
-//! on the software device, through `soft-rdma`, and prints tables.
+//! workspace `thirdparty`), these crates' own tests and examples, a program that calls libibverbs
+//! as NCCL does (`nccl`), and rdma-core's tests in Python on the software device, through
+//! `soft-rdma`, and prints tables.
 
 mod again;
 mod cases;
@@ -106,7 +107,7 @@ fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
     let folder = target.join("xtask/thirdparty");
     make(&folder)?;
     let path = target.join(if dev { "debug" } else { "release" }).join("soft-rdma");
-    Ok(Launcher { path, folder, crates: target.join("thirdparty") })
+    Ok(Launcher::new(path, folder, target.join("thirdparty")))
 }
 
 /// Builds the programs of the workspace `thirdparty`: unoptimized, because they run for less time

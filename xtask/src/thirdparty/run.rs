@@ -5,9 +5,10 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::cases::{Case, Kind, OURS, Outcome, Peer};
+use super::cases::{Case, Kind, NCCL_NET, OURS, Outcome, Peer};
 use super::registry;
 use crate::system::free_port;
 
@@ -37,6 +38,9 @@ pub(super) struct Launcher {
     pub(super) folder: PathBuf,
     /// The target folder of the workspace `thirdparty`, and of the crates from the registry.
     pub(super) crates: PathBuf,
+    /// Whether the C programs of these names have been compiled.
+    mpi_sums: OnceLock<bool>,
+    nccl_net: OnceLock<bool>,
 }
 
 /// A running program and its output.
@@ -46,6 +50,10 @@ struct Running {
 }
 
 impl Launcher {
+    pub(super) fn new(path: PathBuf, folder: PathBuf, crates: PathBuf) -> Self {
+        Self { path, folder, crates, mpi_sums: OnceLock::new(), nccl_net: OnceLock::new() }
+    }
+
     /// The file of a program.
     fn program(&self, kind: Kind, name: &str) -> PathBuf {
         match kind {
@@ -53,6 +61,7 @@ impl Launcher {
             Kind::Crate => self.crates.join("debug").join(name),
             Kind::Example | Kind::ExamplePingpong | Kind::ExampleCm => self.crates.join("debug/examples").join(name),
             Kind::Suite => self.sources(name),
+            Kind::Nccl if name == NCCL_NET => self.folder.join(name),
             _ => Path::new("/usr/bin").join(name),
         }
     }
@@ -91,7 +100,7 @@ impl Launcher {
     pub(super) fn run(&self, case: &Case) -> (Ended, Duration) {
         let start = Instant::now();
         let is_installed = |name: &&str| self.program(case.kind, name).exists();
-        let ended = if ![case.program, case.client].iter().all(is_installed) || !self.has_program(case.kind) {
+        let ended = if !self.has_program(case.kind) || ![case.program, case.client].iter().all(is_installed) {
             Ended::Missing
         } else {
             let runs = if matches!(case.outcome, Outcome::Races(_)) { 3 } else { 1 };
@@ -101,11 +110,31 @@ impl Launcher {
         (ended, start.elapsed())
     }
 
-    /// Compiles the test program of MPI; false if Open MPI's compiler or headers are missing.
+    /// Compiles the C program of a kind, once; false if the compiler or headers are missing.
     fn has_program(&self, kind: Kind) -> bool {
+        let (built, compile): (_, fn(&Self) -> bool) = match kind {
+            Kind::Mpi => (&self.mpi_sums, Self::compile_mpi_sums),
+            Kind::Nccl => (&self.nccl_net, Self::compile_nccl_net),
+            _ => return true,
+        };
+        *built.get_or_init(|| compile(self))
+    }
+
+    fn compile_mpi_sums(&self) -> bool {
         let source = crate::root().join("xtask/src/thirdparty/mpi_sums.c");
-        let compile = || Command::new("mpicc").arg("-o").arg(self.folder.join("mpi_sums")).arg(source).output();
-        kind != Kind::Mpi || compile().is_ok_and(|output| output.status.success())
+        has_compiled(Command::new("mpicc").arg("-o").arg(self.folder.join("mpi_sums")).arg(source))
+    }
+
+    /// The program loads libibverbs by itself, so it is not linked to it.
+    fn compile_nccl_net(&self) -> bool {
+        let root = crate::root();
+        let folder = root.join("xtask/src/thirdparty/nccl");
+        let sources =
+            ["main", "verbs", "device", "connect", "transfer"].map(|name| folder.join(name).with_extension("c"));
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+            .arg(root.join("rdma-soft/dropin/tests"));
+        has_compiled(cc.arg("-o").arg(self.folder.join("nccl_net")).args(sources).arg("-ldl"))
     }
 
     fn attempt(&self, case: &Case) -> Ended {
@@ -175,6 +204,15 @@ impl Launcher {
         command.stdout(output.try_clone()?).stderr(output.try_clone()?);
         Ok(Running { child: command.spawn()?, output })
     }
+}
+
+/// Whether a compiler has succeeded. If it starts and fails, its messages are shown.
+fn has_compiled(compiler: &mut Command) -> bool {
+    let output = compiler.output();
+    if let Ok(output) = &output {
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    }
+    output.is_ok_and(|output| output.status.success())
 }
 
 /// rdma-core's library that makes sockets rsockets, in the folder of the machine's architecture.

@@ -182,6 +182,7 @@ impl Flow {
     fn offer(&mut self, slice: &RemoteSlice, open: impl FnOnce() -> Open, now: Instant) -> Result<u32, Failure> {
         let Some((header, id)) = self.protocol.offer() else { return Err(Failure::new(FailureKind::Local)) };
         self.offers.open.insert(id, open());
+        self.counts.count_sent(usize::try_from(slice.len()).unwrap_or(usize::MAX));
         self.post_copy(header, &slice.to_bytes());
         self.pump(now);
         Ok(id)
@@ -293,7 +294,10 @@ impl Flow {
         let place = self.inbox.iter_mut().find(is_offer);
         let status = if place.is_some() { RECEIVED } else { DISCARDED };
         match place {
-            Some(place) => *place = Stored::Read(buffer, rest),
+            Some(place) => {
+                self.counts.count_received(buffer.len());
+                *place = Stored::Read(buffer, rest);
+            }
             None => self.discard(Stored::Read(buffer, rest)),
         }
         if self.operation_failure().is_none() {

@@ -97,7 +97,9 @@ impl Flow {
 
     /// Leaves the waker of a task that waits to send.
     pub(in crate::connection) fn wait_to_send(&mut self, place: &mut Option<Place>, task: &mut Task<'_>) {
+        let waited = place.is_some();
         self.senders.wait(place, task);
+        self.counts.send_waits += u64::from(!waited && place.is_some());
     }
 
     /// Gives a place among the waiting senders up.

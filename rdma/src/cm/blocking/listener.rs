@@ -227,7 +227,10 @@ impl<T: PortSpace> Listener<T> {
             let Some(request) = request else { continue };
             let served = self.only.as_ref().map(|only| request.id().raw.check_device(Verb::Accept, only));
             if let Some(Err(error)) = served {
-                tracing::warn!(%error, peer = ?request.peer_addr(), "a connection was rejected");
+                tracing::warn!(
+                    name: "request_rejected", target: "rdma",
+                    %error, peer = ?request.peer_addr(), "a connection was rejected"
+                );
                 continue;
             }
             return IncomingConnection::new(request, &self.channel).map(Some);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::error::ErrorKind;
 use crate::testing::fail;
-use crate::{Memory, RemoteAccess};
+use crate::{Memory, Pages, RegisterOptions, RemoteAccess};
 
 fn kind<O: op::Operation, L: Owned>(rig: &mut Rig, work: op::Work<O, L>) -> ErrorKind {
     let before = rig.posted().len();
@@ -276,6 +276,37 @@ fn reads_on_iwarp_need_an_exposed_sink() {
     let [_, empty] = &posted[..] else { panic!("{posted:?}") };
     let [element] = &empty.sges[..] else { panic!("{empty:?}") };
     assert_eq!((element.addr, element.length, element.lkey), (0, 0, 0));
+}
+
+/// The provider would copy to the address that the device knows, where there is other memory.
+#[test]
+fn memory_with_a_chosen_address_does_not_receive_what_the_processor_would_write() {
+    let mut rig = Rig::new();
+    let options = RegisterOptions::new().remote_access(RemoteAccess::all()).iova(0);
+    let region = rig.pd.register_exposed_with(Pages::new(4096).unwrap(), &options).unwrap();
+    let slice = || region.slice(8..16).unwrap();
+    rig.qp.recv.processor_writes = false;
+    rig.qp.post_recv(slice(), 1).unwrap();
+    assert_eq!((rig.posted()[0].sges[0].addr, rig.posted()[0].sges[0].length), (8, 8));
+    rig.qp.recv.processor_writes = true;
+    let error = rig.qp.post_recv(slice(), 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    assert!(error.to_string().contains("a chosen iova"), "{error}");
+    assert_eq!(rig.qp.post_recv((rig.buffer(8), slice()), 3).unwrap_err().kind(), ErrorKind::NotSupported);
+    assert_eq!(rig.qp.post_recv(vec![slice()], 3).unwrap_err().kind(), ErrorKind::NotSupported);
+    assert_eq!(rig.qp.post_recv(slice().into_sink(), 4).unwrap_err().kind(), ErrorKind::NotSupported);
+    let plain = rig.pd.allocate_exposed(64, RemoteAccess::all()).unwrap();
+    rig.qp.post_recv(plain.slice(..8).unwrap(), 4).unwrap();
+
+    rig.qp.send.limits.processor_writes = true;
+    assert_eq!(kind(&mut rig, op::read(slice(), remote())), ErrorKind::NotSupported);
+    assert_eq!(kind(&mut rig, op::fetch_add(slice(), remote(), 1)), ErrorKind::NotSupported);
+    // The device reads it by its address.
+    rig.qp.post_send(op::send(slice())).unwrap();
+    assert_eq!(rig.posted().last().unwrap().sges[0].addr, 8);
+    rig.qp.send.limits.processor_writes = false;
+    rig.qp.post_send(op::read(slice(), remote())).unwrap();
+    assert_eq!(rig.posted().last().unwrap().sges[0].addr, 8);
 }
 
 #[test]

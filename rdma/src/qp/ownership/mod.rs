@@ -4,13 +4,16 @@
 mod attacks;
 mod datagrams;
 mod failures;
+mod foreign;
 mod gpu;
 mod limits;
 mod pollers;
+mod pools;
 mod rows;
 mod scopes;
 mod sources;
 mod split;
+mod stats;
 mod threads;
 
 use rdma_sys::{ibv_send_flags, ibv_wc, ibv_wc_opcode, ibv_wc_status};

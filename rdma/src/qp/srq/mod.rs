@@ -2,17 +2,19 @@
 //!
 //! # Safety
 //!
-//! 1. A [`SrqInner`] owns a queue that its context's function table created. Each queue pair that
-//!    uses the queue keeps it alive.
+//! 1. A [`SrqInner`] owns a queue that its context's function table created, or has it from the
+//!    caller of `from_raw`, who keeps it. Each queue pair that uses the queue keeps it alive.
 //! 2. Buffers in flight are released only by completions, or after the queue was destroyed. A queue
 //!    pair may have taken a receive that it never completes: if the queue pair ends, the receive's
-//!    buffer stays with the queue.
+//!    buffer stays with the queue. A queue that other code destroys is let go of when no receive is
+//!    in flight; otherwise it leaks.
 //! 3. The memory of a posted receive is parked in the queue's ring. It is returned without a
 //!    completion only if the device cannot have accepted the receive.
 //! 4. In each completion queue of its queue pairs, as many entries are reserved as the ring has
 //!    slots. A resize changes the depth of the C queue alone: the ring has slots for the largest
 //!    depth from the start, and bounds the receives in flight whatever depth the provider grants.
 
+mod foreign;
 mod post;
 mod poster;
 
@@ -31,7 +33,7 @@ use super::{Rc, Transport, Uc, Ud, scatter};
 use crate::context::ContextInner;
 use crate::cq::{CqInner, Reservation};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
-use crate::handle::{Handle, Object, Raw};
+use crate::handle::{Handle, Object, Ownership, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::ring::{MAX_SLOTS, SharedProducer, Staged, attach_shared, detach_shared};
 use crate::types::SrqId;
@@ -100,10 +102,12 @@ pub(crate) struct SrqInner {
     raw: Raw<ibv_srq>,
     pd: Arc<Handle<PdInner>>,
     id: SrqId,
-    /// Slots of the ring.
+    /// The largest depth, and the slots of the ring.
+    max_depth: u32,
     slots: u32,
     /// The reservations in completion queues (4), each alive while a queue pair uses both queues.
     reservations: Mutex<Vec<Weak<Reservation>>>,
+    ownership: Ownership,
     /// Declared last: dropped after the queue was destroyed.
     parked: Parked,
 }
@@ -142,12 +146,26 @@ impl Object for SrqInner {
         // SAFETY: ibv_destroy_srq requires a live queue of this table without queue pairs: this
         // function's contract, since each queue pair keeps the handle (1). The events of the queue
         // are acknowledged as they are taken, so the call does not block.
-        let call = || unsafe { (self.context().table.ibv_destroy_srq)(self.raw.as_ptr()) };
-        Error::check(Self::DESTROY, call)
+        let call = || unsafe { (self.pd.context.table.ibv_destroy_srq)(self.raw.as_ptr()) };
+        if self.ownership.is_kept() && self.parked.lock().as_ref().is_some_and(|producer| producer.busy() > 0) {
+            // The device may still write to the memory of the receives (2).
+            return Err(Error::new(Self::DESTROY, ErrorKind::InUse));
+        }
+        self.ownership.end(|| Error::check(Self::DESTROY, call))
     }
 }
 
 impl SrqInner {
+    fn new(raw: Raw<ibv_srq>, pd: &Arc<Handle<PdInner>>, id: SrqId, max_depth: u32, ownership: Ownership) -> Self {
+        let slots = (2 * max_depth).next_power_of_two();
+        let (reservations, parked) = (Mutex::default(), Parked(Mutex::default()));
+        Self { raw, pd: Arc::clone(pd), id, max_depth, slots, reservations, ownership, parked }
+    }
+
+    pub(super) fn as_raw(&self) -> *mut ibv_srq {
+        self.raw.as_ptr()
+    }
+
     fn context(&self) -> &Arc<Handle<ContextInner>> {
         &self.pd.context
     }
@@ -241,8 +259,8 @@ impl SrqUse {
 #[must_use]
 pub struct SrqBuilder<T: Transport> {
     pd: ProtectionDomain,
-    max_wr: u32,
-    max_sge: u32,
+    max_wr: Option<u32>,
+    max_sge: Option<u32>,
     resizable_to: u32,
     transport: PhantomData<T>,
 }
@@ -270,15 +288,15 @@ impl SharedReceiveQueue<Ud> {
 
 impl<T: Transport> SrqBuilder<T> {
     fn new(pd: &ProtectionDomain) -> Self {
-        Self { pd: pd.clone(), max_wr: 16, max_sge: 1, resizable_to: 0, transport: PhantomData }
+        Self { pd: pd.clone(), max_wr: None, max_sge: None, resizable_to: 0, transport: PhantomData }
     }
 
     setters! {
         /// The number of receives that the device holds; 16 by default.
-        max_wr(count: u32) = count;
+        max_wr(count: u32) = Some(count);
 
         /// The number of segments that a receive can scatter to; 1 by default.
-        max_sge(count: u32) = count;
+        max_sge(count: u32) = Some(count);
 
         /// The largest number of receives to which the queue may be
         /// [resized](SharedReceiveQueue::resize); `max_wr` by default.
@@ -306,7 +324,7 @@ impl<T: Transport> SrqBuilder<T> {
         if limit(device.max_srq) == 0 || !T::is_supported(&context.capabilities()) {
             return Err(refused(ErrorKind::NotSupported));
         }
-        let (max_wr, max_sge) = (self.max_wr.max(1), self.max_sge.max(1));
+        let (max_wr, max_sge) = (self.max_wr.unwrap_or(16).max(1), self.max_sge.unwrap_or(1).max(1));
         let most = self.resizable_to.max(max_wr);
         // The ring has twice as many slots.
         if most > limit(device.max_srq_wr).min(MAX_SLOTS / 2) || max_sge > limit(device.max_srq_sge) {
@@ -325,21 +343,30 @@ impl<T: Transport> SrqBuilder<T> {
         let raw = Raw::created(Verb::CreateSrq, call)?;
         // The provider may grant more than was asked for.
         let depth = init.attr.max_wr.clamp(max_wr, MAX_SLOTS / 2);
-        let max_depth = most.max(depth);
-        let slots = (2 * max_depth).next_power_of_two();
-        let (reservations, parked) = (Mutex::default(), Parked(Mutex::default()));
-        let inner = Arc::new(Handle::new(SrqInner { raw, pd: Arc::clone(pd), id, slots, reservations, parked }));
-        let batch = max_depth.min(MAX_BATCH) as usize;
-        let producer = attach_shared(slots, max_sge).map_err(|error| refused(error.kind()))?;
-        Ok(SharedReceiveQueue {
-            held: Some(Held { producer, inner }),
-            chain: Chain::new(batch, max_sge as usize, pd.identity()),
+        let inner = Handle::new(SrqInner::new(raw, pd, id, most.max(depth), Ownership::Destroy));
+        SharedReceiveQueue::assemble(inner, depth, max_sge).map_err(|failed| refused(failed.error.kind()))
+    }
+}
+
+impl<T: Transport> SharedReceiveQueue<T> {
+    /// The handle of a queue.
+    fn assemble(inner: Handle<SrqInner>, depth: u32, max_sge: u32) -> Result<Self, Failed<Handle<SrqInner>>> {
+        let producer = match attach_shared(inner.slots, max_sge) {
+            Ok(producer) => producer,
+            Err(error) => return Err(Failed::new(error, inner)),
+        };
+        let context = inner.context();
+        // The ring has twice as many slots as the device takes receives.
+        let batch = (inner.slots / 2).min(MAX_BATCH) as usize;
+        Ok(Self {
+            chain: Chain::new(batch, max_sge as usize, inner.pd.identity()),
             batch: Vec::with_capacity(batch),
             live_in: context.fork,
             processor_writes: scatter::processor_writes(context),
             depth,
-            max_depth,
+            max_depth: inner.max_depth,
             transport: PhantomData,
+            held: Some(Held { producer, inner: Arc::new(inner) }),
         })
     }
 }

@@ -129,7 +129,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
         if self.live_in != fork::generation() {
             return Err(Refusal::Ended);
         }
-        if L::ON_GPU && self.processor_writes {
+        if self.processor_writes && local.is_out_of_reach() {
             return Err(Refusal::NotSupported);
         }
         let Some(Held { producer, inner }) = &mut self.held else { return Err(Refusal::Ended) };

@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_suite_that_cannot_be_fetched_is_skipped_if_it_is_optional() {
-        let launcher = Launcher { path: "soft-rdma".into(), folder: "folder".into(), crates: "crates".into() };
+        let launcher = Launcher::new("soft-rdma".into(), "folder".into(), "crates".into());
         let mut tests = Tests::none(&launcher);
         assert!(tests.add(&SUITES[0], Err("no mirror".into())).is_err());
         tests.add(&SUITES[1], Err("no mirror".into())).unwrap();
