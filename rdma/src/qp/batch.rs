@@ -184,11 +184,10 @@ impl<T: Transport> RecvBatch<'_, T> {
     pub fn push<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
         // SAFETY: `stage` requires that the parked copies are not used unless the original is
         // forgotten: on success `surrender` forgets it, and a failed `stage` leaves no copy in use.
-        let refusal = match unsafe { self.queue.stage::<T, L>(self.len, (&local, token), &Segments(&local)) } {
-            Ok(_) => None,
-            Err(refusal) => Some(refusal),
-        };
-        self.pushed(local, refusal.map(|refusal| self.queue.half.refused(refusal)))
+        let staged = unsafe { self.queue.stage::<T, L>(self.len, (&local, token), &Segments(&local)) };
+        let refusal = staged.err();
+        let refused = refusal.map(|refusal| self.queue.half.refused(refusal));
+        self.pushed(local, refused)
     }
 }
 
