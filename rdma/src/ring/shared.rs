@@ -74,6 +74,33 @@ impl SharedProducer {
         Some(Vacant { slot: self.ring().slot(wr_id), wr_id, ring: self.ring })
     }
 
+    /// Prepares the list for a batch of `count` requests, which takes its slots off the list alone:
+    /// a search would find the batch's own slots, which are free until the batch is posted.
+    pub(crate) fn prepare(&mut self, count: usize) {
+        let slots = &self.ring().slots;
+        let is_short = self.free.len() < count;
+        // A search that would find too few leaves the list as it is.
+        if is_short && slots.iter().filter(|slot| slot.state.is_free()).count() >= slots.len() / 2 {
+            let last = self.search();
+            self.free.extend(last);
+        }
+    }
+
+    /// Takes a free slot off the list; none if the list is empty.
+    pub(crate) fn vacant_listed(&mut self) -> Option<Vacant<'_>> {
+        let wr_id = self.free.pop()?;
+        Some(Vacant { slot: self.ring().slot(wr_id), wr_id, ring: self.ring })
+    }
+
+    /// Parks a slot that `vacant_listed` returned.
+    ///
+    /// # Safety
+    ///
+    /// The slot is free, and meets the contract of [`Vacant::park`], without a sink.
+    pub(crate) unsafe fn park(&mut self, Staged { wr_id }: Staged) {
+        self.ring().slot(wr_id).state.park(wr_id);
+    }
+
     fn next_lap(&self) -> Lap {
         self.lap.next(self.ring().lap_mask())
     }
