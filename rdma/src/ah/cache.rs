@@ -13,7 +13,9 @@ use crate::types::Path;
 ///
 /// On most devices each new handle is a system call, and on Ethernet it may resolve an address. So
 /// a server that answers datagrams keeps the handles of its clients. A handle keeps the hardware
-/// address of the time when it was made: [`clear`](Self::clear) the cache when peers move.
+/// address of the time when it was made: [`clear`](Self::clear) the cache when peers move. The
+/// cache serves queue pairs of any domains and devices; a handle keeps its domain, so clear the
+/// cache before you close one.
 ///
 /// # Examples
 ///
@@ -47,7 +49,7 @@ struct Used {
 
 impl AddressCache {
     /// A cache of at most `capacity` handles, at least one. A further one takes the place of the
-    /// one that was not used for the longest time.
+    /// one that was not used for the longest time, which a search of the whole cache finds.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { handles: HashMap::new(), capacity: capacity.max(1), looks: 0 }

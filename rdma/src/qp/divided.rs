@@ -101,6 +101,7 @@ impl<T: Transport, E> Divided<T, E> {
         QpControl::new(control)
     }
 
+    #[cfg(feature = "aio")]
     pub(crate) fn extra(&self) -> &E {
         &self.extra
     }

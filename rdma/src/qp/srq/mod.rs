@@ -42,7 +42,8 @@ use crate::types::SrqId;
 ///
 /// A server with many clients posts as many receives as messages may arrive at a time, not as many
 /// for each client. Receives are posted to this handle, of which there is one
-/// ([`into_poster`](Self::into_poster) makes one for several threads); messages take them in order, and complete on the completion queue of the queue pair that took them.
+/// ([`into_poster`](Self::into_poster) makes one for several threads); messages take them in order,
+/// and complete on the completion queue of the queue pair that took them.
 /// [`Completion::qpn`](crate::Completion::qpn) tells from which connection a message came.
 ///
 /// Dropping the handle does not end the queue: the queue pairs that use it keep it, and the

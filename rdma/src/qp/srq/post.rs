@@ -10,7 +10,7 @@ use crate::ah::Grh;
 use crate::error::{Error, ErrorKind, Verb};
 use crate::fork;
 use crate::panics::Panics;
-use crate::qp::batch::{Batch, BatchQueue, MAX_BATCH};
+use crate::qp::batch::{Batch, BatchQueue};
 use crate::qp::chain::WorkRequest;
 use crate::qp::local::{Owned, Refusal, SgeList, Writable};
 use crate::qp::posting::{Ended, Keep, NotPosted, Outcome, PostError, Segments, post_error};
@@ -74,7 +74,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
     }
 
     /// Starts a batch of receives, posted with one doorbell. A batch holds 64 receives at most, and
-    /// no more than slots are free when it is started.
+    /// no more than the queue has free slots.
     ///
     /// # Examples
     ///
@@ -100,7 +100,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
         let local = ManuallyDrop::new(local);
         // SAFETY: stage requires that the memory is forgotten unless the slot was freed: `settle`
         // forgets it with `surrender`, or returns it after the slot was freed.
-        let outcome = match unsafe { self.stage(0, (&*local, token), SharedProducer::vacant) } {
+        let outcome = match unsafe { self.stage(0, (&*local, token), |producer, _| producer.vacant()) } {
             Ok((slot, srq)) => {
                 // SAFETY: park requires a slot that is described, with its number of segments:
                 // `stage` did both.
@@ -112,8 +112,8 @@ impl<T: Transport> SharedReceiveQueue<T> {
         outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back)
     }
 
-    /// Writes request `at` and fills a slot that `vacant` finds, which is ready to be parked; a
-    /// refusal changes nothing. Returns the C queue too.
+    /// Writes request `at` and fills a slot that `vacant` finds beside those of the batch, which is
+    /// ready to be parked; a refusal changes nothing. Returns the C queue too.
     ///
     /// # Safety
     ///
@@ -124,7 +124,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
         &mut self,
         at: u32,
         (local, token): (&L, u64),
-        vacant: impl FnOnce(&mut SharedProducer) -> Option<Vacant<'_>>,
+        vacant: impl for<'p> FnOnce(&'p mut SharedProducer, &[Staged]) -> Option<Vacant<'p>>,
     ) -> Result<(Vacant<'_>, *mut ibv_srq), Refusal> {
         if self.live_in != fork::generation() {
             return Err(Refusal::Ended);
@@ -141,7 +141,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
         if T::IS_DATAGRAM && list.total() < Grh::LEN as u64 {
             return Err(Refusal::OutOfBounds);
         }
-        let mut slot = vacant(producer).ok_or(Refusal::QueueFull)?;
+        let mut slot = vacant(producer, &self.batch).ok_or(Refusal::QueueFull)?;
         // SAFETY: `Keep::park` requires that the copies are used once: the contract of this
         // function.
         let count = unsafe { Segments(local).park(&mut slot) };
@@ -214,7 +214,7 @@ impl<T: Transport> SrqBatch<'_, T> {
         let (queue, len) = self.parts();
         // SAFETY: stage requires that the memory is forgotten once the slot is parked: on success
         // `surrender` forgets it, and a failed `stage` leaves no copy in use.
-        let staged = match unsafe { queue.stage(len, (&local, token), SharedProducer::vacant_listed) } {
+        let staged = match unsafe { queue.stage(len, (&local, token), SharedProducer::vacant_beside) } {
             Ok((slot, _)) => Ok(slot.staged()),
             Err(refusal) => Err(refusal),
         };
@@ -250,9 +250,6 @@ impl<T: Transport> BatchQueue for SharedReceiveQueue<T> {
 
     fn begin(&mut self) -> ((), u32) {
         self.batch.clear();
-        if let Some(Held { producer, .. }) = &mut self.held {
-            producer.prepare(MAX_BATCH.min(self.max_depth) as usize);
-        }
         ((), 0)
     }
 

@@ -334,6 +334,66 @@ fn a_batch_is_as_long_as_the_queue_has_free_slots() {
     assert_eq!(live("mr"), 0);
 }
 
+/// Posts a batch with these tokens, and returns the `wr_id`s.
+fn post_batch(rig: &mut Rig, tokens: std::ops::Range<u64>) -> Vec<u64> {
+    let before = testing::posted_to_srq(rig.srq.as_raw()).len();
+    let mut batch = rig.srq.batch();
+    for token in tokens {
+        batch.push(rig.pd.allocate(16).unwrap(), token).unwrap();
+    }
+    batch.submit().unwrap();
+    testing::posted_to_srq(rig.srq.as_raw())[before..].iter().map(|posted| posted.wr_id).collect()
+}
+
+/// Completes receives with these tokens, and polls them.
+fn complete_batch(rig: &mut Rig, names: &[u64], tokens: std::ops::Range<u64>) {
+    for (&wr_id, expected) in names.iter().zip(tokens) {
+        rig.complete(wr_id);
+        assert_eq!(rig.next().map(|(token, ..)| token), Some(expected));
+    }
+}
+
+#[test]
+fn a_search_amid_a_batch_leaves_out_the_slots_of_the_batch() {
+    let mut rig = Rig::new();
+    // Of the first list, four slots are left.
+    for tokens in [0..8, 0..4] {
+        let names = post_batch(&mut rig, tokens.clone());
+        complete_batch(&mut rig, &names, tokens);
+    }
+    // Takes the four and, after a search, two more; they stay in flight for all of the next list.
+    let stay = post_batch(&mut rig, 100..106);
+    let slot = |wr_id: &u64| wr_id % u64::from(SLOTS);
+    let mut taken: HashSet<u64> = stay.iter().map(slot).collect();
+    assert_eq!(taken.len(), 6);
+    for _ in 0..20 {
+        let names = post_batch(&mut rig, 0..2);
+        assert!(names.iter().all(|name| taken.insert(slot(name))), "{names:x?} {taken:?}");
+        complete_batch(&mut rig, &names, 0..2);
+        names.iter().map(slot).for_each(|slot| assert!(taken.remove(&slot)));
+    }
+    complete_batch(&mut rig, &stay, 100..106);
+    assert_eq!((live("mr"), rig.cq.stale_completions()), (0, 0));
+}
+
+#[test]
+fn a_forgotten_batch_leaks_its_memory_and_the_queue_works_on() {
+    let mut rig = Rig::new();
+    let mut batch = rig.srq.batch();
+    for token in 0..3 {
+        batch.push(rig.pd.allocate(16).unwrap(), token).unwrap();
+    }
+    #[allow(clippy::mem_forget, reason = "the attack")]
+    std::mem::forget(batch);
+    for token in 0..100 {
+        let wr_id = rig.post(token);
+        rig.complete(wr_id);
+        assert_eq!(rig.next().map(|(token, ..)| token), Some(token));
+    }
+    drop((rig.srq, rig.qp));
+    assert_eq!((live("srq"), live("mr")), (0, 3));
+}
+
 #[test]
 fn a_batch_that_fails_gives_back_what_was_not_taken() {
     for (accept, blame, known) in [(0, BadWr::Chain, true), (2, BadWr::Chain, true), (2, BadWr::Null, false)] {
@@ -386,6 +446,8 @@ fn a_poster_leaves_what_was_not_posted() {
     let mut foreign = vec![(other.allocate(16).unwrap(), 99)];
     assert_eq!(poster.post_recvs(&mut foreign).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(tokens(&foreign), [99]);
+    drop((foreign, receives, rig.qp, poster));
+    assert_eq!((live("srq"), live("mr")), (0, 0));
 }
 
 #[test]
