@@ -33,6 +33,12 @@ static NUMA_NODE_ELSEWHERE: OptionLimit = OptionLimit::new(
     "numa_node",
     "what the Pages were made with; memory that was allocated without the option stays where it is",
 );
+static IOVA_POOL: OptionLimit =
+    OptionLimit::new("iova", "left out only: a pool registers several slabs, each at its memory's address");
+static ON_DEMAND_POOL: OptionLimit = OptionLimit::new(
+    "on_demand",
+    "left out only: a pool's slabs are pinned once, so that requests do not wait for pages",
+);
 pub(super) static HUGE_PAGES_SIZE: OptionLimit =
     OptionLimit::new("huge_pages", "a size of /sys/kernel/mm/hugepages only");
 pub(super) static NUMA_NODE: OptionLimit =
@@ -128,8 +134,9 @@ impl RegisterOptions {
     /// Allocates huge pages, each of which takes one entry in the tables of the device and of the
     /// processor.
     ///
-    /// This is an option of allocations: of `allocate_with`, `allocate_exposed_with` and
-    /// [`Pages::with_options`](crate::Pages::with_options). The pages are taken at once, so an
+    /// This is an option of allocations: of `allocate_with`, `allocate_exposed_with`,
+    /// [`Pages::with_options`](crate::Pages::with_options) and
+    /// [`PoolBuilder::options`](crate::PoolBuilder::options). The pages are taken at once, so an
     /// error tells that there are none, and no later access does. Exposed memory of huge pages is
     /// not shared with peers on this host.
     #[must_use]
@@ -176,6 +183,24 @@ impl RegisterOptions {
     pub fn iova(mut self, address: u64) -> Self {
         self.iova = Some(address);
         self
+    }
+
+    /// Fails if an option may not be so for the slabs of a pool.
+    pub(super) fn check_pool(&self) -> Result<()> {
+        let refused = [
+            (!self.access().is_empty(), &LOCAL_ACCESS),
+            (self.iova.is_some(), &IOVA_POOL),
+            (self.on_demand, &ON_DEMAND_POOL),
+        ];
+        match refused.into_iter().find(|&(is_refused, _)| is_refused) {
+            Some((_, limit)) => Err(Error::new(Verb::BuildPool, ErrorKind::InvalidOption(limit))),
+            None => Ok(()),
+        }
+    }
+
+    /// The options of a registration of memory that was allocated with these options before.
+    pub(super) fn of_allocated(&self) -> Self {
+        Self { huge_pages: None, numa_node: None, touch_threads: 0, ..self.clone() }
     }
 
     /// The rights of peers. Other bits of `ibv_access_flags` change the meaning of the keys.

@@ -238,16 +238,17 @@ impl<'q, T: Transport, Q: BatchQueue> Batch<'q, '_, T, Q> {
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     pub fn submit(self) -> Result<(), BatchError<'q, Q>> {
-        self.submit_unlogged().map_err(|(error, ended)| {
-            if let Some(ended) = ended {
-                PostError::<()>::ended(error.error, ended).log();
-            }
-            error
-        })
+        self.submit_unlogged().inspect_err(|error| error.without_requests::<()>().log())
     }
 
-    /// As [`submit`](Self::submit), without a line in the log: also returns the end of the queue.
-    pub(super) fn submit_unlogged(self) -> Result<(), (BatchError<'q, Q>, Option<Ended>)> {
+    /// As [`submit`](Self::submit), without a line in the log, for a caller that holds a lock: it
+    /// takes [`BatchError::without_requests`], and calls [`PostError::log`] after it has released
+    /// the lock.
+    ///
+    /// # Errors
+    ///
+    /// As for [`submit`](Self::submit).
+    pub fn submit_unlogged(self) -> Result<(), BatchError<'q, Q>> {
         let mut this = ManuallyDrop::new(self);
         let (first, len, run, bytes) = (this.first, this.len, this.run, this.bytes);
         // SAFETY: ptr::read requires that the value is moved out once: `this` is not dropped, and
@@ -265,9 +266,9 @@ impl<'q, T: Transport, Q: BatchQueue> Batch<'q, '_, T, Q> {
                 Ok(())
             }
             Err((error, posted)) => {
-                let (next, ended) = posted.map_or_else(|ended| (len, Some(ended)), |posted| (posted, None));
+                let (next, ended) = (posted.unwrap_or(len), posted.err());
                 queue.count(bytes, next..len);
-                Err((BatchError { error, queue, first, next, len, current: None, restored: false }, ended))
+                Err(BatchError { error, ended, queue, first, next, len, current: None, restored: false })
             }
         }
     }
@@ -298,6 +299,8 @@ impl<T: Transport, Q: BatchQueue> fmt::Debug for Batch<'_, '_, T, Q> {
 #[allow(private_bounds, reason = "the three queues are all that there are")]
 pub struct BatchError<'q, Q: BatchQueue = SendQueue> {
     error: Error,
+    /// The end of the queue, if this error ended it.
+    ended: Option<Ended>,
     queue: &'q mut Q,
     first: Q::First,
     /// The first request that was neither posted nor returned yet.
@@ -315,6 +318,15 @@ impl<Q: BatchQueue> BatchError<'_, Q> {
     #[must_use]
     pub fn error(&self) -> Error {
         self.error
+    }
+
+    /// The error alone, which borrows nothing, for a caller of [`Batch::submit_unlogged`].
+    #[must_use]
+    pub fn without_requests<M>(&self) -> PostError<M> {
+        match self.ended {
+            Some(ended) => PostError::ended(self.error, ended),
+            None => PostError::new(self.error, None),
+        }
     }
 
     /// The number of requests that the device did not accept and that were not returned yet; zero

@@ -13,7 +13,7 @@ use crate::fork::MadeIn;
 use crate::handle::{Handle, Ownership, Raw};
 use crate::mr::Pages;
 use crate::mr::memory::{Host, MemoryOwner, RawMemory};
-use crate::mr::{Buffer, Kind, Region, Segment};
+use crate::mr::{Buffer, Kind, Region, RegisterOptions, Segment};
 use crate::panics::Panics;
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::RemoteAccess;
@@ -63,12 +63,21 @@ unsafe impl MemoryOwner for SlabMemory {
 }
 
 impl Slab {
-    fn new(domains: &[ProtectionDomain], len: usize) -> Result<Self> {
-        let (at, len, pages) = Pages::new(len)?.into_parts();
+    fn new(domains: &[ProtectionDomain], len: usize, options: &RegisterOptions) -> Result<Self> {
+        let (at, len, pages) = Pages::with_options(len, options)?.into_parts();
         let memory = SlabMemory { at, len, _pages: Arc::new(pages) };
-        let register = |domain: &ProtectionDomain| Ok(domain.register(memory.clone())?);
+        let options = options.of_allocated();
+        let register = |domain: &ProtectionDomain| Ok(domain.register_with(memory.clone(), &options)?);
         Ok(Self { regions: domains.iter().map(register).collect::<Result<_>>()? })
     }
+}
+
+/// Where and how slabs are registered.
+pub(super) struct SlabOptions {
+    pub(super) domains: Vec<ProtectionDomain>,
+    pub(super) options: RegisterOptions,
+    /// Bytes that are registered at a time.
+    pub(super) bytes: usize,
 }
 
 /// The buffers of one size.
@@ -80,7 +89,7 @@ pub(super) struct Class {
     stride: usize,
     /// Chunks in a slab, except the last one.
     per_slab: usize,
-    domains: Arc<[ProtectionDomain]>,
+    slabs_of: Arc<SlabOptions>,
     pub(super) made_in: MadeIn,
     stock: Stock<Chunk>,
     growth: Mutex<Growth>,
@@ -100,7 +109,7 @@ pub(super) type Waiter = WaiterHandle<Chunk>;
 
 impl Class {
     /// `stride` is at least `size`, and `limit * stride` does not overflow.
-    pub(super) fn new(size: usize, limit: usize, slab: usize, domains: &Arc<[ProtectionDomain]>) -> Self {
+    pub(super) fn new(size: usize, limit: usize, slabs_of: &Arc<SlabOptions>) -> Self {
         let stride = size.next_multiple_of(if size < PAGE { LINE } else { PAGE });
         // Some more seats than cores, so that threads that come and go rarely share one.
         let threads = thread::available_parallelism().map_or(1, usize::from) * 2;
@@ -108,8 +117,8 @@ impl Class {
             size,
             limit,
             stride,
-            per_slab: (slab / stride).clamp(1, limit),
-            domains: Arc::clone(domains),
+            per_slab: (slabs_of.bytes / stride).clamp(1, limit),
+            slabs_of: Arc::clone(slabs_of),
             made_in: MadeIn::default(),
             stock: Stock::new(limit, threads),
             growth: Mutex::default(),
@@ -164,7 +173,8 @@ impl Class {
     /// Registers one more slab.
     fn grow(self: &Arc<Self>, growth: &mut Growth) -> Result<()> {
         let count = self.per_slab.min(self.limit - growth.chunks);
-        let slab = Arc::new(Slab::new(&self.domains, count * self.stride)?);
+        let SlabOptions { domains, options, .. } = &*self.slabs_of;
+        let slab = Arc::new(Slab::new(domains, count * self.stride, options)?);
         growth.chunks += count;
         growth.slabs += 1;
         growth.bytes += count * self.stride;

@@ -80,6 +80,14 @@ impl<T> Lock<T> {
     }
 }
 
+/// Tells loom that the value is freed: no access of another thread may be concurrent.
+#[cfg(loom)]
+impl<T> Drop for Lock<T> {
+    fn drop(&mut self) {
+        self.watched.with_mut(|_| ());
+    }
+}
+
 /// The right to the value of a [`Lock`].
 ///
 /// Holds a pointer and not a reference, because the lock may be freed while the guard's drop

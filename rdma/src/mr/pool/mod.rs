@@ -24,13 +24,13 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
-use class::Class;
 pub(crate) use class::Home;
+use class::{Class, SlabOptions};
 pub use stats::PoolStats;
 pub(super) use stock::{Padded, seat_number};
 pub use wait::TakeBuffer;
 
-use super::Buffer;
+use super::{Buffer, HugePages, RegisterOptions};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::pd::ProtectionDomain;
 use crate::types::OptionLimit;
@@ -111,7 +111,7 @@ impl Drop for Owner {
 impl Pool {
     /// Begins a pool in a domain. It needs at least one [class](PoolBuilder::class).
     pub fn builder(pd: &ProtectionDomain) -> PoolBuilder {
-        PoolBuilder { domains: vec![pd.clone()], classes: Vec::new(), slab: 1 << 20 }
+        PoolBuilder { domains: vec![pd.clone()], classes: Vec::new(), slab: 1 << 20, options: RegisterOptions::new() }
     }
 
     /// Takes a buffer of `len` bytes, of the smallest class whose buffers have as many.
@@ -202,6 +202,7 @@ pub struct PoolBuilder {
     /// Size and count of each class.
     classes: Vec<(usize, usize)>,
     slab: usize,
+    options: RegisterOptions,
 }
 
 impl PoolBuilder {
@@ -240,12 +241,44 @@ impl PoolBuilder {
         self
     }
 
+    /// Sets how slabs are allocated and registered: huge pages, NUMA node, threads that touch the
+    /// pages, relaxed ordering, which is allowed by default as for every [`Buffer`].
+    ///
+    /// A slab of huge pages has a multiple of their size, so that classes that may have less memory
+    /// leave a part of a page unused. What the system or a device lacks is the error of the first
+    /// [`reserve`](Pool::reserve) or [`take`](Pool::take).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// use rdma::{ErrorKind, HugePages, Pool, RegisterOptions};
+    ///
+    /// let huge = RegisterOptions::new().huge_pages(HugePages::Size2M);
+    /// let builder = Pool::builder(&pd).class(4096, 512);
+    /// let mut pool = builder.clone().options(huge).build()?;
+    /// match pool.reserve(4096, 512) {
+    ///     // None are reserved, or the kernel has none.
+    ///     Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::UnsupportedOption(_)) => {
+    ///         pool = builder.build()?;
+    ///     }
+    ///     reserved => reserved?,
+    /// }
+    /// assert_eq!(pool.take(4096)?.len(), 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn options(mut self, options: RegisterOptions) -> Self {
+        self.options = options;
+        self
+    }
+
     /// Makes the pool. It registers no memory yet: see [`Pool::reserve`].
     ///
     /// # Errors
     ///
     /// `InvalidOption`: there is no class, a size or count is 0, a size is there twice, or a class
-    /// would have more memory than there are addresses; `Forked`.
+    /// would have more memory than there are addresses; [`options`](Self::options) have rights for
+    /// peers, an `iova` or `on_demand`, which the memory of a pool does not have; `Forked`.
     pub fn build(mut self) -> Result<Pool> {
         self.domains.iter().try_for_each(|pd| pd.inner.context.check(Verb::BuildPool))?;
         self.classes.sort_unstable();
@@ -257,8 +290,11 @@ impl PoolBuilder {
         if self.classes.is_empty() || is_twice || !self.classes.iter().all(is_valid) {
             return Err(Error::new(Verb::BuildPool, ErrorKind::InvalidOption(&CLASS)));
         }
-        let domains = Arc::from(self.domains);
-        let class = |&(size, count): &(usize, usize)| Arc::new(Class::new(size, count, self.slab, &domains));
+        self.options.check_pool()?;
+        let huge = self.options.huge_pages.map_or(1, HugePages::bytes);
+        let bytes = self.slab.checked_next_multiple_of(huge).unwrap_or(self.slab);
+        let slabs_of = Arc::new(SlabOptions { domains: self.domains, options: self.options, bytes });
+        let class = |&(size, count): &(usize, usize)| Arc::new(Class::new(size, count, &slabs_of));
         Ok(Pool { owner: Arc::new(Owner { classes: self.classes.iter().map(class).collect() }) })
     }
 }

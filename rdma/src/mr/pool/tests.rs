@@ -8,9 +8,15 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
+use rdma_sys::ibv_access_flags;
+
 use super::*;
 use crate::mr::{Memory, Pages};
 use crate::testing;
+use crate::types::RemoteAccess;
+
+const RELAXED: i32 = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0 as i32;
+const LOCAL_WRITE: i32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 as i32;
 
 fn domain() -> ProtectionDomain {
     testing::context().alloc_pd().unwrap()
@@ -447,4 +453,56 @@ fn pools_and_buffers_go_to_any_thread() {
     fn sends<T: Send + Unpin>(_: T) {}
     let pd = domain();
     sends(pool(&pd, 64, 1).take_async(64));
+}
+
+#[test]
+fn options_that_a_pools_memory_cannot_have_are_refused_at_once() {
+    let pd = domain();
+    let refused = [
+        (RegisterOptions::new().remote_access(RemoteAccess::READ), "remote_access"),
+        (RegisterOptions::new().iova(0), "iova"),
+        (RegisterOptions::new().on_demand(true), "on_demand"),
+    ];
+    for (options, name) in refused {
+        let error = Pool::builder(&pd).class(64, 1).options(options).build().unwrap_err();
+        let ErrorKind::InvalidOption(limit) = error.kind() else { panic!("{error}") };
+        assert_eq!((error.verb(), limit.name), (Verb::BuildPool, name));
+        assert!(error.to_string().contains("left out only"), "{error}");
+    }
+    assert_eq!((testing::accesses().len(), testing::live("mr")), (0, 0));
+}
+
+#[test]
+fn slabs_are_registered_as_the_options_say() {
+    let (pd, second) = (domain(), domain());
+    let strict = RegisterOptions::new().relaxed_ordering(false).touch_threads(2);
+    for (options, expected) in [(RegisterOptions::new(), LOCAL_WRITE | RELAXED), (strict, LOCAL_WRITE)] {
+        let before = testing::accesses().len();
+        let pool = Pool::builder(&pd).domain(&second).class(4096, 8).options(options).build().unwrap();
+        assert_eq!(take_all(&pool, 4096).len(), 8);
+        assert_eq!(testing::accesses()[before..], [expected; 2]);
+    }
+}
+
+#[test]
+fn slabs_lie_on_huge_pages_or_the_error_says_why_not() {
+    let pd = domain();
+    let huge = RegisterOptions::new().huge_pages(HugePages::Size2M);
+    // A smaller slab would leave most of its page unused.
+    let pool = Pool::builder(&pd).class(4096, 600).slab(1).options(huge).build().unwrap();
+    match pool.take(4096) {
+        Ok(buffer) => {
+            let stats = pool.stats()[0];
+            assert_eq!((stats.buffers, stats.bytes), (512, 2 << 20));
+            drop(buffer);
+        }
+        Err(error) => {
+            assert!(error.to_string().contains("/sys/kernel/mm/hugepages"), "{error}");
+            assert_eq!((pool.stats()[0].bytes, testing::live("mr")), (0, 0));
+        }
+    }
+    let nowhere = RegisterOptions::new().numa_node(u32::MAX);
+    let pool = Pool::builder(&pd).class(64, 1).options(nowhere).build().unwrap();
+    let error = pool.reserve(64, 1).unwrap_err();
+    assert!(error.to_string().contains("numa_node") || error.to_string().contains("mbind"), "{error}");
 }

@@ -97,7 +97,7 @@ impl<T: Transport> SrqPoster<T> {
     pub fn post_recvs(&self, receives: &mut Vec<(Buffer, u64)>) -> Result<()> {
         let mut queue = self.lock()?;
         let mut rest = std::mem::take(receives).into_iter();
-        let (mut result, mut ended) = (Ok(()), None);
+        let (mut result, mut failed) = (Ok(()), None);
         while result.is_ok() && rest.len() > 0 {
             let mut batch = queue.batch();
             for (buffer, token) in rest.by_ref().take(MAX_BATCH as usize) {
@@ -107,7 +107,7 @@ impl<T: Transport> SrqPoster<T> {
                     break;
                 }
             }
-            if let Err((mut error, end)) = batch.submit_unlogged() {
+            if let Err(mut error) = batch.submit_unlogged() {
                 let mut rejected = Vec::with_capacity(error.rejected() + 1);
                 while let Some(mut released) = error.next_rejected() {
                     let token = released.token();
@@ -115,13 +115,13 @@ impl<T: Transport> SrqPoster<T> {
                 }
                 // Before the receive that was refused, if there was one.
                 drop(receives.splice(..0, rejected));
-                (result, ended) = (Err(error.error()), end);
+                (result, failed) = (Err(error.error()), Some(error.without_requests::<()>()));
             }
         }
         receives.extend(rest);
         drop(queue);
-        if let (Err(error), Some(ended)) = (&result, ended) {
-            PostError::<()>::ended(*error, ended).log();
+        if let Some(failed) = failed {
+            failed.log();
         }
         result
     }
