@@ -3,7 +3,9 @@
 use rdma_sys::{ibv_wc, ibv_wc_flags};
 
 use super::*;
+use crate::qp::{DatagramOptions, QpControl, QueuePair};
 use crate::testing::{self, fail};
+use crate::transport::Ud;
 use crate::types::{Lid, Route};
 
 fn path() -> Path {
@@ -105,4 +107,92 @@ fn a_port_that_the_device_lacks_does_not_reach_the_provider() {
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
     }
     assert!(!testing::calls().contains(&"create_ah"));
+}
+
+/// A datagram queue pair that is bound to a port.
+fn bound(pd: &ProtectionDomain) -> QueuePair<Ud> {
+    let cq = pd.context().create_cq(64).unwrap();
+    QueuePair::datagram(pd).cq(&cq).build().unwrap().init(&DatagramOptions::new(1)).unwrap().ready().unwrap()
+}
+
+fn client(number: usize) -> Source {
+    source(&format!("fe80::{number:x}"), "::ffff:10.0.0.1")
+}
+
+/// The number of handles that were made so far.
+fn made() -> usize {
+    testing::calls().iter().filter(|&&call| call == "create_ah").count()
+}
+
+#[test]
+fn a_cache_makes_each_handle_once_and_gives_up_the_one_that_was_used_least_recently() {
+    let pd = testing::context().alloc_pd().unwrap();
+    let qp = bound(&pd);
+    let mut cache = AddressCache::new(3);
+    assert!(cache.is_empty());
+    for round in 0..4 {
+        for number in 1..=3 {
+            let handle = cache.answer(&qp, &client(number)).unwrap();
+            assert_eq!(handle.path(), QpControl::from(&qp).answer_path(&client(number)).unwrap(), "{round}");
+        }
+    }
+    assert_eq!((made(), cache.len(), testing::live("ah")), (3, 3, 3));
+    // Client 2 is now the one that was not used for the longest time.
+    cache.answer(&qp, &client(1)).unwrap();
+    cache.answer(&qp, &client(4)).unwrap();
+    assert_eq!((made(), cache.len(), testing::live("ah")), (4, 3, 3));
+    for number in [1, 3, 4] {
+        cache.answer(&qp, &client(number)).unwrap();
+    }
+    assert_eq!(made(), 4);
+    cache.answer(&qp, &client(2)).unwrap();
+    assert_eq!((made(), cache.len()), (5, 3));
+    // Any number of clients has at most three.
+    for number in 0..100 {
+        cache.answer(&qp, &client(number)).unwrap();
+        assert!(cache.len() <= 3 && testing::live("ah") <= 3);
+    }
+    cache.clear();
+    assert_eq!((cache.len(), testing::live("ah")), (0, 0));
+    // A cache of none has one.
+    let mut least = AddressCache::new(0);
+    least.answer(&qp, &client(1)).unwrap();
+    least.answer(&qp, &client(2)).unwrap();
+    assert_eq!((least.len(), testing::live("ah")), (1, 1));
+}
+
+#[test]
+fn a_cache_keeps_the_domains_of_its_handles_apart_and_alive() {
+    let context = testing::context();
+    let mut cache = AddressCache::new(64);
+    // The domains are dropped, so one that came back at the address of another would be confused.
+    for _ in 0..8 {
+        let pd = context.alloc_pd().unwrap();
+        let qp = bound(&pd);
+        let handle = cache.answer(&qp, &client(1)).unwrap();
+        assert!(std::ptr::eq(handle.inner.pd.identity(), pd.inner.identity()));
+    }
+    assert_eq!((cache.len(), testing::live("pd"), testing::live("qp")), (8, 8, 0));
+    let pd = context.alloc_pd().unwrap();
+    cache.answer(&bound(&pd), &client(1)).unwrap();
+    let failed = pd.close().unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::InUse);
+    cache.clear();
+    failed.object.close().unwrap();
+    drop(context);
+    assert_eq!((testing::live("ah"), testing::live("pd"), testing::live("context")), (0, 0, 0));
+}
+
+#[test]
+fn a_handle_that_cannot_be_made_takes_no_place_in_the_cache() {
+    let pd = testing::context().alloc_pd().unwrap();
+    let qp = bound(&pd);
+    let mut cache = AddressCache::new(1);
+    cache.answer(&qp, &client(1)).unwrap();
+    fail("create_ah", libc::ETIMEDOUT);
+    assert_eq!(cache.answer(&qp, &client(2)).unwrap_err().kind(), ErrorKind::Timeout);
+    cache.answer(&qp, &client(1)).unwrap();
+    assert_eq!((made(), cache.len()), (2, 1));
+    cache.answer(&qp, &client(2)).unwrap();
+    assert_eq!((cache.len(), testing::live("ah")), (1, 1));
 }

@@ -8,7 +8,7 @@ use rdma_sys::ibv_qp_cap;
 
 use super::recv::RecvQueue;
 use super::send::{LONGEST_DATAGRAM, SendLimits, SendQueue};
-use super::srq::{SharedReceiveQueue, SrqInner, SrqUse};
+use super::srq::{SharedReceiveQueue, SrqInner, SrqPoster, SrqUse};
 use super::transport::Transport;
 use super::{PreparedQueuePair, QpInner, QueuePair, scatter};
 use crate::cq::{Attached, CompletionQueue};
@@ -130,6 +130,12 @@ impl<T: Transport> QpBuilder<T> {
     /// queue pair's own; `max_recv_wr` and `max_recv_sge` then do not apply. The queue must be of
     /// the same protection domain.
     pub fn shared_receives(mut self, queue: &SharedReceiveQueue<T>) -> Self {
+        self.srq = Some(SharedReceives(Arc::clone(queue.inner())));
+        self
+    }
+
+    /// As [`shared_receives`](Self::shared_receives), from a queue that several threads post to.
+    pub fn shared_receives_of(mut self, queue: &SrqPoster<T>) -> Self {
         self.srq = Some(SharedReceives(Arc::clone(queue.inner())));
         self
     }

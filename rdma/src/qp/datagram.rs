@@ -225,7 +225,7 @@ impl QueuePair<Ud> {
     }
 
     /// Creates the address handle of a datagram's sender, to answer it: `op::send(..).to(&address,
-    /// source.qpn, qkey)`.
+    /// source.qpn, qkey)`. An [`AddressCache`](crate::AddressCache) keeps the handles.
     ///
     /// # Errors
     ///
@@ -311,15 +311,19 @@ impl<'a> QpControl<'a, Ud> {
     /// As for [`ProtectionDomain::create_ah`] and [`Source::query_path`].
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn answer(&self, source: &Source) -> Result<AddressHandle> {
+        self.domain().create_ah(&self.answer_path(source)?)
+    }
+
+    /// The path to a datagram's sender.
+    pub(crate) fn answer_path(&self, source: &Source) -> Result<Path> {
         let (chosen, _) = self.bound(Verb::CreateAh)?;
         let to = source.grh.map(|grh| grh.destination_gid());
-        let path = if to.is_none() || to == chosen.gid || source.is_to_a_group() {
-            source.path(chosen.port, chosen.gid_index)
+        if to.is_none() || to == chosen.gid || source.is_to_a_group() {
+            Ok(source.path(chosen.port, chosen.gid_index))
         } else {
             // The datagram was sent to another GID of this port.
-            source.query_path(&self.context(), chosen.port)?
-        };
-        self.domain().create_ah(&path)
+            source.query_path(&self.context(), chosen.port)
+        }
     }
 
     /// Joins a multicast group: the queue pair also receives the group's messages, if they are sent
@@ -341,7 +345,7 @@ impl<'a> QpControl<'a, Ud> {
         datagrams.groups.attach(gid, lid)
     }
 
-    fn domain(&self) -> ProtectionDomain {
+    pub(crate) fn domain(&self) -> ProtectionDomain {
         ProtectionDomain { inner: std::sync::Arc::clone(&self.inner.pd) }
     }
 }

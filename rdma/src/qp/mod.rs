@@ -86,7 +86,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 pub use attr::QpAttr;
-pub use batch::{Batch, BatchError};
+pub use batch::{Batch, BatchError, RecvBatch};
 pub use bring_up::{ConnectOptions, InitOptions, InitializedQueuePair, PreparedQueuePair};
 pub use builder::QpBuilder;
 pub use control::QpInfo;
@@ -103,7 +103,7 @@ pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 pub use split::{OwnedHalf, OwnedRecvHalf, OwnedSendHalf, ReuniteError};
-pub use srq::{SharedReceiveQueue, SrqBuilder};
+pub use srq::{SharedReceiveQueue, SrqBatch, SrqBuilder, SrqPoster};
 pub use stats::{QpStats, RecvStats, SendStats};
 use transport::{Rc, Transport, Uc, Ud};
 pub use view::QpControl;

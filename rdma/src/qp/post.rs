@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use super::batch::Batch;
+use super::batch::{Batch, RecvBatch};
 use super::local::{Owned, Writable};
 use super::op::{Operation, Work};
 use super::posting::PostError;
@@ -152,6 +152,32 @@ impl<T: Transport> QueuePair<T> {
         Batch::new(&mut self.send)
     }
 
+    /// Starts a batch of receives, posted with one doorbell.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma_testkit::{Pair, pair};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Pair { pd, mut a, .. } = pair()?;
+    /// let mut memory = pd.allocate(8 * 64)?;
+    /// let mut batch = a.recv_batch();
+    /// for token in 0..8 {
+    ///     batch.push(memory.split_to(64), token)?;
+    /// }
+    /// if let Err(mut error) = batch.submit() {
+    ///     while let Some(mut rejected) = error.next_rejected() {
+    ///         drop(rejected.take_buffer());
+    ///     }
+    ///     return Err(error.error().into());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "ibv_post_recv")]
+    pub fn recv_batch(&mut self) -> RecvBatch<'_, T> {
+        Batch::new(&mut self.recv)
+    }
+
     /// Splits the queue pair into its two halves, for use by two threads at a time.
     ///
     /// # Examples
@@ -194,6 +220,12 @@ impl<T: Transport> InitializedQueuePair<T> {
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
         self.qp.post_recv(local, token)
+    }
+
+    /// Starts a batch of receives, posted with one doorbell: [`QueuePair::recv_batch`].
+    #[doc(alias = "ibv_post_recv")]
+    pub fn recv_batch(&mut self) -> RecvBatch<'_, T> {
+        self.qp.recv_batch()
     }
 }
 
@@ -275,6 +307,11 @@ impl<T: Transport> RecvHalf<'_, T> {
     #[inline]
     pub fn post<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
         self.queue.post::<T, L>(local, token).inspect_err(PostError::log)
+    }
+
+    /// Starts a batch of receives, posted with one doorbell: [`QueuePair::recv_batch`].
+    pub fn batch(&mut self) -> RecvBatch<'_, T> {
+        Batch::new(self.queue)
     }
 }
 

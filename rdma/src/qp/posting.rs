@@ -42,6 +42,10 @@ use crate::ring::{Claimed, Info, KeepAlive, Slot, Staged, Vacant};
 #[cfg(feature = "aio")]
 use crate::ring::{Cursor, Report, Results, Ticket};
 
+/// The error of a batch, and the number of requests that the device accepted; if that is not known,
+/// the end of the queue.
+pub(super) type NotPosted = (Error, Result<u32, Ended>);
+
 /// The error of a failed post.
 pub struct PostError<M> {
     error: Error,
@@ -373,18 +377,35 @@ impl<W: WorkRequest> Half<W> {
         }
     }
 
+    /// The use of the slot of the request that is staged next, at the head.
+    pub(super) fn next_staged(&self) -> Staged {
+        self.attached.producer.staged(0)
+    }
+
+    /// Takes back request `at` of a batch whose first request was `first`, if the device has not
+    /// accepted it (S3) and no completion has taken it.
+    pub(super) fn take_back_at(&self, first: Staged, at: u32) -> Option<Claimed> {
+        self.attached.producer.take_back(self.attached.producer.after(first, at))
+    }
+
     /// Posts the `len` requests that were staged from the head on. On failure, also returns the
     /// number of requests that the device accepted; if that is not known, the queue pair has ended.
     ///
     /// # Safety
     ///
     /// [`stage`](Self::stage) succeeded for each of them, in order.
-    pub(super) unsafe fn submit_all(&mut self, len: u32, run_after: u32) -> Result<(), (Error, Result<u32, Ended>)> {
+    pub(super) unsafe fn submit_all(&mut self, len: u32, run_after: u32) -> Result<(), NotPosted> {
         let run = self.attached.producer.run();
         // SAFETY: the callee requires free slots from the head on that are written and described:
         // `stage` found each slot free and did both.
         unsafe { self.attached.producer.park(len) };
         self.attached.producer.advance_by(len, run_after);
+        if self.live_in != fork::generation() {
+            // The process has forked since the requests were staged.
+            self.attached.producer.set_run(run + len);
+            self.skipped += u64::from(len);
+            return Err((self.refused(Refusal::Ended), Ok(0)));
+        }
         self.chain.link(len, true);
         let result = self.ring_doorbell();
         self.chain.link(len, false);

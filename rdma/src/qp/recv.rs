@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use rdma_sys::{ibv_qp, ibv_recv_wr};
 
+use super::batch::MAX_BATCH;
 use super::local::{Local, Owned, Refusal, SgeList, Writable};
 #[cfg(feature = "aio")]
 use super::posting::Routed;
@@ -19,7 +20,7 @@ use crate::cq::Attached;
 use crate::error::ErrorKind;
 use crate::handle::Handle;
 use crate::pd::PdInner;
-use crate::ring::Info;
+use crate::ring::{Info, Vacant};
 #[cfg(feature = "aio")]
 use crate::ring::{Published, Report, Results, Ticket};
 use crate::types::Opcode;
@@ -49,8 +50,9 @@ impl RecvQueue {
         max_sge: u32,
         processor_writes: bool,
     ) -> Self {
+        let batch = attached.producer.depth().min(MAX_BATCH);
         Self {
-            half: Half::new(raw, attached, pd, 1, max_sge),
+            half: Half::new(raw, attached, pd, batch, max_sge),
             processor_writes,
             #[cfg(feature = "aio")]
             routed: VecDeque::new(),
@@ -155,18 +157,10 @@ impl RecvQueue {
         token: u64,
         keep: &impl Keep,
     ) -> Outcome {
-        if self.processor_writes && local.is_out_of_reach() {
-            return Outcome::Returned(self.half.refused(Refusal::NotSupported));
-        }
-        let fill = |_: &mut ibv_recv_wr, list: &mut SgeList<'_>| {
-            let has_room = !T::IS_DATAGRAM || list.total() >= Grh::LEN as u64;
-            if has_room { Ok(()) } else { Err(Refusal::OutOfBounds) }
-        };
-        let info = Info::new(0, 0, Opcode::Recv).datagram(T::IS_DATAGRAM);
         // SAFETY: stage requires that the parked memory is used once: the caller does not use it
         // (the contract of this function), and if it is returned, the slot was freed without using
         // it.
-        match unsafe { self.half.stage(0, (local, token), keep, fill, (info, None)) } {
+        match unsafe { self.stage::<T, L>(0, (local, token), keep) } {
             Ok(slot) => {
                 // SAFETY: park requires a slot that is written and described: `stage` did both.
                 let parked = unsafe { slot.park() };
@@ -176,6 +170,30 @@ impl RecvQueue {
             }
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }
+    }
+
+    /// Stages request `at`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Half::stage`].
+    #[inline(always)]
+    pub(super) unsafe fn stage<T: Transport, L: Local>(
+        &mut self,
+        at: u32,
+        (local, token): (&L, u64),
+        keep: &impl Keep,
+    ) -> Result<Vacant<'_>, Refusal> {
+        if self.processor_writes && local.is_out_of_reach() {
+            return Err(Refusal::NotSupported);
+        }
+        let fill = |_: &mut ibv_recv_wr, list: &mut SgeList<'_>| {
+            let has_room = !T::IS_DATAGRAM || list.total() >= Grh::LEN as u64;
+            if has_room { Ok(()) } else { Err(Refusal::OutOfBounds) }
+        };
+        let info = Info::new(0, 0, Opcode::Recv).datagram(T::IS_DATAGRAM);
+        // SAFETY: `Half::stage` has the same contract as this function.
+        unsafe { self.half.stage(at, (local, token), keep, fill, (info, None)) }
     }
 }
 

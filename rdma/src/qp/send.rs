@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rdma_sys::{ibv_qp, ibv_send_wr};
 
+use super::batch::MAX_BATCH;
 use super::local::{Local, Owned, Refusal};
 use super::op::{INLINE, Opcode, Operation, SIGNALED, Work};
 #[cfg(feature = "aio")]
@@ -22,8 +23,6 @@ use crate::types::Capabilities;
 #[cfg(test)]
 use crate::types::{AtomicCapability, TransportType};
 
-/// The maximum number of requests in a batch.
-const MAX_BATCH: u32 = 64;
 /// The maximum length of a datagram on any port, in bytes; the limit until the port is known.
 pub(super) const LONGEST_DATAGRAM: u32 = 4096;
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::InitializedQueuePair;
+use super::batch::MAX_BATCH;
 use super::transport::Transport;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::pd::ProtectionDomain;
@@ -27,9 +28,12 @@ impl<T: Transport> InitializedQueuePair<T> {
         let too_long = Error::new(Verb::Allocate, ErrorKind::TooLong);
         let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(len)).ok_or(too_long)?;
         let mut memory = ProtectionDomain { inner: Arc::clone(&self.qp.control.pd) }.allocate(bytes)?;
-        for token in 0..count {
-            let buffer = memory.split_to(len);
-            self.post_recv(buffer, token).map_err(|refused| refused.error())?;
+        for first in (0..count).step_by(MAX_BATCH as usize) {
+            let mut batch = self.recv_batch();
+            for token in first..count.min(first + u64::from(MAX_BATCH)) {
+                batch.push(memory.split_to(len), token).map_err(|refused| refused.error())?;
+            }
+            batch.submit()?;
         }
         Ok(())
     }

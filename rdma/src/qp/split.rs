@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
-use super::batch::Batch;
+use super::batch::{Batch, RecvBatch};
 use super::divided::{Divided, Part, WorkQueue};
 use super::local::{Owned, Writable};
 use super::op::{Operation, Work};
@@ -158,6 +158,11 @@ impl<T: Transport> OwnedRecvHalf<T> {
     #[inline]
     pub fn post<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
         self.half().post(local, token)
+    }
+
+    /// Starts a batch of receives, posted with one doorbell: [`QueuePair::recv_batch`].
+    pub fn batch(&mut self) -> RecvBatch<'_, T> {
+        Batch::new(self.part.queue_mut())
     }
 
     /// The half as a borrowed one, for code that takes either.

@@ -305,6 +305,11 @@ impl Producer {
 }
 
 impl Vacant<'_> {
+    /// This use of the slot, once it is parked.
+    pub(crate) fn staged(&self) -> Staged {
+        Staged { wr_id: self.wr_id }
+    }
+
     /// The `wr_id` under which the slot will be in flight.
     #[inline(always)]
     pub(crate) fn wr_id(&self) -> u64 {

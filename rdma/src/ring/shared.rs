@@ -14,12 +14,13 @@ use crate::panics::Panics;
 /// own time. The producer keeps a list of free slots, and searches the ring when the list is empty.
 /// The ring has at least twice as many slots as the device holds requests. A search that finds
 /// fewer than half of the slots free gives none: completions must be polled first. So a search
-/// costs at most two slots for each request, and the laps of a ring last for as many requests as
-/// those of any other queue.
+/// costs at most two slots for each request (a few, if batches are staged), and the laps of a ring
+/// last for as many requests as those of any other queue.
 ///
 /// Invariant **P2**: the slot of each `wr_id` in `free` is free, and stays so until this producer
-/// parks it: only a producer ends a slot's freedom (R2). Each `wr_id` in `free` is of this `lap`,
-/// which begins with a search, and was never parked (R5): it leaves the list before.
+/// parks it: only a producer ends a slot's freedom (R2). No slot of a batch that is staged is in
+/// `free`: it left the list, and a search amid the batch leaves it out. Each `wr_id` in `free` is
+/// of this `lap`, which begins with a search, and was never parked (R5): it leaves the list before.
 pub(crate) struct SharedProducer {
     ring: NonNull<Ring>,
     /// The queue's number, shifted to its place in a `wr_id`.
@@ -74,6 +75,25 @@ impl SharedProducer {
         Some(Vacant { slot: self.ring().slot(wr_id), wr_id, ring: self.ring })
     }
 
+    /// As [`vacant`](Self::vacant), for one more request of a batch: not one of the slots `staged`,
+    /// which are free until the batch is posted.
+    pub(crate) fn vacant_beside(&mut self, staged: &[Staged]) -> Option<Vacant<'_>> {
+        let wr_id = match self.free.pop() {
+            Some(wr_id) => wr_id,
+            None => self.search_beside(staged)?,
+        };
+        Some(Vacant { slot: self.ring().slot(wr_id), wr_id, ring: self.ring })
+    }
+
+    /// Parks a slot that [`vacant_beside`](Self::vacant_beside) returned.
+    ///
+    /// # Safety
+    ///
+    /// The slot is free, and meets the contract of [`Vacant::park`], without a sink.
+    pub(crate) unsafe fn park(&mut self, Staged { wr_id }: Staged) {
+        self.ring().slot(wr_id).state.park(wr_id);
+    }
+
     fn next_lap(&self) -> Lap {
         self.lap.next(self.ring().lap_mask())
     }
@@ -102,6 +122,24 @@ impl SharedProducer {
             self.free.truncate(count);
             self.lap = lap;
         }
+        self.free.pop()
+    }
+
+    /// Fills the list with the free slots except those of `staged`, and takes the last one off.
+    #[cold]
+    fn search_beside(&mut self, staged: &[Staged]) -> Option<u64> {
+        let last = self.search()?;
+        self.free.push(last);
+        // The list is in the order of the slots. A name without the number of its queue is none.
+        let slot_bits = self.ring().slots.len() as u64 - 1;
+        for &Staged { wr_id } in staged {
+            if let Ok(at) = self.free.binary_search_by_key(&(wr_id & slot_bits), |listed| listed & slot_bits) {
+                if let Some(listed) = self.free.get_mut(at) {
+                    *listed &= slot_bits;
+                }
+            }
+        }
+        self.free.retain(|&listed| listed > slot_bits);
         self.free.pop()
     }
 

@@ -16,7 +16,7 @@ use super::address::{Gid, Lid};
 /// # Ok::<(), rdma::ParseGidError>(())
 /// ```
 #[doc(alias = "ibv_ah_attr")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Path {
     /// The local port.
@@ -35,7 +35,7 @@ pub struct Path {
 
 /// The part of a [`Path`] that crosses subnets.
 #[doc(alias = "ibv_global_route")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Route {
     /// The peer's GID.

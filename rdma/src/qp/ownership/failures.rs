@@ -159,3 +159,100 @@ fn a_batch_that_is_dropped_posts_nothing() {
     rig.succeed(0);
     assert_eq!(rig.next(), Some((1, 1, vec![])));
 }
+
+#[test]
+fn a_batch_of_receives_is_posted_with_one_doorbell() {
+    let mut rig = Rig::new();
+    let mut batch = rig.qp.recv_batch();
+    for token in 0..u64::from(RECV_DEPTH) {
+        batch.push(rig.pd.allocate(16).unwrap(), token).unwrap();
+    }
+    let refused = batch.push(rig.pd.allocate(16).unwrap(), 9).unwrap_err();
+    assert_eq!((refused.kind(), refused.into_memory().is_some()), (ErrorKind::QueueFull, true));
+    assert_eq!(batch.len(), RECV_DEPTH as usize);
+    let before = testing::calls().iter().filter(|&&call| call == "post_recv").count();
+    batch.submit().unwrap();
+    assert_eq!(testing::calls().iter().filter(|&&call| call == "post_recv").count(), before + 1);
+    // The queue works on as after single posts, past its end.
+    for round in 0..3 * u64::from(RECV_DEPTH) {
+        rig.succeed(usize::try_from(round).unwrap());
+        let (token, buffers, _) = rig.next().unwrap();
+        assert_eq!((token, buffers), (round, 1));
+        let buffer = rig.buffer(16);
+        let mut batch = rig.qp.recv_batch();
+        batch.push(buffer, round + u64::from(RECV_DEPTH)).unwrap();
+        batch.submit().unwrap();
+    }
+    assert_eq!(regions(), RECV_DEPTH as isize);
+}
+
+#[test]
+fn a_batch_of_receives_that_fails_gives_back_what_was_not_taken() {
+    for (accept, blame, known) in [
+        (0, BadWr::Chain, true),
+        (1, BadWr::Chain, true),
+        (2, BadWr::Chain, true),
+        (2, BadWr::Null, false),
+        (0, BadWr::Alien, false),
+    ] {
+        let mut rig = Rig::new();
+        let mut batch = rig.qp.recv_batch();
+        for token in 0..3 {
+            batch.push(rig.pd.allocate(16).unwrap(), token).unwrap();
+        }
+        fail_post(accept, libc::EINVAL, blame);
+        let mut error = batch.submit().unwrap_err();
+        assert_eq!(error.rejected(), if known { 3 - accept } else { 0 });
+        let mut rejected = Vec::new();
+        while let Some(mut request) = error.next_rejected() {
+            assert!(request.take_buffer().is_some());
+            rejected.push(request.token());
+        }
+        drop(error);
+        let expected: Vec<u64> = if known { (accept as u64..3).collect() } else { vec![] };
+        assert_eq!((rejected, regions()), (expected.clone(), 3 - expected.len() as isize));
+        assert_eq!(rig.qp.state().unwrap(), if known { QpState::RTS } else { QpState::ERR });
+        drop(rig);
+        assert_eq!(regions(), 0);
+    }
+}
+
+#[test]
+fn a_batch_of_receives_that_is_not_submitted_changes_nothing() {
+    let mut rig = Rig::new();
+    let mut batch = rig.qp.recv_batch();
+    for token in 0..3 {
+        batch.push(rig.pd.allocate(16).unwrap(), token).unwrap();
+    }
+    drop(batch);
+    assert_eq!((regions(), rig.posted().len(), rig.qp.recv_queue().room()), (0, 0, RECV_DEPTH));
+    rig.qp.recv_batch().submit().unwrap();
+    let buffer = rig.buffer(16);
+    rig.qp.post_recv(buffer, 7).unwrap();
+    rig.succeed(0);
+    assert_eq!(rig.next(), Some((7, 1, vec![])));
+}
+
+#[test]
+#[cfg(not(miri))]
+fn a_batch_is_not_posted_by_a_forked_child() {
+    let mut rig = Rig::new();
+    let mut batch = rig.qp.batch();
+    batch.push(op::send(rig.pd.allocate(16).unwrap())).unwrap();
+    // SAFETY: fork requires a child that calls no function that needs a lock of another thread: the
+    // child makes only the call under test, which does nothing there, and _exit.
+    let child = unsafe { libc::fork() };
+    let before = testing::calls().len();
+    let posted = batch.submit();
+    if child == 0 {
+        let is_refused = posted.is_err_and(|error| error.error().kind() == ErrorKind::Forked && error.rejected() == 1);
+        let is_quiet = testing::calls().len() == before;
+        // SAFETY: _exit has no requirements.
+        unsafe { libc::_exit(if is_refused && is_quiet { 0 } else { 1 }) };
+    }
+    assert!(posted.is_ok());
+    let mut status = 0;
+    // SAFETY: waitpid requires space for a status: a local.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}

@@ -16,6 +16,10 @@
 
 mod foreign;
 mod post;
+mod poster;
+
+pub use post::SrqBatch;
+pub use poster::SrqPoster;
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -23,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rdma_sys::{ibv_device_cap_flags, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
 
+use super::batch::MAX_BATCH;
 use super::chain::Chain;
 use super::{Rc, Transport, Uc, Ud, scatter};
 use crate::context::ContextInner;
@@ -30,14 +35,15 @@ use crate::cq::{CqInner, Reservation};
 use crate::error::{Error, ErrorKind, Failed, Result, Verb};
 use crate::handle::{Handle, Object, Ownership, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
-use crate::ring::{MAX_SLOTS, SharedProducer, attach_shared, detach_shared};
+use crate::ring::{MAX_SLOTS, SharedProducer, Staged, attach_shared, detach_shared};
 use crate::types::SrqId;
 
 /// A receive queue from which several queue pairs of one domain take their receives.
 ///
 /// A server with many clients posts as many receives as messages may arrive at a time, not as many
-/// for each client. Receives are posted to this handle, of which there is one; messages take them
-/// in order, and complete on the completion queue of the queue pair that took them.
+/// for each client. Receives are posted to this handle, of which there is one
+/// ([`into_poster`](Self::into_poster) makes one for several threads); messages take them in order,
+/// and complete on the completion queue of the queue pair that took them.
 /// [`Completion::qpn`](crate::Completion::qpn) tells from which connection a message came.
 ///
 /// Dropping the handle does not end the queue: the queue pairs that use it keep it, and the
@@ -66,6 +72,8 @@ pub struct SharedReceiveQueue<T: Transport = Rc> {
     /// `None` only while the handle ends.
     held: Option<Held>,
     chain: Chain<ibv_recv_wr>,
+    /// The slots of the batch that is staged, or was not posted.
+    batch: Vec<Staged>,
     /// Fork generation that may post; `NEVER` after a post whose outcome is unknown.
     live_in: u32,
     /// Whether the provider may write received data with the processor.
@@ -173,6 +181,11 @@ impl SrqInner {
         // during the call: a local.
         let call = || unsafe { (self.context().table.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, mask) };
         Error::check(Verb::ModifySrq, call)
+    }
+
+    fn arm_limit(&self, limit: u32) -> Result<()> {
+        let attr = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
+        self.modify(attr, ibv_srq_attr_mask::IBV_SRQ_LIMIT)
     }
 
     fn query(&self) -> Result<ibv_srq_attr> {
@@ -346,8 +359,11 @@ impl<T: Transport> SharedReceiveQueue<T> {
             Err(error) => return Err(Failed::new(error, inner)),
         };
         let context = inner.context();
+        // The ring has twice as many slots as the device takes receives.
+        let batch = (inner.slots / 2).min(MAX_BATCH) as usize;
         Ok(Self {
-            chain: Chain::new(1, max_sge as usize, inner.pd.identity()),
+            chain: Chain::new(batch, max_sge as usize, inner.pd.identity()),
+            batch: Vec::with_capacity(batch),
             live_in: context.fork,
             processor_writes: scatter::processor_writes(context),
             depth,
@@ -437,8 +453,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// ```
     #[doc(alias = "ibv_modify_srq")]
     pub fn arm_limit(&self, limit: u32) -> Result<()> {
-        let attr = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
-        self.inner().modify(attr, ibv_srq_attr_mask::IBV_SRQ_LIMIT)
+        self.inner().arm_limit(limit)
     }
 
     /// The limit that is armed; 0 if none is.

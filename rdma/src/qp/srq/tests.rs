@@ -280,3 +280,188 @@ fn a_resized_queue_takes_as_many_receives_as_it_has_slots_for() {
     assert!(posted >= MOST as usize && posted <= 2 * MOST as usize, "{posted}");
     assert_eq!(room, 0);
 }
+
+#[test]
+fn batches_of_receives_and_single_ones_use_no_name_twice() {
+    let mut rig = Rig::new();
+    let (mut names, mut in_flight, mut seen) = (HashSet::new(), Vec::new(), 0);
+    for round in 0..300_u64 {
+        let mut batch = rig.srq.batch();
+        for token in 0..round % 4 {
+            batch.push(rig.pd.allocate(16).unwrap(), round * 10 + token).unwrap();
+        }
+        match round % 5 {
+            // Nothing of it was posted.
+            0 => drop(batch),
+            _ => batch.submit().unwrap(),
+        }
+        rig.srq.post_recv(rig.buffer(), round * 10 + 9).unwrap();
+        let posted = testing::posted_to_srq(rig.srq.as_raw());
+        for posted in &posted[seen..] {
+            assert!(names.insert(posted.wr_id), "{:#x} is used again", posted.wr_id);
+            in_flight.push(posted.wr_id);
+        }
+        seen = posted.len();
+        while in_flight.len() > 2 {
+            rig.complete(in_flight.remove(1));
+            assert!(rig.next().is_some());
+        }
+    }
+    assert_eq!(live("mr").try_into(), Ok(in_flight.len()));
+    assert_eq!(rig.cq.stale_completions(), 0);
+}
+
+#[test]
+fn a_batch_is_as_long_as_the_queue_has_free_slots() {
+    let mut rig = Rig::new();
+    let mut batch = rig.srq.batch();
+    let mut count = 0;
+    while batch.push(rig.pd.allocate(16).unwrap(), count).is_ok() {
+        count += 1;
+    }
+    assert_eq!(count, u64::from(2 * DEPTH));
+    batch.submit().unwrap();
+    assert_eq!(rig.srq.room(), 0);
+    // Slots that are free, but fewer than half of all, are those of no batch.
+    let mut batch = rig.srq.batch();
+    while batch.push(rig.pd.allocate(16).unwrap(), 99).is_ok() {}
+    drop(batch);
+    assert_eq!(live("mr").try_into(), Ok(count));
+    for posted in testing::posted_to_srq(rig.srq.as_raw()) {
+        rig.complete(posted.wr_id);
+        assert!(rig.next().is_some_and(|(token, ..)| token < count));
+    }
+    assert_eq!(live("mr"), 0);
+}
+
+/// Posts a batch with these tokens, and returns the `wr_id`s.
+fn post_batch(rig: &mut Rig, tokens: std::ops::Range<u64>) -> Vec<u64> {
+    let before = testing::posted_to_srq(rig.srq.as_raw()).len();
+    let mut batch = rig.srq.batch();
+    for token in tokens {
+        batch.push(rig.pd.allocate(16).unwrap(), token).unwrap();
+    }
+    batch.submit().unwrap();
+    testing::posted_to_srq(rig.srq.as_raw())[before..].iter().map(|posted| posted.wr_id).collect()
+}
+
+/// Completes receives with these tokens, and polls them.
+fn complete_batch(rig: &mut Rig, names: &[u64], tokens: std::ops::Range<u64>) {
+    for (&wr_id, expected) in names.iter().zip(tokens) {
+        rig.complete(wr_id);
+        assert_eq!(rig.next().map(|(token, ..)| token), Some(expected));
+    }
+}
+
+#[test]
+fn a_search_amid_a_batch_leaves_out_the_slots_of_the_batch() {
+    let mut rig = Rig::new();
+    // Of the first list, four slots are left.
+    for tokens in [0..8, 0..4] {
+        let names = post_batch(&mut rig, tokens.clone());
+        complete_batch(&mut rig, &names, tokens);
+    }
+    // Takes the four and, after a search, two more; they stay in flight for all of the next list.
+    let stay = post_batch(&mut rig, 100..106);
+    let slot = |wr_id: &u64| wr_id % u64::from(SLOTS);
+    let mut taken: HashSet<u64> = stay.iter().map(slot).collect();
+    assert_eq!(taken.len(), 6);
+    for _ in 0..20 {
+        let names = post_batch(&mut rig, 0..2);
+        assert!(names.iter().all(|name| taken.insert(slot(name))), "{names:x?} {taken:?}");
+        complete_batch(&mut rig, &names, 0..2);
+        names.iter().map(slot).for_each(|slot| assert!(taken.remove(&slot)));
+    }
+    complete_batch(&mut rig, &stay, 100..106);
+    assert_eq!((live("mr"), rig.cq.stale_completions()), (0, 0));
+}
+
+#[test]
+fn a_forgotten_batch_leaks_its_memory_and_the_queue_works_on() {
+    let mut rig = Rig::new();
+    let mut batch = rig.srq.batch();
+    for token in 0..3 {
+        batch.push(rig.pd.allocate(16).unwrap(), token).unwrap();
+    }
+    #[allow(clippy::mem_forget, reason = "the attack")]
+    std::mem::forget(batch);
+    for token in 0..100 {
+        let wr_id = rig.post(token);
+        rig.complete(wr_id);
+        assert_eq!(rig.next().map(|(token, ..)| token), Some(token));
+    }
+    drop((rig.srq, rig.qp));
+    assert_eq!((live("srq"), live("mr")), (0, 3));
+}
+
+#[test]
+fn a_batch_that_fails_gives_back_what_was_not_taken() {
+    for (accept, blame, known) in [(0, BadWr::Chain, true), (2, BadWr::Chain, true), (2, BadWr::Null, false)] {
+        let mut rig = Rig::new();
+        let mut batch = rig.srq.batch();
+        for token in 0..3 {
+            batch.push(rig.pd.allocate(16).unwrap(), token).unwrap();
+        }
+        fail_post(accept, libc::ENOMEM, blame);
+        let mut error = batch.submit().unwrap_err();
+        let mut rejected = Vec::new();
+        while let Some(mut request) = error.next_rejected() {
+            assert!(request.take_buffer().is_some());
+            rejected.push(request.token());
+        }
+        drop(error);
+        let expected: Vec<u64> = if known { (accept as u64..3).collect() } else { vec![] };
+        assert_eq!(rejected, expected);
+        // A queue that may have taken unknown memory takes no more.
+        assert_eq!(rig.srq.post_recv(rig.buffer(), 4).is_ok(), known);
+        drop(rig);
+        assert_eq!(live("mr"), 0);
+    }
+}
+
+#[test]
+fn a_poster_leaves_what_was_not_posted() {
+    let rig = Rig::new();
+    let raw = rig.srq.as_raw();
+    let poster = rig.srq.into_poster();
+    let buffers = |tokens: std::ops::Range<u64>| -> Vec<_> {
+        tokens.map(|token| (rig.pd.allocate(16).unwrap(), token)).collect()
+    };
+    let mut receives = buffers(0..4);
+    poster.clone().post_recvs(&mut receives).unwrap();
+    assert!(receives.is_empty());
+    receives = buffers(4..7);
+    fail_post(1, libc::EINVAL, BadWr::Chain);
+    assert_eq!(poster.post_recvs(&mut receives).unwrap_err().errno(), Some(libc::EINVAL));
+    let tokens = |receives: &[(Buffer, u64)]| -> Vec<u64> { receives.iter().map(|&(_, token)| token).collect() };
+    assert_eq!((tokens(&receives), testing::posted_to_srq(raw).len()), (vec![5, 6], 5));
+    // More than there are slots: those that fit are posted, and the others stay in order.
+    receives.extend(buffers(7..30));
+    assert_eq!(poster.post_recvs(&mut receives).unwrap_err().kind(), ErrorKind::QueueFull);
+    let posted = testing::posted_to_srq(raw).len() as u64;
+    assert_eq!(tokens(&receives), (posted..30).collect::<Vec<_>>());
+    assert!(posted >= u64::from(2 * DEPTH));
+    // Memory of another domain is refused by itself.
+    let other = rig.context.alloc_pd().unwrap();
+    let mut foreign = vec![(other.allocate(16).unwrap(), 99)];
+    assert_eq!(poster.post_recvs(&mut foreign).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(tokens(&foreign), [99]);
+    drop((foreign, receives, rig.qp, poster));
+    assert_eq!((live("srq"), live("mr")), (0, 0));
+}
+
+#[test]
+fn a_poster_makes_queue_pairs_and_goes_to_any_thread() {
+    fn is_free<T: Send + Sync + Clone + 'static>() {}
+    is_free::<SrqPoster>();
+    let Rig { pd, cq, srq, qp, poller: _poller, .. } = Rig::new();
+    let poster = srq.into_poster();
+    let other = QueuePair::builder(&pd).cq(&cq).shared_receives_of(&poster).build().unwrap();
+    poster.post_recv(pd.allocate(16).unwrap(), 1).unwrap();
+    assert!(poster.room().unwrap() > 0 && poster.arm_limit(1).is_ok());
+    // The queue pairs keep the queue, and its receives.
+    drop(poster);
+    assert_eq!((live("srq"), live("mr")), (1, 1));
+    drop((qp, other));
+    assert_eq!((live("srq"), live("mr")), (0, 0));
+}
