@@ -280,7 +280,7 @@ impl NodeHandler {
             self.tables.drained(key);
             return Ok(true);
         }
-        let (status, received) = (completion.status(), received_len(&completion));
+        let (status, received) = (completion.status(), received(&completion));
         let old_value = completion.old_value();
         let buffer = completion.take_buffer();
         let Some(core) = self.tables.core(key) else { return Ok(true) };
@@ -288,7 +288,8 @@ impl NodeHandler {
             (Err(error), _) => fail(&self.tables, &core, operation, error)?,
             (Ok(()), Some(buffer)) if operation != 0 => core.operated(operation, buffer, old_value),
             (Ok(()), Some(buffer)) => match received {
-                Some(len) => core.received(buffer, len),
+                Some(Arrival::Message(len)) => core.received(buffer, len),
+                Some(Arrival::Notification(number)) => core.notified(buffer, number),
                 None => core.sent(buffer),
             },
             (Ok(()), None) => {}
@@ -383,24 +384,33 @@ fn split(token: u64) -> (u32, u32) {
     (token as u32, (token >> 32) as u32)
 }
 
-/// The bytes that a message has put into its receive; `None` if the request is no receive.
-///
-/// A write with immediate data puts none there, however long it is: the protocol has no such
-/// message, and refuses it as too short.
-fn received_len(completion: &Completion<'_>) -> Option<usize> {
+/// What has used a receive.
+enum Arrival {
+    /// A message of so many bytes.
+    Message(usize),
+    /// A write with this immediate data, which puts nothing into the receive.
+    Notification(u32),
+}
+
+/// What has arrived in a receive; `None` if the request is no receive.
+fn received(completion: &Completion<'_>) -> Option<Arrival> {
     match completion.opcode() {
-        Opcode::Recv => Some(completion.byte_len()),
-        Opcode::RecvWriteImm => Some(0),
+        Opcode::Recv => Some(Arrival::Message(completion.byte_len())),
+        Opcode::RecvWriteImm => Some(Arrival::Notification(completion.imm().unwrap_or(0))),
         _ => None,
     }
 }
 
 /// Delivers the completion of a receive of a pool.
 fn deliver_shared(tables: &Tables, completion: &mut Completion<'_>, pool: u32) -> Result<()> {
-    let (status, len) = (completion.status(), received_len(completion).unwrap_or(0));
+    let (status, received) = (completion.status(), received(completion));
     let Some(buffer) = completion.take_buffer() else { return Ok(()) };
     match (tables.pool_user(pool, completion.qpn()), status) {
-        (PoolUser::Connection(core), Ok(())) => core.received(buffer, len),
+        (PoolUser::Connection(core), Ok(())) => match received {
+            Some(Arrival::Notification(number)) => core.notified(buffer, number),
+            Some(Arrival::Message(len)) => core.received(buffer, len),
+            None => core.received(buffer, 0),
+        },
         (PoolUser::Connection(core), Err(error)) => {
             core.flushed(buffer);
             fail(tables, &core, 0, error)?;

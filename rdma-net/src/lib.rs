@@ -170,7 +170,9 @@ mod waiters;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Connection, Fetched, Message, Permit, Receiver, Remote, ReuniteError, Sender};
+pub use connection::{
+    Batch, Connection, Fetched, Message, Notifications, Outcome, Permit, Receiver, Remote, ReuniteError, Sender,
+};
 pub use driver::Driver;
 pub use failure::{Failure, FailureKind};
 pub use listener::{Incoming, Listener};

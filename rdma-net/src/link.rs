@@ -13,9 +13,6 @@ use rdma::{Error, Failed, QueuePair, Result};
 use super::receives::Stake;
 use super::tcp;
 
-/// One-sided operations of a connection that may be in flight at a time. The send queue has slots
-/// for them beside those of messages.
-pub(super) const MAX_OPERATIONS: u32 = 16;
 /// Reads of offers that may be in flight at a time. The send queue has slots for them.
 pub(super) const MAX_READS: u32 = 4;
 /// The operation number of a read of an offer has this bit; others have not.

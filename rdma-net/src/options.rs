@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdma::aio::Strategy;
 use rdma::{Error, ErrorKind, InitOptions, OptionLimit, PathOptions, Result, TransportType, Verb};
 
-use super::link::{MAX_OPERATIONS, MAX_READS};
+use super::link::MAX_READS;
 use super::protocol::{Agreed, HEADER_LEN, Hello, RESERVE, receive_size};
 use super::receives::INITIAL;
 
@@ -14,6 +14,11 @@ pub(super) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Default length above which messages are read, in bytes, where the window does not say less.
 const EAGER_LIMIT: usize = 64 << 10;
+
+/// One-sided operations in flight: by default, and at most.
+const OPERATIONS: u16 = 16;
+const MAX_OPERATIONS: u16 = 4096;
+static OPERATIONS_LIMIT: OptionLimit = OptionLimit::new("operations", "1 to 4096");
 
 /// The retries for lack of a receive, which never lacks: 7 would retry for ever, and hide a peer
 /// that breaks the protocol.
@@ -62,6 +67,8 @@ pub struct NodeOptions {
     pub(super) max_message: u64,
     pub(super) eager_limit: Option<u32>,
     pub(super) keep_alive: Duration,
+    operations: u16,
+    pub(super) notifications: u32,
     pub(super) max_connections: u32,
     pub(super) timeout: Duration,
     pub(super) linger: Duration,
@@ -81,6 +88,8 @@ impl Default for NodeOptions {
             max_message: 1 << 20,
             eager_limit: None,
             keep_alive: Duration::from_secs(15),
+            operations: OPERATIONS,
+            notifications: 0,
             max_connections: 256,
             timeout: Duration::from_secs(5),
             linger: Duration::from_secs(1),
@@ -118,6 +127,18 @@ impl NodeOptions {
         eager_limit(len: u32) = Some(len);
         /// Idle time after which the peer must answer; zero for never.
         keep_alive(time: Duration) = time.min(LONGEST);
+        /// One-sided operations ([`Remote`](super::Remote)) of each connection that may be in
+        /// flight: 1 to 4096, 16 by default. A [batch](super::Remote::batch) has at most as many.
+        /// Each takes a slot of the send queue, of which a device has a limit, and the connection
+        /// keeps a buffer for as many reads.
+        operations(count: u16) = count;
+        /// Notifications of the peer ([`Remote::write_imm`](super::Remote::write_imm)) that may
+        /// wait for the program, for each connection; by default 0, and the peer can send none.
+        /// Equal ones that follow each other count as one.
+        ///
+        /// When as many wait, the connection posts no receives, so that the peer has to wait, with
+        /// its messages too. A device on iWARP takes none.
+        notifications(count: u32) = count;
         /// Most connections of the node. Its completion queue has space for them, or for as many as
         /// the device's largest holds: one more connection fails, or is refused. Each of
         /// [several drivers](super::Node::with_drivers) has space for its share of them.
@@ -157,9 +178,12 @@ impl NodeOptions {
     /// Refuses values out of range, and options that a transport cannot be told.
     pub(super) fn check(&self, transport: TransportType) -> Result<()> {
         let invalid = |kind| Error::new(Verb::CreateQp, kind);
-        if let Err(reason) = self.hello(false, false).check() {
+        if let Err(reason) = self.hello(false, false, false).check() {
             tracing::debug!(name: "options_refused", target: "rdma_net", reason, "options of a node are out of range");
             return Err(invalid(ErrorKind::InvalidInput));
+        }
+        if !(1..=MAX_OPERATIONS).contains(&self.operations) {
+            return Err(invalid(ErrorKind::InvalidOption(&OPERATIONS_LIMIT)));
         }
         self.path.check_for(transport).map_err(|limit| invalid(ErrorKind::InvalidOption(limit)))?;
         if self.path.rnr_retry_count.is_some_and(|count| count > MAX_RNR_RETRIES) {
@@ -178,8 +202,9 @@ impl NodeOptions {
         (self.payload as usize + HEADER_LEN).next_multiple_of(64)
     }
 
-    /// The HELLO of a side that reads offers, or does not, and that shares receives, or does not.
-    pub(super) fn hello(&self, reads_offers: bool, shares: bool) -> Hello {
+    /// The HELLO of a side that reads offers, or does not, whose device has immediate data, or has
+    /// none, and that shares receives, or does not.
+    pub(super) fn hello(&self, reads_offers: bool, has_immediates: bool, shares: bool) -> Hello {
         Hello {
             window: self.window,
             initial: if shares { INITIAL.min(u8::try_from(self.window).unwrap_or(INITIAL)) } else { 0 },
@@ -187,6 +212,7 @@ impl NodeOptions {
             max_message: self.max_message,
             keep_alive: self.keep_alive,
             reads_offers,
+            takes_notifications: has_immediates && self.notifications > 0,
         }
     }
 
@@ -222,7 +248,12 @@ impl NodeOptions {
     /// All slots of a connection's send queue: those for messages, operations and reads, and one
     /// for the last send.
     pub(super) fn send_slots(&self, shares: bool) -> u32 {
-        self.slots(shares) + MAX_OPERATIONS + MAX_READS + 1
+        self.slots(shares) + self.max_operations() + MAX_READS + 1
+    }
+
+    /// One-sided operations of a connection that may be in flight.
+    pub(super) fn max_operations(&self) -> u32 {
+        self.operations.into()
     }
 }
 

@@ -105,9 +105,10 @@ impl Shared {
     /// The HELLO of a connection that shares receives, or does not.
     pub(super) fn hello(&self, shares: bool) -> Hello {
         let context = self.domain.pd.context();
-        let limits = context.device_attr();
+        let (limits, capabilities) = (context.device_attr(), context.capabilities());
         let has_reads = limits.max_qp_rd_atom() > 0 && limits.max_qp_init_rd_atom() > 0;
-        self.options.hello(has_reads && !context.capabilities().read_needs_exposed_sink, shares)
+        let reads = has_reads && !capabilities.read_needs_exposed_sink;
+        self.options.hello(reads, capabilities.write_with_immediate, shares)
     }
 
     fn lock(&self) -> MutexGuard<'_, Notes> {

@@ -257,7 +257,7 @@ fn survive(context: &Context, limits: &ListenOptions) {
     let exposed = node.domain().allocate_exposed(64, RemoteAccess::WRITE).unwrap();
     if context.capabilities().write_with_immediate {
         let write = Message::Written(vec![0; 32], exposed.remote(..).unwrap());
-        attacks.push((Violation::TooShort, vec![Message::Sent(empty), write]));
+        attacks.push((Violation::UnexpectedNotification, vec![Message::Sent(empty), write]));
     }
     for (violation, messages) in attacks {
         let (accepted, is_accepted) = mpsc::channel();
@@ -348,6 +348,52 @@ fn a_key_of_one_peer_opens_nothing_on_the_connection_of_another() {
     });
     assert_eq!(content(), [3; 64]);
     drop((one, two, listener, node));
+    driver.join().unwrap().unwrap();
+}
+
+#[test]
+fn batches_reach_memory_and_notifications_the_program() {
+    let Some(context) = device() else { return };
+    let (node, driver) = node(&context, &options().operations(32).notifications(8));
+    let mut listener = node.listen(any_port(address(&context)), &ListenOptions::new()).unwrap();
+    let (one, other) = connect(&node, &mut listener);
+    let region = other.domain().allocate_exposed(32 * 64, RemoteAccess::READ | RemoteAccess::WRITE).unwrap();
+    let (at, remote) = (region.remote(..).unwrap(), one.remote());
+    let row = |row: usize| at.slice(64 * row..64 * (row + 1)).unwrap();
+    let filled = |byte| buffer(one.domain(), &[byte; 64]);
+    let mut batch = remote.batch();
+    (0..32_u8).for_each(|byte| batch.write(row(byte.into()), filled(byte), 64).unwrap());
+    let (to, mut from) = other.split();
+    block_on(async {
+        assert_eq!(batch.submit().await.unwrap().len(), 32);
+        // On iWARP the message says that the writes have arrived.
+        one.send("written").await.unwrap();
+        from.next().await.unwrap();
+    });
+    let mut bytes = [0; 32 * 64];
+    region.copy_out(0, &mut bytes).unwrap();
+    assert!(bytes.chunks(64).enumerate().all(|(row, bytes)| bytes.iter().all(|&byte| usize::from(byte) == row)));
+    if remote.can_read() {
+        // More than fit into a batch.
+        let rows = block_on(remote.fetch_all((0..80).map(|number| row(number % 32)))).unwrap();
+        assert_eq!(rows.len(), 80);
+        assert!(rows.iter().enumerate().all(|(number, bytes)| usize::from(bytes[63]) == number % 32));
+    }
+    let capable = context.capabilities().write_with_immediate;
+    assert_eq!(remote.can_notify(), capable);
+    if capable {
+        let notifications = from.notifications();
+        let mut batch = remote.batch();
+        (0..32).for_each(|number| batch.write_imm(row(number), filled(7), 64, 9).unwrap());
+        let writing = thread::spawn(move || block_on(batch.submit()).unwrap().len());
+        block_on(notifications.count(9, 32)).unwrap();
+        region.copy_out(0, &mut bytes).unwrap();
+        assert_eq!((bytes, writing.join().unwrap()), ([7; 32 * 64], 32));
+    } else {
+        let refused = block_on(remote.write_imm(row(0), filled(7), 64, 9)).unwrap_err();
+        assert_eq!(refused.as_error().map(|error| error.kind()), Some(ErrorKind::NotSupported));
+    }
+    drop((one, to, from, remote, listener, node));
     driver.join().unwrap().unwrap();
 }
 

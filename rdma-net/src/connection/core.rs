@@ -13,10 +13,10 @@ use rdma::{Buffer, Failed, MadeIn, ProtectionDomain, Result, Verb};
 use tracing::{Span, field};
 
 use super::fetched::FetchBuffers;
-use super::flow::{Buffers, Flow, Memory, Offers};
-use super::operations::WORD;
+use super::flow::{Arrivals, Buffers, Flow, Memory, Offers};
+use super::operations::{Operations, WORD};
 use crate::failure::{Failure, FailureKind};
-use crate::link::{Draining, Link, MAX_OPERATIONS, Remains};
+use crate::link::{Draining, Link, Remains};
 use crate::load::LoadShare;
 use crate::options::NodeOptions;
 use crate::panics::Panics;
@@ -41,6 +41,10 @@ pub(crate) struct Core {
     pub(super) max_message: u64,
     /// Whether the peer reads offers.
     pub(super) offers: bool,
+    /// Whether the peer takes notifications.
+    pub(super) notifies: bool,
+    /// Operations that may be in flight.
+    pub(super) max_operations: u32,
     /// Longer messages are offered.
     pub(super) eager_limit: usize,
     pub(super) senders: AtomicUsize,
@@ -87,10 +91,14 @@ impl Core {
         let agreed = protocol.agreed();
         let (max_payload, max_message) = (agreed.max_payload(), agreed.max_message);
         let (has_offers, eager_limit) = (agreed.offers, shared.options.longest_eager(agreed));
+        let notifies = agreed.peer_takes_notifications;
+        let max_operations = shared.options.max_operations();
         let Pool { domain, .. } = &pool;
         let pd = domain.pd.clone();
         let offers = Offers::new(&pd, &domain.read_buffers, max_message.min(MAX_OFFER_LEN));
-        let memory = Memory { buffers: pool.buffers, offers, stake };
+        let operations = Operations::new(pool.words, max_operations);
+        let arrivals = Arrivals::new(shared.options.notifications);
+        let memory = Memory { buffers: pool.buffers, offers, operations, arrivals, stake };
         let flow = Mutex::new(Flow::new(key.into(), protocol, memory, shared.options.linger));
         let (shared, senders) = (Arc::clone(shared), AtomicUsize::new(1));
         // Without a parent: the program's current span would live as long as the connection.
@@ -108,12 +116,14 @@ impl Core {
             max_payload,
             max_message,
             offers: has_offers,
+            notifies,
+            max_operations,
             eager_limit,
             senders,
             has_messages: AtomicBool::new(false),
             may_send: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
-            fetch_buffers: Arc::default(),
+            fetch_buffers: Arc::new(FetchBuffers::new(max_operations)),
             pd,
             made_in: MadeIn::default(),
             flow,
@@ -262,6 +272,11 @@ impl Core {
         self.with(|flow, now| flow.received(buffer, len, now));
     }
 
+    /// Takes a notification of the peer, and the receive that it has used.
+    pub(crate) fn notified(&self, buffer: Buffer, number: u32) {
+        self.with(|flow, now| flow.notified(buffer, number, now));
+    }
+
     pub(crate) fn sent(&self, buffer: Buffer) {
         self.with(|flow, now| flow.sent(buffer, now));
     }
@@ -376,6 +391,8 @@ impl fmt::Debug for Core {
 pub(crate) struct Pool {
     domain: Domain,
     buffers: Buffers,
+    /// Words for atomic operations.
+    words: Vec<Buffer>,
     /// Buffers for the first receives.
     receives: Vec<Buffer>,
 }
@@ -387,11 +404,11 @@ impl Pool {
         let size = options.buffer_size();
         let [receives, spares] = if shares { [0, 0] } else { [options.receives(), options.window.into()] };
         let counts = [receives, spares, options.slots(shares)].map(|count| count as usize);
-        let words = MAX_OPERATIONS as usize;
+        let words = options.max_operations() as usize;
         let mut region = domain.pd.allocate(size * counts.iter().sum::<usize>() + WORD * words)?;
         let mut cut = |size, count| (0..count).map(|_| region.split_to(size)).collect::<Vec<_>>();
         let [receives, spares, sends] = counts.map(|count| cut(size, count));
-        Ok(Self { buffers: Buffers { spares, sends, words: cut(WORD, words) }, receives, domain })
+        Ok(Self { buffers: Buffers { spares, sends }, words: cut(WORD, words), receives, domain })
     }
 
     /// The domain of the memory, and of the queue pair.

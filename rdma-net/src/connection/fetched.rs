@@ -6,20 +6,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma::{Buffer, MadeIn, ProtectionDomain, Result, Verb};
 
-use crate::link::MAX_OPERATIONS;
-
 /// Shortest buffer, so that one buffer serves reads of several lengths.
 const MIN_LEN: usize = 4096;
 
 /// A connection's buffers for fetches, those that no fetch uses: as many as may be in flight, the
 /// longest ones. Slices may be longer than messages, for which the node keeps other buffers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct FetchBuffers {
     spares: Mutex<Vec<Buffer>>,
+    /// Buffers that are kept.
+    most: usize,
     made_in: MadeIn,
 }
 
 impl FetchBuffers {
+    pub(super) fn new(most: u32) -> Self {
+        Self { spares: Mutex::default(), most: most as usize, made_in: MadeIn::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -40,7 +44,7 @@ impl FetchBuffers {
     /// Keeps a buffer, and returns one that is not needed.
     fn put(&self, mut buffer: Buffer) -> Option<Buffer> {
         let mut spares = self.lock();
-        if spares.len() < MAX_OPERATIONS as usize {
+        if spares.len() < self.most {
             spares.push(buffer);
             return None;
         }

@@ -1,6 +1,8 @@
 //! The state of a connection under its lock: the protocol, the queue pair and the buffers.
 
+mod arrivals;
 mod offers;
+mod one_sided;
 mod staging;
 mod wakeups;
 
@@ -8,21 +10,22 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
+pub(super) use self::arrivals::Arrivals;
 pub(super) use self::offers::{Offers, Way};
 use rdma::Buffer;
 use rdma::op;
 
 use self::wakeups::{Retired, Wakeups};
-use super::operations::{Finished, Operations, Request};
+use super::operations::Operations;
 use crate::failure::{Failure, FailureKind};
-use crate::link::{Link, READ_BIT};
+use crate::link::Link;
 use crate::protocol::{HEADER_LEN, Protocol, Received, Silent};
 use crate::receives::{ReceivePool, Stake};
 use crate::stats::ConnectionStats;
-use crate::waiters::{Task, Waiters};
+use crate::waiters::Waiters;
 
 /// Memory of reassembled messages that wait for the application, in bytes, before receives are no
 /// longer replaced.
@@ -77,6 +80,7 @@ pub(super) struct Flow {
     /// What the connection has done; of what there is now, only the high-water mark.
     pub(super) counts: ConnectionStats,
     pub(super) operations: Operations,
+    arrivals: Arrivals,
     pub(super) senders: Waiters,
     /// Whether a sender need not wait, as far as the last [`pump`](Self::pump) has seen: a hint.
     pub(super) may_send: bool,
@@ -91,6 +95,8 @@ pub(super) struct Flow {
 pub(super) struct Memory {
     pub(super) buffers: Buffers,
     pub(super) offers: Offers,
+    pub(super) operations: Operations,
+    pub(super) arrivals: Arrivals,
     /// The part in a pool of shared receives, if the connection takes its receives from one.
     pub(super) stake: Option<Stake>,
 }
@@ -101,8 +107,6 @@ pub(super) struct Buffers {
     /// For receives.
     pub(super) spares: Vec<Buffer>,
     pub(super) sends: Vec<Buffer>,
-    /// For atomic operations.
-    pub(super) words: Vec<Buffer>,
 }
 
 /// A message that was received.
@@ -135,9 +139,8 @@ enum Ending {
 
 impl Flow {
     pub(super) fn new(token: u64, protocol: Protocol, memory: Memory, linger: Duration) -> Self {
-        let Memory { mut buffers, offers, stake } = memory;
+        let Memory { buffers, offers, operations, arrivals, stake } = memory;
         let pool = stake.as_ref().map(|stake| Arc::clone(stake.pool()));
-        let operations = Operations::new(std::mem::take(&mut buffers.words));
         Self {
             protocol,
             token,
@@ -165,6 +168,7 @@ impl Flow {
             has_spoken: false,
             counts: ConnectionStats::default(),
             operations,
+            arrivals,
             senders: Waiters::default(),
             may_send: false,
             receiver: None,
@@ -255,6 +259,7 @@ impl Flow {
         self.outgoing = None;
         self.assembly = Vec::new();
         self.end_offers();
+        self.end_operations();
         self.replace_receives();
         self.wake_all();
     }
@@ -337,7 +342,7 @@ impl Flow {
             }
             return;
         }
-        while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && self.link.is_some() {
+        while self.owed > 0 && self.inbox_bytes <= INBOX_LIMIT && !self.arrivals.is_full() && self.link.is_some() {
             let Some(buffer) = self.buffers.spares.pop() else { break };
             self.owed -= 1;
             let kept = if let Some(stake) = &mut self.stake { stake.shrink(buffer) } else { Ok(Some(buffer)) };
@@ -386,6 +391,7 @@ impl Flow {
     pub(super) fn pump(&mut self, now: Instant) {
         if self.link.is_some() {
             self.start_reads();
+            self.post_operations();
         }
         while self.outcome.is_none() && self.link.is_some() && self.send_next(now) {}
         if self.outcome.is_some() {
@@ -548,46 +554,6 @@ impl Flow {
         self.pump(now);
     }
 
-    /// The reason why no one-sided operation can begin any more.
-    pub(super) fn operation_failure(&self) -> Option<Failure> {
-        self.outcome.clone().or_else(|| self.protocol.peer_code().map(Failure::closed))
-    }
-
-    /// Begins a one-sided operation, for which the queue has space.
-    pub(super) fn operate(&mut self, request: Request, buffer: Option<Buffer>) -> Result<u32, Failure> {
-        let Some(link) = &mut self.link else {
-            self.wakeups.retired.extend(buffer.map(Retired::Buffer));
-            return Err(Failure::new(FailureKind::Closed));
-        };
-        let started = self.operations.start(link, self.token, request, buffer);
-        self.wake_operator();
-        self.counts.operations += u64::from(started.is_ok());
-        started.map_err(|refused| self.wakeups.refused(refused).into())
-    }
-
-    /// Takes the result of a one-sided operation.
-    pub(super) fn operated(&mut self, id: u32, buffer: Buffer, old_value: Option<u64>, now: Instant) {
-        if id & READ_BIT != 0 {
-            return self.offer_read(id, buffer, now);
-        }
-        let waker = self.operations.finish(id, buffer, old_value);
-        self.wakeups.wake_operator(waker);
-        self.wake_operator();
-    }
-
-    /// The result of a one-sided operation, once it is there.
-    pub(super) fn poll_operation(&mut self, id: u32, task: &mut Task<'_>) -> Poll<Result<Finished, Failure>> {
-        let (polled, stale) = self.operations.poll(id, self.outcome.as_ref(), task);
-        self.wakeups.stale.extend(stale);
-        polled
-    }
-
-    /// Notes that the future of a one-sided operation was dropped.
-    pub(super) fn abandon_operation(&mut self, id: u32) {
-        self.wakeups.stale.extend(self.operations.abandon(id));
-        self.wake_operator();
-    }
-
     /// Whether messages wait for the application.
     pub(super) fn has_messages(&self) -> bool {
         !self.inbox.is_empty()
@@ -701,7 +667,7 @@ impl Flow {
         if self.outcome.is_some() {
             return None;
         }
-        let turns = [self.senders.deadline(), self.operations.waiters.deadline()];
+        let turns = [self.senders.deadline(), self.operations.waiters.deadline(), self.arrivals.deadline()];
         let times = [self.protocol.deadline(), self.close_by, self.message_by];
         times.into_iter().chain(turns).flatten().min()
     }
@@ -739,6 +705,8 @@ impl Flow {
         }
         self.senders.pass_by(now);
         self.operations.waiters.pass_by(now);
+        self.operations.wanted = 1;
+        self.pass_by_notified(now);
         self.wake_operator();
         self.pump(now);
         Ok(())
@@ -759,11 +727,12 @@ fn length(len: usize) -> u32 {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::Wake;
+    use std::task::{Poll, Wake};
 
     use super::*;
     use crate::panics::Panics;
     use crate::protocol::Agreed;
+    use crate::waiters::Task;
 
     struct Count(AtomicU32);
 
@@ -783,12 +752,20 @@ mod tests {
             max_message: 1 << 20,
             keep_alive: None,
             offers: false,
+            takes_notifications: false,
+            peer_takes_notifications: false,
         };
         let now = Instant::now();
         let protocol = Protocol::new(agreed, 16, now);
-        let buffers = Buffers { spares: Vec::new(), sends: Vec::new(), words: Vec::new() };
+        let buffers = Buffers { spares: Vec::new(), sends: Vec::new() };
         let pd = rdma::open(&"soft0".parse().unwrap()).unwrap().context.alloc_pd().unwrap();
-        let memory = Memory { buffers, offers: Offers::new(&pd, &Arc::default(), 0), stake: None };
+        let memory = Memory {
+            buffers,
+            offers: Offers::new(&pd, &Arc::default(), 0),
+            operations: Operations::new(Vec::new(), 0),
+            arrivals: Arrivals::new(0),
+            stake: None,
+        };
         let mut flow = Flow::new(1, protocol, memory, Duration::from_secs(1));
         let count = Arc::new(Count(AtomicU32::new(0)));
         let waker = Arc::clone(&count).into();

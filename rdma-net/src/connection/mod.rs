@@ -10,15 +10,20 @@
 //!   flow/wakeups.rs            the tasks to wake
 //!   sender.rs, receiver.rs, remote.rs
 //!                              the handles
+//!   batch.rs, notifications.rs operations under one doorbell; the peer's writes with immediate data
 //!   closing.rs                 closing by any handle, and waiting for the end
 //!   sink.rs                    messages by `poll_ready` and `start_send`; the traits of `futures`
 //!   operations.rs, fetched.rs  one-sided operations in flight; buffers of `Remote::fetch`
+//!   flow/one_sided.rs, flow/arrivals.rs
+//!                              both under the lock
 //! ```
 
+mod batch;
 mod closing;
 mod core;
 mod fetched;
 mod flow;
+mod notifications;
 mod operations;
 mod receiver;
 mod remote;
@@ -29,9 +34,11 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+pub use self::batch::{Batch, Outcome};
 pub use self::closing::ReuniteError;
 pub(super) use self::core::{Core, Parts, Pool};
 pub use self::fetched::Fetched;
+pub use self::notifications::Notifications;
 pub use self::receiver::{Message, Receiver};
 pub use self::remote::Remote;
 pub use self::sender::{Permit, Sender};
@@ -127,6 +134,12 @@ impl Connection {
     #[must_use]
     pub fn remote(&self) -> Remote {
         self.sender.remote()
+    }
+
+    /// The notifications of the peer: [`Receiver::notifications`].
+    #[must_use]
+    pub fn notifications(&self) -> Notifications {
+        self.receiver.notifications()
     }
 
     /// Sends a message: [`Sender::send`].

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use super::core::Core;
 use super::flow::{Flow, Stored};
+use super::notifications::Notifications;
 use crate::failure::Failure;
 
 /// The half of a connection that receives.
@@ -31,6 +32,14 @@ impl Receiver {
 
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.core
+    }
+
+    /// The notifications of the peer, which its [`write_imm`](super::Remote::write_imm) sends, if
+    /// the node [takes](crate::NodeOptions::notifications) some. They are no messages: each way has
+    /// its own order.
+    #[must_use]
+    pub fn notifications(&self) -> Notifications {
+        Notifications::new(&self.core)
     }
 
     /// Waits for the next message. `None` means that the peer has ended its data, or that the node

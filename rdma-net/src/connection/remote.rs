@@ -2,10 +2,11 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Poll, ready};
 
 use rdma::{Buffer, Error, ErrorKind, RemoteSlice, Verb};
 
+use super::batch::{Batch, Outcome};
 use super::core::Core;
 use super::fetched::Fetched;
 use super::operations::{Finished, Request};
@@ -20,9 +21,12 @@ use crate::waiters::Place;
 /// the peer revokes or drops the region. An operation on a slice that the peer does not expose, or
 /// no longer, fails the connection.
 ///
-/// Clones use the same connection. Up to 16 operations are in flight; others wait in the order in
-/// which they came. Operations of one task that waits for each of them happen in order; the order
-/// of operations in flight at the same time is undefined, and so is their order to messages.
+/// Clones use the same connection. Up to [`max_operations`](Self::max_operations) operations are in
+/// flight; others wait in the order in which they came, also behind a notification that waits for
+/// the peer ([`write_imm`](Self::write_imm)). Operations of one task that waits for each of them
+/// happen in order; the order of operations in flight at the same time is undefined, and so is
+/// their order to messages. A [`batch`](Self::batch) costs one doorbell and one wake-up for many of
+/// them.
 #[derive(Clone, Debug)]
 pub struct Remote {
     core: Arc<Core>,
@@ -40,7 +44,8 @@ impl Remote {
         !self.core.pd.context().capabilities().read_needs_exposed_sink
     }
 
-    /// Reads the peer's slice. The connection keeps the buffers of up to 16 reads for further ones.
+    /// Reads the peer's slice. The connection keeps buffers for further reads, as many as may be in
+    /// flight.
     ///
     /// A read of memory that the peer changes meanwhile may mix old and new bytes: an entry needs a
     /// checksum, as the page [*operations*](rdma::guide::operations) of the guide says.
@@ -144,10 +149,57 @@ impl Remote {
     /// # Ok(()) }
     /// ```
     pub async fn write(&self, to: RemoteSlice, from: Buffer, len: usize) -> Result<Buffer, Failure> {
-        if len > from.len() {
-            return Err(Error::new(Verb::PostSend, ErrorKind::OutOfBounds).into());
-        }
+        check_write(to, &from, len)?;
         self.run(Request::Write(to, len), Some(from)).await.and_then(buffer)
+    }
+
+    /// Writes as [`write`](Self::write) does, and notifies the peer's program with `number`, the
+    /// immediate data of the write: [`Notifications`](super::Notifications) has it once the bytes
+    /// are there.
+    ///
+    /// A notification takes a receive of the peer, as a message does: this call waits while the
+    /// peer has none, or while as many notifications wait there as its node
+    /// [allows](crate::NodeOptions::notifications). Dropping the future before the write is posted
+    /// takes it back.
+    ///
+    /// # Errors
+    ///
+    /// As for [`write`](Self::write); `Local` with `NotSupported`, before anything is posted, if
+    /// the peer's node takes no notifications or is on iWARP ([`can_notify`](Self::can_notify)).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/notified.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// // The server's node was made with `NodeOptions::notifications(64)`.
+    /// let table = server.domain().allocate_exposed(64, rdma::RemoteAccess::WRITE)?;
+    /// let to = table.remote(..)?;
+    /// let mut buffer = client.domain().allocate(64)?;
+    /// buffer[..4].copy_from_slice(b"page");
+    /// let notifications = server.notifications();
+    /// let (buffer, number) = block_on(async {
+    ///     Ok::<_, Failure>((client.remote().write_imm(to, buffer, 4, 7).await?, notifications.next().await?))
+    /// })?;
+    /// assert_eq!(number, 7);
+    /// let mut page = [0; 4];
+    /// table.copy_out(0, &mut page)?;
+    /// assert_eq!(&page, b"page");
+    /// # drop(buffer);
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
+    pub async fn write_imm(&self, to: RemoteSlice, from: Buffer, len: usize, number: u32) -> Result<Buffer, Failure> {
+        check_notifies(&self.core)?;
+        check_write(to, &from, len)?;
+        self.run(Request::WriteImm(to, len, number), Some(from)).await.and_then(buffer)
+    }
+
+    /// Whether the peer's node takes notifications.
+    #[must_use]
+    pub fn can_notify(&self) -> bool {
+        self.core.notifies
     }
 
     /// Replaces the peer's 8 bytes at the front of `at` by `swap` if they equal `compare`; returns
@@ -210,32 +262,92 @@ impl Remote {
         self.run(Request::FetchAdd(at, add), None).await.and_then(old_value)
     }
 
-    async fn run(&self, request: Request, mut buffer: Option<Buffer>) -> Result<Finished, Failure> {
-        let mut waiting = Waiting { core: &self.core, place: None };
-        let started = poll_fn(|cx| {
-            self.core.poll(cx, false, |flow, _, task| {
-                let place = &mut waiting.place;
-                if let Some(failure) = flow.operation_failure() {
-                    flow.leave_operators(place);
-                    return Poll::Ready(Err(failure));
-                }
-                if !flow.operations.waiters.is_turn(*place) || !flow.operations.has_room() {
-                    flow.wait_to_operate(place, task);
-                    return Poll::Pending;
-                }
-                flow.leave_operators(place);
-                Poll::Ready(flow.operate(request, buffer.take()))
-            })
-        });
-        let id = started.await?;
-        let _running = Running { core: &self.core, id };
-        let mut is_new = true;
-        poll_fn(|cx| self.core.poll(cx, std::mem::take(&mut is_new), |flow, _, task| flow.poll_operation(id, task)))
-            .await
+    /// Begins a batch: operations that are posted together, with one doorbell.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// use rdma::RemoteAccess;
+    ///
+    /// let table = server.domain().allocate_exposed(4096, RemoteAccess::READ | RemoteAccess::ATOMIC)?;
+    /// let at = table.remote(..)?;
+    /// let mut batch = client.remote().batch();
+    /// batch.fetch_add(at, 1)?;
+    /// batch.fetch(at.slice(64..128)?)?;
+    /// batch.fetch(at.slice(640..704)?)?;
+    /// // The results come in the order of the operations.
+    /// let results = block_on(batch.submit())?;
+    /// assert_eq!(results[0].old_value(), Some(0));
+    /// assert!(results[1..].iter().all(|row| row.fetched().is_some_and(|row| row.len() == 64)));
+    /// # Ok(()) }
+    /// ```
+    pub fn batch(&self) -> Batch {
+        Batch::new(&self.core)
+    }
+
+    /// The one-sided operations of the connection that may be in flight, and the most of a
+    /// [`batch`](Self::batch): [`NodeOptions::operations`](crate::NodeOptions::operations).
+    #[must_use]
+    pub fn max_operations(&self) -> usize {
+        self.core.max_operations as usize
+    }
+
+    /// Reads many slices of the peer, and returns their contents in the same order. As many as
+    /// [may be in flight](Self::max_operations) share a doorbell; the others follow.
+    ///
+    /// # Errors
+    ///
+    /// As for [`fetch`](Self::fetch). The first failure counts.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// let table = server.domain().allocate_exposed(64 * 64, rdma::RemoteAccess::READ)?;
+    /// let at = table.remote(..)?;
+    /// let rows: Result<Vec<_>, _> = (0..64).map(|row| at.slice(64 * row..64 * (row + 1))).collect();
+    /// let rows = block_on(client.remote().fetch_all(rows?))?;
+    /// assert_eq!(rows.len(), 64);
+    /// # Ok(()) }
+    /// ```
+    pub async fn fetch_all(&self, from: impl IntoIterator<Item = RemoteSlice>) -> Result<Vec<Fetched>, Failure> {
+        let mut from = from.into_iter().peekable();
+        let mut all = Vec::with_capacity(from.size_hint().0.min(self.max_operations()));
+        while from.peek().is_some() {
+            let mut batch = self.batch();
+            for slice in from.by_ref().take(self.max_operations()) {
+                batch.fetch(slice)?;
+            }
+            all.extend(batch.submit().await?.into_iter().filter_map(Outcome::into_fetched));
+        }
+        Ok(all)
+    }
+
+    async fn run(&self, request: Request, buffer: Option<Buffer>) -> Result<Finished, Failure> {
+        let running = Running::run(&self.core, 1, Some((request, buffer))).await?;
+        let mut result = Err(Failure::new(FailureKind::Local));
+        running.take(|taken| result = taken);
+        result
     }
 }
 
-/// A task that waits for a slot. Dropping it passes the turn on.
+/// Fails if the peer takes no notifications.
+pub(super) fn check_notifies(core: &Core) -> Result<(), Failure> {
+    if core.notifies { Ok(()) } else { Err(Error::new(Verb::PostSend, ErrorKind::NotSupported).into()) }
+}
+
+/// Fails if a write of `len` bytes passes the end of the peer's slice or of the buffer.
+pub(super) fn check_write(to: RemoteSlice, from: &Buffer, len: usize) -> Result<(), Failure> {
+    let fits = len <= from.len() && len as u64 <= to.len();
+    if fits { Ok(()) } else { Err(Error::new(Verb::PostSend, ErrorKind::OutOfBounds).into()) }
+}
+
+/// A task that waits for slots. Dropping it passes the turn on.
 struct Waiting<'a> {
     core: &'a Core,
     place: Option<Place>,
@@ -244,23 +356,58 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if self.place.is_some() {
-            self.core.tell(|flow, _| {
-                flow.leave_operators(&mut self.place);
-                flow.wake_operator();
-            });
+            self.core.tell(|flow, _| flow.give_up_slots(&mut self.place));
         }
     }
 }
 
-/// An operation in flight, abandoned when dropped.
-struct Running<'a> {
+/// Operations that have begun together, abandoned when dropped.
+pub(super) struct Running<'a> {
     core: &'a Core,
-    id: u32,
+    /// The first of them whose result is not taken; 0 if there is none.
+    next: u32,
+}
+
+impl<'a> Running<'a> {
+    /// Waits for `count` slots, and runs as many operations until all have results.
+    pub(super) async fn run(
+        core: &'a Core,
+        count: u32,
+        requests: impl IntoIterator<Item = (Request, Option<Buffer>)>,
+    ) -> Result<Self, Failure> {
+        let mut running = Self { core, next: 0 };
+        let (mut requests, mut waiting) = (Some(requests), Waiting { core, place: None });
+        poll_fn(|cx| {
+            core.poll(cx, false, |flow, _, task| {
+                ready!(flow.poll_slots(count, &mut waiting.place, task))?;
+                if let Some(requests) = requests.take() {
+                    running.next = flow.operate(requests)?;
+                }
+                Poll::Ready(Ok(()))
+            })
+        })
+        .await?;
+        let (leader, mut is_new) = (running.next, true);
+        poll_fn(|cx| core.poll(cx, std::mem::take(&mut is_new), |flow, _, task| flow.poll_operations(leader, task)))
+            .await?;
+        Ok(running)
+    }
+
+    /// Takes the results in the order of the operations.
+    pub(super) fn take(mut self, mut take: impl FnMut(Result<Finished, Failure>)) {
+        self.core.with(|flow, _| {
+            while self.next != 0 {
+                take(flow.take_result(&mut self.next));
+            }
+        });
+    }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.core.tell(|flow, _| flow.abandon_operation(self.id));
+        if self.next != 0 {
+            self.core.tell(|flow, _| flow.abandon_operations(self.next));
+        }
     }
 }
 

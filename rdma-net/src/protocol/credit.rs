@@ -3,6 +3,10 @@
 //! Each side counts the data receives that it has posted since the start, and tells the peer that
 //! number as a limit in every message. A limit is absolute, so a later one replaces an earlier one.
 //! [`rdma::credit`] counts; the UPDATEs and their ECHOs are this protocol's.
+//!
+//! A notification has no header, and so neither a limit nor an ECHO. A notification that needs a
+//! credit of an UPDATE answers it: both sides count the messages that the credits before the UPDATE
+//! allow, and see which notification is the first beyond them.
 
 use rdma::credit::{ReceiveWindow, SendWindow};
 
@@ -14,10 +18,12 @@ use super::wire::{Flags, Header, Kind};
 pub(super) struct Credit {
     sends: SendWindow,
     receives: ReceiveWindow,
-    /// Whether the peer has not answered this side's last UPDATE (N5).
-    update_unanswered: bool,
-    /// Whether the peer's last UPDATE waits for an ECHO.
-    owes_echo: bool,
+    /// While the peer has not answered this side's last UPDATE (N5): the messages that the peer may
+    /// still send without the credits of the UPDATE.
+    unanswered: Option<u32>,
+    /// While the peer's last UPDATE waits for an answer: the messages that this side may still send
+    /// without the credits of the UPDATE.
+    owed_echo: Option<u32>,
 }
 
 impl Credit {
@@ -26,8 +32,8 @@ impl Credit {
         Self {
             sends: SendWindow::new(window, limit),
             receives: ReceiveWindow::new(window, initial),
-            update_unanswered: false,
-            owes_echo: false,
+            unanswered: None,
+            owed_echo: None,
         }
     }
 
@@ -51,42 +57,57 @@ impl Credit {
     /// hold messages, so a peer that is blocked is told of each receive.
     pub(super) fn wants_update(&self) -> bool {
         let is_due = self.receives.is_due() || self.receives.is_peer_blocked() && self.receives.owed() > 0;
-        is_due && !self.update_unanswered
+        is_due && self.unanswered.is_none()
     }
 
     /// Completes the header of a message that is sent now (N2).
     pub(super) fn stamp(&mut self, header: &mut Header) {
+        let granted = self.receives.granted();
         header.limit = self.receives.grant_limit();
-        if self.owes_echo {
+        if self.owed_echo.take().is_some() {
             header.flags |= Flags::ECHO;
-            self.owes_echo = false;
         }
         if header.kind.needs_credit() {
             let has_credit = self.sends.spend();
             debug_assert!(has_credit, "a message without a credit");
         }
-        self.update_unanswered |= header.kind == Kind::Update;
+        if header.kind == Kind::Update {
+            self.unanswered = Some(granted);
+        }
+    }
+
+    /// Counts a notification that is sent now; false if there is no credit for it.
+    pub(super) fn notify(&mut self) -> bool {
+        let has_credit = self.sends.spend();
+        if has_credit {
+            self.owed_echo = self.owed_echo.and_then(|left| left.checked_sub(1));
+        }
+        has_credit
+    }
+
+    /// Takes a notification of the peer.
+    pub(super) fn accept_notification(&mut self) -> Result<(), Violation> {
+        self.receive()
+    }
+
+    /// Counts a message that needed a credit, and maybe one of the last UPDATE (N5).
+    fn receive(&mut self) -> Result<(), Violation> {
+        self.receives.receive().map_err(|_| Violation::NoCredit)?;
+        self.unanswered = self.unanswered.and_then(|left| left.checked_sub(1));
+        Ok(())
     }
 
     /// Takes what a received header says about credits (N1, N3, N5).
     pub(super) fn accept(&mut self, header: &Header) -> Result<(), Violation> {
+        let available = self.sends.available();
         self.sends.accept_limit(header.limit).map_err(|_| Violation::WrongLimit)?;
-        if header.flags.contains(Flags::ECHO) {
-            if !self.update_unanswered {
-                return Err(Violation::UnexpectedEcho);
-            }
-            self.update_unanswered = false;
+        if header.flags.contains(Flags::ECHO) && self.unanswered.take().is_none() {
+            return Err(Violation::UnexpectedEcho);
         }
-        if header.kind == Kind::Update {
-            if self.owes_echo {
-                return Err(Violation::UpdateUnanswered);
-            }
-            self.owes_echo = true;
+        if header.kind == Kind::Update && self.owed_echo.replace(available).is_some() {
+            return Err(Violation::UpdateUnanswered);
         }
-        if header.kind.needs_credit() {
-            self.receives.receive().map_err(|_| Violation::NoCredit)?;
-        }
-        Ok(())
+        if header.kind.needs_credit() { self.receive() } else { Ok(()) }
     }
 
     /// The counters relative to each other, for tests that compare states.
@@ -96,8 +117,8 @@ impl Credit {
             self.available(),
             self.receives.owed(),
             self.receives.granted(),
-            u32::from(self.update_unanswered),
-            u32::from(self.owes_echo),
+            self.unanswered.map_or(0, |left| left + 1),
+            self.owed_echo.map_or(0, |left| left + 1),
         ]
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! HELLO   0 magic u32 | 4 version_min u8 | 5 version_max u8 | 6 length u8 (32) | 7 reserved u8
-//!         8 features u32 (1: reads offers) | 12 window u16 | 14 reserve u8 | 15 initial u8 | 16 receive_size u32
+//!         8 features u32 (1: reads offers, 2: takes notifications) | 12 window u16 | 14 reserve u8 | 15 initial u8 | 16 receive_size u32
 //!        20 max_message u64 | 28 keep_alive u32 (ms, 0 for none)
 //! REFUSE  0 magic u32 | 4 version_min u8 | 5 version_max u8 | 6 code u16 | 8 text
 //! ```
@@ -27,6 +27,8 @@ const MAX_LENGTH: u8 = 56;
 const MAX_WINDOW: u16 = 4096;
 /// Feature: this side reads offers.
 const FEATURE_OFFERS: u32 = 1;
+/// Feature: this side takes notifications.
+const FEATURE_NOTIFICATIONS: u32 = 2;
 const RECEIVE_SIZES: std::ops::RangeInclusive<u32> = 256..=1 << 20;
 
 /// The offer of one side.
@@ -45,6 +47,8 @@ pub(crate) struct Hello {
     pub(crate) keep_alive: Duration,
     /// Whether this side can read the memory that an OFFER names.
     pub(crate) reads_offers: bool,
+    /// Whether this side takes writes with immediate data.
+    pub(crate) takes_notifications: bool,
 }
 
 /// The values that both sides use.
@@ -64,6 +68,10 @@ pub(crate) struct Agreed {
     pub(crate) keep_alive: Option<Duration>,
     /// Whether both sides read offers.
     pub(crate) offers: bool,
+    /// Whether this side takes notifications.
+    pub(crate) takes_notifications: bool,
+    /// Whether the peer takes notifications.
+    pub(crate) peer_takes_notifications: bool,
 }
 
 impl Agreed {
@@ -159,7 +167,10 @@ impl Hello {
         let mut bytes = [0; HELLO_LEN];
         bytes[..4].copy_from_slice(&MAGIC.to_be_bytes());
         bytes[4..7].copy_from_slice(&[VERSION, VERSION, LENGTH]);
-        let features = if self.reads_offers { FEATURE_OFFERS } else { 0 };
+        let mut features = if self.reads_offers { FEATURE_OFFERS } else { 0 };
+        if self.takes_notifications {
+            features |= FEATURE_NOTIFICATIONS;
+        }
         bytes[8..12].copy_from_slice(&features.to_be_bytes());
         bytes[12..14].copy_from_slice(&self.window.to_be_bytes());
         bytes[14] = CONTROL_RECEIVES;
@@ -192,6 +203,7 @@ impl Hello {
             keep_alive: Duration::from_millis(word(28).into()),
             // Features of later versions are not used.
             reads_offers: word(8) & FEATURE_OFFERS != 0,
+            takes_notifications: word(8) & FEATURE_NOTIFICATIONS != 0,
         };
         if bytes[14] < CONTROL_RECEIVES || hello.check().is_err() {
             return refuse(RefuseCode::Limits, "a value of the HELLO is out of range");
@@ -223,6 +235,8 @@ impl Hello {
             max_message: self.max_message.min(peer.max_message),
             keep_alive: alive,
             offers: self.reads_offers && peer.reads_offers,
+            takes_notifications: self.takes_notifications,
+            peer_takes_notifications: peer.takes_notifications,
         }
     }
 }
@@ -243,6 +257,7 @@ mod tests {
             max_message: 1 << 20,
             keep_alive: Duration::from_secs(15),
             reads_offers: true,
+            takes_notifications: true,
         }
     }
 
@@ -262,6 +277,7 @@ mod tests {
             max_message: 5,
             keep_alive: Duration::ZERO,
             reads_offers: false,
+            takes_notifications: false,
         };
         let agreed = hello().agree(&peer);
         let of_peer = peer.agree(&hello());
@@ -271,6 +287,8 @@ mod tests {
         assert_eq!((agreed.window, agreed.receive_size, agreed.max_message), (8, 4112, 5));
         assert_eq!(agreed.keep_alive, Some(Duration::from_secs(15)));
         assert!(!agreed.offers && hello().agree(&hello()).offers);
+        assert_eq!((agreed.takes_notifications, agreed.peer_takes_notifications), (true, false));
+        assert_eq!((of_peer.takes_notifications, of_peer.peer_takes_notifications), (false, true));
     }
 
     #[test]

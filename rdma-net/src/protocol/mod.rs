@@ -8,13 +8,14 @@
 //! Each side posts W data receives, or fewer at the start, and [`RESERVE`] control receives before
 //! the connection exists.
 //!
-//! * **N1.** DATA, OFFER and DONE need a credit. Control messages (UPDATE, PING, PONG, CLOSE) need
-//!   none.
-//! * **N2.** Every message carries the sender's current limit. A receive is posted before the limit
-//!   that counts it is sent.
+//! * **N1.** DATA, OFFER, DONE and notifications need a credit. Control messages (UPDATE, PING,
+//!   PONG, CLOSE) need none.
+//! * **N2.** Every message with a header carries the sender's current limit. A receive is posted
+//!   before the limit that counts it is sent.
 //! * **N3.** A limit never goes back, and is at most W ahead of the data sent.
 //! * **N4.** The receive of a control message is posted again before anything is sent in answer.
-//! * **N5.** One UPDATE at a time is unanswered; the next message of the peer with ECHO answers it.
+//! * **N5.** One UPDATE at a time is unanswered; the next message of the peer with ECHO answers it,
+//!   or the first notification that needs a credit of it.
 //! * **N6.** One PING at a time is unanswered. CLOSE is sent once.
 //! * **N7.** The last [`RESERVE`] slots of the send queue are for control messages. Only
 //!   completions free slots.
@@ -25,6 +26,9 @@
 //! * **N11.** No DATA and no OFFER follows FIN, nothing follows CLOSE. A CLOSE in good order waits
 //!   for the DONE of each OFFER.
 //! * **N12.** The first failure fails the connection.
+//! * **N13.** A notification is a write with immediate data: it takes a data receive and has no
+//!   header. It goes only to a side whose HELLO takes notifications. It may lie between fragments
+//!   and follow FIN, and does not follow CLOSE.
 //!
 //! W + [`RESERVE`] receives suffice even while the peer's processor sleeps: at most W data messages
 //! are not replaced (N1, N2, N8), and at most one control message of each kind is not processed
@@ -207,6 +211,23 @@ impl Protocol {
         }
     }
 
+    /// Takes a notification of the peer, which has used a data receive.
+    ///
+    /// # Errors
+    ///
+    /// The rule that the notification breaks. The connection has failed.
+    pub(crate) fn handle_notification(&mut self, now: Instant) -> Result<(), Violation> {
+        if self.peer_code.is_some() {
+            return Err(Violation::MessageAfterClose);
+        }
+        if !self.agreed.takes_notifications {
+            return Err(Violation::UnexpectedNotification);
+        }
+        self.credit.accept_notification()?;
+        self.alive.hear(now);
+        Ok(())
+    }
+
     fn accept_data(&mut self, header: &Header, payload: Range<usize>) -> Result<Fragment, Violation> {
         let flags = header.flags;
         if self.peer_end {
@@ -296,6 +317,19 @@ impl Protocol {
             return 0;
         }
         self.credit.available().min(self.slots - RESERVE)
+    }
+
+    /// The number of notifications that may be sent now. They take slots of their own.
+    pub(crate) fn notification_room(&self) -> u32 {
+        let is_open = self.agreed.peer_takes_notifications && !self.close_sent && self.peer_code.is_none();
+        if is_open { self.credit.available() } else { 0 }
+    }
+
+    /// Counts a notification that was posted; [`notification_room`](Self::notification_room) is not
+    /// 0.
+    pub(crate) fn notify(&mut self) {
+        let has_credit = self.credit.notify();
+        debug_assert!(has_credit, "a notification without a credit");
     }
 
     /// Whether no send is in flight.

@@ -8,6 +8,9 @@ use rdma::RemoteSlice;
 
 use super::{Agreed, HEADER_LEN, Protocol, RESERVE, Received, Violation};
 
+/// The kind that stands for a notification, which has no header.
+const NOTIFICATION: u8 = 255;
+
 /// Two connected sides.
 #[derive(Debug, Clone)]
 pub(super) struct Pair {
@@ -55,6 +58,8 @@ pub(super) fn agreed(window: u32) -> Agreed {
         max_message: 1 << 20,
         keep_alive: Some(Duration::from_secs(1)),
         offers: true,
+        takes_notifications: true,
+        peer_takes_notifications: true,
     }
 }
 
@@ -125,6 +130,17 @@ impl Pair {
         true
     }
 
+    /// Posts a notification, if it may go.
+    pub(super) fn notify(&mut self, side: usize) -> bool {
+        let side = &mut self.sides[side];
+        if side.protocol.notification_room() == 0 {
+            return false;
+        }
+        side.protocol.notify();
+        side.wire.push_back(vec![NOTIFICATION]);
+        true
+    }
+
     /// The application of `side` has read the oldest offer.
     pub(super) fn read(&mut self, side: usize) -> bool {
         let side = &mut self.sides[side];
@@ -155,7 +171,9 @@ impl Pair {
     /// The device of `side` takes the next message into a receive, and the sender's send completes.
     pub(super) fn accept(&mut self, side: usize) -> Result<bool, Broken> {
         let Some(message) = self.sides[1 - side].wire.pop_front() else { return Ok(false) };
-        self.sides[1 - side].protocol.send_completed();
+        if message != [NOTIFICATION] {
+            self.sides[1 - side].protocol.send_completed();
+        }
         let side = &mut self.sides[side];
         side.posted = side.posted.checked_sub(1).ok_or(Broken::NoReceive)?;
         side.inbox.push_back(message);
@@ -167,6 +185,11 @@ impl Pair {
         let now = self.now;
         let side = &mut self.sides[side];
         let Some(message) = side.inbox.pop_front() else { return Ok(false) };
+        if message == [NOTIFICATION] {
+            side.protocol.handle_notification(now).map_err(Broken::Refused)?;
+            side.held += 1;
+            return Ok(true);
+        }
         let received = side.protocol.handle_message(&message, now).map_err(Broken::Refused)?;
         if received.is_control() {
             side.posted += 1;
@@ -221,6 +244,10 @@ impl Pair {
             let mut list = |messages: &VecDeque<Vec<u8>>, receiver: usize| {
                 key.push(u32::try_from(messages.len()).unwrap());
                 for message in messages {
+                    if *message == [NOTIFICATION] {
+                        key.push(NOTIFICATION.into());
+                        continue;
+                    }
                     let raise = self.sides[receiver].protocol.credit.raise(limit_at(message));
                     key.push(u32::from(message[0]) | u32::from(message[1]) << 8 | raise << 16);
                 }

@@ -7,9 +7,10 @@ use proptest::prelude::*;
 use super::pair::{Broken, Pair};
 
 /// The steps of an application, which may happen or not.
-const CHOICES: [fn(&mut Pair, usize) -> bool; 7] = [
+const CHOICES: [fn(&mut Pair, usize) -> bool; 8] = [
     |pair, side| pair.send(side, b"x", 0),
     Pair::release,
+    Pair::notify,
     |pair, side| pair.offer(side, 2),
     Pair::read,
     Pair::grow,
@@ -141,7 +142,7 @@ fn step() -> impl Strategy<Value = Action> {
     let side = || 0..2_usize;
     prop_oneof![
         2 => (side(), 0..2000_usize).prop_map(|(side, len)| Action::Message { side, len }),
-        2 => (side(), 1..6_usize).prop_map(|(side, choice)| Action::Choice { side, choice }),
+        2 => (side(), 1..7_usize).prop_map(|(side, choice)| Action::Choice { side, choice }),
         2 => side().prop_map(Action::Transmit),
         4 => side().prop_map(Action::Accept),
         4 => side().prop_map(Action::Process),

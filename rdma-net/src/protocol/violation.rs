@@ -57,6 +57,8 @@ violations! {
     WrongOffer = "an OFFER is not agreed or one too many, its id is in use, or its slice is no memory",
     /// The peer's device refused to read the memory that an OFFER names.
     UnreadableOffer = "an OFFER names memory that the peer does not expose",
+    /// A write with immediate data came, which this side does not take.
+    UnexpectedNotification = "a notification came, which this end does not take",
     /// DONE names no open offer.
     UnexpectedDone = "a DONE names no open OFFER",
 }

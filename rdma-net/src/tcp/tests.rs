@@ -111,7 +111,7 @@ fn with_number(qpn: u32) -> Endpoint {
 
 /// A valid REQUEST.
 fn request() -> Vec<u8> {
-    encode(Kind::Request, &offer(&endpoint(), &options().hello(true, false).to_bytes()))
+    encode(Kind::Request, &offer(&endpoint(), &options().hello(true, false, false).to_bytes()))
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn a_peer_that_has_left_before_it_was_accepted_is_gone() {
 /// Does a whole handshake with the queue pair number; returns the victim's side, and the socket.
 fn handshake(victim: &mut Victim, qpn: u32) -> (Connection, TcpStream) {
     let mut stream = victim.stream();
-    let hello = options().hello(true, false).to_bytes();
+    let hello = options().hello(true, false, false).to_bytes();
     stream.write_all(&encode(Kind::Request, &offer(&with_number(qpn), &hello))).unwrap();
     let incoming = block_on(victim.listener.accept()).unwrap();
     let peer = thread::spawn(move || {
@@ -265,7 +265,7 @@ fn a_connection_that_ends_before_the_accept_returns_leaves_nothing() {
     let alert = options().keep_alive(Duration::from_millis(10));
     let mut victim = Victim::new(&alert, &ListenOptions::new());
     let mut stream = victim.stream();
-    stream.write_all(&encode(Kind::Request, &offer(&endpoint(), &alert.hello(true, false).to_bytes()))).unwrap();
+    stream.write_all(&encode(Kind::Request, &offer(&endpoint(), &alert.hello(true, false, false).to_bytes()))).unwrap();
     let mut accepting = pin!(block_on(victim.listener.accept()).unwrap().accept());
     assert!(accepting.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop())).is_pending());
     stream.write_all(&encode(Kind::Ready, b"")).unwrap();

@@ -1,5 +1,6 @@
 //! Connections on the software device, between two nodes of one process.
 
+mod batches;
 mod blame;
 #[cfg(feature = "bytes")]
 mod bytes;
@@ -9,6 +10,7 @@ mod drivers;
 mod ends;
 mod forks;
 mod messages;
+mod notifications;
 mod observing;
 mod path;
 mod random;

@@ -30,6 +30,10 @@ struct End {
     begun: Cell<u32>,
     sent: RefCell<BTreeSet<u32>>,
     added: [Cell<u64>; 2],
+    /// The notifications of the peer.
+    notifications: Notifications,
+    /// Notifications that were begun, and that were done.
+    notified: [Cell<u64>; 2],
 }
 
 /// A message with its number.
@@ -74,15 +78,41 @@ impl End {
             Box::pin(sending) as Work<'_>
         };
         let (remote, slice, domain) = (&self.remote, self.slice, self.node.domain());
-        match random.below(10) {
+        match random.below(13) {
             way @ 0..4 => sends(way),
-            9 => Box::pin(async move { self.to.closed().await.map(drop) }),
+            12 => Box::pin(async move { self.to.closed().await.map(drop) }),
             4 => Box::pin(async move { remote.fetch(slice.slice(64..).unwrap()).await.map(drop) }),
             5 => Box::pin(async move { remote.read(slice, domain.allocate(100)?).await.map(drop) }),
             6 => Box::pin(
                 async move { remote.write(slice.slice(64..).unwrap(), domain.allocate(64)?, 9).await.map(drop) },
             ),
             7 => Box::pin(async move { remote.compare_swap(slice.slice(8..).unwrap(), 0, 0).await.map(drop) }),
+            8 => Box::pin(async move {
+                let (to, buffer) = (slice.slice(64..).unwrap(), domain.allocate(64)?);
+                self.notified[0].set(self.notified[0].get() + 1);
+                remote.write_imm(to, buffer, 9, 3).await?;
+                self.notified[1].set(self.notified[1].get() + 1);
+                Ok(())
+            }),
+            9 => Box::pin(async move {
+                let mut batch = remote.batch();
+                batch.fetch(slice.slice(64..).unwrap())?;
+                batch.fetch_add(slice, 1)?;
+                for _ in 0..2 {
+                    batch.write_imm(slice.slice(64..).unwrap(), domain.allocate(64)?, 64, 3)?;
+                }
+                batch.fetch_add(slice, 1)?;
+                self.added[0].set(self.added[0].get() + 2);
+                self.notified[0].set(self.notified[0].get() + 2);
+                batch.submit().await?;
+                self.added[1].set(self.added[1].get() + 2);
+                self.notified[1].set(self.notified[1].get() + 2);
+                Ok(())
+            }),
+            10 => Box::pin(async move {
+                // Given up most of the time: then all stay for others.
+                self.notifications.count(3, 1000).await
+            }),
             _ => Box::pin(async move {
                 self.added[0].set(self.added[0].get() + 1);
                 remote.fetch_add(slice, 1).await?;
@@ -102,10 +132,11 @@ fn receive(from: &mut Receiver, received: &mut BTreeSet<u32>) {
 }
 
 fn run(random: &mut Random) {
-    let options = options().linger(Duration::from_millis(20)).keep_alive(Duration::ZERO);
+    let options = options().linger(Duration::from_millis(20)).keep_alive(Duration::ZERO).notifications(4);
     let mut world = Driven::new(&options);
     let (client, server) = world.pair();
     let [one, two] = [0, 1].map(|at| world.nodes[at].domain().allocate_exposed(256, RemoteAccess::all()).unwrap());
+    let mut notifications = [Some(client.notifications()), Some(server.notifications())];
     let (client, server) = (client.split(), server.split());
     let slices = [two.remote(..).unwrap(), one.remote(..).unwrap()];
     let mut numbers = [(); 2].map(|()| BTreeSet::new());
@@ -121,6 +152,8 @@ fn run(random: &mut Random) {
             begun: Cell::new(0),
             sent: RefCell::default(),
             added: [Cell::new(0), Cell::new(0)],
+            notifications: notifications[at].take().unwrap(),
+            notified: [Cell::new(0), Cell::new(0)],
         }
     });
     let mut works: Vec<Work<'_>> = Vec::new();
@@ -158,8 +191,14 @@ fn run(random: &mut Random) {
             receive(&mut receivers[1 - at], &mut numbers[at]);
         }
         assert!(end.sent.borrow().is_subset(&numbers[at]), "a message is lost");
+        // No notification is lost, whatever was dropped while it counted them.
+        let waiting = ends[1 - at].notifications.waiting();
+        assert!((end.notified[1].get()..=end.notified[0].get()).contains(&waiting), "{waiting}");
         let mut adding: Vec<_> = (0..16).map(|_| Box::pin(end.remote.fetch_add(end.slice, 0))).collect();
-        assert!(adding.iter_mut().all(|one| poll(one.as_mut(), Waker::noop()).is_pending()));
+        for one in &mut adding {
+            let polled = poll(one.as_mut(), Waker::noop());
+            assert!(polled.is_pending(), "{polled:?}");
+        }
         for one in adding {
             let old = world.run(one).unwrap();
             assert!((end.added[1].get()..=end.added[0].get()).contains(&old));

@@ -9,7 +9,7 @@ use std::ptr;
 use super::QueuePair;
 use super::local::Owned;
 use super::op::{Operation, Work};
-use super::posting::{PostError, Segments};
+use super::posting::{Ended, PostError, Segments};
 use super::send::SendQueue;
 use super::transport::{Rc, Transport};
 use crate::cq::Released;
@@ -105,6 +105,17 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     /// which these are, all are in flight, and the queue pair goes to the error state.
     #[doc(alias = "ibv_post_send")]
     pub fn submit(self) -> Result<(), BatchError<'q>> {
+        self.submit_unlogged().inspect_err(|error| error.without_requests::<()>().log())
+    }
+
+    /// As [`submit`](Self::submit), without a line in the log, for a caller that holds a lock: it
+    /// takes [`BatchError::without_requests`], and calls [`PostError::log`] after it has released
+    /// the lock.
+    ///
+    /// # Errors
+    ///
+    /// As for [`submit`](Self::submit).
+    pub fn submit_unlogged(self) -> Result<(), BatchError<'q>> {
         let mut this = ManuallyDrop::new(self);
         let (len, run, bytes) = (this.len, this.run, this.bytes);
         // SAFETY: ptr::read requires that the value is moved out once: `this` is not dropped, and
@@ -122,12 +133,9 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
         match submitted {
             Ok(()) => Ok(()),
             Err((error, posted)) => {
-                if let Err(ended) = posted {
-                    PostError::<()>::ended(error, ended).log();
-                }
-                let next = posted.unwrap_or(len);
+                let (next, ended) = (posted.unwrap_or(len), posted.err());
                 queue.uncount(next..len);
-                Err(BatchError { error, queue, first, next, len, current: None, restored: false })
+                Err(BatchError { error, ended, queue, first, next, len, current: None, restored: false })
             }
         }
     }
@@ -156,6 +164,8 @@ impl<T: Transport> fmt::Debug for Batch<'_, '_, T> {
 /// keeps their slots occupied until the queue pair is reset or destroyed.
 pub struct BatchError<'q> {
     error: Error,
+    /// The end of the queue pair, if this error ended it.
+    ended: Option<Ended>,
     queue: &'q mut SendQueue,
     first: Staged,
     /// The first request that was neither posted nor returned yet.
@@ -172,6 +182,15 @@ impl BatchError<'_> {
     #[must_use]
     pub fn error(&self) -> Error {
         self.error
+    }
+
+    /// The error alone, which borrows nothing, for a caller of [`Batch::submit_unlogged`].
+    #[must_use]
+    pub fn without_requests<M>(&self) -> PostError<M> {
+        match self.ended {
+            Some(ended) => PostError::ended(self.error, ended),
+            None => PostError::new(self.error, None),
+        }
     }
 
     /// The number of requests that the device did not accept and that were not returned yet; zero

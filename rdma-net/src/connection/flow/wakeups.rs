@@ -135,9 +135,11 @@ impl Flow {
         self.wakeups.all.extend(self.senders.take_all());
     }
 
-    /// Wakes the first task that waits to begin a one-sided operation, if there is space for it.
+    /// Wakes the first task that waits to begin one-sided operations, if there is space for them.
     pub(in crate::connection) fn wake_operator(&mut self) {
-        if self.operations.has_room() && !self.operations.waiters.is_empty() {
+        if !self.operations.waiters.is_empty() && self.operations.has_room(self.operations.wanted) {
+            // The next task may want fewer.
+            self.operations.wanted = 1;
             self.wakeups.wake_operator(self.operations.waiters.take_first(Instant::now()));
         }
     }
@@ -146,6 +148,7 @@ impl Flow {
     pub(super) fn wake_all(&mut self) {
         self.wake_all_senders();
         self.wakeups.all.extend(self.operations.take_wakers());
+        self.wakeups.all.extend(self.arrivals.take_wakers());
         self.wakeups.all.extend(self.closers.take_all());
         self.wake_receiver();
     }
