@@ -344,10 +344,10 @@ fn has_no_pages(error: &Error) -> bool {
 
 /// The option that an error is about, with the error's text.
 #[track_caller]
-fn refused(error: &Error) -> (&'static str, String) {
+fn refused(error: &Error, pair: &str) -> (&'static str, String) {
     match error.kind() {
         ErrorKind::InvalidOption(limit) | ErrorKind::UnsupportedOption(limit) => (limit.name, error.to_string()),
-        _ => panic!("{error}"),
+        kind => panic!("{pair}: {error} ({kind:?}) names no option"),
     }
 }
 
@@ -365,9 +365,9 @@ fn the_error_of_options_that_contradict_each_other_names_both() {
                 if alone.iter().chain([&both]).flatten().any(has_no_pages) {
                     continue;
                 }
-                let alone = alone.map(|error| error.as_ref().map(refused));
                 let pair = format!("{way} with {first} and {second}");
-                match (both.as_ref().map(refused), &alone) {
+                let alone = alone.map(|error| error.as_ref().map(|error| refused(error, &pair)));
+                match (both.as_ref().map(|error| refused(error, &pair)), &alone) {
                     (None, alone) => assert_eq!(alone, &[None, None], "{pair}: one option takes back the other"),
                     (Some((_, text)), [None, None]) => {
                         assert!(text.contains(first) && text.contains(second), "{pair}: {text}");

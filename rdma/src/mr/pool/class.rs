@@ -256,6 +256,7 @@ impl Chunk {
 
 impl Home {
     /// The slab's local key in another domain of the pool.
+    #[inline(always)]
     pub(crate) fn lkey_in(&self, domain: *const PdInner) -> Option<u32> {
         let of_domain = |region: &&Buffer| ptr::eq(region.segment().domain(), domain);
         self.slab.regions.iter().find(of_domain).map(Buffer::lkey)
