@@ -16,7 +16,7 @@ static ON_DEMAND: OptionLimit =
     OptionLimit::new("on_demand", "left out only: the device has no on-demand paging (ibv_odp_caps)");
 static ON_DEMAND_RIGHTS: OptionLimit = OptionLimit::new(
     "remote_access",
-    "a right that the device has for memory on_demand only (rc_odp_caps); soft0 has no ATOMIC there",
+    "beside on_demand only a right that the device has there (rc_odp_caps): soft0 has no ATOMIC",
 );
 static IOVA_LOCAL: OptionLimit = OptionLimit::new(
     "iova",
@@ -51,7 +51,8 @@ pub(super) static NUMA_NODE: OptionLimit =
 /// What a device or the system lacks is the error
 /// [`UnsupportedOption`](crate::ErrorKind::UnsupportedOption), and what the memory may not have is
 /// [`InvalidOption`](crate::ErrorKind::InvalidOption). Both name the option, come before anything
-/// is done, and give the owner back. Relaxed ordering is ignored where a device lacks it.
+/// is done, and give the owner back. Of options that are allowed each by itself, and not together,
+/// the error names both. Relaxed ordering is ignored where a device lacks it.
 ///
 /// # Examples
 ///

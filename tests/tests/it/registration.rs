@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering;
 
 use rdma::{
-    AtomicCapability, Error, ErrorKind, ExposedRegion, HugePages, Pages, Prefetch, RegisterOptions, RemoteAccess,
-    SourceSlice, WcStatus, op,
+    AtomicCapability, Error, ErrorKind, ExposedRegion, HugePages, Pages, Prefetch, ProtectionDomain, RegisterOptions,
+    RemoteAccess, SourceSlice, WcStatus, op,
 };
 use rdma_tests::{LIMIT, LOCAL, Options, Side, all_rights, buffer, is_iwarp, pair, pattern, read, skip};
 use rdma_tests::{skipped_on_iwarp, wait};
@@ -319,4 +319,79 @@ fn a_device_knows_its_node() {
     assert_eq!(device.numa_node(), node);
     assert!(!device.is_software() || node.is_none());
     assert!(a.pd.register_exposed_with(vec![0_u8; 8], &options().remote_access(NONE)).is_ok());
+}
+
+/// An option of the list below: its name and a value.
+type Named = (&'static str, fn(RegisterOptions) -> RegisterOptions);
+
+const EACH_OPTION: [Named; 7] = [
+    ("remote_access", |options| options.remote_access(all_rights())),
+    ("relaxed_ordering", |options| options.relaxed_ordering(true)),
+    ("on_demand", |options| options.on_demand(true)),
+    ("huge_pages", |options| options.huge_pages(HugePages::Size2M)),
+    ("numa_node", |options| options.numa_node(0)),
+    ("touch_threads", |options| options.touch_threads(2)),
+    ("iova", |options| options.iova(0)),
+];
+
+/// A way to register or to allocate memory with options, by its name.
+type Registers = (&'static str, fn(&ProtectionDomain, &RegisterOptions) -> rdma::Result<()>);
+
+const EACH_WAY: [Registers; 6] = [
+    ("register_with", |pd, options| Ok(drop(pd.register_with(vec![0_u8; 5000], options)?))),
+    ("register_exposed_with", |pd, options| Ok(drop(pd.register_exposed_with(Pages::new(5000)?, options)?))),
+    ("register_source_with", |pd, options| Ok(drop(pd.register_source_with(vec![0_u8; 5000], options)?))),
+    ("register_scoped_with", |pd, options| pd.register_scoped_with(&mut [0_u8; 5000], options, |_| ())),
+    ("allocate_with", |pd, options| Ok(drop(pd.allocate_with(5000, options)?))),
+    ("allocate_exposed_with", |pd, options| Ok(drop(pd.allocate_exposed_with(5000, options)?))),
+];
+
+/// Whether the machine has no pages of this kind at this moment: then the options say nothing.
+fn has_no_pages(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::RefusedCall(_))
+}
+
+/// The option that an error is about, with the error's text.
+#[track_caller]
+fn refused(error: &Error, pair: &str) -> (&'static str, String) {
+    match error.kind() {
+        ErrorKind::InvalidOption(limit) | ErrorKind::UnsupportedOption(limit) => (limit.name, error.to_string()),
+        kind => panic!("{pair}: {error} ({kind:?}) names no option"),
+    }
+}
+
+/// Two options that are allowed each by itself, and not together, contradict each other: the error
+/// names both. Otherwise it names the one that is refused by itself.
+#[test]
+fn the_error_of_options_that_contradict_each_other_names_both() {
+    let (a, _b) = pair(Options::default());
+    let mut contradictions = Vec::new();
+    for (way, register) in EACH_WAY {
+        for (at, (first, set_first)) in EACH_OPTION.into_iter().enumerate() {
+            for (second, set_second) in EACH_OPTION.into_iter().skip(at + 1) {
+                let alone = [set_first, set_second].map(|set| register(&a.pd, &set(options())).err());
+                let both = register(&a.pd, &set_second(set_first(options()))).err();
+                if alone.iter().chain([&both]).flatten().any(has_no_pages) {
+                    continue;
+                }
+                let pair = format!("{way} with {first} and {second}");
+                let alone = alone.map(|error| error.as_ref().map(|error| refused(error, &pair)));
+                match (both.as_ref().map(|error| refused(error, &pair)), &alone) {
+                    (None, alone) => assert_eq!(alone, &[None, None], "{pair}: one option takes back the other"),
+                    (Some((_, text)), [None, None]) => {
+                        assert!(text.contains(first) && text.contains(second), "{pair}: {text}");
+                        contradictions.push((way, first, second));
+                    }
+                    (both, alone) => {
+                        assert!(alone.contains(&both), "{pair}: {both:?}, and by themselves {alone:?}");
+                    }
+                }
+            }
+        }
+    }
+    // soft0 has no atomic operations on memory on demand.
+    if a.context.device().name().starts_with("soft") {
+        let expected = ["register_exposed_with", "allocate_exposed_with"];
+        assert_eq!(contradictions, expected.map(|way| (way, "remote_access", "on_demand")));
+    }
 }
