@@ -226,7 +226,7 @@ mod types;
 mod wait;
 
 pub use absence::{Finding, HardwareAbsence};
-pub use ah::{AddressCache, AddressHandle, Grh, Source};
+pub use ah::{AddressHandle, Grh, Source};
 pub use choose::{Choice, DeviceSelector, OpenError, Opened, ParseSelectorError, open};
 pub use context::{
     AsyncEvent, AsyncEventKind, Context, DeviceAttr, DeviceAttrEx, EventSource, EventTap, GidEntry, PortAttr,
@@ -248,12 +248,12 @@ pub use mr::{
 };
 pub use pd::ProtectionDomain;
 pub use qp::{
-    Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, HostBytes, InitOptions,
-    InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, OwnedHalf, OwnedRecvHalf,
-    OwnedSendHalf, Part, PostError, PreparedQueuePair, QpAttr, QpBuilder, QpControl, QpInfo, QpStats, QueueHalf,
-    QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, RecvBatch, RecvHalf, RecvQueue, RecvStats, ReuniteError,
-    Scope, ScopeError, SendHalf, SendQueue, SendStats, Sendable, SharedReceiveQueue, SrqBatch, SrqBuilder, SrqPoster,
-    Writable,
+    AddressCache, Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, HostBytes,
+    InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, OwnedHalf,
+    OwnedRecvHalf, OwnedSendHalf, Part, PostError, PreparedQueuePair, QpAttr, QpBuilder, QpControl, QpInfo, QpStats,
+    QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, RecvBatch, RecvHalf, RecvQueue, RecvStats,
+    ReuniteError, Scope, ScopeError, SendHalf, SendQueue, SendStats, Sendable, SharedReceiveQueue, SrqBatch,
+    SrqBuilder, SrqPoster, Writable,
 };
 pub use qp::{op, transport};
 /// Memory that others write to at the same time: the types with which exposed regions are made and

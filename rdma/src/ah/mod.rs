@@ -5,7 +5,6 @@
 //! 1. A request in flight keeps an `Arc` of the handle that it names until the request has ended:
 //!    A1 of [`posting`](crate::qp::posting). For raw queue pairs this is the caller's duty.
 
-mod cache;
 mod foreign;
 mod grh;
 mod source;
@@ -14,7 +13,6 @@ use std::sync::Arc;
 
 use rdma_sys::ibv_ah;
 
-pub use cache::AddressCache;
 pub use grh::Grh;
 pub use source::Source;
 
@@ -28,7 +26,7 @@ use crate::types::{Path, PathOptions};
 /// Clones are handles to the same object. A handle can be dropped at any time: requests in flight
 /// keep the object alive, and a queue pair keeps the handle of its latest datagram. Creating a
 /// handle may query the network, so a server should keep its clients' handles, for example in an
-/// [`AddressCache`].
+/// [`AddressCache`](crate::AddressCache).
 ///
 /// # Examples
 ///

@@ -3,6 +3,7 @@
 use rdma_sys::{ibv_wc, ibv_wc_flags};
 
 use super::*;
+use crate::AddressCache;
 use crate::qp::{DatagramOptions, QpControl, QueuePair};
 use crate::testing::{self, fail};
 use crate::transport::Ud;

@@ -141,7 +141,7 @@ impl RegisterOptions {
     /// error tells that there are none, and no later access does. Exposed memory of huge pages is
     /// not shared with peers on this host.
     ///
-    /// A kernel of before Linux 5.14, or a sandbox that refuses `MADV_POPULATE_WRITE`, only reserves
+    /// A kernel before Linux 5.14, or a sandbox that refuses `MADV_POPULATE_WRITE`, only reserves
     /// them: a device that pins takes them at registration, and others at the first access. A
     /// reservation ignores the node and the limit of a cgroup (`hugetlb`), and an access for which
     /// these leave no page ends the process by `SIGBUS`.

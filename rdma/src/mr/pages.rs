@@ -58,9 +58,9 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if no bytes are asked for; `UnsupportedOption` if the system has no such pages
-    /// or no such node; `OutOfMemory`, also if too few huge pages are reserved, or the node has no
-    /// memory left; `RefusedCall` if the kernel refuses `mbind`.
+    /// `InvalidInput` if no bytes are asked for; `UnsupportedOption` if the system has no pages of
+    /// this size or no such node; `OutOfMemory`, also if too few huge pages are reserved, or the
+    /// node has no memory left; `RefusedCall` if the kernel refuses `mbind`.
     ///
     /// # Examples
     ///

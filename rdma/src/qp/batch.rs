@@ -19,9 +19,6 @@ use crate::cq::Released;
 use crate::error::{Error, Result};
 use crate::ring::{Claimed, Staged};
 
-/// The maximum number of requests in a batch.
-pub(super) const MAX_BATCH: u32 = 64;
-
 /// A queue to which several requests are posted with one doorbell.
 pub(super) trait BatchQueue {
     /// What tells the requests of one batch from those of others.

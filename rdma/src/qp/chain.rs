@@ -12,6 +12,9 @@ use crate::error::Verb;
 use crate::pd::PdInner;
 use crate::ring::MAX_SEGMENTS;
 
+/// The maximum number of requests in a batch.
+pub(super) const MAX_BATCH: u32 = 64;
+
 /// A work request of the C interface.
 pub(super) trait WorkRequest: Default + Copy {
     const VERB: Verb;

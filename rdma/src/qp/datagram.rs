@@ -1,5 +1,9 @@
 //! Bring-up of datagram queue pairs, which needs no peer, and their endpoints.
 
+mod address_cache;
+
+pub use address_cache::AddressCache;
+
 use super::attr::QpAttr;
 use super::bring_up::{InitializedQueuePair, random_psn};
 use super::control::QpInner;

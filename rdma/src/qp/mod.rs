@@ -91,7 +91,7 @@ pub use bring_up::{ConnectOptions, InitOptions, InitializedQueuePair, PreparedQu
 pub use builder::QpBuilder;
 pub use control::QpInfo;
 pub(crate) use control::QpInner;
-pub use datagram::DatagramOptions;
+pub use datagram::{AddressCache, DatagramOptions};
 pub use datagram_endpoint::DatagramEndpoint;
 pub use endpoint::Endpoint;
 pub use local::{HostBytes, Inline, Local, Owned, Part, Sendable, Writable};

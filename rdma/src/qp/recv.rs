@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use rdma_sys::{ibv_qp, ibv_recv_wr};
 
-use super::batch::MAX_BATCH;
+use super::chain::MAX_BATCH;
 use super::local::{Local, Owned, Refusal, SgeList, Writable};
 #[cfg(feature = "aio")]
 use super::posting::Routed;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rdma_sys::{ibv_qp, ibv_send_wr};
 
-use super::batch::MAX_BATCH;
+use super::chain::MAX_BATCH;
 use super::local::{Local, Owned, Refusal};
 use super::op::{INLINE, Opcode, Operation, SIGNALED, Work};
 #[cfg(feature = "aio")]

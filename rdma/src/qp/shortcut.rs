@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::InitializedQueuePair;
-use super::batch::MAX_BATCH;
+use super::chain::MAX_BATCH;
 use super::transport::Transport;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::pd::ProtectionDomain;

@@ -262,7 +262,9 @@ fn a_log_subscriber_uses_the_pool_while_a_slab_fails() {
 fn all_classes_end_though_the_end_of_one_panics() {
     let pd = domain();
     let pool = Pool::builder(&pd).class(64, 1).class(128, 1).build().unwrap();
-    [64, 128].map(|size| pool.reserve(size, 1).unwrap());
+    for size in [64, 128] {
+        pool.reserve(size, 1).unwrap();
+    }
     testing::fail("dereg_mr", libc::EBUSY);
     assert!(rdma_test_support::where_logging_panics(|| drop(pool)).is_err());
     assert_eq!(testing::live("mr"), 1, "the region that the device did not release");

@@ -27,8 +27,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rdma_sys::{ibv_device_cap_flags, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
 
-use super::batch::MAX_BATCH;
 use super::chain::Chain;
+use super::chain::MAX_BATCH;
 use super::{Rc, Transport, Uc, Ud, scatter};
 use crate::context::ContextInner;
 use crate::cq::{CqInner, Reservation};

@@ -7,7 +7,7 @@ use super::{SharedReceiveQueue, SrqInner};
 use crate::error::{Result, Verb};
 use crate::handle::Handle;
 use crate::mr::Buffer;
-use crate::qp::batch::MAX_BATCH;
+use crate::qp::chain::MAX_BATCH;
 use crate::qp::local::{Owned, Writable};
 use crate::qp::posting::PostError;
 use crate::transport::{Rc, Transport};

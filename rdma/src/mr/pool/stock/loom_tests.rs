@@ -105,27 +105,6 @@ fn a_full_cache_that_goes_to_the_depot_hides_nothing_from_a_waiter() {
 }
 
 #[test]
-fn new_items_reach_the_waiter() {
-    loom::model(|| {
-        let stock = Arc::new(Stock::<Item>::new(1, 1));
-        let growing = {
-            let stock = Arc::clone(&stock);
-            thread::spawn(move || {
-                for item in stock.add(vec![Box::new(0)]) {
-                    assert!(stock.put_slow(item).is_ok());
-                }
-            })
-        };
-        let taken = wait(&stock, Waker::noop());
-        growing.join().unwrap();
-        if let Err(waiter) = taken {
-            assert!(Stock::poll(&waiter, Waker::noop()).is_some());
-        }
-        assert_eq!(drained(&stock), 0);
-    });
-}
-
-#[test]
 fn a_waiter_that_leaves_loses_no_item() {
     loom::model(|| {
         let stock = stock(1, 1);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::{AddressHandle, Source};
+use crate::ah::{AddressHandle, Source};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::qp::QpControl;
 use crate::transport::Ud;
