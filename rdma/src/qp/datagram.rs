@@ -229,7 +229,7 @@ impl QueuePair<Ud> {
     }
 
     /// Creates the address handle of a datagram's sender, to answer it: `op::send(..).to(&address,
-    /// source.qpn, qkey)`. An [`AddressCache`](crate::AddressCache) keeps the handles.
+    /// source.qpn, qkey)`. An [`AddressCache`] keeps the handles.
     ///
     /// # Errors
     ///
