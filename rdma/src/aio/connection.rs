@@ -137,7 +137,8 @@ impl Setup<'_> {
 ///
 /// A client and a server in one program, on tokio:
 ///
-/// ```ignore
+#[cfg_attr(feature = "tokio", doc = "```")]
+#[cfg_attr(not(feature = "tokio"), doc = "```ignore")]
 /// use std::os::fd::BorrowedFd;
 ///
 /// use rdma::aio::{self, ConnectionOptions, Driver, DriverOptions, Listener};
@@ -148,7 +149,7 @@ impl Setup<'_> {
 /// type Listening = Listener<aio::tokio::Readable>;
 ///
 /// async fn serve(context: &Context, mut listener: Listening) -> Result<(), rdma::Error> {
-///     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+///     let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
 ///     let incoming = listener.next().await?;
 ///     if !incoming.private_data().starts_with(b"version 1") {
 ///         return incoming.reject(b"version 1 only");
@@ -176,8 +177,8 @@ impl Setup<'_> {
 /// let server = tokio::spawn(async move { serve(&of_server, listener).await });
 ///
 /// let (driver, handle) = Driver::new(&context, &DriverOptions::new())?;
-/// tokio::spawn(driver.run(aio::tokio::Readable::new(&driver)?));
-/// # let driver = ();
+/// let readable = aio::tokio::Readable::new(&driver)?;
+/// tokio::spawn(driver.run(readable));
 /// let pd = context.alloc_pd()?;
 /// let version = ConnOptions::new().private_data(b"version 1");
 /// let options = ConnectionOptions::new().context(&context).parameters(version);
@@ -305,7 +306,8 @@ impl<R: Readiness> Attempt<R> {
 ///
 /// A server on all NICs of a host, with a domain and a completion queue on each:
 ///
-/// ```ignore
+#[cfg_attr(feature = "tokio", doc = "```no_run")]
+#[cfg_attr(not(feature = "tokio"), doc = "```ignore")]
 /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::collections::HashMap;
 ///
@@ -317,6 +319,7 @@ impl<R: Readiness> Attempt<R> {
 /// let wait = |fd: std::os::fd::BorrowedFd<'_>| aio::tokio::Readable::new(fd);
 /// let address = "0.0.0.0:7174".parse()?;
 /// let (channel, options) = (EventChannel::new()?, ListenOptions::new());
+/// let connection = ConnectionOptions::new();
 /// let mut listener = aio::Listener::bind(channel, address, &options, wait)?;
 /// let mut devices = HashMap::new();
 /// loop {
@@ -326,13 +329,13 @@ impl<R: Readiness> Attempt<R> {
 ///         devices.insert(context.name(), (context.alloc_pd()?, context.create_cq(1024)?));
 ///     }
 ///     let (pd, cq) = &devices[&context.name()];
-///     let accepted = incoming.accept(&ConnectionOptions::new(), wait, |setup| {
+///     let accepted = incoming.accept(&connection, wait, |setup| {
 ///         let mut qp = setup.init(QueuePair::builder(pd).cq(cq))?;
 ///         qp.post_recv(pd.allocate(64)?, 1)?;
 ///         Ok(qp)
 ///     });
-///     let (connection, qp) = accepted.await?;
-///     # drop((connection, qp));
+///     # let _both =
+///     accepted.await?;
 /// }
 /// # }
 /// ```
