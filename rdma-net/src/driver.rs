@@ -385,7 +385,7 @@ fn split(token: u64) -> (u32, u32) {
     (token as u32, (token >> 32) as u32)
 }
 
-/// What has used a receive.
+/// The kind of message that has used a receive.
 enum Arrival {
     /// A message of so many bytes.
     Message(usize),
@@ -393,7 +393,7 @@ enum Arrival {
     Notification(u32),
 }
 
-/// What has arrived in a receive; `None` if the request is no receive.
+/// The message that a completion has brought; `None` if its request is no receive.
 fn received(completion: &Completion<'_>) -> Option<Arrival> {
     match completion.opcode() {
         Opcode::Recv => Some(Arrival::Message(completion.byte_len())),

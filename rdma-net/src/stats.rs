@@ -90,7 +90,7 @@ impl NodeStats {
     pub(super) fn count_ended(&mut self, has_failed: bool, stats: &ConnectionStats) {
         self.ended += 1;
         self.failed += u64::from(has_failed);
-        // What is there now goes with the connection.
+        // The counts of the present state go with the connection.
         self.traffic.add(&ConnectionStats { credits: 0, unread: 0, ..*stats });
     }
 

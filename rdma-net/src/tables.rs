@@ -44,7 +44,7 @@ struct Entries {
     /// The reason why nothing works any more: the driver is gone, or the device has failed.
     ended: Option<Failure>,
     shutdown: Option<Shutdown>,
-    /// What was done: the connections that have ended, and the number of all.
+    /// The statistics of connections that have ended, and the number of all connections.
     done: NodeStats,
 }
 

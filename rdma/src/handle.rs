@@ -78,7 +78,7 @@ pub(crate) trait Object {
     unsafe fn destroy(&mut self) -> Result<()>;
 }
 
-/// Who destroys a C object that other code has made and that a `from_raw` of this crate takes.
+/// The choice of who destroys a C object that other code has made and a `from_raw` takes.
 ///
 /// Every `from_raw` checks what can be checked: NULL, an object of another context or domain, a
 /// queue pair of another transport or with other queues is an error

@@ -42,7 +42,7 @@ fn both_sides_count_messages_of_all_lengths() {
         drop((client, server));
         let (client, server) = (world.client.clone(), world.server.clone());
         block_on(async { join(client.shutdown(LONG), server.shutdown(LONG)).await }).0.unwrap();
-        // What has ended stays in the sums.
+        // The counts of connections that have ended stay in the sums.
         let of_client = client.stats();
         assert_eq!((of_client.connections, of_client.opened, of_client.ended, of_client.failed), (0, 1, 1, 0));
         assert_eq!((of_client.traffic.sent_bytes, of_client.traffic.credits), (total + 3, 0));

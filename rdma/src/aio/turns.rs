@@ -30,7 +30,7 @@ pub(crate) struct Turns {
     lost_from: Option<u64>,
 }
 
-/// What has become of a turn.
+/// The state of a task's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     Waiting,
@@ -73,7 +73,7 @@ impl Turns {
         self.waiting.binary_search_by_key(&turn, |&(turn, _)| turn).ok()
     }
 
-    /// What has become of a turn (T2).
+    /// The state of a task's turn (T2).
     pub(crate) fn look(&self, turn: u64) -> Turn {
         match self.place(turn) {
             Some(_) => Turn::Waiting,
