@@ -82,6 +82,9 @@ pub(super) struct Flow {
     pub(super) operations: Operations,
     arrivals: Arrivals,
     pub(super) senders: Waiters,
+    /// Whether the first waiting sender may wait for a credit: not if it has found one, and waits
+    /// for something else.
+    sender_wants_credit: bool,
     /// Whether a sender need not wait, as far as the last [`pump`](Self::pump) has seen: a hint.
     pub(super) may_send: bool,
     receiver: Option<Waker>,
@@ -170,6 +173,7 @@ impl Flow {
             operations,
             arrivals,
             senders: Waiters::default(),
+            sender_wants_credit: true,
             may_send: false,
             receiver: None,
             closers: Waiters::default(),
@@ -294,6 +298,8 @@ impl Flow {
             return;
         }
         self.owed += 1;
+        // With an answer, or with other credits of the peer, a long message may have a way.
+        self.sender_wants_credit = true;
         match received {
             Received::Data(fragment) => {
                 self.note_data(fragment.is_last, now);
@@ -476,6 +482,12 @@ impl Flow {
             let error = self.wakeups.refused(refused);
             self.fail(error.into());
         }
+    }
+
+    /// Whether a message waits for a credit beside those of permits, or soon may.
+    pub(super) fn wants_credit(&self) -> bool {
+        let has_sender = || self.sender_wants_credit && self.senders.has_turn();
+        self.outgoing.is_some() || self.has_answers() || self.protocol.wants_end() || has_sender()
     }
 
     /// Whether a new message may begin: no other one is incomplete, and the protocol allows one
@@ -681,7 +693,10 @@ impl Flow {
         if self.outcome.is_some() {
             return None;
         }
-        let turns = [self.senders.deadline(), self.operations.waiters.deadline(), self.arrivals.deadline()];
+        // Notifications may wait behind the first sender.
+        let is_waited_for = self.operations.has_queued();
+        let senders = if is_waited_for { self.senders.first_deadline() } else { self.senders.deadline() };
+        let turns = [senders, self.operations.waiters.deadline(), self.arrivals.deadline()];
         let times = [self.protocol.deadline(), self.close_by, self.message_by];
         times.into_iter().chain(turns).flatten().min()
     }
