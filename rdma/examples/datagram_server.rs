@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut srq = SharedReceiveQueue::datagram(&pd).max_wr(1024).build()?;
     let options = DatagramOptions::new(QKEY).port(opened.port);
     let build = || QueuePair::datagram(&pd).cq(&cq).shared_receives(&srq).max_send_wr(256).max_inline_data(64).build();
-    let mut qps = (0..4).map(|_| build()?.init(&options)?.ready()).collect::<rdma::Result<Vec<_>>>()?;
+    let mut qps = (0..4).map(|_| Ok(build()?.init(&options)?.ready()?)).collect::<rdma::Result<Vec<_>>>()?;
     let len = Grh::LEN + qps[0].max_message();
     let mut memory = pd.allocate(1024 * len)?;
     for _ in 0..1024 {
