@@ -97,6 +97,12 @@ impl Flow {
         }
     }
 
+    /// Whether a message waits for a credit beside those of permits, or soon may.
+    fn wants_credit(&self) -> bool {
+        let has_sender = || self.sender_wants_credit && self.senders.has_turn();
+        self.outgoing.is_some() || self.has_answers() || self.protocol.wants_end() || has_sender()
+    }
+
     /// Leaves tasks and memory to be woken and dropped once the lock is released.
     fn note(&mut self, leftover: Leftover) {
         let Leftover { waker, stale, memory } = leftover;
