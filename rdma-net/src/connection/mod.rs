@@ -7,6 +7,7 @@
 //!   flow.rs                    the state under the lock
 //!   flow/offers.rs, flow/staging.rs
 //!                              long messages by OFFER, read and DONE; their memory
+//!   flow/assembly.rs           messages that arrive in several fragments
 //!   flow/wakeups.rs            the tasks to wake
 //!   sender.rs, receiver.rs, remote.rs
 //!                              the handles
