@@ -35,6 +35,7 @@
 //!   timer.rs, events.rs, errand.rs  timers; events and work for the driver
 //!   fault/                          the plan of faults
 //!   counters.rs                     counts of what was done
+//!   siphash.rs                      the hash that makes memory keys unpredictable
 //!   types.rs, limits.rs             values that cross the boundary; limits
 //! ```
 
@@ -61,6 +62,7 @@ mod queue;
 mod rc;
 mod receive;
 mod service;
+mod siphash;
 mod srq;
 mod staging;
 mod table;
@@ -89,6 +91,7 @@ use mr::{MrTable, PdTable};
 use peers::Peers;
 use rc::Rc;
 use service::{QueuePair, Service};
+use siphash::SipHash;
 use srq::SrqTable;
 use table::QpTable;
 use tables::Tables;
@@ -114,8 +117,8 @@ pub(crate) struct EngineConfig {
     /// The slot of this process. [`Engine::add_slot`] adds further ones.
     pub(crate) slot: Slot,
     /// Seed of the memory keys, queue pair numbers and incarnations. Take it from the kernel's
-    /// random source.
-    pub(crate) seed: u64,
+    /// random source: a peer that knows the seed knows the keys.
+    pub(crate) seed: [u64; 2],
     /// `DIRECTORY_LEN` zeroed bytes that peers may map. With `None`, peers cannot execute one-sided
     /// operations themselves.
     pub(crate) directory: Option<Area>,
@@ -147,13 +150,15 @@ pub(crate) struct Engine {
 impl Engine {
     /// Creates an engine without objects.
     pub(crate) fn new(config: EngineConfig) -> Self {
+        let hash = SipHash::new(config.seed);
         Self {
-            qps: QpTable::new(config.seed),
+            // A hash of the seed, because peers see the numbers that begin with it.
+            qps: QpTable::new(hash.of(0)),
             release_next: false,
             tables: Tables {
                 pds: PdTable::default(),
                 ahs: 0,
-                mrs: MrTable::new(config.seed),
+                mrs: MrTable::new(hash),
                 cqs: CqTable::default(),
                 srqs: SrqTable::default(),
                 events: Events::default(),

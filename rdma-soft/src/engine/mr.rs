@@ -1,8 +1,10 @@
 //! Protection domains and registered regions, and the lookup of scatter/gather lists in them.
 //!
-//! A key is the region's index (20 bits) and a random tag (12 bits), new for each registration: the
-//! key of a deregistered region does not name the next region at that index. (It may name a later
-//! one. Mappings, which may outlive a registration, are therefore identified by the serial number.)
+//! A key is the region's index (20 bits) and a tag (12 bits), new for each registration: the key of
+//! a deregistered region does not name the next region at that index. Tags are a keyed hash of the
+//! number of tags drawn before, so a peer that knows some keys cannot predict others. (A key may
+//! name a later region at its index. Mappings, which may outlive a registration, are therefore
+//! identified by the serial number.)
 
 use std::sync::Arc;
 
@@ -13,6 +15,7 @@ use super::directory::Directory;
 use super::foreign::{CopyQueue, ForeignRange, ForeignRegistration};
 use super::limits::{MAX_MR, MAX_PD, MAX_SGE};
 use super::memory::{Gather, Origin, Region, Scratch, Source, Target};
+use super::siphash::SipHash;
 use super::types::{Errno, LinkId, MrKeys, Op, PdId};
 
 const TAG_BITS: u32 = 12;
@@ -53,24 +56,23 @@ pub(super) struct MrTable {
     slots: Vec<Option<Mr>>,
     /// The last keys of the free indices.
     free: Vec<u32>,
-    random: u64,
+    hash: SipHash,
+    /// The number of tags ever drawn.
+    tags: u64,
     /// The number of regions ever registered.
     serial: u64,
 }
 
 impl MrTable {
-    pub(super) const fn new(seed: u64) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), random: seed | 1, serial: 0 }
+    pub(super) const fn new(hash: SipHash) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), hash, tags: 0, serial: 0 }
     }
 
-    /// Returns the next tag of a pseudo-random sequence that depends only on the seed
-    /// (xorshift64*).
+    /// Returns the next tag of a sequence that depends only on the key of the hash.
     fn next_tag(&mut self) -> u32 {
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
+        self.tags += 1;
         #[allow(clippy::cast_possible_truncation, reason = "the upper 12 bits")]
-        let tag = (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> (64 - TAG_BITS)) as u32;
+        let tag = (self.hash.of(self.tags) >> (64 - TAG_BITS)) as u32;
         // No tag is 0, so that key 0 names no region.
         tag.max(1)
     }
@@ -441,6 +443,40 @@ impl PdTable {
     pub(super) fn leave(&mut self, pd: PdId) {
         if let Some(Some(users)) = self.users.get_mut(pd.0 as usize) {
             *users = users.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The keys of a table's first registrations.
+    fn keys(seed: [u64; 2]) -> Vec<u32> {
+        let mut table = MrTable::new(SipHash::new(seed));
+        (0..256).map(|_| table.new_key().unwrap()).collect()
+    }
+
+    #[test]
+    fn tags_depend_on_both_halves_of_the_seed() {
+        let first = keys([1, 2]);
+        assert_eq!(first, keys([1, 2]));
+        for other in [[2, 2], [1, 3]] {
+            let same = first.iter().zip(keys(other)).filter(|(one, other)| **one == *other).count();
+            assert!(same < 8, "{same} of 256 tags agree, where one in 4096 does by chance");
+        }
+        assert!(first.iter().zip(0..).all(|(key, index)| key >> TAG_BITS == index && key & 0xfff != 0));
+    }
+
+    #[test]
+    fn a_key_does_not_name_the_next_region_at_its_index() {
+        let mut table = MrTable::new(SipHash::new([3, 4]));
+        let mut last = table.new_key().unwrap();
+        for _ in 0..10_000 {
+            table.free.push(last);
+            let next = table.new_key().unwrap();
+            assert!(next != last && next >> TAG_BITS == last >> TAG_BITS);
+            last = next;
         }
     }
 }

@@ -131,12 +131,43 @@ struct Process {
     failures: u8,
 }
 
+/// The number of slots in a [`Page`], and of the pages of a host: their product exceeds every slot.
+const PAGE: usize = 64;
+
+/// The processes of [`PAGE`] consecutive slots.
+type Page = [Process; PAGE];
+
+/// The processes of a host, indexed by the slot's upper and lower half. A host that claims many
+/// slots costs memory only for the pages that are in use.
+#[derive(Debug)]
+struct Processes([Option<Box<Page>>; PAGE]);
+
+impl Default for Processes {
+    fn default() -> Self {
+        Self([const { None }; PAGE])
+    }
+}
+
+impl Processes {
+    #[inline]
+    fn get(&self, slot: Slot) -> Option<&Process> {
+        let slot = usize::from(slot.0);
+        self.0.get(slot / PAGE)?.as_ref().map(|page| &page[slot % PAGE])
+    }
+
+    fn get_or_insert(&mut self, slot: Slot) -> &mut Process {
+        let slot = usize::from(slot.0 & 0xfff);
+        let page = self.0[slot / PAGE].get_or_insert_with(|| Box::new([Process::default(); PAGE]));
+        &mut page[slot % PAGE]
+    }
+}
+
 /// All links and processes.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     links: Vec<Link>,
-    /// Indexed by host, then by slot.
-    processes: Vec<Box<[Process]>>,
+    /// Indexed by host.
+    processes: Vec<Processes>,
     active: VecDeque<LinkId>,
     lookups: VecDeque<Lookup>,
     awaited: usize,
@@ -149,15 +180,15 @@ impl Peers {
     fn process(&mut self, peer: PeerId) -> &mut Process {
         let host = usize::from(peer.host.0);
         if self.processes.len() <= host {
-            self.processes.resize_with(host + 1, || vec![Process::default(); 1 << 12].into_boxed_slice());
+            self.processes.resize_with(host + 1, Processes::default);
         }
-        &mut self.processes[host][usize::from(peer.slot.0 & 0xfff)]
+        self.processes[host].get_or_insert(peer.slot)
     }
 
     /// Returns the link on which requests to a process go.
     #[inline]
     pub(super) fn link_of(&self, peer: PeerId) -> Option<LinkId> {
-        self.processes.get(usize::from(peer.host.0))?.get(usize::from(peer.slot.0))?.link
+        self.processes.get(usize::from(peer.host.0))?.get(peer.slot)?.link
     }
 
     pub(super) fn get(&mut self, link: LinkId) -> Option<&mut Link> {
@@ -178,6 +209,12 @@ impl Peers {
     #[inline]
     pub(super) fn leads_to(&self, link: LinkId, slot: Slot) -> bool {
         self.links.get(link.0 as usize).is_some_and(|link| link.up && link.slots.contains(&slot))
+    }
+
+    /// Whether the link leads to a process of this host.
+    #[inline]
+    pub(super) fn leads_to_host(&self, link: LinkId, host: Host) -> bool {
+        self.links.get(link.0 as usize).is_some_and(|link| link.up && link.host == host)
     }
 
     /// Returns the host that a link leads to.
@@ -484,5 +521,32 @@ impl Peers {
         }
         link.control.push_back(header);
         self.activate(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_two_hosts_are_told_apart_and_take_memory_by_pages() {
+        let (mut peers, mut timers) = (Peers::default(), Timers::default());
+        let hosts = [Host::LOCAL, Host(1023)];
+        for (link, slot) in (0..).zip([1, 63, 64, 4094]) {
+            for host in hosts {
+                let link = LinkId(2 * link + u32::from(host != Host::LOCAL));
+                let peer = PeerId { host, slot: Slot(slot) };
+                assert_eq!(peers.link_of(peer), None);
+                peers.up(peer, link, None, &mut timers);
+                assert_eq!(peers.link_of(peer), Some(link));
+                assert!(hosts.iter().all(|other| peers.leads_to_host(link, *other) == (*other == host)));
+            }
+        }
+        let pages = |host: &Processes| host.0.iter().flatten().count();
+        assert_eq!(peers.processes.iter().map(pages).sum::<usize>(), 6);
+        assert_eq!(peers.link_of(PeerId { host: Host(1024), slot: Slot(1) }), None);
+        assert_eq!(peers.link_of(PeerId::local(Slot(u16::MAX))), None);
+        assert_eq!(peers.down(LinkId(6)), [PeerId::local(Slot(4094))]);
+        assert_eq!(peers.link_of(PeerId { host: Host(1023), slot: Slot(4094) }), Some(LinkId(7)));
     }
 }

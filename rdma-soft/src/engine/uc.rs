@@ -336,7 +336,8 @@ impl Uc {
         payload: Source<'_>,
         tables: &mut Tables,
     ) {
-        if frame.from != qp.attr.dest_qpn || !qp.hears() || !self.is_awaited(link, frame) {
+        let is_peer = frame.from == qp.attr.dest_qpn && tables.peers.leads_to_host(link, qp.attr.dest_host);
+        if !is_peer || !qp.hears() || !self.is_awaited(link, frame) {
             return;
         }
         if qp.state == QpState::Rtr && !core::mem::replace(&mut self.established, true) {

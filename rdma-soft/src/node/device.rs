@@ -80,7 +80,7 @@ impl Node {
         // accessed only atomically in this process: the directory is DIRECTORY_LEN bytes of shared
         // memory that live as long as the owner, and only the engine accesses them.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
-        let seed = u64::from_ne_bytes(os::random()?);
+        let seed = [u64::from_ne_bytes(os::random()?), u64::from_ne_bytes(os::random()?)];
         let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
         log!(DEBUG, slot = slot.0, "software RDMA device starts");

@@ -91,12 +91,12 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     Ok(Path { host: Host::LOCAL, grh, group, sl, slid })
 }
 
-/// Checks the address vector of a connection: the address of a device of this host. `EHOSTUNREACH`
-/// for the address of another host, where other processes have the queue pair numbers of this one.
-pub(super) fn check_vector(context: &ContextState, asked: &ibv_ah_attr) -> Result<(), Errno> {
-    match path(context, asked)?.group {
-        Some(_) => Err(Errno::INVAL),
-        None => Ok(()),
+/// The host that the address vector of a connection names. `EHOSTUNREACH` for the address of
+/// another host, where other processes have the queue pair numbers of this one.
+pub(super) fn host(context: &ContextState, asked: &ibv_ah_attr) -> Result<Host, Errno> {
+    match path(context, asked)? {
+        Path { group: Some(_), .. } => Err(Errno::INVAL),
+        Path { host, .. } => Ok(host),
     }
 }
 

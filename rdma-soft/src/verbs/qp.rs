@@ -19,7 +19,7 @@ use super::object::{Object, Pointee, Public, get_field};
 use super::pd::PdUse;
 use super::qp_state::{self, Attributes, Refusal};
 use super::{Errno, ah, attr};
-use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, ServiceType, limits};
+use crate::engine::{Host, ModifyQp, PdId, QpId, QpInit, QpState, ServiceType, limits};
 use crate::log::log;
 use crate::node::Node;
 use crate::os::lock::Lock;
@@ -257,13 +257,14 @@ pub(super) fn create_qp(pd: Handle<ibv_pd>, mut init: InOut<ibv_qp_init_attr>) -
     create(&pd, init.get()?, false).map(<*mut ibv_qp_ex>::cast)
 }
 
-/// Translates the attributes that the mask names into the engine's form.
-fn change(attr: &ibv_qp_attr, mask: Attributes) -> ModifyQp {
+/// Translates the attributes that the mask names into the engine's form. `dest_host` is the host of
+/// the address vector, if the mask names it.
+fn change(attr: &ibv_qp_attr, mask: Attributes, dest_host: Option<Host>) -> ModifyQp {
     type A = Attributes;
     const PSN: u32 = 0x00ff_ffff;
     ModifyQp {
         state: mask.contains(A::STATE).then(|| QpState::from_raw(attr.qp_state)).flatten(),
-        dest_host: None,
+        dest_host,
         access: mask.contains(A::ACCESS_FLAGS).then_some(attr.qp_access_flags),
         dest_qpn: mask.contains(A::DEST_QPN).then_some(attr.dest_qp_num),
         qkey: mask.contains(A::QKEY).then_some(attr.qkey),
@@ -306,7 +307,7 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     let limits = attr::qp_limits(&shared.context);
     // Before the lock, because it may list the host's addresses; reported after the other checks.
     let has_vector = mask.contains(Attributes::AV);
-    let vector = if has_vector { ah::check_vector(&shared.context, &asked.ah_attr) } else { Ok(()) };
+    let host = has_vector.then(|| ah::host(&shared.context, &asked.ah_attr)).transpose();
     // Held until the end: two concurrent changes would leave a mixture of both in `shown`.
     let mut shown = shared.shown.lock();
     let is_running = |failure: &Failure| matches!(failure, Failure::Other(Errno::AGAIN));
@@ -315,8 +316,8 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
         let next = qp_state::check_transition(shared.qp_type, actual, asked, mask)
             .and_then(|next| qp_state::check_values(asked, mask, &limits).map(|()| next))
             .map_err(|refusal| Failure::Refused(actual, refusal))?;
-        vector.map_err(Failure::Other)?;
-        engine.modify_qp(shared.id, &change(asked, mask)).map_err(Failure::Other)?;
+        let change = change(asked, mask, host.map_err(Failure::Other)?);
+        engine.modify_qp(shared.id, &change).map_err(Failure::Other)?;
         Ok(next)
     });
     let next = match changed {
@@ -414,9 +415,15 @@ mod tests {
             sq_psn: 0x0100_0005,
             ..Default::default()
         };
-        let heard = change(&asked, Attributes::STATE | Attributes::TIMEOUT | Attributes::SQ_PSN);
-        let expected =
-            ModifyQp { state: Some(QpState::Rts), timeout: Some(14), sq_psn: Some(5), ..ModifyQp::default() };
+        let mask = Attributes::STATE | Attributes::TIMEOUT | Attributes::SQ_PSN;
+        let heard = change(&asked, mask, Some(Host::LOCAL));
+        let expected = ModifyQp {
+            state: Some(QpState::Rts),
+            dest_host: Some(Host::LOCAL),
+            timeout: Some(14),
+            sq_psn: Some(5),
+            ..ModifyQp::default()
+        };
         assert_eq!(heard, expected);
     }
 }

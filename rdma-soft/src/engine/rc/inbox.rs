@@ -50,6 +50,7 @@ impl Rc {
         tables: &mut Tables,
     ) -> bool {
         let is_ours = frame.from == qp.attr.dest_qpn
+            && tables.peers.leads_to_host(link, qp.attr.dest_host)
             && (frame.kind.is_request() || tables.peers.link_of(qp.peer()) == Some(link));
         if !qp.is_storing() || !is_ours || frame.kind.is_flow() || !qp.hears() {
             return false;

@@ -144,7 +144,8 @@ impl Responder {
         payload: Source<'_>,
         tables: &mut Tables,
     ) -> Handled {
-        if frame.from != qp.attr.dest_qpn || matches!(qp.state, QpState::Reset | QpState::Init) {
+        let is_peer = frame.from == qp.attr.dest_qpn && tables.peers.leads_to_host(link, qp.attr.dest_host);
+        if !is_peer || matches!(qp.state, QpState::Reset | QpState::Init) {
             // Not connected, or connected to another queue pair: drop the request and change
             // nothing.
             tables.peers.push_control(link, &dropped(frame));

@@ -199,6 +199,23 @@ fn nobody_speaks_for_another_process() {
     assert_eq!(world.statuses(0), [(1, 0)]);
 }
 
+/// Slots are unique within a host only.
+#[test]
+fn nobody_speaks_for_a_process_of_another_host() {
+    for (service, kind) in [(ServiceType::Rc, Kind::Send), (ServiceType::Uc, Kind::UcSend)] {
+        let mut world = World::new();
+        let [a, b] = world.connect_with([0, 1], |_, init| init.service = service, |_, _| {});
+        world.recv(a, 1, &[]).unwrap();
+        let other = PeerId { host: Host(1), slot: Slot::of_qpn(b.qpn) };
+        world.nodes[0].engine.handle_link_up(other, LinkId(9), None);
+        let send = Frame::new(kind, a.qpn, b.qpn, 0xff_fffe, 0).encode();
+        world.nodes[0].engine.handle_frame(LinkId(9), &send, Source::EMPTY);
+        assert!(world.poll(0).is_empty(), "{service:?}");
+        world.nodes[0].engine.handle_frame(LinkId(1), &send, Source::EMPTY);
+        assert_eq!(world.statuses(0), [(1, 0)], "{service:?}");
+    }
+}
+
 /// Each look-up takes a thread.
 #[test]
 fn the_frames_of_a_peer_have_few_processes_looked_for_at_a_time() {
