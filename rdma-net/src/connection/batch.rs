@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rdma::{Buffer, Error, ErrorKind, OptionLimit, RemoteSlice, Verb};
 
 use super::core::Core;
+use super::entries::Entry;
 use super::fetched::Fetched;
 use super::operations::{Finished, Request, WORD};
 use super::remote::{Running, check_notifies, check_write};
@@ -25,41 +26,6 @@ static LENGTH: OptionLimit = OptionLimit::new("operations", "no less than the op
 pub struct Batch {
     core: Arc<Core>,
     entries: Vec<Entry>,
-}
-
-struct Entry {
-    request: Request,
-    /// Of a fetch: the bytes to fetch.
-    fetches: Option<usize>,
-    /// Until the operation is posted.
-    buffer: Option<Buffer>,
-    /// Of a fetch that was posted: the part of the buffer behind the bytes.
-    rest: Option<Buffer>,
-}
-
-/// Memory of batches that have ended, for further ones of the connection.
-#[derive(Default)]
-pub(super) struct EntryLists(Mutex<Vec<Vec<Entry>>>);
-
-impl EntryLists {
-    /// Lists that are kept. A list has as many entries as operations may be in flight.
-    const MOST: usize = 4;
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Vec<Entry>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self) -> Vec<Entry> {
-        self.lock().pop().unwrap_or_default()
-    }
-
-    /// Keeps an empty list.
-    fn keep(&self, list: Vec<Entry>) {
-        let mut lists = self.lock();
-        if list.capacity() > 0 && lists.len() < Self::MOST {
-            lists.push(list);
-        }
-    }
 }
 
 /// The result of an operation of a batch.

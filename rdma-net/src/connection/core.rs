@@ -12,7 +12,7 @@ use rdma::cm::IdKey;
 use rdma::{Buffer, Failed, MadeIn, ProtectionDomain, Result, Verb};
 use tracing::{Span, field};
 
-use super::batch::EntryLists;
+use super::entries::EntryLists;
 use super::fetched::FetchBuffers;
 use super::flow::{Arrivals, Buffers, Flow, Memory, Offers};
 use super::operations::{Operations, WORD};

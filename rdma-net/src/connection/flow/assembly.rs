@@ -77,8 +77,8 @@ mod tests {
         for message in [long, first, second] {
             assembly.keep(message);
         }
-        assert_eq!(message(&mut assembly, 300).as_ptr(), place);
-        assert_eq!(message(&mut assembly, 2500).as_ptr(), other);
+        let [short, long] = [300, 2500].map(|len| message(&mut assembly, len));
+        assert_eq!((short.as_ptr(), long.as_ptr()), (place, other));
         // A short one does not hold the memory of a long one.
         let long = message(&mut assembly, 3000);
         assembly.keep(long);
