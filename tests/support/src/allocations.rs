@@ -72,7 +72,7 @@ fn count() {
 
 // SAFETY: GlobalAlloc requires memory that fits the layout, and no unwinding. Every call goes to
 // `System`, which fulfils both, with unchanged arguments. The count touches no memory of the
-// caller. Its allocations, for call stacks, come here again and are not noted, so it does not recurse.
+// caller. Its allocations, for call stacks, come here again and are not noted: it does not recurse.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
