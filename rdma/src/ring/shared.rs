@@ -128,16 +128,18 @@ impl SharedProducer {
         let first = self.queue_bits | ring.name(0, lap);
         // Filled in place: an `extend` costs twice as many instructions for each slot.
         self.free.resize(ring.slots.len(), 0);
-        let mut places = self.free.iter_mut();
+        let (places, mut count) = (self.free.as_mut_slice(), 0);
         for (index, slot) in (0_u64..).zip(&ring.slots) {
             if slot.state.is_free() {
-                if let Some(place) = places.next() {
-                    *place = first | index;
-                }
+                // SAFETY: get_unchecked_mut requires an index within the list: the list has as many
+                // places as there are slots, and `count` is the number of some slots before this
+                // one.
+                let place = unsafe { places.get_unchecked_mut(count) };
+                *place = first | index;
+                count += 1;
             }
         }
-        let count = ring.slots.len() - places.len();
-        self.most_busy = self.most_busy.max(places.len());
+        self.most_busy = self.most_busy.max(ring.slots.len() - count);
         if count < ring.slots.len() / 2 {
             self.free.clear();
         } else {
