@@ -23,7 +23,9 @@ use crate::cq::{Completion, Poller};
 ///
 /// Either half may look at the queue pair and move it to the error state
 /// ([`control`](Self::control)). Other changes of its state, and its end with a result
-/// ([`QueuePair::close`]), need both halves: [`reunite`](OwnedSendHalf::reunite) them.
+/// ([`QueuePair::close`]), need both halves: [`reunite`](OwnedSendHalf::reunite) them. The control
+/// of either half also ends the connection of a queue pair that the connection manager has connected:
+/// [`Connection::disconnect`](crate::cm::blocking::Connection::disconnect).
 pub struct OwnedHalf<Q, T: Transport> {
     part: Part<Q, T>,
 }
