@@ -1,5 +1,5 @@
-//! The halves of queue pairs that the connection manager has connected: the connection is a value of
-//! its own, which either half disconnects, and all three end in any order.
+//! The halves of queue pairs that the connection manager has connected: the connection is a value
+//! of its own, which either half disconnects, and all three end in any order.
 
 use std::os::fd::BorrowedFd;
 use std::thread;
