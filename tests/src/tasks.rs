@@ -48,6 +48,10 @@ pub struct Driving {
 }
 
 /// Turns a driver on a thread of its own.
+///
+/// # Panics
+///
+/// The thread, if the device fails: [`Driving::join`] then panics, too.
 #[must_use]
 pub fn drive(mut driver: Driver) -> Driving {
     let (ends, ended): (Sender<()>, _) = channel();
