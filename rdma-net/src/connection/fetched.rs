@@ -10,8 +10,8 @@ use rdma::{Buffer, MadeIn, ProtectionDomain, Result, Verb};
 /// Shortest buffer, so that one buffer serves reads of several lengths.
 const MIN_LEN: usize = 4096;
 
-/// A connection's buffers for fetches, those that no fetch uses: as many as may be in flight, the
-/// longest ones. Slices may be longer than messages, for which the node keeps other buffers.
+/// A connection's buffers for fetches, those that no fetch uses: twice as many as may be in flight,
+/// the longest ones. Slices may be longer than messages, for which the node keeps other buffers.
 #[derive(Debug)]
 pub(super) struct FetchBuffers {
     spares: Mutex<Spares>,
@@ -48,20 +48,23 @@ impl Spares {
 }
 
 impl FetchBuffers {
-    pub(super) fn new(most: u32) -> Self {
-        Self { spares: Mutex::default(), most: most as usize, made_in: MadeIn::default() }
+    pub(super) fn new(operations: u32) -> Self {
+        Self { spares: Mutex::default(), most: 2 * operations as usize, made_in: MadeIn::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Spares> {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the shortest buffer of at least `len` bytes, or a new one.
-    pub(super) fn take(&self, pd: &ProtectionDomain, len: usize) -> Result<Buffer> {
+    /// Takes `len` bytes of the shortest buffer that has as many, or of a new one, and the part of
+    /// the buffer behind them.
+    pub(super) fn take(&self, pd: &ProtectionDomain, len: usize) -> Result<(Buffer, Buffer)> {
         self.made_in.check(Verb::PostSend)?;
         let spare = self.lock().take(len);
         let new_len = len.checked_next_power_of_two().unwrap_or(len).max(MIN_LEN);
-        spare.map_or_else(|| pd.allocate(new_len), Ok)
+        let mut buffer = spare.map_or_else(|| pd.allocate(new_len), Ok)?;
+        let rest = buffer.split_off(len);
+        Ok((buffer, rest))
     }
 
     /// Keeps a buffer, and returns one that is not needed.
@@ -106,6 +109,44 @@ impl Deref for Fetched {
 impl AsRef<[u8]> for Fetched {
     fn as_ref(&self) -> &[u8] {
         self
+    }
+}
+
+/// Without a copy, for code that keeps what it has read or hands it on as `Bytes`.
+///
+/// The bytes hold the whole buffer, of at least 4096 bytes. While a program holds more buffers than
+/// [operations may be in flight](crate::NodeOptions::operations), further fetches register new
+/// memory: [`Fetched::into_bytes`] copies short slices instead.
+///
+/// # Examples
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (client, server) = connected()?;
+/// use bytes::Bytes;
+///
+/// let table = server.domain().allocate_exposed(64, rdma::RemoteAccess::READ)?;
+/// table.copy_in(0, b"head body")?;
+/// let fetched = block_on(client.remote().fetch(table.remote(..)?))?;
+/// let body = Bytes::from(fetched).slice(5..9);
+/// assert_eq!(&body[..], b"body");
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "bytes")]
+impl From<Fetched> for bytes::Bytes {
+    fn from(fetched: Fetched) -> Self {
+        Self::from_owner(fetched)
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl Fetched {
+    /// The contents as `Bytes`, which are copied if they have at most `copy_up_to` bytes, and
+    /// otherwise hold the buffer.
+    #[must_use]
+    pub fn into_bytes(self, copy_up_to: usize) -> bytes::Bytes {
+        if self.len() <= copy_up_to { bytes::Bytes::copy_from_slice(&self) } else { self.into() }
     }
 }
 

@@ -1,6 +1,8 @@
 //! The state of a connection under its lock: the protocol, the queue pair and the buffers.
 
 mod arrivals;
+mod assembly;
+mod deadlines;
 mod offers;
 mod one_sided;
 mod staging;
@@ -18,11 +20,12 @@ pub(super) use self::offers::{Offers, Way};
 use rdma::Buffer;
 use rdma::op;
 
+use self::assembly::Assembly;
 use self::wakeups::{Retired, Wakeups};
 use super::operations::Operations;
 use crate::failure::{Failure, FailureKind};
 use crate::link::Link;
-use crate::protocol::{HEADER_LEN, Protocol, Received, Silent};
+use crate::protocol::{HEADER_LEN, Protocol, Received};
 use crate::receives::{ReceivePool, Stake};
 use crate::stats::ConnectionStats;
 use crate::waiters::Waiters;
@@ -56,14 +59,15 @@ pub(super) struct Flow {
     inbox: VecDeque<Stored>,
     /// Memory of the messages in the inbox that occupy neither a receive nor a buffer of a read.
     inbox_bytes: usize,
-    /// The fragments of an incomplete message.
-    assembly: Vec<u8>,
+    assembly: Assembly,
     receiver_is_gone: bool,
     /// Whether messages that arrived were given up, because one before them was lost.
     is_cut: bool,
     offers: Offers,
 
     outgoing: Option<Outgoing>,
+    /// Memory for the next message of several fragments.
+    outgoing_spare: Vec<u8>,
     /// Filled permits that are not posted yet.
     filled: VecDeque<(Buffer, usize)>,
     /// Permits that are not posted yet.
@@ -82,6 +86,9 @@ pub(super) struct Flow {
     pub(super) operations: Operations,
     arrivals: Arrivals,
     pub(super) senders: Waiters,
+    /// Whether the first waiting sender may wait for a credit: not if it has found one, and waits
+    /// for something else.
+    sender_wants_credit: bool,
     /// Whether a sender need not wait, as far as the last [`pump`](Self::pump) has seen: a hint.
     pub(super) may_send: bool,
     receiver: Option<Waker>,
@@ -154,11 +161,12 @@ impl Flow {
             owed: 0,
             inbox: VecDeque::new(),
             inbox_bytes: 0,
-            assembly: Vec::new(),
+            assembly: Assembly::default(),
             receiver_is_gone: false,
             is_cut: false,
             offers,
             outgoing: None,
+            outgoing_spare: Vec::new(),
             filled: VecDeque::new(),
             reserved: 0,
             ending: Ending::None,
@@ -170,6 +178,7 @@ impl Flow {
             operations,
             arrivals,
             senders: Waiters::default(),
+            sender_wants_credit: true,
             may_send: false,
             receiver: None,
             closers: Waiters::default(),
@@ -256,8 +265,8 @@ impl Flow {
         }
         self.outcome = Some(self.protocol.peer_code().map_or(failure, Failure::closed));
         self.may_send = false;
-        self.outgoing = None;
-        self.assembly = Vec::new();
+        (self.outgoing, self.outgoing_spare) = (None, Vec::new());
+        self.assembly.clear();
         self.end_offers();
         self.end_operations();
         self.replace_receives();
@@ -294,6 +303,8 @@ impl Flow {
             return;
         }
         self.owed += 1;
+        // With an answer, or with other credits of the peer, a long message may have a way.
+        self.sender_wants_credit = true;
         match received {
             Received::Data(fragment) => {
                 self.note_data(fragment.is_last, now);
@@ -303,7 +314,13 @@ impl Flow {
                     self.counts.count_received(fragment.payload.len());
                     self.inbox.push_back(Stored::Whole(buffer, fragment.payload));
                 } else {
-                    self.assembly.extend_from_slice(&buffer[fragment.payload]);
+                    if fragment.is_first {
+                        let agreed = self.protocol.agreed();
+                        let window = agreed.window as usize * agreed.max_payload();
+                        let len = fragment.payload.len().saturating_add(fragment.rest as usize);
+                        self.assembly.begin(len, window);
+                    }
+                    self.assembly.add(&buffer[fragment.payload]);
                     self.buffers.spares.push(buffer);
                     if fragment.is_last {
                         self.finish_assembly();
@@ -327,7 +344,7 @@ impl Flow {
     }
 
     fn finish_assembly(&mut self) {
-        let message = std::mem::take(&mut self.assembly);
+        let message = self.assembly.finish();
         self.inbox_bytes += memory_of(&message);
         self.counts.count_received(message.len());
         self.inbox.push_back(Stored::Assembled(message));
@@ -444,6 +461,8 @@ impl Flow {
         outgoing.sent = end;
         if rest > 0 {
             self.outgoing = Some(outgoing);
+        } else {
+            self.outgoing_spare = outgoing.bytes;
         }
         true
     }
@@ -498,7 +517,10 @@ impl Flow {
         let Some(header) = self.protocol.data(len, length(rest.len()), 0) else { return };
         self.counts.count_sent(message.len());
         if !rest.is_empty() {
-            self.outgoing = Some(Outgoing { bytes: rest.to_vec(), sent: 0 });
+            let mut bytes = std::mem::take(&mut self.outgoing_spare);
+            bytes.clear();
+            bytes.extend_from_slice(rest);
+            self.outgoing = Some(Outgoing { bytes, sent: 0 });
         }
         self.post_copy(header, first);
         self.pump(now);
@@ -604,6 +626,7 @@ impl Flow {
                 self.pump(now);
             }
             Stored::Read(buffer, rest) => self.keep_read(buffer, rest),
+            Stored::Assembled(bytes) if self.outcome.is_none() && !self.receiver_is_gone => self.assembly.keep(bytes),
             Stored::Assembled(_) | Stored::Offered(_) => {}
         }
     }
@@ -632,7 +655,7 @@ impl Flow {
     /// Discards received messages from now on. The caller pumps.
     pub(super) fn discard_received(&mut self) {
         self.receiver_is_gone = true;
-        self.assembly = Vec::new();
+        self.assembly.clear();
         for stored in std::mem::take(&mut self.inbox) {
             self.discard(stored);
         }
@@ -644,7 +667,7 @@ impl Flow {
     /// the connection off at a time.
     pub(super) fn shut_down(&mut self, by: Instant, now: Instant) {
         self.receiver_is_gone = true;
-        self.assembly = Vec::new();
+        self.assembly.clear();
         self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
         if self.ending == Ending::Data {
             self.close(0, now, self.linger);
@@ -674,56 +697,6 @@ impl Flow {
         let by = now + time;
         self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
         self.pump(now);
-    }
-
-    /// The time at which [`handle_timeout`](Self::handle_timeout) is due.
-    fn deadline(&self) -> Option<Instant> {
-        if self.outcome.is_some() {
-            return None;
-        }
-        let turns = [self.senders.deadline(), self.operations.waiters.deadline(), self.arrivals.deadline()];
-        let times = [self.protocol.deadline(), self.close_by, self.message_by];
-        times.into_iter().chain(turns).flatten().min()
-    }
-
-    /// The deadline, if it is sooner than the one that the driver knows.
-    pub(super) fn take_sooner_deadline(&mut self) -> Option<Instant> {
-        let deadline = self.deadline()?;
-        if self.noted.is_some_and(|noted| noted <= deadline) {
-            return None;
-        }
-        self.noted = Some(deadline);
-        Some(deadline)
-    }
-
-    /// Does what is due, and forgets the deadline that the driver knows.
-    ///
-    /// # Errors
-    ///
-    /// The peer is silent, and the caller must fail the connection.
-    pub(super) fn handle_timeout(&mut self, now: Instant) -> Result<(), Silent> {
-        self.noted = None;
-        if self.outcome.is_some() || self.deadline().is_none_or(|at| at > now) {
-            return Ok(());
-        }
-        let is_due = |time: Option<Instant>| time.is_some_and(|time| time <= now);
-        self.protocol.handle_timeout(now)?;
-        if is_due(self.message_by) || is_due(self.close_by) && self.protocol.has_aborted() {
-            self.fail(Failure::new(FailureKind::Timeout));
-        }
-        if is_due(self.close_by) {
-            let code = if let Ending::Connection(code) = self.ending { code } else { 0 };
-            self.ending = Ending::Connection(code);
-            self.protocol.abort(code);
-            self.close_by = Some(now + self.linger);
-        }
-        self.senders.pass_by(now);
-        self.operations.waiters.pass_by(now);
-        self.operations.wanted = 1;
-        self.pass_by_notified(now);
-        self.wake_operator();
-        self.pump(now);
-        Ok(())
     }
 }
 

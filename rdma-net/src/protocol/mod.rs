@@ -17,8 +17,8 @@
 //! * **N5.** One UPDATE at a time is unanswered; the next message of the peer with ECHO answers it,
 //!   or the first notification that needs a credit of it.
 //! * **N6.** One PING at a time is unanswered. CLOSE is sent once.
-//! * **N7.** The last [`RESERVE`] slots of the send queue are for control messages. Only
-//!   completions free slots.
+//! * **N7.** The last [`RESERVE`] slots of the send queue are for control messages, and the one
+//!   before them for DONE and FIN. Only completions free slots.
 //! * **N8.** A data receive is replaced at once from spare buffers, whatever the application still
 //!   holds. Without a spare buffer the limit stays.
 //! * **N9.** Replacing a receive needs no credit, no slot and no send buffer.
@@ -41,6 +41,7 @@
 //! ```text
 //!   mod.rs, credit.rs, keep_alive.rs
 //!                                   one side of a connection; its credits; its PINGs
+//!   offer_ids.rs                    the offers that are open
 //!   wire.rs, hello.rs               the header of a message; the handshake
 //!   violation.rs                    the ways to break the protocol
 //!   search.rs, pair.rs, hostile.rs  tests: all states of two sides, with offers and growing
@@ -51,6 +52,7 @@
 mod credit;
 mod hello;
 mod keep_alive;
+mod offer_ids;
 mod violation;
 mod wire;
 
@@ -61,7 +63,6 @@ mod pair;
 #[cfg(test)]
 mod search;
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -74,12 +75,15 @@ use rdma::RemoteSlice;
 
 use self::credit::Credit;
 use self::keep_alive::KeepAlive;
+use self::offer_ids::OfferIds;
 use self::wire::{Flags, Header, Kind};
 
 /// Offers of each side that may be open at a time.
 pub(crate) const MAX_OFFERS: usize = 16;
 /// Longest offer in bytes: every device can read so much with one request.
 pub(crate) const MAX_OFFER_LEN: u64 = 1 << 30;
+/// Slots of the send queue for a DONE or FIN beside messages that wait for their credits (N7).
+pub(crate) const ANSWERS: u32 = 1;
 
 /// One side of a connection.
 #[derive(Debug, Clone)]
@@ -94,8 +98,8 @@ pub(crate) struct Protocol {
     outgoing: Option<(u32, u32)>,
     /// The rest and the stream of the message that the peer is sending.
     incoming: Option<(u32, u32)>,
-    sent_offers: BTreeSet<u32>,
-    received_offers: BTreeSet<u32>,
+    sent_offers: OfferIds,
+    received_offers: OfferIds,
     next_offer: u32,
     end: End,
     /// The code of this side's CLOSE, once it is asked for.
@@ -145,6 +149,8 @@ impl Received {
 pub(crate) struct Fragment {
     /// The payload's range in the received bytes.
     pub(crate) payload: Range<usize>,
+    /// Bytes of the message after this fragment, as the peer says.
+    pub(crate) rest: u32,
     pub(crate) is_first: bool,
     pub(crate) is_last: bool,
     /// The number that the sender gave to the message.
@@ -158,7 +164,7 @@ pub(crate) struct Fragment {
 pub(crate) struct Silent;
 
 impl Protocol {
-    /// Begins with `slots` free slots of the send queue, more than [`RESERVE`].
+    /// Begins with `slots` free slots of the send queue, more than [`RESERVE`] and [`ANSWERS`].
     pub(crate) fn new(agreed: Agreed, slots: u32, now: Instant) -> Self {
         Self {
             agreed,
@@ -168,8 +174,8 @@ impl Protocol {
             all_slots: slots,
             outgoing: None,
             incoming: None,
-            sent_offers: BTreeSet::new(),
-            received_offers: BTreeSet::new(),
+            sent_offers: OfferIds::default(),
+            received_offers: OfferIds::default(),
             next_offer: 0,
             end: End::Open,
             code: None,
@@ -254,7 +260,7 @@ impl Protocol {
         self.peer_end = has_end;
         self.incoming = (!is_last).then_some((header.rest, header.stream));
         let is_end = has_end && is_first && payload.is_empty();
-        Ok(Fragment { payload, is_first, is_last, stream: header.stream, is_end })
+        Ok(Fragment { payload, rest: header.rest, is_first, is_last, stream: header.stream, is_end })
     }
 
     fn accept_offer(&mut self, id: u32, payload: &[u8]) -> Result<Received, Violation> {
@@ -271,7 +277,7 @@ impl Protocol {
         if slice.is_empty() || slice.address().checked_add(slice.len()).is_none() {
             return Err(Violation::WrongOffer);
         }
-        if !self.agreed.offers || self.received_offers.len() >= MAX_OFFERS || !self.received_offers.insert(id) {
+        if !self.agreed.offers || !self.received_offers.insert(id) {
             return Err(Violation::WrongOffer);
         }
         Ok(Received::Offer { id, slice })
@@ -279,7 +285,7 @@ impl Protocol {
 
     fn accept_done(&mut self, id: u32, payload: &[u8]) -> Result<Received, Violation> {
         let status = u32::from_be_bytes(*payload.first_chunk().ok_or(Violation::WrongPayload)?);
-        if !self.sent_offers.remove(&id) {
+        if !self.sent_offers.remove(id) {
             return Err(Violation::UnexpectedDone);
         }
         Ok(Received::Done { id, status })
@@ -302,21 +308,16 @@ impl Protocol {
     }
 
     /// Whether a DATA, an OFFER or a DONE may be sent now.
-    fn can_send_counted(&self) -> bool {
+    pub(crate) fn can_send_counted(&self) -> bool {
         self.credit.available() > 0 && self.slots > RESERVE && !self.close_sent && self.peer_code.is_none()
     }
 
     /// The number of fragments that may be sent now.
     pub(crate) fn room(&self) -> u32 {
-        if self.can_send_data() { self.counted_room() } else { 0 }
-    }
-
-    /// The number of messages that need a credit and may be sent now.
-    pub(crate) fn counted_room(&self) -> u32 {
-        if !self.can_send_counted() {
+        if !self.can_send_data() {
             return 0;
         }
-        self.credit.available().min(self.slots - RESERVE)
+        self.credit.available().min(self.slots.saturating_sub(RESERVE + ANSWERS))
     }
 
     /// The number of notifications that may be sent now. They take slots of their own.
@@ -325,11 +326,22 @@ impl Protocol {
         if is_open { self.credit.available() } else { 0 }
     }
 
+    /// The part of `credits` for notifications while messages wait for credits, too: a half, of an
+    /// odd number the larger one by turns.
+    pub(crate) fn notification_share(&self, credits: u32) -> u32 {
+        if self.credit.is_notified_last() { credits / 2 } else { credits.div_ceil(2) }
+    }
+
     /// Counts a notification that was posted; [`notification_room`](Self::notification_room) is not
     /// 0.
     pub(crate) fn notify(&mut self) {
         let has_credit = self.credit.notify();
         debug_assert!(has_credit, "a notification without a credit");
+    }
+
+    /// Whether the FIN of this side waits.
+    pub(crate) fn wants_end(&self) -> bool {
+        self.end == End::Wanted
     }
 
     /// Whether no send is in flight.
@@ -369,7 +381,7 @@ impl Protocol {
         }
         // Numbers come again after 2^32 offers, which a peer may leave unanswered for so long.
         let mut id = self.next_offer;
-        while self.sent_offers.contains(&id) {
+        while self.sent_offers.contains(id) {
             id = id.wrapping_add(1);
         }
         self.next_offer = id.wrapping_add(1);
@@ -380,7 +392,7 @@ impl Protocol {
     /// The header of the DONE that answers an offer, which must be posted with a status as its
     /// payload. None if the message must wait, or if no such offer is open.
     pub(crate) fn done(&mut self, id: u32) -> Option<[u8; HEADER_LEN]> {
-        if !self.can_send_counted() || !self.received_offers.remove(&id) {
+        if !self.can_send_counted() || !self.received_offers.remove(id) {
             return None;
         }
         Some(self.header(Kind::Done, Flags::empty(), true, id, 0))

@@ -15,6 +15,7 @@ mod devices;
 mod foreign;
 mod gpu;
 mod gpu_driver;
+mod halves;
 mod hostile;
 mod memory;
 mod net_attacks;
