@@ -33,8 +33,8 @@ type Plain = [usize; 3];
 const _: () = assert!(size_of::<Plain>() == size_of::<Buffer>());
 
 /// Keeps malloc from giving the heap's end back to the kernel, and asking for it again, with each
-/// batch of 256 KiB: its threshold is 128 KiB. That takes 1 us for each buffer, and no program whose
-/// heap has something behind its buffers pays it.
+/// batch of 256 KiB: its threshold is 128 KiB. That takes 1 us for each buffer, and no program
+/// whose heap has something behind its buffers pays it.
 ///
 /// Returns what lies behind memory for all batches.
 fn hold_end_of_heap<T>(make: impl Fn() -> T) -> Option<T> {
