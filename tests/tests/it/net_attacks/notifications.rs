@@ -23,14 +23,17 @@ fn notifications_that_break_the_rules_are_violations() {
             let mut world = World::with(&context, limits, &options().notifications(most.into()));
             let attack = |attacker: &mut Attacker| {
                 let to = attacker.expect_slice();
-                let mut number = 0;
-                while most > 0 && attacker.wait_for_credit(PATIENCE) {
+                for number in 0..u32::from(most) {
+                    assert!(attacker.wait_for_credit(LIMIT), "{:?}", attacker.end);
                     attacker.notify(to, number);
-                    number += 1;
                 }
-                // For which the victim has receives nevertheless: those of control messages.
-                for number in number..number + 3 {
+                // The victim lets at most a window of others come, and has receives for 3 beyond
+                // all credits: those of control messages. So one at least breaks the rule, however
+                // slow the victim is.
+                let rest = if most == 0 { 3 } else { WINDOW + 3 };
+                for number in (u32::from(most)..).take(rest as usize) {
                     attacker.notify(to, number);
+                    attacker.wait(LIMIT, |this| !this.spares.is_empty());
                 }
                 attacker.wait_for_end();
             };
@@ -61,7 +64,9 @@ fn notifications_that_nobody_takes_need_little_memory() {
             let attack = |attacker: &mut Attacker| {
                 let to = attacker.expect_slice();
                 let mut count = 0;
-                while count < 1000 && attacker.wait_for_credit(PATIENCE) {
+                // Those that the victim must take come, sooner or later; others need not.
+                let time = |count| if count < least { LIMIT } else { PATIENCE };
+                while count < 1000 && attacker.wait_for_credit(time(count)) {
                     // A flood keeps the rules, and no more in flight than its own send queue holds.
                     attacker.notify(to, if is_equal { 7 } else { count });
                     count += 1;
