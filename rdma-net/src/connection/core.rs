@@ -148,10 +148,10 @@ impl Core {
             let end = flow.outcome().filter(|_| !had_ended).map(|failure| (failure.clone(), flow.stats()));
             self.has_messages.store(flow.has_messages(), Ordering::Relaxed);
             self.may_send.store(flow.may_send, Ordering::Relaxed);
-            (result, mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), end)
+            (result, flow.wakeups.take(), flow.take_sooner_deadline(), end)
         };
         let mut panics = Panics::default();
-        if let Some(lists) = wakeups.wake(&mut panics) {
+        if let Some(lists) = wakeups.and_then(|wakeups| wakeups.wake(&mut panics)) {
             self.flow.lock().unwrap_or_else(PoisonError::into_inner).wakeups.reuse(lists);
         }
         if let Some(deadline) = deadline {

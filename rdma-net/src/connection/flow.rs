@@ -25,13 +25,13 @@ use self::wakeups::{Retired, Wakeups};
 use super::operations::Operations;
 use crate::failure::{Failure, FailureKind};
 use crate::link::Link;
-use crate::protocol::{HEADER_LEN, Protocol, Received};
+use crate::protocol::{HEADER_LEN, Protocol, RESERVE, Received};
 use crate::receives::{ReceivePool, Stake};
 use crate::stats::ConnectionStats;
 use crate::waiters::Waiters;
 
 /// Memory of reassembled messages that wait for the application, in bytes, before receives are no
-/// longer replaced.
+/// longer replaced; of the messages in fragments that are kept for others, too.
 const INBOX_LIMIT: usize = 256 << 10;
 /// Memory of a reassembled message besides its bytes: a place in the inbox, which may be half
 /// empty, and what the allocator adds. A peer may send messages of two bytes in two fragments.
@@ -66,7 +66,7 @@ pub(super) struct Flow {
     offers: Offers,
 
     outgoing: Option<Outgoing>,
-    /// Memory for the next message of several fragments.
+    /// Memory for the next message of several fragments: at most [`INBOX_LIMIT`].
     outgoing_spare: Vec<u8>,
     /// Filled permits that are not posted yet.
     filled: VecDeque<(Buffer, usize)>,
@@ -432,7 +432,13 @@ impl Flow {
             self.post_copy(header, &[]);
             return true;
         }
-        self.answer_offer() || if self.outgoing.is_some() { self.send_fragment() } else { self.send_filled() }
+        if self.outgoing.is_some() {
+            // By turns: the peer may offer messages without end. A fragment may wait for a slot of
+            // the send queue, which comes free without the peer's application.
+            return !self.protocol.is_answered_last() && self.answer_offer() || self.send_fragment();
+        }
+        // Filled permits are no more than the window, so they end.
+        self.send_filled() || !self.is_turn_of_sender() && self.answer_offer()
     }
 
     /// Tells the protocol of the end of the data, once all data is sent.
@@ -446,10 +452,9 @@ impl Flow {
         }
     }
 
-    /// Sends the next fragment of the outgoing message, if the protocol allows one beside the
-    /// permits.
+    /// Sends the next fragment of the outgoing message, if one may go.
     fn send_fragment(&mut self) -> bool {
-        if self.protocol.room() <= self.reserved {
+        if !self.may_send_fragment() {
             return false;
         }
         let Some(mut outgoing) = self.outgoing.take() else { return false };
@@ -461,7 +466,7 @@ impl Flow {
         outgoing.sent = end;
         if rest > 0 {
             self.outgoing = Some(outgoing);
-        } else {
+        } else if self.outcome.is_none() && outgoing.bytes.capacity() <= INBOX_LIMIT {
             self.outgoing_spare = outgoing.bytes;
         }
         true
@@ -497,10 +502,32 @@ impl Flow {
         }
     }
 
-    /// Whether a new message may begin: no other one is incomplete, and the protocol allows one
-    /// beside the permits.
+    /// Whether a new message may begin: no other one is incomplete, and a fragment may go.
     pub(super) fn has_room(&self) -> bool {
-        self.outgoing.is_none() && self.link.is_some() && self.protocol.room() > self.reserved
+        self.outgoing.is_none() && self.link.is_some() && self.may_send_fragment()
+    }
+
+    /// Whether a fragment may be reserved: no message is incomplete, and the protocol allows one
+    /// beside the permits.
+    pub(super) fn has_room_to_reserve(&self) -> bool {
+        self.has_room() && self.protocol.room() > self.reserved
+    }
+
+    /// Whether the protocol allows a fragment beside the permits. Beside answers, which may take
+    /// the part of permits without end, a fragment may take it by turns. Buffers for control
+    /// messages stay.
+    fn may_send_fragment(&self) -> bool {
+        let is_turn = || self.protocol.is_answered_last() && self.has_answers();
+        let may_borrow = || is_turn() && self.buffers.sends.len() > RESERVE as usize;
+        let room = self.protocol.room();
+        room > self.reserved || room > 0 && may_borrow()
+    }
+
+    /// Whether answers leave the last credit to the first waiting sender: by turns, or until it is
+    /// passed by. A sender that waits for something else needs none.
+    fn is_turn_of_sender(&self) -> bool {
+        let is_turn = self.protocol.is_answered_last() && self.sender_wants_credit && self.senders.has_turn();
+        is_turn && self.ending == Ending::None && self.protocol.credits() <= self.reserved + 1
     }
 
     /// The reason why nothing can be sent any more.
@@ -551,7 +578,7 @@ impl Flow {
         len
     }
 
-    /// Reserves a fragment; [`has_room`](Self::has_room) is true.
+    /// Reserves a fragment; [`has_room_to_reserve`](Self::has_room_to_reserve) is true.
     pub(super) fn reserve(&mut self, now: Instant) -> Option<Buffer> {
         let buffer = self.buffers.sends.pop()?;
         self.reserved += 1;

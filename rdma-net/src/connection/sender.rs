@@ -177,8 +177,10 @@ impl Sender {
     /// Sending with the permit never waits, and its buffer can be filled without another copy.
     ///
     /// A permit keeps its part of the window until it is used or dropped. An answer to a long
-    /// message of the peer may borrow that part: then the permit's message goes once the peer has
-    /// taken the answer, for which its device needs no application.
+    /// message of the peer may borrow that part, and beside further answers a message before the
+    /// permit's: then the permit's message goes once the peer has taken these. For an answer the
+    /// peer needs no application, unless too many notifications or messages in fragments wait
+    /// there.
     ///
     /// # Errors
     ///
@@ -211,7 +213,8 @@ impl Sender {
     }
 
     fn poll_reserve(&self, turn: &mut Turn<'_>, cx: &Context<'_>) -> Poll<Result<Permit<'_>, Failure>> {
-        turn.poll(cx, |flow, now| flow.reserve(now)).map(|reserved| {
+        let reserve = |flow: &mut Flow, now| flow.reserve(now);
+        turn.poll_with(cx, Flow::has_room_to_reserve, reserve).map(|reserved| {
             let buffer = reserved?.ok_or_else(|| Failure::new(FailureKind::Local))?;
             Ok(Permit { core: &self.core, buffer: Some(buffer) })
         })
@@ -280,11 +283,6 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Does `work` once this task is first and may send.
-    fn poll<R>(&mut self, cx: &Context<'_>, work: impl FnMut(&mut Flow, Instant) -> R) -> Poll<Result<R, Failure>> {
-        self.poll_with(cx, Flow::has_room, work)
-    }
-
     /// Does `work` once this task is first and has the capacity that it needs.
     fn poll_with<R>(
         &mut self,
@@ -374,7 +372,10 @@ fn poll_turn<R>(
 ) -> Poll<Result<R, Failure>> {
     core.poll(cx, false, |flow, now, task| {
         if let Some(failure) = flow.send_failure() {
-            flow.leave_senders(place);
+            if place.is_some() {
+                flow.leave_senders(place);
+                flow.pump(now);
+            }
             return Poll::Ready(Err(failure));
         }
         if !flow.senders.is_turn(*place) || !has_room(flow) {

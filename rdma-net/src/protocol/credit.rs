@@ -26,6 +26,8 @@ pub(super) struct Credit {
     owed_echo: Option<u32>,
     /// Whether a notification has used a credit after all messages that have.
     is_notified_last: bool,
+    /// Whether a DONE has used a credit after all other messages that have.
+    is_answered_last: bool,
 }
 
 impl Credit {
@@ -37,6 +39,7 @@ impl Credit {
             unanswered: None,
             owed_echo: None,
             is_notified_last: false,
+            is_answered_last: false,
         }
     }
 
@@ -48,6 +51,11 @@ impl Credit {
     /// Whether a notification has used a credit after all messages that have.
     pub(super) fn is_notified_last(&self) -> bool {
         self.is_notified_last
+    }
+
+    /// Whether a DONE has used a credit after all other messages that have.
+    pub(super) fn is_answered_last(&self) -> bool {
+        self.is_answered_last
     }
 
     /// Whether the peer has used all credits that it was told of, and no others are there.
@@ -79,6 +87,7 @@ impl Credit {
             let has_credit = self.sends.spend();
             debug_assert!(has_credit, "a message without a credit");
             self.is_notified_last = false;
+            self.is_answered_last = header.kind == Kind::Done;
         }
         if header.kind == Kind::Update {
             self.unanswered = Some(granted);

@@ -312,6 +312,11 @@ impl Protocol {
         self.credit.available() > 0 && self.slots > RESERVE && !self.close_sent && self.peer_code.is_none()
     }
 
+    /// The number of data messages that the peer lets this side send.
+    pub(crate) fn credits(&self) -> u32 {
+        self.credit.available()
+    }
+
     /// The number of fragments that may be sent now.
     pub(crate) fn room(&self) -> u32 {
         if !self.can_send_data() {
@@ -330,6 +335,11 @@ impl Protocol {
     /// odd number the larger one by turns.
     pub(crate) fn notification_share(&self, credits: u32) -> u32 {
         if self.credit.is_notified_last() { credits / 2 } else { credits.div_ceil(2) }
+    }
+
+    /// Whether a DONE has used a credit after all other messages that have.
+    pub(crate) fn is_answered_last(&self) -> bool {
+        self.credit.is_answered_last()
     }
 
     /// Counts a notification that was posted; [`notification_room`](Self::notification_room) is not

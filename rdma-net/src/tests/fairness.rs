@@ -299,3 +299,105 @@ fn permits_hold_no_answer_to_a_long_message_up() {
         }
     });
 }
+
+/// Goes on with offers to the first connection, as many as may be open, while `work` is not done.
+/// Returns the number of answers, and the result.
+fn beside_offers<R>(world: &mut Driven, from: &mut Receiver, peer: &Sender, work: impl Future<Output = R>) -> (u32, R) {
+    let memory = world.nodes[1].domain().allocate_exposed(5000, RemoteAccess::READ).unwrap();
+    let offer = || Box::pin(peer.send_exposed(memory.slice(..).unwrap()));
+    let (mut offers, mut work, mut done) = ([(); 20].map(|()| Some(offer())), pin!(work), 0);
+    for _ in 0..TURNS {
+        for place in &mut offers {
+            if let Some(Poll::Ready(sent)) = place.as_mut().map(|one| poll(one.as_mut(), Waker::noop())) {
+                // A close ends the flood.
+                *place = sent.is_ok().then(offer);
+                done += u32::from(sent.is_ok());
+            }
+        }
+        world.turn();
+        while let Poll::Ready(Ok(Some(_))) = poll(pin!(from.next()), Waker::noop()) {}
+        if let Poll::Ready(result) = poll(work.as_mut(), Waker::noop()) {
+            return (done, result);
+        }
+    }
+    panic!("it waits for ever beside {done} answers");
+}
+
+#[test]
+fn messages_and_permits_go_beside_offers_of_the_peer_without_end() {
+    without_deadlock(|| {
+        for window in [1, 2, 3] {
+            for eager_limit in [None, Some(u32::MAX)] {
+                let options = notified(window);
+                let options = eager_limit.into_iter().fold(options, NodeOptions::eager_limit);
+                let mut world = Driven::new(&options);
+                let (client, server) = world.pair();
+                let ((to, mut from), (peer, mut server)) = (client.split(), server.split());
+                let other = to.clone();
+                // With another permit that nobody uses, if there is space for one.
+                let held = if window > 1 { Some(world.run(other.reserve()).unwrap()) } else { None };
+                let (done, ()) = beside_offers(&mut world, &mut from, &peer, async {
+                    for round in 0..10 {
+                        to.reserve().await.unwrap().send(&[round]).unwrap();
+                        assert_eq!(server.next().await.unwrap().unwrap()[..], [round]);
+                        for len in [10, 700, 5000] {
+                            let (sent, received) = join(to.send(bytes(len)), server.next()).await;
+                            assert_eq!(sent, Ok(()));
+                            assert!(received.unwrap().unwrap()[..] == bytes(len), "round {round}");
+                        }
+                    }
+                });
+                // Both go on.
+                assert!(done >= 20, "window {window}: {done} answers");
+                drop(held);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_close_ends_in_good_order_beside_offers_of_the_peer_without_end() {
+    without_deadlock(|| {
+        for window in [1, 3] {
+            let mut world = Driven::new(&notified(window).eager_limit(u32::MAX));
+            let (client, server) = world.pair();
+            let ((to, mut from), (peer, mut server)) = (client.split(), server.split());
+            let (_, ()) = beside_offers(&mut world, &mut from, &peer, async {
+                to.reserve().await.unwrap().send(b"first").unwrap();
+                // It is taken while the data ends.
+                to.send(bytes(5000)).await.unwrap();
+                drop(to);
+                assert_eq!(server.next().await.unwrap().as_deref(), Some(&b"first"[..]));
+                assert!(server.next().await.unwrap().unwrap()[..] == bytes(5000));
+                assert!(server.next().await.unwrap().is_none());
+            });
+        }
+    });
+}
+
+#[test]
+fn a_sender_that_is_forgotten_leaves_its_credit_to_answers() {
+    without_deadlock(|| {
+        let mut world = Driven::new(&notified(1));
+        let (client, mut server) = world.pair();
+        let (to, mut from) = client.split();
+        world.run(to.send("first")).unwrap();
+        let mut forgotten = Box::pin(to.send("forgotten"));
+        assert!(poll(forgotten.as_mut(), Waker::noop()).is_pending());
+        let peer = server.clone_sender();
+        let (done, ()) = beside_offers(&mut world, &mut from, &peer, async {
+            assert_eq!(server.next().await.unwrap().as_deref(), Some(&b"first"[..]));
+            for _ in 0..2000 {
+                std::future::poll_fn({
+                    let mut is_new = true;
+                    move |_| if std::mem::take(&mut is_new) { Poll::Pending } else { Poll::Ready(()) }
+                })
+                .await;
+            }
+        });
+        assert!(done > 0, "no answer");
+        let (_, sent) = beside_offers(&mut world, &mut from, &peer, forgotten);
+        assert_eq!(sent, Ok(()));
+        assert_eq!(world.run(server.next()).unwrap().as_deref(), Some(&b"forgotten"[..]));
+    });
+}

@@ -12,8 +12,8 @@ impl Flow {
         if self.outcome.is_some() {
             return None;
         }
-        // Notifications may wait behind the first sender.
-        let is_waited_for = self.operations.has_queued();
+        // Notifications and answers may wait behind the first sender.
+        let is_waited_for = self.operations.has_queued() || self.has_answers();
         let senders = if is_waited_for { self.senders.first_deadline() } else { self.senders.deadline() };
         let turns = [senders, self.operations.waiters.deadline(), self.arrivals.deadline()];
         let times = [self.protocol.deadline(), self.close_by, self.message_by];

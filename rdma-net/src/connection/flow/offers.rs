@@ -195,7 +195,9 @@ impl Flow {
         now: Instant,
     ) -> Result<(), Failure> {
         let Offers { staging, pd, longest, .. } = &mut self.offers;
-        let (offset, slice, replaced) = staging.put(pd, slices, len, *longest)?;
+        let put = staging.put(pd, slices, len, *longest);
+        // The caller has left the senders: without a message the next one has its turn.
+        let (offset, slice, replaced) = put.inspect_err(|_| self.pump(now))?;
         self.wakeups.retired.extend(replaced.map(Retired::Region));
         self.offer(&slice, || Open::Staged(offset), now).map(drop)
     }
@@ -204,7 +206,8 @@ impl Flow {
     /// Returns the number of the offer.
     pub(in crate::connection) fn offer_exposed(&mut self, slice: &ExposedSlice, now: Instant) -> Result<u32, Failure> {
         let open = || Open::Exposed { slice: slice.clone(), is_abandoned: false, waker: None };
-        self.offer(&slice.remote(..)?, open, now)
+        let remote = slice.remote(..).inspect_err(|_| self.pump(now))?;
+        self.offer(&remote, open, now)
     }
 
     /// Offers the slice. `open` holds its memory, and is called once the offer has a number: so an
@@ -344,8 +347,10 @@ impl Flow {
 
     /// Answers an offer that was read or discarded; returns whether there was one.
     pub(super) fn answer_offer(&mut self) -> bool {
-        // Permits wait for the answer, and not the answer for them: the peer takes it without its
-        // application, and so the credit comes back. Buffers for control messages stay.
+        // Permits wait for the answer, and not the answer for them: the peer's application may wait
+        // for it. Mostly the peer takes it without its application, and the credit comes back; if
+        // notifications or messages in fragments hold the peer's receives up, once it has taken
+        // some. Buffers for control messages stay.
         if !self.protocol.can_send_counted() || self.buffers.sends.len() <= RESERVE as usize {
             return false;
         }

@@ -66,6 +66,20 @@ impl Wakeups {
         }
     }
 
+    /// Takes what there is to do, if there is something. Empty lists stay, with their memory.
+    pub(in crate::connection) fn take(&mut self) -> Option<Self> {
+        let has_task = self.sender.is_some() || self.receiver.is_some() || self.operator.is_some();
+        let has_list = !self.all.is_empty() || !self.stale.is_empty() || !self.retired.is_empty();
+        if !has_list && !has_task {
+            return None;
+        }
+        let (sender, receiver, operator) = (self.sender.take(), self.receiver.take(), self.operator.take());
+        Some(match has_list {
+            true => Self { sender, receiver, operator, ..std::mem::take(self) },
+            false => Self { sender, receiver, operator, ..Self::default() },
+        })
+    }
+
     /// Wakes the tasks, logs, and drops the rest. All of that is other people's code, which may
     /// panic. Returns the empty lists if they have memory, for [`reuse`](Self::reuse).
     pub(in crate::connection) fn wake(mut self, panics: &mut Panics) -> Option<Self> {
@@ -128,8 +142,9 @@ impl Flow {
         if self.senders.is_turn(*place) {
             self.sender_wants_credit = !self.has_room();
             if !self.sender_wants_credit {
-                // Notifications may have left it a credit.
+                // Notifications and answers may have left it a credit.
                 self.post_operations();
+                while self.outcome.is_none() && self.answer_offer() {}
             }
         }
     }
