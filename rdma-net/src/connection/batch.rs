@@ -209,7 +209,7 @@ impl Batch {
     /// ```
     pub async fn submit_into(self, results: &mut Vec<Outcome>) -> Result<(), Failure> {
         let there = results.len();
-        results.reserve_exact(self.entries.len());
+        results.reserve(self.entries.len());
         let submitted = self.submit_each(|result| results.push(result)).await;
         if submitted.is_err() {
             results.truncate(there);

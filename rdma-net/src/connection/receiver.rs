@@ -126,6 +126,9 @@ pub struct Message {
 /// The bytes hold what the message holds: a message of one fragment is in its receive buffer, so
 /// the peer must wait once the program holds twice the window of them. [`Message::into_bytes`]
 /// copies short messages instead. The buffer goes back when the last clone or slice is dropped.
+/// Until then the bytes hold the connection's memory and its place among
+/// [`max_connections`](crate::NodeOptions::max_connections), too. A message that came in several
+/// fragments holds nothing but its own memory.
 ///
 /// # Examples
 ///
@@ -145,7 +148,13 @@ pub struct Message {
 /// ```
 #[cfg(feature = "bytes")]
 impl From<Message> for bytes::Bytes {
-    fn from(message: Message) -> Self {
+    fn from(mut message: Message) -> Self {
+        // It occupies nothing of the connection, so it does not hold it.
+        if let Some(Stored::Assembled(bytes)) = &mut message.stored {
+            let bytes = std::mem::take(bytes);
+            message.stored = None;
+            return Self::from(bytes);
+        }
         Self::from_owner(message)
     }
 }

@@ -9,6 +9,7 @@ use hyper_util::rt::TokioIo;
 use rdma_net::{Failure, Listener, Node, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Uri, server::Connected};
 use tower::{Service, service_fn};
@@ -25,15 +26,18 @@ pub(crate) fn connector(
     })
 }
 
-/// The streams of a listener's clients, for `Server::serve_with_incoming`.
-pub(crate) fn incoming(mut listener: Listener) -> ReceiverStream<Result<Io, Failure>> {
+/// The streams of a listener's clients, for `Server::serve_with_incoming`; and the task that
+/// accepts, which fails with the listener. The server then ends as if all were well.
+pub(crate) fn incoming(
+    mut listener: Listener,
+) -> (ReceiverStream<Result<Io, Failure>>, JoinHandle<Result<(), Failure>>) {
     let (to, streams) = mpsc::channel(16);
-    tokio::spawn(async move {
+    let accepting = tokio::spawn(async move {
         loop {
             let incoming = tokio::select! {
                 incoming = listener.accept() => incoming,
                 // The server has ended.
-                () = to.closed() => return,
+                () = to.closed() => return Ok(()),
             };
             let to = to.clone();
             match incoming {
@@ -42,11 +46,11 @@ pub(crate) fn incoming(mut listener: Listener) -> ReceiverStream<Result<Io, Fail
                     let stream = incoming.accept().await.map(|connection| Io(connection.into_stream()));
                     to.send(stream).await
                 })),
-                Err(failure) => return drop(to.send(Err(failure)).await),
+                Err(failure) => return Err(failure),
             }
         }
     });
-    ReceiverStream::new(streams)
+    (ReceiverStream::new(streams), accepting)
 }
 
 /// A stream that tells the server its peer, by a trait that tonic's server asks for.
