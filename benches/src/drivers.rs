@@ -143,8 +143,10 @@ impl Writers {
                 .map(|(lane, &core)| {
                     let barrier = &barrier;
                     scope.spawn(move || {
-                        affinity::pin(core)?;
+                        // The other lanes wait here, also for one that fails.
+                        let pinned = affinity::pin(core);
                         barrier.wait();
+                        pinned?;
                         lane.run(to, time)
                     })
                 })

@@ -37,7 +37,8 @@ async fn run() -> Result<(), Failure> {
     let address = listener.local_addr();
     let (end, ended) = oneshot::channel::<()>();
     let ended = async { drop(ended.await) };
-    let server = Server::builder().serve_with_incoming_shutdown(service_fn(answer), guide::incoming(listener), ended);
+    let (streams, accepting) = guide::incoming(listener);
+    let server = Server::builder().serve_with_incoming_shutdown(service_fn(answer), streams, ended);
     let serving = tokio::spawn(server);
 
     // Several clients: the server accepts them beside one another.
@@ -48,6 +49,7 @@ async fn run() -> Result<(), Failure> {
 
     drop(end);
     serving.await??;
+    accepting.await??;
     drop(node);
     driving.await??;
     Ok(())
