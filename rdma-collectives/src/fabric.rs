@@ -11,6 +11,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use rdma::cm::blocking::Connection;
 use rdma::op;
 use rdma::transport::Rc;
@@ -108,6 +109,9 @@ struct Counts {
     posted: u64,
     completed: u64,
     last_data: u64,
+    /// The number of the last request that the peer may need: all but notices of free memory and
+    /// reports.
+    last_needed: u64,
     /// On iWARP: messages sent, messages that the peer has reported as received, messages received,
     /// and messages reported; all modulo 2^32.
     messages: u32,
@@ -291,13 +295,14 @@ impl Fabric {
                 peer.qp.post_send(request)?;
             }
             Notices::Memory | Notices::Messages => {
-                peer.counts.posted += 1;
-                peer.qp.post_send(op::write(source, place).unsignaled())?;
+                let write = op::write(source, place).token(peer.token());
+                peer.qp.post_send(write.unsignaled())?;
                 peer.notify(notices, lane, true)?;
                 peer.counts.last_message = peer.counts.messages;
             }
         }
         peer.counts.last_data = peer.counts.posted;
+        peer.counts.last_needed = peer.counts.posted;
         Ok(peer.counts.posted)
     }
 
@@ -329,11 +334,12 @@ impl Fabric {
         Ok(())
     }
 
-    /// Pauses once in a wait for the write of one peer.
+    /// Pauses once in a wait for the write of one peer, after a look that found none. Fails if the
+    /// connection has ended before that look.
     #[inline]
     fn pause_for(&mut self, from: usize, wait: &mut Wait) -> Result<(), Error> {
-        self.pause(wait).map_err(|error| waiting(error, from))?;
-        fails(&peer(&mut self.peers, from)?.deaf)
+        fails(&peer(&mut self.peers, from)?.deaf)?;
+        self.pause(wait).map_err(|error| waiting(error, from))
     }
 
     /// Pauses once in a wait for a peer's write.
@@ -354,10 +360,15 @@ impl Fabric {
     /// Sends a notice on `lane` without data. A peer that has gone needs none of free memory.
     pub(crate) fn notify(&mut self, to: usize, lane: Lane) -> Result<(), Error> {
         let notices = self.notices;
-        if matches!(lane, Lane::Credit | Lane::FreeSlots) && peer(&mut self.peers, to)?.has_gone() {
-            return Ok(());
+        let sent = self.peer_with_room(to).and_then(|peer| peer.notify(notices, lane, false));
+        let peer = peer(&mut self.peers, to)?;
+        match lane {
+            Lane::Credit | Lane::FreeSlots => peer.unless_gone(sent),
+            _ => {
+                peer.counts.last_needed = peer.counts.posted;
+                sent
+            }
         }
-        self.peer_with_room(to)?.notify(notices, lane, false)
     }
 
     /// Whether a peer has sent so many notices on `lane` since the start, as far as this rank has
@@ -389,7 +400,8 @@ impl Fabric {
         if !is_complete {
             fails(deaf)?;
         }
-        if !is_read {
+        if !(is_complete && is_read) {
+            // The kernel's siw never completes a request that is posted after the end.
             fails(silent)?;
         }
         Ok(is_complete && is_read)
@@ -452,7 +464,8 @@ impl Fabric {
             if self.collect_sent()? {
                 continue;
             }
-            fails(&peer(&mut self.peers, to)?.deaf)?;
+            let Peer { silent, deaf, .. } = peer(&mut self.peers, to)?;
+            fails(deaf).and_then(|()| fails(silent))?;
             if let Some(nap) = self.patience.pause(&mut wait).map_err(|error| waiting(error, to))? {
                 std::thread::sleep(nap);
             }
@@ -495,7 +508,9 @@ impl Fabric {
         if posted - completed >= FULL {
             self.wait_complete(to, posted - FULL + UNSIGNALED)?;
         }
-        peer(&mut self.peers, to)
+        let peer = peer(&mut self.peers, to)?;
+        fails(&peer.deaf).and_then(|()| fails(&peer.silent))?;
+        Ok(peer)
     }
 
     /// Handles the completions of sends; returns whether there was one.
@@ -506,7 +521,14 @@ impl Fabric {
             let (to, number) = ((completion.token() >> 48) as usize, completion.token() & NUMBER);
             let peer = peer(&mut self.peers, to)?;
             if let Err(error) = completion.status() {
-                lost(&mut peer.deaf, Error::of_request(format_args!("a write to rank {to}"), error))?;
+                let failure = Error::of_request(format_args!("a write to rank {to}"), error);
+                // A peer that needs none of the requests that fail may have gone.
+                let is_needed = number <= peer.counts.last_needed;
+                let is_reason = peer.deaf.is_none() && !failure.is_effect();
+                peer.deaf.get_or_insert_with(|| failure.clone());
+                if is_reason && is_needed {
+                    return Err(failure);
+                }
                 continue;
             }
             peer.counts.completed = peer.counts.completed.max(number);
@@ -533,7 +555,10 @@ impl Fabric {
                 // A send that failed before the receive was flushed waits in the other queue.
                 self.collect_sent()?;
                 let failure = Error::of_request(format_args!("a message from rank {from}"), error);
-                lost(&mut peer(&mut self.peers, from)?.silent, failure)?;
+                peer(&mut self.peers, from)?.silent.get_or_insert_with(|| failure.clone());
+                if !failure.is_effect() {
+                    return Err(failure);
+                }
                 continue;
             }
             let (buffer, length) = (completion.take_buffer(), completion.byte_len());
@@ -569,8 +594,12 @@ impl Fabric {
             let [a, b, c, d] = taken.to_be_bytes();
             // A report may take the last two places of the send queue.
             let most = (*posted + 2).saturating_sub(u64::from(DEPTH));
-            self.wait_complete(to, most)?;
-            peer(&mut self.peers, to)?.message(&[Lane::Report as u8, a, b, c, d], true)?;
+            let mut sent = self.wait_complete(to, most);
+            let peer = peer(&mut self.peers, to)?;
+            if sent.is_ok() {
+                sent = peer.message(&[Lane::Report as u8, a, b, c, d], true);
+            }
+            peer.unless_gone(sent)?;
         }
         Ok(())
     }
@@ -580,6 +609,20 @@ impl Peer {
     /// Whether the connection to the peer has ended.
     fn has_gone(&self) -> bool {
         self.silent.is_some() || self.deaf.is_some()
+    }
+
+    /// Takes the failure to send what only a peer that goes on needs for the end of the connection.
+    /// iWARP refuses a request while the connection ends.
+    fn unless_gone(&mut self, sent: Result<(), Error>) -> Result<(), Error> {
+        let Err(error) = sent else { return Ok(()) };
+        if self.has_gone() {
+            return Ok(());
+        }
+        if !matches!(error.cause(), Cause::Verbs { errno } if *errno == Some(Errno::ENOTCONN as i32)) {
+            return Err(error);
+        }
+        self.deaf = Some(error);
+        Ok(())
     }
 
     /// The token of the next request: the peer's rank and the request's number.
@@ -645,17 +688,6 @@ impl Peer {
 /// Whether a peer that has reported `confirmed` messages has received the one of a number.
 fn is_confirmed(confirmed: u32, message: u32) -> bool {
     confirmed.wrapping_sub(message) <= u32::MAX / 2
-}
-
-/// Takes note that a request was flushed: the connection has ended, and the reason is elsewhere.
-/// Any other failure is returned.
-#[cold]
-fn lost(end: &mut Option<Error>, failure: Error) -> Result<(), Error> {
-    if !failure.is_effect() {
-        return Err(failure);
-    }
-    end.get_or_insert(failure);
-    Ok(())
 }
 
 /// Fails if the connection to a peer that is needed has ended.

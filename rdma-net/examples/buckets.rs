@@ -63,6 +63,8 @@ async fn client(node: &Node, address: String) -> Result<()> {
     Ok(())
 }
 
+/// The client and the server agree on buckets and checksums by this. std may change `DefaultHasher`
+/// with any release: both are of one build here, and a service takes a hash that is specified.
 fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);

@@ -22,6 +22,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut listener = node.listen(address, &ListenOptions::new().shared_receives(6000))?;
     println!("listening at {}", listener.local_addr());
     let mut tasks = tokio::task::JoinSet::new();
+    // One for all turns: one for each would lose a Ctrl-C between two.
+    let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
     loop {
         tokio::select! {
             incoming = listener.accept() => {
@@ -38,7 +40,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
                 });
             }
             Some(_) = tasks.join_next() => {}
-            _ = tokio::signal::ctrl_c() => break,
+            _ = &mut interrupted => break,
         }
     }
     // Tasks see the end of the data; clients that are idle or slow are cut off.

@@ -71,12 +71,29 @@ fn example_registration() {
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[0], "1024 numbers, 10 triples and 65536 bytes came back", "{out}");
     assert!(lines[1].starts_with("ibv_reg_mr: ") && lines[1].ends_with("100 numbers of capacity came back"), "{out}");
+    // What a machine or a device may lack: one line says that it is there, or why not.
+    let options = [
+        ("pages of 2 MiB: ", "pages of 2 MiB: at 0x"),
+        ("pages of 1024 MiB: ", "pages of 1024 MiB: at 0x"),
+        ("memory of a node: ", "65536 bytes of node "),
+        ("an address of choice: ", "byte 4096 is at the address 4096"),
+        ("paging on demand: ", "1048576 bytes on demand came back"),
+    ];
+    let is_of = |line: &str, (none, there): (&str, &str)| {
+        line.starts_with(there) || line.strip_prefix(none).is_some_and(|why| why.starts_with("none here ("))
+    };
+    for option in options {
+        assert_eq!(lines.iter().filter(|line| is_of(line, option)).count(), 1, "{option:?}\n{out}");
+    }
+    let others: Vec<&str> =
+        lines[2..].iter().copied().filter(|line| !options.iter().any(|&option| is_of(line, option))).collect();
     assert_eq!(
-        lines[2..],
+        others,
         [
             "the second device reads 42",
             "a file of 4096 bytes, registered without a right to write",
             "2 parts; the word at the address is 700",
+            "8388608 bytes, allocated by four threads",
             "8 long buffers",
             "of 256 bytes: 1 taken, 0 in use",
             "of 65536 bytes: 9 taken, 0 in use",

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Time of one client, from its connection to the last byte of the answer.
-const CLIENT_TIME: Duration = Duration::from_secs(2);
+pub(super) const CLIENT_TIME: Duration = Duration::from_secs(2);
 /// Longest request, with its headers.
 const LONGEST_REQUEST: usize = 8 << 10;
 /// Time after which a client is accepted that could not be, for lack of files.
@@ -14,19 +14,20 @@ const SHORTAGE: Duration = Duration::from_millis(50);
 /// The type of the page.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Answers all clients of a listener, for ever. Without a page, the service has ended.
-pub(super) fn answer_all(listener: &TcpListener, page: impl Fn() -> Option<String>) {
+/// Answers all clients of a listener, for ever, each in this time. Without a page, the service has
+/// ended.
+pub(super) fn answer_all(listener: &TcpListener, time: Duration, page: impl Fn() -> Option<String>) {
     loop {
         match listener.accept() {
             // A client that fails is its own matter.
-            Ok((stream, _)) => drop(answer(stream, &page)),
+            Ok((stream, _)) => drop(answer(stream, time, &page)),
             Err(_) => thread::sleep(SHORTAGE),
         }
     }
 }
 
-fn answer(mut stream: TcpStream, page: impl Fn() -> Option<String>) -> io::Result<()> {
-    let deadline = Instant::now() + CLIENT_TIME;
+fn answer(mut stream: TcpStream, time: Duration, page: impl Fn() -> Option<String>) -> io::Result<()> {
+    let deadline = Instant::now() + time;
     let request = match read(&mut stream, deadline) {
         Ok(request) => request,
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -144,7 +145,7 @@ mod tests {
     fn a_request_that_is_too_long_is_answered_although_more_of_it_comes() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let server = thread::spawn(move || answer(listener.accept().unwrap().0, || None));
+        let server = thread::spawn(move || answer(listener.accept().unwrap().0, Duration::from_secs(60), || None));
         let header = ["GET /metrics HTTP/1.1\r\nX: ", &"x".repeat(64 << 10)].concat();
         client.write_all(header.as_bytes()).unwrap();
         let mut response = String::new();

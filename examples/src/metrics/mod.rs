@@ -10,7 +10,7 @@ mod page;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rdma_net::{Node, NodeStats};
 
@@ -34,6 +34,11 @@ impl MetricsOptions {
     /// # Errors
     /// The port is taken; the address is not one of this host; no thread can be started.
     pub fn serve(self, node: &Node) -> Result<Metrics, Failure> {
+        self.serve_within(http::CLIENT_TIME, node)
+    }
+
+    /// As [`serve`](Self::serve), with the time of a client.
+    fn serve_within(self, time: Duration, node: &Node) -> Result<Metrics, Failure> {
         let Some(address) = self.metrics else { return Ok(Metrics { served: None }) };
         let cannot =
             |error| Failure::new(format!("cannot serve metrics on {address}: {error}; give --metrics another address"));
@@ -47,7 +52,7 @@ impl MetricsOptions {
             let shared = Arc::clone(&shared);
             let answer = move || {
                 let (listener, source) = &*shared;
-                http::answer_all(listener, || lock(source).as_ref().map(Source::page))
+                http::answer_all(listener, time, || lock(source).as_ref().map(Source::page))
             };
             let started = thread::Builder::new().name("metrics".to_owned()).spawn(answer);
             started.map_err(|error| Failure::not_started("a thread of --metrics", &error))?;
@@ -206,11 +211,12 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use rdma_net::NodeOptions;
 
     use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
 
     fn status(address: SocketAddr) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -225,14 +231,14 @@ mod tests {
         let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
         let (node, driver) = Node::new(&context, &NodeOptions::new()).unwrap();
         let options = MetricsOptions { metrics: Some("127.0.0.1:0".parse().unwrap()) };
-        let metrics = options.serve(&node).unwrap();
+        let metrics = options.serve_within(LIMIT, &node).unwrap();
         let address = metrics.address().unwrap();
         assert_eq!(status(address), "HTTP/1.1 200 OK");
         drop((metrics, node));
         // A driver ends once no handle of its node is left.
         let (end, ended) = mpsc::channel();
         thread::spawn(move || end.send(driver.run_blocking()));
-        ended.recv_timeout(Duration::from_secs(60)).expect("the driver has no node").unwrap();
+        ended.recv_timeout(LIMIT).expect("the driver has no node").unwrap();
         assert_eq!(status(address), "HTTP/1.1 503 Service Unavailable");
     }
 }

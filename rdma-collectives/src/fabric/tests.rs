@@ -40,6 +40,16 @@ fn only_who_needs_a_peer_that_has_gone_fails() {
                     assert_eq!(comm.recv_any(&mut came).unwrap(), 1);
                     assert_eq!(came, [7, 8, 9]);
                     assert!(comm.recv(&mut came, 2).unwrap_err().is_effect());
+                    assert!(comm.send(&[1_u8], 2).unwrap_err().is_effect());
+
+                    // A request that its device never completes, as siw does after the end.
+                    let fabric = &mut comm.fabrics[0];
+                    let peer = peer(&mut fabric.peers, 2).unwrap();
+                    assert!(peer.deaf.is_none(), "nothing was sent");
+                    peer.counts.posted += 1;
+                    let number = peer.counts.posted;
+                    assert!(fabric.is_sent(2, number).unwrap_err().is_effect());
+                    assert!(fabric.wait_complete(2, number).unwrap_err().is_effect());
                 }
                 1 => {
                     let mut came = [0_u8; 3];
@@ -52,4 +62,38 @@ fn only_who_needs_a_peer_that_has_gone_fails() {
             group.conclude(Ok(())).unwrap();
         });
     }
+}
+
+/// Rank 0 sends so many pieces that their receiver tells it of free slots, and goes before that.
+#[test]
+fn notices_that_nobody_needs_fail_nobody() {
+    let tuning = Tuning { transport: Transport::Verbs, watch_memory: false, chunk: 4096, ..tuning() };
+    start_tuned(3, tuning, |comm, mut group| {
+        let mut comm = comm.unwrap();
+        let (rank, mut came) = (group.rank(), vec![0_u8; 4 * 4096]);
+        if rank == 0 {
+            comm.send(&vec![7_u8; came.len()], 1).unwrap();
+            drop(comm);
+            return group.barrier("the end of rank 0").and_then(|()| group.conclude(Ok(()))).unwrap();
+        }
+        group.barrier("the end of rank 0").unwrap();
+        if rank == 1 {
+            comm.recv(&mut came, 0).unwrap();
+            assert!(came.iter().all(|&byte| byte == 7));
+        }
+        // Until the failure of the notice has come.
+        loop {
+            let is_known = rank == 1 && peer(&mut comm.fabrics[0].peers, 0).unwrap().deaf.is_some();
+            let mut other = [0_u8];
+            let own = [u8::from(is_known)];
+            comm.exchange(&mut [Transfer::send(&own, 3 - rank), Transfer::recv(&mut other, 3 - rank)]).unwrap();
+            if own[0] + other[0] > 0 {
+                break;
+            }
+        }
+        if rank == 1 {
+            comm.send(&[1_u8], 0).unwrap_err();
+        }
+        group.conclude(Ok(())).unwrap();
+    });
 }

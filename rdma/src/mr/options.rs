@@ -157,7 +157,8 @@ impl RegisterOptions {
     /// device's.
     ///
     /// This is an option of allocations, the pages are taken at once, and exposed memory is not
-    /// shared, as for [`huge_pages`](Self::huge_pages).
+    /// shared, as for [`huge_pages`](Self::huge_pages). From 2 MiB on the pages are transparent
+    /// huge ones, as with [`touch_threads`](Self::touch_threads).
     ///
     /// [`Device::numa_node`]: crate::Device::numa_node
     #[must_use]
@@ -170,8 +171,9 @@ impl RegisterOptions {
     /// Lets up to this many threads allocate the pages at the same time, before the one
     /// registration: that is what takes the time of a large region. 0, the default, leaves it to
     /// the registration, which does it alone. The threads end before the call returns. Of memory
-    /// that the program brings they may write each page, atomically and without a change. Memory
-    /// that is allocated with this option is of transparent huge pages
+    /// that the program brings they may write each page, atomically and without a change. Local
+    /// memory of 2 MiB and more that is allocated with this option, and without
+    /// [`huge_pages`](Self::huge_pages), is of transparent huge pages
     /// ([`Pages::with_options`](crate::Pages::with_options)), which one thread allocates several
     /// times as fast, if the kernel has them free.
     #[must_use]

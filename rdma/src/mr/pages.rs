@@ -56,9 +56,9 @@ impl Pages {
     /// Maps pages for `len` bytes, of the size and on the node of the options, and lets the
     /// options' threads allocate them. The other options concern the registration.
     ///
-    /// Pages that are allocated here are transparent huge pages, as far as the kernel has them
-    /// free, unless the administrator forbids these (`never` in
-    /// `/sys/kernel/mm/transparent_hugepage/enabled`).
+    /// With `touch_threads` or `numa_node` the pages are allocated here. From 2 MiB on, and without
+    /// `huge_pages`, these are transparent huge pages, as far as the kernel has them free, unless
+    /// the administrator forbids them (`never` in `/sys/kernel/mm/transparent_hugepage/enabled`).
     ///
     /// # Errors
     ///
@@ -108,8 +108,12 @@ impl Pages {
             bind(start, mapped, node)?;
         }
         if is_touched {
+            // The kernel allocates and zeroes a transparent huge page with one fault where it has
+            // one free. All of the memory is about to be taken, so none of it is wasted. A kernel
+            // without such pages refuses the wish.
+            #[cfg(all(target_os = "linux", not(miri)))]
             if huge_pages.is_none() && mapped >= STEP {
-                pages.prefer_huge();
+                let _refused = pages.map.advise(memmap2::Advice::HugePage);
             }
             let step = huge_pages.map_or(STEP, HugePages::bytes);
             // A fault for which there is no huge page raises SIGBUS, so a kernel that cannot be
@@ -120,16 +124,6 @@ impl Pages {
             unsafe { touch(start, mapped, touch_threads, step, how) }.map_err(|_| out_of_memory)?;
         }
         Ok(pages)
-    }
-}
-
-impl Pages {
-    /// Asks for transparent huge pages, of which the kernel allocates and zeroes one with one fault
-    /// where it has them free. All of the memory is about to be taken, so none of it is wasted.
-    fn prefer_huge(&self) {
-        // Only a wish: a kernel without such pages refuses it.
-        #[cfg(all(target_os = "linux", not(miri)))]
-        let _refused = self.map.advise(memmap2::Advice::HugePage);
     }
 }
 

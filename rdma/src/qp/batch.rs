@@ -166,7 +166,7 @@ impl<'d, T: Transport> Batch<'_, 'd, T> {
                 work.local.surrender();
                 Ok(())
             }
-            Err(refusal) => Err(PostError::new(self.queue.half.refused(refusal), Some(work.local.give_back()))),
+            Err(refusal) => Err(PostError::new(self.queue.half.refused(refusal, 1), Some(work.local.give_back()))),
         }
     }
 }
@@ -183,7 +183,7 @@ impl<T: Transport> RecvBatch<'_, T> {
         // forgotten: on success `surrender` forgets it, and a failed `stage` leaves no copy in use.
         let staged = unsafe { self.queue.stage::<T, L>(self.len, (&local, token), &Segments(&local)) };
         let refusal = staged.err();
-        let refused = refusal.map(|refusal| self.queue.half.refused(refusal));
+        let refused = refusal.map(|refusal| self.queue.half.refused(refusal, 1));
         self.pushed(local, refused)
     }
 }

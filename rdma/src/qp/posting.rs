@@ -404,7 +404,7 @@ impl<W: WorkRequest> Half<W> {
             // The process has forked since the requests were staged.
             self.attached.producer.set_run(run + len);
             self.skipped += u64::from(len);
-            return Err((self.refused(Refusal::Ended), Ok(0)));
+            return Err((self.refused(Refusal::Ended, len), Ok(0)));
         }
         self.chain.link(len, true);
         let result = self.ring_doorbell();
@@ -468,12 +468,12 @@ impl<W: WorkRequest> Half<W> {
         Ended::QueuePair(result)
     }
 
-    /// Counts a refused post, and returns its error.
+    /// Counts refused posts, and returns their error.
     #[cold]
-    pub(super) fn refused(&mut self, refusal: Refusal) -> Error {
+    pub(super) fn refused(&mut self, refusal: Refusal, posts: u32) -> Error {
         let ended = if self.context.is_forked() { ErrorKind::Forked } else { self.ended };
         let kind = refusal.kind(ended);
-        self.refused.count(kind, 1);
+        self.refused.count(kind, posts);
         Error::new(W::VERB, kind)
     }
 

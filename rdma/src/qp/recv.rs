@@ -168,7 +168,7 @@ impl RecvQueue {
                 // just done.
                 unsafe { self.half.submit_one(parked, 0) }
             }
-            Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
+            Err(refusal) => Outcome::Returned(self.half.refused(refusal, 1)),
         }
     }
 

@@ -194,7 +194,7 @@ impl SendQueue {
                 }
                 outcome
             }
-            Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
+            Err(refusal) => Outcome::Returned(self.half.refused(refusal, 1)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The producer of a shared receive queue's ring, whose slots become free in any order.
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::state::Lap;
 use super::{Claimed, Ring, Staged, USE_BITS, Vacant};
@@ -31,15 +31,15 @@ pub(crate) struct SharedProducer {
     /// The number of slots that the present list had, and that were taken off earlier ones.
     listed: usize,
     taken_before: u64,
-    /// The most slots that a search found in use.
-    most_busy: usize,
+    /// The most slots that a search, or a caller of [`most_busy`](Self::most_busy), found in use.
+    most_busy: AtomicUsize,
 }
 
 // SAFETY: moving a producer to another thread is sound: it is exclusive access to the free slots of
 // a ring that is Sync (R2), and the ring is never freed (R4).
 unsafe impl Send for SharedProducer {}
-// SAFETY: sharing a producer is sound: `&SharedProducer` gives access to copies of plain fields and
-// to the ring, which is Sync.
+// SAFETY: sharing a producer is sound: `&SharedProducer` gives access to copies of plain fields, to
+// an atomic, and to the ring, which is Sync.
 unsafe impl Sync for SharedProducer {}
 
 impl SharedProducer {
@@ -51,7 +51,7 @@ impl SharedProducer {
         let slots = unsafe { ring.as_ref() }.slots.len();
         let queue_bits = u64::from(queue) << USE_BITS;
         let free = Vec::with_capacity(slots);
-        Self { ring, queue_bits, free, lap, listed: 0, taken_before: 0, most_busy: 0 }
+        Self { ring, queue_bits, free, lap, listed: 0, taken_before: 0, most_busy: AtomicUsize::new(0) }
     }
 
     #[inline]
@@ -80,9 +80,10 @@ impl SharedProducer {
         self.taken_before + (self.listed - self.free.len()) as u64
     }
 
-    /// The most slots that were not free when the list was filled.
-    pub(crate) fn most_busy(&self) -> usize {
-        self.most_busy
+    /// The most slots that were not free when the list was filled, or when a caller found that
+    /// `now` of them were not.
+    pub(crate) fn most_busy(&self, now: usize) -> usize {
+        self.most_busy.fetch_max(now, Ordering::Relaxed).max(now)
     }
 
     /// Takes a free slot off the list, if there are enough. If the slot is not parked, a later
@@ -139,7 +140,8 @@ impl SharedProducer {
                 count += 1;
             }
         }
-        self.most_busy = self.most_busy.max(ring.slots.len() - count);
+        let most_busy = self.most_busy.get_mut();
+        *most_busy = (*most_busy).max(ring.slots.len() - count);
         if count < ring.slots.len() / 2 {
             self.free.clear();
         } else {

@@ -121,7 +121,7 @@ fn a_part_goes_on_beside_the_whole() {
     });
 }
 
-/// iWARP ends the connections of a rank that has gone, at the others too.
+/// Only iWARP shows the others that a rank has gone: it ends their connections to it, too.
 #[test]
 fn a_rank_that_has_done_its_part_may_go() {
     run_in_group(3, |mut comm, group| {

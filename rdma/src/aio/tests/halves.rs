@@ -56,6 +56,39 @@ impl Halves {
         self.driver.turn(usize::MAX).unwrap();
     }
 
+    /// Shuts down both halves, in polls that are given up between completions, until both have
+    /// ended. A half may be dropped before that.
+    fn shut_down(&mut self, random: &mut Random, futures: &mut Vec<InFlight<Buffer>>) {
+        let (mut sends, mut receives) = (self.send.is_some(), self.recv.is_some());
+        while sends || receives {
+            match random.below(20) {
+                0..=4 => _ = self.complete(ibv_wc_status::IBV_WC_WR_FLUSH_ERR),
+                5..=8 => self.turn(),
+                9..=12 if sends => {
+                    let Some(ended) = self.send.as_mut().and_then(|send| once(send.shutdown())) else { continue };
+                    // Each request has given its memory back.
+                    futures.drain(..).for_each(|future| assert!(ready(future).local.is_some()));
+                    assert!(ended.is_ok());
+                    sends = false;
+                }
+                13..=16 if receives => {
+                    let Some(recv) = &mut self.recv else { continue };
+                    let Some(ended) = once(recv.shutdown()) else { continue };
+                    // What was received stays.
+                    while let Some(mut received) = received(recv) {
+                        assert!(received.take_buffer().is_some());
+                    }
+                    assert_eq!((ended.is_ok(), recv.recv_queue().room()), (true, DEPTH));
+                    receives = false;
+                }
+                17 if sends => futures.extend(self.start()),
+                18 if random.below(4) == 0 => (self.send, sends) = (None, false),
+                19 if random.below(4) == 0 => (self.recv, receives) = (None, false),
+                _ => {}
+            }
+        }
+    }
+
     /// All requests complete, and what has been received is taken.
     fn drain(&mut self, futures: Vec<InFlight<Buffer>>) {
         while self.complete(ibv_wc_status::IBV_WC_WR_FLUSH_ERR) {}
@@ -137,7 +170,11 @@ fn run(random: &mut Random) {
         }
     }
     // The end: everything completes, or the halves go with requests in flight.
-    if random.below(2) == 0 {
+    let end = random.below(3);
+    if end == 0 {
+        halves.shut_down(random, &mut futures);
+    }
+    if end <= 1 {
         halves.drain(std::mem::take(&mut futures));
         if let Some(send) = &halves.send {
             assert_eq!((send.abandoned(), send.send_queue().room()), (0, DEPTH));

@@ -394,6 +394,11 @@ fn pages_that_are_touched_may_be_huge() {
         assert_eq!(flags.contains(" hg "), is_advised, "{len} bytes, {threads} threads: {flags}");
         assert!(pages.iter().all(|&byte| byte == 0));
     }
+    // A sandbox may refuse `mbind`.
+    if let Ok(pages) = Pages::with_options(STEP, &options().numa_node(0)) {
+        let flags = flags_of_mapping(pages.as_ptr().addr());
+        assert!(flags.contains(" hg "), "on a node: {flags}");
+    }
 }
 
 #[test]

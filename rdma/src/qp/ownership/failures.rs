@@ -238,17 +238,21 @@ fn a_batch_of_receives_that_is_not_submitted_changes_nothing() {
 fn a_batch_is_not_posted_by_a_forked_child() {
     let mut rig = Rig::new();
     let mut batch = rig.qp.batch();
-    batch.push(op::send(rig.pd.allocate(16).unwrap())).unwrap();
+    for _ in 0..2 {
+        batch.push(op::send(rig.pd.allocate(16).unwrap())).unwrap();
+    }
     // SAFETY: fork requires a child that calls no function that needs a lock of another thread: the
-    // child makes only the call under test, which does nothing there, and _exit.
+    // child makes only the calls under test, which do nothing there, and _exit.
     let child = unsafe { libc::fork() };
     let before = testing::calls().len();
     let posted = batch.submit();
     if child == 0 {
-        let is_refused = posted.is_err_and(|error| error.error().kind() == ErrorKind::Forked && error.rejected() == 1);
+        let is_refused = posted.is_err_and(|error| error.error().kind() == ErrorKind::Forked && error.rejected() == 2);
+        let stats = rig.qp.stats().send;
+        let is_counted = (stats.posted, stats.refused, stats.in_flight) == (0, 2, 0);
         let is_quiet = testing::calls().len() == before;
         // SAFETY: _exit has no requirements.
-        unsafe { libc::_exit(if is_refused && is_quiet { 0 } else { 1 }) };
+        unsafe { libc::_exit(if is_refused && is_counted && is_quiet { 0 } else { 1 }) };
     }
     assert!(posted.is_ok());
     let mut status = 0;

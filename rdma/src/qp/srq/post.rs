@@ -107,7 +107,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
                 let (staged, _) = unsafe { slot.park() };
                 self.submit_one(staged, srq)
             }
-            Err(refusal) => Outcome::Returned(self.refused(refusal)),
+            Err(refusal) => Outcome::Returned(self.refused(refusal, 1)),
         };
         outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back)
     }
@@ -187,12 +187,12 @@ impl<T: Transport> SharedReceiveQueue<T> {
         Outcome::Returned(error)
     }
 
-    /// Counts a refused receive, and returns its error.
+    /// Counts refused receives, and returns their error.
     #[cold]
-    fn refused(&mut self, refusal: Refusal) -> Error {
+    fn refused(&mut self, refusal: Refusal, posts: u32) -> Error {
         let ended = if self.inner().context().is_forked() { ErrorKind::Forked } else { ErrorKind::NoDevice };
         let kind = refusal.kind(ended);
-        self.counts.refused.count(kind, 1);
+        self.counts.refused.count(kind, posts);
         Error::new(Verb::PostSrqRecv, kind)
     }
 
@@ -229,7 +229,7 @@ impl<T: Transport> SrqBatch<'_, T> {
                 queue.counts.staged += 1;
                 None
             }
-            Err(refusal) => Some(queue.refused(refusal)),
+            Err(refusal) => Some(queue.refused(refusal, 1)),
         };
         self.pushed(local, refused)
     }
@@ -270,7 +270,7 @@ impl<T: Transport> BatchQueue for SharedReceiveQueue<T> {
             // The process has forked since the requests were staged.
             _ => {
                 self.counts.skip_staged();
-                return Err((self.refused(Refusal::Ended), Ok(0)));
+                return Err((self.refused(Refusal::Ended, len), Ok(0)));
             }
         };
         self.counts.staged = 0;

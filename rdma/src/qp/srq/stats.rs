@@ -26,9 +26,11 @@ pub struct SrqStats {
     /// means that the next message finds no receive. Goes up and down, and may be more than
     /// [`SharedReceiveQueue::depth`] while completions wait to be polled.
     pub in_flight: u32,
-    /// The most receives that were in flight when the queue looked: each time its list of free
-    /// slots has run out, which is once in about as many posts as its depth. A high-water mark: far
-    /// below the depth, the program posts again too late, or too few.
+    /// The most receives that were in flight when the queue looked: in each call of
+    /// [`SharedReceiveQueue::stats`], and each time its list of free slots has run out, which is
+    /// once in about as many posts as its ring has slots, twice the depth or more. A high-water
+    /// mark, and never less than `in_flight`: far below the depth, the program posts again too
+    /// late, or too few.
     pub most_in_flight: u32,
 }
 
@@ -72,10 +74,11 @@ impl<T: Transport> SharedReceiveQueue<T> {
         let count = |slots: usize| u32::try_from(slots).unwrap_or(u32::MAX);
         // Before the slots: completions that are polled meanwhile only add to `received`.
         let posted = held.producer.taken() - self.counts.skipped - u64::from(self.counts.staged);
-        let in_flight = count(held.producer.parked());
+        let parked = held.producer.parked();
+        let in_flight = count(parked);
         let Refused { all: refused, full: refused_full } = self.counts.refused;
         let received = posted.saturating_sub(in_flight.into());
-        let most_in_flight = count(held.producer.most_busy());
+        let most_in_flight = count(held.producer.most_busy(parked));
         SrqStats { posted, refused, refused_full, received, in_flight, most_in_flight }
     }
 }

@@ -94,9 +94,52 @@ fn no_search_for_slots_miscounts() {
             received += 1;
         }
         assert_eq!(counts(&rig), (posted, received, u32::try_from(in_flight.len()).unwrap()), "round {round}");
-        assert_eq!(rig.srq.stats().refused, refused);
+        let stats = rig.srq.stats();
+        assert!(stats.refused == refused && stats.most_in_flight >= stats.in_flight, "round {round}: {stats:?}");
     }
     assert!(refused > 0 && posted > u64::from(20 * SLOTS), "{posted} posted, {refused} refused");
     let most = rig.srq.stats().most_in_flight;
     assert!((SLOTS / 2 + 1..=SLOTS).contains(&most), "{most}");
+}
+
+#[test]
+fn the_most_in_flight_is_never_less_than_those_in_flight_now() {
+    let mut rig = Rig::new();
+    let most = |rig: &Rig| {
+        let stats = rig.srq.stats();
+        assert!(stats.most_in_flight >= stats.in_flight, "{stats:?}");
+        stats.most_in_flight
+    };
+    // The first post searches, and finds all slots free: later ones take them off the list.
+    let names: Vec<u64> = (0..3).map(|token| rig.post(token)).collect();
+    assert_eq!(most(&rig), 3);
+    names.into_iter().for_each(|name| rig.complete(name));
+    while rig.next().is_some() {}
+    assert_eq!((counts(&rig), most(&rig)), ((3, 3, 0), 3), "it goes down no more");
+}
+
+#[test]
+#[cfg(not(miri))] // which has no fork
+fn a_batch_that_a_forked_child_submits_counts_each_receive_as_refused() {
+    let mut rig = Rig::new();
+    let mut batch = rig.srq.batch();
+    for token in 0..3 {
+        batch.push(rig.pd.allocate(16).unwrap(), token).unwrap();
+    }
+    // SAFETY: fork requires a child that calls no function that needs a lock of another thread: the
+    // child makes only the calls under test, which do nothing there, and _exit.
+    let child = unsafe { libc::fork() };
+    let posted = batch.submit();
+    if child == 0 {
+        let is_refused = posted.is_err_and(|error| error.error().kind() == ErrorKind::Forked && error.rejected() == 3);
+        let SrqStats { posted, refused, in_flight, .. } = rig.srq.stats();
+        let is_counted = (posted, refused, in_flight) == (0, 3, 0);
+        // SAFETY: _exit has no requirements.
+        unsafe { libc::_exit(if is_refused && is_counted { 0 } else { 1 }) };
+    }
+    posted.unwrap();
+    let mut status = 0;
+    // SAFETY: waitpid requires space for a status: a local.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!((status, counts(&rig)), (0, (3, 0, 3)));
 }
