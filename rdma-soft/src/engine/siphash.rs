@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn the_hash_is_that_of_its_authors() {
-        // The vector of length 8 in the reference implementation: key 00 01 .. 0f, message 00 .. 07.
+        // The reference implementation's vector of length 8: key 00 01 .. 0f, message 00 .. 07.
         let hash = SipHash::new([0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908]);
         assert_eq!(hash.of(0x0706_0504_0302_0100), 0x93f5_f579_9a93_2462);
     }

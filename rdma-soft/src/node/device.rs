@@ -9,6 +9,8 @@ use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
 
 use super::faults;
+use super::peers::Who;
+use super::remote::Remote;
 use super::source::Source;
 use super::state::{Sink, State};
 use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, QpId, Time};
@@ -42,8 +44,8 @@ pub(super) enum Part {
 /// The handshakes under way.
 #[derive(Debug, Default)]
 pub(super) struct Meetings {
-    /// This process's part in each handshake, by the other process's id.
-    pub(super) parts: Lock<HashMap<i32, Part>>,
+    /// This process's part in each handshake, by the other process.
+    pub(super) parts: Lock<HashMap<Who, Part>>,
     /// Number of handshakes under way that peers began.
     pub(super) accepting: AtomicUsize,
 }
@@ -69,6 +71,8 @@ pub(crate) struct Node {
     /// The multicast groups that this process has joined, and the sockets whose names announce
     /// them. This lock is taken before the state's.
     pub(super) memberships: Lock<HashMap<Gid, Socket>>,
+    /// What reaches other hosts, if the environment asks for it.
+    pub(crate) remote: Option<Remote>,
 }
 
 impl Node {
@@ -81,6 +85,7 @@ impl Node {
         // memory that live as long as the owner, and only the engine accesses them.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
         let seed = [u64::from_ne_bytes(os::random()?), u64::from_ne_bytes(os::random()?)];
+        let remote = Remote::start(&event_loop)?;
         let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
         log!(DEBUG, slot = slot.0, "software RDMA device starts");
@@ -97,6 +102,7 @@ impl Node {
             listeners: Lock::new(vec![listener]),
             meetings: Meetings::default(),
             memberships: Lock::default(),
+            remote,
         })
     }
 
@@ -226,6 +232,9 @@ impl Node {
 
     /// Has the agent watch a link's descriptors, and waiting threads its bell.
     pub(super) fn watch(&self, link: &Link) -> os::Result<()> {
+        if let Some(stream) = link.stream() {
+            return self.wait_set.watch_socket(stream, Source::Stream.token(), &self.event_loop);
+        }
         let Some(peer) = link.peer() else { return Ok(()) };
         let (id, generation) = (link.id, link.generation);
         self.wait_set.watch(&peer.our_bell, Source::Bell.token(), &self.event_loop)?;

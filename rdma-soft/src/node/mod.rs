@@ -33,6 +33,7 @@
 //!   agent.rs             the agent thread
 //!   waiter.rs            a thread of the application that waits in place of the agent
 //!   peers.rs, groups.rs  find and connect other processes; multicast groups
+//!   remote.rs            the same for processes of other hosts
 //!   source.rs            the descriptors that the agent watches
 //!   faults.rs            reads the plan of faults from the environment
 //! ```
@@ -42,6 +43,7 @@ mod device;
 pub(crate) mod faults;
 mod groups;
 mod peers;
+pub(crate) mod remote;
 mod source;
 mod state;
 #[cfg(all(test, not(loom)))]

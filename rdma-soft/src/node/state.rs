@@ -14,7 +14,7 @@ use crate::engine::{
 use crate::link::Link;
 use crate::link::memory::{Ends, MAX_CAPACITY};
 use crate::link::peer::Peer;
-use crate::link::ring::Corrupt;
+use crate::link::stream::{Ended, Stream};
 use crate::log::log;
 use crate::os;
 use crate::os::event_loop::EventLoop;
@@ -88,6 +88,8 @@ pub(crate) struct State {
     wait_set: Arc<WaitSet>,
     ring_capacity: usize,
     generation: u32,
+    /// The number of links to other hosts.
+    streams: usize,
 }
 
 impl State {
@@ -117,6 +119,7 @@ impl State {
             wait_set,
             ring_capacity,
             generation: 0,
+            streams: 0,
         }
     }
 
@@ -167,6 +170,12 @@ impl State {
         self.add_link(|id, generation| Link::to_process(id, generation, ends, peer))
     }
 
+    /// Adds a link to a process of another host. The caller tells the engine.
+    pub(crate) fn add_stream(&mut self, stream: Stream) -> &Link {
+        self.streams += 1;
+        self.add_link(|id, generation| Link::to_host(id, generation, stream))
+    }
+
     fn add_link(&mut self, make: impl FnOnce(LinkId, u32) -> Link) -> &Link {
         let free = self.links.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -189,6 +198,13 @@ impl State {
             self.wait_set.forget(&peer.our_bell);
             self.event_loop.forget(&peer.pidfd);
         }
+        if let Some(stream) = link.stream() {
+            self.streams -= 1;
+            let (host, slot, why) = (stream.host().0, stream.far.identity.slot.0, why.to_owned());
+            log!(DEBUG, host, slot, why, "link to another host down");
+            self.event_loop.forget(stream);
+            self.wait_set.forget(stream);
+        }
         self.engine.handle_link_down(id);
     }
 
@@ -196,6 +212,12 @@ impl State {
     pub(crate) fn link_to(&self, pid: i32) -> Option<LinkId> {
         let leads = |link: &&Link| link.peer().is_some_and(|peer| peer.pid == pid && !peer.has_died());
         self.links().find(leads).map(|link| link.id)
+    }
+
+    /// The link to the process of another host with this first slot.
+    pub(crate) fn link_to_far(&self, process: PeerId) -> Option<&Link> {
+        let leads = |stream: &Stream| stream.host() == process.host && stream.far.identity.slot == process.slot;
+        self.links().find(|link| link.stream().is_some_and(leads))
     }
 
     /// Polls a completion queue; if the queue is empty, makes progress and polls again.
@@ -396,9 +418,15 @@ impl State {
     /// Does the work at hand for a thread that waits for an event. The thread's next request may
     /// carry the acknowledgements.
     pub(super) fn work_for_event(&mut self) {
-        if !self.is_quiet() {
+        if self.must_look() {
             self.turn(true);
         }
+    }
+
+    /// Whether a turn may find something to do. Unlike [`is_quiet`](Self::is_quiet), counts on a
+    /// look at every connection to another host, which only a turn takes.
+    fn must_look(&mut self) -> bool {
+        self.streams != 0 || !self.is_quiet()
     }
 
     /// Prepares for the sleep of a thread that waits for an event: peers ring from now on. An agent
@@ -406,7 +434,7 @@ impl State {
     pub(super) fn rest(&mut self) {
         self.holds_acks = false;
         self.polls_at_sleep = self.polls;
-        if !self.is_quiet() {
+        if self.must_look() {
             self.progress();
         }
         if self.agent != Agent::Awake {
@@ -465,18 +493,28 @@ impl State {
                 *budget = (*budget).max(SHARE);
                 more
             }
-            Err(Corrupt) => {
-                self.remove_corrupt(index);
+            Err(ended) => {
+                self.remove_ended(index, ended);
                 false
             }
         }
     }
 
-    fn remove_corrupt(&mut self, index: usize) {
+    fn remove_ended(&mut self, index: usize, ended: Ended) {
         let Some(link) = &self.links[index] else { return };
-        let pid = link.peer().map_or(0, |peer| peer.pid);
-        log!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
-        self.remove_link(link.id, "corrupt");
+        let id = link.id;
+        match (link.peer(), link.stream()) {
+            (Some(peer), _) => {
+                let pid = peer.pid;
+                log!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
+            }
+            (None, Some(stream)) if ended != Ended::Closed => {
+                let (host, slot) = (stream.host().0, stream.far.identity.slot.0);
+                log!(WARN, host, slot, "the link to a process of another host has ended: {ended}");
+            }
+            _ => {}
+        }
+        self.remove_link(id, &ended.to_string());
     }
 
     /// Sends on the links that have new frames, and on the links that could not send everything
@@ -523,8 +561,8 @@ impl State {
             match link.deliver(ended, budget, handle) {
                 Ok(true) => {}
                 Ok(false) => return link.has_more(),
-                Err(Corrupt) => {
-                    self.remove_corrupt(index);
+                Err(ended) => {
+                    self.remove_ended(index, ended);
                     return false;
                 }
             }
@@ -631,7 +669,7 @@ impl State {
     }
 
     fn connect_loopback(&mut self, slot: Slot) {
-        let existing = self.links().find(|link| link.peer().is_none()).map(|link| link.id);
+        let existing = self.links().find(|link| link.is_loopback()).map(|link| link.id);
         let id = existing.unwrap_or_else(|| {
             let capacity = self.ring_capacity;
             self.add_link(|id, generation| Link::loopback(id, generation, capacity)).id
