@@ -102,6 +102,17 @@ pub(crate) enum HelloError {
     System(#[from] os::Error),
 }
 
+impl HelloError {
+    /// Whether the host may answer another call: whoever accepted this one did not, or has died.
+    pub(crate) fn is_silence(&self) -> bool {
+        match self {
+            Self::Nobody => true,
+            Self::System(error) => matches!(error.errno, Errno::ETIMEDOUT | Errno::ECONNRESET),
+            _ => false,
+        }
+    }
+}
+
 /// The first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct First {

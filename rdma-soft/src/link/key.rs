@@ -59,13 +59,12 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    /// Reads the key that the variables name; an empty variable counts as unset.
+    /// Reads the key that the variables name.
     pub(crate) fn read(path: Option<&OsStr>, descriptor: Option<&OsStr>) -> Result<Self, KeyError> {
-        let set = |value: Option<&OsStr>| value.filter(|value| !value.is_empty()).map(OsStr::to_owned);
-        match (set(path), set(descriptor)) {
+        match (path, descriptor) {
             (None, None) => Err(KeyError::Missing),
             (Some(_), Some(_)) => Err(KeyError::Both),
-            (Some(path), None) => Self::of_file(open(Path::new(&path))?),
+            (Some(path), None) => Self::of_file(open(Path::new(path))?),
             (None, Some(number)) => {
                 let number = number.to_str().and_then(|number| number.parse().ok());
                 let file = number.and_then(os::copy_of).ok_or(KeyError::NoDescriptor)?;
@@ -186,7 +185,7 @@ mod tests {
         let error = |path: Option<&str>, fd: Option<&str>| {
             Key::read(path.map(OsStr::new), fd.map(OsStr::new)).unwrap_err().to_string()
         };
-        assert!(error(None, Some("")).contains("RDMA_SOFT_KEY"));
+        assert!(error(None, None).contains("RDMA_SOFT_KEY"));
         assert!(error(Some("/a"), Some("3")).contains("both"));
         assert!(error(Some("/does/not/exist"), None).contains("cannot be read"));
         for fd in ["-1", "x", "1000000"] {

@@ -197,7 +197,11 @@ impl Link {
             }
             Medium::Stream(stream) => {
                 stream.flush()?;
-                Ok(is_blocked && stream.has_room())
+                // A peer that reads as fast as this side sends must not keep the caller here.
+                if is_blocked && stream.has_room() {
+                    self.backlog = Backlog::More;
+                }
+                Ok(false)
             }
             Medium::Loopback(loopback) => {
                 let has_frames = !loopback.is_empty();

@@ -89,7 +89,8 @@ impl Node {
         let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
         log!(DEBUG, slot = slot.0, "software RDMA device starts");
-        let mut engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
+        let mut engine =
+            Engine::new(EngineConfig { slot, seed, directory: Some(area), keys_are_secret: remote.is_some() });
         engine.set_faults(faults::from_environment().ok().flatten().as_ref());
         let state = State::new(engine, slot, Arc::clone(&event_loop), Arc::clone(&wait_set), ring_capacity());
         Ok(Self {

@@ -6,7 +6,6 @@
 //! the oldest of too many strangers goes first.
 
 use std::collections::{HashSet, VecDeque};
-use std::env;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -43,7 +42,12 @@ const ADMISSIONS: usize = 64;
 /// Delay before a process asks a peer again that has answered `Busy`.
 const BUSY: Duration = Duration::from_millis(2);
 /// Limit of the time in which a link comes up.
-const OPENING: Duration = Duration::from_secs(10);
+const OPENING: Duration = Duration::from_secs(20);
+/// Limit of the time of one call. The next one may come to another process of the same host.
+const CALL: Duration = Duration::from_secs(4);
+/// Calls that may end without an answer: a process that accepts one may die before it passes the
+/// call on.
+const CALLS: usize = 4;
 /// At most one line of the log about refused strangers in this time.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -56,9 +60,10 @@ pub(crate) fn parse(value: &str) -> Option<SocketAddr> {
     (!address.ip().is_unspecified() && !address.ip().is_multicast() && address.port() != 0).then_some(address)
 }
 
-/// The address that the environment chooses, if it does; an empty variable counts as unset.
+/// The address that the environment chooses, if it does. A set-user-ID program takes none: its caller
+/// would choose who is let in.
 fn address_from_environment() -> Option<SocketAddr> {
-    parse(&env::var("RDMA_SOFT_TCP").ok()?)
+    parse(rdma_sys::trusted_variable("RDMA_SOFT_TCP")?.to_str()?)
 }
 
 /// The part of a node that reaches other hosts.
@@ -88,7 +93,7 @@ impl Remote {
     /// Listens at the address that the environment chooses; `None` if it chooses none.
     pub(super) fn start(event_loop: &EventLoop) -> os::Result<Option<Self>> {
         let Some(address) = address_from_environment() else { return Ok(None) };
-        let (path, descriptor) = (env::var_os("RDMA_SOFT_KEY"), env::var_os("RDMA_SOFT_KEY_FD"));
+        let [path, descriptor] = ["RDMA_SOFT_KEY", "RDMA_SOFT_KEY_FD"].map(rdma_sys::trusted_variable);
         let key = Key::read(path.as_deref(), descriptor.as_deref()).map_err(|error| {
             log!(ERROR, "RDMA_SOFT_TCP={address}: {error}");
             os::Error { call: "the check of the key", errno: Errno::EINVAL }
@@ -229,13 +234,19 @@ pub(super) fn dial(node: &'static Node, peer: PeerId) {
 fn reach(node: &'static Node, remote: &Remote, host: HostUse, address: IpAddr, slot: Slot) -> Result<(), HelloError> {
     let deadline = Instant::now() + OPENING;
     let peer = PeerId { host: host.id(), slot };
-    let mut host = Some(host);
+    let (mut host, mut calls) = (Some(host), 0);
     loop {
-        if open(node, remote, &mut host, address, peer, deadline)? {
-            return Ok(());
-        }
+        let error = match open(node, remote, &mut host, address, peer) {
+            Ok(true) => return Ok(()),
+            Ok(false) => HelloError::System(os::Error { call: "the handshake", errno: Errno::ETIMEDOUT }),
+            Err(error) if error.is_silence() && calls < CALLS => {
+                calls += 1;
+                error
+            }
+            Err(error) => return Err(error),
+        };
         if Instant::now() >= deadline {
-            return Err(HelloError::System(os::Error { call: "the handshake", errno: Errno::ETIMEDOUT }));
+            return Err(error);
         }
         sleep(BUSY);
     }
@@ -248,13 +259,12 @@ fn open(
     host: &mut Option<HostUse>,
     address: IpAddr,
     peer: PeerId,
-    deadline: Instant,
 ) -> Result<bool, HelloError> {
     let Some(_meeting) = Meeting::open(node, Who::Far(peer)) else { return Ok(learn(node, peer, peer.slot)) };
     let opening = Opening::new(remote)?;
     let us = remote.identity(node);
     let first = First { purpose: Purpose::Link, target: peer.slot, opener: us, nonce: opening.nonce };
-    let (socket, identity, answer) = remote.call(address, &first, deadline)?;
+    let (socket, identity, answer) = remote.call(address, &first, Instant::now() + CALL)?;
     match answer {
         Answer::Busy => Ok(false),
         Answer::Known => Ok(learn(node, PeerId { slot: identity.slot, ..peer }, peer.slot)),

@@ -689,7 +689,7 @@ mod tests {
     /// A state with `count` links, and the other sides of the links.
     fn linked(count: usize) -> (State, Vec<Duplex>) {
         let event_loop = Arc::new(EventLoop::new().unwrap());
-        let engine = Engine::new(EngineConfig { slot: Slot(7), seed: [1; 2], directory: None });
+        let engine = Engine::new(EngineConfig { slot: Slot(7), seed: [1; 2], directory: None, keys_are_secret: false });
         let wait_set = Arc::new(WaitSet::new().unwrap());
         let mut state = State::new(engine, Slot(7), event_loop, wait_set, 4096);
         let peers = (0..count).map(|_| {

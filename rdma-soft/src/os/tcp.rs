@@ -92,7 +92,8 @@ impl Tcp {
     /// Connects from an address of this host, by `deadline`; `ETIMEDOUT` after that.
     pub(crate) fn connect(from: IpAddr, to: SocketAddr, deadline: Instant) -> Result<Self> {
         let this = Self::new(to)?;
-        socket::setsockopt(&this.0, sockopt::IpBindAddressNoPort, &true).named("setsockopt")?;
+        // Spares ports where many hosts are called; without it, connections work all the same.
+        let _spared: nix::Result<()> = socket::setsockopt(&this.0, sockopt::IpBindAddressNoPort, &true);
         socket::bind(this.raw(), &SockaddrStorage::from(SocketAddr::new(from, 0))).named("bind")?;
         match socket::connect(this.raw(), &SockaddrStorage::from(to)) {
             Err(Errno::EINPROGRESS) => {}

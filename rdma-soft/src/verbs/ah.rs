@@ -83,8 +83,10 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<(Path, Place), Er
     let destination = Gid(unsafe { dgid.raw });
     let group = destination.is_multicast().then_some(destination);
     let is_own = || context.gids().iter().any(|entry| entry.address() == destination);
-    let place =
-        if group.is_some() || is_own() { Place::Here } else { gid::find(context.device(), source, destination)? };
+    let place = match group {
+        Some(_) => Place::Here,
+        None => gid::find(context.device(), is_own(), source, destination)?,
+    };
     let network = if infiniband { Network::InfiniBand } else { Network::Ip };
     let route = Route { network, source, destination, traffic_class, flow_label, hop_limit };
     let grh = Grh::new(&route);

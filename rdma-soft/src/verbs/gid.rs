@@ -16,6 +16,7 @@ use super::Errno;
 use super::device::{self, DeviceState, LinkLayer};
 use crate::engine::{Gid, Host};
 use crate::link::hosts::HostUse;
+use crate::log::log;
 use crate::node::Node;
 
 impl std::fmt::Debug for GidEntry {
@@ -98,6 +99,25 @@ fn chosen() -> Option<IpAddr> {
     Some(Node::get().ok()?.remote.as_ref()?.address.ip())
 }
 
+/// Checks that the address at which this process listens for other hosts can be a GID of `soft0`.
+///
+/// # Errors
+///
+/// `EINVAL`: the link layer is InfiniBand, or the address is another device's own.
+pub(super) fn check_chosen(node: &Node, device: &DeviceState) -> Result<(), Errno> {
+    let Some(chosen) = node.remote.as_ref().map(|remote| remote.address.ip()) else { return Ok(()) };
+    if device.link_layer != LinkLayer::Ethernet {
+        log!(ERROR, "RDMA_SOFT_TCP={chosen}: the link layer has to be Ethernet; unset RDMA_SOFT_LINK_LAYER");
+        return Err(Errno::INVAL);
+    }
+    if let Some(other) = device::all().find(|other| other.index != 0 && own_address(other.index) == chosen) {
+        let name = &other.name;
+        log!(ERROR, "RDMA_SOFT_TCP={chosen}: that is the address of {name}; choose another one");
+        return Err(Errno::INVAL);
+    }
+    Ok(())
+}
+
 /// Index of the interface with an address: that of loopback for every loopback address.
 fn interface_of(address: IpAddr) -> u32 {
     let Ok(mut list) = getifaddrs() else { return 0 };
@@ -130,20 +150,22 @@ impl Place {
     }
 }
 
-/// Finds where a GID leads from the address `source` of a device.
+/// Finds where a GID leads from the address `source` of a device. `is_own` says that the device's
+/// table has the GID.
 ///
 /// # Errors
 ///
 /// `EHOSTUNREACH`: to another host, but not from the address at which this process listens; or the
 /// GID is no address of a host. `ENOMEM`: too many hosts are in use.
-pub(super) fn find(device: &DeviceState, source: Gid, gid: Gid) -> Result<Place, Errno> {
+pub(super) fn find(device: &DeviceState, is_own: bool, source: Gid, gid: Gid) -> Result<Place, Errno> {
     const UNREACHABLE: Errno = Errno(libc::EHOSTUNREACH);
     let remote = Node::get()?.remote.as_ref().filter(|_| device.index == 0 && device.link_layer == LinkLayer::Ethernet);
+    let is_here = || is_own || is_of_host(device.link_layer, gid);
     let Some(remote) = remote else {
-        return if is_of_host(device.link_layer, gid) { Ok(Place::Here) } else { Err(UNREACHABLE) };
+        return if is_here() { Ok(Place::Here) } else { Err(UNREACHABLE) };
     };
     let (own, address) = (remote.address.ip(), Ipv6Addr::from(gid.0).to_canonical());
-    if address == own || (is_of_host(device.link_layer, gid) && !remote.is_listened_at(address)) {
+    if address == own || (is_here() && !remote.is_listened_at(address)) {
         return Ok(Place::Here);
     }
     let is_address = !address.is_unspecified() && !address.is_multicast();
