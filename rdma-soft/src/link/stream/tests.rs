@@ -35,8 +35,11 @@ fn push(link: &mut Stream, number: u64, payload: &[u8]) -> bool {
     link.try_push(&header(number), &Gather::of(&[Source::of(payload)]))
 }
 
+/// The numbers and payloads of frames.
+type Frames = Vec<(u64, Vec<u8>)>;
+
 /// The frames that a drain handles.
-fn drain(link: &mut Stream) -> (Vec<(u64, Vec<u8>)>, Result<bool, Ended>) {
+fn drain(link: &mut Stream) -> (Frames, Result<bool, Ended>) {
     let mut frames = Vec::new();
     let mut budget = usize::MAX;
     let drained = link.drain(&mut budget, |head, payload| {
@@ -100,7 +103,7 @@ fn a_connection_that_ends_at_any_byte_gives_the_whole_frames_and_then_its_end() 
 
 #[test]
 fn a_frame_that_is_too_long_ends_the_link_before_its_bytes_come() {
-    for len in [MAX_PAYLOAD as u32 + 1, u32::MAX] {
+    for len in [u32::try_from(MAX_PAYLOAD).unwrap() + 1, u32::MAX] {
         let (mut link, theirs) = link();
         theirs.write_all(&frame(1, b"one"), soon()).unwrap();
         theirs.write_all(&len.to_le_bytes(), soon()).unwrap();
