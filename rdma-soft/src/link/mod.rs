@@ -33,6 +33,7 @@
 //!   doorbell.rs, words.rs   the wake-up protocol; its atomic words, which loom replaces
 //!   handshake.rs, trust.rs  the set-up of a link; which process may connect
 //!   stream.rs, hello.rs     a link to a process of another host; its handshake
+//!   share.rs                the socket at which the processes of a user listen for other hosts
 //!   hosts.rs, key.rs        the numbers of other hosts; the key of a job, and proofs of it
 //!   wire.rs, peer.rs        packets on the socket of a link; the process behind a link
 //!   slot.rs, group.rs       abstract sockets that name processes and memberships of groups
@@ -50,6 +51,7 @@ pub(crate) mod memory;
 pub(crate) mod pace;
 pub(crate) mod peer;
 pub(crate) mod ring;
+pub(crate) mod share;
 pub(crate) mod slot;
 pub(crate) mod stream;
 pub(crate) mod trust;

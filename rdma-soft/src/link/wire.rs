@@ -46,6 +46,8 @@ pub(crate) enum Kind {
     /// A connection of a process of another host, and its first message (`hello`): the receiver
     /// goes on with it.
     Caller = 9,
+    /// The socket at which the sender listens for other hosts (`share`).
+    Listener = 10,
 }
 
 /// A packet.

@@ -88,6 +88,7 @@ fn handle(node: &'static Node, source: Source) -> bool {
         Source::Bell => return true,
         Source::Stream => {}
         Source::Caller => remote::accept(node),
+        Source::Door => remote::give(node),
         Source::Socket { link, generation } => return receive(node, link, generation),
         Source::Death { link, generation } => remove(node, link, generation, "the peer has died"),
     }

@@ -85,9 +85,9 @@ impl Node {
         // memory that live as long as the owner, and only the engine accesses them.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
         let seed = [u64::from_ne_bytes(os::random()?), u64::from_ne_bytes(os::random()?)];
-        let remote = Remote::start(&event_loop)?;
         let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
+        let remote = Remote::start(&event_loop, slot)?;
         log!(DEBUG, slot = slot.0, "software RDMA device starts");
         let mut engine =
             Engine::new(EngineConfig { slot, seed, directory: Some(area), keys_are_secret: remote.is_some() });

@@ -1,8 +1,8 @@
 //! Processes of other hosts: the TCP socket at which they call, and the links to them.
 //!
-//! The processes of a user each listen at the chosen address with SO_REUSEPORT, so a call may come
-//! to any of them. Whoever accepts it reads the first message, and passes the connection to the
-//! process with the slot that the message names. Each step of a stranger has its own deadline, and
+//! The processes of a user share the socket that listens at the chosen address (`link/share.rs`), so
+//! whoever is awake accepts a call. That process reads the first message, and passes the connection
+//! to the process with the slot that the message names. Each step of a stranger has its own deadline, and
 //! the oldest of too many strangers goes first.
 
 use std::collections::{HashSet, VecDeque};
@@ -23,6 +23,7 @@ use crate::link::handshake::{self, Answer};
 use crate::link::hello::{self, First, HelloError, Identity, Instance, Nonce, Purpose, Route};
 use crate::link::hosts::{HostUse, Hosts};
 use crate::link::key::Key;
+use crate::link::share::{self, Shared};
 use crate::link::slot;
 use crate::link::stream::{Far, Stream};
 use crate::link::wire::{self, Body, Kind, Packet};
@@ -72,7 +73,7 @@ pub(crate) struct Remote {
     /// The address at which this process listens, and from which it connects.
     pub(crate) address: SocketAddr,
     key: Key,
-    listener: Tcp,
+    shared: Shared,
     instance: Instance,
     hosts: Arc<Hosts>,
     /// The nonces of the connections that this process is opening.
@@ -91,23 +92,24 @@ struct Strangers {
 
 impl Remote {
     /// Listens at the address that the environment chooses; `None` if it chooses none.
-    pub(super) fn start(event_loop: &EventLoop) -> os::Result<Option<Self>> {
+    pub(super) fn start(event_loop: &EventLoop, slot: Slot) -> os::Result<Option<Self>> {
         let Some(address) = address_from_environment() else { return Ok(None) };
         let [path, descriptor] = ["RDMA_SOFT_KEY", "RDMA_SOFT_KEY_FD"].map(rdma_sys::trusted_variable);
         let key = Key::read(path.as_deref(), descriptor.as_deref()).map_err(|error| {
             log!(ERROR, "RDMA_SOFT_TCP={address}: {error}");
             os::Error { call: "the check of the key", errno: Errno::EINVAL }
         })?;
-        let listener = Tcp::listen(address).inspect_err(|error| {
+        let shared = share::join(address, slot).inspect_err(|error| {
             let error = *error;
             log!(ERROR, "RDMA_SOFT_TCP={address}: this process cannot listen there: {error}");
         })?;
-        event_loop.watch_once(&listener, Source::Caller.token())?;
+        event_loop.watch_once(&shared.listener, Source::Caller.token())?;
+        event_loop.watch(&shared.door, Source::Door.token())?;
         log!(DEBUG, %address, "listens for other hosts");
         Ok(Some(Self {
             address,
             key,
-            listener,
+            shared,
             instance: os::random()?,
             hosts: Arc::default(),
             openings: Lock::default(),
@@ -275,11 +277,18 @@ fn open(
     }
 }
 
+/// Gives the listening socket to newcomers.
+pub(super) fn give(node: &Node) {
+    if let Some(remote) = &node.remote {
+        remote.shared.give();
+    }
+}
+
 /// Accepts the connections that wait.
 pub(super) fn accept(node: &'static Node) {
     let Some(remote) = &node.remote else { return };
     for _ in 0..ADMISSIONS {
-        let socket = match remote.listener.accept() {
+        let socket = match remote.shared.listener.accept() {
             Ok(socket) => Arc::new(socket),
             Err(os::Error { errno: Errno::EAGAIN, .. }) => break,
             // The caller has gone.
@@ -303,7 +312,7 @@ pub(super) fn accept(node: &'static Node) {
             break;
         }
     }
-    let rearmed = node.event_loop.rearm(&remote.listener, Source::Caller.token());
+    let rearmed = node.event_loop.rearm(&remote.shared.listener, Source::Caller.token());
     debug_assert!(rearmed.is_ok(), "a listener that is not watched");
 }
 

@@ -13,6 +13,8 @@ pub(super) enum Source {
     Stream,
     /// A process of another host calls.
     Caller,
+    /// A process of this user asks for the socket at which other hosts call.
+    Door,
     /// A link's socket has a packet, or the peer hung up.
     Socket {
         /// The link.
@@ -39,6 +41,7 @@ impl Source {
             Self::Bell => (3, 0, 0),
             Self::Stream => (4, 0, 0),
             Self::Caller => (5, 0, 0),
+            Self::Door => (6, 0, 0),
         };
         kind << 60 | u64::from(index & 0x0fff_ffff) << 32 | u64::from(generation)
     }
@@ -52,6 +55,7 @@ impl Source {
             3 => Self::Bell,
             4 => Self::Stream,
             5 => Self::Caller,
+            6 => Self::Door,
             _ => Self::Death { link: LinkId(index), generation },
         }
     }
@@ -68,6 +72,7 @@ mod tests {
             Source::Bell,
             Source::Stream,
             Source::Caller,
+            Source::Door,
             Source::Socket { link: LinkId(0x0fff_ffff), generation: u32::MAX },
             Source::Death { link: LinkId(3), generation: 9 },
         ] {

@@ -46,6 +46,17 @@ impl Tcp {
         Err(Error { call: "the check of a connection", errno: Errno::EPROTOTYPE })
     }
 
+    /// Takes over a descriptor that another process has passed. `EPROTOTYPE` for one that is no TCP
+    /// socket that listens.
+    pub(crate) fn of_listener(fd: OwnedFd) -> Result<Self> {
+        let this = Private::make(|| Ok(fd)).map(Self)?;
+        let is_stream = socket::getsockopt(&this.0, sockopt::SockType).named("getsockopt")? == socket::SockType::Stream;
+        if is_stream && this.local().is_ok() && socket::getsockopt(&this.0, sockopt::AcceptConn) == Ok(true) {
+            return Ok(this);
+        }
+        Err(Error { call: "the check of a listening socket", errno: Errno::EPROTOTYPE })
+    }
+
     /// Makes two connected sockets, of the family AF_UNIX.
     #[cfg(test)]
     pub(crate) fn pair() -> [Self; 2] {
@@ -54,13 +65,11 @@ impl Tcp {
         [pair.0, pair.1].map(|fd| Self(Private::make(|| Ok(fd)).unwrap()))
     }
 
-    /// Listens at an address that other sockets of this user may listen at, too: the kernel gives
-    /// each connection to one of them. `EADDRINUSE` if a socket of another user has the address, or
-    /// one that does not share it.
+    /// Listens at an address; `EADDRINUSE` if another socket does.
     pub(crate) fn listen(address: SocketAddr) -> Result<Self> {
         let this = Self::new(address)?;
+        // Connections that have ended may still have the address.
         socket::setsockopt(&this.0, sockopt::ReuseAddr, &true).named("setsockopt")?;
-        socket::setsockopt(&this.0, sockopt::ReusePort, &true).named("setsockopt")?;
         socket::bind(this.raw(), &SockaddrStorage::from(address)).named("bind")?;
         socket::listen(&this.0, Backlog::MAXCONN).named("listen")?;
         Ok(this)
@@ -226,15 +235,16 @@ mod tests {
     }
 
     #[test]
-    fn two_sockets_of_a_user_listen_at_one_address_and_bytes_arrive() {
-        let first = Tcp::listen(SocketAddr::new(LOCALHOST, 0)).unwrap();
-        let address = first.local().unwrap();
-        let second = Tcp::listen(address).unwrap();
+    fn bytes_arrive() {
+        let listener = Tcp::listen(SocketAddr::new(LOCALHOST, 0)).unwrap();
+        let address = listener.local().unwrap();
+        assert!(Tcp::is_taken(address));
+        assert_eq!(Tcp::listen(address).unwrap_err().errno, Errno::EADDRINUSE);
         let from = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 77));
         let ours = Tcp::connect(from, address, soon()).unwrap();
         ours.prepare_for_frames().unwrap();
         let theirs = loop {
-            match first.accept().or_else(|_| second.accept()) {
+            match listener.accept() {
                 Err(Error { errno: Errno::EAGAIN, .. }) => std::thread::yield_now(),
                 accepted => break accepted.unwrap(),
             }
