@@ -3,6 +3,8 @@
 //!
 //! The cost of a post and a poll with this provider is the cost of the code above a provider.
 
+pub mod divided;
+
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 

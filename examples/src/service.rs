@@ -8,7 +8,6 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma::aio::tokio::Readable;
 use rdma_net::{Driver, Exchange, FailureKind, Incoming, ListenOptions, Listener, Message, Node, NodeOptions};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
@@ -224,8 +223,7 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     runtime()?.block_on(async {
-        let readable = Readable::new(&driver)?;
-        let driving = tokio::spawn(driver.run(readable));
+        let driving = driver.spawn()?;
         let result = work(node).await;
         let limit = deadline.map_or(LINGER, |end| LINGER.min(end.saturating_duration_since(Instant::now())));
         // The driver ends when the last connection has; other tasks of the program may hold some.

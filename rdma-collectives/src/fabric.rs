@@ -16,7 +16,7 @@ use rdma::op;
 use rdma::transport::Rc;
 use rdma::{
     CompletionQueue, ExposedRegion, ExposedSlice, Placement, Poller, ProtectionDomain, QueuePair, RemoteAccess,
-    RemoteSlice, RnrTimer, WcError,
+    RemoteSlice, RnrTimer,
 };
 
 use crate::adapter::Adapter;
@@ -91,6 +91,10 @@ struct Peer {
     /// The peer's counters of the notices that this rank sent.
     counters: RemoteSlice,
     counts: Counts,
+    /// Why the peer sends nothing more, and takes nothing more: its connection has ended, perhaps
+    /// because it has done its part. Only who still needs the peer fails.
+    silent: Option<Error>,
+    deaf: Option<Error>,
 }
 
 /// Counts of notices, requests and messages to and from a peer.
@@ -183,8 +187,8 @@ impl Fabric {
         let mut first_messages = Vec::new();
         for Connected { peer, qp, connection, is_active, .. } in connected {
             let counters = counters[peer].slice(counter(rank, Lane::Ring)..counter(rank + 1, Lane::Ring))?;
-            let counts = Counts::default();
-            fabric.peers[peer] = Some(Peer { rank: peer, qp, _connection: connection, counters, counts });
+            let (counts, silent, deaf) = (Counts::default(), None, None);
+            fabric.peers[peer] = Some(Peer { rank: peer, qp, _connection: connection, counters, counts, silent, deaf });
             first_messages.push((peer, is_active));
         }
         let in_order = tuning.watch_memory
@@ -320,9 +324,16 @@ impl Fabric {
     ) -> Result<(), Error> {
         let mut wait = Wait::default();
         while region.load_u64(at, Ordering::Acquire)? != value {
-            self.pause(&mut wait).map_err(|error| waiting(error, from))?;
+            self.pause_for(from, &mut wait)?;
         }
         Ok(())
+    }
+
+    /// Pauses once in a wait for the write of one peer.
+    #[inline]
+    fn pause_for(&mut self, from: usize, wait: &mut Wait) -> Result<(), Error> {
+        self.pause(wait).map_err(|error| waiting(error, from))?;
+        fails(&peer(&mut self.peers, from)?.deaf)
     }
 
     /// Pauses once in a wait for a peer's write.
@@ -340,18 +351,29 @@ impl Fabric {
         Ok(())
     }
 
-    /// Sends a notice on `lane` without data.
+    /// Sends a notice on `lane` without data. A peer that has gone needs none of free memory.
     pub(crate) fn notify(&mut self, to: usize, lane: Lane) -> Result<(), Error> {
         let notices = self.notices;
+        if matches!(lane, Lane::Credit | Lane::FreeSlots) && peer(&mut self.peers, to)?.has_gone() {
+            return Ok(());
+        }
         self.peer_with_room(to)?.notify(notices, lane, false)
     }
 
-    /// The number of notices on `lane` from a peer since the start, as far as this rank has looked.
-    pub(crate) fn received(&mut self, from: usize, lane: Lane) -> Result<u64, Error> {
-        if self.watches_memory() {
-            return Ok(self.counters.load_u64(counter(from, lane), Ordering::Acquire)?);
+    /// Whether a peer has sent so many notices on `lane` since the start, as far as this rank has
+    /// looked. A peer that has gone without is an error.
+    pub(crate) fn has_sent(&mut self, from: usize, lane: Lane, count: u64) -> Result<bool, Error> {
+        let watches = self.watches_memory();
+        let peer = peer(&mut self.peers, from)?;
+        let (received, end) = if watches {
+            (self.counters.load_u64(counter(from, lane), Ordering::Acquire)?, &peer.deaf)
+        } else {
+            (peer.counts.received[lane as usize], &peer.silent)
+        };
+        if received < count {
+            fails(end)?;
         }
-        Ok(peer(&mut self.peers, from)?.counts.received[lane as usize])
+        Ok(received >= count)
     }
 
     /// Whether the source memory of a send, and of all earlier sends to the same peer, may change.
@@ -359,9 +381,18 @@ impl Fabric {
         if peer(&mut self.peers, to)?.counts.completed < number {
             self.collect_sent()?;
         }
-        let Counts { completed, confirmed, last_message, .. } = peer(&mut self.peers, to)?.counts;
-        let is_read = self.notices != Notices::Messages || is_confirmed(confirmed, last_message);
-        Ok(completed >= number && (is_read || number == 0))
+        let by_messages = self.notices == Notices::Messages;
+        let Peer { counts: Counts { completed, confirmed, last_message, .. }, silent, deaf, .. } =
+            peer(&mut self.peers, to)?;
+        let is_complete = *completed >= number;
+        let is_read = !by_messages || number == 0 || is_confirmed(*confirmed, *last_message);
+        if !is_complete {
+            fails(deaf)?;
+        }
+        if !is_read {
+            fails(silent)?;
+        }
+        Ok(is_complete && is_read)
     }
 
     /// Pauses once in a wait for any progress: of a peer, or of a send.
@@ -394,7 +425,7 @@ impl Fabric {
             let mut wait = Wait::default();
             let at = counter(from, lane);
             while self.counters.load_u64(at, Ordering::Acquire)? < count {
-                self.pause(&mut wait).map_err(|error| waiting(error, from))?;
+                self.pause_for(from, &mut wait)?;
             }
             return Ok(());
         }
@@ -421,6 +452,7 @@ impl Fabric {
             if self.collect_sent()? {
                 continue;
             }
+            fails(&peer(&mut self.peers, to)?.deaf)?;
             if let Some(nap) = self.patience.pause(&mut wait).map_err(|error| waiting(error, to))? {
                 std::thread::sleep(nap);
             }
@@ -435,6 +467,7 @@ impl Fabric {
             if self.collect_received(None)? {
                 continue;
             }
+            fails(&peer(&mut self.peers, from)?.silent)?;
             if let Some(nap) = self.patience.pause(&mut wait).map_err(|error| waiting(error, from))? {
                 self.collect_sent()?;
                 self.collect_received(Some(nap))?;
@@ -471,8 +504,11 @@ impl Fabric {
         while let Some(completion) = self.send_poller.poll()? {
             any = true;
             let (to, number) = ((completion.token() >> 48) as usize, completion.token() & NUMBER);
-            completion.status().map_err(|error| Error::of_request(format_args!("a write to rank {to}"), error))?;
             let peer = peer(&mut self.peers, to)?;
+            if let Err(error) = completion.status() {
+                lost(&mut peer.deaf, Error::of_request(format_args!("a write to rank {to}"), error))?;
+                continue;
+            }
             peer.counts.completed = peer.counts.completed.max(number);
         }
         Ok(any)
@@ -494,7 +530,11 @@ impl Fabric {
             any = true;
             let from = usize::try_from(completion.token()).unwrap_or(usize::MAX);
             if let Err(error) = completion.status() {
-                return Err(self.cause_of_loss(from, error));
+                // A send that failed before the receive was flushed waits in the other queue.
+                self.collect_sent()?;
+                let failure = Error::of_request(format_args!("a message from rank {from}"), error);
+                lost(&mut peer(&mut self.peers, from)?.silent, failure)?;
+                continue;
             }
             let (buffer, length) = (completion.take_buffer(), completion.byte_len());
             let imm = completion.imm();
@@ -515,19 +555,14 @@ impl Fabric {
         Ok(any)
     }
 
-    /// Why a receive has failed: a send that failed before it was flushed waits in the other queue.
-    fn cause_of_loss(&mut self, from: usize, error: WcError) -> Error {
-        let failure = Error::of_request(format_args!("a message from rank {from}"), error);
-        if failure.is_effect() { self.collect_sent().err().unwrap_or(failure) } else { failure }
-    }
-
     /// Reports to each peer how many of its messages were received; the receives for as many more
     /// are posted.
     fn report(&mut self) -> Result<(), Error> {
         for to in 0..self.peers.len() {
             let Some(connected) = &mut self.peers[to] else { continue };
+            let has_gone = connected.has_gone();
             let Counts { taken, reported, posted, .. } = &mut connected.counts;
-            if *taken == *reported {
+            if *taken == *reported || has_gone {
                 continue;
             }
             *reported = *taken;
@@ -542,6 +577,11 @@ impl Fabric {
 }
 
 impl Peer {
+    /// Whether the connection to the peer has ended.
+    fn has_gone(&self) -> bool {
+        self.silent.is_some() || self.deaf.is_some()
+    }
+
     /// The token of the next request: the peer's rank and the request's number.
     fn token(&mut self) -> u64 {
         self.counts.posted += 1;
@@ -607,6 +647,23 @@ fn is_confirmed(confirmed: u32, message: u32) -> bool {
     confirmed.wrapping_sub(message) <= u32::MAX / 2
 }
 
+/// Takes note that a request was flushed: the connection has ended, and the reason is elsewhere.
+/// Any other failure is returned.
+#[cold]
+fn lost(end: &mut Option<Error>, failure: Error) -> Result<(), Error> {
+    if !failure.is_effect() {
+        return Err(failure);
+    }
+    end.get_or_insert(failure);
+    Ok(())
+}
+
+/// Fails if the connection to a peer that is needed has ended.
+#[inline]
+fn fails(end: &Option<Error>) -> Result<(), Error> {
+    end.as_ref().map_or(Ok(()), |error| Err(error.clone()))
+}
+
 /// Names the rank that a wait was for, if time is over. Other failures tell what has failed.
 #[cold]
 fn waiting(error: Error, rank: usize) -> Error {
@@ -655,3 +712,6 @@ pub(crate) fn expose_together(
         ))),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -161,9 +161,19 @@ impl Communicator {
         let bytes = bytes.min(links.piece());
         let mut wait = Wait::default();
         loop {
+            let mut gone = None;
             for from in (0..ranks).filter(|&from| from != rank) {
-                if links.arrived(from, bytes)?.is_some() {
-                    return Ok(from);
+                match links.arrived(from, bytes) {
+                    Ok(Some(_)) => return Ok(from),
+                    Ok(None) => {}
+                    // Others may still send, and those that were lost are told of.
+                    Err(error) if error.is_effect() => gone = Some((error, gone.map_or(1, |(_, count)| count + 1))),
+                    Err(error) => return Err(error),
+                }
+            }
+            if let Some((error, count)) = gone {
+                if count == ranks - 1 {
+                    return Err(error);
                 }
             }
             let waiting = |error: Error| error.context("waiting for any rank to send a message");

@@ -190,8 +190,9 @@ impl StreamLinks<'_> {
         while let Some(message) = self.streams.peers[to].queue.front().cloned() {
             let (at, piece) = self.streams.channel(self.streams.peers[to].sent);
             let (channel, fabric) = (&self.streams.channels[at], &mut self.fabrics[at]);
-            let notices = fabric.received(to, Lane::FreeSlots)?;
-            if piece as u64 - notices * BATCH as u64 >= SLOTS as u64 {
+            // Slots of pieces become free by the batch.
+            let freed = (piece + 1).saturating_sub(SLOTS).div_ceil(BATCH);
+            if !fabric.has_sent(to, Lane::FreeSlots, freed as u64)? {
                 break;
             }
             let (length, slot) = (message.len().min(self.streams.piece), self.streams.slot(self.streams.rank, piece));
@@ -229,7 +230,7 @@ impl StreamLinks<'_> {
     fn next(&mut self, from: usize) -> Result<Option<(usize, usize)>, Error> {
         let stream = self.streams.peers.get(from).ok_or_else(|| no_rank(from))?;
         let (at, piece) = self.streams.channel(stream.read);
-        let has_arrived = self.fabrics[at].received(from, Lane::Piece)? > piece as u64;
+        let has_arrived = self.fabrics[at].has_sent(from, Lane::Piece, piece as u64 + 1)?;
         Ok(has_arrived.then(|| (at, self.streams.slot(from, piece))))
     }
 

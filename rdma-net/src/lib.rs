@@ -60,6 +60,9 @@
 //! All connections of a node have one domain, or each has
 //! [its own](NodeOptions::separate_domains).
 //!
+//! Many operations are cheap together: a [batch](Remote::batch) has one doorbell, and
+//! [`Remote::fetch_all`] reads any number of slices so.
+//!
 //! # Ends
 //!
 //! Dropping the [`Sender`] ends the data of one direction: the peer's [`Receiver::next`] returns
@@ -96,11 +99,11 @@
 //! | `smol` | a driver sleeps on a descriptor of async-io |
 //! | `futures` | `Stream` and `Sink` of messages: [`Receiver`], [`Sender`], [`Connection`] |
 //! | `futures-io` | the traits of `futures-io` for byte streams |
-//! | `bytes` | a [`Message`] becomes `Bytes` without a copy |
+//! | `bytes` | a [`Message`], and what was [`Fetched`], become `Bytes` without a copy |
 //!
 //! [`Receiver::poll_next`], [`Sender::poll_ready`] and the methods beside them need no feature.
 //!
-//! The [`guide`] has programs for each page; the crate's folder `examples` has seven to start from.
+//! The [`guide`] has programs for each page; the crate's folder `examples` has nine to start from.
 
 // Files. This crate is on the public interface of `rdma` alone, without `unsafe`.
 //

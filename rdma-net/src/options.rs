@@ -6,7 +6,7 @@ use rdma::aio::Strategy;
 use rdma::{Error, ErrorKind, InitOptions, OptionLimit, PathOptions, Result, TransportType, Verb};
 
 use super::link::MAX_READS;
-use super::protocol::{Agreed, HEADER_LEN, Hello, RESERVE, receive_size};
+use super::protocol::{ANSWERS, Agreed, HEADER_LEN, Hello, RESERVE, receive_size};
 use super::receives::INITIAL;
 
 /// Longer times are this long: 100 years.
@@ -44,7 +44,7 @@ pub enum Exchange {
 
 /// Options of a [`Node`](super::Node).
 ///
-/// A connection takes `2 * window + 4` receive buffers and `window + 4` send buffers of
+/// A connection takes `2 * window + 4` receive buffers and `window + 5` send buffers of
 /// `payload` bytes and a header. Once longer messages than the eager limit go, it takes up to twice
 /// the longest message at the sender, and as much at the receiver. The connections of a node share
 /// what no message occupies there, unless they have [domains of their
@@ -242,7 +242,7 @@ impl NodeOptions {
     /// Slots of a connection's send queue for messages: fewer if the connection shares receives.
     pub(super) fn slots(&self, shares: bool) -> u32 {
         let most = if shares { SHARING_SENDS } else { u32::MAX };
-        u32::from(self.window).min(most) + RESERVE
+        u32::from(self.window).min(most) + RESERVE + ANSWERS
     }
 
     /// All slots of a connection's send queue: those for messages, operations and reads, and one

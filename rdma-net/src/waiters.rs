@@ -109,6 +109,11 @@ impl Waiters {
         self.queue.iter().find(|waiter| is_own(waiter) || waiter.stage != Stage::PassedBy).is_none_or(is_own)
     }
 
+    /// Whether a task waits that is not passed by.
+    pub(super) fn has_turn(&self) -> bool {
+        self.queue.iter().any(|waiter| waiter.stage != Stage::PassedBy)
+    }
+
     /// Whether no task waits, but that with this place.
     pub(super) fn is_alone(&self, place: Option<Place>) -> bool {
         self.queue.iter().all(|waiter| place == Some(Place(waiter.id)))
@@ -165,6 +170,13 @@ impl Waiters {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let mut waiting = self.queue.iter().skip_while(|waiter| waiter.stage == Stage::PassedBy);
         let (first, _other) = (waiting.next()?, waiting.next()?);
+        if let Stage::Woken(by) = first.stage { Some(by) } else { None }
+    }
+
+    /// As [`deadline`](Self::deadline), if others than the tasks of this queue wait behind the
+    /// first.
+    pub(super) fn first_deadline(&self) -> Option<Instant> {
+        let first = self.queue.iter().find(|waiter| waiter.stage != Stage::PassedBy)?;
         if let Stage::Woken(by) = first.stage { Some(by) } else { None }
     }
 

@@ -28,6 +28,28 @@ fn example_key_value() {
     }
 }
 
+/// The shortest key-value store.
+#[test]
+#[cfg(feature = "tokio")]
+fn example_buckets() {
+    let server = Server::start("buckets", &["--listen", ANY]);
+    for _ in 0..3 {
+        assert_eq!(run("buckets", &[server.address()]), "value\n");
+    }
+}
+
+/// The shortest service with deadlines.
+#[test]
+#[cfg(feature = "tokio")]
+fn example_deadline() {
+    let server = Server::start("deadline", &[ANY]);
+    for _ in 0..3 {
+        assert_eq!(run("hello", &[server.address()]), "HELLO\n");
+    }
+    server.interrupt();
+    assert_eq!(server.finish().matches("peer ").count(), 3);
+}
+
 #[test]
 fn example_large_messages() {
     let count = "67108864 bytes have come\n";

@@ -41,7 +41,8 @@ pub use pair::{Pair, context, join, pair};
 pub use random::{Random, run_random};
 pub use srq::posted_to_srq;
 pub use world::{
-    BadWr, DmaBuf, NO_REASON, accesses, add_device, calls, dma_bufs, fail, iovas, live, modified, set_port_down,
+    BadWr, DmaBuf, NO_REASON, accesses, add_device, answer_query_qp, answer_query_srq, calls, dma_bufs, fail, iovas,
+    live, modified, set_port_down,
 };
 
 /// The functions of the provider, which lists one device, `fake0`, and those of [`add_device`].

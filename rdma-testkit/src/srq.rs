@@ -8,7 +8,7 @@ use rdma_sys::*;
 
 use super::data_path::{post, sges};
 use super::objects::{Posted, boxed, fails, unboxed};
-use super::world::called;
+use super::world::{called, world};
 
 #[repr(C)]
 struct FakeSrq {
@@ -58,8 +58,9 @@ pub(crate) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq
 pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: the caller gives a live queue of this provider (1).
     let held = *unsafe { &*srq.cast::<FakeSrq>() }.attr.lock().unwrap();
+    let answer = world(|world| world.srq_answer).unwrap_or(held);
     // SAFETY: the caller gives space for the attributes.
-    unsafe { *attr = held };
+    unsafe { *attr = answer };
     called("query_srq")
 }
 

@@ -457,11 +457,13 @@ unsafe extern "C" fn query_qp(
     // SAFETY: the caller gives a live queue pair of this provider (1).
     let fake = unsafe { &*qp.cast::<FakeQp>() };
     let state = fake.state.lock().unwrap();
-    // SAFETY: the caller gives space for the attributes.
-    unsafe { *attr = state.attr.unwrap_or_default() };
     let (cap, sq_sig_all) = (state.cap, state.sq_sig_all);
+    let truth = (state.attr.unwrap_or_default(), ibv_qp_init_attr { cap, sq_sig_all, ..ibv_qp_init_attr::default() });
+    let answer = world(|world| world.qp_answer).unwrap_or(truth);
     // SAFETY: the caller gives space for the attributes.
-    unsafe { *init = ibv_qp_init_attr { cap, sq_sig_all, ..ibv_qp_init_attr::default() } };
+    unsafe { *attr = answer.0 };
+    // SAFETY: the caller gives space for the attributes.
+    unsafe { *init = answer.1 };
     called("query_qp")
 }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use rdma_sys::ibv_qp_attr;
+use rdma_sys::{ibv_qp_attr, ibv_qp_init_attr, ibv_srq_attr};
 
 /// The state of one test's provider.
 #[derive(Default)]
@@ -23,6 +23,9 @@ pub(crate) struct World {
     pub(crate) datagrams: Datagrams,
     /// What `ibv_modify_qp` was given, with the mask, in order.
     pub(crate) modified: Vec<(ibv_qp_attr, u32)>,
+    /// What the queries of queue pairs and of shared receive queues answer instead of the truth.
+    pub(crate) qp_answer: Option<(ibv_qp_attr, ibv_qp_init_attr)>,
+    pub(crate) srq_answer: Option<ibv_srq_attr>,
 }
 
 /// The arguments of a call of `ibv_reg_dmabuf_mr`.
@@ -112,6 +115,16 @@ pub fn iovas() -> Vec<u64> {
 #[must_use]
 pub fn modified() -> Vec<(ibv_qp_attr, u32)> {
     world(|world| world.modified.clone())
+}
+
+/// Sets what every `ibv_query_qp` answers from now on, whatever is true; `None` ends it.
+pub fn answer_query_qp(answer: Option<(ibv_qp_attr, ibv_qp_init_attr)>) {
+    world(|world| world.qp_answer = answer);
+}
+
+/// Sets what every `ibv_query_srq` answers from now on, whatever is true; `None` ends it.
+pub fn answer_query_srq(answer: Option<ibv_srq_attr>) {
+    world(|world| world.srq_answer = answer);
 }
 
 /// How many objects of a kind are alive.

@@ -1,7 +1,8 @@
 //! The kinds of memory that a program may have already, and how each is registered: given away,
-//! shared, in a file, kept by something else. And memory that is registered once for many buffers.
+//! lent, shared, in a file, kept by something else. Memory that is allocated for the device, with
+//! options. And memory that is registered once for many buffers.
 //!
-//! `memory.rs` sends some of them.
+//! `memory.rs` sends some of them. Memory of GPUs is `rdma-cuda`'s.
 
 use std::error::Error;
 use std::fs::File;
@@ -12,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use rdma::{
-    DeviceSelector, FileMap, FileSource, Pages, Pool, ProtectionDomain, RawOwner, RegionMap, RegisterOptions,
-    RemoteAccess, SharedOwner,
+    Device, DeviceSelector, ErrorKind, FileMap, FileSource, HugePages, Pages, Pool, ProtectionDomain, RawOwner,
+    RegionMap, RegisterOptions, RemoteAccess, SharedOwner,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -22,9 +23,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     // As if it were a second device.
     let second = opened.context.alloc_pd()?;
     given_away(&pd)?;
+    lent(&pd)?;
     of_several_devices(&pd, &second)?;
     files(&pd)?;
     kept_by_others(&pd)?;
+    large_pages(&pd)?;
+    near_the_device(&pd, opened.context.device())?;
+    by_other_rules(&pd)?;
     pooled(&pd, &second)?;
     Ok(())
 }
@@ -45,6 +50,14 @@ fn given_away(pd: &ProtectionDomain) -> Result<(), Box<dyn Error>> {
     // What the device refuses comes back, too.
     let failed = pd.register(Vec::<u64>::with_capacity(100)).unwrap_err();
     println!("{}: {} numbers of capacity came back", failed.error, failed.object.capacity());
+    Ok(())
+}
+
+/// A slice that a function has borrowed. It is registered and deregistered in each call.
+fn lent(pd: &ProtectionDomain) -> Result<(), Box<dyn Error>> {
+    let mut on_the_stack = [0_u16; 2048];
+    pd.register_scoped(&mut on_the_stack, |memory| memory.fill(7))?;
+    assert!(on_the_stack.iter().all(|&number| number == 7));
     Ok(())
 }
 
@@ -101,6 +114,66 @@ fn kept_by_others(pd: &ProtectionDomain) -> Result<(), Box<dyn Error>> {
     for region in regions.drain() {
         let owner: RawOwner<Arc<[AtomicU64]>> = region.deregister()?;
         assert!(Arc::ptr_eq(&owner.into_keep_alive(), &arena));
+    }
+    Ok(())
+}
+
+/// What a machine or a device has, or `None` and a line why not.
+fn if_there<T>(what: &str, made: Result<T, rdma::Error>) -> Result<Option<T>, rdma::Error> {
+    match made {
+        Ok(value) => Ok(Some(value)),
+        Err(error) => match error.kind() {
+            // The device or the kernel lacks it; no huge pages are reserved; a sandbox refuses.
+            ErrorKind::UnsupportedOption(_) | ErrorKind::OutOfMemory | ErrorKind::RefusedCall(_) => {
+                println!("{what}: none here ({error})");
+                Ok(None)
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+/// Huge pages, of those that the administrator has reserved; and those that the kernel makes by
+/// itself, for memory that threads allocate before the registration.
+fn large_pages(pd: &ProtectionDomain) -> Result<(), Box<dyn Error>> {
+    for size in [HugePages::Size2M, HugePages::Size1G] {
+        let (what, options) = (format!("pages of {} MiB", size.bytes() >> 20), RegisterOptions::new().huge_pages(size));
+        // Local memory, and memory for peers.
+        let Some(buffer) = if_there(&what, pd.allocate_with(1 << 20, &options))? else { continue };
+        let exposed = options.remote_access(RemoteAccess::WRITE | RemoteAccess::READ);
+        let exposed = if_there(&what, pd.allocate_exposed_with(1 << 20, &exposed))?;
+        println!("{what}: at {:#x}, and for peers {}", buffer.address(), exposed.is_some());
+    }
+    let touched = pd.allocate_with(8 << 20, &RegisterOptions::new().touch_threads(4))?;
+    println!("{} bytes, allocated by four threads", touched.len());
+    Ok(())
+}
+
+/// Memory of the NUMA node that the device is at.
+fn near_the_device(pd: &ProtectionDomain, device: &Device) -> Result<(), Box<dyn Error>> {
+    // Software devices are at none: as if it were the first one.
+    let node = device.numa_node().unwrap_or(0);
+    let near = pd.allocate_with(1 << 16, &RegisterOptions::new().numa_node(node));
+    if let Some(buffer) = if_there("memory of a node", near)? {
+        println!("{} bytes of node {node}", buffer.len());
+    }
+    Ok(())
+}
+
+/// Addresses, ordering and pinning other than the usual ones.
+fn by_other_rules(pd: &ProtectionDomain) -> Result<(), Box<dyn Error>> {
+    // Peers name the bytes by their offsets. They wait for completions, so the order of writes
+    // within a request does not matter.
+    let options = RegisterOptions::new().remote_access(RemoteAccess::WRITE).relaxed_ordering(true).iova(0);
+    if let Some(blocks) = if_there("an address of choice", pd.allocate_exposed_with(1 << 16, &options))? {
+        assert_eq!(blocks.remote(4096..)?.address(), 4096);
+        println!("byte 4096 is at the address 4096");
+    }
+    // Nothing is pinned: the device fetches pages as it needs them.
+    let on_demand = pd.register_with(vec![0_u8; 1 << 20], &RegisterOptions::new().on_demand(true));
+    if let Some(buffer) = if_there("paging on demand", on_demand.map_err(|failed| failed.error))? {
+        let vector: Vec<u8> = buffer.deregister()?;
+        println!("{} bytes on demand came back", vector.len());
     }
     Ok(())
 }

@@ -253,7 +253,7 @@ pub use qp::{
     OwnedRecvHalf, OwnedSendHalf, Part, PostError, PreparedQueuePair, QpAttr, QpBuilder, QpControl, QpInfo, QpStats,
     QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, RecvBatch, RecvHalf, RecvQueue, RecvStats,
     ReuniteError, Scope, ScopeError, SendHalf, SendQueue, SendStats, Sendable, SharedReceiveQueue, SrqBatch,
-    SrqBuilder, SrqPoster, Writable,
+    SrqBuilder, SrqPoster, SrqStats, Writable,
 };
 pub use qp::{op, transport};
 /// Memory that others write to at the same time: the types with which exposed regions are made and

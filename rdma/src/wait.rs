@@ -53,10 +53,14 @@ impl EventDescriptor {
     ///
     /// # Safety
     ///
-    /// `own` stays open until the value has been used for the last time.
+    /// `own` is negative, which is an error, or stays open until the value has been used for the
+    /// last time.
     pub(crate) unsafe fn new(own: RawFd) -> Result<Self> {
-        // SAFETY: BorrowedFd::borrow_raw requires a descriptor that stays open while the borrow
-        // lives: the caller promises this for longer.
+        if own < 0 {
+            return Err(failed("fcntl")(Errno::EBADF));
+        }
+        // SAFETY: BorrowedFd::borrow_raw requires a descriptor other than -1 that stays open while
+        // the borrow lives: checked above, and the caller promises this for longer.
         let fd = unsafe { BorrowedFd::borrow_raw(own) };
         let lent = epoll()?;
         let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL).map_err(failed("fcntl"))?);
@@ -67,8 +71,8 @@ impl EventDescriptor {
 
     /// The object's own descriptor; only this crate waits on it.
     pub(crate) fn own(&self) -> BorrowedFd<'_> {
-        // SAFETY: BorrowedFd::borrow_raw requires a descriptor that stays open while `self` is
-        // borrowed: the caller of `new` promises this.
+        // SAFETY: BorrowedFd::borrow_raw requires a descriptor other than -1 that stays open while
+        // `self` is borrowed: `new` has checked the one, and its caller promises the other.
         unsafe { BorrowedFd::borrow_raw(self.own) }
     }
 

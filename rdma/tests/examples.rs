@@ -42,6 +42,21 @@ fn example_atomics() {
     );
 }
 
+/// The shortest server of datagrams.
+#[test]
+fn example_datagram_server() {
+    let server = Server::start("datagram_server", &["127.0.0.1:0"]);
+    for _ in 0..6 {
+        assert_eq!(run("datagrams", &["connect", server.address()]), "100 of 100 messages were answered\n");
+    }
+}
+
+/// The shortest program of one-sided operations.
+#[test]
+fn example_write_imm() {
+    assert_eq!(run("write_imm", &[]), "64 bytes were written, and 5 became 9\n");
+}
+
 #[test]
 fn example_memory() {
     assert_eq!(

@@ -15,7 +15,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdma::transport::Transport;
-use rdma::{Failed, PreparedQueuePair, QueuePair, Result};
+use rdma::{Failed, OwnedRecvHalf, OwnedSendHalf, PreparedQueuePair, QueuePair, Result};
 
 /// The folder in which the kernel describes RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
@@ -46,6 +46,12 @@ impl<T: Transport> Reported<T> {
     /// As [`QueuePair::reset`].
     pub fn reset(self) -> Result<PreparedQueuePair<T>, Failed<QueuePair<T>>> {
         self.into_inner().reset()
+    }
+
+    /// Like [`QueuePair::into_split`]. The halves print nothing.
+    #[must_use]
+    pub fn into_split(self) -> (OwnedSendHalf<T>, OwnedRecvHalf<T>) {
+        self.into_inner().into_split()
     }
 
     /// Like [`QueuePair::close`].

@@ -52,11 +52,13 @@ const TESTS: [(&str, &str, &str); 4] = [
     ("rdma-verbs", "rdma", ""),
 ];
 /// The tests that QEMU 7.2 cannot run.
-const SKIPPED: [&str; 6] = [
+const SKIPPED: [&str; 7] = [
     // A call of this test does not return.
     "pass::tests::one_descriptor_of_many_is_kept",
     // QEMU's madvise says that a page is wiped in a child, and does nothing.
     "process::tests::a_child_has_a_number_that_no_ancestor_has",
+    // QEMU's madvise asks for no huge pages.
+    "options::pages_that_are_touched_may_be_huge",
     // QEMU's preadv2 has no RWF_NOWAIT, so a process is rung by a packet, and not by its bell.
     "handshake::tests::two_processes_that_mean_well_get_a_link",
     // QEMU has no process_vm_readv, and a file of /proc does not tell death from a missing /proc.

@@ -139,7 +139,8 @@ fn serve(
         } else {
             listen(address)?
         };
-        started(listener.local_addr(), metrics.serve(&node)?)?;
+        let metrics = metrics.serve(&node)?;
+        started(listener.local_addr(), metrics.address())?;
         kv::serve(listener, table).await
     })
 }

@@ -118,7 +118,8 @@ fn serve(
 ) -> Result<(), Failure> {
     service.run(rpc::node_options(rpc::MAX_CLIENTS), |node| async move {
         let listener = service::listen(&node, address, &rpc::listen_options(receives))?;
-        started(listener.local_addr(), metrics.serve(&node)?)?;
+        let metrics = metrics.serve(&node)?;
+        started(listener.local_addr(), metrics.address())?;
         rpc::serve(listener, idle).await
     })
 }

@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use rdma::{ExposedRegion, ProtectionDomain, RemoteAccess, RemoteSlice};
 
 pub use self::block::{MAX_KEY, MAX_VALUE};
@@ -37,7 +38,7 @@ pub struct Value {
     /// Sequence number of the change that set the value.
     pub sequence: u64,
     /// The value.
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
 }
 
 /// A table and its memory.
@@ -85,7 +86,7 @@ impl ExposedTable {
         let Some((sequence, place)) = table.get(key) else { return Ok(None) };
         let mut bytes = vec![0; place.len()];
         self.memory.copy_out(place.start, &mut bytes)?;
-        Ok(Some(Value { sequence, bytes }))
+        Ok(Some(Value { sequence, bytes: bytes.into() }))
     }
 
     /// Sets the value of a key and returns its new sequence number. With `expected`, only if the

@@ -1,7 +1,7 @@
 //! The reader of a peer's table.
 
 use rdma::RemoteSlice;
-use rdma_net::{Fetched, Remote};
+use rdma_net::Remote;
 
 use super::Value;
 use super::block::{BUCKET_LEN, Hash, Opened, Slot, open};
@@ -9,6 +9,8 @@ use crate::Failure;
 
 /// Times that a key is read again that changes meanwhile.
 const RETRIES: usize = 8;
+/// Bytes of a block that is copied: a longer one keeps the buffer that it was read into.
+const COPY: usize = 4096;
 
 /// How a reader has found values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,12 +91,15 @@ impl Reader {
 
     /// Searches the table once.
     async fn search(&self, key: &[u8]) -> Result<Search, Failure> {
-        let mut result = Search::Absent;
-        for slot in self.candidates(Hash::of(key)).await? {
-            let block = self.fetch(slot.offset, slot.len).await?;
+        let (mut result, hash) = (Search::Absent, Hash::of(key));
+        let [one, two] = hash.buckets(self.buckets).map(|number| self.part(number * BUCKET_LEN, BUCKET_LEN));
+        // Both buckets, with one doorbell.
+        let buckets = self.remote.fetch_all([one?, two?]).await?;
+        for slot in buckets.iter().flat_map(|bucket| Slot::candidates(bucket, hash)) {
+            let block = self.remote.fetch(self.part(slot.offset, slot.len)?).await?;
             match open(&block, key) {
                 Opened::Found(sequence, value) => {
-                    return Ok(Search::Found(Value { sequence, bytes: block[value].to_vec() }));
+                    return Ok(Search::Found(Value { sequence, bytes: block.into_bytes(COPY).slice(value) }));
                 }
                 Opened::OtherKey if matches!(result, Search::Changed) => {}
                 Opened::OtherKey => result = Search::Ambiguous,
@@ -104,15 +109,8 @@ impl Reader {
         Ok(result)
     }
 
-    /// Reads both buckets of a key at once; returns the slots that may name its block.
-    async fn candidates(&self, hash: Hash) -> Result<Vec<Slot>, Failure> {
-        let [one, two] = hash.buckets(self.buckets).map(|number| self.fetch(number * BUCKET_LEN, BUCKET_LEN));
-        let (one, two) = tokio::try_join!(one, two)?;
-        Ok([one, two].iter().flat_map(|bucket| Slot::candidates(bucket, hash)).collect())
-    }
-
-    /// Reads a part of the table.
-    async fn fetch(&self, start: usize, len: usize) -> Result<Fetched, Failure> {
-        Ok(self.remote.fetch(self.memory.slice(start..start + len)?).await?)
+    /// A part of the table.
+    fn part(&self, start: usize, len: usize) -> Result<RemoteSlice, Failure> {
+        Ok(self.memory.slice(start..start + len)?)
     }
 }

@@ -52,11 +52,12 @@ the receiver runs as root.
 It does not keep: owners otherwise; set-user-ID, set-group-ID and sticky bits; access control
 lists; extended attributes; file flags; times of access; preallocated space.
 It does not copy: FIFOs; sockets; block and character devices; folders .file_copy-unfinished;
-files and directories that the sender may not read.
-The sender names what it left out on standard error, in one line for each kind.
+files and directories that the sender may not read, or that do not exist (any more).
+The sender copies the rest, and names what it left out on standard error, in one line for each kind.
 
-Exit status: 0 success, also without some attributes; 1 failure; 2 invalid arguments; 23 success,
-but some things were not copied, or have another time of modification.
+Exit status: 0 success, also without some attributes; 1 failure, or nothing could be copied;
+2 invalid arguments; 23 success, as of rsync, but some things were not copied, or have another
+time of modification.
 --log debug shows more on standard error.";
 
 /// Options of a sender's node, and of a receiver's for up to `connections` senders.

@@ -1,6 +1,6 @@
 //! The sender.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -124,8 +124,8 @@ pub async fn send(node: &Node, receiver: SocketAddr, paths: &[PathBuf]) -> Resul
         return Err(Failure::new("the receiver takes shorter messages only; it is another program"));
     }
     let summary = Summary { skipped, not_kept, ..Summary::default() };
-    let (offered, unreadable) = (VecDeque::new(), HashSet::new());
-    let mut copy = Copy { to, from, offered, unreadable, finished: 0, progress, summary };
+    let (offered, unopened) = (VecDeque::new(), HashMap::new());
+    let mut copy = Copy { to, from, offered, unopened, finished: 0, progress, summary };
     let start = Instant::now();
     let result = copy.run(&entries).await;
     let seconds = start.elapsed().as_secs_f64();
@@ -154,8 +154,8 @@ struct Copy<'a> {
     from: Receiver,
     /// Files that the receiver knows of and that were not sent yet, oldest first.
     offered: VecDeque<Offer<'a>>,
-    /// Numbers of the entries that could not be opened.
-    unreadable: HashSet<usize>,
+    /// The entries that could not be opened, by number.
+    unopened: HashMap<usize, Unopened>,
     /// Files that the receiver has confirmed.
     finished: usize,
     progress: Bytes,
@@ -167,6 +167,13 @@ struct Offer<'a> {
     source: Source,
 }
 
+/// A name by which a file could not be opened.
+struct Unopened {
+    why: Why,
+    /// The number of the first other name by which the file could be opened.
+    other: Option<usize>,
+}
+
 impl<'a> Copy<'a> {
     async fn run(&mut self, entries: &'a [Entry]) -> Result<(), Failure> {
         self.greet().await?;
@@ -176,23 +183,33 @@ impl<'a> Copy<'a> {
                     self.give(&Order::Directory(entry.attributes.mode, &entry.path)).await?;
                     self.summary.directories += 1;
                 }
-                Kind::File { .. } => self.offer(number, entry).await?,
+                Kind::File { .. } => match open(entry)? {
+                    Ok(source) => self.offer(entry, source).await?,
+                    Err(why) => {
+                        self.unopened.insert(number, Unopened { why, other: None });
+                        self.skip(entry, why);
+                    }
+                },
                 Kind::Link(to) => {
                     self.give(&Order::Link(entry.attributes, &entry.path, to)).await?;
                     self.summary.links += 1;
                 }
-                Kind::HardLink(_) => {}
+                Kind::HardLink(first) => self.offer_other(number, entry, *first).await?,
             }
         }
         while !self.offered.is_empty() {
             self.send_oldest().await?;
         }
         // The files are there now of which these are other names.
-        for entry in entries {
-            match entry.kind {
-                Kind::HardLink(first) if self.unreadable.contains(&first) => self.skip(entry, Why::NameOfSkipped),
-                Kind::HardLink(first) => self.send_hard_link(entry, &entries[first]).await?,
-                _ => {}
+        for (number, entry) in entries.iter().enumerate() {
+            let Kind::HardLink(first) = entry.kind else { continue };
+            match self.unopened.get(&first) {
+                None => self.send_hard_link(entry, &entries[first]).await?,
+                Some(&Unopened { other: Some(other), .. }) if other < number => {
+                    self.send_hard_link(entry, &entries[other]).await?;
+                }
+                // The file was sent by this name, or the name is left out.
+                Some(_) => {}
             }
         }
         // A directory that nobody may write gets its permissions, and each its time, after those
@@ -234,16 +251,7 @@ impl<'a> Copy<'a> {
         Ok(self.to.send(encode(order)?).await?)
     }
 
-    async fn offer(&mut self, number: usize, entry: &'a Entry) -> Result<(), Failure> {
-        let source = match Source::open(&entry.source) {
-            Ok(source) => source,
-            Err(error) => {
-                let why = Why::refused(&error).ok_or_else(|| cannot_read(&entry.source, &error))?;
-                self.unreadable.insert(number);
-                self.skip(entry, why);
-                return Ok(());
-            }
-        };
+    async fn offer(&mut self, entry: &'a Entry, source: Source) -> Result<(), Failure> {
         if entry.shared.is_some_and(|listed| listed != source.identity()) {
             return Err(replaced(entry));
         }
@@ -252,12 +260,35 @@ impl<'a> Copy<'a> {
         if self.offered.len() < IN_FLIGHT { Ok(()) } else { self.send_oldest().await }
     }
 
+    /// Offers a file by another name if neither the first nor any name in between could be opened:
+    /// they may have been removed since the listing.
+    async fn offer_other(&mut self, number: usize, entry: &'a Entry, first: usize) -> Result<(), Failure> {
+        let Some(Unopened { why: first, other: other @ None }) = self.unopened.get_mut(&first) else { return Ok(()) };
+        match open(entry)? {
+            Ok(source) => {
+                *other = Some(number);
+                self.offer(entry, source).await?;
+            }
+            Err(why) => {
+                let why = if why == *first { Why::NameOfSkipped } else { why };
+                self.skip(entry, why);
+            }
+        }
+        Ok(())
+    }
+
     fn skip(&mut self, entry: &Entry, why: Why) {
         self.summary.skipped.push(Skipped { path: entry.source.clone(), why });
     }
 
     async fn send_hard_link(&mut self, entry: &Entry, first: &Entry) -> Result<(), Failure> {
-        let now = entry.source.symlink_metadata().map_err(|error| cannot_read(&entry.source, &error))?;
+        let now = match entry.source.symlink_metadata() {
+            Ok(now) => now,
+            Err(error) => {
+                self.skip(entry, refused(entry, &error)?);
+                return Ok(());
+            }
+        };
         if entry.shared != Some(Identity::of(&now)) {
             return Err(replaced(entry));
         }
@@ -348,6 +379,16 @@ impl<'a> Copy<'a> {
         let message = self.from.next().await?.ok_or_else(ended)?;
         decode(&message).ok_or_else(out_of_turn)
     }
+}
+
+/// Opens the file of an entry, unless the system refuses that.
+fn open(entry: &Entry) -> Result<Result<Source, Why>, Failure> {
+    Source::open(&entry.source).map_or_else(|error| refused(entry, &error).map(Err), |source| Ok(Ok(source)))
+}
+
+/// The reason for leaving an entry out, where others may go on.
+fn refused(entry: &Entry, error: &io::Error) -> Result<Why, Failure> {
+    Why::refused(error).ok_or_else(|| cannot_read(&entry.source, error))
 }
 
 /// A name has got to another file since the listing.
@@ -520,6 +561,37 @@ mod tests {
         assert_eq!((summary.files, summary.skipped.len()), (1, 1));
         assert!(summary.lines()[0].contains("No such file"), "{:?}", summary.lines());
         assert!(summary.complete().unwrap_err().to_string().contains("1 of 3 entries were not copied"));
+    }
+
+    #[test]
+    fn a_file_whose_first_names_are_removed_is_copied_by_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["a", "b/1", "b/2", "c"].map(|name| folder.path().join(name));
+        fs::create_dir(folder.path().join("b")).unwrap();
+        fs::write(&names[0], "contents").unwrap();
+        names[1..].iter().for_each(|name| fs::hard_link(&names[0], name).unwrap());
+        let first = names[..2].to_vec();
+        let remove = move || first.iter().for_each(|name| fs::remove_file(name).unwrap());
+        let summary = copy_of(folder.path(), remove, || {}).unwrap();
+        assert_eq!((summary.files, summary.hard_links, summary.bytes, summary.skipped.len()), (1, 1, 8, 2));
+        let lines = summary.lines();
+        assert!(lines[0].contains("/a was not copied") && lines[0].contains("No such file"), "{lines:?}");
+        assert!(lines[1].contains("b/1 was not copied: it is another name of a file"), "{lines:?}");
+        assert!(summary.complete().unwrap_err().to_string().contains("2 of 6 entries were not copied"));
+    }
+
+    #[test]
+    fn a_further_name_that_is_removed_meanwhile_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let (first, second) = (old_file(folder.path()), folder.path().join("second"));
+        fs::hard_link(&first, &second).unwrap();
+        let summary = copy_of(folder.path(), move || fs::remove_file(&second).unwrap(), || {}).unwrap();
+        assert_eq!((summary.files, summary.hard_links, summary.skipped.len()), (1, 0, 1));
+        assert!(
+            summary.lines()[0].contains("second was not copied: it cannot be read: No such"),
+            "{:?}",
+            summary.lines()
+        );
     }
 
     #[test]

@@ -61,17 +61,23 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Lists paths and all that is below them.
+    /// Lists paths and all that is below them. A path that cannot be found is left out, as what is
+    /// removed meanwhile.
     ///
     /// # Errors
-    /// If a path cannot be found or the system lacks files, or if two paths would have the same
-    /// place at the receiver.
+    /// If the system lacks files, or if two paths would have the same place at the receiver.
     pub(crate) fn of(paths: &[PathBuf]) -> Result<Self, Failure> {
         let mut listing = Self::default();
         let mut named: HashMap<OsString, &Path> = HashMap::new();
         for path in paths {
             // Follows a link that the user names, and gives `.` a name.
-            let whole = path.canonicalize().map_err(|error| cannot_read(path, &error))?;
+            let whole = match path.canonicalize() {
+                Ok(whole) => whole,
+                Err(error) => {
+                    listing.skip(path, &error)?;
+                    continue;
+                }
+            };
             let name = whole.file_name().ok_or_else(|| Failure::usage("/ has no name; give its directories"))?;
             if let Some(other) = named.insert(name.to_owned(), path) {
                 let both = format!("{} and {}", escaped(other), escaped(path));
@@ -182,7 +188,19 @@ mod tests {
     #[test]
     fn a_name_forges_no_line_of_an_error() {
         let path = Path::new(OsStr::from_bytes(b"/nonexistent/\x1b[2J\nfile_copy: all is well\xff"));
-        let failed = Listing::of(&[path.to_owned()]).unwrap_err().to_string();
-        assert!(failed.contains("cannot read /nonexistent/\\u{1b}[2J\\nfile_copy: all is well\u{fffd}:"), "{failed}");
+        let failed = cannot_read(path, &std::io::Error::other("why")).to_string();
+        assert_eq!(failed, "cannot read /nonexistent/\\u{1b}[2J\\nfile_copy: all is well\u{fffd}: why");
+    }
+
+    #[test]
+    fn a_path_that_does_not_exist_is_left_out() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let missing = file.path().with_extension("missing");
+        let listing = Listing::of(&[missing.clone(), file.path().to_owned(), missing.join("too")]).unwrap();
+        assert_eq!((listing.entries.len(), listing.skipped.len()), (1, 2));
+        assert_eq!(listing.entries[0].source, file.path().canonicalize().unwrap());
+        let refused = Why::Unreadable(nix::errno::Errno::ENOENT as i32);
+        assert!(listing.skipped.iter().all(|skipped| skipped.why == refused));
+        assert_eq!(listing.skipped[0].path, missing);
     }
 }

@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use rdma::RemoteSlice;
-use rdma_net::{Connection, Message, Node};
+use rdma_net::{Connection, Node};
 
+use super::PAYLOAD;
 use super::wire::{Answer, Request};
 use crate::Failure;
 use crate::exposed_table::{Counts, Found, MAX_KEY, MAX_VALUE, Reader, Refusal, Value};
@@ -60,7 +62,7 @@ impl Client {
         }
         let answer = self.ask(Request::Get(key)).await?;
         match decode(&answer) {
-            Some(Answer::Value(sequence, bytes)) => Ok(Some(Value { sequence, bytes: bytes.to_vec() })),
+            Some(Answer::Value(sequence, bytes)) => Ok(Some(Value { sequence, bytes: answer.slice_ref(bytes) })),
             Some(Answer::Refused(Refusal::NoKey)) => Ok(None),
             _ => Err(unknown()),
         }
@@ -99,16 +101,17 @@ impl Client {
         outcome(&answer)
     }
 
-    async fn ask(&mut self, request: Request<'_>) -> Result<Message, Failure> {
+    async fn ask(&mut self, request: Request<'_>) -> Result<Bytes, Failure> {
         self.last_request = Instant::now();
         ask(&mut self.connection, request).await
     }
 }
 
-/// Sends a request, and waits for its answer.
-async fn ask(connection: &mut Connection, request: Request<'_>) -> Result<Message, Failure> {
+/// Sends a request, and waits for its answer, which holds no receive.
+async fn ask(connection: &mut Connection, request: Request<'_>) -> Result<Bytes, Failure> {
     connection.send(encode(&request)?).await?;
-    connection.next().await?.ok_or_else(|| Failure::new("the server has ended the connection"))
+    let answer = connection.next().await?.ok_or_else(|| Failure::new("the server has ended the connection"))?;
+    Ok(answer.into_bytes(PAYLOAD as usize))
 }
 
 /// The sequence number of a change, or the reason why the server has refused it.

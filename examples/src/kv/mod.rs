@@ -26,12 +26,14 @@ use crate::exposed_table::{MAX_KEY, MAX_VALUE};
 pub const PORT: u16 = 7175;
 /// Clients of a server over RDMA, and as many over TCP.
 pub const MAX_CLIENTS: u32 = 1000;
+/// Bytes of a fragment: shorter messages are one, and lie in a receive.
+const PAYLOAD: u32 = 2048;
 /// Time in which a new client must send its first request.
 pub const FIRST_REQUEST: Duration = Duration::from_secs(5);
 
 /// Options of a server's node, and of a client's with at most `connections` connections.
 pub fn node_options(connections: u32) -> NodeOptions {
     let longest = u32::try_from(MAX_KEY + MAX_VALUE + 64).unwrap_or(u32::MAX);
-    let options = NodeOptions::new().window(4).payload(2048).max_message(longest);
+    let options = NodeOptions::new().window(4).payload(PAYLOAD).max_message(longest);
     options.max_connections(connections).keep_alive(Duration::from_secs(5))
 }

@@ -6,11 +6,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures_util::{SinkExt, TryStreamExt};
 use rdma_net::Listener;
-use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
+use tokio::io;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
 use super::client::{outcome, unknown};
 use super::server::answer;
@@ -73,7 +76,7 @@ pub async fn serve(listener: TcpListener, table: Arc<ExposedTable>, idle: Durati
             Ok((stream, _)) => {
                 let table = Arc::clone(&table);
                 tokio::spawn(async move {
-                    let served = serve_client(Frames::new(stream)?, &table, idle).await;
+                    let served = serve_client(frames(stream)?, &table, idle).await;
                     drop(place);
                     served
                 });
@@ -93,8 +96,8 @@ async fn serve_client(mut frames: Frames, table: &ExposedTable, idle: Duration) 
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let mut limit = FIRST_REQUEST;
     loop {
-        let answer = answer(table, timeout(limit, frames.next()).await.map_err(late)??)?;
-        timeout(idle, frames.send(&answer)).await.map_err(late)??;
+        let answer = answer(table, &timeout(limit, next(&mut frames)).await.map_err(late)??)?;
+        timeout(idle, frames.send(Bytes::from(answer))).await.map_err(late)??;
         limit = idle;
     }
 }
@@ -112,16 +115,17 @@ impl Client {
         let advice = "start the server with --tcp, or give --transport rdma";
         let stream = TcpStream::connect(server).await;
         let stream = stream.map_err(|error| Failure::new(format!("TCP to {server}: {error}; {advice}")))?;
-        Ok(Self(Frames::new(stream)?))
+        Ok(Self(frames(stream)?))
     }
 
     /// The value of a key, if it exists.
     ///
     /// # Errors
     /// If the connection fails.
-    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
-        match decode(self.ask(Request::Get(key)).await?) {
-            Some(Answer::Value(_, value)) => Ok(Some(value.to_vec())),
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, Failure> {
+        let answer = self.ask(Request::Get(key)).await?;
+        match decode(&answer) {
+            Some(Answer::Value(_, value)) => Ok(Some(answer.slice_ref(value))),
             Some(Answer::Refused(Refusal::NoKey)) => Ok(None),
             _ => Err(unknown()),
         }
@@ -132,66 +136,28 @@ impl Client {
     /// # Errors
     /// If the server refuses; if the connection fails.
     pub async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<u64, Failure> {
-        outcome(self.ask(Request::Put(key, value, None)).await?)
+        outcome(&self.ask(Request::Put(key, value, None)).await?)
     }
 
-    async fn ask(&mut self, request: Request<'_>) -> Result<&[u8], Failure> {
+    async fn ask(&mut self, request: Request<'_>) -> Result<Bytes, Failure> {
         // Not `?`: an `EPIPE` means here that the server has left, not the reader of our output.
         let gone = |error| Failure::new(format!("the connection over TCP has failed: {error}"));
-        self.0.send(&encode(&request)?).await.map_err(gone)?;
-        self.0.next().await.map_err(gone)
+        self.0.send(Bytes::from(encode(&request)?)).await.map_err(gone)?;
+        next(&mut self.0).await.map_err(gone)
     }
 }
 
-/// A stream of frames: a length of 4 bytes, and as many bytes.
-#[derive(Debug)]
-struct Frames {
-    stream: TcpStream,
-    /// The received bytes from `start` on are not used yet.
-    received: Vec<u8>,
-    start: usize,
-    sending: Vec<u8>,
+/// Frames: a length of 4 bytes, and as many bytes.
+type Frames = Framed<TcpStream, LengthDelimitedCodec>;
+
+fn frames(stream: TcpStream) -> io::Result<Frames> {
+    stream.set_nodelay(true)?;
+    Ok(LengthDelimitedCodec::builder().little_endian().max_frame_length(MAX_FRAME).new_framed(stream))
 }
 
-impl Frames {
-    fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nodelay(true)?;
-        Ok(Self { stream, received: Vec::new(), start: 0, sending: Vec::new() })
-    }
-
-    /// Sends a frame with one system call.
-    async fn send(&mut self, frame: &[u8]) -> io::Result<()> {
-        let len = u32::try_from(frame.len()).map_err(io::Error::other)?;
-        self.sending.clear();
-        self.sending.extend_from_slice(&len.to_le_bytes());
-        self.sending.extend_from_slice(frame);
-        self.stream.write_all(&self.sending).await
-    }
-
-    /// Receives a frame.
-    async fn next(&mut self) -> io::Result<&[u8]> {
-        loop {
-            if let Some(frame) = self.whole()? {
-                self.start = frame.end;
-                return Ok(&self.received[frame]);
-            }
-            self.received.drain(..self.start);
-            self.start = 0;
-            if self.stream.read_buf(&mut self.received).await? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
-    }
-
-    /// The place of the next frame, if all of it is there.
-    fn whole(&self) -> io::Result<Option<std::ops::Range<usize>>> {
-        let Some((len, rest)) = self.received[self.start..].split_first_chunk() else { return Ok(None) };
-        let len = u32::from_le_bytes(*len) as usize;
-        if len > MAX_FRAME {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        Ok((rest.len() >= len).then(|| self.start + 4..self.start + 4 + len))
-    }
+/// Receives a frame.
+async fn next(frames: &mut Frames) -> io::Result<Bytes> {
+    Ok(frames.try_next().await?.ok_or(io::ErrorKind::UnexpectedEof)?.freeze())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ mod http;
 mod page;
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::SystemTime;
 
@@ -29,32 +29,64 @@ pub struct MetricsOptions {
 }
 
 impl MetricsOptions {
-    /// Serves the counters of a node's program from now on, if the options say so. Returns the
-    /// address.
+    /// Serves the counters of a node's program, if the options say so, until the result is dropped.
     ///
     /// # Errors
     /// The port is taken; the address is not one of this host; no thread can be started.
-    pub fn serve(self, node: &Node) -> Result<Option<SocketAddr>, Failure> {
-        let Some(address) = self.metrics else { return Ok(None) };
+    pub fn serve(self, node: &Node) -> Result<Metrics, Failure> {
+        let Some(address) = self.metrics else { return Ok(Metrics { served: None }) };
         let cannot =
             |error| Failure::new(format!("cannot serve metrics on {address}: {error}; give --metrics another address"));
         let listener = TcpListener::bind(address).map_err(cannot)?;
         let address = listener.local_addr()?;
-        let source = Arc::new((listener, Source { node: node.clone(), started: SystemTime::now() }));
+        let source = Arc::new(Mutex::new(Some(Source { node: node.clone(), started: SystemTime::now() })));
+        // Made first: if a thread cannot be started, the others let the node go.
+        let metrics = Metrics { served: Some((address, Arc::clone(&source))) };
+        let shared = Arc::new((listener, source));
         for _ in 0..THREADS {
-            let source = Arc::clone(&source);
+            let shared = Arc::clone(&shared);
             let answer = move || {
-                let (listener, source) = &*source;
-                http::answer_all(listener, || source.page())
+                let (listener, source) = &*shared;
+                http::answer_all(listener, || lock(source).as_ref().map(Source::page))
             };
             let started = thread::Builder::new().name("metrics".to_owned()).spawn(answer);
             started.map_err(|error| Failure::not_started("a thread of --metrics", &error))?;
         }
-        Ok(Some(address))
+        Ok(metrics)
     }
 }
 
+/// The counters that are served. Once it is dropped the threads hold the node no longer, whose
+/// driver could not end otherwise; requests are answered by 503.
+#[derive(Debug)]
+#[must_use = "dropping it ends the service"]
+pub struct Metrics {
+    served: Option<(SocketAddr, Arc<Mutex<Option<Source>>>)>,
+}
+
+impl Metrics {
+    /// The address, if the counters are served.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.served.as_ref().map(|(address, _)| *address)
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        if let Some((_, source)) = &self.served {
+            drop(lock(source).take());
+        }
+    }
+}
+
+/// The source, until the service has ended.
+fn lock(source: &Mutex<Option<Source>>) -> MutexGuard<'_, Option<Source>> {
+    source.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What a page is made of.
+#[derive(Debug)]
 struct Source {
     node: Node,
     started: SystemTime,
@@ -166,5 +198,41 @@ fn of_device(page: &mut Page, node: &Node) {
                 page.sample(&metric, &labels, value as f64);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use rdma_net::NodeOptions;
+
+    use super::*;
+
+    fn status(address: SocketAddr) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response.lines().next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_service_that_has_ended_lets_the_driver_end() {
+        let context = rdma::open(&"soft0".parse().unwrap()).unwrap().context;
+        let (node, driver) = Node::new(&context, &NodeOptions::new()).unwrap();
+        let options = MetricsOptions { metrics: Some("127.0.0.1:0".parse().unwrap()) };
+        let metrics = options.serve(&node).unwrap();
+        let address = metrics.address().unwrap();
+        assert_eq!(status(address), "HTTP/1.1 200 OK");
+        drop((metrics, node));
+        // A driver ends once no handle of its node is left.
+        let (end, ended) = mpsc::channel();
+        thread::spawn(move || end.send(driver.run_blocking()));
+        ended.recv_timeout(Duration::from_secs(60)).expect("the driver has no node").unwrap();
+        assert_eq!(status(address), "HTTP/1.1 503 Service Unavailable");
     }
 }

@@ -97,7 +97,7 @@ impl Client {
             answer.await.map_err(|_| self.calls.failure())
         };
         match timeout(time, exchange).await.map_err(|_| late(given))?? {
-            Outcome::Done(result) => Ok(result),
+            Outcome::Done(result) => Ok(result.into()),
             Outcome::Failed(reason) => Err(Failure::new(format!("the server: {reason}"))),
             Outcome::Late => Err(late(given)),
         }

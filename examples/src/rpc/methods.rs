@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::ValueEnum;
 
 /// A method of the service.
@@ -25,18 +26,18 @@ impl Method {
 }
 
 /// Does a call. The caller drops the future when the client's time is over.
-pub(super) async fn call(method: u8, body: Vec<u8>) -> Result<Vec<u8>, String> {
+pub(super) async fn call(method: u8, body: Bytes) -> Result<Bytes, String> {
     let method = Method::ALL.get(usize::from(method)).ok_or_else(|| format!("there is no method {method}"))?;
     match method {
         Method::Echo => Ok(body),
         Method::Sum => {
             let sum = numbers(&body)?.iter().try_fold(0u64, |sum, &number| sum.checked_add(number));
-            Ok(sum.ok_or("the sum is too large")?.to_string().into_bytes())
+            Ok(sum.ok_or("the sum is too large")?.to_string().into())
         }
         Method::Sleep => {
             let [time] = numbers(&body)?[..] else { return Err("sleep takes one number".to_owned()) };
             tokio::time::sleep(Duration::from_millis(time)).await;
-            Ok(Vec::new())
+            Ok(Bytes::new())
         }
     }
 }

@@ -27,6 +27,8 @@ pub const PORT: u16 = 7177;
 pub const MAX_CALLS: usize = 64;
 /// Clients of a server.
 pub const MAX_CLIENTS: u32 = 1000;
+/// Bytes of a fragment: shorter messages are one, and lie in a receive.
+const PAYLOAD: u32 = 1024;
 /// Longest request or answer.
 const MAX_MESSAGE: u32 = 256 << 10;
 /// Longest body of a call.
@@ -39,7 +41,7 @@ const FIRST_CALL: Duration = Duration::from_secs(10);
 
 /// Options of a server's node, and of a client's with at most `connections` connections.
 pub fn node_options(connections: u32) -> NodeOptions {
-    let options = NodeOptions::new().window(16).payload(1024).max_message(MAX_MESSAGE);
+    let options = NodeOptions::new().window(16).payload(PAYLOAD).max_message(MAX_MESSAGE);
     options.max_connections(connections).keep_alive(Duration::from_secs(5))
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// A call.
@@ -20,7 +21,7 @@ pub(super) struct Request<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Outcome {
     /// The result.
-    Done(#[serde(with = "serde_bytes")] Vec<u8>),
+    Done(Bytes),
     /// The reason why there is no result.
     Failed(String),
     /// The client's time was over.

@@ -132,7 +132,7 @@ fn a_malformed_request_ends_its_client_only() {
         bad.send(b"nonsense").await?;
         let ended = bad.next().await.map(|message| message.is_some());
         good.put(b"key", b"value", None).await?;
-        assert_eq!(good.get(b"key").await?.expect("it was put").bytes, b"value");
+        assert_eq!(good.get(b"key").await?.expect("it was put").bytes[..], *b"value");
         Ok(ended)
     });
     match ended.unwrap() {

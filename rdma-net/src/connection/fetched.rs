@@ -109,6 +109,44 @@ impl AsRef<[u8]> for Fetched {
     }
 }
 
+/// Without a copy, for code that keeps what it has read or hands it on as `Bytes`.
+///
+/// The bytes hold the whole buffer, of at least 4096 bytes. While a program holds more buffers than
+/// [operations may be in flight](crate::NodeOptions::operations), further fetches register new
+/// memory: [`Fetched::into_bytes`] copies short slices instead.
+///
+/// # Examples
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (client, server) = connected()?;
+/// use bytes::Bytes;
+///
+/// let table = server.domain().allocate_exposed(64, rdma::RemoteAccess::READ)?;
+/// table.copy_in(0, b"head body")?;
+/// let fetched = block_on(client.remote().fetch(table.remote(..)?))?;
+/// let body = Bytes::from(fetched).slice(5..9);
+/// assert_eq!(&body[..], b"body");
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "bytes")]
+impl From<Fetched> for bytes::Bytes {
+    fn from(fetched: Fetched) -> Self {
+        Self::from_owner(fetched)
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl Fetched {
+    /// The contents as `Bytes`, which are copied if they have at most `copy_up_to` bytes, and
+    /// otherwise hold the buffer.
+    #[must_use]
+    pub fn into_bytes(self, copy_up_to: usize) -> bytes::Bytes {
+        if self.len() <= copy_up_to { bytes::Bytes::copy_from_slice(&self) } else { self.into() }
+    }
+}
+
 impl Drop for Fetched {
     fn drop(&mut self) {
         let Some((mut buffer, rest)) = self.buffers.take() else { return };

@@ -1,6 +1,7 @@
 //! The state of a connection under its lock: the protocol, the queue pair and the buffers.
 
 mod arrivals;
+mod deadlines;
 mod offers;
 mod one_sided;
 mod staging;
@@ -22,7 +23,7 @@ use self::wakeups::{Retired, Wakeups};
 use super::operations::Operations;
 use crate::failure::{Failure, FailureKind};
 use crate::link::Link;
-use crate::protocol::{HEADER_LEN, Protocol, Received, Silent};
+use crate::protocol::{HEADER_LEN, Protocol, Received};
 use crate::receives::{ReceivePool, Stake};
 use crate::stats::ConnectionStats;
 use crate::waiters::Waiters;
@@ -82,6 +83,9 @@ pub(super) struct Flow {
     pub(super) operations: Operations,
     arrivals: Arrivals,
     pub(super) senders: Waiters,
+    /// Whether the first waiting sender may wait for a credit: not if it has found one, and waits
+    /// for something else.
+    sender_wants_credit: bool,
     /// Whether a sender need not wait, as far as the last [`pump`](Self::pump) has seen: a hint.
     pub(super) may_send: bool,
     receiver: Option<Waker>,
@@ -170,6 +174,7 @@ impl Flow {
             operations,
             arrivals,
             senders: Waiters::default(),
+            sender_wants_credit: true,
             may_send: false,
             receiver: None,
             closers: Waiters::default(),
@@ -294,6 +299,8 @@ impl Flow {
             return;
         }
         self.owed += 1;
+        // With an answer, or with other credits of the peer, a long message may have a way.
+        self.sender_wants_credit = true;
         match received {
             Received::Data(fragment) => {
                 self.note_data(fragment.is_last, now);
@@ -674,56 +681,6 @@ impl Flow {
         let by = now + time;
         self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
         self.pump(now);
-    }
-
-    /// The time at which [`handle_timeout`](Self::handle_timeout) is due.
-    fn deadline(&self) -> Option<Instant> {
-        if self.outcome.is_some() {
-            return None;
-        }
-        let turns = [self.senders.deadline(), self.operations.waiters.deadline(), self.arrivals.deadline()];
-        let times = [self.protocol.deadline(), self.close_by, self.message_by];
-        times.into_iter().chain(turns).flatten().min()
-    }
-
-    /// The deadline, if it is sooner than the one that the driver knows.
-    pub(super) fn take_sooner_deadline(&mut self) -> Option<Instant> {
-        let deadline = self.deadline()?;
-        if self.noted.is_some_and(|noted| noted <= deadline) {
-            return None;
-        }
-        self.noted = Some(deadline);
-        Some(deadline)
-    }
-
-    /// Does what is due, and forgets the deadline that the driver knows.
-    ///
-    /// # Errors
-    ///
-    /// The peer is silent, and the caller must fail the connection.
-    pub(super) fn handle_timeout(&mut self, now: Instant) -> Result<(), Silent> {
-        self.noted = None;
-        if self.outcome.is_some() || self.deadline().is_none_or(|at| at > now) {
-            return Ok(());
-        }
-        let is_due = |time: Option<Instant>| time.is_some_and(|time| time <= now);
-        self.protocol.handle_timeout(now)?;
-        if is_due(self.message_by) || is_due(self.close_by) && self.protocol.has_aborted() {
-            self.fail(Failure::new(FailureKind::Timeout));
-        }
-        if is_due(self.close_by) {
-            let code = if let Ending::Connection(code) = self.ending { code } else { 0 };
-            self.ending = Ending::Connection(code);
-            self.protocol.abort(code);
-            self.close_by = Some(now + self.linger);
-        }
-        self.senders.pass_by(now);
-        self.operations.waiters.pass_by(now);
-        self.operations.wanted = 1;
-        self.pass_by_notified(now);
-        self.wake_operator();
-        self.pump(now);
-        Ok(())
     }
 }
 

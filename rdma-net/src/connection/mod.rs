@@ -7,7 +7,8 @@
 //!   flow.rs                    the state under the lock
 //!   flow/offers.rs, flow/staging.rs
 //!                              long messages by OFFER, read and DONE; their memory
-//!   flow/wakeups.rs            the tasks to wake
+//!   flow/wakeups.rs, flow/deadlines.rs
+//!                              the tasks to wake; what is due after a time
 //!   sender.rs, receiver.rs, remote.rs
 //!                              the handles
 //!   batch.rs, notifications.rs operations under one doorbell; the peer's writes with immediate data

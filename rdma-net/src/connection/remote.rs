@@ -159,8 +159,8 @@ impl Remote {
     ///
     /// A notification takes a receive of the peer, as a message does: this call waits while the
     /// peer has none, or while as many notifications wait there as its node
-    /// [allows](crate::NodeOptions::notifications). Dropping the future before the write is posted
-    /// takes it back.
+    /// [allows](crate::NodeOptions::notifications). While messages wait for receives too, they and
+    /// notifications take turns. Dropping the future before the write is posted takes it back.
     ///
     /// # Errors
     ///

@@ -176,9 +176,9 @@ impl Sender {
     ///
     /// Sending with the permit never waits, and its buffer can be filled without another copy.
     ///
-    /// A permit keeps its part of the window until it is used or dropped. A side that holds all of
-    /// the window in permits cannot tell the peer that it has read a long message, so the peer may
-    /// have to wait with its next one.
+    /// A permit keeps its part of the window until it is used or dropped. An answer to a long
+    /// message of the peer may borrow that part: then the permit's message goes once the peer has
+    /// taken the answer, for which its device needs no application.
     ///
     /// # Errors
     ///

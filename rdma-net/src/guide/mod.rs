@@ -5,6 +5,7 @@
 //! | [`connections`] | steps 1 to 3: messages, one-sided access, futures |
 //! | [`sizes`] | windows, fragments and buffers: memory against speed |
 //! | [`asynchronous`] | executors, drivers, cancellation, shutdown |
+//! | [`tonic`], [`hyper`], [`codecs`] | gRPC, HTTP, and frames of a codec over byte streams |
 //! | [`errors`] | what each failure means, and how the death of a peer shows |
 //! | [`observing`] | counters and log events, and what to look at for which symptom |
 //! | [`security`] | what an attacker can do, what the crates do, and TLS |
@@ -27,11 +28,13 @@
 //! | 6, raw verbs | all of it | types, and the tables of functions |
 
 macro_rules! pages {
-    ($($name:ident = $file:literal, $title:literal;)*) => {
+    ($($name:ident = $file:literal, $title:literal $(, $program:literal)?;)*) => {
         $(
             #[doc = $title]
             #[cfg_attr(feature = "soft", doc = include_str!($file))]
             #[cfg_attr(not(feature = "soft"), doc = "\n\nThis page is in docs built with the feature `soft`.")]
+            // Source that a program of the workspace `thirdparty` compiles and runs.
+            $(#[cfg_attr(feature = "soft", doc = concat!("```ignore\n", include_str!($program), "```"))])?
             pub mod $name {}
         )*
     };
@@ -41,6 +44,9 @@ pages! {
     connections = "connections.md", "Steps 1 to 3: connections.\n\n";
     sizes = "sizes.md", "Sizing windows and buffers.\n\n";
     asynchronous = "asynchronous.md", "Executors, drivers, cancellation and shutdown.\n\n";
+    tonic = "tonic.md", "gRPC by tonic.\n\n", "tonic.rs";
+    hyper = "hyper.md", "HTTP by hyper.\n\n", "hyper.rs";
+    codecs = "codecs.md", "Frames by codecs of tokio-util.\n\n", "codecs.rs";
     errors = "errors.md", "Errors, and the death of a peer.\n\n";
     observing = "observing.md", "Observing.\n\n";
     security = "security.md", "Security.\n\n";

@@ -24,6 +24,8 @@ pub(super) struct Credit {
     /// While the peer's last UPDATE waits for an answer: the messages that this side may still send
     /// without the credits of the UPDATE.
     owed_echo: Option<u32>,
+    /// Whether a notification has used a credit after all messages that have.
+    is_notified_last: bool,
 }
 
 impl Credit {
@@ -34,12 +36,18 @@ impl Credit {
             receives: ReceiveWindow::new(window, initial),
             unanswered: None,
             owed_echo: None,
+            is_notified_last: false,
         }
     }
 
     /// The number of data messages that may be sent now (N1).
     pub(super) fn available(&self) -> u32 {
         self.sends.available()
+    }
+
+    /// Whether a notification has used a credit after all messages that have.
+    pub(super) fn is_notified_last(&self) -> bool {
+        self.is_notified_last
     }
 
     /// Whether the peer has used all credits that it was told of, and no others are there.
@@ -70,6 +78,7 @@ impl Credit {
         if header.kind.needs_credit() {
             let has_credit = self.sends.spend();
             debug_assert!(has_credit, "a message without a credit");
+            self.is_notified_last = false;
         }
         if header.kind == Kind::Update {
             self.unanswered = Some(granted);
@@ -80,6 +89,7 @@ impl Credit {
     pub(super) fn notify(&mut self) -> bool {
         let has_credit = self.sends.spend();
         if has_credit {
+            self.is_notified_last = true;
             self.owed_echo = self.owed_echo.and_then(|left| left.checked_sub(1));
         }
         has_credit

@@ -188,6 +188,34 @@ fn offers_are_bounded_and_answered_once() {
 }
 
 #[test]
+fn notifications_need_credits_and_an_agreement_and_no_close() {
+    let now = Instant::now();
+    // More than the window.
+    let mut one = protocol();
+    for number in 0..=WINDOW {
+        let expected = if number < WINDOW { Ok(()) } else { Err(Violation::NoCredit) };
+        assert_eq!(one.handle_notification(now), expected, "notification {number}");
+    }
+    // Not agreed, although credits are there.
+    let agreed = super::Agreed { takes_notifications: false, ..agreed(WINDOW) };
+    let mut one = Protocol::new(agreed, 16, now);
+    assert_eq!(one.handle_notification(now), Err(Violation::UnexpectedNotification));
+    // After FIN they may come, after CLOSE nothing may.
+    let mut one = protocol();
+    one.handle_message(&message(Kind::Data, END, 0, b""), now).unwrap();
+    assert_eq!(one.handle_notification(now), Ok(()));
+    one.handle_message(&message(Kind::Close, NONE, 0, b""), now).unwrap();
+    assert_eq!(one.handle_notification(now), Err(Violation::MessageAfterClose));
+    // A credit that is used and not granted again stays used, also for messages.
+    let mut one = protocol();
+    for _ in 0..WINDOW {
+        one.handle_notification(now).unwrap();
+        one.receive_posted();
+    }
+    assert_eq!(one.handle_message(&data(), now), Err(Violation::NoCredit));
+}
+
+#[test]
 fn offers_that_were_not_agreed_are_refused() {
     let agreed = super::Agreed { offers: false, ..agreed(WINDOW) };
     let now = Instant::now();

@@ -17,8 +17,8 @@
 //! * **N5.** One UPDATE at a time is unanswered; the next message of the peer with ECHO answers it,
 //!   or the first notification that needs a credit of it.
 //! * **N6.** One PING at a time is unanswered. CLOSE is sent once.
-//! * **N7.** The last [`RESERVE`] slots of the send queue are for control messages. Only
-//!   completions free slots.
+//! * **N7.** The last [`RESERVE`] slots of the send queue are for control messages, and the one
+//!   before them for DONE and FIN. Only completions free slots.
 //! * **N8.** A data receive is replaced at once from spare buffers, whatever the application still
 //!   holds. Without a spare buffer the limit stays.
 //! * **N9.** Replacing a receive needs no credit, no slot and no send buffer.
@@ -80,6 +80,8 @@ use self::wire::{Flags, Header, Kind};
 pub(crate) const MAX_OFFERS: usize = 16;
 /// Longest offer in bytes: every device can read so much with one request.
 pub(crate) const MAX_OFFER_LEN: u64 = 1 << 30;
+/// Slots of the send queue for a DONE or FIN beside messages that wait for their credits (N7).
+pub(crate) const ANSWERS: u32 = 1;
 
 /// One side of a connection.
 #[derive(Debug, Clone)]
@@ -158,7 +160,7 @@ pub(crate) struct Fragment {
 pub(crate) struct Silent;
 
 impl Protocol {
-    /// Begins with `slots` free slots of the send queue, more than [`RESERVE`].
+    /// Begins with `slots` free slots of the send queue, more than [`RESERVE`] and [`ANSWERS`].
     pub(crate) fn new(agreed: Agreed, slots: u32, now: Instant) -> Self {
         Self {
             agreed,
@@ -302,21 +304,16 @@ impl Protocol {
     }
 
     /// Whether a DATA, an OFFER or a DONE may be sent now.
-    fn can_send_counted(&self) -> bool {
+    pub(crate) fn can_send_counted(&self) -> bool {
         self.credit.available() > 0 && self.slots > RESERVE && !self.close_sent && self.peer_code.is_none()
     }
 
     /// The number of fragments that may be sent now.
     pub(crate) fn room(&self) -> u32 {
-        if self.can_send_data() { self.counted_room() } else { 0 }
-    }
-
-    /// The number of messages that need a credit and may be sent now.
-    pub(crate) fn counted_room(&self) -> u32 {
-        if !self.can_send_counted() {
+        if !self.can_send_data() {
             return 0;
         }
-        self.credit.available().min(self.slots - RESERVE)
+        self.credit.available().min(self.slots.saturating_sub(RESERVE + ANSWERS))
     }
 
     /// The number of notifications that may be sent now. They take slots of their own.
@@ -325,11 +322,22 @@ impl Protocol {
         if is_open { self.credit.available() } else { 0 }
     }
 
+    /// The part of `credits` for notifications while messages wait for credits, too: a half, of an
+    /// odd number the larger one by turns.
+    pub(crate) fn notification_share(&self, credits: u32) -> u32 {
+        if self.credit.is_notified_last() { credits / 2 } else { credits.div_ceil(2) }
+    }
+
     /// Counts a notification that was posted; [`notification_room`](Self::notification_room) is not
     /// 0.
     pub(crate) fn notify(&mut self) {
         let has_credit = self.credit.notify();
         debug_assert!(has_credit, "a notification without a credit");
+    }
+
+    /// Whether the FIN of this side waits.
+    pub(crate) fn wants_end(&self) -> bool {
+        self.end == End::Wanted
     }
 
     /// Whether no send is in flight.

@@ -129,6 +129,35 @@ fn three_control_receives_do_not_suffice() {
     assert_eq!(search(Pair::new(1, 16, 3), STATES), Found::Broken(Broken::NoReceive));
 }
 
+#[test]
+fn messages_and_notifications_without_end_take_turns() {
+    for window in [1, 2, 3, 8] {
+        let mut pair = Pair::honest(window);
+        // Both begin at once, and have all credits that come.
+        let (mut messages, mut notifications) = (0_u32, 0);
+        for _ in 0..100 {
+            loop {
+                let protocol = &pair.sides[0].protocol;
+                let mut share = protocol.notification_share(protocol.notification_room());
+                let before = (messages, notifications);
+                while share > 0 && pair.notify(0) {
+                    share -= 1;
+                    notifications += 1;
+                }
+                messages += u32::from(pair.send(0, b"x", 0));
+                if before == (messages, notifications) {
+                    break;
+                }
+            }
+            pair.settle().unwrap();
+            while pair.release(1) {}
+            pair.settle().unwrap();
+        }
+        let (fewer, more) = (messages.min(notifications), messages.max(notifications));
+        assert!(fewer >= 40 && more <= 4 * fewer, "{window}: {messages} beside {notifications}");
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Action {
     Message { side: usize, len: usize },

@@ -1,6 +1,7 @@
 //! Messages as `bytes::Bytes`.
 
 use ::bytes::Bytes;
+use rdma::RemoteAccess;
 
 use super::*;
 
@@ -63,5 +64,39 @@ fn bytes_hold_a_receive_unless_they_are_a_copy() {
     });
     drop(server);
     assert_eq!(sending.join().unwrap(), Ok(0));
+    world.end();
+}
+
+#[test]
+fn what_was_fetched_becomes_bytes_without_a_copy() {
+    let mut world = World::new(&options());
+    let (client, server) = world.pair();
+    let table = server.domain().allocate_exposed(8192, RemoteAccess::READ).unwrap();
+    table.copy_in(0, &bytes(8192)).unwrap();
+    let place = table.remote(..).unwrap();
+    let remote = client.remote();
+    block_on(async {
+        let fetched = remote.fetch(place).await.unwrap();
+        let at = fetched.as_ptr();
+        let whole = Bytes::from(fetched);
+        assert_eq!(whole.as_ptr(), at, "the same memory");
+        let part = whole.slice(100..200);
+        drop(whole);
+        let second = remote.fetch(place).await.unwrap();
+        assert_ne!(second.as_ptr(), at, "a part holds the buffer");
+        assert_eq!(part, bytes(8192)[100..200]);
+        drop((part, second));
+        // A copy does not: the next fetch has its buffer again.
+        let fetched = remote.fetch(place).await.unwrap();
+        let at = fetched.as_ptr();
+        let copy = fetched.into_bytes(8192);
+        assert_ne!(copy.as_ptr(), at);
+        let fetched = remote.fetch(place).await.unwrap();
+        assert_eq!(fetched.as_ptr(), at);
+        let kept = fetched.into_bytes(8191);
+        assert_eq!(kept.as_ptr(), at);
+        drop((remote, client, server));
+        assert!(kept == bytes(8192) && copy == kept);
+    });
     world.end();
 }

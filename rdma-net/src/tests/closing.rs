@@ -183,9 +183,27 @@ fn close_at_random(random: &mut Random) {
         receivers.push(from);
     }
     let mut waiting: Vec<Closing> = Vec::new();
+    let mut shutdowns: Vec<Pin<Box<dyn Future<Output = Vec<CutOff>>>>> = Vec::new();
     let mut ended = Vec::new();
     while !senders.is_empty() || !receivers.is_empty() || !waiting.is_empty() {
-        match random.below(8) {
+        match random.below(10) {
+            // All programs of a node may end it, and give the wait up.
+            8 if shutdowns.len() < 4 && random.below(8) == 0 => {
+                let node = world.nodes[random.below(2)].clone();
+                shutdowns.push(Box::pin(async move { node.shutdown(LONG).await.unwrap() }));
+            }
+            9 if !shutdowns.is_empty() => {
+                let at = random.below(shutdowns.len());
+                match poll(shutdowns[at].as_mut(), Waker::noop()) {
+                    Poll::Ready(cut_off) => {
+                        // Handles that were dropped give a slow peer only the linger.
+                        assert!(cut_off.len() <= 1, "{cut_off:?}");
+                        drop(shutdowns.swap_remove(at));
+                    }
+                    Poll::Pending if random.below(3) == 0 => drop(shutdowns.swap_remove(at)),
+                    Poll::Pending => {}
+                }
+            }
             0 if !senders.is_empty() => {
                 let to = senders.swap_remove(random.below(senders.len()));
                 match random.below(4) {

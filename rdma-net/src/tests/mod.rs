@@ -8,6 +8,7 @@ mod closing;
 mod domains;
 mod drivers;
 mod ends;
+mod fairness;
 mod forks;
 mod messages;
 mod notifications;

@@ -34,6 +34,8 @@ struct End {
     notifications: Notifications,
     /// Notifications that were begun, and that were done.
     notified: [Cell<u64>; 2],
+    /// Notifications of the peer that a task has taken.
+    taken: Cell<u64>,
 }
 
 /// A message with its number.
@@ -78,8 +80,25 @@ impl End {
             Box::pin(sending) as Work<'_>
         };
         let (remote, slice, domain) = (&self.remote, self.slice, self.node.domain());
-        match random.below(13) {
+        match random.below(16) {
             way @ 0..4 => sends(way),
+            13 => Box::pin(async move {
+                self.notifications.next().await?;
+                self.taken.set(self.taken.get() + 1);
+                Ok(())
+            }),
+            14 => Box::pin(async move {
+                self.notifications.count(3, 2).await?;
+                self.taken.set(self.taken.get() + 2);
+                Ok(())
+            }),
+            15 => Box::pin(async move {
+                // More than may be in flight.
+                let slices = (0..20).map(|at| slice.slice(64 + at..70 + at).unwrap());
+                let all = remote.fetch_all(slices).await?;
+                assert!(all.len() == 20 && all.iter().all(|bytes| bytes.len() == 6));
+                Ok(())
+            }),
             12 => Box::pin(async move { self.to.closed().await.map(drop) }),
             4 => Box::pin(async move { remote.fetch(slice.slice(64..).unwrap()).await.map(drop) }),
             5 => Box::pin(async move { remote.read(slice, domain.allocate(100)?).await.map(drop) }),
@@ -154,6 +173,7 @@ fn run(random: &mut Random) {
             added: [Cell::new(0), Cell::new(0)],
             notifications: notifications[at].take().unwrap(),
             notified: [Cell::new(0), Cell::new(0)],
+            taken: Cell::new(0),
         }
     });
     let mut works: Vec<Work<'_>> = Vec::new();
@@ -192,7 +212,7 @@ fn run(random: &mut Random) {
         }
         assert!(end.sent.borrow().is_subset(&numbers[at]), "a message is lost");
         // No notification is lost, whatever was dropped while it counted them.
-        let waiting = ends[1 - at].notifications.waiting();
+        let waiting = ends[1 - at].notifications.waiting() + ends[1 - at].taken.get();
         assert!((end.notified[1].get()..=end.notified[0].get()).contains(&waiting), "{waiting}");
         let mut adding: Vec<_> = (0..16).map(|_| Box::pin(end.remote.fetch_add(end.slice, 0))).collect();
         for one in &mut adding {

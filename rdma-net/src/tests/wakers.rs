@@ -53,8 +53,12 @@ pub(super) struct Driven {
 
 impl Driven {
     pub(super) fn new(options: &NodeOptions) -> Self {
+        Self::with(options, &ListenOptions::new())
+    }
+
+    pub(super) fn with(options: &NodeOptions, listen: &ListenOptions) -> Self {
         let [one, two] = [(); 2].map(|()| Node::new(&context(), options).unwrap());
-        let listener = two.0.listen(any_port(), &ListenOptions::new()).unwrap();
+        let listener = two.0.listen(any_port(), listen).unwrap();
         Self { nodes: [one.0, two.0], drivers: [one.1, two.1], listener }
     }
 

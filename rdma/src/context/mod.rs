@@ -237,8 +237,10 @@ impl Context {
         require_some(raw)?;
         // `constants` requires a live object: not NULL, so this function's contract says so.
         let (opened, async_fd) = constants!(raw => device, async_fd);
-        // SAFETY: ibv_get_device_name requires a live device: that of an open context.
+        require(!opened.is_null(), ForeignObject::OtherContext)?;
+        // SAFETY: ibv_get_device_name requires a live device: that of an open context, not NULL.
         let name = unsafe { (device.table().ibv_get_device_name)(opened) };
+        require(!name.is_null(), ForeignObject::OtherContext)?;
         // SAFETY: from_ptr requires a NUL-terminated string: the name of a device, which the
         // context keeps.
         let name = unsafe { CStr::from_ptr(name) };

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`verbs`] | steps 4 to 6: completions by hand, connecting by hand, raw requests |
 //! | [`operations`] | when to send, when to write, when to read |
-//! | [`queues`] | how many slots, receives and buffers a program needs |
+//! | [`queues`] | how many slots, receives and buffers a program needs, and how threads share a queue pair |
 //! | [`memory`] | how to register memory that a program already has |
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
 //! | [`priorities`] | which traffic class connections take on a lossless network, and how to check it |

@@ -56,6 +56,10 @@ impl Pages {
     /// Maps pages for `len` bytes, of the size and on the node of the options, and lets the
     /// options' threads allocate them. The other options concern the registration.
     ///
+    /// Pages that are allocated here are transparent huge pages, as far as the kernel has them
+    /// free, unless the administrator forbids these (`never` in
+    /// `/sys/kernel/mm/transparent_hugepage/enabled`).
+    ///
     /// # Errors
     ///
     /// `InvalidInput` if no bytes are asked for; `UnsupportedOption` if the system has no pages of
@@ -104,6 +108,9 @@ impl Pages {
             bind(start, mapped, node)?;
         }
         if is_touched {
+            if huge_pages.is_none() && mapped >= STEP {
+                pages.prefer_huge();
+            }
             let step = huge_pages.map_or(STEP, HugePages::bytes);
             // A fault for which there is no huge page raises SIGBUS, so a kernel that cannot be
             // asked for pages leaves these to the first access, or to a device that pins them.
@@ -113,6 +120,16 @@ impl Pages {
             unsafe { touch(start, mapped, touch_threads, step, how) }.map_err(|_| out_of_memory)?;
         }
         Ok(pages)
+    }
+}
+
+impl Pages {
+    /// Asks for transparent huge pages, of which the kernel allocates and zeroes one with one fault
+    /// where it has them free. All of the memory is about to be taken, so none of it is wasted.
+    fn prefer_huge(&self) {
+        // Only a wish: a kernel without such pages refuses it.
+        #[cfg(all(target_os = "linux", not(miri)))]
+        let _refused = self.map.advise(memmap2::Advice::HugePage);
     }
 }
 

@@ -185,6 +185,9 @@ impl<'a> SgeList<'a> {
     fn push(&mut self, addr: u64, len: usize, lkey: u32) -> Result<(), Refusal> {
         // Empty segments count too: they are parked with the others.
         self.pieces += 1;
+        // Before the checks, so that the total of one segment is its length whatever they find, and
+        // needs no register of its own. A list with a segment that is refused is not used.
+        self.total += len as u64;
         if self.pieces > self.list.len() {
             return Err(Refusal::TooManySegments);
         }
@@ -199,7 +202,6 @@ impl<'a> SgeList<'a> {
         let Some(sge) = self.list.get_mut(self.count) else { return Err(Refusal::TooManySegments) };
         *sge = ibv_sge { addr, length, lkey };
         self.count += 1;
-        self.total += len as u64;
         Ok(())
     }
 

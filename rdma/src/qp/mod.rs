@@ -103,7 +103,7 @@ pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 pub use split::{OwnedHalf, OwnedRecvHalf, OwnedSendHalf, ReuniteError};
-pub use srq::{SharedReceiveQueue, SrqBatch, SrqBuilder, SrqPoster};
+pub use srq::{SharedReceiveQueue, SrqBatch, SrqBuilder, SrqPoster, SrqStats};
 pub use stats::{QpStats, RecvStats, SendStats};
 use transport::{Rc, Transport, Uc, Ud};
 pub use view::QpControl;

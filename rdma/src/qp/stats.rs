@@ -19,7 +19,8 @@ use super::transport::Transport;
 pub struct QpStats {
     /// The send queue.
     pub send: SendStats,
-    /// The receive queue; all 0 if the queue pair takes its receives from a shared receive queue.
+    /// The receive queue; all 0 if the queue pair takes its receives from a shared receive queue,
+    /// which has [`SrqStats`](crate::SrqStats).
     pub recv: RecvStats,
 }
 

@@ -28,6 +28,11 @@ pub(crate) struct SharedProducer {
     /// The `wr_id`s of the next uses of free slots. Allocated for all slots.
     free: Vec<u64>,
     lap: Lap,
+    /// The number of slots that the present list had, and that were taken off earlier ones.
+    listed: usize,
+    taken_before: u64,
+    /// The most slots that a search found in use.
+    most_busy: usize,
 }
 
 // SAFETY: moving a producer to another thread is sound: it is exclusive access to the free slots of
@@ -45,7 +50,8 @@ impl SharedProducer {
         // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         let slots = unsafe { ring.as_ref() }.slots.len();
         let queue_bits = u64::from(queue) << USE_BITS;
-        Self { ring, queue_bits, free: Vec::with_capacity(slots), lap }
+        let free = Vec::with_capacity(slots);
+        Self { ring, queue_bits, free, lap, listed: 0, taken_before: 0, most_busy: 0 }
     }
 
     #[inline]
@@ -62,6 +68,21 @@ impl SharedProducer {
     /// The number of slots that are not free.
     pub(crate) fn busy(&self) -> usize {
         self.ring().slots.iter().filter(|slot| !slot.state.is_free()).count()
+    }
+
+    /// The number of parked slots.
+    pub(crate) fn parked(&self) -> usize {
+        self.ring().slots.iter().filter(|slot| slot.state.parked().is_some()).count()
+    }
+
+    /// The number of slots that were taken off the list so far.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken_before + (self.listed - self.free.len()) as u64
+    }
+
+    /// The most slots that were not free when the list was filled.
+    pub(crate) fn most_busy(&self) -> usize {
+        self.most_busy
     }
 
     /// Takes a free slot off the list, if there are enough. If the slot is not parked, a later
@@ -107,21 +128,27 @@ impl SharedProducer {
         let first = self.queue_bits | ring.name(0, lap);
         // Filled in place: an `extend` costs twice as many instructions for each slot.
         self.free.resize(ring.slots.len(), 0);
-        let mut places = self.free.iter_mut();
+        let (places, mut count) = (self.free.as_mut_slice(), 0);
         for (index, slot) in (0_u64..).zip(&ring.slots) {
             if slot.state.is_free() {
-                if let Some(place) = places.next() {
-                    *place = first | index;
-                }
+                // SAFETY: get_unchecked_mut requires an index within the list: the list has as many
+                // places as there are slots, and `count` is the number of some slots before this
+                // one.
+                let place = unsafe { places.get_unchecked_mut(count) };
+                *place = first | index;
+                count += 1;
             }
         }
-        let count = ring.slots.len() - places.len();
+        self.most_busy = self.most_busy.max(ring.slots.len() - count);
         if count < ring.slots.len() / 2 {
             self.free.clear();
         } else {
             self.free.truncate(count);
             self.lap = lap;
         }
+        // The list was empty: all of it had been taken.
+        self.taken_before += self.listed as u64;
+        self.listed = self.free.len();
         self.free.pop()
     }
 
@@ -140,6 +167,7 @@ impl SharedProducer {
             }
         }
         self.free.retain(|&listed| listed > slot_bits);
+        self.listed = self.free.len();
         self.free.pop()
     }
 

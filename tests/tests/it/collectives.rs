@@ -10,11 +10,17 @@ const BLOCKS: [usize; 4] = [0, 1, 37, 40_000];
 
 /// Runs ranks of this process, which only the device connects.
 fn run<T: Send>(ranks: usize, work: impl Fn(Communicator) -> Result<T, Error> + Sync) -> Vec<T> {
+    run_in_group(ranks, |comm, _| work(comm))
+}
+
+/// The same for ranks that use their group too.
+fn run_in_group<T: Send>(ranks: usize, work: impl Fn(Communicator, &mut Group) -> Result<T, Error> + Sync) -> Vec<T> {
     let device = std::env::var(VARIABLE).unwrap_or_else(|_| "soft0".into());
     let terms = Terms::new("device-tests", &(), Roles::Ranks, LIMIT);
     let results = placement::run_threads(ranks, &terms, |group: &mut Group| {
         let device = device.parse().expect("a device's name");
-        work(Communicator::builder(group).device(device).transport(Transport::Verbs).stall(LIMIT).open()?)
+        let comm = Communicator::builder(group).device(device).transport(Transport::Verbs).stall(LIMIT).open()?;
+        work(comm, group)
     });
     results.unwrap()
 }
@@ -110,6 +116,26 @@ fn a_part_goes_on_beside_the_whole() {
                 check(pair, 37, 1)?;
             }
             check(&mut comm, 37, 1)?;
+        }
+        Ok(())
+    });
+}
+
+/// iWARP ends the connections of a rank that has gone, at the others too.
+#[test]
+fn a_rank_that_has_done_its_part_may_go() {
+    run_in_group(3, |mut comm, group| {
+        check(&mut comm, 37, 1)?;
+        let rank = comm.rank();
+        if rank == 2 {
+            drop(comm);
+            return group.barrier("the end of a rank");
+        }
+        group.barrier("the end of a rank")?;
+        for count in BLOCKS.into_iter().cycle().take(20) {
+            let (sent, mut came) = (input(rank, count), vec![-1; count]);
+            comm.exchange(&mut [Transfer::send(&sent, 1 - rank), Transfer::recv(&mut came, 1 - rank)])?;
+            assert_eq!(came, input(1 - rank, count));
         }
         Ok(())
     });

@@ -14,6 +14,7 @@ mod devices;
 mod foreign;
 mod gpu;
 mod gpu_driver;
+mod halves;
 mod hostile;
 mod memory;
 mod net_attacks;

@@ -91,6 +91,9 @@ fn messages_of_many_clients_take_receives_of_one_queue() {
         server.post(token);
     }
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    let stats = server.receives.stats();
+    assert_eq!((stats.posted, stats.received, stats.in_flight, stats.refused), (76, 60, 16, 0));
+    assert!(stats.most_in_flight <= 16, "{stats:?}");
 }
 
 #[test]

@@ -1,19 +1,18 @@
 //! gRPC by tonic over the byte streams of `rdma_net`: a server and a client in one process. A call
-//! with one answer, a call that fails, and messages in both directions at once.
+//! with one answer, a call that fails, and messages in both directions at once. The transport is
+//! the source that the guide of `rdma_net` shows.
 
-mod io;
+#[path = "../../../rdma-net/src/guide/tonic.rs"]
+mod guide;
 mod service;
 
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
-use io::Io;
-use rdma_net::{ListenOptions, Listener, Node, NodeOptions};
+use rdma_net::{ListenOptions, Node, NodeOptions};
 use service::{Echo, Note, answer};
-use tokio::sync::oneshot::{self, Receiver};
-use tokio_stream::StreamExt;
+use tokio::sync::oneshot;
 use tonic::Code;
-use tonic::transport::{Endpoint, Server, Uri};
+use tonic::transport::{Endpoint, Server};
 use tower::service_fn;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -33,32 +32,25 @@ async fn main() -> Result<(), Failure> {
 async fn run() -> Result<(), Failure> {
     let context = rdma::open(&"soft0".parse()?)?.context;
     let (node, driver) = Node::new(&context, &NodeOptions::new())?;
-    let readable = rdma::aio::tokio::Readable::new(&driver)?;
-    let driving = tokio::spawn(driver.run(readable));
+    let driving = driver.spawn()?;
     let listener = node.listen("127.0.0.1:0".parse()?, &ListenOptions::new())?;
     let address = listener.local_addr();
-    let (end, ended) = oneshot::channel();
-    let serving = tokio::spawn(serve(listener, ended));
+    let (end, ended) = oneshot::channel::<()>();
+    let ended = async { drop(ended.await) };
+    let server = Server::builder().serve_with_incoming_shutdown(service_fn(answer), guide::incoming(listener), ended);
+    let serving = tokio::spawn(server);
 
-    let stream = node.connect(address).await?.into_stream();
-    let mut stream = Some(TokioIo::new(stream));
-    let connector = service_fn(move |_: Uri| std::future::ready(stream.take().ok_or("connected before")));
-    let channel = Endpoint::from_static("http://echo").connect_with_connector(connector).await?;
-    call(Echo::new(channel)).await?;
+    // Several clients: the server accepts them beside one another.
+    let endpoint = Endpoint::from_static("http://echo");
+    let connect = || endpoint.connect_with_connector(guide::connector(node.clone(), address));
+    let (first, second) = (connect().await?, connect().await?);
+    tokio::try_join!(call(Echo::new(first)), call(Echo::new(second)))?;
 
     drop(end);
     serving.await??;
     drop(node);
     driving.await??;
     Ok(())
-}
-
-/// Serves one connection, until the sender of `ended` is dropped.
-async fn serve(mut listener: Listener, ended: Receiver<()>) -> Result<(), Failure> {
-    let io = Io(listener.accept().await?.accept().await?.into_stream());
-    let incoming = tokio_stream::once(Ok::<_, Failure>(io)).chain(tokio_stream::pending());
-    let ended = async { drop(ended.await) };
-    Ok(Server::builder().serve_with_incoming_shutdown(service_fn(answer), incoming, ended).await?)
 }
 
 /// Calls the service, and compares its answers.

@@ -6,7 +6,7 @@
 //! a GPU is, two ranks on it reduce by NCCL itself, too (`all_reduce.c`).
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Instant;
 
 use crate::system::{cargo, make, output, target, write};
@@ -33,15 +33,15 @@ struct Run {
     variables: &'static [(&'static str, &'static str)],
     /// The most messages that one request has.
     group: &'static str,
-    /// The program fails, and NCCL names the reason.
-    fails: bool,
+    /// The program fails with one of these texts, and NCCL names the reason; empty if it succeeds.
+    fails: &'static [&'static str],
     /// NCCL's log has one of these texts.
     log: &'static [&'static str],
 }
 
 /// A run that succeeds.
 const fn passes(variables: &'static [(&'static str, &'static str)], log: &'static [&'static str]) -> Run {
-    Run { options: &["--sysfs"], variables, group: "8", fails: false, log }
+    Run { options: &["--sysfs"], variables, group: "8", fails: &[], log }
 }
 
 const USING: &[&str] = &["NET/IB : Using [0]soft0:1/RoCE [RO]"];
@@ -50,6 +50,8 @@ const FAILED_OVER: &[&str] = &["marked as failed"];
 /// completion of its write, that of its receive, or the event of the receiving queue pair.
 const REFUSED: &[&str] =
     &["status=IBV_WC_REM_ACCESS_ERR(10)", "status=IBV_WC_WR_FLUSH_ERR(5)", "async fatal event on QP"];
+/// The calls of which one then fails, as the program reports it.
+const CALLS: &[&str] = &[": net->test(", ": net->send(", ": net->receive("];
 /// NCCL goes on with another device.
 const FAILOVER: &[(&str, &str)] = &[
     ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1"),
@@ -79,8 +81,8 @@ static RUNS: &[Run] = &[
     Run { options: &[], ..passes(&[("NCCL_IB_GID_INDEX", "0")], USING) },
     Run { options: &["--sysfs", "--fault", "loss=all:write:nth=700"], ..passes(FAILOVER, FAILED_OVER) },
     Run { options: &["--sysfs", "--fault", "loss=all:write:nth=701"], ..passes(FAILOVER, FAILED_OVER) },
-    Run { options: &["--sysfs", "--fault", "access:write:nth=700"], fails: true, ..passes(&[], REFUSED) },
-    Run { fails: true, ..passes(&[("NCCL_IB_HCA", "^soft0")], &["NET/IB : No device found."]) },
+    Run { options: &["--sysfs", "--fault", "access:write:nth=700"], fails: CALLS, ..passes(&[], REFUSED) },
+    Run { fails: &["NCCL finds no device"], ..passes(&[("NCCL_IB_HCA", "^soft0")], &["NET/IB : No device found."]) },
 ];
 
 /// Two ranks on one GPU use the network if they may not share memory. The level keeps the device
@@ -115,14 +117,23 @@ impl Run {
         if output.status.code() == Some(NO_GPU) {
             return Ok(Ended::NoGpu);
         }
-        let failure = if output.status.success() == self.fails {
-            Some(output.status.to_string())
-        } else if self.log.iter().any(|text| printed.contains(text)) {
-            None
-        } else {
-            Some(format!("NCCL's log has none of {:?}", self.log))
-        };
+        let failure = self.failure(output.status, &printed);
         Ok(failure.map_or(Ended::AsExpected, |why| Ended::Failed { why, printed }))
+    }
+
+    /// The reason why an end of the program is not the expected one.
+    fn failure(&self, status: ExitStatus, printed: &str) -> Option<String> {
+        let has_one = |texts: &[&str]| texts.iter().any(|text| printed.contains(text));
+        // A signal, of a crash or of the program's own limit, is no failure that a run may expect.
+        if status.code() != Some(i32::from(!self.fails.is_empty())) {
+            Some(status.to_string())
+        } else if !self.fails.is_empty() && !has_one(self.fails) {
+            Some(format!("the program has failed with none of {:?}", self.fails))
+        } else if !has_one(self.log) {
+            Some(format!("NCCL's log has none of {:?}", self.log))
+        } else {
+            None
+        }
     }
 }
 
@@ -189,4 +200,33 @@ fn compile(root: &Path, folder: &Path, name: &str) -> Result<PathBuf, String> {
     cc.args(["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I"]).arg(root.join("rdma-soft/dropin/tests"));
     output(cc.arg("-o").arg(&program).arg(source).arg("-ldl"))?;
     Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_run_that_is_to_fail_fails_in_the_expected_way() {
+        let [succeeds, fails] = [passes(&[], USING), Run { fails: CALLS, ..passes(&[], REFUSED) }];
+        let exited = |code: i32| ExitStatus::from_raw(code << 8);
+        let refused = "status=IBV_WC_REM_ACCESS_ERR(10)\ntransport.c:200: net->test(*request, &is_done, sizes) == 0";
+        assert_eq!(succeeds.failure(exited(0), USING[0]), None);
+        assert_eq!(fails.failure(exited(1), refused), None);
+        for (status, printed) in [
+            // It succeeds; it is killed by its limit or crashes; the launcher refuses its options.
+            (exited(0), refused),
+            (ExitStatus::from_raw(14), refused),
+            (ExitStatus::from_raw(11), refused),
+            (exited(2), refused),
+            // Another check of the program, or another reason.
+            (exited(1), "status=IBV_WC_REM_ACCESS_ERR(10)\ntransport.c:230: lengths[i] == size_of(0, size)"),
+            (exited(1), "transport.c:200: net->test(*request, &is_done, sizes) == 0"),
+        ] {
+            assert!(fails.failure(status, printed).is_some(), "{status}: {printed}");
+        }
+        assert!(succeeds.failure(exited(1), USING[0]).is_some() && succeeds.failure(exited(0), "").is_some());
+    }
 }

@@ -371,6 +371,8 @@ pub(super) static CASES: &[Case] = &[
     passes(Crate, "sideway_pingpong", ""),
     passes(Crate, "post_poll", ""),
     passes(Crate, "tonic_calls", ""),
+    passes(Crate, "hyper_requests", ""),
+    passes(Crate, "codec_frames", ""),
     passes(Suite, "ibverbs", "--lib"),
     passes(Example, "loopback", ""),
     // Its test `compiletest` runs the compiler alone, for minutes.

@@ -335,6 +335,20 @@ fn what_cannot_be_copied_is_said_with_escapes_and_alone_is_a_failure() {
 }
 
 #[test]
+fn a_path_that_does_not_exist_is_left_out_beside_others() {
+    let world = World::new();
+    let (file, missing) = (world.from("file"), world.from("missing"));
+    fs::write(&file, "contents").unwrap();
+    let paths = [&missing, &file].map(|path| path.to_str().unwrap());
+    let output = world.receiver.client("file_copy", "send", &paths);
+    let (status, err) = (output.status.code(), text(&output.stderr));
+    assert_eq!(status, Some(23), "{err}");
+    assert!(err.contains("missing was not copied: it cannot be read: No such file"), "{err}");
+    assert!(err.ends_with("file_copy: 1 of 2 entries were not copied\n"), "{err}");
+    assert!(same(&file, &world.to("file")));
+}
+
+#[test]
 fn a_full_receiver_is_busy() {
     let folder = tempfile::tempdir().unwrap();
     let from = folder.path().join("file");
@@ -366,7 +380,10 @@ fn a_full_receiver_is_busy() {
 fn failures_have_a_reason() {
     let world = World::new();
     let send = |path: &str, part: &str| has_failed(path, &world.receiver.client("file_copy", "send", &[path]), part);
-    send("/nonexistent/file", "cannot read /nonexistent/file");
+    send(
+        "/nonexistent/file",
+        "nothing can be copied: /nonexistent/file was not copied: it cannot be read: No such file",
+    );
     let file = world.from("name");
     fs::write(&file, "contents").unwrap();
     fs::create_dir(world.to("name")).unwrap();

@@ -20,7 +20,7 @@ use super::wakeups::Retired;
 use super::{Flow, Stored, memory_of};
 use crate::failure::{Failure, FailureKind};
 use crate::link::{MAX_READS, READ_BIT};
-use crate::protocol::MAX_OFFERS;
+use crate::protocol::{MAX_OFFERS, RESERVE};
 use crate::read_buffers::{ReadBuffers, ReadShare};
 use crate::waiters::Task;
 
@@ -208,6 +208,11 @@ impl Flow {
         Ok(id)
     }
 
+    /// Whether an answer to an offer of the peer waits.
+    pub(super) fn has_answers(&self) -> bool {
+        !self.offers.answers.is_empty()
+    }
+
     /// Takes the peer's answer to an offer.
     pub(super) fn offer_done(&mut self, id: u32, status: u32) {
         match self.offers.open.remove(&id) {
@@ -329,7 +334,9 @@ impl Flow {
 
     /// Answers an offer that was read or discarded; returns whether there was one.
     pub(super) fn answer_offer(&mut self) -> bool {
-        if self.protocol.counted_room() <= self.reserved {
+        // Permits wait for the answer, and not the answer for them: the peer takes it without its
+        // application, and so the credit comes back. Buffers for control messages stay.
+        if !self.protocol.can_send_counted() || self.buffers.sends.len() <= RESERVE as usize {
             return false;
         }
         let Some((offer, status)) = self.offers.answers.pop_front() else { return false };

@@ -71,11 +71,16 @@ impl Flow {
     }
 
     /// Posts the operations that are queued, as far as there are credits for notifications beside
-    /// the permits.
+    /// the permits. With messages that wait for credits, notifications share them: a program may
+    /// post notifications without end.
     pub(super) fn post_operations(&mut self) {
-        let Some(link) = self.link.as_mut().filter(|_| self.operations.has_queued()) else { return };
+        if !self.operations.has_queued() {
+            return;
+        }
         let credits = self.protocol.notification_room().saturating_sub(self.reserved);
-        let posted = self.operations.post(link, self.token, credits);
+        let share = if self.wants_credit() { self.protocol.notification_share(credits) } else { credits };
+        let Some(link) = self.link.as_mut() else { return };
+        let posted = self.operations.post(link, self.token, share);
         self.counts.operations += u64::from(posted.operations);
         for _ in 0..posted.notifications {
             self.protocol.notify();
@@ -90,6 +95,12 @@ impl Flow {
             // The peer will never see a notification that has used a credit.
             self.fail(error.into());
         }
+    }
+
+    /// Whether a message waits for a credit beside those of permits, or soon may.
+    fn wants_credit(&self) -> bool {
+        let has_sender = || self.sender_wants_credit && self.senders.has_turn();
+        self.outgoing.is_some() || self.has_answers() || self.protocol.wants_end() || has_sender()
     }
 
     /// Leaves tasks and memory to be woken and dropped once the lock is released.

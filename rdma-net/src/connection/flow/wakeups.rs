@@ -103,10 +103,19 @@ impl Flow {
         let waited = place.is_some();
         self.senders.wait(place, task);
         self.counts.send_waits += u64::from(!waited && place.is_some());
+        if self.senders.is_turn(*place) {
+            self.sender_wants_credit = !self.has_room();
+            if !self.sender_wants_credit {
+                // Notifications may have left it a credit.
+                self.post_operations();
+            }
+        }
     }
 
     /// Gives a place among the waiting senders up.
     pub(in crate::connection) fn leave_senders(&mut self, place: &mut Option<Place>) {
+        // The next one may.
+        self.sender_wants_credit = true;
         self.wakeups.stale.extend(self.senders.leave(place));
     }
 

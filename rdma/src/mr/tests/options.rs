@@ -364,6 +364,38 @@ fn huge_pages_are_there_or_the_error_says_why_not() {
     }
 }
 
+/// The flags of the mapping that holds an address.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn flags_of_mapping(address: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut is_here, mut flags) = (false, None);
+    for line in maps.lines() {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |digits: &str| usize::from_str_radix(digits, 16).ok();
+        if let Some((first, end)) = range.and_then(|(first, end)| Some((number(first)?, number(end)?))) {
+            is_here = (first..end).contains(&address);
+        } else if let Some(found) = line.strip_prefix("VmFlags:").filter(|_| is_here) {
+            flags = Some(format!("{found} "));
+        }
+    }
+    flags.expect("the mapping is in smaps")
+}
+
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn pages_that_are_touched_may_be_huge() {
+    if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        return;
+    }
+    for (len, threads, is_advised) in [(STEP, 1, true), (5 * STEP / 2, 3, true), (STEP, 0, false), (STEP / 2, 1, false)]
+    {
+        let pages = Pages::with_options(len, &options().touch_threads(threads)).unwrap();
+        let flags = flags_of_mapping(pages.as_ptr().addr());
+        assert_eq!(flags.contains(" hg "), is_advised, "{len} bytes, {threads} threads: {flags}");
+        assert!(pages.iter().all(|&byte| byte == 0));
+    }
+}
+
 #[test]
 fn pinned_memory_needs_no_advice() {
     let pd = domain();

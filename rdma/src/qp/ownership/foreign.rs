@@ -1,6 +1,8 @@
 //! Objects that other code has made: who destroys them, and what an attacker who keeps the contract
 //! of `from_raw` can reach.
 
+mod lies;
+
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};

@@ -17,9 +17,11 @@
 mod foreign;
 mod post;
 mod poster;
+mod stats;
 
 pub use post::SrqBatch;
 pub use poster::SrqPoster;
+pub use stats::SrqStats;
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -37,6 +39,7 @@ use crate::handle::{Handle, Object, Ownership, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::ring::{MAX_SLOTS, SharedProducer, Staged, attach_shared, detach_shared};
 use crate::types::SrqId;
+use stats::Counts;
 
 /// A receive queue from which several queue pairs of one domain take their receives.
 ///
@@ -74,6 +77,7 @@ pub struct SharedReceiveQueue<T: Transport = Rc> {
     chain: Chain<ibv_recv_wr>,
     /// The slots of the batch that is staged, or was not posted.
     batch: Vec<Staged>,
+    counts: Counts,
     /// Fork generation that may post; `NEVER` after a post whose outcome is unknown.
     live_in: u32,
     /// Whether the provider may write received data with the processor.
@@ -364,6 +368,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
         Ok(Self {
             chain: Chain::new(batch, max_sge as usize, inner.pd.identity()),
             batch: Vec::with_capacity(batch),
+            counts: Counts::default(),
             live_in: context.fork,
             processor_writes: scatter::processor_writes(context),
             depth,

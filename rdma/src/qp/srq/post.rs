@@ -182,13 +182,18 @@ impl<T: Transport> SharedReceiveQueue<T> {
             return Outcome::Unknown(error, Some(Ended::SharedReceives));
         };
         claimed.forget_segments();
+        self.counts.skipped += 1;
+        self.counts.refused.count(error.kind(), 1);
         Outcome::Returned(error)
     }
 
+    /// Counts a refused receive, and returns its error.
     #[cold]
-    fn refused(&self, refusal: Refusal) -> Error {
+    fn refused(&mut self, refusal: Refusal) -> Error {
         let ended = if self.inner().context().is_forked() { ErrorKind::Forked } else { ErrorKind::NoDevice };
-        Error::new(Verb::PostSrqRecv, refusal.kind(ended))
+        let kind = refusal.kind(ended);
+        self.counts.refused.count(kind, 1);
+        Error::new(Verb::PostSrqRecv, kind)
     }
 
     /// The number of receives that can be posted now, as far as this program knows: receives whose
@@ -221,6 +226,7 @@ impl<T: Transport> SrqBatch<'_, T> {
         let refused = match staged {
             Ok(staged) => {
                 queue.batch.push(staged);
+                queue.counts.staged += 1;
                 None
             }
             Err(refusal) => Some(queue.refused(refusal)),
@@ -250,6 +256,8 @@ impl<T: Transport> BatchQueue for SharedReceiveQueue<T> {
 
     fn begin(&mut self) -> ((), u32) {
         self.batch.clear();
+        // Those of a batch that was forgotten: their slots are free.
+        self.counts.skip_staged();
         ((), 0)
     }
 
@@ -260,21 +268,31 @@ impl<T: Transport> BatchQueue for SharedReceiveQueue<T> {
         let srq = match &self.held {
             Some(held) if self.live_in == fork::generation() => held.inner.raw.as_ptr(),
             // The process has forked since the requests were staged.
-            _ => return Err((self.refused(Refusal::Ended), Ok(0))),
+            _ => {
+                self.counts.skip_staged();
+                return Err((self.refused(Refusal::Ended), Ok(0)));
+            }
         };
+        self.counts.staged = 0;
         self.chain.link(len, true);
         let result = self.ring_doorbell(srq);
         self.chain.link(len, false);
         let Err((result, bad)) = result else { return Ok(()) };
         let posted = self.chain.position(bad, len).ok_or(Ended::SharedReceives);
-        if posted.is_err() {
+        let error = post_error(Verb::PostSrqRecv, result);
+        match posted {
+            Ok(posted) => {
+                self.counts.skipped += u64::from(len - posted);
+                self.counts.refused.count(error.kind(), len - posted);
+            }
             // The device may fill the memory at any time: the queue takes no more of it.
-            self.live_in = fork::NEVER;
+            Err(_) => self.live_in = fork::NEVER,
         }
-        Err((post_error(Verb::PostSrqRecv, result), posted))
+        Err((error, posted))
     }
 
     unsafe fn discard(&mut self, len: u32) {
+        self.counts.skip_staged();
         // SAFETY: park_batch requires free slots that are written and described: `push` staged them
         // (the contract of this function).
         unsafe { self.park_batch() };

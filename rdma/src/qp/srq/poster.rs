@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{SharedReceiveQueue, SrqInner};
+use super::{SharedReceiveQueue, SrqInner, SrqStats};
 use crate::error::{Result, Verb};
 use crate::handle::Handle;
 use crate::mr::Buffer;
@@ -133,6 +133,15 @@ impl<T: Transport> SrqPoster<T> {
     /// `Forked` in a forked child.
     pub fn room(&self) -> Result<u32> {
         Ok(self.lock()?.room())
+    }
+
+    /// What the queue has done: [`SharedReceiveQueue::stats`].
+    ///
+    /// # Errors
+    ///
+    /// `Forked` in a forked child.
+    pub fn stats(&self) -> Result<SrqStats> {
+        Ok(self.lock()?.stats())
     }
 
     /// The identifier of the queue in events.

@@ -12,6 +12,8 @@ use crate::testing::{self, BadWr, fail, fail_post, live};
 use crate::types::QpState;
 use crate::{CompletionQueue, Context, Poller};
 
+mod stats;
+
 const DEPTH: u32 = 4;
 /// Slots of the queue, of which the provider grants twice what is asked for.
 const SLOTS: u32 = 4 * DEPTH;

@@ -1,6 +1,7 @@
 //! Peers of `rdma_net` that speak its protocol over verbs and break it, or exhaust it by its own
 //! rules. Their connection fails with one clear reason, and no other connection notices.
 
+mod notifications;
 mod peer;
 
 use std::thread;

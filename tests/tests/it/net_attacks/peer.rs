@@ -67,7 +67,9 @@ pub(super) struct Attacker {
     pub(super) limit: u32,
     /// The limit that the victim is told.
     pub(super) granted: u32,
-    pub(super) owes_echo: bool,
+    /// While an UPDATE waits for an answer: the data messages that may go without its credits. A
+    /// notification beyond them is an answer.
+    pub(super) owed_echo: Option<u32>,
     /// Kind and payload of the messages that have come.
     pub(super) received: Vec<(u8, Vec<u8>)>,
     /// The first completion with an error: the connection has ended.
@@ -113,7 +115,7 @@ impl Attacker {
             sent: 0,
             limit: if limit == 0 { WINDOW } else { limit },
             granted: WINDOW,
-            owes_echo: false,
+            owed_echo: None,
             received: Vec::new(),
             end: None,
             is_over: false,
@@ -122,7 +124,7 @@ impl Attacker {
 
     /// Sends a message without a look at credits.
     pub(super) fn send(&mut self, kind: u8, flags: u8, rest: u32, payload: &[u8]) {
-        let echo = if std::mem::take(&mut self.owes_echo) { ECHO } else { 0 };
+        let echo = if self.owed_echo.take().is_some() { ECHO } else { 0 };
         let start = if payload.is_empty() { 0 } else { 16 };
         let mut message = vec![kind, flags | echo, 0, start];
         for word in [self.granted, rest, 0] {
@@ -147,6 +149,19 @@ impl Attacker {
         let _refused = self.qp.post_send(op::send(buffer.part(..bytes.len())));
     }
 
+    /// Writes a byte to the front of the victim's slice and notifies it, without a look at credits.
+    pub(super) fn notify(&mut self, to: RemoteSlice, number: u32) {
+        let from = self.spares.pop().unwrap_or_else(|| buffer(&self.pd, &[0; 64]));
+        let _refused = self.qp.post_send(op::write_imm(from.part(..1), to, number));
+        self.sent = self.sent.wrapping_add(1);
+        self.owed_echo = self.owed_echo.and_then(|left| left.checked_sub(1));
+    }
+
+    /// The slice that a message of the victim names.
+    pub(super) fn expect_slice(&mut self) -> RemoteSlice {
+        RemoteSlice::from_bytes(&self.expect(DATA)[..]).unwrap()
+    }
+
     pub(super) fn offer(&mut self, id: u32, slice: RemoteSlice) {
         self.send(OFFER, 0, id, &slice.to_bytes());
     }
@@ -167,8 +182,10 @@ impl Attacker {
         let message = &buffer[..len];
         let (kind, flags) = (message[0], message[1]);
         assert!(flags & ECHO == 0 || kind != UPDATE, "this end asks for no answer");
+        if kind == UPDATE {
+            self.owed_echo = Some(self.limit.wrapping_sub(self.sent));
+        }
         self.limit = u32::from_be_bytes(message[4..8].try_into().unwrap());
-        self.owes_echo |= kind == UPDATE;
         if matches!(kind, DATA | OFFER | DONE) {
             self.granted += 1;
         }
@@ -237,7 +254,11 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(context: &Context, limits: &ListenOptions) -> Self {
-        let (node, driver) = Node::new(context, &options()).unwrap();
+        Self::with(context, limits, &options())
+    }
+
+    pub(super) fn with(context: &Context, limits: &ListenOptions, options: &NodeOptions) -> Self {
+        let (node, driver) = Node::new(context, options).unwrap();
         let driver = thread::spawn(move || driver.run_blocking());
         let mut listener = node.listen(any_port(address(context)), limits).unwrap();
         let (to, client) = (listener.local_addr(), node.clone());
