@@ -98,11 +98,11 @@
 //! RDMA_SOFT_TCP=10.0.0.2 RDMA_SOFT_KEY=job.key soft-rdma ibv_rc_pingpong -g 0 10.0.0.1
 //! ```
 //!
-//! Each side proves that it holds the key before anything else happens; a key that is missing, short
-//! or readable by others is `EINVAL` at the first open of a device. What follows is not encrypted: use
-//! a network that you trust, or WireGuard. A host that cannot be reached, a number that no process
-//! has and a wrong key give `IBV_WC_RETRY_EXC_ERR`, and datagrams are lost; the log says why. A dead
-//! host is noticed after 10 s.
+//! Each side proves that it holds the key before anything else happens; a key that is missing,
+//! short or readable by others is `EINVAL` at the first open of a device. What follows is not
+//! encrypted: use a network that you trust, or WireGuard. A host that cannot be reached, a number
+//! that no process has and a wrong key give `IBV_WC_RETRY_EXC_ERR`, and datagrams are lost; the log
+//! says why. A dead host is noticed after 10 s.
 //!
 //! Not there yet: the connection manager and multicast reach this host only, and the programs of
 //! `rdma` choose `soft0` for jobs on several hosts only if they are told to (`RDMA_DEVICE`).

@@ -17,8 +17,8 @@
 //! can forward a proof to another host, use one again, or send back the other side's own.
 //!
 //! A process may speak for a slot only if its host agrees: the acceptor asks the process with that
-//! slot, over a connection of its own to the opener's address (purpose [`Purpose::Confirm`]), whether
-//! it is opening a connection with that nonce.
+//! slot, over a connection of its own to the opener's address (purpose [`Purpose::Confirm`]),
+//! whether it is opening a connection with that nonce.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -10,17 +10,17 @@
 //! A link to a process of another host is a [`stream`] of frames over TCP, after a handshake
 //! ([`hello`]) in which each side proves that it holds the [`key`] of the job.
 //!
-//! A link to a process of this host costs four descriptors: the socket of the handshake, a bell each way, and the
-//! peer's pidfd. It uses 524 KiB of shared memory at first: 268 KiB of rings with their control
-//! words, and the peer's directory of 256 KiB. The two processes share these pages, so each pays
-//! for half. The memory of a ring grows to 4 MiB when its reader does not keep up.
+//! A link to a process of this host costs four descriptors: the socket of the handshake, a bell
+//! each way, and the peer's pidfd. It uses 524 KiB of shared memory at first: 268 KiB of rings with
+//! their control words, and the peer's directory of 256 KiB. The two processes share these pages,
+//! so each pays for half. The memory of a ring grows to 4 MiB when its reader does not keep up.
 //!
 //! # Another kind of link
 //!
 //! What it needs: an implementation beside [`duplex`] and [`stream`] and a variant of `Medium`, and
 //! what sets it up, as `node/peers.rs` and `node/remote.rs` do. The engine knows links as `LinkId`
-//! and `Outbound` and peers as host and slot (`PeerId`), so it does not change. It expects order and
-//! reliability. The node drains all links alike.
+//! and `Outbound` and peers as host and slot (`PeerId`), so it does not change. It expects order
+//! and reliability. The node drains all links alike.
 //!
 //! # Files
 //!

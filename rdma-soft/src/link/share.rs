@@ -1,5 +1,5 @@
-//! The socket at which the processes of a user that chose one address listen for other hosts: all of
-//! them hold a descriptor of the same socket, so a call waits in one queue, and whoever is awake
+//! The socket at which the processes of a user that chose one address listen for other hosts: all
+//! of them hold a descriptor of the same socket, so a call waits in one queue, and whoever is awake
 //! accepts it.
 //!
 //! Each process that has the socket gives it away under an abstract name of its own, of the address

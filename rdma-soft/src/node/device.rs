@@ -9,11 +9,10 @@ use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
 
 use super::faults;
-use super::peers::Who;
 use super::remote::Remote;
 use super::source::Source;
 use super::state::{Sink, State};
-use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, QpId, Time};
+use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, PeerId, QpId, Time};
 use crate::link::Link;
 use crate::link::handshake::Local;
 use crate::link::slot::{self, Listener};
@@ -33,6 +32,15 @@ const COPY_PATIENCE: Duration = Duration::from_secs(10);
 /// The longest wait for datagrams to be sent. The engine gives up a destination that it cannot
 /// reach after a second.
 const DATAGRAM_PATIENCE: Duration = Duration::from_millis(1200);
+
+/// A process with which a handshake is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Who {
+    /// A process of this host, by its id.
+    Near(i32),
+    /// A process of another host, by one of its slots.
+    Far(PeerId),
+}
 
 /// This process's part in a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::device::{Node, Part};
-use super::remote;
+use super::callers;
+use super::device::{Node, Who};
+use super::meeting::{Meeting, give_up};
 use super::source::Source;
-use super::state::State;
 use crate::engine::{Area, DIRECTORY_LEN, PeerId, Slot};
 use crate::link::handshake::{self, Answer, Established, Opened, PATIENCE, Refusal};
 use crate::link::slot;
@@ -31,78 +31,6 @@ const ADMISSIONS: usize = 64;
 /// Delay before a process asks a peer again that has answered `Busy`.
 const BUSY: Duration = Duration::from_millis(2);
 
-/// A process with which a handshake is under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Who {
-    /// A process of this host, by its id.
-    Near(i32),
-    /// A process of another host, by one of its slots.
-    Far(PeerId),
-}
-
-/// A handshake with a process. Other handshakes with the same process wait until this one is
-/// dropped.
-pub(super) struct Meeting {
-    node: &'static Node,
-    who: Who,
-    part: Part,
-}
-
-impl Meeting {
-    /// None if there is a link to the process, or another handshake with it is under way.
-    pub(super) fn open(node: &'static Node, who: Who) -> Option<Self> {
-        let mut parts = node.meetings.parts.lock();
-        if parts.contains_key(&who) || has_link(&node.lock(), who) {
-            return None;
-        }
-        parts.insert(who, Part::Opener);
-        Some(Self { node, who, part: Part::Opener })
-    }
-
-    /// The answer to a process that requests a link. `has_link` says whether there is one.
-    /// `opens_first` decides if both processes open at once: the peer applies the same rule, so one
-    /// of the two handshakes goes on.
-    pub(super) fn accept(
-        node: &'static Node,
-        who: Who,
-        has_link: impl FnOnce(&State) -> bool,
-        opens_first: impl FnOnce(&State) -> bool,
-    ) -> (Answer, Option<Self>) {
-        let mut parts = node.meetings.parts.lock();
-        let state = node.lock();
-        if has_link(&state) {
-            return (Answer::Known, None);
-        }
-        let is_busy = match parts.get(&who) {
-            None => false,
-            Some(Part::Acceptor) => true,
-            Some(Part::Opener) => opens_first(&state),
-        };
-        if is_busy {
-            return (Answer::Busy, None);
-        }
-        parts.insert(who, Part::Acceptor);
-        (Answer::Welcome, Some(Self { node, who, part: Part::Acceptor }))
-    }
-}
-
-impl Drop for Meeting {
-    fn drop(&mut self) {
-        let mut parts = self.node.meetings.parts.lock();
-        if parts.get(&self.who) == Some(&self.part) {
-            parts.remove(&self.who);
-        }
-    }
-}
-
-/// Whether there is a link to a process.
-fn has_link(state: &State, who: Who) -> bool {
-    match who {
-        Who::Near(pid) => state.link_to(pid).is_some(),
-        Who::Far(process) => state.link_to_far(process).is_some(),
-    }
-}
-
 /// Connects to the process with a slot in a thread, and tells the engine if that fails.
 pub(super) fn dial(node: &'static Node, slot: Slot) {
     let started = thread::spawn("rdma-soft-dial", move || {
@@ -117,13 +45,6 @@ pub(super) fn dial(node: &'static Node, slot: Slot) {
         give_up(node, PeerId::local(slot));
         log!(WARN, "no link to process number {}: no thread can be started for it: {error}", slot.0);
     }
-}
-
-/// Tells the engine that a process cannot be reached.
-pub(super) fn give_up(node: &Node, peer: PeerId) {
-    let mut state = node.lock();
-    state.engine.handle_unreachable(peer);
-    state.after_call();
 }
 
 /// Sets up a link to the process with a slot, and says which process that is. Waits for a stopped
@@ -242,7 +163,7 @@ fn greet(node: &'static Node, socket: Socket, seat: Seat) -> Result<(), Refusal>
     if first.kind == Kind::Caller as u32 {
         // A stranger of another host must not take a place that processes of this host need.
         drop((socket, seat));
-        remote::take_over(node, first);
+        callers::take_over(node, first);
         return Ok(());
     }
     let (mut meeting, mut known) = (None, None);

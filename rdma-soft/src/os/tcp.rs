@@ -75,7 +75,8 @@ impl Tcp {
         Ok(this)
     }
 
-    /// Whether a socket listens at an address of this host. Binds the address for a moment to find out.
+    /// Whether a socket listens at an address of this host. Binds the address for a moment to find
+    /// out.
     pub(crate) fn is_taken(address: SocketAddr) -> bool {
         let bind = |socket: Self| {
             // So that only sockets that listen count.

@@ -95,7 +95,8 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<(Path, Place), Er
 }
 
 /// Where the address vector of a connection leads. `EHOSTUNREACH` for the address of another host
-/// that this process does not reach: there, other processes have the queue pair numbers of this host.
+/// that this process does not reach: there, other processes have the queue pair numbers of this
+/// host.
 pub(super) fn place(context: &ContextState, asked: &ibv_ah_attr) -> Result<Place, Errno> {
     match path(context, asked)? {
         (Path { group: Some(_), .. }, _) => Err(Errno::INVAL),
