@@ -27,6 +27,8 @@ use crate::panics::Panics;
 const EVENT_BUDGET: usize = 256;
 /// Turns of a driver that never sleeps between looks for events of the connection manager.
 const EVENT_TURNS: u32 = 64;
+/// Connections for whose timeouts a driver has memory from the start.
+const MOST_TIMED: u32 = 1024;
 
 /// Does the work of a [`Node`](super::Node): it delivers completions and events, and keeps the
 /// time.
@@ -52,13 +54,17 @@ struct NodeHandler {
     /// Whether asynchronous events of the device may be pending.
     has_device_events: bool,
     turns: u32,
+    /// An empty list for the connections of a timeout.
+    timed: Vec<Arc<Core>>,
 }
 
 impl Driver {
     pub(super) fn new(tables: &Arc<Tables>, reactor: Reactor) -> Self {
         let (tables, shared) = (Arc::clone(tables), Arc::clone(&tables.shared));
         let poller = shared.cq.poller();
-        let handler = NodeHandler { tables, shared, poller, has_events: true, has_device_events: true, turns: 0 };
+        let timed = Vec::with_capacity(shared.options.max_connections.min(MOST_TIMED) as usize);
+        let (has_events, has_device_events) = (true, true);
+        let handler = NodeHandler { tables, shared, poller, has_events, has_device_events, turns: 0, timed };
         Self { reactor, handler }
     }
 
@@ -249,7 +255,7 @@ impl Handler for NodeHandler {
         if std::mem::take(&mut self.has_device_events) || is_time {
             device_events::handle(&self.tables)?;
         }
-        self.tables.handle_timeouts(Instant::now());
+        self.tables.handle_timeouts(Instant::now(), &mut self.timed);
         self.tables.remove_ended();
         Ok(count)
     }

@@ -108,7 +108,8 @@
 // Files. This crate is on the public interface of `rdma` alone, without `unsafe`.
 //
 //   guide/                          pages in Markdown, included by `mod.rs`; their programs are
-//                                   doctests
+//                                   doctests, and those over other crates (`*.rs`) are compiled
+//                                   and run by the workspace `thirdparty`
 //   stream.rs                       the byte stream
 //   node.rs, driver.rs, shutdown.rs
 //                                   the handle of a node; completions, events and timeouts; the

@@ -385,18 +385,19 @@ impl Tables {
         }
     }
 
-    /// Does all that is due.
-    pub(super) fn handle_timeouts(&self, now: Instant) {
+    /// Does all that is due. `cores` is an empty list, whose memory is used.
+    pub(super) fn handle_timeouts(&self, now: Instant, cores: &mut Vec<Arc<Core>>) {
         if !self.shared.take_due(now) {
             return;
         }
-        let (cores, mailboxes) = {
+        let mailboxes = {
             let entries = self.lock();
-            (entries.cores.values().cloned().collect::<Vec<_>>(), entries.mailboxes())
+            cores.extend(entries.cores.values().cloned());
+            entries.mailboxes()
         };
         // A task that panics when it is woken must not keep others from their timeouts.
         let mut panics = Panics::default();
-        for core in cores {
+        for core in cores.drain(..) {
             panics.catch(|| core.handle_timeout());
         }
         if let Events::Tcp(sockets) = &self.events {

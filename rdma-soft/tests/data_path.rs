@@ -3,45 +3,10 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use common::datagram::Datagrams;
 use common::{Config, Request, pair};
 use rdma_sys::*;
-
-/// A global allocator that counts allocations while `COUNTING` is set.
-struct Counting;
-
-static COUNTING: AtomicBool = AtomicBool::new(false);
-static COUNT: AtomicU64 = AtomicU64::new(0);
-
-fn count() {
-    if COUNTING.load(Ordering::Relaxed) {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: `GlobalAlloc` requires a correct allocator: every call is passed unchanged to the
-// system's.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: `System.alloc` has the contract of this function.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: `System.realloc` has the contract of this function.
-        unsafe { System.realloc(block, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: `System.dealloc` has the contract of this function.
-        unsafe { System.dealloc(block, layout) };
-    }
-}
+use rdma_test_support::allocations::{self, Counting};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -60,16 +25,15 @@ fn count_during(what: &str, mut round: impl FnMut()) {
         for _ in 0..1000 {
             round();
         }
-        COUNT.store(0, Ordering::Relaxed);
-        COUNTING.store(true, Ordering::Relaxed);
+        let before = allocations::of_process();
         let start = std::time::Instant::now();
         for _ in 0..10_000 {
             round();
         }
         let elapsed = start.elapsed();
-        COUNTING.store(false, Ordering::Relaxed);
+        let counted = allocations::of_process() - before;
         println!("{} ns for {what}", elapsed.as_nanos() / 10_000);
-        counts.push(COUNT.load(Ordering::Relaxed));
+        counts.push(counted);
         if counts.last() == Some(&0) {
             return;
         }

@@ -10,6 +10,7 @@
 pub mod cm;
 pub mod datagram;
 pub mod report;
+pub mod tasks;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

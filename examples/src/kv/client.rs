@@ -75,7 +75,7 @@ impl Client {
     /// If the server refuses; if the connection fails.
     pub async fn put(&mut self, key: &[u8], value: &[u8], expected: Option<u64>) -> Result<u64, Failure> {
         check(key, value)?;
-        self.change(Request::Put(key, value, expected)).await
+        outcome(&self.ask(Request::Put(key, value, expected)).await?)
     }
 
     /// Removes a key. With `expected`, only if the key has this sequence number.
@@ -84,7 +84,7 @@ impl Client {
     /// If the key does not exist or the server refuses; if the connection fails.
     pub async fn delete(&mut self, key: &[u8], expected: Option<u64>) -> Result<(), Failure> {
         check(key, &[])?;
-        self.change(Request::Delete(key, expected)).await.map(drop)
+        outcome(&self.ask(Request::Delete(key, expected)).await?).map(drop)
     }
 
     /// Ends the connection.
@@ -94,11 +94,6 @@ impl Client {
     pub async fn close(self) -> Result<(), Failure> {
         self.connection.close().await?;
         Ok(())
-    }
-
-    async fn change(&mut self, request: Request<'_>) -> Result<u64, Failure> {
-        let answer = self.ask(request).await?;
-        outcome(&answer)
     }
 
     async fn ask(&mut self, request: Request<'_>) -> Result<Bytes, Failure> {

@@ -92,9 +92,10 @@ impl Client {
         }
         let (call, answer) = Call::begin(&self.calls)?;
         let request = encode(&Request { id: call.id, time, method: method.number(), body })?;
+        let ended = |_| self.calls.lock().ended.clone().unwrap_or_else(|| Failure::new("the call was given up"));
         let exchange = async {
             self.to.send(request).await?;
-            answer.await.map_err(|_| self.calls.failure())
+            answer.await.map_err(ended)
         };
         match timeout(time, exchange).await.map_err(|_| late(given))?? {
             Outcome::Done(result) => Ok(result.into()),
@@ -141,17 +142,6 @@ impl Calls {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Ends all calls, and those that begin later.
-    fn end(&self, failure: Failure) {
-        let mut state = self.lock();
-        state.ended = Some(failure);
-        state.waiting.clear();
-    }
-
-    fn failure(&self) -> Failure {
-        self.lock().ended.clone().unwrap_or_else(|| Failure::new("the call was given up"))
-    }
 }
 
 /// Gives each answer to the call that waits for it, until the connection ends.
@@ -171,5 +161,8 @@ async fn hand_out(mut from: Receiver, calls: Arc<Calls>) {
             let _late = waiting.send(outcome);
         }
     };
-    calls.end(failure);
+    // Ends all calls, and those that begin later.
+    let mut state = calls.lock();
+    state.ended = Some(failure);
+    state.waiting.clear();
 }

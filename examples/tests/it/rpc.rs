@@ -192,6 +192,25 @@ fn bad_clients_harm_nobody() {
 }
 
 #[test]
+fn calls_that_have_begun_are_answered_after_the_last_one() {
+    let server = server();
+    with_node(async |node| {
+        // The client ends its data, or sends what is no call.
+        for last in [None, Some(b"nonsense")] {
+            let (to, mut from) = node.connect(server.address).await?.split();
+            to.send(encode(&(7u32, LONG, Method::Sleep as u8, &b"300"[..]))?).await?;
+            if let Some(last) = last {
+                to.send(last).await?;
+            }
+            drop(to);
+            let answer = from.next().await?.expect("an answer");
+            assert_eq!(answer[0], 7, "the number of the call");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn the_death_of_the_server_ends_every_call() {
     let mut server = server();
     with_node(async |node| {

@@ -1,11 +1,13 @@
 //! Batches: one-sided operations that are posted together.
 
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 
 use rdma::{Buffer, Error, ErrorKind, OptionLimit, RemoteSlice, Verb};
 
 use super::core::Core;
+use super::entries::Entry;
 use super::fetched::Fetched;
 use super::operations::{Finished, Request, WORD};
 use super::remote::{Running, check_notifies, check_write};
@@ -24,14 +26,6 @@ static LENGTH: OptionLimit = OptionLimit::new("operations", "no less than the op
 pub struct Batch {
     core: Arc<Core>,
     entries: Vec<Entry>,
-}
-
-struct Entry {
-    request: Request,
-    /// Until the operation is posted.
-    buffer: Option<Buffer>,
-    /// Of a fetch: the part of the buffer behind the bytes.
-    rest: Option<Buffer>,
 }
 
 /// The result of an operation of a batch.
@@ -74,7 +68,8 @@ impl Outcome {
 
 impl Batch {
     pub(super) fn new(core: &Arc<Core>) -> Self {
-        Self { core: Arc::clone(core), entries: Vec::new() }
+        let entries = if core.check_process().is_ok() { core.batches.take() } else { Vec::new() };
+        Self { core: Arc::clone(core), entries }
     }
 
     /// The number of operations.
@@ -96,14 +91,12 @@ impl Batch {
     ///
     /// `Local` with `InvalidOption`, which names [`operations`](crate::NodeOptions::operations), if
     /// the batch has as many operations as may be in flight; with `NotSupported` on iWARP
-    /// ([`can_read`](super::Remote::can_read)); if memory for the slice is short.
+    /// ([`can_read`](super::Remote::can_read)).
     pub fn fetch(&mut self, from: RemoteSlice) -> Result<(), Failure> {
         self.check_space()?;
         self.check_reads()?;
         let len = usize::try_from(from.len()).map_err(|_| out_of_bounds())?;
-        let mut buffer = self.core.fetch_buffers.take(&self.core.pd, len)?;
-        let rest = Some(buffer.split_off(len));
-        self.entries.push(Entry { request: Request::Read(from), buffer: Some(buffer), rest });
+        self.entries.push(Entry { request: Request::Read(from), fetches: Some(len), buffer: None, rest: None });
         Ok(())
     }
 
@@ -178,33 +171,91 @@ impl Batch {
     /// # Errors
     ///
     /// The reason why the connection failed, or the error of the first operation that failed, once
-    /// all have ended: for example of a buffer of another domain. The buffers are lost.
+    /// all have ended: for example of a buffer of another domain; `Local` if memory for a fetch is
+    /// short. The buffers are lost.
     #[doc(alias = "ibv_post_send")]
-    pub async fn submit(mut self) -> Result<Vec<Outcome>, Failure> {
+    pub async fn submit(self) -> Result<Vec<Outcome>, Failure> {
+        let mut results = Vec::new();
+        self.submit_into(&mut results).await?;
+        Ok(results)
+    }
+
+    /// Does what [`submit`](Self::submit) does, and adds the results to a vector, which the program
+    /// may use for one batch after the other: then batches allocate nothing. After an error the
+    /// vector is as it was.
+    ///
+    /// # Errors
+    ///
+    /// As for [`submit`](Self::submit).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctests/net.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (client, server) = connected()?;
+    /// # let table = server.domain().allocate_exposed(8, rdma::RemoteAccess::ATOMIC)?;
+    /// # let at = table.remote(..)?;
+    /// let mut results = Vec::new();
+    /// for round in 0..3 {
+    ///     let mut batch = client.remote().batch();
+    ///     batch.fetch_add(at, 1)?;
+    ///     batch.fetch_add(at, 1)?;
+    ///     block_on(batch.submit_into(&mut results))?;
+    ///     let sum: u64 = results.drain(..).filter_map(|result| result.old_value()).sum();
+    ///     assert_eq!(sum, 4 * round + 1);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn submit_into(self, results: &mut Vec<Outcome>) -> Result<(), Failure> {
+        let there = results.len();
+        results.reserve_exact(self.entries.len());
+        let submitted = self.submit_each(|result| results.push(result)).await;
+        if submitted.is_err() {
+            results.truncate(there);
+        }
+        submitted
+    }
+
+    /// Calls `take` with each result, under the connection's lock: it drops nothing. After an error
+    /// it had some results, or none.
+    pub(super) async fn submit_each(mut self, mut take: impl FnMut(Outcome)) -> Result<(), Failure> {
         if self.entries.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         // Each operation was checked against the limit, which is a `u32`.
         let count = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
-        let requests = self.entries.iter_mut().map(|entry| (entry.request, entry.buffer.take()));
-        let running = Running::run(&self.core, count, requests).await?;
-        let mut results = Vec::with_capacity(self.entries.len());
-        running.take(|result| results.push(result));
-        let outcome = |(result, entry): (Result<Finished, Failure>, Entry)| {
-            Ok(match (result?, entry.rest) {
-                (Finished::Buffer(bytes), Some(rest)) => {
-                    Outcome::Fetched(Fetched::new(&self.core.fetch_buffers, bytes, rest))
-                }
-                (Finished::Buffer(buffer), None) => Outcome::Buffer(buffer),
-                (Finished::OldValue(value), _) => Outcome::OldValue(value),
-            })
+        let (core, entries) = (&self.core, &mut self.entries);
+        let requests = || {
+            let entries = entries;
+            for entry in &mut *entries {
+                let Some(len) = entry.fetches else { continue };
+                let (buffer, rest) = core.fetch_buffers.take(&core.pd, len)?;
+                (entry.buffer, entry.rest) = (Some(buffer), Some(rest));
+            }
+            Ok(entries.iter_mut().map(|entry| (entry.request, entry.buffer.take())))
         };
-        results.into_iter().zip(self.entries).map(outcome).collect()
+        let running = Running::run(core, count, requests).await?;
+        let (mut entries, mut failure) = (self.entries.iter_mut(), None);
+        running.take(|result| {
+            let entry = entries.next();
+            match result {
+                Ok(Finished::Buffer(bytes)) => take(match entry.and_then(|entry| entry.rest.take()) {
+                    Some(rest) => Outcome::Fetched(Fetched::new(&core.fetch_buffers, bytes, rest)),
+                    None => Outcome::Buffer(bytes),
+                }),
+                Ok(Finished::OldValue(value)) => take(Outcome::OldValue(value)),
+                Err(error) => {
+                    failure.get_or_insert(error);
+                }
+            }
+        });
+        failure.map_or(Ok(()), Err)
     }
 
     fn push(&mut self, request: Request, buffer: Option<Buffer>) -> Result<(), Failure> {
         self.check_space()?;
-        self.entries.push(Entry { request, buffer, rest: None });
+        self.entries.push(Entry { request, fetches: None, buffer, rest: None });
         Ok(())
     }
 
@@ -220,6 +271,16 @@ impl Batch {
             return Err(Error::new(Verb::PostSend, ErrorKind::NotSupported).into());
         }
         Ok(())
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let mut entries = mem::take(&mut self.entries);
+        entries.clear();
+        if self.core.check_process().is_ok() {
+            self.core.batches.keep(entries);
+        }
     }
 }
 

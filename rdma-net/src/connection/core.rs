@@ -12,6 +12,7 @@ use rdma::cm::IdKey;
 use rdma::{Buffer, Failed, MadeIn, ProtectionDomain, Result, Verb};
 use tracing::{Span, field};
 
+use super::entries::EntryLists;
 use super::fetched::FetchBuffers;
 use super::flow::{Arrivals, Buffers, Flow, Memory, Offers};
 use super::operations::{Operations, WORD};
@@ -55,6 +56,7 @@ pub(crate) struct Core {
     /// Whether the connection was closed without waiting for the peer.
     is_cut_off: AtomicBool,
     pub(super) fetch_buffers: Arc<FetchBuffers>,
+    pub(super) batches: EntryLists,
     /// The domain of the node, or the connection's own.
     pub(super) pd: ProtectionDomain,
     made_in: MadeIn,
@@ -124,6 +126,7 @@ impl Core {
             may_send: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             fetch_buffers: Arc::new(FetchBuffers::new(max_operations)),
+            batches: EntryLists::default(),
             pd,
             made_in: MadeIn::default(),
             flow,
@@ -148,7 +151,9 @@ impl Core {
             (result, mem::take(&mut flow.wakeups), flow.take_sooner_deadline(), end)
         };
         let mut panics = Panics::default();
-        wakeups.wake(&mut panics);
+        if let Some(lists) = wakeups.wake(&mut panics) {
+            self.flow.lock().unwrap_or_else(PoisonError::into_inner).wakeups.reuse(lists);
+        }
         if let Some(deadline) = deadline {
             self.shared.note_deadline(deadline);
         }

@@ -10,8 +10,8 @@ use rdma::{Buffer, MadeIn, ProtectionDomain, Result, Verb};
 /// Shortest buffer, so that one buffer serves reads of several lengths.
 const MIN_LEN: usize = 4096;
 
-/// A connection's buffers for fetches, those that no fetch uses: as many as may be in flight, the
-/// longest ones. Slices may be longer than messages, for which the node keeps other buffers.
+/// A connection's buffers for fetches, those that no fetch uses: twice as many as may be in flight,
+/// the longest ones. Slices may be longer than messages, for which the node keeps other buffers.
 #[derive(Debug)]
 pub(super) struct FetchBuffers {
     spares: Mutex<Spares>,
@@ -48,20 +48,23 @@ impl Spares {
 }
 
 impl FetchBuffers {
-    pub(super) fn new(most: u32) -> Self {
-        Self { spares: Mutex::default(), most: most as usize, made_in: MadeIn::default() }
+    pub(super) fn new(operations: u32) -> Self {
+        Self { spares: Mutex::default(), most: 2 * operations as usize, made_in: MadeIn::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Spares> {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the shortest buffer of at least `len` bytes, or a new one.
-    pub(super) fn take(&self, pd: &ProtectionDomain, len: usize) -> Result<Buffer> {
+    /// Takes `len` bytes of the shortest buffer that has as many, or of a new one, and the part of
+    /// the buffer behind them.
+    pub(super) fn take(&self, pd: &ProtectionDomain, len: usize) -> Result<(Buffer, Buffer)> {
         self.made_in.check(Verb::PostSend)?;
         let spare = self.lock().take(len);
         let new_len = len.checked_next_power_of_two().unwrap_or(len).max(MIN_LEN);
-        spare.map_or_else(|| pd.allocate(new_len), Ok)
+        let mut buffer = spare.map_or_else(|| pd.allocate(new_len), Ok)?;
+        let rest = buffer.split_off(len);
+        Ok((buffer, rest))
     }
 
     /// Keeps a buffer, and returns one that is not needed.

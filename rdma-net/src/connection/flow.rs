@@ -1,6 +1,7 @@
 //! The state of a connection under its lock: the protocol, the queue pair and the buffers.
 
 mod arrivals;
+mod assembly;
 mod deadlines;
 mod offers;
 mod one_sided;
@@ -19,6 +20,7 @@ pub(super) use self::offers::{Offers, Way};
 use rdma::Buffer;
 use rdma::op;
 
+use self::assembly::Assembly;
 use self::wakeups::{Retired, Wakeups};
 use super::operations::Operations;
 use crate::failure::{Failure, FailureKind};
@@ -57,14 +59,15 @@ pub(super) struct Flow {
     inbox: VecDeque<Stored>,
     /// Memory of the messages in the inbox that occupy neither a receive nor a buffer of a read.
     inbox_bytes: usize,
-    /// The fragments of an incomplete message.
-    assembly: Vec<u8>,
+    assembly: Assembly,
     receiver_is_gone: bool,
     /// Whether messages that arrived were given up, because one before them was lost.
     is_cut: bool,
     offers: Offers,
 
     outgoing: Option<Outgoing>,
+    /// Memory for the next message of several fragments.
+    outgoing_spare: Vec<u8>,
     /// Filled permits that are not posted yet.
     filled: VecDeque<(Buffer, usize)>,
     /// Permits that are not posted yet.
@@ -158,11 +161,12 @@ impl Flow {
             owed: 0,
             inbox: VecDeque::new(),
             inbox_bytes: 0,
-            assembly: Vec::new(),
+            assembly: Assembly::default(),
             receiver_is_gone: false,
             is_cut: false,
             offers,
             outgoing: None,
+            outgoing_spare: Vec::new(),
             filled: VecDeque::new(),
             reserved: 0,
             ending: Ending::None,
@@ -261,8 +265,8 @@ impl Flow {
         }
         self.outcome = Some(self.protocol.peer_code().map_or(failure, Failure::closed));
         self.may_send = false;
-        self.outgoing = None;
-        self.assembly = Vec::new();
+        (self.outgoing, self.outgoing_spare) = (None, Vec::new());
+        self.assembly.clear();
         self.end_offers();
         self.end_operations();
         self.replace_receives();
@@ -310,7 +314,13 @@ impl Flow {
                     self.counts.count_received(fragment.payload.len());
                     self.inbox.push_back(Stored::Whole(buffer, fragment.payload));
                 } else {
-                    self.assembly.extend_from_slice(&buffer[fragment.payload]);
+                    if fragment.is_first {
+                        let agreed = self.protocol.agreed();
+                        let window = agreed.window as usize * agreed.max_payload();
+                        let len = fragment.payload.len().saturating_add(fragment.rest as usize);
+                        self.assembly.begin(len, window);
+                    }
+                    self.assembly.add(&buffer[fragment.payload]);
                     self.buffers.spares.push(buffer);
                     if fragment.is_last {
                         self.finish_assembly();
@@ -334,7 +344,7 @@ impl Flow {
     }
 
     fn finish_assembly(&mut self) {
-        let message = std::mem::take(&mut self.assembly);
+        let message = self.assembly.finish();
         self.inbox_bytes += memory_of(&message);
         self.counts.count_received(message.len());
         self.inbox.push_back(Stored::Assembled(message));
@@ -451,6 +461,8 @@ impl Flow {
         outgoing.sent = end;
         if rest > 0 {
             self.outgoing = Some(outgoing);
+        } else {
+            self.outgoing_spare = outgoing.bytes;
         }
         true
     }
@@ -505,7 +517,10 @@ impl Flow {
         let Some(header) = self.protocol.data(len, length(rest.len()), 0) else { return };
         self.counts.count_sent(message.len());
         if !rest.is_empty() {
-            self.outgoing = Some(Outgoing { bytes: rest.to_vec(), sent: 0 });
+            let mut bytes = std::mem::take(&mut self.outgoing_spare);
+            bytes.clear();
+            bytes.extend_from_slice(rest);
+            self.outgoing = Some(Outgoing { bytes, sent: 0 });
         }
         self.post_copy(header, first);
         self.pump(now);
@@ -611,6 +626,7 @@ impl Flow {
                 self.pump(now);
             }
             Stored::Read(buffer, rest) => self.keep_read(buffer, rest),
+            Stored::Assembled(bytes) if self.outcome.is_none() && !self.receiver_is_gone => self.assembly.keep(bytes),
             Stored::Assembled(_) | Stored::Offered(_) => {}
         }
     }
@@ -639,7 +655,7 @@ impl Flow {
     /// Discards received messages from now on. The caller pumps.
     pub(super) fn discard_received(&mut self) {
         self.receiver_is_gone = true;
-        self.assembly = Vec::new();
+        self.assembly.clear();
         for stored in std::mem::take(&mut self.inbox) {
             self.discard(stored);
         }
@@ -651,7 +667,7 @@ impl Flow {
     /// the connection off at a time.
     pub(super) fn shut_down(&mut self, by: Instant, now: Instant) {
         self.receiver_is_gone = true;
-        self.assembly = Vec::new();
+        self.assembly.clear();
         self.close_by = Some(self.close_by.map_or(by, |known| known.min(by)));
         if self.ending == Ending::Data {
             self.close(0, now, self.linger);

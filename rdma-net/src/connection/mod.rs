@@ -7,11 +7,13 @@
 //!   flow.rs                    the state under the lock
 //!   flow/offers.rs, flow/staging.rs
 //!                              long messages by OFFER, read and DONE; their memory
+//!   flow/assembly.rs           messages that arrive in several fragments
 //!   flow/wakeups.rs, flow/deadlines.rs
 //!                              the tasks to wake; what is due after a time
 //!   sender.rs, receiver.rs, remote.rs
 //!                              the handles
 //!   batch.rs, notifications.rs operations under one doorbell; the peer's writes with immediate data
+//!   entries.rs                 the operations of a batch, and memory for them
 //!   closing.rs                 closing by any handle, and waiting for the end
 //!   sink.rs                    messages by `poll_ready` and `start_send`; the traits of `futures`
 //!   operations.rs, fetched.rs  one-sided operations in flight; buffers of `Remote::fetch`
@@ -22,6 +24,7 @@
 mod batch;
 mod closing;
 mod core;
+mod entries;
 mod fetched;
 mod flow;
 mod notifications;

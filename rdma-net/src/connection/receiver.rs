@@ -145,10 +145,7 @@ pub struct Message {
 /// ```
 #[cfg(feature = "bytes")]
 impl From<Message> for bytes::Bytes {
-    fn from(mut message: Message) -> Self {
-        if let Some(Stored::Assembled(bytes)) = &mut message.stored {
-            return std::mem::take(bytes).into();
-        }
+    fn from(message: Message) -> Self {
         Self::from_owner(message)
     }
 }
@@ -159,7 +156,8 @@ impl Message {
     /// holds the memory of the message.
     ///
     /// A copy gives the receive buffer back at once, so that a program may keep any number of short
-    /// messages while the peer sends on. It costs an allocation, as the other way does.
+    /// messages while the peer sends on. It costs an allocation, as the other way does, and the
+    /// first clone or slice of a copy costs another.
     #[must_use]
     pub fn into_bytes(self, copy_up_to: usize) -> bytes::Bytes {
         if self.len() <= copy_up_to { bytes::Bytes::copy_from_slice(&self) } else { self.into() }

@@ -6,7 +6,7 @@ use std::task::{Poll, ready};
 
 use rdma::{Buffer, Error, ErrorKind, RemoteSlice, Verb};
 
-use super::batch::{Batch, Outcome};
+use super::batch::Batch;
 use super::core::Core;
 use super::fetched::Fetched;
 use super::operations::{Finished, Request};
@@ -44,8 +44,8 @@ impl Remote {
         !self.core.pd.context().capabilities().read_needs_exposed_sink
     }
 
-    /// Reads the peer's slice. The connection keeps buffers for further reads, as many as may be in
-    /// flight.
+    /// Reads the peer's slice. The connection keeps buffers for further reads, twice as many as may
+    /// be in flight: the results of some are used while the others travel.
     ///
     /// A read of memory that the peer changes meanwhile may mix old and new bytes: an entry needs a
     /// checksum, as the page [*operations*](rdma::guide::operations) of the guide says.
@@ -83,9 +83,16 @@ impl Remote {
     pub async fn fetch(&self, from: RemoteSlice) -> Result<Fetched, Failure> {
         let too_long = |_| Error::new(Verb::PostSend, ErrorKind::OutOfBounds);
         let len = usize::try_from(from.len()).map_err(too_long)?;
-        let mut buffer = self.core.fetch_buffers.take(&self.core.pd, len)?;
-        let rest = buffer.split_off(len);
-        Ok(Fetched::new(&self.core.fetch_buffers, self.read(from, buffer).await?, rest))
+        let mut rest = None;
+        // A task that waits for a slot needs no buffer yet.
+        let request = || {
+            let (buffer, behind) = self.core.fetch_buffers.take(&self.core.pd, len)?;
+            rest = Some(behind);
+            Ok(Some((Request::Read(from), Some(buffer))))
+        };
+        let bytes = self.run(request).await.and_then(buffer)?;
+        let rest = rest.ok_or_else(|| Failure::new(FailureKind::Local))?;
+        Ok(Fetched::new(&self.core.fetch_buffers, bytes, rest))
     }
 
     /// Fills a buffer of the connection's [domain](super::Sender::domain) from the front of the
@@ -117,7 +124,7 @@ impl Remote {
     /// # Ok(()) }
     /// ```
     pub async fn read(&self, from: RemoteSlice, into: Buffer) -> Result<Buffer, Failure> {
-        self.run(Request::Read(from), Some(into)).await.and_then(buffer)
+        self.run(|| Ok(Some((Request::Read(from), Some(into))))).await.and_then(buffer)
     }
 
     /// Writes the first `len` bytes of a buffer of the connection's [domain](super::Sender::domain)
@@ -150,7 +157,7 @@ impl Remote {
     /// ```
     pub async fn write(&self, to: RemoteSlice, from: Buffer, len: usize) -> Result<Buffer, Failure> {
         check_write(to, &from, len)?;
-        self.run(Request::Write(to, len), Some(from)).await.and_then(buffer)
+        self.run(|| Ok(Some((Request::Write(to, len), Some(from))))).await.and_then(buffer)
     }
 
     /// Writes as [`write`](Self::write) does, and notifies the peer's program with `number`, the
@@ -193,7 +200,7 @@ impl Remote {
     pub async fn write_imm(&self, to: RemoteSlice, from: Buffer, len: usize, number: u32) -> Result<Buffer, Failure> {
         check_notifies(&self.core)?;
         check_write(to, &from, len)?;
-        self.run(Request::WriteImm(to, len, number), Some(from)).await.and_then(buffer)
+        self.run(|| Ok(Some((Request::WriteImm(to, len, number), Some(from))))).await.and_then(buffer)
     }
 
     /// Whether the peer's node takes notifications.
@@ -230,7 +237,7 @@ impl Remote {
     /// # Ok(()) }
     /// ```
     pub async fn compare_swap(&self, at: RemoteSlice, compare: u64, swap: u64) -> Result<u64, Failure> {
-        self.run(Request::CompareSwap(at, compare, swap), None).await.and_then(old_value)
+        self.run(|| Ok(Some((Request::CompareSwap(at, compare, swap), None)))).await.and_then(old_value)
     }
 
     /// Adds to the peer's 8 bytes at the front of `at`; returns the old value. The address must be
@@ -259,7 +266,7 @@ impl Remote {
     /// # Ok(()) }
     /// ```
     pub async fn fetch_add(&self, at: RemoteSlice, add: u64) -> Result<u64, Failure> {
-        self.run(Request::FetchAdd(at, add), None).await.and_then(old_value)
+        self.run(|| Ok(Some((Request::FetchAdd(at, add), None)))).await.and_then(old_value)
     }
 
     /// Begins a batch: operations that are posted together, with one doorbell.
@@ -323,13 +330,16 @@ impl Remote {
             for slice in from.by_ref().take(self.max_operations()) {
                 batch.fetch(slice)?;
             }
-            all.extend(batch.submit().await?.into_iter().filter_map(Outcome::into_fetched));
+            batch.submit_each(|outcome| all.extend(outcome.into_fetched())).await?;
         }
         Ok(all)
     }
 
-    async fn run(&self, request: Request, buffer: Option<Buffer>) -> Result<Finished, Failure> {
-        let running = Running::run(&self.core, 1, Some((request, buffer))).await?;
+    async fn run(
+        &self,
+        request: impl FnOnce() -> Result<Option<(Request, Option<Buffer>)>, Error>,
+    ) -> Result<Finished, Failure> {
+        let running = Running::run(&self.core, 1, request).await?;
         let mut result = Err(Failure::new(FailureKind::Local));
         running.take(|taken| result = taken);
         result
@@ -369,11 +379,12 @@ pub(super) struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// Waits for `count` slots, and runs as many operations until all have results.
-    pub(super) async fn run(
+    /// Waits for `count` slots, and runs as many operations until all have results. `requests` is
+    /// called once the slots are there, under the connection's lock, and drops nothing.
+    pub(super) async fn run<R: IntoIterator<Item = (Request, Option<Buffer>)>>(
         core: &'a Core,
         count: u32,
-        requests: impl IntoIterator<Item = (Request, Option<Buffer>)>,
+        requests: impl FnOnce() -> Result<R, Error>,
     ) -> Result<Self, Failure> {
         let mut running = Self { core, next: 0 };
         let (mut requests, mut waiting) = (Some(requests), Waiting { core, place: None });
@@ -381,6 +392,8 @@ impl<'a> Running<'a> {
             core.poll(cx, false, |flow, _, task| {
                 ready!(flow.poll_slots(count, &mut waiting.place, task))?;
                 if let Some(requests) = requests.take() {
+                    // Without requests the slots are another task's.
+                    let requests = requests().inspect_err(|_| flow.wake_operator())?;
                     running.next = flow.operate(requests)?;
                 }
                 Poll::Ready(Ok(()))

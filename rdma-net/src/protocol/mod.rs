@@ -41,6 +41,7 @@
 //! ```text
 //!   mod.rs, credit.rs, keep_alive.rs
 //!                                   one side of a connection; its credits; its PINGs
+//!   offer_ids.rs                    the offers that are open
 //!   wire.rs, hello.rs               the header of a message; the handshake
 //!   violation.rs                    the ways to break the protocol
 //!   search.rs, pair.rs, hostile.rs  tests: all states of two sides, with offers and growing
@@ -51,6 +52,7 @@
 mod credit;
 mod hello;
 mod keep_alive;
+mod offer_ids;
 mod violation;
 mod wire;
 
@@ -61,7 +63,6 @@ mod pair;
 #[cfg(test)]
 mod search;
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -74,6 +75,7 @@ use rdma::RemoteSlice;
 
 use self::credit::Credit;
 use self::keep_alive::KeepAlive;
+use self::offer_ids::OfferIds;
 use self::wire::{Flags, Header, Kind};
 
 /// Offers of each side that may be open at a time.
@@ -96,8 +98,8 @@ pub(crate) struct Protocol {
     outgoing: Option<(u32, u32)>,
     /// The rest and the stream of the message that the peer is sending.
     incoming: Option<(u32, u32)>,
-    sent_offers: BTreeSet<u32>,
-    received_offers: BTreeSet<u32>,
+    sent_offers: OfferIds,
+    received_offers: OfferIds,
     next_offer: u32,
     end: End,
     /// The code of this side's CLOSE, once it is asked for.
@@ -147,6 +149,8 @@ impl Received {
 pub(crate) struct Fragment {
     /// The payload's range in the received bytes.
     pub(crate) payload: Range<usize>,
+    /// Bytes of the message after this fragment, as the peer says.
+    pub(crate) rest: u32,
     pub(crate) is_first: bool,
     pub(crate) is_last: bool,
     /// The number that the sender gave to the message.
@@ -170,8 +174,8 @@ impl Protocol {
             all_slots: slots,
             outgoing: None,
             incoming: None,
-            sent_offers: BTreeSet::new(),
-            received_offers: BTreeSet::new(),
+            sent_offers: OfferIds::default(),
+            received_offers: OfferIds::default(),
             next_offer: 0,
             end: End::Open,
             code: None,
@@ -256,7 +260,7 @@ impl Protocol {
         self.peer_end = has_end;
         self.incoming = (!is_last).then_some((header.rest, header.stream));
         let is_end = has_end && is_first && payload.is_empty();
-        Ok(Fragment { payload, is_first, is_last, stream: header.stream, is_end })
+        Ok(Fragment { payload, rest: header.rest, is_first, is_last, stream: header.stream, is_end })
     }
 
     fn accept_offer(&mut self, id: u32, payload: &[u8]) -> Result<Received, Violation> {
@@ -273,7 +277,7 @@ impl Protocol {
         if slice.is_empty() || slice.address().checked_add(slice.len()).is_none() {
             return Err(Violation::WrongOffer);
         }
-        if !self.agreed.offers || self.received_offers.len() >= MAX_OFFERS || !self.received_offers.insert(id) {
+        if !self.agreed.offers || !self.received_offers.insert(id) {
             return Err(Violation::WrongOffer);
         }
         Ok(Received::Offer { id, slice })
@@ -281,7 +285,7 @@ impl Protocol {
 
     fn accept_done(&mut self, id: u32, payload: &[u8]) -> Result<Received, Violation> {
         let status = u32::from_be_bytes(*payload.first_chunk().ok_or(Violation::WrongPayload)?);
-        if !self.sent_offers.remove(&id) {
+        if !self.sent_offers.remove(id) {
             return Err(Violation::UnexpectedDone);
         }
         Ok(Received::Done { id, status })
@@ -377,7 +381,7 @@ impl Protocol {
         }
         // Numbers come again after 2^32 offers, which a peer may leave unanswered for so long.
         let mut id = self.next_offer;
-        while self.sent_offers.contains(&id) {
+        while self.sent_offers.contains(id) {
             id = id.wrapping_add(1);
         }
         self.next_offer = id.wrapping_add(1);
@@ -388,7 +392,7 @@ impl Protocol {
     /// The header of the DONE that answers an offer, which must be posted with a status as its
     /// payload. None if the message must wait, or if no such offer is open.
     pub(crate) fn done(&mut self, id: u32) -> Option<[u8; HEADER_LEN]> {
-        if !self.can_send_counted() || !self.received_offers.remove(&id) {
+        if !self.can_send_counted() || !self.received_offers.remove(id) {
             return None;
         }
         Some(self.header(Kind::Done, Flags::empty(), true, id, 0))

@@ -3,11 +3,11 @@
 use rdma_sys::{ibv_wc, ibv_wc_flags};
 
 use super::*;
-use crate::AddressCache;
 use crate::qp::{DatagramOptions, QpControl, QueuePair};
 use crate::testing::{self, fail};
 use crate::transport::Ud;
 use crate::types::{Lid, Route};
+use crate::{AddressCache, op};
 
 fn path() -> Path {
     let route = Route { gid: "::ffff:10.0.0.2".parse().unwrap(), source_index: 2, hop_limit: 9, ..Route::default() };
@@ -182,6 +182,32 @@ fn a_cache_keeps_the_domains_of_its_handles_apart_and_alive() {
     failed.object.close().unwrap();
     drop(context);
     assert_eq!((testing::live("ah"), testing::live("pd"), testing::live("context")), (0, 0, 0));
+}
+
+#[test]
+fn a_cached_handle_of_another_domain_is_refused_by_a_post_and_lets_go_of_a_foreign_domain() {
+    let context = testing::context();
+    // SAFETY: ibv_alloc_pd requires an open context, which `context` keeps open.
+    let raw = unsafe { (context.table().ibv_alloc_pd)(context.as_raw()) };
+    // SAFETY: from_raw requires a live domain that outlives its handles: it is freed below.
+    let foreign = unsafe { ProtectionDomain::from_raw(&context, raw, Ownership::Keep) }.unwrap();
+    let own = context.alloc_pd().unwrap();
+    let (mut one, other) = (bound(&own), bound(&foreign));
+    let mut cache = AddressCache::new(4);
+    let handle = cache.answer(&other, &client(1)).unwrap();
+    let refused = one.post_send(op::send_inline(b"").to(handle, 1, 1)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+    // The same client, for a queue pair of this domain.
+    one.post_send(op::send_inline(b"").to(cache.answer(&one, &client(1)).unwrap(), 1, 1)).unwrap();
+    assert_eq!((cache.len(), testing::live("ah")), (2, 2));
+    drop((other, foreign));
+    assert_eq!(testing::live("ah"), 2, "the cache keeps the handle, and that the domain");
+    cache.clear();
+    assert_eq!(testing::live("ah"), 1, "the datagram in flight keeps its own");
+    drop(one);
+    // SAFETY: ibv_dealloc_pd requires a live domain that nothing uses: its handles have ended.
+    assert_eq!(unsafe { (context.table().ibv_dealloc_pd)(raw) }, 0);
+    assert_eq!((testing::live("ah"), testing::live("pd")), (0, 1));
 }
 
 #[test]

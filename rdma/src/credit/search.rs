@@ -1,6 +1,7 @@
 //! All orders of two sides' steps: no message without a receive, no side that waits for ever.
 
 use std::collections::{HashSet, VecDeque};
+use std::mem;
 
 use super::{CreditError, ReceiveWindow, SendWindow};
 
@@ -193,40 +194,51 @@ impl Pair {
         })
     }
 
-    /// The state with counters relative to each other: equal keys have equal futures.
+    /// The state with counters relative to each other: equal keys have equal futures. Sides with
+    /// equal windows may change places.
+    fn key(&self) -> [Vec<u32>; 2] {
+        let [first, second] = self.sides.each_ref().map(Side::key);
+        let [window, other] = self.scheme.windows;
+        if window == other && second < first { [second, first] } else { [first, second] }
+    }
+}
+
+impl Side {
     fn key(&self) -> Vec<u32> {
-        let mut key = Vec::with_capacity(32);
-        for Side { sends, receives, posted, wire, inbox, held } in &self.sides {
-            key.extend([sends.available(), receives.granted(), receives.owed(), *posted, *held]);
-            for messages in [wire, inbox] {
-                key.push(u32::try_from(messages.len()).unwrap());
-                key.extend(messages.iter().map(|message| match message {
-                    Message::Data { limit: None } => 0,
-                    Message::Data { limit: Some(limit) } => 1 | limit.wrapping_sub(sends.limit()) << 8,
-                    Message::Greeting(_) => 2,
-                    Message::Count(count) => 3 | count << 8,
-                    Message::Limit(limit) => 4 | limit.wrapping_sub(sends.limit()) << 8,
-                }));
-            }
+        let Self { sends, receives, posted, wire, inbox, held } = self;
+        let mut key = Vec::with_capacity(16);
+        key.extend([sends.available(), receives.granted(), receives.owed(), *posted, *held]);
+        for messages in [wire, inbox] {
+            key.push(u32::try_from(messages.len()).unwrap());
+            key.extend(messages.iter().map(|message| match message {
+                Message::Data { limit: None } => 0,
+                Message::Data { limit: Some(limit) } => 1 | limit.wrapping_sub(sends.limit()) << 8,
+                Message::Greeting(_) => 2,
+                Message::Count(count) => 3 | count << 8,
+                Message::Limit(limit) => 4 | limit.wrapping_sub(sends.limit()) << 8,
+            }));
         }
         key
     }
 }
 
-/// Tries all orders of all steps; returns the number of states.
+/// Tries all orders of all steps; returns the number of states, of which two that differ by the
+/// places of equal sides are one.
 fn search(scheme: Scheme) -> Result<usize, Broken> {
     let start = Pair::new(scheme);
     let mut seen = HashSet::from([start.key()]);
     let mut open = vec![start];
     while let Some(pair) = open.pop() {
         let mut is_quiet = true;
+        let mut next = pair.clone();
         for (number, step) in STEPS.into_iter().chain(CHOICES).enumerate() {
             for side in [0, 1] {
-                let mut next = pair.clone();
+                // A step with nothing to do changes nothing.
                 if step(&mut next, side)? {
                     is_quiet &= number >= STEPS.len();
-                    if seen.insert(next.key()) {
-                        open.push(next);
+                    let after = mem::replace(&mut next, pair.clone());
+                    if seen.insert(after.key()) {
+                        open.push(after);
                     }
                 }
             }
@@ -246,7 +258,7 @@ fn search_all(format: Format, windows: &[[u32; 2]]) {
         for rule in [Rule::Due, Rule::DueOrBlocked] {
             let scheme = Scheme { rule, format, windows, start: u32::MAX - 3, control: SUFFICES };
             let states = search(scheme);
-            assert!(states.as_ref().is_ok_and(|&states| states > 50), "{scheme:?}: {states:?}");
+            assert!(states.as_ref().is_ok_and(|&states| states > 30), "{scheme:?}: {states:?}");
         }
     }
 }

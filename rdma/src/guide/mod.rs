@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | [`verbs`] | steps 4 to 6: completions by hand, connecting by hand, raw requests |
 //! | [`operations`] | when to send, when to write, when to read |
-//! | [`queues`] | how many slots, receives and buffers a program needs, and how threads share a queue pair |
+//! | [`queues`] | how many slots, receives and buffers a program needs |
+//! | [`threads`] | how threads and tasks share a queue pair, and how many requests go by one doorbell |
 //! | [`memory`] | how to register memory that a program already has |
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
 //! | [`priorities`] | which traffic class connections take on a lossless network, and how to check it |
@@ -23,10 +24,11 @@
 mod tests;
 
 macro_rules! pages {
-    ($($name:ident = $file:literal, $title:literal;)*) => {
+    ($($name:ident = $file:literal $(and $async:literal)?, $title:literal;)*) => {
         $(
             #[doc = $title]
             #[cfg_attr(feature = "soft", doc = include_str!($file))]
+            $(#[cfg_attr(all(feature = "soft", feature = "aio"), doc = include_str!($async))])?
             #[cfg_attr(not(feature = "soft"), doc = "\n\nThis page is in docs built with the feature `soft`.")]
             pub mod $name {}
         )*
@@ -37,6 +39,7 @@ pages! {
     verbs = "verbs.md", "Steps 4 to 6: verbs.\n\n";
     operations = "operations.md", "Choosing between send, write and read.\n\n";
     queues = "queues.md", "Sizing queues and buffers.\n\n";
+    threads = "threads.md" and "tasks.md", "Threads, tasks and chains.\n\n";
     memory = "memory.md", "Memory that you already have.\n\n";
     transports = "transports.md", "InfiniBand, RoCE and iWARP.\n\n";
     priorities = "priorities.md", "Priorities on a lossless network.\n\n";

@@ -172,8 +172,8 @@ impl RegisterOptions {
     /// the registration, which does it alone. The threads end before the call returns. Of memory
     /// that the program brings they may write each page, atomically and without a change. Memory
     /// that is allocated with this option is of transparent huge pages
-    /// ([`Pages::with_options`](crate::Pages::with_options)), which one thread allocates three to
-    /// four times as fast.
+    /// ([`Pages::with_options`](crate::Pages::with_options)), which one thread allocates several
+    /// times as fast, if the kernel has them free.
     #[must_use]
     #[doc(alias = "MADV_POPULATE_WRITE")]
     pub fn touch_threads(mut self, count: usize) -> Self {

@@ -24,6 +24,11 @@ use crate::cq::{Completion, Poller};
 /// Either half may look at the queue pair and move it to the error state
 /// ([`control`](Self::control)). Other changes of its state, and its end with a result
 /// ([`QueuePair::close`]), need both halves: [`reunite`](OwnedSendHalf::reunite) them.
+///
+/// The connection of a queue pair that the connection manager has connected is a value of its own.
+/// The control of either half ends it: [`Connection::disconnect`].
+///
+/// [`Connection::disconnect`]: crate::cm::blocking::Connection::disconnect
 pub struct OwnedHalf<Q, T: Transport> {
     part: Part<Q, T>,
 }

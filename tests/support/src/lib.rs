@@ -6,6 +6,7 @@
 //! * [`example`]: runs the examples of a crate.
 //! * [`program`]: runs a program under a time limit and checks how it ended.
 //! * [`signals`]: signals that interrupt system calls.
+//! * [`allocations`]: an allocator that counts.
 //! * [`trees`]: compares trees of files; `compare_trees` is the program.
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
 //! * [`LoggedEvent`]: the log events of a crate, in its source and in its docs.
@@ -16,6 +17,7 @@
 //! No test waits longer than [`LIMIT`] for another process, so a hang becomes a failure that names
 //! the awaited thing.
 
+pub mod allocations;
 mod alone;
 mod channel;
 mod compiler;

@@ -13,6 +13,7 @@ use rdma::transport::{Rc, Ud};
 use rdma::{
     Buffer, ErrorKind, InitOptions, InitializedQueuePair, Opened, ProtectionDomain, QueuePair, RemoteAccess, WcStatus,
 };
+use rdma_tests::tasks::{block_on, drive};
 use rdma_tests::{LIMIT, MANAGED, all_rights, buffer, pattern};
 
 const DEPTH: u32 = 8;
@@ -102,14 +103,10 @@ fn messages_pass_by_a_poll_loop() {
 #[test]
 fn messages_pass_beside_a_driver_thread() {
     for strategy in [Strategy::EventDriven, Strategy::Adaptive { polls: 20 }] {
-        let Some((mut driver, world)) = world(strategy) else { return };
-        let driving = thread::spawn(move || {
-            while driver.is_used() {
-                driver.wait(None).expect("a working device");
-            }
-        });
-        drop(aio::block_on(ping_pong(world)));
-        driving.join().unwrap();
+        let Some((driver, world)) = world(strategy) else { return };
+        let driving = drive(driver);
+        drop(block_on(ping_pong(world)));
+        driving.join();
     }
 }
 
@@ -264,18 +261,14 @@ fn futures_are_dropped_at_any_point() {
 fn several_tasks_share_a_queue_pair() {
     const TASKS: u8 = 4;
     const ROUNDS: u8 = 50;
-    let Some((mut driver, World { pd, a, b })) = world(Strategy::default()) else { return };
-    let driving = thread::spawn(move || {
-        while driver.is_used() {
-            driver.wait(None).expect("a working device");
-        }
-    });
+    let Some((driver, World { pd, a, b })) = world(Strategy::default()) else { return };
+    let driving = drive(driver);
     let region = pd.allocate_exposed(usize::from(TASKS) * 64, all_rights()).unwrap();
     let remote = region.remote(..).unwrap();
     let (send, recv) = a.into_split();
     let requester = send.into_requester();
     // All slots but two are taken, so that the tasks wait for each other.
-    let held: Vec<_> = (2..DEPTH).map(|_| aio::block_on(requester.reserve()).unwrap()).collect();
+    let held: Vec<_> = (2..DEPTH).map(|_| block_on(requester.reserve()).unwrap()).collect();
     thread::scope(|scope| {
         for task in 0..TASKS {
             let (requester, pd) = (requester.clone(), &pd);
@@ -284,9 +277,9 @@ fn several_tasks_share_a_queue_pair() {
                 let mut read = pd.allocate(64).unwrap();
                 for round in 0..ROUNDS {
                     let content = pattern(64, task * ROUNDS + round);
-                    let written = aio::block_on(requester.post(op::write(buffer(pd, &content), place)));
+                    let written = block_on(requester.post(op::write(buffer(pd, &content), place)));
                     assert_eq!(written.status.unwrap().opcode, Opcode::Write);
-                    let finished = aio::block_on(requester.post(op::read(read, place)));
+                    let finished = block_on(requester.post(op::read(read, place)));
                     read = finished.into_memory().unwrap();
                     assert_eq!(read[..], content);
                 }
@@ -301,9 +294,9 @@ fn several_tasks_share_a_queue_pair() {
     let (send, mut other) = b.into_split();
     drop((recv, send));
     drop(requester);
-    aio::block_on(other.shutdown()).unwrap();
+    block_on(other.shutdown()).unwrap();
     drop(other);
-    driving.join().unwrap();
+    driving.join();
 }
 
 /// A future with a time limit on tokio; the limit abandons the receive's wait and loses nothing.

@@ -16,6 +16,7 @@ use rdma::{Context, ErrorKind, InitializedQueuePair, QueuePair};
 use rdma_test_support::passes_alone;
 use rdma_tests::cm::{End, address, any_port, available, resolve};
 use rdma_tests::report::Reported;
+use rdma_tests::tasks::{both, ready};
 use rdma_tests::{LIMIT, buffer, open, pattern, skipped_on_iwarp, wait};
 use tokio::runtime::Builder;
 
@@ -28,30 +29,6 @@ fn watch(fd: BorrowedFd<'_>) -> std::io::Result<Readable> {
 
 fn options(context: &Context, data: &[u8]) -> ConnectionOptions {
     ConnectionOptions::new().context(context).timeout(LIMIT).parameters(ConnOptions::new().private_data(data))
-}
-
-/// Waits for both futures.
-async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
-    let (mut a, mut b) = (pin!(a), pin!(b));
-    let (mut first, mut second) = (None, None);
-    std::future::poll_fn(|cx| {
-        if first.is_none() {
-            first = ready(a.as_mut().poll(cx));
-        }
-        if second.is_none() {
-            second = ready(b.as_mut().poll(cx));
-        }
-        if first.is_some() && second.is_some() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    (first.expect("it is ready"), second.expect("it is ready"))
-}
-
-fn ready<T>(polled: Poll<T>) -> Option<T> {
-    match polled {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
-    }
 }
 
 /// Runs a test on tokio, on a device with a connection manager.

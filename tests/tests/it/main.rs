@@ -7,6 +7,7 @@ mod capture;
 mod cm;
 mod cm_datagram;
 mod cm_events;
+mod cm_halves;
 mod cm_srq;
 mod collectives;
 mod control;

@@ -51,7 +51,7 @@ const FAILED_OVER: &[&str] = &["marked as failed"];
 const REFUSED: &[&str] =
     &["status=IBV_WC_REM_ACCESS_ERR(10)", "status=IBV_WC_WR_FLUSH_ERR(5)", "async fatal event on QP"];
 /// The calls of which one then fails, as the program reports it.
-const CALLS: &[&str] = &[": net->test(", ": net->send(", ": net->receive("];
+const CALLS: &[&str] = &[": net->test(", ": net->send(", ": net->receive(", ": net->flush("];
 /// NCCL goes on with another device.
 const FAILOVER: &[(&str, &str)] = &[
     ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1"),

@@ -61,10 +61,9 @@ impl Arrivals {
         self.runs.iter().map(|(_, count)| count).sum()
     }
 
-    /// Gives notifications to the tasks that count them. Returns how many are left, and the tasks
-    /// that have all.
-    fn give(&mut self, number: u32, mut count: u64) -> (u64, Vec<Waker>) {
-        let mut wakers = Vec::new();
+    /// Gives notifications to the tasks that count them, and adds the tasks that have all to
+    /// `wakers`. Returns how many are left.
+    fn give(&mut self, number: u32, mut count: u64, wakers: &mut Vec<Waker>) -> u64 {
         for counter in self.counters.iter_mut().filter(|counter| counter.number == number) {
             let given = counter.left.min(count);
             counter.left -= given;
@@ -74,31 +73,28 @@ impl Arrivals {
                 wakers.extend(counter.waker.take());
             }
         }
-        (count, wakers)
+        count
     }
 
-    /// Adds a notification behind the others. Returns the tasks to wake.
-    fn push(&mut self, number: u32) -> Vec<Waker> {
-        let (left, wakers) = self.give(number, 1);
-        if left > 0 {
+    /// Adds a notification behind the others, and the tasks to wake to `wakers`.
+    fn push(&mut self, number: u32, wakers: &mut Vec<Waker>) {
+        if self.give(number, 1, wakers) > 0 {
             match self.runs.back_mut() {
                 Some((last, count)) if *last == number => *count += 1,
                 _ => self.runs.push_back((number, 1)),
             }
         }
-        wakers
     }
 
-    /// Puts notifications back that a task has counted and not used, before the others. Returns the
-    /// tasks to wake.
-    fn put_back(&mut self, number: u32, count: u64) -> Vec<Waker> {
-        let (left, wakers) = self.give(number, count);
+    /// Puts notifications back that a task has counted and not used, before the others. Adds
+    /// the tasks to wake to `wakers`.
+    fn put_back(&mut self, number: u32, count: u64, wakers: &mut Vec<Waker>) {
+        let left = self.give(number, count, wakers);
         match self.runs.front_mut() {
             _ if left == 0 => {}
             Some((first, count)) if *first == number => *count += left,
             _ => self.runs.push_front((number, left)),
         }
-        wakers
     }
 
     /// Takes the notification that has waited longest.
@@ -153,8 +149,12 @@ impl Flow {
         self.buffers.spares.push(buffer);
         // A side that closes holds the peer up no longer, so it keeps no more than the limit.
         let is_too_many = self.is_closing() && self.arrivals.is_full();
-        let wakers = if is_too_many { self.arrivals.give(number, 1).1 } else { self.arrivals.push(number) };
-        self.wakeups.all.extend(wakers);
+        let wakers = &mut self.wakeups.all;
+        if is_too_many {
+            self.arrivals.give(number, 1, wakers);
+        } else {
+            self.arrivals.push(number, wakers);
+        }
         self.wake_notified();
         self.replace_receives();
         self.pump(now);
@@ -254,8 +254,7 @@ impl Flow {
         let Some(at) = self.arrivals.counters.iter().position(|counter| counter.key == key) else { return };
         let counter = self.arrivals.counters.remove(at);
         self.wakeups.stale.extend(counter.waker);
-        let wakers = self.arrivals.put_back(counter.number, counter.taken);
-        self.wakeups.all.extend(wakers);
+        self.arrivals.put_back(counter.number, counter.taken, &mut self.wakeups.all);
         self.wake_notified();
     }
 }
@@ -267,9 +266,11 @@ mod tests {
     #[test]
     fn equal_notifications_are_counted_and_others_wait_in_order() {
         let mut arrivals = Arrivals::new(3);
+        let mut wakers = Vec::new();
         for number in [7, 7, 7, 5, 7] {
-            assert!(arrivals.push(number).is_empty());
+            arrivals.push(number, &mut wakers);
         }
+        assert!(wakers.is_empty());
         assert!(arrivals.is_full() && arrivals.len() == 5);
         assert_eq!(arrivals.take(7, 2), 2);
         assert!(arrivals.is_full(), "no run is used up");
@@ -282,13 +283,15 @@ mod tests {
     #[test]
     fn a_count_that_is_given_up_leaves_its_notifications_to_others() {
         let mut arrivals = Arrivals::new(3);
-        arrivals.push(9);
+        let mut wakers = Vec::new();
+        arrivals.push(9, &mut wakers);
         let counter = |key, left| Counter { key, number: 7, taken: 0, left, waker: None };
         arrivals.counters.extend([counter(0, 3), counter(1, 2)]);
-        (0..4).for_each(|_| assert!(arrivals.push(7).is_empty()));
+        (0..4).for_each(|_| arrivals.push(7, &mut wakers));
         assert_eq!(arrivals.counters.iter().map(|counter| counter.left).collect::<Vec<_>>(), [0, 1]);
         let given_up = arrivals.counters.remove(0);
-        arrivals.put_back(given_up.number, given_up.taken);
+        arrivals.put_back(given_up.number, given_up.taken, &mut wakers);
+        assert!(wakers.is_empty());
         assert_eq!(arrivals.counters[0].left, 0);
         assert_eq!(arrivals.runs, [(7, 2), (9, 1)]);
     }

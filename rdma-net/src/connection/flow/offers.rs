@@ -40,8 +40,9 @@ pub(in crate::connection) struct Offers {
     longest: usize,
 
     staging: Staging,
-    /// The memory of the offers that the peer has not answered.
-    open: HashMap<u32, Open>,
+    /// The memory of the offers that the peer has not answered, with their numbers: at most
+    /// [`MAX_OFFERS`].
+    open: Vec<(u32, Open)>,
     /// Statuses of answered offers whose futures have not seen them.
     statuses: HashMap<u32, u32>,
 
@@ -94,7 +95,7 @@ impl Offers {
             pd: pd.clone(),
             longest,
             staging: Staging::default(),
-            open: HashMap::new(),
+            open: Vec::new(),
             statuses: HashMap::new(),
             unread: VecDeque::new(),
             reading: Vec::new(),
@@ -139,11 +140,20 @@ impl Offers {
         self.buffers.keep(buffer).into_iter().map(Retired::Buffer).collect()
     }
 
+    fn open_offer(&mut self, id: u32) -> Option<&mut Open> {
+        self.open.iter_mut().find(|(open, _)| *open == id).map(|(_, open)| open)
+    }
+
+    fn take_open(&mut self, id: u32) -> Option<Open> {
+        let at = self.open.iter().position(|(open, _)| *open == id)?;
+        Some(self.open.swap_remove(at).1)
+    }
+
     /// Takes the memory of all offers of this side, and the tasks that wait for the peer.
     fn release(&mut self) -> (Vec<Retired>, Vec<Waker>) {
         let mut retired: Vec<_> = self.staging.take().into_iter().map(Retired::Region).collect();
         let mut wakers = Vec::new();
-        for (_, open) in self.open.drain() {
+        for (_, open) in self.open.drain(..) {
             if let Open::Exposed { slice, waker, .. } = open {
                 retired.push(Retired::Slice(slice));
                 wakers.extend(waker);
@@ -201,7 +211,7 @@ impl Flow {
     /// error drops no memory of the application here, under the lock.
     fn offer(&mut self, slice: &RemoteSlice, open: impl FnOnce() -> Open, now: Instant) -> Result<u32, Failure> {
         let Some((header, id)) = self.protocol.offer() else { return Err(Failure::new(FailureKind::Local)) };
-        self.offers.open.insert(id, open());
+        self.offers.open.push((id, open()));
         self.counts.count_sent(usize::try_from(slice.len()).unwrap_or(usize::MAX));
         self.post_copy(header, &slice.to_bytes());
         self.pump(now);
@@ -215,7 +225,7 @@ impl Flow {
 
     /// Takes the peer's answer to an offer.
     pub(super) fn offer_done(&mut self, id: u32, status: u32) {
-        match self.offers.open.remove(&id) {
+        match self.offers.take_open(id) {
             Some(Open::Staged(offset)) => self.offers.staging.free(offset),
             Some(Open::Exposed { slice, is_abandoned, waker }) => {
                 self.wakeups.retired.push(Retired::Slice(slice));
@@ -237,7 +247,7 @@ impl Flow {
         if let Some(failure) = self.operation_failure() {
             return Poll::Ready(Err(failure));
         }
-        if let Some(Open::Exposed { waker: place, .. }) = self.offers.open.get_mut(&id) {
+        if let Some(Open::Exposed { waker: place, .. }) = self.offers.open_offer(id) {
             task.leave(place);
         }
         Poll::Pending
@@ -246,7 +256,7 @@ impl Flow {
     /// Notes that the future of an offer was dropped. The memory stays held.
     pub(in crate::connection) fn abandon_offer(&mut self, id: u32) {
         self.offers.statuses.remove(&id);
-        if let Some(Open::Exposed { is_abandoned, waker, .. }) = self.offers.open.get_mut(&id) {
+        if let Some(Open::Exposed { is_abandoned, waker, .. }) = self.offers.open_offer(id) {
             *is_abandoned = true;
             self.wakeups.stale.extend(waker.take());
         }

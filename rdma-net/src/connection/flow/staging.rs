@@ -1,7 +1,7 @@
 //! Exposed memory of a connection into which long messages are copied, for the peer to read.
 
-use std::collections::BTreeMap;
 use std::io::IoSlice;
+use std::ops::Range;
 
 use rdma::{Error, ErrorKind, ExposedRegion, ProtectionDomain, RemoteAccess, RemoteSlice, Result, Verb};
 
@@ -17,8 +17,8 @@ const MESSAGES: usize = 2;
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     region: Option<ExposedRegion>,
-    /// The ends of the messages, by their offsets.
-    used: BTreeMap<usize, usize>,
+    /// The messages, by their offsets: as many as offers may be open.
+    used: Vec<Range<usize>>,
 }
 
 impl Staging {
@@ -29,11 +29,11 @@ impl Staging {
     /// The offset of a gap of `len` bytes.
     fn gap(&self, len: usize) -> Option<usize> {
         let mut at = 0;
-        for (&start, &end) in &self.used {
-            if start - at >= len {
+        for used in &self.used {
+            if used.start - at >= len {
                 return Some(at);
             }
-            at = end.next_multiple_of(ALIGN);
+            at = used.end.next_multiple_of(ALIGN);
         }
         at.checked_add(len).filter(|&end| end <= self.capacity()).map(|_| at)
     }
@@ -70,13 +70,14 @@ impl Staging {
             at += part.len();
         }
         let slice = region.remote(offset..end)?;
-        self.used.insert(offset, end);
+        let place = self.used.partition_point(|used| used.start < offset);
+        self.used.insert(place, offset..end);
         Ok((offset, slice, replaced))
     }
 
     /// Frees the memory of the message at an offset.
     pub(super) fn free(&mut self, offset: usize) {
-        self.used.remove(&offset);
+        self.used.retain(|used| used.start != offset);
     }
 
     /// Takes the region, for the end of the connection.

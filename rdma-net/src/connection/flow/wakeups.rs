@@ -11,6 +11,9 @@ use crate::panics::Panics;
 use crate::receives::log_lost;
 use crate::waiters::{Place, Task};
 
+/// Entries for which an empty list keeps memory.
+const KEPT: usize = 64;
+
 /// Tasks to wake once the lock is released.
 #[derive(Debug, Default)]
 pub(in crate::connection) struct Wakeups {
@@ -64,9 +67,9 @@ impl Wakeups {
     }
 
     /// Wakes the tasks, logs, and drops the rest. All of that is other people's code, which may
-    /// panic.
-    pub(in crate::connection) fn wake(self, panics: &mut Panics) {
-        let Self { sender, receiver, operator, all, stale, retired } = self;
+    /// panic. Returns the empty lists if they have memory, for [`reuse`](Self::reuse).
+    pub(in crate::connection) fn wake(mut self, panics: &mut Panics) -> Option<Self> {
+        let (sender, receiver, operator) = (self.sender.take(), self.receiver.take(), self.operator.take());
         let mut wake = |waker: Option<Waker>| {
             if let Some(waker) = waker {
                 panics.catch(|| waker.wake());
@@ -76,9 +79,28 @@ impl Wakeups {
         wake(sender);
         wake(receiver);
         wake(operator);
-        all.into_iter().for_each(|waker| wake(Some(waker)));
-        stale.into_iter().for_each(|waker| panics.catch(|| drop(waker)));
-        retired.into_iter().for_each(|memory| panics.catch(|| memory.retire()));
+        if self.all.capacity() + self.stale.capacity() + self.retired.capacity() == 0 {
+            return None;
+        }
+        self.all.drain(..).for_each(|waker| wake(Some(waker)));
+        self.stale.drain(..).for_each(|waker| panics.catch(|| drop(waker)));
+        self.retired.drain(..).for_each(|memory| panics.catch(|| memory.retire()));
+        Some(self)
+    }
+
+    /// Uses the memory of empty lists again, unless it is that of an exceptional number of tasks.
+    pub(in crate::connection) fn reuse(&mut self, lists: Self) {
+        let Self { all, stale, retired, .. } = lists;
+        keep_longer(&mut self.all, all);
+        keep_longer(&mut self.stale, stale);
+        keep_longer(&mut self.retired, retired);
+    }
+}
+
+/// Keeps the longer memory of two lists, of which the second is empty.
+fn keep_longer<T>(list: &mut Vec<T>, other: Vec<T>) {
+    if list.is_empty() && list.capacity() < other.capacity() && other.capacity() <= KEPT {
+        *list = other;
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests of futures over the test provider, which does what a test tells it to do.
 
 mod attacks;
+mod halves;
 mod random;
 mod reactor;
 mod results;
