@@ -112,6 +112,7 @@ impl Stream {
 
     /// Whether there is nothing to receive or to send. Most calls do not look at a socket that has
     /// been empty for long.
+    #[cold]
     pub(crate) fn is_idle(&mut self) -> bool {
         if self.has_unsent() || self.ended.is_some() || self.inbound.has_frame() {
             return false;
