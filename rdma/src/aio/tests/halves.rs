@@ -74,7 +74,7 @@ impl Halves {
                 13..=16 if receives => {
                     let Some(recv) = &mut self.recv else { continue };
                     let Some(ended) = once(recv.shutdown()) else { continue };
-                    // What was received stays.
+                    // A shutdown leaves the memory that was received.
                     while let Some(mut received) = received(recv) {
                         assert!(received.take_buffer().is_some());
                     }
