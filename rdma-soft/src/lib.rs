@@ -1,4 +1,5 @@
-//! A software RDMA device: libibverbs and librdmacm in Rust, between the processes of one host.
+//! A software RDMA device: libibverbs and librdmacm in Rust, between the processes of one host, and
+//! of several hosts over TCP.
 //!
 //! [`ibverbs`] returns a table of functions with the names, signatures and conventions of
 //! libibverbs. The objects are real verbs objects with the op tables of `verbs.h` filled in, so
@@ -77,10 +78,34 @@
 //! | `RDMA_SOFT_PTRACER=off` | does not ask Yama to let peers prove that they may trace this process |
 //! | `RDMA_SOFT_LOG` | what a program without a `tracing` subscriber prints on standard error: `off` (the default), `links` (errors, and why a link to another process was refused or has failed, once for each process and cause), or everything down to the level `error`, `warn`, `info`, `debug` or `trace` |
 //! | `RDMA_SOFT_FAULT` | a plan of [`faults`], which are injected from the first open of a device |
+//! | `RDMA_SOFT_TCP` | an IP address of this host, with a port (4791 by default): `soft0` listens there, and reaches processes of other hosts that hold the same key; see below |
+//! | `RDMA_SOFT_KEY`, `RDMA_SOFT_KEY_FD` | the key of `RDMA_SOFT_TCP`: a file that its owner alone can read, or the number of a descriptor |
 //! | `RDMA_SOFT_CM_TIMEOUT` | milliseconds (1 to 60000) after which the connection manager asks again, instead of 6000; its other times shrink or grow with it |
 //!
 //! Any other value of these variables is an error: the device list is NULL with `EINVAL`, and
 //! [`check_environment`] names the variable.
+//!
+//! # Between hosts
+//!
+//! With `RDMA_SOFT_TCP`, queue pairs of `soft0` connect to those of processes on other hosts, in
+//! other containers or of other users, over TCP: RC, UC and UD with all operations. The address is
+//! the first GID; a GID that is not of this host leads to that host. All hosts of a job use one
+//! port. Users and containers that share a network namespace take an address each, such as
+//! 127.0.0.2 and 127.0.0.3.
+//!
+//! ```text
+//! head -c 32 /dev/urandom | base64 >job.key; chmod 600 job.key        # once, then to each host
+//! RDMA_SOFT_TCP=10.0.0.2 RDMA_SOFT_KEY=job.key soft-rdma ibv_rc_pingpong -g 0 10.0.0.1
+//! ```
+//!
+//! Each side proves that it holds the key before anything else happens; a key that is missing,
+//! short or readable by others is `EINVAL` at the first open of a device. What follows is not
+//! encrypted: use a network that you trust, or WireGuard. A host that cannot be reached, a number
+//! that no process has and a wrong key give `IBV_WC_RETRY_EXC_ERR`, and datagrams are lost; the log
+//! says why. A dead host is noticed after 10 s.
+//!
+//! Not there yet: the connection manager and multicast reach this host only, and the programs of
+//! `rdma` choose `soft0` for jobs on several hosts only if they are told to (`RDMA_DEVICE`).
 //!
 //! # Platforms
 //!

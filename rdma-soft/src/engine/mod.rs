@@ -122,6 +122,9 @@ pub(crate) struct EngineConfig {
     /// `DIRECTORY_LEN` zeroed bytes that peers may map. With `None`, peers cannot execute one-sided
     /// operations themselves.
     pub(crate) directory: Option<Area>,
+    /// Whether peers may be processes that the kernel would not let trace this one, so that keys
+    /// are secrets: they have random indices, and are not tried out on an unreliable connection.
+    pub(crate) keys_are_secret: bool,
 }
 
 /// The transmit side of a link.
@@ -158,7 +161,7 @@ impl Engine {
             tables: Tables {
                 pds: PdTable::default(),
                 ahs: 0,
-                mrs: MrTable::new(hash),
+                mrs: MrTable::new(hash, config.keys_are_secret),
                 cqs: CqTable::default(),
                 srqs: SrqTable::default(),
                 events: Events::default(),
@@ -173,8 +176,15 @@ impl Engine {
                 errands: VecDeque::new(),
                 faults: None,
                 counters: Counters::default(),
+                keys_are_secret: config.keys_are_secret,
             },
         }
+    }
+
+    /// Changes whether a peer may try out keys.
+    #[cfg(test)]
+    pub(crate) fn keep_keys_secret(&mut self, are_secret: bool) {
+        self.tables.keys_are_secret = are_secret;
     }
 
     /// Replaces the plan of faults; `None` ends all faults.

@@ -5,6 +5,9 @@
 //! number of tags drawn before, so a peer that knows some keys cannot predict others. (A key may
 //! name a later region at its index. Mappings, which may outlive a registration, are therefore
 //! identified by the serial number.)
+//!
+//! If keys are secret, the table is at most a quarter full, and a new key has a random free index:
+//! a peer has to guess both parts.
 
 use std::sync::Arc;
 
@@ -19,6 +22,8 @@ use super::siphash::SipHash;
 use super::types::{Errno, LinkId, MrKeys, Op, PdId};
 
 const TAG_BITS: u32 = 12;
+/// The fewest indices of a table of secret keys.
+const FEWEST_SECRET: usize = 1 << 12;
 /// The largest page size: a shared file may exceed its region by less than one page.
 const PAGE: usize = 1 << 16;
 
@@ -54,25 +59,49 @@ struct Foreign {
 #[derive(Debug)]
 pub(super) struct MrTable {
     slots: Vec<Option<Mr>>,
-    /// The last keys of the free indices.
+    /// The last keys of the free indices; a key with tag 0 for an index that had none.
     free: Vec<u32>,
+    /// Whether indices are random.
+    keys_are_secret: bool,
     hash: SipHash,
-    /// The number of tags ever drawn.
-    tags: u64,
+    /// The number of hashes ever taken.
+    drawn: u64,
     /// The number of regions ever registered.
     serial: u64,
 }
 
 impl MrTable {
-    pub(super) const fn new(hash: SipHash) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), hash, tags: 0, serial: 0 }
+    pub(super) const fn new(hash: SipHash, keys_are_secret: bool) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), keys_are_secret, hash, drawn: 0, serial: 0 }
+    }
+
+    fn next_hash(&mut self) -> u64 {
+        self.drawn += 1;
+        self.hash.of(self.drawn)
+    }
+
+    /// Adds free indices until the table is at most a quarter full, and moves a random free one to
+    /// the end of the list. Memory is a few hundred kilobytes up to 1024 regions.
+    fn shuffle(&mut self) {
+        let mut len = self.slots.len().max(FEWEST_SECRET);
+        while len < MAX_MR as usize && 4 * (self.slots.len() - self.free.len() + 1) > len {
+            len *= 2;
+        }
+        for index in (0..MAX_MR).take(len).skip(self.slots.len()) {
+            self.slots.push(None);
+            self.free.push(index << TAG_BITS);
+        }
+        let (random, last) = (self.next_hash(), self.free.len().saturating_sub(1));
+        if let Some(at) = random.checked_rem(self.free.len() as u64) {
+            #[allow(clippy::cast_possible_truncation, reason = "less than the length of a list")]
+            self.free.swap(at as usize, last);
+        }
     }
 
     /// Returns the next tag of a sequence that depends only on the key of the hash.
     fn next_tag(&mut self) -> u32 {
-        self.tags += 1;
         #[allow(clippy::cast_possible_truncation, reason = "the upper 12 bits")]
-        let tag = (self.hash.of(self.tags) >> (64 - TAG_BITS)) as u32;
+        let tag = (self.next_hash() >> (64 - TAG_BITS)) as u32;
         // No tag is 0, so that key 0 names no region.
         tag.max(1)
     }
@@ -110,6 +139,9 @@ impl MrTable {
 
     /// Takes a free index and makes a new key for it.
     fn new_key(&mut self) -> Result<u32, Errno> {
+        if self.keys_are_secret {
+            self.shuffle();
+        }
         let last = self.free.pop();
         let index = match last {
             Some(key) => key >> TAG_BITS,
@@ -453,8 +485,47 @@ mod tests {
 
     /// The keys of a table's first registrations.
     fn keys(seed: [u64; 2]) -> Vec<u32> {
-        let mut table = MrTable::new(SipHash::new(seed));
+        let mut table = MrTable::new(SipHash::new(seed), false);
         (0..256).map(|_| table.new_key().unwrap()).collect()
+    }
+
+    /// Registers an empty region, as far as the table of keys goes.
+    fn take(table: &mut MrTable) -> Option<u32> {
+        let key = table.new_key().ok()?;
+        let region = Region::empty(0);
+        table.slots[(key >> TAG_BITS) as usize] =
+            Some(Mr { key, pd: PdId(0), region, backing: None, granted: Vec::new(), foreign: None });
+        Some(key)
+    }
+
+    #[test]
+    fn secret_keys_have_random_indices_of_their_own() {
+        let mut table = MrTable::new(SipHash::new([1, 2]), true);
+        let mut keys: Vec<u32> = (0..3000).map(|_| take(&mut table).unwrap()).collect();
+        assert_eq!(table.slots.len(), 1 << 14, "at most a quarter is in use");
+        let first: Vec<u32> = keys[..1000].iter().map(|key| key >> TAG_BITS).collect();
+        let (low, high) = (first.iter().filter(|index| **index < 2048).count(), first.len());
+        assert!((400..600).contains(&low), "{low} of {high} indices lie in the lower half");
+        let rising = first.windows(2).filter(|pair| pair[0] < pair[1]).count();
+        assert!((400..600).contains(&rising), "{rising}");
+        keys.sort_unstable_by_key(|key| key >> TAG_BITS);
+        assert!(keys.windows(2).all(|pair| pair[0] >> TAG_BITS != pair[1] >> TAG_BITS));
+        assert!(keys.iter().all(|key| key & 0xfff != 0 && table.find(*key).is_some()));
+        for key in keys {
+            table.remove(key).unwrap();
+            assert!(table.find(key).is_none());
+        }
+        assert_eq!(table.free.len(), table.slots.len());
+    }
+
+    #[test]
+    fn secret_keys_run_out_like_others() {
+        let mut table = MrTable::new(SipHash::new([5, 6]), true);
+        assert_eq!((0..).take_while(|_| take(&mut table).is_some()).count(), MAX_MR as usize);
+        let key = table.slots[77].as_ref().unwrap().key;
+        table.remove(key).unwrap();
+        let next = take(&mut table).unwrap();
+        assert!(next != key && next >> TAG_BITS == 77 && take(&mut table).is_none());
     }
 
     #[test]
@@ -470,7 +541,7 @@ mod tests {
 
     #[test]
     fn a_key_does_not_name_the_next_region_at_its_index() {
-        let mut table = MrTable::new(SipHash::new([3, 4]));
+        let mut table = MrTable::new(SipHash::new([3, 4]), false);
         let mut last = table.new_key().unwrap();
         for _ in 0..10_000 {
             table.free.push(last);

@@ -46,6 +46,8 @@ pub(super) struct Tables {
     /// The plan of faults, if one is set.
     pub(super) faults: Option<Box<Faults>>,
     pub(super) counters: Counters,
+    /// See [`EngineConfig::keys_are_secret`](super::EngineConfig::keys_are_secret).
+    pub(super) keys_are_secret: bool,
 }
 
 /// The most errands that wait for the driver when a peer asks for a region. If a peer asks for more

@@ -78,7 +78,13 @@ pub(super) struct Uc {
     expected: u32,
     inbound: Option<Inbound>,
     established: bool,
+    /// Writes in this life that had a wrong key.
+    wrong_keys: u32,
 }
+
+/// The most wrong keys that a peer may try where keys are secret: without acknowledgements, a
+/// wrong key costs the peer nothing else.
+const MAX_WRONG_KEYS: u32 = 64;
 
 impl Uc {
     pub(super) fn new(incarnation: u8) -> Self {
@@ -92,6 +98,7 @@ impl Uc {
             expected: 0,
             inbound: None,
             established: false,
+            wrong_keys: 0,
         }
     }
 
@@ -351,7 +358,8 @@ impl Uc {
         let is_last = end == frame.total as usize;
         let delivery = match frame.kind {
             Kind::UcSend => deliver_send(qp, frame, payload, tables),
-            _ => deliver_write(qp, frame, payload, tables),
+            _ if tables.keys_are_secret && self.wrong_keys >= MAX_WRONG_KEYS => Delivery::Dropped,
+            _ => deliver_write(qp, frame, payload, tables, &mut self.wrong_keys),
         };
         self.expected = after(frame.number);
         match delivery {
@@ -403,13 +411,20 @@ fn deliver_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Ta
     if is_stored { Delivery::Done } else { Delivery::Failed }
 }
 
-fn deliver_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Delivery {
+fn deliver_write(
+    qp: &mut Qp,
+    frame: &Frame,
+    payload: Source<'_>,
+    tables: &mut Tables,
+    wrong_keys: &mut u32,
+) -> Delivery {
     let notifies = frame.flags & wire::IMM != 0;
     if notifies && qp.rq.front_len(tables).is_none() {
         return Delivery::Dropped;
     }
     let may_write = qp.attr.access & REMOTE_WRITE != 0;
     let is_stored = frame.total == 0 || (may_write && transfer::write_payload(qp, frame, payload, tables));
+    *wrong_keys = wrong_keys.saturating_add(u32::from(may_write && !is_stored));
     let is_accepted = is_stored && (!notifies || qp.rq.front(qp.pd, tables).is_some());
     if is_accepted { Delivery::Done } else { Delivery::Dropped }
 }

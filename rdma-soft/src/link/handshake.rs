@@ -152,14 +152,21 @@ pub(crate) fn open(socket: Socket, local: &Local<'_>) -> Result<Opened, Refusal>
     }
 }
 
-/// Accepts a link over a socket that a peer connected. `answer` chooses the answer from the peer's
-/// process id and the slots that the peer claims. None if the answer is not [`Answer::Welcome`].
+/// Receives the first packet on a socket that a peer connected.
+pub(crate) fn receive(socket: &Socket) -> Result<Packet, Refusal> {
+    next(socket).map_err(|refusal| tell(socket, refusal))
+}
+
+/// Accepts a link over a socket that a peer connected and whose first packet has come. `answer`
+/// chooses the answer from the peer's process id and the slots that the peer claims. None if the
+/// answer is not [`Answer::Welcome`].
 pub(crate) fn accept(
     socket: Socket,
+    first: Packet,
     local: &Local<'_>,
     answer: impl FnOnce(i32, &[Slot]) -> Answer,
 ) -> Result<Option<Established>, Refusal> {
-    match try_accept(&socket, local, answer) {
+    match try_accept(&socket, first, local, answer) {
         Ok(agreed) => Ok(agreed.map(|agreed| agreed.over(socket))),
         Err(refusal) => Err(tell(&socket, refusal)),
     }
@@ -229,11 +236,12 @@ fn try_open(socket: &Socket, local: &Local<'_>) -> Result<Result<Agreed, Opened>
 
 fn try_accept(
     socket: &Socket,
+    first: Packet,
     local: &Local<'_>,
     answer: impl FnOnce(i32, &[Slot]) -> Answer,
 ) -> Result<Option<Agreed>, Refusal> {
     let peer = identify(socket)?;
-    let mut first = of_kind(next(socket)?, Kind::Hello)?;
+    let mut first = of_kind(first, Kind::Hello)?;
     let token = Token::new()?;
     let theirs = Hello::read(socket, peer, &mut first.body)?;
     match answer(peer.pid, &theirs.slots) {

@@ -7,18 +7,20 @@
 //! all of the other's memory anyway. Two processes share one link. The link of a process to itself
 //! is the [`loopback`].
 //!
-//! A link costs a process four descriptors: the socket of the handshake, a bell each way, and the
-//! peer's pidfd. It uses 524 KiB of shared memory at first: 268 KiB of rings with their control
-//! words, and the peer's directory of 256 KiB. The two processes share these pages, so each pays
-//! for half. The memory of a ring grows to 4 MiB when its reader does not keep up.
+//! A link to a process of another host is a [`stream`] of frames over TCP, after a handshake
+//! ([`hello`]) in which each side proves that it holds the [`key`] of the job.
 //!
-//! # A link to another host
+//! A link to a process of this host costs four descriptors: the socket of the handshake, a bell
+//! each way, and the peer's pidfd. It uses 524 KiB of shared memory at first: 268 KiB of rings with
+//! their control words, and the peer's directory of 256 KiB. The two processes share these pages,
+//! so each pays for half. The memory of a ring grows to 4 MiB when its reader does not keep up.
 //!
-//! What such a link (RoCE over UDP, for example) needs: an implementation beside [`duplex`] and a
-//! variant of `Medium`; a choice of the medium in `node/peers.rs`. The engine knows links as
-//! `LinkId` and `Outbound` and peers as host and slot (`PeerId`), so it does not change. It expects
-//! order and reliability: a lossy link retransmits below `Outbound`. The node drains all links
-//! alike.
+//! # Another kind of link
+//!
+//! What it needs: an implementation beside [`duplex`] and [`stream`] and a variant of `Medium`, and
+//! what sets it up, as `node/peers.rs` and `node/remote.rs` do. The engine knows links as `LinkId`
+//! and `Outbound` and peers as host and slot (`PeerId`), so it does not change. It expects order
+//! and reliability. The node drains all links alike.
 //!
 //! # Files
 //!
@@ -30,6 +32,9 @@
 //!   loopback.rs             the link of a process to itself
 //!   doorbell.rs, words.rs   the wake-up protocol; its atomic words, which loom replaces
 //!   handshake.rs, trust.rs  the set-up of a link; which process may connect
+//!   stream.rs, hello.rs     a link to a process of another host; its handshake
+//!   share.rs                the socket at which the processes of a user listen for other hosts
+//!   hosts.rs, key.rs        the numbers of other hosts; the key of a job, and proofs of it
 //!   wire.rs, peer.rs        packets on the socket of a link; the process behind a link
 //!   slot.rs, group.rs       abstract sockets that name processes and memberships of groups
 //! ```
@@ -38,12 +43,17 @@ pub(crate) mod doorbell;
 pub(crate) mod duplex;
 pub(crate) mod group;
 pub(crate) mod handshake;
+pub(crate) mod hello;
+pub(crate) mod hosts;
+pub(crate) mod key;
 pub(crate) mod loopback;
 pub(crate) mod memory;
 pub(crate) mod pace;
 pub(crate) mod peer;
 pub(crate) mod ring;
+pub(crate) mod share;
 pub(crate) mod slot;
+pub(crate) mod stream;
 pub(crate) mod trust;
 pub(crate) mod wire;
 pub(crate) mod words;
@@ -52,7 +62,7 @@ use duplex::Duplex;
 use loopback::Loopback;
 use memory::Ends;
 use peer::Peer;
-use ring::Corrupt;
+use stream::{Ended, Stream};
 
 use crate::engine::{Gather, Header, LinkId, Outbound, Source, Transmit};
 
@@ -80,9 +90,14 @@ enum Backlog {
 
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a process has one loopback, and each poll looks at every link")]
+// With a tag of its own: each poll asks every link for it, and a tag inside another field takes
+// five instructions to tell three variants apart.
+#[repr(u8)]
 enum Medium {
     Process(Duplex),
     Loopback(Loopback),
+    // In a box, so that the links within a host stay small.
+    Stream(Box<Stream>),
 }
 
 impl Link {
@@ -96,12 +111,30 @@ impl Link {
         Self { id, generation, backlog: Backlog::None, medium: Medium::Loopback(Loopback::new(capacity)) }
     }
 
-    /// The other process; none for the loopback.
+    /// A link to a process of another host.
+    pub(crate) fn to_host(id: LinkId, generation: u32, stream: Stream) -> Self {
+        Self { id, generation, backlog: Backlog::None, medium: Medium::Stream(Box::new(stream)) }
+    }
+
+    /// The other process of this host; none for the loopback, and for a process of another host.
     pub(crate) fn peer(&self) -> Option<&Peer> {
         match &self.medium {
             Medium::Process(duplex) => Some(&duplex.peer),
-            Medium::Loopback(_) => None,
+            Medium::Loopback(_) | Medium::Stream(_) => None,
         }
+    }
+
+    /// The connection to a process of another host.
+    pub(crate) fn stream(&self) -> Option<&Stream> {
+        match &self.medium {
+            Medium::Stream(stream) => Some(stream),
+            Medium::Process(_) | Medium::Loopback(_) => None,
+        }
+    }
+
+    /// Whether the link leads to this process.
+    pub(crate) fn is_loopback(&self) -> bool {
+        matches!(self.medium, Medium::Loopback(_))
     }
 
     /// Whether there is nothing to receive or to send. Shows the peer that this side looks for
@@ -111,6 +144,7 @@ impl Link {
         let is_idle = match &mut self.medium {
             Medium::Process(duplex) => duplex.is_idle(),
             Medium::Loopback(loopback) => loopback.is_empty(),
+            Medium::Stream(stream) => stream.is_idle(),
         };
         is_idle && self.backlog == Backlog::None
     }
@@ -122,10 +156,11 @@ impl Link {
         &mut self,
         budget: &mut usize,
         mut handle: impl FnMut(LinkId, &Header, Source<'_>),
-    ) -> Result<bool, Corrupt> {
+    ) -> Result<bool, Ended> {
         let id = self.id;
         match &mut self.medium {
-            Medium::Process(duplex) => duplex.drain(budget, |header, payload| handle(id, header, payload)),
+            Medium::Process(duplex) => Ok(duplex.drain(budget, |header, payload| handle(id, header, payload))?),
+            Medium::Stream(stream) => stream.drain(budget, |header, payload| handle(id, header, payload)),
             Medium::Loopback(loopback) => Ok(loopback.drain(budget, |header, payload| handle(id, header, payload))),
         }
     }
@@ -133,13 +168,11 @@ impl Link {
     /// Whether transmitting again can make progress.
     #[inline]
     pub(crate) fn may_continue(&self) -> bool {
-        match self.backlog {
-            Backlog::None => false,
-            Backlog::More => true,
-            Backlog::Blocked => match &self.medium {
-                Medium::Process(duplex) => duplex.room_was_made(),
-                Medium::Loopback(_) => true,
-            },
+        match (self.backlog, &self.medium) {
+            (Backlog::None, Medium::Stream(stream)) => stream.has_unsent(),
+            (Backlog::None, _) => false,
+            (Backlog::More, _) | (Backlog::Blocked, Medium::Loopback(_) | Medium::Stream(_)) => true,
+            (Backlog::Blocked, Medium::Process(duplex)) => duplex.room_was_made(),
         }
     }
 
@@ -156,7 +189,7 @@ impl Link {
         ended: Transmit,
         budget: &mut usize,
         mut handle: impl FnMut(LinkId, &Header, Source<'_>),
-    ) -> Result<bool, Corrupt> {
+    ) -> Result<bool, Ended> {
         self.backlog = match ended {
             Transmit::Idle => Backlog::None,
             Transmit::Blocked => Backlog::Blocked,
@@ -167,6 +200,14 @@ impl Link {
             Medium::Process(duplex) => {
                 duplex.flush();
                 Ok(is_blocked && duplex.wait_for_room()?)
+            }
+            Medium::Stream(stream) => {
+                stream.flush()?;
+                // A peer that reads as fast as this side sends must not keep the caller here.
+                if is_blocked && stream.has_room() {
+                    self.backlog = Backlog::More;
+                }
+                Ok(false)
             }
             Medium::Loopback(loopback) => {
                 let has_frames = !loopback.is_empty();
@@ -179,7 +220,8 @@ impl Link {
     /// Whether a delivery ended because the budget was spent.
     pub(crate) fn has_more(&self) -> bool {
         let has_frames = match &self.medium {
-            Medium::Process(_) => false,
+            // A connection goes on when the kernel says so.
+            Medium::Process(_) | Medium::Stream(_) => false,
             Medium::Loopback(loopback) => !loopback.is_empty(),
         };
         has_frames || self.backlog == Backlog::More
@@ -190,6 +232,7 @@ impl Link {
         match &self.medium {
             Medium::Process(duplex) => duplex.is_taken(),
             Medium::Loopback(loopback) => loopback.is_empty(),
+            Medium::Stream(stream) => stream.is_taken(),
         }
     }
 
@@ -205,6 +248,8 @@ impl Link {
         let has_frames = match &self.medium {
             Medium::Process(duplex) => duplex.arm(),
             Medium::Loopback(loopback) => !loopback.is_empty(),
+            // What the kernel has not taken goes on when the socket is writable.
+            Medium::Stream(stream) => return stream.has_frames() || self.backlog == Backlog::More,
         };
         has_frames || self.may_continue()
     }
@@ -222,6 +267,7 @@ impl Link {
         match &self.medium {
             Medium::Process(duplex) => duplex.is_quiet(),
             Medium::Loopback(loopback) => loopback.is_empty(),
+            Medium::Stream(stream) => !stream.has_frames(),
         }
     }
 
@@ -239,6 +285,7 @@ impl Outbound for Link {
         match &self.medium {
             Medium::Process(duplex) => duplex.max_payload(),
             Medium::Loopback(loopback) => loopback.max_payload(),
+            Medium::Stream(stream) => stream.max_payload(),
         }
     }
 
@@ -247,6 +294,7 @@ impl Outbound for Link {
         match &mut self.medium {
             Medium::Process(duplex) => duplex.piece(rest),
             Medium::Loopback(loopback) => loopback.piece(rest),
+            Medium::Stream(stream) => stream.piece(rest),
         }
     }
 
@@ -255,6 +303,7 @@ impl Outbound for Link {
         match &mut self.medium {
             Medium::Process(duplex) => duplex.try_push(header, payload),
             Medium::Loopback(loopback) => loopback.try_push(header, payload),
+            Medium::Stream(stream) => stream.try_push(header, payload),
         }
     }
 }

@@ -22,8 +22,9 @@ pub(crate) const VARIABLE: &str = "RDMA_SOFT_LOG";
 pub(crate) const VALUES: &str = "off, links, error, warn, info, debug or trace";
 /// The modules that set up links and connections, and the level down to which they say why one was
 /// refused or has failed.
-const LINKS: [(&str, Level); 3] = [
+const LINKS: [(&str, Level); 4] = [
     ("rdma_soft::node::peers", Level::WARN),
+    ("rdma_soft::node::remote", Level::WARN),
     ("rdma_soft::cm::connect", Level::WARN),
     ("rdma_soft::cm::report", Level::INFO),
 ];

@@ -1,9 +1,9 @@
 //! The agent: the thread that does the device's work while the application does something else.
 //!
 //! The agent sleeps in `epoll_wait` on its waker, its timer, the listening sockets, the links'
-//! bells and sockets, and the peers' pidfds. While the application polls, the agent only looks in
-//! once a millisecond, to notice the end of the polling; peers do not ring meanwhile. While a
-//! thread waits for an event (`waiter`), bells wake that thread.
+//! bells and sockets, the connections to other hosts, and the peers' pidfds. While the application
+//! polls, the agent only looks in once a millisecond, to notice the end of the polling; peers do
+//! not ring meanwhile. While a thread waits for an event (`waiter`), bells wake that thread.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use rdma_mem::Mapping;
 use super::device::Node;
 use super::source::Source;
 use super::state::{Agent, State, TICK};
-use super::{groups, peers};
-use crate::engine::{Area, Grant, LinkId, Lookup};
+use super::{callers, groups, peers};
+use crate::engine::{Area, Grant, Host, LinkId, Lookup};
 use crate::link::Link;
 use crate::link::handshake::Refusal;
 use crate::link::wire::{self, Body, Error, Kind};
@@ -58,7 +58,8 @@ fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Opti
     let mut groups = Vec::new();
     for lookup in lookups {
         match lookup {
-            Lookup::Link(peer) => peers::dial(node, peer.slot),
+            Lookup::Link(peer) if peer.host == Host::LOCAL => peers::dial(node, peer.slot),
+            Lookup::Link(peer) => callers::dial(node, peer),
             Lookup::Members(gid) => groups.push(gid),
         }
     }
@@ -85,6 +86,9 @@ fn handle(node: &'static Node, source: Source) -> bool {
     match source {
         Source::Listener(index) => peers::accept(node, index),
         Source::Bell => return true,
+        Source::Stream => {}
+        Source::Caller => callers::accept(node),
+        Source::Door => callers::give(node),
         Source::Socket { link, generation } => return receive(node, link, generation),
         Source::Death { link, generation } => remove(node, link, generation, "the peer has died"),
     }

@@ -9,9 +9,10 @@ use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
 
 use super::faults;
+use super::remote::Remote;
 use super::source::Source;
 use super::state::{Sink, State};
-use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, QpId, Time};
+use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, PeerId, QpId, Time};
 use crate::link::Link;
 use crate::link::handshake::Local;
 use crate::link::slot::{self, Listener};
@@ -32,6 +33,15 @@ const COPY_PATIENCE: Duration = Duration::from_secs(10);
 /// reach after a second.
 const DATAGRAM_PATIENCE: Duration = Duration::from_millis(1200);
 
+/// A process with which a handshake is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Who {
+    /// A process of this host, by its id.
+    Near(i32),
+    /// A process of another host, by one of its slots.
+    Far(PeerId),
+}
+
 /// This process's part in a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
@@ -42,8 +52,8 @@ pub(super) enum Part {
 /// The handshakes under way.
 #[derive(Debug, Default)]
 pub(super) struct Meetings {
-    /// This process's part in each handshake, by the other process's id.
-    pub(super) parts: Lock<HashMap<i32, Part>>,
+    /// This process's part in each handshake, by the other process.
+    pub(super) parts: Lock<HashMap<Who, Part>>,
     /// Number of handshakes under way that peers began.
     pub(super) accepting: AtomicUsize,
 }
@@ -69,6 +79,8 @@ pub(crate) struct Node {
     /// The multicast groups that this process has joined, and the sockets whose names announce
     /// them. This lock is taken before the state's.
     pub(super) memberships: Lock<HashMap<Gid, Socket>>,
+    /// What reaches other hosts, if the environment asks for it.
+    pub(crate) remote: Option<Remote>,
 }
 
 impl Node {
@@ -83,8 +95,10 @@ impl Node {
         let seed = [u64::from_ne_bytes(os::random()?), u64::from_ne_bytes(os::random()?)];
         let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
+        let remote = Remote::start(&event_loop, slot)?;
         log!(DEBUG, slot = slot.0, "software RDMA device starts");
-        let mut engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
+        let mut engine =
+            Engine::new(EngineConfig { slot, seed, directory: Some(area), keys_are_secret: remote.is_some() });
         engine.set_faults(faults::from_environment().ok().flatten().as_ref());
         let state = State::new(engine, slot, Arc::clone(&event_loop), Arc::clone(&wait_set), ring_capacity());
         Ok(Self {
@@ -97,6 +111,7 @@ impl Node {
             listeners: Lock::new(vec![listener]),
             meetings: Meetings::default(),
             memberships: Lock::default(),
+            remote,
         })
     }
 
@@ -226,6 +241,9 @@ impl Node {
 
     /// Has the agent watch a link's descriptors, and waiting threads its bell.
     pub(super) fn watch(&self, link: &Link) -> os::Result<()> {
+        if let Some(stream) = link.stream() {
+            return self.wait_set.watch_socket(stream, Source::Stream.token(), &self.event_loop);
+        }
         let Some(peer) = link.peer() else { return Ok(()) };
         let (id, generation) = (link.id, link.generation);
         self.wait_set.watch(&peer.our_bell, Source::Bell.token(), &self.event_loop)?;

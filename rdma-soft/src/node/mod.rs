@@ -33,15 +33,21 @@
 //!   agent.rs             the agent thread
 //!   waiter.rs            a thread of the application that waits in place of the agent
 //!   peers.rs, groups.rs  find and connect other processes; multicast groups
+//!   callers.rs           the same for processes of other hosts
+//!   meeting.rs           handshakes under way
+//!   remote.rs            address, key and numbers of other hosts
 //!   source.rs            the descriptors that the agent watches
 //!   faults.rs            reads the plan of faults from the environment
 //! ```
 
 mod agent;
+mod callers;
 mod device;
 pub(crate) mod faults;
 mod groups;
+mod meeting;
 mod peers;
+pub(crate) mod remote;
 mod source;
 mod state;
 #[cfg(all(test, not(loom)))]

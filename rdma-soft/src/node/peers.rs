@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::device::{Node, Part};
+use super::callers;
+use super::device::{Node, Who};
+use super::meeting::{Meeting, give_up};
 use super::source::Source;
 use crate::engine::{Area, DIRECTORY_LEN, PeerId, Slot};
 use crate::link::handshake::{self, Answer, Established, Opened, PATIENCE, Refusal};
 use crate::link::slot;
-use crate::link::wire::Error;
+use crate::link::wire::{Error, Kind};
 use crate::log::log;
 use crate::os::socket::Socket;
 use crate::os::{process, thread};
@@ -29,55 +31,6 @@ const ADMISSIONS: usize = 64;
 /// Delay before a process asks a peer again that has answered `Busy`.
 const BUSY: Duration = Duration::from_millis(2);
 
-/// A handshake with a process. Other handshakes with the same process wait until this one is
-/// dropped.
-struct Meeting {
-    node: &'static Node,
-    pid: i32,
-    part: Part,
-}
-
-impl Meeting {
-    /// None if there is a link to the process, or another handshake with it is under way.
-    fn open(node: &'static Node, pid: i32) -> Option<Self> {
-        let mut parts = node.meetings.parts.lock();
-        if parts.contains_key(&pid) || node.lock().link_to(pid).is_some() {
-            return None;
-        }
-        parts.insert(pid, Part::Opener);
-        Some(Self { node, pid, part: Part::Opener })
-    }
-
-    /// The answer to a process that requests a link.
-    fn accept(node: &'static Node, pid: i32, slots: &[Slot]) -> (Answer, Option<Self>) {
-        let mut parts = node.meetings.parts.lock();
-        let state = node.lock();
-        if state.link_to(pid).is_some() {
-            return (Answer::Known, None);
-        }
-        let is_busy = match parts.get(&pid) {
-            None => false,
-            Some(Part::Acceptor) => true,
-            // The peer applies the same rule, so one of the two handshakes goes on.
-            Some(Part::Opener) => state.slots().first() < slots.first(),
-        };
-        if is_busy {
-            return (Answer::Busy, None);
-        }
-        parts.insert(pid, Part::Acceptor);
-        (Answer::Welcome, Some(Self { node, pid, part: Part::Acceptor }))
-    }
-}
-
-impl Drop for Meeting {
-    fn drop(&mut self) {
-        let mut parts = self.node.meetings.parts.lock();
-        if parts.get(&self.pid) == Some(&self.part) {
-            parts.remove(&self.pid);
-        }
-    }
-}
-
 /// Connects to the process with a slot in a thread, and tells the engine if that fails.
 pub(super) fn dial(node: &'static Node, slot: Slot) {
     let started = thread::spawn("rdma-soft-dial", move || {
@@ -85,20 +38,13 @@ pub(super) fn dial(node: &'static Node, slot: Slot) {
         if let Err(refusal) = reach(node, slot, &mut pid) {
             // First the reason: a program that learns of the failure may look for it.
             log!(WARN, pid, "no link to process number {}: {refusal}", slot.0);
-            give_up(node, slot);
+            give_up(node, PeerId::local(slot));
         }
     });
     if let Err(error) = started {
-        give_up(node, slot);
+        give_up(node, PeerId::local(slot));
         log!(WARN, "no link to process number {}: no thread can be started for it: {error}", slot.0);
     }
-}
-
-/// Tells the engine that a process cannot be reached.
-fn give_up(node: &Node, slot: Slot) {
-    let mut state = node.lock();
-    state.engine.handle_unreachable(PeerId::local(slot));
-    state.after_call();
 }
 
 /// Sets up a link to the process with a slot, and says which process that is. Waits for a stopped
@@ -128,7 +74,7 @@ fn reach(node: &'static Node, slot: Slot, found: &mut Option<i32>) -> Result<(),
 /// process. False if the process has another handshake with this one under way, or has not noticed
 /// yet that the last link has ended.
 fn open(node: &'static Node, slot: Slot, socket: Socket, pid: i32) -> Result<bool, Refusal> {
-    let Some(_meeting) = Meeting::open(node, pid) else { return Ok(learn(node, pid, vec![slot])) };
+    let Some(_meeting) = Meeting::open(node, Who::Near(pid)) else { return Ok(learn(node, pid, vec![slot])) };
     match handshake::open(socket, &node.local())? {
         Opened::New(up) => {
             let up = prove(*up);
@@ -177,13 +123,12 @@ pub(super) fn accept(node: &'static Node, index: u32) {
         }
         let seat = Seat::take(node);
         let started = thread::spawn("rdma-soft-accept", move || {
-            match greet(node, socket) {
+            match greet(node, socket, seat) {
                 Ok(()) => {}
                 // The peer only checked that this process listens (see `is_proved`).
                 Err(Refusal::Packet(Error::HungUp)) => {}
                 Err(refusal) => log!(WARN, pid, "a process was not let in: {refusal}"),
             }
-            drop(seat);
         });
         if let Err(error) = started {
             log!(WARN, %error, "no thread to let a peer in");
@@ -213,10 +158,22 @@ impl Drop for Seat {
     }
 }
 
-fn greet(node: &'static Node, socket: Socket) -> Result<(), Refusal> {
+fn greet(node: &'static Node, socket: Socket, seat: Seat) -> Result<(), Refusal> {
+    let first = handshake::receive(&socket)?;
+    if first.kind == Kind::Caller as u32 {
+        // A stranger of another host must not take a place that processes of this host need.
+        drop((socket, seat));
+        callers::take_over(node, first);
+        return Ok(());
+    }
     let (mut meeting, mut known) = (None, None);
-    let accepted = handshake::accept(socket, &node.local(), |pid, slots| {
-        let (answer, ours) = Meeting::accept(node, pid, slots);
+    let accepted = handshake::accept(socket, first, &node.local(), |pid, slots| {
+        let (answer, ours) = Meeting::accept(
+            node,
+            Who::Near(pid),
+            |state| state.link_to(pid).is_some(),
+            |state| state.slots().first() < slots.first(),
+        );
         meeting = ours;
         known = (answer == Answer::Known).then(|| (pid, slots.to_vec()));
         answer

@@ -14,7 +14,7 @@ use crate::engine::{
 use crate::link::Link;
 use crate::link::memory::{Ends, MAX_CAPACITY};
 use crate::link::peer::Peer;
-use crate::link::ring::Corrupt;
+use crate::link::stream::{Ended, Stream};
 use crate::log::log;
 use crate::os;
 use crate::os::event_loop::EventLoop;
@@ -88,6 +88,8 @@ pub(crate) struct State {
     wait_set: Arc<WaitSet>,
     ring_capacity: usize,
     generation: u32,
+    /// The number of links to other hosts.
+    streams: usize,
 }
 
 impl State {
@@ -117,6 +119,7 @@ impl State {
             wait_set,
             ring_capacity,
             generation: 0,
+            streams: 0,
         }
     }
 
@@ -167,6 +170,12 @@ impl State {
         self.add_link(|id, generation| Link::to_process(id, generation, ends, peer))
     }
 
+    /// Adds a link to a process of another host. The caller tells the engine.
+    pub(crate) fn add_stream(&mut self, stream: Stream) -> &Link {
+        self.streams += 1;
+        self.add_link(|id, generation| Link::to_host(id, generation, stream))
+    }
+
     fn add_link(&mut self, make: impl FnOnce(LinkId, u32) -> Link) -> &Link {
         let free = self.links.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -189,6 +198,13 @@ impl State {
             self.wait_set.forget(&peer.our_bell);
             self.event_loop.forget(&peer.pidfd);
         }
+        if let Some(stream) = link.stream() {
+            self.streams -= 1;
+            let (host, slot, why) = (stream.host().0, stream.far.identity.slot.0, why.to_owned());
+            log!(DEBUG, host, slot, why, "link to another host down");
+            self.event_loop.forget(stream);
+            self.wait_set.forget(stream);
+        }
         self.engine.handle_link_down(id);
     }
 
@@ -196,6 +212,12 @@ impl State {
     pub(crate) fn link_to(&self, pid: i32) -> Option<LinkId> {
         let leads = |link: &&Link| link.peer().is_some_and(|peer| peer.pid == pid && !peer.has_died());
         self.links().find(leads).map(|link| link.id)
+    }
+
+    /// The link to the process of another host with this first slot.
+    pub(crate) fn link_to_far(&self, process: PeerId) -> Option<&Link> {
+        let leads = |stream: &Stream| stream.host() == process.host && stream.far.identity.slot == process.slot;
+        self.links().find(|link| link.stream().is_some_and(leads))
     }
 
     /// Polls a completion queue; if the queue is empty, makes progress and polls again.
@@ -396,9 +418,15 @@ impl State {
     /// Does the work at hand for a thread that waits for an event. The thread's next request may
     /// carry the acknowledgements.
     pub(super) fn work_for_event(&mut self) {
-        if !self.is_quiet() {
+        if self.must_look() {
             self.turn(true);
         }
+    }
+
+    /// Whether a turn may find something to do. Unlike [`is_quiet`](Self::is_quiet), counts on a
+    /// look at every connection to another host, which only a turn takes.
+    fn must_look(&mut self) -> bool {
+        self.streams != 0 || !self.is_quiet()
     }
 
     /// Prepares for the sleep of a thread that waits for an event: peers ring from now on. An agent
@@ -406,7 +434,7 @@ impl State {
     pub(super) fn rest(&mut self) {
         self.holds_acks = false;
         self.polls_at_sleep = self.polls;
-        if !self.is_quiet() {
+        if self.must_look() {
             self.progress();
         }
         if self.agent != Agent::Awake {
@@ -465,18 +493,28 @@ impl State {
                 *budget = (*budget).max(SHARE);
                 more
             }
-            Err(Corrupt) => {
-                self.remove_corrupt(index);
+            Err(ended) => {
+                self.remove_ended(index, ended);
                 false
             }
         }
     }
 
-    fn remove_corrupt(&mut self, index: usize) {
+    fn remove_ended(&mut self, index: usize, ended: Ended) {
         let Some(link) = &self.links[index] else { return };
-        let pid = link.peer().map_or(0, |peer| peer.pid);
-        log!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
-        self.remove_link(link.id, "corrupt");
+        let id = link.id;
+        match (link.peer(), link.stream()) {
+            (Some(peer), _) => {
+                let pid = peer.pid;
+                log!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
+            }
+            (None, Some(stream)) if ended != Ended::Closed => {
+                let (host, slot) = (stream.host().0, stream.far.identity.slot.0);
+                log!(WARN, host, slot, "the link to a process of another host has ended: {ended}");
+            }
+            _ => {}
+        }
+        self.remove_link(id, &ended.to_string());
     }
 
     /// Sends on the links that have new frames, and on the links that could not send everything
@@ -523,8 +561,8 @@ impl State {
             match link.deliver(ended, budget, handle) {
                 Ok(true) => {}
                 Ok(false) => return link.has_more(),
-                Err(Corrupt) => {
-                    self.remove_corrupt(index);
+                Err(ended) => {
+                    self.remove_ended(index, ended);
                     return false;
                 }
             }
@@ -631,7 +669,7 @@ impl State {
     }
 
     fn connect_loopback(&mut self, slot: Slot) {
-        let existing = self.links().find(|link| link.peer().is_none()).map(|link| link.id);
+        let existing = self.links().find(|link| link.is_loopback()).map(|link| link.id);
         let id = existing.unwrap_or_else(|| {
             let capacity = self.ring_capacity;
             self.add_link(|id, generation| Link::loopback(id, generation, capacity)).id
@@ -641,139 +679,4 @@ impl State {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use crate::engine::{Address, Gid, Grh, Network, Op, Path, Route, SendData, SendFlags, SendRequest};
-    use crate::engine::{EngineConfig, Gather, ModifyQp, Outbound, PdId, QpInit, QpState, ServiceType};
-    use crate::link::duplex::Duplex;
-    use crate::link::memory::{Memory, Side};
-
-    /// A state with `count` links, and the other sides of the links.
-    fn linked(count: usize) -> (State, Vec<Duplex>) {
-        let event_loop = Arc::new(EventLoop::new().unwrap());
-        let engine = Engine::new(EngineConfig { slot: Slot(7), seed: [1; 2], directory: None });
-        let wait_set = Arc::new(WaitSet::new().unwrap());
-        let mut state = State::new(engine, Slot(7), event_loop, wait_set, 4096);
-        let peers = (0..count).map(|_| {
-            let (memory, _) = Memory::create(8 << 20).unwrap();
-            state.add_peer(memory.ends(Side::Acceptor), Peer::on_a_socket().0);
-            Duplex::new(memory.ends(Side::Opener), Peer::on_a_socket().0)
-        });
-        let peers = peers.collect();
-        (state, peers)
-    }
-
-    #[test]
-    fn an_application_that_polls_is_not_rung_whether_or_not_the_agent_gets_a_processor() {
-        let (mut state, peers) = linked(1);
-        let cq = state.engine.create_cq(1, 1).unwrap();
-        assert!(!state.fall_asleep());
-        for _ in 0..POLLS_OF_A_POLLER {
-            assert!(peers[0].must_ring());
-            assert!(!state.fall_asleep());
-            assert_eq!(state.poll_cq(cq, &mut [ibv_wc::default()]), Ok(0));
-        }
-        assert!(!state.fall_asleep());
-        for _ in 0..=POLLS_OF_A_POLLER {
-            assert_eq!(state.poll_cq(cq, &mut [ibv_wc::default()]), Ok(0));
-        }
-        assert!(!peers[0].must_ring());
-        assert_eq!(state.agent, Agent::Ticking);
-        // The agent notices when the polling ends.
-        let mut is_woken = false;
-        state.event_loop.wait(Some(Duration::from_secs(10)), |_| is_woken = true);
-        assert!(!is_woken, "by a descriptor, where only the alarm is set");
-    }
-
-    #[test]
-    fn a_poll_that_finds_nothing_gives_handled_frames_back() {
-        let (mut state, mut peers) = linked(1);
-        let cq = state.engine.create_cq(1, 1).unwrap();
-        assert!(peers[0].try_push(&Header::default(), &Gather::EMPTY));
-        peers[0].flush();
-        assert_eq!(state.poll_cq(cq, &mut [ibv_wc::default()]), Ok(0));
-        assert!(!peers[0].is_taken(), "small frames are given back later");
-        assert_eq!(state.poll_cq(cq, &mut [ibv_wc::default()]), Ok(0));
-        assert!(peers[0].is_taken());
-    }
-
-    #[test]
-    fn who_sends_more_than_can_be_taken_does_not_keep_the_others_out() {
-        let (mut state, mut peers) = linked(3);
-        // Frames without a meaning take time to handle, too.
-        let (header, payload) = (Header::default(), vec![0; 60_000]);
-        let frame = [Source::of(&payload)];
-        for _ in 0..100 {
-            for peer in &mut peers[..2] {
-                assert!(peer.try_push(&header, &Gather::of(&frame)));
-                peer.flush();
-            }
-        }
-        assert!(peers[2].try_push(&header, &Gather::of(&[])));
-        peers[2].flush();
-        assert!(state.progress());
-        let quiet: Vec<bool> = state.links().map(Link::is_quiet).collect();
-        assert_eq!(quiet, [false, false, true]);
-    }
-
-    #[test]
-    fn a_link_with_much_to_send_does_not_keep_the_others_waiting() {
-        let (mut state, peers) = linked(3);
-        let engine = &mut state.engine;
-        let (pd, cq) = (engine.alloc_pd().unwrap(), engine.create_cq(4096, 1).unwrap());
-        let text = [1; 1024];
-        for (link, count) in [(0, 4096), (1, 4096), (2, 1)] {
-            let slot = Slot(100 + link);
-            engine.handle_link_up(PeerId::local(slot), LinkId(u32::from(link)), None);
-            let qp = datagrams(engine, pd, cq);
-            for _ in 0..count {
-                let request = SendRequest {
-                    wr_id: 1,
-                    remote_addr: 0,
-                    compare_add: 0,
-                    swap: 0,
-                    rkey: 0,
-                    imm: 0,
-                    op: Op::Send,
-                    flags: SendFlags::empty(),
-                };
-                let sources = [Source::of(&text)];
-                let data = SendData::Inline(&sources);
-                engine.post_datagram(qp, &request, data, &address(u32::from(slot.0) << 12 | 2)).unwrap();
-            }
-        }
-        for _ in 0..3 {
-            assert!(state.progress());
-        }
-        assert!(peers.iter().all(|peer| !peer.is_quiet()));
-    }
-
-    /// A UD queue pair that can send.
-    fn datagrams(engine: &mut Engine, pd: PdId, cq: CqId) -> crate::engine::QpId {
-        let init = QpInit {
-            service: ServiceType::Ud,
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            max_send_wr: 4096,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: 1024,
-            sq_sig_all: false,
-            token: 2,
-        };
-        let (qp, _) = engine.create_qp(&init).unwrap();
-        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            engine.modify_qp(qp, &ModifyQp { state: Some(state), ..ModifyQp::default() }).unwrap();
-        }
-        qp
-    }
-
-    fn address(qpn: u32) -> Address {
-        let (source, destination) = (Gid::from_ipv4([10, 0, 0, 1]), Gid::from_ipv4([10, 0, 0, 2]));
-        let route = Route { network: Network::Ip, source, destination, traffic_class: 0, flow_label: 0, hop_limit: 1 };
-        Address { path: Path { host: Host::LOCAL, grh: Grh::new(&route), group: None, sl: 0, slid: 0 }, qpn, qkey: 0 }
-    }
-}
+mod tests;

@@ -9,6 +9,7 @@
 //!   bell.rs                     wakes another process
 //!   socket.rs, private.rs       sockets with abstract names; descriptors that a forked child
 //!                               closes
+//!   tcp.rs                      connections between hosts
 //!   event_loop.rs, wait_set.rs  sleeps until a descriptor is ready; bells on which a thread may
 //!                               wait
 //!   fork.rs, process.rs         fork safety; other processes, as the kernel identifies them
@@ -24,11 +25,13 @@ pub(crate) mod private;
 pub(crate) mod process;
 pub(crate) mod signal;
 pub(crate) mod socket;
+pub(crate) mod tcp;
 pub(crate) mod thread;
 pub(crate) mod wait_set;
 
 use std::cell::Cell;
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
@@ -113,6 +116,16 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Errno::result(written).named("getrandom")?;
     debug_assert_eq!(usize::try_from(written), Ok(N), "up to 256 bytes come at once");
     Ok(bytes)
+}
+
+/// A copy of a descriptor that a number names; `None` if no descriptor is open under the number.
+pub(crate) fn copy_of(number: RawFd) -> Option<OwnedFd> {
+    // `nix` copies only descriptors that the caller owns or borrows.
+    // SAFETY: this fcntl takes two numbers, and fails for one that is not open.
+    let copy = Errno::result(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) }).ok()?;
+    // SAFETY: from_raw_fd requires an open descriptor that has no other owner: fcntl has just made
+    // this one.
+    Some(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// Lock for tests whose children live until a pipe is closed: a child forked by another test would

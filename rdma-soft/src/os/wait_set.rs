@@ -1,5 +1,6 @@
 //! Bells for which a thread of the application may wait in place of an event loop's thread.
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -53,10 +54,18 @@ impl WaitSet {
         event_loop.watch_edges(bell, edges(), token)
     }
 
-    /// Stops watching a bell, as [`EventLoop::forget`] does.
-    pub(crate) fn forget(&self, bell: &Bell) {
+    /// From now on, a socket that becomes readable or writable ends a wait for the set, or the loop
+    /// reports `token`.
+    pub(crate) fn watch_socket(&self, socket: &impl AsFd, token: u64, event_loop: &EventLoop) -> Result<()> {
+        let flags = edges() | EpollFlags::EPOLLIN;
+        self.epoll.add(socket, EpollEvent::new(flags, 0)).named("epoll_ctl")?;
+        event_loop.watch_edges(socket, flags, token)
+    }
+
+    /// Stops watching a descriptor, as [`EventLoop::forget`] does.
+    pub(crate) fn forget(&self, fd: &impl AsFd) {
         // Removal of an unwatched descriptor fails, which is harmless.
-        let _not_watched: nix::Result<()> = self.epoll.delete(bell);
+        let _not_watched: nix::Result<()> = self.epoll.delete(fd);
     }
 
     /// Ends the current or the next wait.

@@ -8,7 +8,7 @@ use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_context, ibv_global_route, ibv_grh, ibv_
 use super::call::{Bytes, Handle, In, Made, MinusOne, Out};
 use super::context::{Child, ContextState};
 use super::device::{self, LinkLayer};
-use super::gid::Mac;
+use super::gid::{Mac, Place};
 use super::object::{Object, Public, get_field};
 use super::pd::PdUse;
 use super::{Errno, attr, gid};
@@ -19,6 +19,8 @@ use crate::node::Node;
 #[derive(Debug)]
 pub(crate) struct AhState {
     path: Path,
+    /// Keeps the number of the destination's host.
+    _place: Place,
     pd: PdUse,
     context: Arc<ContextState>,
 }
@@ -62,14 +64,14 @@ const fn roce_sl(grh: &Grh) -> u8 {
 }
 
 /// The path that the attributes describe.
-fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
+fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<(Path, Place), Errno> {
     let infiniband = context.link_layer() == LinkLayer::InfiniBand;
     attr::check_port(u32::from(asked.port_num))?;
     let (sl, slid) = if infiniband { (asked.sl & 15, context.device().lid()) } else { (0, 0) };
     if asked.is_global == 0 {
         // Without a GRH the address is a LID, and only InfiniBand has LIDs.
         return match (infiniband, device::all().any(|device| device.lid() == asked.dlid)) {
-            (true, true) => Ok(Path { host: Host::LOCAL, grh: Grh::NONE, group: None, sl, slid }),
+            (true, true) => Ok((Path { host: Host::LOCAL, grh: Grh::NONE, group: None, sl, slid }, Place::Here)),
             (true, false) => Err(HOST_UNREACHABLE),
             (false, _) => Err(Errno::INVAL),
         };
@@ -81,22 +83,24 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     let destination = Gid(unsafe { dgid.raw });
     let group = destination.is_multicast().then_some(destination);
     let is_own = || context.gids().iter().any(|entry| entry.address() == destination);
-    if group.is_none() && !is_own() && !gid::is_of_host(context.link_layer(), destination) {
-        return Err(HOST_UNREACHABLE);
-    }
+    let place = match group {
+        Some(_) => Place::Here,
+        None => gid::find(context.device(), is_own(), source, destination)?,
+    };
     let network = if infiniband { Network::InfiniBand } else { Network::Ip };
     let route = Route { network, source, destination, traffic_class, flow_label, hop_limit };
     let grh = Grh::new(&route);
     let sl = if infiniband { sl } else { roce_sl(&grh) };
-    Ok(Path { host: Host::LOCAL, grh, group, sl, slid })
+    Ok((Path { host: place.host(), grh, group, sl, slid }, place))
 }
 
-/// The host that the address vector of a connection names. `EHOSTUNREACH` for the address of
-/// another host, where other processes have the queue pair numbers of this one.
-pub(super) fn host(context: &ContextState, asked: &ibv_ah_attr) -> Result<Host, Errno> {
+/// Where the address vector of a connection leads. `EHOSTUNREACH` for the address of another host
+/// that this process does not reach: there, other processes have the queue pair numbers of this
+/// host.
+pub(super) fn place(context: &ContextState, asked: &ibv_ah_attr) -> Result<Place, Errno> {
     match path(context, asked)? {
-        Path { group: Some(_), .. } => Err(Errno::INVAL),
-        Path { host, .. } => Ok(host),
+        (Path { group: Some(_), .. }, _) => Err(Errno::INVAL),
+        (_, place) => Ok(place),
     }
 }
 
@@ -104,10 +108,10 @@ fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Made<ibv_ah> {
     let pd = ibv_pd.get()?;
     let held = pd.hold()?;
     let node = Node::get()?;
-    let path = path(&pd.context, asked)?;
+    let (path, place) = path(&pd.context, asked)?;
     node.with(|engine| engine.hold_ah(held.id))?;
     let public = ibv_ah { context: get_field!(pd, context), pd: ibv_pd.raw(), handle: 0 };
-    Ok(pd.context.create(public, AhState { path, pd: held, context: Arc::clone(&pd.context) }))
+    Ok(pd.context.create(public, AhState { path, _place: place, pd: held, context: Arc::clone(&pd.context) }))
 }
 
 /// `ibv_create_ah`.

@@ -256,7 +256,9 @@ fn make(
     commands: impl FnOnce() -> Result<Option<Commands>, Errno>,
 ) -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
     let device: &'static DeviceState = device::get(ibv_device)?;
-    Node::get()?.set_sink(events::deliver);
+    let node = Node::get()?;
+    gid::check_chosen(node, device)?;
+    node.set_sink(events::deliver);
     let events = Arc::new(AsyncEvents::new()?);
     let commands = commands()?;
     events::listen(&events);

@@ -1,23 +1,27 @@
 //! A port's GID table: IPv4 addresses on an Ethernet link, one link-local GID on an InfiniBand
-//! link.
+//! link. With `RDMA_SOFT_TCP`, the chosen address of `soft0`, which may be IPv6, comes first.
 //!
 //! Every device has a GID of its own, which no other device of the host has: on Ethernet the
 //! loopback address 127.0.0.1 of `soft0`, 127.0.0.2 of `soft1` and so on, which Linux treats as
 //! addresses of the host. `soft0` has the addresses of the host's interfaces, too.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use nix::sys::socket::LinkAddr;
 use rdma_sys::{ibv_gid, ibv_gid_type};
 
+use super::Errno;
 use super::device::{self, DeviceState, LinkLayer};
-use crate::engine::Gid;
+use crate::engine::{Gid, Host};
+use crate::link::hosts::HostUse;
+use crate::log::log;
+use crate::node::Node;
 
 impl std::fmt::Debug for GidEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} on {}", std::net::Ipv6Addr::from(self.address().0), self.interface)
+        write!(f, "{} on {}", Ipv6Addr::from(self.address().0), self.interface)
     }
 }
 
@@ -51,12 +55,12 @@ pub(crate) fn table(device: &DeviceState) -> Vec<GidEntry> {
             vec![GidEntry { gid, gid_type: ibv_gid_type::IBV_GID_TYPE_IB, interface: 0 }]
         }
         LinkLayer::Ethernet => {
-            let entry = |(address, interface): (Ipv4Addr, u32)| GidEntry {
-                gid: ibv_gid { raw: mapped(address).0 },
+            let entry = |(address, interface): (IpAddr, u32)| GidEntry {
+                gid: ibv_gid { raw: of_address(address).0 },
                 gid_type: ibv_gid_type::IBV_GID_TYPE_ROCE_V2,
                 interface,
             };
-            addresses(device).into_iter().map(entry).collect()
+            with_chosen(device, addresses(device)).into_iter().map(entry).collect()
         }
     }
 }
@@ -78,6 +82,99 @@ fn addresses(device: &DeviceState) -> Vec<(Ipv4Addr, u32)> {
     addresses
 }
 
+/// Puts the address at which `soft0` listens for other hosts in front of its others.
+fn with_chosen(device: &DeviceState, addresses: Vec<(Ipv4Addr, u32)>) -> Vec<(IpAddr, u32)> {
+    let mut addresses: Vec<_> = addresses.into_iter().map(|(address, at)| (IpAddr::V4(address), at)).collect();
+    if let Some(chosen) = chosen().filter(|_| device.index == 0) {
+        let interface = interface_of(chosen);
+        addresses.retain(|(address, _)| *address != chosen);
+        addresses.insert(0, (chosen, interface));
+        addresses.truncate(MAX_ENTRIES);
+    }
+    addresses
+}
+
+/// The address at which this process listens for other hosts.
+fn chosen() -> Option<IpAddr> {
+    Some(Node::get().ok()?.remote.as_ref()?.address.ip())
+}
+
+/// Checks that the address at which this process listens for other hosts can be a GID of `soft0`.
+///
+/// # Errors
+///
+/// `EINVAL`: the link layer is InfiniBand, or the address is another device's own.
+pub(super) fn check_chosen(node: &Node, device: &DeviceState) -> Result<(), Errno> {
+    let Some(chosen) = node.remote.as_ref().map(|remote| remote.address.ip()) else { return Ok(()) };
+    if device.link_layer != LinkLayer::Ethernet {
+        log!(ERROR, "RDMA_SOFT_TCP={chosen}: the link layer has to be Ethernet; unset RDMA_SOFT_LINK_LAYER");
+        return Err(Errno::INVAL);
+    }
+    if let Some(other) = device::all().find(|other| other.index != 0 && own_address(other.index) == chosen) {
+        let name = &other.name;
+        log!(ERROR, "RDMA_SOFT_TCP={chosen}: that is the address of {name}; choose another one");
+        return Err(Errno::INVAL);
+    }
+    Ok(())
+}
+
+/// Index of the interface with an address: that of loopback for every loopback address.
+fn interface_of(address: IpAddr) -> u32 {
+    let Ok(mut list) = getifaddrs() else { return 0 };
+    let has = |entry: &InterfaceAddress| {
+        let found = entry.address.as_ref().and_then(|found| {
+            let v4 = found.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| found.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        });
+        found.is_some_and(|found| found == address || (found.is_loopback() && address.is_loopback()))
+    };
+    list.find(has).map_or(0, |entry| if_nametoindex(entry.interface_name.as_str()).unwrap_or(0))
+}
+
+/// Where a GID leads.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// To a device of this host.
+    Here,
+    /// To another host.
+    There(HostUse),
+}
+
+impl Place {
+    /// The host's number.
+    pub(super) fn host(&self) -> Host {
+        match self {
+            Self::Here => Host::LOCAL,
+            Self::There(host) => host.id(),
+        }
+    }
+}
+
+/// Finds where a GID leads from the address `source` of a device. `is_own` says that the device's
+/// table has the GID.
+///
+/// # Errors
+///
+/// `EHOSTUNREACH`: to another host, but not from the address at which this process listens; or the
+/// GID is no address of a host. `ENOMEM`: too many hosts are in use.
+pub(super) fn find(device: &DeviceState, is_own: bool, source: Gid, gid: Gid) -> Result<Place, Errno> {
+    const UNREACHABLE: Errno = Errno(libc::EHOSTUNREACH);
+    let remote = Node::get()?.remote.as_ref().filter(|_| device.index == 0 && device.link_layer == LinkLayer::Ethernet);
+    let is_here = || is_own || is_of_host(device.link_layer, gid);
+    let Some(remote) = remote else {
+        return if is_here() { Ok(Place::Here) } else { Err(UNREACHABLE) };
+    };
+    let (own, address) = (remote.address.ip(), Ipv6Addr::from(gid.0).to_canonical());
+    if address == own || (is_here() && !remote.is_listened_at(address)) {
+        return Ok(Place::Here);
+    }
+    let is_address = !address.is_unspecified() && !address.is_multicast();
+    if !is_address || source != of_address(own) || address.is_ipv4() != own.is_ipv4() {
+        return Err(UNREACHABLE);
+    }
+    remote.hold(address).map(Place::There).ok_or(Errno::NOMEM)
+}
+
 /// The address that only the device with this number has.
 pub(crate) fn own_address(index: u8) -> Ipv4Addr {
     Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + u32::from(index))
@@ -85,7 +182,7 @@ pub(crate) fn own_address(index: u8) -> Ipv4Addr {
 
 /// Whether a device of this host has the GID now: the host may have gained addresses since a device
 /// was opened.
-pub(crate) fn is_of_host(link_layer: LinkLayer, gid: Gid) -> bool {
+fn is_of_host(link_layer: LinkLayer, gid: Gid) -> bool {
     match link_layer {
         LinkLayer::InfiniBand => device::all().any(|device| link_local(device.guid) == gid),
         LinkLayer::Ethernet => {
@@ -131,6 +228,14 @@ fn mapped(address: Ipv4Addr) -> Gid {
     Gid(address.to_ipv6_mapped().octets())
 }
 
+/// The GID of an address.
+fn of_address(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(v4) => mapped(v4),
+        IpAddr::V6(v6) => Gid(v6.octets()),
+    }
+}
+
 /// The link-local GID: `fe80::` and the GUID.
 fn link_local(guid: u64) -> Gid {
     let mut raw = [0; 16];
@@ -153,7 +258,6 @@ fn host_addresses() -> Vec<(Ipv4Addr, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv6Addr;
 
     fn device(index: u8, link_layer: LinkLayer) -> DeviceState {
         DeviceState { index, name: format!("soft{index}"), guid: 0x0212_3456_789a_bcde, link_layer }

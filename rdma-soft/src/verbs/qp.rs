@@ -15,6 +15,7 @@ use super::builder::{Batch, Builder};
 use super::call::{Argument, Done, Handle, In, InOut, Made, Out};
 use super::context::{Child, ContextState};
 use super::events::Entry;
+use super::gid::Place;
 use super::object::{Object, Pointee, Public, get_field};
 use super::pd::PdUse;
 use super::qp_state::{self, Attributes, Refusal};
@@ -37,6 +38,8 @@ pub(crate) struct QpShared {
     /// Attributes set by `modify_qp` and returned by `query_qp`, except those that the engine
     /// keeps. The lock also serialises `modify_qp`.
     shown: Lock<Shown>,
+    /// Keeps the number of the connected queue pair's host.
+    place: Lock<Place>,
     /// Collects `ibv_wr_*` requests; only for queue pairs created with `send_ops_flags`.
     builder: Option<Builder>,
 }
@@ -244,6 +247,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
         sq_sig_all,
         qp_type: asked.qp_type,
         shown: Lock::new(Shown(ibv_qp_attr::default())),
+        place: Lock::new(Place::Here),
         builder: extended.then(|| Builder::new(Batch::new(&cap, service))),
     };
     let qp = pd.context.create(public, shared);
@@ -307,7 +311,8 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     let limits = attr::qp_limits(&shared.context);
     // Before the lock, because it may list the host's addresses; reported after the other checks.
     let has_vector = mask.contains(Attributes::AV);
-    let host = has_vector.then(|| ah::host(&shared.context, &asked.ah_attr)).transpose();
+    let place = has_vector.then(|| ah::place(&shared.context, &asked.ah_attr)).transpose();
+    let host = place.as_ref().map(|place| place.as_ref().map(Place::host)).map_err(|errno| *errno);
     // Held until the end: two concurrent changes would leave a mixture of both in `shown`.
     let mut shown = shared.shown.lock();
     let is_running = |failure: &Failure| matches!(failure, Failure::Other(Errno::AGAIN));
@@ -330,6 +335,9 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     };
     if next == ibv_qp_state::IBV_QPS_RESET {
         shown.0 = ibv_qp_attr::default();
+    }
+    if let Ok(Some(place)) = place {
+        *shared.place.lock() = place;
     }
     qp_state::merge(&mut shown.0, asked, mask);
     show_state(shared, next);

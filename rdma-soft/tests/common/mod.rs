@@ -12,6 +12,7 @@ pub(crate) mod puppet;
 
 use std::ffi::c_int;
 use std::io;
+use std::net::IpAddr;
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -76,6 +77,8 @@ pub(crate) struct Config {
     pub(crate) shared: bool,
     /// Lets the queue pairs share a receive queue.
     pub(crate) shared_receives: bool,
+    /// The address of the peer's host, if that is another one.
+    pub(crate) peer: Option<IpAddr>,
 }
 
 impl Default for Config {
@@ -93,8 +96,18 @@ impl Default for Config {
             retry_cnt: 2,
             shared: false,
             shared_receives: false,
+            peer: None,
         }
     }
+}
+
+/// The GID of an address.
+pub(crate) fn gid_of(address: IpAddr) -> ibv_gid {
+    let raw = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    ibv_gid { raw }
 }
 
 /// The data of a side that its peer needs to connect.
@@ -312,6 +325,9 @@ impl Side {
         // SAFETY: an open context, a valid GID.
         let asked = unsafe { (verbs().ibv_query_gid)(self.context, 1, 0, &raw mut attr.ah_attr.grh.dgid) };
         assert_eq!(asked, 0);
+        if let Some(peer) = self.config.peer {
+            attr.ah_attr.grh.dgid = gid_of(peer);
+        }
         let mask = M::IBV_QP_STATE.0
             | M::IBV_QP_AV.0
             | M::IBV_QP_PATH_MTU.0

@@ -1,6 +1,7 @@
 //! A second process that holds one [`Side`].
 
 use std::ops::{Deref, DerefMut};
+use std::process::Command;
 
 use rdma_sys::{ibv_qp_state, ibv_wr_opcode};
 use rdma_test_support::{Peer, first, role};
@@ -16,7 +17,12 @@ pub(crate) struct Puppet {
 impl Puppet {
     /// Starts the process; `test` is the name of the test that calls [`play`].
     pub(crate) fn start(test: &str, options: &str) -> Self {
-        let mut process = Peer::start(test, options);
+        Self::start_with(test, options, |_| {})
+    }
+
+    /// Like [`start`](Self::start), with a change to the command.
+    pub(crate) fn start_with(test: &str, options: &str, tune: impl FnOnce(&mut Command)) -> Self {
+        let mut process = Peer::start_with(test, options, tune);
         let endpoint = parse_endpoint(&process.hear());
         Self { process, endpoint }
     }
@@ -53,11 +59,14 @@ fn parse_endpoint(text: &str) -> Endpoint {
     Endpoint { qpn: u32::try_from(next()).unwrap(), addr: next(), rkey: u32::try_from(next()).unwrap() }
 }
 
-/// Runs the commands of the first process if this is the second one; otherwise returns.
+/// Runs the commands of the first process if this is the second one; otherwise returns. The options
+/// are words: `shared`, and `to=ADDRESS` of the first process's host.
 pub(crate) fn play() {
     let Some(options) = role() else { return };
     let mut first = first();
-    let config = Config { shared: options.contains("shared"), ..Config::default() };
+    let words = || options.split_whitespace();
+    let peer = words().find_map(|word| word.strip_prefix("to=")).map(|address| address.parse().unwrap());
+    let config = Config { shared: words().any(|word| word == "shared"), peer, ..Config::default() };
     let mut side = Side::new(config);
     let Endpoint { qpn, addr, rkey } = side.endpoint();
     first.tell(&format!("{qpn} {addr} {rkey}"));

@@ -13,6 +13,7 @@ mod device_memory;
 mod environment;
 mod foreign;
 mod fork;
+mod hosts;
 mod loopback;
 mod objects;
 mod on_demand;

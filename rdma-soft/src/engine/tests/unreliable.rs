@@ -156,6 +156,38 @@ fn the_receiver_drops_a_message_that_it_cannot_execute() {
 }
 
 #[test]
+fn a_peer_cannot_try_out_secret_keys() {
+    for (is_secret, wrong) in [(true, 63), (true, 64), (false, 1000)] {
+        let mut f = Fixture::new();
+        f.world.nodes[1].engine.keep_keys_secret(is_secret);
+        f.keys[1] ^= 1;
+        for id in 0..wrong {
+            f.write(WRITE, id, 10);
+            f.world.settle();
+            f.world.poll(0);
+        }
+        f.keys[1] ^= 1;
+        f.write(WRITE, 5000, 10);
+        f.world.settle();
+        assert_eq!(f.arrived(10), !is_secret || wrong < 64, "{wrong} wrong keys");
+        // Sends need no key.
+        f.recv(7, LONG);
+        f.send(6000, 10);
+        f.world.settle();
+        assert_eq!(f.world.statuses(1), [(7, OK)]);
+        // The queue pair's next life begins anew.
+        f.world.set_state(f.b, QpState::Reset);
+        f.world.bring_up(f.b, f.a.qpn, |_| {});
+        f.world.set_state(f.a, QpState::Reset);
+        f.world.bring_up(f.a, f.b.qpn, |_| {});
+        f.memory[0].fill(9);
+        f.write(WRITE, 7000, 10);
+        f.world.settle();
+        assert!(f.arrived(10));
+    }
+}
+
+#[test]
 fn a_write_without_the_right_is_dropped() {
     let mut f = Fixture::with(|_, _| {}, |_, change| change.access = Some(0));
     f.write(WRITE, 1, LONG);

@@ -258,6 +258,7 @@ impl World {
             let mut engine = Engine::new(EngineConfig {
                 slot: Slot(slot),
                 seed: [0x1234_5678_9abc, u64::from(slot)],
+                keys_are_secret: false,
                 directory: None,
             });
             let pd = engine.alloc_pd().unwrap();
@@ -284,7 +285,8 @@ impl World {
     pub(super) fn with_directories(&mut self) {
         for node in &mut self.nodes {
             let file = SharedMemory::new(DIRECTORY_LEN).unwrap();
-            let config = EngineConfig { slot: node.slot, seed: [5; 2], directory: Some(area(&file)) };
+            let config =
+                EngineConfig { slot: node.slot, seed: [5; 2], directory: Some(area(&file)), keys_are_secret: false };
             node.directory = Some(area(&file));
             node.engine = Engine::new(config);
             node.pd = node.engine.alloc_pd().unwrap();

@@ -25,12 +25,22 @@ fn welcome(_: i32, _: &[Slot]) -> Answer {
     Answer::Welcome
 }
 
+/// Receives the first packet, and accepts a link.
+fn accept_first(
+    socket: Socket,
+    local: &Local<'_>,
+    answer: impl FnOnce(i32, &[Slot]) -> Answer,
+) -> Result<Option<Established>, Refusal> {
+    let first = receive(&socket)?;
+    accept(socket, first, local, answer)
+}
+
 /// Runs an acceptor against an opener that executes `act`. Returns the acceptor's result.
 fn accept_from(act: impl FnOnce(&Socket) + Send) -> Result<Option<Established>, Refusal> {
     let [ours, theirs] = Socket::pair();
     let process = Process::new(7, 1 << 16);
     thread::scope(|scope| {
-        let accepting = scope.spawn(|| accept(ours, &process.local(), welcome));
+        let accepting = scope.spawn(|| accept_first(ours, &process.local(), welcome));
         act(&theirs);
         accepting.join().unwrap()
     })
@@ -63,7 +73,7 @@ fn two_processes_that_mean_well_get_a_link() {
     let [a, b] = Socket::pair();
     let (opener, acceptor) = (Process::new(3, 1 << 16), Process::new(4, 1 << 20));
     let (opened, accepted) = thread::scope(|scope| {
-        let accepting = scope.spawn(|| accept(b, &acceptor.local(), welcome).unwrap().unwrap());
+        let accepting = scope.spawn(|| accept_first(b, &acceptor.local(), welcome).unwrap().unwrap());
         let Opened::New(opened) = open(a, &opener.local()).unwrap() else { panic!("no new link") };
         (opened, accepting.join().unwrap())
     });
@@ -93,7 +103,7 @@ fn a_peer_that_has_a_link_or_makes_one_is_told_so() {
                     assert_eq!((pid, slots), (i32::try_from(std::process::id()).unwrap(), &[Slot(3)][..]));
                     answer
                 };
-                assert!(accept(b, &acceptor.local(), told).unwrap().is_none());
+                assert!(accept_first(b, &acceptor.local(), told).unwrap().is_none());
             });
             open(a, &opener.local()).unwrap()
         });

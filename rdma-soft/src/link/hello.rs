@@ -1,0 +1,326 @@
+//! The handshake of two processes over TCP. Each side proves to the other that it holds the key.
+//!
+//! ```text
+//! opener                                              acceptor
+//!   First { purpose, slots, nonce, subject }      ->
+//!                                                 <-  Second { slot, nonce, proof }
+//!   proof                                         ->
+//!                                                 <-  answer, proof
+//! ```
+//!
+//! All messages have fixed lengths, and numbers are little-endian. Whoever accepts a connection
+//! reads First, which names a slot, and passes the descriptor to the process with that slot. First
+//! is hostile until the opener's proof has come: it decides only which process of this user goes on
+//! with the handshake.
+//!
+//! Each proof covers both addresses, as each side sees them, and all messages before it. So nobody
+//! can forward a proof to another host, use one again, or send back the other side's own.
+//!
+//! A process may speak for a slot only if its host agrees: the acceptor asks the process with that
+//! slot, over a connection of its own to the opener's address (purpose [`Purpose::Confirm`]),
+//! whether it is opening a connection with that nonce.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::handshake::Answer;
+use super::key::{Key, PROOF};
+use crate::engine::Slot;
+use crate::os;
+use crate::os::tcp::Tcp;
+
+/// Version of the messages and of the frames that follow.
+const VERSION: u32 = 1;
+const MAGIC: [u8; 8] = *b"RDMAsoft";
+/// Bytes of a nonce.
+pub(crate) const NONCE: usize = 32;
+/// Limit of the time of a stranger, from its connection to its proof.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Lengths of the messages.
+pub(crate) const FIRST: usize = 8 + 4 + 4 + 4 + 16 + NONCE + NONCE;
+const SECOND: usize = 8 + 4 + 4 + 16 + NONCE;
+const ANSWER: usize = 1;
+
+/// A number that tells a process from earlier ones with its slot.
+pub(crate) type Instance = [u8; 16];
+pub(crate) type Nonce = [u8; NONCE];
+
+/// A process on its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The first slot of the process.
+    pub(crate) slot: Slot,
+    pub(crate) instance: Instance,
+}
+
+/// The two addresses of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(crate) opener: IpAddr,
+    pub(crate) acceptor: IpAddr,
+}
+
+impl Route {
+    fn bytes(self) -> [[u8; 16]; 2] {
+        [self.opener, self.acceptor].map(|address| match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        })
+    }
+}
+
+/// The reason for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A link.
+    Link,
+    /// The question whether the process with the slot is opening the connection with this nonce.
+    Confirm(Nonce),
+}
+
+/// The reason why a handshake over TCP failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum HelloError {
+    #[error("the peer is no software RDMA device")]
+    Stranger,
+    #[error(
+        "the peer speaks version {0} of the protocol between hosts, we speak {VERSION}; use the same build on both hosts"
+    )]
+    Version(u32),
+    #[error("the peer has another key, or the two hosts see different addresses of the connection (NAT)")]
+    Proof,
+    #[error("the peer does not keep to the protocol")]
+    Malformed,
+    #[error("no process of that host has that number, or the host does not let us in")]
+    Nobody,
+    #[error("the process at the peer's address is not the one that has connected")]
+    Unconfirmed,
+    #[error(transparent)]
+    System(#[from] os::Error),
+}
+
+impl HelloError {
+    /// Whether the host may answer another call: whoever accepted this one did not, or has died.
+    pub(crate) fn is_silence(&self) -> bool {
+        match self {
+            Self::Nobody => true,
+            Self::System(error) => matches!(error.errno, Errno::ETIMEDOUT | Errno::ECONNRESET),
+            _ => false,
+        }
+    }
+}
+
+/// The first message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct First {
+    pub(crate) purpose: Purpose,
+    /// The slot of the process that is called.
+    pub(crate) target: Slot,
+    /// The opener, by its own account.
+    pub(crate) opener: Identity,
+    pub(crate) nonce: Nonce,
+}
+
+/// Appends to a message of a fixed length, and takes from one.
+struct Writer<'a>(&'a mut [u8], usize);
+
+impl Writer<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.0[self.1..self.1 + bytes.len()].copy_from_slice(bytes);
+        self.1 += bytes.len();
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (taken, rest) = self.0.split_first_chunk().map_or(([0; N], &self.0[..0]), |(taken, rest)| (*taken, rest));
+        self.0 = rest;
+        taken
+    }
+
+    fn slot(&mut self) -> Slot {
+        Slot(u16::from_le_bytes(self.take()))
+    }
+
+    /// Checks the beginning of every message.
+    fn check(&mut self) -> Result<(), HelloError> {
+        if self.take() != MAGIC {
+            return Err(HelloError::Stranger);
+        }
+        match u32::from_le_bytes(self.take()) {
+            VERSION => Ok(()),
+            other => Err(HelloError::Version(other)),
+        }
+    }
+}
+
+impl First {
+    pub(crate) fn bytes(&self) -> [u8; FIRST] {
+        let mut bytes = [0; FIRST];
+        let mut to = Writer(&mut bytes, 0);
+        to.put(&MAGIC);
+        to.put(&VERSION.to_le_bytes());
+        let (purpose, subject) = match self.purpose {
+            Purpose::Link => (1_u32, [0; NONCE]),
+            Purpose::Confirm(subject) => (2, subject),
+        };
+        to.put(&purpose.to_le_bytes());
+        to.put(&self.target.0.to_le_bytes());
+        to.put(&self.opener.slot.0.to_le_bytes());
+        to.put(&self.opener.instance);
+        to.put(&self.nonce);
+        to.put(&subject);
+        bytes
+    }
+
+    pub(crate) fn parse(bytes: &[u8; FIRST]) -> Result<Self, HelloError> {
+        let mut from = Reader(bytes);
+        from.check()?;
+        let purpose = u32::from_le_bytes(from.take());
+        let target = from.slot();
+        let opener = Identity { slot: from.slot(), instance: from.take() };
+        let nonce = from.take();
+        let purpose = match (purpose, from.take()) {
+            (1, subject) if subject == [0; NONCE] => Purpose::Link,
+            (2, subject) => Purpose::Confirm(subject),
+            _ => return Err(HelloError::Malformed),
+        };
+        if !target.is_real() || !opener.slot.is_real() {
+            return Err(HelloError::Malformed);
+        }
+        Ok(Self { purpose, target, opener, nonce })
+    }
+
+    /// Receives the first message of a stranger. A stranger of another version is told ours.
+    pub(crate) fn receive(socket: &Tcp, deadline: Instant) -> Result<Self, HelloError> {
+        let mut bytes = [0; FIRST];
+        socket.read_exact(&mut bytes, deadline)?;
+        let first = Self::parse(&bytes);
+        if let Err(HelloError::Version(_)) = first {
+            let us = Identity { slot: Slot(0), instance: [0; 16] };
+            // The stranger may have hung up.
+            let _told: os::Result<()> = socket.write_all(&second(us, &[0; NONCE]), deadline);
+        }
+        first
+    }
+}
+
+fn second(us: Identity, nonce: &Nonce) -> [u8; SECOND] {
+    let mut bytes = [0; SECOND];
+    let mut to = Writer(&mut bytes, 0);
+    to.put(&MAGIC);
+    to.put(&VERSION.to_le_bytes());
+    to.put(&us.slot.0.to_le_bytes());
+    to.put(&[0; 2]);
+    to.put(&us.instance);
+    to.put(nonce);
+    bytes
+}
+
+/// The messages that the proofs of one handshake cover.
+struct Transcript<'a> {
+    key: &'a Key,
+    route: [[u8; 16]; 2],
+    first: [u8; FIRST],
+    second: [u8; SECOND],
+}
+
+/// Whose proof it is. Two equal texts would let a peer send a proof back.
+const SECOND_PROOF: &[u8; 8] = b"acceptor";
+const THIRD_PROOF: &[u8; 8] = b"opener  ";
+const ANSWER_PROOF: &[u8; 8] = b"answer  ";
+
+impl Transcript<'_> {
+    fn with<R>(&self, whose: &[u8; 8], answer: &[u8; ANSWER], call: impl FnOnce(&Key, &[&[u8]]) -> R) -> R {
+        let [opener, acceptor] = &self.route;
+        call(self.key, &[whose, opener, acceptor, &self.first, &self.second, answer])
+    }
+
+    fn prove(&self, whose: &[u8; 8], answer: &[u8; ANSWER]) -> [u8; PROOF] {
+        self.with(whose, answer, Key::prove)
+    }
+
+    fn check(&self, whose: &[u8; 8], answer: &[u8; ANSWER], proof: &[u8; PROOF]) -> Result<(), HelloError> {
+        let is_proof = self.with(whose, answer, |key, parts| key.is_proof(parts, proof));
+        if is_proof { Ok(()) } else { Err(HelloError::Proof) }
+    }
+}
+
+const fn code(answer: Answer) -> u8 {
+    match answer {
+        Answer::Welcome => 1,
+        Answer::Known => 2,
+        Answer::Busy => 3,
+    }
+}
+
+fn answer_of(code: u8) -> Option<Answer> {
+    [Answer::Welcome, Answer::Known, Answer::Busy].into_iter().find(|answer| self::code(*answer) == code)
+}
+
+/// Runs the opener's side over a connection. Returns the acceptor and its answer.
+pub(crate) fn open(
+    socket: &Tcp,
+    key: &Key,
+    route: Route,
+    first: &First,
+    deadline: Instant,
+) -> Result<(Identity, Answer), HelloError> {
+    socket.write_all(&first.bytes(), deadline)?;
+    let mut message = [0; SECOND];
+    socket.read_exact(&mut message, deadline).map_err(|error| match error.errno {
+        // Nobody took the connection over.
+        Errno::ECONNRESET => HelloError::Nobody,
+        _ => error.into(),
+    })?;
+    let mut from = Reader(&message);
+    from.check()?;
+    let acceptor = from.slot();
+    let _reserved: [u8; 2] = from.take();
+    let acceptor = Identity { slot: acceptor, instance: from.take() };
+    let transcript = Transcript { key, route: route.bytes(), first: first.bytes(), second: message };
+    let mut proof = [0; PROOF];
+    socket.read_exact(&mut proof, deadline)?;
+    transcript.check(SECOND_PROOF, &[0], &proof)?;
+    socket.write_all(&transcript.prove(THIRD_PROOF, &[0]), deadline)?;
+    let mut answer = [0; ANSWER];
+    socket.read_exact(&mut answer, deadline)?;
+    socket.read_exact(&mut proof, deadline)?;
+    transcript.check(ANSWER_PROOF, &answer, &proof)?;
+    let answer = answer_of(answer[0]).filter(|_| acceptor.slot.is_real()).ok_or(HelloError::Malformed)?;
+    Ok((acceptor, answer))
+}
+
+/// Runs the acceptor's side over a connection whose first message has come. `decide` chooses the
+/// answer after the opener's proof, by `deadline` at most then `decide` may take longer.
+pub(crate) fn accept(
+    socket: &Tcp,
+    key: &Key,
+    route: Route,
+    first: &First,
+    us: Identity,
+    deadline: Instant,
+    decide: impl FnOnce() -> Result<Answer, HelloError>,
+) -> Result<Answer, HelloError> {
+    let message = second(us, &os::random()?);
+    let transcript = Transcript { key, route: route.bytes(), first: first.bytes(), second: message };
+    socket.write_all(&message, deadline)?;
+    socket.write_all(&transcript.prove(SECOND_PROOF, &[0]), deadline)?;
+    let mut proof = [0; PROOF];
+    socket.read_exact(&mut proof, deadline)?;
+    transcript.check(THIRD_PROOF, &[0], &proof)?;
+    let answer = decide()?;
+    let code = [code(answer)];
+    let deadline = Instant::now() + PATIENCE;
+    socket.write_all(&code, deadline)?;
+    socket.write_all(&transcript.prove(ANSWER_PROOF, &code), deadline)?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests;

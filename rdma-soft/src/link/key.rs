@@ -1,0 +1,224 @@
+//! The key that the processes of a job share, and proofs that a process holds it.
+//!
+//! The key is a file, or an open descriptor. Its bytes are used once, to derive the key of the
+//! proofs (HMAC-SHA-256), so that another use of the same file gives away nothing here.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use crate::os;
+
+/// The fewest bytes of a key, not counting white space at its end.
+const MIN_LEN: usize = 32;
+/// The most bytes that are read.
+const MAX_LEN: usize = 4096;
+/// Bytes of a proof.
+pub(crate) const PROOF: usize = 32;
+/// What the key of the proofs is derived for. A change of the messages needs another text.
+const PURPOSE: &[u8] = b"rdma-soft tcp proof 1";
+
+/// The reason why there is no key.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KeyError {
+    #[error(
+        "no key: set RDMA_SOFT_KEY to a file of at least {MIN_LEN} random bytes that only its owner may read, or RDMA_SOFT_KEY_FD to a descriptor"
+    )]
+    Missing,
+    #[error("RDMA_SOFT_KEY and RDMA_SOFT_KEY_FD are both set; set one of them")]
+    Both,
+    #[error("RDMA_SOFT_KEY_FD is not the number of an open descriptor")]
+    NoDescriptor,
+    #[error("the key has mode {mode:03o}: others may read it; run chmod 600 on the file")]
+    Exposed { mode: u32 },
+    #[error("the key belongs to user {0}, neither to this process's user nor to root")]
+    Foreign(u32),
+    #[error(
+        "the key has {0} bytes; it needs at least {MIN_LEN} random ones, such as `head -c 32 /dev/urandom | base64` prints"
+    )]
+    Short(usize),
+    #[error("the key is longer than {MAX_LEN} bytes")]
+    Long,
+    #[error("the key cannot be read: {0}")]
+    Unreadable(#[from] io::Error),
+}
+
+/// The key of the proofs.
+#[derive(Clone)]
+pub(crate) struct Key(Hmac<Sha256>);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key")
+    }
+}
+
+impl Key {
+    /// Reads the key that the variables name.
+    pub(crate) fn read(path: Option<&OsStr>, descriptor: Option<&OsStr>) -> Result<Self, KeyError> {
+        match (path, descriptor) {
+            (None, None) => Err(KeyError::Missing),
+            (Some(_), Some(_)) => Err(KeyError::Both),
+            (Some(path), None) => Self::of_file(open(Path::new(path))?),
+            (None, Some(number)) => {
+                let number = number.to_str().and_then(|number| number.parse().ok());
+                let file = number.and_then(os::copy_of).ok_or(KeyError::NoDescriptor)?;
+                Self::of_file(file.into())
+            }
+        }
+    }
+
+    fn of_file(file: File) -> Result<Self, KeyError> {
+        check_owner(&file)?;
+        let bytes = contents(&file)?;
+        if bytes.len() > MAX_LEN {
+            return Err(KeyError::Long);
+        }
+        Self::of_bytes(bytes.trim_ascii_end())
+    }
+
+    /// The key of these bytes.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
+        if bytes.len() < MIN_LEN {
+            return Err(KeyError::Short(bytes.len()));
+        }
+        let derived = mac(bytes).chain_update(PURPOSE).finalize().into_bytes();
+        Ok(Self(mac(&derived)))
+    }
+
+    /// The proof of the parts of a message. Callers give each part a fixed length.
+    pub(crate) fn prove(&self, parts: &[&[u8]]) -> [u8; PROOF] {
+        self.over(parts).finalize().into_bytes().into()
+    }
+
+    /// Whether a proof is right, in a time that does not depend on the proof.
+    pub(crate) fn is_proof(&self, parts: &[&[u8]], proof: &[u8; PROOF]) -> bool {
+        self.over(parts).verify(proof.into()).is_ok()
+    }
+
+    fn over(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
+        parts.iter().fold(self.0.clone(), |mac, part| mac.chain_update(part))
+    }
+}
+
+#[expect(clippy::expect_used, reason = "HMAC takes keys of every length")]
+fn mac(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(key).expect("HMAC takes keys of every length")
+}
+
+/// Opens a file without waiting for a writer, if the path names a pipe.
+fn open(path: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+/// The first bytes of a file, at most one more than [`MAX_LEN`]. Processes that share the
+/// descriptor of a regular file, or of a memfd, all read it from its start.
+fn contents(mut file: &File) -> io::Result<Vec<u8>> {
+    let is_file = file.metadata()?.is_file();
+    let (mut bytes, mut filled) = (vec![0; MAX_LEN + 1], 0);
+    while filled < bytes.len() {
+        let rest = &mut bytes[filled..];
+        let read = if is_file { file.read_at(rest, filled as u64) } else { file.read(rest) };
+        match read {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
+/// Refuses a key that another user may read or has chosen. Pipes and other descriptors without
+/// names pass: whoever can open them is this user.
+fn check_owner(file: &File) -> Result<(), KeyError> {
+    let about = file.metadata()?;
+    let mode = about.mode() & 0o777;
+    if about.is_file() && mode & 0o077 != 0 && about.nlink() != 0 {
+        return Err(KeyError::Exposed { mode });
+    }
+    let is_trusted = about.uid() == 0 || about.uid() == nix::unistd::geteuid().as_raw();
+    if is_trusted { Ok(()) } else { Err(KeyError::Foreign(about.uid())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::PermissionsExt;
+
+    const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
+
+    /// A file with these bytes and this mode.
+    fn file(name: &str, bytes: &[u8], mode: u32) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("rdma-soft-key-{}-{name}", std::process::id()));
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    /// What reading a file with these bytes and this mode says.
+    fn said(name: &str, bytes: &[u8], mode: u32) -> String {
+        let path = file(name, bytes, mode);
+        let key = Key::read(Some(path.as_os_str()), None);
+        fs::remove_file(path).unwrap();
+        key.map_or_else(|error| error.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn a_key_is_long_and_private() {
+        assert_eq!(said("good", SECRET, 0o600), "");
+        assert_eq!(said("newline", &[SECRET, b"\n"].concat(), 0o400), "");
+        assert!(said("short", &SECRET[1..], 0o600).contains("31 bytes"));
+        assert!(said("blank", &[b' '; 100], 0o600).contains("0 bytes"), "white space is no key");
+        assert!(said("long", &[1; MAX_LEN + 1], 0o600).contains("longer"));
+        for mode in [0o640, 0o604, 0o610, 0o602] {
+            assert!(said("exposed", SECRET, mode).contains("chmod 600"), "{mode:o}");
+        }
+        let error = |path: Option<&str>, fd: Option<&str>| {
+            Key::read(path.map(OsStr::new), fd.map(OsStr::new)).unwrap_err().to_string()
+        };
+        assert!(error(None, None).contains("RDMA_SOFT_KEY"));
+        assert!(error(Some("/a"), Some("3")).contains("both"));
+        assert!(error(Some("/does/not/exist"), None).contains("cannot be read"));
+        for fd in ["-1", "x", "1000000"] {
+            assert!(error(None, Some(fd)).contains("descriptor"), "{fd}");
+        }
+    }
+
+    #[test]
+    fn a_descriptor_is_read_from_its_start_by_every_process_and_stays_open() {
+        let path = file("descriptor", SECRET, 0o600);
+        let opened = File::open(&path).unwrap();
+        fs::remove_file(path).unwrap();
+        let number = opened.as_raw_fd().to_string();
+        let proofs = [(); 2].map(|()| Key::read(None, Some(OsStr::new(&number))).unwrap().prove(&[b"a"]));
+        assert_eq!(proofs, [Key::of_bytes(SECRET).unwrap().prove(&[b"a"]); 2]);
+        assert!(opened.metadata().is_ok());
+    }
+
+    #[test]
+    fn proofs_are_hmac_sha_256() {
+        // RFC 4231, test case 2.
+        let vector = mac(b"Jefe").chain_update(b"what do ya want for nothing?").finalize().into_bytes();
+        let expected = "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843";
+        assert_eq!(vector.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), expected);
+        let key = Key::of_bytes(SECRET).unwrap();
+        let proof = key.prove(&[b"one", b"two"]);
+        assert!(key.is_proof(&[b"one", b"two"], &proof));
+        assert!(!key.is_proof(&[b"one", b"twp"], &proof));
+        assert!(!Key::of_bytes(&[7; 32]).unwrap().is_proof(&[b"one", b"two"], &proof));
+        for at in 0..8 * PROOF {
+            let mut wrong = proof;
+            wrong[at / 8] ^= 1 << (at % 8);
+            assert!(!key.is_proof(&[b"one", b"two"], &wrong));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The socket at which the processes of a user that chose one address listen for other hosts: all
+//! of them hold a descriptor of the same socket, so a call waits in one queue, and whoever is awake
+//! accepts it.
+//!
+//! Each process that has the socket gives it away under an abstract name of its own, of the address
+//! and its slot. A newcomer asks these names in turn; the first process makes the socket. So no
+//! process is in charge, and none has to be replaced when it dies or stands still.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::wire::{self, Body, Kind};
+use crate::engine::Slot;
+use crate::os::socket::{self, Socket};
+use crate::os::tcp::Tcp;
+use crate::os::{Error, Named, Result};
+
+/// How long a newcomer tries: a process that has made the socket may not have its name yet.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a newcomer waits for one process, which may stand still.
+const ANSWER: Duration = Duration::from_millis(200);
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The socket, and the door at which this process gives it away.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) listener: Tcp,
+    pub(crate) door: Socket,
+}
+
+fn prefix(address: SocketAddr) -> String {
+    format!("rdma-soft-tcp-{address}-")
+}
+
+/// Listens at an address, together with the other processes of this user that do. `EADDRINUSE` if
+/// another user or another program has the address.
+pub(crate) fn join(address: SocketAddr, slot: Slot) -> Result<Shared> {
+    let prefix = prefix(address);
+    let deadline = Instant::now() + PATIENCE;
+    let listener = loop {
+        let names = socket::names(&prefix).named("read of /proc/self/net/unix")?;
+        if let Some(listener) = names.iter().find_map(|name| ask(name, address).ok()) {
+            break listener;
+        }
+        match Tcp::listen(address) {
+            Err(Error { errno: Errno::EADDRINUSE, .. }) if Instant::now() < deadline => thread::sleep(PAUSE),
+            listener => break listener?,
+        }
+    };
+    let door = Socket::new()?;
+    door.bind(&format!("{prefix}{}", slot.0))?;
+    door.listen()?;
+    Ok(Shared { listener, door })
+}
+
+/// Asks the process behind a name for the socket.
+fn ask(name: &str, address: SocketAddr) -> Result<Tcp> {
+    let refused = Error { call: "the check of a shared socket", errno: Errno::EPERM };
+    let door = Socket::new()?;
+    door.connect(name)?;
+    // Another user may bind such a name, and could read the calls to a socket of its own.
+    if !door.peer()?.is_own_user() {
+        return Err(refused);
+    }
+    door.wait_readable(ANSWER)?;
+    let mut packet = wire::receive(&door).map_err(|_| refused)?;
+    let is_whole = packet.kind == Kind::Listener as u32 && packet.version == wire::VERSION;
+    let fd = packet.fds.pop().filter(|_| is_whole).ok_or(refused)?;
+    let listener = Tcp::of_listener(fd)?;
+    if listener.local()? == address { Ok(listener) } else { Err(refused) }
+}
+
+impl Shared {
+    /// Gives the socket to the processes of this user that wait at the door.
+    pub(crate) fn give(&self) {
+        while let Ok(newcomer) = self.door.accept() {
+            if newcomer.peer().is_ok_and(|peer| peer.is_own_user()) {
+                // The newcomer may have given up.
+                let _given: Result<()> =
+                    wire::send(&newcomer, Kind::Listener, &Body::default(), &[self.listener.as_fd()]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpStream;
+
+    /// An address that no other test uses.
+    fn address() -> SocketAddr {
+        Tcp::listen("127.0.0.1:0".parse().unwrap()).unwrap().local().unwrap()
+    }
+
+    #[test]
+    fn a_newcomer_gets_the_socket_from_any_process_that_answers() {
+        let address = address();
+        let first = join(address, Slot(1)).unwrap();
+        thread::scope(|scope| {
+            let second = scope.spawn(|| join(address, Slot(2)).unwrap());
+            // The first process answers when it gets to it.
+            while !second.is_finished() {
+                first.give();
+                thread::sleep(Duration::from_millis(1));
+            }
+            let second = second.join().unwrap();
+            // The first process stands still: its name is asked in vain.
+            let third = scope.spawn(|| join(address, Slot(3)).unwrap());
+            while !third.is_finished() {
+                second.give();
+                thread::sleep(Duration::from_millis(1));
+            }
+            let third = third.join().unwrap();
+            drop((first, second));
+            // A call reaches whoever is left.
+            let _caller = TcpStream::connect(address).unwrap();
+            assert!(third.listener.accept().is_ok());
+        });
+        let again = join(address, Slot(1)).unwrap();
+        assert_eq!(again.listener.local(), Ok(address), "nobody is left, so it is made anew");
+    }
+
+    #[test]
+    fn an_address_of_another_program_is_in_use() {
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let error = join(other.local_addr().unwrap(), Slot(1)).unwrap_err();
+        assert_eq!(error.errno, Errno::EADDRINUSE);
+    }
+
+    #[test]
+    fn what_is_no_listening_socket_of_the_address_is_refused() {
+        let address = address();
+        let door = Socket::new().unwrap();
+        let name = format!("{}77", prefix(address));
+        door.bind(&name).unwrap();
+        door.listen().unwrap();
+        let stream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let elsewhere = TcpStream::connect(stream.local_addr().unwrap()).unwrap();
+        let dev_null = std::fs::File::open("/dev/null").unwrap();
+        for fd in [dev_null.as_fd(), elsewhere.as_fd(), stream.as_fd()] {
+            thread::scope(|scope| {
+                let asking = scope.spawn(|| ask(&name, address));
+                let newcomer = loop {
+                    match door.accept() {
+                        Ok(newcomer) => break newcomer,
+                        Err(_) => thread::yield_now(),
+                    }
+                };
+                wire::send(&newcomer, Kind::Listener, &Body::default(), &[fd]).unwrap();
+                assert!(asking.join().unwrap().is_err());
+            });
+        }
+    }
+}

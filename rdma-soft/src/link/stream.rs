@@ -1,0 +1,401 @@
+//! A link to a process of another host: frames over a TCP connection.
+//!
+//! ```text
+//! length of the payload 4 | header 48 | payload
+//! ```
+//!
+//! Numbers are little-endian. Both sides have proved that they hold the key before the first frame
+//! (`hello`). Every byte that comes in is hostile all the same: a frame that is longer than
+//! [`MAX_PAYLOAD`] ends the link, and the engine checks the rest.
+//!
+//! Frames are copied into a buffer of 1 MiB, and sent in one system call after each transmission.
+//! What the kernel does not take at once waits in the buffer; when the socket is writable again,
+//! the agent goes on (`node/agent.rs`). A peer that does not read blocks only the frames to itself.
+//!
+//! The receiver reads up to 256 KiB at once, and the engine handles the frames where they lie.
+
+use core::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::errno::Errno;
+
+use super::hello::Identity;
+use super::hosts::HostUse;
+use super::ring;
+use crate::engine::{Gather, HEADER_WORDS, Header, Host, Outbound, Source, Target};
+use crate::os;
+use crate::os::tcp::Tcp;
+
+/// The longest payload of a frame.
+const MAX_PAYLOAD: usize = 64 << 10;
+/// The bytes before a payload.
+const HEAD: usize = 4 + 8 * HEADER_WORDS;
+/// Bytes of frames that wait for the kernel.
+const SEND_BUFFER: usize = 1 << 20;
+/// Bytes that one call reads.
+const RECEIVE_BUFFER: usize = 256 << 10;
+
+/// Looks at an empty socket in a row after which only some looks read the socket.
+const HOT: u32 = 256;
+/// One of so many looks then reads the socket.
+const LOOKS: u32 = 8;
+
+/// The reason why a link has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The peer has closed the connection, or has died.
+    Closed,
+    /// The connection has failed: the peer's host is silent, or the network is down.
+    Failed(os::Error),
+    /// The peer has sent a frame that no device sends.
+    Corrupt,
+}
+
+impl From<ring::Corrupt> for Ended {
+    fn from(_: ring::Corrupt) -> Self {
+        Self::Corrupt
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("the peer has closed the connection"),
+            Self::Failed(error) => write!(f, "the connection has failed: {error}"),
+            Self::Corrupt => f.write_str("the peer has written an impossible value into the link"),
+        }
+    }
+}
+
+/// The process at the other side of a connection.
+#[derive(Debug)]
+pub(crate) struct Far {
+    /// The process's host, which stays in use as long as the link.
+    pub(crate) host: HostUse,
+    /// The process on that host.
+    pub(crate) identity: Identity,
+}
+
+/// One side of a link to a process of another host.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// The other process.
+    pub(crate) far: Far,
+    socket: Tcp,
+    out: SendBuffer,
+    inbound: ReceiveBuffer,
+    /// Bytes may be waiting in the socket.
+    may_read: bool,
+    /// Looks at the socket since the last frame.
+    looks: u32,
+    ended: Option<Ended>,
+}
+
+impl Stream {
+    /// A link over a connection whose two sides have proved who they are.
+    pub(crate) fn new(socket: Tcp, far: Far) -> Self {
+        Self {
+            far,
+            socket,
+            out: SendBuffer::new(SEND_BUFFER),
+            inbound: ReceiveBuffer::new(),
+            may_read: true,
+            looks: 0,
+            ended: None,
+        }
+    }
+
+    /// The peer's host.
+    pub(crate) fn host(&self) -> Host {
+        self.far.host.id()
+    }
+
+    /// Whether there is nothing to receive or to send. Most calls do not look at a socket that has
+    /// been empty for long.
+    #[cold]
+    pub(crate) fn is_idle(&mut self) -> bool {
+        if self.has_unsent() || self.ended.is_some() || self.inbound.has_frame() {
+            return false;
+        }
+        self.looks = self.looks.saturating_add(1);
+        if self.looks > HOT {
+            if self.looks < HOT + LOOKS {
+                return true;
+            }
+            self.looks = HOT;
+        }
+        match self.read() {
+            Ok(_) => !self.inbound.has_frame(),
+            // The next drain reports the end.
+            Err(ended) => {
+                self.ended = Some(ended);
+                false
+            }
+        }
+    }
+
+    /// Passes inbound frames to `handle` until there is none or `budget` bytes were handled. True
+    /// when frames may be left.
+    pub(crate) fn drain(
+        &mut self,
+        budget: &mut usize,
+        mut handle: impl FnMut(&Header, Source<'_>),
+    ) -> Result<bool, Ended> {
+        loop {
+            while *budget > 0 {
+                let (header, payload) = match self.inbound.next() {
+                    Ok(Some(frame)) => frame,
+                    Ok(None) => break,
+                    Err(corrupt) => return Err(*self.ended.get_or_insert(corrupt.into())),
+                };
+                self.looks = 0;
+                let len = payload.len();
+                handle(&header, Source::of(payload));
+                *budget = budget.saturating_sub(HEAD + len);
+            }
+            if *budget == 0 {
+                return Ok(true);
+            }
+            if let Some(ended) = self.ended {
+                return Err(ended);
+            }
+            if !self.read().map_err(|ended| self.end(ended))? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Whether frames wait for the kernel.
+    pub(crate) fn has_unsent(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// Whether the peer's kernel has all frames.
+    pub(crate) fn is_taken(&self) -> bool {
+        !self.has_unsent() && self.socket.is_acknowledged()
+    }
+
+    /// Gives pushed frames to the kernel, as many as it takes.
+    pub(crate) fn flush(&mut self) -> Result<(), Ended> {
+        if let Some(ended) = self.ended {
+            return Err(ended);
+        }
+        while self.has_unsent() {
+            match self.socket.write(self.out.unsent()) {
+                Ok(count) => self.out.advance(count),
+                Err(os::Error { errno: Errno::EAGAIN, .. }) => break,
+                Err(os::Error { errno: Errno::EINTR, .. }) => {}
+                // Frames that the peer has sent before its end are handled first: the next drain
+                // reports the end.
+                Err(os::Error { errno: Errno::EPIPE | Errno::ECONNRESET, .. }) => {
+                    self.out = SendBuffer::new(SEND_BUFFER);
+                    break;
+                }
+                Err(error) => return Err(self.end(Ended::Failed(error))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the largest frame fits into the buffer.
+    pub(crate) fn has_room(&self) -> bool {
+        self.out.fits(HEAD + MAX_PAYLOAD)
+    }
+
+    /// Whether frames wait here although the agent will not be told of them.
+    pub(crate) fn has_frames(&self) -> bool {
+        self.may_read || self.inbound.has_frame() || self.ended.is_some()
+    }
+
+    fn end(&mut self, ended: Ended) -> Ended {
+        *self.ended.get_or_insert(ended)
+    }
+
+    /// Reads once; false if the socket is empty.
+    fn read(&mut self) -> Result<bool, Ended> {
+        self.may_read = true;
+        match self.socket.read(self.inbound.space()) {
+            Ok(0) => Err(Ended::Closed),
+            Ok(count) => {
+                self.inbound.filled(count);
+                Ok(true)
+            }
+            Err(os::Error { errno: Errno::EAGAIN, .. }) => {
+                self.may_read = false;
+                Ok(false)
+            }
+            Err(os::Error { errno: Errno::EINTR, .. }) => Ok(true),
+            Err(os::Error { errno: Errno::ECONNRESET, .. }) => Err(Ended::Closed),
+            Err(error) => Err(Ended::Failed(error)),
+        }
+    }
+}
+
+impl Drop for Stream {
+    /// Ends the connection even if a child that was forked in a bad moment has a copy of the
+    /// descriptor.
+    fn drop(&mut self) {
+        self.socket.shut_down();
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Outbound for Stream {
+    fn max_payload(&self) -> usize {
+        MAX_PAYLOAD
+    }
+
+    fn try_push(&mut self, header: &Header, payload: &Gather<'_>) -> bool {
+        let Ok(len) = u32::try_from(payload.len()) else { return false };
+        if payload.len() > MAX_PAYLOAD || self.ended.is_some() {
+            return false;
+        }
+        let Some(space) = self.out.reserve(HEAD + payload.len()) else { return false };
+        let (head, body) = space.split_at_mut(HEAD);
+        head[..4].copy_from_slice(&len.to_le_bytes());
+        for (bytes, word) in head[4..].chunks_exact_mut(8).zip(header.0) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        if !payload.copy_to(Target::of(body)) {
+            return false;
+        }
+        self.out.push(HEAD + payload.len());
+        true
+    }
+}
+
+/// Whole frames in order, each in one piece. When the rest of the memory is too short for a frame,
+/// the frame goes to the start, and the older frames end before it.
+#[derive(Debug)]
+struct SendBuffer {
+    bytes: Box<[u8]>,
+    read: usize,
+    written: usize,
+    /// The end of the older frames, if newer ones begin at the start again.
+    end: Option<usize>,
+}
+
+impl SendBuffer {
+    fn new(capacity: usize) -> Self {
+        Self { bytes: vec![0; capacity].into_boxed_slice(), read: 0, written: 0, end: None }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.end.is_none() && self.read == self.written
+    }
+
+    /// Where `len` contiguous bytes are free.
+    fn place(&self, len: usize) -> Option<usize> {
+        match self.end {
+            None if self.bytes.len() - self.written >= len => Some(self.written),
+            None if self.read >= len => Some(0),
+            Some(_) if self.read - self.written >= len => Some(self.written),
+            _ => None,
+        }
+    }
+
+    fn fits(&self, len: usize) -> bool {
+        self.place(len).is_some()
+    }
+
+    /// Free memory for the next frame; [`push`](Self::push) follows.
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        let at = self.place(len)?;
+        Some(&mut self.bytes[at..at + len])
+    }
+
+    /// Appends the frame that was written to the reserved memory.
+    fn push(&mut self, len: usize) {
+        let Some(at) = self.place(len) else { return };
+        if at != self.written {
+            self.end = Some(self.written);
+        }
+        self.written = at + len;
+    }
+
+    fn unsent(&self) -> [&[u8]; 2] {
+        match self.end {
+            None => [&self.bytes[self.read..self.written], &[]],
+            Some(end) => [&self.bytes[self.read..end], &self.bytes[..self.written]],
+        }
+    }
+
+    /// Removes the first `count` bytes.
+    fn advance(&mut self, count: usize) {
+        self.read += count;
+        if let Some(end) = self.end.filter(|end| self.read >= *end) {
+            (self.read, self.end) = (self.read - end, None);
+        }
+        if self.is_empty() {
+            (self.read, self.written) = (0, 0);
+        }
+    }
+}
+
+/// Bytes that have arrived.
+#[derive(Debug)]
+struct ReceiveBuffer {
+    bytes: Box<[u8]>,
+    read: usize,
+    written: usize,
+}
+
+impl ReceiveBuffer {
+    fn new() -> Self {
+        Self { bytes: vec![0; RECEIVE_BUFFER].into_boxed_slice(), read: 0, written: 0 }
+    }
+
+    /// The length of the payload of the first frame, if its length has arrived.
+    fn len(&self) -> Option<usize> {
+        let bytes = self.bytes[self.read..self.written].first_chunk()?;
+        usize::try_from(u32::from_le_bytes(*bytes)).ok()
+    }
+
+    /// Whether `next` would return a frame or an error.
+    fn has_frame(&self) -> bool {
+        self.len().is_some_and(|len| len > MAX_PAYLOAD || self.written - self.read >= HEAD + len)
+    }
+
+    /// Takes the first frame, if it has arrived whole.
+    fn next(&mut self) -> Result<Option<(Header, &[u8])>, ring::Corrupt> {
+        let Some(len) = self.len() else { return Ok(None) };
+        if len > MAX_PAYLOAD {
+            return Err(ring::Corrupt);
+        }
+        let whole = HEAD + len;
+        if self.written - self.read < whole {
+            return Ok(None);
+        }
+        let (head, payload) = self.bytes[self.read..self.read + whole].split_at(HEAD);
+        self.read += whole;
+        let mut header = Header::default();
+        for (word, bytes) in header.0.iter_mut().zip(head[4..].chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        }
+        Ok(Some((header, payload)))
+    }
+
+    /// Space for more bytes: never empty when no whole frame is left. Moves a part of a frame to
+    /// the start, at most once for each fill of the buffer.
+    fn space(&mut self) -> &mut [u8] {
+        if self.read == self.written {
+            (self.read, self.written) = (0, 0);
+        } else if self.bytes.len() - self.read < HEAD + MAX_PAYLOAD {
+            self.bytes.copy_within(self.read..self.written, 0);
+            (self.read, self.written) = (0, self.written - self.read);
+        }
+        &mut self.bytes[self.written..]
+    }
+
+    fn filled(&mut self, count: usize) {
+        self.written += count;
+    }
+}
+
+#[cfg(test)]
+mod tests;

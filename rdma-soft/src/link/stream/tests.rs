@@ -1,0 +1,249 @@
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::engine::Slot;
+use crate::link::hosts::Hosts;
+
+fn far() -> Far {
+    let host = Arc::new(Hosts::default()).hold(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+    Far { host, identity: Identity { slot: Slot(1), instance: [1; 16] } }
+}
+
+/// A link, and the socket of the other side.
+fn link() -> (Stream, Tcp) {
+    let [ours, theirs] = Tcp::pair();
+    (Stream::new(ours, far()), theirs)
+}
+
+fn header(number: u64) -> Header {
+    Header([number, 1 << 63, 3, 4, 5, u64::MAX])
+}
+
+/// The bytes of a frame, written by hand.
+fn frame(number: u64, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = u32::try_from(payload.len()).unwrap().to_le_bytes().to_vec();
+    header(number).0.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+fn push(link: &mut Stream, number: u64, payload: &[u8]) -> bool {
+    link.try_push(&header(number), &Gather::of(&[Source::of(payload)]))
+}
+
+/// The numbers and payloads of frames.
+type Frames = Vec<(u64, Vec<u8>)>;
+
+/// The frames that a drain handles.
+fn drain(link: &mut Stream) -> (Frames, Result<bool, Ended>) {
+    let mut frames = Vec::new();
+    let mut budget = usize::MAX;
+    let drained = link.drain(&mut budget, |head, payload| {
+        assert_eq!(*head, header(head.0[0]));
+        let mut bytes = vec![0; payload.len()];
+        payload.copy_to_slice(&mut bytes);
+        frames.push((head.0[0], bytes));
+    });
+    (frames, drained)
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+#[test]
+fn frames_go_out_as_the_format_says() {
+    let (mut link, theirs) = link();
+    assert!(push(&mut link, 1, b"") && push(&mut link, 2, b"two"));
+    assert_eq!(theirs.read(&mut [0]).unwrap_err().errno, Errno::EAGAIN, "nothing is sent before the flush");
+    link.flush().unwrap();
+    let expected = [frame(1, b""), frame(2, b"two")].concat();
+    let mut bytes = vec![0; expected.len()];
+    theirs.read_exact(&mut bytes, soon()).unwrap();
+    assert_eq!(bytes, expected);
+    assert!(!link.has_unsent() && link.is_idle());
+}
+
+#[test]
+fn frames_that_are_cut_at_any_byte_arrive_once_and_in_order() {
+    let all = [frame(1, b""), frame(2, b"x"), frame(3, &[7; 100])].concat();
+    for cut in 0..=all.len() {
+        let (mut link, theirs) = link();
+        let mut arrived = Vec::new();
+        for part in [&all[..cut], &all[cut..]] {
+            theirs.write_all(part, soon()).unwrap();
+            let (frames, drained) = drain(&mut link);
+            assert_eq!(drained, Ok(false));
+            arrived.extend(frames);
+        }
+        assert_eq!(arrived, [(1, vec![]), (2, b"x".to_vec()), (3, vec![7; 100])], "cut at {cut}");
+        assert!(link.is_idle() && !link.has_frames());
+    }
+}
+
+#[test]
+fn a_connection_that_ends_at_any_byte_gives_the_whole_frames_and_then_its_end() {
+    let all = [frame(1, b""), frame(2, b"two")].concat();
+    for cut in 0..=all.len() {
+        let (mut link, theirs) = link();
+        theirs.write_all(&all[..cut], soon()).unwrap();
+        drop(theirs);
+        let (frames, drained) = drain(&mut link);
+        let whole = usize::from(cut >= HEAD) + usize::from(cut == all.len());
+        assert_eq!((frames.len(), drained), (whole, Err(Ended::Closed)), "ends at {cut}");
+        assert!(link.has_frames() && !link.is_idle());
+        assert_eq!(drain(&mut link), (vec![], Err(Ended::Closed)), "it stays ended");
+        assert!(!push(&mut link, 1, b""));
+    }
+}
+
+#[test]
+fn a_frame_that_is_too_long_ends_the_link_before_its_bytes_come() {
+    for len in [u32::try_from(MAX_PAYLOAD).unwrap() + 1, u32::MAX] {
+        let (mut link, theirs) = link();
+        theirs.write_all(&frame(1, b"one"), soon()).unwrap();
+        theirs.write_all(&len.to_le_bytes(), soon()).unwrap();
+        let (frames, drained) = drain(&mut link);
+        assert_eq!((frames.len(), drained), (1, Err(Ended::Corrupt)));
+        assert_eq!(link.flush(), Err(Ended::Corrupt));
+    }
+    let (mut link, theirs) = link();
+    theirs.write_all(&frame(1, &vec![9; MAX_PAYLOAD]), soon()).unwrap();
+    assert_eq!(drain(&mut link), (vec![(1, vec![9; MAX_PAYLOAD])], Ok(false)));
+}
+
+#[test]
+fn a_peer_that_does_not_read_blocks_after_the_buffer_and_all_frames_arrive_later() {
+    let (mut link, theirs) = link();
+    let mut other = Stream::new(theirs, far());
+    assert_eq!(drain(&mut link), (vec![], Ok(false)));
+    let payload = vec![5; MAX_PAYLOAD];
+    let mut sent = 0;
+    for _ in 0..1000 {
+        while push(&mut link, sent, &payload) {
+            sent += 1;
+        }
+        link.flush().unwrap();
+        if !link.has_room() {
+            break;
+        }
+    }
+    assert!(sent < 100 && link.has_unsent() && !link.is_idle() && !link.is_taken());
+    assert!(!link.has_frames(), "the agent sleeps until the socket is writable");
+    let mut arrived = 0;
+    while arrived < sent {
+        let (frames, drained) = drain(&mut other);
+        assert_eq!(drained, Ok(false));
+        for (number, bytes) in frames {
+            assert_eq!((number, bytes.len()), (arrived, MAX_PAYLOAD));
+            arrived += 1;
+        }
+        link.flush().unwrap();
+    }
+    assert!(!link.has_unsent() && link.has_room());
+}
+
+#[test]
+fn a_budget_stops_a_drain_and_the_rest_comes_later() {
+    let (mut link, theirs) = link();
+    theirs.write_all(&[frame(1, &[1; 100]), frame(2, b"")].concat(), soon()).unwrap();
+    let mut numbers = Vec::new();
+    let mut budget = 1;
+    assert_eq!(link.drain(&mut budget, |head, _| numbers.push(head.0[0])), Ok(true));
+    assert_eq!((numbers.as_slice(), budget), (&[1][..], 0));
+    assert!(link.has_frames() && !link.is_idle());
+    assert_eq!(drain(&mut link).0, [(2, vec![])]);
+}
+
+#[test]
+fn a_socket_that_has_been_empty_for_long_is_still_looked_at() {
+    let (mut link, theirs) = link();
+    assert!((0..10_000).all(|_| link.is_idle()));
+    theirs.write_all(&frame(1, b""), soon()).unwrap();
+    let looks = (0..).take_while(|_| link.is_idle()).count();
+    assert!(looks < LOOKS as usize, "{looks}");
+    assert_eq!(drain(&mut link), (vec![(1, vec![])], Ok(false)));
+}
+
+/// The length of a small buffer, and of its longest frame.
+const CAPACITY: usize = 1000;
+const LONGEST: usize = 90;
+
+/// A use of the buffer.
+#[derive(Debug, Clone)]
+enum Step {
+    Push(usize),
+    Send(usize),
+}
+
+proptest! {
+    #[test]
+    fn the_send_buffer_is_a_queue(
+        steps in proptest::collection::vec(
+            prop_oneof![
+                (1_usize..=LONGEST).prop_map(Step::Push),
+                Just(Step::Push(LONGEST)),
+                (0_usize..3 * LONGEST).prop_map(Step::Send),
+            ],
+            0..120,
+        ),
+    ) {
+        let mut buffer = SendBuffer::new(CAPACITY);
+        let mut expected = std::collections::VecDeque::new();
+        let mut next = 0_u8;
+        for step in steps {
+            match step {
+                Step::Push(len) => {
+                    let fits = buffer.fits(len);
+                    let space = buffer.reserve(len);
+                    prop_assert_eq!(space.is_some(), fits);
+                    if let Some(space) = space {
+                        next = next.wrapping_add(1);
+                        space.fill(next);
+                        buffer.push(len);
+                        expected.extend(std::iter::repeat_n(next, len));
+                    } else {
+                        // Two frames less the buffer's end may be lost to its shape, no more.
+                        prop_assert!(expected.len() + 2 * LONGEST > CAPACITY);
+                    }
+                }
+                Step::Send(count) => {
+                    let count = count.min(expected.len());
+                    buffer.advance(count);
+                    expected.drain(..count);
+                }
+            }
+            let [one, other] = buffer.unsent();
+            prop_assert!(one.iter().chain(other).eq(expected.iter()));
+            prop_assert_eq!(buffer.is_empty(), expected.is_empty());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_frames_or_the_end(
+        bytes in proptest::collection::vec(any::<u8>(), 0..2000),
+        small in any::<bool>(),
+        cuts in proptest::collection::vec(0_usize..2000, 0..5),
+    ) {
+        let mut bytes = bytes;
+        if small && bytes.len() >= 4 {
+            bytes[1..4].fill(0);
+        }
+        let (mut link, theirs) = link();
+        let mut at = 0;
+        for cut in cuts.into_iter().chain([usize::MAX]) {
+            let end = cut.clamp(at, bytes.len());
+            theirs.write_all(&bytes[at..end], soon()).unwrap();
+            at = end;
+            let mut budget = usize::MAX;
+            let mut handled = 0;
+            let drained = link.drain(&mut budget, |_, payload| handled += HEAD + payload.len());
+            prop_assert!(handled <= bytes.len());
+            prop_assert!(matches!(drained, Ok(false) | Err(Ended::Corrupt)));
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Handshakes under way, one at a time with each process.
+
+use super::device::{Node, Part, Who};
+use super::state::State;
+use crate::engine::PeerId;
+use crate::link::handshake::Answer;
+
+/// A handshake with a process. Other handshakes with the same process wait until this one is
+/// dropped.
+pub(super) struct Meeting {
+    node: &'static Node,
+    who: Who,
+    part: Part,
+}
+
+impl Meeting {
+    /// None if there is a link to the process, or another handshake with it is under way.
+    pub(super) fn open(node: &'static Node, who: Who) -> Option<Self> {
+        let mut parts = node.meetings.parts.lock();
+        if parts.contains_key(&who) || has_link(&node.lock(), who) {
+            return None;
+        }
+        parts.insert(who, Part::Opener);
+        Some(Self { node, who, part: Part::Opener })
+    }
+
+    /// The answer to a process that requests a link. `has_link` says whether there is one.
+    /// `opens_first` decides if both processes open at once: the peer applies the same rule, so one
+    /// of the two handshakes goes on.
+    pub(super) fn accept(
+        node: &'static Node,
+        who: Who,
+        has_link: impl FnOnce(&State) -> bool,
+        opens_first: impl FnOnce(&State) -> bool,
+    ) -> (Answer, Option<Self>) {
+        let mut parts = node.meetings.parts.lock();
+        let state = node.lock();
+        if has_link(&state) {
+            return (Answer::Known, None);
+        }
+        let is_busy = match parts.get(&who) {
+            None => false,
+            Some(Part::Acceptor) => true,
+            Some(Part::Opener) => opens_first(&state),
+        };
+        if is_busy {
+            return (Answer::Busy, None);
+        }
+        parts.insert(who, Part::Acceptor);
+        (Answer::Welcome, Some(Self { node, who, part: Part::Acceptor }))
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        let mut parts = self.node.meetings.parts.lock();
+        if parts.get(&self.who) == Some(&self.part) {
+            parts.remove(&self.who);
+        }
+    }
+}
+
+/// Whether there is a link to a process.
+fn has_link(state: &State, who: Who) -> bool {
+    match who {
+        Who::Near(pid) => state.link_to(pid).is_some(),
+        Who::Far(process) => state.link_to_far(process).is_some(),
+    }
+}
+
+/// Tells the engine that a process cannot be reached.
+pub(super) fn give_up(node: &Node, peer: PeerId) {
+    let mut state = node.lock();
+    state.engine.handle_unreachable(peer);
+    state.after_call();
+}

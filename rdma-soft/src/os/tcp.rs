@@ -1,0 +1,284 @@
+//! TCP sockets, which forked children close.
+//!
+//! Reads and writes never block, whatever the mode of the descriptor, which another process may
+//! have passed to this one. The functions with a deadline wait in poll(2).
+
+use std::io::IoSlice;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{self, Backlog, MsgFlags, Shutdown, SockFlag, SockaddrStorage, sockopt};
+
+use super::private::Private;
+use super::socket::kernel_socket;
+use super::thread::NoCancellation;
+use super::{Error, Named, Result};
+
+/// Milliseconds without an acknowledgement after which the peer counts as dead.
+const USER_TIMEOUT: u32 = 10_000;
+/// Seconds of silence after which the kernel asks an idle peer whether it lives, and between two
+/// such questions. [`USER_TIMEOUT`] ends them.
+const KEEP_IDLE: u32 = 4;
+const KEEP_INTERVAL: u32 = 2;
+
+/// A TCP socket.
+#[derive(Debug)]
+pub(crate) struct Tcp(Private);
+
+impl Tcp {
+    fn new(address: SocketAddr) -> Result<Self> {
+        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        let make = || kernel_socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).named("socket");
+        Private::make(make).map(Self)
+    }
+
+    /// Takes over a descriptor that another process has passed. `ENOTSOCK` or `EPROTOTYPE` for one
+    /// that is no TCP socket.
+    pub(crate) fn of_fd(fd: OwnedFd) -> Result<Self> {
+        let this = Private::make(|| Ok(fd)).map(Self)?;
+        let is_stream = socket::getsockopt(&this.0, sockopt::SockType).named("getsockopt")? == socket::SockType::Stream;
+        if is_stream && this.peer().is_ok() {
+            return Ok(this);
+        }
+        Err(Error { call: "the check of a connection", errno: Errno::EPROTOTYPE })
+    }
+
+    /// Takes over a descriptor that another process has passed. `EPROTOTYPE` for one that is no TCP
+    /// socket that listens.
+    pub(crate) fn of_listener(fd: OwnedFd) -> Result<Self> {
+        let this = Private::make(|| Ok(fd)).map(Self)?;
+        let is_stream = socket::getsockopt(&this.0, sockopt::SockType).named("getsockopt")? == socket::SockType::Stream;
+        if is_stream && this.local().is_ok() && socket::getsockopt(&this.0, sockopt::AcceptConn) == Ok(true) {
+            return Ok(this);
+        }
+        Err(Error { call: "the check of a listening socket", errno: Errno::EPROTOTYPE })
+    }
+
+    /// Makes two connected sockets, of the family AF_UNIX.
+    #[cfg(test)]
+    pub(crate) fn pair() -> [Self; 2] {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let pair = socket::socketpair(socket::AddressFamily::Unix, socket::SockType::Stream, None, flags).unwrap();
+        [pair.0, pair.1].map(|fd| Self(Private::make(|| Ok(fd)).unwrap()))
+    }
+
+    /// Listens at an address; `EADDRINUSE` if another socket does.
+    pub(crate) fn listen(address: SocketAddr) -> Result<Self> {
+        let this = Self::new(address)?;
+        // Connections that have ended may still have the address.
+        socket::setsockopt(&this.0, sockopt::ReuseAddr, &true).named("setsockopt")?;
+        socket::bind(this.raw(), &SockaddrStorage::from(address)).named("bind")?;
+        socket::listen(&this.0, Backlog::MAXCONN).named("listen")?;
+        Ok(this)
+    }
+
+    /// Whether a socket listens at an address of this host. Binds the address for a moment to find
+    /// out.
+    pub(crate) fn is_taken(address: SocketAddr) -> bool {
+        let bind = |socket: Self| {
+            // So that only sockets that listen count.
+            socket::setsockopt(&socket.0, sockopt::ReuseAddr, &true).named("setsockopt")?;
+            socket::bind(socket.raw(), &SockaddrStorage::from(address)).named("bind")
+        };
+        let bound = Self::new(address).and_then(bind);
+        matches!(bound, Err(Error { errno: Errno::EADDRINUSE, .. }))
+    }
+
+    /// Accepts a pending connection; `EAGAIN` if there is none.
+    pub(crate) fn accept(&self) -> Result<Self> {
+        let accept = || {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            let fd = socket::accept4(self.raw(), flags).named("accept4")?;
+            // SAFETY: from_raw_fd requires an open descriptor that has no other owner: accept4 has
+            // just made this one.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        };
+        Private::make(accept).map(Self)
+    }
+
+    /// Connects from an address of this host, by `deadline`; `ETIMEDOUT` after that.
+    pub(crate) fn connect(from: IpAddr, to: SocketAddr, deadline: Instant) -> Result<Self> {
+        let this = Self::new(to)?;
+        // Spares ports where many hosts are called; without it, connections work all the same.
+        let _spared: nix::Result<()> = socket::setsockopt(&this.0, sockopt::IpBindAddressNoPort, &true);
+        socket::bind(this.raw(), &SockaddrStorage::from(SocketAddr::new(from, 0))).named("bind")?;
+        match socket::connect(this.raw(), &SockaddrStorage::from(to)) {
+            Err(Errno::EINPROGRESS) => {}
+            connected => return connected.named("connect").map(|()| this),
+        }
+        this.wait(PollFlags::POLLOUT, deadline)?;
+        match socket::getsockopt(&this.0, sockopt::SocketError).named("getsockopt")? {
+            0 => Ok(this),
+            errno => Err(Error { call: "connect", errno: Errno::from_raw(errno) }),
+        }
+    }
+
+    /// Sends small frames at once, and notices within 10 s that the other host has died.
+    pub(crate) fn prepare_for_frames(&self) -> Result<()> {
+        socket::setsockopt(&self.0, sockopt::TcpNoDelay, &true).named("setsockopt")?;
+        socket::setsockopt(&self.0, sockopt::TcpUserTimeout, &USER_TIMEOUT).named("setsockopt")?;
+        socket::setsockopt(&self.0, sockopt::TcpKeepIdle, &KEEP_IDLE).named("setsockopt")?;
+        socket::setsockopt(&self.0, sockopt::TcpKeepInterval, &KEEP_INTERVAL).named("setsockopt")?;
+        socket::setsockopt(&self.0, sockopt::KeepAlive, &true).named("setsockopt")
+    }
+
+    /// The address of the other side.
+    pub(crate) fn peer(&self) -> Result<SocketAddr> {
+        address(&socket::getpeername(self.raw()).named("getpeername")?)
+    }
+
+    /// The address of this side.
+    pub(crate) fn local(&self) -> Result<SocketAddr> {
+        address(&socket::getsockname(self.raw()).named("getsockname")?)
+    }
+
+    /// Reads bytes that have arrived: 0 at the end of the connection, `EAGAIN` if there are none.
+    pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize> {
+        let _guard = NoCancellation::new();
+        socket::recv(self.raw(), bytes, MsgFlags::MSG_DONTWAIT).named("recv")
+    }
+
+    /// Sends bytes of two slices in their order, as many as the kernel takes; `EAGAIN` for none.
+    pub(crate) fn write(&self, bytes: [&[u8]; 2]) -> Result<usize> {
+        let _guard = NoCancellation::new();
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        socket::sendmsg::<()>(self.raw(), &bytes.map(IoSlice::new), &[], flags, None).named("sendmsg")
+    }
+
+    /// Whether the peer's kernel has acknowledged all bytes that were sent.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        let mut unsent: libc::c_int = 0;
+        // SAFETY: SIOCOUTQ requires a valid `int` to write to: `unsent`. It takes any descriptor.
+        let asked = unsafe { libc::ioctl(self.raw(), libc::TIOCOUTQ, &raw mut unsent) };
+        asked != 0 || unsent == 0
+    }
+
+    /// Fills `bytes` by `deadline`; `ETIMEDOUT` after that, `ECONNRESET` at the end of the
+    /// connection.
+    pub(crate) fn read_exact(&self, bytes: &mut [u8], deadline: Instant) -> Result<()> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self.read(&mut bytes[filled..]) {
+                Ok(0) => return Err(Error { call: "recv", errno: Errno::ECONNRESET }),
+                Ok(count) => filled += count,
+                Err(Error { errno: Errno::EAGAIN, .. }) => self.wait(PollFlags::POLLIN, deadline)?,
+                Err(Error { errno: Errno::EINTR, .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all bytes by `deadline`; `ETIMEDOUT` after that.
+    pub(crate) fn write_all(&self, mut bytes: &[u8], deadline: Instant) -> Result<()> {
+        while !bytes.is_empty() {
+            match self.write([bytes, &[]]) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(Error { errno: Errno::EAGAIN, .. }) => self.wait(PollFlags::POLLOUT, deadline)?,
+                Err(Error { errno: Errno::EINTR, .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the connection, also for threads that wait for it.
+    pub(crate) fn shut_down(&self) {
+        // Fails if the connection has ended already.
+        let _ended: nix::Result<()> = socket::shutdown(self.raw(), Shutdown::Both);
+    }
+
+    /// Waits for events until `deadline`; `ETIMEDOUT` after that.
+    fn wait(&self, events: PollFlags, deadline: Instant) -> Result<()> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Rounded up: a wait of less than a millisecond would spin.
+            let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(self.as_fd(), events)], timeout) {
+                Ok(0) if left.is_zero() => return Err(Error { call: "poll", errno: Errno::ETIMEDOUT }),
+                Ok(0) | Err(Errno::EINTR) => {}
+                ready => return ready.named("poll").map(drop),
+            }
+        }
+    }
+
+    fn raw(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl AsFd for Tcp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The IP address in C form. `EAFNOSUPPORT` for another family.
+fn address(storage: &SockaddrStorage) -> Result<SocketAddr> {
+    let v4 = storage.as_sockaddr_in().map(|v4| SocketAddr::from((v4.ip(), v4.port())));
+    let v6 = storage.as_sockaddr_in6().map(|v6| SocketAddr::from((v6.ip(), v6.port())));
+    v4.or(v6).ok_or(Error { call: "getsockname", errno: Errno::EAFNOSUPPORT })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn bytes_arrive() {
+        let listener = Tcp::listen(SocketAddr::new(LOCALHOST, 0)).unwrap();
+        let address = listener.local().unwrap();
+        assert!(Tcp::is_taken(address));
+        assert_eq!(Tcp::listen(address).unwrap_err().errno, Errno::EADDRINUSE);
+        let from = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 77));
+        let ours = Tcp::connect(from, address, soon()).unwrap();
+        ours.prepare_for_frames().unwrap();
+        let theirs = loop {
+            match listener.accept() {
+                Err(Error { errno: Errno::EAGAIN, .. }) => std::thread::yield_now(),
+                accepted => break accepted.unwrap(),
+            }
+        };
+        assert_eq!((theirs.peer().unwrap().ip(), ours.peer().unwrap()), (from, address));
+        let mut bytes = [0; 5];
+        assert_eq!(theirs.read(&mut bytes).unwrap_err().errno, Errno::EAGAIN);
+        assert_eq!(ours.write([b"he", b"llo"]), Ok(5));
+        theirs.read_exact(&mut bytes, soon()).unwrap();
+        assert_eq!(&bytes, b"hello");
+        ours.shut_down();
+        assert_eq!(theirs.read_exact(&mut bytes, soon()).unwrap_err().errno, Errno::ECONNRESET);
+    }
+
+    #[test]
+    fn nobody_at_an_address_is_refused_at_once_and_silence_ends() {
+        let address = Tcp::listen(SocketAddr::new(LOCALHOST, 0)).unwrap().local().unwrap();
+        assert_eq!(Tcp::connect(LOCALHOST, address, soon()).unwrap_err().errno, Errno::ECONNREFUSED);
+        let [ours, _theirs] = Tcp::pair();
+        let deadline = Instant::now() + Duration::from_millis(2);
+        assert_eq!(ours.read_exact(&mut [0], deadline).unwrap_err().errno, Errno::ETIMEDOUT);
+    }
+
+    #[test]
+    fn other_descriptors_are_no_connections() {
+        let refused = |fd: OwnedFd| Tcp::of_fd(fd).is_err();
+        assert!(refused(nix::unistd::pipe().unwrap().0));
+        assert!(refused(std::fs::File::open("/dev/null").unwrap().into()));
+        assert!(refused(std::os::unix::net::UnixStream::pair().unwrap().0.into()));
+        assert!(refused(std::net::UdpSocket::bind((LOCALHOST, 0)).unwrap().into()));
+        let listener = std::net::TcpListener::bind((LOCALHOST, 0)).unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(Tcp::of_fd(stream.into()).is_ok());
+        assert!(refused(listener.into()));
+    }
+}

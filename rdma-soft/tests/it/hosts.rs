@@ -1,0 +1,368 @@
+//! Processes of different hosts, which are different loopback addresses here: queue pairs over TCP,
+//! and callers that are refused.
+//!
+//! Each test runs this test program again with an address, a port and a key of its own.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rdma_sys::*;
+use rdma_test_support::passes_alone;
+
+use crate::common::datagram::{Datagrams, GRH, answer_to};
+use crate::common::puppet::{self, Puppet};
+use crate::common::{Config, Request, Side, devices, gid_of, verbs};
+
+type Op = ibv_wr_opcode;
+type Status = ibv_wc_status;
+
+/// The hosts: this process's, and that of the others.
+const HERE: &str = "127.88.0.1";
+const THERE: &str = "127.88.0.2";
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+const TCP: &str = "RDMA_SOFT_TCP";
+const KEY: &str = "RDMA_SOFT_KEY";
+
+/// A file with a key, removed when dropped.
+struct KeyFile(PathBuf);
+
+impl KeyFile {
+    fn new(name: &str, key: &str, mode: u32) -> Self {
+        let path = std::env::temp_dir().join(format!("rdma-soft-hosts-{}-{name}", std::process::id()));
+        let mut file = fs::File::options().write(true).create(true).truncate(true).mode(mode).open(&path).unwrap();
+        file.write_all(key.as_bytes()).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for KeyFile {
+    fn drop(&mut self) {
+        let _gone = fs::remove_file(&self.0);
+    }
+}
+
+/// Runs a test of this module in a process of the host [`HERE`], at a port that is free.
+fn on_a_host(test: &str) {
+    on_host(test, HERE);
+}
+
+fn on_host(test: &str, host: &str) {
+    let key = KeyFile::new(test, SECRET, 0o600);
+    let port = TcpListener::bind((host.parse::<IpAddr>().unwrap(), 0)).unwrap().local_addr().unwrap().port();
+    let address = SocketAddr::new(host.parse().unwrap(), port).to_string();
+    passes_alone(&[&format!("hosts::{test}")], &[(TCP, &address), (KEY, key.path())]);
+}
+
+/// The address of this process.
+fn own() -> SocketAddr {
+    std::env::var(TCP).unwrap().parse().unwrap()
+}
+
+/// The other process runs only this test.
+#[test]
+fn other_process() {
+    puppet::play();
+}
+
+/// A process of another host.
+fn there(host: &str) -> Puppet {
+    let address = SocketAddr::new(host.parse().unwrap(), own().port()).to_string();
+    let options = format!("to={}", own().ip());
+    Puppet::start_with("hosts::other_process", &options, |command| {
+        command.env(TCP, address);
+    })
+}
+
+/// A queue pair whose peer is on another host.
+fn side_to(host: &str, timeout: u8) -> Side {
+    Side::new(Config { peer: Some(host.parse().unwrap()), timeout, ..Config::default() })
+}
+
+fn connected_to(host: &str) -> (Side, Puppet) {
+    let mut other = there(host);
+    let side = side_to(host, 14);
+    other.connect(side.endpoint());
+    side.connect(other.endpoint);
+    (side, other)
+}
+
+fn connected() -> (Side, Puppet) {
+    connected_to(THERE)
+}
+
+/// A round trip of messages.
+fn talk(side: &Side, other: &mut Puppet, id: u64) {
+    assert_eq!(other.ask(&format!("recv {id} 0 64")), "0");
+    side.put(0, b"there");
+    assert_eq!(side.post(&Request::new(Op::IBV_WR_SEND, id, &[side.sge(0, 5)])), 0);
+    side.success(id);
+    assert_eq!(other.ask("wait"), format!("{id} 0 5"));
+    assert_eq!(side.post_recv(id, &[side.sge(64, 64)]), 0);
+    assert_eq!(other.ask(&format!("send {id} 0 5")), "0");
+    side.success(id);
+    assert_eq!(side.peek(64, 5), b"there");
+    assert!(other.ask("wait").starts_with(&format!("{id} 0 ")));
+}
+
+#[test]
+#[ignore = "run by operations_reach_another_host"]
+fn operations() {
+    let (side, mut other) = connected();
+    let to = other.endpoint;
+    for round in 0..50 {
+        talk(&side, &mut other, round);
+    }
+    // The other process waits for its next command and does not poll.
+    let start = u64::from_ne_bytes(*b"there\0\0\0");
+    let data: Vec<u8> = (0..=250_u8).cycle().take(60_000).collect();
+    for round in 0..20_u64 {
+        side.put(0, &data);
+        let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[side.sge(0, data.len())]).remote(to.addr + 8, to.rkey);
+        assert_eq!(side.post(&write), 0);
+        side.success(1);
+        side.put(0, &vec![0; data.len()]);
+        let read = Request::new(Op::IBV_WR_RDMA_READ, 2, &[side.sge(0, data.len())]).remote(to.addr + 8, to.rkey);
+        assert_eq!(side.post(&read), 0);
+        side.success(2);
+        assert_eq!(side.peek(0, data.len()), data);
+        let add = Request::new(Op::IBV_WR_ATOMIC_FETCH_AND_ADD, 3, &[side.sge(0, 8)]).operands(3, 0);
+        assert_eq!(side.post(&add.remote(to.addr, to.rkey)), 0);
+        side.success(3);
+        assert_eq!(side.word(0), start + round * 3);
+    }
+    // A wrong key ends the connection, as on one host.
+    let write = Request::new(Op::IBV_WR_RDMA_WRITE, 4, &[side.sge(0, 8)]).remote(to.addr, to.rkey ^ 1);
+    assert_eq!(side.post(&write), 0);
+    side.expect(4, Status::IBV_WC_REM_ACCESS_ERR);
+    other.finish();
+}
+
+#[test]
+fn operations_reach_another_host() {
+    on_a_host("operations");
+}
+
+#[test]
+fn operations_reach_another_host_by_ipv6() {
+    // One loopback address: both processes are of one host, whose GID is IPv6.
+    on_host("one_host", "::1");
+}
+
+#[test]
+#[ignore = "run by operations_reach_another_host_by_ipv6"]
+fn one_host() {
+    let (side, mut other) = connected_to("::1");
+    talk(&side, &mut other, 1);
+    other.finish();
+}
+
+/// Each process of a host takes the calls for all of them.
+#[test]
+#[ignore = "run by many_processes_of_a_host_are_reached"]
+fn many_processes() {
+    let mut all: Vec<_> = (0..12).map(|_| connected()).collect();
+    for (side, other) in &mut all {
+        talk(side, other, 1);
+    }
+    // A process that stands still takes no calls, and gives the listening socket to nobody; another
+    // process of its host does.
+    let (_, stopped) = all.pop().unwrap();
+    stopped.stop();
+    all.truncate(1);
+    let (side, mut other) = connected();
+    talk(&side, &mut other, 2);
+    other.finish();
+    stopped.resume();
+    stopped.finish();
+}
+
+#[test]
+fn many_processes_of_a_host_are_reached() {
+    on_a_host("many_processes");
+}
+
+#[test]
+#[ignore = "run by a_process_that_is_killed_on_another_host_is_noticed"]
+fn killed() {
+    let (side, mut other) = connected();
+    talk(&side, &mut other, 1);
+    for id in 2..4 {
+        assert_eq!(side.post(&Request::new(Op::IBV_WR_SEND, id, &[])), 0);
+    }
+    other.kill();
+    side.expect(2, Status::IBV_WC_RETRY_EXC_ERR);
+    side.expect(3, Status::IBV_WC_WR_FLUSH_ERR);
+    // The host and the port are there for the next process.
+    let (side, mut other) = connected();
+    talk(&side, &mut other, 5);
+    other.finish();
+}
+
+#[test]
+fn a_process_that_is_killed_on_another_host_is_noticed() {
+    on_a_host("killed");
+}
+
+#[test]
+#[ignore = "run by who_is_not_there_or_has_another_key_is_not_reached"]
+fn unreached() {
+    let refused = |side: &Side, qpn: u32| {
+        let mut peer = side.endpoint();
+        peer.qpn = qpn;
+        side.connect(peer);
+        assert_eq!(side.post(&Request::new(Op::IBV_WR_SEND, 1, &[])), 0);
+        side.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    };
+    // Nobody listens at that address.
+    refused(&side_to("127.88.0.9", 10), 77 << 12 | 1);
+    let other = there(THERE);
+    let slot = other.endpoint.qpn >> 12;
+    // Nobody has that slot.
+    refused(&side_to(THERE, 10), (slot ^ 0x800) << 12 | 1);
+    // The process there has another key.
+    let key = KeyFile::new("other", &SECRET.to_uppercase(), 0o600);
+    let address = SocketAddr::new("127.88.0.3".parse().unwrap(), own().port()).to_string();
+    let stranger = Puppet::start_with("hosts::other_process", "", |command| {
+        command.env(TCP, address).env(KEY, key.path());
+    });
+    refused(&side_to("127.88.0.3", 10), stranger.endpoint.qpn);
+    stranger.finish();
+    other.finish();
+}
+
+#[test]
+fn who_is_not_there_or_has_another_key_is_not_reached() {
+    on_a_host("unreached");
+}
+
+#[test]
+#[ignore = "run by strangers_keep_nobody_out"]
+fn strangers() {
+    let mut other = there(THERE);
+    let address = SocketAddr::new(THERE.parse().unwrap(), own().port());
+    // More than the process lets wait; some say something.
+    let mut callers: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for (caller, text) in callers.iter_mut().zip(["GET / HTTP/1.1\r\n\r\n", "RDMAsoft", "\0"].iter().cycle()) {
+        caller.write_all(text.repeat(20).as_bytes()).unwrap();
+    }
+    let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let side = side_to(THERE, 14);
+    other.connect(side.endpoint());
+    side.connect(other.endpoint);
+    talk(&side, &mut other, 1);
+    // All of them are sent away: an answer to another version, the end, or a reset because of what
+    // they have said.
+    for mut caller in callers.into_iter().chain(silent) {
+        caller.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let ended = caller.read(&mut [0; 256]);
+        assert!(!matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock), "{ended:?}");
+    }
+    talk(&side, &mut other, 2);
+    other.finish();
+}
+
+#[test]
+fn strangers_keep_nobody_out() {
+    on_a_host("strangers");
+}
+
+#[test]
+#[ignore = "run by datagrams_reach_another_host"]
+fn datagrams() {
+    // Two datagram queue pairs of one process: one host. The address handle names that host.
+    let (a, b) = (Datagrams::new(), Datagrams::new());
+    a.side.put(0, b"own");
+    b.recv(1, 0, 64);
+    a.sent(2, 0, 3, &a.handle(), b.qpn());
+    let wc = b.side.success(1);
+    assert_eq!(b.side.peek(GRH, 3), b"own");
+    // An IPv4 header lies in the second half of the GRH, and ends with both addresses.
+    assert_eq!(b.side.peek(32, 4), gid_bytes(own().ip())[12..]);
+    let back = answer_to(&b, &wc, 0).unwrap();
+    a.recv(3, 0, 64);
+    b.sent(4, 0, 3, &back, wc.src_qp);
+    a.side.success(3);
+    // To a host without a process: lost, and the sender does not learn of it.
+    let far = a.try_handle(a.route_to(gid_of(THERE.parse().unwrap()))).unwrap();
+    let start = Instant::now();
+    a.sent(5, 0, 3, &far, 77 << 12 | 5);
+    assert!(start.elapsed() < Duration::from_secs(30));
+    // From another address than the one at which this process listens, nobody could answer.
+    let mut from = a.route_to(gid_of(THERE.parse().unwrap()));
+    from.grh.sgid_index = u8::try_from(last_gid(&a.side)).unwrap();
+    assert_eq!(a.try_handle(from).unwrap_err(), libc::EHOSTUNREACH);
+}
+
+/// The bytes of a GID.
+fn gid_bytes(address: IpAddr) -> Vec<u8> {
+    // SAFETY: any bytes are a GID.
+    unsafe { gid_of(address).raw }.to_vec()
+}
+
+/// Index of the last entry of the GID table: the device's loopback address.
+fn last_gid(side: &Side) -> i32 {
+    let mut port = ibv_port_attr::default();
+    // SAFETY: an open context, a valid structure.
+    assert_eq!(unsafe { verbs().ibv_query_port(side.context, 1, &raw mut port) }, 0);
+    port.gid_tbl_len - 1
+}
+
+#[test]
+fn datagrams_reach_another_host() {
+    on_a_host("datagrams");
+}
+
+#[test]
+#[ignore = "run by an_address_without_a_good_key_opens_nothing"]
+fn refused() {
+    let device = devices()[0];
+    // SAFETY: a device of the list.
+    let context = unsafe { (verbs().ibv_open_device)(device) };
+    let error = std::io::Error::last_os_error().raw_os_error();
+    assert!(context.is_null());
+    assert_eq!(error, Some(std::env::var("EXPECTED").unwrap().parse().unwrap()));
+}
+
+#[test]
+fn an_address_without_a_good_key_opens_nothing() {
+    let refused = |expected: i32, variables: &[(&str, &str)]| {
+        let expected = expected.to_string();
+        let all: Vec<_> = [&[("EXPECTED", expected.as_str())], variables].concat();
+        passes_alone(&["hosts::refused"], &all);
+    };
+    let (good, short) = (KeyFile::new("good", SECRET, 0o600), KeyFile::new("short", "secret", 0o600));
+    let open = KeyFile::new("open", SECRET, 0o644);
+    refused(libc::EINVAL, &[(TCP, HERE)]);
+    for key in [&short, &open] {
+        refused(libc::EINVAL, &[(TCP, HERE), (KEY, key.path())]);
+    }
+    refused(libc::EINVAL, &[(TCP, HERE), (KEY, good.path()), ("RDMA_SOFT_LINK_LAYER", "infiniband")]);
+    refused(libc::EINVAL, &[(TCP, "127.0.0.2"), (KEY, good.path()), ("RDMA_SOFT_DEVICES", "2")]);
+    // An address that this host lacks (RFC 5737).
+    refused(libc::EADDRNOTAVAIL, &[(TCP, "192.0.2.1"), (KEY, good.path())]);
+    let taken = TcpListener::bind((HERE, 0)).unwrap().local_addr().unwrap().to_string();
+    let listener = TcpListener::bind(&taken).unwrap();
+    refused(libc::EADDRINUSE, &[(TCP, &taken), (KEY, good.path())]);
+    drop(listener);
+}
+
+#[test]
+#[ignore = "run by a_value_that_is_no_address_is_refused"]
+fn no_devices() {
+    assert!(rdma_soft::check_environment().is_err_and(|variable| variable.name == TCP));
+}
+
+#[test]
+fn a_value_that_is_no_address_is_refused() {
+    for value in ["0.0.0.0", "eth0", "auto", "10.0.0.1:0"] {
+        passes_alone(&["hosts::no_devices"], &[(TCP, value)]);
+    }
+}
