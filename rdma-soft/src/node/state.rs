@@ -359,7 +359,7 @@ impl State {
         self.after_call();
     }
 
-    #[inline]
+    #[inline(always)]
     fn turn(&mut self, defer_acks: bool) -> bool {
         let mut budget = COPY_BUDGET;
         if !self.holds_acks {
@@ -507,15 +507,11 @@ impl State {
     /// Sends on the links that have new frames, and on the links that could not send everything
     /// before. Frames to this process itself are handled at once.
     fn transmit(&mut self, budget: &mut usize) -> bool {
-        let mut more = self.first != 0 && self.transmit_after(budget);
-        if self.streams.is_empty() {
-            for index in 0..self.links.len() {
-                if self.links[index].as_ref().is_some_and(Link::may_continue) {
-                    more |= self.transmit_on(index, budget);
-                }
+        let mut more = (self.first != 0 || !self.streams.is_empty()) && self.transmit_first(budget);
+        for index in 0..self.links.len() {
+            if self.links[index].as_ref().is_some_and(Link::may_continue) {
+                more |= self.transmit_on(index, budget);
             }
-        } else {
-            more |= self.transmit_from(0, budget);
         }
         while let Some(id) = self.engine.poll_active_link() {
             more |= self.transmit_on(id.0 as usize, budget);
@@ -523,18 +519,14 @@ impl State {
         more
     }
 
-    /// Sends on the links from `first` on, since a link before them used up the last turn.
+    /// Sends on the links from `first` on, since a link before them used up the last turn; then, if
+    /// there are links to other hosts, on all links by turns.
     #[cold]
-    fn transmit_after(&mut self, budget: &mut usize) -> bool {
-        let first = core::mem::take(&mut self.first);
-        self.transmit_from(first, budget)
-    }
-
-    /// Sends on the links of both kinds from `first` on that could not send everything before.
-    #[cold]
-    fn transmit_from(&mut self, first: usize, budget: &mut usize) -> bool {
+    fn transmit_first(&mut self, budget: &mut usize) -> bool {
+        let (first, end) = (core::mem::take(&mut self.first), self.links.len().max(self.streams.len()));
+        let again = if self.streams.is_empty() { 0 } else { end };
         let mut more = false;
-        for index in first..self.links.len().max(self.streams.len()) {
+        for index in (first..end).chain(0..again) {
             let link = self.links.get(index).and_then(Option::as_ref);
             if link.is_some_and(Link::may_continue) || self.stream_may_continue(index) {
                 more |= self.transmit_on(index, budget);
