@@ -28,6 +28,9 @@ use crate::os;
 use crate::os::tcp::Tcp;
 use crate::os::thread;
 
+/// Limit of the threads that read first messages and pass calls on. Each ends after twice the
+/// [`PATIENCE`](hello::PATIENCE) at the latest.
+const MAX_CALLS: usize = 256;
 /// Limit of the connections accepted before the agent handles other events.
 const ADMISSIONS: usize = 64;
 /// Delay before a process asks a peer again that has answered `Busy`.
@@ -130,8 +133,11 @@ pub(super) fn accept(node: &'static Node) {
                 break;
             }
         };
+        // A process that stands still takes no calls, and the threads that pass them on wait for it.
+        let Some(call) = remote.call_begins(MAX_CALLS) else { continue };
         let stranger = Stranger::new(remote, socket);
         let started = thread::spawn("rdma-soft-call", move || {
+            let _until_its_end = call;
             if let Err(error) = route(node, remote, stranger) {
                 remote.refused(&error);
             }
@@ -180,7 +186,12 @@ fn meet(node: &'static Node, remote: &'static Remote, stranger: Stranger, first:
         return Err(HelloError::Nobody);
     }
     let address = socket.peer()?.ip().to_canonical();
-    let route = Route { opener: address, acceptor: socket.local()?.ip().to_canonical() };
+    let called = socket.local()?;
+    // Another process of this user may listen at another address, and speaks for that one alone.
+    if (called.ip().to_canonical(), called.port()) != (remote.address.ip(), remote.address.port()) {
+        return Err(HelloError::Nobody);
+    }
+    let route = Route { opener: address, acceptor: called.ip().to_canonical() };
     let us = remote.identity(node.lock().slots()[0]);
     let deadline = Instant::now() + hello::PATIENCE;
     let mut meeting = None;

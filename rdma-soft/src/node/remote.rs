@@ -33,7 +33,9 @@ pub(crate) const VALUES: &str = "an IP address of this host, with a port or with
 
 /// Reads the value of `RDMA_SOFT_TCP`: an address of this host, with a port or without.
 pub(crate) fn parse(value: &str) -> Option<SocketAddr> {
-    let address = value.parse().ok().or_else(|| value.parse().ok().map(|ip| SocketAddr::new(ip, PORT)))?;
+    let mut address: SocketAddr =
+        value.parse().ok().or_else(|| value.parse().ok().map(|ip| SocketAddr::new(ip, PORT)))?;
+    address.set_ip(address.ip().to_canonical());
     (!address.ip().is_unspecified() && !address.ip().is_multicast() && address.port() != 0).then_some(address)
 }
 
@@ -55,6 +57,8 @@ pub(crate) struct Remote {
     /// The nonces of the connections that this process is opening.
     pub(super) openings: Lock<HashSet<Nonce>>,
     strangers: Lock<Strangers>,
+    /// Threads that are passing calls on.
+    calls: Arc<()>,
 }
 
 /// Connections that have not proved anything, the oldest first.
@@ -90,6 +94,7 @@ impl Remote {
             hosts: Arc::default(),
             openings: Lock::default(),
             strangers: Lock::default(),
+            calls: Arc::default(),
         }))
     }
 
@@ -131,6 +136,12 @@ impl Remote {
         let question = First { purpose, target: opener.opener.slot, opener: us, nonce: os::random()? };
         let (_, identity, answer) = self.call(host, &question, deadline)?;
         Ok(answer == Answer::Welcome && identity == opener.opener)
+    }
+
+    /// Counts a call until the token is dropped; `None` if `limit` calls are being passed on.
+    pub(super) fn call_begins(&self, limit: usize) -> Option<Arc<()>> {
+        // This process accepts in one thread, so no other call begins meanwhile.
+        (Arc::strong_count(&self.calls) <= limit).then(|| Arc::clone(&self.calls))
     }
 
     /// Counts a refused stranger, and says so at most once a minute.
@@ -202,7 +213,10 @@ mod tests {
         assert_eq!(of("127.0.0.3:7000"), "127.0.0.3:7000");
         assert_eq!(of("fd00::2"), "[fd00::2]:4791");
         assert_eq!(of("[fd00::2]:7000"), "[fd00::2]:7000");
-        for value in ["", "0.0.0.0", "::", "224.0.0.1", "10.0.0.2:0", "10.0.0.2:65536", "auto", "10.0.0.2 "] {
+        assert_eq!(of("::ffff:10.0.0.2"), "10.0.0.2:4791");
+        for value in
+            ["", "0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1", "10.0.0.2:0", "10.0.0.2:65536", "auto", "10.0.0.2 "]
+        {
             assert_eq!(of(value), "", "{value}");
         }
     }
