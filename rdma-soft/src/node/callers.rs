@@ -133,7 +133,7 @@ pub(super) fn accept(node: &'static Node) {
                 break;
             }
         };
-        // A process that stands still takes no calls, and the threads that pass them on wait for it.
+        // A process that stands still takes no calls: the threads that pass them on wait for it.
         let Some(call) = remote.call_begins(MAX_CALLS) else { continue };
         let stranger = Stranger::new(remote, socket);
         let started = thread::spawn("rdma-soft-call", move || {
