@@ -124,8 +124,9 @@
 //   verbs/     the verbs: C objects, checks of attributes, channels and event descriptors
 //   parts.rs   the verbs that wait, in parts, for the drop-in library
 //   copier.rs  threads that copy memory which the engine does not access
-//   faults.rs, counters.rs
-//              the public interfaces of the plan of faults and of the counters
+//   faults.rs, counters.rs, tcp.rs
+//              the public interfaces of the plan of faults, the counters, and the links to other
+//              hosts
 //   node/      the engine, its links and the agent thread behind one lock
 //   link/      rings in shared memory, doorbells, the handshake of two processes
 //   engine/    the device without input and output
@@ -156,6 +157,8 @@ mod os;
 #[cfg(target_os = "linux")]
 pub mod parts;
 #[cfg(target_os = "linux")]
+pub mod tcp;
+#[cfg(target_os = "linux")]
 mod threads;
 #[cfg(target_os = "linux")]
 mod verbs;
@@ -166,6 +169,8 @@ use elsewhere::{cm, copier, node, os, verbs};
 pub use cm::rdmacm;
 pub use copier::CopierThreads;
 pub use counters::{Counters, counters};
+#[cfg(not(target_os = "linux"))]
+pub use elsewhere::tcp;
 pub use os::failed_call;
 #[cfg(target_os = "linux")]
 pub use verbs::{check_device_names, device_names};
