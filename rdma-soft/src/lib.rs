@@ -102,7 +102,8 @@
 //! short or readable by others is `EINVAL` at the first open of a device. What follows is not
 //! encrypted: use a network that you trust, or WireGuard. A host that cannot be reached, a number
 //! that no process has and a wrong key give `IBV_WC_RETRY_EXC_ERR`, and datagrams are lost; the log
-//! says why. A dead host is noticed after 10 s.
+//! says why. A host that is silent for 10 s counts as dead, and so does a process that stands still
+//! for 10 s (in a debugger, or stopped) while frames wait for it.
 //!
 //! Not there yet: the connection manager and multicast reach this host only, and the programs of
 //! `rdma` choose `soft0` for jobs on several hosts only if they are told to (`RDMA_DEVICE`).

@@ -87,7 +87,7 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: fewer than 32 bytes, or more than 4096.
+    /// `EINVAL`: fewer than 32 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         key::check_len(bytes).map_err(invalid)?;
         Ok(Self { bytes: bytes.to_vec(), source: KeySource::Value })

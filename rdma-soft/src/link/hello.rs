@@ -107,7 +107,9 @@ impl HelloError {
     pub(crate) fn is_silence(&self) -> bool {
         match self {
             Self::Nobody => true,
-            Self::System(error) => matches!(error.errno, Errno::ETIMEDOUT | Errno::ECONNRESET),
+            Self::System(error) => {
+                matches!(error.errno, Errno::ETIMEDOUT | Errno::ECONNRESET | Errno::ECONNABORTED | Errno::EPIPE)
+            }
             _ => false,
         }
     }

@@ -22,9 +22,11 @@ pub(crate) const VARIABLE: &str = "RDMA_SOFT_LOG";
 pub(crate) const VALUES: &str = "off, links, error, warn, info, debug or trace";
 /// The modules that set up links and connections, and the level down to which they say why one was
 /// refused or has failed.
-const LINKS: [(&str, Level); 4] = [
+const LINKS: [(&str, Level); 6] = [
     ("rdma_soft::node::peers", Level::WARN),
     ("rdma_soft::node::remote", Level::WARN),
+    ("rdma_soft::node::callers", Level::WARN),
+    ("rdma_soft::node::state::streams", Level::WARN),
     ("rdma_soft::cm::connect", Level::WARN),
     ("rdma_soft::cm::report", Level::INFO),
 ];
@@ -210,6 +212,15 @@ mod tests {
             assert!(Verbosity::parse(value).is_some(), "{value}");
         }
         assert_eq!(Verbosity::parse("loud"), None);
+    }
+
+    #[test]
+    fn the_modules_of_links_exist() {
+        let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        for (module, _) in LINKS {
+            let path = module.strip_prefix("rdma_soft::").unwrap().replace("::", "/");
+            assert!(sources.join(path).with_extension("rs").is_file(), "{module}");
+        }
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub(crate) struct Remote {
     /// The nonces of the connections that this process is opening.
     pub(super) openings: Lock<HashSet<Nonce>>,
     strangers: Lock<Strangers>,
+    /// Threads that are passing calls on.
+    calls: Arc<()>,
 }
 
 /// Connections that have not proved anything, the oldest first.
@@ -76,6 +78,7 @@ impl Remote {
             hosts: Arc::default(),
             openings: Lock::default(),
             strangers: Lock::default(),
+            calls: Arc::default(),
         }))
     }
 
@@ -127,6 +130,12 @@ impl Remote {
         let question = First { purpose, target: opener.opener.slot, opener: us, nonce: os::random()? };
         let (_, identity, answer) = self.call(host, &question, deadline)?;
         Ok(answer == Answer::Welcome && identity == opener.opener)
+    }
+
+    /// Counts a call until the token is dropped; `None` if `limit` calls are being passed on.
+    pub(super) fn call_begins(&self, limit: usize) -> Option<Arc<()>> {
+        // This process accepts in one thread, so no other call begins meanwhile.
+        (Arc::strong_count(&self.calls) <= limit).then(|| Arc::clone(&self.calls))
     }
 
     /// Counts a refused stranger, and says so at most once a minute.

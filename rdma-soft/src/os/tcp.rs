@@ -262,7 +262,11 @@ mod tests {
 
     #[test]
     fn nobody_at_an_address_is_refused_at_once_and_silence_ends() {
-        let address = Tcp::listen(SocketAddr::new(LOCALHOST, 0)).unwrap().local().unwrap();
+        let listener = Tcp::listen(SocketAddr::new(LOCALHOST, 0)).unwrap();
+        let address = listener.local().unwrap();
+        // A child that another test forks may have a copy of the descriptor for a moment.
+        listener.shut_down();
+        drop(listener);
         assert_eq!(Tcp::connect(LOCALHOST, address, soon()).unwrap_err().errno, Errno::ECONNREFUSED);
         let [ours, _theirs] = Tcp::pair();
         let deadline = Instant::now() + Duration::from_millis(2);

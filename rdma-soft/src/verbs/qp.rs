@@ -335,6 +335,8 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     };
     if next == ibv_qp_state::IBV_QPS_RESET {
         shown.0 = ibv_qp_attr::default();
+        // The number of the host that it was connected to may go to another one.
+        *shared.place.lock() = Place::Here;
     }
     if let Ok(Some(place)) = place {
         *shared.place.lock() = place;

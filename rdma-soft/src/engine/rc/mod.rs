@@ -253,7 +253,7 @@ impl Rc {
     }
 
     /// Handles a frame when all frames before it are done.
-    #[inline]
+    #[inline(always)]
     fn handle_now(
         &mut self,
         qp: &mut Qp,
