@@ -87,11 +87,11 @@
 //!
 //! # Between hosts
 //!
-//! With `RDMA_SOFT_TCP`, or values of the program ([`tcp`]), queue pairs of `soft0` connect to those
-//! of processes on other hosts, in other containers or of other users, over TCP: RC, UC and UD with
-//! all operations. The address is the first GID; a GID that is not of this host leads to that host.
-//! All hosts of a job use one port. Users and containers that share a network namespace take an
-//! address each, such as 127.0.0.2 and 127.0.0.3.
+//! With `RDMA_SOFT_TCP`, or values of the program ([`tcp`]), queue pairs of `soft0` connect to
+//! those of processes on other hosts, in other containers or of other users, over TCP: RC, UC and
+//! UD with all operations. The address is the first GID; a GID that is not of this host leads to
+//! that host. All hosts of a job use one port. Users and containers that share a network namespace
+//! take an address each, such as 127.0.0.2 and 127.0.0.3.
 //!
 //! ```text
 //! head -c 32 /dev/urandom | base64 >job.key; chmod 600 job.key        # once, then to each host
