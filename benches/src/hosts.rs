@@ -1,12 +1,13 @@
-//! Two hosts for a comparison: two loopback addresses, or two network namespaces of this machine
-//! with a veth pair between them. `soft0` then connects the two sides by TCP.
+//! Two hosts for a comparison: two loopback addresses in a network namespace that has no others, or
+//! two network namespaces of this machine with a veth pair between them. `soft0` then connects the
+//! two sides by TCP.
 //!
 //! A program that compares on two hosts starts itself again for each [`Site`], because `soft0`
 //! reads its variables when it is first opened. The namespaces end with their processes.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,8 +19,6 @@ use crate::{mode, pair, programs};
 
 /// The option of a process of a site: `--site=NAME`.
 const SITE: &str = "--site";
-/// The option with the port at which both hosts listen.
-const PORT: &str = "--port";
 
 /// Where the two hosts are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,9 +59,9 @@ impl Site {
         }
     }
 
-    /// Has `soft0` of a process listen at the side's address.
-    pub fn set(self, command: &mut Command, role: Role, port: u16) {
-        command.env("RDMA_SOFT_TCP", SocketAddr::new(self.address(role), port).to_string());
+    /// Has `soft0` of a process listen at the side's address. A fresh namespace has every port.
+    pub fn set(self, command: &mut Command, role: Role) {
+        command.env("RDMA_SOFT_TCP", self.address(role).to_string());
     }
 
     /// The command that starts this program again as the leader of the site, with the arguments of
@@ -70,25 +69,13 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// If no port is free, or the executable has no name.
+    /// If the executable has no name.
     pub fn command(self, key: &Key) -> io::Result<Command> {
-        // A fresh namespace has every port.
-        let port = match self {
-            Self::Loopback => TcpListener::bind((self.address(Role::Leader), 0))?.local_addr()?.port(),
-            Self::Veth => 4791,
-        };
         let mut command = Command::new(std::env::current_exe()?);
         command.args(std::env::args_os().skip(1));
-        command.args([format!("{SITE}={}", self.name()), format!("{PORT}={port}")]);
-        command.env("RDMA_SOFT_KEY", &key.0);
-        self.set(&mut command, Role::Leader, port);
+        command.arg(format!("{SITE}={}", self.name())).env("RDMA_SOFT_KEY", &key.0);
+        self.set(&mut command, Role::Leader);
         Ok(command)
-    }
-
-    /// Gives the follower that this process starts the address of its side.
-    pub fn set_follower(self, command: &mut Command) {
-        let port = mode::option(PORT).and_then(|port| port.parse().ok()).unwrap_or(0);
-        self.set(command, Role::Follower, port);
     }
 
     /// Takes this process into its network, before it opens a device; the reason why it cannot.
@@ -97,14 +84,16 @@ impl Site {
     ///
     /// A sentence.
     pub fn enter(self) -> Result<(), String> {
-        if self == Self::Loopback {
+        let is_follower = pair::is_follower();
+        if self == Self::Loopback && is_follower {
             return Ok(());
         }
         // A follower's leader has asked already.
-        if !pair::is_follower() {
+        if !is_follower {
             programs::run(Command::new("ip").arg("-V")).map_err(|_| "ip(8) is not installed".to_owned())?;
         }
-        unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| format!("a network namespace needs a right: {errno}"))
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| format!("a network namespace needs a right: {errno}"))?;
+        ip("link set lo up").map_err(|error| error.to_string())
     }
 
     /// Connects the networks of the two sides.
@@ -137,8 +126,7 @@ impl Site {
 
     fn bring_up(self, role: Role, interface: &str) -> io::Result<()> {
         ip(&format!("addr add {}/24 dev {interface}", self.address(role)))?;
-        ip(&format!("link set {interface} up"))?;
-        ip("link set lo up")
+        ip(&format!("link set {interface} up"))
     }
 }
 
