@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
+use socket2::Socket;
 
 /// The addresses of this host that others can reach and that need no scope, IPv4 addresses first.
 pub(crate) fn of_host() -> Vec<IpAddr> {
@@ -15,6 +16,13 @@ pub(crate) fn of_host() -> Vec<IpAddr> {
 /// The addresses of one interface that need no scope, IPv4 addresses first.
 pub(crate) fn of_interface(name: &str) -> Vec<IpAddr> {
     addresses(|interface| interface == name)
+}
+
+/// This host's address at the connections to other ranks: one that other hosts can reach, if there
+/// is one among them.
+pub(super) fn towards<'a>(streams: impl Iterator<Item = &'a Socket>) -> Option<IpAddr> {
+    let local = |stream: &Socket| Some(stream.local_addr().ok()?.as_socket()?.ip().to_canonical());
+    streams.filter_map(local).min_by_key(IpAddr::is_loopback)
 }
 
 fn addresses(is_wanted: impl Fn(&str) -> bool) -> Vec<IpAddr> {

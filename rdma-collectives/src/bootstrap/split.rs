@@ -29,6 +29,7 @@ impl Group {
             rank,
             members,
             splits: 0,
+            address: self.address,
             hosts: ranks.iter().map(|&rank| self.hosts[rank].clone()).collect(),
             terms: self.terms.clone(),
             router: Arc::clone(&self.router),
