@@ -11,16 +11,18 @@
 //! All messages have fixed lengths, and numbers are little-endian. Whoever accepts a connection
 //! reads First, which names a slot, and passes the descriptor to the process with that slot. First
 //! is hostile until the opener's proof has come: it decides only which process of this user goes on
-//! with the handshake.
+//! with the handshake. The acceptor's side never waits: it has messages checked as they come
+//! (`node/admission.rs`).
 //!
-//! Each proof covers both addresses, as each side sees them, and all messages before it. So nobody
-//! can forward a proof to another host, use one again, or send back the other side's own.
+//! Each proof covers both addresses and ports, as each side sees them, and all messages before it.
+//! So nobody can forward a proof to another host or over another connection, use one again, or send
+//! back the other side's own.
 //!
 //! A process may speak for a slot only if its host agrees: the acceptor asks the process with that
 //! slot, over a connection of its own to the opener's address (purpose [`Purpose::Confirm`]),
 //! whether it is opening a connection with that nonce.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -43,6 +45,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 pub(crate) const FIRST: usize = 8 + 4 + 4 + 4 + 16 + NONCE + NONCE;
 const SECOND: usize = 8 + 4 + 4 + 16 + NONCE;
 const ANSWER: usize = 1;
+/// The magic and the version, which have the same places in the messages of all versions.
+const HEAD: usize = 8 + 4;
+/// An address and a port in a proof.
+const ADDRESS: usize = 16 + 2;
 
 /// A number that tells a process from earlier ones with its slot.
 pub(crate) type Instance = [u8; 16];
@@ -56,18 +62,24 @@ pub(crate) struct Identity {
     pub(crate) instance: Instance,
 }
 
-/// The two addresses of a connection.
+/// The two addresses of a connection, with their ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
-    pub(crate) opener: IpAddr,
-    pub(crate) acceptor: IpAddr,
+    pub(crate) opener: SocketAddr,
+    pub(crate) acceptor: SocketAddr,
 }
 
 impl Route {
-    fn bytes(self) -> [[u8; 16]; 2] {
-        [self.opener, self.acceptor].map(|address| match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
+    fn bytes(self) -> [[u8; ADDRESS]; 2] {
+        [self.opener, self.acceptor].map(|address| {
+            let mut bytes = [0; ADDRESS];
+            let mut to = Writer(&mut bytes, 0);
+            to.put(&match address.ip() {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            });
+            to.put(&address.port().to_le_bytes());
+            bytes
         })
     }
 }
@@ -98,6 +110,8 @@ pub(crate) enum HelloError {
     Nobody,
     #[error("the process at the peer's address is not the one that has connected")]
     Unconfirmed,
+    #[error("the peer has not proved in time that it holds the key")]
+    Late,
     #[error(transparent)]
     System(#[from] os::Error),
 }
@@ -195,16 +209,50 @@ impl First {
         }
         Ok(Self { purpose, target, opener, nonce })
     }
+}
 
-    /// Receives the first message of a stranger. A stranger of another version is told ours.
-    pub(crate) fn receive(socket: &Tcp, deadline: Instant) -> Result<Self, HelloError> {
-        let mut bytes = [0; FIRST];
-        socket.read_exact(&mut bytes, deadline)?;
-        let first = Self::parse(&bytes);
+/// A message of which a part has come.
+#[derive(Debug)]
+pub(crate) struct Incoming<const N: usize> {
+    bytes: [u8; N],
+    filled: usize,
+}
+
+impl<const N: usize> Incoming<N> {
+    pub(crate) const fn new() -> Self {
+        Self { bytes: [0; N], filled: 0 }
+    }
+
+    /// Reads what has arrived. The message, once it is whole.
+    fn read(&mut self, socket: &Tcp) -> os::Result<Option<&[u8; N]>> {
+        while self.filled < N {
+            match socket.read(&mut self.bytes[self.filled..]) {
+                Ok(0) => return Err(os::Error { call: "recv", errno: Errno::ECONNRESET }),
+                Ok(count) => self.filled += count,
+                Err(os::Error { errno: Errno::EAGAIN, .. }) => return Ok(None),
+                Err(os::Error { errno: Errno::EINTR, .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(&self.bytes))
+    }
+}
+
+impl Incoming<FIRST> {
+    /// Reads what has arrived of a stranger's first message. The message, once it is whole. A
+    /// stranger of another version is told ours.
+    pub(crate) fn read_first(&mut self, socket: &Tcp) -> Result<Option<First>, HelloError> {
+        let whole = self.read(socket)?.copied();
+        let first = match whole {
+            Some(bytes) => First::parse(&bytes).map(Some),
+            // Other programs are recognised at once, and messages of other versions may be shorter.
+            None if self.filled >= HEAD => Reader(&self.bytes).check().map(|()| None),
+            None => Ok(None),
+        };
         if let Err(HelloError::Version(_)) = first {
             let us = Identity { slot: Slot(0), instance: [0; 16] };
             // The stranger may have hung up.
-            let _told: os::Result<()> = socket.write_all(&second(us, &[0; NONCE]), deadline);
+            let _told: os::Result<()> = socket.write_all(&second(us, &[0; NONCE]), Instant::now());
         }
         first
     }
@@ -223,9 +271,10 @@ fn second(us: Identity, nonce: &Nonce) -> [u8; SECOND] {
 }
 
 /// The messages that the proofs of one handshake cover.
+#[derive(Debug)]
 struct Transcript<'a> {
     key: &'a Key,
-    route: [[u8; 16]; 2],
+    route: [[u8; ADDRESS]; 2],
     first: [u8; FIRST],
     second: [u8; SECOND],
 }
@@ -296,30 +345,44 @@ pub(crate) fn open(
     Ok((acceptor, answer))
 }
 
-/// Runs the acceptor's side over a connection whose first message has come. `decide` chooses the
-/// answer after the opener's proof, by `deadline` at most then `decide` may take longer.
-pub(crate) fn accept(
-    socket: &Tcp,
-    key: &Key,
-    route: Route,
-    first: &First,
-    us: Identity,
-    deadline: Instant,
-    decide: impl FnOnce() -> Result<Answer, HelloError>,
-) -> Result<Answer, HelloError> {
-    let message = second(us, &os::random()?);
-    let transcript = Transcript { key, route: route.bytes(), first: first.bytes(), second: message };
-    socket.write_all(&message, deadline)?;
-    socket.write_all(&transcript.prove(SECOND_PROOF, &[0]), deadline)?;
-    let mut proof = [0; PROOF];
-    socket.read_exact(&mut proof, deadline)?;
-    transcript.check(THIRD_PROOF, &[0], &proof)?;
-    let answer = decide()?;
-    let code = [code(answer)];
-    let deadline = Instant::now() + PATIENCE;
-    socket.write_all(&code, deadline)?;
-    socket.write_all(&transcript.prove(ANSWER_PROOF, &code), deadline)?;
-    Ok(answer)
+/// The acceptor's side of a handshake whose first message has come.
+#[derive(Debug)]
+pub(crate) struct Acceptance<'a> {
+    transcript: Transcript<'a>,
+    proof: Incoming<PROOF>,
+}
+
+impl<'a> Acceptance<'a> {
+    /// Sends the second message and its proof over a connection over which this side has sent
+    /// nothing yet, so that the kernel takes them at once.
+    pub(crate) fn begin(
+        socket: &Tcp,
+        key: &'a Key,
+        route: Route,
+        first: &First,
+        us: Identity,
+    ) -> Result<Self, HelloError> {
+        let second = second(us, &os::random()?);
+        let transcript = Transcript { key, route: route.bytes(), first: first.bytes(), second };
+        let now = Instant::now();
+        socket.write_all(&second, now)?;
+        socket.write_all(&transcript.prove(SECOND_PROOF, &[0]), now)?;
+        Ok(Self { transcript, proof: Incoming::new() })
+    }
+
+    /// Reads what has arrived of the opener's proof. True once it is whole, and right.
+    pub(crate) fn read_proof(&mut self, socket: &Tcp) -> Result<bool, HelloError> {
+        let Some(proof) = self.proof.read(socket)? else { return Ok(false) };
+        self.transcript.check(THIRD_PROOF, &[0], proof).map(|()| true)
+    }
+
+    /// Sends the answer to an opener that has proved that it holds the key.
+    pub(crate) fn answer(&self, socket: &Tcp, answer: Answer, deadline: Instant) -> Result<(), HelloError> {
+        let code = [code(answer)];
+        socket.write_all(&code, deadline)?;
+        socket.write_all(&self.transcript.prove(ANSWER_PROOF, &code), deadline)?;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
