@@ -17,15 +17,16 @@
 //!
 //! # Another kind of link
 //!
-//! What it needs: an implementation beside [`duplex`] and [`stream`] and a variant of `Medium`, and
-//! what sets it up, as `node/peers.rs` and `node/remote.rs` do. The engine knows links as `LinkId`
-//! and `Outbound` and peers as host and slot (`PeerId`), so it does not change. It expects order
-//! and reliability. The node drains all links alike.
+//! What it needs: an implementation beside [`stream`]; a vector of such links in the node's state,
+//! which takes its part in each turn (`node/state/streams.rs`); and what sets a link up, as
+//! `node/callers.rs` does. The engine knows links as `LinkId` and `Outbound` and peers as host and
+//! slot (`PeerId`), so it does not change. It expects order and reliability. [`Link`] has the media
+//! within a host alone: every empty poll asks each of them, and a third one would cost each poll.
 //!
 //! # Files
 //!
 //! ```text
-//!   mod.rs                  `Link`, the interface of a link
+//!   mod.rs                  `Link`, a link within a host
 //!   duplex.rs               a link to another process; when to ring, and how large frames are
 //!   ring.rs, memory.rs      a ring of frames; the shared memory of two rings
 //!   pace.rs                 whether payloads go through the caches
@@ -62,11 +63,11 @@ use duplex::Duplex;
 use loopback::Loopback;
 use memory::Ends;
 use peer::Peer;
-use stream::{Ended, Stream};
+use ring::Corrupt;
 
 use crate::engine::{Gather, Header, LinkId, Outbound, Source, Transmit};
 
-/// One side of a link.
+/// One side of a link within this host.
 #[derive(Debug)]
 pub(crate) struct Link {
     /// The engine's number of the link.
@@ -88,16 +89,22 @@ enum Backlog {
     More,
 }
 
+impl Backlog {
+    /// What a transmission that ended with `ended` leaves.
+    fn after(ended: Transmit) -> Self {
+        match ended {
+            Transmit::Idle => Self::None,
+            Transmit::Blocked => Self::Blocked,
+            Transmit::More => Self::More,
+        }
+    }
+}
+
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a process has one loopback, and each poll looks at every link")]
-// With a tag of its own: each poll asks every link for it, and a tag inside another field takes
-// five instructions to tell three variants apart.
-#[repr(u8)]
 enum Medium {
     Process(Duplex),
     Loopback(Loopback),
-    // In a box, so that the links within a host stay small.
-    Stream(Box<Stream>),
 }
 
 impl Link {
@@ -111,30 +118,12 @@ impl Link {
         Self { id, generation, backlog: Backlog::None, medium: Medium::Loopback(Loopback::new(capacity)) }
     }
 
-    /// A link to a process of another host.
-    pub(crate) fn to_host(id: LinkId, generation: u32, stream: Stream) -> Self {
-        Self { id, generation, backlog: Backlog::None, medium: Medium::Stream(Box::new(stream)) }
-    }
-
-    /// The other process of this host; none for the loopback, and for a process of another host.
+    /// The other process; none for the loopback.
     pub(crate) fn peer(&self) -> Option<&Peer> {
         match &self.medium {
             Medium::Process(duplex) => Some(&duplex.peer),
-            Medium::Loopback(_) | Medium::Stream(_) => None,
+            Medium::Loopback(_) => None,
         }
-    }
-
-    /// The connection to a process of another host.
-    pub(crate) fn stream(&self) -> Option<&Stream> {
-        match &self.medium {
-            Medium::Stream(stream) => Some(stream),
-            Medium::Process(_) | Medium::Loopback(_) => None,
-        }
-    }
-
-    /// Whether the link leads to this process.
-    pub(crate) fn is_loopback(&self) -> bool {
-        matches!(self.medium, Medium::Loopback(_))
     }
 
     /// Whether there is nothing to receive or to send. Shows the peer that this side looks for
@@ -144,7 +133,6 @@ impl Link {
         let is_idle = match &mut self.medium {
             Medium::Process(duplex) => duplex.is_idle(),
             Medium::Loopback(loopback) => loopback.is_empty(),
-            Medium::Stream(stream) => stream.is_idle(),
         };
         is_idle && self.backlog == Backlog::None
     }
@@ -156,11 +144,10 @@ impl Link {
         &mut self,
         budget: &mut usize,
         mut handle: impl FnMut(LinkId, &Header, Source<'_>),
-    ) -> Result<bool, Ended> {
+    ) -> Result<bool, Corrupt> {
         let id = self.id;
         match &mut self.medium {
-            Medium::Process(duplex) => Ok(duplex.drain(budget, |header, payload| handle(id, header, payload))?),
-            Medium::Stream(stream) => stream.drain(budget, |header, payload| handle(id, header, payload)),
+            Medium::Process(duplex) => duplex.drain(budget, |header, payload| handle(id, header, payload)),
             Medium::Loopback(loopback) => Ok(loopback.drain(budget, |header, payload| handle(id, header, payload))),
         }
     }
@@ -168,11 +155,13 @@ impl Link {
     /// Whether transmitting again can make progress.
     #[inline]
     pub(crate) fn may_continue(&self) -> bool {
-        match (self.backlog, &self.medium) {
-            (Backlog::None, Medium::Stream(stream)) => stream.has_unsent(),
-            (Backlog::None, _) => false,
-            (Backlog::More, _) | (Backlog::Blocked, Medium::Loopback(_) | Medium::Stream(_)) => true,
-            (Backlog::Blocked, Medium::Process(duplex)) => duplex.room_was_made(),
+        match self.backlog {
+            Backlog::None => false,
+            Backlog::More => true,
+            Backlog::Blocked => match &self.medium {
+                Medium::Process(duplex) => duplex.room_was_made(),
+                Medium::Loopback(_) => true,
+            },
         }
     }
 
@@ -189,25 +178,13 @@ impl Link {
         ended: Transmit,
         budget: &mut usize,
         mut handle: impl FnMut(LinkId, &Header, Source<'_>),
-    ) -> Result<bool, Ended> {
-        self.backlog = match ended {
-            Transmit::Idle => Backlog::None,
-            Transmit::Blocked => Backlog::Blocked,
-            Transmit::More => Backlog::More,
-        };
+    ) -> Result<bool, Corrupt> {
+        self.backlog = Backlog::after(ended);
         let is_blocked = ended == Transmit::Blocked;
         match &mut self.medium {
             Medium::Process(duplex) => {
                 duplex.flush();
                 Ok(is_blocked && duplex.wait_for_room()?)
-            }
-            Medium::Stream(stream) => {
-                stream.flush()?;
-                // A peer that reads as fast as this side sends must not keep the caller here.
-                if is_blocked && stream.has_room() {
-                    self.backlog = Backlog::More;
-                }
-                Ok(false)
             }
             Medium::Loopback(loopback) => {
                 let has_frames = !loopback.is_empty();
@@ -220,8 +197,7 @@ impl Link {
     /// Whether a delivery ended because the budget was spent.
     pub(crate) fn has_more(&self) -> bool {
         let has_frames = match &self.medium {
-            // A connection goes on when the kernel says so.
-            Medium::Process(_) | Medium::Stream(_) => false,
+            Medium::Process(_) => false,
             Medium::Loopback(loopback) => !loopback.is_empty(),
         };
         has_frames || self.backlog == Backlog::More
@@ -232,7 +208,6 @@ impl Link {
         match &self.medium {
             Medium::Process(duplex) => duplex.is_taken(),
             Medium::Loopback(loopback) => loopback.is_empty(),
-            Medium::Stream(stream) => stream.is_taken(),
         }
     }
 
@@ -248,8 +223,6 @@ impl Link {
         let has_frames = match &self.medium {
             Medium::Process(duplex) => duplex.arm(),
             Medium::Loopback(loopback) => !loopback.is_empty(),
-            // What the kernel has not taken goes on when the socket is writable.
-            Medium::Stream(stream) => return stream.has_frames() || self.backlog == Backlog::More,
         };
         has_frames || self.may_continue()
     }
@@ -267,7 +240,6 @@ impl Link {
         match &self.medium {
             Medium::Process(duplex) => duplex.is_quiet(),
             Medium::Loopback(loopback) => loopback.is_empty(),
-            Medium::Stream(stream) => !stream.has_frames(),
         }
     }
 
@@ -285,7 +257,6 @@ impl Outbound for Link {
         match &self.medium {
             Medium::Process(duplex) => duplex.max_payload(),
             Medium::Loopback(loopback) => loopback.max_payload(),
-            Medium::Stream(stream) => stream.max_payload(),
         }
     }
 
@@ -294,7 +265,6 @@ impl Outbound for Link {
         match &mut self.medium {
             Medium::Process(duplex) => duplex.piece(rest),
             Medium::Loopback(loopback) => loopback.piece(rest),
-            Medium::Stream(stream) => stream.piece(rest),
         }
     }
 
@@ -303,7 +273,6 @@ impl Outbound for Link {
         match &mut self.medium {
             Medium::Process(duplex) => duplex.try_push(header, payload),
             Medium::Loopback(loopback) => loopback.try_push(header, payload),
-            Medium::Stream(stream) => stream.try_push(header, payload),
         }
     }
 }

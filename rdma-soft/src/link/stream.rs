@@ -19,10 +19,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 
+use super::Backlog;
 use super::hello::Identity;
 use super::hosts::HostUse;
-use super::ring;
-use crate::engine::{Gather, HEADER_WORDS, Header, Host, Outbound, Source, Target};
+use crate::engine::{Gather, HEADER_WORDS, Header, Host, Outbound, Source, Target, Transmit};
 use crate::os;
 use crate::os::tcp::Tcp;
 
@@ -49,12 +49,6 @@ pub(crate) enum Ended {
     Failed(os::Error),
     /// The peer has sent a frame that no device sends.
     Corrupt,
-}
-
-impl From<ring::Corrupt> for Ended {
-    fn from(_: ring::Corrupt) -> Self {
-        Self::Corrupt
-    }
 }
 
 impl fmt::Display for Ended {
@@ -88,6 +82,7 @@ pub(crate) struct Stream {
     may_read: bool,
     /// Looks at the socket since the last frame.
     looks: u32,
+    backlog: Backlog,
     ended: Option<Ended>,
 }
 
@@ -101,6 +96,7 @@ impl Stream {
             inbound: ReceiveBuffer::new(),
             may_read: true,
             looks: 0,
+            backlog: Backlog::None,
             ended: None,
         }
     }
@@ -112,9 +108,8 @@ impl Stream {
 
     /// Whether there is nothing to receive or to send. Most calls do not look at a socket that has
     /// been empty for long.
-    #[cold]
     pub(crate) fn is_idle(&mut self) -> bool {
-        if self.has_unsent() || self.ended.is_some() || self.inbound.has_frame() {
+        if self.may_continue() || self.ended.is_some() || self.inbound.has_frame() {
             return false;
         }
         self.looks = self.looks.saturating_add(1);
@@ -146,7 +141,7 @@ impl Stream {
                 let (header, payload) = match self.inbound.next() {
                     Ok(Some(frame)) => frame,
                     Ok(None) => break,
-                    Err(corrupt) => return Err(*self.ended.get_or_insert(corrupt.into())),
+                    Err(corrupt) => return Err(*self.ended.get_or_insert(corrupt)),
                 };
                 self.looks = 0;
                 let len = payload.len();
@@ -166,8 +161,35 @@ impl Stream {
     }
 
     /// Whether frames wait for the kernel.
-    pub(crate) fn has_unsent(&self) -> bool {
+    fn has_unsent(&self) -> bool {
         !self.out.is_empty()
+    }
+
+    /// Whether transmitting again can make progress.
+    pub(crate) fn may_continue(&self) -> bool {
+        self.backlog != Backlog::None || self.has_unsent()
+    }
+
+    /// Marks the link as one that has more to send than the budget of this turn allows.
+    pub(crate) fn put_off(&mut self) {
+        self.backlog = Backlog::More;
+    }
+
+    /// Delivers the frames of a transmission that ended with `ended`. True if more is left to do;
+    /// what the kernel has not taken goes on when the socket is writable.
+    pub(crate) fn deliver(&mut self, ended: Transmit) -> Result<bool, Ended> {
+        self.backlog = Backlog::after(ended);
+        self.flush()?;
+        // A peer that reads as fast as this side sends must not keep the caller here.
+        if ended == Transmit::Blocked && self.has_room() {
+            self.backlog = Backlog::More;
+        }
+        Ok(self.backlog == Backlog::More)
+    }
+
+    /// Whether there is work of which the kernel will not tell a thread that goes to sleep.
+    pub(crate) fn has_work(&self) -> bool {
+        self.has_frames() || self.backlog == Backlog::More
     }
 
     /// Whether the peer's kernel has all frames.
@@ -176,7 +198,7 @@ impl Stream {
     }
 
     /// Gives pushed frames to the kernel, as many as it takes.
-    pub(crate) fn flush(&mut self) -> Result<(), Ended> {
+    fn flush(&mut self) -> Result<(), Ended> {
         if let Some(ended) = self.ended {
             return Err(ended);
         }
@@ -198,12 +220,12 @@ impl Stream {
     }
 
     /// Whether the largest frame fits into the buffer.
-    pub(crate) fn has_room(&self) -> bool {
+    fn has_room(&self) -> bool {
         self.out.fits(HEAD + MAX_PAYLOAD)
     }
 
-    /// Whether frames wait here although the agent will not be told of them.
-    pub(crate) fn has_frames(&self) -> bool {
+    /// Whether frames wait here although the kernel will not tell of them.
+    fn has_frames(&self) -> bool {
         self.may_read || self.inbound.has_frame() || self.ended.is_some()
     }
 
@@ -362,10 +384,10 @@ impl ReceiveBuffer {
     }
 
     /// Takes the first frame, if it has arrived whole.
-    fn next(&mut self) -> Result<Option<(Header, &[u8])>, ring::Corrupt> {
+    fn next(&mut self) -> Result<Option<(Header, &[u8])>, Ended> {
         let Some(len) = self.len() else { return Ok(None) };
         if len > MAX_PAYLOAD {
-            return Err(ring::Corrupt);
+            return Err(Ended::Corrupt);
         }
         let whole = HEAD + len;
         if self.written - self.read < whole {

@@ -17,7 +17,6 @@ use super::meeting::{Meeting, give_up};
 use super::remote::{Opening, Remote, Stranger};
 use super::source::Source;
 use crate::engine::{PeerId, Slot};
-use crate::link::Link;
 use crate::link::handshake::{self, Answer};
 use crate::link::hello::{self, First, HelloError, Purpose, Route};
 use crate::link::hosts::HostUse;
@@ -202,9 +201,7 @@ fn meet(node: &'static Node, remote: &'static Remote, stranger: Stranger, first:
             node,
             Who::Far(peer),
             // The link of an earlier process with the slot goes when the new one is added.
-            |state| {
-                state.link_to_far(peer).and_then(Link::stream).is_some_and(|link| link.far.identity == first.opener)
-            },
+            |state| state.stream_to(peer).is_some_and(|(_, stream)| stream.far.identity == first.opener),
             |_| (remote.address.ip(), us.slot) < (address, peer.slot),
         );
         (meeting, host) = (ours, Some(held));
@@ -221,7 +218,7 @@ fn meet(node: &'static Node, remote: &'static Remote, stranger: Stranger, first:
 /// Uses the link to a process for one more of its slots. False if there is no link.
 fn learn(node: &Node, process: PeerId, slot: Slot) -> bool {
     let mut state = node.lock();
-    let Some(id) = state.link_to_far(process).map(|link| link.id) else { return false };
+    let Some((id, _)) = state.stream_to(process) else { return false };
     state.engine.handle_link_up(PeerId { slot, ..process }, id, None);
     state.after_call();
     true
@@ -232,15 +229,16 @@ fn add(node: &Node, socket: Tcp, far: Far, slot: Slot) -> Result<(), HelloError>
     socket.prepare_for_frames()?;
     let (host, identity) = (far.host.id(), far.identity);
     let mut state = node.lock();
-    if let Some(old) = state.link_to_far(PeerId { host, slot: identity.slot }).map(|link| link.id) {
+    if let Some((old, _)) = state.stream_to(PeerId { host, slot: identity.slot }) {
         // The slot has one process at a time: the old one has died.
-        state.remove_link(old, "another process has its number");
+        state.remove_stream(old, "another process has its number");
     }
-    let link = state.add_stream(Stream::new(socket, far));
-    let (id, watched) = (link.id, node.watch(link));
+    let stream = Stream::new(socket, far);
+    let watched = node.watch_stream(&stream);
+    let id = state.add_stream(stream);
     log!(DEBUG, host = host.0, slot = identity.slot.0, "link to another host up");
     if let Err(error) = watched {
-        state.remove_link(id, "it cannot be watched");
+        state.remove_stream(id, "it cannot be watched");
         return Err(error.into());
     }
     for slot in if slot == identity.slot { vec![slot] } else { vec![identity.slot, slot] } {

@@ -16,6 +16,7 @@ use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineCo
 use crate::link::Link;
 use crate::link::handshake::Local;
 use crate::link::slot::{self, Listener};
+use crate::link::stream::Stream;
 use crate::log::log;
 use crate::os;
 use crate::os::event_loop::EventLoop;
@@ -239,11 +240,13 @@ impl Node {
         Local { slots, directory: &self.directory, capacity }
     }
 
+    /// Has the agent and waiting threads watch the connection to another host.
+    pub(super) fn watch_stream(&self, stream: &Stream) -> os::Result<()> {
+        self.wait_set.watch_socket(stream, Source::Stream.token(), &self.event_loop)
+    }
+
     /// Has the agent watch a link's descriptors, and waiting threads its bell.
     pub(super) fn watch(&self, link: &Link) -> os::Result<()> {
-        if let Some(stream) = link.stream() {
-            return self.wait_set.watch_socket(stream, Source::Stream.token(), &self.event_loop);
-        }
         let Some(peer) = link.peer() else { return Ok(()) };
         let (id, generation) = (link.id, link.generation);
         self.wait_set.watch(&peer.our_bell, Source::Bell.token(), &self.event_loop)?;

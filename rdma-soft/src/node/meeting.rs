@@ -64,7 +64,7 @@ impl Drop for Meeting {
 fn has_link(state: &State, who: Who) -> bool {
     match who {
         Who::Near(pid) => state.link_to(pid).is_some(),
-        Who::Far(process) => state.link_to_far(process).is_some(),
+        Who::Far(process) => state.stream_to(process).is_some(),
     }
 }
 

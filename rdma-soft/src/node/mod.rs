@@ -30,6 +30,7 @@
 //! ```text
 //!   device.rs            `Node`: the lock, and the parts that have locks of their own
 //!   state.rs             the data under the lock, and one turn of work
+//!   state/streams.rs     the links to other hosts in it
 //!   agent.rs             the agent thread
 //!   waiter.rs            a thread of the application that waits in place of the agent
 //!   peers.rs, groups.rs  find and connect other processes; multicast groups

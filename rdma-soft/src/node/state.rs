@@ -1,4 +1,7 @@
 //! The state behind the node's lock: the engine, its links, and the agent's pending work.
+//! `streams` has the links to other hosts.
+
+mod streams;
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -14,7 +17,8 @@ use crate::engine::{
 use crate::link::Link;
 use crate::link::memory::{Ends, MAX_CAPACITY};
 use crate::link::peer::Peer;
-use crate::link::stream::{Ended, Stream};
+use crate::link::ring::Corrupt;
+use crate::link::stream::Stream;
 use crate::log::log;
 use crate::os;
 use crate::os::event_loop::EventLoop;
@@ -56,8 +60,11 @@ pub(crate) enum Agent {
 pub(crate) struct State {
     /// The engine.
     pub(crate) engine: Engine,
-    /// The links, indexed by number.
+    /// The links within this host, indexed by number.
     links: Vec<Option<Link>>,
+    /// The links to other hosts, indexed by number; empty without such links. Each number is that
+    /// of one link, in one of the two vectors.
+    streams: Vec<Option<Stream>>,
     /// Index of the link that sends first in the next turn: the link after one that used up a
     /// turn's budget, or 0.
     first: usize,
@@ -88,8 +95,6 @@ pub(crate) struct State {
     wait_set: Arc<WaitSet>,
     ring_capacity: usize,
     generation: u32,
-    /// The number of links to other hosts.
-    streams: usize,
 }
 
 impl State {
@@ -104,6 +109,7 @@ impl State {
         Self {
             engine,
             links: Vec::new(),
+            streams: Vec::new(),
             first: 0,
             polls: 0,
             polls_at_sleep: 0,
@@ -119,7 +125,6 @@ impl State {
             wait_set,
             ring_capacity,
             generation: 0,
-            streams: 0,
         }
     }
 
@@ -139,7 +144,7 @@ impl State {
         self.engine.add_slot(slot);
     }
 
-    /// The link with this number, if there is one.
+    /// The link within this host with this number, if there is one.
     pub(crate) fn link(&self, id: LinkId) -> Option<&Link> {
         self.links.get(id.0 as usize)?.as_ref()
     }
@@ -154,7 +159,7 @@ impl State {
         self.ring_capacity
     }
 
-    /// All links.
+    /// All links within this host.
     pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter().flatten()
     }
@@ -170,24 +175,22 @@ impl State {
         self.add_link(|id, generation| Link::to_process(id, generation, ends, peer))
     }
 
-    /// Adds a link to a process of another host. The caller tells the engine.
-    pub(crate) fn add_stream(&mut self, stream: Stream) -> &Link {
-        self.streams += 1;
-        self.add_link(|id, generation| Link::to_host(id, generation, stream))
-    }
-
     fn add_link(&mut self, make: impl FnOnce(LinkId, u32) -> Link) -> &Link {
-        let free = self.links.iter().position(Option::is_none);
-        let index = free.unwrap_or_else(|| {
-            self.links.push(None);
-            self.links.len() - 1
-        });
-        let id = LinkId(u32::try_from(index).unwrap_or(u32::MAX));
+        let index = self.free_number();
+        if self.links.len() <= index {
+            self.links.resize_with(index + 1, || None);
+        }
         self.generation = self.generation.wrapping_add(1);
-        self.links[index].insert(make(id, self.generation))
+        self.links[index].insert(make(number(index), self.generation))
     }
 
-    /// Ends a link: everything that waits for the link fails.
+    /// The first number that no link has.
+    fn free_number(&self) -> usize {
+        let is_taken = |index| taken(&self.links, index) || taken(&self.streams, index);
+        (0..).find(|index| !is_taken(*index)).unwrap_or(usize::MAX)
+    }
+
+    /// Ends a link within this host: everything that waits for the link fails.
     pub(crate) fn remove_link(&mut self, id: LinkId, why: &str) {
         let Some(link) = self.links.get_mut(id.0 as usize).and_then(Option::take) else { return };
         if let Some(peer) = link.peer() {
@@ -198,13 +201,6 @@ impl State {
             self.wait_set.forget(&peer.our_bell);
             self.event_loop.forget(&peer.pidfd);
         }
-        if let Some(stream) = link.stream() {
-            self.streams -= 1;
-            let (host, slot, why) = (stream.host().0, stream.far.identity.slot.0, why.to_owned());
-            log!(DEBUG, host, slot, why, "link to another host down");
-            self.event_loop.forget(stream);
-            self.wait_set.forget(stream);
-        }
         self.engine.handle_link_down(id);
     }
 
@@ -212,12 +208,6 @@ impl State {
     pub(crate) fn link_to(&self, pid: i32) -> Option<LinkId> {
         let leads = |link: &&Link| link.peer().is_some_and(|peer| peer.pid == pid && !peer.has_died());
         self.links().find(leads).map(|link| link.id)
-    }
-
-    /// The link to the process of another host with this first slot.
-    pub(crate) fn link_to_far(&self, process: PeerId) -> Option<&Link> {
-        let leads = |stream: &Stream| stream.host() == process.host && stream.far.identity.slot == process.slot;
-        self.links().find(|link| link.stream().is_some_and(leads))
     }
 
     /// Polls a completion queue; if the queue is empty, makes progress and polls again.
@@ -268,7 +258,10 @@ impl State {
     /// is done here.
     #[inline]
     fn is_quiet(&mut self) -> bool {
-        self.engine.is_idle() && !self.engine.has_deferred_acks() && self.links.iter_mut().flatten().all(Link::is_idle)
+        self.engine.is_idle()
+            && !self.engine.has_deferred_acks()
+            && self.links.iter_mut().flatten().all(Link::is_idle)
+            && (self.streams.is_empty() || self.streams_are_idle())
     }
 
     /// Whether the application polls instead of sleeping.
@@ -356,7 +349,7 @@ impl State {
     /// not consumed the datagram.
     pub(crate) fn has_words_left(&self) -> bool {
         let untaken = |link: &Link| self.engine.was_awaited(link.id) && !link.is_taken();
-        self.engine.has_waiting_messages() || self.links().any(untaken)
+        self.engine.has_waiting_messages() || self.links().any(untaken) || self.streams_have_unsent()
     }
 
     /// Sends the deferred acknowledgements, if there are any.
@@ -426,7 +419,7 @@ impl State {
     /// Whether a turn may find something to do. Unlike [`is_quiet`](Self::is_quiet), counts on a
     /// look at every connection to another host, which only a turn takes.
     fn must_look(&mut self) -> bool {
-        self.streams != 0 || !self.is_quiet()
+        !self.streams.is_empty() || !self.is_quiet()
     }
 
     /// Prepares for the sleep of a thread that waits for an event: peers ring from now on. An agent
@@ -474,12 +467,16 @@ impl State {
             let mut budget = 2 * MAX_CAPACITY;
             self.drain_link(index, &mut budget);
         }
+        self.drain_streams_fully();
     }
 
     fn drain(&mut self, budget: &mut usize) -> bool {
         let mut more = false;
         for index in 0..self.links.len() {
             more |= self.drain_link(index, budget);
+        }
+        if !self.streams.is_empty() {
+            more |= self.drain_streams(budget);
         }
         more
     }
@@ -493,38 +490,32 @@ impl State {
                 *budget = (*budget).max(SHARE);
                 more
             }
-            Err(ended) => {
-                self.remove_ended(index, ended);
+            Err(Corrupt) => {
+                self.remove_corrupt(index);
                 false
             }
         }
     }
 
-    fn remove_ended(&mut self, index: usize, ended: Ended) {
+    fn remove_corrupt(&mut self, index: usize) {
         let Some(link) = &self.links[index] else { return };
-        let id = link.id;
-        match (link.peer(), link.stream()) {
-            (Some(peer), _) => {
-                let pid = peer.pid;
-                log!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
-            }
-            (None, Some(stream)) if ended != Ended::Closed => {
-                let (host, slot) = (stream.host().0, stream.far.identity.slot.0);
-                log!(WARN, host, slot, "the link to a process of another host has ended: {ended}");
-            }
-            _ => {}
-        }
-        self.remove_link(id, &ended.to_string());
+        let pid = link.peer().map_or(0, |peer| peer.pid);
+        log!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
+        self.remove_link(link.id, "corrupt");
     }
 
     /// Sends on the links that have new frames, and on the links that could not send everything
     /// before. Frames to this process itself are handled at once.
     fn transmit(&mut self, budget: &mut usize) -> bool {
         let mut more = self.first != 0 && self.transmit_after(budget);
-        for index in 0..self.links.len() {
-            if self.links[index].as_ref().is_some_and(Link::may_continue) {
-                more |= self.transmit_on(index, budget);
+        if self.streams.is_empty() {
+            for index in 0..self.links.len() {
+                if self.links[index].as_ref().is_some_and(Link::may_continue) {
+                    more |= self.transmit_on(index, budget);
+                }
             }
+        } else {
+            more |= self.transmit_from(0, budget);
         }
         while let Some(id) = self.engine.poll_active_link() {
             more |= self.transmit_on(id.0 as usize, budget);
@@ -535,9 +526,17 @@ impl State {
     /// Sends on the links from `first` on, since a link before them used up the last turn.
     #[cold]
     fn transmit_after(&mut self, budget: &mut usize) -> bool {
+        let first = core::mem::take(&mut self.first);
+        self.transmit_from(first, budget)
+    }
+
+    /// Sends on the links of both kinds from `first` on that could not send everything before.
+    #[cold]
+    fn transmit_from(&mut self, first: usize, budget: &mut usize) -> bool {
         let mut more = false;
-        for index in core::mem::take(&mut self.first)..self.links.len() {
-            if self.links[index].as_ref().is_some_and(Link::may_continue) {
+        for index in first..self.links.len().max(self.streams.len()) {
+            let link = self.links.get(index).and_then(Option::as_ref);
+            if link.is_some_and(Link::may_continue) || self.stream_may_continue(index) {
                 more |= self.transmit_on(index, budget);
             }
         }
@@ -546,7 +545,7 @@ impl State {
 
     fn transmit_on(&mut self, index: usize, budget: &mut usize) -> bool {
         loop {
-            let Some(Some(link)) = self.links.get_mut(index) else { return false };
+            let Some(Some(link)) = self.links.get_mut(index) else { return self.transmit_on_stream(index, budget) };
             if *budget == 0 {
                 link.put_off();
                 return true;
@@ -561,8 +560,8 @@ impl State {
             match link.deliver(ended, budget, handle) {
                 Ok(true) => {}
                 Ok(false) => return link.has_more(),
-                Err(ended) => {
-                    self.remove_ended(index, ended);
+                Err(Corrupt) => {
+                    self.remove_corrupt(index);
                     return false;
                 }
             }
@@ -660,7 +659,7 @@ impl State {
 
     /// Tells all peers that this process sleeps. True if there is work after all.
     fn arm(&self) -> bool {
-        self.links().fold(false, |work, link| link.arm() | work)
+        self.links().fold(self.streams_have_work(), |work, link| link.arm() | work)
     }
 
     /// Tells all peers that this process is awake.
@@ -669,13 +668,23 @@ impl State {
     }
 
     fn connect_loopback(&mut self, slot: Slot) {
-        let existing = self.links().find(|link| link.is_loopback()).map(|link| link.id);
+        let existing = self.links().find(|link| link.peer().is_none()).map(|link| link.id);
         let id = existing.unwrap_or_else(|| {
             let capacity = self.ring_capacity;
             self.add_link(|id, generation| Link::loopback(id, generation, capacity)).id
         });
         self.engine.handle_link_up(PeerId::local(slot), id, None);
     }
+}
+
+/// Whether a link of a vector has the number `index`.
+fn taken<T>(links: &[Option<T>], index: usize) -> bool {
+    links.get(index).is_some_and(Option::is_some)
+}
+
+/// The number of the link with an index.
+fn number(index: usize) -> LinkId {
+    LinkId(u32::try_from(index).unwrap_or(u32::MAX))
 }
 
 #[cfg(all(test, not(loom)))]

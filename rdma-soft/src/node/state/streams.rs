@@ -1,0 +1,133 @@
+//! The links to other hosts, and their part of a turn.
+//!
+//! They stand beside the links within the host, so a process without such links has one comparison
+//! more in an empty poll. The functions here are cold for that reason: they do not grow the loops
+//! over the links within the host. With such links, a system call outweighs the call of a function.
+
+use super::{COPY_BUDGET, SHARE, State, number};
+use crate::engine::{Header, LinkId, PeerId, Source, Transmit};
+use crate::link::stream::{Ended, Stream};
+use crate::log::log;
+
+impl State {
+    /// Adds a link to a process of another host. The caller has it watched, and tells the engine.
+    pub(crate) fn add_stream(&mut self, stream: Stream) -> LinkId {
+        let index = self.free_number();
+        if self.streams.len() <= index {
+            self.streams.resize_with(index + 1, || None);
+        }
+        self.streams[index] = Some(stream);
+        number(index)
+    }
+
+    /// All links to other hosts.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = (LinkId, &Stream)> {
+        let numbered = self.streams.iter().enumerate();
+        numbered.filter_map(|(index, stream)| stream.as_ref().map(|stream| (number(index), stream)))
+    }
+
+    /// The link to the process of another host with this first slot.
+    pub(crate) fn stream_to(&self, process: PeerId) -> Option<(LinkId, &Stream)> {
+        let leads = |stream: &Stream| stream.host() == process.host && stream.far.identity.slot == process.slot;
+        self.streams().find(|(_, stream)| leads(stream))
+    }
+
+    /// Ends a link to another host: everything that waits for the link fails.
+    pub(crate) fn remove_stream(&mut self, id: LinkId, why: &str) {
+        let Some(stream) = self.streams.get_mut(id.0 as usize).and_then(Option::take) else { return };
+        while matches!(self.streams.last(), Some(None)) {
+            self.streams.pop();
+        }
+        let (host, slot, why) = (stream.host().0, stream.far.identity.slot.0, why.to_owned());
+        log!(DEBUG, host, slot, why, "link to another host down");
+        self.event_loop.forget(&stream);
+        self.wait_set.forget(&stream);
+        self.engine.handle_link_down(id);
+    }
+
+    /// Whether there is nothing to receive from other hosts or to send to them.
+    #[cold]
+    pub(super) fn streams_are_idle(&mut self) -> bool {
+        self.streams.iter_mut().flatten().all(Stream::is_idle)
+    }
+
+    /// Whether there is work of which the kernel will not tell a thread that goes to sleep.
+    pub(super) fn streams_have_work(&self) -> bool {
+        self.streams.iter().flatten().any(Stream::has_work)
+    }
+
+    /// Whether frames would be lost if this process ended now.
+    pub(super) fn streams_have_unsent(&self) -> bool {
+        !self.streams.iter().flatten().all(Stream::is_taken)
+    }
+
+    /// Whether transmitting again on the link to another host with an index can make progress.
+    pub(super) fn stream_may_continue(&self, index: usize) -> bool {
+        self.streams.get(index).and_then(Option::as_ref).is_some_and(Stream::may_continue)
+    }
+
+    /// Handles inbound frames of other hosts. True if more are left.
+    #[cold]
+    pub(super) fn drain_streams(&mut self, budget: &mut usize) -> bool {
+        let mut more = false;
+        for index in 0..self.streams.len() {
+            more |= self.drain_stream(index, budget);
+        }
+        more
+    }
+
+    /// Handles all frames of other hosts that have arrived so far, at most a turn's copies of each.
+    pub(super) fn drain_streams_fully(&mut self) {
+        for index in 0..self.streams.len() {
+            let mut budget = COPY_BUDGET;
+            self.drain_stream(index, &mut budget);
+        }
+    }
+
+    fn drain_stream(&mut self, index: usize, budget: &mut usize) -> bool {
+        let Some(Some(stream)) = self.streams.get_mut(index) else { return false };
+        let engine = &mut self.engine;
+        let handle = |header: &Header, payload: Source<'_>| engine.handle_frame(number(index), header, payload);
+        match stream.drain(budget, handle) {
+            Ok(more) => {
+                *budget = (*budget).max(SHARE);
+                more
+            }
+            Err(ended) => {
+                self.remove_ended(index, ended);
+                false
+            }
+        }
+    }
+
+    /// Sends on a link to another host. True if more is left to do.
+    #[cold]
+    pub(super) fn transmit_on_stream(&mut self, index: usize, budget: &mut usize) -> bool {
+        let Some(Some(stream)) = self.streams.get_mut(index) else { return false };
+        if *budget == 0 {
+            stream.put_off();
+            return true;
+        }
+        let ended = self.engine.poll_transmit(number(index), stream);
+        if ended == Transmit::More {
+            *budget = 0;
+            self.first = index + 1;
+        }
+        match stream.deliver(ended) {
+            Ok(more) => more,
+            Err(ended) => {
+                self.remove_ended(index, ended);
+                false
+            }
+        }
+    }
+
+    fn remove_ended(&mut self, index: usize, ended: Ended) {
+        let Some(Some(stream)) = self.streams.get(index) else { return };
+        if ended != Ended::Closed {
+            let (host, slot) = (stream.host().0, stream.far.identity.slot.0);
+            log!(WARN, host, slot, "the link to a process of another host has ended: {ended}");
+        }
+        self.remove_stream(number(index), &ended.to_string());
+    }
+}
