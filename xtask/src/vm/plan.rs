@@ -139,7 +139,7 @@ fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, Strin
         return Err("the device tests and the programs do not build".into());
     }
     // Other packages have tests with the same names.
-    let ours = [("test", "tests"), ("bin", "examples"), ("cdylib", "rdma-cuda/stand-in")]
+    let ours = [("test", "tests"), ("bin", "examples"), ("bin", "soft-rdma"), ("cdylib", "rdma-cuda/stand-in")]
         .map(|(kind, folder)| (kind, root.join(folder).join("Cargo.toml")));
     let binary = |line: &str| {
         let message: Value = serde_json::from_str(line).ok()?;
