@@ -28,8 +28,8 @@ use crate::os;
 use crate::os::tcp::Tcp;
 use crate::os::thread;
 
-/// Limit of the threads that read first messages and pass calls on. Each ends after twice the
-/// [`PATIENCE`](hello::PATIENCE) at the latest.
+/// Limit of the threads that read first messages, and pass calls on or answer them. Each has four
+/// steps at most, and each step ends after the [`PATIENCE`](hello::PATIENCE).
 const MAX_CALLS: usize = 256;
 /// Limit of the connections accepted before the agent handles other events.
 const ADMISSIONS: usize = 64;
