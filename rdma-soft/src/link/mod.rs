@@ -17,11 +17,12 @@
 //!
 //! # Another kind of link
 //!
-//! Another kind of link needs an implementation beside [`stream`], a vector in the node's state that
-//! takes its part in each turn (`node/state/streams.rs`), and code that sets a link up, as that of
-//! `node/callers.rs`. The engine knows links as `LinkId` and `Outbound` and peers as host and
-//! slot (`PeerId`), so it does not change. It expects order and reliability. [`Link`] has the media
-//! within a host alone: every empty poll asks each of them, and a third one would cost each poll.
+//! Another kind of link needs an implementation beside [`stream`], a vector in the node's state
+//! that takes its part in each turn (`node/state/streams.rs`), and code that sets a link up, as
+//! that of `node/callers.rs`. The engine knows links as `LinkId` and `Outbound` and peers as host
+//! and slot (`PeerId`), so it does not change. It expects order and reliability. [`Link`] has the
+//! media within a host alone: every empty poll asks each of them, and a third one would cost each
+//! poll.
 //!
 //! # Files
 //!
