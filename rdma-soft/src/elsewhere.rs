@@ -74,6 +74,187 @@ pub(crate) mod os {
     }
 }
 
+/// Links to other hosts, which no device has: every call fails with `EOPNOTSUPP`.
+pub mod tcp {
+    use std::convert::Infallible;
+    use std::fmt;
+    use std::net::SocketAddr;
+    use std::path::Path;
+    use std::str::FromStr;
+
+    /// The reason why there are no links to other hosts: the system is not Linux.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Error(());
+
+    impl Error {
+        /// `EOPNOTSUPP`.
+        #[must_use]
+        pub fn raw_os_error(&self) -> i32 {
+            libc::EOPNOTSUPP
+        }
+    }
+
+    impl fmt::Display for Error {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the software device needs Linux")
+        }
+    }
+
+    impl std::error::Error for Error {}
+
+    impl From<Error> for std::io::Error {
+        fn from(error: Error) -> Self {
+            Self::new(std::io::ErrorKind::Unsupported, error)
+        }
+    }
+
+    /// The address at which the device would listen.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Address(SocketAddr);
+
+    #[allow(clippy::missing_errors_doc, reason = "all of them fail")]
+    impl Address {
+        /// Any address.
+        #[must_use]
+        pub fn towards(destination: SocketAddr) -> Self {
+            Self(destination)
+        }
+
+        /// False.
+        #[must_use]
+        pub fn is_auto(&self) -> bool {
+            false
+        }
+
+        /// The same address with another port.
+        #[must_use]
+        pub fn with_port(mut self, port: u16) -> Self {
+            self.0.set_port(port);
+            self
+        }
+
+        /// The port.
+        #[must_use]
+        pub fn port(&self) -> u16 {
+            self.0.port()
+        }
+
+        /// Fails.
+        pub fn resolve(&self) -> Result<SocketAddr, Error> {
+            Err(Error(()))
+        }
+
+        /// No address: no device reads the environment.
+        pub fn from_environment() -> Result<Option<Self>, Error> {
+            Ok(None)
+        }
+    }
+
+    impl FromStr for Address {
+        type Err = Error;
+
+        fn from_str(_value: &str) -> Result<Self, Error> {
+            Err(Error(()))
+        }
+    }
+
+    impl From<SocketAddr> for Address {
+        fn from(address: SocketAddr) -> Self {
+            Self(address)
+        }
+    }
+
+    impl fmt::Display for Address {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.0.fmt(f)
+        }
+    }
+
+    /// The key of a job, of which there is none.
+    #[derive(Clone, Debug)]
+    pub struct Key(Infallible);
+
+    #[allow(clippy::missing_errors_doc, reason = "all of them fail")]
+    impl Key {
+        /// Fails.
+        pub fn read(_path: &Path) -> Result<Self, Error> {
+            Err(Error(()))
+        }
+
+        /// No key: no device reads the environment.
+        pub fn from_environment() -> Result<Option<Self>, Error> {
+            Ok(None)
+        }
+
+        /// Fails.
+        pub fn from_bytes(_bytes: &[u8]) -> Result<Self, Error> {
+            Err(Error(()))
+        }
+
+        /// Fails.
+        pub fn random() -> Result<Self, Error> {
+            Err(Error(()))
+        }
+
+        /// There is no key.
+        #[must_use]
+        pub fn to_bytes(&self) -> Vec<u8> {
+            match self.0 {}
+        }
+
+        /// There is no key.
+        #[must_use]
+        pub fn fingerprint(&self) -> String {
+            match self.0 {}
+        }
+    }
+
+    /// Where a key would come from.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum KeySource {
+        /// Bytes of the program.
+        Value,
+        /// A file.
+        File(std::path::PathBuf),
+        /// The descriptor with this number.
+        Descriptor(String),
+    }
+
+    impl fmt::Display for KeySource {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("none")
+        }
+    }
+
+    /// How this process would reach other hosts.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct Status {
+        /// The address.
+        pub address: SocketAddr,
+        /// Where the key comes from.
+        pub key: KeySource,
+        /// The key's fingerprint.
+        pub fingerprint: String,
+    }
+
+    /// `None`.
+    #[must_use]
+    pub fn status() -> Option<Status> {
+        None
+    }
+
+    /// Fails.
+    ///
+    /// # Errors
+    ///
+    /// Always `EOPNOTSUPP`.
+    pub fn listen(_address: Address, key: Key) -> Result<SocketAddr, Error> {
+        match key.0 {}
+    }
+}
+
 /// The verbs of a library that lists no device.
 pub(crate) mod verbs {
     use std::ptr::null_mut;
@@ -140,7 +321,7 @@ pub(crate) mod verbs {
 mod tests {
     use std::ptr::null_mut;
 
-    use super::{cm, node, verbs};
+    use super::{cm, node, tcp, verbs};
     use crate::engine::Errno;
 
     #[test]
@@ -162,5 +343,7 @@ mod tests {
         assert!(unsafe { (cm::rdmacm().rdma_create_event_channel)() }.is_null());
         assert!(matches!(node::Node::get(), Err(Errno(libc::EOPNOTSUPP))));
         assert_eq!(verbs::check_environment(), Ok(()));
+        assert_eq!(tcp::Key::from_bytes(&[1; 32]).unwrap_err().raw_os_error(), libc::EOPNOTSUPP);
+        assert!("127.0.0.1".parse::<tcp::Address>().is_err());
     }
 }

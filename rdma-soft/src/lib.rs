@@ -78,7 +78,7 @@
 //! | `RDMA_SOFT_PTRACER=off` | does not ask Yama to let peers prove that they may trace this process |
 //! | `RDMA_SOFT_LOG` | what a program without a `tracing` subscriber prints on standard error: `off` (the default), `links` (errors, and why a link to another process was refused or has failed, once for each process and cause), or everything down to the level `error`, `warn`, `info`, `debug` or `trace` |
 //! | `RDMA_SOFT_FAULT` | a plan of [`faults`], which are injected from the first open of a device |
-//! | `RDMA_SOFT_TCP` | an IP address of this host, with a port (4791 by default): `soft0` listens there, and reaches processes of other hosts that hold the same key; see below |
+//! | `RDMA_SOFT_TCP` | an IP address of this host, a network interface, or `auto` (the interface of the default route), with a port (4791 by default): `soft0` listens there, and reaches processes of other hosts that hold the same key; see below |
 //! | `RDMA_SOFT_KEY`, `RDMA_SOFT_KEY_FD` | the key of `RDMA_SOFT_TCP`: a file that its owner alone can read, or the number of a descriptor |
 //! | `RDMA_SOFT_CM_TIMEOUT` | milliseconds (1 to 60000) after which the connection manager asks again, instead of 6000; its other times shrink or grow with it |
 //!
@@ -87,11 +87,11 @@
 //!
 //! # Between hosts
 //!
-//! With `RDMA_SOFT_TCP`, queue pairs of `soft0` connect to those of processes on other hosts, in
-//! other containers or of other users, over TCP: RC, UC and UD with all operations. The address is
-//! the first GID; a GID that is not of this host leads to that host. All hosts of a job use one
-//! port. Users and containers that share a network namespace take an address each, such as
-//! 127.0.0.2 and 127.0.0.3.
+//! With `RDMA_SOFT_TCP`, or values of the program ([`tcp`]), queue pairs of `soft0` connect to
+//! those of processes on other hosts, in other containers or of other users, over TCP: RC, UC and
+//! UD with all operations. The address is the first GID; a GID that is not of this host leads to
+//! that host. All hosts of a job use one port. Users and containers that share a network namespace
+//! take an address each, such as 127.0.0.2 and 127.0.0.3.
 //!
 //! ```text
 //! head -c 32 /dev/urandom | base64 >job.key; chmod 600 job.key        # once, then to each host
@@ -125,8 +125,9 @@
 //   verbs/     the verbs: C objects, checks of attributes, channels and event descriptors
 //   parts.rs   the verbs that wait, in parts, for the drop-in library
 //   copier.rs  threads that copy memory which the engine does not access
-//   faults.rs, counters.rs
-//              the public interfaces of the plan of faults and of the counters
+//   faults.rs, counters.rs, tcp.rs
+//              the public interfaces of the plan of faults, the counters, and the links to other
+//              hosts
 //   node/      the engine, its links and the agent thread behind one lock
 //   link/      rings in shared memory, doorbells, the handshake of two processes
 //   engine/    the device without input and output
@@ -157,6 +158,8 @@ mod os;
 #[cfg(target_os = "linux")]
 pub mod parts;
 #[cfg(target_os = "linux")]
+pub mod tcp;
+#[cfg(target_os = "linux")]
 mod threads;
 #[cfg(target_os = "linux")]
 mod verbs;
@@ -167,6 +170,8 @@ use elsewhere::{cm, copier, node, os, verbs};
 pub use cm::rdmacm;
 pub use copier::CopierThreads;
 pub use counters::{Counters, counters};
+#[cfg(not(target_os = "linux"))]
+pub use elsewhere::tcp;
 pub use os::failed_call;
 #[cfg(target_os = "linux")]
 pub use verbs::{check_device_names, device_names};

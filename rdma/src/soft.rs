@@ -34,7 +34,9 @@
 //!
 //! [`counters`] says what the device did in this process.
 //!
+//! [`tcp`] takes the address and the key by which `soft0` reaches other hosts.
+//!
 //! The environment variable `RDMA_SOFT_FAULT` does the same for a program that is not changed, in
 //! any language.
 
-pub use rdma_soft::{Counters, counters, faults};
+pub use rdma_soft::{Counters, counters, faults, tcp};

@@ -8,7 +8,7 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use nix::sys::socket::{SockaddrStorage, bind};
 
 use crate::engine::Errno;
-use crate::os::socket::kernel_socket;
+use crate::os::route::{self, udp_socket};
 use crate::verbs::call::Argument;
 
 /// Reads a C socket address. `EINVAL` for null, or a family other than IPv4 and IPv6.
@@ -107,19 +107,7 @@ pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
 /// The local address from which packets to a destination leave, with port 0: the routing table's
 /// choice, or loopback if there is no route, because the device does not need one.
 pub(super) fn source_for(destination: &SocketAddr) -> SocketAddr {
-    let by_route = || -> io::Result<SocketAddr> {
-        let socket = udp_socket(destination)?;
-        // Connecting a UDP socket sends nothing, so the port is arbitrary.
-        socket.connect(with_port(*destination, 9))?;
-        socket.local_addr()
-    };
-    with_port(by_route().unwrap_or_else(|_| loopback_of(destination)), 0)
-}
-
-/// Makes a UDP socket of an address's family.
-fn udp_socket(like: &SocketAddr) -> io::Result<UdpSocket> {
-    let family = if like.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    Ok(kernel_socket(family, libc::SOCK_DGRAM)?.into())
+    with_port(route::source(destination).unwrap_or_else(|_| loopback_of(destination)), 0)
 }
 
 /// Makes a UDP socket and binds it to an address.

@@ -59,36 +59,16 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    /// Reads the key that the variables name.
-    pub(crate) fn read(path: Option<&OsStr>, descriptor: Option<&OsStr>) -> Result<Self, KeyError> {
-        match (path, descriptor) {
-            (None, None) => Err(KeyError::Missing),
-            (Some(_), Some(_)) => Err(KeyError::Both),
-            (Some(path), None) => Self::of_file(open(Path::new(path))?),
-            (None, Some(number)) => {
-                let number = number.to_str().and_then(|number| number.parse().ok());
-                let file = number.and_then(os::copy_of).ok_or(KeyError::NoDescriptor)?;
-                Self::of_file(file.into())
-            }
-        }
-    }
-
-    fn of_file(file: File) -> Result<Self, KeyError> {
-        check_owner(&file)?;
-        let bytes = contents(&file)?;
-        if bytes.len() > MAX_LEN {
-            return Err(KeyError::Long);
-        }
-        Self::of_bytes(bytes.trim_ascii_end())
-    }
-
     /// The key of these bytes.
     pub(crate) fn of_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
-        if bytes.len() < MIN_LEN {
-            return Err(KeyError::Short(bytes.len()));
-        }
+        check_len(bytes)?;
         let derived = mac(bytes).chain_update(PURPOSE).finalize().into_bytes();
         Ok(Self(mac(&derived)))
+    }
+
+    /// Whether another key gives the same proofs.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.is_proof(&[], &other.prove(&[]))
     }
 
     /// The proof of the parts of a message. Callers give each part a fixed length.
@@ -109,6 +89,42 @@ impl Key {
 #[expect(clippy::expect_used, reason = "HMAC takes keys of every length")]
 fn mac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes keys of every length")
+}
+
+/// Reads the bytes of the key in a file or at a descriptor, without white space at the end.
+pub(crate) fn secret(path: Option<&OsStr>, descriptor: Option<&OsStr>) -> Result<Vec<u8>, KeyError> {
+    match (path, descriptor) {
+        (None, None) => Err(KeyError::Missing),
+        (Some(_), Some(_)) => Err(KeyError::Both),
+        (Some(path), None) => of_file(&open(Path::new(path))?),
+        (None, Some(number)) => {
+            let number = number.to_str().and_then(|number| number.parse().ok());
+            let file = number.and_then(os::copy_of).ok_or(KeyError::NoDescriptor)?;
+            of_file(&file.into())
+        }
+    }
+}
+
+fn of_file(file: &File) -> Result<Vec<u8>, KeyError> {
+    check_owner(file)?;
+    let mut bytes = contents(file)?;
+    if bytes.len() > MAX_LEN {
+        return Err(KeyError::Long);
+    }
+    bytes.truncate(bytes.trim_ascii_end().len());
+    check_len(&bytes)?;
+    Ok(bytes)
+}
+
+/// Refuses a key that is too short.
+pub(crate) fn check_len(bytes: &[u8]) -> Result<(), KeyError> {
+    if bytes.len() < MIN_LEN { Err(KeyError::Short(bytes.len())) } else { Ok(()) }
+}
+
+/// A short text by which users compare keys. It says nothing about a key that is random.
+pub(crate) fn fingerprint(key: &Key) -> String {
+    let hash = key.prove(&[b"fingerprint"]);
+    hash[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Opens a file without waiting for a writer, if the path names a pipe.
@@ -167,7 +183,7 @@ mod tests {
     /// What reading a file with these bytes and this mode says.
     fn said(name: &str, bytes: &[u8], mode: u32) -> String {
         let path = file(name, bytes, mode);
-        let key = Key::read(Some(path.as_os_str()), None);
+        let key = secret(Some(path.as_os_str()), None);
         fs::remove_file(path).unwrap();
         key.map_or_else(|error| error.to_string(), |_| String::new())
     }
@@ -183,7 +199,7 @@ mod tests {
             assert!(said("exposed", SECRET, mode).contains("chmod 600"), "{mode:o}");
         }
         let error = |path: Option<&str>, fd: Option<&str>| {
-            Key::read(path.map(OsStr::new), fd.map(OsStr::new)).unwrap_err().to_string()
+            secret(path.map(OsStr::new), fd.map(OsStr::new)).unwrap_err().to_string()
         };
         assert!(error(None, None).contains("RDMA_SOFT_KEY"));
         assert!(error(Some("/a"), Some("3")).contains("both"));
@@ -199,8 +215,8 @@ mod tests {
         let opened = File::open(&path).unwrap();
         fs::remove_file(path).unwrap();
         let number = opened.as_raw_fd().to_string();
-        let proofs = [(); 2].map(|()| Key::read(None, Some(OsStr::new(&number))).unwrap().prove(&[b"a"]));
-        assert_eq!(proofs, [Key::of_bytes(SECRET).unwrap().prove(&[b"a"]); 2]);
+        let read = [(); 2].map(|()| secret(None, Some(OsStr::new(&number))).unwrap());
+        assert_eq!(read, [SECRET; 2]);
         assert!(opened.metadata().is_ok());
     }
 
@@ -214,7 +230,10 @@ mod tests {
         let proof = key.prove(&[b"one", b"two"]);
         assert!(key.is_proof(&[b"one", b"two"], &proof));
         assert!(!key.is_proof(&[b"one", b"twp"], &proof));
-        assert!(!Key::of_bytes(&[7; 32]).unwrap().is_proof(&[b"one", b"two"], &proof));
+        let other = Key::of_bytes(&[7; 32]).unwrap();
+        assert!(!other.is_proof(&[b"one", b"two"], &proof));
+        assert!(key.is_same(&key.clone()) && !key.is_same(&other));
+        assert_ne!(fingerprint(&key), fingerprint(&other));
         for at in 0..8 * PROOF {
             let mut wrong = proof;
             wrong[at / 8] ^= 1 << (at % 8);

@@ -37,10 +37,12 @@
 //!   stream.rs, hello.rs     a link to a process of another host; its handshake
 //!   share.rs                the socket at which the processes of a user listen for other hosts
 //!   hosts.rs, key.rs        the numbers of other hosts; the key of a job, and proofs of it
+//!   address.rs              the address at which this process listens, as a user names it
 //!   wire.rs, peer.rs        packets on the socket of a link; the process behind a link
 //!   slot.rs, group.rs       abstract sockets that name processes and memberships of groups
 //! ```
 
+pub(crate) mod address;
 pub(crate) mod doorbell;
 pub(crate) mod duplex;
 pub(crate) mod group;

@@ -36,6 +36,7 @@
 //!   peers.rs, groups.rs  find and connect other processes; multicast groups
 //!   callers.rs           the same for processes of other hosts
 //!   meeting.rs           handshakes under way
+//!   chosen.rs            address and key, as the program or the environment chooses them
 //!   remote.rs            address, key and numbers of other hosts
 //!   source.rs            the descriptors that the agent watches
 //!   faults.rs            reads the plan of faults from the environment
@@ -43,6 +44,7 @@
 
 mod agent;
 mod callers;
+pub(crate) mod chosen;
 mod device;
 pub(crate) mod faults;
 mod groups;
@@ -122,6 +124,11 @@ impl Node {
     pub(crate) fn get() -> Result<&'static Self, Errno> {
         // Without an agent, no other thread emits the queued events that explain the failure.
         NODE.get().map_or_else(|| Self::start().inspect_err(|_| log::emit_deferred()), Ok)
+    }
+
+    /// The node of this process, if it has been started.
+    pub(crate) fn started() -> Option<&'static Self> {
+        NODE.get()
     }
 
     #[cold]

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use super::chosen::{self, Chosen, KeySource};
 use super::source::Source;
 use crate::engine::Slot;
 use crate::link::handshake::Answer;
 use crate::link::hello::{self, First, HelloError, Identity, Instance, Nonce, Purpose, Route};
 use crate::link::hosts::{HostUse, Hosts};
-use crate::link::key::Key;
+use crate::link::key::{self, Key};
 use crate::link::share::{self, Shared};
 use crate::log::log;
 use crate::os;
@@ -21,29 +22,10 @@ use crate::os::event_loop::EventLoop;
 use crate::os::lock::Lock;
 use crate::os::tcp::Tcp;
 
-/// The port of an address without one: that of RoCE, which firewalls know. RoCE is UDP.
-const PORT: u16 = 4791;
 /// Limit of the connections that have not proved that they hold the key.
 const MAX_STRANGERS: usize = 64;
 /// At most one line of the log about refused strangers in this time.
 const QUIET: Duration = Duration::from_secs(60);
-
-/// The values of `RDMA_SOFT_TCP`, in words.
-pub(crate) const VALUES: &str = "an IP address of this host, with a port or without";
-
-/// Reads the value of `RDMA_SOFT_TCP`: an address of this host, with a port or without.
-pub(crate) fn parse(value: &str) -> Option<SocketAddr> {
-    let mut address: SocketAddr =
-        value.parse().ok().or_else(|| value.parse().ok().map(|ip| SocketAddr::new(ip, PORT)))?;
-    address.set_ip(address.ip().to_canonical());
-    (!address.ip().is_unspecified() && !address.ip().is_multicast() && address.port() != 0).then_some(address)
-}
-
-/// The address that the environment chooses, if it does. A set-user-ID program takes none: its
-/// caller would choose who is let in.
-fn address_from_environment() -> Option<SocketAddr> {
-    parse(rdma_sys::trusted_variable("RDMA_SOFT_TCP")?.to_str()?)
-}
 
 /// The part of a node that reaches other hosts.
 #[derive(Debug)]
@@ -51,6 +33,7 @@ pub(crate) struct Remote {
     /// The address at which this process listens, and from which it connects.
     pub(crate) address: SocketAddr,
     pub(super) key: Key,
+    pub(crate) source: KeySource,
     pub(super) shared: Shared,
     instance: Instance,
     pub(super) hosts: Arc<Hosts>,
@@ -71,14 +54,14 @@ struct Strangers {
 }
 
 impl Remote {
-    /// Listens at the address that the environment chooses; `None` if it chooses none.
+    /// Listens at the address that the program or the environment has chosen; `None` for neither.
     pub(super) fn start(event_loop: &EventLoop, slot: Slot) -> os::Result<Option<Self>> {
-        let Some(address) = address_from_environment() else { return Ok(None) };
-        let [path, descriptor] = ["RDMA_SOFT_KEY", "RDMA_SOFT_KEY_FD"].map(rdma_sys::trusted_variable);
-        let key = Key::read(path.as_deref(), descriptor.as_deref()).map_err(|error| {
-            log!(ERROR, "RDMA_SOFT_TCP={address}: {error}");
-            os::Error { call: "the check of the key", errno: Errno::EINVAL }
+        let chosen = chosen::get().map_err(|error| {
+            let errno = Errno::from_raw(error.raw_os_error());
+            log!(ERROR, "{error}");
+            os::Error { call: "the check of the address and the key", errno }
         })?;
+        let Some(Chosen { address, key, source }) = chosen else { return Ok(None) };
         let shared = share::join(address, slot).inspect_err(|error| {
             let error = *error;
             log!(ERROR, "RDMA_SOFT_TCP={address}: this process cannot listen there: {error}");
@@ -89,6 +72,7 @@ impl Remote {
         Ok(Some(Self {
             address,
             key,
+            source,
             shared,
             instance: os::random()?,
             hosts: Arc::default(),
@@ -96,6 +80,16 @@ impl Remote {
             strangers: Lock::default(),
             calls: Arc::default(),
         }))
+    }
+
+    /// Whether this process listens at an address, for those who hold this key.
+    pub(crate) fn is_of(&self, address: SocketAddr, key: &Key) -> bool {
+        self.address == address && self.key.is_same(key)
+    }
+
+    /// By this users see whether two hosts have the same key.
+    pub(crate) fn fingerprint(&self) -> String {
+        key::fingerprint(&self.key)
     }
 
     /// The number of the host with an address; `None` if too many hosts are in use.
@@ -199,25 +193,5 @@ impl<'a> Opening<'a> {
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
         self.remote.openings.lock().remove(&self.nonce);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_is_one_of_this_host_with_a_port_or_without() {
-        let of = |value: &str| parse(value).map(|address| address.to_string()).unwrap_or_default();
-        assert_eq!(of("10.0.0.2"), "10.0.0.2:4791");
-        assert_eq!(of("127.0.0.3:7000"), "127.0.0.3:7000");
-        assert_eq!(of("fd00::2"), "[fd00::2]:4791");
-        assert_eq!(of("[fd00::2]:7000"), "[fd00::2]:7000");
-        assert_eq!(of("::ffff:10.0.0.2"), "10.0.0.2:4791");
-        for value in
-            ["", "0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1", "10.0.0.2:0", "10.0.0.2:65536", "auto", "10.0.0.2 "]
-        {
-            assert_eq!(of(value), "", "{value}");
-        }
     }
 }

@@ -9,7 +9,7 @@
 //!   bell.rs                     wakes another process
 //!   socket.rs, private.rs       sockets with abstract names; descriptors that a forked child
 //!                               closes
-//!   tcp.rs                      connections between hosts
+//!   tcp.rs, route.rs            connections between hosts; source addresses
 //!   event_loop.rs, wait_set.rs  sleeps until a descriptor is ready; bells on which a thread may
 //!                               wait
 //!   fork.rs, process.rs         fork safety; other processes, as the kernel identifies them
@@ -23,6 +23,7 @@ pub(crate) mod fork;
 pub(crate) mod lock;
 pub(crate) mod private;
 pub(crate) mod process;
+pub(crate) mod route;
 pub(crate) mod signal;
 pub(crate) mod socket;
 pub(crate) mod tcp;

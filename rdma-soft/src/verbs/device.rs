@@ -17,7 +17,7 @@ use super::call::{Out, OwnList, list};
 use super::names::{self, MAX_DEVICES};
 use super::object::{Object, Public};
 use crate::log::stderr::{self, Verbosity};
-use crate::node::remote;
+use crate::node::chosen;
 
 /// The link layer that consumers see. The link layer changes only addresses: GIDs and LIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,14 +152,13 @@ pub fn check_environment() -> Result<(), &'static Variable> {
         value.parse().is_ok_and(|ms: u64| (1..=60_000).contains(&ms))
     }
     type Rule = (Variable, fn(&str) -> bool);
-    static RULES: [Rule; 7] = [
+    static RULES: [Rule; 6] = [
         (Variable { name: "RDMA_SOFT", values: "on or off" }, on_or_off),
         (names::COUNT, |value| names::device_count(value).is_some()),
         (Variable { name: "RDMA_SOFT_LINK_LAYER", values: "ethernet or infiniband" }, link_layer),
         (Variable { name: "RDMA_SOFT_PTRACER", values: "on or off" }, on_or_off),
         (Variable { name: stderr::VARIABLE, values: stderr::VALUES }, |value| Verbosity::parse(value).is_some()),
         (Variable { name: "RDMA_SOFT_CM_TIMEOUT", values: "1 to 60000" }, timeout),
-        (Variable { name: "RDMA_SOFT_TCP", values: remote::VALUES }, |value| remote::parse(value).is_some()),
     ];
     crate::node::faults::from_environment()?;
     for (variable, is_valid) in &RULES {
@@ -168,6 +167,7 @@ pub fn check_environment() -> Result<(), &'static Variable> {
             return Err(variable);
         }
     }
+    chosen::check_environment()?;
     names::check_environment()
 }
 

@@ -106,16 +106,30 @@ fn chosen() -> Option<IpAddr> {
 /// `EINVAL`: the link layer is InfiniBand, or the address is another device's own.
 pub(super) fn check_chosen(node: &Node, device: &DeviceState) -> Result<(), Errno> {
     let Some(chosen) = node.remote.as_ref().map(|remote| remote.address.ip()) else { return Ok(()) };
+    can_be_gid(chosen, device).map_err(|why| {
+        log!(ERROR, "RDMA_SOFT_TCP={chosen}: {why}");
+        Errno::INVAL
+    })
+}
+
+/// Checks that an address can be a GID of `soft0`.
+///
+/// # Errors
+///
+/// Why not: the link layer is InfiniBand, or the address is another device's own.
+fn can_be_gid(address: IpAddr, device: &DeviceState) -> Result<(), String> {
     if device.link_layer != LinkLayer::Ethernet {
-        log!(ERROR, "RDMA_SOFT_TCP={chosen}: the link layer has to be Ethernet; unset RDMA_SOFT_LINK_LAYER");
-        return Err(Errno::INVAL);
+        return Err("the link layer has to be Ethernet; unset RDMA_SOFT_LINK_LAYER".to_owned());
     }
-    if let Some(other) = device::all().find(|other| other.index != 0 && own_address(other.index) == chosen) {
-        let name = &other.name;
-        log!(ERROR, "RDMA_SOFT_TCP={chosen}: that is the address of {name}; choose another one");
-        return Err(Errno::INVAL);
+    match device::all().find(|other| other.index != 0 && own_address(other.index) == address) {
+        Some(other) => Err(format!("that is the address of {}; choose another one", other.name)),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Checks that this process can listen at an address for other hosts: see [`can_be_gid`].
+pub(crate) fn can_listen(address: IpAddr) -> Result<(), String> {
+    device::all().find(|device| device.index == 0).map_or(Ok(()), |device| can_be_gid(address, device))
 }
 
 /// Index of the interface with an address: that of loopback for every loopback address.

@@ -10,6 +10,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rdma_soft::tcp;
 use rdma_sys::*;
 use rdma_test_support::passes_alone;
 
@@ -376,7 +377,103 @@ fn no_devices() {
 
 #[test]
 fn a_value_that_is_no_address_is_refused() {
-    for value in ["0.0.0.0", "eth0", "auto", "10.0.0.1:0"] {
+    for value in ["0.0.0.0", "eth/0", "nosuch0", "10.0.0.1:0", "auto:0"] {
         passes_alone(&["hosts::no_devices"], &[(TCP, value)]);
     }
+}
+
+#[test]
+#[ignore = "run by an_interface_names_its_address"]
+fn by_interface() {
+    let chosen: tcp::Address = std::env::var(TCP).unwrap().parse().unwrap();
+    // Both processes have the variable, and find the same address.
+    let (side, mut other) = connected_to_same();
+    talk(&side, &mut other, 1);
+    assert!(matches!(tcp::status().unwrap().key, tcp::KeySource::File(_)));
+    assert_eq!(Some(chosen.resolve().unwrap().ip()), first_gid(&side));
+    other.finish();
+}
+
+/// Another process with the same variables, connected to this one.
+fn connected_to_same() -> (Side, Puppet) {
+    let ip = tcp::Address::from_environment().unwrap().unwrap().resolve().unwrap().ip();
+    let mut other = Puppet::start_with("hosts::other_process", &format!("to={ip}"), |_| {});
+    let side = side_to(&ip.to_string(), 14);
+    other.connect(side.endpoint());
+    side.connect(other.endpoint);
+    (side, other)
+}
+
+#[test]
+fn an_interface_names_its_address() {
+    let key = KeyFile::new("interface", SECRET, 0o600);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    passes_alone(&["hosts::by_interface"], &[(TCP, &format!("lo:{port}")), (KEY, key.path())]);
+}
+
+/// The address that the first GID names.
+fn first_gid(side: &Side) -> Option<IpAddr> {
+    let mut gid = ibv_gid { raw: [0; 16] };
+    // SAFETY: an open context, a valid GID.
+    let queried = unsafe { (verbs().ibv_query_gid)(side.context, 1, 0, &raw mut gid) };
+    // SAFETY: any bytes are a GID.
+    (queried == 0).then(|| std::net::Ipv6Addr::from(unsafe { gid.raw }).to_canonical())
+}
+
+#[test]
+#[ignore = "run by a_program_chooses_by_values"]
+fn values() {
+    let key = tcp::Key::from_bytes(SECRET.as_bytes()).unwrap();
+    let other = tcp::Key::random().unwrap();
+    let code = |result: Result<SocketAddr, tcp::Error>| result.unwrap_err().raw_os_error();
+    let listen = |address: &str, key: &tcp::Key| tcp::listen(address.parse().unwrap(), key.clone());
+    let at = SocketAddr::new(HERE.parse().unwrap(), std::env::var("PORT").unwrap().parse().unwrap());
+    // A call that fails leaves the device as it was.
+    let taken = TcpListener::bind((HERE, 0)).unwrap();
+    let error = listen(&taken.local_addr().unwrap().to_string(), &key).unwrap_err();
+    assert_eq!(error.raw_os_error(), libc::EADDRINUSE);
+    assert!(error.to_string().contains("listens there"), "{error}");
+    assert_eq!(code(listen("nosuch0", &key)), libc::ENODEV);
+    // RFC 5737: this host lacks it.
+    assert_eq!(code(listen("192.0.2.1", &key)), libc::EADDRNOTAVAIL);
+    // The variables name another host and no key: they are not read.
+    assert_eq!(listen(&at.to_string(), &key), Ok(at));
+    assert_eq!(listen(&at.to_string(), &key), Ok(at));
+    assert_eq!(code(listen(&at.to_string(), &other)), libc::EBUSY);
+    assert_eq!(code(listen("127.0.0.2", &key)), libc::EBUSY);
+    let status = tcp::status().unwrap();
+    assert_eq!((status.address, status.key, status.fingerprint), (at, tcp::KeySource::Value, key.fingerprint()));
+    let file = KeyFile::new("values", SECRET, 0o600);
+    let mut there = Puppet::start_with("hosts::other_process", &format!("to={HERE}"), |command| {
+        command.env(TCP, SocketAddr::new(THERE.parse().unwrap(), at.port()).to_string()).env(KEY, file.path());
+    });
+    let side = side_to(THERE, 14);
+    there.connect(side.endpoint());
+    side.connect(there.endpoint);
+    talk(&side, &mut there, 1);
+    there.finish();
+    // A child has the values of its parent.
+    assert!(rdma_test_support::holds_in_child(|| listen(&at.to_string(), &key) == Ok(at)
+        && listen(&at.to_string(), &other).is_err_and(|error| error.raw_os_error() == libc::EBUSY)));
+}
+
+#[test]
+fn a_program_chooses_by_values() {
+    let port = TcpListener::bind((HERE, 0)).unwrap().local_addr().unwrap().port().to_string();
+    passes_alone(&["hosts::values"], &[(TCP, "127.88.0.7"), ("PORT", &port)]);
+}
+
+#[test]
+#[ignore = "run by a_choice_after_the_first_open_is_refused"]
+fn too_late() {
+    let side = Side::new(Config::default());
+    let late = tcp::listen("127.88.0.8".parse().unwrap(), tcp::Key::random().unwrap()).unwrap_err();
+    assert_eq!(late.raw_os_error(), libc::EBUSY);
+    assert!(late.to_string().contains("before"), "{late}");
+    drop(side);
+}
+
+#[test]
+fn a_choice_after_the_first_open_is_refused() {
+    passes_alone(&["hosts::too_late"], &[]);
 }
