@@ -1,5 +1,6 @@
 //! The contenders of the comparisons, one per module: the software device and its competitors.
 
+mod all_reduce;
 mod cache_line;
 mod copy;
 mod copy_twice;
@@ -10,9 +11,12 @@ mod rdma_send;
 mod rdma_sleep;
 mod rdma_write;
 mod tcp;
+mod tcp_stream;
 mod ucx;
 mod unix;
+mod with_a_host;
 
+pub use all_reduce::{AllReduce, SocketRing};
 pub use cache_line::CacheLine;
 pub use copy::{Copy, Method, Target};
 pub use copy_twice::CopyTwice;
@@ -23,8 +27,10 @@ pub use rdma_send::RdmaSend;
 pub use rdma_sleep::RdmaSleep;
 pub use rdma_write::RdmaWrite;
 pub use tcp::TcpSpin;
+pub use tcp_stream::TcpWrites;
 pub use ucx::{Test, Ucx};
 pub use unix::{Kind, UnixSleep};
+pub use with_a_host::WithAHost;
 
 /// How the two sides of a comparison sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

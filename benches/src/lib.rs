@@ -13,6 +13,7 @@ pub mod contender;
 pub mod counts;
 pub mod device;
 pub mod drivers;
+pub mod hosts;
 pub mod limit;
 pub mod mode;
 pub mod null;

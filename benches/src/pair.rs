@@ -209,6 +209,19 @@ pub fn is_follower() -> bool {
 /// The error of the set-up or of a contender. A follower prints its error, and the leader then ends
 /// too.
 pub fn compare(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<Vec<Outcome>> {
+    compare_with(plan, |_| (), build)
+}
+
+/// Like [`compare`], with a follower that `prepare` gives variables of its own.
+///
+/// # Errors
+///
+/// As for [`compare`].
+pub fn compare_with(
+    plan: &Plan,
+    prepare: impl Fn(&mut Command),
+    build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>,
+) -> io::Result<Vec<Outcome>> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some(FOLLOW) {
         let core = arguments.next().and_then(|core| core.parse().ok()).unwrap_or(0);
@@ -218,7 +231,7 @@ pub fn compare(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Con
         }
         std::process::exit(0);
     }
-    lead(plan, build)
+    lead(plan, prepare, build)
 }
 
 fn follow(core: usize, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<()> {
@@ -241,18 +254,23 @@ fn follow(core: usize, build: impl Fn(Role, &mut Channel) -> io::Result<Contende
     }
 }
 
-fn lead(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<Vec<Outcome>> {
+fn lead(
+    plan: &Plan,
+    prepare: impl Fn(&mut Command),
+    build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>,
+) -> io::Result<Vec<Outcome>> {
     let (here, mut there) = affinity::two_cores()?;
     if plan.on_one_core {
         there = here;
     }
     let all = affinity::cores()?;
     let (ours, theirs) = UnixStream::pair()?;
-    let mut child = Command::new(std::env::current_exe()?)
-        .args([FOLLOW, &there.to_string()])
-        .args(std::env::args().skip(1))
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .spawn()?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args([FOLLOW, &there.to_string()]).args(std::env::args().skip(1));
+    prepare(&mut command);
+    let mut child = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;
+    // So that this process holds no end of the channel but its own.
+    drop(command);
     // Without this watcher, a leader that spins for an answer would spin forever if the follower
     // died.
     let finished = Arc::new(AtomicBool::new(false));

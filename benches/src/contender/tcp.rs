@@ -2,7 +2,7 @@
 //! latency that TCP reaches.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 
 use crate::pair::{Channel, PingPong, Role};
 
@@ -20,23 +20,39 @@ impl TcpSpin {
     ///
     /// The sockets' error.
     pub fn connect(role: Role, channel: &mut Channel, size: usize) -> io::Result<Self> {
-        let stream = match role {
-            Role::Leader => {
-                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-                channel.send(&listener.local_addr()?.to_string())?;
-                listener.accept()?.0
-            }
-            Role::Follower => TcpStream::connect(channel.receive()?)?,
-        };
+        Self::connect_at(role, channel, Ipv4Addr::LOCALHOST.into(), size)
+    }
+
+    /// Connects the two sides, where the leader has this address.
+    ///
+    /// # Errors
+    ///
+    /// The sockets' error.
+    pub fn connect_at(role: Role, channel: &mut Channel, leader: IpAddr, size: usize) -> io::Result<Self> {
+        let stream = connect(role, channel, leader)?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         Ok(Self { stream, message: vec![0x5a; size] })
     }
 }
 
+/// Connects the two sides, where the leader has this address.
+pub(super) fn connect(role: Role, channel: &mut Channel, leader: IpAddr) -> io::Result<TcpStream> {
+    match role {
+        Role::Leader => {
+            let listener = TcpListener::bind((leader, 0))?;
+            channel.send(&listener.local_addr()?.to_string())?;
+            Ok(listener.accept()?.0)
+        }
+        Role::Follower => TcpStream::connect(channel.receive()?),
+    }
+}
+
 impl PingPong for TcpSpin {
     fn name(&self) -> String {
-        format!("TCP loopback, spinning, {} B", self.message.len())
+        let address = self.stream.peer_addr().map(|address| address.ip());
+        let place = if address.is_ok_and(|address| address.is_loopback()) { "TCP loopback" } else { "TCP" };
+        format!("{place}, spinning, {} B", self.message.len())
     }
 
     fn send(&mut self) -> io::Result<()> {

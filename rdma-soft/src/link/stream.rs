@@ -35,11 +35,6 @@ const SEND_BUFFER: usize = 1 << 20;
 /// Bytes that one call reads.
 const RECEIVE_BUFFER: usize = 256 << 10;
 
-/// Looks at an empty socket in a row after which only some looks read the socket.
-const HOT: u32 = 256;
-/// One of so many looks then reads the socket.
-const LOOKS: u32 = 8;
-
 /// The reason why a link has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
@@ -80,8 +75,8 @@ pub(crate) struct Stream {
     inbound: ReceiveBuffer,
     /// Bytes may be waiting in the socket.
     may_read: bool,
-    /// Looks at the socket since the last frame.
-    looks: u32,
+    /// A look has read all that the socket had, and [`drain`](Self::drain) has not run since.
+    is_emptied: bool,
     backlog: Backlog,
     ended: Option<Ended>,
 }
@@ -95,7 +90,7 @@ impl Stream {
             out: SendBuffer::new(SEND_BUFFER),
             inbound: ReceiveBuffer::new(),
             may_read: true,
-            looks: 0,
+            is_emptied: false,
             backlog: Backlog::None,
             ended: None,
         }
@@ -106,21 +101,16 @@ impl Stream {
         self.far.host.id()
     }
 
-    /// Whether there is nothing to receive or to send. Most calls do not look at a socket that has
-    /// been empty for long.
+    /// Whether there is nothing to receive or to send. Reads the socket.
     pub(crate) fn is_idle(&mut self) -> bool {
         if self.may_continue() || self.ended.is_some() || self.inbound.has_frame() {
             return false;
         }
-        self.looks = self.looks.saturating_add(1);
-        if self.looks > HOT {
-            if self.looks < HOT + LOOKS {
-                return true;
-            }
-            self.looks = HOT;
-        }
         match self.read() {
-            Ok(_) => !self.inbound.has_frame(),
+            Ok(_) => {
+                self.is_emptied = self.inbound.has_space();
+                !self.inbound.has_frame()
+            }
             // The next drain reports the end.
             Err(ended) => {
                 self.ended = Some(ended);
@@ -136,6 +126,7 @@ impl Stream {
         budget: &mut usize,
         mut handle: impl FnMut(&Header, Source<'_>),
     ) -> Result<bool, Ended> {
+        let (is_emptied, mut has_handled) = (core::mem::take(&mut self.is_emptied), false);
         loop {
             while *budget > 0 {
                 let (header, payload) = match self.inbound.next() {
@@ -143,7 +134,7 @@ impl Stream {
                     Ok(None) => break,
                     Err(corrupt) => return Err(*self.ended.get_or_insert(corrupt)),
                 };
-                self.looks = 0;
+                has_handled = true;
                 let len = payload.len();
                 handle(&header, Source::of(payload));
                 *budget = budget.saturating_sub(HEAD + len);
@@ -153,6 +144,10 @@ impl Stream {
             }
             if let Some(ended) = self.ended {
                 return Err(ended);
+            }
+            // A polling thread looks again soon. `may_read` stays, for a thread that goes to sleep.
+            if is_emptied && has_handled {
+                return Ok(false);
             }
             if !self.read().map_err(|ended| self.end(ended))? {
                 return Ok(false);
@@ -416,6 +411,11 @@ impl ReceiveBuffer {
 
     fn filled(&mut self, count: usize) {
         self.written += count;
+    }
+
+    /// Whether the last read left space: then the socket had no more.
+    fn has_space(&self) -> bool {
+        self.written < self.bytes.len()
     }
 }
 

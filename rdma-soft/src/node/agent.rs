@@ -3,7 +3,8 @@
 //! The agent sleeps in `epoll_wait` on its waker, its timer, the listening sockets, the links'
 //! bells and sockets, the connections to other hosts, and the peers' pidfds. While the application
 //! polls, the agent only looks in once a millisecond, to notice the end of the polling; peers do
-//! not ring meanwhile. While a thread waits for an event (`waiter`), bells wake that thread.
+//! not ring meanwhile, and arrivals from other hosts do not wake it. While a thread waits for an
+//! event (`waiter`), bells wake that thread.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -32,14 +33,19 @@ pub(super) fn start(node: &'static Node) -> os::Result<()> {
     let (mut polls_before, mut is_rung) = (0, false);
     threads::spawn_loop("rdma-soft", move || {
         log::emit_deferred();
-        let wait = take_turn(node, &mut polls_before, core::mem::take(&mut is_rung));
+        let (mut wait, naps) = take_turn(node, &mut polls_before, core::mem::take(&mut is_rung));
+        if naps {
+            node.event_loop.nap(TICK);
+            wait = Some(Duration::ZERO);
+        }
         node.event_loop.wait(wait, |token| is_rung |= handle(node, Source::of(token)));
     })
 }
 
-/// Takes one turn, and returns how long to wait for events; `None` means without a limit.
-fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Option<Duration> {
-    let (wait, wakers, lookups, grants, unmapped) = {
+/// Takes one turn, and returns how long to wait for events; `None` means without a limit. And
+/// whether to nap first.
+fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> (Option<Duration>, bool) {
+    let (wait, naps, wakers, lookups, grants, unmapped) = {
         let mut state = node.lock();
         state.begin_agent_turn();
         let more = state.work_for_agent();
@@ -51,7 +57,7 @@ fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Opti
         let polling = polls != *polls_before && state.is_polled() && !is_rung;
         *polls_before = polls;
         let wait = fall_asleep(&mut state, polling, more);
-        (wait, state.end_agent_turn(), lookups, grants, unmapped)
+        (wait, state.may_nap(), state.end_agent_turn(), lookups, grants, unmapped)
     };
     wakers.into_iter().for_each(Waker::wake);
     drop(unmapped);
@@ -69,7 +75,7 @@ fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Opti
     for grant in grants {
         send_grant(node, &grant);
     }
-    wait
+    (wait, naps)
 }
 
 fn fall_asleep(state: &mut State, polling: bool, more: bool) -> Option<Duration> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rdma_sys::ibv_wc;
 
+use self::streams::Looks;
 use super::faults;
 use crate::engine::limits::COPY_BUDGET;
 use crate::engine::{
@@ -65,6 +66,10 @@ pub(crate) struct State {
     /// The links to other hosts, indexed by number; empty without such links. Each number is that
     /// of one link, in one of the two vectors.
     streams: Vec<Option<Stream>>,
+    /// When polls look at `streams`.
+    looks: Looks,
+    /// The agent's thread sleeps for a tick, and only [`wake_agent`](Self::wake_agent) ends that.
+    is_napping: bool,
     /// Index of the link that sends first in the next turn: the link after one that used up a
     /// turn's budget, or 0.
     first: usize,
@@ -110,6 +115,8 @@ impl State {
             engine,
             links: Vec::new(),
             streams: Vec::new(),
+            looks: Looks::default(),
+            is_napping: false,
             first: 0,
             polls: 0,
             polls_at_sleep: 0,
@@ -238,13 +245,14 @@ impl State {
         if self.holds_acks && self.is_polled() {
             self.holds_acks = false;
         }
-        if self.is_quiet() {
+        let looks = !self.streams.is_empty() && self.looks.is_due();
+        if self.is_quiet_within() && !(looks && self.streams_have_news()) {
             return Ok(0);
         }
         // A polling thread posts soon, and its next request carries the acknowledgement. If the
         // thread stops, the agent sends the acknowledgement in its next turn, and needs no
         // processor time until then.
-        self.turn(self.agent != Agent::Asleep);
+        self.turn_with(self.agent != Agent::Asleep, looks);
         self.engine.poll_cq(cq, out)
     }
 
@@ -254,14 +262,11 @@ impl State {
         self.links.iter_mut().flatten().for_each(Link::nudge);
     }
 
-    /// Whether a turn would find nothing to do but to give handled frames back to the peers, which
-    /// is done here.
+    /// Whether a turn would find nothing to do within the host but to give handled frames back to
+    /// the peers, which is done here.
     #[inline]
-    fn is_quiet(&mut self) -> bool {
-        self.engine.is_idle()
-            && !self.engine.has_deferred_acks()
-            && self.links.iter_mut().flatten().all(Link::is_idle)
-            && (self.streams.is_empty() || self.streams_are_idle())
+    fn is_quiet_within(&mut self) -> bool {
+        self.engine.is_idle() && !self.engine.has_deferred_acks() && self.links.iter_mut().flatten().all(Link::is_idle)
     }
 
     /// Whether the application polls instead of sleeping.
@@ -288,8 +293,17 @@ impl State {
         }
     }
 
+    /// Whether the agent, which is to sleep for a tick, may nap: no arrival from another host then
+    /// wakes it, because the application polls. A process without such links does not nap, since
+    /// its peers do not ring meanwhile.
+    pub(super) fn may_nap(&mut self) -> bool {
+        self.is_napping = self.agent == Agent::Ticking && !self.streams.is_empty();
+        self.is_napping
+    }
+
     /// Begins a turn of the agent.
     pub(super) fn begin_agent_turn(&mut self) {
+        self.is_napping = false;
         self.agent = Agent::Awake;
         self.holds_acks = false;
         self.wakers.get_or_insert_with(Vec::new);
@@ -333,6 +347,9 @@ impl State {
         }
         self.agent = Agent::Asleep;
         self.polls_at_sleep = self.polls;
+        if core::mem::take(&mut self.is_napping) {
+            self.event_loop.wake();
+        }
         // Runs the timers that were left for the agent's next turn.
         self.finish(false);
         false
@@ -361,12 +378,21 @@ impl State {
 
     #[inline(always)]
     fn turn(&mut self, defer_acks: bool) -> bool {
+        self.turn_with(defer_acks, !self.streams.is_empty())
+    }
+
+    /// A turn that looks at the links to other hosts only if `looks` is true.
+    #[inline(always)]
+    fn turn_with(&mut self, defer_acks: bool, looks: bool) -> bool {
         let mut budget = COPY_BUDGET;
         if !self.holds_acks {
             self.engine.release_acks();
         }
         self.engine.defer_acks(defer_acks || self.holds_acks);
         let mut more = self.drain(&mut budget);
+        if looks {
+            more |= self.drain_streams(&mut budget);
+        }
         self.engine.defer_acks(false);
         if !defer_acks && self.holds_acks {
             self.engine.release_requested_acks();
@@ -416,10 +442,10 @@ impl State {
         }
     }
 
-    /// Whether a turn may find something to do. Unlike [`is_quiet`](Self::is_quiet), counts on a
+    /// Whether a turn may find something to do. Counts on a
     /// look at every connection to another host, which only a turn takes.
     fn must_look(&mut self) -> bool {
-        !self.streams.is_empty() || !self.is_quiet()
+        !self.streams.is_empty() || !self.is_quiet_within()
     }
 
     /// Prepares for the sleep of a thread that waits for an event: peers ring from now on. An agent
@@ -474,9 +500,6 @@ impl State {
         let mut more = false;
         for index in 0..self.links.len() {
             more |= self.drain_link(index, budget);
-        }
-        if !self.streams.is_empty() {
-            more |= self.drain_streams(budget);
         }
         more
     }

@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
@@ -100,6 +101,14 @@ impl EventLoop {
                 token => ready(token),
             }
         }
+    }
+
+    /// Sleeps for `time`, or until [`wake`](Self::wake): no other descriptor ends this sleep. The
+    /// next wait reports what has come meanwhile.
+    pub(crate) fn nap(&self, time: Duration) {
+        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
+        // A signal ends the sleep early, and the caller looks around.
+        let _early: nix::Result<i32> = poll(&mut [PollFd::new(self.waker.as_fd(), PollFlags::POLLIN)], timeout);
     }
 
     fn add(&self, fd: &impl AsFd, token: u64, how: EpollFlags) -> Result<()> {

@@ -9,6 +9,44 @@ use crate::engine::{Header, LinkId, PeerId, Source, Transmit};
 use crate::link::stream::{Ended, Stream};
 use crate::log::log;
 
+/// Looks at empty sockets in a row after which the next looks are farther apart.
+const STEP: u32 = 256;
+/// Polls between two looks: of the first [`STEP`] looks, of the next ones, and so on.
+const POLLS: [u32; 4] = [0, 7, 63, 1023];
+
+/// When polls look at the sockets of other hosts, each of which is a system call: all polls at
+/// first, and few once nothing has come for long. The agent looks too, every tick.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    /// Polls before the next look.
+    polls: u32,
+    /// Looks since something was found.
+    in_vain: u32,
+}
+
+impl Looks {
+    /// Whether this poll looks.
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        if self.polls != 0 {
+            self.polls -= 1;
+            return false;
+        }
+        true
+    }
+
+    /// A look or a transmission has found work.
+    fn found(&mut self) {
+        *self = Self::default();
+    }
+
+    /// A look has found nothing.
+    fn found_nothing(&mut self) {
+        self.polls = *POLLS.get((self.in_vain / STEP) as usize).unwrap_or(&POLLS[POLLS.len() - 1]);
+        self.in_vain = self.in_vain.saturating_add(1);
+    }
+}
+
 impl State {
     /// Adds a link to a process of another host. The caller has it watched, and tells the engine.
     pub(crate) fn add_stream(&mut self, stream: Stream) -> LinkId {
@@ -17,6 +55,7 @@ impl State {
             self.streams.resize_with(index + 1, || None);
         }
         self.streams[index] = Some(stream);
+        self.looks.found();
         number(index)
     }
 
@@ -45,10 +84,15 @@ impl State {
         self.engine.handle_link_down(id);
     }
 
-    /// Whether there is nothing to receive from other hosts or to send to them.
+    /// Looks whether there is something to receive from other hosts or to send to them.
     #[cold]
-    pub(super) fn streams_are_idle(&mut self) -> bool {
-        self.streams.iter_mut().flatten().all(Stream::is_idle)
+    pub(super) fn streams_have_news(&mut self) -> bool {
+        let is_idle = self.streams.iter_mut().flatten().all(Stream::is_idle);
+        match is_idle {
+            true => self.looks.found_nothing(),
+            false => self.looks.found(),
+        }
+        !is_idle
     }
 
     /// Whether there is work of which the kernel will not tell a thread that goes to sleep.
@@ -69,9 +113,13 @@ impl State {
     /// Handles inbound frames of other hosts. True if more are left.
     #[cold]
     pub(super) fn drain_streams(&mut self, budget: &mut usize) -> bool {
-        let mut more = false;
+        let (mut more, mut frames) = (false, 0);
         for index in 0..self.streams.len() {
-            more |= self.drain_stream(index, budget);
+            more |= self.drain_stream(index, budget, &mut frames);
+        }
+        match more || frames != 0 {
+            true => self.looks.found(),
+            false => self.looks.found_nothing(),
         }
         more
     }
@@ -80,14 +128,18 @@ impl State {
     pub(super) fn drain_streams_fully(&mut self) {
         for index in 0..self.streams.len() {
             let mut budget = COPY_BUDGET;
-            self.drain_stream(index, &mut budget);
+            self.drain_stream(index, &mut budget, &mut 0);
         }
     }
 
-    fn drain_stream(&mut self, index: usize, budget: &mut usize) -> bool {
+    /// Counts the frames in `frames`.
+    fn drain_stream(&mut self, index: usize, budget: &mut usize, frames: &mut u32) -> bool {
         let Some(Some(stream)) = self.streams.get_mut(index) else { return false };
         let engine = &mut self.engine;
-        let handle = |header: &Header, payload: Source<'_>| engine.handle_frame(number(index), header, payload);
+        let handle = |header: &Header, payload: Source<'_>| {
+            *frames = frames.wrapping_add(1);
+            engine.handle_frame(number(index), header, payload);
+        };
         match stream.drain(budget, handle) {
             Ok(more) => {
                 *budget = (*budget).max(SHARE);
@@ -104,6 +156,8 @@ impl State {
     #[cold]
     pub(super) fn transmit_on_stream(&mut self, index: usize, budget: &mut usize) -> bool {
         let Some(Some(stream)) = self.streams.get_mut(index) else { return false };
+        // What is sent is often answered soon.
+        self.looks.found();
         if *budget == 0 {
             stream.put_off();
             return true;
@@ -129,5 +183,27 @@ impl State {
             log!(WARN, host, slot, "the link to a process of another host has ended: {ended}");
         }
         self.remove_stream(number(index), &ended.to_string());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_in_vain_are_farther_and_farther_apart_until_one_finds_something() {
+        let mut looks = Looks::default();
+        let polls = |looks: &mut Looks| (0..).take_while(|_| !looks.is_due()).count();
+        for (at, expected) in POLLS.into_iter().enumerate() {
+            for _ in 0..STEP {
+                looks.found_nothing();
+                assert_eq!(polls(&mut looks), expected as usize, "step {at}");
+            }
+        }
+        looks.found_nothing();
+        assert_eq!(polls(&mut looks), 1023);
+        looks.found_nothing();
+        looks.found();
+        assert!(looks.is_due() && looks.is_due());
     }
 }
