@@ -16,7 +16,7 @@ fn far() -> Far {
 /// A link, and the socket of the other side.
 fn link() -> (Stream, Tcp) {
     let [ours, theirs] = Tcp::pair();
-    (Stream::new(ours, far()), theirs)
+    (Stream::new(ours, None, far()), theirs)
 }
 
 fn header(number: u64) -> Header {
@@ -121,7 +121,7 @@ fn a_frame_that_is_too_long_ends_the_link_before_its_bytes_come() {
 #[test]
 fn a_peer_that_does_not_read_blocks_after_the_buffer_and_all_frames_arrive_later() {
     let (mut link, theirs) = link();
-    let mut other = Stream::new(theirs, far());
+    let mut other = Stream::new(theirs, None, far());
     assert_eq!(drain(&mut link), (vec![], Ok(false)));
     let payload = vec![5; MAX_PAYLOAD];
     let mut sent = 0;

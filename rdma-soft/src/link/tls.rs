@@ -1,0 +1,115 @@
+//! Encryption of a link to another host: TLS 1.3 between the socket and the frames.
+//!
+//! ```text
+//! hello (in the clear, with proofs) | handshake of TLS | records of TLS, which hold the frames
+//! ```
+//!
+//! [`hello`](super::hello) proves that both sides hold the key and want TLS, and derives a seed
+//! from the key and all of its messages. The seed gives a key pair of Ed25519, which both sides
+//! hold and nobody else: each side signs the handshake of TLS with it, and accepts no other raw
+//! public key (RFC 7250). So TLS is bound to this hello, with its nonces, addresses and slots, and
+//! a connection that is spliced with another one or played again fails. The ephemeral keys (X25519)
+//! keep recorded frames secret even from somebody who learns the key later.
+//!
+//! rustls runs the handshake (`session`), and derives the keys. The records are made and opened
+//! here ([`Records`]), in buffers that stay, because rustls allocates memory for each record.
+//!
+//! Without the feature `tls` there is no value of [`Records`].
+
+#[cfg(feature = "tls")]
+mod records;
+#[cfg(feature = "tls")]
+mod session;
+
+use rdma_sys::Variable;
+
+#[cfg(not(feature = "tls"))]
+pub(crate) use absent::{Records, accept, open};
+#[cfg(feature = "tls")]
+pub(crate) use {
+    records::Records,
+    session::{accept, open},
+};
+
+/// The variable that turns encryption on or off.
+pub(crate) const VARIABLE: Variable = Variable { name: "RDMA_SOFT_TLS", values: VALUES };
+#[cfg(feature = "tls")]
+const VALUES: &str = "on or off";
+#[cfg(not(feature = "tls"))]
+const VALUES: &str = "off (this build lacks the feature tls)";
+
+/// Bytes of the seed of a key pair.
+pub(crate) const SEED: usize = 32;
+
+/// What happens to the frames between two hosts. Both sides must want the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protection {
+    /// They are sent as they are.
+    None,
+    /// They are encrypted and authenticated.
+    Tls,
+}
+
+impl Protection {
+    /// The one that the environment chooses: encryption, unless it is off or this build lacks it.
+    /// `None` for an invalid value.
+    pub(crate) fn from_environment() -> Option<Self> {
+        match rdma_sys::trusted_variable(VARIABLE.name) {
+            None => Some(if cfg!(feature = "tls") { Self::Tls } else { Self::None }),
+            Some(value) => Self::parse(value.to_str()?),
+        }
+    }
+
+    /// Reads a value of the variable.
+    pub(crate) fn parse(value: &str) -> Option<Self> {
+        let is = |word: &str| value.eq_ignore_ascii_case(word);
+        match () {
+            () if is("off") => Some(Self::None),
+            () if is("on") && cfg!(feature = "tls") => Some(Self::Tls),
+            () => None,
+        }
+    }
+}
+
+/// What takes the place of the encryption where it is not compiled.
+#[cfg(not(feature = "tls"))]
+mod absent {
+    use std::time::Instant;
+
+    use super::SEED;
+    use crate::link::hello::HelloError;
+    use crate::os::{self, tcp::Tcp};
+
+    /// The encryption of a connection, of which there is none.
+    #[derive(Debug)]
+    pub(crate) enum Records {}
+
+    impl Records {
+        pub(crate) fn read(&mut self, _socket: &Tcp, _space: &mut [u8]) -> os::Result<usize> {
+            match *self {}
+        }
+
+        pub(crate) fn write(&mut self, _socket: &Tcp, _bytes: [&[u8]; 2]) -> os::Result<usize> {
+            match *self {}
+        }
+
+        pub(crate) fn has_unsent(&self) -> bool {
+            match *self {}
+        }
+
+        pub(crate) fn clear(&mut self) {
+            match *self {}
+        }
+    }
+
+    pub(crate) fn open(_socket: &Tcp, _seed: [u8; SEED], _deadline: Instant) -> Result<Records, HelloError> {
+        Err(HelloError::Encryption)
+    }
+
+    pub(crate) fn accept(_socket: &Tcp, _seed: [u8; SEED], _deadline: Instant) -> Result<Records, HelloError> {
+        Err(HelloError::Encryption)
+    }
+}
+
+#[cfg(all(test, not(loom), feature = "tls"))]
+mod tests;
