@@ -5,14 +5,15 @@
 //! ```
 //!
 //! [`hello`](super::hello) proves that both sides hold the key and want TLS, and derives a seed
-//! from the key and all of its messages. The seed gives a key pair of Ed25519, which both sides
+//! from the key and all of its messages. The seed gives a key pair (ECDSA, P-256), which both sides
 //! hold and nobody else: each side signs the handshake of TLS with it, and accepts no other raw
 //! public key (RFC 7250). So TLS is bound to this hello, with its nonces, addresses and slots, and
 //! a connection that is spliced with another one or played again fails. The ephemeral keys (X25519)
 //! keep recorded frames secret even from somebody who learns the key later.
 //!
 //! rustls runs the handshake (`session`), and derives the keys. The records are made and opened
-//! here ([`Records`]), in buffers that stay, because rustls allocates memory for each record.
+//! here ([`Records`]), in buffers that stay, because rustls allocates memory for each record. The
+//! cryptography is graviola's, which builds without C and needs a processor with AES instructions.
 //!
 //! Without the feature `tls` there is no value of [`Records`].
 
@@ -52,11 +53,22 @@ pub(crate) enum Protection {
 
 impl Protection {
     /// The one that the environment chooses: encryption, unless it is off or this build lacks it.
-    /// `None` for an invalid value.
-    pub(crate) fn from_environment() -> Option<Self> {
-        match rdma_sys::trusted_variable(VARIABLE.name) {
-            None => Some(if cfg!(feature = "tls") { Self::Tls } else { Self::None }),
-            Some(value) => Self::parse(value.to_str()?),
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the variable, or with the processor.
+    pub(crate) fn from_environment() -> Result<Self, &'static str> {
+        let chosen = match rdma_sys::trusted_variable(VARIABLE.name) {
+            None if cfg!(feature = "tls") => Some(Self::Tls),
+            None => Some(Self::None),
+            Some(value) => value.to_str().and_then(Self::parse),
+        };
+        match chosen {
+            None => Err(VALUES),
+            Some(Self::Tls) if !has_instructions() => {
+                Err("off: this processor lacks instructions that the encryption needs (AES, AVX2, ADX)")
+            }
+            Some(chosen) => Ok(chosen),
         }
     }
 
@@ -69,6 +81,24 @@ impl Protection {
             () => None,
         }
     }
+}
+
+/// Whether this processor has all instructions that graviola uses; it panics without most of them.
+fn has_instructions() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let has_all = is_x86_feature_detected!("adx")
+        && is_x86_feature_detected!("aes")
+        && is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("pclmulqdq");
+    #[cfg(target_arch = "aarch64")]
+    let has_all = std::arch::is_aarch64_feature_detected!("aes")
+        && std::arch::is_aarch64_feature_detected!("pmull")
+        && std::arch::is_aarch64_feature_detected!("sha2");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let has_all = false;
+    has_all
 }
 
 /// What takes the place of the encryption where it is not compiled.

@@ -65,8 +65,8 @@ impl Remote {
             os::Error { call: "the check of the address and the key", errno }
         })?;
         let Some(Chosen { address, key, source }) = chosen else { return Ok(None) };
-        let protection = Protection::from_environment().ok_or_else(|| {
-            log!(ERROR, "{} is not {}", tls::VARIABLE.name, tls::VARIABLE.values);
+        let protection = Protection::from_environment().map_err(|values| {
+            log!(ERROR, "{} must be {values}", tls::VARIABLE.name);
             os::Error { call: "the check of RDMA_SOFT_TLS", errno: Errno::EINVAL }
         })?;
         let shared = share::join(address, slot).inspect_err(|error| {

@@ -15,8 +15,8 @@
 use core::fmt;
 use core::ops::Range;
 
+use graviola::aead::AesGcm;
 use nix::errno::Errno;
-use ring::aead::{AES_128_GCM, Aad, LessSafeKey, UnboundKey};
 use rustls::ConnectionTrafficSecrets;
 use rustls::crypto::cipher::{Iv, Nonce};
 use rustls::kernel::KernelConnection;
@@ -29,13 +29,14 @@ const MAX_PLAIN: usize = 1 << 14;
 /// Bytes before the encrypted ones, and of the tag after them.
 const HEAD: usize = 5;
 const TAG: usize = 16;
+/// Bytes of a key of AES-128.
+const KEY: usize = 16;
 /// Bytes of a record beside those that it carries.
 const OVERHEAD: usize = HEAD + 1 + TAG;
 const MAX_RECORD: usize = MAX_PLAIN + OVERHEAD;
 /// Bytes of records that wait for the kernel.
 const OUTBOUND: usize = 256 << 10;
-/// Bytes of records that one call reads: a little more than a link reads at once, so that a read
-/// that leaves space has emptied the socket.
+/// Bytes of records that one call reads: a little more than a link reads at once.
 const INBOUND: usize = 288 << 10;
 
 /// Records that one key encrypts. AES-GCM allows some 2^24.
@@ -109,8 +110,7 @@ impl Records {
     }
 
     /// Reads bytes that have arrived: 0 at the end of the connection, `EAGAIN` if there are none,
-    /// `EBADMSG` if somebody has changed them on the way. `space` is not empty. Fewer bytes than
-    /// `space` mean that the socket had no more.
+    /// `EBADMSG` if somebody has changed them on the way. `space` is not empty.
     pub(crate) fn read(&mut self, socket: &Tcp, space: &mut [u8]) -> os::Result<usize> {
         let inbound = &mut self.inbound;
         let mut given = 0;
@@ -172,7 +172,7 @@ fn zeros(len: usize) -> Box<[u8]> {
 
 /// The key of one direction, and how many records have had it.
 struct Key {
-    key: LessSafeKey,
+    key: AesGcm,
     iv: Iv,
     records: u64,
 }
@@ -180,15 +180,18 @@ struct Key {
 impl Key {
     fn new((records, secrets): (u64, ConnectionTrafficSecrets)) -> os::Result<Self> {
         let ConnectionTrafficSecrets::Aes128Gcm { key, iv } = secrets else { return Err(NO_KEY) };
-        let key = UnboundKey::new(&AES_128_GCM, key.as_ref()).map_err(|_| NO_KEY)?;
-        Ok(Self { key: LessSafeKey::new(key), iv, records })
+        // Of another length, `AesGcm` panics.
+        if key.as_ref().len() != KEY {
+            return Err(NO_KEY);
+        }
+        Ok(Self { key: AesGcm::new(key.as_ref()), iv, records })
     }
 
     /// The nonce of the next record: each number comes once with a key.
-    fn nonce(&mut self) -> ring::aead::Nonce {
+    fn nonce(&mut self) -> [u8; 12] {
         let nonce = Nonce::new(&self.iv, self.records);
         self.records += 1;
-        ring::aead::Nonce::assume_unique_for_key(nonce.0)
+        nonce.0
     }
 }
 
@@ -236,12 +239,12 @@ impl Outbound {
         let (head, rest) = self.bytes[self.filled..self.filled + HEAD + len + TAG].split_at_mut(HEAD);
         head.copy_from_slice(&head_of(len + TAG));
         let (body, tag) = rest.split_at_mut(len);
+        let tag = tag.first_chunk_mut().ok_or(NO_KEY)?;
         body[..one.len()].copy_from_slice(one);
         body[one.len()..len - 1].copy_from_slice(other);
         body[len - 1] = kind;
         let nonce = self.key.nonce();
-        let made = self.key.key.seal_in_place_separate_tag(nonce, Aad::from(&*head), body).map_err(|_| NO_KEY)?;
-        tag.copy_from_slice(made.as_ref());
+        self.key.key.encrypt(&nonce, head, body, tag);
         self.filled += HEAD + len + TAG;
         Ok(())
     }
@@ -300,8 +303,8 @@ impl Inbound {
         }
         let is_due = self.key.records >= rekey;
         let nonce = self.key.nonce();
-        let body = &mut self.bytes[at..at + len];
-        let plain = self.key.key.open_in_place(nonce, Aad::from(head), body).map_err(|_| FORGED)?;
+        let (plain, tag) = self.bytes[at..at + len].split_at_mut(len - TAG);
+        self.key.key.decrypt(&nonce, &head, plain, tag).map_err(|_| FORGED)?;
         let count = plain.len() - 1;
         self.read = at + len;
         match plain[count] {

@@ -5,11 +5,9 @@ use std::time::Instant;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, ClientConnectionData, Resumption, UnbufferedClientConnection};
-use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
-use rustls::crypto::ring::{default_provider, kx_group::X25519, sign::any_eddsa_type};
 use rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
 use rustls::kernel::KernelConnection;
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateSec1KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{AlwaysResolvesServerRawPublicKeys, ServerConnectionData, UnbufferedServerConnection};
 use rustls::sign::CertifiedKey;
@@ -19,7 +17,8 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ExtractedSecrets, ServerConfig,
     SignatureScheme,
 };
-use zeroize::Zeroizing;
+use rustls_graviola::kx::X25519;
+use rustls_graviola::suites::TLS13_AES_128_GCM_SHA256;
 
 use super::SEED;
 use super::records::{NextSecrets, Records};
@@ -29,9 +28,9 @@ use crate::os::tcp::Tcp;
 
 /// The most bytes of a record, after its head.
 const MAX_RECORD: usize = (1 << 14) + 256;
-/// The bytes of a private key of Ed25519 before its seed (PKCS #8, RFC 8410).
-const PKCS8: [u8; 16] =
-    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+/// The bytes of a private key of P-256 before and after its number (SEC 1, RFC 5915).
+const BEFORE_KEY: [u8; 7] = [0x30, 0x31, 0x02, 0x01, 0x01, 0x04, 0x20];
+const AFTER_KEY: [u8; 12] = [0xa0, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
 
 /// Runs the handshake as the side that has opened the connection.
 pub(crate) fn open(socket: &Tcp, seed: [u8; SEED], deadline: Instant) -> Result<Records, HelloError> {
@@ -81,12 +80,12 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(seed: [u8; SEED]) -> Result<Self, Error> {
-        let seed = Zeroizing::new(seed);
-        let mut private = Zeroizing::new([0; PKCS8.len() + SEED]);
-        private[..PKCS8.len()].copy_from_slice(&PKCS8);
-        private[PKCS8.len()..].copy_from_slice(&*seed);
-        let key = any_eddsa_type(&PrivatePkcs8KeyDer::from(&private[..]))?;
+    /// The key of a seed. It signs one handshake, so its bytes are worth nothing afterwards.
+    fn new(mut seed: [u8; SEED]) -> Result<Self, Error> {
+        // So that the number is less than the order of the curve.
+        seed[0] &= 0x7f;
+        let private = PrivateSec1KeyDer::from([&BEFORE_KEY[..], &seed, &AFTER_KEY].concat());
+        let key = rustls_graviola::default_provider().key_provider.load_private_key(private.into())?;
         let public = key.public_key().ok_or(Error::General("no public key".into()))?.into_owned();
         let certificate = CertificateDer::from(public.to_vec());
         Ok(Self { key: Arc::new(CertifiedKey::new(vec![certificate], key)), public })
@@ -96,8 +95,8 @@ impl Pair {
     fn provider(&self) -> Arc<CryptoProvider> {
         Arc::new(CryptoProvider {
             cipher_suites: vec![TLS13_AES_128_GCM_SHA256],
-            kx_groups: vec![X25519],
-            ..default_provider()
+            kx_groups: vec![&X25519],
+            ..rustls_graviola::default_provider()
         })
     }
 
@@ -164,7 +163,7 @@ impl ServerCertVerifier for Verifier {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
+        vec![SignatureScheme::ECDSA_NISTP256_SHA256]
     }
 
     fn requires_raw_public_keys(&self) -> bool {
@@ -205,7 +204,7 @@ impl ClientCertVerifier for Verifier {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
+        vec![SignatureScheme::ECDSA_NISTP256_SHA256]
     }
 
     fn requires_raw_public_keys(&self) -> bool {

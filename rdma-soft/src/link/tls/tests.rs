@@ -1,3 +1,5 @@
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -5,7 +7,10 @@ use nix::errno::Errno;
 use proptest::prelude::*;
 
 use super::*;
-use crate::link::hello::HelloError;
+use crate::engine::{Gather, Header, Outbound, Slot, Source, Transmit};
+use crate::link::hello::{HelloError, Identity};
+use crate::link::hosts::Hosts;
+use crate::link::stream::{Ended, Far, Stream};
 use crate::os;
 use crate::os::tcp::Tcp;
 
@@ -101,7 +106,7 @@ fn a_side_with_another_seed_is_refused() {
 fn records_that_are_cut_at_any_byte_arrive_once_and_in_order() {
     let mut sides = Sides::new();
     for cut in 0..=100 {
-        let sealed = [sides.seal(b"one"), sides.seal(b""), sides.seal(b"two, which is longer")].concat();
+        let sealed = [sides.seal(b"one"), sides.seal(b"two, which is longer")].concat();
         let cut = cut.min(sealed.len());
         let (mut arrived, ended) = sides.open(&sealed[..cut]);
         assert_eq!(ended.errno, Errno::EAGAIN);
@@ -118,7 +123,7 @@ fn a_bit_that_is_changed_anywhere_ends_the_connection() {
         let mut sealed = sides.seal(b"good");
         sealed[at] ^= 1 << (at % 8);
         // A longer length waits for bytes that are not the record's.
-        sealed.extend_from_slice(&[0; 1 << 9]);
+        sealed.extend_from_slice(&[0; 1 << 12]);
         sides.refuses(&sealed);
     }
 }
@@ -231,6 +236,53 @@ fn carry(from: &Tcp, to: &Tcp) -> Vec<u8> {
         let _ended: os::Result<()> = to.write_all(&byte, soon());
     }
     carried
+}
+
+#[test]
+fn frames_are_carried_and_the_wire_does_not_show_them() {
+    let far = || {
+        let host = Arc::new(Hosts::default()).hold(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+        Far { host, identity: Identity { slot: Slot(1), instance: [1; 16] } }
+    };
+    let Sides { writer, reader, out: [ours, middle], into: [theirs, between] } = Sides::new();
+    let mut ours = Stream::new(ours, Some(writer), far());
+    let mut theirs = Stream::new(theirs, Some(reader), far());
+    let mut carried = Vec::new();
+    let mut space = vec![0; 1 << 16];
+    let (mut arrived, mut pushed, frames) = (0, 0, 200_u64);
+    while arrived < frames {
+        while pushed < frames {
+            let payload = vec![b'a' + u8::try_from(pushed % 26).unwrap(); usize::try_from(pushed * 331).unwrap()];
+            if !ours.try_push(&Header([pushed; 6]), &Gather::of(&[Source::of(&payload)])) {
+                break;
+            }
+            pushed += 1;
+        }
+        ours.deliver(Transmit::Idle).unwrap();
+        while let Ok(count) = middle.read(&mut space) {
+            carried.extend_from_slice(&space[..count]);
+            between.write_all(&space[..count], soon()).unwrap();
+            let mut budget = usize::MAX;
+            let drained = theirs.drain(&mut budget, |header, payload| {
+                assert_eq!(header.0, [arrived; 6]);
+                let mut bytes = vec![0; payload.len()];
+                payload.copy_to_slice(&mut bytes);
+                let letter = b'a' + u8::try_from(arrived % 26).unwrap();
+                assert!(bytes.len() as u64 == arrived * 331 && bytes.iter().all(|byte| *byte == letter));
+                arrived += 1;
+            });
+            assert_eq!(drained, Ok(false));
+        }
+    }
+    assert!(!ours.may_continue() && carried.len() > 6_000_000);
+    // Eight equal letters in a row would come once in 10^12 bytes.
+    let is_shown = |window: &[u8]| window[0].is_ascii_lowercase() && window.iter().all(|byte| *byte == window[0]);
+    assert!(!carried.windows(8).any(is_shown));
+    // The end of one side is that of the other.
+    drop(ours);
+    middle.shut_down();
+    between.shut_down();
+    assert_eq!(theirs.drain(&mut usize::MAX.clone(), |_, _| {}), Err(Ended::Closed));
 }
 
 /// The bytes that the opener of a handshake sends, and those that the acceptor sends.
