@@ -152,6 +152,24 @@ fn links_to_other_hosts_and_within_the_host_send_by_turns() {
 }
 
 #[test]
+fn a_busy_link_within_the_host_does_not_keep_an_earlier_link_to_another_host_out() {
+    let (mut state, _) = linked(0);
+    let (pd, cq) = (state.engine.alloc_pd().unwrap(), state.engine.create_cq(4096, 1).unwrap());
+    let (_, theirs) = add_stream(&mut state);
+    let (memory, _) = Memory::create(8 << 20).unwrap();
+    state.add_peer(memory.ends(Side::Acceptor), Peer::on_a_socket().0);
+    let _peer = Duplex::new(memory.ends(Side::Opener), Peer::on_a_socket().0);
+    send_datagrams(&mut state, (pd, cq), (1, Host::LOCAL), 4096);
+    // The stream is behind the link that used up this turn.
+    assert!(state.progress() && !theirs.look().0);
+    send_datagrams(&mut state, (pd, cq), (0, Host(1)), 1);
+    for _ in 0..2 {
+        assert!(state.progress());
+    }
+    assert!(theirs.look().0, "the link within the host still has much to send");
+}
+
+#[test]
 fn a_number_is_that_of_one_link_within_the_host_or_to_another_one() {
     let (mut state, _) = linked(1);
     let (one, _ours) = add_stream(&mut state);
