@@ -123,6 +123,10 @@ mod absent {
             match *self {}
         }
 
+        pub(crate) fn has_bytes(&self) -> bool {
+            match *self {}
+        }
+
         pub(crate) fn has_unsent(&self) -> bool {
             match *self {}
         }

@@ -155,6 +155,12 @@ impl Records {
         Ok(taken)
     }
 
+    /// Whether [`read`](Self::read) would return without a look at the socket.
+    pub(crate) fn has_bytes(&self) -> bool {
+        let inbound = &self.inbound;
+        !inbound.plain.is_empty() || inbound.is_broken || inbound.whole_record().is_some()
+    }
+
     /// Whether records wait for the kernel.
     pub(crate) fn has_unsent(&self) -> bool {
         !self.outbound.unsent().is_empty()
@@ -288,19 +294,20 @@ impl Inbound {
         opened
     }
 
-    fn try_open(&mut self, next: &mut dyn NextSecrets, rekey: u64) -> os::Result<bool> {
-        let Some((head, _)) = self.bytes[self.read..self.filled].split_first_chunk::<HEAD>() else {
-            return Ok(false);
-        };
-        let head = *head;
+    /// The head of the next record and the length of the rest, once it has arrived whole. A record
+    /// that is too long counts as whole at once.
+    fn whole_record(&self) -> Option<([u8; HEAD], usize)> {
+        let (head, rest) = self.bytes[self.read..self.filled].split_first_chunk::<HEAD>()?;
         let len = usize::from(u16::from_be_bytes([head[3], head[4]]));
+        (rest.len() >= len || len > MAX_RECORD - HEAD).then_some((*head, len))
+    }
+
+    fn try_open(&mut self, next: &mut dyn NextSecrets, rekey: u64) -> os::Result<bool> {
+        let Some((head, len)) = self.whole_record() else { return Ok(false) };
         if head != head_of(len) || !(1 + 1 + TAG..=MAX_PLAIN + 1 + TAG).contains(&len) {
             return Err(FORGED);
         }
         let at = self.read + HEAD;
-        if self.filled < at + len {
-            return Ok(false);
-        }
         let is_due = self.key.records >= rekey;
         let nonce = self.key.nonce();
         let (plain, tag) = self.bytes[at..at + len].split_at_mut(len - TAG);
