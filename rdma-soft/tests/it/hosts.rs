@@ -27,6 +27,9 @@ const THERE: &str = "127.88.0.2";
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 const TCP: &str = "RDMA_SOFT_TCP";
 const KEY: &str = "RDMA_SOFT_KEY";
+const TLS: &str = "RDMA_SOFT_TLS";
+/// The values of `RDMA_SOFT_TLS` that this build takes.
+const PROTECTIONS: &[&str] = if cfg!(feature = "tls") { &["on", "off"] } else { &["off"] };
 
 /// A file with a key, removed when dropped.
 struct KeyFile(PathBuf);
@@ -52,7 +55,8 @@ impl Drop for KeyFile {
     }
 }
 
-/// Runs a test of this module in a process of the host [`HERE`], at a port that is free.
+/// Runs a test of this module in a process of the host [`HERE`], at a port that is free: with
+/// encryption, if this build has it, and without.
 fn on_a_host(test: &str) {
     on_host(test, HERE);
 }
@@ -61,7 +65,9 @@ fn on_host(test: &str, host: &str) {
     let key = KeyFile::new(test, SECRET, 0o600);
     let port = TcpListener::bind((host.parse::<IpAddr>().unwrap(), 0)).unwrap().local_addr().unwrap().port();
     let address = SocketAddr::new(host.parse().unwrap(), port).to_string();
-    passes_alone(&[&format!("hosts::{test}")], &[(TCP, &address), (KEY, key.path())]);
+    for protection in PROTECTIONS {
+        passes_alone(&[&format!("hosts::{test}")], &[(TCP, &address), (KEY, key.path()), (TLS, protection)]);
+    }
 }
 
 /// The address of this process.
@@ -247,6 +253,23 @@ fn unreached() {
     });
     refused(&side_to("127.88.0.3", 10), stranger.endpoint.qpn);
     stranger.finish();
+    // The process there encrypts, and this one does not, or the other way round.
+    let encrypts = tcp::status().unwrap().is_encrypted;
+    assert_eq!(encrypts, std::env::var(TLS).unwrap() == "on");
+    if cfg!(feature = "tls") {
+        let address = SocketAddr::new("127.88.0.5".parse().unwrap(), own().port()).to_string();
+        let mut differs = Puppet::start_with("hosts::other_process", &format!("to={HERE}"), |command| {
+            command.env(TCP, address).env(TLS, if encrypts { "off" } else { "on" });
+        });
+        let side = side_to("127.88.0.5", 10);
+        refused(&side, differs.endpoint.qpn);
+        // It cannot call here either.
+        let side = side_to("127.88.0.5", 10);
+        differs.connect(side.endpoint());
+        assert_eq!(differs.ask("send 7 0 5"), "0");
+        assert_eq!(differs.ask("wait"), format!("7 {} 0", Status::IBV_WC_RETRY_EXC_ERR.0));
+        differs.finish();
+    }
     other.finish();
 }
 
@@ -357,6 +380,10 @@ fn an_address_without_a_good_key_opens_nothing() {
         refused(libc::EINVAL, &[(TCP, HERE), (KEY, key.path())]);
     }
     refused(libc::EINVAL, &[(TCP, HERE), (KEY, good.path()), ("RDMA_SOFT_LINK_LAYER", "infiniband")]);
+    refused(libc::EINVAL, &[(TCP, HERE), (KEY, good.path()), (TLS, "yes")]);
+    if !cfg!(feature = "tls") {
+        refused(libc::EINVAL, &[(TCP, HERE), (KEY, good.path()), (TLS, "on")]);
+    }
     refused(libc::EINVAL, &[(TCP, "127.0.0.2"), (KEY, good.path()), ("RDMA_SOFT_DEVICES", "2")]);
     // An address that this host lacks (RFC 5737), if it may not use such ones.
     let may_lack = fs::read_to_string("/proc/sys/net/ipv4/ip_nonlocal_bind").is_ok_and(|value| value.trim() == "1");
