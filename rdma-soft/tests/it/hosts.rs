@@ -267,7 +267,7 @@ fn unreached() {
         let side = side_to("127.88.0.5", 10);
         differs.connect(side.endpoint());
         assert_eq!(differs.ask("send 7 0 5"), "0");
-        assert_eq!(differs.ask("wait"), format!("7 {} 0", Status::IBV_WC_RETRY_EXC_ERR.0));
+        assert!(differs.ask("wait").starts_with(&format!("7 {} ", Status::IBV_WC_RETRY_EXC_ERR.0)));
         differs.finish();
     }
     other.finish();
