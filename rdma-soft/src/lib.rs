@@ -100,14 +100,16 @@
 //! ```
 //!
 //! Each side proves that it holds the key before anything else happens; a key that is missing,
-//! short or readable by others is `EINVAL` at the first open of a device. With the feature `tls`,
-//! which the programs of this workspace and `soft-rdma` have, all that follows is encrypted and
-//! authenticated by TLS 1.3, on processors with AES instructions. Two hosts of which one encrypts do
-//! not reach each other, and the log of both says why. Without the feature, or with
-//! `RDMA_SOFT_TLS=off`, it is neither: use a network that you trust, or WireGuard. A host that cannot be reached, a number
-//! that no process has and a wrong key give `IBV_WC_RETRY_EXC_ERR`, and datagrams are lost; the log
-//! says why. A host that is silent for 10 s counts as dead, and so does a process that stands still
-//! for 10 s (in a debugger, or stopped) while frames wait for it.
+//! short or readable by others is `EINVAL` at the first open of a device. A host that cannot be
+//! reached, a number that no process has and a wrong key give `IBV_WC_RETRY_EXC_ERR`, and datagrams
+//! are lost; the log says why. A host that is silent for 10 s counts as dead, and so does a process
+//! that stands still for 10 s (in a debugger, or stopped) while frames wait for it.
+//!
+//! With the feature `tls`, which the programs of this workspace and `soft-rdma` have, all that
+//! follows the proof is encrypted and authenticated by TLS 1.3, on processors with AES
+//! instructions. Two hosts of which one encrypts do not reach each other, and the logs of both say
+//! why. Without the feature, or with `RDMA_SOFT_TLS=off`, nothing is encrypted: use a network that
+//! you trust, or WireGuard.
 //!
 //! Not there yet: the connection manager and multicast reach this host only, and the programs of
 //! `rdma` choose `soft0` for jobs on several hosts only if they are told to (`RDMA_DEVICE`).

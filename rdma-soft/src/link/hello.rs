@@ -32,7 +32,7 @@ use nix::errno::Errno;
 
 use super::handshake::Answer;
 use super::key::{Key, PROOF};
-use super::tls::{self, Protection, Records};
+use super::tls::{self, Protection, Records, TlsError};
 use crate::engine::Slot;
 use crate::os;
 use crate::os::tcp::Tcp;
@@ -113,7 +113,7 @@ pub(crate) enum HelloError {
     Unconfirmed,
     #[error("{}; set RDMA_SOFT_TLS alike on both hosts, or build both with the feature tls", mismatch(*.0))]
     Protection(Protection),
-    #[error("no encryption can be agreed on: somebody on the way has changed what was sent")]
+    #[error("{}", TlsError::Refused)]
     Encryption,
     #[error(transparent)]
     System(#[from] os::Error),
@@ -136,6 +136,15 @@ impl HelloError {
                 matches!(error.errno, Errno::ETIMEDOUT | Errno::ECONNRESET | Errno::ECONNABORTED | Errno::EPIPE)
             }
             _ => false,
+        }
+    }
+}
+
+impl From<TlsError> for HelloError {
+    fn from(error: TlsError) -> Self {
+        match error {
+            TlsError::Refused => Self::Encryption,
+            TlsError::System(error) => Self::System(error),
         }
     }
 }
@@ -373,8 +382,8 @@ pub(crate) fn open(
 }
 
 /// Runs the acceptor's side over a connection whose first message has come. `decide` chooses the
-/// answer after the opener's proof, by `deadline` at most then `decide` may take longer. Returns the
-/// encryption of the frames that follow, too; `None` for frames in the clear.
+/// answer after the opener's proof, by `deadline` at most then `decide` may take longer. Returns
+/// the encryption of the frames that follow, too; `None` for frames in the clear.
 pub(crate) fn accept(
     socket: &Tcp,
     Terms { key, protection }: Terms<'_>,

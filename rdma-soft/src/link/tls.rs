@@ -24,6 +24,8 @@ mod session;
 
 use rdma_sys::Variable;
 
+use crate::os;
+
 #[cfg(not(feature = "tls"))]
 pub(crate) use absent::{Records, accept, open};
 #[cfg(feature = "tls")]
@@ -41,6 +43,15 @@ const VALUES: &str = "off (this build lacks the feature tls)";
 
 /// Bytes of the seed of a key pair.
 pub(crate) const SEED: usize = 32;
+
+/// The reason why two sides that hold the key have no encryption.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TlsError {
+    #[error("no encryption can be agreed on: somebody on the way has changed what was sent")]
+    Refused,
+    #[error(transparent)]
+    System(#[from] os::Error),
+}
 
 /// What happens to the frames between two hosts. Both sides must want the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,8 +117,7 @@ fn has_instructions() -> bool {
 mod absent {
     use std::time::Instant;
 
-    use super::SEED;
-    use crate::link::hello::HelloError;
+    use super::{SEED, TlsError};
     use crate::os::{self, tcp::Tcp};
 
     /// The encryption of a connection, of which there is none.
@@ -136,12 +146,12 @@ mod absent {
         }
     }
 
-    pub(crate) fn open(_socket: &Tcp, _seed: [u8; SEED], _deadline: Instant) -> Result<Records, HelloError> {
-        Err(HelloError::Encryption)
+    pub(crate) fn open(_socket: &Tcp, _seed: [u8; SEED], _deadline: Instant) -> Result<Records, TlsError> {
+        Err(TlsError::Refused)
     }
 
-    pub(crate) fn accept(_socket: &Tcp, _seed: [u8; SEED], _deadline: Instant) -> Result<Records, HelloError> {
-        Err(HelloError::Encryption)
+    pub(crate) fn accept(_socket: &Tcp, _seed: [u8; SEED], _deadline: Instant) -> Result<Records, TlsError> {
+        Err(TlsError::Refused)
     }
 }
 

@@ -20,9 +20,8 @@ use rustls::{
 use rustls_graviola::kx::X25519;
 use rustls_graviola::suites::TLS13_AES_128_GCM_SHA256;
 
-use super::SEED;
 use super::records::{NextSecrets, Records};
-use crate::link::hello::HelloError;
+use super::{SEED, TlsError};
 use crate::log::log;
 use crate::os::tcp::Tcp;
 
@@ -33,7 +32,7 @@ const BEFORE_KEY: [u8; 7] = [0x30, 0x31, 0x02, 0x01, 0x01, 0x04, 0x20];
 const AFTER_KEY: [u8; 12] = [0xa0, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
 
 /// Runs the handshake as the side that has opened the connection.
-pub(crate) fn open(socket: &Tcp, seed: [u8; SEED], deadline: Instant) -> Result<Records, HelloError> {
+pub(crate) fn open(socket: &Tcp, seed: [u8; SEED], deadline: Instant) -> Result<Records, TlsError> {
     let start = |pair: Pair| {
         let mut config = ClientConfig::builder_with_provider(pair.provider())
             .with_protocol_versions(&[&TLS13])?
@@ -52,7 +51,7 @@ pub(crate) fn open(socket: &Tcp, seed: [u8; SEED], deadline: Instant) -> Result<
 }
 
 /// Runs the handshake as the side that has accepted the connection.
-pub(crate) fn accept(socket: &Tcp, seed: [u8; SEED], deadline: Instant) -> Result<Records, HelloError> {
+pub(crate) fn accept(socket: &Tcp, seed: [u8; SEED], deadline: Instant) -> Result<Records, TlsError> {
     let start = |pair: Pair| {
         let mut config = ServerConfig::builder_with_provider(pair.provider())
             .with_protocol_versions(&[&TLS13])?
@@ -67,9 +66,9 @@ pub(crate) fn accept(socket: &Tcp, seed: [u8; SEED], deadline: Instant) -> Resul
 }
 
 /// The error of a handshake that fails after both sides have proved that they hold the key.
-fn failed(error: Error) -> HelloError {
+fn failed(error: Error) -> TlsError {
     log!(DEBUG, "the handshake of TLS has failed: {error}");
-    HelloError::Encryption
+    TlsError::Refused
 }
 
 /// The key pair that both sides hold.
@@ -244,7 +243,7 @@ impl Session for UnbufferedServerConnection {
 }
 
 /// Runs a handshake. Takes no byte after it from the socket.
-fn run<S: Session>(mut session: S, socket: &Tcp, deadline: Instant) -> Result<Records, HelloError> {
+fn run<S: Session>(mut session: S, socket: &Tcp, deadline: Instant) -> Result<Records, TlsError> {
     let (mut inbound, mut outbound) = (Vec::new(), Vec::new());
     loop {
         let UnbufferedStatus { discard, state, .. } = session.process(&mut inbound);
@@ -254,7 +253,7 @@ fn run<S: Session>(mut session: S, socket: &Tcp, deadline: Instant) -> Result<Re
             Ok(ConnectionState::EncodeTlsData(mut message)) => {
                 let at = outbound.len();
                 outbound.resize(at + 2 * MAX_RECORD, 0);
-                let count = message.encode(&mut outbound[at..]).map_err(|_| HelloError::Encryption)?;
+                let count = message.encode(&mut outbound[at..]).map_err(|_| TlsError::Refused)?;
                 outbound.truncate(at + count);
             }
             Ok(ConnectionState::TransmitTlsData(messages)) => {
@@ -264,7 +263,7 @@ fn run<S: Session>(mut session: S, socket: &Tcp, deadline: Instant) -> Result<Re
             }
             Ok(ConnectionState::BlockedHandshake) => needs_more = true,
             Ok(ConnectionState::WriteTraffic(_)) => is_over = true,
-            Ok(_) => return Err(HelloError::Encryption),
+            Ok(_) => return Err(TlsError::Refused),
             Err(error) => return Err(failed(error)),
         }
         inbound.drain(..discard);
@@ -276,7 +275,7 @@ fn run<S: Session>(mut session: S, socket: &Tcp, deadline: Instant) -> Result<Re
         }
     }
     if !inbound.is_empty() {
-        return Err(HelloError::Encryption);
+        return Err(TlsError::Refused);
     }
     let (secrets, next) = session.secrets().map_err(failed)?;
     let next: Box<dyn NextSecrets> = Box::new(next);
@@ -284,12 +283,12 @@ fn run<S: Session>(mut session: S, socket: &Tcp, deadline: Instant) -> Result<Re
 }
 
 /// Reads one record, and no more.
-fn append_record(records: &mut Vec<u8>, socket: &Tcp, deadline: Instant) -> Result<(), HelloError> {
+fn append_record(records: &mut Vec<u8>, socket: &Tcp, deadline: Instant) -> Result<(), TlsError> {
     let mut head = [0; 5];
     socket.read_exact(&mut head, deadline)?;
     let len = usize::from(u16::from_be_bytes([head[3], head[4]]));
     if len > MAX_RECORD {
-        return Err(HelloError::Encryption);
+        return Err(TlsError::Refused);
     }
     records.extend_from_slice(&head);
     let at = records.len();

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::{Gather, Header, Outbound, Slot, Source, Transmit};
-use crate::link::hello::{HelloError, Identity};
+use crate::link::hello::Identity;
 use crate::link::hosts::Hosts;
 use crate::link::stream::{Ended, Far, Stream};
 use crate::os;
@@ -19,7 +19,7 @@ fn soon() -> Instant {
 }
 
 /// Runs a handshake between two sides with these seeds.
-fn handshake(seeds: [u8; 2]) -> [Result<Records, HelloError>; 2] {
+fn handshake(seeds: [u8; 2]) -> [Result<Records, TlsError>; 2] {
     let [ours, theirs] = Tcp::pair();
     thread::scope(|scope| {
         let accepting = scope.spawn(move || accept(&theirs, [seeds[1]; SEED], soon()));
@@ -198,7 +198,7 @@ fn the_wire_shows_nothing_of_the_bytes() {
 #[test]
 fn a_peer_that_does_not_read_blocks_the_writer_and_all_bytes_arrive_later() {
     let mut sides = Sides::new();
-    let text: Vec<u8> = (0..3_000_000_u32).map(|number| (number / 7) as u8).collect();
+    let text: Vec<u8> = (0..3_000_000_u32).map(|number| (number / 7).to_le_bytes()[0]).collect();
     let [end, far] = &sides.out;
     let (mut sent, mut arrived) = (0, Vec::new());
     let mut space = vec![0; 100_000];
@@ -323,7 +323,7 @@ fn a_side_that_falls_silent_or_hangs_up_at_any_byte_ends_the_handshake() {
         if cut % 3 == 0 {
             let deadline = Instant::now() + Duration::from_millis(5);
             let silent = accept(&theirs, [1; SEED], deadline).unwrap_err();
-            assert!(matches!(silent, HelloError::System(os::Error { errno: Errno::ETIMEDOUT, .. })), "{silent}");
+            assert!(matches!(silent, TlsError::System(os::Error { errno: Errno::ETIMEDOUT, .. })), "{silent}");
         }
         let [ours, theirs] = Tcp::pair();
         ours.write_all(&opener[..cut], soon()).unwrap();
