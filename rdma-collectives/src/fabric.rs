@@ -8,6 +8,7 @@
 //! data, so a message follows the write. An iWARP sender does not wait for receives, so the
 //! receiver also reports how many messages it has taken.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use rdma::{
     CompletionQueue, ExposedRegion, ExposedSlice, Placement, Poller, ProtectionDomain, QueuePair, RemoteAccess,
     RemoteSlice, RnrTimer,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::adapter::Adapter;
 use crate::bootstrap::Group;
@@ -122,6 +124,17 @@ struct Counts {
     last_message: u32,
 }
 
+/// What a rank wants of the connections by a device.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Vote {
+    /// Whether the rank is connected to any other. The votes of the others do not count.
+    has_peers: bool,
+    /// Whether notices have to be messages.
+    by_messages: bool,
+    /// Whether the connection manager connects.
+    by_manager: bool,
+}
+
 /// A device that a rank uses, and the domain of its memory there.
 #[derive(Clone, Debug)]
 pub struct Rail {
@@ -170,7 +183,8 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
-    /// Connects this rank to `peers` by a device; collective.
+    /// Connects this rank to `peers` by a device; collective. A rank may have no peers, and has no
+    /// part then in how the others connect and learn of arrivals.
     pub(crate) fn connect(
         rail: &Rail,
         group: &mut Group,
@@ -180,13 +194,28 @@ impl Fabric {
     ) -> Result<Self, Error> {
         let (rank, world) = (group.rank(), group.ranks());
         let adapter = &rail.adapter;
-        let own = tuning.by_messages || !adapter.context.capabilities().write_with_immediate;
-        let by_messages = group.all_gather("the kinds of notices", &own)?.contains(&true);
+        let own = Vote {
+            has_peers: !peers.is_empty(),
+            by_messages: tuning.by_messages || !adapter.context.capabilities().write_with_immediate,
+            by_manager: matches!(rail.method, Method::Manager(_)),
+        };
+        let votes = group.all_gather("the kinds of notices", &own)?;
+        let is_used = votes.iter().any(|vote| vote.has_peers);
+        let counts = |vote: &&Vote| vote.has_peers || !is_used;
+        let by_messages = votes.iter().filter(counts).any(|vote| vote.by_messages);
         let notices = if by_messages { Notices::Messages } else { Notices::Immediate };
         let prepared = Self::prepare(rail, world, peers, notices, patience);
         let (mut fabric, queue_pairs) = group.agree("the queue pairs", prepared)?;
-        let how = How { method: rail.method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
-        let connected = connect::connect(adapter, group, queue_pairs, &how)?;
+        let method = match votes.iter().find(counts) {
+            // Only who has no peers differs from the others.
+            Some(vote) if vote.by_manager != own.by_manager && !own.has_peers => match vote.by_manager {
+                true => Method::Manager(Ipv4Addr::LOCALHOST.into()),
+                false => Method::Endpoints,
+            },
+            _ => rail.method,
+        };
+        let how = How { method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
+        let connected = if is_used { connect::connect(adapter, group, queue_pairs, &how)? } else { Vec::new() };
         let counters = exchange(group, "the counters", fabric.counters.remote(..)?)?;
         let mut first_messages = Vec::new();
         for Connected { peer, qp, connection, is_active, .. } in connected {

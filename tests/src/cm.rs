@@ -17,16 +17,20 @@ use crate::report::timed_out;
 pub const ADDRESS: &str = "RDMA_TEST_ADDRESS";
 /// Environment variable with an IPv6 address of the device under test.
 pub const ADDRESS6: &str = "RDMA_TEST_ADDRESS6";
+/// Environment variable with the number of the host on which the process runs, where the second
+/// process of a test is on another one.
+const HOST: &str = "RDMA_TEST_HOST";
 
-/// An IPv4 address of the device: from the environment, or from an IPv4-mapped GID. The environment
-/// tells the address of hardware, so a software device has its own.
+/// An address of the device: from the environment, or from an IPv4-mapped GID. The environment
+/// tells the address of hardware and of one of several hosts, so another software device has its
+/// own.
 ///
 /// # Panics
 ///
 /// If the device has no address, although the environment promises a device with one.
 #[must_use]
 pub fn address(context: &Context) -> IpAddr {
-    if let (Ok(text), false) = (std::env::var(ADDRESS), context.is_software()) {
+    if let (Ok(text), false) = (std::env::var(ADDRESS), context.is_software() && std::env::var_os(HOST).is_none()) {
         return text.parse().unwrap_or_else(|error| panic!("{ADDRESS}={text}: {error}"));
     }
     let gids = (1..=context.port_count()).flat_map(|port| context.gid_table(port).expect("GIDs"));

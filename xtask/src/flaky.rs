@@ -19,7 +19,7 @@ use crate::system::{at, make, output, read, remove};
 const LIST: &str = "tests/flaky.tsv";
 /// The parts of the plan that a case of the list can be of: the devices of `cargo xtask vm`, and
 /// `cargo xtask thirdparty`.
-const SCOPES: [&str; 5] = ["soft", "rxe", "siw", "wire", THIRDPARTY];
+const SCOPES: [&str; 6] = ["soft", "hosts", "rxe", "siw", "wire", THIRDPARTY];
 /// The scope of the cases of `cargo xtask thirdparty`.
 pub(crate) const THIRDPARTY: &str = "thirdparty";
 /// Most failed cases of a run that run again: more of them have a cause that repeats.

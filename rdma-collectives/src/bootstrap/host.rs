@@ -14,6 +14,9 @@ const VARIABLE: &str = "RDMA_HOSTID";
 pub(super) struct HostId {
     /// Identity of the machine, equal in all of its processes.
     machine: String,
+    /// The network and pid namespaces, without which processes of a machine share no memory: each
+    /// container has its own.
+    space: String,
     /// The name that the environment gives to the host.
     name: Option<String>,
     /// The name of the host in messages.
@@ -26,7 +29,7 @@ impl HostId {
     pub(super) fn own() -> Self {
         let name = env::var_os(VARIABLE).map(|name| name.to_string_lossy().trim().to_owned());
         let name = name.filter(|name| !name.is_empty());
-        Self { machine: machine(), label: name.clone().unwrap_or_else(hostname), name }
+        Self { machine: machine(), space: space(), label: name.clone().unwrap_or_else(hostname), name }
     }
 
     /// The name of the host in messages.
@@ -34,9 +37,15 @@ impl HostId {
         &self.label
     }
 
-    /// Whether both count as one host: they have the same name, or no name and one machine.
+    /// Whether both count as one host: they have the same name, or no name, and one machine and the
+    /// same namespaces there.
     pub(super) fn is(&self, other: &Self) -> bool {
-        self.name == other.name && (self.name.is_some() || self.is_same_machine(other))
+        self.name == other.name && (self.name.is_some() || self.is_same_space(other))
+    }
+
+    /// Whether both are one machine and have the same namespaces, whatever the environment says.
+    pub(super) fn is_same_space(&self, other: &Self) -> bool {
+        self.is_same_machine(other) && self.space == other.space
     }
 
     /// Whether both are one machine, whatever the environment says.
@@ -48,6 +57,12 @@ impl HostId {
 fn machine() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
     boot.map_or_else(hostname, |boot| boot.trim().to_owned())
+}
+
+/// The network and pid namespaces of this process; empty if /proc does not tell.
+fn space() -> String {
+    let namespace = |kind: &str| std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
+    format!("{} {}", namespace("net").display(), namespace("pid").display())
 }
 
 fn hostname() -> String {
@@ -62,6 +77,7 @@ mod tests {
     fn a_name_goes_before_the_machine() {
         let host = |machine: &str, name: Option<&str>| HostId {
             machine: machine.to_owned(),
+            space: String::new(),
             name: name.map(str::to_owned),
             label: String::new(),
         };
@@ -70,5 +86,13 @@ mod tests {
         let (a_as_x, a_as_y, b_as_x) = (host("a", Some("x")), host("a", Some("y")), host("b", Some("x")));
         assert!(a_as_x.is(&b_as_x) && !a_as_x.is(&a_as_y) && !a_as_x.is(&a));
         assert!(a_as_x.is_same_machine(&a_as_y) && !a_as_x.is_same_machine(&b_as_x));
+    }
+
+    #[test]
+    fn containers_of_a_machine_are_hosts_of_one_machine() {
+        let own = HostId { name: None, ..HostId::own() };
+        assert!(own.space.starts_with("net:[") && own.space.contains(" pid:["), "{}", own.space);
+        let other = HostId { space: "net:[1] pid:[2]".to_owned(), ..own.clone() };
+        assert!(own.is(&own) && !own.is(&other) && own.is_same_machine(&other) && !own.is_same_space(&other));
     }
 }

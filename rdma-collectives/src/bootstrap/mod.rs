@@ -192,10 +192,11 @@ impl Group {
         self.hosts.len()
     }
 
-    /// Whether all ranks are on one machine, which may count as several hosts.
+    /// Whether all ranks are on one machine, which may count as several hosts by `RDMA_HOSTID`, and
+    /// in the same network and pid namespaces there: containers count as machines.
     #[must_use]
     pub fn is_on_one_machine(&self) -> bool {
-        self.hosts.iter().all(|host| host.is_same_machine(&self.hosts[0]))
+        self.hosts.iter().all(|host| host.is_same_space(&self.hosts[0]))
     }
 
     /// The host of each rank, as a number: that of its first rank.

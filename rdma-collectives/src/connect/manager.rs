@@ -84,13 +84,15 @@ pub(super) fn connect(
     ip: IpAddr,
 ) -> Result<Vec<Connected>, Error> {
     let rank = group.rank();
-    let listener = Listener::bind(&adapter.context, SocketAddr::new(ip, 0), &ListenOptions::new());
+    let bind = |()| Listener::bind(&adapter.context, SocketAddr::new(ip, 0), &ListenOptions::new());
+    // Nobody calls a rank without queue pairs, whose device may have no address.
+    let listener = (!queue_pairs.is_empty()).then_some(()).map(bind).transpose();
     let listener = listener.map_err(|error| Error::from(error).context(format_args!("cannot listen at {ip}")));
     let listener = group.agree("the listeners", listener)?;
     // Rank 0's random number identifies the job.
     let random = RandomState::new().build_hasher().finish();
-    let told: Vec<(u64, SocketAddr)> =
-        group.all_gather("the listeners' addresses", &(random, listener.local_addr()))?;
+    let local = listener.as_ref().map(Listener::local_addr);
+    let told: Vec<(u64, Option<SocketAddr>)> = group.all_gather("the listeners' addresses", &(random, local))?;
     let order: Vec<usize> = queue_pairs.iter().map(|unconnected| unconnected.peer).collect();
     let (to_call, to_answer): (Vec<_>, Vec<_>) =
         queue_pairs.into_iter().partition(|unconnected| unconnected.peer < rank);
@@ -105,11 +107,13 @@ pub(super) fn connect(
         failed: OnceLock::new(),
     };
     let connected = std::thread::scope(|scope| {
-        let answering = Builder::new().spawn_scoped(scope, || work.noting(work.answer(&listener, to_answer)));
+        let answering = Builder::new().spawn_scoped(scope, || work.noting(work.answer(listener.as_ref(), to_answer)));
         let answering = answering.map_err(|error| Error::not_started("the thread that answers", &error))?;
         let source = SocketAddr::new(ip, 0);
         let called = to_call.into_iter().map(|unconnected| {
-            let (peer, target) = (unconnected.peer, told[unconnected.peer].1);
+            let peer = unconnected.peer;
+            let target =
+                told[peer].1.ok_or_else(|| Error::new(format!("rank {peer} does not connect to this rank")))?;
             work.call(source, target, unconnected)
                 .map_err(|failure| failure.context(format_args!("cannot connect to rank {peer} at {target}")))
         });
@@ -162,8 +166,9 @@ impl Work<'_> {
     }
 
     /// Waits for the calls of all other peers.
-    fn answer(&self, listener: &Listener, mut waiting: Vec<Unconnected>) -> Result<Vec<Connected>, Error> {
+    fn answer(&self, listener: Option<&Listener>, mut waiting: Vec<Unconnected>) -> Result<Vec<Connected>, Error> {
         let mut all = Vec::new();
+        let Some(listener) = listener else { return Ok(all) };
         while !waiting.is_empty() {
             self.check()?;
             if Instant::now() > self.deadline {

@@ -208,8 +208,8 @@ pub struct Connected<T: Transport = Rc> {
     pub ends: (String, String),
 }
 
-/// Connects each given queue pair to its peer; collective. The results are in the order of
-/// `queue_pairs`.
+/// Connects each given queue pair to its peer; collective, also for a rank that gives none. The
+/// results are in the order of `queue_pairs`.
 ///
 /// # Errors
 /// If a rank fails; every rank is told.
@@ -257,9 +257,6 @@ pub fn by_endpoints<T: rdma::transport::Connected>(
     queue_pairs: Vec<Unconnected<T>>,
     how: &How,
 ) -> Result<Vec<Connected<T>>, Error> {
-    if queue_pairs.is_empty() {
-        return Ok(Vec::new());
-    }
     let rank = group.rank();
     let initialized = exchange(group, queue_pairs, |qp, receives| {
         let mut qp = qp.init(&adapter.init_options(how.access))?;
@@ -322,9 +319,6 @@ pub fn exchange_datagrams(
     group: &mut Group,
     queue_pairs: Vec<Unconnected<Ud>>,
 ) -> Result<Vec<Datagrams>, Error> {
-    if queue_pairs.is_empty() {
-        return Ok(Vec::new());
-    }
     let ready = exchange(group, queue_pairs, |qp, receives| {
         check_path(adapter)?;
         let mut qp = qp.init(&adapter.datagram_options(QKEY))?;

@@ -1,6 +1,8 @@
 use super::*;
+use crate::bootstrap::{Roles, Terms};
 use crate::messages::Transfer;
-use crate::testing::{start_tuned, tuning};
+use crate::placement::run_threads;
+use crate::testing::{LONG, start_tuned, tuning};
 use crate::transport::Transport;
 
 /// Rank 0 loses the connection to rank 2, after a notice of it has come that nobody has looked at:
@@ -96,4 +98,33 @@ fn notices_that_nobody_needs_fail_nobody() {
         }
         group.conclude(Ok(())).unwrap();
     });
+}
+
+/// Ranks 1 and 2 are connected; rank 0 is not, and takes part. On its rail it would connect in the
+/// other way.
+#[test]
+fn a_rank_without_peers_keeps_nobody_waiting() {
+    let manager = Method::Manager(Ipv4Addr::LOCALHOST.into());
+    for (of_peers, of_rank_0) in
+        [(Method::Endpoints, Method::Endpoints), (Method::Endpoints, manager), (manager, Method::Endpoints)]
+    {
+        let terms = Terms::new("test", &(), Roles::Ranks, LONG);
+        let connected = run_threads(3, &terms, |group| {
+            let rank = group.rank();
+            let (method, peers) = if rank == 0 { (of_rank_0, vec![]) } else { (of_peers, vec![3 - rank]) };
+            let rail = Rail::new(&crate::testing::soft0(), method)?;
+            let patience = Patience::new(group.watch(), true, LONG);
+            // Rank 0 alone wants messages, which only peers have a say in.
+            let tuning = Tuning { by_messages: rank == 0, ..tuning() };
+            let mut fabric = Fabric::connect(&rail, group, &peers, &tuning, patience)?;
+            for &peer in &peers {
+                fabric.notify(peer, Lane::Ring)?;
+                fabric.wait_for(peer, Lane::Ring, 1)?;
+            }
+            group.barrier("the notices")?;
+            Ok::<_, Error>(fabric.notices)
+        });
+        let notices = connected.unwrap();
+        assert!(notices.iter().all(|kind| *kind != Notices::Messages), "{of_peers:?} {of_rank_0:?}: {notices:?}");
+    }
 }

@@ -14,6 +14,7 @@ use super::service::{Service, State};
 use super::wire::{Message, Rej, Req, SidrReq, Terms, room};
 use super::{path, report};
 use crate::engine::Errno;
+use crate::link::port::listeners;
 use crate::log::log;
 use crate::os::now;
 
@@ -279,7 +280,7 @@ impl State {
         // Another user can take the name of one address although a listener has the wildcard, so a
         // process of another user does not end the search.
         let mut outcome = Undelivered::Refused;
-        for name in port::listeners(space, &peer) {
+        for name in listeners(space, &peer) {
             match socket.connect(&name).map_err(|error| error.errno) {
                 Ok(()) => {
                     let listener = socket.peer()?;

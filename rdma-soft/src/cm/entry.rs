@@ -8,8 +8,9 @@ use rdma_sys::{ibv_qp_type, rdma_cm_event_type as Code};
 use super::address::{self, with_port};
 use super::channel::{Body, Channel, Membership, Pending, Target};
 use super::machine::{Agreed, Machine};
-use super::port::{BindRequest, Bound, Space};
+use super::port::{BindRequest, Bound};
 use crate::engine::{Errno, Time};
+use crate::link::port::Space;
 use crate::os::{self, socket::Socket};
 
 /// Largest number of multicast memberships of an id.

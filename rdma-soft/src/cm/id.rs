@@ -13,11 +13,12 @@ use super::addrinfo::List;
 use super::channel::{self, Channel, Target};
 use super::device::Device;
 use super::entry::Entry;
-use super::port::Space;
+use super::port::space_of;
 use super::service::{Service, State};
 use super::wire::Ece;
 use super::{address, path};
 use crate::engine::Errno;
+use crate::link::port::Space;
 use crate::os::lock::Lock;
 use crate::verbs::attr::{PKEY, PORT};
 use crate::verbs::call::{Argument, Handle, Own};
@@ -189,7 +190,7 @@ pub(super) fn create(
     ps: rdma_port_space,
     qp_type: ibv_qp_type,
 ) -> Result<*mut rdma_cm_id, Errno> {
-    let space = Space::of(ps).ok_or(Errno::INVAL)?;
+    let space = space_of(ps).ok_or(Errno::INVAL)?;
     let fits = match space {
         Space::Tcp => qp_type == ibv_qp_type::IBV_QPT_RC,
         Space::Udp | Space::IpoIb => qp_type == ibv_qp_type::IBV_QPT_UD,

@@ -1,61 +1,38 @@
 //! Allocation of addresses and ports to ids, through the names of abstract Unix sockets.
 //!
-//! A name consists of port space, port and address. A bound id owns the socket with its name; the
-//! id later listens or connects with this socket, so that the kernel reports the name to the other
-//! side. Addresses that overlap (a wildcard and any other) are different names: `bind` takes a
-//! name, then looks for overlapping names and releases its own if one is taken. An id with
-//! `RDMA_OPTION_ID_REUSEADDR` has a shared name, with a random suffix, until it listens.
+//! A name ([`crate::link::port`]) consists of port space, port and address. A bound id owns the
+//! socket with its name; the id later listens or connects with this socket, so that the kernel
+//! reports the name to the other side. Addresses that overlap (a wildcard and any other) are
+//! different names: `bind` takes a name, then looks for overlapping names and releases its own if
+//! one is taken. An id with `RDMA_OPTION_ID_REUSEADDR` has a shared name, with a random suffix,
+//! until it listens.
 //!
 //! `bind` looks for overlapping names in `/proc/self/net/unix` without a lock, because the kernel
 //! takes some 2 us for each socket of the host.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::thread;
 
 use rdma_sys::rdma_port_space;
 
 use super::address::with_port;
 use crate::engine::Errno;
+use crate::link::port::{self, Space, listeners};
 use crate::os;
 use crate::os::socket::{self, Socket};
-
-/// Prefix of every name. The digit is the protocol's version: processes of different versions do
-/// not see each other.
-const PREFIX: &str = "rdma-soft-cm1/";
 
 /// Number of retries for a name that is taken: another process may hold the name only while it runs
 /// [`socket::is_taken`].
 const ATTEMPTS: u32 = 3;
 
-/// The port spaces; each has its own ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Space {
-    Tcp,
-    Udp,
-    Ib,
-    IpoIb,
-}
-
-impl Space {
-    const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Ib, Self::IpoIb];
-
-    pub(super) fn of(space: rdma_port_space) -> Option<Self> {
-        match space {
-            rdma_port_space::RDMA_PS_TCP => Some(Self::Tcp),
-            rdma_port_space::RDMA_PS_UDP => Some(Self::Udp),
-            rdma_port_space::RDMA_PS_IB => Some(Self::Ib),
-            rdma_port_space::RDMA_PS_IPOIB => Some(Self::IpoIb),
-            _ => None,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Ib => "ib",
-            Self::IpoIb => "ipoib",
-        }
+/// The port space of C's number.
+pub(super) fn space_of(space: rdma_port_space) -> Option<Space> {
+    match space {
+        rdma_port_space::RDMA_PS_TCP => Some(Space::Tcp),
+        rdma_port_space::RDMA_PS_UDP => Some(Space::Udp),
+        rdma_port_space::RDMA_PS_IB => Some(Space::Ib),
+        rdma_port_space::RDMA_PS_IPOIB => Some(Space::IpoIb),
+        _ => None,
     }
 }
 
@@ -82,7 +59,7 @@ pub(super) struct Bound {
 
 impl BindRequest {
     fn start(&self, port: u16) -> String {
-        format!("{PREFIX}{}/{port}/", self.space.name())
+        port::start(self.space, port)
     }
 
     /// Error for an address that is taken itself, and not only overlapped.
@@ -91,45 +68,8 @@ impl BindRequest {
     }
 
     fn name(&self, port: u16) -> String {
-        self.start(port) + &host(self.address, self.only_family)
+        self.start(port) + &port::host(self.address, self.only_family)
     }
-}
-
-/// The address part of a name, without the port.
-fn host(address: SocketAddr, only_family: bool) -> String {
-    match address {
-        SocketAddr::V6(v6) if v6.ip().is_unspecified() && !only_family => "*".to_owned(),
-        SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("{}%{}", v6.ip(), v6.scope_id()),
-        _ => address.ip().to_string(),
-    }
-}
-
-/// Parses a name into port space, port and address; no address for a wildcard.
-pub(super) fn parse(name: &str) -> Option<(Space, u16, Option<IpAddr>)> {
-    let mut parts = name.strip_prefix(PREFIX)?.split('/');
-    let (space, port, host) = (parts.next()?, parts.next()?, parts.next()?);
-    if parts.next().is_some() {
-        return None;
-    }
-    let space = Space::ALL.into_iter().find(|known| known.name() == space)?;
-    let port = port.parse().ok().filter(|&port| port != 0)?;
-    let host = host.split_once('~').map_or(host, |(host, _)| host);
-    if host == "*" {
-        return Some((space, port, None));
-    }
-    let host = host.split_once('%').map_or(host, |(host, _)| host);
-    let ip: IpAddr = host.parse().ok()?;
-    Some((space, port, (!ip.is_unspecified()).then_some(ip)))
-}
-
-/// The names under which a process may listen for an address, the most specific first.
-pub(super) fn listeners(space: Space, address: &SocketAddr) -> [String; 3] {
-    let start = format!("{PREFIX}{}/{}/", space.name(), address.port());
-    let any = match address {
-        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
-    [host(*address, true), any.to_string(), "*".to_owned()].map(|host| format!("{start}{host}"))
 }
 
 /// Takes an address, with any free ephemeral port if its port is 0. Do not call under a lock: the
@@ -320,20 +260,5 @@ mod tests {
         let exclusive = one.claim().unwrap()().unwrap();
         one.listen(Some(exclusive)).unwrap();
         assert_eq!(refused(shared), libc::EADDRINUSE);
-    }
-
-    #[test]
-    fn names() {
-        let known = |name: &str| parse(&format!("{PREFIX}{name}"));
-        assert_eq!(known("tcp/7471/127.0.0.1"), Some((Space::Tcp, 7471, Some([127, 0, 0, 1].into()))));
-        assert_eq!(known("udp/1/0.0.0.0"), Some((Space::Udp, 1, None)));
-        assert_eq!(known("udp/1/*~a0"), Some((Space::Udp, 1, None)));
-        assert_eq!(known("ib/9/fe80::1%3~77"), Some((Space::Ib, 9, Some("fe80::1".parse().unwrap()))));
-        for bad in
-            ["", "tcp", "tcp/0/127.0.0.1", "tcp/70000/127.0.0.1", "tcp/1/x", "sctp/1/127.0.0.1", "tcp/1/1.1.1.1/2"]
-        {
-            assert_eq!(known(bad), None, "{bad}");
-        }
-        assert_eq!(parse("tcp/7471/127.0.0.1"), None);
     }
 }

@@ -13,6 +13,9 @@ use crate::channel::Channel;
 use crate::{alone, until};
 
 const ROLE: &str = "RDMA_TEST_ROLE";
+/// Environment variable that names a program, which starts second processes: on another host, say.
+/// Its arguments are the command, which it executes in its own place.
+const LAUNCHER: &str = "RDMA_TEST_PEER_LAUNCHER";
 
 /// The role of this process, if it is a second process.
 #[must_use]
@@ -59,7 +62,7 @@ impl Peer {
     /// If the process cannot be started.
     #[must_use]
     pub fn start_with(test: &str, role: &str, tune: impl FnOnce(&mut Command)) -> Self {
-        let mut command = alone(&[test]);
+        let mut command = launched(alone(&[test]));
         command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
         tune(&mut command);
         let mut child = command.spawn().expect("a second process");
@@ -162,6 +165,14 @@ impl Drop for Peer {
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }
+}
+
+/// The command as the launcher starts it, if there is one.
+fn launched(command: Command) -> Command {
+    let Some(launcher) = std::env::var_os(LAUNCHER) else { return command };
+    let mut launched = Command::new(launcher);
+    launched.arg(command.get_program()).args(command.get_args());
+    launched
 }
 
 fn all_threads_are_stopped(pid: Pid) -> bool {

@@ -53,3 +53,19 @@ fn a_test_runs_alone() {
     assert!(!alone(&["has_its_own_environment"]).output().unwrap().status.success());
     assert!(catch_unwind(|| passes_alone(&["no_such_test"], &[])).is_err());
 }
+
+#[test]
+#[ignore = "run by a_launcher_starts_second_processes"]
+fn is_in_a_session_of_its_own() {
+    let mut peer = Peer::start("echo", "");
+    peer.hear();
+    assert_eq!(nix::unistd::getsid(Some(nix::unistd::Pid::from_raw(peer.pid()))).unwrap().as_raw(), peer.pid());
+    peer.finish();
+}
+
+#[test]
+fn a_launcher_starts_second_processes() {
+    // setsid(1) makes a session, and executes the command in its own place.
+    passes_alone(&["is_in_a_session_of_its_own"], &[("RDMA_TEST_PEER_LAUNCHER", "setsid")]);
+    assert!(catch_unwind(|| passes_alone(&["is_in_a_session_of_its_own"], &[])).is_err());
+}

@@ -1,15 +1,17 @@
 //! `cargo xtask vm`: runs the device tests and the programs on a kernel's own RDMA devices, in a
-//! virtual machine.
+//! virtual machine, and on the software device, on this machine.
 //!
 //! The guest is a Debian kernel with the host's files, read-only, overlaid by Debian's RDMA user
 //! space. The binaries that cargo has just built therefore run there from their usual paths.
 //!
 //! Files: `kernel` makes the guest, `guest` boots it, `plan` plans, `report` counts;
-//! `tests/vm/guest.sh` runs the plan there. Each test is a process of its own, and tests run one
-//! after the other: objects that a test leaves in the kernel are noticed, and a test may set a link
-//! down.
+//! `tests/vm/guest.sh` runs the plan there; `hosts` makes hosts of network namespaces.
+//!
+//! Each test is a process of its own, and tests run one after the other: objects that a test leaves
+//! in the kernel are noticed, and a test may set a link down.
 
 mod guest;
+mod hosts;
 mod kernel;
 mod plan;
 mod report;
@@ -79,6 +81,8 @@ pub(crate) struct Options {
 enum Device {
     /// The software device of this workspace, on this machine and not in a guest.
     Soft,
+    /// The software device between hosts, which are network namespaces of this machine.
+    Hosts,
     /// RoCE version 2.
     Rxe,
     /// iWARP.
@@ -107,6 +111,11 @@ impl Run {
         name_of(self.device)
     }
 
+    /// Whether the plan has the tests and programs of a single host.
+    fn is_single(self) -> bool {
+        !matches!(self.device, Device::Hosts | Device::Wire)
+    }
+
     fn kernel_name(self) -> String {
         self.kernel.map_or("host".into(), name_of)
     }
@@ -119,9 +128,19 @@ impl Run {
 
 /// Runs the command.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
-    let runs = runs(&options.device, &options.kernel);
+    let mut runs = runs(&options.device, &options.kernel);
+    let has = |device| runs.iter().any(|run: &Run| run.device == device);
     let in_guest = runs.iter().any(|run| run.kernel.is_some());
-    tools::check(in_guest, runs.iter().any(|run| run.device == Device::Siw))?;
+    tools::check(in_guest, has(Device::Siw), has(Device::Hosts))?;
+    if has(Device::Hosts) {
+        if let Err(why) = hosts::are_allowed() {
+            println!("skipped on hosts: this machine makes no network namespaces: {why}");
+            runs.retain(|run| run.device != Device::Hosts);
+            if runs.is_empty() {
+                return Ok(());
+            }
+        }
+    }
     let root = crate::root();
     let flaky = &List::read(&root)?;
     let session = &Session { options, runs: &runs, cache: &root.join("target/vm"), root: &root, flaky };
@@ -158,25 +177,25 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     table.summary().finish()
 }
 
-/// The runs of a command: the software device once, and each driver on each kernel.
+/// The runs of a command: those on this machine once, and each driver on each kernel.
 fn runs(devices: &[Device], kernels: &[Kernel]) -> Vec<Run> {
     let is_asked = |device| devices.contains(&device) || devices.contains(&Device::All);
     // With `all`, a kernel is skipped for a driver that it lacks.
     let exists = |run: &Run| run.kernel.is_none_or(|kernel| run.device != Device::Siw || kernel.has_siw());
     let mut kernels = kernels.to_vec();
     kernels.dedup();
-    let soft = [Run { device: Device::Soft, kernel: None }];
+    let here = [Device::Soft, Device::Hosts].map(|device| Run { device, kernel: None });
     let drivers = kernels
         .into_iter()
         .flat_map(|kernel| [Device::Rxe, Device::Siw, Device::Wire].map(|device| Run { device, kernel: Some(kernel) }));
-    let asked = soft.into_iter().chain(drivers).filter(|run| is_asked(run.device));
+    let asked = here.into_iter().chain(drivers).filter(|run| is_asked(run.device));
     asked.filter(|run| exists(run) || devices.contains(&run.device)).collect()
 }
 
 /// The runs that are started together. The software device's tests wait most of their time, so they
 /// run beside the first guests.
 fn groups(runs: &[Run]) -> impl Iterator<Item = &[Run]> {
-    runs.chunk_by(|run, next| run.device == Device::Soft || run.is_beside(*next))
+    runs.chunk_by(|run, next| run.kernel.is_none() || run.is_beside(*next))
 }
 
 /// A command in progress.
@@ -215,7 +234,7 @@ impl Session<'_> {
     fn fill(self, built: &Built, run: Run, report: &mut Report) -> Result<(), String> {
         let Options { filters, known_faults, no_programs, .. } = self.options;
         let out = self.out(run)?;
-        let mut items = built.items(&run.device_name(), run.device != Device::Wire)?;
+        let mut items = built.items(&run.device_name(), run.is_single())?;
         if filters.is_empty() && !no_programs {
             self.flaky.check(&run.device_name(), items.iter().map(|item| &*item.name))?;
         }
@@ -257,7 +276,7 @@ impl Session<'_> {
     }
 
     fn execute_again(self, built: &Built, run: Run, names: &[String], report: &mut Report) -> Result<(), String> {
-        let mut items = built.items(&run.device_name(), run.device != Device::Wire)?;
+        let mut items = built.items(&run.device_name(), run.is_single())?;
         items.retain(|item| names.contains(&item.name));
         let out = self.folder(run).join(AGAIN);
         copy_script(self.root, &out)?;
@@ -270,7 +289,7 @@ impl Session<'_> {
     fn execute(self, run: Run, items: &[Item], out: &Path, report: &mut Report) -> Result<(), String> {
         system::write(out.join("plan"), &plan::lines(items))?;
         let Some(kernel) = run.kernel else {
-            let ended = self.on_this_machine(out);
+            let ended = self.on_this_machine(run, out);
             report.read(out, items.len());
             return ended;
         };
@@ -376,12 +395,21 @@ impl Session<'_> {
         begin + &format!("export RDMA_TEST_DEVICE={device}0 RDMA_DEVICE={device}0\ndevice {device} || exit 1\n")
     }
 
-    /// Runs the same plan on the software device, without a guest.
-    fn on_this_machine(self, out: &Path) -> Result<(), String> {
-        let mut bash = Command::new("bash");
-        bash.args(["-c", "PATH=$PROGRAMS:$PATH; . \"$OUT\"/guest.sh; run"]).current_dir(self.root).env("OUT", out);
-        bash.env("PROGRAMS", self.programs()).envs([("RDMA_TEST_DEVICE", "soft0"), ("RDMA_DEVICE", "soft0")]);
-        let status = bash.status().map_err(|error| format!("cannot run bash: {error}"))?;
+    /// Runs a plan on the software device, without a guest.
+    fn on_this_machine(self, run: Run, out: &Path) -> Result<(), String> {
+        let (mut bash, make) = if run.device == Device::Hosts {
+            let folder = out.join("hosts");
+            system::make(&folder)?;
+            let mut bash = hosts::bash();
+            bash.env("HOSTS", folder);
+            (bash, ". tests/vm/namespaces.sh && make_hosts \"$HOSTS\" || exit;")
+        } else {
+            (Command::new("bash"), "")
+        };
+        bash.args(["-c", &format!("PATH=$PROGRAMS:$PATH; . \"$OUT\"/guest.sh; {make} run")]);
+        bash.current_dir(self.root).env("OUT", out).env("PROGRAMS", self.programs());
+        let status = bash.envs([("RDMA_TEST_DEVICE", "soft0"), ("RDMA_DEVICE", "soft0")]).status();
+        let status = status.map_err(|error| format!("cannot run {:?}: {error}", bash.get_program()))?;
         if status.success() { Ok(()) } else { Err("the tests' shell failed".into()) }
     }
 }
@@ -412,7 +440,15 @@ mod tests {
         let both = [Kernel::V6_1, Kernel::V7_2];
         assert_eq!(
             named(&[All], &both),
-            pairs([("soft", "host"), ("rxe", "6.1"), ("siw", "6.1"), ("wire", "6.1"), ("rxe", "7.2"), ("wire", "7.2")])
+            pairs([
+                ("soft", "host"),
+                ("hosts", "host"),
+                ("rxe", "6.1"),
+                ("siw", "6.1"),
+                ("wire", "6.1"),
+                ("rxe", "7.2"),
+                ("wire", "7.2")
+            ])
         );
         assert_eq!(named(&[Rxe, Rxe], &[Kernel::V6_1; 2]), pairs([("rxe", "6.1")]));
         // A device that was given by name is never skipped silently.
@@ -424,7 +460,7 @@ mod tests {
         let runs = runs(&[Device::All], &[Kernel::V6_1, Kernel::V7_2]);
         let groups: Vec<Vec<_>> =
             groups(&runs).map(|group| group.iter().map(|run| run.device_name()).collect()).collect();
-        assert_eq!(groups, [vec!["soft", "rxe", "siw"], vec!["wire"], vec!["rxe"], vec!["wire"]]);
+        assert_eq!(groups, [vec!["soft", "hosts", "rxe", "siw"], vec!["wire"], vec!["rxe"], vec!["wire"]]);
     }
 
     #[test]

@@ -34,6 +34,11 @@ const OPTIMIZED: [&str; 8] = [
 ];
 /// The start of the second line of a script of cases.
 const CASES: &str = "# cases:";
+/// The device whose tests have two processes, each on a host of its own, and their list.
+const HOSTS: &str = "hosts";
+const ON_HOSTS: &str = "hosts.txt";
+/// The first hosts of the networks of `namespaces.sh`, by the name of the network.
+const NETWORKS: [(&str, u8); 2] = [("ipv4", 1), ("ipv6", 4)];
 /// Prefixes of the items that run last: the fault tests disturb the device's links, and the
 /// leftovers are those of all tests.
 const LAST: [&str; 2] = ["faults::", LEFTOVERS];
@@ -57,8 +62,18 @@ pub(crate) fn programs(root: &Path) -> PathBuf {
 #[derive(Debug)]
 pub(crate) struct Built {
     root: PathBuf,
-    tests: Vec<Item>,
+    tests: Vec<Test>,
     with_programs: bool,
+}
+
+/// A device test.
+#[derive(Clone, Debug)]
+struct Test {
+    /// Its name as an item.
+    name: String,
+    /// The file of its binary, and its name there.
+    path: String,
+    test: String,
 }
 
 impl Built {
@@ -77,7 +92,7 @@ impl Built {
         }
         let mut tests = Vec::new();
         for (binary, path) in entries(&read(&binaries)?) {
-            tests.extend(list_tests(root, binary, path)?);
+            tests.extend(list_tests(binary, path)?);
         }
         // cargo reports binaries in the order in which their builds finish.
         tests.sort_by(|a, b| a.name.cmp(&b.name));
@@ -86,7 +101,13 @@ impl Built {
 
     /// The plan of a device: the tests and programs of a single host, if asked for, and the cases.
     pub(crate) fn items(&self, device: &str, with_single: bool) -> Result<Vec<Item>, String> {
-        let mut items = if with_single { self.tests.clone() } else { Vec::new() };
+        let mut items = Vec::new();
+        if with_single {
+            items.extend(self.tests.iter().map(|test| test.item(&self.root)));
+        }
+        if device == HOSTS {
+            items.extend(self.on_hosts(&read(&self.root.join("tests/vm").join(ON_HOSTS))?)?);
+        }
         if self.with_programs {
             let scripts = self.root.join("tests/vm");
             if with_single {
@@ -98,6 +119,38 @@ impl Built {
             LAST.iter().position(|prefix| item.name.starts_with(prefix)).map_or(0, |last| last + 1)
         });
         Ok(items)
+    }
+
+    /// The tests of a list, each once in every network, without those that have a reason.
+    fn on_hosts(&self, list: &str) -> Result<Vec<Item>, String> {
+        let mut items = Vec::new();
+        for (pattern, reason) in entries(list) {
+            let mut tests = self.tests.iter().filter(|test| matches(pattern, &test.name)).peekable();
+            if tests.peek().is_none() {
+                return Err(format!("{ON_HOSTS}: no test is named {pattern}"));
+            }
+            let tests = tests.filter(|_| reason.is_empty());
+            items
+                .extend(tests.flat_map(|test| NETWORKS.map(|(network, host)| test.on_host(&self.root, network, host))));
+        }
+        Ok(items)
+    }
+}
+
+impl Test {
+    fn item(&self, root: &Path) -> Item {
+        Item { name: self.name.clone(), command: self.command(root, "") }
+    }
+
+    /// The test with its first process on this host of a network.
+    fn on_host(&self, root: &Path, network: &str, host: u8) -> Item {
+        let on = format!("\"$RDMA_TEST_HOSTS\"/{host}/run ");
+        Item { name: format!("{network}::{}", self.name), command: self.command(root, &on) }
+    }
+
+    fn command(&self, root: &Path, launcher: &str) -> String {
+        let (root, path, test) = (root.display(), &self.path, &self.test);
+        format!("cd '{root}/tests' && exec {launcher}'{path}' --exact {test} --nocapture --test-threads=1")
     }
 }
 
@@ -139,7 +192,7 @@ fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, Strin
         return Err("the device tests and the programs do not build".into());
     }
     // Other packages have tests with the same names.
-    let ours = [("test", "tests"), ("bin", "examples"), ("cdylib", "rdma-cuda/stand-in")]
+    let ours = [("test", "tests"), ("bin", "examples"), ("bin", "soft-rdma"), ("cdylib", "rdma-cuda/stand-in")]
         .map(|(kind, folder)| (kind, root.join(folder).join("Cargo.toml")));
     let binary = |line: &str| {
         let message: Value = serde_json::from_str(line).ok()?;
@@ -179,14 +232,11 @@ fn strip(binaries: &[Binary], kind: &str, folder: &Path) -> Result<String, Strin
 }
 
 /// The tests of a binary that are not ignored.
-fn list_tests(root: &Path, binary: &str, path: &str) -> Result<Vec<Item>, String> {
+fn list_tests(binary: &str, path: &str) -> Result<Vec<Test>, String> {
     let list = |more: &[&str]| output(Command::new(path).args(["--list", "--format=terse"]).args(more));
     let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
-    let item = |test: &str| Item {
-        name: item_name(binary, test),
-        command: format!("cd '{}/tests' && exec '{path}' --exact {test} --nocapture --test-threads=1", root.display()),
-    };
-    Ok(names(&all).filter(|test| !names(&ignored).any(|ignored| ignored == *test)).map(item).collect())
+    let test = |test: &str| Test { name: item_name(binary, test), path: path.to_owned(), test: test.to_owned() };
+    Ok(names(&all).filter(|test| !names(&ignored).any(|ignored| ignored == *test)).map(test).collect())
 }
 
 /// The name of an item for a test of a binary.
@@ -340,6 +390,39 @@ mod tests {
             .into()
     }
 
+    fn built(root: &Path, tests: &[&str]) -> Built {
+        let test = |name: &&str| Test { name: (*name).to_owned(), path: "/it".into(), test: (*name).to_owned() };
+        Built { root: root.to_owned(), tests: tests.iter().map(test).collect(), with_programs: true }
+    }
+
+    #[test]
+    fn listed_tests_run_in_every_network_of_hosts() {
+        let built = built(Path::new("/work"), &["rc::a", "rc::b", "cm::a"]);
+        let names =
+            |list| built.on_hosts(list).map(|items| items.into_iter().map(|item| item.name).collect::<Vec<_>>());
+        assert_eq!(names("rc::*\ncm::a  why\n").unwrap(), ["ipv4::rc::a", "ipv6::rc::a", "ipv4::rc::b", "ipv6::rc::b"]);
+        assert!(names("rc::c").unwrap_err().contains("rc::c"));
+        let command = &built.on_hosts("cm::a").unwrap()[1].command;
+        assert!(command.contains("exec \"$RDMA_TEST_HOSTS\"/4/run '/it' --exact cm::a "), "{command}");
+    }
+
+    #[test]
+    fn every_file_with_second_processes_is_in_the_list_of_hosts() {
+        let root = crate::root();
+        let list = read(&root.join("tests/vm").join(ON_HOSTS)).unwrap();
+        let mut files = 0;
+        for folder in ["tests/tests", "tests/tests/it"] {
+            for path in system::list(&root.join(folder), "rs").unwrap() {
+                if read(&path).unwrap().contains("Peer::start") {
+                    files += 1;
+                    let prefix = format!("{}::", path.file_stem().unwrap().to_str().unwrap());
+                    assert!(entries(&list).any(|(name, _)| name.starts_with(&prefix)), "{ON_HOSTS} lacks {prefix}*");
+                }
+            }
+        }
+        assert!(files >= 8, "{files}");
+    }
+
     #[test]
     fn folders_with_a_main_file_are_tests_too() {
         let tests = device_tests(&crate::root().join("tests/tests")).unwrap();
@@ -382,7 +465,7 @@ mod tests {
         write("programs.txt", "p  run\n");
         write("exclude-rxe.txt", "control::a  so\n");
         write("exclude-6.12-siw.txt", "rc::a  so\nprogram::p  so\n");
-        let built = Built { root: root.path().to_owned(), tests: items()[..3].to_vec(), with_programs: true };
+        let built = built(root.path(), &["rc::a", "rc::b", "control::a"]);
         Known::check_all(&folder, &built).unwrap();
         write("exclude-7.2-rxe.txt", "rc::c  gone\n");
         let error = Known::check_all(&folder, &built).unwrap_err();

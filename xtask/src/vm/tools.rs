@@ -17,12 +17,21 @@ const TOOLS: [(&str, &str); 7] = [
 /// Programs needed to build the siw module.
 const COMPILER: [(&str, &str); 2] = [("make", "make"), ("gcc-12", "gcc-12")];
 
+/// Programs needed to make hosts of network namespaces.
+const NAMESPACES: [(&str, &str); 3] = [("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")];
+
 /// Fails with a list of every missing program and its package.
-pub(crate) fn check(with_guest: bool, with_compiler: bool) -> Result<(), String> {
+pub(crate) fn check(with_guest: bool, with_compiler: bool, with_hosts: bool) -> Result<(), String> {
     let tools = if with_guest { &TOOLS[..] } else { &[] };
+    let namespaces = if with_hosts { &NAMESPACES[..] } else { &[] };
     let compiler = if with_compiler { &COMPILER[..] } else { &[] };
-    let missing: Vec<_> =
-        ALWAYS.iter().chain(tools).chain(compiler).filter(|(program, _)| !is_there(program)).collect();
+    let missing: Vec<_> = ALWAYS
+        .iter()
+        .chain(tools)
+        .chain(compiler)
+        .chain(namespaces)
+        .filter(|(program, _)| !is_there(program))
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }

@@ -48,7 +48,7 @@ fn strangers_are_rejected_and_told_why() {
         let zero = work(&adapter, &how, 0, 5);
         let answering = scope.spawn({
             let adapter = &adapter;
-            move || zero.answer(&listener, vec![unconnected(adapter, 1)])
+            move || zero.answer(Some(&listener), vec![unconnected(adapter, 1)])
         });
         let call = |rank, job, to| work(&adapter, &how, rank, job).call(source, target, unconnected(&adapter, to));
         for (rank, job, to, why) in
@@ -84,7 +84,7 @@ fn the_settings_become_attributes_of_the_queue_pairs() {
     let ends = std::thread::scope(|scope| {
         let zero = work(&adapter, &how, 0, 5);
         let adapter = &adapter;
-        let answering = scope.spawn(move || zero.answer(&listener, vec![unconnected(adapter, 1)]));
+        let answering = scope.spawn(move || zero.answer(Some(&listener), vec![unconnected(adapter, 1)]));
         let called = work(adapter, &how, 1, 5).call(source, target, unconnected(adapter, 0)).unwrap();
         [called, answering.join().unwrap().unwrap().remove(0)]
     });

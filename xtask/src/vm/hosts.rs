@@ -1,0 +1,25 @@
+//! Hosts of this machine: network namespaces, which `tests/vm/namespaces.sh` makes.
+
+use std::{fs, os::unix::fs::MetadataExt as _, process::Command};
+
+use crate::system::output;
+
+/// unshare's options: namespaces in which all processes end with the first one.
+const NAMESPACES: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
+/// Its options for a user who is not root.
+const AS_USER: [&str; 2] = ["--user", "--map-root-user"];
+
+/// A command that runs bash as the first process of namespaces of its own.
+pub(crate) fn bash() -> Command {
+    let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+    let mut command = Command::new("unshare");
+    command.args(if is_root { &[] } else { &AS_USER[..] }).args(NAMESPACES).arg("bash");
+    command
+}
+
+/// Whether the machine allows what the hosts need; an error says why not.
+pub(crate) fn are_allowed() -> Result<(), String> {
+    let try_all =
+        "mount -t tmpfs hosts /mnt && ip link add port type veth peer name eth0 && ip link add bridge0 type bridge";
+    output(bash().args(["-c", try_all])).map(drop)
+}
