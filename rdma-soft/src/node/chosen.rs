@@ -4,9 +4,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use nix::errno::Errno;
 use rdma_sys::Variable;
@@ -15,6 +13,7 @@ use crate::link::address::{Address, Error, VALUES};
 use crate::link::key::{self, Key};
 use crate::os::fork::PerProcess;
 use crate::os::lock::Lock;
+use crate::os::published::Published;
 
 /// The variable with the address.
 pub(crate) const VARIABLE: Variable = Variable { name: "RDMA_SOFT_TCP", values: VALUES };
@@ -26,48 +25,6 @@ static CHOSEN: Published<Chosen> = Published::new();
 static READ: Published<(String, Vec<u8>)> = Published::new();
 /// Held by the thread that reads the descriptor.
 static READING: PerProcess<Lock<()>> = PerProcess::new();
-
-/// A value that is set once, and that a forked child inherits. Setting it waits for no other
-/// thread, which a child would not have.
-#[derive(Debug)]
-struct Published<T: 'static>(AtomicPtr<T>);
-
-impl<T: Sync> Published<T> {
-    const fn new() -> Self {
-        Self(AtomicPtr::new(ptr::null_mut()))
-    }
-
-    fn get(&self) -> Option<&'static T> {
-        // SAFETY: as_ref requires null or a pointer to a live value that nobody writes to: `set`
-        // stores only pointers of boxes that are never freed once they are stored.
-        unsafe { self.0.load(Ordering::Acquire).as_ref() }
-    }
-
-    /// Sets the value if there is none; returns the one that there is now.
-    fn set(&self, value: T) -> &'static T {
-        let fresh = Box::into_raw(Box::new(value));
-        let stored = self.0.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire);
-        let current = match stored {
-            Ok(_) => fresh,
-            Err(current) => {
-                // SAFETY: `Box::from_raw` requires the pointer of a box, once: it was made above,
-                // and the failed exchange has not stored it.
-                drop(unsafe { Box::from_raw(fresh) });
-                current
-            }
-        };
-        // SAFETY: the reference requires a live value that nobody writes to, as for `get`: the
-        // exchange has stored a box, or has found one.
-        unsafe { &*current }
-    }
-
-    /// Forgets the value, unless another has taken its place. It is leaked: a thread may be reading
-    /// it.
-    fn forget(&self, value: &'static T) {
-        let pointer = ptr::from_ref(value).cast_mut();
-        let _forgotten = self.0.compare_exchange(pointer, ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
-    }
-}
 
 /// Where a key comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
