@@ -11,7 +11,7 @@ use rdma_sys::*;
 use rdma_test_support::{Peer, first, role};
 
 use crate::cm_support::*;
-use crate::hosts::{HERE, KEY, KeyFile, SECRET, TCP, THERE, own, runs_on_host};
+use crate::hosts::{HERE, KEY, KeyFile, SECRET, TCP, THERE, free, own, runs_on_host};
 
 const CONNECTED: rdma_port_space = rdma_port_space::RDMA_PS_TCP;
 const DATAGRAMS: rdma_port_space = rdma_port_space::RDMA_PS_UDP;
@@ -338,8 +338,7 @@ fn many() {
 fn many_ids_ask_another_host_at_once() {
     // A request that found the backlog full is repeated after the time to wait for a reply.
     let key = KeyFile::new("cm-many", SECRET, 0o600);
-    let port = TcpListener::bind((ip(HERE), 0)).unwrap().local_addr().unwrap().port();
-    let address = SocketAddr::new(ip(HERE), port).to_string();
+    let address = free(HERE).to_string();
     let variables = [(TCP, address.as_str()), (KEY, key.path()), ("RDMA_SOFT_CM_TIMEOUT", "1000")];
     rdma_test_support::passes_alone(&["cm_hosts::many"], &variables);
 }

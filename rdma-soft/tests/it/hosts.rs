@@ -8,11 +8,12 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rdma_soft::tcp;
 use rdma_sys::*;
-use rdma_test_support::passes_alone;
+use rdma_test_support::{alone, holds_in_child, passes_alone};
 
 use crate::common::datagram::{Datagrams, GRH, answer_to};
 use crate::common::puppet::{self, Puppet};
@@ -64,9 +65,13 @@ fn on_host(test: &str, host: &str) {
 /// Runs an ignored test, given by its full name, in a process of a host, at a port that is free.
 pub(crate) fn runs_on_host(test: &str, host: &str) {
     let key = KeyFile::new(&test.replace("::", "-"), SECRET, 0o600);
-    let port = TcpListener::bind((host.parse::<IpAddr>().unwrap(), 0)).unwrap().local_addr().unwrap().port();
-    let address = SocketAddr::new(host.parse().unwrap(), port).to_string();
+    let address = free(host).to_string();
     passes_alone(&[test], &[(TCP, &address), (KEY, key.path())]);
+}
+
+/// An address of a host with a port that is free.
+pub(crate) fn free(host: &str) -> SocketAddr {
+    TcpListener::bind((host.parse::<IpAddr>().unwrap(), 0)).unwrap().local_addr().unwrap()
 }
 
 /// The address of this process.
@@ -375,6 +380,30 @@ fn an_address_without_a_good_key_opens_nothing() {
 }
 
 #[test]
+#[ignore = "run by a_key_in_a_pipe_serves_all_threads_and_children"]
+fn key_in_a_pipe() {
+    let opens = || {
+        let _side = Side::new(Config::default());
+        tcp::status().is_some_and(|status| status.key.to_string() == "descriptor 0")
+    };
+    std::thread::scope(|scope| {
+        let threads = [(); 4].map(|()| scope.spawn(opens));
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
+    });
+    assert!(holds_in_child(opens));
+}
+
+#[test]
+fn a_key_in_a_pipe_serves_all_threads_and_children() {
+    let mut command = alone(&["hosts::key_in_a_pipe"]);
+    command.env(TCP, free(HERE).to_string()).env("RDMA_SOFT_KEY_FD", "0");
+    let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    process.stdin.take().unwrap().write_all(SECRET.as_bytes()).unwrap();
+    let output = process.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
 #[ignore = "run by a_value_that_is_no_address_is_refused"]
 fn no_devices() {
     assert!(rdma_soft::check_environment().is_err_and(|variable| variable.name == TCP));
@@ -458,7 +487,7 @@ fn values() {
     talk(&side, &mut there, 1);
     there.finish();
     // A child has the values of its parent.
-    assert!(rdma_test_support::holds_in_child(|| listen(&at.to_string(), &key) == Ok(at)
+    assert!(holds_in_child(|| listen(&at.to_string(), &key) == Ok(at)
         && listen(&at.to_string(), &other).is_err_and(|error| error.raw_os_error() == libc::EBUSY)));
 }
 
