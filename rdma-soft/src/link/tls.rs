@@ -133,6 +133,10 @@ mod absent {
             match *self {}
         }
 
+        pub(crate) fn read_one_by_one(&mut self) {
+            match *self {}
+        }
+
         pub(crate) fn has_bytes(&self) -> bool {
             match *self {}
         }

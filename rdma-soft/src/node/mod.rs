@@ -35,6 +35,7 @@
 //!   waiter.rs            a thread of the application that waits in place of the agent
 //!   peers.rs, groups.rs  find and connect other processes; multicast groups
 //!   callers.rs           the same for processes of other hosts
+//!   ports.rs             calls between the connection managers of two hosts
 //!   meeting.rs           handshakes under way
 //!   chosen.rs            address and key, as the program or the environment chooses them
 //!   remote.rs            address, key and numbers of other hosts
@@ -50,6 +51,7 @@ pub(crate) mod faults;
 mod groups;
 mod meeting;
 mod peers;
+pub(crate) mod ports;
 pub(crate) mod remote;
 mod source;
 mod state;

@@ -123,9 +123,15 @@ impl Remote {
 
     /// Whether a socket listens at an address of this host, at the port of this process: processes
     /// with that address are those of another host, whatever their user.
-    pub(crate) fn is_listened_at(&self, address: IpAddr) -> bool {
+    fn is_listened_at(&self, address: IpAddr) -> bool {
         let address = SocketAddr::new(address, self.address.port());
         Tcp::is_taken(address)
+    }
+
+    /// Whether packets to an address leave for another host. `is_here` says whether this host has
+    /// the address.
+    pub(crate) fn is_elsewhere(&self, address: IpAddr, is_here: impl FnOnce() -> bool) -> bool {
+        address != self.address.ip() && (!is_here() || self.is_listened_at(address))
     }
 
     /// This process, whose first slot is `slot`.

@@ -23,20 +23,20 @@ type Op = ibv_wr_opcode;
 type Status = ibv_wc_status;
 
 /// The hosts: this process's, and that of the others.
-const HERE: &str = "127.88.0.1";
-const THERE: &str = "127.88.0.2";
-const SECRET: &str = "0123456789abcdef0123456789abcdef";
-const TCP: &str = "RDMA_SOFT_TCP";
-const KEY: &str = "RDMA_SOFT_KEY";
-const TLS: &str = "RDMA_SOFT_TLS";
+pub(crate) const HERE: &str = "127.88.0.1";
+pub(crate) const THERE: &str = "127.88.0.2";
+pub(crate) const SECRET: &str = "0123456789abcdef0123456789abcdef";
+pub(crate) const TCP: &str = "RDMA_SOFT_TCP";
+pub(crate) const KEY: &str = "RDMA_SOFT_KEY";
+pub(crate) const TLS: &str = "RDMA_SOFT_TLS";
 /// The values of `RDMA_SOFT_TLS` that this build takes.
 const PROTECTIONS: &[&str] = if cfg!(feature = "tls") { &["on", "off"] } else { &["off"] };
 
 /// A file with a key, removed when dropped.
-struct KeyFile(PathBuf);
+pub(crate) struct KeyFile(PathBuf);
 
 impl KeyFile {
-    fn new(name: &str, key: &str, mode: u32) -> Self {
+    pub(crate) fn new(name: &str, key: &str, mode: u32) -> Self {
         let path = std::env::temp_dir().join(format!("rdma-soft-hosts-{}-{name}", std::process::id()));
         let mut file = fs::File::options().write(true).create(true).truncate(true).mode(mode).open(&path).unwrap();
         file.write_all(key.as_bytes()).unwrap();
@@ -45,7 +45,7 @@ impl KeyFile {
         Self(path)
     }
 
-    fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.0.to_str().unwrap()
     }
 }
@@ -63,20 +63,25 @@ fn on_a_host(test: &str) {
 }
 
 fn on_host(test: &str, host: &str) {
-    let key = KeyFile::new(test, SECRET, 0o600);
+    runs_on_host(&format!("hosts::{test}"), host);
+}
+
+/// Runs an ignored test, given by its full name, in a process of a host, at a port that is free.
+pub(crate) fn runs_on_host(test: &str, host: &str) {
+    let key = KeyFile::new(&test.replace("::", "-"), SECRET, 0o600);
     for protection in PROTECTIONS {
         let address = free(host).to_string();
-        passes_alone(&[&format!("hosts::{test}")], &[(TCP, &address), (KEY, key.path()), (TLS, protection)]);
+        passes_alone(&[test], &[(TCP, &address), (KEY, key.path()), (TLS, protection)]);
     }
 }
 
 /// An address of a host with a port that is free.
-fn free(host: &str) -> SocketAddr {
+pub(crate) fn free(host: &str) -> SocketAddr {
     TcpListener::bind((host.parse::<IpAddr>().unwrap(), 0)).unwrap().local_addr().unwrap()
 }
 
 /// The address of this process.
-fn own() -> SocketAddr {
+pub(crate) fn own() -> SocketAddr {
     std::env::var(TCP).unwrap().parse().unwrap()
 }
 
