@@ -99,8 +99,15 @@ impl Records {
             read: 0,
             filled: 0,
             is_broken: false,
+            is_slow: false,
         };
         Ok(Self { outbound, inbound, next, rekey: REKEY })
+    }
+
+    /// Reads no record before the bytes of the last one are taken: what has arrived and is not in
+    /// the record that is being read stays in the socket. Each record costs two calls.
+    pub(crate) fn read_one_by_one(&mut self) {
+        self.inbound.is_slow = true;
     }
 
     /// Changes the keys more often than any connection does. Both sides must agree.
@@ -273,6 +280,8 @@ struct Inbound {
     filled: usize,
     /// A record was not the peer's: no later one is opened.
     is_broken: bool,
+    /// Reads stop at the end of a record.
+    is_slow: bool,
 }
 
 impl Inbound {
@@ -324,6 +333,15 @@ impl Inbound {
         Ok(true)
     }
 
+    /// The end of the head that is arriving, or of its record.
+    fn end_of_part(&self) -> usize {
+        match self.bytes[self.read..self.filled].first_chunk::<HEAD>() {
+            None => self.read + HEAD,
+            // A record that is too long was refused before.
+            Some(head) => self.read + HEAD + usize::from(u16::from_be_bytes([head[3], head[4]])),
+        }
+    }
+
     /// Space for more records: never empty when no whole record is left and all opened bytes are
     /// taken. Moves a part of a record to the start.
     fn space(&mut self) -> &mut [u8] {
@@ -333,6 +351,7 @@ impl Inbound {
             self.bytes.copy_within(self.read..self.filled, 0);
             (self.read, self.filled) = (0, self.filled - self.read);
         }
-        &mut self.bytes[self.filled..]
+        let end = if self.is_slow { self.end_of_part() } else { self.bytes.len() };
+        &mut self.bytes[self.filled..end]
     }
 }

@@ -116,6 +116,25 @@ fn records_that_are_cut_at_any_byte_arrive_once_and_in_order() {
 }
 
 #[test]
+fn a_slow_reader_leaves_the_next_record_in_the_socket() {
+    let mut sides = Sides::new();
+    sides.reader.read_one_by_one();
+    let sealed = [sides.seal(b"one"), sides.seal(b"two"), sides.seal(b"three")].concat();
+    sides.into[1].write_all(&sealed[..sealed.len() - 1], soon()).unwrap();
+    let mut space = [0; 100];
+    for text in [&b"one"[..], b"two"] {
+        // In two reads, as a packet is.
+        for (part, len) in [(&text[..2], 2), (&text[2..], 1)] {
+            assert_eq!(sides.reader.read(&sides.into[0], &mut space[..len]), Ok(len));
+            assert_eq!(&space[..len], part);
+        }
+        assert!(!sides.reader.has_bytes() && sides.into[0].look().0, "the socket is readable");
+    }
+    assert_eq!(sides.reader.read(&sides.into[0], &mut space).unwrap_err().errno, Errno::EAGAIN);
+    sides.opens(&sealed[sealed.len() - 1..], b"three");
+}
+
+#[test]
 fn a_bit_that_is_changed_anywhere_ends_the_connection() {
     let len = Sides::new().seal(b"good").len();
     for at in 0..len {
