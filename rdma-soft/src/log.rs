@@ -8,6 +8,7 @@
 
 pub(crate) mod stderr;
 
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,8 +32,9 @@ static STDERR: OnceLock<Dispatch> = OnceLock::new();
 /// Whether a thread of this process or of an ancestor has begun to set [`STDERR`].
 static IS_READ: AtomicBool = AtomicBool::new(false);
 
-/// Wakes the thread that calls [`emit_deferred`].
-static WAKE: OnceLock<fn()> = OnceLock::new();
+/// Wakes the thread that calls [`emit_deferred`]. Each process sets its own: a child that is forked
+/// while its parent sets a `OnceLock` would wait for the parent's thread for ever.
+static WAKE: PerProcess<fn()> = PerProcess::new();
 
 #[derive(Default)]
 struct Queue {
@@ -81,8 +83,7 @@ fn subscriber() -> Dispatch {
 
 /// Sets the function that wakes the agent thread.
 pub(crate) fn set_wake(wake: fn()) {
-    // Every node of the process and of its children sets the same function.
-    let _set = WAKE.set(wake);
+    let _set = WAKE.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::new(wake))));
 }
 
 /// Queues an event for the agent to emit. May be called under any lock; see [`log!`].

@@ -72,6 +72,9 @@ pub(crate) struct Stream {
     pub(crate) far: Far,
     socket: Tcp,
     out: SendBuffer,
+    /// The kernel has refused frames, and no look has found the socket writable since. Looks cost
+    /// one system call as they do otherwise, and the kernel tells the agent or a thread that waits.
+    is_full: bool,
     inbound: ReceiveBuffer,
     /// Bytes may be waiting in the socket.
     may_read: bool,
@@ -88,6 +91,7 @@ impl Stream {
             far,
             socket,
             out: SendBuffer::new(SEND_BUFFER),
+            is_full: false,
             inbound: ReceiveBuffer::new(),
             may_read: true,
             is_emptied: false,
@@ -96,15 +100,31 @@ impl Stream {
         }
     }
 
+    /// A link to a process of the host with an address, and the socket of that process.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn on_a_socket(host: std::net::IpAddr) -> (Self, Tcp) {
+        use std::sync::Arc;
+
+        let [ours, theirs] = Tcp::pair();
+        let host = Arc::new(super::hosts::Hosts::default()).hold(host).unwrap();
+        let identity = Identity { slot: crate::engine::Slot(1), instance: [1; 16] };
+        (Self::new(ours, Far { host, identity }), theirs)
+    }
+
     /// The peer's host.
     pub(crate) fn host(&self) -> Host {
         self.far.host.id()
     }
 
-    /// Whether there is nothing to receive or to send. Reads the socket.
+    /// Whether there is nothing to receive or to send. Reads the socket, or asks the kernel about
+    /// it while the socket is full.
     pub(crate) fn is_idle(&mut self) -> bool {
         if self.may_continue() || self.ended.is_some() || self.inbound.has_frame() {
             return false;
+        }
+        if self.is_full {
+            let is_readable = self.look_at_full_socket();
+            return !is_readable && self.is_full;
         }
         match self.read() {
             Ok(_) => {
@@ -127,6 +147,9 @@ impl Stream {
         mut handle: impl FnMut(&Header, Source<'_>),
     ) -> Result<bool, Ended> {
         let (is_emptied, mut has_handled) = (core::mem::take(&mut self.is_emptied), false);
+        if self.is_full {
+            self.look_at_full_socket();
+        }
         loop {
             while *budget > 0 {
                 let (header, payload) = match self.inbound.next() {
@@ -162,7 +185,7 @@ impl Stream {
 
     /// Whether transmitting again can make progress.
     pub(crate) fn may_continue(&self) -> bool {
-        self.backlog != Backlog::None || self.has_unsent()
+        !self.is_full && (self.backlog != Backlog::None || self.has_unsent())
     }
 
     /// Marks the link as one that has more to send than the budget of this turn allows.
@@ -176,15 +199,15 @@ impl Stream {
         self.backlog = Backlog::after(ended);
         self.flush()?;
         // A peer that reads as fast as this side sends must not keep the caller here.
-        if ended == Transmit::Blocked && self.has_room() {
+        if ended == Transmit::Blocked && !self.is_full && self.has_room() {
             self.backlog = Backlog::More;
         }
-        Ok(self.backlog == Backlog::More)
+        Ok(self.backlog == Backlog::More && !self.is_full)
     }
 
     /// Whether there is work of which the kernel will not tell a thread that goes to sleep.
     pub(crate) fn has_work(&self) -> bool {
-        self.has_frames() || self.backlog == Backlog::More
+        self.has_frames() || !self.is_full && (self.backlog == Backlog::More || self.has_unsent())
     }
 
     /// Whether the peer's kernel has all frames.
@@ -197,10 +220,10 @@ impl Stream {
         if let Some(ended) = self.ended {
             return Err(ended);
         }
-        while self.has_unsent() {
+        while self.has_unsent() && !self.is_full {
             match self.socket.write(self.out.unsent()) {
                 Ok(count) => self.out.advance(count),
-                Err(os::Error { errno: Errno::EAGAIN, .. }) => break,
+                Err(os::Error { errno: Errno::EAGAIN, .. }) => self.is_full = true,
                 Err(os::Error { errno: Errno::EINTR, .. }) => {}
                 // Frames that the peer has sent before its end are handled first: the next drain
                 // reports the end.
@@ -226,6 +249,14 @@ impl Stream {
 
     fn end(&mut self, ended: Ended) -> Ended {
         *self.ended.get_or_insert(ended)
+    }
+
+    /// Notices that a full socket is writable again. Whether it is readable, or its connection has
+    /// ended.
+    fn look_at_full_socket(&mut self) -> bool {
+        let (is_readable, is_writable) = self.socket.look();
+        self.is_full = !is_writable;
+        is_readable
     }
 
     /// Reads once; false if the socket is empty.

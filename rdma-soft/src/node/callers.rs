@@ -16,7 +16,7 @@ use super::device::{Node, Who};
 use super::meeting::{Meeting, give_up};
 use super::remote::{Opening, Remote, Stranger};
 use super::source::Source;
-use crate::engine::{PeerId, Slot};
+use crate::engine::{Gid, PeerId, Slot};
 use crate::link::handshake::{self, Answer};
 use crate::link::hello::{self, First, HelloError, Purpose, Route};
 use crate::link::hosts::HostUse;
@@ -238,6 +238,7 @@ fn learn(node: &Node, process: PeerId, slot: Slot) -> bool {
 /// Adds a new link to the node and tells the engine.
 fn add(node: &Node, socket: Tcp, far: Far, slot: Slot) -> Result<(), HelloError> {
     socket.prepare_for_frames()?;
+    let [from, to] = [socket.peer()?, socket.local()?].map(|end| Gid::from_address(end.ip().to_canonical()));
     let (host, identity) = (far.host.id(), far.identity);
     let mut state = node.lock();
     if let Some((old, _)) = state.stream_to(PeerId { host, slot: identity.slot }) {
@@ -255,6 +256,7 @@ fn add(node: &Node, socket: Tcp, far: Far, slot: Slot) -> Result<(), HelloError>
     for slot in if slot == identity.slot { vec![slot] } else { vec![identity.slot, slot] } {
         state.engine.handle_link_up(PeerId { host, slot }, id, None);
     }
+    state.engine.handle_link_route(id, from, to);
     state.progress();
     state.wake_agent();
     Ok(())

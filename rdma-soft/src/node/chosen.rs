@@ -1,5 +1,11 @@
 //! The address and the key by which this process reaches other hosts: values of the program
 //! ([`choose`]), else those of the environment. A forked child has its parent's values.
+//!
+//! Invariants:
+//!
+//! 1. [`CHOSEN`] is null or a pointer of a box that [`choose`] has stored. Such a box is never freed,
+//!    also when [`forget`] takes it out, and nobody writes to it.
+//! 2. Only the call of [`choose`] that made a box has its pointer until the pointer is stored.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -64,14 +70,14 @@ pub(crate) fn choose(chosen: Chosen) -> &'static Chosen {
     let current = match stored {
         Ok(_) => fresh,
         Err(current) => {
-            // SAFETY: `Box::from_raw` requires the pointer of a box, once: it was made above, and
-            // the failed exchange has not stored it.
+            // SAFETY: `Box::from_raw` requires the pointer of a box, once: `fresh` is one, which
+            // nobody else has (2), since the failed exchange has not stored it.
             drop(unsafe { Box::from_raw(fresh) });
             current
         }
     };
-    // SAFETY: the reference requires a live value that nobody writes to: only this function stores
-    // non-null pointers, of boxes that are never freed once they are stored.
+    // SAFETY: the reference requires a live value that nobody writes to, for ever: `current` is or
+    // was stored, so its box is neither freed nor written to (1).
     unsafe { &*current }
 }
 
@@ -84,8 +90,8 @@ pub(crate) fn forget(chosen: &'static Chosen) {
 
 /// The values of the program, if it has set them.
 pub(crate) fn values() -> Option<&'static Chosen> {
-    // SAFETY: as_ref requires null or a pointer to a live value that nobody writes to: `choose`
-    // stores pointers of boxes that are never freed.
+    // SAFETY: as_ref requires null or a pointer to a live value that nobody writes to, for ever:
+    // the box of a stored pointer is neither freed nor written to (1).
     unsafe { CHOSEN.load(Ordering::Acquire).as_ref() }
 }
 

@@ -134,9 +134,9 @@ impl Node {
     #[cold]
     fn start() -> Result<&'static Self, Errno> {
         static IS_AT_EXIT: AtomicBool = AtomicBool::new(false);
-        log::set_wake(wake_agent);
         let started = NODE.get_or_make(|| {
             fork::identify()?;
+            log::set_wake(wake_agent);
             log::read_environment();
             // Leaked, because the agent uses the node as long as the process lives.
             let node = Box::leak(Box::new(Self::new()?));

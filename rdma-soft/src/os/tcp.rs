@@ -148,6 +148,18 @@ impl Tcp {
         socket::sendmsg::<()>(self.raw(), &bytes.map(IoSlice::new), &[], flags, None).named("sendmsg")
     }
 
+    /// Whether a read and whether a write would do more than fail with `EAGAIN`.
+    pub(crate) fn look(&self) -> (bool, bool) {
+        let _guard = NoCancellation::new();
+        let mut asked = [PollFd::new(self.as_fd(), PollFlags::POLLIN | PollFlags::POLLOUT)];
+        // A read or a write tells of a failure.
+        let found = poll(&mut asked, PollTimeout::ZERO).ok().and_then(|_| asked[0].revents());
+        let ended = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+        found.map_or((true, true), |found| {
+            (found.intersects(PollFlags::POLLIN | ended), found.intersects(PollFlags::POLLOUT | ended))
+        })
+    }
+
     /// Whether the peer's kernel has acknowledged all bytes that were sent.
     pub(crate) fn is_acknowledged(&self) -> bool {
         let mut unsent: libc::c_int = 0;

@@ -1,22 +1,21 @@
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::engine::Slot;
-use crate::link::hosts::Hosts;
-
-fn far() -> Far {
-    let host = Arc::new(Hosts::default()).hold(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
-    Far { host, identity: Identity { slot: Slot(1), instance: [1; 16] } }
-}
 
 /// A link, and the socket of the other side.
 fn link() -> (Stream, Tcp) {
-    let [ours, theirs] = Tcp::pair();
-    (Stream::new(ours, far()), theirs)
+    Stream::on_a_socket(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+/// The two sides of a link.
+fn links() -> (Stream, Stream) {
+    let ((mut one, theirs), (mut other, _)) = (link(), link());
+    other.socket = theirs;
+    assert!(drain(&mut one) == (vec![], Ok(false)) && drain(&mut other) == (vec![], Ok(false)));
+    (one, other)
 }
 
 fn header(number: u64) -> Header {
@@ -120,9 +119,7 @@ fn a_frame_that_is_too_long_ends_the_link_before_its_bytes_come() {
 
 #[test]
 fn a_peer_that_does_not_read_blocks_after_the_buffer_and_all_frames_arrive_later() {
-    let (mut link, theirs) = link();
-    let mut other = Stream::new(theirs, far());
-    assert_eq!(drain(&mut link), (vec![], Ok(false)));
+    let (mut link, mut other) = links();
     let payload = vec![5; MAX_PAYLOAD];
     let mut sent = 0;
     for _ in 0..1000 {
@@ -134,7 +131,7 @@ fn a_peer_that_does_not_read_blocks_after_the_buffer_and_all_frames_arrive_later
             break;
         }
     }
-    assert!(sent < 100 && link.has_unsent() && !link.is_idle() && !link.is_taken());
+    assert!(sent < 100 && link.has_unsent() && link.is_idle() && !link.is_taken());
     assert!(!link.has_frames(), "the agent sleeps until the socket is writable");
     let mut arrived = 0;
     while arrived < sent {
@@ -144,9 +141,56 @@ fn a_peer_that_does_not_read_blocks_after_the_buffer_and_all_frames_arrive_later
             assert_eq!((number, bytes.len()), (arrived, MAX_PAYLOAD));
             arrived += 1;
         }
-        link.flush().unwrap();
+        assert_eq!(drain(&mut link), (vec![], Ok(false)));
+        assert_eq!(link.deliver(Transmit::Idle), Ok(false));
     }
     assert!(!link.has_unsent() && link.has_room());
+}
+
+/// Fills the socket and some of the link's own buffer, and returns the number of frames. The side
+/// is blocked then.
+fn fill(link: &mut Stream) -> u64 {
+    for sent in 0.. {
+        assert!(push(link, sent, &[5; 1 << 12]));
+        let more = link.deliver(Transmit::Blocked).unwrap();
+        if link.has_unsent() {
+            assert!(!more);
+            return sent + 1;
+        }
+    }
+    0
+}
+
+#[test]
+fn a_full_socket_is_not_written_again_before_a_look_finds_it_writable() {
+    let (mut link, mut other) = links();
+    let sent = fill(&mut link);
+    let unsent = |link: &Stream| link.out.unsent().iter().map(|part| part.len()).sum::<usize>();
+    assert!(link.is_idle() && !link.may_continue() && !link.has_work());
+    assert!(push(&mut link, sent, b"") && !link.may_continue(), "a new frame waits behind the others");
+    let before = unsent(&link);
+    let (frames, _) = drain(&mut other);
+    assert!(!frames.is_empty());
+    // The socket is writable, but nobody has looked.
+    assert_eq!(link.deliver(Transmit::Blocked), Ok(false));
+    assert_eq!(unsent(&link), before);
+    assert!(!link.is_idle() && link.may_continue() && link.has_work());
+    assert_eq!(link.deliver(Transmit::Blocked), Ok(true), "there is room for more");
+    assert_eq!(unsent(&link), 0);
+}
+
+#[test]
+fn a_full_socket_is_read_and_its_end_is_noticed() {
+    let (mut link, mut other) = links();
+    fill(&mut link);
+    assert!(push(&mut other, 7, b"seven"));
+    assert_eq!(other.deliver(Transmit::Idle), Ok(false));
+    assert!(!link.is_idle());
+    assert_eq!(drain(&mut link), (vec![(7, b"seven".to_vec())], Ok(false)));
+    assert!(link.is_idle() && !link.may_continue());
+    drop(other);
+    assert!(!link.is_idle());
+    assert_eq!(drain(&mut link), (vec![], Err(Ended::Closed)));
 }
 
 #[test]
