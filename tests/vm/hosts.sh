@@ -8,8 +8,11 @@ list() {
   [ "$1" = hosts ] || return 0
   printf '%s\n' off_without_tcp wrong_key {rc,uc,ud,srq}_pingpong{,_ipv6} \
     ib_{write_bw,write_lat,read_bw,read_lat,atomic_lat,send_bw,send_ud,send_uc,many_qps} ib_write_bw_ipv6 killed_{server,client} \
-    pingpong pingpong_jumbo faults link_down_for_a_while link_down_for_good \
-    all_reduce all_reduce_3_hosts all_reduce_64 killed_rank
+    fi_dgram ucx_rc ucx_ud \
+    pingpong pingpong_jumbo faults faults_end link_down_for_a_while link_down_for_good \
+    all_reduce all_reduce_3_hosts all_reduce_32 killed_rank
+  # Each pair of processes on two hosts has a connection of its own: 1,024 of them.
+  [ -z "${RDMA_TEST_LONG:-}" ] || echo all_reduce_64
 }
 
 # The program that runs a command on a host.
@@ -36,8 +39,8 @@ needs() { # program
 pair() { # command...
   local server
   needs "$1"
-  begin server "$(on 1)" soft-rdma "$@" && server=$! && listens 1 $server
-  well client "$(on 2)" soft-rdma "$@" 10.9.0.1
+  begin server "$(on 1)" soft-rdma ${sysfs:+--sysfs} "$@" && server=$! && listens 1 $server
+  well client "$(on 2)" soft-rdma ${sysfs:+--sysfs} "$@" 10.9.0.1
   ended_well $server server
 }
 
@@ -45,8 +48,8 @@ pair() { # command...
 pair6() { # command...
   local server
   needs "$1"
-  begin server env RDMA_TEST_TCP=fd09::1 "$(on 1)" soft-rdma "$@" && server=$! && listens 1 $server
-  well client env RDMA_TEST_TCP=fd09::2 "$(on 2)" soft-rdma "$@" 10.9.0.1
+  begin server env RDMA_TEST_TCP=fd09::1 "$(on 1)" soft-rdma ${sysfs:+--sysfs} "$@" && server=$! && listens 1 $server
+  well client env RDMA_TEST_TCP=fd09::2 "$(on 2)" soft-rdma ${sysfs:+--sysfs} "$@" 10.9.0.1
   ended_well $server server
 }
 
@@ -120,9 +123,9 @@ killed() { # victim, survivor, its name
 }
 
 run() {
-  local server client status=0
+  local server client sysfs= status=0
   . tests/vm/cm_peers.sh
-  local verbs=(-g 0 -p "$port" -c -n 200) perf=(-F -x 0 -p "$port")
+  local verbs=(-g 0 -p "$port" -c -n 200) perf=(-F -x 0 -p "$port" -n 300)
   local short=(--min 8 --max 256K --factor 32 --iters 2 --warmup 1)
   case $1 in
     # The links of soft0 are the only way from host to host, so these two fail.
@@ -135,8 +138,8 @@ run() {
     *_pingpong_ipv6) pair6 "ibv_${1%_ipv6}" "${verbs[@]}" -e ;;
     ib_write_bw_ipv6) pair6 ib_write_bw "${perf[@]}" ;;
     ib_send_ud) pair ib_send_bw "${perf[@]}" -c UD ;;
-    ib_send_uc) pair ib_send_lat "${perf[@]}" -c UC -s 100000 -n 200 ;;
-    ib_many_qps) pair ib_write_bw "${perf[@]}" -b -q 8 -n 500 ;;
+    ib_send_uc) pair ib_send_lat "${perf[@]}" -c UC -s 100000 ;;
+    ib_many_qps) pair ib_write_bw "${perf[@]}" -b -q 8 ;;
     ib_*) pair "$1" "${perf[@]}" ;;
     killed_server) stream 40 && killed "$server" "$client" client ;;
     killed_client) stream 40 && killed "$client" "$server" server ;;
@@ -145,8 +148,22 @@ run() {
       pingpongs 1 10.9.0.1 3 --op send --events --size 64 -n 100 ;;
     pingpong_jumbo) pingpongs 4 '[fd09::4]' 5 --op write --size 1M -n 50 ;;
     faults)
-      export RDMA_SOFT_FAULTS='delay=1us..1ms:p=0.05; loss:p=0.02; loss:recv:p=0.02; rnr:p=0.02'
+      export RDMA_SOFT_FAULT='seed=7; delay=1us..1ms:p=0.05; loss:p=0.02; loss:recv:p=0.02; rnr:recv:p=0.02'
       pingpongs 1 10.9.0.1 2 --op send --size 4096 -n 300 ;;
+    faults_end)
+      # The server loses all that comes from the other host, so the client's requests fail.
+      begin server env RDMA_SOFT_FAULT=loss=all:recv:after=50 "$(on 1)" pingpong --server "10.9.0.1:$port" -n 1000 && server=$!
+      begin client "$(on 2)" pingpong -n 1000 "10.9.0.1:$port" && client=$!
+      wait "$client" || status=$?
+      [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the client ended with status $status"
+      wait "$server" || : ;;
+    fi_dgram)
+      needs fi_pingpong
+      begin server "$(on 1)" soft-rdma fi_pingpong -p verbs -e dgram -I 100 -B "$port" && server=$! && listens 1 $server
+      well client "$(on 2)" soft-rdma fi_pingpong -p verbs -e dgram -I 100 -P "$port" 10.9.0.1
+      ended_well $server server ;;
+    ucx_rc) sysfs=1 UCX_TLS=rc_v UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0 pair ucx_perftest -p "$port" -t tag_bw -n 500 ;;
+    ucx_ud) sysfs=1 UCX_TLS=ud_v UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0 pair ucx_perftest -p "$port" -t tag_lat -n 200 ;;
     link_down_for_a_while)
       # Host 1 keeps its carrier. The stream goes on once TCP has sent again.
       stream 16
@@ -165,7 +182,7 @@ run() {
       wait "$server" || : ;;
     all_reduce) job_well 2 4 all_reduce "${short[@]}" ;;
     all_reduce_3_hosts) job_well 3 6 all_reduce "${short[@]}" ;;
-    all_reduce_64) job_well 2 64 all_reduce --min 1K --max 1K --iters 2 --warmup 1 ;;
+    all_reduce_*) job_well 2 "${1#all_reduce_}" all_reduce --min 1K --max 1K --iters 2 --warmup 1 ;;
     killed_rank)
       job 2 4 all_reduce --min 64K --max 64K --iters 1000000 --timeout 20
       transferring 2 "${ranks[0]}"
