@@ -14,6 +14,7 @@ use nix::errno::Errno;
 
 use super::device::{Node, Who};
 use super::meeting::{Meeting, give_up};
+use super::ports;
 use super::remote::{Opening, Remote, Stranger};
 use super::source::Source;
 use crate::engine::{Gid, PeerId, Slot};
@@ -154,6 +155,9 @@ pub(super) fn accept(node: &'static Node) {
 /// Reads the first message of a stranger, and passes the connection to the process that it names.
 fn route(node: &'static Node, remote: &'static Remote, stranger: Stranger) -> Result<(), HelloError> {
     let first = First::receive(&stranger.socket, Instant::now() + hello::PATIENCE)?;
+    if let Purpose::Port(space, port) = first.purpose {
+        return ports::pass(&stranger.socket, &first, space, port);
+    }
     if node.lock().slots().contains(&first.target) {
         return meet(node, remote, stranger, &first);
     }
