@@ -9,9 +9,10 @@
 //! ```
 //!
 //! All messages have fixed lengths, and numbers are little-endian. Whoever accepts a connection
-//! reads First, which names a slot, and passes the descriptor to the process with that slot. First
-//! is hostile until the opener's proof has come: it decides only which process of this user goes on
-//! with the handshake.
+//! reads First, which names a slot or a port of the connection manager, and passes the descriptor
+//! to the process with that slot, or to the one that listens at that port. First is hostile until
+//! the opener's proof has come: it decides only which process of this user goes on with the
+//! handshake.
 //!
 //! Each proof covers both addresses and ports, as each side sees them, and all messages before it.
 //! So nobody can forward a proof to another host or over another connection, use one again, or send
@@ -19,7 +20,8 @@
 //!
 //! A process may speak for a slot only if its host agrees: the acceptor asks the process with that
 //! slot, over a connection of its own to the opener's address (purpose [`Purpose::Confirm`]),
-//! whether it is opening a connection with that nonce.
+//! whether it is opening a connection with that nonce. A connection between two connection managers
+//! (purpose [`Purpose::Port`]) gives the opener no slot, so nobody is asked.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -28,6 +30,7 @@ use nix::errno::Errno;
 
 use super::handshake::Answer;
 use super::key::{Key, PROOF};
+use super::port::Space;
 use crate::engine::Slot;
 use crate::os;
 use crate::os::tcp::Tcp;
@@ -105,6 +108,8 @@ pub(crate) enum Purpose {
     Link,
     /// The question whether the process with the slot is opening the connection with this nonce.
     Confirm(Nonce),
+    /// A connection of the connection manager to the listener at this port.
+    Port(Space, u16),
 }
 
 /// The reason why a handshake over TCP failed.
@@ -120,7 +125,7 @@ pub(crate) enum HelloError {
     Proof,
     #[error("the peer does not keep to the protocol")]
     Malformed,
-    #[error("no process of that host has that number, or the host does not let us in")]
+    #[error("no process of that host has that number or listens at that port, or the host does not let us in")]
     Nobody,
     #[error("the process at the peer's address is not the one that has connected")]
     Unconfirmed,
@@ -147,7 +152,7 @@ impl HelloError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct First {
     pub(crate) purpose: Purpose,
-    /// The slot of the process that is called.
+    /// The slot of the process that is called; 0 for the one that listens at a port.
     pub(crate) target: Slot,
     /// The opener, by its own account.
     pub(crate) opener: Identity,
@@ -198,6 +203,7 @@ impl First {
         let (purpose, subject) = match self.purpose {
             Purpose::Link => (1_u32, [0; NONCE]),
             Purpose::Confirm(subject) => (2, subject),
+            Purpose::Port(space, port) => (3, port_subject(space, port)),
         };
         to.put(&purpose.to_le_bytes());
         to.put(&self.target.0.to_le_bytes());
@@ -218,9 +224,15 @@ impl First {
         let purpose = match (purpose, from.take()) {
             (1, subject) if subject == [0; NONCE] => Purpose::Link,
             (2, subject) => Purpose::Confirm(subject),
+            (3, subject) => {
+                let (space, port) = port_of(&subject).ok_or(HelloError::Malformed)?;
+                Purpose::Port(space, port)
+            }
             _ => return Err(HelloError::Malformed),
         };
-        if !target.is_real() || !opener.slot.is_real() {
+        let names_a_slot = !matches!(purpose, Purpose::Port(..));
+        let is_target = if names_a_slot { target.is_real() } else { target == Slot(0) };
+        if !is_target || !opener.slot.is_real() {
             return Err(HelloError::Malformed);
         }
         Ok(Self { purpose, target, opener, nonce })
@@ -264,6 +276,22 @@ impl Incoming {
         }
         first
     }
+}
+
+/// A port in the place of a nonce: port space, zero, port, zeroes.
+fn port_subject(space: Space, port: u16) -> Nonce {
+    let mut subject = [0; NONCE];
+    let mut to = Writer(&mut subject, 0);
+    to.put(&[space.code(), 0]);
+    to.put(&port.to_le_bytes());
+    subject
+}
+
+fn port_of(subject: &Nonce) -> Option<(Space, u16)> {
+    let mut from = Reader(subject);
+    let [space, _] = from.take();
+    let (space, port) = (Space::of_code(space)?, u16::from_le_bytes(from.take()));
+    (port != 0 && *subject == port_subject(space, port)).then_some((space, port))
 }
 
 fn second(us: Identity, nonce: &Nonce) -> [u8; SECOND] {

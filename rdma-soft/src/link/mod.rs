@@ -39,7 +39,7 @@
 //!   hosts.rs, key.rs        the numbers of other hosts; the key of a job, and proofs of it
 //!   address.rs              the address at which this process listens, as a user names it
 //!   wire.rs, peer.rs        packets on the socket of a link; the process behind a link
-//!   port.rs                 the names of the connection manager's listeners
+//!   port.rs, packets.rs     for the connection manager: names of listeners; packets over TCP
 //!   slot.rs, group.rs       abstract sockets that name processes and memberships of groups
 //! ```
 
@@ -54,6 +54,7 @@ pub(crate) mod key;
 pub(crate) mod loopback;
 pub(crate) mod memory;
 pub(crate) mod pace;
+pub(crate) mod packets;
 pub(crate) mod peer;
 pub(crate) mod port;
 pub(crate) mod ring;

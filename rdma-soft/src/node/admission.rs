@@ -21,10 +21,12 @@ use nix::errno::Errno;
 
 use super::callers;
 use super::device::Node;
+use super::ports;
 use super::remote::{Remote, Stranger};
 use crate::engine::Slot;
 use crate::link::handshake;
-use crate::link::hello::{self, First, HelloError, Incoming};
+use crate::link::hello::{self, First, HelloError, Incoming, Purpose};
+use crate::link::port::Space;
 use crate::link::slot;
 use crate::link::wire::{self, Body, Kind};
 use crate::log::log;
@@ -55,7 +57,18 @@ enum Step {
     /// The process that it calls has a full queue.
     Queued(First),
     /// The connection is in the queue of a process, which hangs up once it has taken it.
-    Given(Slot, Socket),
+    Given(Callee, Socket),
+}
+
+/// The process that a stranger calls: the one with a slot, or the listener at a port of the
+/// connection manager.
+type Callee = (Slot, Option<(Space, u16)>);
+
+fn callee(first: &First) -> Callee {
+    match first.purpose {
+        Purpose::Port(space, port) => (first.target, Some((space, port))),
+        Purpose::Link | Purpose::Confirm(_) => (first.target, None),
+    }
 }
 
 /// The state of the thread.
@@ -65,7 +78,7 @@ struct Admission {
     /// The strangers by their numbers, so the oldest comes first.
     places: BTreeMap<u64, Place>,
     /// Connections that are still in the queues of processes, although their strangers' time is up.
-    untaken: BTreeMap<u64, (Slot, Socket)>,
+    untaken: BTreeMap<u64, (Callee, Socket)>,
     next_number: u64,
     /// Callers wait in the kernel's queue.
     has_callers: bool,
@@ -183,7 +196,7 @@ impl Admission {
                 if let Err(error) = self.remote.event_loop.watch(&process, number) {
                     return self.remote.refused(&error.into());
                 }
-                Step::Given(first.target, process)
+                Step::Given(callee(&first), process)
             }
             Ok(None) => Step::Queued(first),
             Err(error) => return self.remote.refused(&error),
@@ -194,16 +207,19 @@ impl Admission {
     /// Puts a connection into the queue of the process that its first message names; `None` if that
     /// is full. Returns the socket on which that process hangs up.
     fn give(&self, stranger: &Stranger, first: &First, deadline: Instant) -> Result<Option<Socket>, HelloError> {
-        let given = self.places.values().filter(|place| matches!(place.step, Step::Given(to, _) if to == first.target));
-        let untaken = self.untaken.values().filter(|(to, _)| *to == first.target);
+        let callee = callee(first);
+        let given = self.places.values().filter(|place| matches!(place.step, Step::Given(to, _) if to == callee));
+        let untaken = self.untaken.values().filter(|(to, _)| *to == callee);
         if given.count() + untaken.count() >= MAX_UNTAKEN {
             return Ok(None);
         }
-        // A purpose that names something else than a slot finds its process here.
-        let process = match slot::connect(first.target, Duration::ZERO) {
-            Ok(process) => process,
-            Err(os::Error { errno: Errno::EAGAIN, .. }) => return Ok(None),
-            Err(_) => return Err(HelloError::Nobody),
+        let process = match callee {
+            (_, Some((space, port))) => ports::listener(&stranger.socket, space, port)?,
+            (slot, None) => match slot::connect(slot, Duration::ZERO) {
+                Ok(process) => process,
+                Err(os::Error { errno: Errno::EAGAIN, .. }) => return Ok(None),
+                Err(_) => return Err(HelloError::Nobody),
+            },
         };
         // Only a process of this user gets the connection.
         handshake::screen(&process).map_err(|_| HelloError::Nobody)?;

@@ -54,6 +54,13 @@ pub(crate) struct Remote {
     links: Lock<Arc<()>>,
 }
 
+/// The address and the key, and the socket that listens there.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    chosen: Chosen,
+    listener: Tcp,
+}
+
 /// Connections that have not proved anything, the oldest first.
 #[derive(Debug, Default)]
 struct Strangers {
@@ -72,23 +79,31 @@ struct Refusals {
 }
 
 impl Remote {
-    /// Listens at the address that the program or the environment has chosen; `None` for neither.
-    pub(super) fn start(slot: Slot) -> os::Result<Option<Self>> {
+    /// Gets the socket of the address that the program or the environment has chosen; `None` for
+    /// neither. May wait for other processes, and for the writer of a pipe with the key.
+    pub(super) fn prepare() -> os::Result<Option<Prepared>> {
         let chosen = chosen::get().map_err(|error| {
             let errno = Errno::from_raw(error.raw_os_error());
             log!(ERROR, "{error}");
             os::Error { call: "the check of the address and the key", errno }
         })?;
-        let Some(Chosen { address, key, source }) = chosen else { return Ok(None) };
-        let shared = share::join(address, slot).inspect_err(|error| {
-            let error = *error;
+        let Some(chosen) = chosen else { return Ok(None) };
+        let listener = share::join(chosen.address).inspect_err(|error| {
+            let (error, address) = (*error, chosen.address);
             log!(ERROR, "RDMA_SOFT_TCP={address}: this process cannot listen there: {error}");
         })?;
+        Ok(Some(Prepared { chosen, listener }))
+    }
+
+    /// Listens at the address. Waits for nobody.
+    pub(super) fn start(slot: Slot, prepared: Prepared) -> os::Result<Self> {
+        let Prepared { chosen: Chosen { address, key, source }, listener } = prepared;
+        let shared = Shared::new(listener, address, slot)?;
         let event_loop = EventLoop::new()?;
         event_loop.watch_once(&shared.listener, admission::CALLER)?;
         event_loop.watch(&shared.door, admission::DOOR)?;
         log!(DEBUG, %address, "listens for other hosts");
-        Ok(Some(Self {
+        Ok(Self {
             address,
             key,
             source,
@@ -100,7 +115,7 @@ impl Remote {
             strangers: Lock::default(),
             refusals: Lock::default(),
             links: Lock::default(),
-        }))
+        })
     }
 
     /// Whether this process listens at an address, for those who hold this key.
@@ -120,9 +135,15 @@ impl Remote {
 
     /// Whether a socket listens at an address of this host, at the port of this process: processes
     /// with that address are those of another host, whatever their user.
-    pub(crate) fn is_listened_at(&self, address: IpAddr) -> bool {
+    fn is_listened_at(&self, address: IpAddr) -> bool {
         let address = SocketAddr::new(address, self.address.port());
         Tcp::is_taken(address)
+    }
+
+    /// Whether packets to an address leave for another host. `is_here` says whether this host has
+    /// the address.
+    pub(crate) fn is_elsewhere(&self, address: IpAddr, is_here: impl FnOnce() -> bool) -> bool {
+        address != self.address.ip() && (!is_here() || self.is_listened_at(address))
     }
 
     /// This process, whose first slot is `slot`.

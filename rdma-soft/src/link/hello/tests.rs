@@ -244,11 +244,14 @@ proptest! {
         instance: [u8; 16],
         nonce: [u8; NONCE],
         subject in proptest::option::of(any::<[u8; NONCE]>()),
+        port in proptest::option::of((1_u8..5, 1_u16..)),
         garble in proptest::option::of((0..FIRST, 1_u8..)),
     ) {
-        let purpose = subject.map_or(Purpose::Link, Purpose::Confirm);
+        let slot = subject.map_or(Purpose::Link, Purpose::Confirm);
+        let port = port.map(|(space, port)| Purpose::Port(Space::of_code(space).unwrap(), port));
+        let target = Slot(if port.is_some() { 0 } else { slots.0 });
         let opener = Identity { slot: Slot(slots.1), instance };
-        let first = First { purpose, target: Slot(slots.0), opener, nonce };
+        let first = First { purpose: port.unwrap_or(slot), target, opener, nonce };
         let mut bytes = first.bytes();
         prop_assert_eq!(First::parse(&bytes), Ok(first));
         if let Some((at, by)) = garble {
