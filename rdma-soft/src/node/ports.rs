@@ -87,6 +87,8 @@ pub(crate) struct Call {
     first: First,
     space: Space,
     port: u16,
+    /// The end of its time.
+    deadline: Instant,
 }
 
 /// A call whose caller holds the key.
@@ -106,9 +108,11 @@ impl Call {
             return Err(HelloError::Malformed);
         }
         let first = First::parse(&packet.body.take().map_err(|_| HelloError::Malformed)?)?;
+        let left = packet.body.take_u64().map_err(|_| HelloError::Malformed)?;
+        let deadline = Instant::now() + Duration::from_millis(left).min(hello::PATIENCE);
         let socket = Tcp::of_fd(packet.fds.pop().ok_or(HelloError::Malformed)?)?;
         let Purpose::Port(space, port) = first.purpose else { return Err(HelloError::Malformed) };
-        Ok(Self { socket, first, space, port })
+        Ok(Self { socket, first, space, port, deadline })
     }
 
     /// The port that is called.
@@ -137,7 +141,7 @@ impl Call {
         if route.acceptor != remote.address {
             return Err(HelloError::Nobody);
         }
-        let deadline = Instant::now() + hello::PATIENCE;
+        let deadline = self.deadline;
         let stranger = Stranger::placed(remote, Arc::new(self.socket), deadline)?;
         let socket = Arc::clone(&stranger.socket);
         let us = remote.identity(node.lock().slots()[0]);
