@@ -43,9 +43,9 @@ pub(crate) enum Kind {
     Known = 7,
     /// Another handshake between the two processes is under way.
     Busy = 8,
-    /// A connection of a process of another host, its first message (`hello`), and the milliseconds
-    /// that it has left for its proof: the receiver goes on with it, and hangs up once it counts the
-    /// connection itself.
+    /// A connection of a process of another host, its first message (`hello`), and the
+    /// milliseconds that it has left for its proof: the receiver goes on with it, and hangs up
+    /// once it counts the connection itself.
     Caller = 9,
     /// The socket at which the sender listens for other hosts (`share`).
     Listener = 10,

@@ -3,8 +3,8 @@
 //! them and never waits for one; the handshake itself is `callers`'.
 //!
 //! A caller is a stranger until it has proved that it holds the key. Strangers have
-//! [`MAX_STRANGERS`](super::remote::MAX_STRANGERS) places in each process. A stranger has 3 s to say
-//! whom it calls; if others wait for its place, it goes after a moment, the oldest first. The
+//! [`MAX_STRANGERS`](super::remote::MAX_STRANGERS) places in each process. A stranger has 3 s to
+//! say whom it calls; if others wait for its place, it goes after a moment, the oldest first. The
 //! connections that have no place wait in the kernel's queue.
 //!
 //! A connection is passed on before its caller has proved anything, because the processes of an
@@ -22,7 +22,7 @@ use nix::errno::Errno;
 use super::callers;
 use super::device::Node;
 use super::ports;
-use super::remote::{Remote, Stranger};
+use super::remote::{CALLER, DOOR, Remote, Stranger};
 use crate::engine::Slot;
 use crate::link::handshake;
 use crate::link::hello::{self, First, HelloError, Incoming, Purpose};
@@ -39,10 +39,8 @@ const MAX_UNTAKEN: usize = 8;
 /// Pause before a connection is offered again to a process whose queue is full.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Tokens of the thread's event loop; a stranger's is its number.
-pub(super) const CALLER: u64 = 0;
-pub(super) const DOOR: u64 = 1;
-const FIRST_NUMBER: u64 = 2;
+/// The number of the first stranger. A stranger's number is its token in the event loop.
+const FIRST_NUMBER: u64 = DOOR + 1;
 
 /// A stranger, and how far it has got.
 struct Place {

@@ -15,9 +15,10 @@ use super::meeting::{Meeting, give_up};
 use super::remote::{Opening, Remote, Stranger};
 use crate::engine::{Gid, PeerId, Slot};
 use crate::link::handshake::Answer;
-use crate::link::hello::{self, First, HelloError, Purpose, Route};
+use crate::link::hello::{self, First, HelloError, Opened, Purpose, Route};
 use crate::link::hosts::HostUse;
 use crate::link::stream::{Far, Stream};
+use crate::link::tls::Records;
 use crate::link::wire::Packet;
 use crate::log::log;
 use crate::os;
@@ -25,9 +26,9 @@ use crate::os::socket::Socket;
 use crate::os::tcp::Tcp;
 use crate::os::thread;
 
-/// Limit of the callers with the key that are let in at a time. Further ones are told to call again:
-/// they must not wait for a thread in which this process could confirm its own calls, since the
-/// callers' hosts may wait for that.
+/// Limit of the callers with the key that are let in at a time. Further ones are told to call
+/// again: they must not wait for a thread in which this process could confirm its own calls, since
+/// the callers' hosts may wait for that.
 const MAX_LINKS: usize = 128;
 /// Delay before a process asks a peer again that has answered `Busy`.
 const BUSY: Duration = Duration::from_millis(2);
@@ -93,14 +94,16 @@ fn open(
     let Some(_meeting) = Meeting::open(node, Who::Far(peer)) else { return Ok(learn(node, peer, peer.slot)) };
     let opening = Opening::new(remote)?;
     let us = remote.identity(node.lock().slots()[0]);
-    let first = First { purpose: Purpose::Link, target: peer.slot, opener: us, nonce: opening.nonce };
-    let (socket, identity, answer) = remote.call(address, &first, Instant::now() + CALL)?;
+    let (purpose, protection) = (Purpose::Link, remote.protection);
+    let first = First { purpose, protection, target: peer.slot, opener: us, nonce: opening.nonce };
+    let (socket, Opened { acceptor: identity, answer, records }) =
+        remote.call(address, &first, Instant::now() + CALL)?;
     match answer {
         Answer::Busy => Ok(false),
         Answer::Known => Ok(learn(node, PeerId { slot: identity.slot, ..peer }, peer.slot)),
         Answer::Welcome => {
             let Some(host) = host.take() else { return Err(HelloError::Malformed) };
-            add(node, socket, Far { host, identity }, peer.slot).map(|()| true)
+            add(node, socket, records, Far { host, identity }, peer.slot).map(|()| true)
         }
     }
 }
@@ -189,10 +192,10 @@ fn meet(
         (meeting, host) = (ours, Some(held));
         Ok(answer)
     };
-    let answer = hello::accept(&socket, &remote.key, route, first, us, deadline, decide)?;
+    let (answer, records) = hello::accept(&socket, remote.terms(), route, first, us, deadline, decide)?;
     let (Some(host), Answer::Welcome) = (host, answer) else { return Ok(()) };
     let socket = Arc::into_inner(socket).ok_or(HelloError::Malformed)?;
-    let added = add(node, socket, Far { host, identity: first.opener }, first.opener.slot);
+    let added = add(node, socket, records, Far { host, identity: first.opener }, first.opener.slot);
     drop((meeting, link));
     added
 }
@@ -207,7 +210,7 @@ fn learn(node: &Node, process: PeerId, slot: Slot) -> bool {
 }
 
 /// Adds a new link to the node and tells the engine.
-fn add(node: &Node, socket: Tcp, far: Far, slot: Slot) -> Result<(), HelloError> {
+fn add(node: &Node, socket: Tcp, records: Option<Records>, far: Far, slot: Slot) -> Result<(), HelloError> {
     socket.prepare_for_frames()?;
     let [from, to] = [socket.peer()?, socket.local()?].map(|end| Gid::from_address(end.ip().to_canonical()));
     let (host, identity) = (far.host.id(), far.identity);
@@ -216,10 +219,11 @@ fn add(node: &Node, socket: Tcp, far: Far, slot: Slot) -> Result<(), HelloError>
         // The slot has one process at a time: the old one has died.
         state.remove_stream(old, "another process has its number");
     }
-    let stream = Stream::new(socket, far);
+    let is_encrypted = records.is_some();
+    let stream = Stream::new(socket, records, far);
     let watched = node.watch_stream(&stream);
     let id = state.add_stream(stream);
-    log!(DEBUG, host = host.0, slot = identity.slot.0, "link to another host up");
+    log!(DEBUG, host = host.0, slot = identity.slot.0, is_encrypted, "link to another host up");
     if let Err(error) = watched {
         state.remove_stream(id, "it cannot be watched");
         return Err(error.into());
