@@ -206,8 +206,8 @@ fn a_payload_that_is_not_mapped_any_more_faults_as_a_copy_of_it_does() {
     let len = core::num::NonZeroUsize::new(LARGE).unwrap();
     // SAFETY: `mmap` requires that the mapping replaces none: the kernel chooses the place.
     let mapped = unsafe { mmap_anonymous(None, len, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) }.unwrap();
-    // SAFETY: `from_raw` requires readable bytes. This test breaks that, as an application does that
-    // unmaps registered memory: the accesses fault, which ends a child of this process.
+    // SAFETY: `from_raw` requires readable bytes. This test breaks that, as an application does
+    // that unmaps registered memory: the accesses fault, which ends a child of this process.
     let gone = [unsafe { Source::from_raw(mapped.as_ptr().cast(), LARGE) }];
     let gone = Gather::of(&gone);
     assert_eq!(link.socket.write_from([b"", b""], b"", &gone).unwrap_err().errno, Errno::EFAULT);
