@@ -12,9 +12,11 @@
 //! let key = Key::random()?;
 //! let bytes = key.to_bytes();
 //! assert!(Key::from_bytes(&bytes).is_ok());
-//! // Before the first open of a device.
-//! let address = tcp::listen("127.0.0.1".parse()?, key)?;
-//! assert_eq!(address, "127.0.0.1:4791".parse()?);
+//! // Before the first open of a device: `eth0`, `auto`, or an address of this host.
+//! # let port = std::net::TcpListener::bind("127.88.5.1:0")?.local_addr()?.port();
+//! # let chosen = |text: &str| text.parse::<Address>().map(|address| address.with_port(port));
+//! let address = tcp::listen(chosen("127.88.5.1")?, key)?;
+//! assert_eq!(tcp::status().map(|status| status.address), Some(address));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -29,6 +31,7 @@ use nix::errno::Errno;
 
 pub use crate::link::address::{Address, Error};
 use crate::link::key::{self, KeyError};
+use crate::link::tls::Protection;
 use crate::node::Node;
 pub use crate::node::chosen::KeySource;
 use crate::node::chosen::{self, Chosen};
@@ -146,7 +149,7 @@ impl Address {
 
 /// Starts the software device, which listens at `address` for processes that hold `key`, and
 /// reaches those at other addresses. The variables `RDMA_SOFT_TCP`, `RDMA_SOFT_KEY` and
-/// `RDMA_SOFT_KEY_FD` are not read.
+/// `RDMA_SOFT_KEY_FD` are not read; `RDMA_SOFT_TLS` is.
 ///
 /// To be called before the first open of a device. Children that are forked later listen there,
 /// too, once they open a device. Processes of one user share an address. A second call with the
@@ -168,11 +171,14 @@ impl Address {
 /// use rdma_soft::tcp::{self, Address, Key};
 ///
 /// let root = "127.0.0.1:7000".parse()?;
+/// let address = Address::towards(root);
+/// # let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+/// # let address = address.with_port(port);
 /// let key = Key::random()?;
-/// tcp::listen(Address::towards(root), key.clone())?;
-/// tcp::listen(Address::towards(root), key)?;
+/// tcp::listen(address.clone(), key.clone())?;
+/// tcp::listen(address.clone(), key)?;
 /// // Another key comes too late.
-/// assert_eq!(tcp::listen(Address::towards(root), Key::random()?).unwrap_err().raw_os_error(), 16);
+/// assert_eq!(tcp::listen(address, Key::random()?).unwrap_err().raw_os_error(), 16);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn listen(address: Address, key: Key) -> Result<SocketAddr, Error> {
@@ -206,6 +212,9 @@ pub struct Status {
     pub key: KeySource,
     /// The key's [`fingerprint`](Key::fingerprint).
     pub fingerprint: String,
+    /// Whether what is sent to other hosts is encrypted and authenticated (`RDMA_SOFT_TLS`). Hosts
+    /// that differ in it do not reach each other.
+    pub is_encrypted: bool,
 }
 
 /// How this process reaches other hosts; `None` if it does not, or has not opened a device yet.
@@ -218,15 +227,22 @@ pub struct Status {
 /// let key = Key::random()?;
 /// let fingerprint = key.fingerprint();
 /// assert!(tcp::status().is_none());
-/// tcp::listen("127.0.0.1".parse()?, key)?;
+/// # let free = std::net::TcpListener::bind("127.88.5.2:0")?.local_addr()?;
+/// # let address: tcp::Address = free.into();
+/// let address = tcp::listen(address, key)?;
 /// let status = tcp::status().ok_or("no status")?;
-/// assert_eq!((status.address.port(), status.fingerprint), (4791, fingerprint));
+/// assert_eq!((status.address, status.fingerprint), (address, fingerprint));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use]
 pub fn status() -> Option<Status> {
     let remote = Node::started()?.remote.as_ref()?;
-    Some(Status { address: remote.address, key: remote.source.clone(), fingerprint: remote.fingerprint() })
+    Some(Status {
+        address: remote.address,
+        key: remote.source.clone(),
+        fingerprint: remote.fingerprint(),
+        is_encrypted: remote.protection == Protection::Tls,
+    })
 }
 
 /// Why the device could not start.

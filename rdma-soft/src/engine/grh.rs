@@ -27,6 +27,14 @@ impl Gid {
         Self(std::net::Ipv4Addr::from(address).to_ipv6_mapped().octets())
     }
 
+    /// Creates the GID of an address.
+    pub(crate) fn from_address(address: std::net::IpAddr) -> Self {
+        match address {
+            std::net::IpAddr::V4(v4) => Self::from_ipv4(v4.octets()),
+            std::net::IpAddr::V6(v6) => Self(v6.octets()),
+        }
+    }
+
     /// Returns the IPv4 address of an IPv4-mapped GID.
     pub(crate) fn to_ipv4(self) -> Option<[u8; 4]> {
         std::net::Ipv6Addr::from(self.0).to_ipv4_mapped().map(|address| address.octets())
@@ -122,14 +130,25 @@ impl Grh {
         self
     }
 
+    /// Returns the source address in the header.
+    pub(crate) fn source(&self) -> Gid {
+        self.address(32, 8)
+    }
+
     /// Returns the destination address in the header.
     pub(crate) fn destination(&self) -> Gid {
-        let bytes = &self.0;
+        self.address(36, 24)
+    }
+
+    /// The address at one offset of an IPv4 header, and at another of a global route header.
+    fn address(&self, of_ipv4: usize, of_global: usize) -> Gid {
         if self.is_ipv4() {
-            Gid::from_ipv4([bytes[36], bytes[37], bytes[38], bytes[39]])
+            let mut address = [0; 4];
+            address.copy_from_slice(&self.0[of_ipv4..][..4]);
+            Gid::from_ipv4(address)
         } else {
             let mut gid = [0; 16];
-            gid.copy_from_slice(&bytes[24..]);
+            gid.copy_from_slice(&self.0[of_global..][..16]);
             Gid(gid)
         }
     }
@@ -158,7 +177,7 @@ mod tests {
         assert_eq!(grh.0[32..], [10, 9, 0, 1, 10, 9, 0, 1]);
         let sum: u32 = grh.0[20..].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
         assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the checksum is right");
-        assert_eq!(grh.destination(), Gid::from_ipv4([10, 9, 0, 1]));
+        assert_eq!([grh.source(), grh.destination()], [Gid::from_ipv4([10, 9, 0, 1]); 2]);
     }
 
     #[test]
@@ -167,7 +186,7 @@ mod tests {
             let grh = Grh::new(&route(network, GROUP)).sealed(15, false);
             assert_eq!(grh.0[..8], [0x62, 0x81, 0x23, 0x45, 0, len, next, 64]);
             assert_eq!(grh.0[8..24], Gid::from_ipv4([10, 9, 0, 1]).0);
-            assert_eq!(grh.destination(), GROUP);
+            assert_eq!((grh.source(), grh.destination()), (Gid::from_ipv4([10, 9, 0, 1]), GROUP));
         }
         assert_eq!(Grh::NONE.sealed(100, true), Grh::NONE);
     }

@@ -368,6 +368,12 @@ impl Engine {
         self.fail_overrun();
     }
 
+    /// Tells the addresses between which a link to another host carries datagrams: the peer's and
+    /// this host's. Without them, the link carries none.
+    pub(crate) fn handle_link_route(&mut self, link: LinkId, from: Gid, to: Gid) {
+        self.tables.peers.set_route(link, [from, to]);
+    }
+
     /// The link is down: its peer has died, or is no longer trusted.
     pub(crate) fn handle_link_down(&mut self, link: LinkId) {
         let tables = &mut self.tables;
@@ -485,6 +491,9 @@ impl Engine {
         let mut grh = Grh::NONE;
         let Some(data) = payload.part(GRH_LEN, payload.len().saturating_sub(GRH_LEN)) else { return };
         payload.copy_to_slice(&mut grh.0);
+        if !tables.peers.may_carry(link, frame, &grh) {
+            return;
+        }
         let mut deliver = |index: u32, tables: &mut Tables| {
             if let Ok(QueuePair { qp, service: Service::Ud(ud) }) = self.qps.get_mut(QpId(index)) {
                 ud.handle_datagram(qp, frame, &grh, data, tables);

@@ -4,9 +4,10 @@
 use std::collections::VecDeque;
 
 use super::directory::{DIRECTORY_LEN, PeerDirectory, index_of};
+use super::grh::{Gid, Grh};
 use super::memory::Area;
 use super::timer::{Owner, Timers};
-use super::types::{Host, LinkId, Lookup, PeerId, Slot};
+use super::types::{Host, LinkId, Lookup, MULTICAST_QPN, PeerId, Slot};
 use super::wire::{Frame, Header, Kind};
 
 /// Work that a queue pair has for a link.
@@ -76,6 +77,8 @@ struct Mapped {
 pub(super) struct Link {
     up: bool,
     host: Host,
+    /// The peer's address and this host's, of a link to another host.
+    route: Option<[Gid; 2]>,
     slots: Vec<Slot>,
     directory: Option<Area>,
     /// Indexed by the index in the regions' keys.
@@ -215,6 +218,24 @@ impl Peers {
     #[inline]
     pub(super) fn leads_to_host(&self, link: LinkId, host: Host) -> bool {
         self.links.get(link.0 as usize).is_some_and(|link| link.up && link.host == host)
+    }
+
+    /// Sets the peer's address and this host's, between which a link to another host carries
+    /// datagrams.
+    pub(super) fn set_route(&mut self, link: LinkId, route: [Gid; 2]) {
+        if let Some(link) = self.get(link) {
+            link.route = Some(route);
+        }
+    }
+
+    /// Whether a link may carry a datagram with this header. A receiver answers to the source in
+    /// the header, so a process of another host sends in the name of its own address alone, and to
+    /// no group: those stay within a host. Processes of this host share all of its addresses.
+    #[inline]
+    pub(super) fn may_carry(&self, link: LinkId, frame: &Frame, grh: &Grh) -> bool {
+        let Some(link) = self.links.get(link.0 as usize).filter(|link| link.up) else { return false };
+        let is_between = || link.route == Some([grh.source(), grh.destination()]) && frame.to != MULTICAST_QPN;
+        link.host == Host::LOCAL || is_between()
     }
 
     /// Returns the host that a link leads to.

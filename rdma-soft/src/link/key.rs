@@ -6,10 +6,14 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use hmac::{Hmac, Mac};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sha2::Sha256;
 
 use crate::os;
@@ -18,6 +22,8 @@ use crate::os;
 const MIN_LEN: usize = 32;
 /// The most bytes that are read.
 const MAX_LEN: usize = 4096;
+/// How long the writer of a pipe may take.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of a proof.
 pub(crate) const PROOF: usize = 32;
 /// What the key of the proofs is derived for. A change of the messages needs another text.
@@ -34,8 +40,14 @@ pub(crate) enum KeyError {
     Both,
     #[error("RDMA_SOFT_KEY_FD is not the number of an open descriptor")]
     NoDescriptor,
-    #[error("the key has mode {mode:03o}: others may read it; run chmod 600 on the file")]
+    #[error(
+        "the key has mode {mode:03o}, so others may read or change it; run chmod 600 on the file (for a secret of Kubernetes: defaultMode: 0400)"
+    )]
     Exposed { mode: u32 },
+    #[error("the key is neither a file nor a pipe nor a socket")]
+    NoFile,
+    #[error("the key has not come within {} s: whoever writes it must close the pipe", PATIENCE.as_secs())]
+    Late,
     #[error("the key belongs to user {0}, neither to this process's user nor to root")]
     Foreign(u32),
     #[error(
@@ -107,7 +119,7 @@ pub(crate) fn secret(path: Option<&OsStr>, descriptor: Option<&OsStr>) -> Result
 
 fn of_file(file: &File) -> Result<Vec<u8>, KeyError> {
     check_owner(file)?;
-    let mut bytes = contents(file)?;
+    let mut bytes = contents(file, PATIENCE)?;
     if bytes.len() > MAX_LEN {
         return Err(KeyError::Long);
     }
@@ -127,36 +139,63 @@ pub(crate) fn fingerprint(key: &Key) -> String {
     hash[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Opens a file without waiting for a writer, if the path names a pipe.
+/// Opens a file; if the path names a pipe, without waiting for a writer.
 fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
 /// The first bytes of a file, at most one more than [`MAX_LEN`]. Processes that share the
-/// descriptor of a regular file, or of a memfd, all read it from its start.
-fn contents(mut file: &File) -> io::Result<Vec<u8>> {
+/// descriptor of a regular file, or of a memfd, all read it from its start. Waits for the writer of
+/// a pipe, `patience` at most.
+fn contents(mut file: &File, patience: Duration) -> Result<Vec<u8>, KeyError> {
     let is_file = file.metadata()?.is_file();
+    let deadline = Instant::now() + patience;
     let (mut bytes, mut filled) = (vec![0; MAX_LEN + 1], 0);
     while filled < bytes.len() {
+        if !is_file {
+            await_bytes(file, deadline)?;
+        }
         let rest = &mut bytes[filled..];
         let read = if is_file { file.read_at(rest, filled as u64) } else { file.read(rest) };
         match read {
             Ok(0) => break,
             Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            // Another process that shares the pipe may have taken the bytes.
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     bytes.truncate(filled);
     Ok(bytes)
 }
 
-/// Refuses a key that another user may read or has chosen. Pipes and other descriptors without
-/// names pass: whoever can open them is this user.
+/// Waits until a pipe or a socket has bytes or its writer has closed it.
+fn await_bytes(file: &File, deadline: Instant) -> Result<(), KeyError> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up: a wait of less than a millisecond would spin.
+        let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(0) if left.is_zero() => return Err(KeyError::Late),
+            Ok(0) | Err(Errno::EINTR) => {}
+            ready => return ready.map(drop).map_err(|errno| io::Error::from(errno).into()),
+        }
+    }
+}
+
+/// Refuses a key that another user may read or has chosen. Sockets, memfds and deleted files pass
+/// whatever their mode is: they have no name by which others could open them. The pipe of a shell
+/// (`<(...)`) has mode 600.
 fn check_owner(file: &File) -> Result<(), KeyError> {
     let about = file.metadata()?;
-    let mode = about.mode() & 0o777;
-    if about.is_file() && mode & 0o077 != 0 && about.nlink() != 0 {
+    let (kind, mode) = (about.file_type(), about.mode() & 0o777);
+    let has_name = match (kind.is_file(), kind.is_fifo(), kind.is_socket()) {
+        (true, ..) => about.nlink() != 0,
+        (_, true, _) => true,
+        (.., true) => false,
+        _ => return Err(KeyError::NoFile),
+    };
+    if has_name && mode & 0o077 != 0 {
         return Err(KeyError::Exposed { mode });
     }
     let is_trusted = about.uid() == 0 || about.uid() == nix::unistd::geteuid().as_raw();
@@ -167,6 +206,7 @@ fn check_owner(file: &File) -> Result<(), KeyError> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::io::Write;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::PermissionsExt;
 
@@ -218,6 +258,54 @@ mod tests {
         let read = [(); 2].map(|()| secret(None, Some(OsStr::new(&number))).unwrap());
         assert_eq!(read, [SECRET; 2]);
         assert!(opened.metadata().is_ok());
+    }
+
+    /// What a descriptor gives.
+    fn of_fd(fd: impl Into<std::os::fd::OwnedFd>, patience: Duration) -> Result<Vec<u8>, KeyError> {
+        let file = File::from(fd.into());
+        check_owner(&file)?;
+        contents(&file, patience)
+    }
+
+    #[test]
+    fn a_pipe_or_a_socket_gives_the_key_when_its_writer_closes_it() {
+        // A child that another test forks may have a copy of a writer's end for a moment.
+        let soon = Duration::from_secs(20);
+        let pipe = || nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
+        let (from, to) = pipe();
+        File::from(to).write_all(SECRET).unwrap();
+        assert_eq!(of_fd(from, soon).unwrap(), SECRET);
+        let (from, mut to) = std::os::unix::net::UnixStream::pair().unwrap();
+        to.write_all(SECRET).unwrap();
+        drop(to);
+        assert_eq!(of_fd(from, soon).unwrap(), SECRET);
+        // A writer that never closes it holds nobody up for ever.
+        let (from, to) = pipe();
+        assert!(matches!(of_fd(from, Duration::from_millis(2)), Err(KeyError::Late)));
+        drop(to);
+        assert!(matches!(of_fd(File::open("/dev/null").unwrap(), soon), Err(KeyError::NoFile)));
+        assert!(matches!(of_fd(File::open("/").unwrap(), soon), Err(KeyError::NoFile)));
+        let memory = nix::sys::memfd::memfd_create(c"key", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        let memory = File::from(memory);
+        (&memory).write_all(SECRET).unwrap();
+        assert_eq!(of_fd(memory, soon).unwrap(), SECRET);
+    }
+
+    #[test]
+    fn a_pipe_with_a_name_has_the_mode_of_a_key_and_may_be_opened_before_its_writer() {
+        let path = std::env::temp_dir().join(format!("rdma-soft-key-{}-fifo", std::process::id()));
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let read = std::thread::scope(|scope| {
+            let reading = scope.spawn(|| secret(Some(path.as_os_str()), None));
+            // Waits for the reader.
+            File::options().write(true).open(&path).unwrap().write_all(SECRET).unwrap();
+            reading.join().unwrap()
+        });
+        assert_eq!(read.unwrap(), SECRET);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o622)).unwrap();
+        let error = secret(Some(path.as_os_str()), None).unwrap_err().to_string();
+        fs::remove_file(&path).unwrap();
+        assert!(error.contains("mode 622") && error.contains("defaultMode: 0400"), "{error}");
     }
 
     #[test]

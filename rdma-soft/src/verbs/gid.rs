@@ -56,7 +56,7 @@ pub(crate) fn table(device: &DeviceState) -> Vec<GidEntry> {
         }
         LinkLayer::Ethernet => {
             let entry = |(address, interface): (IpAddr, u32)| GidEntry {
-                gid: ibv_gid { raw: of_address(address).0 },
+                gid: ibv_gid { raw: Gid::from_address(address).0 },
                 gid_type: ibv_gid_type::IBV_GID_TYPE_ROCE_V2,
                 interface,
             };
@@ -179,11 +179,11 @@ pub(super) fn find(device: &DeviceState, is_own: bool, source: Gid, gid: Gid) ->
         return if is_here() { Ok(Place::Here) } else { Err(UNREACHABLE) };
     };
     let (own, address) = (remote.address.ip(), Ipv6Addr::from(gid.0).to_canonical());
-    if address == own || (is_here() && !remote.is_listened_at(address)) {
+    if !remote.is_elsewhere(address, is_here) {
         return Ok(Place::Here);
     }
     let is_address = !address.is_unspecified() && !address.is_multicast();
-    if !is_address || source != of_address(own) || address.is_ipv4() != own.is_ipv4() {
+    if !is_address || source != Gid::from_address(own) || address.is_ipv4() != own.is_ipv4() {
         return Err(UNREACHABLE);
     }
     remote.hold(address).map(Place::There).ok_or(Errno::NOMEM)
@@ -240,14 +240,6 @@ pub(super) fn mac(gid: Gid) -> Option<Mac> {
 /// The GID of an IPv4 address: `::ffff:a.b.c.d`.
 fn mapped(address: Ipv4Addr) -> Gid {
     Gid(address.to_ipv6_mapped().octets())
-}
-
-/// The GID of an address.
-fn of_address(address: IpAddr) -> Gid {
-    match address {
-        IpAddr::V4(v4) => mapped(v4),
-        IpAddr::V6(v6) => Gid(v6.octets()),
-    }
 }
 
 /// The link-local GID: `fe80::` and the GUID.

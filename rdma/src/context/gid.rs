@@ -113,11 +113,19 @@ pub(crate) fn query(context: &Context, port: u8, index: u32) -> Result<Gid> {
     Ok(Gid::from_raw(gid))
 }
 
-/// The entry with the widest reach.
-pub(crate) fn best(entries: Vec<GidEntry>, layer: LinkLayer) -> Option<GidEntry> {
+/// Whether the order of a port's GID table says which entry to use.
+///
+/// On InfiniBand all GIDs of a port have the same reach, and the first always exists. The software
+/// device puts the address at which it listens for other hosts first, be it loopback or IPv6: from
+/// its other addresses it reaches this host alone.
+pub(crate) fn is_in_order(context: &Context, layer: LinkLayer) -> bool {
+    layer != LinkLayer::ETHERNET || context.is_software()
+}
+
+/// The entry with the widest reach; the first one if the table is in order.
+pub(crate) fn best(entries: Vec<GidEntry>, is_in_order: bool) -> Option<GidEntry> {
     entries.into_iter().filter(|entry| !entry.gid.is_zero()).max_by_key(|entry| {
-        // On InfiniBand all GIDs of a port have the same reach; the first always exists.
-        let rank = if layer == LinkLayer::ETHERNET { rank(entry) } else { (0, 0) };
+        let rank = if is_in_order { (0, 0) } else { rank(entry) };
         (rank, Reverse(entry.index))
     })
 }
@@ -155,23 +163,32 @@ mod tests {
             ("2001:db8::7", GidKind::ROCE_V1),
             ("2001:db8::7", GidKind::ROCE_V2),
         ]);
-        assert_eq!(best(table.clone(), LinkLayer::ETHERNET).unwrap().index, 3);
-        assert_eq!(best(table, LinkLayer::INFINIBAND).unwrap().index, 0);
+        assert_eq!(best(table.clone(), false).unwrap().index, 3);
+        assert_eq!(best(table, true).unwrap().index, 0);
     }
 
     #[test]
     fn every_address_is_better_than_none() {
         let only_local = entries(&[("fe80::1", GidKind::ROCE_V1)]);
-        assert_eq!(best(only_local, LinkLayer::ETHERNET).unwrap().index, 0);
+        assert_eq!(best(only_local, false).unwrap().index, 0);
         let loopback = entries(&[("fe80::1", GidKind::ROCE_V2), ("::ffff:127.0.0.1", GidKind::ROCE_V2)]);
-        assert_eq!(best(loopback, LinkLayer::ETHERNET).unwrap().index, 1);
-        assert_eq!(best(Vec::new(), LinkLayer::ETHERNET), None);
-        assert_eq!(best(entries(&[("::", GidKind::INFINIBAND)]), LinkLayer::INFINIBAND), None);
+        assert_eq!(best(loopback, false).unwrap().index, 1);
+        assert_eq!(best(Vec::new(), false), None);
+        assert_eq!(best(entries(&[("::", GidKind::INFINIBAND)]), true), None);
     }
 
     #[test]
     fn equals_go_to_the_lowest_index() {
         let table = entries(&[("::ffff:10.0.0.1", GidKind::ROCE_V2), ("::ffff:10.0.0.2", GidKind::ROCE_V2)]);
-        assert_eq!(best(table, LinkLayer::ETHERNET).unwrap().index, 0);
+        assert_eq!(best(table, false).unwrap().index, 0);
+    }
+
+    #[test]
+    fn the_first_entry_of_a_table_in_order_wins() {
+        for chosen in ["::ffff:127.0.0.2", "2001:db8::7", "::1"] {
+            let table = entries(&[(chosen, GidKind::ROCE_V2), ("::ffff:10.0.0.1", GidKind::ROCE_V2)]);
+            assert_eq!(best(table.clone(), true).unwrap().index, 0, "{chosen}");
+            assert_eq!(best(table, false).unwrap().index, 1, "{chosen}");
+        }
     }
 }

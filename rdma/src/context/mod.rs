@@ -424,7 +424,8 @@ impl Context {
 
     /// The GID with the widest reach. On Ethernet, RoCE v2 comes before v1, and within a protocol
     /// IPv4-mapped addresses before other IPv6 addresses before link-local ones. On InfiniBand, the
-    /// first GID.
+    /// first GID; so of the software device, whose first GID is the address at which it listens for
+    /// other hosts (`rdma::soft::tcp`) if it does.
     ///
     /// # Errors
     ///
@@ -440,7 +441,7 @@ impl Context {
     /// ```
     pub fn best_gid(&self, port: u8) -> Result<Option<GidEntry>> {
         let layer = self.port_attr(port)?.link_layer();
-        Ok(gid::best(self.gid_table(port)?, layer))
+        Ok(gid::best(self.gid_table(port)?, gid::is_in_order(self, layer)))
     }
 
     /// The partition key at an index of a port's table.

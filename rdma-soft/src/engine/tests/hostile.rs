@@ -5,6 +5,7 @@ use rdma_sys::ibv_event_type;
 
 use super::super::mr::REMOTE_WRITE;
 use super::super::wire::{Frame, Kind};
+use super::datagrams;
 use super::world::*;
 use crate::engine::*;
 
@@ -214,6 +215,52 @@ fn nobody_speaks_for_a_process_of_another_host() {
         world.nodes[0].engine.handle_frame(LinkId(1), &send, Source::EMPTY);
         assert_eq!(world.statuses(0), [(1, 0)], "{service:?}");
     }
+}
+
+/// A receiver answers to the addresses of the header, so a link to another host carries datagrams
+/// between its two addresses alone.
+#[test]
+fn nobody_sends_datagrams_in_the_name_of_another_host_or_to_its_groups() {
+    let mut world = World::with_wires(64, 8192);
+    let b = datagrams::end(&mut world, 0);
+    let memory = Memory::new(4096);
+    let key = world.register(0, &memory, ALL);
+    for id in 0..4 {
+        world.recv(b, id, &[sge(&memory, key, 0, 64)]).unwrap();
+    }
+    let engine = &mut world.nodes[0].engine;
+    engine.attach(b.qp, datagrams::GROUP).unwrap();
+    let [theirs, ours, other] = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3]].map(Gid::from_ipv4);
+    let (far, link) = (PeerId { host: Host(1), slot: Slot(17) }, LinkId(9));
+    engine.handle_link_up(far, link, None);
+    let send = |engine: &mut Engine, to: u32, source: Gid, destination: Gid| {
+        let network = Network::Ip;
+        let route = Route { network, source, destination, traffic_class: 0, flow_label: 0, hop_limit: 1 };
+        let mut datagram = Frame::new(Kind::Datagram, to, 17 << 12 | 1, 0, 0);
+        (datagram.total, datagram.key) = (40, datagrams::QKEY);
+        let grh = if source == Gid([0; 16]) { Grh::NONE } else { Grh::new(&route).sealed(0, false) };
+        engine.handle_frame(link, &datagram.encode(), Source::of(&grh.0));
+    };
+    // A link of which the engine knows no addresses carries none.
+    send(engine, b.qpn, theirs, ours);
+    engine.handle_link_route(link, theirs, ours);
+    for (source, destination) in [(other, ours), (ours, theirs), (theirs, other), (Gid([0; 16]), ours)] {
+        send(engine, b.qpn, source, destination);
+    }
+    for destination in [ours, datagrams::GROUP] {
+        send(engine, MULTICAST_QPN, theirs, destination);
+    }
+    engine.handle_link_route(link, theirs, datagrams::GROUP);
+    send(engine, MULTICAST_QPN, theirs, datagrams::GROUP);
+    // The number of a link that has ended may be that of another one.
+    engine.handle_link_down(link);
+    engine.handle_link_up(far, link, None);
+    send(engine, b.qpn, theirs, ours);
+    assert!(world.poll(0).is_empty());
+    let engine = &mut world.nodes[0].engine;
+    engine.handle_link_route(link, theirs, ours);
+    send(engine, b.qpn, theirs, ours);
+    assert_eq!(world.statuses(0), [(0, 0)]);
 }
 
 /// Each look-up takes a thread.
