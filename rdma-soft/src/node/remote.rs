@@ -36,7 +36,7 @@ pub(crate) struct Remote {
     pub(crate) source: KeySource,
     pub(super) shared: Shared,
     instance: Instance,
-    pub(super) hosts: Arc<Hosts>,
+    pub(crate) hosts: Arc<Hosts>,
     /// The nonces of the connections that this process is opening.
     pub(super) openings: Lock<HashSet<Nonce>>,
     strangers: Lock<Strangers>,
@@ -64,7 +64,7 @@ impl Remote {
         let Some(Chosen { address, key, source }) = chosen else { return Ok(None) };
         let shared = share::join(address, slot).inspect_err(|error| {
             let error = *error;
-            log!(ERROR, "RDMA_SOFT_TCP={address}: this process cannot listen there: {error}");
+            log!(ERROR, "{address}: this process cannot listen there for other hosts: {error}");
         })?;
         event_loop.watch_once(&shared.listener, Source::Caller.token())?;
         event_loop.watch(&shared.door, Source::Door.token())?;
