@@ -239,6 +239,8 @@ pub mod tcp {
         pub key: KeySource,
         /// The key's fingerprint.
         pub fingerprint: String,
+        /// Whether what is sent to other hosts is encrypted.
+        pub is_encrypted: bool,
         /// The other hosts.
         pub hosts: Vec<std::net::IpAddr>,
     }

@@ -31,6 +31,7 @@ use nix::errno::Errno;
 
 pub use crate::link::address::{Address, Error};
 use crate::link::key::{self, KeyError};
+use crate::link::tls::Protection;
 use crate::node::Node;
 pub use crate::node::chosen::KeySource;
 use crate::node::chosen::{self, Chosen};
@@ -148,7 +149,7 @@ impl Address {
 
 /// Starts the software device, which listens at `address` for processes that hold `key`, and
 /// reaches those at other addresses. The variables `RDMA_SOFT_TCP`, `RDMA_SOFT_KEY` and
-/// `RDMA_SOFT_KEY_FD` are not read.
+/// `RDMA_SOFT_KEY_FD` are not read; `RDMA_SOFT_TLS` is.
 ///
 /// To be called before the first open of a device. Children that are forked later listen there,
 /// too, once they open a device. Processes of one user share an address. A second call with the
@@ -250,6 +251,9 @@ pub struct Status {
     pub key: KeySource,
     /// The key's [`fingerprint`](Key::fingerprint).
     pub fingerprint: String,
+    /// Whether what is sent to other hosts is encrypted and authenticated (`RDMA_SOFT_TLS`). Hosts
+    /// that differ in it do not reach each other.
+    pub is_encrypted: bool,
     /// The addresses of the other hosts that queue pairs, address handles or links of this process
     /// use now.
     pub hosts: Vec<IpAddr>,
@@ -257,8 +261,9 @@ pub struct Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, address, key, fingerprint, hosts } = self;
+        let Self { device, address, key, fingerprint, is_encrypted, hosts } = self;
         write!(f, "{device} listens at {address} for other hosts, with the key of {key} (fingerprint {fingerprint})")?;
+        f.write_str(if *is_encrypted { ", encrypted" } else { ", not encrypted" })?;
         if hosts.is_empty() {
             return Ok(());
         }
@@ -292,6 +297,7 @@ pub fn status() -> Option<Status> {
         address: remote.address,
         key: remote.source.clone(),
         fingerprint: remote.fingerprint(),
+        is_encrypted: remote.protection == Protection::Tls,
         hosts: remote.hosts.in_use(),
     })
 }

@@ -7,35 +7,33 @@ use nix::errno::Errno as SystemErrno;
 
 use super::address::{self, with_port};
 use super::channel::{Channel, Conn, Pending};
-use super::entry::{Entry, Link, Role};
+use super::entry::{Entry, Link, Role, Way};
 use super::machine::{Machine, Output, reason};
 use super::port::{self, Exclusive};
 use super::service::{Service, State};
+use super::transport::{Transport, Undelivered};
 use super::wire::{Message, Rej, Req, SidrReq, Terms, room};
 use super::{path, report};
 use crate::engine::Errno;
 use crate::link::port::listeners;
 use crate::log::log;
+use crate::node::ports;
 use crate::os::now;
 
 /// Largest backlog of a listener, the kernel's default.
 const MAX_BACKLOG: u32 = 1024;
 
-/// Why a request did not reach a listener.
-#[derive(Debug)]
-enum Undelivered {
-    /// No process listens at the address.
-    Refused,
-    /// A process of another user listens at the address.
-    OtherUser,
-    /// The request is lost; the machine repeats it.
-    Lost,
-}
-
-impl<E: Into<Errno>> From<E> for Undelivered {
-    fn from(_: E) -> Self {
-        Self::Lost
+/// The way to a destination, which may be a multicast group: groups stay within a host.
+fn way_to(destination: &SocketAddr) -> Result<Way, Errno> {
+    if destination.ip().is_multicast() {
+        return Ok(Way::Here(address::source_for(destination)));
     }
+    let is_here = address::is_local(destination)?;
+    Ok(match ports::source_for(destination.ip(), is_here) {
+        Some(source) => Way::There(SocketAddr::new(source, 0)),
+        None if is_here => Way::Here(*destination),
+        None => Way::None,
+    })
 }
 
 /// Calls that take a name and look for conflicting ones. They do so without the lock, because
@@ -63,20 +61,19 @@ impl Service {
         wanted: SocketAddr,
     ) -> Result<(), Errno> {
         let destination = if wanted.ip().is_unspecified() { address::loopback_of(&wanted) } else { wanted };
-        let leaves_from = if destination.ip().is_multicast() {
-            Some(address::source_for(&destination))
-        } else {
-            address::is_local(&destination)?.then_some(destination)
-        };
+        let way = way_to(&destination)?;
         if self.with(|state| state.entry(key).map(|entry| entry.is_idle()))? {
-            let any = || leaves_from.map_or_else(|| address::any_of(&destination), |source| with_port(source, 0));
+            let any = || match way {
+                Way::Here(source) | Way::There(source) => with_port(source, 0),
+                Way::None => address::any_of(&destination),
+            };
             let source = source.unwrap_or_else(any);
             if source.is_ipv4() != destination.is_ipv4() {
                 return Err(Errno::INVAL);
             }
             self.bind(key, source)?;
         }
-        self.with(|state| state.entry(key)?.resolve_address(destination, leaves_from))
+        self.with(|state| state.entry(key)?.resolve_address(destination, way))
     }
 
     /// Starts to listen. An id that is not bound is first bound to any port of the IPv4 wildcard.
@@ -237,7 +234,7 @@ impl State {
             match output {
                 Output::Send(message) => self.send(key, &message),
                 Output::Request(message) => {
-                    if self.entries.get(&key).is_some_and(|entry| entry.connected().is_some()) {
+                    if self.entries.get_mut(&key).is_some_and(|entry| entry.connected().is_some()) {
                         self.send(key, &message);
                         continue;
                     }
@@ -258,16 +255,19 @@ impl State {
     }
 
     fn send(&mut self, key: u64, message: &Message) {
-        if let Some(socket) = self.entries.get(&key).and_then(Entry::connected) {
+        if let Some(transport) = self.entries.get_mut(&key).and_then(Entry::connected) {
             // A message is lost if the peer has ended or does not read; the machine repeats
             // requests.
-            let _lost = socket.send(&message.encode());
+            let _lost = transport.send(&message.encode());
         }
     }
 
     /// Connects to the peer's listener and sends the request.
     fn dial(&mut self, key: u64, message: &Message) -> Result<(), Undelivered> {
         let entry = self.entry(key)?;
+        if entry.is_far {
+            return self.dial_host(key, message);
+        }
         let (Some(local), Some(peer)) = (entry.local, entry.peer) else { return Err(Undelivered::Lost) };
         let (space, request) = (entry.space, entry.bind_request(local));
         let Role::Connected { link, .. } = &mut entry.role else { return Err(Undelivered::Lost) };
@@ -287,7 +287,7 @@ impl State {
                     if listener.is_own_user() {
                         self.watch(key, &socket)?;
                         let _lost = socket.send(&message.encode());
-                        self.set_link(key, Link::Up(socket));
+                        self.set_link(key, Link::Up(Transport::Near(socket)));
                         return Ok(());
                     }
                     let (pid, uid) = (listener.pid, listener.uid);
@@ -307,7 +307,7 @@ impl State {
         Err(outcome)
     }
 
-    fn set_link(&mut self, key: u64, new: Link) {
+    pub(super) fn set_link(&mut self, key: u64, new: Link) {
         if let Ok(Entry { role: Role::Connected { link, .. }, .. }) = self.entry(key) {
             *link = new;
         }
@@ -316,8 +316,9 @@ impl State {
     /// Closes an id's connection.
     pub(super) fn hang_up(&mut self, key: u64) {
         if let Ok(Entry { role: Role::Connected { link, .. }, .. }) = self.entry(key) {
-            if let Link::Up(socket) = std::mem::replace(link, Link::None) {
-                self.unwatch(&socket);
+            if let Link::Up(transport) = std::mem::replace(link, Link::None) {
+                self.unwatch(&transport);
+                self.take_leave(transport);
             }
         }
     }

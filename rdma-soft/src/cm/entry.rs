@@ -9,6 +9,7 @@ use super::address::{self, with_port};
 use super::channel::{Body, Channel, Membership, Pending, Target};
 use super::machine::{Agreed, Machine};
 use super::port::{BindRequest, Bound};
+use super::transport::{Origin, Transport};
 use crate::engine::{Errno, Time};
 use crate::link::port::Space;
 use crate::os::{self, socket::Socket};
@@ -43,8 +44,20 @@ pub(super) enum Link {
     None,
     /// Bound to the id's name, for the next request.
     Bound(Socket),
+    /// The same, while a thread calls another host.
+    Dialling(Socket),
     /// Connected and watched.
-    Up(Socket),
+    Up(Transport),
+}
+
+/// The way to a destination, with the address from which packets leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Within this host.
+    Here(SocketAddr),
+    /// To another host.
+    There(SocketAddr),
+    None,
 }
 
 /// The options of an id.
@@ -65,6 +78,8 @@ pub(super) struct Entry {
     pub(super) qp_type: ibv_qp_type,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
+    /// Whether the peer is on another host.
+    pub(super) is_far: bool,
     pub(super) role: Role,
     pub(super) options: Options,
     pub(super) memberships: Vec<(SocketAddr, Arc<Membership>)>,
@@ -77,7 +92,19 @@ impl Entry {
         // Without random numbers the PSN is 0, which is guessable but valid.
         let psn = os::random().map_or(0, u32::from_ne_bytes) & 0x00ff_ffff;
         let (local, peer, role, options) = (None, None, Role::Idle, Options::default());
-        Self { target, channel, space, qp_type, local, peer, role, options, memberships: Vec::new(), psn }
+        Self {
+            target,
+            channel,
+            space,
+            qp_type,
+            local,
+            peer,
+            is_far: false,
+            role,
+            options,
+            memberships: Vec::new(),
+            psn,
+        }
     }
 
     pub(super) fn is_datagram(&self) -> bool {
@@ -116,28 +143,37 @@ impl Entry {
         }
     }
 
-    pub(super) fn connected(&self) -> Option<&Socket> {
-        match &self.role {
-            Role::Connected { link: Link::Up(socket), .. } => Some(socket),
+    pub(super) fn connected(&mut self) -> Option<&mut Transport> {
+        match &mut self.role {
+            Role::Connected { link: Link::Up(transport), .. } => Some(transport),
             _ => None,
         }
     }
 
     /// Whether a request may come to this listener: its destination is an address of the listener,
-    /// and its source agrees with the sender's socket name, which the kernel reports.
+    /// and its source agrees with the sender's socket name or address, which the kernel reports.
     pub(super) fn admits(
         &self,
         is_datagram: bool,
         source: &SocketAddr,
         destination: &SocketAddr,
-        name: Option<(Space, u16, Option<IpAddr>)>,
+        origin: &Origin,
     ) -> bool {
-        let (Some((space, port, ip)), Some(local)) = (name, self.local) else { return false };
+        let Some(local) = self.local else { return false };
         let is_local = |address| address::is_local(address) == Ok(true);
-        let to_us = destination.port() == local.port()
-            && if local.ip().is_unspecified() { is_local(destination) } else { destination.ip() == local.ip() };
-        let from_there = source.port() == port && ip.map_or_else(|| is_local(source), |ip| ip == source.ip());
-        is_datagram == self.is_datagram() && space == self.space && to_us && from_there
+        let has = |address: IpAddr| local.ip().is_unspecified() || local.ip() == address;
+        let (from_there, to_us) = match *origin {
+            Origin::Near(Some((space, port, ip))) => (
+                space == self.space
+                    && source.port() == port
+                    && ip.map_or_else(|| is_local(source), |ip| ip == source.ip()),
+                has(destination.ip()) && (!local.ip().is_unspecified() || is_local(destination)),
+            ),
+            // The call has named this listener's port space and port.
+            Origin::Far { peer, local: called } => (source.ip() == peer, destination.ip() == called && has(called)),
+            Origin::Near(None) => return false,
+        };
+        is_datagram == self.is_datagram() && destination.port() == local.port() && from_there && to_us
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -177,16 +213,21 @@ impl Entry {
         self.channel.push(Pending { target: Arc::clone(&self.target), code, status, new: None, body });
     }
 
-    /// Stores the destination and queues the event. `source` is the address from which packets
-    /// leave; without one the event is `ADDR_ERROR`.
-    pub(super) fn resolve_address(&mut self, destination: SocketAddr, source: Option<SocketAddr>) -> Result<(), Errno> {
+    /// Stores the destination and queues the event: `ADDR_ERROR` without a way.
+    pub(super) fn resolve_address(&mut self, destination: SocketAddr, way: Way) -> Result<(), Errno> {
         let local = self.local.ok_or(Errno::INVAL)?;
         if local.is_ipv4() != destination.is_ipv4() || !matches!(self.role, Role::Bound(_)) {
             return Err(Errno::INVAL);
         }
-        let Some(source) = source else {
-            self.push(Code::RDMA_CM_EVENT_ADDR_ERROR, -libc::ENODEV, Body::None);
-            return Ok(());
+        let (source, is_far) = match way {
+            Way::Here(source) => (source, false),
+            // Packets to other hosts leave from that address alone.
+            Way::There(source) if local.ip().is_unspecified() || local.ip() == source.ip() => (source, true),
+            Way::There(_) | Way::None => {
+                let errno = if way == Way::None { libc::ENODEV } else { libc::EHOSTUNREACH };
+                self.push(Code::RDMA_CM_EVENT_ADDR_ERROR, -errno, Body::None);
+                return Ok(());
+            }
         };
         if let Role::Bound(bound) = std::mem::replace(&mut self.role, Role::Idle) {
             self.role = Role::AddressResolved(bound);
@@ -194,12 +235,13 @@ impl Entry {
         if local.ip().is_unspecified() {
             self.local = Some(with_port(source, local.port()));
         }
-        self.peer = Some(destination);
+        (self.peer, self.is_far) = (Some(destination), is_far);
         self.push(Code::RDMA_CM_EVENT_ADDR_RESOLVED, 0, Body::None);
         Ok(())
     }
 
-    /// Marks the route as resolved and queues the event; on one host there is always a route.
+    /// Marks the route as resolved and queues the event. Within a host there is always a route; the
+    /// request finds out whether there is one to another host.
     pub(super) fn resolve_route(&mut self) -> Result<(), Errno> {
         match std::mem::replace(&mut self.role, Role::Idle) {
             Role::AddressResolved(bound) => {

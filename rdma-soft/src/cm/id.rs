@@ -116,7 +116,8 @@ impl Object<rdma_cm_id> {
     /// Writes the id's addresses to its public fields, and its device once the local address is
     /// known.
     pub(super) fn show_addresses(&self) -> Result<(), Errno> {
-        let (local, peer, on_device) = self.with_entry(|entry| Ok((entry.local, entry.peer, entry.is_on_device())))?;
+        let (local, peer, is_far, on_device) =
+            self.with_entry(|entry| Ok((entry.local, entry.peer, entry.is_far, entry.is_on_device())))?;
         if let Some(local) = local {
             set_field!(self, route.addr.__bindgen_anon_1.src_storage, address::storage(local));
         }
@@ -133,7 +134,7 @@ impl Object<rdma_cm_id> {
             }
             set_field!(self, route.addr.addr.ibaddr.sgid, super::device::gid(&local)?.1);
             if let Some(peer) = peer {
-                set_field!(self, route.addr.addr.ibaddr.dgid, super::device::gid(&peer)?.1);
+                set_field!(self, route.addr.addr.ibaddr.dgid, path::gid_of_peer(is_far, &peer)?);
             }
             set_field!(self, route.addr.addr.ibaddr.pkey, PKEY.to_be());
         }

@@ -111,7 +111,7 @@ pub(super) enum Notice {
     Response(Rep),
     Established,
     Rejected(Rej),
-    /// The peer does not answer; a negative error number.
+    /// The peer does not answer, or its host is not reached; a negative error number.
     Unreachable(i32),
     /// The connection has ended; 0 or a negative error number.
     Disconnected(i32),
@@ -388,6 +388,14 @@ impl Machine {
         if matches!(self.state, State::ReqSent | State::SidrSent) {
             self.end(out);
             out.push(Output::Notify(Notice::OtherUser));
+        }
+    }
+
+    /// Handles a request that has not reached the peer's host; `errno` is positive.
+    pub(super) fn on_unreachable(&mut self, errno: i32, out: &mut Outputs) {
+        if matches!(self.state, State::ReqSent | State::SidrSent) {
+            self.end(out);
+            out.push(Output::Notify(Notice::Unreachable(-errno)));
         }
     }
 

@@ -1,5 +1,10 @@
-//! The device's librdmacm: connections between the processes of one host, without a kernel module
-//! or a daemon.
+//! The device's librdmacm: connections between processes, without a kernel module or a daemon.
+//!
+//! A connection within a host is a Unix socket. With `RDMA_SOFT_TCP`, one to another host is a TCP
+//! connection that begins with the handshake of links ([`crate::node::ports`]). An id that is bound
+//! to the chosen address or to none connects from the chosen one. A listener at the chosen address
+//! or at the wildcard takes connections of other hosts; one at another address of the host does
+//! not. Groups (`rdma_join_multicast`) stay within a host.
 //!
 //! ```text
 //!   application ── rdma_resolve_addr, rdma_connect, rdma_get_cm_event ...
@@ -7,11 +12,11 @@
 //!   calls, endpoint, multicast, options    the functions
 //!   events, qp, srq, id                       C objects and their public fields
 //!        │                                 one mutex: service::State
-//!   connect, service                       calls; one thread: sockets and the clock
+//!   connect, dial, service                 calls; one thread: sockets and the clock
 //!   report, path                           events, address vectors and attributes
 //!   entry, machine                         ids; the protocol's states and timers, IO-free
 //!        │
-//!   port, message                          names of abstract Unix sockets; packets
+//!   port, transport, wire                  names of abstract Unix sockets; sockets; packets
 //! ```
 //!
 //! Beside them: `channel` has event channels, `device` the contexts of the devices, `address` and
@@ -22,7 +27,8 @@
 //!
 //! # Trust
 //!
-//! Both sides accept only peers of the same user; the kernel reports the peer's user id. Even such
+//! Within a host both sides accept only peers of the same user; the kernel reports the peer's user
+//! id. Another host proves that it holds the key, and its requests come from its address. Even such
 //! a peer is not trusted: every packet is decoded from a private copy and may hold any bytes, and a
 //! machine handles every message in every state. The resources that a peer can occupy are bounded:
 //! silent connections, requests in a listener's backlog, meaningless messages. A peer can send
@@ -34,6 +40,7 @@ mod calls;
 mod channel;
 mod connect;
 mod device;
+mod dial;
 mod endpoint;
 mod entry;
 mod events;
@@ -48,6 +55,7 @@ mod report;
 mod service;
 mod srq;
 mod table;
+mod transport;
 mod wire;
 
 pub(crate) use table::{GET_CM_EVENT, GET_REQUEST};

@@ -7,8 +7,8 @@ use rdma_sys::{
     ibv_qp_state, ibv_sa_path_rec,
 };
 
-use super::device;
 use super::entry::Entry;
+use super::{address, device};
 use crate::engine::Errno;
 use crate::verbs::attr::{MTU, PKEY, PORT};
 
@@ -28,10 +28,15 @@ fn ends(entry: &Entry) -> Result<(SocketAddr, SocketAddr), Errno> {
     Ok((entry.local.ok_or(Errno::INVAL)?, entry.peer.ok_or(Errno::INVAL)?))
 }
 
+/// The GID of an id's peer. The devices of this host know those of this host alone.
+pub(super) fn gid_of_peer(is_far: bool, peer: &SocketAddr) -> Result<ibv_gid, Errno> {
+    if is_far { Ok(ibv_gid { raw: address::gid_of(peer) }) } else { device::gid(peer).map(|(_, gid)| gid) }
+}
+
 /// The address vector of an id's peer.
 pub(super) fn address_vector(entry: &Entry) -> Result<ibv_ah_attr, Errno> {
     let (local, peer) = ends(entry)?;
-    let (_, dgid) = device::gid(&peer)?;
+    let dgid = gid_of_peer(entry.is_far, &peer)?;
     vector(&local, dgid, entry.options.traffic_class, device::lid(&peer)?)
 }
 
@@ -63,7 +68,7 @@ pub(super) fn record(entry: &Entry) -> Result<ibv_sa_path_rec, Errno> {
     const EXACTLY: u8 = 2;
     let (local, peer) = ends(entry)?;
     Ok(ibv_sa_path_rec {
-        dgid: device::gid(&peer)?.1,
+        dgid: gid_of_peer(entry.is_far, &peer)?,
         sgid: device::gid(&local)?.1,
         dlid: device::lid(&peer)?.to_be(),
         slid: device::lid(&local)?.to_be(),

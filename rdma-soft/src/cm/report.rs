@@ -52,7 +52,8 @@ pub(super) fn notice(entry: &Entry, notice: Notice) -> Pending {
         Notice::Established => (Code::RDMA_CM_EVENT_ESTABLISHED, 0, conn(Vec::new())),
         Notice::Rejected(rej) => {
             if let (reason::INVALID_SERVICE_ID, Some(peer)) = (rej.reason, entry.peer) {
-                log!(INFO, %peer, "soft0: no process of this user and network namespace listens there");
+                let whose = if entry.is_far { "that host" } else { "this user and network namespace" };
+                log!(INFO, %peer, "soft0: no process of {whose} listens there");
             }
             (Code::RDMA_CM_EVENT_REJECTED, rej.reason.into(), conn(padded(rej.private, room::REJ)))
         }

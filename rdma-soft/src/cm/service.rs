@@ -5,14 +5,15 @@
 //! application change the state directly; the thread handles messages from other processes and the
 //! timers. Invariants:
 //!
-//! 1. An id or a silent connection has at most one watched socket, watched under its key, and the
-//!    watch ends before the socket is closed. No key is used twice; readiness for a key that no
-//!    longer exists is dropped.
-//! 2. `deadlines` holds the deadlines of all entries and silent connections, and possibly some
+//! 1. An id or a connection without an id has at most one watched socket, watched under its key,
+//!    and the watch ends before the socket is closed. No key is used twice; readiness for a key
+//!    that no longer exists is dropped.
+//! 2. `deadlines` holds the deadlines of all entries and connections without ids, and possibly some
 //!    outdated ones.
 //! 3. Lock order: this lock, then the lock of an event queue. No callback runs under either lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use nix::errno::Errno as SystemErrno;
@@ -21,10 +22,12 @@ use super::channel::{Channel, Target};
 use super::entry::{Entry, Link, Role};
 use super::machine::{Machine, Timers, reason, sidr};
 use super::report;
+use super::transport::{Dialler, Far, Origin, Transport};
 use super::wire::{Message, Rej, Req, SidrRep, SidrReq};
 use crate::engine::{Errno, Time};
-use crate::link::port;
+use crate::link::hello::HelloError;
 use crate::log::log;
+use crate::node::ports::{Call, Caller};
 use crate::os::event_loop::EventLoop;
 use crate::os::fork::PerProcess;
 use crate::os::lock::Lock;
@@ -38,6 +41,11 @@ const TURN: usize = 32;
 const MAX_SILENT: usize = 256;
 /// Time in which a connection must send its request; nanoseconds.
 const SILENCE: u64 = 10_000_000_000;
+/// Limit of the callers of other hosts that are proving that they hold the key: more than may be
+/// strangers at a time, so that the oldest makes place for a new one.
+const MAX_CALLERS: usize = 128;
+/// Time in which the other side of a connection to another host must close it, too; nanoseconds.
+const FAREWELL: u64 = 3_000_000_000;
 /// Time for which a listener rests when the process has no free descriptor; nanoseconds.
 const REST: u64 = 100_000_000;
 
@@ -50,11 +58,13 @@ pub(super) struct Service {
     event_loop: Arc<EventLoop>,
 }
 
-/// A connection that a listener accepted and that has not sent a request yet.
+/// A connection without an id.
 #[derive(Debug)]
 struct Silent {
-    listener: u64,
-    socket: Socket,
+    /// The listener that accepted the connection, which has not sent a request yet. `None` if this
+    /// side has sent all that it had to send: the other side's end follows.
+    listener: Option<u64>,
+    transport: Transport,
     deadline: Time,
 }
 
@@ -63,8 +73,11 @@ struct Silent {
 pub(super) struct State {
     pub(super) entries: HashMap<u64, Entry>,
     pub(super) timers: Timers,
-    /// Connections without a request by key, so the oldest is first.
+    /// Connections without an id by key, so the oldest is first.
     silent: BTreeMap<u64, Silent>,
+    /// Counts the callers of other hosts that are proving that they hold the key.
+    callers: Arc<()>,
+    pub(super) dialler: Dialler,
     deadlines: BTreeSet<(Time, u64)>,
     next: u64,
     event_loop: Arc<EventLoop>,
@@ -101,6 +114,8 @@ impl Service {
             entries: HashMap::new(),
             timers: timers(),
             silent: BTreeMap::new(),
+            callers: Arc::default(),
+            dialler: Dialler::default(),
             deadlines: BTreeSet::new(),
             next: 1,
             event_loop: Arc::clone(&event_loop),
@@ -141,29 +156,53 @@ impl State {
     }
 
     /// Watches a socket. Fails only if the kernel has no memory.
-    pub(super) fn watch(&self, key: u64, socket: &Socket) -> os::Result<()> {
+    pub(super) fn watch(&self, key: u64, socket: &impl AsFd) -> os::Result<()> {
         self.event_loop.watch(socket, key)
     }
 
     /// Stops watching a socket; call before closing it. Closing alone does not end the watch while
     /// a forked child has a copy of the descriptor.
-    pub(super) fn unwatch(&self, socket: &Socket) {
+    pub(super) fn unwatch(&self, socket: &impl AsFd) {
         self.event_loop.forget(socket);
     }
 
     /// Ends the silent connections of a listener.
     pub(super) fn drop_silent(&mut self, key: u64) {
-        let of_listener = self.silent.iter().filter(|(_, silent)| silent.listener == key);
+        let of_listener = self.silent.iter().filter(|(_, silent)| silent.listener == Some(key));
         for key in of_listener.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.end_silent(key);
         }
     }
 
-    fn end_silent(&mut self, key: u64) -> Option<(u64, Socket)> {
-        let Silent { listener, socket, deadline } = self.silent.remove(&key)?;
-        self.deadlines.remove(&(deadline, key));
-        self.unwatch(&socket);
-        Some((listener, socket))
+    fn end_silent(&mut self, key: u64) -> Option<Silent> {
+        let silent = self.silent.remove(&key)?;
+        self.deadlines.remove(&(silent.deadline, key));
+        self.unwatch(&silent.transport);
+        Some(silent)
+    }
+
+    /// Keeps a connection without an id for some time, in the place of the oldest if there are too
+    /// many. Returns its key.
+    fn keep_silent(&mut self, listener: Option<u64>, transport: Transport, time: u64) -> Option<u64> {
+        if self.silent.len() >= MAX_SILENT {
+            let oldest = self.silent.first_key_value().map(|(key, _)| *key);
+            drop(oldest.and_then(|oldest| self.end_silent(oldest)));
+        }
+        let (new, deadline) = (self.new_key(), now().after(time));
+        self.watch(new, &transport).ok()?;
+        self.silent.insert(new, Silent { listener, transport, deadline });
+        self.deadlines.insert((deadline, new));
+        Some(new)
+    }
+
+    /// Closes a connection that is not watched. One to another host is kept until the other side
+    /// has received everything.
+    pub(super) fn take_leave(&mut self, mut transport: Transport) {
+        if let Transport::Far(far) = &mut transport {
+            far.packets.finish();
+            far.name = None;
+            self.keep_silent(None, transport, FAREWELL);
+        }
     }
 
     /// Updates the set of deadlines after a change of an entry. `before` is the entry's deadline
@@ -248,14 +287,7 @@ impl State {
                 }
                 Err(_) => continue,
             }
-            if self.silent.len() >= MAX_SILENT {
-                let oldest = self.silent.first_key_value().map(|(key, _)| *key);
-                drop(oldest.and_then(|oldest| self.end_silent(oldest)));
-            }
-            let (new, deadline) = (self.new_key(), now().after(SILENCE));
-            if self.watch(new, &socket).is_ok() {
-                self.silent.insert(new, Silent { listener: key, socket, deadline });
-                self.deadlines.insert((deadline, new));
+            if let Some(new) = self.keep_silent(Some(key), Transport::Near(socket), SILENCE) {
                 // The request has usually arrived already.
                 self.hear(new);
             }
@@ -287,53 +319,86 @@ impl State {
 
     /// Receives the first packet of a connection.
     fn hear(&mut self, key: u64) {
-        let Some(silent) = self.silent.get(&key) else { return };
-        let received = match silent.socket.receive() {
+        let Some(silent) = self.silent.get_mut(&key) else { return };
+        let received = match silent.transport.receive_first() {
             Err(error) if error.errno == SystemErrno::EAGAIN => return,
+            // What comes after this side's end means nothing.
+            Ok(Received::Packet(_)) if silent.listener.is_none() => return,
             received => received,
         };
-        let Some((listener, socket)) = self.end_silent(key) else { return };
-        let message = match received {
-            Ok(Received::Packet(packet)) => Message::decode(&packet.bytes),
-            _ => None,
-        };
-        match message {
-            Some(message) => self.requested(listener, socket, message),
-            None => log!(DEBUG, "soft0: a connection ends before a request"),
+        let Some(Silent { listener: Some(listener), transport, .. }) = self.end_silent(key) else { return };
+        match received {
+            Ok(Received::Packet(packet)) => match Message::decode(&packet.bytes) {
+                Some(message) => self.requested(listener, transport, message),
+                None if !packet.fds.is_empty() => self.called_by(listener, Call::of(packet)),
+                None => log!(DEBUG, "soft0: a connection begins with something else than a request"),
+            },
+            _ => log!(DEBUG, "soft0: a connection ends before a request"),
         }
     }
 
+    /// Handles a call of another host to a listener, which another process has accepted.
+    fn called_by(&mut self, key: u64, call: Result<Call, HelloError>) {
+        let Ok(listener) = self.entry(key) else { return };
+        let port = (listener.space, listener.local.map_or(0, |local| local.port()));
+        let is_full = Arc::strong_count(&self.callers) > MAX_CALLERS;
+        match call {
+            Ok(call) if call.port() == port && !is_full => {
+                let counted = Arc::clone(&self.callers);
+                call.meet(move |caller| {
+                    drop(counted);
+                    if let Ok(service) = Service::get() {
+                        service.with(|state| state.admit(key, caller));
+                    }
+                });
+            }
+            _ => log!(DEBUG, is_full, "soft0: a call of another host that is none"),
+        }
+    }
+
+    /// Lets a caller that holds the key send its request.
+    fn admit(&mut self, listener: u64, Caller { packets, from, to }: Caller) {
+        if self.entries.get(&listener).and_then(Entry::listening).is_none() {
+            return;
+        }
+        let far = Far { packets, peer: from, local: to, name: None };
+        // A request that has arrived already is reported to the new watch.
+        self.keep_silent(Some(listener), Transport::Far(Box::new(far)), SILENCE);
+    }
+
     /// Handles a request to a listener: makes a new id and queues the event.
-    fn requested(&mut self, listener: u64, socket: Socket, message: Message) {
+    fn requested(&mut self, listener: u64, mut transport: Transport, message: Message) {
         let Ok(asked) = self.entry(listener) else { return };
         let (source, destination) = match &message {
             Message::Req(Req { source, destination, .. }) => (*source, *destination),
             Message::SidrReq(SidrReq { source, destination, .. }) => (*source, *destination),
             _ => return,
         };
-        let name = socket.peer_name().and_then(|name| port::parse(&name));
+        let origin = transport.origin();
         let is_datagram = matches!(message, Message::SidrReq(_));
-        if !asked.admits(is_datagram, &source, &destination, name) {
+        if !asked.admits(is_datagram, &source, &destination, &origin) {
             log!(DEBUG, %source, %destination, "soft0: a request that its sender cannot make");
             return;
         }
         if !asked.has_room() {
             // The request counts as lost: the peer repeats it.
-            let _gone = socket.send(&Message::Busy.encode());
+            let _gone = transport.send(&Message::Busy.encode());
+            self.take_leave(transport);
             return;
         }
         let (channel, space, qp_type) = (Arc::clone(&asked.channel), asked.space, asked.qp_type);
         let (options, target) = (asked.inherited(), Arc::clone(&asked.target));
         let machine = Machine::asked(self.timers, &message);
         let key = self.new_key();
-        if self.watch(key, &socket).is_err() {
+        if self.watch(key, &transport).is_err() {
             return;
         }
         let id = Target::new(key);
         let entry = Entry {
             local: Some(destination),
             peer: Some(source),
-            role: Role::Connected { machine, link: Link::Up(socket) },
+            is_far: matches!(origin, Origin::Far { .. }),
+            role: Role::Connected { machine, link: Link::Up(transport) },
             options,
             ..Entry::new(Arc::clone(&id), Arc::clone(&channel), space, qp_type)
         };
@@ -347,8 +412,8 @@ impl State {
     /// Handles the messages that the peer of a connection has sent.
     pub(super) fn receive(&mut self, key: u64) {
         for _ in 0..TURN {
-            let Some(socket) = self.entries.get(&key).and_then(Entry::connected) else { return };
-            let received = match socket.receive() {
+            let Some(transport) = self.entries.get_mut(&key).and_then(Entry::connected) else { return };
+            let received = match transport.receive() {
                 Ok(received) => received,
                 Err(error) if error.errno == SystemErrno::EAGAIN => return,
                 // The kernel reports this once if the peer closed without having read every

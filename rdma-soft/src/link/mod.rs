@@ -35,11 +35,12 @@
 //!   doorbell.rs, words.rs   the wake-up protocol; its atomic words, which loom replaces
 //!   handshake.rs, trust.rs  the set-up of a link; which process may connect
 //!   stream.rs, hello.rs     a link to a process of another host; its handshake
+//!   tls.rs                  the encryption of a link to another host
 //!   share.rs                the socket at which the processes of a user listen for other hosts
 //!   hosts.rs, key.rs        the numbers of other hosts; the key of a job, and proofs of it
 //!   address.rs              the address at which this process listens, as a user names it
 //!   wire.rs, peer.rs        packets on the socket of a link; the process behind a link
-//!   port.rs                 the names of the connection manager's listeners
+//!   port.rs, packets.rs     for the connection manager: names of listeners; packets over TCP
 //!   slot.rs, group.rs       abstract sockets that name processes and memberships of groups
 //! ```
 
@@ -54,12 +55,14 @@ pub(crate) mod key;
 pub(crate) mod loopback;
 pub(crate) mod memory;
 pub(crate) mod pace;
+pub(crate) mod packets;
 pub(crate) mod peer;
 pub(crate) mod port;
 pub(crate) mod ring;
 pub(crate) mod share;
 pub(crate) mod slot;
 pub(crate) mod stream;
+pub(crate) mod tls;
 pub(crate) mod trust;
 pub(crate) mod wire;
 pub(crate) mod words;

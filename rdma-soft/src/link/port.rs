@@ -19,6 +19,20 @@ pub(crate) enum Space {
 impl Space {
     const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Ib, Self::IpoIb];
 
+    /// The space in a message, and the other way round.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Tcp => 1,
+            Self::Udp => 2,
+            Self::Ib => 3,
+            Self::IpoIb => 4,
+        }
+    }
+
+    pub(crate) fn of_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|space| space.code() == code)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",

@@ -20,7 +20,9 @@ use crate::os::tcp::Tcp;
 use crate::os::{Error, Named, Result};
 
 /// How long a newcomer tries: a process that has made the socket may not have its name yet.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a newcomer tries while a process of this user has the socket and does not answer.
+const LONG_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a newcomer waits for one process, which may stand still.
 const ANSWER: Duration = Duration::from_millis(200);
 /// Pause between two tries.
@@ -38,27 +40,28 @@ fn prefix(address: SocketAddr) -> String {
 }
 
 /// Listens at an address, together with the other processes of this user that do. `EADDRINUSE` if
-/// another user or another program has the address.
-pub(crate) fn join(address: SocketAddr, slot: Slot) -> Result<Shared> {
+/// another user or another program has the address, or if no process of this user that has it
+/// answers.
+pub(crate) fn join(address: SocketAddr) -> Result<Tcp> {
     let prefix = prefix(address);
-    let deadline = Instant::now() + PATIENCE;
-    let listener = loop {
-        let names = socket::names(&prefix).named("read of /proc/self/net/unix")?;
-        if let Some(listener) = names.iter().find_map(|name| ask(name, address).ok()) {
-            break listener;
+    let begun = Instant::now();
+    loop {
+        let mut patience = PATIENCE;
+        for name in socket::names(&prefix).named("read of /proc/self/net/unix")? {
+            match ask(&name, address) {
+                Err(Error { errno: Errno::EAGAIN, .. }) => patience = LONG_PATIENCE,
+                Err(_) => {}
+                listener => return listener,
+            }
         }
         match Tcp::listen(address) {
-            Err(Error { errno: Errno::EADDRINUSE, .. }) if Instant::now() < deadline => thread::sleep(PAUSE),
-            listener => break listener?,
+            Err(Error { errno: Errno::EADDRINUSE, .. }) if begun.elapsed() < patience => thread::sleep(PAUSE),
+            listener => return listener,
         }
-    };
-    let door = Socket::new()?;
-    door.bind(&format!("{prefix}{}", slot.0))?;
-    door.listen()?;
-    Ok(Shared { listener, door })
+    }
 }
 
-/// Asks the process behind a name for the socket.
+/// Asks the process behind a name for the socket; `EAGAIN` if it does not answer.
 fn ask(name: &str, address: SocketAddr) -> Result<Tcp> {
     let refused = Error { call: "the check of a shared socket", errno: Errno::EPERM };
     let door = Socket::new()?;
@@ -76,6 +79,14 @@ fn ask(name: &str, address: SocketAddr) -> Result<Tcp> {
 }
 
 impl Shared {
+    /// Gives a socket of this address away from now on. `slot` is one of this process.
+    pub(crate) fn new(listener: Tcp, address: SocketAddr, slot: Slot) -> Result<Self> {
+        let door = Socket::new()?;
+        door.bind(&format!("{}{}", prefix(address), slot.0))?;
+        door.listen()?;
+        Ok(Self { listener, door })
+    }
+
     /// Gives the socket to the processes of this user that wait at the door.
     pub(crate) fn give(&self) {
         while let Ok(newcomer) = self.door.accept() {
@@ -92,6 +103,11 @@ impl Shared {
 mod tests {
     use super::*;
     use std::net::TcpStream;
+    use std::os::fd::BorrowedFd;
+
+    fn join_as(address: SocketAddr, slot: u16) -> Shared {
+        Shared::new(join(address).unwrap(), address, Slot(slot)).unwrap()
+    }
 
     /// An address that no other test uses.
     fn address() -> SocketAddr {
@@ -101,9 +117,9 @@ mod tests {
     #[test]
     fn a_newcomer_gets_the_socket_from_any_process_that_answers() {
         let address = address();
-        let first = join(address, Slot(1)).unwrap();
+        let first = join_as(address, 1);
         thread::scope(|scope| {
-            let second = scope.spawn(|| join(address, Slot(2)).unwrap());
+            let second = scope.spawn(|| join_as(address, 2));
             // The first process answers when it gets to it.
             while !second.is_finished() {
                 first.give();
@@ -111,7 +127,7 @@ mod tests {
             }
             let second = second.join().unwrap();
             // The first process stands still: its name is asked in vain.
-            let third = scope.spawn(|| join(address, Slot(3)).unwrap());
+            let third = scope.spawn(|| join_as(address, 3));
             while !third.is_finished() {
                 second.give();
                 thread::sleep(Duration::from_millis(1));
@@ -125,14 +141,14 @@ mod tests {
                 thread::yield_now();
             }
         });
-        let again = join(address, Slot(1)).unwrap();
+        let again = join_as(address, 1);
         assert_eq!(again.listener.local(), Ok(address), "nobody is left, so it is made anew");
     }
 
     #[test]
     fn an_address_of_another_program_is_in_use() {
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let error = join(other.local_addr().unwrap(), Slot(1)).unwrap_err();
+        let error = join(other.local_addr().unwrap()).unwrap_err();
         assert_eq!(error.errno, Errno::EADDRINUSE);
     }
 
@@ -146,8 +162,9 @@ mod tests {
         let stream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let elsewhere = TcpStream::connect(stream.local_addr().unwrap()).unwrap();
         let dev_null = std::fs::File::open("/dev/null").unwrap();
-        for fd in [dev_null.as_fd(), elsewhere.as_fd(), stream.as_fd()] {
-            thread::scope(|scope| {
+        // What a newcomer makes of a descriptor. On a busy machine it may have given up before.
+        let answered = |fd: BorrowedFd<'_>| loop {
+            let answer = thread::scope(|scope| {
                 let asking = scope.spawn(|| ask(&name, address));
                 let newcomer = loop {
                     match door.accept() {
@@ -155,9 +172,18 @@ mod tests {
                         Err(_) => thread::yield_now(),
                     }
                 };
-                wire::send(&newcomer, Kind::Listener, &Body::default(), &[fd]).unwrap();
-                assert!(asking.join().unwrap().is_err());
+                let _sent: Result<()> = wire::send(&newcomer, Kind::Listener, &Body::default(), &[fd]);
+                asking.join().unwrap()
             });
+            match answer {
+                Err(Error { errno: Errno::EAGAIN, .. }) => {}
+                answer => break answer,
+            }
+        };
+        for fd in [dev_null.as_fd(), elsewhere.as_fd(), stream.as_fd()] {
+            assert!(answered(fd).is_err());
         }
+        let listener = Tcp::listen(address).unwrap();
+        assert_eq!(answered(listener.as_fd()).unwrap().local(), Ok(address));
     }
 }

@@ -12,7 +12,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 
 use crate::os;
-use crate::os::socket::{Received, Socket};
+use crate::os::socket::{self, Received, Socket};
 
 /// Version of the protocol between two processes. Increment the version with every change of a
 /// packet, a frame, the rings or the directory.
@@ -162,11 +162,15 @@ pub(crate) fn send_as(
 
 /// Receives a packet; `EAGAIN` if none is waiting.
 pub(crate) fn receive(socket: &Socket) -> Result<Packet, Error> {
-    let packet = match socket.receive_with_fds()? {
-        Received::Packet(packet) => packet,
-        Received::TooLong => return Err(Error::Malformed("a packet of the peer is too long")),
-        Received::End => return Err(Error::HungUp),
-    };
+    match socket.receive_with_fds()? {
+        Received::Packet(packet) => decode(packet),
+        Received::TooLong => Err(Error::Malformed("a packet of the peer is too long")),
+        Received::End => Err(Error::HungUp),
+    }
+}
+
+/// Reads a packet that has been received.
+pub(crate) fn decode(packet: socket::Packet) -> Result<Packet, Error> {
     let mut body = Body { bytes: packet.bytes, read: 0 };
     if body.take_u64()? != MAGIC {
         return Err(Error::Malformed("the peer is not a software RDMA device"));

@@ -1,30 +1,30 @@
 //! The address and the key by which this process reaches other hosts: values of the program
 //! ([`choose`]), else those of the environment. A forked child has its parent's values.
-//!
-//! Invariants:
-//!
-//! 1. [`CHOSEN`] is null or a pointer of a box that [`choose`] has stored. Such a box is never freed,
-//!    also when [`forget`] takes it out, and nobody writes to it.
-//! 2. Only the call of [`choose`] that made a box has its pointer until the pointer is stored.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use nix::errno::Errno;
 use rdma_sys::Variable;
 
 use crate::link::address::{Address, Error, VALUES};
 use crate::link::key::{self, Key};
+use crate::os::fork::PerProcess;
+use crate::os::lock::Lock;
+use crate::os::published::Published;
 
 /// The variable with the address.
 pub(crate) const VARIABLE: Variable = Variable { name: "RDMA_SOFT_TCP", values: VALUES };
 
-/// The values of the program; null if it has chosen none. Boxes, which are never freed.
-static CHOSEN: AtomicPtr<Chosen> = AtomicPtr::new(ptr::null_mut());
+/// The values of the program, if it has chosen some.
+static CHOSEN: Published<Chosen> = Published::new();
+/// What was read from the descriptor of `RDMA_SOFT_KEY_FD`, which may be a pipe: a second read, of
+/// another thread or of a child, would find it empty.
+static READ: Published<(String, Vec<u8>)> = Published::new();
+/// Held by the thread that reads the descriptor.
+static READING: PerProcess<Lock<()>> = PerProcess::new();
 
 /// Where a key comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,34 +65,17 @@ impl Chosen {
 
 /// Sets the values of the program; returns them, or those that it has set before.
 pub(crate) fn choose(chosen: Chosen) -> &'static Chosen {
-    let fresh = Box::into_raw(Box::new(chosen));
-    let stored = CHOSEN.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire);
-    let current = match stored {
-        Ok(_) => fresh,
-        Err(current) => {
-            // SAFETY: `Box::from_raw` requires the pointer of a box, once: `fresh` is one, which
-            // nobody else has (2), since the failed exchange has not stored it.
-            drop(unsafe { Box::from_raw(fresh) });
-            current
-        }
-    };
-    // SAFETY: the reference requires a live value that nobody writes to, for ever: `current` is or
-    // was stored, so its box is neither freed nor written to (1).
-    unsafe { &*current }
+    CHOSEN.set(chosen)
 }
 
 /// Takes back values with which the device could not start.
 pub(crate) fn forget(chosen: &'static Chosen) {
-    let pointer = ptr::from_ref(chosen).cast_mut();
-    // Leaked: a thread may be reading them. Fails if other values have taken their place.
-    let _forgotten = CHOSEN.compare_exchange(pointer, ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
+    CHOSEN.forget(chosen);
 }
 
 /// The values of the program, if it has set them.
 pub(crate) fn values() -> Option<&'static Chosen> {
-    // SAFETY: as_ref requires null or a pointer to a live value that nobody writes to, for ever:
-    // the box of a stored pointer is neither freed nor written to (1).
-    unsafe { CHOSEN.load(Ordering::Acquire).as_ref() }
+    CHOSEN.get()
 }
 
 /// The values of the program, else those of the environment; `None` if there are none.
@@ -135,8 +118,22 @@ pub(crate) fn key_from_environment() -> Result<Option<(Vec<u8>, KeySource)>, Err
         (Some(path), _) => KeySource::File(path.into()),
         (None, Some(number)) => KeySource::Descriptor(number.to_string_lossy().into_owned()),
     };
-    let bytes = key::secret(path.as_deref(), descriptor.as_deref()).map_err(invalid)?;
-    Ok(Some((bytes, source)))
+    let bytes = match &source {
+        KeySource::Descriptor(number) => of_descriptor(number),
+        _ => key::secret(path.as_deref(), descriptor.as_deref()),
+    };
+    Ok(Some((bytes.map_err(invalid)?, source)))
+}
+
+/// The key at a descriptor, which is read once.
+fn of_descriptor(number: &str) -> Result<Vec<u8>, key::KeyError> {
+    let _reading = READING.get_or_default().lock();
+    if let Some((_, bytes)) = READ.get().filter(|(before, _)| before == number) {
+        return Ok(bytes.clone());
+    }
+    let bytes = key::secret(None, Some(number.as_ref()))?;
+    READ.set((number.to_owned(), bytes.clone()));
+    Ok(bytes)
 }
 
 /// Checks the address that the environment names. Values of the program make it meaningless.

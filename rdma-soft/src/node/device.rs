@@ -9,7 +9,7 @@ use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
 
 use super::faults;
-use super::remote::Remote;
+use super::remote::{Prepared, Remote};
 use super::source::Source;
 use super::state::{Sink, State};
 use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Gid, PeerId, QpId, Time};
@@ -85,8 +85,8 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Makes a node without an agent.
-    pub(super) fn new() -> os::Result<Self> {
+    /// Makes a node without an agent, which listens for other hosts if that is prepared.
+    pub(super) fn new(prepared: Option<Prepared>) -> os::Result<Self> {
         let (event_loop, wait_set) = (Arc::new(EventLoop::new()?), Arc::new(WaitSet::new()?));
         let directory = Arc::new(SharedMemory::new(DIRECTORY_LEN)?);
         // SAFETY: Area::new requires mapped, readable and writable bytes for the life of the owner,
@@ -96,7 +96,7 @@ impl Node {
         let seed = [u64::from_ne_bytes(os::random()?), u64::from_ne_bytes(os::random()?)];
         let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
-        let remote = Remote::start(&event_loop, slot)?;
+        let remote = prepared.map(|prepared| Remote::start(&event_loop, slot, prepared)).transpose()?;
         log!(DEBUG, slot = slot.0, "software RDMA device starts");
         let mut engine =
             Engine::new(EngineConfig { slot, seed, directory: Some(area), keys_are_secret: remote.is_some() });

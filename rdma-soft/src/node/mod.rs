@@ -35,6 +35,7 @@
 //!   waiter.rs            a thread of the application that waits in place of the agent
 //!   peers.rs, groups.rs  find and connect other processes; multicast groups
 //!   callers.rs           the same for processes of other hosts
+//!   ports.rs             calls between the connection managers of two hosts
 //!   meeting.rs           handshakes under way
 //!   chosen.rs            address and key, as the program or the environment chooses them
 //!   remote.rs            address, key and numbers of other hosts
@@ -50,6 +51,7 @@ pub(crate) mod faults;
 mod groups;
 mod meeting;
 mod peers;
+pub(crate) mod ports;
 pub(crate) mod remote;
 mod source;
 mod state;
@@ -61,6 +63,7 @@ use std::sync::TryLockError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use self::device::Node;
+use self::remote::Remote;
 pub(crate) use self::waiter::{Waiter, Wake, wake_waiter};
 use crate::engine::Errno;
 use crate::log::{self, log};
@@ -134,21 +137,28 @@ impl Node {
     #[cold]
     fn start() -> Result<&'static Self, Errno> {
         static IS_AT_EXIT: AtomicBool = AtomicBool::new(false);
-        let started = NODE.get_or_make(|| {
+        let prepared = fork::uninterrupted(|| {
             fork::identify()?;
             log::set_wake(wake_agent);
             log::read_environment();
-            // Leaked, because the agent uses the node as long as the process lives.
-            let node = Box::leak(Box::new(Self::new()?));
-            agent::start(node)?;
-            if !IS_AT_EXIT.load(Ordering::Relaxed) {
-                // If the registration fails for lack of memory, the device works without `at_exit`.
-                // SAFETY: atexit requires a function that may run at any time from now on, which
-                // `at_exit` may.
-                let _registered = unsafe { libc::atexit(at_exit) };
-                IS_AT_EXIT.store(true, Ordering::Relaxed);
-            }
-            Ok::<_, os::Error>(node)
+            Ok(())
+        });
+        // Before `get_or_make`, whose uninterrupted step must wait for nobody.
+        let prepared = prepared.and_then(|()| Remote::prepare());
+        let started = prepared.and_then(|prepared| {
+            NODE.get_or_make(|| {
+                // Leaked, because the agent uses the node as long as the process lives.
+                let node = Box::leak(Box::new(Self::new(prepared)?));
+                agent::start(node)?;
+                if !IS_AT_EXIT.load(Ordering::Relaxed) {
+                    // If the registration fails for lack of memory, the device works without `at_exit`.
+                    // SAFETY: atexit requires a function that may run at any time from now on, which
+                    // `at_exit` may.
+                    let _registered = unsafe { libc::atexit(at_exit) };
+                    IS_AT_EXIT.store(true, Ordering::Relaxed);
+                }
+                Ok::<_, os::Error>(node)
+            })
         });
         started.map_err(|error| {
             log!(ERROR, %error, "the software RDMA device cannot start");

@@ -13,7 +13,7 @@
 //!   event_loop.rs, wait_set.rs  sleeps until a descriptor is ready; bells on which a thread may
 //!                               wait
 //!   fork.rs, process.rs         fork safety; other processes, as the kernel identifies them
-//!   lock.rs                     a lock that a panic leaves usable
+//!   lock.rs, published.rs       a lock that a panic leaves usable; a value that is set once
 //!   thread.rs, signal.rs        the threads of this library; signals that interrupt waits
 //! ```
 
@@ -23,6 +23,7 @@ pub(crate) mod fork;
 pub(crate) mod lock;
 pub(crate) mod private;
 pub(crate) mod process;
+pub(crate) mod published;
 pub(crate) mod route;
 pub(crate) mod signal;
 pub(crate) mod socket;

@@ -203,6 +203,12 @@ impl Tcp {
         let _ended: nix::Result<()> = socket::shutdown(self.raw(), Shutdown::Both);
     }
 
+    /// Ends the half of the connection in which this side sends.
+    pub(crate) fn shut_down_writing(&self) {
+        // Fails if the connection has ended already.
+        let _ended: nix::Result<()> = socket::shutdown(self.raw(), Shutdown::Write);
+    }
+
     /// Waits for events until `deadline`; `ETIMEDOUT` after that.
     fn wait(&self, events: PollFlags, deadline: Instant) -> Result<()> {
         loop {

@@ -179,7 +179,7 @@ pub(super) fn find(device: &DeviceState, is_own: bool, source: Gid, gid: Gid) ->
         return if is_here() { Ok(Place::Here) } else { Err(UNREACHABLE) };
     };
     let (own, address) = (remote.address.ip(), Ipv6Addr::from(gid.0).to_canonical());
-    if address == own || (is_here() && !remote.is_listened_at(address)) {
+    if !remote.is_elsewhere(address, is_here) {
         return Ok(Place::Here);
     }
     let is_address = !address.is_unspecified() && !address.is_multicast();

@@ -8,11 +8,12 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rdma_soft::tcp;
 use rdma_sys::*;
-use rdma_test_support::passes_alone;
+use rdma_test_support::{alone, holds_in_child, passes_alone};
 
 use crate::common::datagram::{Datagrams, GRH, answer_to};
 use crate::common::puppet::{self, Puppet};
@@ -22,17 +23,20 @@ type Op = ibv_wr_opcode;
 type Status = ibv_wc_status;
 
 /// The hosts: this process's, and that of the others.
-const HERE: &str = "127.88.0.1";
-const THERE: &str = "127.88.0.2";
-const SECRET: &str = "0123456789abcdef0123456789abcdef";
-const TCP: &str = "RDMA_SOFT_TCP";
-const KEY: &str = "RDMA_SOFT_KEY";
+pub(crate) const HERE: &str = "127.88.0.1";
+pub(crate) const THERE: &str = "127.88.0.2";
+pub(crate) const SECRET: &str = "0123456789abcdef0123456789abcdef";
+pub(crate) const TCP: &str = "RDMA_SOFT_TCP";
+pub(crate) const KEY: &str = "RDMA_SOFT_KEY";
+pub(crate) const TLS: &str = "RDMA_SOFT_TLS";
+/// The values of `RDMA_SOFT_TLS` that this build takes.
+const PROTECTIONS: &[&str] = if cfg!(feature = "tls") { &["on", "off"] } else { &["off"] };
 
 /// A file with a key, removed when dropped.
-struct KeyFile(PathBuf);
+pub(crate) struct KeyFile(PathBuf);
 
 impl KeyFile {
-    fn new(name: &str, key: &str, mode: u32) -> Self {
+    pub(crate) fn new(name: &str, key: &str, mode: u32) -> Self {
         let path = std::env::temp_dir().join(format!("rdma-soft-hosts-{}-{name}", std::process::id()));
         let mut file = fs::File::options().write(true).create(true).truncate(true).mode(mode).open(&path).unwrap();
         file.write_all(key.as_bytes()).unwrap();
@@ -41,7 +45,7 @@ impl KeyFile {
         Self(path)
     }
 
-    fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.0.to_str().unwrap()
     }
 }
@@ -52,20 +56,32 @@ impl Drop for KeyFile {
     }
 }
 
-/// Runs a test of this module in a process of the host [`HERE`], at a port that is free.
+/// Runs a test of this module in a process of the host [`HERE`], at a port that is free: with
+/// encryption, if this build has it, and without.
 fn on_a_host(test: &str) {
     on_host(test, HERE);
 }
 
 fn on_host(test: &str, host: &str) {
-    let key = KeyFile::new(test, SECRET, 0o600);
-    let port = TcpListener::bind((host.parse::<IpAddr>().unwrap(), 0)).unwrap().local_addr().unwrap().port();
-    let address = SocketAddr::new(host.parse().unwrap(), port).to_string();
-    passes_alone(&[&format!("hosts::{test}")], &[(TCP, &address), (KEY, key.path())]);
+    runs_on_host(&format!("hosts::{test}"), host);
+}
+
+/// Runs an ignored test, given by its full name, in a process of a host, at a port that is free.
+pub(crate) fn runs_on_host(test: &str, host: &str) {
+    let key = KeyFile::new(&test.replace("::", "-"), SECRET, 0o600);
+    for protection in PROTECTIONS {
+        let address = free(host).to_string();
+        passes_alone(&[test], &[(TCP, &address), (KEY, key.path()), (TLS, protection)]);
+    }
+}
+
+/// An address of a host with a port that is free.
+pub(crate) fn free(host: &str) -> SocketAddr {
+    TcpListener::bind((host.parse::<IpAddr>().unwrap(), 0)).unwrap().local_addr().unwrap()
 }
 
 /// The address of this process.
-fn own() -> SocketAddr {
+pub(crate) fn own() -> SocketAddr {
     std::env::var(TCP).unwrap().parse().unwrap()
 }
 
@@ -247,6 +263,23 @@ fn unreached() {
     });
     refused(&side_to("127.88.0.3", 10), stranger.endpoint.qpn);
     stranger.finish();
+    // The process there encrypts, and this one does not, or the other way round.
+    let encrypts = tcp::status().unwrap().is_encrypted;
+    assert_eq!(encrypts, std::env::var(TLS).unwrap() == "on");
+    if cfg!(feature = "tls") {
+        let address = SocketAddr::new("127.88.0.5".parse().unwrap(), own().port()).to_string();
+        let mut differs = Puppet::start_with("hosts::other_process", &format!("to={HERE}"), |command| {
+            command.env(TCP, address).env(TLS, if encrypts { "off" } else { "on" });
+        });
+        let side = side_to("127.88.0.5", 10);
+        refused(&side, differs.endpoint.qpn);
+        // It cannot call here either.
+        let side = side_to("127.88.0.5", 10);
+        differs.connect(side.endpoint());
+        assert_eq!(differs.ask("send 7 0 5"), "0");
+        assert!(differs.ask("wait").starts_with(&format!("7 {} ", Status::IBV_WC_RETRY_EXC_ERR.0)));
+        differs.finish();
+    }
     other.finish();
 }
 
@@ -370,15 +403,43 @@ fn an_address_without_a_good_key_opens_nothing() {
 }
 
 #[test]
-#[ignore = "run by a_value_that_is_no_address_is_refused"]
-fn no_devices() {
-    assert!(rdma_soft::check_environment().is_err_and(|variable| variable.name == TCP));
+#[ignore = "run by a_key_in_a_pipe_serves_all_threads_and_children"]
+fn key_in_a_pipe() {
+    let opens = || {
+        let _side = Side::new(Config::default());
+        tcp::status().is_some_and(|status| status.key.to_string() == "descriptor 0")
+    };
+    std::thread::scope(|scope| {
+        let threads = [(); 4].map(|()| scope.spawn(opens));
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
+    });
+    assert!(holds_in_child(opens));
 }
 
 #[test]
-fn a_value_that_is_no_address_is_refused() {
+fn a_key_in_a_pipe_serves_all_threads_and_children() {
+    let mut command = alone(&["hosts::key_in_a_pipe"]);
+    command.env(TCP, free(HERE).to_string()).env("RDMA_SOFT_KEY_FD", "0");
+    let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    process.stdin.take().unwrap().write_all(SECRET.as_bytes()).unwrap();
+    let output = process.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+#[ignore = "run by a_value_that_names_no_address_or_protection_is_refused"]
+fn no_devices() {
+    assert!(rdma_soft::check_environment().is_err_and(|variable| [TCP, TLS].contains(&variable.name)));
+}
+
+#[test]
+fn a_value_that_names_no_address_or_protection_is_refused() {
     for value in ["0.0.0.0", "eth/0", "nosuch0", "10.0.0.1:0", "auto:0"] {
         passes_alone(&["hosts::no_devices"], &[(TCP, value)]);
+    }
+    // Encryption that this build lacks is an error, too.
+    for value in if cfg!(feature = "tls") { &["yes", "1"][..] } else { &["yes", "on"] } {
+        passes_alone(&["hosts::no_devices"], &[(TLS, value)]);
     }
 }
 
@@ -487,7 +548,7 @@ fn values() {
     assert!(status.to_string().ends_with(&format!(", and reaches {THERE}")), "{status}");
     there.finish();
     // A child has the values of its parent.
-    assert!(rdma_test_support::holds_in_child(|| listen(&at.to_string(), &key) == Ok(at)
+    assert!(holds_in_child(|| listen(&at.to_string(), &key) == Ok(at)
         && listen(&at.to_string(), &other).is_err_and(|error| error.raw_os_error() == libc::EBUSY)));
 }
 

@@ -8,6 +8,7 @@ mod common;
 mod attributes;
 mod c_harness;
 mod channels;
+mod cm_hosts;
 mod cm_processes;
 mod device_memory;
 mod environment;

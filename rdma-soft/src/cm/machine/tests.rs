@@ -201,6 +201,19 @@ fn another_user_listens() {
 }
 
 #[test]
+fn the_host_is_not_reached() {
+    for (mut machine, _) in asking() {
+        let mut out = Vec::new();
+        machine.on_unreachable(libc::EHOSTUNREACH, &mut out);
+        assert_eq!(notices(&out), [Notice::Unreachable(-libc::EHOSTUNREACH)]);
+        assert_eq!(machine.state(), State::Closed);
+        let mut none = Vec::new();
+        machine.on_unreachable(libc::EHOSTUNREACH, &mut none);
+        assert_eq!(none, []);
+    }
+}
+
+#[test]
 fn a_full_queue_is_tried_again() {
     let (mut machine, mut out) = (active(), Vec::new());
     machine.on_message(Message::Busy, Time(10), &mut out);
@@ -306,6 +319,7 @@ enum Step {
     Notify,
     Destroy,
     Refused,
+    Unreachable,
     Garbage,
     Hangup,
     Message(Message),
@@ -320,6 +334,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Disconnect),
         1 => Just(Step::Notify),
         1 => Just(Step::Refused),
+        1 => Just(Step::Unreachable),
         1 => Just(Step::Garbage),
         1 => Just(Step::Hangup),
         1 => Just(Step::Destroy),
@@ -345,6 +360,10 @@ fn apply(machine: &mut Machine, step: Step, now: Time, out: &mut Vec<Output>) {
         }
         Step::Refused => {
             machine.on_refused(now, out);
+            Ok(())
+        }
+        Step::Unreachable => {
+            machine.on_unreachable(libc::ETIMEDOUT, out);
             Ok(())
         }
         Step::Garbage => {

@@ -266,3 +266,24 @@ fn address(host: Host, qpn: u32) -> Address {
     let route = Route { network: Network::Ip, source, destination, traffic_class: 0, flow_label: 0, hop_limit: 1 };
     Address { path: Path { host, grh: Grh::new(&route), group: None, sl: 0, slid: 0 }, qpn, qkey: 0 }
 }
+
+/// A process that ends takes what its own buffers hold with it.
+#[test]
+fn what_the_kernel_has_not_taken_is_left_to_be_said_at_the_end() {
+    let (mut state, _) = linked(0);
+    let (pd, cq) = (state.engine.alloc_pd().unwrap(), state.engine.create_cq(4096, 1).unwrap());
+    let (_, theirs) = add_stream(&mut state);
+    assert!(!state.has_words_left());
+    // More than the kernel takes while the other side does not read.
+    for _ in 0..4 {
+        send_datagrams(&mut state, (pd, cq), (0, Host(1)), 4096);
+        while state.progress() {}
+    }
+    assert!(state.has_words_left());
+    let mut bytes = vec![0; 1 << 20];
+    while state.has_words_left() {
+        // The kernel may have nothing for the reader at this moment.
+        let _count: os::Result<usize> = theirs.read(&mut bytes);
+        state.progress();
+    }
+}
