@@ -31,6 +31,7 @@ use nix::errno::Errno;
 
 pub use crate::link::address::{Address, Error};
 use crate::link::key::{self, KeyError};
+use crate::link::tls::Protection;
 use crate::node::Node;
 pub use crate::node::chosen::KeySource;
 use crate::node::chosen::{self, Chosen};
@@ -148,7 +149,7 @@ impl Address {
 
 /// Starts the software device, which listens at `address` for processes that hold `key`, and
 /// reaches those at other addresses. The variables `RDMA_SOFT_TCP`, `RDMA_SOFT_KEY` and
-/// `RDMA_SOFT_KEY_FD` are not read.
+/// `RDMA_SOFT_KEY_FD` are not read; `RDMA_SOFT_TLS` is.
 ///
 /// To be called before the first open of a device. Children that are forked later listen there,
 /// too, once they open a device. Processes of one user share an address. A second call with the
@@ -211,6 +212,9 @@ pub struct Status {
     pub key: KeySource,
     /// The key's [`fingerprint`](Key::fingerprint).
     pub fingerprint: String,
+    /// Whether what is sent to other hosts is encrypted and authenticated (`RDMA_SOFT_TLS`). Hosts
+    /// that differ in it do not reach each other.
+    pub is_encrypted: bool,
 }
 
 /// How this process reaches other hosts; `None` if it does not, or has not opened a device yet.
@@ -233,7 +237,12 @@ pub struct Status {
 #[must_use]
 pub fn status() -> Option<Status> {
     let remote = Node::started()?.remote.as_ref()?;
-    Some(Status { address: remote.address, key: remote.source.clone(), fingerprint: remote.fingerprint() })
+    Some(Status {
+        address: remote.address,
+        key: remote.source.clone(),
+        fingerprint: remote.fingerprint(),
+        is_encrypted: remote.protection == Protection::Tls,
+    })
 }
 
 /// Why the device could not start.

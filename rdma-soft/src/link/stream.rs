@@ -4,7 +4,8 @@
 //! length of the payload 4 | header 48 | payload
 //! ```
 //!
-//! Numbers are little-endian. Both sides have proved that they hold the key before the first frame
+//! Numbers are little-endian. Where both sides want it, all of this lies in the records of TLS
+//! ([`tls`](super::tls)). Both sides have proved that they hold the key before the first frame
 //! (`hello`). Every byte that comes in is hostile all the same: a frame that is longer than
 //! [`MAX_PAYLOAD`] ends the link, and the engine checks the rest.
 //!
@@ -22,6 +23,7 @@ use nix::errno::Errno;
 use super::Backlog;
 use super::hello::Identity;
 use super::hosts::HostUse;
+use super::tls::Records;
 use crate::engine::{Gather, HEADER_WORDS, Header, Host, Outbound, Source, Target, Transmit};
 use crate::os;
 use crate::os::tcp::Tcp;
@@ -71,6 +73,8 @@ pub(crate) struct Stream {
     /// The other process.
     pub(crate) far: Far,
     socket: Tcp,
+    /// The encryption of the frames; `None` for frames in the clear.
+    records: Option<Records>,
     out: SendBuffer,
     /// The kernel has refused frames, and no look has found the socket writable since. Looks cost
     /// one system call as they do otherwise, and the kernel tells the agent or a thread that waits.
@@ -86,10 +90,11 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// A link over a connection whose two sides have proved who they are.
-    pub(crate) fn new(socket: Tcp, far: Far) -> Self {
+    pub(crate) fn new(socket: Tcp, records: Option<Records>, far: Far) -> Self {
         Self {
             far,
             socket,
+            records,
             out: SendBuffer::new(SEND_BUFFER),
             is_full: false,
             inbound: ReceiveBuffer::new(),
@@ -108,7 +113,7 @@ impl Stream {
         let [ours, theirs] = Tcp::pair();
         let host = Arc::new(super::hosts::Hosts::default()).hold(host).unwrap();
         let identity = Identity { slot: crate::engine::Slot(1), instance: [1; 16] };
-        (Self::new(ours, Far { host, identity }), theirs)
+        (Self::new(ours, None, Far { host, identity }), theirs)
     }
 
     /// The peer's host.
@@ -123,7 +128,8 @@ impl Stream {
             return false;
         }
         if self.is_full {
-            let is_readable = self.look_at_full_socket();
+            let has_opened = self.records.as_ref().is_some_and(Records::has_bytes);
+            let is_readable = self.look_at_full_socket() || has_opened;
             return !is_readable && self.is_full;
         }
         match self.read() {
@@ -180,7 +186,7 @@ impl Stream {
 
     /// Whether frames wait for the kernel.
     fn has_unsent(&self) -> bool {
-        !self.out.is_empty()
+        !self.out.is_empty() || self.records.as_ref().is_some_and(Records::has_unsent)
     }
 
     /// Whether transmitting again can make progress.
@@ -221,7 +227,11 @@ impl Stream {
             return Err(ended);
         }
         while self.has_unsent() && !self.is_full {
-            match self.socket.write(self.out.unsent()) {
+            let sent = match &mut self.records {
+                None => self.socket.write(self.out.unsent()),
+                Some(records) => records.write(&self.socket, self.out.unsent()),
+            };
+            match sent {
                 Ok(count) => self.out.advance(count),
                 Err(os::Error { errno: Errno::EAGAIN, .. }) => self.is_full = true,
                 Err(os::Error { errno: Errno::EINTR, .. }) => {}
@@ -229,6 +239,7 @@ impl Stream {
                 // reports the end.
                 Err(os::Error { errno: Errno::EPIPE | Errno::ECONNRESET, .. }) => {
                     self.out = SendBuffer::new(SEND_BUFFER);
+                    self.records.as_mut().map(Records::clear).unwrap_or_default();
                     break;
                 }
                 Err(error) => return Err(self.end(Ended::Failed(error))),
@@ -262,7 +273,12 @@ impl Stream {
     /// Reads once; false if the socket is empty.
     fn read(&mut self) -> Result<bool, Ended> {
         self.may_read = true;
-        match self.socket.read(self.inbound.space()) {
+        let space = self.inbound.space();
+        let read = match &mut self.records {
+            None => self.socket.read(space),
+            Some(records) => records.read(&self.socket, space),
+        };
+        match read {
             Ok(0) => Err(Ended::Closed),
             Ok(count) => {
                 self.inbound.filled(count);

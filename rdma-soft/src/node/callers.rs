@@ -19,10 +19,11 @@ use super::remote::{Opening, Remote, Stranger};
 use super::source::Source;
 use crate::engine::{Gid, PeerId, Slot};
 use crate::link::handshake::{self, Answer};
-use crate::link::hello::{self, First, HelloError, Purpose, Route};
+use crate::link::hello::{self, First, HelloError, Opened, Purpose, Route};
 use crate::link::hosts::HostUse;
 use crate::link::slot;
 use crate::link::stream::{Far, Stream};
+use crate::link::tls::Records;
 use crate::link::wire::{self, Body, Kind, Packet};
 use crate::log::log;
 use crate::os;
@@ -98,14 +99,16 @@ fn open(
     let Some(_meeting) = Meeting::open(node, Who::Far(peer)) else { return Ok(learn(node, peer, peer.slot)) };
     let opening = Opening::new(remote)?;
     let us = remote.identity(node.lock().slots()[0]);
-    let first = First { purpose: Purpose::Link, target: peer.slot, opener: us, nonce: opening.nonce };
-    let (socket, identity, answer) = remote.call(address, &first, Instant::now() + CALL)?;
+    let (purpose, protection) = (Purpose::Link, remote.protection);
+    let first = First { purpose, protection, target: peer.slot, opener: us, nonce: opening.nonce };
+    let (socket, Opened { acceptor: identity, answer, records }) =
+        remote.call(address, &first, Instant::now() + CALL)?;
     match answer {
         Answer::Busy => Ok(false),
         Answer::Known => Ok(learn(node, PeerId { slot: identity.slot, ..peer }, peer.slot)),
         Answer::Welcome => {
             let Some(host) = host.take() else { return Err(HelloError::Malformed) };
-            add(node, socket, Far { host, identity }, peer.slot).map(|()| true)
+            add(node, socket, records, Far { host, identity }, peer.slot).map(|()| true)
         }
     }
 }
@@ -222,10 +225,10 @@ fn meet(node: &'static Node, remote: &'static Remote, stranger: Stranger, first:
         (meeting, host) = (ours, Some(held));
         Ok(answer)
     };
-    let answer = hello::accept(&socket, &remote.key, route, first, us, deadline, decide)?;
+    let (answer, records) = hello::accept(&socket, remote.terms(), route, first, us, deadline, decide)?;
     let (Some(host), Answer::Welcome) = (host, answer) else { return Ok(()) };
     let socket = Arc::into_inner(socket).ok_or(HelloError::Malformed)?;
-    let added = add(node, socket, Far { host, identity: first.opener }, first.opener.slot);
+    let added = add(node, socket, records, Far { host, identity: first.opener }, first.opener.slot);
     drop(meeting);
     added
 }
@@ -240,7 +243,7 @@ fn learn(node: &Node, process: PeerId, slot: Slot) -> bool {
 }
 
 /// Adds a new link to the node and tells the engine.
-fn add(node: &Node, socket: Tcp, far: Far, slot: Slot) -> Result<(), HelloError> {
+fn add(node: &Node, socket: Tcp, records: Option<Records>, far: Far, slot: Slot) -> Result<(), HelloError> {
     socket.prepare_for_frames()?;
     let [from, to] = [socket.peer()?, socket.local()?].map(|end| Gid::from_address(end.ip().to_canonical()));
     let (host, identity) = (far.host.id(), far.identity);
@@ -249,10 +252,11 @@ fn add(node: &Node, socket: Tcp, far: Far, slot: Slot) -> Result<(), HelloError>
         // The slot has one process at a time: the old one has died.
         state.remove_stream(old, "another process has its number");
     }
-    let stream = Stream::new(socket, far);
+    let is_encrypted = records.is_some();
+    let stream = Stream::new(socket, records, far);
     let watched = node.watch_stream(&stream);
     let id = state.add_stream(stream);
-    log!(DEBUG, host = host.0, slot = identity.slot.0, "link to another host up");
+    log!(DEBUG, host = host.0, slot = identity.slot.0, is_encrypted, "link to another host up");
     if let Err(error) = watched {
         state.remove_stream(id, "it cannot be watched");
         return Err(error.into());

@@ -16,7 +16,8 @@ use super::device::Node;
 use super::remote::{Remote, Stranger};
 use crate::engine::Slot;
 use crate::link::handshake::Answer;
-use crate::link::hello::{self, First, HelloError, Purpose, Route};
+use crate::link::hello::{self, First, HelloError, Opened, Purpose, Route};
+use crate::link::packets::Packets;
 use crate::link::port::{self, Space};
 use crate::link::wire::{self, Body, Kind};
 use crate::log::log;
@@ -50,18 +51,19 @@ pub(crate) fn source_for(address: IpAddr, is_here: bool) -> Option<IpAddr> {
 /// # Errors
 ///
 /// [`HelloError::Nobody`]: no process that speaks for the address listens there.
-pub(crate) fn call(space: Space, to: SocketAddr) -> Result<Tcp, HelloError> {
+pub(crate) fn call(space: Space, to: SocketAddr) -> Result<Packets, HelloError> {
     let off = || os::Error { call: "a call to another host", errno: Errno::ENETDOWN };
     let (node, remote) = remote().ok_or_else(off)?;
     let us = remote.identity(node.lock().slots()[0]);
     let mut calls = 1;
     loop {
         let purpose = Purpose::Port(space, to.port());
-        let first = First { purpose, target: Slot(0), opener: us, nonce: os::random()? };
+        let (protection, target) = (remote.protection, Slot(0));
+        let first = First { purpose, protection, target, opener: us, nonce: os::random()? };
         match remote.call(to.ip(), &first, Instant::now() + CALL) {
-            Ok((socket, _, Answer::Welcome)) => {
+            Ok((socket, Opened { answer: Answer::Welcome, records, .. })) => {
                 socket.prepare_for_frames()?;
-                return Ok(socket);
+                return Ok(Packets::new(socket, records));
             }
             Ok(_) => return Err(HelloError::Malformed),
             Err(error) if error.is_silence() && error != HelloError::Nobody && calls < CALLS => calls += 1,
@@ -95,7 +97,7 @@ pub(crate) struct Call {
 /// A call whose caller holds the key.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    pub(crate) socket: Tcp,
+    pub(crate) packets: Packets,
     /// The caller's address, and the one that was called.
     pub(crate) from: IpAddr,
     pub(crate) to: IpAddr,
@@ -150,9 +152,9 @@ impl Call {
             drop(stranger);
             Ok(Answer::Welcome)
         };
-        hello::accept(&socket, &remote.key, route, &self.first, us, deadline, decide)?;
+        let (_, records) = hello::accept(&socket, remote.terms(), route, &self.first, us, deadline, decide)?;
         let socket = Arc::into_inner(socket).ok_or(HelloError::Malformed)?;
         socket.prepare_for_frames()?;
-        Ok(Caller { socket, from, to })
+        Ok(Caller { packets: Packets::new(socket, records), from, to })
     }
 }

@@ -12,10 +12,11 @@ use super::chosen::{self, Chosen, KeySource};
 use super::source::Source;
 use crate::engine::Slot;
 use crate::link::handshake::Answer;
-use crate::link::hello::{self, First, HelloError, Identity, Instance, Nonce, Purpose, Route};
+use crate::link::hello::{self, First, HelloError, Identity, Instance, Nonce, Opened, Purpose, Route, Terms};
 use crate::link::hosts::{HostUse, Hosts};
 use crate::link::key::{self, Key};
 use crate::link::share::{self, Shared};
+use crate::link::tls::{self, Protection};
 use crate::log::log;
 use crate::os;
 use crate::os::event_loop::EventLoop;
@@ -33,6 +34,8 @@ pub(crate) struct Remote {
     /// The address at which this process listens, and from which it connects.
     pub(crate) address: SocketAddr,
     pub(super) key: Key,
+    /// Whether frames are encrypted.
+    pub(crate) protection: Protection,
     pub(crate) source: KeySource,
     pub(super) shared: Shared,
     instance: Instance,
@@ -44,10 +47,11 @@ pub(crate) struct Remote {
     calls: Arc<()>,
 }
 
-/// The address and the key, and the socket that listens there.
+/// The address, the key, whether frames are encrypted, and the socket that listens there.
 #[derive(Debug)]
 pub(super) struct Prepared {
     chosen: Chosen,
+    protection: Protection,
     listener: Tcp,
 }
 
@@ -70,16 +74,20 @@ impl Remote {
             os::Error { call: "the check of the address and the key", errno }
         })?;
         let Some(chosen) = chosen else { return Ok(None) };
+        let protection = Protection::from_environment().map_err(|values| {
+            log!(ERROR, "{} must be {values}", tls::VARIABLE.name);
+            os::Error { call: "the check of RDMA_SOFT_TLS", errno: Errno::EINVAL }
+        })?;
         let listener = share::join(chosen.address).inspect_err(|error| {
             let (error, address) = (*error, chosen.address);
             log!(ERROR, "RDMA_SOFT_TCP={address}: this process cannot listen there: {error}");
         })?;
-        Ok(Some(Prepared { chosen, listener }))
+        Ok(Some(Prepared { chosen, protection, listener }))
     }
 
     /// Listens at the address. Waits for nobody.
     pub(super) fn start(event_loop: &EventLoop, slot: Slot, prepared: Prepared) -> os::Result<Self> {
-        let Prepared { chosen: Chosen { address, key, source }, listener } = prepared;
+        let Prepared { chosen: Chosen { address, key, source }, protection, listener } = prepared;
         let shared = Shared::new(listener, address, slot)?;
         event_loop.watch_once(&shared.listener, Source::Caller.token())?;
         event_loop.watch(&shared.door, Source::Door.token())?;
@@ -87,6 +95,7 @@ impl Remote {
         Ok(Self {
             address,
             key,
+            protection,
             source,
             shared,
             instance: os::random()?,
@@ -130,27 +139,28 @@ impl Remote {
         Identity { slot, instance: self.instance }
     }
 
+    /// What this process proves to others, and wants of them.
+    pub(super) fn terms(&self) -> Terms<'_> {
+        Terms { key: &self.key, protection: self.protection }
+    }
+
     /// Connects to the process with a slot, and runs the handshake.
-    pub(super) fn call(
-        &self,
-        to: IpAddr,
-        first: &First,
-        deadline: Instant,
-    ) -> Result<(Tcp, Identity, Answer), HelloError> {
+    pub(super) fn call(&self, to: IpAddr, first: &First, deadline: Instant) -> Result<(Tcp, Opened), HelloError> {
         let from = self.address.ip();
         let socket = Tcp::connect(from, SocketAddr::new(to, self.address.port()), deadline)?;
         let route = Route { opener: from, acceptor: to };
-        let (identity, answer) = hello::open(&socket, &self.key, route, first, deadline)?;
-        Ok((socket, identity, answer))
+        let opened = hello::open(&socket, &self.key, route, first, deadline)?;
+        Ok((socket, opened))
     }
 
     /// Whether the process with the slot that an opener claims says that it is this opener.
     pub(super) fn is_confirmed(&self, us: Identity, host: IpAddr, opener: &First) -> Result<bool, HelloError> {
         let deadline = Instant::now() + hello::PATIENCE;
         let purpose = Purpose::Confirm(opener.nonce);
-        let question = First { purpose, target: opener.opener.slot, opener: us, nonce: os::random()? };
-        let (_, identity, answer) = self.call(host, &question, deadline)?;
-        Ok(answer == Answer::Welcome && identity == opener.opener)
+        let (protection, target) = (self.protection, opener.opener.slot);
+        let question = First { purpose, protection, target, opener: us, nonce: os::random()? };
+        let (_, opened) = self.call(host, &question, deadline)?;
+        Ok(opened.answer == Answer::Welcome && opened.acceptor == opener.opener)
     }
 
     /// Counts a call until the token is dropped; `None` if `limit` calls are being passed on.

@@ -16,6 +16,7 @@ use super::Errno;
 use super::call::{Out, OwnList, list};
 use super::names::{self, MAX_DEVICES};
 use super::object::{Object, Public};
+use crate::link::tls::{self, Protection};
 use crate::log::stderr::{self, Verbosity};
 use crate::node::chosen;
 
@@ -152,12 +153,13 @@ pub fn check_environment() -> Result<(), &'static Variable> {
         value.parse().is_ok_and(|ms: u64| (1..=60_000).contains(&ms))
     }
     type Rule = (Variable, fn(&str) -> bool);
-    static RULES: [Rule; 6] = [
+    static RULES: [Rule; 7] = [
         (Variable { name: "RDMA_SOFT", values: "on or off" }, on_or_off),
         (names::COUNT, |value| names::device_count(value).is_some()),
         (Variable { name: "RDMA_SOFT_LINK_LAYER", values: "ethernet or infiniband" }, link_layer),
         (Variable { name: "RDMA_SOFT_PTRACER", values: "on or off" }, on_or_off),
         (Variable { name: stderr::VARIABLE, values: stderr::VALUES }, |value| Verbosity::parse(value).is_some()),
+        (tls::VARIABLE, |value| Protection::parse(value).is_some()),
         (Variable { name: "RDMA_SOFT_CM_TIMEOUT", values: "1 to 60000" }, timeout),
     ];
     crate::node::faults::from_environment()?;

@@ -28,6 +28,9 @@ pub(crate) const THERE: &str = "127.88.0.2";
 pub(crate) const SECRET: &str = "0123456789abcdef0123456789abcdef";
 pub(crate) const TCP: &str = "RDMA_SOFT_TCP";
 pub(crate) const KEY: &str = "RDMA_SOFT_KEY";
+pub(crate) const TLS: &str = "RDMA_SOFT_TLS";
+/// The values of `RDMA_SOFT_TLS` that this build takes.
+const PROTECTIONS: &[&str] = if cfg!(feature = "tls") { &["on", "off"] } else { &["off"] };
 
 /// A file with a key, removed when dropped.
 pub(crate) struct KeyFile(PathBuf);
@@ -53,7 +56,8 @@ impl Drop for KeyFile {
     }
 }
 
-/// Runs a test of this module in a process of the host [`HERE`], at a port that is free.
+/// Runs a test of this module in a process of the host [`HERE`], at a port that is free: with
+/// encryption, if this build has it, and without.
 fn on_a_host(test: &str) {
     on_host(test, HERE);
 }
@@ -65,8 +69,10 @@ fn on_host(test: &str, host: &str) {
 /// Runs an ignored test, given by its full name, in a process of a host, at a port that is free.
 pub(crate) fn runs_on_host(test: &str, host: &str) {
     let key = KeyFile::new(&test.replace("::", "-"), SECRET, 0o600);
-    let address = free(host).to_string();
-    passes_alone(&[test], &[(TCP, &address), (KEY, key.path())]);
+    for protection in PROTECTIONS {
+        let address = free(host).to_string();
+        passes_alone(&[test], &[(TCP, &address), (KEY, key.path()), (TLS, protection)]);
+    }
 }
 
 /// An address of a host with a port that is free.
@@ -257,6 +263,23 @@ fn unreached() {
     });
     refused(&side_to("127.88.0.3", 10), stranger.endpoint.qpn);
     stranger.finish();
+    // The process there encrypts, and this one does not, or the other way round.
+    let encrypts = tcp::status().unwrap().is_encrypted;
+    assert_eq!(encrypts, std::env::var(TLS).unwrap() == "on");
+    if cfg!(feature = "tls") {
+        let address = SocketAddr::new("127.88.0.5".parse().unwrap(), own().port()).to_string();
+        let mut differs = Puppet::start_with("hosts::other_process", &format!("to={HERE}"), |command| {
+            command.env(TCP, address).env(TLS, if encrypts { "off" } else { "on" });
+        });
+        let side = side_to("127.88.0.5", 10);
+        refused(&side, differs.endpoint.qpn);
+        // It cannot call here either.
+        let side = side_to("127.88.0.5", 10);
+        differs.connect(side.endpoint());
+        assert_eq!(differs.ask("send 7 0 5"), "0");
+        assert!(differs.ask("wait").starts_with(&format!("7 {} ", Status::IBV_WC_RETRY_EXC_ERR.0)));
+        differs.finish();
+    }
     other.finish();
 }
 
@@ -404,15 +427,19 @@ fn a_key_in_a_pipe_serves_all_threads_and_children() {
 }
 
 #[test]
-#[ignore = "run by a_value_that_is_no_address_is_refused"]
+#[ignore = "run by a_value_that_names_no_address_or_protection_is_refused"]
 fn no_devices() {
-    assert!(rdma_soft::check_environment().is_err_and(|variable| variable.name == TCP));
+    assert!(rdma_soft::check_environment().is_err_and(|variable| [TCP, TLS].contains(&variable.name)));
 }
 
 #[test]
-fn a_value_that_is_no_address_is_refused() {
+fn a_value_that_names_no_address_or_protection_is_refused() {
     for value in ["0.0.0.0", "eth/0", "nosuch0", "10.0.0.1:0", "auto:0"] {
         passes_alone(&["hosts::no_devices"], &[(TCP, value)]);
+    }
+    // Encryption that this build lacks is an error, too.
+    for value in if cfg!(feature = "tls") { &["yes", "1"][..] } else { &["yes", "on"] } {
+        passes_alone(&["hosts::no_devices"], &[(TLS, value)]);
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`transports`] | what differs on InfiniBand, RoCE and iWARP |
 //! | [`priorities`] | which traffic class connections take on a lossless network, and how to check it |
 //! | [`observing`] | counters and log events, and what to look at for which symptom |
+//! | [`between_hosts`] | how soft0 reaches other hosts, containers and users over TCP |
 //! | [`testing`] | how to test without a NIC, and how to test failures |
 //! | [`your_ci`] | how to run them in hosted jobs, containers and images |
 //! | [`foreign`] | how to use objects that C code or another library has made |
@@ -44,6 +45,7 @@ pages! {
     transports = "transports.md", "InfiniBand, RoCE and iWARP.\n\n";
     priorities = "priorities.md", "Priorities on a lossless network.\n\n";
     observing = "observing.md", "Observing.\n\n";
+    between_hosts = "between_hosts.md", "Between hosts.\n\n";
     testing = "testing.md", "Testing without a NIC.\n\n";
     your_ci = "your_ci.md", "Your CI.\n\n";
     foreign = "foreign.md", "Objects of other libraries.\n\n";

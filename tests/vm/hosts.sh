@@ -1,0 +1,202 @@
+#!/bin/bash
+# cases: programs on soft0 between hosts of namespaces.sh: C programs by `soft-rdma`, jobs of ranks,
+# a program that is killed, a link that is set down, a plan of faults. `list DEVICE` prints the
+# cases, `run CASE` runs one.
+set -u
+
+list() {
+  [ "$1" = hosts ] || return 0
+  printf '%s\n' off_without_tcp wrong_key {rc,uc,ud,srq}_pingpong{,_ipv6} \
+    ib_{write_bw,write_lat,read_bw,read_lat,atomic_lat,send_bw,send_ud,send_uc,many_qps} ib_write_bw_ipv6 killed_{server,client} \
+    fi_dgram ucx_rc ucx_ud \
+    pingpong pingpong_jumbo faults faults_end link_down_for_a_while link_down_for_good \
+    all_reduce all_reduce_3_hosts all_reduce_32 killed_rank
+  # Each pair of processes on two hosts has a connection of its own: 1,024 of them.
+  [ -z "${RDMA_TEST_LONG:-}" ] || echo all_reduce_64
+}
+
+# The program that runs a command on a host.
+on() { # host
+  echo "$RDMA_TEST_HOSTS/$1/run"
+}
+
+# Waits until somebody listens at the case's port on a host, for a process that may end before.
+listens() { # host, process
+  local pattern
+  printf -v pattern ':%04X [0-9A-F]+:0000 0A ' "$port"
+  until nsenter --net="$RDMA_TEST_HOSTS/$1/net" grep -qE "$pattern" /proc/net/tcp /proc/net/tcp6; do
+    kill -0 "$2" || fail "nobody listens on host $1"
+    pause 0.05 || :
+  done
+}
+
+# Installs nothing: a case without its program is skipped.
+needs() { # program
+  command -v "$1" >/dev/null || { echo "SKIP $1 is not installed"; exit 0; }
+}
+
+# Runs a program on hosts 1 and 2, the client with the server's address as its last argument.
+pair() { # command...
+  local server
+  needs "$1"
+  begin server "$(on 1)" soft-rdma ${sysfs:+--sysfs} "$@" && server=$! && listens 1 $server
+  well client "$(on 2)" soft-rdma ${sysfs:+--sysfs} "$@" 10.9.0.1
+  ended_well $server server
+}
+
+# Like `pair`, with soft0's links by IPv6; the programs meet by IPv4.
+pair6() { # command...
+  local server
+  needs "$1"
+  begin server env RDMA_TEST_TCP=fd09::1 "$(on 1)" soft-rdma ${sysfs:+--sysfs} "$@" && server=$! && listens 1 $server
+  well client env RDMA_TEST_TCP=fd09::2 "$(on 2)" soft-rdma ${sysfs:+--sysfs} "$@" 10.9.0.1
+  ended_well $server server
+}
+
+# Programs between which no link comes about must both say so.
+no_pair() { # variable=value of the client, command...
+  local server client status=0
+  begin server "$(on 1)" "${@:2}" && server=$! && listens 1 $server
+  begin client "$(on 2)" env "$1" "${@:2}" 10.9.0.1 && client=$!
+  wait $client || status=$?
+  # The status of timeout is 124.
+  [ $status -ne 0 ] && [ $status -ne 124 ] || fail "the client ended with status $status"
+  kill $server; wait $server
+  return 0
+}
+
+# Our own programs meet by --server. Both compare what arrives.
+pingpongs() { # host of the server, its address, host of the client, option...
+  local server
+  begin server "$(on "$1")" pingpong --server "$2:$port" --check "${@:4}" && server=$!
+  well client "$(on "$3")" pingpong --check "${@:4}" "$2:$port"
+  ended_well $server server
+}
+
+# Starts a job of ranks that are spread evenly over the first hosts.
+job() { # hosts, ranks, command...
+  local -i rank
+  ranks=()
+  for ((rank = 0; rank < $2; rank++)); do
+    begin "rank$rank" "$(on $((rank * $1 / $2 + 1)))" "${@:3}" --world "$2" --rank "$rank" --root "10.9.0.1:$port"
+    ranks+=($!)
+  done
+}
+
+# Runs a job, which must succeed.
+job_well() { # hosts, ranks, command...
+  local rank
+  job "$@"
+  for rank in "${!ranks[@]}"; do ended_well "${ranks[rank]}" "rank$rank"; done
+}
+
+# Bytes that a host has received.
+received() { # host
+  nsenter --net="$RDMA_TEST_HOSTS/$1/net" awk '$1 == "eth0:" { print $2 }' /proc/net/dev
+}
+
+# Waits until a transfer to a host is under way; the process must live.
+transferring() { # host, process
+  local -i before
+  before=$(received "$1")
+  until [ $(($(received "$1") - before)) -gt 10000000 ]; do
+    kill -0 "$2" || fail 'the transfer has ended before'
+    pause 0.05 || :
+  done
+}
+
+# Starts perftest's stream of writes of this many seconds from host 2 to host 1.
+stream() { # seconds
+  needs ib_write_bw
+  local both=(soft-rdma ib_write_bw -F -x 0 -p "$port" -D "$1")
+  begin server "$(on 1)" "${both[@]}" && server=$! && listens 1 $server
+  begin client "$(on 2)" "${both[@]}" 10.9.0.1 && client=$!
+  transferring 1 $client
+}
+
+# The survivor ends with an error, long before the stream would.
+killed() { # victim, survivor, its name
+  local status=0
+  pkill -KILL -P "$1" -f ib_write_bw || fail 'there is nobody to kill'
+  wait "$2" || status=$?
+  [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the $3 ended with status $status"
+}
+
+run() {
+  local server client sysfs= status=0
+  . tests/vm/cm_peers.sh
+  local verbs=(-g 0 -p "$port" -c -n 200) perf=(-F -x 0 -p "$port" -n 300)
+  local short=(--min 8 --max 256K --factor 32 --iters 2 --warmup 1)
+  case $1 in
+    # The links of soft0 are the only way from host to host, so these two fail.
+    off_without_tcp) no_pair RDMA_SOFT_TCP= soft-rdma ibv_rc_pingpong "${verbs[@]}" ;;
+    wrong_key) (umask 077 && head -c 32 /dev/urandom | base64 >"$out/key") &&
+      no_pair RDMA_SOFT_KEY="$out/key" soft-rdma ibv_rc_pingpong "${verbs[@]}" ;;
+    ud_pingpong) pair ibv_ud_pingpong -g 0 -p "$port" -n 200 ;;
+    ud_pingpong_ipv6) pair6 ibv_ud_pingpong -g 0 -p "$port" -n 200 ;;
+    *_pingpong) pair "ibv_$1" "${verbs[@]}" -s 65536 ;;
+    *_pingpong_ipv6) pair6 "ibv_${1%_ipv6}" "${verbs[@]}" -e ;;
+    ib_write_bw_ipv6) pair6 ib_write_bw "${perf[@]}" ;;
+    ib_send_ud) pair ib_send_bw "${perf[@]}" -c UD ;;
+    ib_send_uc) pair ib_send_lat "${perf[@]}" -c UC -s 100000 ;;
+    ib_many_qps) pair ib_write_bw "${perf[@]}" -b -q 8 ;;
+    ib_*) pair "$1" "${perf[@]}" ;;
+    killed_server) stream 40 && killed "$server" "$client" client ;;
+    killed_client) stream 40 && killed "$client" "$server" server ;;
+    pingpong)
+      for op in send write read; do pingpongs 1 10.9.0.1 2 --op $op --size 64K -n 100; done
+      pingpongs 1 10.9.0.1 3 --op send --events --size 64 -n 100 ;;
+    pingpong_jumbo) pingpongs 4 '[fd09::4]' 5 --op write --size 1M -n 50 ;;
+    faults)
+      export RDMA_SOFT_FAULT='seed=7; delay=1us..1ms:p=0.05; loss:p=0.02; loss:recv:p=0.02; rnr:recv:p=0.02'
+      pingpongs 1 10.9.0.1 2 --op send --size 4096 -n 300 ;;
+    faults_end)
+      # The server loses all that comes from the other host, so the client's requests fail.
+      begin server env RDMA_SOFT_FAULT=loss=all:recv:after=50 "$(on 1)" pingpong --server "10.9.0.1:$port" -n 1000 && server=$!
+      begin client "$(on 2)" pingpong -n 1000 "10.9.0.1:$port" && client=$!
+      wait "$client" || status=$?
+      [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the client ended with status $status"
+      wait "$server" || : ;;
+    fi_dgram)
+      needs fi_pingpong
+      begin server "$(on 1)" soft-rdma fi_pingpong -p verbs -e dgram -I 100 -B "$port" && server=$! && listens 1 $server
+      well client "$(on 2)" soft-rdma fi_pingpong -p verbs -e dgram -I 100 -P "$port" 10.9.0.1
+      ended_well $server server ;;
+    ucx_rc) sysfs=1 UCX_TLS=rc_v UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0 pair ucx_perftest -p "$port" -t tag_bw -n 500 ;;
+    ucx_ud) sysfs=1 UCX_TLS=ud_v UCX_NET_DEVICES=soft0:1 UCX_IB_GID_INDEX=0 pair ucx_perftest -p "$port" -t tag_lat -n 200 ;;
+    link_down_for_a_while)
+      # Host 1 keeps its carrier. The stream goes on once TCP has sent again.
+      stream 16
+      ip link set port2 down && sleep 5 && ip link set port2 up
+      transferring 1 "$client"
+      ended_well "$client" client
+      ended_well "$server" server ;;
+    link_down_for_good)
+      # Both sides take the other for dead after 10 s.
+      stream 50
+      ip link set port2 down
+      wait "$client" || status=$?
+      [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the client ended with status $status"
+      ip link set port2 up
+      kill "$server" || fail 'there is no server'
+      wait "$server" || : ;;
+    all_reduce) job_well 2 4 all_reduce "${short[@]}" ;;
+    all_reduce_3_hosts) job_well 3 6 all_reduce "${short[@]}" ;;
+    all_reduce_*) job_well 2 "${1#all_reduce_}" all_reduce --min 1K --max 1K --iters 2 --warmup 1 ;;
+    killed_rank)
+      job 2 4 all_reduce --min 64K --max 64K --iters 1000000 --timeout 20
+      transferring 2 "${ranks[0]}"
+      pkill -KILL -P "${ranks[3]}" || fail 'there is nobody to kill'
+      for rank in 0 1 2; do
+        status=0; wait "${ranks[rank]}" || status=$?
+        [ $status -eq 1 ] || [ $status -eq 3 ] || fail "rank $rank ended with status $status"
+      done
+      grep -q '^all_reduce: .*rank 3 ended' "$out/rank0.stderr" || fail 'rank 0 does not name rank 3' ;;
+    *) echo "there is no case $1"; exit 2 ;;
+  esac
+}
+
+case ${1-} in
+  list | run) "$@" ;;
+  *) echo "usage: hosts.sh list DEVICE | run CASE"; exit 2 ;;
+esac
