@@ -48,7 +48,7 @@ pub(crate) struct Remote {
     pub(crate) source: KeySource,
     pub(super) shared: Shared,
     instance: Instance,
-    pub(super) hosts: Arc<Hosts>,
+    pub(crate) hosts: Arc<Hosts>,
     /// The nonces of the connections that this process is opening.
     pub(super) openings: Lock<HashSet<Nonce>>,
     /// The event loop of the thread that lets callers in.
@@ -100,7 +100,7 @@ impl Remote {
         })?;
         let listener = share::join(chosen.address).inspect_err(|error| {
             let (error, address) = (*error, chosen.address);
-            log!(ERROR, "RDMA_SOFT_TCP={address}: this process cannot listen there: {error}");
+            log!(ERROR, "{address}: this process cannot listen there for other hosts: {error}");
         })?;
         Ok(Some(Prepared { chosen, protection, listener }))
     }
