@@ -444,6 +444,35 @@ fn a_value_that_names_no_address_or_protection_is_refused() {
 }
 
 #[test]
+#[ignore = "run by what_is_wrong_with_the_environment_is_said"]
+fn said() {
+    let expected = std::env::var("EXPECTED").unwrap();
+    let variable = rdma_soft::check_environment().map_or_else(|variable| variable.values, |()| "");
+    let error = tcp::listen_from_environment().unwrap_err().to_string();
+    // Whether the address is taken is not checked before the device listens.
+    assert!(variable.to_lowercase().contains(&expected) || expected.contains("in use"), "{variable}");
+    assert!(error.to_lowercase().contains(&expected), "{error}");
+    assert!(tcp::status().is_none());
+}
+
+#[test]
+fn what_is_wrong_with_the_environment_is_said() {
+    let said = |expected: &str, variables: &[(&str, &str)]| {
+        passes_alone(&["hosts::said"], &[&[("EXPECTED", expected)], variables].concat());
+    };
+    let (good, short) = (KeyFile::new("right", SECRET, 0o600), KeyFile::new("few", "secret", 0o600));
+    let open = KeyFile::new("readable", SECRET, 0o644);
+    said("rdma_soft_key", &[(TCP, HERE)]);
+    said("6 bytes", &[(TCP, HERE), (KEY, short.path())]);
+    said("chmod 600", &[(TCP, HERE), (KEY, open.path())]);
+    said("there is no network interface nosuch0", &[(TCP, "nosuch0"), (KEY, good.path())]);
+    let listener = TcpListener::bind((HERE, 0)).unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    said("in use", &[(TCP, &taken), (KEY, good.path())]);
+    drop(listener);
+}
+
+#[test]
 #[ignore = "run by an_interface_names_its_address"]
 fn by_interface() {
     let chosen: tcp::Address = std::env::var(TCP).unwrap().parse().unwrap();
@@ -504,6 +533,8 @@ fn values() {
     assert_eq!(code(listen("127.0.0.2", &key)), libc::EBUSY);
     let status = tcp::status().unwrap();
     assert_eq!((status.address, status.key, status.fingerprint), (at, tcp::KeySource::Value, key.fingerprint()));
+    assert_eq!((status.device.as_str(), status.hosts.len()), ("soft0", 0));
+    assert_eq!(tcp::listen_from_environment().unwrap().map(|status| status.address), Some(at));
     let file = KeyFile::new("values", SECRET, 0o600);
     let mut there = Puppet::start_with("hosts::other_process", &format!("to={HERE}"), |command| {
         command.env(TCP, SocketAddr::new(THERE.parse().unwrap(), at.port()).to_string()).env(KEY, file.path());
@@ -512,6 +543,9 @@ fn values() {
     there.connect(side.endpoint());
     side.connect(there.endpoint);
     talk(&side, &mut there, 1);
+    let status = tcp::status().unwrap();
+    assert_eq!(status.hosts, [THERE.parse::<IpAddr>().unwrap()]);
+    assert!(status.to_string().ends_with(&format!(", and reaches {THERE}")), "{status}");
     there.finish();
     // A child has the values of its parent.
     assert!(holds_in_child(|| listen(&at.to_string(), &key) == Ok(at)
