@@ -5,7 +5,8 @@
 //! host.
 //!
 //! `cargo bench -p rdma-benches --bench hosts -- [rounds=N]
-//! [part=writes,messages,all_reduce,tls,local] [site=loopback,veth]`. Namespaces need the right to make them.
+//! [part=writes,messages,all_reduce,tls,local] [site=loopback,veth]`. Namespaces need the right to make
+//! them.
 
 use std::error::Error;
 use std::io;
