@@ -8,7 +8,7 @@ list() {
   [ "$1" = hosts ] || return 0
   printf '%s\n' off_without_tcp wrong_key {rc,uc,ud,srq}_pingpong{,_ipv6} \
     ib_{write_bw,write_lat,read_bw,read_lat,atomic_lat,send_bw,send_ud,send_uc,many_qps} ib_write_bw_ipv6 killed_{server,client} \
-    rping rping_ipv6 our_rping ucmatose udaddy write_bw_by_cm \
+    rping rping_ipv6 our_rping ucmatose udaddy rstream write_bw_by_cm \
     fi_dgram ucx_rc ucx_ud \
     pingpong pingpong_jumbo faults faults_end link_down_for_a_while link_down_for_good \
     all_reduce all_reduce_3_hosts all_reduce_32 killed_rank compose
@@ -206,6 +206,9 @@ run() {
       cm_pair 1 rping -s "${both[@]}" -- soft-rdma rping -c "${both[@]}" ;;
     ucmatose) cm_pair 1 soft-rdma ucmatose -c 20 -C 20 -m -p "$port" -- soft-rdma ucmatose -s 10.9.0.1 -c 20 -C 20 -m -p "$port" ;;
     udaddy) cm_pair 1 soft-rdma udaddy -c 5 -C 100 -- soft-rdma udaddy -s 10.9.0.1 -c 5 -C 100 ;;
+    rstream)
+      both=(-p "$port" -S 4096 -I 20 -C 20)
+      cm_pair 1 soft-rdma rstream "${both[@]}" -- soft-rdma rstream -s 10.9.0.1 "${both[@]}" ;;
     write_bw_by_cm) cm_pair 1 soft-rdma ib_write_bw -F -R -p "$port" -- soft-rdma ib_write_bw -F -R -p "$port" 10.9.0.1 ;;
     fi_dgram)
       needs fi_pingpong
