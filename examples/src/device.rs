@@ -9,8 +9,8 @@ mod rails;
 use std::io::{self, Write};
 
 use rdma::{Context, Device, DeviceSelector, GidEntry, Mtu, PortState};
-use rdma_collectives::Adapter;
 use rdma_collectives::bootstrap::Group;
+use rdma_collectives::{Adapter, Transport};
 
 pub use self::list::{DeviceList, Wanted};
 pub(crate) use self::path::InEffect;
@@ -131,6 +131,28 @@ impl DeviceOptions {
         group.agree("the devices of all", opened)
     }
 
+    /// Lets the ranks listen for each other over TCP where that is asked for; collective, before
+    /// they open their devices. `hands_out_key` says whether rank 0 may hand out a key. Of ranks
+    /// that ask for TCP, the device is the software device if they name none.
+    ///
+    /// # Errors
+    /// If a rank lacks a key or cannot listen.
+    pub fn listen(
+        &mut self,
+        transport: Transport,
+        hands_out_key: Result<bool, Failure>,
+        group: &mut Group,
+    ) -> Result<(), Failure> {
+        let hands_out_key = group.agree("the settings of the key", hands_out_key)?;
+        rdma_collectives::tcp::listen(group, transport, hands_out_key)?;
+        if transport == Transport::Tcp && self.device.as_ref().is_none_or(String::is_empty) {
+            if let DeviceSelector::Named { name, .. } = rdma_collectives::tcp::device() {
+                self.device = Some(name);
+            }
+        }
+        Ok(())
+    }
+
     fn gid(&self, context: &Context, port: u8) -> Result<Option<GidEntry>, Failure> {
         let index = match self.gid_index {
             Some(index) => Some(index),
@@ -196,12 +218,15 @@ impl Chosen {
 
     /// Refuses the software device if the ranks are on several hosts.
     fn check_hosts(&self, group: &Group) -> Result<(), Failure> {
-        if group.is_on_one_machine() || !self.adapter.context.is_software() {
+        let reaches_hosts = rdma::soft::tcp::status().is_some();
+        if group.is_on_one_machine() || !self.adapter.context.is_software() || reaches_hosts {
             return Ok(());
         }
         let hint = if self.named { "use hardware" } else { "see devinfo --why for why there is no hardware" };
         let name = self.adapter.context.name();
-        Err(Failure::new(format!("the ranks are on several hosts, and {name} works within one; {hint}")))
+        Err(Failure::new(format!(
+            "the ranks are on several hosts, and {name} works within one unless RDMA_SOFT_TCP and RDMA_SOFT_KEY are set; {hint}"
+        )))
     }
 
     /// The requested MTU if the port supports it; the port's active MTU if none is requested.

@@ -60,6 +60,13 @@ pub struct PlacementOptions {
     /// The number of the job.
     #[command(flatten)]
     pub job: JobOption,
+    /// Let rank 0 make the key for TCP between hosts and hand it out over the connections to it
+    /// [env: RDMA_JOB_KEY=1]
+    ///
+    /// Who can read these connections can connect to each rank. Without the option, RDMA_SOFT_KEY
+    /// names the file of the key.
+    #[arg(long, hide_short_help = true)]
+    pub job_key: bool,
     /// Seconds to wait for another rank
     ///
     /// A rank that is silent for a third of this time counts as dead.
@@ -72,6 +79,8 @@ pub struct PlacementOptions {
 
 /// The variable that names the job, in place of [`JobOption`].
 const JOB_VARIABLE: &str = "RDMA_JOB";
+/// The variable in place of `--job-key`.
+const KEY_VARIABLE: &str = "RDMA_JOB_KEY";
 
 /// The option that tells the jobs at an address apart.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -172,6 +181,14 @@ impl PlacementOptions {
     /// If the options are invalid.
     pub(crate) fn find(&self) -> Result<Option<Place>, Failure> {
         find(Roles::Ranks, self.by_hand()?, self.asked()?, self.root.as_deref(), &self.job)
+    }
+
+    /// Whether rank 0 may hand out a key over the connections to it.
+    ///
+    /// # Errors
+    /// If the variable is neither 0 nor 1.
+    pub fn hands_out_key(&self) -> Result<bool, Failure> {
+        Ok(self.job_key || environment::setting(KEY_VARIABLE, 0..=1)? == Some(1))
     }
 
     /// The rank, the number of ranks and the address of rank 0, if the options say them.

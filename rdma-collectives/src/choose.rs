@@ -81,7 +81,7 @@ impl TryFrom<AnyEntry> for TableEntry {
                 "in-network needs aggregators, which start only if it is asked for by name: a table cannot choose it"
                     .to_owned(),
             ),
-            _ if transport == Some(Transport::Auto) => Err("the transport of an entry is shm or verbs".to_owned()),
+            _ if transport == Some(Transport::Auto) => Err("the transport of an entry is shm, verbs or tcp".to_owned()),
             _ => Ok(Self { op, up_to_bytes, up_to_ranks, up_to_hosts, transport, algorithm }),
         }
     }
@@ -339,7 +339,7 @@ mod tests {
             ),
             ("{\"entries\": [\n\n{\"op\": \"reduce\", \"algorithm\": \"magic\"}]}", "no algorithm magic at line 3"),
             (r#"{"entries": [{"op": "magic", "algorithm": "ring"}]}"#, "unknown variant `magic`"),
-            (r#"{"entries": [{"op": "reduce", "algorithm": "ring", "transport": "auto"}]}"#, "is shm or verbs"),
+            (r#"{"entries": [{"op": "reduce", "algorithm": "ring", "transport": "auto"}]}"#, "is shm, verbs or tcp"),
         ] {
             let refused = AlgorithmTable::parse(text).unwrap_err();
             assert!(refused.contains(cause), "{text}: {refused}");

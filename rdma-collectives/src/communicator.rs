@@ -13,6 +13,7 @@ use crate::blocks::Blocks;
 use crate::bootstrap::{Aborter, Group, Recorder, Signature};
 use crate::cause::Cause;
 use crate::choose::AlgorithmTable;
+use crate::connect::Method;
 use crate::direct::Direct;
 use crate::element::{Element, Reduction};
 use crate::error::{Error, ErrorKind};
@@ -31,11 +32,13 @@ use crate::shm::{Host, HostLinks, HostSlice, SharedTensor, UNCUT};
 use crate::signature;
 use crate::stats::Stats;
 use crate::streams::{StreamLinks, Streams};
+use crate::tcp;
 use crate::tensor::{Part, Tensor, TensorMemory, finish};
 use crate::text::{self, PeerText};
 use crate::transport::{self, Transports};
 use crate::tuning::Tuning;
 use crate::wait::Patience;
+use crate::ways::{self, Ways};
 
 /// The number of the next communicator of the process.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
@@ -95,7 +98,10 @@ pub struct Communicator {
     pub(crate) radix: usize,
     pub(crate) hosts: Vec<usize>,
     pub(crate) transports: Transports,
+    /// The devices that were chosen, and the software device if it stands in for one of them.
     rails: Vec<Rail>,
+    /// The number of those that were chosen.
+    own_rails: usize,
     /// The rail of each connection to another rank.
     pub(crate) channels: Vec<usize>,
     /// The connections to the ranks that share no memory with this one.
@@ -149,32 +155,57 @@ impl Communicator {
     }
 
     /// Connects the ranks of a group by the devices of each, whose connections share the bytes of
-    /// every message; collective, and blocking.
+    /// every message; collective, and blocking. Of two ranks whose first devices do not connect
+    /// them, the software device stands in for their devices.
     ///
     /// # Errors
-    /// If shared memory is asked for and cannot be had, or if any rank fails; every rank is told.
+    /// If shared memory is asked for and cannot be had, if two ranks share neither memory nor a
+    /// kind of hardware and do not listen for each other ([`tcp::listen`](crate::tcp::listen)), or
+    /// if any rank fails; every rank is told.
     pub fn on_rails(rails: Vec<Rail>, group: &mut Group, tuning: Tuning) -> Result<Self, Error> {
         let own = group.split(0, group.rank())?;
         Self::of_group(rails, own, tuning)
     }
 
-    fn of_group(rails: Vec<Rail>, mut group: Group, tuning: Tuning) -> Result<Self, Error> {
+    fn of_group(mut rails: Vec<Rail>, mut group: Group, tuning: Tuning) -> Result<Self, Error> {
         let world = group.ranks();
         let recorder = group.recorder(signature::describe, signature::outline);
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
-        let Channels { rails: channels, are_many_devices } = channels(&rails, &mut group, &tuning)?;
-        let (mut host, transports) = transport::connect(&mut group, tuning.transport, patience.clone())?;
-        if host.is_none() && are_many_devices {
+        let own_rails = rails.len();
+        let Channels { rails: mut channels, are_many_devices } = channels(&rails, &mut group, &tuning)?;
+        let (mut host, mut transports) = transport::connect(&mut group, tuning.transport, patience.clone())?;
+        let ways = match host.as_ref().is_some_and(Host::is_whole) {
+            true => Ways::default(),
+            false => {
+                let peers = verbs_peers(&group, host.as_ref(), true);
+                ways::choose(&rails[0].adapter, &mut group, &peers, tuning.transport)?
+            }
+        };
+        transports.set_pairs(ways.pairs, ways.tcp, ways.why.as_deref());
+        let devices = channels.len();
+        if ways.has_fallback {
+            let (rail, software) = group.agree("the software devices", software(&rails))?;
+            rails.extend(software);
+            channels.extend(vec![rail; tuning.queue_pairs]);
+        }
+        if host.is_none() && (are_many_devices || ways.has_fallback) {
             // Memory that several devices send from is a segment.
             host = Some(Host::alone(&mut group, patience.clone())?);
         }
         let is_striped = channels.len() > 1;
         let schedules = tuning.schedules || host.is_some() || is_striped;
-        let peers = verbs_peers(&group, host.as_ref(), world <= MESH || schedules);
+        let mut peers = verbs_peers(&group, host.as_ref(), world <= MESH || schedules);
         let mut fabrics = Vec::new();
-        for &rail in &channels {
+        for (channel, &rail) in channels.iter().enumerate() {
+            if ways.has_fallback {
+                peers = ways.peers(channel >= devices);
+            }
             fabrics.push(Fabric::connect(&rails[rail], &mut group, &peers, &tuning, patience.clone())?);
         }
+        let used = |rank: usize| match ways.to.get(rank) {
+            Some(Some(way)) if way.is_fallback => devices..channels.len(),
+            _ => 0..devices,
+        };
         let (mut ring, mut direct, mut streams) = (None, None, None);
         if world > 1 && host.is_none() && !is_striped {
             ring = Some(Ring::new(&fabrics[0], &mut group, tuning.chunk, tuning.lead)?);
@@ -186,7 +217,7 @@ impl Communicator {
             host.register_with(rails.iter().map(|rail| rail.pd.clone()).collect());
         }
         if schedules && !host.as_ref().is_some_and(Host::is_whole) {
-            streams = Some(Streams::new(&fabrics, &channels, &mut group, tuning.chunk)?);
+            streams = Some(Streams::new(&fabrics, &channels, &mut group, (tuning.chunk, &used))?);
         }
         let scratch = group.agree("the scratch memory", fabrics[0].expose(0))?;
         let (rank, hosts, blocks) = (group.rank(), group.hosts(), Blocks::new());
@@ -201,6 +232,7 @@ impl Communicator {
             hosts,
             transports,
             rails,
+            own_rails,
             channels,
             fabrics,
             host,
@@ -318,7 +350,8 @@ impl Communicator {
     /// How this rank notices arrivals, as text for the report.
     #[must_use]
     pub fn notice(&self) -> &'static str {
-        self.fabrics[0].notice()
+        let used = self.fabrics.iter().find(|fabric| fabric.is_used());
+        used.unwrap_or(&self.fabrics[0]).notice()
     }
 
     /// Runs this rank's part of a schedule that [`build`](crate::build()) has made, or the program;
@@ -683,6 +716,15 @@ fn channels(rails: &[Rail], group: &mut Group, tuning: &Tuning) -> Result<Channe
     let host = (0..hosts[group.rank()]).filter(|&rank| hosts[rank] == rank).count();
     let once = tuning.cross_rail.connections(rails.len(), least, most, host);
     Ok(Channels { are_many_devices: most > 1 && once.len() > 1, rails: once.repeat(tuning.queue_pairs) })
+}
+
+/// The rail of the software device, and the rail itself if it is not one of these.
+fn software(rails: &[Rail]) -> Result<(usize, Option<Rail>), Error> {
+    let is_software = |rail: &Rail| rail.adapter.context.is_software();
+    if let Some(at) = rails.iter().position(is_software) {
+        return Ok((at, None));
+    }
+    Ok((rails.len(), Some(Rail::new(&Adapter::open(&tcp::device())?, Method::Endpoints)?)))
 }
 
 /// The ranks to which this one is connected by verbs.

@@ -288,6 +288,11 @@ impl Fabric {
         self.sent
     }
 
+    /// Whether this rank is connected to any other.
+    pub(crate) fn is_used(&self) -> bool {
+        self.peers.iter().any(Option::is_some)
+    }
+
     /// The device.
     pub(crate) fn nic(&self) -> Nic<'_> {
         Nic { pd: &self.pd, port: self.port }

@@ -5,8 +5,9 @@
 //! The ranks of a job meet in a [`Group`](bootstrap::Group). A [`Communicator`] connects them; its
 //! operations work on [`Tensor`]s, which all ranks allocate together, and on any memory of the
 //! program. Ranks that share memory read each other's tensors where they lie; to the others,
-//! messages are written. With feature `cuda`, tensors can be in the memory of GPUs. Without a NIC,
-//! everything runs on the software device `soft0` (feature `soft`, on by default).
+//! messages are written, by hardware or over [TCP](tcp). With feature `cuda`, tensors can be in the
+//! memory of GPUs. Without a NIC, everything runs on the software device `soft0` (feature `soft`,
+//! on by default).
 //!
 //! ```
 //! use std::time::Duration;
@@ -71,8 +72,10 @@
 //                                   elements and their reductions, scratch blocks, verifiable input
 //   schedule/                       algorithms as data
 //   choose.rs, transport.rs, tuning.rs, place.rs
-//                                   which algorithm; which transport a pair of ranks has; what a
-//                                   job chooses; where tensors are
+//                                   which algorithm; which ranks share memory; what a job
+//                                   chooses; where tensors are
+//   tcp.rs, ways.rs                 where ranks listen for other hosts; by which device a pair of
+//                                   ranks is connected, or over TCP
 //   shm/, fabric.rs, streams.rs     links in shared memory, and over verbs: connections, pieces in
 //                                   slots, which credits return
 //   gpu/                            tensors on GPUs; their replacement without feature `cuda`
@@ -135,6 +138,7 @@ mod shm;
 mod signature;
 mod stats;
 mod streams;
+pub mod tcp;
 mod tensor;
 #[cfg(test)]
 mod testing;
@@ -143,6 +147,7 @@ mod transport;
 mod tuning;
 mod untyped;
 pub mod wait;
+mod ways;
 
 /// The programs of the README are doctests.
 #[cfg(doctest)]

@@ -11,6 +11,7 @@ use crate::connect::{Method, Wanted};
 use crate::error::Error;
 use crate::fabric::Rail;
 use crate::placement::{self, Bind};
+use crate::tcp;
 use crate::transport::Transport;
 use crate::tuning::Tuning;
 
@@ -22,6 +23,7 @@ pub struct CommunicatorBuilder<'a> {
     devices: Vec<DeviceSelector>,
     bind: Bind,
     tuning: Tuning,
+    job_key: bool,
 }
 
 impl Communicator {
@@ -58,7 +60,7 @@ impl Communicator {
     #[doc(alias = "ncclCommInitRankConfig")]
     pub fn builder(group: &mut Group) -> CommunicatorBuilder<'_> {
         let devices = vec![DeviceSelector::Any];
-        CommunicatorBuilder { group, devices, bind: Bind::None, tuning: Tuning::default() }
+        CommunicatorBuilder { group, devices, bind: Bind::None, tuning: Tuning::default(), job_key: false }
     }
 }
 
@@ -90,18 +92,30 @@ impl CommunicatorBuilder<'_> {
         Self { tuning: Tuning { stall, ..self.tuning }, ..self }
     }
 
+    /// Says that nobody else can read the connections of the group, so that rank 0 may hand out a
+    /// key for TCP over them if a rank has none; the same at all ranks. Not so by default. Ranks on
+    /// several hosts then listen for each other also without `RDMA_SOFT_TCP`: see
+    /// [`tcp::listen`](crate::tcp::listen).
+    pub fn job_key(self, is_trusted: bool) -> Self {
+        Self { job_key: is_trusted, ..self }
+    }
+
     /// All parameters, instead of those that were given before.
     /// [`shared_cores`](Tuning::shared_cores) is also set if there are more ranks than cores.
     pub fn tuning(self, tuning: Tuning) -> Self {
         Self { tuning, ..self }
     }
 
-    /// Opens the devices and connects the ranks; collective, and blocking.
+    /// Opens the devices and connects the ranks; collective, and blocking. Before that, ranks
+    /// listen for other hosts where it is asked for: see [`tcp::listen`](crate::tcp::listen).
     ///
     /// # Errors
     /// If a device cannot be opened, or as for [`Communicator::on_rails`]; every rank is told.
     pub fn open(self) -> Result<Communicator, Error> {
-        let Self { group, devices, bind, mut tuning } = self;
+        let Self { group, devices, bind, mut tuning, job_key } = self;
+        tcp::listen(group, tuning.transport, job_key)?;
+        let is_tcp = tuning.transport == Transport::Tcp;
+        let devices = if is_tcp && devices == [DeviceSelector::Any] { vec![tcp::device()] } else { devices };
         let adapters: Result<Vec<_>, _> = devices.iter().map(Adapter::open).collect();
         let adapters = adapters.and_then(|adapters| match adapters.is_empty() {
             true => Err(Error::invalid("a rank has no device; give at least one")),

@@ -6,7 +6,8 @@
 //! another without a barrier.
 //!
 //! A stream has one or more *channels*: connections with slots of their own, on the same device or
-//! on several. Its pieces take the channels in turn, which both sides count.
+//! on several. Its pieces take the channels in turn, which both sides count. Two ranks may have
+//! other channels than two others.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -102,6 +103,8 @@ pub(crate) struct Room {
 /// The stream to one rank, and the one from it.
 #[derive(Debug, Default)]
 struct Stream {
+    /// The channels that lead to the rank.
+    channels: Range<usize>,
     /// The rest of each message that is not sent yet.
     queue: VecDeque<Message>,
     /// Messages posted.
@@ -118,6 +121,14 @@ struct Stream {
     freed: usize,
 }
 
+impl Stream {
+    /// The channel of a piece, and the number of the piece on that channel.
+    fn channel(&self, piece: usize) -> (usize, usize) {
+        let channels = self.channels.len().max(1);
+        (self.channels.start + piece % channels, piece / channels)
+    }
+}
+
 /// A piece that was sent.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
@@ -130,8 +141,14 @@ struct Sent {
 
 impl Streams {
     /// Allocates the memory for pieces of about `piece` bytes, on a channel for each fabric, of
-    /// which `rails` gives the rail; collective.
-    pub(crate) fn new(fabrics: &[Fabric], rails: &[usize], group: &mut Group, piece: usize) -> Result<Self, Error> {
+    /// which `rails` gives the rail; collective. `used` says which channels lead to a rank, the
+    /// same at both sides.
+    pub(crate) fn new(
+        fabrics: &[Fabric],
+        rails: &[usize],
+        group: &mut Group,
+        (piece, used): (usize, &dyn Fn(usize) -> Range<usize>),
+    ) -> Result<Self, Error> {
         let (rank, world) = (group.rank(), group.ranks());
         let slots = SLOTS * world;
         let most = (MEMORY / (slots * fabrics.len().max(1)) / PAGE).max(1) * PAGE;
@@ -141,7 +158,7 @@ impl Streams {
             let (slots, remotes) = expose_together(fabric, group, "the slots for messages", slots * piece)?;
             channels.push(Channel { rail, slots: Some(slots.slice(..)?), remotes });
         }
-        let peers = (0..world).map(|_| Stream::default()).collect();
+        let peers = (0..world).map(|rank| Stream { channels: used(rank), ..Stream::default() }).collect();
         Ok(Self { rank, piece, channels, peers, unsent: 0 })
     }
 
@@ -158,11 +175,6 @@ impl Streams {
         channel.remotes = exchange(group, "the slots for messages", slots)?;
         channel.slots = None;
         Ok(())
-    }
-
-    /// The channel of a stream's piece, and the number of the piece on that channel.
-    fn channel(&self, piece: usize) -> (usize, usize) {
-        (piece % self.channels.len(), piece / self.channels.len())
     }
 
     /// Byte offset, in the memory of the receiver, of the slot of a rank's piece on a channel.
@@ -188,7 +200,8 @@ impl StreamLinks<'_> {
     /// Sends what the free slots of a rank have space for.
     fn push(&mut self, to: usize) -> Result<(), Error> {
         while let Some(message) = self.streams.peers[to].queue.front().cloned() {
-            let (at, piece) = self.streams.channel(self.streams.peers[to].sent);
+            let stream = &self.streams.peers[to];
+            let (at, piece) = stream.channel(stream.sent);
             let (channel, fabric) = (&self.streams.channels[at], &mut self.fabrics[at]);
             // Slots of pieces become free by the batch.
             let freed = (piece + 1).saturating_sub(SLOTS).div_ceil(BATCH);
@@ -229,7 +242,7 @@ impl StreamLinks<'_> {
     /// arrived.
     fn next(&mut self, from: usize) -> Result<Option<(usize, usize)>, Error> {
         let stream = self.streams.peers.get(from).ok_or_else(|| no_rank(from))?;
-        let (at, piece) = self.streams.channel(stream.read);
+        let (at, piece) = stream.channel(stream.read);
         let has_arrived = self.fabrics[at].has_sent(from, Lane::Piece, piece as u64 + 1)?;
         Ok(has_arrived.then(|| (at, self.streams.slot(from, piece))))
     }
@@ -249,8 +262,9 @@ impl StreamLinks<'_> {
 
     /// Hands back the slot of the earliest passed piece from a rank whose slot is in use.
     pub(crate) fn free(&mut self, from: usize) -> Result<(), Error> {
-        let (at, piece) = self.streams.channel(self.streams.peers[from].freed);
-        self.streams.peers[from].freed += 1;
+        let stream = &mut self.streams.peers[from];
+        let (at, piece) = stream.channel(stream.freed);
+        stream.freed += 1;
         if (piece + 1) % BATCH == 0 {
             self.fabrics[at].notify(from, Lane::FreeSlots)?;
         }

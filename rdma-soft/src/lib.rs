@@ -80,6 +80,7 @@
 //! | `RDMA_SOFT_FAULT` | a plan of [`faults`], which are injected from the first open of a device |
 //! | `RDMA_SOFT_TCP` | an IP address of this host, a network interface, or `auto` (the interface of the default route), with a port (4791 by default): `soft0` listens there, and reaches processes of other hosts that hold the same key; see below |
 //! | `RDMA_SOFT_KEY`, `RDMA_SOFT_KEY_FD` | the key of `RDMA_SOFT_TCP`: a file that its owner alone can read, or the number of a descriptor |
+//! | `RDMA_SOFT_TLS` | whether `soft0` encrypts and authenticates what it sends to other hosts: `on` (the default where the feature `tls` is compiled in) or `off`; the same on all hosts |
 //! | `RDMA_SOFT_CM_TIMEOUT` | milliseconds (1 to 60000) after which the connection manager asks again, instead of 6000; its other times shrink or grow with it |
 //!
 //! Any other value of these variables is an error: the device list is NULL with `EINVAL`, and
@@ -99,11 +100,16 @@
 //! ```
 //!
 //! Each side proves that it holds the key before anything else happens; a key that is missing,
-//! short or readable by others is `EINVAL` at the first open of a device. What follows is not
-//! encrypted: use a network that you trust, or WireGuard. A host that cannot be reached, a number
-//! that no process has and a wrong key give `IBV_WC_RETRY_EXC_ERR`, and datagrams are lost; the log
-//! says why. A host that is silent for 10 s counts as dead, and so does a process that stands still
-//! for 10 s (in a debugger, or stopped) while frames wait for it.
+//! short or readable by others is `EINVAL` at the first open of a device. A host that cannot be
+//! reached, a number that no process has and a wrong key give `IBV_WC_RETRY_EXC_ERR`, and datagrams
+//! are lost; the log says why. A host that is silent for 10 s counts as dead, and so does a process
+//! that stands still for 10 s (in a debugger, or stopped) while frames wait for it.
+//!
+//! With the feature `tls`, which the programs of this workspace and `soft-rdma` have, all that
+//! follows the proof is encrypted and authenticated by TLS 1.3, on processors with AES
+//! instructions. Two hosts of which one encrypts do not reach each other, and the logs of both say
+//! why. Without the feature, or with `RDMA_SOFT_TLS=off`, nothing is encrypted: use a network that
+//! you trust, or WireGuard.
 //!
 //! Not there yet: the connection manager and multicast reach this host only, and the programs of
 //! `rdma` choose `soft0` for jobs on several hosts only if they are told to (`RDMA_DEVICE`).

@@ -24,18 +24,19 @@
 //! variables to win asks for them first: [`Address::from_environment`], [`Key::from_environment`].
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use nix::errno::Errno;
 
 pub use crate::link::address::{Address, Error};
 use crate::link::key::{self, KeyError};
+use crate::link::tls::Protection;
 use crate::node::Node;
 pub use crate::node::chosen::KeySource;
 use crate::node::chosen::{self, Chosen};
 use crate::os;
-use crate::verbs::gid;
+use crate::verbs::{device_names, gid};
 
 /// The key of a job: at least 32 random bytes that its processes hold and nobody else knows.
 ///
@@ -148,7 +149,7 @@ impl Address {
 
 /// Starts the software device, which listens at `address` for processes that hold `key`, and
 /// reaches those at other addresses. The variables `RDMA_SOFT_TCP`, `RDMA_SOFT_KEY` and
-/// `RDMA_SOFT_KEY_FD` are not read.
+/// `RDMA_SOFT_KEY_FD` are not read; `RDMA_SOFT_TLS` is.
 ///
 /// To be called before the first open of a device. Children that are forked later listen there,
 /// too, once they open a device. Processes of one user share an address. A second call with the
@@ -183,9 +184,46 @@ impl Address {
 pub fn listen(address: Address, key: Key) -> Result<SocketAddr, Error> {
     let address = address.resolve()?;
     let derived = key.derived()?;
+    start(Chosen { address, key: derived, source: key.source })
+}
+
+/// Starts the software device as the first open of a device does, with the values of the
+/// environment, and says how it reaches other hosts: in words why it does not, where the open has
+/// an error number alone. `None`: the environment names no address, or a device was opened before
+/// without one.
+///
+/// # Errors
+///
+/// Those of [`listen`]; and `EINVAL`: `RDMA_SOFT_TCP` is invalid, or there is no valid key. After an
+/// error, the device is as before the call.
+///
+/// # Examples
+///
+/// ```
+/// use rdma_soft::tcp;
+///
+/// match tcp::listen_from_environment() {
+///     Ok(Some(status)) => println!("{status}"),
+///     Ok(None) => println!("RDMA_SOFT_TCP is not set"),
+///     Err(error) => println!("{error}"),
+/// }
+/// # assert_eq!(tcp::listen_from_environment(), Ok(None));
+/// ```
+pub fn listen_from_environment() -> Result<Option<Status>, Error> {
+    if Node::started().is_none() {
+        if let Some(chosen) = chosen::get()? {
+            start(chosen)?;
+        }
+    }
+    Ok(status())
+}
+
+/// Starts the device with these values, or checks that it was started with them.
+fn start(wanted: Chosen) -> Result<SocketAddr, Error> {
+    let Chosen { address, key, .. } = wanted.clone();
     gid::can_listen(address.ip()).map_err(|why| Error::new(Errno::EINVAL, format_args!("{address}: {why}")))?;
-    let chosen = chosen::choose(Chosen { address, key: derived.clone(), source: key.source });
-    if !chosen.is_same(address, &derived) {
+    let chosen = chosen::choose(wanted);
+    if !chosen.is_same(address, &key) {
         let text = format!("this process listens at {} already, or with another key there", chosen.address);
         return Err(Error::new(Errno::EBUSY, text));
     }
@@ -193,7 +231,7 @@ pub fn listen(address: Address, key: Key) -> Result<SocketAddr, Error> {
         chosen::forget(chosen);
         cannot_listen(address, Errno::from_raw(errno.0))
     })?;
-    if node.remote.as_ref().is_some_and(|remote| remote.is_of(address, &derived)) {
+    if node.remote.as_ref().is_some_and(|remote| remote.is_of(address, &key)) {
         return Ok(address);
     }
     chosen::forget(chosen);
@@ -205,12 +243,33 @@ pub fn listen(address: Address, key: Key) -> Result<SocketAddr, Error> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
+    /// The device that reaches other hosts: `soft0`, unless the devices have other names.
+    pub device: String,
     /// The address and the port at which this process listens, and from whose address it connects.
     pub address: SocketAddr,
     /// Where the key comes from.
     pub key: KeySource,
     /// The key's [`fingerprint`](Key::fingerprint).
     pub fingerprint: String,
+    /// Whether what is sent to other hosts is encrypted and authenticated (`RDMA_SOFT_TLS`). Hosts
+    /// that differ in it do not reach each other.
+    pub is_encrypted: bool,
+    /// The addresses of the other hosts that queue pairs, address handles or links of this process
+    /// use now.
+    pub hosts: Vec<IpAddr>,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, address, key, fingerprint, is_encrypted, hosts } = self;
+        write!(f, "{device} listens at {address} for other hosts, with the key of {key} (fingerprint {fingerprint})")?;
+        f.write_str(if *is_encrypted { ", encrypted" } else { ", not encrypted" })?;
+        if hosts.is_empty() {
+            return Ok(());
+        }
+        let hosts: Vec<_> = hosts.iter().map(IpAddr::to_string).collect();
+        write!(f, ", and reaches {}", hosts.join(", "))
+    }
 }
 
 /// How this process reaches other hosts; `None` if it does not, or has not opened a device yet.
@@ -233,7 +292,14 @@ pub struct Status {
 #[must_use]
 pub fn status() -> Option<Status> {
     let remote = Node::started()?.remote.as_ref()?;
-    Some(Status { address: remote.address, key: remote.source.clone(), fingerprint: remote.fingerprint() })
+    Some(Status {
+        device: device_names().into_iter().next().unwrap_or_default(),
+        address: remote.address,
+        key: remote.source.clone(),
+        fingerprint: remote.fingerprint(),
+        is_encrypted: remote.protection == Protection::Tls,
+        hosts: remote.hosts.in_use(),
+    })
 }
 
 /// Why the device could not start.

@@ -33,11 +33,12 @@ use crate::types::PortState;
 #[non_exhaustive]
 pub enum DeviceSelector {
     /// Hardware with an active port if there is any; otherwise the software device. If there is
-    /// hardware that cannot be used, [`open`] logs a warning with the reason.
+    /// hardware that cannot be used, [`open`] logs a warning with the reason. The software device
+    /// reaches other hosts if it listens at an address (`RDMA_SOFT_TCP`, or `rdma::soft::tcp`); the
+    /// [`Choice`] then says so.
     #[default]
     Any,
-    /// Hardware with an active port: for jobs across hosts, which the software device does not
-    /// support.
+    /// Hardware with an active port: for jobs that the software device would be too slow for.
     Hardware,
     /// The named device.
     Named {
@@ -234,7 +235,8 @@ impl fmt::Display for OpenError {
                 write!(f, "{name} has no active port: choose another device, or bring the link up")
             }
             Self::NoHardware { reason } => {
-                let substitute = if HAS_DEVICES { "; on one host, soft0 can be used instead" } else { "" };
+                let substitute =
+                    if HAS_DEVICES { "; soft0 can be used instead, between hosts with RDMA_SOFT_TCP" } else { "" };
                 write!(f, "no usable RDMA hardware: {reason}{substitute}")
             }
             Self::SoftwareOff { reason } => {
@@ -372,8 +374,11 @@ fn is_active(context: &Context, port: u8) -> bool {
     context.port_attr(port).is_ok_and(|attr| attr.state() == PortState::ACTIVE)
 }
 
-fn opened(context: Context, port: u8, reason: String) -> Opened {
+fn opened(context: Context, port: u8, mut reason: String) -> Opened {
     let software = context.is_software();
+    if let Some(address) = context.device().address_for_hosts() {
+        reason += &format!("; it reaches other hosts over TCP from {address}");
+    }
     let choice = Choice { device: context.name(), port, software, reason, hardware_is_unusable: false };
     Opened { context, port, choice }
 }

@@ -280,6 +280,21 @@ impl Device {
         self.list.software
     }
 
+    /// The address at which this device, which is open, listens for other hosts, if it is the
+    /// software device that does.
+    #[cfg(feature = "soft")]
+    pub(crate) fn address_for_hosts(&self) -> Option<std::net::SocketAddr> {
+        let status = rdma_soft::tcp::status().filter(|_| self.is_software())?;
+        (status.device == self.name()).then_some(status.address)
+    }
+
+    /// Returns no address: this build has no software device.
+    #[cfg(not(feature = "soft"))]
+    #[allow(clippy::unused_self, reason = "as with the software device")]
+    pub(crate) fn address_for_hosts(&self) -> Option<std::net::SocketAddr> {
+        None
+    }
+
     /// The connection manager that was given with the device's table, if one was.
     pub(crate) fn manager(&self) -> Option<&'static RdmaCm> {
         self.list.manager

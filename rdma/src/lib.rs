@@ -158,9 +158,10 @@
 //! # Features
 //!
 //! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. The
-//! module `soft` lets its requests fail, so that a program can test how it handles errors. `aio`
-//! adds futures for any executor; `tokio` and `smol` let them wait on these executors' descriptors.
-//! With `bytes`, `BytesMut` and `Bytes` can be registered.
+//! module `soft` lets its requests fail, so that a program can test how it handles errors. With
+//! `tls` it encrypts what it sends to other hosts. `aio` adds futures for any executor; `tokio` and
+//! `smol` let them wait on these executors' descriptors. With `bytes`, `BytesMut` and `Bytes` can
+//! be registered.
 //!
 //! [`Rc`]: transport::Rc
 //! [`Uc`]: transport::Uc

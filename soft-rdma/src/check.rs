@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{AccessFlags, Pid, access, geteuid};
 
-use super::{Options, PATH, PRELOAD, SELF, copies, sysfs};
+use super::{Options, PATH, PRELOAD, SELF, copies, hosts, sysfs};
 use crate::failure::{Failure, explained};
 use crate::library::Library;
 
@@ -32,7 +32,10 @@ impl Finding {
 
 /// Prints the findings for this machine, and for the program if one is given.
 pub(super) fn run(options: &Options, path: &OsStr, library: &Library) -> Result<(), Failure> {
-    let mut findings = vec![environment(options), loader(path, library), tracing()];
+    // First, because the device listens from its start on, or not at all.
+    let (works, text) = hosts::outcome(options);
+    let hosts = Finding::new("hosts", works, text);
+    let mut findings = vec![environment(options), loader(path, library), tracing(), hosts];
     findings.extend(if options.sysfs { vec![namespaces(options)] } else { vec![nodes(options), attributes(options)] });
     match options.program.first().map(|program| executable(program)) {
         None => {}

@@ -5,26 +5,28 @@
 //!
 //! Files: `library` puts the drop-in library into a folder of the user, `copies` stands in for
 //! renamed libraries, `check` is `--check`, `sysfs` is `--sysfs` (`tree` describes the files of the
-//! devices, `namespace` finds or makes the namespaces, `link` answers `rdma link show`), `failure`
-//! ends the launcher.
+//! devices, `namespace` finds or makes the namespaces, `link` answers `rdma link show`), `hosts` is
+//! `--tcp` and `--key`, `failure` ends the launcher.
 #![forbid(unsafe_code)]
 
 mod check;
 mod copies;
 mod failure;
+mod hosts;
 mod library;
 mod sysfs;
 
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
 use rdma::Variable;
 use rdma::soft::faults::{self, FaultPlan, ParseFaultError};
+use rdma::soft::tcp::Address;
 use rdma_soft_dropin::{IBVERBS, RDMACM};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::layer as printer;
@@ -63,12 +65,14 @@ const SELF: &str = "/proc/self/exe";
 /// The program gets a libibverbs.so.1 and a librdmacm.so.1 that have the device soft0; so do the
 /// programs that it starts. Programs under this launcher, and those over the Rust crate rdma-verbs,
 /// reach each other if one user runs them on one host, in one container: in one network, pid and
-/// user namespace.
+/// user namespace; with --tcp also on several hosts, in several containers, and of several users.
 #[derive(Debug, Parser)]
 #[command(
     version,
     after_help = "Examples: soft-rdma ibv_devinfo; soft-rdma ib_send_lat & soft-rdma ib_send_lat localhost;\n\
-                  soft-rdma --fault 'delay=1ms:p=0.1; loss=all:nth=1000' ib_send_bw localhost\n\n\
+                  soft-rdma --fault 'delay=1ms:p=0.1; loss=all:nth=1000' ib_send_bw localhost;\n\
+                  on each of two hosts: soft-rdma --tcp eth0 --key job.key ibv_rc_pingpong -g 0 [10.0.0.1],\n\
+                  with the same file job.key: head -c 32 /dev/urandom | base64 >job.key; chmod 600 job.key\n\n\
                   Exit status and signals are the program's; 1 if it cannot be started, 2 for invalid arguments."
 )]
 struct Options {
@@ -85,6 +89,15 @@ struct Options {
     /// The link layer that the program sees: infiniband for programs that address by LID
     #[arg(long, value_name = "LAYER")]
     link_layer: Option<LinkLayer>,
+    /// Reach programs on other hosts over TCP: the address of this host at which they reach this
+    /// one, as an address, a network interface (eth0), or auto; with a port or without (4791). The
+    /// programs of a job have one key and one port [env: RDMA_SOFT_TCP]
+    #[arg(long, value_name = "ADDRESS|INTERFACE")]
+    tcp: Option<Address>,
+    /// The file with the key of --tcp: at least 32 random bytes that nobody but its owner may read
+    /// [env: RDMA_SOFT_KEY]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
     /// Faults that the program's requests meet; `help` explains what can be given
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultOption>,
@@ -174,7 +187,11 @@ fn run(options: &Options, library: &Library) -> Result<(), Failure> {
         return Err(Failure::usage("no program is given"));
     };
     // The program would hear `EINVAL`.
-    rdma_soft::check_environment().map_err(invalid)?;
+    if hosts::are_given(options) {
+        hosts::check(options)?;
+    } else {
+        rdma_soft::check_environment().map_err(invalid)?;
+    }
     if options.sysfs {
         sysfs::enter(options.prepare(&mut Command::new(SELF)).arg("--print-sysfs"), &library::lock())?;
     }
@@ -239,6 +256,7 @@ impl Options {
         if let Some(names) = &self.device_name {
             command.env(NAMES, names).env(COUNT, names.split(',').count().to_string());
         }
+        hosts::prepare(self, command);
         command.envs(self.link_layer.map(|layer| ("RDMA_SOFT_LINK_LAYER", format!("{layer:?}").to_lowercase())))
     }
 }

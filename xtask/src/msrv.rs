@@ -30,7 +30,7 @@ pub(crate) fn run() -> Result<(), String> {
     output(cargo(&copy).args(["update", "tokio", "--precise", &tokio]))?;
     output(cargo(&copy).args(["update", "bytes", "--precise", &bytes]))?;
     let fault = format!("rdma and rdma-net do not build with tokio {tokio} and bytes {bytes}");
-    let features = "rdma-net/tokio,rdma-net/bytes,rdma-net/futures,rdma-verbs/bytes";
+    let features = "rdma-net/tokio,rdma-net/bytes,rdma-net/futures,rdma-verbs/bytes,rdma-verbs/tls";
     check(&copy, &["-p", "rdma-verbs", "-p", "rdma-net", "--features", features], &fault)
 }
 

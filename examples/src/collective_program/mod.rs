@@ -134,10 +134,11 @@ fn connect(
 ) -> Result<Connected, Failure> {
     let is_first = group.rank() == 0;
     let settings = group.agree("the settings of the rails", args.rails.settle())?;
-    let device = match args.memory {
+    let mut device = match args.memory {
         TensorPlace::Host => args.device.clone(),
         TensorPlace::Gpu | TensorPlace::GpuStaged => args.device.clone().near_gpu(group.position_on_host()),
     };
+    device.listen(args.transport, args.placement.hands_out_key(), group)?;
     let chosen = device.open_rails(settings.rails, group)?;
     let cores = placement::bind(group, args.placement.bind)?;
     if is_first {

@@ -390,7 +390,10 @@ impl Args {
             stall: self.placement.timeout,
             method,
             // Tensors on GPUs are not in shared memory.
-            transport: if self.memory == TensorPlace::Host { self.transport } else { Transport::Verbs },
+            transport: match self.transport {
+                Transport::Auto if self.memory != TensorPlace::Host => Transport::Verbs,
+                transport => transport,
+            },
             ..Tuning::default()
         }
     }

@@ -83,7 +83,9 @@ fn rank(args: &Args, planner: Planner, group: &mut Group) -> Result<(), Failure>
     let json = if group.rank() == 0 { args.json.create() } else { Ok(None) };
     let json = group.agree("the file of the report", json)?;
     let (is_first, stdout_taken) = (group.rank() == 0, args.json.is_printed());
-    let chosen = args.device.open_together(group)?;
+    let mut device = args.device.clone();
+    device.listen(args.transport, args.placement.hands_out_key(), group)?;
+    let chosen = device.open_together(group)?;
     let cores = placement::bind(group, args.placement.bind)?;
     if is_first {
         announce(&chosen.using(), stdout_taken)?;

@@ -26,6 +26,7 @@ mod plan;
 mod programs;
 mod rpc;
 mod sandbox;
+mod tcp;
 mod terminal;
 mod training;
 mod tune;

@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 
 use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::SockaddrStorage;
+use nix::sys::socket::{SockaddrStorage, getsockopt, sockopt};
+use nix::unistd::geteuid;
+use socket2::Socket;
 
 /// The addresses of this host that others can reach and that need no scope, IPv4 addresses first.
 pub(crate) fn of_host() -> Vec<IpAddr> {
@@ -15,6 +17,19 @@ pub(crate) fn of_host() -> Vec<IpAddr> {
 /// The addresses of one interface that need no scope, IPv4 addresses first.
 pub(crate) fn of_interface(name: &str) -> Vec<IpAddr> {
     addresses(|interface| interface == name)
+}
+
+/// This host's address at the connections to other ranks: one that other hosts can reach, if there
+/// is one among them. `None` if all are Unix sockets.
+pub(super) fn towards<'a>(streams: impl Iterator<Item = &'a Socket>) -> Option<IpAddr> {
+    let local = |stream: &Socket| Some(stream.local_addr().ok()?.as_socket()?.ip().to_canonical());
+    streams.filter_map(local).min_by_key(IpAddr::is_loopback)
+}
+
+/// Whether a connection is a Unix socket whose other side has been opened by this process's user.
+pub(super) fn is_private(stream: &Socket) -> bool {
+    let is_unix = stream.local_addr().is_ok_and(|address| address.is_unix());
+    is_unix && getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == geteuid().as_raw())
 }
 
 fn addresses(is_wanted: impl Fn(&str) -> bool) -> Vec<IpAddr> {

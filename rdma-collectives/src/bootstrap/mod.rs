@@ -37,6 +37,7 @@ mod threads;
 mod watch;
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -113,6 +114,10 @@ pub struct Group {
     /// Number of times that the group was split.
     splits: u32,
     hosts: Vec<HostId>,
+    /// This host's address on the way to the others; `None` if they have come by Unix sockets.
+    address: Option<IpAddr>,
+    /// Whether this rank's connections are Unix sockets between processes of one user.
+    is_private: bool,
     terms: Terms,
     router: Arc<Router>,
     inbox: Receiver<(usize, Frame)>,
@@ -147,6 +152,8 @@ impl Group {
 
     fn start(rank: usize, hosts: Vec<HostId>, streams: Vec<(usize, Socket)>, terms: &Terms) -> Result<Self, Error> {
         let (maker, silence) = (Maker::current()?, terms.timeout / SILENCE);
+        let address = interfaces::towards(streams.iter().map(|(_, stream)| stream));
+        let is_private = streams.iter().all(|(_, stream)| interfaces::is_private(stream));
         let mut writers = Vec::new();
         for (peer, stream) in &streams {
             writers.push((*peer, Mutex::new(stream.try_clone()?)));
@@ -171,6 +178,8 @@ impl Group {
             id: GroupId::default(),
             splits: 0,
             hosts,
+            address,
+            is_private,
             terms: terms.clone(),
             router,
             inbox,
@@ -197,6 +206,29 @@ impl Group {
     #[must_use]
     pub fn is_on_one_machine(&self) -> bool {
         self.hosts.iter().all(|host| host.is_same_space(&self.hosts[0]))
+    }
+
+    /// Whether two ranks are on one machine and in the same network and pid namespaces there.
+    pub(crate) fn shares_space(&self, rank: usize, with: usize) -> bool {
+        let host = |rank: usize| self.hosts.get(rank);
+        host(rank).zip(host(with)).is_some_and(|(host, other)| host.is_same_space(other))
+    }
+
+    /// This host's address on the way to rank 0, or rank 0's on the way to the others; `None` if
+    /// they have met by Unix sockets.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.address
+    }
+
+    /// Whether this rank's connections are Unix sockets between processes of one user, which nobody
+    /// else reads.
+    pub(crate) fn is_private(&self) -> bool {
+        self.is_private
+    }
+
+    /// The rank in the job of a rank of the group.
+    pub(crate) fn member(&self, rank: usize) -> usize {
+        self.members.get(rank).copied().unwrap_or(rank)
     }
 
     /// The host of each rank, as a number: that of its first rank.

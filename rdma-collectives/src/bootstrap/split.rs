@@ -29,6 +29,8 @@ impl Group {
             rank,
             members,
             splits: 0,
+            address: self.address,
+            is_private: self.is_private,
             hosts: ranks.iter().map(|&rank| self.hosts[rank].clone()).collect(),
             terms: self.terms.clone(),
             router: Arc::clone(&self.router),

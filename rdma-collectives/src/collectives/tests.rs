@@ -5,9 +5,12 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
-use crate::bootstrap::Group;
+use crate::bootstrap::{Group, Roles, Terms};
+use crate::placement::run_threads;
 use crate::testing::ranks;
 use crate::transport::Transport;
+use crate::tuning::Tuning;
+use crate::ways::PRETENDED;
 use crate::{Algorithm, Cause, ErrorKind, Executor, Transfer};
 
 /// An element of a rank's input, which no other element equals by chance.
@@ -194,6 +197,44 @@ fn ranks_that_share_memory_do_every_operation() {
 fn ranks_that_are_connected_by_verbs_do_every_operation() {
     every_operation_is_right(2, Transport::Verbs);
     every_operation_is_right(3, Transport::Verbs);
+}
+
+/// Some pairs are connected by their own devices, and others by the software device in place of
+/// these. All are soft0: each rank pretends to have a kind of hardware, or none.
+#[test]
+fn ranks_with_different_hardware_do_every_operation() {
+    for (kinds, transport) in [
+        (&[Some(1), Some(1), None][..], Transport::Verbs),
+        // Nobody uses the device of its own.
+        (&[Some(1), Some(2), None], Transport::Verbs),
+        // Ranks of one kind share memory as far as they can, which is all of them.
+        (&[Some(1), None], Transport::Auto),
+        (&[Some(1), None, Some(1), Some(2)], Transport::Verbs),
+    ] {
+        let world = kinds.len();
+        let terms = Terms::new("test", &(), Roles::Ranks, crate::testing::LONG);
+        let connected = run_threads(world, &terms, |group| {
+            let rank = group.rank();
+            PRETENDED.set(kinds[rank]);
+            let tuning = Tuning { transport, chunk: 4096, ..crate::testing::tuning() };
+            let mut comm = Communicator::new(&crate::testing::soft0(), group, tuning)?;
+            for (at, counts) in cases(world).iter().enumerate() {
+                let is_tensor = [[false, false], [true, true], [true, false], [false, true]][at % 4];
+                check(&mut comm, counts, at % world, is_tensor);
+                check_even(&mut comm, counts[0], at % world, at % 2 == 1);
+            }
+            check_even(&mut comm, 100_000, 0, true);
+            // A part chooses anew.
+            let mut part = comm.split(rank % 2, 0)?;
+            let alike = part.ranks();
+            check_even(&mut part, 1000, alike - 1, true);
+            Ok::<_, Error>((comm.connections(), comm.transports().to_string()))
+        });
+        let connections = if transport == Transport::Auto { 1 } else { 2 };
+        for (counted, transports) in connected.unwrap() {
+            assert_eq!(counted, connections, "{kinds:?}: {transports}");
+        }
+    }
 }
 
 #[test]

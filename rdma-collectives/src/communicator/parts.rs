@@ -48,7 +48,7 @@ impl Communicator {
 
     /// Connects the ranks of a part.
     fn part(&self, group: Group) -> Result<Self, Error> {
-        let mut part = Self::of_group(self.rails.clone(), group, self.tuning.clone())?;
+        let mut part = Self::of_group(self.rails[..self.own_rails].to_vec(), group, self.tuning.clone())?;
         part.limit = self.limit;
         Ok(part)
     }

@@ -10,7 +10,6 @@ use crate::link::packets::Packets;
 use crate::log::log;
 use crate::node::ports;
 use crate::os::socket::Socket;
-use crate::os::tcp::Tcp;
 use crate::os::{self, now, thread};
 
 /// Limit of the threads that call other hosts. Further calls wait for one of them.
@@ -86,11 +85,11 @@ impl State {
     }
 
     /// Handles the outcome of a call. The id may have ended meanwhile.
-    fn called(&mut self, call: &Call, outcome: Result<Tcp, HelloError>) {
+    fn called(&mut self, call: &Call, outcome: Result<Packets, HelloError>) {
         let Some(name) = self.end_dialling(call.key) else { return };
         match outcome {
-            Ok(socket) => {
-                if let Err(error) = self.be_connected(call, socket, name) {
+            Ok(packets) => {
+                if let Err(error) = self.be_connected(call, packets, name) {
                     log!(DEBUG, %error, "soft0: a connection to another host ends at once");
                 }
             }
@@ -113,9 +112,9 @@ impl State {
 
     /// Uses a new connection for an id. If this fails the request is lost, and the machine repeats
     /// it.
-    fn be_connected(&mut self, call: &Call, socket: Tcp, name: Socket) -> os::Result<()> {
-        let (peer, local) = (socket.peer()?.ip().to_canonical(), socket.local()?.ip().to_canonical());
-        let mut link = Transport::Far(Box::new(Far { packets: Packets::new(socket), peer, local, name: Some(name) }));
+    fn be_connected(&mut self, call: &Call, packets: Packets, name: Socket) -> os::Result<()> {
+        let (peer, local) = packets.addresses()?;
+        let mut link = Transport::Far(Box::new(Far { packets, peer, local, name: Some(name) }));
         self.watch(call.key, &link)?;
         let _lost = link.send(&call.request.encode());
         self.set_link(call.key, Link::Up(link));

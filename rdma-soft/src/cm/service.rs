@@ -26,7 +26,6 @@ use super::transport::{Dialler, Far, Origin, Transport};
 use super::wire::{Message, Rej, Req, SidrRep, SidrReq};
 use crate::engine::{Errno, Time};
 use crate::link::hello::HelloError;
-use crate::link::packets::Packets;
 use crate::log::log;
 use crate::node::ports::{Call, Caller};
 use crate::os::event_loop::EventLoop;
@@ -358,11 +357,11 @@ impl State {
     }
 
     /// Lets a caller that holds the key send its request.
-    fn admit(&mut self, listener: u64, Caller { socket, from, to }: Caller) {
+    fn admit(&mut self, listener: u64, Caller { packets, from, to }: Caller) {
         if self.entries.get(&listener).and_then(Entry::listening).is_none() {
             return;
         }
-        let far = Far { packets: Packets::new(socket), peer: from, local: to, name: None };
+        let far = Far { packets, peer: from, local: to, name: None };
         // A request that has arrived already is reported to the new watch.
         self.keep_silent(Some(listener), Transport::Far(Box::new(far)), SILENCE);
     }

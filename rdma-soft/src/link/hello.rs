@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! opener                                              acceptor
-//!   First { purpose, slots, nonce, subject }      ->
-//!                                                 <-  Second { slot, nonce, proof }
+//!   First { purpose, protection, slots, nonce, subject }  ->
+//!                                                 <-  Second { slot, protection, nonce, proof }
 //!   proof                                         ->
 //!                                                 <-  answer, proof
+//!   [ handshake of TLS, unless the purpose is a question or the sides want none ]
 //! ```
 //!
 //! All messages have fixed lengths, and numbers are little-endian. Whoever accepts a connection
@@ -14,15 +15,20 @@
 //! the opener's proof has come: it decides only which process of this user goes on with the
 //! handshake.
 //!
-//! Each proof covers both addresses, as each side sees them, and all messages before it. So nobody
-//! can forward a proof to another host, use one again, or send back the other side's own.
+//! Each proof covers both addresses and ports, as each side sees them, and all messages before it.
+//! So nobody can forward a proof to another host or over another connection, use one again, or send
+//! back the other side's own.
+//!
+//! Each side says whether it wants the frames encrypted ([`Protection`]), and the proofs cover both
+//! words: nobody on the way can turn the encryption off. Two sides that want different things part
+//! after their proofs, so each can tell its user why.
 //!
 //! A process may speak for a slot only if its host agrees: the acceptor asks the process with that
 //! slot, over a connection of its own to the opener's address (purpose [`Purpose::Confirm`]),
 //! whether it is opening a connection with that nonce. A connection between two connection managers
 //! (purpose [`Purpose::Port`]) gives the opener no slot, so nobody is asked.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -30,6 +36,7 @@ use nix::errno::Errno;
 use super::handshake::Answer;
 use super::key::{Key, PROOF};
 use super::port::Space;
+use super::tls::{self, Protection, Records, TlsError};
 use crate::engine::Slot;
 use crate::os;
 use crate::os::tcp::Tcp;
@@ -43,9 +50,13 @@ pub(crate) const NONCE: usize = 32;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Lengths of the messages.
-pub(crate) const FIRST: usize = 8 + 4 + 4 + 4 + 16 + NONCE + NONCE;
+pub(crate) const FIRST: usize = 8 + 4 + 2 + 2 + 4 + 16 + NONCE + NONCE;
 const SECOND: usize = 8 + 4 + 4 + 16 + NONCE;
 const ANSWER: usize = 1;
+/// The magic and the version, which have the same places in the messages of all versions.
+const HEAD: usize = 8 + 4;
+/// An address and a port in a proof.
+const ADDRESS: usize = 16 + 2;
 
 /// A number that tells a process from earlier ones with its slot.
 pub(crate) type Instance = [u8; 16];
@@ -59,20 +70,48 @@ pub(crate) struct Identity {
     pub(crate) instance: Instance,
 }
 
-/// The two addresses of a connection.
+/// The two addresses of a connection, with their ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
-    pub(crate) opener: IpAddr,
-    pub(crate) acceptor: IpAddr,
+    pub(crate) opener: SocketAddr,
+    pub(crate) acceptor: SocketAddr,
 }
 
 impl Route {
-    fn bytes(self) -> [[u8; 16]; 2] {
-        [self.opener, self.acceptor].map(|address| match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
+    /// The addresses of a connection that this process has opened.
+    pub(crate) fn of_opener(socket: &Tcp) -> os::Result<Self> {
+        Ok(Self { opener: canonical(socket.local()?), acceptor: canonical(socket.peer()?) })
+    }
+
+    /// The addresses of a connection that another process has opened.
+    pub(crate) fn of_acceptor(socket: &Tcp) -> os::Result<Self> {
+        Ok(Self { opener: canonical(socket.peer()?), acceptor: canonical(socket.local()?) })
+    }
+
+    fn bytes(self) -> [[u8; ADDRESS]; 2] {
+        [self.opener, self.acceptor].map(|address| {
+            let mut bytes = [0; ADDRESS];
+            let mut to = Writer(&mut bytes, 0);
+            to.put(&match address.ip() {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            });
+            to.put(&address.port().to_le_bytes());
+            bytes
         })
     }
+}
+
+/// An IPv4 address in one form, whatever socket it comes from.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// What one side of a handshake holds and wants.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms<'a> {
+    pub(crate) key: &'a Key,
+    pub(crate) protection: Protection,
 }
 
 /// The reason for a connection.
@@ -103,8 +142,22 @@ pub(crate) enum HelloError {
     Nobody,
     #[error("the process at the peer's address is not the one that has connected")]
     Unconfirmed,
+    #[error("the caller has not said in time whom it calls, or proved that it holds the key")]
+    Late,
+    #[error("{}; set RDMA_SOFT_TLS alike on both hosts, or build both with the feature tls", mismatch(*.0))]
+    Protection(Protection),
+    #[error("{}", TlsError::Refused)]
+    Encryption,
     #[error(transparent)]
     System(#[from] os::Error),
+}
+
+/// What is wrong if the peer wants another protection than this side, which wants `ours`.
+fn mismatch(ours: Protection) -> &'static str {
+    match ours {
+        Protection::Tls => "the peer does not encrypt its frames, this process does",
+        Protection::None => "the peer encrypts its frames, this process does not",
+    }
 }
 
 impl HelloError {
@@ -120,10 +173,21 @@ impl HelloError {
     }
 }
 
+impl From<TlsError> for HelloError {
+    fn from(error: TlsError) -> Self {
+        match error {
+            TlsError::Refused => Self::Encryption,
+            TlsError::System(error) => Self::System(error),
+        }
+    }
+}
+
 /// The first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct First {
     pub(crate) purpose: Purpose,
+    /// What the opener wants.
+    pub(crate) protection: Protection,
     /// The slot of the process that is called; 0 for the one that listens at a port.
     pub(crate) target: Slot,
     /// The opener, by its own account.
@@ -150,8 +214,18 @@ impl Reader<'_> {
         taken
     }
 
+    fn number(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+
     fn slot(&mut self) -> Slot {
-        Slot(u16::from_le_bytes(self.take()))
+        Slot(self.number())
+    }
+
+    fn protection(&mut self) -> Result<Protection, HelloError> {
+        let protections = [Protection::None, Protection::Tls];
+        let code = self.number();
+        protections.into_iter().find(|one| protection_code(*one) == code).ok_or(HelloError::Malformed)
     }
 
     /// Checks the beginning of every message.
@@ -166,6 +240,13 @@ impl Reader<'_> {
     }
 }
 
+const fn protection_code(protection: Protection) -> u16 {
+    match protection {
+        Protection::None => 0,
+        Protection::Tls => 1,
+    }
+}
+
 impl First {
     pub(crate) fn bytes(&self) -> [u8; FIRST] {
         let mut bytes = [0; FIRST];
@@ -173,11 +254,12 @@ impl First {
         to.put(&MAGIC);
         to.put(&VERSION.to_le_bytes());
         let (purpose, subject) = match self.purpose {
-            Purpose::Link => (1_u32, [0; NONCE]),
+            Purpose::Link => (1_u16, [0; NONCE]),
             Purpose::Confirm(subject) => (2, subject),
             Purpose::Port(space, port) => (3, port_subject(space, port)),
         };
         to.put(&purpose.to_le_bytes());
+        to.put(&protection_code(self.protection).to_le_bytes());
         to.put(&self.target.0.to_le_bytes());
         to.put(&self.opener.slot.0.to_le_bytes());
         to.put(&self.opener.instance);
@@ -189,7 +271,8 @@ impl First {
     pub(crate) fn parse(bytes: &[u8; FIRST]) -> Result<Self, HelloError> {
         let mut from = Reader(bytes);
         from.check()?;
-        let purpose = u32::from_le_bytes(from.take());
+        let purpose = from.number();
+        let protection = from.protection()?;
         let target = from.slot();
         let opener = Identity { slot: from.slot(), instance: from.take() };
         let nonce = from.take();
@@ -207,18 +290,44 @@ impl First {
         if !is_target || !opener.slot.is_real() {
             return Err(HelloError::Malformed);
         }
-        Ok(Self { purpose, target, opener, nonce })
+        Ok(Self { purpose, protection, target, opener, nonce })
+    }
+}
+
+/// The first message of a stranger, of which a part has come.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    bytes: [u8; FIRST],
+    filled: usize,
+}
+
+impl Incoming {
+    pub(crate) const fn new() -> Self {
+        Self { bytes: [0; FIRST], filled: 0 }
     }
 
-    /// Receives the first message of a stranger. A stranger of another version is told ours.
-    pub(crate) fn receive(socket: &Tcp, deadline: Instant) -> Result<Self, HelloError> {
-        let mut bytes = [0; FIRST];
-        socket.read_exact(&mut bytes, deadline)?;
-        let first = Self::parse(&bytes);
+    /// Reads what has arrived, and never waits. The message, once it is whole. A stranger of
+    /// another version is told ours.
+    pub(crate) fn read(&mut self, socket: &Tcp) -> Result<Option<First>, HelloError> {
+        while self.filled < FIRST {
+            match socket.read(&mut self.bytes[self.filled..]) {
+                Ok(0) => return Err(os::Error { call: "recv", errno: Errno::ECONNRESET }.into()),
+                Ok(count) => self.filled += count,
+                Err(os::Error { errno: Errno::EAGAIN, .. }) => break,
+                Err(os::Error { errno: Errno::EINTR, .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let first = match self.filled {
+            FIRST => First::parse(&self.bytes).map(Some),
+            // Other programs are recognised at once, and messages of other versions may be shorter.
+            HEAD.. => Reader(&self.bytes).check().map(|()| None),
+            _ => Ok(None),
+        };
         if let Err(HelloError::Version(_)) = first {
             let us = Identity { slot: Slot(0), instance: [0; 16] };
             // The stranger may have hung up.
-            let _told: os::Result<()> = socket.write_all(&second(us, &[0; NONCE]), deadline);
+            let _told: os::Result<()> = socket.write_all(&second(us, Protection::None, &[0; NONCE]), Instant::now());
         }
         first
     }
@@ -240,13 +349,13 @@ fn port_of(subject: &Nonce) -> Option<(Space, u16)> {
     (port != 0 && *subject == port_subject(space, port)).then_some((space, port))
 }
 
-fn second(us: Identity, nonce: &Nonce) -> [u8; SECOND] {
+fn second(us: Identity, protection: Protection, nonce: &Nonce) -> [u8; SECOND] {
     let mut bytes = [0; SECOND];
     let mut to = Writer(&mut bytes, 0);
     to.put(&MAGIC);
     to.put(&VERSION.to_le_bytes());
     to.put(&us.slot.0.to_le_bytes());
-    to.put(&[0; 2]);
+    to.put(&protection_code(protection).to_le_bytes());
     to.put(&us.instance);
     to.put(nonce);
     bytes
@@ -255,7 +364,7 @@ fn second(us: Identity, nonce: &Nonce) -> [u8; SECOND] {
 /// The messages that the proofs of one handshake cover.
 struct Transcript<'a> {
     key: &'a Key,
-    route: [[u8; 16]; 2],
+    route: [[u8; ADDRESS]; 2],
     first: [u8; FIRST],
     second: [u8; SECOND],
 }
@@ -264,6 +373,8 @@ struct Transcript<'a> {
 const SECOND_PROOF: &[u8; 8] = b"acceptor";
 const THIRD_PROOF: &[u8; 8] = b"opener  ";
 const ANSWER_PROOF: &[u8; 8] = b"answer  ";
+/// Not a proof: the seed of the key pair of TLS, which is never sent.
+const TLS_SEED: &[u8; 8] = b"tls seed";
 
 impl Transcript<'_> {
     fn with<R>(&self, whose: &[u8; 8], answer: &[u8; ANSWER], call: impl FnOnce(&Key, &[&[u8]]) -> R) -> R {
@@ -279,6 +390,11 @@ impl Transcript<'_> {
         let is_proof = self.with(whose, answer, |key, parts| key.is_proof(parts, proof));
         if is_proof { Ok(()) } else { Err(HelloError::Proof) }
     }
+
+    /// The seed of the key pair of TLS: other nonces, addresses, slots or words give another one.
+    fn seed(&self) -> [u8; tls::SEED] {
+        self.prove(TLS_SEED, &[code(Answer::Welcome)])
+    }
 }
 
 const fn code(answer: Answer) -> u8 {
@@ -293,14 +409,29 @@ fn answer_of(code: u8) -> Option<Answer> {
     [Answer::Welcome, Answer::Known, Answer::Busy].into_iter().find(|answer| self::code(*answer) == code)
 }
 
-/// Runs the opener's side over a connection. Returns the acceptor and its answer.
+/// Whether the frames that follow are encrypted.
+fn is_encrypted(first: &First, answer: Answer) -> bool {
+    let carries = !matches!(first.purpose, Purpose::Confirm(_)) && answer == Answer::Welcome;
+    carries && first.protection == Protection::Tls
+}
+
+/// What the opener learns from a handshake.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) acceptor: Identity,
+    pub(crate) answer: Answer,
+    /// The encryption of the frames that follow; `None` for frames in the clear.
+    pub(crate) records: Option<Records>,
+}
+
+/// Runs the opener's side over a connection.
 pub(crate) fn open(
     socket: &Tcp,
     key: &Key,
     route: Route,
     first: &First,
     deadline: Instant,
-) -> Result<(Identity, Answer), HelloError> {
+) -> Result<Opened, HelloError> {
     socket.write_all(&first.bytes(), deadline)?;
     let mut message = [0; SECOND];
     socket.read_exact(&mut message, deadline).map_err(|error| match error.errno {
@@ -311,45 +442,60 @@ pub(crate) fn open(
     let mut from = Reader(&message);
     from.check()?;
     let acceptor = from.slot();
-    let _reserved: [u8; 2] = from.take();
+    let protection = from.protection()?;
     let acceptor = Identity { slot: acceptor, instance: from.take() };
     let transcript = Transcript { key, route: route.bytes(), first: first.bytes(), second: message };
     let mut proof = [0; PROOF];
     socket.read_exact(&mut proof, deadline)?;
     transcript.check(SECOND_PROOF, &[0], &proof)?;
     socket.write_all(&transcript.prove(THIRD_PROOF, &[0]), deadline)?;
+    if protection != first.protection {
+        return Err(HelloError::Protection(first.protection));
+    }
     let mut answer = [0; ANSWER];
     socket.read_exact(&mut answer, deadline)?;
     socket.read_exact(&mut proof, deadline)?;
     transcript.check(ANSWER_PROOF, &answer, &proof)?;
     let answer = answer_of(answer[0]).filter(|_| acceptor.slot.is_real()).ok_or(HelloError::Malformed)?;
-    Ok((acceptor, answer))
+    let records = match is_encrypted(first, answer) {
+        true => Some(tls::open(socket, transcript.seed(), deadline)?),
+        false => None,
+    };
+    Ok(Opened { acceptor, answer, records })
 }
 
 /// Runs the acceptor's side over a connection whose first message has come. `decide` chooses the
-/// answer after the opener's proof, by `deadline` at most then `decide` may take longer.
+/// answer after the opener's proof, by `deadline` at most then `decide` may take longer. Returns
+/// the encryption of the frames that follow, too; `None` for frames in the clear.
 pub(crate) fn accept(
     socket: &Tcp,
-    key: &Key,
+    Terms { key, protection }: Terms<'_>,
     route: Route,
     first: &First,
     us: Identity,
     deadline: Instant,
     decide: impl FnOnce() -> Result<Answer, HelloError>,
-) -> Result<Answer, HelloError> {
-    let message = second(us, &os::random()?);
+) -> Result<(Answer, Option<Records>), HelloError> {
+    let message = second(us, protection, &os::random()?);
     let transcript = Transcript { key, route: route.bytes(), first: first.bytes(), second: message };
     socket.write_all(&message, deadline)?;
     socket.write_all(&transcript.prove(SECOND_PROOF, &[0]), deadline)?;
     let mut proof = [0; PROOF];
     socket.read_exact(&mut proof, deadline)?;
     transcript.check(THIRD_PROOF, &[0], &proof)?;
+    if first.protection != protection {
+        return Err(HelloError::Protection(protection));
+    }
     let answer = decide()?;
     let code = [code(answer)];
     let deadline = Instant::now() + PATIENCE;
     socket.write_all(&code, deadline)?;
     socket.write_all(&transcript.prove(ANSWER_PROOF, &code), deadline)?;
-    Ok(answer)
+    let records = match is_encrypted(first, answer) {
+        true => Some(tls::accept(socket, transcript.seed(), deadline)?),
+        false => None,
+    };
+    Ok((answer, records))
 }
 
 #[cfg(test)]

@@ -60,6 +60,12 @@ impl Hosts {
         Some(HostUse { hosts: Arc::clone(self), index })
     }
 
+    /// The addresses of the hosts that are in use, in the order of their numbers.
+    pub(crate) fn in_use(&self) -> Vec<IpAddr> {
+        let table = self.0.lock();
+        table.entries.iter().filter(|entry| entry.users > 0).map(|entry| entry.address).collect()
+    }
+
     /// A use of a number that the engine names, and the host's address; `None` if nobody else uses
     /// the number.
     pub(crate) fn of(self: &Arc<Self>, host: Host) -> Option<(HostUse, IpAddr)> {

@@ -35,6 +35,7 @@
 //!   doorbell.rs, words.rs   the wake-up protocol; its atomic words, which loom replaces
 //!   handshake.rs, trust.rs  the set-up of a link; which process may connect
 //!   stream.rs, hello.rs     a link to a process of another host; its handshake
+//!   tls.rs                  the encryption of a link to another host
 //!   share.rs                the socket at which the processes of a user listen for other hosts
 //!   hosts.rs, key.rs        the numbers of other hosts; the key of a job, and proofs of it
 //!   address.rs              the address at which this process listens, as a user names it
@@ -61,6 +62,7 @@ pub(crate) mod ring;
 pub(crate) mod share;
 pub(crate) mod slot;
 pub(crate) mod stream;
+pub(crate) mod tls;
 pub(crate) mod trust;
 pub(crate) mod wire;
 pub(crate) mod words;

@@ -3,10 +3,12 @@
 //! The connection manager's protocol needs packets, few and small. What the kernel does not take of
 //! a packet waits here, and goes out with the next call; the protocol repeats its messages.
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 
+use super::tls::Records;
 use crate::os::socket::{MAX_PACKET, Packet, Received};
 use crate::os::tcp::Tcp;
 use crate::os::{Error, Result};
@@ -18,6 +20,8 @@ const HEAD: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Packets {
     socket: Tcp,
+    /// The encryption of the packets; `None` for packets in the clear.
+    records: Option<Records>,
     /// The packet that is arriving, with its length.
     incoming: [u8; HEAD + MAX_PACKET],
     filled: usize,
@@ -28,8 +32,22 @@ pub(crate) struct Packets {
 }
 
 impl Packets {
-    pub(crate) fn new(socket: Tcp) -> Self {
-        Self { socket, incoming: [0; HEAD + MAX_PACKET], filled: 0, unsent: Vec::new(), is_broken: false }
+    pub(crate) fn new(socket: Tcp, mut records: Option<Records>) -> Self {
+        // Whoever watches the socket learns of packets there, and not of those in a buffer.
+        records.iter_mut().for_each(Records::read_one_by_one);
+        Self { socket, records, incoming: [0; HEAD + MAX_PACKET], filled: 0, unsent: Vec::new(), is_broken: false }
+    }
+
+    /// The addresses of the other side and of this one.
+    pub(crate) fn addresses(&self) -> Result<(IpAddr, IpAddr)> {
+        Ok((self.socket.peer()?.ip().to_canonical(), self.socket.local()?.ip().to_canonical()))
+    }
+
+    fn write(&mut self, bytes: [&[u8]; 2]) -> Result<usize> {
+        match &mut self.records {
+            None => self.socket.write(bytes),
+            Some(records) => records.write(&self.socket, bytes),
+        }
     }
 
     /// Sends a whole packet; `EAGAIN` if the other side has not taken earlier ones, `EMSGSIZE` for
@@ -38,7 +56,7 @@ impl Packets {
         let len = u16::try_from(packet.len()).ok().filter(|len| (1..=MAX_PACKET).contains(&usize::from(*len)));
         let len = len.ok_or(Error { call: "sendmsg", errno: Errno::EMSGSIZE })?.to_le_bytes();
         self.flush()?;
-        let taken = match self.socket.write([&len, packet]) {
+        let taken = match self.write([&len, packet]) {
             Ok(taken) => taken,
             Err(Error { errno: Errno::EINTR, .. }) => 0,
             Err(error) => return Err(error),
@@ -49,8 +67,12 @@ impl Packets {
 
     /// Sends what is left of a packet; `EAGAIN` if the kernel does not take all of it.
     pub(crate) fn flush(&mut self) -> Result<()> {
-        while !self.unsent.is_empty() {
-            match self.socket.write([&self.unsent, &[]]) {
+        while !self.unsent.is_empty() || self.records.as_ref().is_some_and(Records::has_unsent) {
+            let written = match &mut self.records {
+                None => self.socket.write([&self.unsent, &[]]),
+                Some(records) => records.write(&self.socket, [&self.unsent, &[]]),
+            };
+            match written {
                 Ok(taken) => drop(self.unsent.drain(..taken)),
                 Err(Error { errno: Errno::EINTR, .. }) => {}
                 Err(error) => return Err(error),
@@ -82,7 +104,12 @@ impl Packets {
                 let bytes = self.incoming[HEAD..end].to_vec();
                 return Ok(Received::Packet(Packet { bytes, fds: Vec::new() }));
             }
-            match self.socket.read(&mut self.incoming[self.filled..end]) {
+            let space = &mut self.incoming[self.filled..end];
+            let read = match &mut self.records {
+                None => self.socket.read(space),
+                Some(records) => records.read(&self.socket, space),
+            };
+            match read {
                 Ok(0) => return Ok(Received::End),
                 Ok(read) => self.filled += read,
                 Err(Error { errno: Errno::EINTR, .. }) => {}
@@ -111,7 +138,7 @@ mod tests {
 
     fn pair() -> (Packets, Tcp) {
         let [ours, theirs] = Tcp::pair();
-        (Packets::new(ours), theirs)
+        (Packets::new(ours, None), theirs)
     }
 
     fn packet(of: &mut Packets) -> Vec<u8> {
@@ -174,7 +201,7 @@ mod tests {
     #[test]
     fn a_side_that_does_not_read_gets_whole_packets_later() {
         let [ours, theirs] = Tcp::pair();
-        let (mut from, mut to) = (Packets::new(ours), Packets::new(theirs));
+        let (mut from, mut to) = (Packets::new(ours, None), Packets::new(theirs, None));
         let numbered = |number: usize| {
             let number = number.to_le_bytes();
             number.iter().copied().cycle().take(300).collect::<Vec<u8>>()
@@ -218,7 +245,7 @@ mod tests {
     #[test]
     fn the_end_comes_after_the_packets_and_in_the_middle_of_one() {
         let [ours, theirs] = Tcp::pair();
-        let (mut from, mut to) = (Packets::new(ours), Packets::new(theirs));
+        let (mut from, mut to) = (Packets::new(ours, None), Packets::new(theirs, None));
         to.send(b"unread").unwrap();
         from.send(b"last").unwrap();
         from.finish();

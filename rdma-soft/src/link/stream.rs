@@ -4,13 +4,16 @@
 //! length of the payload 4 | header 48 | payload
 //! ```
 //!
-//! Numbers are little-endian. Both sides have proved that they hold the key before the first frame
+//! Numbers are little-endian. Where both sides want it, all of this lies in the records of TLS
+//! ([`tls`](super::tls)). Both sides have proved that they hold the key before the first frame
 //! (`hello`). Every byte that comes in is hostile all the same: a frame that is longer than
 //! [`MAX_PAYLOAD`] ends the link, and the engine checks the rest.
 //!
-//! Frames are copied into a buffer of 1 MiB, and sent in one system call after each transmission.
-//! What the kernel does not take at once waits in the buffer; when the socket is writable again,
-//! the agent goes on (`node/agent.rs`). A peer that does not read blocks only the frames to itself.
+//! Small frames are copied into a buffer of 1 MiB, and sent in one system call after each
+//! transmission. A frame with a large payload goes to the kernel from where it lies, behind those
+//! that wait, because the payload may be read during the push alone. What the kernel does not take
+//! at once waits in the buffer; when the socket is writable again, the agent goes on
+//! (`node/agent.rs`). A peer that does not read blocks only the frames to itself.
 //!
 //! The receiver reads up to 256 KiB at once, and the engine handles the frames where they lie.
 
@@ -22,12 +25,15 @@ use nix::errno::Errno;
 use super::Backlog;
 use super::hello::Identity;
 use super::hosts::HostUse;
+use super::tls::Records;
 use crate::engine::{Gather, HEADER_WORDS, Header, Host, Outbound, Source, Target, Transmit};
 use crate::os;
 use crate::os::tcp::Tcp;
 
 /// The longest payload of a frame.
 const MAX_PAYLOAD: usize = 64 << 10;
+/// Bytes of a payload from which a frame is not copied: a system call takes as long as the copy.
+const LARGE: usize = 16 << 10;
 /// The bytes before a payload.
 const HEAD: usize = 4 + 8 * HEADER_WORDS;
 /// Bytes of frames that wait for the kernel.
@@ -71,6 +77,8 @@ pub(crate) struct Stream {
     /// The other process.
     pub(crate) far: Far,
     socket: Tcp,
+    /// The encryption of the frames; `None` for frames in the clear.
+    records: Option<Records>,
     out: SendBuffer,
     /// The kernel has refused frames, and no look has found the socket writable since. Looks cost
     /// one system call as they do otherwise, and the kernel tells the agent or a thread that waits.
@@ -86,10 +94,11 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// A link over a connection whose two sides have proved who they are.
-    pub(crate) fn new(socket: Tcp, far: Far) -> Self {
+    pub(crate) fn new(socket: Tcp, records: Option<Records>, far: Far) -> Self {
         Self {
             far,
             socket,
+            records,
             out: SendBuffer::new(SEND_BUFFER),
             is_full: false,
             inbound: ReceiveBuffer::new(),
@@ -108,7 +117,7 @@ impl Stream {
         let [ours, theirs] = Tcp::pair();
         let host = Arc::new(super::hosts::Hosts::default()).hold(host).unwrap();
         let identity = Identity { slot: crate::engine::Slot(1), instance: [1; 16] };
-        (Self::new(ours, Far { host, identity }), theirs)
+        (Self::new(ours, None, Far { host, identity }), theirs)
     }
 
     /// The peer's host.
@@ -123,7 +132,8 @@ impl Stream {
             return false;
         }
         if self.is_full {
-            let is_readable = self.look_at_full_socket();
+            let has_opened = self.records.as_ref().is_some_and(Records::has_bytes);
+            let is_readable = self.look_at_full_socket() || has_opened;
             return !is_readable && self.is_full;
         }
         match self.read() {
@@ -180,7 +190,7 @@ impl Stream {
 
     /// Whether frames wait for the kernel.
     fn has_unsent(&self) -> bool {
-        !self.out.is_empty()
+        !self.out.is_empty() || self.records.as_ref().is_some_and(Records::has_unsent)
     }
 
     /// Whether transmitting again can make progress.
@@ -221,7 +231,11 @@ impl Stream {
             return Err(ended);
         }
         while self.has_unsent() && !self.is_full {
-            match self.socket.write(self.out.unsent()) {
+            let sent = match &mut self.records {
+                None => self.socket.write(self.out.unsent()),
+                Some(records) => records.write(&self.socket, self.out.unsent()),
+            };
+            match sent {
                 Ok(count) => self.out.advance(count),
                 Err(os::Error { errno: Errno::EAGAIN, .. }) => self.is_full = true,
                 Err(os::Error { errno: Errno::EINTR, .. }) => {}
@@ -229,12 +243,45 @@ impl Stream {
                 // reports the end.
                 Err(os::Error { errno: Errno::EPIPE | Errno::ECONNRESET, .. }) => {
                     self.out = SendBuffer::new(SEND_BUFFER);
+                    self.records.as_mut().map(Records::clear).unwrap_or_default();
                     break;
                 }
                 Err(error) => return Err(self.end(Ended::Failed(error))),
             }
         }
         Ok(())
+    }
+
+    /// Gives a frame to the kernel from where it lies, behind those that wait. Of a frame that the
+    /// kernel has begun to take, the rest is copied into the buffer.
+    fn push_large(&mut self, head: &[u8; HEAD], payload: &Gather<'_>) -> bool {
+        let whole = HEAD + payload.len();
+        if self.is_full || !self.out.fits(whole) {
+            return false;
+        }
+        let waiting = self.out.unsent();
+        let in_front = waiting[0].len() + waiting[1].len();
+        let sent = match self.socket.write_from(waiting, head, payload) {
+            Ok(sent) => sent,
+            Err(os::Error { errno: Errno::EAGAIN, .. }) => {
+                self.is_full = true;
+                return false;
+            }
+            // The copy faults where the payload is not mapped any more, as on every other link. The
+            // next flush tells of a connection that has failed.
+            Err(_) => 0,
+        };
+        self.out.advance(sent.min(in_front));
+        let taken = sent.saturating_sub(in_front);
+        if taken == whole {
+            return true;
+        }
+        let Some(space) = self.out.reserve(whole - taken) else { return false };
+        let (rest, body) = space.split_at_mut(HEAD.saturating_sub(taken));
+        rest.copy_from_slice(&head[HEAD - rest.len()..]);
+        payload.copy_rest(taken.saturating_sub(HEAD), Target::of(body));
+        self.out.push(whole - taken);
+        true
     }
 
     /// Whether the largest frame fits into the buffer.
@@ -262,7 +309,12 @@ impl Stream {
     /// Reads once; false if the socket is empty.
     fn read(&mut self) -> Result<bool, Ended> {
         self.may_read = true;
-        match self.socket.read(self.inbound.space()) {
+        let space = self.inbound.space();
+        let read = match &mut self.records {
+            None => self.socket.read(space),
+            Some(records) => records.read(&self.socket, space),
+        };
+        match read {
             Ok(0) => Err(Ended::Closed),
             Ok(count) => {
                 self.inbound.filled(count);
@@ -303,17 +355,27 @@ impl Outbound for Stream {
         if payload.len() > MAX_PAYLOAD || self.ended.is_some() {
             return false;
         }
+        if payload.len() >= LARGE {
+            let mut head = [0; HEAD];
+            write_head(&mut head, len, header);
+            return self.push_large(&head, payload);
+        }
         let Some(space) = self.out.reserve(HEAD + payload.len()) else { return false };
         let (head, body) = space.split_at_mut(HEAD);
-        head[..4].copy_from_slice(&len.to_le_bytes());
-        for (bytes, word) in head[4..].chunks_exact_mut(8).zip(header.0) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
+        write_head(head, len, header);
         if !payload.copy_to(Target::of(body)) {
             return false;
         }
         self.out.push(HEAD + payload.len());
         true
+    }
+}
+
+/// Writes the bytes before a payload.
+fn write_head(head: &mut [u8], len: u32, header: &Header) {
+    head[..4].copy_from_slice(&len.to_le_bytes());
+    for (bytes, word) in head[4..].chunks_exact_mut(8).zip(header.0) {
+        bytes.copy_from_slice(&word.to_le_bytes());
     }
 }
 

@@ -141,7 +141,7 @@ fn of_descriptor(number: &str) -> Result<Vec<u8>, key::KeyError> {
 /// # Errors
 ///
 /// The variable, and what is wrong with it.
-pub(crate) fn check_environment() -> Result<(), &'static Variable> {
+pub(crate) fn check_address() -> Result<(), &'static Variable> {
     /// What is wrong, described once, so that it can be leaked.
     static INVALID: OnceLock<Variable> = OnceLock::new();
     if values().is_some() {
@@ -154,4 +154,29 @@ pub(crate) fn check_environment() -> Result<(), &'static Variable> {
         }
         _ => Ok(()),
     }
+}
+
+/// Checks that the environment names a key if it names an address. A descriptor is not read: it may
+/// be a pipe, whose bytes can be read once.
+///
+/// # Errors
+///
+/// The variable, and what is wrong with it.
+pub(crate) fn check_key() -> Result<(), &'static Variable> {
+    /// What is wrong, described once, so that it can be leaked.
+    static INVALID: OnceLock<Variable> = OnceLock::new();
+    let is_set = |name| rdma_sys::trusted_variable(name).is_some();
+    let has_descriptor_alone = is_set("RDMA_SOFT_KEY_FD") && !is_set("RDMA_SOFT_KEY");
+    if values().is_some() || !is_set(VARIABLE.name) || has_descriptor_alone {
+        return Ok(());
+    }
+    let why = match key_from_environment() {
+        Ok(Some(_)) => return Ok(()),
+        Ok(None) => invalid(key::KeyError::Missing),
+        Err(why) => why,
+    };
+    Err(INVALID.get_or_init(|| Variable {
+        name: "RDMA_SOFT_KEY",
+        values: format!("a file with at least 32 random bytes that only its owner may read; {why}").leak(),
+    }))
 }

@@ -16,6 +16,7 @@ use super::Errno;
 use super::call::{Out, OwnList, list};
 use super::names::{self, MAX_DEVICES};
 use super::object::{Object, Public};
+use crate::link::tls::{self, Protection};
 use crate::log::stderr::{self, Verbosity};
 use crate::node::chosen;
 
@@ -136,12 +137,19 @@ fn guid(index: u8) -> u64 {
 
 /// Checks the environment variables of the devices. An empty variable counts as unset.
 ///
-/// If a variable is invalid, `ibv_get_device_list` fails with `EINVAL`.
+/// If a variable is invalid, `ibv_get_device_list` fails with `EINVAL`; if it is the key's, the
+/// first open does.
 ///
 /// # Errors
 ///
 /// The first variable whose value is invalid.
 pub fn check_environment() -> Result<(), &'static Variable> {
+    check_variables()?;
+    chosen::check_key()
+}
+
+/// Checks the variables that a list of the devices depends on.
+fn check_variables() -> Result<(), &'static Variable> {
     fn on_or_off(value: &str) -> bool {
         ["on", "off"].iter().any(|allowed| value.eq_ignore_ascii_case(allowed))
     }
@@ -152,12 +160,13 @@ pub fn check_environment() -> Result<(), &'static Variable> {
         value.parse().is_ok_and(|ms: u64| (1..=60_000).contains(&ms))
     }
     type Rule = (Variable, fn(&str) -> bool);
-    static RULES: [Rule; 6] = [
+    static RULES: [Rule; 7] = [
         (Variable { name: "RDMA_SOFT", values: "on or off" }, on_or_off),
         (names::COUNT, |value| names::device_count(value).is_some()),
         (Variable { name: "RDMA_SOFT_LINK_LAYER", values: "ethernet or infiniband" }, link_layer),
         (Variable { name: "RDMA_SOFT_PTRACER", values: "on or off" }, on_or_off),
         (Variable { name: stderr::VARIABLE, values: stderr::VALUES }, |value| Verbosity::parse(value).is_some()),
+        (tls::VARIABLE, |value| Protection::parse(value).is_some()),
         (Variable { name: "RDMA_SOFT_CM_TIMEOUT", values: "1 to 60000" }, timeout),
     ];
     crate::node::faults::from_environment()?;
@@ -167,7 +176,7 @@ pub fn check_environment() -> Result<(), &'static Variable> {
             return Err(variable);
         }
     }
-    chosen::check_environment()?;
+    chosen::check_address()?;
     names::check_environment()
 }
 
@@ -201,7 +210,7 @@ pub fn device_names() -> Vec<String> {
 /// The devices in the order of their numbers; none if `RDMA_SOFT=off` disables them. `EINVAL` if an
 /// environment variable is invalid.
 pub(super) fn wanted() -> Result<Vec<*mut ibv_device>, Errno> {
-    check_environment().map_err(|_| Errno::INVAL)?;
+    check_variables().map_err(|_| Errno::INVAL)?;
     Ok(if is_wanted() { devices().map(<*mut PaddedDevice>::cast).collect() } else { Vec::new() })
 }
 

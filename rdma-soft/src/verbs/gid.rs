@@ -107,7 +107,7 @@ fn chosen() -> Option<IpAddr> {
 pub(super) fn check_chosen(node: &Node, device: &DeviceState) -> Result<(), Errno> {
     let Some(chosen) = node.remote.as_ref().map(|remote| remote.address.ip()) else { return Ok(()) };
     can_be_gid(chosen, device).map_err(|why| {
-        log!(ERROR, "RDMA_SOFT_TCP={chosen}: {why}");
+        log!(ERROR, "{chosen} cannot be the address for other hosts: {why}");
         Errno::INVAL
     })
 }

@@ -28,6 +28,9 @@ pub(crate) const THERE: &str = "127.88.0.2";
 pub(crate) const SECRET: &str = "0123456789abcdef0123456789abcdef";
 pub(crate) const TCP: &str = "RDMA_SOFT_TCP";
 pub(crate) const KEY: &str = "RDMA_SOFT_KEY";
+pub(crate) const TLS: &str = "RDMA_SOFT_TLS";
+/// The values of `RDMA_SOFT_TLS` that this build takes.
+const PROTECTIONS: &[&str] = if cfg!(feature = "tls") { &["on", "off"] } else { &["off"] };
 
 /// A file with a key, removed when dropped.
 pub(crate) struct KeyFile(PathBuf);
@@ -53,7 +56,8 @@ impl Drop for KeyFile {
     }
 }
 
-/// Runs a test of this module in a process of the host [`HERE`], at a port that is free.
+/// Runs a test of this module in a process of the host [`HERE`], at a port that is free: with
+/// encryption, if this build has it, and without.
 fn on_a_host(test: &str) {
     on_host(test, HERE);
 }
@@ -65,8 +69,10 @@ fn on_host(test: &str, host: &str) {
 /// Runs an ignored test, given by its full name, in a process of a host, at a port that is free.
 pub(crate) fn runs_on_host(test: &str, host: &str) {
     let key = KeyFile::new(&test.replace("::", "-"), SECRET, 0o600);
-    let address = free(host).to_string();
-    passes_alone(&[test], &[(TCP, &address), (KEY, key.path())]);
+    for protection in PROTECTIONS {
+        let address = free(host).to_string();
+        passes_alone(&[test], &[(TCP, &address), (KEY, key.path()), (TLS, protection)]);
+    }
 }
 
 /// An address of a host with a port that is free.
@@ -257,6 +263,23 @@ fn unreached() {
     });
     refused(&side_to("127.88.0.3", 10), stranger.endpoint.qpn);
     stranger.finish();
+    // The process there encrypts, and this one does not, or the other way round.
+    let encrypts = tcp::status().unwrap().is_encrypted;
+    assert_eq!(encrypts, std::env::var(TLS).unwrap() == "on");
+    if cfg!(feature = "tls") {
+        let address = SocketAddr::new("127.88.0.5".parse().unwrap(), own().port()).to_string();
+        let mut differs = Puppet::start_with("hosts::other_process", &format!("to={HERE}"), |command| {
+            command.env(TCP, address).env(TLS, if encrypts { "off" } else { "on" });
+        });
+        let side = side_to("127.88.0.5", 10);
+        refused(&side, differs.endpoint.qpn);
+        // It cannot call here either.
+        let side = side_to("127.88.0.5", 10);
+        differs.connect(side.endpoint());
+        assert_eq!(differs.ask("send 7 0 5"), "0");
+        assert!(differs.ask("wait").starts_with(&format!("7 {} ", Status::IBV_WC_RETRY_EXC_ERR.0)));
+        differs.finish();
+    }
     other.finish();
 }
 
@@ -404,16 +427,49 @@ fn a_key_in_a_pipe_serves_all_threads_and_children() {
 }
 
 #[test]
-#[ignore = "run by a_value_that_is_no_address_is_refused"]
+#[ignore = "run by a_value_that_names_no_address_or_protection_is_refused"]
 fn no_devices() {
-    assert!(rdma_soft::check_environment().is_err_and(|variable| variable.name == TCP));
+    assert!(rdma_soft::check_environment().is_err_and(|variable| [TCP, TLS].contains(&variable.name)));
 }
 
 #[test]
-fn a_value_that_is_no_address_is_refused() {
+fn a_value_that_names_no_address_or_protection_is_refused() {
     for value in ["0.0.0.0", "eth/0", "nosuch0", "10.0.0.1:0", "auto:0"] {
         passes_alone(&["hosts::no_devices"], &[(TCP, value)]);
     }
+    // Encryption that this build lacks is an error, too.
+    for value in if cfg!(feature = "tls") { &["yes", "1"][..] } else { &["yes", "on"] } {
+        passes_alone(&["hosts::no_devices"], &[(TLS, value)]);
+    }
+}
+
+#[test]
+#[ignore = "run by what_is_wrong_with_the_environment_is_said"]
+fn said() {
+    let expected = std::env::var("EXPECTED").unwrap();
+    let variable = rdma_soft::check_environment().map_or_else(|variable| variable.values, |()| "");
+    let error = tcp::listen_from_environment().unwrap_err().to_string();
+    // Whether the address is taken is not checked before the device listens.
+    assert!(variable.to_lowercase().contains(&expected) || expected.contains("in use"), "{variable}");
+    assert!(error.to_lowercase().contains(&expected), "{error}");
+    assert!(tcp::status().is_none());
+}
+
+#[test]
+fn what_is_wrong_with_the_environment_is_said() {
+    let said = |expected: &str, variables: &[(&str, &str)]| {
+        passes_alone(&["hosts::said"], &[&[("EXPECTED", expected)], variables].concat());
+    };
+    let (good, short) = (KeyFile::new("right", SECRET, 0o600), KeyFile::new("few", "secret", 0o600));
+    let open = KeyFile::new("readable", SECRET, 0o644);
+    said("rdma_soft_key", &[(TCP, HERE)]);
+    said("6 bytes", &[(TCP, HERE), (KEY, short.path())]);
+    said("chmod 600", &[(TCP, HERE), (KEY, open.path())]);
+    said("there is no network interface nosuch0", &[(TCP, "nosuch0"), (KEY, good.path())]);
+    let listener = TcpListener::bind((HERE, 0)).unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    said("in use", &[(TCP, &taken), (KEY, good.path())]);
+    drop(listener);
 }
 
 #[test]
@@ -477,6 +533,8 @@ fn values() {
     assert_eq!(code(listen("127.0.0.2", &key)), libc::EBUSY);
     let status = tcp::status().unwrap();
     assert_eq!((status.address, status.key, status.fingerprint), (at, tcp::KeySource::Value, key.fingerprint()));
+    assert_eq!((status.device.as_str(), status.hosts.len()), ("soft0", 0));
+    assert_eq!(tcp::listen_from_environment().unwrap().map(|status| status.address), Some(at));
     let file = KeyFile::new("values", SECRET, 0o600);
     let mut there = Puppet::start_with("hosts::other_process", &format!("to={HERE}"), |command| {
         command.env(TCP, SocketAddr::new(THERE.parse().unwrap(), at.port()).to_string()).env(KEY, file.path());
@@ -485,6 +543,9 @@ fn values() {
     there.connect(side.endpoint());
     side.connect(there.endpoint);
     talk(&side, &mut there, 1);
+    let status = tcp::status().unwrap();
+    assert_eq!(status.hosts, [THERE.parse::<IpAddr>().unwrap()]);
+    assert!(status.to_string().ends_with(&format!(", and reaches {THERE}")), "{status}");
     there.finish();
     // A child has the values of its parent.
     assert!(holds_in_child(|| listen(&at.to_string(), &key) == Ok(at)

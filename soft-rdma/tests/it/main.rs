@@ -99,6 +99,80 @@ fn a_program_with_the_device_built_in_lists_it_once() {
     assert!(checked.contains("devices      soft0\n"), "{checked}");
 }
 
+/// A file with these bytes as a key.
+fn key(folder: &Path, name: &str, bytes: &str, mode: u32) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir_all(folder).unwrap();
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+
+#[test]
+fn the_address_and_the_key_for_other_hosts_are_variables_of_the_program() {
+    let folder = folder("hosts");
+    let key = key(&folder, "job.key", SECRET, 0o600);
+    let shown = ["sh", "-c", "echo $RDMA_SOFT_TCP $RDMA_SOFT_KEY $RDMA_SOFT_KEY_FD"];
+    let given = |options: &[&str]| {
+        let mut command = launcher(&folder, &[options, &shown].concat());
+        command.current_dir(&folder).env("RDMA_SOFT_KEY_FD", "7");
+        has_succeeded("soft-rdma", &finish(command.spawn().unwrap()))
+    };
+    assert_eq!(given(&["--tcp", "127.0.0.2", "--key", "job.key"]), format!("127.0.0.2:4791 {key}\n"));
+    assert_eq!(given(&["--tcp", "lo:7000", "--key", &key]), format!("lo:7000 {key}\n"));
+    // The key is the environment's, in a descriptor, which the launcher leaves to the program.
+    assert_eq!(given(&["--tcp", "127.0.0.2:7000"]), "127.0.0.2:7000 7\n");
+}
+
+#[test]
+fn what_is_in_the_way_of_other_hosts_is_said_before_the_program_starts() {
+    let folder = folder("hosts-wrong");
+    let good = key(&folder, "job.key", SECRET, 0o600);
+    let open = key(&folder, "open.key", SECRET, 0o644);
+    let short = key(&folder, "short.key", "secret", 0o600);
+    let refused = |options: &[&str], expected: &str| {
+        let output = launch(&folder, &[options, &["echo", "started"]].concat());
+        has_failed("soft-rdma", &output, expected);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), String::new()));
+        has_failed("soft-rdma --check", &launch(&folder, &[options, &["--check"]].concat()), expected);
+    };
+    refused(&["--tcp", "127.0.0.2"], "--key");
+    refused(&["--key", &good], "--tcp");
+    refused(&["--tcp", "127.0.0.2", "--key", &open], "chmod 600");
+    refused(&["--tcp", "127.0.0.2", "--key", &short], "6 bytes");
+    refused(&["--tcp", "127.0.0.2", "--key", "/nonexistent"], "/nonexistent");
+    refused(&["--tcp", "nosuch0", "--key", &good], "there is no network interface nosuch0");
+    refused(&["--tcp", "0.0.0.0", "--key", &good], "an IP address of this host");
+    // An address that this host lacks (RFC 5737), if it may not use such ones.
+    let may_lack =
+        std::fs::read_to_string("/proc/sys/net/ipv4/ip_nonlocal_bind").is_ok_and(|value| value.trim() == "1");
+    if !may_lack {
+        refused(&["--tcp", "192.0.2.1", "--key", &good], "192.0.2.1");
+    }
+}
+
+#[test]
+fn the_check_says_how_other_hosts_are_reached() {
+    let folder = folder("hosts-check");
+    let key = key(&folder, "job.key", SECRET, 0o600);
+    let off = has_succeeded("soft-rdma", &launch(&folder, &["--check"]));
+    assert!(off.contains("hosts        not reached: --tcp ADDRESS --key FILE"), "{off}");
+    let other = std::net::TcpListener::bind("127.88.6.1:0").unwrap();
+    let taken = other.local_addr().unwrap().to_string();
+    let options = ["--tcp", &taken, "--key", &key, "--check"];
+    has_failed("soft-rdma", &launch(&folder, &options), "another program listens there");
+    drop(other);
+    let on = has_succeeded("soft-rdma", &launch(&folder, &options));
+    assert!(on.contains(&format!("hosts        reached over TCP at {taken} by those with the key of {key}")), "{on}");
+    // The environment chooses as the options do.
+    let mut command = launcher(&folder, &["--check"]);
+    command.env("RDMA_SOFT_TCP", &taken).env("RDMA_SOFT_KEY", &key);
+    assert_eq!(has_succeeded("soft-rdma", &finish(command.spawn().unwrap())), on);
+}
+
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <infiniband/verbs.h>

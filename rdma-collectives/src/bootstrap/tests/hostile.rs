@@ -134,6 +134,8 @@ fn a_rank_that_tells_nonsense_of_operations_is_named() {
                 id: GroupId::default().part(0),
                 splits: 0,
                 hosts: group.hosts.clone(),
+                address: None,
+                is_private: false,
                 terms: group.terms.clone(),
                 inbox: router.open(&GroupId::default().part(0), &members),
                 router: Arc::clone(&router),

@@ -1,0 +1,159 @@
+//! TCP for ranks that share neither memory nor hardware: the addresses and the key of the software
+//! device's links between hosts, which the ranks of a job settle before they open their devices.
+//!
+//! A rank listens for other hosts if `RDMA_SOFT_TCP` names an address or an interface. With `auto`,
+//! it is the interface by which the rank has reached rank 0. A job that asks for
+//! [`Transport::Tcp`] needs no variable: its ranks then listen as with `auto`, and ranks of one
+//! host, which have met by loopback or a Unix socket, at a loopback address of each process's own.
+//!
+//! The key is that of `RDMA_SOFT_KEY`. Rank 0 can make one and hand it out over the connections of
+//! the group instead, if the program says that these can be trusted: whoever reads them can connect
+//! to each rank. Ranks of one host and one user that have met by Unix sockets get such a key in any
+//! case, for which nobody else is asked.
+
+#[cfg(feature = "soft")]
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+#[cfg(feature = "soft")]
+use rdma::soft::tcp::{self, Address, Key};
+use rdma::{Device, DeviceSelector};
+use serde::{Deserialize, Serialize};
+
+use crate::bootstrap::Group;
+use crate::error::Error;
+use crate::transport::Transport;
+
+/// Port of the addresses that no variable gives.
+#[cfg(feature = "soft")]
+const PORT: u16 = 4791;
+
+/// What a rank needs to listen.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Need {
+    /// Whether it is to listen, and does not do so yet.
+    is_to_listen: bool,
+    /// Whether it has a key.
+    has_key: bool,
+    /// Whether its program trusts the connections of the group.
+    trusts: bool,
+}
+
+/// The software device, whose links over TCP these are: `soft0`, unless it has another name.
+#[must_use]
+pub fn device() -> DeviceSelector {
+    let devices = Device::list().unwrap_or_default();
+    let name = devices.iter().find(|device| device.is_software()).map(Device::name);
+    DeviceSelector::Named { name: name.unwrap_or_else(|| "soft0".to_owned()), port: None }
+}
+
+/// Lets the ranks that need it listen for each other, as `transport` and the environment say;
+/// collective. To be called before the ranks open their devices, as
+/// [`CommunicatorBuilder::open`](crate::CommunicatorBuilder::open) does; a process that listens
+/// already goes on with its address and its key.
+///
+/// `is_trusted` says that nobody else can read the connections of the group, so that rank 0 may
+/// hand out a key over them. It does so if a rank has none, and says it by the group's notices.
+///
+/// # Errors
+/// If a rank is to listen and has no key, or cannot listen; every rank is told.
+#[cfg(feature = "soft")]
+pub fn listen(group: &mut Group, transport: Transport, is_trusted: bool) -> Result<(), Error> {
+    let environment = Address::from_environment().map_err(refused);
+    let environment = group.agree("the addresses of the environment", environment)?;
+    let is_asked = transport == Transport::Tcp || (is_trusted && !group.is_on_one_machine());
+    let is_to_listen = (environment.is_some() || is_asked) && tcp::status().is_none();
+    let key = if is_to_listen { Key::from_environment().map_err(refused) } else { Ok(None) };
+    let key = group.agree("the keys of the environment", key)?;
+    let need = Need { is_to_listen, has_key: key.is_some(), trusts: is_trusted };
+    let needs = group.all_gather("how the ranks listen", &need)?;
+    if !needs.iter().any(|need| need.is_to_listen) {
+        return Ok(());
+    }
+    let key = match needs.iter().position(|need| need.is_to_listen && !need.has_key) {
+        None => key,
+        Some(without) => hand_out(group, &needs, without)?,
+    };
+    // A rank that has reached rank 0 on its own host has no better address than rank 0.
+    let addresses = group.all_gather("the addresses of the ranks", &group.address())?;
+    let own = addresses[group.rank()].filter(|ip| !ip.is_loopback());
+    let of_rank_0 = addresses[0].filter(|_| group.shares_space(0, group.rank()));
+    let address = match environment {
+        Some(address) if !address.is_auto() => address,
+        None if group.is_on_one_machine() => SocketAddr::new(own_loopback(), PORT).into(),
+        auto => {
+            let port = auto.as_ref().map_or(PORT, Address::port);
+            match own.or(of_rank_0) {
+                Some(ip) => SocketAddr::new(ip, port).into(),
+                None => "auto".parse::<Address>().map_err(refused)?.with_port(port),
+            }
+        }
+    };
+    let listening = match key.filter(|_| is_to_listen) {
+        Some(key) => tcp::listen(address, key).map(drop).map_err(refused),
+        None => Ok(()),
+    };
+    group.agree("the addresses at which the ranks listen", listening)
+}
+
+/// Without the software device, there are no links over TCP.
+#[cfg(not(feature = "soft"))]
+pub fn listen(_group: &mut Group, transport: Transport, _is_trusted: bool) -> Result<(), Error> {
+    match transport {
+        Transport::Tcp => Err(Error::invalid("TCP needs the software device: build with feature soft")),
+        _ => Ok(()),
+    }
+}
+
+/// Hands out rank 0's new key, if that is trusted; collective.
+#[cfg(feature = "soft")]
+fn hand_out(group: &mut Group, needs: &[Need], without: usize) -> Result<Option<Key>, Error> {
+    let are_private = !group.all_gather("the kinds of connections", &group.is_private())?.contains(&false);
+    if let Some(distrusts) = needs.iter().position(|need| !need.trusts).filter(|_| !are_private) {
+        let (without, distrusts) = (group.member(without), group.member(distrusts));
+        return Err(Error::invalid(format!(
+            "rank {without} is to listen for other hosts and has no key: set RDMA_SOFT_KEY at every rank to a file of \
+             at least 32 random bytes that only its owner may read; or, if nobody else can read the connections to \
+             rank 0, let it hand out a key over them (--job-key or RDMA_JOB_KEY=1 of a program, \
+             CommunicatorBuilder::job_key), which rank {distrusts} does not say"
+        )));
+    }
+    if let Some(other) = needs.iter().position(|need| !need.is_to_listen) {
+        let text = format!("rank {} does not take a key that rank 0 hands out", group.member(other));
+        tracing::debug!("{text}: it listens already, or is not to");
+    }
+    let key = if group.rank() == 0 { Key::random().map(Some) } else { Ok(None) };
+    let key = group.agree("the key of the job", key.map_err(refused))?;
+    if key.is_some() && !are_private {
+        (group.notices())(
+            "rank 0 hands out a key for TCP over the connections of the job: who can read these can connect to its ranks",
+        );
+    }
+    let keys = group.all_gather("the key of the job", &key.map(|key| key.to_bytes()))?;
+    let bytes = keys.into_iter().next().flatten().ok_or_else(|| Error::new("rank 0 hands out no key"))?;
+    Key::from_bytes(&bytes).map(Some).map_err(refused)
+}
+
+#[cfg(feature = "soft")]
+fn refused(error: tcp::Error) -> Error {
+    Error::invalid(error.to_string())
+}
+
+/// A loopback address that no other process of this pid namespace takes, nor the devices of
+/// `RDMA_SOFT_DEVICES`: Linux numbers processes with up to 22 bits.
+#[cfg(feature = "soft")]
+fn own_loopback() -> IpAddr {
+    Ipv4Addr::from_bits(0x7f40_0000 | (std::process::id() & 0x3f_ffff)).into()
+}
+
+#[cfg(test)]
+#[cfg(feature = "soft")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_process_has_a_loopback_address() {
+        let IpAddr::V4(own) = own_loopback() else { panic!("{}", own_loopback()) };
+        assert!(own.is_loopback() && own.octets()[1] >= 64, "{own}");
+        assert_eq!(own.to_bits() & 0x3f_ffff, std::process::id());
+    }
+}

@@ -1,0 +1,163 @@
+//! Encryption of a link to another host: TLS 1.3 between the socket and the frames.
+//!
+//! ```text
+//! hello (in the clear, with proofs) | handshake of TLS | records of TLS, which hold the frames
+//! ```
+//!
+//! [`hello`](super::hello) proves that both sides hold the key and want TLS, and derives a seed
+//! from the key and all of its messages. The seed gives a key pair (ECDSA, P-256), which both sides
+//! hold and nobody else: each side signs the handshake of TLS with it, and accepts no other raw
+//! public key (RFC 7250). So TLS is bound to this hello, with its nonces, addresses and slots, and
+//! a connection that is spliced with another one or played again fails. The ephemeral keys (X25519)
+//! keep recorded frames secret even from somebody who learns the key later.
+//!
+//! rustls runs the handshake (`session`), and derives the keys. The records are made and opened
+//! here ([`Records`]), in buffers that stay, because rustls allocates memory for each record. The
+//! cryptography is graviola's, which builds without C and needs a processor with AES instructions.
+//!
+//! Without the feature `tls` there is no value of [`Records`].
+
+#[cfg(feature = "tls")]
+mod records;
+#[cfg(feature = "tls")]
+mod session;
+
+use rdma_sys::Variable;
+
+use crate::os;
+
+#[cfg(not(feature = "tls"))]
+pub(crate) use absent::{Records, accept, open};
+#[cfg(feature = "tls")]
+pub(crate) use {
+    records::Records,
+    session::{accept, open},
+};
+
+/// The variable that turns encryption on or off.
+pub(crate) const VARIABLE: Variable = Variable { name: "RDMA_SOFT_TLS", values: VALUES };
+#[cfg(feature = "tls")]
+const VALUES: &str = "on or off";
+#[cfg(not(feature = "tls"))]
+const VALUES: &str = "off (this build lacks the feature tls)";
+
+/// Bytes of the seed of a key pair.
+pub(crate) const SEED: usize = 32;
+
+/// The reason why two sides that hold the key have no encryption.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TlsError {
+    #[error("no encryption can be agreed on: somebody on the way has changed what was sent")]
+    Refused,
+    #[error(transparent)]
+    System(#[from] os::Error),
+}
+
+/// What happens to the frames between two hosts. Both sides must want the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protection {
+    /// They are sent as they are.
+    None,
+    /// They are encrypted and authenticated.
+    Tls,
+}
+
+impl Protection {
+    /// The one that the environment chooses: encryption, unless it is off or this build lacks it.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the variable, or with the processor.
+    pub(crate) fn from_environment() -> Result<Self, &'static str> {
+        let chosen = match rdma_sys::trusted_variable(VARIABLE.name) {
+            None if cfg!(feature = "tls") => Some(Self::Tls),
+            None => Some(Self::None),
+            Some(value) => value.to_str().and_then(Self::parse),
+        };
+        match chosen {
+            None => Err(VALUES),
+            Some(Self::Tls) if !has_instructions() => {
+                Err("off: this processor lacks instructions that the encryption needs (AES, AVX2, ADX)")
+            }
+            Some(chosen) => Ok(chosen),
+        }
+    }
+
+    /// Reads a value of the variable.
+    pub(crate) fn parse(value: &str) -> Option<Self> {
+        let is = |word: &str| value.eq_ignore_ascii_case(word);
+        match () {
+            () if is("off") => Some(Self::None),
+            () if is("on") && cfg!(feature = "tls") => Some(Self::Tls),
+            () => None,
+        }
+    }
+}
+
+/// Whether this processor has all instructions that graviola uses; it panics without most of them.
+fn has_instructions() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let has_all = is_x86_feature_detected!("adx")
+        && is_x86_feature_detected!("aes")
+        && is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("pclmulqdq");
+    #[cfg(target_arch = "aarch64")]
+    let has_all = std::arch::is_aarch64_feature_detected!("aes")
+        && std::arch::is_aarch64_feature_detected!("pmull")
+        && std::arch::is_aarch64_feature_detected!("sha2");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let has_all = false;
+    has_all
+}
+
+/// What takes the place of the encryption where it is not compiled.
+#[cfg(not(feature = "tls"))]
+mod absent {
+    use std::time::Instant;
+
+    use super::{SEED, TlsError};
+    use crate::os::{self, tcp::Tcp};
+
+    /// The encryption of a connection, of which there is none.
+    #[derive(Debug)]
+    pub(crate) enum Records {}
+
+    impl Records {
+        pub(crate) fn read(&mut self, _socket: &Tcp, _space: &mut [u8]) -> os::Result<usize> {
+            match *self {}
+        }
+
+        pub(crate) fn write(&mut self, _socket: &Tcp, _bytes: [&[u8]; 2]) -> os::Result<usize> {
+            match *self {}
+        }
+
+        pub(crate) fn read_one_by_one(&mut self) {
+            match *self {}
+        }
+
+        pub(crate) fn has_bytes(&self) -> bool {
+            match *self {}
+        }
+
+        pub(crate) fn has_unsent(&self) -> bool {
+            match *self {}
+        }
+
+        pub(crate) fn clear(&mut self) {
+            match *self {}
+        }
+    }
+
+    pub(crate) fn open(_socket: &Tcp, _seed: [u8; SEED], _deadline: Instant) -> Result<Records, TlsError> {
+        Err(TlsError::Refused)
+    }
+
+    pub(crate) fn accept(_socket: &Tcp, _seed: [u8; SEED], _deadline: Instant) -> Result<Records, TlsError> {
+        Err(TlsError::Refused)
+    }
+}
+
+#[cfg(all(test, not(loom), feature = "tls"))]
+mod tests;
