@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rdma_collectives::bootstrap::{Group, Place, Roles, Root, Terms};
 use rdma_collectives::{Communicator, Reduction, Tensor, Transport};
 
-use super::tcp;
+use super::tcp::{self, transfer};
 use crate::pair::{Channel, Contender, Role};
 
 /// Bytes that one call writes, and reads, at most.
@@ -166,15 +166,6 @@ impl SocketRing {
             }
         }
         Ok(())
-    }
-}
-
-/// The bytes of a call on a socket that does not block.
-fn transfer(count: io::Result<usize>) -> io::Result<usize> {
-    match count {
-        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-        count => count,
     }
 }
 

@@ -48,6 +48,15 @@ pub(super) fn connect(role: Role, channel: &mut Channel, leader: IpAddr) -> io::
     }
 }
 
+/// The bytes of a call on a socket that does not block; an error at the end of the connection.
+pub(super) fn transfer(count: io::Result<usize>) -> io::Result<usize> {
+    match count {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        count => count,
+    }
+}
+
 impl PingPong for TcpSpin {
     fn name(&self) -> String {
         let address = self.stream.peer_addr().map(|address| address.ip());
@@ -58,11 +67,7 @@ impl PingPong for TcpSpin {
     fn send(&mut self) -> io::Result<()> {
         let mut rest = &self.message[..];
         while !rest.is_empty() {
-            match self.stream.write(rest) {
-                Ok(n) => rest = &rest[n..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
+            rest = &rest[transfer(self.stream.write(rest))?..];
         }
         Ok(())
     }
@@ -70,12 +75,7 @@ impl PingPong for TcpSpin {
     fn receive(&mut self) -> io::Result<()> {
         let mut got = 0;
         while got < self.message.len() {
-            match self.stream.read(&mut self.message[got..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => got += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
+            got += transfer(self.stream.read(&mut self.message[got..]))?;
         }
         Ok(())
     }

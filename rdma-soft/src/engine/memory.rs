@@ -81,6 +81,11 @@ impl<'a> Source<'a> {
         self.len == 0
     }
 
+    /// The address of the first byte, for system calls that read the bytes.
+    pub(crate) const fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+
     /// Returns `len` of the bytes from `offset` on; `None` if the range does not lie in the source.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Self> {
         (offset <= self.len && len <= self.len - offset).then(|| Self {
@@ -289,6 +294,20 @@ impl<'a> Gather<'a> {
     /// Returns the pieces.
     pub(crate) const fn parts(&self) -> &'a [Source<'a>] {
         self.parts
+    }
+
+    /// Copies the bytes from `skip` on to the start of `target`, as many as fit.
+    pub(crate) fn copy_rest(&self, mut skip: usize, target: Target<'_>) {
+        let mut at = 0;
+        for part in self.parts() {
+            let left = part.len - skip.min(part.len);
+            let rest = part.part(part.len - left, left);
+            if let Some((rest, to)) = rest.zip(target.part(at, left.min(target.len - at))) {
+                to.write(rest);
+                at += to.len;
+            }
+            skip -= part.len - left;
+        }
     }
 
     /// Copies all pieces to the start of `target`; the last bytes become visible last. If they do

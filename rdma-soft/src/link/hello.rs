@@ -15,8 +15,9 @@
 //! the opener's proof has come: it decides only which process of this user goes on with the
 //! handshake.
 //!
-//! Each proof covers both addresses, as each side sees them, and all messages before it. So nobody
-//! can forward a proof to another host, use one again, or send back the other side's own.
+//! Each proof covers both addresses and ports, as each side sees them, and all messages before it.
+//! So nobody can forward a proof to another host or over another connection, use one again, or send
+//! back the other side's own.
 //!
 //! Each side says whether it wants the frames encrypted ([`Protection`]), and the proofs cover both
 //! words: nobody on the way can turn the encryption off. Two sides that want different things part
@@ -27,7 +28,7 @@
 //! whether it is opening a connection with that nonce. A connection between two connection managers
 //! (purpose [`Purpose::Port`]) gives the opener no slot, so nobody is asked.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -52,6 +53,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 pub(crate) const FIRST: usize = 8 + 4 + 2 + 2 + 4 + 16 + NONCE + NONCE;
 const SECOND: usize = 8 + 4 + 4 + 16 + NONCE;
 const ANSWER: usize = 1;
+/// The magic and the version, which have the same places in the messages of all versions.
+const HEAD: usize = 8 + 4;
+/// An address and a port in a proof.
+const ADDRESS: usize = 16 + 2;
 
 /// A number that tells a process from earlier ones with its slot.
 pub(crate) type Instance = [u8; 16];
@@ -65,20 +70,41 @@ pub(crate) struct Identity {
     pub(crate) instance: Instance,
 }
 
-/// The two addresses of a connection.
+/// The two addresses of a connection, with their ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
-    pub(crate) opener: IpAddr,
-    pub(crate) acceptor: IpAddr,
+    pub(crate) opener: SocketAddr,
+    pub(crate) acceptor: SocketAddr,
 }
 
 impl Route {
-    fn bytes(self) -> [[u8; 16]; 2] {
-        [self.opener, self.acceptor].map(|address| match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
+    /// The addresses of a connection that this process has opened.
+    pub(crate) fn of_opener(socket: &Tcp) -> os::Result<Self> {
+        Ok(Self { opener: canonical(socket.local()?), acceptor: canonical(socket.peer()?) })
+    }
+
+    /// The addresses of a connection that another process has opened.
+    pub(crate) fn of_acceptor(socket: &Tcp) -> os::Result<Self> {
+        Ok(Self { opener: canonical(socket.peer()?), acceptor: canonical(socket.local()?) })
+    }
+
+    fn bytes(self) -> [[u8; ADDRESS]; 2] {
+        [self.opener, self.acceptor].map(|address| {
+            let mut bytes = [0; ADDRESS];
+            let mut to = Writer(&mut bytes, 0);
+            to.put(&match address.ip() {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            });
+            to.put(&address.port().to_le_bytes());
+            bytes
         })
     }
+}
+
+/// An IPv4 address in one form, whatever socket it comes from.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// What one side of a handshake holds and wants.
@@ -116,6 +142,8 @@ pub(crate) enum HelloError {
     Nobody,
     #[error("the process at the peer's address is not the one that has connected")]
     Unconfirmed,
+    #[error("the caller has not said in time whom it calls, or proved that it holds the key")]
+    Late,
     #[error("{}; set RDMA_SOFT_TLS alike on both hosts, or build both with the feature tls", mismatch(*.0))]
     Protection(Protection),
     #[error("{}", TlsError::Refused)]
@@ -264,16 +292,42 @@ impl First {
         }
         Ok(Self { purpose, protection, target, opener, nonce })
     }
+}
 
-    /// Receives the first message of a stranger. A stranger of another version is told ours.
-    pub(crate) fn receive(socket: &Tcp, deadline: Instant) -> Result<Self, HelloError> {
-        let mut bytes = [0; FIRST];
-        socket.read_exact(&mut bytes, deadline)?;
-        let first = Self::parse(&bytes);
+/// The first message of a stranger, of which a part has come.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    bytes: [u8; FIRST],
+    filled: usize,
+}
+
+impl Incoming {
+    pub(crate) const fn new() -> Self {
+        Self { bytes: [0; FIRST], filled: 0 }
+    }
+
+    /// Reads what has arrived, and never waits. The message, once it is whole. A stranger of
+    /// another version is told ours.
+    pub(crate) fn read(&mut self, socket: &Tcp) -> Result<Option<First>, HelloError> {
+        while self.filled < FIRST {
+            match socket.read(&mut self.bytes[self.filled..]) {
+                Ok(0) => return Err(os::Error { call: "recv", errno: Errno::ECONNRESET }.into()),
+                Ok(count) => self.filled += count,
+                Err(os::Error { errno: Errno::EAGAIN, .. }) => break,
+                Err(os::Error { errno: Errno::EINTR, .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let first = match self.filled {
+            FIRST => First::parse(&self.bytes).map(Some),
+            // Other programs are recognised at once, and messages of other versions may be shorter.
+            HEAD.. => Reader(&self.bytes).check().map(|()| None),
+            _ => Ok(None),
+        };
         if let Err(HelloError::Version(_)) = first {
             let us = Identity { slot: Slot(0), instance: [0; 16] };
             // The stranger may have hung up.
-            let _told: os::Result<()> = socket.write_all(&second(us, Protection::None, &[0; NONCE]), deadline);
+            let _told: os::Result<()> = socket.write_all(&second(us, Protection::None, &[0; NONCE]), Instant::now());
         }
         first
     }
@@ -310,7 +364,7 @@ fn second(us: Identity, protection: Protection, nonce: &Nonce) -> [u8; SECOND] {
 /// The messages that the proofs of one handshake cover.
 struct Transcript<'a> {
     key: &'a Key,
-    route: [[u8; 16]; 2],
+    route: [[u8; ADDRESS]; 2],
     first: [u8; FIRST],
     second: [u8; SECOND],
 }

@@ -9,9 +9,11 @@
 //! (`hello`). Every byte that comes in is hostile all the same: a frame that is longer than
 //! [`MAX_PAYLOAD`] ends the link, and the engine checks the rest.
 //!
-//! Frames are copied into a buffer of 1 MiB, and sent in one system call after each transmission.
-//! What the kernel does not take at once waits in the buffer; when the socket is writable again,
-//! the agent goes on (`node/agent.rs`). A peer that does not read blocks only the frames to itself.
+//! Small frames are copied into a buffer of 1 MiB, and sent in one system call after each
+//! transmission. A frame with a large payload goes to the kernel from where it lies, behind those
+//! that wait, because the payload may be read during the push alone. What the kernel does not take
+//! at once waits in the buffer; when the socket is writable again, the agent goes on
+//! (`node/agent.rs`). A peer that does not read blocks only the frames to itself.
 //!
 //! The receiver reads up to 256 KiB at once, and the engine handles the frames where they lie.
 
@@ -30,6 +32,8 @@ use crate::os::tcp::Tcp;
 
 /// The longest payload of a frame.
 const MAX_PAYLOAD: usize = 64 << 10;
+/// Bytes of a payload from which a frame is not copied: a system call takes as long as the copy.
+const LARGE: usize = 16 << 10;
 /// The bytes before a payload.
 const HEAD: usize = 4 + 8 * HEADER_WORDS;
 /// Bytes of frames that wait for the kernel.
@@ -248,6 +252,38 @@ impl Stream {
         Ok(())
     }
 
+    /// Gives a frame to the kernel from where it lies, behind those that wait. Of a frame that the
+    /// kernel has begun to take, the rest is copied into the buffer.
+    fn push_large(&mut self, head: &[u8; HEAD], payload: &Gather<'_>) -> bool {
+        let whole = HEAD + payload.len();
+        if self.is_full || !self.out.fits(whole) {
+            return false;
+        }
+        let waiting = self.out.unsent();
+        let in_front = waiting[0].len() + waiting[1].len();
+        let sent = match self.socket.write_from(waiting, head, payload) {
+            Ok(sent) => sent,
+            Err(os::Error { errno: Errno::EAGAIN, .. }) => {
+                self.is_full = true;
+                return false;
+            }
+            // The copy faults where the payload is not mapped any more, as on every other link. The
+            // next flush tells of a connection that has failed.
+            Err(_) => 0,
+        };
+        self.out.advance(sent.min(in_front));
+        let taken = sent.saturating_sub(in_front);
+        if taken == whole {
+            return true;
+        }
+        let Some(space) = self.out.reserve(whole - taken) else { return false };
+        let (rest, body) = space.split_at_mut(HEAD.saturating_sub(taken));
+        rest.copy_from_slice(&head[HEAD - rest.len()..]);
+        payload.copy_rest(taken.saturating_sub(HEAD), Target::of(body));
+        self.out.push(whole - taken);
+        true
+    }
+
     /// Whether the largest frame fits into the buffer.
     fn has_room(&self) -> bool {
         self.out.fits(HEAD + MAX_PAYLOAD)
@@ -319,17 +355,27 @@ impl Outbound for Stream {
         if payload.len() > MAX_PAYLOAD || self.ended.is_some() {
             return false;
         }
+        if payload.len() >= LARGE {
+            let mut head = [0; HEAD];
+            write_head(&mut head, len, header);
+            return self.push_large(&head, payload);
+        }
         let Some(space) = self.out.reserve(HEAD + payload.len()) else { return false };
         let (head, body) = space.split_at_mut(HEAD);
-        head[..4].copy_from_slice(&len.to_le_bytes());
-        for (bytes, word) in head[4..].chunks_exact_mut(8).zip(header.0) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
+        write_head(head, len, header);
         if !payload.copy_to(Target::of(body)) {
             return false;
         }
         self.out.push(HEAD + payload.len());
         true
+    }
+}
+
+/// Writes the bytes before a payload.
+fn write_head(head: &mut [u8], len: u32, header: &Header) {
+    head[..4].copy_from_slice(&len.to_le_bytes());
+    for (bytes, word) in head[4..].chunks_exact_mut(8).zip(header.0) {
+        bytes.copy_from_slice(&word.to_le_bytes());
     }
 }
 

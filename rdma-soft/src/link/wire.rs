@@ -16,7 +16,7 @@ use crate::os::socket::{self, Received, Socket};
 
 /// Version of the protocol between two processes. Increment the version with every change of a
 /// packet, a frame, the rings or the directory.
-pub(crate) const VERSION: u32 = 10;
+pub(crate) const VERSION: u32 = 11;
 const MAGIC: u64 = u64::from_be_bytes(*b"RDMAsoft");
 /// Length of the magic, version and kind, which precede the body.
 const HEAD: usize = 16;
@@ -43,8 +43,9 @@ pub(crate) enum Kind {
     Known = 7,
     /// Another handshake between the two processes is under way.
     Busy = 8,
-    /// A connection of a process of another host, and its first message (`hello`): the receiver
-    /// goes on with it.
+    /// A connection of a process of another host, its first message (`hello`), and the
+    /// milliseconds that it has left for its proof: the receiver goes on with it, and hangs up
+    /// once it counts the connection itself.
     Caller = 9,
     /// The socket at which the sender listens for other hosts (`share`).
     Listener = 10,

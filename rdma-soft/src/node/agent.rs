@@ -93,8 +93,6 @@ fn handle(node: &'static Node, source: Source) -> bool {
         Source::Listener(index) => peers::accept(node, index),
         Source::Bell => return true,
         Source::Stream => {}
-        Source::Caller => callers::accept(node),
-        Source::Door => callers::give(node),
         Source::Socket { link, generation } => return receive(node, link, generation),
         Source::Death { link, generation } => remove(node, link, generation, "the peer has died"),
     }

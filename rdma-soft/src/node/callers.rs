@@ -1,11 +1,9 @@
 //! Links to processes of other hosts: calls to them, and theirs to this process.
 //!
-//! Whoever accepts a call reads the first message, and passes the connection to the process with
-//! the slot that the message names. Each step of a stranger has its own deadline, and the oldest of
-//! too many strangers goes first.
+//! `admission` accepts the calls, and passes each to the process with the slot that its first
+//! message names. A stranger that calls this process has a thread until its proof.
 
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,27 +12,24 @@ use nix::errno::Errno;
 
 use super::device::{Node, Who};
 use super::meeting::{Meeting, give_up};
-use super::ports;
 use super::remote::{Opening, Remote, Stranger};
-use super::source::Source;
 use crate::engine::{Gid, PeerId, Slot};
-use crate::link::handshake::{self, Answer};
+use crate::link::handshake::Answer;
 use crate::link::hello::{self, First, HelloError, Opened, Purpose, Route};
 use crate::link::hosts::HostUse;
-use crate::link::slot;
 use crate::link::stream::{Far, Stream};
 use crate::link::tls::Records;
-use crate::link::wire::{self, Body, Kind, Packet};
+use crate::link::wire::Packet;
 use crate::log::log;
 use crate::os;
+use crate::os::socket::Socket;
 use crate::os::tcp::Tcp;
 use crate::os::thread;
 
-/// Limit of the threads that read first messages, and pass calls on or answer them. Each has four
-/// steps at most, and each step ends after the [`PATIENCE`](hello::PATIENCE).
-const MAX_CALLS: usize = 256;
-/// Limit of the connections accepted before the agent handles other events.
-const ADMISSIONS: usize = 64;
+/// Limit of the callers with the key that are let in at a time. Further ones are told to call
+/// again: they must not wait for a thread in which this process could confirm its own calls, since
+/// the callers' hosts may wait for that.
+const MAX_LINKS: usize = 128;
 /// Delay before a process asks a peer again that has answered `Busy`.
 const BUSY: Duration = Duration::from_millis(2);
 /// Limit of the time in which a link comes up.
@@ -113,73 +108,38 @@ fn open(
     }
 }
 
-/// Gives the listening socket to newcomers.
-pub(super) fn give(node: &Node) {
-    if let Some(remote) = &node.remote {
-        remote.shared.give();
-    }
-}
-
-/// Accepts the connections that wait.
-pub(super) fn accept(node: &'static Node) {
-    let Some(remote) = &node.remote else { return };
-    for _ in 0..ADMISSIONS {
-        let socket = match remote.shared.listener.accept() {
-            Ok(socket) => Arc::new(socket),
-            Err(os::Error { errno: Errno::EAGAIN, .. }) => break,
-            // The caller has gone.
-            Err(os::Error { errno: Errno::ECONNABORTED | Errno::EINTR, .. }) => continue,
-            Err(error) => {
-                log!(WARN, %error, "a caller cannot be let in");
-                // Most likely this process is out of descriptors. The caller waits in the kernel's
-                // queue, and an immediate retry would fail again.
-                sleep(Duration::from_millis(10));
-                break;
-            }
-        };
-        // A process that stands still takes no calls: the threads that pass them on wait for it.
-        let Some(call) = remote.call_begins(MAX_CALLS) else { continue };
-        let stranger = Stranger::new(remote, socket);
-        let started = thread::spawn("rdma-soft-call", move || {
-            let _until_its_end = call;
-            if let Err(error) = route(node, remote, stranger) {
-                remote.refused(&error);
-            }
-        });
-        if let Err(error) = started {
-            log!(WARN, %error, "no thread to let a caller in");
-            break;
+/// Goes on with a stranger that calls this process, in a thread: the stranger has a place, so there
+/// are few of these.
+pub(super) fn meet_in_thread(
+    node: &'static Node,
+    remote: &'static Remote,
+    stranger: Stranger,
+    first: First,
+    deadline: Instant,
+) {
+    let started = thread::spawn("rdma-soft-call", move || {
+        if let Err(error) = meet(node, remote, stranger, &first, deadline) {
+            remote.refused(&error);
         }
+    });
+    if let Err(error) = started {
+        log!(WARN, %error, "no thread to let a caller in");
     }
-    let rearmed = node.event_loop.rearm(&remote.shared.listener, Source::Caller.token());
-    debug_assert!(rearmed.is_ok(), "a listener that is not watched");
 }
 
-/// Reads the first message of a stranger, and passes the connection to the process that it names.
-fn route(node: &'static Node, remote: &'static Remote, stranger: Stranger) -> Result<(), HelloError> {
-    let first = First::receive(&stranger.socket, Instant::now() + hello::PATIENCE)?;
-    if let Purpose::Port(space, port) = first.purpose {
-        return ports::pass(&stranger.socket, &first, space, port);
-    }
-    if node.lock().slots().contains(&first.target) {
-        return meet(node, remote, stranger, &first);
-    }
-    let process = slot::connect(first.target, hello::PATIENCE).map_err(|_| HelloError::Nobody)?;
-    // Only a process of this user gets the connection.
-    handshake::screen(&process).map_err(|_| HelloError::Nobody)?;
-    let body = Body::default().bytes(&first.bytes());
-    wire::send(&process, Kind::Caller, &body, &[stranger.socket.as_fd()])?;
-    Ok(())
-}
-
-/// Goes on with a connection that another process of this user has accepted.
-pub(super) fn take_over(node: &'static Node, mut packet: Packet) {
+/// Goes on with a connection that another process of this user has accepted. That process counts
+/// the stranger until `process`, the socket to it, is closed.
+pub(super) fn take_over(node: &'static Node, process: Socket, mut packet: Packet) {
     let Some(remote) = &node.remote else { return };
     let taken = || {
-        let first = First::parse(&packet.body.take().map_err(|_| HelloError::Malformed)?)?;
-        let fd = packet.fds.pop().ok_or(HelloError::Malformed)?;
-        let stranger = Stranger::new(remote, Arc::new(Tcp::of_fd(fd)?));
-        meet(node, remote, stranger, &first)
+        let malformed = |_| HelloError::Malformed;
+        let first = First::parse(&packet.body.take().map_err(malformed)?)?;
+        let left = Duration::from_millis(packet.body.take_u64().map_err(malformed)?);
+        let socket = Arc::new(Tcp::of_fd(packet.fds.pop().ok_or(HelloError::Malformed)?)?);
+        let deadline = Instant::now() + left.min(hello::PATIENCE);
+        let stranger = Stranger::placed(remote, socket, deadline)?;
+        drop(process);
+        meet(node, remote, stranger, &first, deadline)
     };
     if let Err(error) = { taken }() {
         remote.refused(&error);
@@ -187,28 +147,35 @@ pub(super) fn take_over(node: &'static Node, mut packet: Packet) {
 }
 
 /// Runs the acceptor's side of the handshake.
-fn meet(node: &'static Node, remote: &'static Remote, stranger: Stranger, first: &First) -> Result<(), HelloError> {
+fn meet(
+    node: &'static Node,
+    remote: &'static Remote,
+    stranger: Stranger,
+    first: &First,
+    deadline: Instant,
+) -> Result<(), HelloError> {
     let socket = Arc::clone(&stranger.socket);
     if !node.lock().slots().contains(&first.target) {
         return Err(HelloError::Nobody);
     }
-    let address = socket.peer()?.ip().to_canonical();
-    let called = socket.local()?;
+    let route = Route::of_acceptor(&socket)?;
     // Another process of this user may listen at another address, and speaks for that one alone.
-    if (called.ip().to_canonical(), called.port()) != (remote.address.ip(), remote.address.port()) {
+    if route.acceptor != remote.address {
         return Err(HelloError::Nobody);
     }
-    let route = Route { opener: address, acceptor: called.ip().to_canonical() };
+    let address = route.opener.ip();
     let us = remote.identity(node.lock().slots()[0]);
-    let deadline = Instant::now() + hello::PATIENCE;
-    let mut meeting = None;
-    let mut host = None;
+    let (mut meeting, mut host, mut link) = (None, None, None);
     let decide = || {
         // The caller holds the key.
         drop(stranger);
         if let Purpose::Confirm(nonce) = first.purpose {
             let is_ours = remote.openings.lock().contains(&nonce);
             return Ok(if is_ours { Answer::Welcome } else { Answer::Busy });
+        }
+        link = remote.link_begins(MAX_LINKS);
+        if link.is_none() {
+            return Ok(Answer::Busy);
         }
         if !remote.is_confirmed(us, address, first)? {
             return Err(HelloError::Unconfirmed);
@@ -229,7 +196,7 @@ fn meet(node: &'static Node, remote: &'static Remote, stranger: Stranger, first:
     let (Some(host), Answer::Welcome) = (host, answer) else { return Ok(()) };
     let socket = Arc::into_inner(socket).ok_or(HelloError::Malformed)?;
     let added = add(node, socket, records, Far { host, identity: first.opener }, first.opener.slot);
-    drop(meeting);
+    drop((meeting, link));
     added
 }
 

@@ -96,7 +96,7 @@ impl Node {
         let seed = [u64::from_ne_bytes(os::random()?), u64::from_ne_bytes(os::random()?)];
         let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
-        let remote = prepared.map(|prepared| Remote::start(&event_loop, slot, prepared)).transpose()?;
+        let remote = prepared.map(|prepared| Remote::start(slot, prepared)).transpose()?;
         log!(DEBUG, slot = slot.0, "software RDMA device starts");
         let mut engine =
             Engine::new(EngineConfig { slot, seed, directory: Some(area), keys_are_secret: remote.is_some() });

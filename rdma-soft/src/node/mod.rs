@@ -35,6 +35,7 @@
 //!   waiter.rs            a thread of the application that waits in place of the agent
 //!   peers.rs, groups.rs  find and connect other processes; multicast groups
 //!   callers.rs           the same for processes of other hosts
+//!   admission.rs         who calls from other hosts, before it has proved anything
 //!   ports.rs             calls between the connection managers of two hosts
 //!   meeting.rs           handshakes under way
 //!   chosen.rs            address and key, as the program or the environment chooses them
@@ -43,6 +44,7 @@
 //!   faults.rs            reads the plan of faults from the environment
 //! ```
 
+mod admission;
 mod agent;
 mod callers;
 pub(crate) mod chosen;
@@ -150,6 +152,7 @@ impl Node {
                 // Leaked, because the agent uses the node as long as the process lives.
                 let node = Box::leak(Box::new(Self::new(prepared)?));
                 agent::start(node)?;
+                admission::start(node)?;
                 if !IS_AT_EXIT.load(Ordering::Relaxed) {
                     // If the registration fails for lack of memory, the device works without
                     // `at_exit`.

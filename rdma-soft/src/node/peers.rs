@@ -162,8 +162,8 @@ fn greet(node: &'static Node, socket: Socket, seat: Seat) -> Result<(), Refusal>
     let first = handshake::receive(&socket)?;
     if first.kind == Kind::Caller as u32 {
         // A stranger of another host must not take a place that processes of this host need.
-        drop((socket, seat));
-        callers::take_over(node, first);
+        drop(seat);
+        callers::take_over(node, socket, first);
         return Ok(());
     }
     let (mut meeting, mut known) = (None, None);

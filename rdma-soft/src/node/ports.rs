@@ -6,7 +6,6 @@
 //! hears of callers that hold the key alone.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ use crate::link::handshake::Answer;
 use crate::link::hello::{self, First, HelloError, Opened, Purpose, Route};
 use crate::link::packets::Packets;
 use crate::link::port::{self, Space};
-use crate::link::wire::{self, Body, Kind};
+use crate::link::wire::{self, Kind};
 use crate::log::log;
 use crate::os;
 use crate::os::socket::{self, Socket};
@@ -72,15 +71,13 @@ pub(crate) fn call(space: Space, to: SocketAddr) -> Result<Packets, HelloError> 
     }
 }
 
-/// Passes a call to the process of this user that listens at the port of the address that was
-/// called.
-pub(super) fn pass(call: &Tcp, first: &First, space: Space, port: u16) -> Result<(), HelloError> {
+/// Connects to the process of this user that listens at the port of the address that was called.
+pub(super) fn listener(call: &Tcp, space: Space, port: u16) -> Result<Socket, HelloError> {
     let called = SocketAddr::new(call.local()?.ip().to_canonical(), port);
     for name in port::listeners(space, &called) {
         let listener = Socket::new()?;
         if listener.connect(&name).is_ok() && listener.peer()?.is_own_user() {
-            let body = Body::default().bytes(&first.bytes());
-            return Ok(wire::send(&listener, Kind::Caller, &body, &[call.as_fd()])?);
+            return Ok(listener);
         }
     }
     Err(HelloError::Nobody)
@@ -92,6 +89,8 @@ pub(crate) struct Call {
     first: First,
     space: Space,
     port: u16,
+    /// The end of its time.
+    deadline: Instant,
 }
 
 /// A call whose caller holds the key.
@@ -111,9 +110,11 @@ impl Call {
             return Err(HelloError::Malformed);
         }
         let first = First::parse(&packet.body.take().map_err(|_| HelloError::Malformed)?)?;
+        let left = packet.body.take_u64().map_err(|_| HelloError::Malformed)?;
+        let deadline = Instant::now() + Duration::from_millis(left).min(hello::PATIENCE);
         let socket = Tcp::of_fd(packet.fds.pop().ok_or(HelloError::Malformed)?)?;
         let Purpose::Port(space, port) = first.purpose else { return Err(HelloError::Malformed) };
-        Ok(Self { socket, first, space, port })
+        Ok(Self { socket, first, space, port, deadline })
     }
 
     /// The port that is called.
@@ -136,17 +137,16 @@ impl Call {
     }
 
     fn prove(self, node: &'static Node, remote: &'static Remote) -> Result<Caller, HelloError> {
-        let (from, called) = (self.socket.peer()?.ip().to_canonical(), self.socket.local()?);
-        let to = called.ip().to_canonical();
+        let route = Route::of_acceptor(&self.socket)?;
         // Another process of this user may listen at another address, and speaks for that one
         // alone.
-        if (to, called.port()) != (remote.address.ip(), remote.address.port()) {
+        if route.acceptor != remote.address {
             return Err(HelloError::Nobody);
         }
-        let stranger = Stranger::new(remote, Arc::new(self.socket));
+        let deadline = self.deadline;
+        let stranger = Stranger::placed(remote, Arc::new(self.socket), deadline)?;
         let socket = Arc::clone(&stranger.socket);
         let us = remote.identity(node.lock().slots()[0]);
-        let (route, deadline) = (Route { opener: from, acceptor: to }, Instant::now() + hello::PATIENCE);
         let decide = || {
             // The caller holds the key.
             drop(stranger);
@@ -155,6 +155,6 @@ impl Call {
         let (_, records) = hello::accept(&socket, remote.terms(), route, &self.first, us, deadline, decide)?;
         let socket = Arc::into_inner(socket).ok_or(HelloError::Malformed)?;
         socket.prepare_for_frames()?;
-        Ok(Caller { packets: Packets::new(socket, records), from, to })
+        Ok(Caller { packets: Packets::new(socket, records), from: route.opener.ip(), to: route.acceptor.ip() })
     }
 }

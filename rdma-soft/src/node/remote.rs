@@ -4,12 +4,12 @@
 use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
 use super::chosen::{self, Chosen, KeySource};
-use super::source::Source;
 use crate::engine::Slot;
 use crate::link::handshake::Answer;
 use crate::link::hello::{self, First, HelloError, Identity, Instance, Nonce, Opened, Purpose, Route, Terms};
@@ -24,9 +24,18 @@ use crate::os::lock::Lock;
 use crate::os::tcp::Tcp;
 
 /// Limit of the connections that have not proved that they hold the key.
-const MAX_STRANGERS: usize = 64;
+pub(super) const MAX_STRANGERS: usize = 64;
+/// How long a stranger keeps its place although others wait for it: a caller that holds the key
+/// needs two round trips.
+const GRACE: Duration = Duration::from_millis(200);
 /// At most one line of the log about refused strangers in this time.
 const QUIET: Duration = Duration::from_secs(60);
+
+/// Tokens of the event loop of the thread that lets callers in; the others are strangers'.
+pub(super) const CALLER: u64 = 0;
+pub(super) const DOOR: u64 = 1;
+/// Pause between two looks for a place.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The part of a node that reaches other hosts.
 #[derive(Debug)]
@@ -42,9 +51,12 @@ pub(crate) struct Remote {
     pub(crate) hosts: Arc<Hosts>,
     /// The nonces of the connections that this process is opening.
     pub(super) openings: Lock<HashSet<Nonce>>,
+    /// The event loop of the thread that lets callers in.
+    pub(super) event_loop: EventLoop,
     strangers: Lock<Strangers>,
-    /// Threads that are passing calls on.
-    calls: Arc<()>,
+    refusals: Lock<Refusals>,
+    /// Callers with the key that are being let in.
+    links: Lock<Arc<()>>,
 }
 
 /// The address, the key, whether frames are encrypted, and the socket that listens there.
@@ -58,9 +70,17 @@ pub(super) struct Prepared {
 /// Connections that have not proved anything, the oldest first.
 #[derive(Debug, Default)]
 struct Strangers {
-    waiting: VecDeque<Arc<Tcp>>,
-    /// Refused since the last line of the log, and the time of that line.
-    refused: u64,
+    waiting: VecDeque<(Instant, Arc<Tcp>)>,
+}
+
+/// Strangers that were refused.
+#[derive(Debug, Default)]
+struct Refusals {
+    /// Since the last line of the log.
+    count: u64,
+    /// The reason of the last one.
+    why: Option<HelloError>,
+    /// The time of the last line of the log.
     told: Option<Instant>,
 }
 
@@ -86,11 +106,12 @@ impl Remote {
     }
 
     /// Listens at the address. Waits for nobody.
-    pub(super) fn start(event_loop: &EventLoop, slot: Slot, prepared: Prepared) -> os::Result<Self> {
+    pub(super) fn start(slot: Slot, prepared: Prepared) -> os::Result<Self> {
         let Prepared { chosen: Chosen { address, key, source }, protection, listener } = prepared;
         let shared = Shared::new(listener, address, slot)?;
-        event_loop.watch_once(&shared.listener, Source::Caller.token())?;
-        event_loop.watch(&shared.door, Source::Door.token())?;
+        let event_loop = EventLoop::new()?;
+        event_loop.watch_once(&shared.listener, CALLER)?;
+        event_loop.watch(&shared.door, DOOR)?;
         log!(DEBUG, %address, "listens for other hosts");
         Ok(Self {
             address,
@@ -101,8 +122,10 @@ impl Remote {
             instance: os::random()?,
             hosts: Arc::default(),
             openings: Lock::default(),
+            event_loop,
             strangers: Lock::default(),
-            calls: Arc::default(),
+            refusals: Lock::default(),
+            links: Lock::default(),
         })
     }
 
@@ -148,7 +171,7 @@ impl Remote {
     pub(super) fn call(&self, to: IpAddr, first: &First, deadline: Instant) -> Result<(Tcp, Opened), HelloError> {
         let from = self.address.ip();
         let socket = Tcp::connect(from, SocketAddr::new(to, self.address.port()), deadline)?;
-        let route = Route { opener: from, acceptor: to };
+        let route = Route::of_opener(&socket)?;
         let opened = hello::open(&socket, &self.key, route, first, deadline)?;
         Ok((socket, opened))
     }
@@ -163,21 +186,52 @@ impl Remote {
         Ok(opened.answer == Answer::Welcome && opened.acceptor == opener.opener)
     }
 
-    /// Counts a call until the token is dropped; `None` if `limit` calls are being passed on.
-    pub(super) fn call_begins(&self, limit: usize) -> Option<Arc<()>> {
-        // This process accepts in one thread, so no other call begins meanwhile.
-        (Arc::strong_count(&self.calls) <= limit).then(|| Arc::clone(&self.calls))
+    /// Counts a caller with the key until the token is dropped; `None` if there are `limit` of
+    /// them.
+    pub(super) fn link_begins(&self, limit: usize) -> Option<Arc<()>> {
+        let links = self.links.lock();
+        (Arc::strong_count(&links) <= limit).then(|| Arc::clone(&links))
     }
 
     /// Counts a refused stranger, and says so at most once a minute.
     pub(super) fn refused(&self, why: &HelloError) {
-        let mut strangers = self.strangers.lock();
-        strangers.refused += 1;
-        if strangers.told.is_none_or(|told| told.elapsed() >= QUIET) {
-            let (count, address, why) = (core::mem::take(&mut strangers.refused), self.address, *why);
-            strangers.told = Some(Instant::now());
-            log!(WARN, count, "callers at {address} were refused, the last because: {why}");
+        {
+            let mut refusals = self.refusals.lock();
+            (refusals.count, refusals.why) = (refusals.count + 1, Some(*why));
         }
+        self.tell();
+    }
+
+    /// Writes the line of the log about refused strangers, if there are any and it is time.
+    pub(super) fn tell(&self) {
+        if self.tells_at().is_some_and(|at| at <= Instant::now()) {
+            let Refusals { count, why, .. } = core::mem::replace(
+                &mut *self.refusals.lock(),
+                Refusals { told: Some(Instant::now()), ..Refusals::default() },
+            );
+            if let Some(why) = why {
+                let address = self.address;
+                log!(WARN, count, "callers at {address} were refused, the last because: {why}");
+            }
+        }
+    }
+
+    /// When the next line of the log about refused strangers is due, if there are any.
+    pub(super) fn tells_at(&self) -> Option<Instant> {
+        let refusals = self.refusals.lock();
+        (refusals.count != 0).then(|| refusals.told.map_or_else(Instant::now, |told| told + QUIET))
+    }
+
+    /// Whether a stranger still has its place.
+    pub(super) fn has_place(&self, stranger: &Stranger) -> bool {
+        self.strangers.lock().waiting.iter().any(|(_, other)| Arc::ptr_eq(other, &stranger.socket))
+    }
+
+    /// When there is a place for one more stranger, if none goes by itself before.
+    pub(super) fn has_room_at(&self) -> Instant {
+        let strangers = self.strangers.lock();
+        let oldest = strangers.waiting.front().filter(|_| strangers.waiting.len() >= MAX_STRANGERS);
+        oldest.map_or_else(Instant::now, |(since, _)| *since + GRACE)
     }
 }
 
@@ -190,20 +244,39 @@ pub(super) struct Stranger {
 impl Stranger {
     /// Counts a connection; ends the oldest one if there are too many.
     pub(super) fn new(remote: &'static Remote, socket: Arc<Tcp>) -> Self {
-        let mut strangers = remote.strangers.lock();
-        strangers.waiting.push_back(Arc::clone(&socket));
-        if strangers.waiting.len() > MAX_STRANGERS {
-            if let Some(oldest) = strangers.waiting.pop_front() {
-                oldest.shut_down();
-            }
-        }
+        remote.strangers.lock().enter(&socket);
         Self { remote, socket }
+    }
+
+    /// Counts a connection as soon as there is a place.
+    pub(super) fn placed(remote: &'static Remote, socket: Arc<Tcp>, deadline: Instant) -> Result<Self, HelloError> {
+        loop {
+            let at = remote.has_room_at();
+            if at <= Instant::now() {
+                return Ok(Self::new(remote, socket));
+            }
+            if Instant::now() >= deadline {
+                return Err(HelloError::Late);
+            }
+            sleep(PAUSE);
+        }
     }
 }
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        self.remote.strangers.lock().waiting.retain(|other| !Arc::ptr_eq(other, &self.socket));
+        self.remote.strangers.lock().waiting.retain(|(_, other)| !Arc::ptr_eq(other, &self.socket));
+    }
+}
+
+impl Strangers {
+    fn enter(&mut self, socket: &Arc<Tcp>) {
+        self.waiting.push_back((Instant::now(), Arc::clone(socket)));
+        if self.waiting.len() > MAX_STRANGERS {
+            if let Some((_, oldest)) = self.waiting.pop_front() {
+                oldest.shut_down();
+            }
+        }
     }
 }
 

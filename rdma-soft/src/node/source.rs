@@ -11,10 +11,6 @@ pub(super) enum Source {
     Bell,
     /// A connection to another host is readable, writable or at its end: a turn finds out.
     Stream,
-    /// A process of another host calls.
-    Caller,
-    /// A process of this user asks for the socket at which other hosts call.
-    Door,
     /// A link's socket has a packet, or the peer hung up.
     Socket {
         /// The link.
@@ -40,8 +36,6 @@ impl Source {
             Self::Death { link, generation } => (2, link.0, generation),
             Self::Bell => (3, 0, 0),
             Self::Stream => (4, 0, 0),
-            Self::Caller => (5, 0, 0),
-            Self::Door => (6, 0, 0),
         };
         kind << 60 | u64::from(index & 0x0fff_ffff) << 32 | u64::from(generation)
     }
@@ -54,8 +48,6 @@ impl Source {
             1 => Self::Socket { link: LinkId(index), generation },
             3 => Self::Bell,
             4 => Self::Stream,
-            5 => Self::Caller,
-            6 => Self::Door,
             _ => Self::Death { link: LinkId(index), generation },
         }
     }
@@ -71,8 +63,6 @@ mod tests {
             Source::Listener(7),
             Source::Bell,
             Source::Stream,
-            Source::Caller,
-            Source::Door,
             Source::Socket { link: LinkId(0x0fff_ffff), generation: u32::MAX },
             Source::Death { link: LinkId(3), generation: 9 },
         ] {

@@ -16,6 +16,8 @@ use super::private::Private;
 use super::socket::kernel_socket;
 use super::thread::NoCancellation;
 use super::{Error, Named, Result};
+use crate::engine::Gather;
+use crate::engine::limits::MAX_SGE;
 
 /// Milliseconds without an acknowledgement after which the peer counts as dead.
 const USER_TIMEOUT: u32 = 10_000;
@@ -23,6 +25,10 @@ const USER_TIMEOUT: u32 = 10_000;
 /// such questions. [`USER_TIMEOUT`] ends them.
 const KEEP_IDLE: u32 = 4;
 const KEEP_INTERVAL: u32 = 2;
+
+/// Limit of the pieces of one call: a frame that waits in two pieces, a head, and the entries of a
+/// request.
+const MAX_PARTS: usize = 3 + MAX_SGE;
 
 /// A TCP socket.
 #[derive(Debug)]
@@ -146,6 +152,33 @@ impl Tcp {
         let _guard = NoCancellation::new();
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         socket::sendmsg::<()>(self.raw(), &bytes.map(IoSlice::new), &[], flags, None).named("sendmsg")
+    }
+
+    /// Sends the bytes of two slices, a head and a payload in their order, as many as the kernel
+    /// takes; `EAGAIN` for none. The payload may change meanwhile. `EFAULT` if the payload begins
+    /// with memory that is no longer mapped, and nothing is in front of it.
+    pub(crate) fn write_from(&self, waiting: [&[u8]; 2], head: &[u8], payload: &Gather<'_>) -> Result<usize> {
+        let mut parts = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; MAX_PARTS];
+        let slices = waiting.into_iter().chain([head]).map(|bytes| (bytes.as_ptr(), bytes.len()));
+        let sources = payload.parts().iter().map(|source| (source.as_ptr(), source.len()));
+        // SAFETY: `zeroed` requires that zeros are a value: an `msghdr` is pointers and numbers.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        // What has no place is not sent, as if the kernel had not taken it.
+        let pieces = slices.chain(sources).filter(|(_, len)| *len != 0);
+        for (place, (ptr, len)) in parts.iter_mut().zip(pieces) {
+            *place = libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len };
+            message.msg_iovlen += 1;
+        }
+        message.msg_iov = parts.as_mut_ptr();
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        let _guard = NoCancellation::new();
+        // SAFETY: `sendmsg` requires an open descriptor, which `self` owns, and a valid message: it
+        // has no name and no control data, and as many entries of the local array as were set. They
+        // name bytes that the kernel reads during the call: the slices are borrowed, and a `Source`
+        // is readable for its lifetime, also while others write (invariant 1 of
+        // `engine/memory.rs`).
+        let sent = unsafe { libc::sendmsg(self.raw(), &raw const message, flags) };
+        usize::try_from(sent).map_err(|_| Error { call: "sendmsg", errno: Errno::last() })
     }
 
     /// Whether a read and whether a write would do more than fail with `EAGAIN`.

@@ -111,6 +111,10 @@ struct Program {
     same_node: bool,
     room: usize,
     max_payload: usize,
+    /// The seed of the refusals of links to other hosts, in place of `room` and `max_payload`.
+    stream: Option<u64>,
+    /// Bytes of memory for each request.
+    part: usize,
     batch: usize,
     shared: bool,
     early_receives: usize,
@@ -129,6 +133,8 @@ fn program() -> impl Strategy<Value = Program> {
             same_node,
             room,
             max_payload,
+            stream: None,
+            part: PART,
             batch,
             shared,
             early_receives,
@@ -138,9 +144,24 @@ fn program() -> impl Strategy<Value = Program> {
     )
 }
 
-/// Returns where the part of request `index` of direction `side` begins, in both memories.
-fn part(side: usize, index: usize) -> usize {
-    64 + (side * MAX_POSTS + index) * PART
+/// Programs whose requests are longer than a frame of a link to another host, and longer together
+/// than such a link holds.
+fn program_over_streams() -> impl Strategy<Value = Program> {
+    const SCALE: usize = 24;
+    (program(), any::<u64>()).prop_map(|(mut program, seed)| {
+        for post in program.posts.iter_mut().flatten().filter(|post| post.opcode != ADD && !post.inline) {
+            post.len *= SCALE;
+            post.cuts.iter_mut().for_each(|cut| *cut *= SCALE);
+        }
+        Program { stream: Some(seed), part: PART * SCALE, ..program }
+    })
+}
+
+impl Program {
+    /// Returns where the part of request `index` of direction `side` begins, in both memories.
+    fn part(&self, side: usize, index: usize) -> usize {
+        64 + (side * MAX_POSTS + index) * self.part
+    }
 }
 
 struct Run {
@@ -161,7 +182,7 @@ impl Run {
             let short = post.fault == Fault::ShortReceive && post.len > 0;
             let len = post.len - usize::from(short);
             let whole = Post { len, ..(*post).clone() };
-            let list = whole.list(&self.memory[end], self.keys[end], part(1 - end, *index));
+            let list = whole.list(&self.memory[end], self.keys[end], program.part(1 - end, *index));
             if self.world.recv(self.ends[end], 1000 + *index as u64, &list).is_err() {
                 return;
             }
@@ -176,14 +197,14 @@ impl Run {
             if post.fault == Fault::LocalKey {
                 key ^= 1;
             }
-            let list = post.list(mine, key, part(side, index));
-            let bytes = mine.read(part(side, index), post.len);
+            let list = post.list(mine, key, program.part(side, index));
+            let bytes = mine.read(program.part(side, index), post.len);
             let inline = [Source::of(&bytes)];
-            let whole = [sge(mine, key, part(side, index), post.len)];
+            let whole = [sge(mine, key, program.part(side, index), post.len)];
             let mut it = request(post.opcode, index as u64, &list);
             it.flags = if post.signaled { SIGNALED } else { 0 } | if post.fence { FENCE } else { 0 };
             it.imm = 7000 + index as u32;
-            it = remote(it, theirs, part(side, index), self.keys[1 - side]);
+            it = remote(it, theirs, program.part(side, index), self.keys[1 - side]);
             match post.fault {
                 Fault::RemoteKey => it.rkey ^= 1,
                 Fault::Bounds => it.remote_addr = theirs.addr() + theirs.len() as u64 - post.len as u64 + 8,
@@ -251,7 +272,7 @@ fn check_order(wcs: &[Wc], posted: usize, signaled: impl Fn(u64) -> bool, all: b
 }
 
 fn run(program: &Program) -> Result<(), TestCaseError> {
-    let size = part(2, 0) + 64;
+    let size = program.part(2, 0) + 64;
     let make = |_| if program.shared { Memory::shared(size) } else { Memory::new(size) };
     let memory = [0, 1].map(make);
     memory[0].fill(1);
@@ -260,7 +281,10 @@ fn run(program: &Program) -> Result<(), TestCaseError> {
         memory.write(0, &[0; 64]);
     }
     let before = [0, 1].map(|side| memory[side].read(0, size));
-    let mut world = World::with_wires(program.room, program.max_payload);
+    let mut world = match program.stream {
+        Some(seed) => World::with_streams(seed),
+        None => World::with_wires(program.room, program.max_payload),
+    };
     if program.shared {
         world.with_directories();
     }
@@ -332,7 +356,7 @@ fn check_memory(program: &Program, run: &Run, before: &[Vec<u8>; 2]) -> Result<(
     let mut expected = before.clone();
     let mut counter = 0_u64;
     for (index, post) in posts[..done].iter().enumerate() {
-        let range = part(0, index)..part(0, index) + post.len;
+        let range = program.part(0, index)..program.part(0, index) + post.len;
         match post.opcode {
             READ => {
                 let bytes = before[1][range.clone()].to_vec();
@@ -354,7 +378,8 @@ fn check_memory(program: &Program, run: &Run, before: &[Vec<u8>; 2]) -> Result<(
         if let Some(post) = posts.get(done) {
             // The part of a request that failed or was flushed has unspecified content.
             let _ = post;
-            got[part(0, done)..part(1, 0)].copy_from_slice(&expected[side][part(0, done)..part(1, 0)]);
+            got[program.part(0, done)..program.part(1, 0)]
+                .copy_from_slice(&expected[side][program.part(0, done)..program.part(1, 0)]);
             if side == 1 {
                 got[..8].copy_from_slice(&expected[1][..8]);
             }
@@ -368,6 +393,16 @@ fn check_memory(program: &Program, run: &Run, before: &[Vec<u8>; 2]) -> Result<(
 proptest! {
     #[test]
     fn random_programs_do_what_the_specification_says(program in program()) {
+        run(&program)?;
+    }
+}
+
+proptest! {
+    // A case moves megabytes.
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 16, ..ProptestConfig::default() })]
+
+    #[test]
+    fn so_they_do_over_links_to_other_hosts_that_are_blocked_at_random(program in program_over_streams()) {
         run(&program)?;
     }
 }

@@ -93,13 +93,49 @@ impl Drop for Memory {
 #[derive(Default)]
 pub(super) struct Wire {
     frames: VecDeque<(Header, Vec<u8>)>,
+    /// Limit of the frames, and that of their bytes.
     room: usize,
+    bytes: usize,
     max_payload: usize,
+    /// The state of a random generator that decides which pushes are refused, if any are.
+    moods: Option<u64>,
+    has_refused: bool,
 }
+
+/// The longest payload of a frame on a link to another host, the bytes before a payload, and the
+/// bytes that such a link holds.
+const STREAM_PAYLOAD: usize = 64 << 10;
+const STREAM_HEAD: usize = 52;
+const STREAM_BYTES: usize = 1 << 20;
 
 impl Wire {
     pub(super) fn with_room(room: usize) -> Self {
-        Self { frames: VecDeque::new(), room, max_payload: 4096 }
+        Self { room, bytes: usize::MAX, max_payload: 4096, ..Self::default() }
+    }
+
+    /// A wire as a link to another host: large frames, 1 MiB of them, and a kernel that takes none
+    /// now and then.
+    fn stream(seed: u64) -> Self {
+        Self {
+            room: usize::MAX,
+            bytes: STREAM_BYTES,
+            max_payload: STREAM_PAYLOAD,
+            moods: Some(seed),
+            ..Self::default()
+        }
+    }
+
+    /// Whether this push is refused although there is room: one in three.
+    fn refuses(&mut self) -> bool {
+        let Some(state) = &mut self.moods else { return false };
+        // An xorshift generator; its state is never 0.
+        *state |= u64::from(*state == 0);
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        let refuses = *state % 3 == 0;
+        self.has_refused |= refuses;
+        refuses
     }
 
     pub(super) fn pop(&mut self) -> Option<(Header, Vec<u8>)> {
@@ -114,7 +150,8 @@ impl Outbound for Wire {
 
     fn try_push(&mut self, header: &Header, payload: &Gather<'_>) -> bool {
         assert!(payload.len() <= self.max_payload);
-        if self.frames.len() >= self.room {
+        let queued: usize = self.frames.iter().map(|(_, bytes)| STREAM_HEAD + bytes.len()).sum();
+        if self.frames.len() >= self.room || queued + STREAM_HEAD + payload.len() > self.bytes || self.refuses() {
             return false;
         }
         let mut bytes = vec![0; payload.len()];
@@ -253,8 +290,19 @@ impl World {
     }
 
     pub(super) fn with_wires(room: usize, max_payload: usize) -> Self {
-        let wire = || Wire { frames: VecDeque::new(), room, max_payload };
-        let node = |slot| {
+        Self::over(|| Wire { max_payload, ..Wire::with_room(room) })
+    }
+
+    /// Two nodes whose frames go over links as those to other hosts, which refuse some.
+    pub(super) fn with_streams(mut seed: u64) -> Self {
+        Self::over(|| {
+            seed = seed.wrapping_add(1);
+            Wire::stream(seed)
+        })
+    }
+
+    fn over(mut wire: impl FnMut() -> Wire) -> Self {
+        let mut node = |slot| {
             let mut engine = Engine::new(EngineConfig {
                 slot: Slot(slot),
                 seed: [0x1234_5678_9abc, u64::from(slot)],
@@ -414,7 +462,9 @@ impl World {
             }
         }
         // An active link counts as progress, because a datagram that is lost moves no frame.
-        active || before != node.out.frames.len() + node.loopback.frames.len()
+        let has_refused = [&mut node.out, &mut node.loopback].map(|wire| core::mem::take(&mut wire.has_refused));
+        // So does a refusal, because the next push may be taken.
+        active || has_refused.contains(&true) || before != node.out.frames.len() + node.loopback.frames.len()
     }
 
     /// Returns the number of frames on their way from a node to the other.

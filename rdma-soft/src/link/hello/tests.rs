@@ -5,8 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-const ROUTE: Route =
-    Route { opener: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), acceptor: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)) };
+const fn address(last: u8, port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)), port)
+}
+
+const ROUTE: Route = Route { opener: address(1, 40_000), acceptor: address(2, 4791) };
 const ACCEPTOR: Identity = Identity { slot: Slot(9), instance: [9; 16] };
 
 fn key(byte: u8) -> Key {
@@ -33,6 +36,17 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
+/// Waits for a first message.
+fn receive(socket: &Tcp) -> Result<First, HelloError> {
+    let mut incoming = Incoming::new();
+    loop {
+        match incoming.read(socket)? {
+            Some(first) => return Ok(first),
+            None => thread::yield_now(),
+        }
+    }
+}
+
 type Outcome = Result<(Identity, Answer), HelloError>;
 type Accepted = Result<Answer, HelloError>;
 
@@ -42,7 +56,7 @@ fn run(keys: [Key; 2], routes: [Route; 2], answer: Accepted) -> (Outcome, Accept
     let [our_key, their_key] = keys;
     thread::scope(|scope| {
         let accepting = scope.spawn(move || {
-            let first = First::receive(&theirs, soon())?;
+            let first = receive(&theirs)?;
             let accepted = accept(&theirs, terms(&their_key), routes[1], &first, ACCEPTOR, soon(), || answer);
             accepted.map(|(answer, _)| answer)
         });
@@ -62,11 +76,16 @@ fn two_sides_with_one_key_agree() {
 
 #[test]
 fn another_key_or_another_address_is_no_proof_and_nothing_is_decided() {
-    let other = Route { opener: ROUTE.acceptor, ..ROUTE };
-    let another = Route { acceptor: ROUTE.opener, ..ROUTE };
-    for (keys, routes) in
-        [([key(1), key(2)], [ROUTE; 2]), ([key(1), key(1)], [ROUTE, other]), ([key(1), key(1)], [another, ROUTE])]
-    {
+    let other = Route { opener: address(3, 40_000), ..ROUTE };
+    let another = Route { acceptor: address(3, 4791), ..ROUTE };
+    // Another connection of the same hosts.
+    let port = Route { opener: address(1, 40_001), ..ROUTE };
+    for (keys, routes) in [
+        ([key(1), key(2)], [ROUTE; 2]),
+        ([key(1), key(1)], [ROUTE, other]),
+        ([key(1), key(1)], [another, ROUTE]),
+        ([key(1), key(1)], [ROUTE, port]),
+    ] {
         let (opened, accepted) = run(keys, routes, Ok(Answer::Welcome));
         assert_eq!(opened, Err(HelloError::Proof), "the opener proves nothing to it");
         assert!(accepted.is_err());
@@ -86,7 +105,7 @@ fn meet(wanted: [Protection; 2], change: [Option<usize>; 2]) -> [Result<bool, He
     let ([ours, middle], [between, theirs]) = (Tcp::pair(), Tcp::pair());
     thread::scope(|scope| {
         let accepting = scope.spawn(move || {
-            let (key, first) = (key(1), First::receive(&theirs, soon())?);
+            let (key, first) = (key(1), receive(&theirs)?);
             let terms = Terms { key: &key, protection: wanted[1] };
             let accepted = accept(&theirs, terms, ROUTE, &first, ACCEPTOR, soon(), || Ok(Answer::Welcome));
             accepted.map(|(_, records)| records.is_some())
@@ -166,7 +185,7 @@ fn a_proof_that_is_sent_back_is_none() {
     let [ours, theirs] = Tcp::pair();
     let accepted = thread::scope(|scope| {
         let accepting = scope.spawn(|| {
-            let first = First::receive(&theirs, soon())?;
+            let first = receive(&theirs)?;
             let decide = || panic!("nothing is proved");
             accept(&theirs, terms(&key(1)), ROUTE, &first, ACCEPTOR, soon(), decide).map(|(answer, _)| answer)
         });
@@ -185,7 +204,7 @@ fn an_answer_that_is_changed_on_the_way_is_refused() {
     let ([ours, middle], [between, theirs]) = (Tcp::pair(), Tcp::pair());
     let opened = thread::scope(|scope| {
         scope.spawn(|| {
-            let first = First::receive(&theirs, soon()).unwrap();
+            let first = receive(&theirs).unwrap();
             accept(&theirs, terms(&key(1)), ROUTE, &first, ACCEPTOR, soon(), || Ok(Answer::Busy)).unwrap();
         });
         scope.spawn(|| {
@@ -213,12 +232,10 @@ fn a_side_that_falls_silent_or_hangs_up_at_any_byte_ends_the_handshake() {
     for cut in 0..FIRST {
         let [ours, theirs] = Tcp::pair();
         ours.write_all(&all[..cut], soon()).unwrap();
-        if cut % 16 == 0 {
-            let silent = First::receive(&theirs, Instant::now()).unwrap_err();
-            assert!(matches!(silent, HelloError::System(os::Error { errno: Errno::ETIMEDOUT, .. })));
-        }
+        let mut incoming = Incoming::new();
+        assert_eq!(incoming.read(&theirs), Ok(None), "{cut}");
         drop(ours);
-        let ended = First::receive(&theirs, soon()).unwrap_err();
+        let ended = incoming.read(&theirs).unwrap_err();
         assert!(matches!(ended, HelloError::System(os::Error { errno: Errno::ECONNRESET, .. })), "{cut}");
     }
     for cut in [0, 1, SECOND, SECOND + PROOF - 1, SECOND + PROOF] {
@@ -226,7 +243,7 @@ fn a_side_that_falls_silent_or_hangs_up_at_any_byte_ends_the_handshake() {
         let opened = thread::scope(|scope| {
             scope.spawn(move || {
                 let message = second(ACCEPTOR, Protection::None, &[3; NONCE]);
-                let first = First::receive(&theirs, soon()).unwrap();
+                let first = receive(&theirs).unwrap();
                 let key = key(1);
                 let transcript = Transcript { key: &key, route: ROUTE.bytes(), first: first.bytes(), second: message };
                 let bytes = [&message[..], &transcript.prove(SECOND_PROOF, &[0])].concat();
@@ -238,13 +255,31 @@ fn a_side_that_falls_silent_or_hangs_up_at_any_byte_ends_the_handshake() {
     }
 }
 
+/// No byte of a message has to come with another one.
+#[test]
+fn a_first_message_that_comes_byte_by_byte_is_read_and_another_program_is_recognised_early() {
+    let [ours, theirs] = Tcp::pair();
+    let mut incoming = Incoming::new();
+    let all = first().bytes();
+    for byte in &all[..FIRST - 1] {
+        ours.write_all(&[*byte], soon()).unwrap();
+        assert_eq!(incoming.read(&theirs), Ok(None));
+    }
+    // What follows the message stays where it is.
+    ours.write_all(&[all[FIRST - 1], 1, 2], soon()).unwrap();
+    assert_eq!(incoming.read(&theirs), Ok(Some(first())));
+    assert_eq!(theirs.read(&mut [0; 8]), Ok(2));
+    ours.write_all(b"GET / HTTP/1", soon()).unwrap();
+    assert_eq!(Incoming::new().read(&theirs), Err(HelloError::Stranger));
+}
+
 #[test]
 fn another_version_is_told_ours() {
     let [ours, theirs] = Tcp::pair();
     let mut bytes = first().bytes();
     bytes[8] = 77;
     ours.write_all(&bytes, soon()).unwrap();
-    assert_eq!(First::receive(&theirs, soon()), Err(HelloError::Version(77)));
+    assert_eq!(receive(&theirs), Err(HelloError::Version(77)));
     let mut answer = [0; SECOND];
     ours.read_exact(&mut answer, soon()).unwrap();
     assert_eq!(Reader(&answer).check(), Ok(()), "in our version");
@@ -256,6 +291,46 @@ fn another_version_is_told_ours() {
 }
 
 proptest! {
+    /// Whatever comes in the place of each message: the handshake ends, and proves nothing.
+    #[test]
+    fn any_bytes_in_any_message_end_the_handshake(
+        message in 0_usize..4,
+        bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        prefix in 0_usize..13,
+    ) {
+        let [ours, theirs] = Tcp::pair();
+        let bytes = [&first().bytes()[..prefix], &bytes].concat();
+        if message == 0 {
+            ours.write_all(&bytes, soon()).unwrap();
+            drop(ours);
+            let read = receive(&theirs);
+            prop_assert!(read.is_err() || bytes.len() >= FIRST);
+            return Ok(());
+        }
+        let ended = thread::scope(|scope| {
+            if message == 1 {
+                // In the place of the opener's proof.
+                let accepting = scope.spawn(move || {
+                    let first = receive(&theirs)?;
+                    let decide = || panic!("nothing is proved");
+                    accept(&theirs, terms(&key(1)), ROUTE, &first, ACCEPTOR, soon(), decide).map(drop)
+                });
+                ours.write_all(&first().bytes(), soon()).unwrap();
+                ours.write_all(&bytes, soon()).unwrap();
+                ours.shut_down();
+                return accepting.join().unwrap().is_err();
+            }
+            // In the place of the acceptor's messages: from the start, and behind a right one.
+            scope.spawn(move || {
+                receive(&theirs).unwrap();
+                let right = if message == 2 { &[][..] } else { &second(ACCEPTOR, Protection::None, &[3; NONCE])[..] };
+                let _reset: os::Result<()> = theirs.write_all(&[right, &bytes].concat(), soon());
+            });
+            open(&ours, &key(1), ROUTE, &first(), soon()).is_err()
+        });
+        prop_assert!(ended);
+    }
+
     #[test]
     fn first_messages_survive_their_bytes_and_any_bytes_are_checked(
         slots in (1_u16..4095, 1_u16..4095),

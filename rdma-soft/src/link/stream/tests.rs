@@ -127,11 +127,11 @@ fn a_peer_that_does_not_read_blocks_after_the_buffer_and_all_frames_arrive_later
             sent += 1;
         }
         link.flush().unwrap();
-        if !link.has_room() {
+        if link.is_full {
             break;
         }
     }
-    assert!(sent < 100 && link.has_unsent() && link.is_idle() && !link.is_taken());
+    assert!(sent < 100 && link.is_idle() && !link.may_continue());
     assert!(!link.has_frames(), "the agent sleeps until the socket is writable");
     let mut arrived = 0;
     while arrived < sent {
@@ -145,6 +145,86 @@ fn a_peer_that_does_not_read_blocks_after_the_buffer_and_all_frames_arrive_later
         assert_eq!(link.deliver(Transmit::Idle), Ok(false));
     }
     assert!(!link.has_unsent() && link.has_room());
+}
+
+#[test]
+fn a_large_payload_goes_out_from_where_it_lies_behind_the_frames_that_wait() {
+    let (mut link, theirs) = link();
+    let payload: Vec<u8> = (0..LARGE).map(|at| (at * 7).to_le_bytes()[0]).collect();
+    let parts = [&payload[..1], &payload[1..5000], &[], &payload[5000..]].map(Source::of);
+    assert!(push(&mut link, 1, b"small"));
+    assert!(link.try_push(&header(2), &Gather::of(&parts)));
+    assert!(!link.has_unsent(), "sent without a flush, and without a copy");
+    let expected = [frame(1, b"small"), frame(2, &payload)].concat();
+    let mut bytes = vec![0; expected.len()];
+    theirs.read_exact(&mut bytes, soon()).unwrap();
+    assert!(bytes == expected);
+}
+
+#[test]
+fn large_and_small_frames_arrive_whole_and_in_order_however_much_the_kernel_takes() {
+    let (mut link, mut other) = links();
+    let payload: Vec<u8> = (0..MAX_PAYLOAD + 256).map(|at| (at * 7 + at / 256).to_le_bytes()[0]).collect();
+    let part = |number: u64| {
+        let start = usize::try_from(number % 251).unwrap();
+        let len = [MAX_PAYLOAD, 3, LARGE, 0, LARGE + 1, LARGE - 1][usize::try_from(number % 6).unwrap()];
+        &payload[start..start + len]
+    };
+    let (mut pushed, mut arrived, mut copied) = (0, 0, 0);
+    while arrived < 1000 {
+        loop {
+            let (one, two) = part(pushed).split_at(part(pushed).len() / 3);
+            if !link.try_push(&header(pushed), &Gather::of(&[one, two].map(Source::of))) {
+                break;
+            }
+            copied += u32::from(part(pushed).len() >= LARGE && link.has_unsent());
+            pushed += 1;
+            if pushed % 4 == 0 {
+                assert!(link.deliver(Transmit::Idle).is_ok());
+            }
+        }
+        assert!(link.deliver(Transmit::Blocked).is_ok());
+        let (frames, drained) = drain(&mut other);
+        assert_eq!(drained, Ok(false));
+        for (number, bytes) in frames {
+            assert!(number == arrived && bytes == part(number), "frame {number} after {arrived}");
+            arrived += 1;
+        }
+        assert_eq!(drain(&mut link), (vec![], Ok(false)));
+    }
+    assert!(copied > 0, "the kernel has taken a part of a large frame, too");
+}
+
+#[test]
+fn a_payload_that_is_not_mapped_any_more_faults_as_a_copy_of_it_does() {
+    use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+    use nix::sys::signal::Signal;
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+
+    let (mut link, theirs) = link();
+    let len = core::num::NonZeroUsize::new(LARGE).unwrap();
+    // SAFETY: `mmap` requires that the mapping replaces none: the kernel chooses the place.
+    let mapped = unsafe { mmap_anonymous(None, len, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) }.unwrap();
+    // SAFETY: `from_raw` requires readable bytes. This test breaks that, as an application does
+    // that unmaps registered memory: the accesses fault, which ends a child of this process.
+    let gone = [unsafe { Source::from_raw(mapped.as_ptr().cast(), LARGE) }];
+    let gone = Gather::of(&gone);
+    assert_eq!(link.socket.write_from([b"", b""], b"", &gone).unwrap_err().errno, Errno::EFAULT);
+    assert_eq!(theirs.read(&mut [0]).unwrap_err().errno, Errno::EAGAIN);
+    // SAFETY: `fork` requires that the child calls no function that may need a lock of another
+    // thread: it makes system calls and copies.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let status = i32::from(link.try_push(&header(1), &gone));
+            // SAFETY: _exit takes a number.
+            unsafe { libc::_exit(status) }
+        }
+        ForkResult::Parent { child } => {
+            let ended = waitpid(child, None).unwrap();
+            assert!(matches!(ended, WaitStatus::Signaled(_, Signal::SIGSEGV, _)), "{ended:?}");
+        }
+    }
 }
 
 /// Fills the socket and some of the link's own buffer, and returns the number of frames. The side

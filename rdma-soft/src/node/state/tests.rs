@@ -2,6 +2,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
 use std::time::Instant;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::engine::{Address, Gid, Grh, Network, Op, Path, Route, SendData, SendFlags, SendRequest};
 use crate::engine::{EngineConfig, Gather, ModifyQp, Outbound, PdId, QpInit, QpState, ServiceType};
@@ -167,6 +169,50 @@ fn a_busy_link_within_the_host_does_not_keep_an_earlier_link_to_another_host_out
         assert!(state.progress());
     }
     assert!(theirs.look().0, "the link within the host still has much to send");
+}
+
+proptest! {
+    // A case makes descriptors and mappings.
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_another_host_sends_ends_its_link_alone(
+        frames in proptest::collection::vec(
+            (any::<[u64; 6]>(), 0_u64..64, proptest::collection::vec(any::<u8>(), 0..100)),
+            0..20,
+        ),
+        too_long in any::<bool>(),
+    ) {
+        let (mut state, mut peers) = linked(1);
+        let ((bad, enemy), (good, friend)) = (add_stream(&mut state), add_stream(&mut state));
+        for (link, host) in [(0, Host::LOCAL), (1, Host(1)), (2, Host(2))] {
+            state.engine.handle_link_up(PeerId { host, slot: Slot(100 + link) }, LinkId(u32::from(link)), None);
+        }
+        let pd = state.engine.alloc_pd().unwrap();
+        let cq = state.engine.create_cq(16, 1).unwrap();
+        datagrams(&mut state.engine, pd, cq);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for (mut words, kind, payload) in frames {
+            // Some have a kind that has a meaning, and name this process.
+            words[0] = words[0] & !0xff | kind;
+            words[1] = words[1] & !0xff_ffff | u64::from(state.slots[0].0) << 12 | words[1] & 3;
+            let mut bytes = u32::try_from(payload.len()).unwrap().to_le_bytes().to_vec();
+            words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+            bytes.extend_from_slice(&payload);
+            enemy.write_all(&bytes, deadline).unwrap();
+        }
+        if too_long {
+            enemy.write_all(&[0xff; 4], deadline).unwrap();
+        }
+        while state.progress() {}
+        prop_assert_eq!(state.streams().any(|(id, _)| id == bad), !too_long);
+        prop_assert!(state.streams().any(|(id, _)| id == good) && state.link(LinkId(0)).is_some());
+        // The others still carry frames.
+        send_datagrams(&mut state, (pd, cq), (0, Host::LOCAL), 1);
+        send_datagrams(&mut state, (pd, cq), (2, Host(2)), 1);
+        while state.progress() {}
+        prop_assert!(!peers.remove(0).is_quiet() && friend.look().0);
+    }
 }
 
 #[test]
