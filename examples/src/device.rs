@@ -1,5 +1,6 @@
 //! Chooses the device, from flags or the environment, and reports which one was chosen and why.
 
+mod at;
 mod list;
 #[cfg(feature = "cuda")]
 mod near;
@@ -12,6 +13,7 @@ use rdma::{Context, Device, DeviceSelector, GidEntry, Mtu, PortState};
 use rdma_collectives::bootstrap::Group;
 use rdma_collectives::{Adapter, Transport};
 
+pub use self::at::Place;
 pub use self::list::{DeviceList, Wanted};
 pub(crate) use self::path::InEffect;
 pub use self::path::PathOptions;
@@ -208,6 +210,12 @@ impl Chosen {
     #[must_use]
     pub fn name(&self) -> String {
         self.adapter.name()
+    }
+
+    /// Whether the options name the device, alone or in a list.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        self.named
     }
 
     /// The line about the device that every program prints.

@@ -12,7 +12,7 @@ use rdma_net::{Driver, Exchange, FailureKind, Incoming, ListenOptions, Listener,
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::device::{DeviceOptions, PathOptions};
+use crate::device::{DeviceOptions, PathOptions, Place};
 use crate::failure::say;
 use crate::{Failure, address, environment};
 
@@ -52,34 +52,43 @@ enum ExchangeOption {
 }
 
 impl ServiceOptions {
-    /// Creates a node on the device.
+    /// Creates a node on the device that the options name. Without a name it is the one that the
+    /// address leads to, and a line on standard error says which.
     ///
     /// # Errors
     /// If there is no such device, or an option of the path or a variable has a value that is not
     /// allowed; errors of the device.
-    pub fn node(&self, options: NodeOptions) -> Result<(Node, Driver), Failure> {
+    pub fn node(&self, options: NodeOptions, place: Place) -> Result<(Node, Driver), Failure> {
         let path = self.path.or_environment()?;
         let vector = match self.completion_vector {
             Some(vector) => vector,
             None => environment::setting("RDMA_COMPLETION_VECTOR", 0..=u32::MAX)?.unwrap_or(0),
         };
-        let context = DeviceOptions::named(self.device.clone()).open()?.adapter.context;
+        let device = DeviceOptions::named(self.device.clone());
+        let chosen = match self.exchange {
+            ExchangeOption::Cm => device.at(place).open()?,
+            // The addresses are those of TCP, and lead to no device.
+            ExchangeOption::Tcp => device.open()?,
+        };
+        if !chosen.is_named() {
+            say(&chosen.using());
+        }
         let exchange = match self.exchange {
             ExchangeOption::Cm => Exchange::ConnectionManager,
             ExchangeOption::Tcp => Exchange::Tcp,
         };
-        Ok(Node::new(&context, &options.exchange(exchange).path(path).completion_vector(vector))?)
+        Ok(Node::new(&chosen.adapter.context, &options.exchange(exchange).path(path).completion_vector(vector))?)
     }
 
-    /// Runs a program's future with a node on the device: [`run`].
+    /// Runs a program's future with a node of [`node`](Self::node): [`run`].
     ///
     /// # Errors
     /// As for [`node`](Self::node) and [`run`].
-    pub fn run<T, F>(&self, options: NodeOptions, work: impl FnOnce(Node) -> F) -> Result<T, Failure>
+    pub fn run<T, F>(&self, options: NodeOptions, place: Place, work: impl FnOnce(Node) -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        run(self.node(options)?, work)
+        run(self.node(options, place)?, work)
     }
 
     /// Starts a server on a thread of this process, and returns its address. `serve` takes the

@@ -160,7 +160,7 @@ impl Communicator {
     ///
     /// # Errors
     /// If shared memory is asked for and cannot be had, if two ranks share neither memory nor a
-    /// kind of hardware and do not listen for each other ([`tcp::listen`](crate::tcp::listen)), or
+    /// kind of hardware and do not listen for each other ([`tcp::listen`]), or
     /// if any rank fails; every rank is told.
     pub fn on_rails(rails: Vec<Rail>, group: &mut Group, tuning: Tuning) -> Result<Self, Error> {
         let own = group.split(0, group.rank())?;

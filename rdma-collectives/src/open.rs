@@ -95,7 +95,7 @@ impl CommunicatorBuilder<'_> {
     /// Says that nobody else can read the connections of the group, so that rank 0 may hand out a
     /// key for TCP over them if a rank has none; the same at all ranks. Not so by default. Ranks on
     /// several hosts then listen for each other also without `RDMA_SOFT_TCP`: see
-    /// [`tcp::listen`](crate::tcp::listen).
+    /// [`tcp::listen`].
     pub fn job_key(self, is_trusted: bool) -> Self {
         Self { job_key: is_trusted, ..self }
     }
@@ -107,7 +107,7 @@ impl CommunicatorBuilder<'_> {
     }
 
     /// Opens the devices and connects the ranks; collective, and blocking. Before that, ranks
-    /// listen for other hosts where it is asked for: see [`tcp::listen`](crate::tcp::listen).
+    /// listen for other hosts where it is asked for: see [`tcp::listen`].
     ///
     /// # Errors
     /// If a device cannot be opened, or as for [`Communicator::on_rails`]; every rank is told.

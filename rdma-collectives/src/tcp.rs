@@ -17,6 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 #[cfg(feature = "soft")]
 use rdma::soft::tcp::{self, Address, Key};
 use rdma::{Device, DeviceSelector};
+#[cfg(feature = "soft")]
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Group;
@@ -28,6 +29,7 @@ use crate::transport::Transport;
 const PORT: u16 = 4791;
 
 /// What a rank needs to listen.
+#[cfg(feature = "soft")]
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Need {
     /// Whether it is to listen, and does not do so yet.

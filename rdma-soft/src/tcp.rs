@@ -194,8 +194,8 @@ pub fn listen(address: Address, key: Key) -> Result<SocketAddr, Error> {
 ///
 /// # Errors
 ///
-/// Those of [`listen`]; and `EINVAL`: `RDMA_SOFT_TCP` is invalid, or there is no valid key. After an
-/// error, the device is as before the call.
+/// Those of [`listen`]; and `EINVAL`: `RDMA_SOFT_TCP` is invalid, or there is no valid key. After
+/// an error, the device is as before the call.
 ///
 /// # Examples
 ///

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rdma::aio::block_on;
+use rdma_examples::device::Place;
 use rdma_examples::failure::say;
 use rdma_examples::file_copy::{self, Receiver};
 use rdma_examples::service::{self, ServiceOptions};
@@ -81,8 +82,8 @@ fn run(args: Args) -> Result<(), Failure> {
 
 impl Args {
     /// A node whose driver has a thread of its own: the other threads read and write files.
-    fn node(&self, connections: u32) -> Result<Node, Failure> {
-        let (node, driver) = self.service.node(file_copy::node_options(connections))?;
+    fn node(&self, connections: u32, place: Place) -> Result<Node, Failure> {
+        let (node, driver) = self.service.node(file_copy::node_options(connections), place)?;
         // If it fails, so do all connections, which do not know the reason.
         let drive = || {
             driver.run_blocking().unwrap_or_else(|error| say(&format!("file_copy: {}", Failure::from(error))));
@@ -96,7 +97,7 @@ impl Args {
 fn serve(args: &Args, address: &str, directory: &Path, idle: Duration) -> Result<(), Failure> {
     let address = address::resolve(address, args.port)?;
     let receiver = Receiver::open(directory, idle)?;
-    let node = args.node(MAX_CONNECTIONS)?;
+    let node = args.node(MAX_CONNECTIONS, Place::At(address))?;
     let limits = ListenOptions::new().first_message(FIRST_ORDER.min(idle));
     let listener = service::listen(&node, address, &limits)?;
     args.service.print_address(listener.local_addr())?;
@@ -105,7 +106,7 @@ fn serve(args: &Args, address: &str, directory: &Path, idle: Duration) -> Result
 
 fn send(args: &Args, address: &str, paths: &[PathBuf]) -> Result<(), Failure> {
     let receiver = address::resolve(address, args.port)?;
-    let node = args.node(1)?;
+    let node = args.node(1, Place::Towards(receiver))?;
     let summary = block_on(file_copy::send(&node, receiver, paths));
     let summary = summary
         .map_err(|failure| failure.explained(service::EXPLANATION).context(format_args!("copy to {receiver}")))?;

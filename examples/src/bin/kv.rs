@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use rdma_examples::device::Place;
 use rdma_examples::exposed_table::Refusal;
 use rdma_examples::kv::{self, Client, ServerOptions, load};
 use rdma_examples::metrics::MetricsOptions;
@@ -100,7 +101,7 @@ fn run(args: Args) -> Result<(), Failure> {
             let start =
                 || service.start(move |service, at, started| serve(service, at, &server, none, |at, _| started(at)));
             let server = address.as_deref().map_or_else(start, resolve)?;
-            service.run(kv::node_options(options.connections()), |node| async move {
+            service.run(kv::node_options(options.connections()), Place::Towards(server), |node| async move {
                 load::run(&node, server, options, service.json).await
             })
         }
@@ -128,7 +129,7 @@ fn serve(
     metrics: MetricsOptions,
     started: impl FnOnce(SocketAddr, Option<SocketAddr>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    service.run(kv::node_options(kv::MAX_CLIENTS), |node| async move {
+    service.run(kv::node_options(kv::MAX_CLIENTS), Place::At(address), |node| async move {
         let table = Arc::new(options.table(node.domain())?);
         let limits = ListenOptions::new().first_message(kv::FIRST_REQUEST).idle(options.idle);
         let listen = |address| service::listen(&node, address, &limits);
@@ -151,7 +152,7 @@ fn with_client(
     server: SocketAddr,
     work: impl AsyncFnOnce(&mut Client) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let done = service.run(kv::node_options(1), |node| async move {
+    let done = service.run(kv::node_options(1), Place::Towards(server), |node| async move {
         let waiting = Waiting::for_peer(server);
         let mut client = Client::connect(&node, server).await?;
         drop(waiting);

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
+use rdma_examples::device::Place;
 use rdma_examples::load::LoadRow;
 use rdma_examples::metrics::MetricsOptions;
 use rdma_examples::rpc::{self, Method, load};
@@ -86,7 +87,7 @@ fn run(args: Args) -> Result<(), Failure> {
         }
         Command::Call { address, method, body, deadline } => {
             let (server, time) = (resolve(address)?, Duration::from_millis((*deadline).into()));
-            let (node, deadline) = (service.node(rpc::node_options(1))?, Instant::now() + time);
+            let (node, deadline) = (service.node(rpc::node_options(1), Place::Towards(server))?, Instant::now() + time);
             let result = service::run_until(node, Some(deadline), |node| async move {
                 rpc::call_once(&node, server, *method, body.as_bytes(), time).await
             });
@@ -99,9 +100,10 @@ fn run(args: Args) -> Result<(), Failure> {
             let start =
                 || service.start(move |service, at, started| serve(service, at, limits, none, |at, _| started(at)));
             let server = address.as_deref().map_or_else(start, resolve)?;
-            let row = service.run(rpc::node_options(options.connections()), |node| async move {
-                load::run(&node, server, options).await
-            })?;
+            let row =
+                service.run(rpc::node_options(options.connections()), Place::Towards(server), |node| async move {
+                    load::run(&node, server, options).await
+                })?;
             let text = format!("# {}\n#{}\n {}", options.line(), LoadRow::HEAD, row.text());
             service.print(&json!({ "program": "rpc", "load": options.line(), "row": row }), &text)
         }
@@ -116,7 +118,7 @@ fn serve(
     metrics: MetricsOptions,
     started: impl FnOnce(SocketAddr, Option<SocketAddr>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    service.run(rpc::node_options(rpc::MAX_CLIENTS), |node| async move {
+    service.run(rpc::node_options(rpc::MAX_CLIENTS), Place::At(address), |node| async move {
         let listener = service::listen(&node, address, &rpc::listen_options(receives))?;
         let metrics = metrics.serve(&node)?;
         started(listener.local_addr(), metrics.address())?;

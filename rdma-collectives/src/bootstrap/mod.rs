@@ -216,12 +216,14 @@ impl Group {
 
     /// This host's address on the way to rank 0, or rank 0's on the way to the others; `None` if
     /// they have met by Unix sockets.
+    #[cfg_attr(not(feature = "soft"), expect(dead_code, reason = "only the software device listens for other hosts"))]
     pub(crate) fn address(&self) -> Option<IpAddr> {
         self.address
     }
 
     /// Whether this rank's connections are Unix sockets between processes of one user, which nobody
     /// else reads.
+    #[cfg_attr(not(feature = "soft"), expect(dead_code, reason = "only the software device listens for other hosts"))]
     pub(crate) fn is_private(&self) -> bool {
         self.is_private
     }

@@ -22,13 +22,15 @@ pub(crate) const VARIABLE: &str = "RDMA_SOFT_LOG";
 pub(crate) const VALUES: &str = "off, links, error, warn, info, debug or trace";
 /// The modules that set up links and connections, and the level down to which they say why one was
 /// refused or has failed.
-const LINKS: [(&str, Level); 7] = [
+const LINKS: [(&str, Level); 9] = [
     ("rdma_soft::node::peers", Level::WARN),
     ("rdma_soft::node::remote", Level::WARN),
     ("rdma_soft::node::callers", Level::WARN),
     ("rdma_soft::node::admission", Level::WARN),
     ("rdma_soft::node::state::streams", Level::WARN),
+    ("rdma_soft::node::ports", Level::WARN),
     ("rdma_soft::cm::connect", Level::WARN),
+    ("rdma_soft::cm::dial", Level::WARN),
     ("rdma_soft::cm::report", Level::INFO),
 ];
 /// Limit of the different warnings and errors of a process that are printed.

@@ -154,9 +154,10 @@ impl Node {
                 agent::start(node)?;
                 admission::start(node)?;
                 if !IS_AT_EXIT.load(Ordering::Relaxed) {
-                    // If the registration fails for lack of memory, the device works without `at_exit`.
-                    // SAFETY: atexit requires a function that may run at any time from now on, which
-                    // `at_exit` may.
+                    // If the registration fails for lack of memory, the device works without
+                    // `at_exit`.
+                    // SAFETY: atexit requires a function that may run at any time from now on,
+                    // which `at_exit` may.
                     let _registered = unsafe { libc::atexit(at_exit) };
                     IS_AT_EXIT.store(true, Ordering::Relaxed);
                 }

@@ -60,11 +60,15 @@ fn parse_endpoint(text: &str) -> Endpoint {
 }
 
 /// Runs the commands of the first process if this is the second one; otherwise returns. The options
-/// are words: `shared`, and `to=ADDRESS` of the first process's host.
+/// are words: `shared`, `to=ADDRESS` of the first process's host, and `nobody` for a process that
+/// root starts to be of another user.
 pub(crate) fn play() {
     let Some(options) = role() else { return };
     let mut first = first();
     let words = || options.split_whitespace();
+    if words().any(|word| word == "nobody") {
+        become_nobody();
+    }
     let peer = words().find_map(|word| word.strip_prefix("to=")).map(|address| address.parse().unwrap());
     let config = Config { shared: words().any(|word| word == "shared"), peer, ..Config::default() };
     let mut side = Side::new(config);
@@ -77,6 +81,11 @@ pub(crate) fn play() {
             std::thread::sleep(std::time::Duration::from_millis(ms.parse().unwrap()));
         }
     }
+}
+
+fn become_nobody() {
+    // SAFETY: setuid takes a number; all threads of this process give up all their rights.
+    assert_eq!(unsafe { libc::setuid(65_534) }, 0);
 }
 
 fn answer(side: &mut Side, command: &str, rest: &str) -> String {

@@ -314,6 +314,174 @@ fn strangers() {
     other.finish();
 }
 
+/// The first message of a stranger that calls the process with a slot (`link/hello.rs`).
+fn call_to(slot: u32) -> Vec<u8> {
+    let slot = u16::try_from(slot).unwrap();
+    [&b"RDMAsoft"[..], &1_u32.to_le_bytes(), &1_u32.to_le_bytes(), &slot.to_le_bytes(), &77_u16.to_le_bytes(), &[7; 80]]
+        .concat()
+        .into_iter()
+        .enumerate()
+        // The subject, which a call for a link lacks.
+        .map(|(at, byte)| if at >= 68 { 0 } else { byte })
+        .collect()
+}
+
+/// Strangers that keep to the protocol as far as they can without the key.
+fn strangers_to(slot: u32, count: usize) -> Vec<TcpStream> {
+    let address = SocketAddr::new(THERE.parse().unwrap(), own().port());
+    let call = || {
+        let mut caller = TcpStream::connect(address).unwrap();
+        // It may have been sent away already.
+        let _reset = caller.write_all(&call_to(slot));
+        caller
+    };
+    (0..count).map(|_| call()).collect()
+}
+
+/// Waits until a caller is sent away, whatever it is told before.
+fn is_sent_away(caller: &mut TcpStream) {
+    caller.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    loop {
+        match caller.read(&mut [0; 256]) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) => {
+                assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock);
+                return;
+            }
+        }
+    }
+}
+
+fn threads_of(pid: i32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/task")).unwrap().count()
+}
+
+#[test]
+#[ignore = "run by two_hundred_callers_without_the_key_cost_little"]
+fn two_hundred() {
+    let (mut other, mut second) = (there(THERE), there(THERE));
+    let mut callers = strangers_to(other.endpoint.qpn >> 12, 200);
+    let mut most = 0;
+    for (other, id) in [(&mut other, 1), (&mut second, 2)] {
+        let side = side_to(THERE, 14);
+        other.connect(side.endpoint());
+        side.connect(other.endpoint);
+        most = most.max(threads_of(other.pid()));
+        talk(&side, other, id);
+    }
+    assert!(most < 150, "{most} threads");
+    callers.iter_mut().for_each(is_sent_away);
+    other.finish();
+    second.finish();
+}
+
+#[test]
+fn two_hundred_callers_without_the_key_cost_little() {
+    on_a_host("two_hundred");
+}
+
+#[test]
+#[ignore = "run by callers_of_a_process_that_stands_still_keep_nobody_out"]
+fn standing_still() {
+    let (mut other, mut stopped) = (there(THERE), there(THERE));
+    stopped.stop();
+    let mut callers = strangers_to(stopped.endpoint.qpn >> 12, 100);
+    let side = side_to(THERE, 14);
+    other.connect(side.endpoint());
+    side.connect(other.endpoint);
+    talk(&side, &mut other, 1);
+    callers.iter_mut().for_each(is_sent_away);
+    // It takes what has waited, and is as reachable as before.
+    stopped.resume();
+    let side = side_to(THERE, 14);
+    stopped.connect(side.endpoint());
+    side.connect(stopped.endpoint);
+    talk(&side, &mut stopped, 2);
+    other.finish();
+    stopped.finish();
+}
+
+#[test]
+fn callers_of_a_process_that_stands_still_keep_nobody_out() {
+    on_a_host("standing_still");
+}
+
+/// The process that accepts a call may die at any step of the hand-over, and the one that is called,
+/// too.
+#[test]
+#[ignore = "run by processes_that_are_killed_while_they_pass_calls_on_are_replaced"]
+fn killed_at_each_step() {
+    for round in 0..8_usize {
+        let (mut survivor, mut killed) = (there(THERE), there(THERE));
+        let call = call_to((if round % 2 == 0 { &survivor } else { &killed }).endpoint.qpn >> 12);
+        let address = SocketAddr::new(THERE.parse().unwrap(), own().port());
+        let cut = [0, 11, 40, call.len()][round / 2];
+        let mut callers: Vec<_> = (0..12).map(|_| TcpStream::connect(address).unwrap()).collect();
+        for caller in &mut callers {
+            caller.write_all(&call[..cut]).unwrap();
+        }
+        let side = side_to(THERE, 14);
+        survivor.connect(side.endpoint());
+        side.connect(survivor.endpoint);
+        assert_eq!(survivor.ask("recv 1 0 64"), "0");
+        // The call begins, and either of the two accepts it.
+        assert_eq!(side.post(&Request::new(Op::IBV_WR_SEND, 1, &[side.sge(0, 5)])), 0);
+        killed.kill();
+        side.success(1);
+        assert_eq!(survivor.ask("wait"), "1 0 5");
+        talk(&side, &mut survivor, 2);
+        survivor.finish();
+    }
+}
+
+#[test]
+fn processes_that_are_killed_while_they_pass_calls_on_are_replaced() {
+    on_a_host("killed_at_each_step");
+}
+
+/// Processes of two users reach each other by two addresses, and neither gets the other's calls.
+#[test]
+#[ignore = "run by two_users_of_one_host_are_two_hosts"]
+fn two_users() {
+    const NOBODY: u32 = 65_534;
+    // A key of its own, with the same bytes: each user reads only its own file.
+    let key = KeyFile::new("nobody", SECRET, 0o600);
+    std::os::unix::fs::chown(&key.0, Some(NOBODY), Some(NOBODY)).unwrap();
+    let user = |host: &str| {
+        let address = SocketAddr::new(host.parse().unwrap(), own().port()).to_string();
+        Puppet::start_with("hosts::other_process", &format!("nobody to={}", own().ip()), |command| {
+            command.env(TCP, address).env(KEY, key.path());
+        })
+    };
+    let mut other = user(THERE);
+    let side = side_to(THERE, 14);
+    other.connect(side.endpoint());
+    side.connect(other.endpoint);
+    talk(&side, &mut other, 1);
+    // A process of this user at a third address passes no call on to the other user's process.
+    let ours = there("127.88.0.3");
+    let mut peer = side.endpoint();
+    peer.qpn = other.endpoint.qpn;
+    let wrong = side_to("127.88.0.3", 10);
+    wrong.connect(peer);
+    assert_eq!(wrong.post(&Request::new(Op::IBV_WR_SEND, 1, &[])), 0);
+    wrong.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    talk(&side, &mut other, 2);
+    ours.finish();
+    other.finish();
+}
+
+#[test]
+fn two_users_of_one_host_are_two_hosts() {
+    // SAFETY: geteuid has no requirement.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: only root can start a process of another user");
+        return;
+    }
+    on_a_host("two_users");
+}
+
 #[test]
 fn strangers_keep_nobody_out() {
     on_a_host("strangers");
