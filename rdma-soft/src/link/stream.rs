@@ -355,7 +355,8 @@ impl Outbound for Stream {
         if payload.len() > MAX_PAYLOAD || self.ended.is_some() {
             return false;
         }
-        if payload.len() >= LARGE {
+        // Encryption copies in any case.
+        if payload.len() >= LARGE && self.records.is_none() {
             let mut head = [0; HEAD];
             write_head(&mut head, len, header);
             return self.push_large(&head, payload);
