@@ -111,8 +111,7 @@
 //! why. Without the feature, or with `RDMA_SOFT_TLS=off`, nothing is encrypted: use a network that
 //! you trust, or WireGuard.
 //!
-//! Not there yet: the connection manager and multicast reach this host only, and the programs of
-//! `rdma` choose `soft0` for jobs on several hosts only if they are told to (`RDMA_DEVICE`).
+//! The connection manager reaches the other hosts, too. Multicast stays within a host.
 //!
 //! # Platforms
 //!

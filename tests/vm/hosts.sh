@@ -8,9 +8,10 @@ list() {
   [ "$1" = hosts ] || return 0
   printf '%s\n' off_without_tcp wrong_key {rc,uc,ud,srq}_pingpong{,_ipv6} \
     ib_{write_bw,write_lat,read_bw,read_lat,atomic_lat,send_bw,send_ud,send_uc,many_qps} ib_write_bw_ipv6 killed_{server,client} \
+    rping rping_ipv6 our_rping ucmatose udaddy rstream write_bw_by_cm \
     fi_dgram ucx_rc ucx_ud \
     pingpong pingpong_jumbo faults faults_end link_down_for_a_while link_down_for_good \
-    all_reduce all_reduce_3_hosts all_reduce_32 killed_rank
+    all_reduce all_reduce_3_hosts all_reduce_32 killed_rank compose
   # Each pair of processes on two hosts has a connection of its own: 1,024 of them.
   [ -z "${RDMA_TEST_LONG:-}" ] || echo all_reduce_64
 }
@@ -41,6 +42,28 @@ pair() { # command...
   needs "$1"
   begin server "$(on 1)" soft-rdma ${sysfs:+--sysfs} "$@" && server=$! && listens 1 $server
   well client "$(on 2)" soft-rdma ${sysfs:+--sysfs} "$@" 10.9.0.1
+  ended_well $server server
+}
+
+# Waits until somebody listens by the connection manager on a host.
+listens_by_cm() { # host, process
+  until nsenter --net="$RDMA_TEST_HOSTS/$1/net" grep -q ' 00010000 .*@rdma-soft-cm' /proc/net/unix; do
+    kill -0 "$2" || fail "nobody listens on host $1"
+    pause 0.05 || :
+  done
+}
+
+# Runs two programs that meet by the connection manager, the first on host 1 or 4, the second on
+# the next.
+cm_pair() { # host, command... -- command...
+  local server host=$1
+  local -a first=()
+  shift
+  until [ "$1" = -- ]; do first+=("$1"); shift; done
+  shift
+  needs "$2"
+  begin server "$(on "$host")" "${first[@]}" && server=$! && listens_by_cm "$host" $server
+  well client "$(on $((host + 1)))" "$@"
   ended_well $server server
 }
 
@@ -90,6 +113,21 @@ job_well() { # hosts, ranks, command...
   for rank in "${!ranks[@]}"; do ended_well "${ranks[rank]}" "rank$rank"; done
 }
 
+# Runs the services of compose.yaml, each on a host, with the settings of the file.
+compose() {
+  local -i host=0
+  local service rank command
+  export RDMA_TEST_TCP=auto
+  ranks=()
+  while read -r service command; do
+    host+=1
+    # shellcheck disable=SC2086
+    begin "$service" "$(on $host)" ${command//7000/$port} && ranks+=($!)
+  done < <(awk '/^  [a-z]+:$/ { name = $1 } $1 == "command:" { $1 = name; print }' tests/vm/compose.yaml)
+  [ $host -eq 3 ] || fail "compose.yaml has $host services"
+  for rank in "${ranks[@]}"; do ended_well "$rank" 'a service'; done
+}
+
 # Bytes that a host has received.
 received() { # host
   nsenter --net="$RDMA_TEST_HOSTS/$1/net" awk '$1 == "eth0:" { print $2 }' /proc/net/dev
@@ -123,7 +161,7 @@ killed() { # victim, survivor, its name
 }
 
 run() {
-  local server client sysfs= status=0
+  local server client both sysfs= status=0
   . tests/vm/cm_peers.sh
   local verbs=(-g 0 -p "$port" -c -n 200) perf=(-F -x 0 -p "$port" -n 300)
   local short=(--min 8 --max 256K --factor 32 --iters 2 --warmup 1)
@@ -157,6 +195,21 @@ run() {
       wait "$client" || status=$?
       [ $status -ne 0 ] && [ $status -lt 124 ] || fail "the client ended with status $status"
       wait "$server" || : ;;
+    rping)
+      both=(-a 10.9.0.1 -p "$port" -C 50 -V)
+      cm_pair 1 soft-rdma rping -s "${both[@]}" -- soft-rdma rping -c "${both[@]}" ;;
+    rping_ipv6)
+      both=(-a fd09::4 -p "$port" -C 20 -S 65000 -V)
+      cm_pair 4 soft-rdma rping -s "${both[@]}" -- soft-rdma rping -c "${both[@]}" ;;
+    our_rping)
+      both=(-a 10.9.0.1 -p "$port" -C 50 -V)
+      cm_pair 1 rping -s "${both[@]}" -- soft-rdma rping -c "${both[@]}" ;;
+    ucmatose) cm_pair 1 soft-rdma ucmatose -c 20 -C 20 -m -p "$port" -- soft-rdma ucmatose -s 10.9.0.1 -c 20 -C 20 -m -p "$port" ;;
+    udaddy) cm_pair 1 soft-rdma udaddy -c 5 -C 100 -- soft-rdma udaddy -s 10.9.0.1 -c 5 -C 100 ;;
+    rstream)
+      both=(-p "$port" -S 4096 -I 20 -C 20)
+      cm_pair 1 soft-rdma rstream "${both[@]}" -- soft-rdma rstream -s 10.9.0.1 "${both[@]}" ;;
+    write_bw_by_cm) cm_pair 1 soft-rdma ib_write_bw -F -R -p "$port" -- soft-rdma ib_write_bw -F -R -p "$port" 10.9.0.1 ;;
     fi_dgram)
       needs fi_pingpong
       begin server "$(on 1)" soft-rdma fi_pingpong -p verbs -e dgram -I 100 -B "$port" && server=$! && listens 1 $server
@@ -183,6 +236,7 @@ run() {
     all_reduce) job_well 2 4 all_reduce "${short[@]}" ;;
     all_reduce_3_hosts) job_well 3 6 all_reduce "${short[@]}" ;;
     all_reduce_*) job_well 2 "${1#all_reduce_}" all_reduce --min 1K --max 1K --iters 2 --warmup 1 ;;
+    compose) compose ;;
     killed_rank)
       job 2 4 all_reduce --min 64K --max 64K --iters 1000000 --timeout 20
       transferring 2 "${ranks[0]}"

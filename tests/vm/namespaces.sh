@@ -13,6 +13,9 @@ make_hosts() { # an empty folder
   export RDMA_TEST_HOSTS=$1 RDMA_SOFT_KEY=$1/key
   mount -t tmpfs hosts "$1" && ip link set lo up || return
   (umask 077 && head -c 32 /dev/urandom | base64 >"$1/key") || return
+  # Docker's names of the hosts, for this mount namespace.
+  printf '%s\n' '127.0.0.1 localhost' '10.9.0.1 one' '10.9.0.2 two' '10.9.0.3 three' >"$1/names" || return
+  mount --bind "$1/names" /etc/hosts || return
   make_bridge bridge0 1500 && make_bridge bridge1 9000 || return
   for host in 1 2 3; do make_host "$host" bridge0 1500 "10.9.0.$host/24" "fd09::$host/64" || return; done
   # The kernel may lack IPv6.

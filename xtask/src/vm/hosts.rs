@@ -23,3 +23,16 @@ pub(crate) fn are_allowed() -> Result<(), String> {
         "mount -t tmpfs hosts /mnt && ip link add port type veth peer name eth0 && ip link add bridge0 type bridge";
     output(bash().args(["-c", try_all])).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::system::read;
+
+    #[test]
+    fn the_guide_shows_the_compose_file_of_the_hosts() {
+        let text = |path: &str| read(&crate::root().join(path)).unwrap();
+        let (file, page) = (text("tests/vm/compose.yaml"), text("rdma/src/guide/testing.md"));
+        let contents = &file[file.find("x-host").expect("the part that all hosts have")..];
+        assert!(page.contains(&format!("```yaml\n{contents}```\n")));
+    }
+}
