@@ -407,8 +407,8 @@ fn callers_of_a_process_that_stands_still_keep_nobody_out() {
     on_a_host("standing_still");
 }
 
-/// The process that accepts a call may die at any step of the hand-over, and the one that is called,
-/// too.
+/// The process that accepts a call may die at any step of the hand-over, and the one that is
+/// called, too.
 #[test]
 #[ignore = "run by processes_that_are_killed_while_they_pass_calls_on_are_replaced"]
 fn killed_at_each_step() {
