@@ -9,6 +9,7 @@ mod rails;
 
 use std::io::{self, Write};
 
+use rdma::soft::tcp;
 use rdma::{Context, Device, DeviceSelector, GidEntry, Mtu, PortState};
 use rdma_collectives::bootstrap::Group;
 use rdma_collectives::{Adapter, Transport};
@@ -20,6 +21,10 @@ pub use self::path::PathOptions;
 pub use self::rails::{RailCount, RailOptions, RailSettings};
 use crate::failure::say;
 use crate::{Failure, environment};
+
+/// What makes the software device reach other hosts.
+pub(crate) const ADVICE: &str = "RDMA_SOFT_TCP has an address, an interface such as eth0, or auto, and RDMA_SOFT_KEY \
+                                 a file with the same 32 random bytes on each host";
 
 /// The options that say which device to use; the same in every program.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -224,17 +229,21 @@ impl Chosen {
         format!("using {}", self.line)
     }
 
-    /// Refuses the software device if the ranks are on several hosts.
+    /// Whether the device reaches other hosts: hardware does, and the software device if it listens
+    /// for them.
+    fn reaches_hosts(&self) -> bool {
+        let context = &self.adapter.context;
+        !context.is_software() || tcp::status().is_some_and(|status| status.device == context.name())
+    }
+
+    /// Refuses the software device if the ranks are on several hosts and it listens for none.
     fn check_hosts(&self, group: &Group) -> Result<(), Failure> {
-        let reaches_hosts = rdma::soft::tcp::status().is_some();
-        if group.is_on_one_machine() || !self.adapter.context.is_software() || reaches_hosts {
+        if group.is_on_one_machine() || self.reaches_hosts() {
             return Ok(());
         }
-        let hint = if self.named { "use hardware" } else { "see devinfo --why for why there is no hardware" };
+        let why = if self.named { "" } else { "; devinfo --why says why there is no hardware" };
         let name = self.adapter.context.name();
-        Err(Failure::new(format!(
-            "the ranks are on several hosts, and {name} works within one unless RDMA_SOFT_TCP and RDMA_SOFT_KEY are set; {hint}"
-        )))
+        Err(Failure::new(format!("the ranks are on several hosts, and {name} works within one unless {ADVICE}{why}")))
     }
 
     /// The requested MTU if the port supports it; the port's active MTU if none is requested.

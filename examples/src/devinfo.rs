@@ -2,11 +2,12 @@
 
 use std::io::{self, Write};
 
+use rdma::soft::tcp;
 use rdma::{Context, Device, PortAttr};
 use serde_json::{Map, Value, json};
 
 use crate::Failure;
-use crate::device::InEffect;
+use crate::device::{ADVICE, InEffect};
 
 /// A line of the report: its name, its value for JSON, and its value as text.
 type Line = (&'static str, Value, String);
@@ -57,7 +58,7 @@ impl Report {
     /// # Errors
     /// If writing to `out` fails.
     pub fn print(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
-        const BRIEF: [&str; 15] = [
+        const BRIEF: [&str; 16] = [
             "transport",
             "software",
             "fw_ver",
@@ -73,6 +74,7 @@ impl Report {
             "sm_lid",
             "port_lid",
             "link_layer",
+            "tcp",
         ];
         let shown = |name: &str| verbose || BRIEF.contains(&name);
         writeln!(out, "hca_id:\t{}", self.name)?;
@@ -145,7 +147,7 @@ pub fn path_to_json() -> Value {
 fn device_lines(device: &Device, context: &Context) -> Vec<Line> {
     let attr = context.device_attr();
     let transport = device.transport();
-    vec![
+    let mut lines = vec![
         text("transport", format!("{transport} ({})", transport.as_raw())),
         ("software", json!(device.is_software()), if device.is_software() { "yes" } else { "no" }.to_owned()),
         text("fw_ver", attr.firmware()),
@@ -177,7 +179,36 @@ fn device_lines(device: &Device, context: &Context) -> Vec<Line> {
         number("max_srq_sge", attr.max_srq_sge()),
         number("max_pkeys", attr.max_pkeys()),
         number("num_comp_vectors", context.completion_vectors()),
-    ]
+    ];
+    if let Some(status) = tcp::status().filter(|status| device.is_software() && status.device == device.name()) {
+        let kind = if status.is_encrypted { "encrypted" } else { "not encrypted" };
+        let shown = format!("{}, key of {} (fingerprint {}), {kind}", status.address, status.key, status.fingerprint);
+        lines.push(("tcp", tcp_to_json(&status), shown));
+    }
+    lines
+}
+
+fn tcp_to_json(status: &tcp::Status) -> Value {
+    let hosts: Vec<_> = status.hosts.iter().map(ToString::to_string).collect();
+    json!({
+        "address": status.address.to_string(),
+        "key": status.key.to_string(),
+        "fingerprint": status.fingerprint,
+        "encrypted": status.is_encrypted,
+        "hosts": hosts,
+    })
+}
+
+/// Says whether the software device reaches other hosts, and if not, why: as text, and as JSON.
+#[must_use]
+pub fn other_hosts() -> (String, Value) {
+    match tcp::listen_from_environment() {
+        Ok(Some(status)) => {
+            (format!("{status}. A firewall on the way cannot be seen from here."), tcp_to_json(&status))
+        }
+        Ok(None) => (format!("The software device reaches no other hosts, unless {ADVICE}."), Value::Null),
+        Err(error) => (format!("The software device does not start: {error}"), json!({ "error": error.to_string() })),
+    }
 }
 
 fn port_lines(context: &Context, port: u8) -> Result<Vec<Line>, rdma::Error> {

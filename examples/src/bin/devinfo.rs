@@ -29,7 +29,7 @@ struct Args {
     #[arg(short, long)]
     #[arg(help_heading = cli::WHAT)]
     brief: bool,
-    /// Say why there is no hardware, and what would help
+    /// Say why there is no hardware, whether soft0 reaches other hosts, and what would help
     #[arg(long)]
     #[arg(help_heading = cli::WHAT)]
     why: bool,
@@ -109,10 +109,11 @@ fn once(text: &str) -> String {
 fn why(out: &mut dyn Write, as_json: bool) -> Result<(), Failure> {
     let absence = HardwareAbsence::diagnose();
     let findings = absence.as_ref().map_or(&[][..], HardwareAbsence::findings);
+    let (other_hosts, tcp) = devinfo::other_hosts();
     if as_json {
         let findings: Vec<_> =
             findings.iter().map(|f| json!({ "finding": f.to_string(), "remedy": f.remedy() })).collect();
-        writeln!(out, "{:#}", json!({ "hardware": absence.is_none(), "findings": findings }))?;
+        writeln!(out, "{:#}", json!({ "hardware": absence.is_none(), "findings": findings, "tcp": tcp }))?;
         return Ok(());
     }
     match &absence {
@@ -123,5 +124,6 @@ fn why(out: &mut dyn Write, as_json: bool) -> Result<(), Failure> {
     for finding in findings {
         writeln!(out, "  {}\n    {}", once(&finding.to_string()), finding.remedy())?;
     }
+    writeln!(out, "{other_hosts}")?;
     Ok(())
 }

@@ -99,6 +99,38 @@ mod devinfo {
     }
 
     #[test]
+    fn says_how_other_hosts_are_reached() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("job.key");
+        std::fs::write(&key, "0123456789abcdef0123456789abcdef").unwrap();
+        let at = TcpListener::bind("127.88.7.1:0").unwrap().local_addr().unwrap().to_string();
+        let with = |mode: u32, args: &[&str]| {
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
+            let mut command = program("devinfo");
+            command.args(args).env("RDMA_SOFT_TCP", &at).env("RDMA_SOFT_KEY", &key);
+            finish(command.spawn().unwrap())
+        };
+        assert!(succeed("devinfo", &["--why"]).contains("reaches no other hosts, unless RDMA_SOFT_TCP has"));
+        let why = text(&with(0o600, &["--why"]).stdout);
+        assert!(
+            why.contains(&format!("soft0 listens at {at} for other hosts, with the key of {}", key.display())),
+            "{why}"
+        );
+        let why = text(&with(0o644, &["--why"]).stdout);
+        assert!(why.contains("does not start: ") && why.contains("chmod 600"), "{why}");
+        has_failed("devinfo", &with(0o644, &["-d", "soft0"]), "chmod 600");
+        let brief = text(&with(0o600, &["-d", "soft0", "--brief"]).stdout);
+        assert!(brief.contains(&format!("{at}, key of {} (fingerprint ", key.display())), "{brief}");
+        let json: Value = serde_json::from_slice(&with(0o600, &["-d", "soft0", "--json"]).stdout).unwrap();
+        let soft0 = &json["devices"][0];
+        assert_eq!(
+            (&soft0["tcp"]["address"], &soft0["ports"][0]["gids"][0]["gid"]),
+            (&at.as_str().into(), &"::ffff:127.88.7.1".into())
+        );
+    }
+
+    #[test]
     fn refuses_bad_input() {
         fail("devinfo", &["-d", "mlx9_9"], "there is no device mlx9_9");
         fail("devinfo", &["-d", "soft0:7"], "no port 7");
