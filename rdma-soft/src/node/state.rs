@@ -376,7 +376,7 @@ impl State {
         self.after_call();
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn turn(&mut self, defer_acks: bool) -> bool {
         self.turn_with(defer_acks, !self.streams.is_empty())
     }
@@ -442,8 +442,8 @@ impl State {
         }
     }
 
-    /// Whether a turn may find something to do. Counts on a
-    /// look at every connection to another host, which only a turn takes.
+    /// Whether a turn may find something to do. Counts on a look at every connection to another
+    /// host, which only a turn takes.
     fn must_look(&mut self) -> bool {
         !self.streams.is_empty() || !self.is_quiet_within()
     }
@@ -529,6 +529,7 @@ impl State {
 
     /// Sends on the links that have new frames, and on the links that could not send everything
     /// before. Frames to this process itself are handled at once.
+    #[inline(always)]
     fn transmit(&mut self, budget: &mut usize) -> bool {
         let mut more = (self.first != 0 || !self.streams.is_empty()) && self.transmit_first(budget);
         for index in 0..self.links.len() {

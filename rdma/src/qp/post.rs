@@ -127,7 +127,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Ok(()) }
     /// ```
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
+    #[inline(always)]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
         self.post_recv_unlogged(local, token).inspect_err(PostError::log)
     }
@@ -138,7 +138,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// As for [`post_recv`](Self::post_recv).
-    #[inline]
+    #[inline(always)]
     pub fn post_recv_unlogged<L: Owned + Writable>(
         &mut self,
         local: L,
