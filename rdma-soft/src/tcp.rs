@@ -31,6 +31,7 @@ use nix::errno::Errno;
 
 pub use crate::link::address::{Address, Error};
 use crate::link::key::{self, KeyError};
+use crate::link::share;
 use crate::link::tls::Protection;
 use crate::node::Node;
 pub use crate::node::chosen::KeySource;
@@ -306,9 +307,9 @@ pub fn status() -> Option<Status> {
 fn cannot_listen(address: SocketAddr, errno: Errno) -> Error {
     let call = os::failed_call(errno as i32).unwrap_or("the start of the device");
     let advice = match errno {
-        Errno::EADDRINUSE => ": another user or another program listens there; choose another port on all hosts",
-        Errno::EADDRNOTAVAIL => ": this host does not have the address",
-        _ => "",
+        Errno::EADDRINUSE => format!(": {}", share::in_use(address)),
+        Errno::EADDRNOTAVAIL => ": this host does not have the address".to_owned(),
+        _ => String::new(),
     };
     let why = std::io::Error::from(errno);
     Error::new(errno, format_args!("this process cannot listen at {address}: {call}: {why}{advice}"))

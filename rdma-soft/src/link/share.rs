@@ -15,6 +15,7 @@ use nix::errno::Errno;
 
 use super::wire::{self, Body, Kind};
 use crate::engine::Slot;
+use crate::os::owner;
 use crate::os::socket::{self, Socket};
 use crate::os::tcp::Tcp;
 use crate::os::{Error, Named, Result};
@@ -59,6 +60,12 @@ pub(crate) fn join(address: SocketAddr) -> Result<Tcp> {
             listener => return listener,
         }
     }
+}
+
+/// Who keeps this process from an address, and what helps.
+pub(crate) fn in_use(address: SocketAddr) -> String {
+    let owner = owner::of_listener(address);
+    format!("{owner} listens there and does not share it: choose another port on all hosts, or end it if it hangs")
 }
 
 /// Asks the process behind a name for the socket; `EAGAIN` if it does not answer.
@@ -150,6 +157,8 @@ mod tests {
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let error = join(other.local_addr().unwrap()).unwrap_err();
         assert_eq!(error.errno, Errno::EADDRINUSE);
+        let text = in_use(other.local_addr().unwrap());
+        assert!(text.starts_with("process ") && text.contains(" of this user listens there"), "{text}");
     }
 
     #[test]

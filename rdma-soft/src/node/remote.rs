@@ -100,7 +100,8 @@ impl Remote {
         })?;
         let listener = share::join(chosen.address).inspect_err(|error| {
             let (error, address) = (*error, chosen.address);
-            log!(ERROR, "{address}: this process cannot listen there for other hosts: {error}");
+            let why = if error.errno == Errno::EADDRINUSE { share::in_use(address) } else { String::new() };
+            log!(ERROR, "{address}: this process cannot listen there for other hosts: {error} {why}");
         })?;
         Ok(Some(Prepared { chosen, protection, listener }))
     }

@@ -13,6 +13,7 @@
 //!   event_loop.rs, wait_set.rs  sleeps until a descriptor is ready; bells on which a thread may
 //!                               wait
 //!   fork.rs, process.rs         fork safety; other processes, as the kernel identifies them
+//!   owner.rs                    who listens at an address, for messages
 //!   lock.rs, published.rs       a lock that a panic leaves usable; a value that is set once
 //!   thread.rs, signal.rs        the threads of this library; signals that interrupt waits
 //! ```
@@ -21,6 +22,7 @@ pub(crate) mod bell;
 pub(crate) mod event_loop;
 pub(crate) mod fork;
 pub(crate) mod lock;
+pub(crate) mod owner;
 pub(crate) mod private;
 pub(crate) mod process;
 pub(crate) mod published;

@@ -163,7 +163,7 @@ fn the_check_says_how_other_hosts_are_reached() {
     let other = std::net::TcpListener::bind("127.88.6.1:0").unwrap();
     let taken = other.local_addr().unwrap().to_string();
     let options = ["--tcp", &taken, "--key", &key, "--check"];
-    has_failed("soft-rdma", &launch(&folder, &options), "another program listens there");
+    has_failed("soft-rdma", &launch(&folder, &options), "of this user listens there and does not share it");
     drop(other);
     let on = has_succeeded("soft-rdma", &launch(&folder, &options));
     assert!(on.contains(&format!("hosts        reached over TCP at {taken} by those with the key of {key}")), "{on}");
