@@ -153,9 +153,7 @@ impl DeviceOptions {
         let hands_out_key = group.agree("the settings of the key", hands_out_key)?;
         rdma_collectives::tcp::listen(group, transport, hands_out_key)?;
         if transport == Transport::Tcp && self.device.as_ref().is_none_or(String::is_empty) {
-            if let DeviceSelector::Named { name, .. } = rdma_collectives::tcp::device() {
-                self.device = Some(name);
-            }
+            self.device = Some(rdma_collectives::tcp::device_name());
         }
         Ok(())
     }

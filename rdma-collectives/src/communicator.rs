@@ -272,7 +272,7 @@ impl Communicator {
     }
 
     /// The number of queue pairs by which this rank is connected to each rank that it reaches by
-    /// verbs.
+    /// verbs: those of its own devices, and of the software device if a pair of the job needs that.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.channels.len()
@@ -718,10 +718,14 @@ fn channels(rails: &[Rail], group: &mut Group, tuning: &Tuning) -> Result<Channe
     Ok(Channels { are_many_devices: most > 1 && once.len() > 1, rails: once.repeat(tuning.queue_pairs) })
 }
 
-/// The rail of the software device, and the rail itself if it is not one of these.
+/// The rail of the software device that listens for other hosts, which connects by endpoints at
+/// every rank, and the rail itself if it is not one of these.
 fn software(rails: &[Rail]) -> Result<(usize, Option<Rail>), Error> {
-    let is_software = |rail: &Rail| rail.adapter.context.is_software();
-    if let Some(at) = rails.iter().position(is_software) {
+    let is_it = |rail: &Rail| {
+        let is_device = tcp::device_name() == rail.adapter.context.name();
+        is_device && matches!(rail.method, Method::Endpoints)
+    };
+    if let Some(at) = rails.iter().position(is_it) {
         return Ok((at, None));
     }
     Ok((rails.len(), Some(Rail::new(&Adapter::open(&tcp::device())?, Method::Endpoints)?)))

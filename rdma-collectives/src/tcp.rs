@@ -13,6 +13,8 @@
 
 #[cfg(feature = "soft")]
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+#[cfg(feature = "soft")]
+use std::sync::OnceLock;
 
 #[cfg(feature = "soft")]
 use rdma::soft::tcp::{self, Address, Key};
@@ -38,23 +40,35 @@ struct Need {
     has_key: bool,
     /// Whether its program trusts the connections of the group.
     trusts: bool,
+    /// Whether it listens with a key that an earlier group has handed out.
+    has_handed: bool,
 }
+
+/// The key that a group has handed out to this process, which listens with it.
+#[cfg(feature = "soft")]
+static HANDED_OUT: OnceLock<Key> = OnceLock::new();
 
 /// The software device, whose links over TCP these are: `soft0`, unless it has another name.
 #[must_use]
-pub fn device() -> DeviceSelector {
+pub fn device_name() -> String {
     let devices = Device::list().unwrap_or_default();
     let name = devices.iter().find(|device| device.is_software()).map(Device::name);
-    DeviceSelector::Named { name: name.unwrap_or_else(|| "soft0".to_owned()), port: None }
+    name.unwrap_or_else(|| "soft0".to_owned())
+}
+
+pub(crate) fn device() -> DeviceSelector {
+    DeviceSelector::Named { name: device_name(), port: None }
 }
 
 /// Lets the ranks that need it listen for each other, as `transport` and the environment say;
-/// collective. To be called before the ranks open their devices, as
-/// [`CommunicatorBuilder::open`](crate::CommunicatorBuilder::open) does; a process that listens
-/// already goes on with its address and its key.
+/// collective. The call comes before the ranks open their devices, as in
+/// [`CommunicatorBuilder::open`](crate::CommunicatorBuilder::open); a process that listens already
+/// goes on with its address and its key.
 ///
-/// `is_trusted` says that nobody else can read the connections of the group, so that rank 0 may
-/// hand out a key over them. It does so if a rank has none, and says it by the group's notices.
+/// `is_trusted` says that nobody else can read the connections of the group, so that a key may be
+/// handed out over them: by rank 0, or by a rank that listens with a key from an earlier group. That
+/// happens if a rank has none, and the group's notices say it. Ranks on several hosts that say it
+/// all listen, without `RDMA_SOFT_TCP`, too.
 ///
 /// # Errors
 /// If a rank is to listen and has no key, or cannot listen; every rank is told.
@@ -66,12 +80,14 @@ pub fn listen(group: &mut Group, transport: Transport, is_trusted: bool) -> Resu
     let is_to_listen = (environment.is_some() || is_asked) && tcp::status().is_none();
     let key = if is_to_listen { Key::from_environment().map_err(refused) } else { Ok(None) };
     let key = group.agree("the keys of the environment", key)?;
-    let need = Need { is_to_listen, has_key: key.is_some(), trusts: is_trusted };
+    let has_handed = !is_to_listen && HANDED_OUT.get().is_some();
+    let need = Need { is_to_listen, has_key: key.is_some(), trusts: is_trusted, has_handed };
     let needs = group.all_gather("how the ranks listen", &need)?;
     if !needs.iter().any(|need| need.is_to_listen) {
         return Ok(());
     }
-    let key = match needs.iter().position(|need| need.is_to_listen && !need.has_key) {
+    let without = needs.iter().position(|need| need.is_to_listen && !need.has_key);
+    let key = match without {
         None => key,
         Some(without) => hand_out(group, &needs, without)?,
     };
@@ -91,7 +107,12 @@ pub fn listen(group: &mut Group, transport: Transport, is_trusted: bool) -> Resu
         }
     };
     let listening = match key.filter(|_| is_to_listen) {
-        Some(key) => tcp::listen(address, key).map(drop).map_err(refused),
+        Some(key) => tcp::listen(address, key.clone()).map_err(refused).map(|_| {
+            if without.is_some() {
+                // An earlier one is that of a listening that failed.
+                let _set = HANDED_OUT.set(key);
+            }
+        }),
         None => Ok(()),
     };
     group.agree("the addresses at which the ranks listen", listening)
@@ -106,7 +127,8 @@ pub fn listen(_group: &mut Group, transport: Transport, _is_trusted: bool) -> Re
     }
 }
 
-/// Hands out rank 0's new key, if that is trusted; collective.
+/// Hands out a key, if that is trusted: the one with which the lowest rank listens that has been
+/// handed one before, else a new one of rank 0; collective.
 #[cfg(feature = "soft")]
 fn hand_out(group: &mut Group, needs: &[Need], without: usize) -> Result<Option<Key>, Error> {
     let are_private = !group.all_gather("the kinds of connections", &group.is_private())?.contains(&false);
@@ -123,15 +145,23 @@ fn hand_out(group: &mut Group, needs: &[Need], without: usize) -> Result<Option<
         let text = format!("rank {} does not take a key that rank 0 hands out", group.member(other));
         tracing::debug!("{text}: it listens already, or is not to");
     }
-    let key = if group.rank() == 0 { Key::random().map(Some) } else { Ok(None) };
+    let has_handed = needs.iter().position(|need| need.has_handed);
+    let giver = has_handed.unwrap_or(0);
+    let key = match (group.rank() == giver, HANDED_OUT.get().filter(|_| has_handed.is_some())) {
+        (false, _) => Ok(None),
+        (true, Some(key)) => Ok(Some(key.clone())),
+        (true, None) => Key::random().map(Some),
+    };
     let key = group.agree("the key of the job", key.map_err(refused))?;
     if key.is_some() && !are_private {
-        (group.notices())(
-            "rank 0 hands out a key for TCP over the connections of the job: who can read these can connect to its ranks",
-        );
+        (group.notices())(&format!(
+            "rank {} hands out a key for TCP over the connections of the job: who can read these can connect to its ranks",
+            group.member(giver)
+        ));
     }
     let keys = group.all_gather("the key of the job", &key.map(|key| key.to_bytes()))?;
-    let bytes = keys.into_iter().next().flatten().ok_or_else(|| Error::new("rank 0 hands out no key"))?;
+    let no_key = || Error::new(format!("rank {giver} hands out no key"));
+    let bytes = keys.into_iter().nth(giver).flatten().ok_or_else(no_key)?;
     Key::from_bytes(&bytes).map(Some).map_err(refused)
 }
 

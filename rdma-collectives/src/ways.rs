@@ -117,24 +117,45 @@ fn pretended() -> Option<Kind> {
     None
 }
 
-/// The way between two ranks. `share_space` says that they are in the same namespaces of one
-/// machine; `wanted`, what the job wants. The same for `a` and `b` as for `b` and `a`.
+/// How near two ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Near {
+    /// They are on two machines, or in two networks of one.
+    Apart,
+    /// They are in one network namespace of a machine.
+    Network,
+    /// And in one pid namespace.
+    Space,
+}
+
+impl Near {
+    fn of(group: &Group, a: usize, b: usize) -> Self {
+        match (group.shares_space(a, b), group.shares_network(a, b)) {
+            (true, _) => Self::Space,
+            (_, true) => Self::Network,
+            _ => Self::Apart,
+        }
+    }
+}
+
+/// The way between two ranks; `wanted` is what the job wants. The same for `a` and `b` as for `b`
+/// and `a`.
 ///
 /// # Errors
 /// Why there is none, and what to do, as the rest of a sentence about the two ranks.
-fn between(a: &Offer, b: &Offer, share_space: bool, wanted: Transport) -> Result<Way, String> {
+fn between(a: &Offer, b: &Offer, near: Near, wanted: Transport) -> Result<Way, String> {
     let are_software = a.hardware.is_none() && b.hardware.is_none();
     if wanted != Transport::Tcp && a.hardware.is_some() && a.hardware == b.hardware {
         return Ok(Way { is_fallback: false, is_tcp: false });
     }
     let is_fallback = !are_software;
-    let is_near = share_space && a.uid == b.uid;
+    let is_near = near == Near::Space && a.uid == b.uid;
     match (&a.tcp, &b.tcp) {
         (Some(of_a), Some(of_b)) => {
-            // Processes with one address are of one host.
-            let is_tcp = of_a.address != of_b.address;
+            // Processes of a host and a user may share an address.
+            let is_tcp = !is_near || of_a.address != of_b.address;
             if is_tcp {
-                reaches(of_a, of_b)?;
+                reaches(of_a, of_b, near)?;
             }
             Ok(Way { is_fallback, is_tcp })
         }
@@ -154,8 +175,11 @@ fn between(a: &Offer, b: &Offer, share_space: bool, wanted: Transport) -> Result
 }
 
 /// Whether two addresses and keys fit each other.
-fn reaches(a: &Listening, b: &Listening) -> Result<(), String> {
+fn reaches(a: &Listening, b: &Listening, near: Near) -> Result<(), String> {
     let (at, to) = (a.address, b.address);
+    if at == to {
+        return Err(format!("both listen at {at}: give each host an address of its own in RDMA_SOFT_TCP"));
+    }
     if a.key != b.key {
         return Err(format!("their keys differ ({} and {}): give all the same RDMA_SOFT_KEY", a.key, b.key));
     }
@@ -165,7 +189,8 @@ fn reaches(a: &Listening, b: &Listening) -> Result<(), String> {
     if at.is_ipv4() != to.is_ipv4() {
         return Err(format!("they listen at {at} and {to}: give all IPv4 addresses, or all IPv6, in RDMA_SOFT_TCP"));
     }
-    if at.ip().is_loopback() != to.ip().is_loopback() {
+    let are_loopback = [at, to].map(|address| address.ip().is_loopback());
+    if are_loopback[0] != are_loopback[1] || (are_loopback[0] && near == Near::Apart) {
         return Err(format!("they listen at {at} and {to}: no other host reaches a loopback address"));
     }
     Ok(())
@@ -205,7 +230,7 @@ pub(crate) fn choose(adapter: &Adapter, group: &mut Group, peers: &[usize], want
     let find = |&peer: &usize| -> Result<(), Error> {
         let (first, second) = (rank.min(peer), rank.max(peer));
         let (a, b) = (&offers[first], &offers[second]);
-        let way = between(a, b, group.shares_space(first, second), wanted).map_err(|why| {
+        let way = between(a, b, Near::of(group, first, second), wanted).map_err(|why| {
             let (a_is, b_is) = (group.member(first), group.member(second));
             Error::invalid(format!(
                 "ranks {a_is} ({}) and {b_is} ({}) share neither memory nor a kind of hardware; {why}",
@@ -271,9 +296,9 @@ mod tests {
     #[test]
     fn hardware_goes_before_the_software_device_and_that_before_nothing() {
         let (at_1, at_2) = (Some("10.0.0.1:4791"), Some("10.0.0.2:4791"));
-        let (apart, together) = (false, true);
+        let (apart, network, together) = (Near::Apart, Near::Network, Near::Space);
         use Transport::{Auto, Tcp, Verbs};
-        for (a, b, share_space, wanted, expected) in [
+        for (a, b, near, wanted, expected) in [
             // Hardware of one kind, whatever else there is.
             (offer(Some(ROCE), None), offer(Some(ROCE), None), apart, Auto, Some(DEVICES)),
             (offer(Some(ROCE), at_1), offer(Some(ROCE), at_2), apart, Auto, Some(DEVICES)),
@@ -302,9 +327,14 @@ mod tests {
             (offer(None, at_1), offer(None, Some("[fd00::1]:4791")), apart, Auto, None),
             (offer(None, at_1), offer(None, Some("127.0.0.2:4791")), apart, Auto, None),
             (offer(None, Some("127.0.0.1:1")), offer(None, Some("127.0.0.2:1")), together, Tcp, Some(TCP)),
+            (offer(None, Some("127.0.0.1:1")), offer(None, Some("127.0.0.2:1")), network, Auto, Some(TCP)),
+            (offer(None, Some("127.0.0.1:1")), offer(None, Some("127.0.0.2:1")), apart, Auto, None),
+            // One address on two hosts, or in two containers.
+            (offer(None, at_1), offer(None, at_1), apart, Auto, None),
+            (offer(None, at_1), offer(None, at_1), network, Auto, None),
         ] {
-            let text = format!("{a:?} {b:?} {share_space} {wanted:?}");
-            let ways = [between(&a, &b, share_space, wanted), between(&b, &a, share_space, wanted)];
+            let text = format!("{a:?} {b:?} {near:?} {wanted:?}");
+            let ways = [between(&a, &b, near, wanted), between(&b, &a, near, wanted)];
             assert_eq!(ways.map(Result::ok), [expected; 2], "{text}");
         }
     }
@@ -312,11 +342,11 @@ mod tests {
     #[test]
     fn two_users_of_a_host_need_tcp() {
         let other = Offer { uid: 2, ..offer(None, None) };
-        let why = between(&offer(None, None), &other, true, Transport::Auto).unwrap_err();
+        let why = between(&offer(None, None), &other, Near::Space, Transport::Auto).unwrap_err();
         assert!(why.contains("RDMA_SOFT_TCP") && why.contains("neither"), "{why}");
         let other = Offer { uid: 2, ..offer(None, Some("127.0.0.2:4791")) };
-        assert_eq!(between(&offer(None, Some("127.0.0.1:4791")), &other, true, Transport::Auto), Ok(TCP));
-        let why = between(&offer(None, None), &other, true, Transport::Auto).unwrap_err();
+        assert_eq!(between(&offer(None, Some("127.0.0.1:4791")), &other, Near::Space, Transport::Auto), Ok(TCP));
+        let why = between(&offer(None, None), &other, Near::Space, Transport::Auto).unwrap_err();
         assert!(why.contains("the first does not"), "{why}");
     }
 
@@ -324,7 +354,7 @@ mod tests {
     fn keys_are_compared() {
         let (a, mut b) = (offer(None, Some("10.0.0.1:4791")), offer(None, Some("10.0.0.2:4791")));
         b.tcp.as_mut().unwrap().key = "bb".into();
-        let why = between(&a, &b, false, Transport::Auto).unwrap_err();
+        let why = between(&a, &b, Near::Apart, Transport::Auto).unwrap_err();
         assert!(why.contains("(aa and bb)") && why.contains("RDMA_SOFT_KEY"), "{why}");
     }
 

@@ -32,7 +32,7 @@ use nix::errno::Errno;
 pub use crate::link::address::{Address, Error};
 use crate::link::key::{self, KeyError};
 use crate::link::share;
-use crate::link::tls::Protection;
+use crate::link::tls::{self, Protection};
 use crate::node::Node;
 pub use crate::node::chosen::KeySource;
 use crate::node::chosen::{self, Chosen};
@@ -223,6 +223,8 @@ pub fn listen_from_environment() -> Result<Option<Status>, Error> {
 fn start(wanted: Chosen) -> Result<SocketAddr, Error> {
     let Chosen { address, key, .. } = wanted.clone();
     gid::can_listen(address.ip()).map_err(|why| Error::new(Errno::EINVAL, format_args!("{address}: {why}")))?;
+    Protection::from_environment()
+        .map_err(|values| Error::new(Errno::EINVAL, format_args!("{} must be {values}", tls::VARIABLE.name)))?;
     let chosen = chosen::choose(wanted);
     if !chosen.is_same(address, &key) {
         let text = format!("this process listens at {} already, or with another key there", chosen.address);

@@ -36,25 +36,27 @@ impl DeviceOptions {
     pub fn at(self, place: Place) -> Self {
         let any = matches!(self.wanted(), Ok(Wanted::Any));
         let Some(own) = place.own().filter(|_| any) else { return self };
-        let hardware: Vec<_> = Device::list().unwrap_or_default();
-        let hardware = hardware.into_iter().filter(|device| !device.is_software());
+        let (software, hardware): (Vec<_>, Vec<_>) =
+            Device::list().unwrap_or_default().into_iter().partition(Device::is_software);
+        let software = software.first().map(Device::name);
         let leads = |device: &Device| {
             let is_usable = |context| active_ports(&context).next().is_some() && leads_to(&context, own).is_ok();
             device.open().is_ok_and(is_usable)
         };
-        let names: Vec<_> = hardware.map(|device| (device.name(), leads(&device))).collect();
-        Self { preferred: of_address(own, &names), ..self }
+        let names: Vec<_> = hardware.iter().map(|device| (device.name(), leads(device))).collect();
+        Self { preferred: of_address(own, &names, software.as_deref()), ..self }
     }
 }
 
-/// The device for an address: of the hardware, the first to which the address leads.
-fn of_address(own: IpAddr, hardware: &[(String, bool)]) -> Option<Preferred> {
+/// The device for an address: of the hardware, the first to which the address leads, else the
+/// software device if there is one.
+fn of_address(own: IpAddr, hardware: &[(String, bool)], software: Option<&str>) -> Option<Preferred> {
     let owner = hardware.iter().find(|(_, leads)| *leads);
     let preferred = |device: &str, reason| Preferred { device: device.to_owned(), reason };
     match owner {
         Some((device, _)) => Some(preferred(device, format!("{own} is its address"))),
         None if hardware.is_empty() => None,
-        None => Some(preferred("soft0", format!("{own} is no address of hardware"))),
+        None => software.map(|device| preferred(device, format!("{own} is no address of hardware"))),
     }
 }
 
@@ -65,14 +67,16 @@ mod tests {
     #[test]
     fn the_hardware_of_an_address_comes_before_the_software_device() {
         let own = "10.0.0.1".parse().unwrap();
-        let of = |hardware: &[(&str, bool)]| {
+        let of = |hardware: &[(&str, bool)], software| {
             let hardware: Vec<_> = hardware.iter().map(|(name, leads)| ((*name).to_owned(), *leads)).collect();
-            of_address(own, &hardware).map(|preferred| (preferred.device, preferred.reason))
+            of_address(own, &hardware, software).map(|preferred| (preferred.device, preferred.reason))
         };
         let pair = |device: &str, reason: &str| Some((device.to_owned(), reason.to_owned()));
-        assert_eq!(of(&[]), None, "as without an address");
-        assert_eq!(of(&[("mlx5_0", false), ("mlx5_1", true)]), pair("mlx5_1", "10.0.0.1 is its address"));
-        assert_eq!(of(&[("mlx5_0", false)]), pair("soft0", "10.0.0.1 is no address of hardware"));
+        assert_eq!(of(&[], Some("soft0")), None, "as without an address");
+        let both = [("mlx5_0", false), ("mlx5_1", true)];
+        assert_eq!(of(&both, Some("soft0")), pair("mlx5_1", "10.0.0.1 is its address"));
+        assert_eq!(of(&both[..1], Some("my_soft")), pair("my_soft", "10.0.0.1 is no address of hardware"));
+        assert_eq!(of(&both[..1], None), None, "as without an address");
     }
 
     #[test]

@@ -14,9 +14,11 @@ const VARIABLE: &str = "RDMA_HOSTID";
 pub(super) struct HostId {
     /// Identity of the machine, equal in all of its processes.
     machine: String,
-    /// The network and pid namespaces, without which processes of a machine share no memory: each
+    /// The network namespace, whose processes reach each other by loopback addresses.
+    network: String,
+    /// The pid namespace. Processes of a machine share memory if both namespaces are the same: each
     /// container has its own.
-    space: String,
+    processes: String,
     /// The name that the environment gives to the host.
     name: Option<String>,
     /// The name of the host in messages.
@@ -29,7 +31,8 @@ impl HostId {
     pub(super) fn own() -> Self {
         let name = env::var_os(VARIABLE).map(|name| name.to_string_lossy().trim().to_owned());
         let name = name.filter(|name| !name.is_empty());
-        Self { machine: machine(), space: space(), label: name.clone().unwrap_or_else(hostname), name }
+        let (network, processes) = (namespace("net"), namespace("pid"));
+        Self { machine: machine(), network, processes, label: name.clone().unwrap_or_else(hostname), name }
     }
 
     /// The name of the host in messages.
@@ -45,7 +48,12 @@ impl HostId {
 
     /// Whether both are one machine and have the same namespaces, whatever the environment says.
     pub(super) fn is_same_space(&self, other: &Self) -> bool {
-        self.is_same_machine(other) && self.space == other.space
+        self.is_same_network(other) && self.processes == other.processes
+    }
+
+    /// Whether both are one machine and have the same network namespace.
+    pub(super) fn is_same_network(&self, other: &Self) -> bool {
+        self.is_same_machine(other) && self.network == other.network
     }
 
     /// Whether both are one machine, whatever the environment says.
@@ -59,10 +67,9 @@ fn machine() -> String {
     boot.map_or_else(hostname, |boot| boot.trim().to_owned())
 }
 
-/// The network and pid namespaces of this process; empty if /proc does not tell.
-fn space() -> String {
-    let namespace = |kind: &str| std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
-    format!("{} {}", namespace("net").display(), namespace("pid").display())
+/// A namespace of this process; empty if /proc does not tell.
+fn namespace(kind: &str) -> String {
+    std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default().display().to_string()
 }
 
 fn hostname() -> String {
@@ -77,7 +84,8 @@ mod tests {
     fn a_name_goes_before_the_machine() {
         let host = |machine: &str, name: Option<&str>| HostId {
             machine: machine.to_owned(),
-            space: String::new(),
+            network: String::new(),
+            processes: String::new(),
             name: name.map(str::to_owned),
             label: String::new(),
         };
@@ -91,8 +99,11 @@ mod tests {
     #[test]
     fn containers_of_a_machine_are_hosts_of_one_machine() {
         let own = HostId { name: None, ..HostId::own() };
-        assert!(own.space.starts_with("net:[") && own.space.contains(" pid:["), "{}", own.space);
-        let other = HostId { space: "net:[1] pid:[2]".to_owned(), ..own.clone() };
-        assert!(own.is(&own) && !own.is(&other) && own.is_same_machine(&other) && !own.is_same_space(&other));
+        assert!(own.network.starts_with("net:[") && own.processes.starts_with("pid:["), "{own:?}");
+        let other = HostId { network: "net:[1]".to_owned(), ..own.clone() };
+        assert!(own.is(&own) && !own.is(&other) && own.is_same_machine(&other));
+        assert!(!own.is_same_space(&other) && !own.is_same_network(&other));
+        let other = HostId { processes: "pid:[1]".to_owned(), ..own.clone() };
+        assert!(!own.is(&other) && !own.is_same_space(&other) && own.is_same_network(&other));
     }
 }
